@@ -1,0 +1,92 @@
+"""The broker's turn: receive, decide, make durable, answer.
+
+A reply leaves only after the commit that contains its records, and one commit serves everything
+that arrived meanwhile. The loop gets its port, store and clock as arguments: the simulator runs
+this very code. It knows nothing of sockets, dialects or SQLite.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from taskyard.core.effects import Effect
+from taskyard.core.events import ClockSet, Event, RoomChanged, TimePassed
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.scheduler import Scheduler
+from taskyard.journal.encoding import encode
+from taskyard.journal.store import DISK_RESERVE_BYTES, Store
+
+#: The wall clock may drift this far from the monotonic one before it counts as a jump.
+CLOCK_DRIFT_NS_MAX: Final = SECOND_NS // 100
+
+#: How often the disk's free space is looked at.
+ROOM_CHECK_NS: Final = SECOND_NS
+
+
+class Clock(Protocol):
+    """The two clocks."""
+
+    def monotonic_ns(self) -> int: ...
+
+    def wall_ns(self) -> int: ...
+
+
+class Port(Protocol):
+    """Where events come from and effects go to: sockets and their dialects, or a simulated net."""
+
+    def receive(self, wait_ns: int | None) -> Sequence[Event]:
+        """What has arrived, a bounded number; waits up to `wait_ns` for something (None: long)."""
+
+    def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
+        """Carry effects out. Returns what could not be delivered, as events."""
+
+
+class Broker:
+    """One scheduler, one journal, one port."""
+
+    def __init__(self, scheduler: Scheduler, port: Port, store: Store, clock: Clock) -> None:
+        self.scheduler = scheduler
+        self.port = port
+        self.store = store
+        self.clock = clock
+        self._undelivered: Sequence[Event] = ()
+        self._room_checked_ns: int | None = None
+        scheduler.resume(clock.monotonic_ns())
+
+    def turn(self) -> None:
+        """Once around. Raises when the journal fails: then nothing more may be answered."""
+        arrived = self.port.receive(self._wait_ns())
+        effects = self._decide([*self._undelivered, *arrived])
+        records = self.scheduler.take_records()
+        if records:
+            self.store.commit(encode(records), len(records))
+        self._undelivered = self.port.send(effects)
+
+    def _wait_ns(self) -> int | None:
+        if self._undelivered:
+            return 0
+        wake_at_ns = self.scheduler.wake_at_ns()
+        return None if wake_at_ns is None else max(0, wake_at_ns - self.clock.monotonic_ns())
+
+    def _decide(self, arrived: list[Event]) -> list[Effect]:
+        now_ns = self.clock.monotonic_ns()
+        effects: list[Effect] = []
+        for event in [*self._of_the_world(now_ns), *arrived]:
+            event.now_ns = now_ns
+            effects += self.scheduler.handle(event)
+        wake_at_ns = self.scheduler.wake_at_ns()
+        if wake_at_ns is not None and wake_at_ns <= now_ns:
+            effects += self.scheduler.handle(TimePassed(now_ns))
+        return effects
+
+    def _of_the_world(self, now_ns: int) -> list[Event]:
+        """What the machine has to tell: its clock was set, its disk fills up."""
+        told: list[Event] = []
+        wall_ns = self.clock.wall_ns()
+        if abs(wall_ns - now_ns - self.scheduler.wall_offset_ns) > CLOCK_DRIFT_NS_MAX:
+            told.append(ClockSet(now_ns, wall_ns))
+        if self._room_checked_ns is None or now_ns - self._room_checked_ns >= ROOM_CHECK_NS:
+            self._room_checked_ns = now_ns
+            accepting = self.store.room_bytes() > DISK_RESERVE_BYTES
+            if accepting is not self.scheduler.accepting:
+                told.append(RoomChanged(now_ns, accepting))
+        return told

@@ -1,0 +1,261 @@
+"""Lanes and services in due order: where tasks wait, and whose turn is next.
+
+A queue orders what is ready by (charged with a lost worker, just returned or released, arrival);
+a lane holds a queue for each priority; a service holds its lanes and keeps those that have work to
+lease in rotation, so that no lane starves another; the agenda keeps what waits for time in a heap.
+Nothing here decides: `policy` looks, `Ledger` moves tasks in and out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
+
+from taskyard.core.events import Rules
+from taskyard.core.states import TaskState
+
+if TYPE_CHECKING:
+    from taskyard.core.tasks import Task
+    from taskyard.core.workers import Worker
+
+#: The name of a service's open lane, which any number of workers serve.
+OPEN_LANE: Final = b""
+
+#: The passed part of a queue is given back when it is this long and longer than what is left.
+CURSOR_MAX: Final = 64
+
+
+class Queue(Struct, gc=False, eq=False):
+    """The ready tasks of one lane and priority. A list and a cursor: empty deques are large."""
+
+    priority: int
+    #: First in, first out, from `cursor` on.
+    items: list[Task] = field(default_factory=list)
+    cursor: int = 0
+    #: Returned or just released: the newest is last, and goes first.
+    front: list[Task] = field(default_factory=list)
+    #: Charged with a lost worker: leased alone, oldest first.
+    suspects: list[Task] = field(default_factory=list)
+    #: Cancelled tasks that still lie in `items` or `front`, to be passed over.
+    stale: int = 0
+
+    @property
+    def depth(self) -> int:
+        return len(self.items) - self.cursor + len(self.front) + len(self.suspects) - self.stale
+
+    def add(self, tasks: list[Task]) -> None:
+        self.items.extend(tasks)
+
+    def add_front(self, tasks: list[Task]) -> None:
+        self.front.extend(reversed(tasks))
+
+    def peek(self, count: int) -> list[Task]:
+        """The next tasks, suspects aside, in the order in which they go."""
+        if self.stale:
+            self._tidy(count)
+        if self.front:
+            chosen = self.front[: -count - 1 : -1]
+            return chosen + self.items[self.cursor : self.cursor + count - len(chosen)]
+        return self.items[self.cursor : self.cursor + count]
+
+    def take(self, tasks: list[Task]) -> None:
+        """Remove these. They need not be the next: a journal may have been written by another
+        policy. But they nearly always are, so that is quick."""
+        if self.stale:
+            self._tidy(len(tasks))
+        start = self.cursor
+        if not self.front and self.items[start : start + len(tasks)] == tasks:
+            self.cursor = start + len(tasks)
+            self._shorten()
+            return
+        for task in tasks:
+            self.discard(task)
+
+    def discard(self, task: Task) -> None:
+        """Remove one task, wherever it is."""
+        if self.front and self.front[-1] is task:
+            self.front.pop()
+        elif self.cursor < len(self.items) and self.items[self.cursor] is task:
+            self.cursor += 1
+            self._shorten()
+        elif task in self.suspects:
+            self.suspects.remove(task)
+        elif task in self.front:
+            self.front.remove(task)
+        else:
+            del self.items[self.items.index(task, self.cursor)]
+
+    def forget(self, task: Task) -> None:
+        """Remove a task that never comes back. Suspects at once, the others when they are met."""
+        if task in self.suspects:
+            self.suspects.remove(task)
+        else:
+            self.stale += 1
+
+    def in_order(self) -> list[Task]:
+        """All that is ready, suspects first, in the order in which it goes."""
+        line = [*reversed(self.front), *self.items[self.cursor :]]
+        return self.suspects + [task for task in line if task.state is TaskState.READY]
+
+    def _shorten(self) -> None:
+        if self.cursor >= CURSOR_MAX and self.cursor * 2 >= len(self.items):
+            del self.items[: self.cursor]
+            self.cursor = 0
+
+    def _tidy(self, count: int) -> None:
+        """Drop the stale entries among the next `count` tasks."""
+        while self.front and self.front[-1].state is not TaskState.READY:
+            self.front.pop()
+            self.stale -= 1
+        if self.front:  # stale ones may lie deeper in it; it is short
+            kept = [task for task in self.front if task.state is TaskState.READY]
+            self.stale -= len(self.front) - len(kept)
+            self.front[:] = kept
+        end, found = self.cursor, 0
+        while end < len(self.items) and found < count:
+            found += self.items[end].state is TaskState.READY
+            end += 1
+        kept = [task for task in self.items[self.cursor : end] if task.state is TaskState.READY]
+        self.stale -= end - self.cursor - len(kept)
+        self.items[self.cursor : end] = kept
+
+
+class Lane(Struct, gc=False, eq=False):
+    """Tasks alike, in order, normally served by one worker at a time."""
+
+    name: bytes
+    service: Service
+    #: By priority, highest first; most lanes have one.
+    queues: list[Queue] = field(default_factory=list)
+    #: Its unfinished tasks, in any state. A lane without tasks is deleted.
+    tasks: int = 0
+    #: Its tasks that are out.
+    leased: int = 0
+    #: Workers that hold tasks of it.
+    workers: int = 0
+    paused: bool = False
+    #: It has its place in the service's rotation.
+    rotating: bool = False
+
+    @property
+    def depth(self) -> int:
+        return sum(queue.depth for queue in self.queues)
+
+    @property
+    def has_ready(self) -> bool:
+        return any(queue.depth for queue in self.queues)
+
+    def queue(self, priority: int) -> Queue:
+        """The queue of a priority, made when it is first needed."""
+        for index, queue in enumerate(self.queues):
+            if queue.priority == priority:
+                return queue
+            if queue.priority < priority:
+                self.queues.insert(index, Queue(priority))
+                return self.queues[index]
+        self.queues.append(Queue(priority))
+        return self.queues[-1]
+
+    def peek(self, count: int) -> list[Task]:
+        """The next tasks that may share a worker, in the order in which they go."""
+        chosen: list[Task] = []
+        for queue in self.queues:
+            chosen += queue.peek(count - len(chosen))
+            if len(chosen) == count:
+                break
+        return chosen
+
+    def suspect(self) -> Task | None:
+        """The next task that must be leased alone."""
+        for queue in self.queues:
+            if queue.suspects:
+                return queue.suspects[0]
+        return None
+
+
+class Service(Struct, eq=False):
+    """A kind of work; any worker of a service can serve any of its lanes."""
+
+    name: bytes
+    rules: Rules = field(default_factory=Rules)
+    lanes: dict[bytes, Lane] = field(default_factory=dict)
+    paused: bool = False
+    #: Pairs of a lane and a worker that serves it.
+    serving: int = 0
+    #: Some of its tasks take more or less than one slot, so that room must be counted.
+    wide: bool = False
+
+    # Volatile from here on.
+    #: Lanes that have something to lease, the next first.
+    rotation: deque[Lane] = field(default_factory=deque)
+    #: Workers that wait for its tasks: (used, name, worker). An entry is void if `used` differs.
+    parked: list[tuple[int, bytes, Worker]] = field(default_factory=list)
+    #: A worker that gets nothing until it is empty, to be lent a suspect.
+    reserved: Worker | None = None
+    #: When the rate allows the next lease.
+    rate_next_ns: int = 0
+    #: Workers that offer it.
+    workers: int = 0
+    #: How many of its tasks are in each state, by `TaskState`.
+    counts: list[int] = field(default_factory=lambda: [0] * len(TaskState))
+
+    def lane(self, name: bytes) -> Lane:
+        """A lane by name, made when it is first needed."""
+        lane = self.lanes.get(name)
+        if lane is None:
+            lane = self.lanes[name] = Lane(name, self)
+        return lane
+
+    def offer(self, lane: Lane) -> None:
+        """Put a lane that may have something to lease in the rotation."""
+        if not lane.rotating:
+            lane.rotating = True
+            self.rotation.append(lane)
+
+    def drop_if_empty(self, lane: Lane) -> None:
+        if not lane.tasks and not lane.paused and not lane.workers and lane.name:
+            self.lanes.pop(lane.name, None)
+
+
+class Agenda(Struct, eq=False):
+    """What waits for time, by the wall clock."""
+
+    #: (due, number, tasks): tasks that come due together are one entry. An entry may be stale.
+    due: list[tuple[int, int, list[Task]]] = field(default_factory=list)
+    #: (expires, number, names) likewise. Names, so that tasks which have ended are not kept.
+    expiry: list[tuple[int, int, list[bytes]]] = field(default_factory=list)
+    #: Breaks ties in the order of arrival.
+    number: int = 0
+
+    def delay(self, due_ns: int, tasks: list[Task]) -> None:
+        self.number += 1
+        heappush(self.due, (due_ns, self.number, tasks))
+
+    def expire(self, expires_ns: int, names: list[bytes]) -> None:
+        self.number += 1
+        heappush(self.expiry, (expires_ns, self.number, names))
+
+    def pop_due(self, wall_ns: int, count_max: int) -> list[Task]:
+        """Tasks whose time has come, about `count_max` at most."""
+        tasks: list[Task] = []
+        while self.due and self.due[0][0] <= wall_ns and len(tasks) < count_max:
+            due_ns, _, entry = heappop(self.due)
+            tasks += [
+                task for task in entry if task.state is TaskState.DELAYED and task.due_ns == due_ns
+            ]
+        return list(dict.fromkeys(tasks))  # put off twice to the same time, it has two entries
+
+    def pop_expired(self, wall_ns: int, count_max: int) -> list[bytes]:
+        """Names whose tasks may be too old now, about `count_max` at most."""
+        names: list[bytes] = []
+        while self.expiry and self.expiry[0][0] <= wall_ns and len(names) < count_max:
+            names += heappop(self.expiry)[2]
+        return names
+
+    def next_ns(self) -> int | None:
+        """When there is something to do next."""
+        times = [heap[0][0] for heap in (self.due, self.expiry) if heap]
+        return min(times) if times else None

@@ -1,0 +1,326 @@
+"""Applying records: the only code that changes durable state, one function a record.
+
+Recovery is `apply` over the journal, so a recovered ledger is a live one by construction. `apply`
+never decides and never refuses: what a record says has happened. It does not look at the rules, the
+policy or the clock, and does not assume that a lease takes the head of a queue, so that a journal
+written under another policy still means the same.
+"""
+
+from __future__ import annotations
+
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+from taskyard.core import graph, records
+from taskyard.core.agenda import OPEN_LANE
+from taskyard.core.records import RETURNS_CHARGED, RETURNS_TO_BACK
+from taskyard.core.states import Cause, TaskState
+from taskyard.core.tasks import Ending, Lease, Task
+from taskyard.core.workers import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskyard.core.ledger import Ledger, Tasks
+    from taskyard.core.records import AnyRecord
+    from taskyard.core.tasks import Submission
+
+_BLOCKED, _DELAYED, _READY = TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY
+
+
+def apply(ledger: Ledger, record: AnyRecord, tasks: Tasks | None = None) -> None:
+    """Let a record have happened. `tasks` are those that it names, if the caller has them."""
+    ledger.record += 1
+    function = _APPLY_TO_TASKS.get(type(record))
+    if function is None:
+        _APPLY[type(record)](ledger, record)
+        return
+    if tasks is None:
+        tasks = ledger.named(record.names)  # type: ignore[union-attr]
+    function(ledger, record, tasks)
+
+
+def _submitted(ledger: Ledger, record: records.Submitted) -> None:
+    submission = record.submission
+    for terms in submission.terms:
+        ledger.campaign(terms.campaign)
+        service = ledger.service(terms.service)
+        terms.submitted_ns = record.at_ns
+        service.wide = service.wide or terms.slots != 1
+    if _is_plain(record) and not ledger.awaited:
+        _submit_plain(ledger, submission)
+    else:
+        _submit_any(ledger, record)
+    _mind_hard_expiry(ledger, submission)
+
+
+def _submit_plain(ledger: Ledger, submission: Submission) -> None:
+    """Tasks that differ in nothing but name and payload, and are ready: the path of millions."""
+    terms = submission.terms[0]
+    lane = ledger.services[terms.service].lane(OPEN_LANE)
+    names, payloads = submission.names, submission.payloads
+    given = payloads if len(payloads) == len(names) else repeat(payloads[0])
+    tasks = [Task(name, payload, terms, lane) for name, payload in zip(names, given, strict=False)]
+    ledger.tasks.update(zip(names, tasks, strict=True))
+    lane.tasks += len(tasks)
+    ledger.tally(terms, None, _READY, len(tasks))
+    lane.queue(terms.priority).add(tasks)
+    ledger.stir(lane)
+
+
+def _submit_any(ledger: Ledger, record: records.Submitted) -> None:
+    made = [_make(ledger, record, index) for index in range(len(record.submission.names))]
+    ledger.tasks.update((task.name, task) for task in made)
+    for index, names in enumerate(record.submission.after or ()):
+        if names:
+            ledger.wait_for(made[index], names)
+    if ledger.awaited:
+        for task in made:
+            task.dependents = ledger.awaited.pop(task.name, task.dependents)
+    for index, envelope in enumerate(record.submission.envelopes or ()):
+        ledger.envelopes[made[index].name] = envelope
+    _count_made(ledger, made)
+    ledger.enqueue([task for task in made if task.state is _READY])
+    ledger.plan([task for task in made if task.state is _DELAYED])
+
+
+def _make(ledger: Ledger, record: records.Submitted, index: int) -> Task:
+    submission = record.submission
+    terms = submission.terms_of(index)
+    lane_name = OPEN_LANE if submission.lanes is None else submission.lanes[index]
+    lane = ledger.services[terms.service].lane(lane_name)
+    lane.tasks += 1
+    if submission.after is not None and submission.after[index]:
+        state = _BLOCKED
+    else:
+        state = _DELAYED if terms.due_ns > record.at_ns else _READY
+    task = Task(submission.names[index], submission.payload_of(index), terms, lane, state)
+    task.due_ns = terms.due_ns
+    if record.attempts is not None:
+        task.attempt = task.excused = record.attempts[index]
+    return task
+
+
+def _count_made(ledger: Ledger, tasks: Tasks) -> None:
+    run, last = 0, tasks[0]
+    for task in tasks:
+        if task.state is not last.state or task.terms is not last.terms:
+            ledger.tally(last.terms, None, last.state, run)
+            run = 0
+        run, last = run + 1, task
+    ledger.tally(last.terms, None, last.state, run)
+
+
+def _mind_hard_expiry(ledger: Ledger, submission: Submission) -> None:
+    for position, terms in enumerate(submission.terms):
+        if not terms.expires_hard_ns:
+            continue
+        at = submission.terms_at
+        names = submission.names
+        if at is not None:
+            names = [name for name, own in zip(names, at, strict=True) if own == position]
+        ledger.agenda.expire(terms.expires_hard_ns, names)
+
+
+def _extended(ledger: Ledger, record: records.Extended, tasks: Tasks) -> None:
+    for task, names in zip(tasks, record.after, strict=True):
+        if task.state is _READY:
+            ledger.dequeue([task])
+        ledger.wait_for(task, names)
+        if task.state is not TaskState.FAILED:
+            ledger.move([task], Cause.BLOCKED)
+
+
+def _leased(ledger: Ledger, record: records.Leased, tasks: Tasks) -> None:
+    worker = ledger.workers[record.worker]
+    lease = Lease(worker, ledger.record, record.at_ns, record.lease_ns, len(tasks), tasks)
+    ledger.dequeue(tasks)
+    ledger.move(tasks, Cause.LEASED)
+    for task, attempt in zip(tasks, record.attempts, strict=True):
+        task.lease = lease
+        task.attempt = attempt
+    ledger.entrust(lease, tasks)
+    worker.patience_ns = max(worker.patience_ns, record.lease_ns)
+
+
+def _finished(ledger: Ledger, record: records.Finished, tasks: Tasks) -> None:
+    if record.keeps_slots:
+        worker = ledger.workers[record.worker]
+        worker.slots_kept += sum(task.terms.slots for task in tasks)
+    ledger.release(tasks)
+    ledger.move(tasks, Cause.COMPLETED)
+    ledger.end(tasks, Ending(ledger.record, record.at_ns))
+    released: Tasks = []
+    for task in tasks:
+        if task.dependents is not None:
+            released += graph.released_by(task)
+    if released:
+        _let_go(ledger, released, record.at_ns)
+
+
+def _let_go(ledger: Ledger, tasks: Tasks, at_ns: int) -> None:
+    """Tasks that wait for no task any more: to the front of their lanes, or on the agenda."""
+    early = [task for task in tasks if task.due_ns > at_ns]
+    if early:
+        ledger.move(early, Cause.POSTPONED)
+        ledger.plan(early)
+        tasks = [task for task in tasks if task.due_ns <= at_ns]
+    ledger.move(tasks, Cause.RELEASED)
+    ledger.enqueue(tasks, front=True)
+
+
+def _failed(ledger: Ledger, record: records.Failed, tasks: Tasks) -> None:
+    ledger.release(tasks)
+    ledger.move(tasks, Cause.EXHAUSTED)
+    for task, reason in zip(tasks, record.reasons, strict=True):
+        task.failures += record.own_fault
+        ledger.reasons[task.name] = reason
+
+
+def _postponed(ledger: Ledger, record: records.Postponed, tasks: Tasks) -> None:
+    held = [task for task in tasks if task.lease is not None]
+    ledger.dequeue([task for task in tasks if task.lease is None])
+    ledger.release(held)
+    for task in held:
+        task.failures += record.own_fault
+        task.excused += not record.own_fault
+    ledger.move(tasks, Cause.POSTPONED)
+    for task, due_ns, reason in zip(tasks, record.due_ns, record.reasons, strict=True):
+        task.due_ns = due_ns
+        if reason:
+            ledger.reasons[task.name] = reason
+    ledger.plan(tasks)
+    ledger.mind_age(held)
+
+
+def _returned(ledger: Ledger, record: records.Returned, tasks: Tasks) -> None:
+    ledger.release(tasks)
+    charged = record.reason in RETURNS_CHARGED
+    for index, task in enumerate(tasks):
+        task.excused += not charged
+        if record.after is not None:
+            ledger.wait_for(task, record.after[index])
+    ledger.requeue(tasks, Cause.RETURNED, front=record.reason not in RETURNS_TO_BACK)
+    ledger.mind_age(tasks)
+
+
+def _expired(ledger: Ledger, _record: records.Expired, tasks: Tasks) -> None:
+    ledger.release(tasks)
+    ledger.requeue(tasks, Cause.EXPIRED, front=True)
+    ledger.mind_age(tasks)
+
+
+def _came_due(ledger: Ledger, _record: records.CameDue, tasks: Tasks) -> None:
+    ledger.move(tasks, Cause.CAME_DUE)
+    ledger.enqueue(tasks)
+
+
+def _aged(ledger: Ledger, _record: records.Aged, tasks: Tasks) -> None:
+    ledger.dequeue([task for task in tasks if task.state is _READY])
+    ledger.move(tasks, Cause.AGED)
+    for task in tasks:
+        ledger.reasons[task.name] = b"too old"
+
+
+def _cancelled(ledger: Ledger, record: records.Cancelled, tasks: Tasks) -> None:
+    ledger.release([task for task in tasks if task.lease is not None])
+    for task in tasks:
+        if task.state is _READY:
+            task.lane.queue(task.terms.priority).forget(task)
+        task.dependents = None
+    ledger.move(tasks, Cause.CANCELLED)
+    ledger.end(tasks, Ending(ledger.record, record.at_ns))
+
+
+def _retried(ledger: Ledger, _record: records.Retried, tasks: Tasks) -> None:
+    for task in tasks:
+        task.due_ns = 0
+        if task.state is TaskState.FAILED:
+            task.failures, task.excused = 0, task.attempt
+            ledger.reasons.pop(task.name, None)
+    ledger.requeue(tasks, Cause.RETRIED, front=False)
+
+
+def _only_history(ledger: Ledger, record: records.Progressed | records.Stale) -> None:
+    """Progress and stale reports change nothing; the history wants them."""
+
+
+def _worker_joined(ledger: Ledger, record: records.WorkerJoined) -> None:
+    worker = ledger.workers.get(record.worker)
+    if worker is None:
+        ledger.enlist(Worker(record.worker, record.facts))
+    else:
+        ledger.count_offers(worker, -1)
+        worker.facts = record.facts
+        worker.listed = -1
+        ledger.count_offers(worker, 1)
+
+
+def _worker_left(ledger: Ledger, record: records.WorkerLeft) -> None:
+    ledger.count_offers(ledger.workers.pop(record.worker), -1)
+
+
+def _slots_freed(ledger: Ledger, record: records.SlotsFreed) -> None:
+    ledger.workers[record.worker].slots_kept -= record.slots
+
+
+def _paused(ledger: Ledger, record: records.Paused) -> None:
+    _hold(ledger, record.service, record.lane, held=True)
+
+
+def _resumed(ledger: Ledger, record: records.Resumed) -> None:
+    _hold(ledger, record.service, record.lane, held=False)
+
+
+def _hold(ledger: Ledger, service_name: bytes, lane_name: bytes | None, *, held: bool) -> None:
+    if not service_name:
+        ledger.paused = held
+        ledger.stirred.update(ledger.services)
+        return
+    service = ledger.service(service_name)
+    ledger.stirred[service_name] = service
+    if lane_name is None:
+        service.paused = held
+        return
+    lane = service.lane(lane_name)
+    lane.paused = held
+    service.offer(lane)
+    service.drop_if_empty(lane)
+
+
+def _is_plain(record: records.Submitted) -> bool:
+    submission = record.submission
+    return (
+        submission.after is None
+        and submission.lanes is None
+        and submission.terms_at is None
+        and submission.envelopes is None
+        and record.attempts is None
+        and submission.terms[0].due_ns <= record.at_ns
+    )
+
+
+_APPLY_TO_TASKS: dict[type, Callable[[Ledger, Any, Tasks], None]] = {
+    records.Extended: _extended,
+    records.Leased: _leased,
+    records.Finished: _finished,
+    records.Failed: _failed,
+    records.Postponed: _postponed,
+    records.Returned: _returned,
+    records.Expired: _expired,
+    records.CameDue: _came_due,
+    records.Aged: _aged,
+    records.Cancelled: _cancelled,
+    records.Retried: _retried,
+}
+
+_APPLY: dict[type, Callable[[Ledger, Any], None]] = {
+    records.Submitted: _submitted,
+    records.Progressed: _only_history,
+    records.Stale: _only_history,
+    records.WorkerJoined: _worker_joined,
+    records.WorkerLeft: _worker_left,
+    records.SlotsFreed: _slots_freed,
+    records.Paused: _paused,
+    records.Resumed: _resumed,
+}

@@ -1,0 +1,143 @@
+"""Bringing ready tasks and workers together: asking, parking, leasing, calling."""
+
+from __future__ import annotations
+
+from heapq import heappush
+from typing import TYPE_CHECKING
+
+from taskyard.core import policy, roster, watching
+from taskyard.core.effects import Assign, Nothing, Wake
+from taskyard.core.limits import CALL_NS_MAX
+from taskyard.core.records import Leased
+from taskyard.core.states import Turn, WorkerState
+
+if TYPE_CHECKING:
+    from taskyard.core import events
+    from taskyard.core.agenda import Service
+    from taskyard.core.scheduler import Scheduler
+    from taskyard.core.tasks import Task
+    from taskyard.core.workers import Worker
+
+
+def work_asked(scheduler: Scheduler, event: events.WorkAsked) -> None:
+    worker = scheduler.heard(event.worker)
+    if worker is None:
+        return
+    if worker.state is WorkerState.DRAINING:
+        roster.dismiss_if_drained(scheduler, worker.name)
+    elif lease(scheduler, worker, event.count):
+        return
+    elif event.parks:
+        park(scheduler, worker, event.count)
+    else:
+        settled = watching.nothing_to_come(scheduler.ledger, worker)
+        scheduler.tell(Nothing(worker.name, settled))
+
+
+def park(scheduler: Scheduler, worker: Worker, count: int) -> None:
+    """Let a worker wait for work."""
+    if worker.state is not WorkerState.DRAINING:
+        worker.turn(Turn.ASKED)
+        worker.wanted = count
+        policy.park(scheduler.ledger, worker)
+
+
+def lease(scheduler: Scheduler, worker: Worker, count: int) -> bool:
+    """Lease a worker up to `count` tasks, if policy finds any for it."""
+    tasks = policy.Choice(scheduler.ledger, worker, count, scheduler.now_ns).make()
+    if not tasks:
+        return False
+    names = [task.name for task in tasks]
+    attempts = [task.attempt + 1 for task in tasks]
+    lease_ns = _lease_ns(worker, tasks)
+    scheduler.emit(Leased(scheduler.at_ns, worker.name, names, attempts, lease_ns), tasks)
+    payloads = [task.payload for task in tasks]
+    terms = [task.terms for task in tasks]
+    lanes = [task.lane.name for task in tasks]
+    scheduler.tell(Assign(worker.name, names, attempts, payloads, terms, lanes, lease_ns))
+    _note_use(scheduler, worker, tasks)
+    return True
+
+
+def _lease_ns(worker: Worker, tasks: list[Task]) -> int:
+    """One lease, one time: the longest that a task asks for, or the worker's own."""
+    lease_ns, last = worker.facts.silence_ns, None
+    for task in tasks:
+        if task.terms is not last:
+            last = task.terms
+            lease_ns = max(lease_ns, last.lease_ns)
+    return lease_ns
+
+
+def _note_use(scheduler: Scheduler, worker: Worker, tasks: list[Task]) -> None:
+    """What a lease changes in what is volatile."""
+    given = tasks[0].lease
+    if given is not None:
+        given.given_ns = scheduler.now_ns
+    scheduler.uses += 1
+    worker.used = scheduler.uses
+    worker.service_next = (worker.service_next + 1) % len(worker.facts.services)
+    lane = tasks[-1].lane
+    worker.lane_run = worker.lane_run + len(tasks) if lane is worker.lane else len(tasks)
+    worker.lane = lane
+    if scheduler.ledger.rated:
+        for task in tasks:
+            policy.rate_spend(task.lane.service, 1, scheduler.now_ns)
+    if not worker.facts.silence_ns:
+        scheduler.watch_silence(worker)
+    if worker.state is not WorkerState.DRAINING:
+        worker.turn(Turn.SERVED)
+    if worker.facts.standing:
+        park(scheduler, worker, worker.slots_free)
+
+
+def match(scheduler: Scheduler) -> None:
+    """Bring ready tasks and parked workers together, until nothing more fits."""
+    stirred = scheduler.ledger.stirred
+    while stirred:
+        name = next(iter(stirred))
+        service = stirred.pop(name)
+        if service.parked and service.rotation:
+            _serve(scheduler, service)
+        stirred.pop(name, None)  # what serving it stirred in itself has been served
+
+
+def _serve(scheduler: Scheduler, service: Service) -> None:
+    passed_over: list[Worker] = []
+    while service.rotation and _is_open(scheduler, service):
+        worker = policy.next_parked(service)
+        if worker is None:
+            break
+        if worker.facts.called:
+            if not _call(scheduler, worker, service):
+                passed_over.append(worker)
+                break
+        elif not lease(scheduler, worker, worker.wanted):
+            passed_over.append(worker)
+    for worker in passed_over:
+        policy.list_again(service, worker)
+
+
+def _is_open(scheduler: Scheduler, service: Service) -> bool:
+    """Nothing refuses all workers of a service at once."""
+    if scheduler.ledger.paused or service.paused:
+        return False
+    return policy.rate_room(service, scheduler.now_ns) > 0
+
+
+def _call(scheduler: Scheduler, worker: Worker, service: Service) -> bool:
+    """Tell a worker to come and ask; but no more workers than there are ready tasks."""
+    known = scheduler.ledger.workers
+    called = 0
+    for _, name in scheduler.calls:
+        other = known.get(name)
+        if other is not None and other.state is WorkerState.CALLED:
+            called += service.name in other.facts.services
+    if called >= sum(lane.depth for lane in service.rotation if not lane.paused):
+        return False
+    worker.turn(Turn.CALLED)
+    worker.listed = -1
+    worker.call_ends_ns = scheduler.now_ns + CALL_NS_MAX
+    heappush(scheduler.calls, (worker.call_ends_ns, worker.name))
+    scheduler.tell(Wake(worker.name, service.name))
+    return True

@@ -1,0 +1,241 @@
+"""What happened in the world, told to the scheduler.
+
+`now_ns` is the monotonic clock: leases, silence, calls and rates are measured by it, and a jump
+of the wall clock changes none of them. The wall clock itself is told by `ClockSet`. Every random
+choice comes in with the event that needs it (`luck`). A batch is one event.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+
+from msgspec import Struct, field
+
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Submission
+from taskyard.core.workers import WorkerFacts
+
+
+class Unknown(Enum):
+    """What to do about a predecessor that nobody has submitted."""
+
+    REFUSE = "refuse"
+    WAIT = "wait"
+    DONE = "done"
+
+
+class Repeat(Enum):
+    """What to do about a name that is known."""
+
+    HARMLESS = "harmless"  #: the same submission again changes nothing, another one is refused
+    EXTEND = "extend"  #: unfinished: add what it waits for; ended: a new generation
+
+
+class Outcome(IntEnum):
+    """What a worker reports of one task."""
+
+    DONE = 0
+    FAILED = 1  #: try again by the schedule
+    FAILED_FOR_GOOD = 2
+    RETRY_AT = 3  #: try again at the time given
+    DEFER_ALL = 4  #: this task and the rest of its lane: try again by the schedule
+    DEFER_BACK = 5  #: to the end of its lane
+    REFUSED = 6  #: could not take it
+
+
+class Event(Struct, gc=False):
+    """Base of all events."""
+
+    now_ns: int
+
+
+class ClockSet(Event):
+    """The wall clock reads `wall_ns`: at the start, and whenever it has jumped."""
+
+    wall_ns: int
+
+
+class TimePassed(Event):
+    """Nothing happened but time: see what is due, too old, or too silent."""
+
+
+class SubmitAsked(Event):
+    client: bytes
+    submission: Submission
+    request: int = 0
+    unknown: Unknown = Unknown.REFUSE
+    repeat: Repeat = Repeat.HARMLESS
+
+
+class WorkerAppeared(Event):
+    """A worker says who it is. Said again it changes the facts; another incarnation is another
+    process, and what the former one held is lost."""
+
+    worker: bytes
+    facts: WorkerFacts = field(default_factory=WorkerFacts)
+
+
+class WorkAsked(Event):
+    """A worker asks for up to `count` tasks. It parks until there are some, or is told at once."""
+
+    worker: bytes
+    count: int = 1
+    parks: bool = True
+
+
+class WorkReported(Event):
+    """A worker reports on tasks that it holds."""
+
+    worker: bytes
+    names: list[bytes]
+    #: The attempt each report is about; None: whichever the worker holds.
+    attempts: list[int] | None = None
+    #: None: all are done.
+    outcomes: list[Outcome] | None = None
+    #: Results of what is done, reasons of what is not; None: all empty.
+    texts: list[bytes] | None = None
+    #: For RETRY_AT, by the wall clock.
+    retry_at_ns: list[int] | None = None
+    request: int = 0
+    keeps_slots: bool = False
+    #: For the jitter of the retry schedule: any number from 0 to 2**32.
+    luck: int = 0
+
+
+class WorkReturned(Event):
+    """A worker gives tasks back to be queued again, whole or not at all."""
+
+    worker: bytes
+    names: list[bytes]
+    #: What each is to wait for from now on.
+    after: list[list[bytes]] | None = None
+    request: int = 0
+    unknown: Unknown = Unknown.DONE
+
+
+class WorkProgressed(Event):
+    worker: bytes
+    names: list[bytes]
+    attempts: list[int]
+    percents: list[int]
+    texts: list[bytes]
+
+
+class SlotFreed(Event):
+    """A worker frees the slot of its oldest answered task."""
+
+    worker: bytes
+
+
+class WorkerHeard(Event):
+    """A worker is alive. `held` lists the tasks and attempts that it knows to hold."""
+
+    worker: bytes
+    held: list[tuple[bytes, int]] | None = None
+    heartbeat_ns: int = 0
+
+
+class WorkerGone(Event):
+    """A worker said goodbye. What it held goes to others; nobody is to blame."""
+
+    worker: bytes
+    request: int = 0
+
+
+class WorkerCut(Event):
+    """What was sent to a worker could not be delivered. It is no longer parked."""
+
+    worker: bytes
+
+
+class DrainAsked(Event):
+    """A worker, or all of them, shall get no more work and go away when they hold none."""
+
+    client: bytes
+    worker: bytes | None = None
+    request: int = 0
+
+
+class Scope(Struct, frozen=True):
+    """Which tasks a wish is about: these names, or all that fit everything that is given."""
+
+    names: tuple[bytes, ...] | None = None
+    campaign: bytes | None = None
+    service: bytes | None = None
+    lane: bytes | None = None
+    states: tuple[TaskState, ...] | None = None
+
+
+class CancelAsked(Event):
+    client: bytes
+    scope: Scope
+    request: int = 0
+
+
+class RetryAsked(Event):
+    """FAILED tasks start anew, DELAYED ones are due at once."""
+
+    client: bytes
+    scope: Scope
+    request: int = 0
+
+
+class PauseAsked(Event):
+    """Lease nothing more of a lane, of a service (no lane), or at all (no service)."""
+
+    client: bytes
+    service: bytes = b""
+    lane: bytes | None = None
+    request: int = 0
+
+
+class ResumeAsked(Event):
+    client: bytes
+    service: bytes = b""
+    lane: bytes | None = None
+    request: int = 0
+
+
+class WatchAsked(Event):
+    """Tell the client when these tasks are settled: each name, or a campaign as a whole."""
+
+    client: bytes
+    names: list[bytes] | None = None
+    campaign: bytes | None = None
+    request: int = 0
+
+
+class ClientGone(Event):
+    """Nobody is there to be told any more."""
+
+    client: bytes
+
+
+class Rules(Struct, frozen=True):
+    """How a service is run. Settings, not history: never journalled."""
+
+    #: Workers that may serve its lanes at once; 0 for no limit.
+    workers_max: int = 0
+    #: Workers that may serve one lane at once. The open lane has no such limit.
+    lane_workers_max: int = 1
+    #: Tasks handed over beyond the one in hand, in a named lane.
+    overfeed: int = 0
+    #: Time from one leased task to the next, on average; 0 for no limit.
+    rate_interval_ns: int = 0
+    retry_delays_ns: tuple[int, ...] = ()
+    jitter_percent: int = 0
+
+
+class RulesSet(Event):
+    """The settings of all services, anew."""
+
+    services: dict[bytes, Rules] = field(default_factory=dict)
+    defaults: Rules = field(default_factory=Rules)
+    #: Workers that may serve lanes at once, over all services; 0 for no limit.
+    workers_max: int = 0
+
+
+class RoomChanged(Event):
+    """The disk has room for submissions, or only for completions."""
+
+    accepting: bool

@@ -1,0 +1,179 @@
+"""Why a task waits, in a sentence. Reasons are one closed list; nothing here changes anything."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from taskyard.core import graph, policy
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.policy import Hold
+from taskyard.core.states import TaskState
+
+if TYPE_CHECKING:
+    from taskyard.core.agenda import Lane
+    from taskyard.core.scheduler import Scheduler
+    from taskyard.core.tasks import Task
+
+#: A sentence names this many tasks and counts the rest.
+NAMED_MAX: Final = 5
+
+
+class Reason(Enum):
+    """What a task waits for, or why it does not."""
+
+    UNKNOWN = "unknown"
+    DONE = "done"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    LEASED = "leased"
+    TASKS = "waits for tasks"
+    FAILURE = "behind a failure"
+    TIME = "waits for its time"
+    PAUSED = "paused"
+    LIMIT_BROKER = "broker limit"
+    LIMIT_SERVICE = "service limit"
+    LIMIT_LANE = "lane limit"
+    RATE = "rate"
+    NO_WORKER = "no worker"
+    NO_ROOM = "no worker is large enough"
+    WORKERS_BUSY = "workers busy"
+    ALONE = "must run alone"
+
+
+class Explanation(Struct, frozen=True):
+    """An answer to `why`."""
+
+    reason: Reason
+    sentence: str
+    #: The tasks that it waits for, where it waits for tasks.
+    after: tuple[bytes, ...] = ()
+
+
+def explain(scheduler: Scheduler, name: bytes) -> Explanation:
+    """Why a task is where it is."""
+    task = scheduler.ledger.tasks.get(name)
+    if task is None:
+        return Explanation(Reason.UNKNOWN, f"no task is called {_text(name)}")
+    return _BY_STATE[task.state](scheduler, task)
+
+
+def _done(_scheduler: Scheduler, task: Task) -> Explanation:
+    return Explanation(Reason.DONE, f"it is done, by attempt {task.attempt}")
+
+
+def _cancelled(_scheduler: Scheduler, _task: Task) -> Explanation:
+    return Explanation(Reason.CANCELLED, "it was cancelled, or a task that it waited for was")
+
+
+def _failed(scheduler: Scheduler, task: Task) -> Explanation:
+    reason = _text(scheduler.ledger.reasons.get(task.name, b"")) or "no reason given"
+    waiting = len(graph.with_dependents([task])) - 1
+    behind = f"; {_count(waiting, 'task')} wait behind it" if waiting else ""
+    sentence = f"it failed after {_count(task.attempt, 'attempt')}: {reason}{behind}"
+    return Explanation(Reason.FAILED, sentence)
+
+
+def _leased(scheduler: Scheduler, task: Task) -> Explanation:
+    lease = task.lease
+    if lease is None:
+        return Explanation(Reason.LEASED, "a worker has it")
+    seconds = max(0, scheduler.at_ns - lease.at_ns) // SECOND_NS
+    worker = _text(lease.worker.name)
+    sentence = f"worker {worker} has had it for {seconds} s (attempt {task.attempt})"
+    return Explanation(Reason.LEASED, sentence)
+
+
+def _delayed(scheduler: Scheduler, task: Task) -> Explanation:
+    seconds = max(0, task.due_ns - scheduler.at_ns) // SECOND_NS
+    sentence = f"it is due in {seconds} s"
+    last = scheduler.ledger.reasons.get(task.name)
+    if last:
+        sentence += f", after {_count(task.failures, 'failure')}, the last: {_text(last)}"
+    return Explanation(Reason.TIME, sentence)
+
+
+def _blocked(scheduler: Scheduler, task: Task) -> Explanation:
+    ledger = scheduler.ledger
+    before = graph.predecessors(ledger.tasks, task)
+    unknown = [name for name, waiting in ledger.awaited.items() if task in waiting]
+    after = tuple(other.name for other in before) + tuple(unknown)
+    named = [_describe(scheduler, other) for other in before[:NAMED_MAX]]
+    named += [f"{_text(name)} (not submitted)" for name in unknown[: NAMED_MAX - len(named)]]
+    more = f" and {len(after) - len(named)} more" if len(after) > len(named) else ""
+    names = ", ".join(named) + more
+    if task.name in graph.stuck(ledger.tasks, ledger.awaited):
+        return Explanation(Reason.FAILURE, f"it is behind a failure, waiting for {names}", after)
+    return Explanation(Reason.TASKS, f"it waits for {_count(len(after), 'task')}: {names}", after)
+
+
+def _describe(scheduler: Scheduler, task: Task) -> str:
+    if task.state is TaskState.FAILED:
+        reason = _text(scheduler.ledger.reasons.get(task.name, b""))
+        return f"{_text(task.name)} (FAILED{': ' if reason else ''}{reason})"
+    return f"{_text(task.name)} ({task.state.name})"
+
+
+def _ready(scheduler: Scheduler, task: Task) -> Explanation:
+    hold = lane_hold(scheduler, task.lane)
+    service = _text(task.terms.service)
+    if hold is not None:
+        return Explanation(_BY_HOLD[hold], f"it is ready, but {hold.value} (service {service})")
+    if _too_wide(scheduler, task):
+        sentence = f"it is ready, but takes {task.terms.slots} slots, and no worker has so many"
+        return Explanation(Reason.NO_ROOM, sentence)
+    if task.losses:
+        sentence = f"it lost {_count(task.losses, 'worker')} and waits for one that is empty"
+        return Explanation(Reason.ALONE, sentence)
+    sentence = f"it is ready and waits for a worker of service {service} to ask"
+    return Explanation(Reason.WORKERS_BUSY, sentence)
+
+
+def _too_wide(scheduler: Scheduler, task: Task) -> bool:
+    slots = [
+        worker.facts.slots_total
+        for worker in scheduler.ledger.workers.values()
+        if task.terms.service in worker.facts.services
+    ]
+    return 0 not in slots and all(task.terms.slots > total for total in slots)
+
+
+def lane_hold(scheduler: Scheduler, lane: Lane) -> Hold | None:
+    """Why a lane with ready tasks gives none: the first that refuses."""
+    ledger = scheduler.ledger
+    hold = policy.paused(ledger, lane)
+    if hold is None and not lane.service.workers:
+        return Hold.NO_WORKER
+    return hold or policy.limit(ledger, lane, scheduler.now_ns)
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="backslashreplace")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+_BY_STATE = {
+    TaskState.BLOCKED: _blocked,
+    TaskState.DELAYED: _delayed,
+    TaskState.READY: _ready,
+    TaskState.LEASED: _leased,
+    TaskState.DONE: _done,
+    TaskState.FAILED: _failed,
+    TaskState.CANCELLED: _cancelled,
+}
+
+_BY_HOLD = {
+    Hold.PAUSED_BROKER: Reason.PAUSED,
+    Hold.PAUSED_SERVICE: Reason.PAUSED,
+    Hold.PAUSED_LANE: Reason.PAUSED,
+    Hold.LIMIT_BROKER: Reason.LIMIT_BROKER,
+    Hold.LIMIT_SERVICE: Reason.LIMIT_SERVICE,
+    Hold.LIMIT_LANE: Reason.LIMIT_LANE,
+    Hold.RATE: Reason.RATE,
+    Hold.NO_WORKER: Reason.NO_WORKER,
+}

@@ -1,0 +1,110 @@
+"""Dependencies: join counts, not searches. A task knows who waits for it and how many it waits for.
+
+O(edges) in total. The way back, from a task to those that it waits for, is not kept: who asks
+for it (`why`, a listing) can afford one pass over the tasks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskyard.core.states import TASK_STATES_RUNNABLE, TaskState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from taskyard.core.tasks import Task
+
+
+def link(before: Task, after: Task) -> None:
+    """Let `after` wait for `before`. The caller counts."""
+    waiting = before.dependents
+    if waiting is None:
+        before.dependents = after
+    elif isinstance(waiting, list):
+        waiting.append(after)
+    else:
+        before.dependents = [waiting, after]
+
+
+def released_by(task: Task) -> list[Task]:
+    """Count a finished task down at those that wait for it; the ones that wait for nothing more."""
+    released: list[Task] = []
+    for dependent in task.dependents_list():
+        dependent.waits -= 1
+        if not dependent.waits and dependent.state is TaskState.BLOCKED:
+            released.append(dependent)
+    task.dependents = None
+    return released
+
+
+def with_dependents(tasks: Iterable[Task]) -> list[Task]:
+    """These tasks and all that wait for them, directly or not, each once, in a stable order."""
+    found = {task.name: task for task in tasks}
+    line = list(found.values())
+    for task in line:  # grows while it is walked
+        for dependent in task.dependents_list():
+            if dependent.name not in found and dependent.state is not TaskState.CANCELLED:
+                found[dependent.name] = dependent
+                line.append(dependent)
+    return line
+
+
+def predecessors(tasks: Mapping[bytes, Task], task: Task) -> list[Task]:
+    """The unfinished tasks that a task waits for. One pass over all of them."""
+    return [other for other in tasks.values() if task in other.dependents_list()]
+
+
+def stuck(tasks: Mapping[bytes, Task], awaited: Mapping[bytes, list[Task]]) -> dict[bytes, Task]:
+    """BLOCKED tasks that nothing can release any more: each one is behind a failure.
+
+    What can still run, or may still be submitted, is walked forward; who is not met is stuck.
+    """
+    hopeful: list[Task] = [task for task in tasks.values() if task.state in TASK_STATES_RUNNABLE]
+    for waiting in awaited.values():
+        hopeful += waiting
+    met = {task.name: task for task in with_dependents(hopeful)}
+    return {
+        name: task
+        for name, task in tasks.items()
+        if task.state is TaskState.BLOCKED and name not in met
+    }
+
+
+def cycle(
+    tasks: Mapping[bytes, Task],
+    awaited: Mapping[bytes, list[Task]],
+    after: Mapping[bytes, Iterable[bytes]],
+) -> list[bytes]:
+    """The names of a cycle that these new edges would close; empty if they close none.
+
+    `after` maps a name, known or new, to what it is to wait for in addition. Walks forward from
+    the named tasks only: what they don't lead to can't be part of a new cycle.
+    """
+    added: dict[bytes, list[bytes]] = {}
+    for name, befores in after.items():
+        for before in befores:
+            added.setdefault(before, []).append(name)
+
+    def leads_to(name: bytes) -> list[bytes]:
+        task = tasks.get(name)
+        waiting = awaited.get(name, []) if task is None else task.dependents_list()
+        return [dependent.name for dependent in waiting] + added.get(name, [])
+
+    finished: dict[bytes, bool] = {}
+    for start in after:
+        if start in finished:
+            continue
+        path = {start: iter(leads_to(start))}  # the way from `start`, with what is left to try
+        while path:
+            top = next(reversed(path))
+            step = next(path[top], None)
+            if step is None:
+                finished[top] = True
+                del path[top]
+            elif step in path:
+                names = list(path)
+                return names[names.index(step) :]
+            elif step not in finished:
+                path[step] = iter(leads_to(step))
+    return []

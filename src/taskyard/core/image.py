@@ -1,0 +1,308 @@
+"""A ledger as plain columns and back: what a snapshot holds.
+
+`restore(take(ledger))` is the same ledger. Only durable state is taken; indexes that follow from
+it are built anew. `portrait` describes a ledger for comparison: two ledgers with the same portrait
+go on alike.
+"""
+
+from __future__ import annotations
+
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+
+from taskyard.core.ledger import Ledger
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Ending, Lease, Task, Terms
+from taskyard.core.workers import Worker, WorkerFacts
+
+if TYPE_CHECKING:
+    from taskyard.core.agenda import Lane, Queue
+
+
+class QueueImage(Struct, array_like=True, gc=False):
+    """The ready tasks of one lane and priority, by their places in the task columns."""
+
+    priority: int
+    items: list[int]
+    front: list[int]
+    suspects: list[int]
+
+
+class LaneImage(Struct, array_like=True, gc=False):
+    service: int
+    name: bytes
+    paused: bool
+    queues: list[QueueImage]
+
+
+class ServiceImage(Struct, array_like=True, gc=False):
+    name: bytes
+    paused: bool
+    wide: bool
+    counts: list[int]
+
+
+class WorkerImage(Struct, array_like=True, gc=False):
+    name: bytes
+    facts: WorkerFacts
+    slots_kept: int
+
+
+class LeaseImage(Struct, array_like=True, gc=False):
+    number: int
+    worker: int
+    at_ns: int
+    lease_ns: int
+    tasks: list[int]
+
+
+class Image(Struct, array_like=True, gc=False):
+    """All durable state. Tasks refer to terms and lanes, and others to tasks, by place."""
+
+    record: int
+    paused: bool
+    counts: list[int]
+    campaigns: list[tuple[bytes, list[int]]]
+    services: list[ServiceImage]
+    lanes: list[LaneImage]
+    workers: list[WorkerImage]
+    terms: list[Terms]
+    # The columns of tasks.
+    names: list[bytes] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    terms_at: list[int] = field(default_factory=list)
+    lane_at: list[int] = field(default_factory=list)
+    states: list[TaskState] = field(default_factory=list)
+    waits: list[int] = field(default_factory=list)
+    attempts: list[int] = field(default_factory=list)
+    failures: list[int] = field(default_factory=list)
+    excused: list[int] = field(default_factory=list)
+    due_ns: list[int] = field(default_factory=list)
+    # What only some tasks have.
+    endings: dict[int, tuple[int, int]] = field(default_factory=dict)
+    dependents: dict[int, list[int]] = field(default_factory=dict)
+    awaited: dict[bytes, list[int]] = field(default_factory=dict)
+    leases: list[LeaseImage] = field(default_factory=list)
+    reasons: dict[bytes, bytes] = field(default_factory=dict)
+    envelopes: dict[bytes, bytes] = field(default_factory=dict)
+
+
+def take(ledger: Ledger) -> Image:
+    """The columns of a ledger. They share its objects: encode them before it goes on."""
+    tasks = list(ledger.tasks.values())
+    places = {id(task): place for place, task in enumerate(tasks)}
+    terms = list({id(task.terms): task.terms for task in tasks}.values())
+    terms_at = {id(one): place for place, one in enumerate(terms)}
+    lanes = _lanes(ledger, tasks)
+    lane_at = {id(lane): place for place, lane in enumerate(lanes)}
+    services = list(ledger.services.values())
+    return Image(
+        record=ledger.record,
+        paused=ledger.paused,
+        counts=ledger.counts,
+        campaigns=[(one.name, one.counts) for one in ledger.campaigns.values()],
+        services=[ServiceImage(one.name, one.paused, one.wide, one.counts) for one in services],
+        lanes=[_lane_image(lane, list(ledger.services), places) for lane in lanes],
+        workers=[WorkerImage(w.name, w.facts, w.slots_kept) for w in ledger.workers.values()],
+        terms=terms,
+        names=[task.name for task in tasks],
+        payloads=[task.payload for task in tasks],
+        terms_at=[terms_at[id(task.terms)] for task in tasks],
+        lane_at=[lane_at[id(task.lane)] for task in tasks],
+        states=[task.state for task in tasks],
+        waits=[task.waits for task in tasks],
+        attempts=[task.attempt for task in tasks],
+        failures=[task.failures for task in tasks],
+        excused=[task.excused for task in tasks],
+        due_ns=[task.due_ns for task in tasks],
+        endings={
+            place: (task.ending.record, task.ending.at_ns)
+            for place, task in enumerate(tasks)
+            if task.ending is not None
+        },
+        dependents={
+            place: [places[id(one)] for one in task.dependents_list() if id(one) in places]
+            for place, task in enumerate(tasks)
+            if task.dependents is not None
+        },
+        awaited={
+            name: [places[id(task)] for task in waiting if id(task) in places]
+            for name, waiting in ledger.awaited.items()
+        },
+        leases=_lease_images(ledger, places),
+        reasons=ledger.reasons,
+        envelopes=ledger.envelopes,
+    )
+
+
+def _lanes(ledger: Ledger, tasks: list[Task]) -> list[Lane]:
+    """The lanes of the services, and deleted ones that ended tasks still name."""
+    lanes = {
+        id(lane): lane for service in ledger.services.values() for lane in service.lanes.values()
+    }
+    for task in tasks:
+        lanes.setdefault(id(task.lane), task.lane)
+    return list(lanes.values())
+
+
+def _lane_image(lane: Lane, services: list[bytes], places: dict[int, int]) -> LaneImage:
+    def at(tasks: list[Task]) -> list[int]:
+        return [places[id(task)] for task in tasks if task.state is TaskState.READY]
+
+    queues = [
+        QueueImage(
+            queue.priority, at(queue.items[queue.cursor :]), at(queue.front), at(queue.suspects)
+        )
+        for queue in lane.queues
+    ]
+    return LaneImage(services.index(lane.service.name), lane.name, lane.paused, queues)
+
+
+def _lease_images(ledger: Ledger, places: dict[int, int]) -> list[LeaseImage]:
+    images: list[LeaseImage] = []
+    for index, worker in enumerate(ledger.workers.values()):
+        for lease in worker.leases.values():
+            out = [places[id(task)] for task in lease.tasks if task.lease is lease]
+            images.append(LeaseImage(lease.number, index, lease.at_ns, lease.lease_ns, out))
+    return images
+
+
+def restore(image: Image) -> Ledger:
+    """A ledger that goes on where the image was taken."""
+    ledger = Ledger()
+    ledger.record, ledger.paused, ledger.counts = image.record, image.paused, image.counts
+    for name, counts in image.campaigns:
+        ledger.campaign(name).counts = counts
+    for one in image.services:
+        service = ledger.service(one.name)
+        service.paused, service.wide, service.counts = one.paused, one.wide, one.counts
+    tasks = _restore_tasks(ledger, image)
+    _restore_graph(ledger, image, tasks)
+    _restore_workers(ledger, image, tasks)
+    _restore_agenda(ledger, tasks)
+    ledger.reasons, ledger.envelopes = image.reasons, image.envelopes
+    return ledger
+
+
+def _restore_tasks(ledger: Ledger, image: Image) -> list[Task]:
+    lanes = [
+        ledger.services[image.services[one.service].name].lane(one.name) for one in image.lanes
+    ]
+    columns = zip(
+        image.names,
+        image.payloads,
+        [image.terms[place] for place in image.terms_at],
+        [lanes[place] for place in image.lane_at],
+        image.states,
+        image.waits,
+        repeat(None),  # dependents
+        repeat(None),  # lease
+        repeat(None),  # ending
+        image.attempts,
+        image.failures,
+        image.excused,
+        image.due_ns,
+    )
+    tasks = [Task(*row) for row in columns]
+    ledger.tasks = dict(zip(image.names, tasks, strict=True))
+    for place, (record, at_ns) in image.endings.items():
+        tasks[place].ending = Ending(record, at_ns)
+    for task in tasks:
+        task.lane.tasks += task.ending is None
+    for lane, one in zip(lanes, image.lanes, strict=True):
+        _restore_lane(lane, one, tasks)
+    return tasks
+
+
+def _restore_lane(lane: Lane, one: LaneImage, tasks: list[Task]) -> None:
+    lane.paused = lane.paused or one.paused
+    for queue_image in one.queues:
+        queue = lane.queue(queue_image.priority)
+        queue.items += [tasks[place] for place in queue_image.items]
+        queue.front += [tasks[place] for place in queue_image.front]
+        queue.suspects += [tasks[place] for place in queue_image.suspects]
+    if lane.has_ready:
+        lane.service.offer(lane)
+    lane.service.drop_if_empty(lane)
+
+
+def _restore_graph(ledger: Ledger, image: Image, tasks: list[Task]) -> None:
+    for place, dependents in image.dependents.items():
+        waiting = [tasks[one] for one in dependents]
+        tasks[place].dependents = waiting[0] if len(waiting) == 1 else waiting or None
+    for name, places in image.awaited.items():
+        ledger.awaited[name] = [tasks[place] for place in places]
+
+
+def _restore_workers(ledger: Ledger, image: Image, tasks: list[Task]) -> None:
+    workers = [Worker(one.name, one.facts, slots_kept=one.slots_kept) for one in image.workers]
+    for worker in workers:
+        ledger.enlist(worker)
+    for one in image.leases:
+        out = [tasks[place] for place in one.tasks]
+        lease = Lease(workers[one.worker], one.number, one.at_ns, one.lease_ns, len(out), out)
+        for task in out:
+            task.lease = lease
+        ledger.entrust(lease, out)
+
+
+def _restore_agenda(ledger: Ledger, tasks: list[Task]) -> None:
+    ledger.plan([task for task in tasks if task.state is TaskState.DELAYED])
+    ledger.mind_age([task for task in tasks if task.ending is None])
+
+
+def portrait(ledger: Ledger) -> dict[str, Any]:
+    """What a ledger will do depends on nothing but this, the rules, and what is volatile."""
+    return {
+        "record": ledger.record,
+        "paused": ledger.paused,
+        "counts": list(ledger.counts),
+        "campaigns": {one.name: list(one.counts) for one in ledger.campaigns.values()},
+        "services": {
+            one.name: (one.paused, one.wide, list(one.counts)) for one in ledger.services.values()
+        },
+        "workers": {one.name: (one.facts, one.slots_kept) for one in ledger.workers.values()},
+        "tasks": {name: _task_portrait(task) for name, task in sorted(ledger.tasks.items())},
+        "leases": {
+            lease.number: (lease.worker.name, lease.at_ns, lease.lease_ns, lease.left)
+            for worker in ledger.workers.values()
+            for lease in worker.leases.values()
+        },
+        "queues": {
+            (lane.service.name, lane.name, queue.priority): _line(queue)
+            for service in ledger.services.values()
+            for lane in service.lanes.values()
+            for queue in lane.queues
+            if queue.depth
+        },
+        "awaited": {name: _names(tasks) for name, tasks in sorted(ledger.awaited.items())},
+        "reasons": dict(ledger.reasons),
+        "envelopes": dict(ledger.envelopes),
+    }
+
+
+def _task_portrait(task: Task) -> tuple[Any, ...]:
+    ending = None if task.ending is None else (task.ending.record, task.ending.at_ns)
+    return (
+        task.payload,
+        task.terms,
+        task.lane.name,
+        task.state,
+        0 if task.ending else task.waits,
+        [] if task.ending else _names(task.dependents_list()),
+        ending,
+        task.attempt,
+        task.failures,
+        task.excused,
+        task.due_ns,
+    )
+
+
+def _names(tasks: list[Task]) -> list[bytes]:
+    return [task.name for task in tasks if task.ending is None]
+
+
+def _line(queue: Queue) -> list[bytes]:
+    return [task.name for task in queue.in_order()]

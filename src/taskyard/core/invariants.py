@@ -1,0 +1,215 @@
+"""What always holds between events. Every copy that is kept for speed is compared with its origin.
+
+`check(scheduler)` raises `Violated` with the first thing that is wrong. It walks everything, so it
+is for tests and the simulator; at large sizes call it now and then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskyard.core.states import TASK_STATES_ENDED, TaskState, WorkerState
+from taskyard.errors import TaskyardError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from taskyard.core.agenda import Lane, Service
+    from taskyard.core.ledger import Ledger
+    from taskyard.core.scheduler import Scheduler
+    from taskyard.core.tasks import Task
+    from taskyard.core.workers import Worker
+
+
+class Violated(TaskyardError):
+    """The state contradicts itself: a bug of ours."""
+
+
+def check(scheduler: Scheduler) -> None:
+    """All that holds between two events."""
+    check_ledger(scheduler.ledger)
+    _check_volatile(scheduler)
+
+
+def check_ledger(ledger: Ledger) -> None:
+    """All that holds of durable state, after every record."""
+    for task in ledger.tasks.values():
+        _check_task(ledger, task)
+    _check_waits(ledger)
+    _check_counts(ledger)
+    for service in ledger.services.values():
+        _check_service(ledger, service)
+    for worker in ledger.workers.values():
+        _check_worker(ledger, worker)
+    serving = sum(len(worker.lanes) for worker in ledger.workers.values())
+    _equal(ledger.serving, serving, "pairs of lanes and workers")
+    _check_agenda(ledger)
+
+
+def _equal(kept: object, derived: object, what: str) -> None:
+    if kept != derived:
+        raise Violated(f"{what}: {kept!r} is kept, but {derived!r} follows from the state")
+
+
+def _require(holds: object, what: str) -> None:
+    if not holds:
+        raise Violated(what)
+
+
+def _check_task(ledger: Ledger, task: Task) -> None:
+    name = task.name
+    _require((task.lease is not None) is (task.state is TaskState.LEASED), f"lease of {name!r}")
+    _require((task.ending is not None) is (task.state in TASK_STATES_ENDED), f"ending of {name!r}")
+    _require(task.failures >= 0 and task.excused >= 0, f"charges of {name!r} are negative")
+    _require(task.state in TASK_STATES_ENDED or task.losses >= 0, f"losses of {name!r}")
+    if task.state is TaskState.BLOCKED:
+        _require(task.waits > 0, f"{name!r} is BLOCKED and waits for nothing")
+    if task.state in (TaskState.READY, TaskState.DELAYED, TaskState.LEASED):
+        _equal(task.waits, 0, f"waits of {name!r}, which is {task.state.name}")
+    if task.ending is None:
+        _require(ledger.services[task.terms.service] is task.lane.service, f"service of {name!r}")
+        _require(task.lane.service.lanes.get(task.lane.name) is task.lane, f"lane of {name!r}")
+
+
+def _check_waits(ledger: Ledger) -> None:
+    """Join counts against the edges they count."""
+    edges: dict[bytes, int] = {}
+    waiting = [task.dependents_list() for task in ledger.tasks.values() if task.ending is None]
+    for dependents in [*waiting, *ledger.awaited.values()]:
+        for dependent in dependents:
+            edges[dependent.name] = edges.get(dependent.name, 0) + 1
+    for task in ledger.tasks.values():
+        if task.ending is None:
+            _equal(task.waits, edges.get(task.name, 0), f"waits of {task.name!r}")
+    for name in ledger.awaited:
+        known = ledger.tasks.get(name)
+        _require(known is None or known.ending is not None, f"{name!r} is awaited, and known")
+
+
+def _check_counts(ledger: Ledger) -> None:
+    live = [state for state in TaskState if state not in TASK_STATES_ENDED]
+    for state in live:
+        tasks = [task for task in ledger.tasks.values() if task.state is state]
+        _equal(ledger.counts[state], len(tasks), f"tasks that are {state.name}")
+        for campaign in ledger.campaigns.values():
+            own = sum(task.terms.campaign == campaign.name for task in tasks)
+            _equal(campaign.counts[state], own, f"{state.name} of campaign {campaign.name!r}")
+        for service in ledger.services.values():
+            own = sum(task.terms.service == service.name for task in tasks)
+            _equal(service.counts[state], own, f"{state.name} of service {service.name!r}")
+    for state in TASK_STATES_ENDED:
+        kept = sum(campaign.counts[state] for campaign in ledger.campaigns.values())
+        _equal(ledger.counts[state], kept, f"tasks that are {state.name}")
+
+
+def _check_service(ledger: Ledger, service: Service) -> None:
+    lanes = service.lanes.values()
+    for lane in lanes:
+        _check_lane(ledger, lane)
+    _equal(service.serving, sum(lane.workers for lane in lanes), f"serving of {service.name!r}")
+    offers = sum(service.name in worker.facts.services for worker in ledger.workers.values())
+    _equal(service.workers, offers, f"workers of {service.name!r}")
+    rotating = [lane.name for lane in service.rotation]
+    _equal(len(rotating), sum(lane.rotating for lane in service.rotation), "lanes in rotation")
+    waiting = [lane.name for lane in lanes if lane.has_ready and not lane.rotating]
+    for name in waiting:
+        _require(_is_held(ledger, service.lanes[name]), f"lane {name!r} is out of rotation")
+
+
+def _is_held(ledger: Ledger, lane: Lane) -> bool:
+    rules = lane.service.rules
+    full = lane.leased >= rules.lane_workers_max * (1 + rules.overfeed) or (
+        lane.workers >= rules.lane_workers_max
+    )
+    return lane.paused or lane.service.paused or ledger.paused or (bool(lane.name) and full)
+
+
+def _check_lane(ledger: Ledger, lane: Lane) -> None:
+    own = [task for task in ledger.tasks.values() if task.lane is lane and task.ending is None]
+    where = f"lane {lane.service.name!r}/{lane.name!r}"
+    _equal(lane.tasks, len(own), f"tasks of {where}")
+    leased = [task for task in own if task.state is TaskState.LEASED]
+    _equal(lane.leased, len(leased), f"leased tasks of {where}")
+    holders = dict.fromkeys(_holder(task) for task in leased)
+    _equal(lane.workers, len(holders), f"workers of {where}")
+    ready = {task.name: task for task in own if task.state is TaskState.READY}
+    for queue in lane.queues:
+        line = queue.in_order()
+        _equal(queue.depth, len(line), f"depth of {where}")
+        for task in line:
+            _require(
+                ready.pop(task.name, None) is task, f"{task.name!r} is queued wrongly in {where}"
+            )
+            _equal(queue.priority, task.terms.priority, f"priority of {task.name!r}")
+        for task in queue.suspects:
+            _require(task.losses > 0, f"{task.name!r} is suspected without a loss")
+        for task in [*queue.front, *queue.items[queue.cursor :]]:
+            _require(not _suspicious(task), f"{task.name!r} lost a worker and is not set apart")
+    _require(not ready, f"READY tasks of {where} are in no queue: {[*ready]}")
+
+
+def _suspicious(task: Task) -> bool:
+    return task.state is TaskState.READY and task.attempt > 0 and task.losses > 0
+
+
+def _holder(task: Task) -> bytes:
+    return b"" if task.lease is None else task.lease.worker.name
+
+
+def _check_worker(ledger: Ledger, worker: Worker) -> None:
+    name = worker.name
+    held = [task for task in ledger.tasks.values() if _holder(task) == name and task.lease]
+    order = {task.name: None for task in worker.held()}
+    _equal(sorted(order), sorted(task.name for task in held), f"what {name!r} holds")
+    slots = sum(task.terms.slots for task in held)
+    _equal(worker.slots_used, slots, f"slots that {name!r} uses")
+    _require(worker.slots_kept >= 0, f"slots that {name!r} keeps are negative")
+    lanes: dict[bytes, int] = {}
+    for task in held:
+        key = task.lane.service.name + b"/" + task.lane.name
+        lanes[key] = lanes.get(key, 0) + 1
+    kept = {lane.service.name + b"/" + lane.name: count for lane, count in worker.lanes.items()}
+    _equal(kept, lanes, f"lanes of {name!r}")
+    for lease in worker.leases.values():
+        out = [task for task in lease.tasks if task.lease is lease]
+        _equal(lease.left, len(out), f"tasks left of lease {lease.number} of {name!r}")
+        _require(lease.worker is worker, f"holder of lease {lease.number}")
+        _require(lease.left > 0, f"lease {lease.number} of {name!r} is empty")
+    _check_suspects_alone(name, held)
+
+
+def _check_suspects_alone(name: bytes, held: list[Task]) -> None:
+    if any(task.losses > 0 for task in held):
+        _equal(len(held), 1, f"tasks of {name!r}, which holds one that lost a worker")
+
+
+def _check_agenda(ledger: Ledger) -> None:
+    """Every delayed task comes due one day."""
+    planned = {
+        (task.name, due_ns): True for due_ns, _, tasks in ledger.agenda.due for task in tasks
+    }
+    for task in ledger.tasks.values():
+        if task.state is TaskState.DELAYED:
+            _require((task.name, task.due_ns) in planned, f"{task.name!r} is on no agenda")
+
+
+def _check_volatile(scheduler: Scheduler) -> None:
+    ledger = scheduler.ledger
+    _require(not ledger.stirred, "a service was stirred and not looked at")
+    watched = {name: True for _, name in scheduler.silence}
+    for worker in ledger.workers.values():
+        if worker.silent_at_ns:
+            _require(worker.name in watched, f"nobody minds the silence of {worker.name!r}")
+        if worker.state is WorkerState.PARKED and worker.slots_free > 0:
+            _check_listed(ledger, worker)
+        limited = worker.facts.slots_total > 0 and not worker.slots_kept
+        _require(not limited or worker.slots_free >= 0, f"{worker.name!r} holds too much")
+
+
+def _check_listed(ledger: Ledger, worker: Worker) -> None:
+    """A parked worker stands in the list of each of its services."""
+    for name in worker.facts.services:
+        listed: Iterable[bytes] = (
+            other.name for used, _, other in ledger.services[name].parked if used == worker.used
+        )
+        _require(worker.name in listed, f"{worker.name!r} is parked and in no list of {name!r}")

@@ -1,0 +1,302 @@
+"""The durable state: tasks, campaigns, services, lanes, workers, and the leases between them.
+
+The ledger knows how to move a task between states, queues and workers so that every count and
+index that follows from the state stays true; `invariants` compares them with what they are
+derived from. When to move is said by records alone: `apply` is the only caller.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from taskyard.core import graph
+from taskyard.core.agenda import OPEN_LANE, Agenda, Lane, Service
+from taskyard.core.events import RulesSet
+from taskyard.core.states import TASK_TARGETS, Cause, TaskState
+from taskyard.core.tasks import Campaign, Ended, Ending, Lease, Task, Terms, digest
+from taskyard.core.workers import Worker
+from taskyard.errors import IllegalTransition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+_BLOCKED, _DELAYED, _READY = TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY
+
+_NO_TERMS = Terms()
+
+Tasks: TypeAlias = "list[Task]"
+
+
+class Ledger:
+    """All tasks, campaigns, services, lanes and workers, and the leases between them."""
+
+    def __init__(self) -> None:
+        #: Every task by name. An ended one stays until it is archived.
+        self.tasks: dict[bytes, Task] = {}
+        #: Who waits for names that nobody has submitted.
+        self.awaited: dict[bytes, list[Task]] = {}
+        self.campaigns: dict[bytes, Campaign] = {}
+        self.services: dict[bytes, Service] = {}
+        self.workers: dict[bytes, Worker] = {}
+        #: The latest failure of tasks that have one.
+        self.reasons: dict[bytes, bytes] = {}
+        #: What a dialect keeps beside the payload, for tasks that have it.
+        self.envelopes: dict[bytes, bytes] = {}
+        #: How many tasks are in each state, by `TaskState`; archived ones stay counted.
+        self.counts = [0] * len(TaskState)
+        self.paused = False
+        #: Pairs of a lane and a worker that serves it, over all services.
+        self.serving = 0
+        #: Number of the latest record.
+        self.record = 0
+        self.agenda = Agenda()
+        #: Services where something changed that may allow a lease. Volatile.
+        self.stirred: dict[bytes, Service] = {}
+        #: How services are run. Settings, not history: volatile.
+        self.rules = RulesSet(0)
+        #: Some service has a rate.
+        self.rated = False
+
+    def service(self, name: bytes) -> Service:
+        """A service by name, made when it is first needed."""
+        service = self.services.get(name)
+        if service is None:
+            rules = self.rules.services.get(name, self.rules.defaults)
+            service = self.services[name] = Service(name, rules)
+        return service
+
+    def campaign(self, name: bytes) -> Campaign:
+        """A campaign by name, made when it is first needed."""
+        campaign = self.campaigns.get(name)
+        if campaign is None:
+            campaign = self.campaigns[name] = Campaign(name)
+        return campaign
+
+    def move(self, tasks: Tasks, cause: Cause) -> None:
+        """The one mover of tasks' states. Counts runs of tasks, not tasks."""
+        targets = TASK_TARGETS[cause]
+        terms, source, target, run = _NO_TERMS, None, None, 0
+        for task in tasks:
+            if task.state is not source or task.terms is not terms:
+                if run:
+                    self.tally(terms, source, target, run)
+                terms, source, run = task.terms, task.state, 0
+                target = targets[source]
+            if target is None:
+                raise IllegalTransition(story(task, cause))
+            task.state = target
+            run += 1
+        if run:
+            self.tally(terms, source, target, run)
+
+    def archive(self, names: Iterable[bytes]) -> None:
+        """Forget ended tasks that an index outside memory now knows."""
+        for name in names:
+            task = self.tasks.get(name)
+            if task is not None and task.ending is not None:
+                del self.tasks[name]
+
+    def recall(self, one: Ended) -> None:
+        """Remember an archived task again, because somebody is about to speak of it."""
+        if one.name in self.tasks:
+            return
+        terms = Terms(campaign=one.campaign, service=one.service)
+        lane = self.service(one.service).lane(OPEN_LANE)
+        task = Task(one.name, one.digest, terms, lane, one.state, attempt=one.attempt)
+        task.ending = Ending(one.record, one.at_ns)
+        self.tasks[one.name] = task
+
+    # What follows are the helpers of the functions that apply.
+
+    def named(self, names: list[bytes]) -> Tasks:
+        tasks = self.tasks
+        return [tasks[name] for name in names]
+
+    def tally(
+        self, terms: Terms, source: TaskState | None, target: TaskState | None, count: int
+    ) -> None:
+        """Count tasks from one state to another: in all, in their campaign, in their service."""
+        campaign, service = self.campaigns[terms.campaign], self.services[terms.service]
+        for counts in (self.counts, campaign.counts, service.counts):
+            if source is not None:
+                counts[source] -= count
+            if target is not None:
+                counts[target] += count
+
+    def enqueue(self, tasks: Tasks, *, front: bool = False) -> None:
+        """Queue READY tasks in their lanes, a run of the same lane and priority at a time."""
+        start = 0
+        for end in range(1, len(tasks) + 1):
+            task = tasks[start]
+            if (
+                end < len(tasks)
+                and tasks[end].lane is task.lane
+                and tasks[end].terms.priority == task.terms.priority
+            ):
+                continue
+            run = tasks[start:end] if end - start < len(tasks) else tasks
+            queue = task.lane.queue(task.terms.priority)
+            queue.suspects += [one for one in run if one.attempt and one.losses]
+            unsuspected = [one for one in run if not one.attempt or not one.losses]
+            if front:
+                queue.add_front(unsuspected)
+            else:
+                queue.add(unsuspected)
+            self.stir(task.lane)
+            start = end
+
+    def stir(self, lane: Lane) -> None:
+        service = lane.service
+        service.offer(lane)
+        self.stirred[service.name] = service
+
+    def dequeue(self, tasks: Tasks) -> None:
+        """Take READY tasks out of their queues, a run of the same lane and priority at a time."""
+        start = 0
+        for end in range(1, len(tasks) + 1):
+            task = tasks[start]
+            if (
+                end < len(tasks)
+                and tasks[end].lane is task.lane
+                and tasks[end].terms.priority == task.terms.priority
+            ):
+                continue
+            run = tasks[start:end] if end - start < len(tasks) else tasks
+            task.lane.queue(task.terms.priority).take(run)
+            start = end
+
+    def entrust(self, lease: Lease, tasks: Tasks) -> None:
+        """Count leased tasks at their worker and their lanes."""
+        worker = lease.worker
+        lanes = worker.lanes
+        for lane, count, slots in _runs(tasks):
+            held = lanes.get(lane, 0)
+            if not held:
+                lane.workers += 1
+                lane.service.serving += 1
+                self.serving += 1
+            lanes[lane] = held + count
+            lane.leased += count
+            worker.slots_used += slots
+        worker.leases[lease.number] = lease
+
+    def release(self, tasks: Tasks) -> None:
+        """Count tasks whose lease is over back from their worker and their lanes."""
+        start = 0
+        for end in range(1, len(tasks) + 1):
+            lease = tasks[start].lease
+            if end < len(tasks) and tasks[end].lease is lease:
+                continue
+            if lease is None:
+                raise IllegalTransition(story(tasks[start], Cause.RETURNED))
+            run = tasks[start:end] if end - start < len(tasks) else tasks
+            self._release_run(lease, run)
+            start = end
+        for task in tasks:
+            task.lease = None
+
+    def _release_run(self, lease: Lease, tasks: Tasks) -> None:
+        worker = lease.worker
+        lanes = worker.lanes
+        for lane, count, slots in _runs(tasks):
+            held = lanes[lane] - count
+            if held:
+                lanes[lane] = held
+            else:
+                del lanes[lane]
+                lane.workers -= 1
+                lane.service.serving -= 1
+                self.serving -= 1
+            lane.leased -= count
+            worker.slots_used -= slots
+            self.stir(lane)
+        lease.left -= len(tasks)
+        if not lease.left:
+            del worker.leases[lease.number]
+            lease.tasks = []
+            if not worker.leases:
+                worker.patience_ns = 0
+
+    def end(self, tasks: Tasks, ending: Ending) -> None:
+        """Keep of ended tasks only what is needed to know them again."""
+        for task in tasks:
+            task.payload = digest(task.payload)
+            task.ending = ending
+            task.lane.tasks -= 1
+            if not task.lane.tasks:
+                task.lane.service.drop_if_empty(task.lane)
+        for index in (self.reasons, self.envelopes):
+            if index:
+                for task in tasks:
+                    index.pop(task.name, None)
+
+    def mind_age(self, tasks: Tasks) -> None:
+        """Tasks that wait again may be too old, now that they were tried."""
+        for task in tasks:
+            terms = task.terms
+            times = [time for time in (terms.expires_ns, terms.expires_hard_ns) if time]
+            if times:
+                self.agenda.expire(min(times), [task.name])
+
+    def wait_for(self, task: Task, names: list[bytes]) -> None:
+        for name in names:
+            before = self.tasks.get(name)
+            if before is None or before.ending is not None:
+                self.awaited.setdefault(name, []).append(task)
+            else:
+                graph.link(before, task)
+        task.waits += len(names)
+
+    def requeue(self, tasks: Tasks, cause: Cause, *, front: bool) -> None:
+        """Tasks that wait for nothing but a worker go to their queues; the others stay BLOCKED."""
+        blocked = [task for task in tasks if task.waits]
+        ready = [task for task in tasks if not task.waits] if blocked else tasks
+        self.move(blocked, Cause.BLOCKED)
+        self.move(ready, cause)
+        self.enqueue(ready, front=front)
+
+    def plan(self, tasks: Tasks) -> None:
+        """Put DELAYED tasks on the agenda; those that come due together share an entry."""
+        together: dict[int, Tasks] = {}
+        for task in tasks:
+            together.setdefault(task.due_ns, []).append(task)
+        for due_ns, some in together.items():
+            self.agenda.delay(due_ns, some)
+
+    def enlist(self, worker: Worker) -> None:
+        """Know a worker, and that it offers its services."""
+        self.workers[worker.name] = worker
+        self.count_offers(worker, 1)
+
+    def count_offers(self, worker: Worker, by: int) -> None:
+        for name in worker.facts.services:
+            service = self.service(name)
+            service.workers += by
+            if service.reserved is worker:
+                service.reserved = None
+                self.stirred[name] = service
+
+
+def _runs(tasks: Tasks) -> list[tuple[Lane, int, int]]:
+    """Runs of tasks of the same lane: the lane, how many, and how many slots they take."""
+    runs: list[tuple[Lane, int, int]] = []
+    lane, count, slots = tasks[0].lane, 0, 0
+    for task in tasks:
+        if task.lane is not lane:
+            runs.append((lane, count, slots))
+            lane, count, slots = task.lane, 0, 0
+        count += 1
+        slots += task.terms.slots
+    runs.append((lane, count, slots))
+    return runs
+
+
+def story(task: Task, cause: Cause) -> str:
+    """What is known of a task that was to be moved where it can't go."""
+    holder = f", held by {task.lease.worker.name!r}" if task.lease is not None else ""
+    return (
+        f"task {task.name!r} is {task.state.name} and can't be moved by {cause.name} "
+        f"(attempt {task.attempt}, {task.failures} failures, {task.losses} lost workers, "
+        f"waits for {task.waits} tasks{holder})"
+    )

@@ -1,0 +1,49 @@
+"""Every limit of the core has a name and a reason, and stands here.
+
+Limits are checked before anything changes: what goes beyond one is refused whole.
+"""
+
+from typing import Final
+
+SECOND_NS: Final = 1_000_000_000
+
+#: Names become keys of dicts, columns of tables and file names by hash; longer ones are mistakes.
+NAME_BYTES_MAX: Final = 1024
+
+#: One message is one record and one turn: a larger one would hold up everybody else's answer.
+TASKS_A_MESSAGE_MAX: Final = 100_000
+
+#: About 4 GB at 400 bytes a task. Beyond it producers are told, and workers keep completing.
+TASKS_MAX: Final = 10_000_000
+
+#: Predecessors of one task; a join over more wants a task in between.
+AFTER_MAX: Final = 100_000
+
+#: A task that was lost with its worker this many times is held to have killed it.
+CRASHES_MAX: Final = 5
+
+#: A worker that goes on with its lane lets another lane have its turn after this many tasks, so
+#: that a lane which is never empty can't keep a worker for ever.
+LANE_RUN_TASKS_MAX: Final = 100
+
+#: How long a called worker may take to ask, before the next one is called.
+CALL_NS_MAX: Final = SECOND_NS
+
+#: The retry schedule's jitter is given in percent of the delay, and only adds.
+JITTER_PERCENT_MAX: Final = 100
+
+#: Failure texts are kept in memory for as long as the task is: the tail says what went wrong.
+REASON_BYTES_MAX: Final = 2048
+
+#: A lease that a live worker does not list in this many heartbeats was lost on the way to it.
+HEARTBEATS_UNLISTED_MAX: Final = 2
+
+#: What one turn of the clock moves at most; the rest follows in the next turn.
+TIMER_TASKS_MAX: Final = 10_000
+
+#: How far a worker looks past tasks that are wider than itself, to find some that fit.
+WIDE_LOOKAHEAD: Final = 64
+
+#: Rate that was not used is saved up for this long, so that a high rate is reached with one
+#: look at the clock every few milliseconds.
+RATE_SAVED_NS_MAX: Final = SECOND_NS // 10

@@ -1,0 +1,264 @@
+"""Deciding on what workers report: results, failures and when to try again, tasks given back.
+
+A report counts only if the worker holds the task by that very attempt; anything else is stale,
+is recorded as such, and changes nothing. That is what fences a worker which was thought dead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from taskyard.core import assigning, roster, submission, watching
+from taskyard.core.effects import Noted, Refusal, Refused
+from taskyard.core.events import Outcome
+from taskyard.core.limits import REASON_BYTES_MAX, SECOND_NS
+from taskyard.core.records import (
+    Finished,
+    Postponed,
+    Progressed,
+    ReturnReason,
+    SlotsFreed,
+    Stale,
+)
+from taskyard.core.states import TaskState, WorkerState
+
+if TYPE_CHECKING:
+    from taskyard.core import events
+    from taskyard.core.scheduler import Scheduler
+    from taskyard.core.tasks import Task
+    from taskyard.core.workers import Worker
+
+#: The rest of a lane is put off for this long if its schedule says nothing.
+DEFER_ALL_NS_DEFAULT: Final = 60 * SECOND_NS
+
+#: A task, when it is due again, and why.
+_PutOff: TypeAlias = "tuple[Task, int, bytes]"
+
+#: `luck` is spread over the tasks of a report by this odd number (2**32 over the golden ratio).
+_LUCK_STEP: Final = 2654435761
+_LUCK_MAX: Final = 1 << 32
+
+
+def work_reported(scheduler: Scheduler, event: events.WorkReported) -> None:
+    worker = scheduler.ledger.workers.get(event.worker)
+    if worker is not None:
+        worker.heard_ns = scheduler.now_ns
+    tasks, kept, stale = _sort(scheduler, event)
+    if stale:
+        names = [event.names[index] for index in stale]
+        attempts = [0 if event.attempts is None else event.attempts[index] for index in stale]
+        scheduler.emit(Stale(scheduler.at_ns, event.worker, names, attempts))
+    if worker is not None and tasks:
+        if event.outcomes is None:
+            _finish(scheduler, event, tasks, kept)
+        else:
+            _settle(scheduler, worker, event, tasks, kept)
+    scheduler.tell(Noted(event.worker, event.request, [event.names[index] for index in stale]))
+    if worker is not None:
+        _after_report(scheduler, worker)
+
+
+def _sort(
+    scheduler: Scheduler, event: events.WorkReported
+) -> tuple[list[Task], list[int] | None, list[int]]:
+    """The reported tasks that are the worker's; their places in the report, None for all of
+    them; and the places of the others."""
+    known, attempts, worker = scheduler.ledger.tasks, event.attempts, event.worker
+    tasks: list[Task] = []
+    stale: list[int] = []
+    places = dict(zip(reversed(event.names), range(len(event.names) - 1, -1, -1), strict=True))
+    for index, name in enumerate(event.names):
+        task = known.get(name)
+        attempt = None if attempts is None else attempts[index]
+        if task is not None and roster.holds(worker, task, attempt) and places[name] == index:
+            tasks.append(task)
+        else:
+            stale.append(index)
+    if not stale:
+        return tasks, None, stale
+    kept = [index for index in range(len(event.names)) if index not in dict.fromkeys(stale)]
+    return tasks, kept, stale
+
+
+def _column(column: list[bytes] | None, kept: list[int] | None) -> list[bytes] | None:
+    if column is None or kept is None:
+        return column
+    return [column[index] for index in kept]
+
+
+def _finish(
+    scheduler: Scheduler, event: events.WorkReported, tasks: list[Task], kept: list[int] | None
+) -> None:
+    """All that the worker holds of its report is done."""
+    names = event.names if kept is None else [task.name for task in tasks]
+    attempts = [task.attempt for task in tasks]
+    results = _column(event.texts, kept)
+    record = Finished(scheduler.at_ns, event.worker, names, attempts, results, event.keeps_slots)
+    scheduler.emit(record, tasks)
+    watching.tell_settled(scheduler, tasks, results)
+
+
+def _settle(
+    scheduler: Scheduler,
+    worker: Worker,
+    event: events.WorkReported,
+    tasks: list[Task],
+    kept: list[int] | None,
+) -> None:
+    """A report of different outcomes: each kind is decided on by itself."""
+    places = range(len(tasks)) if kept is None else kept
+    by_outcome: dict[Outcome, tuple[list[Task], list[int]]] = {}
+    for task, place in zip(tasks, places, strict=True):
+        group = by_outcome.setdefault(Outcome(event.outcomes[place]), ([], []))  # type: ignore[index]
+        group[0].append(task)
+        group[1].append(place)
+    for outcome, (some, where) in sorted(by_outcome.items()):
+        texts = _column(event.texts, where) or [b""] * len(some)
+        if outcome is Outcome.DONE:
+            _finish(scheduler, event, some, where)
+        elif outcome is Outcome.FAILED_FOR_GOOD:
+            roster.fail(scheduler, worker.name, some, texts)
+        elif outcome in (Outcome.FAILED, Outcome.DEFER_ALL):
+            _try_again(scheduler, event, some, texts)
+            if outcome is Outcome.DEFER_ALL:
+                _defer_lanes(scheduler, some)
+        elif outcome is Outcome.RETRY_AT:
+            times = event.retry_at_ns or []
+            due_ns = [times[place] if place < len(times) else 0 for place in where]
+            later = list(zip(some, due_ns, texts, strict=True))
+            _postpone(scheduler, worker.name, later, own_fault=False)
+        elif outcome is Outcome.DEFER_BACK:
+            roster.give_back(scheduler, worker, some, ReturnReason.DEFERRED_BACK)
+        else:
+            roster.give_back(scheduler, worker, some, ReturnReason.REFUSED)
+
+
+def _try_again(
+    scheduler: Scheduler, event: events.WorkReported, tasks: list[Task], texts: list[bytes]
+) -> None:
+    """By the schedule while it lasts, then FAILED."""
+    later: list[_PutOff] = []
+    never: list[tuple[Task, bytes]] = []
+    for index, (task, text) in enumerate(zip(tasks, texts, strict=True)):
+        luck = (event.luck + index * _LUCK_STEP) % _LUCK_MAX
+        delay_ns = retry_delay_ns(task, luck)
+        if delay_ns is None:
+            never.append((task, text))
+        else:
+            later.append((task, scheduler.at_ns + delay_ns, text))
+    if never:
+        roster.fail(scheduler, event.worker, [one for one, _ in never], [text for _, text in never])
+    if later:
+        _postpone(scheduler, event.worker, later)
+
+
+def retry_delay_ns(task: Task, luck: int) -> int | None:
+    """How long to wait before the next attempt; None when there is none. Jitter only adds."""
+    rules = task.lane.service.rules
+    schedule = task.terms.retry_delays_ns
+    if schedule is None:
+        schedule = rules.retry_delays_ns
+    if task.failures >= len(schedule):
+        return None
+    delay_ns = schedule[task.failures]
+    return delay_ns + delay_ns * rules.jitter_percent * luck // (100 * _LUCK_MAX)
+
+
+def _postpone(
+    scheduler: Scheduler, worker: bytes, later: list[_PutOff], *, own_fault: bool = True
+) -> None:
+    tasks = [task for task, _, _ in later]
+    record = Postponed(
+        scheduler.at_ns,
+        worker,
+        [task.name for task in tasks],
+        [task.attempt for task in tasks],
+        [due_ns for _, due_ns, _ in later],
+        [reason[-REASON_BYTES_MAX:] for _, _, reason in later],
+        own_fault,
+    )
+    scheduler.emit(record, tasks)
+
+
+def _defer_lanes(scheduler: Scheduler, tasks: list[Task]) -> None:
+    """Put off what is ready in the lanes of these tasks, as long as the task itself. Nobody is
+    charged: they were not tried."""
+    for task in tasks:
+        if not task.lane.name:
+            continue
+        rest = [other for queue in task.lane.queues for other in queue.in_order()]
+        due_ns = task.due_ns
+        if task.state is not TaskState.DELAYED:
+            due_ns = scheduler.at_ns + DEFER_ALL_NS_DEFAULT
+        if rest:
+            _postpone(scheduler, b"", [(other, due_ns, b"") for other in rest])
+
+
+def _after_report(scheduler: Scheduler, worker: Worker) -> None:
+    """A worker has room again."""
+    roster.dismiss_if_drained(scheduler, worker.name)
+    if worker.facts.standing or worker.state is WorkerState.PARKED:
+        wanted = worker.slots_free if worker.facts.standing else worker.wanted
+        assigning.park(scheduler, worker, wanted)
+        for name in worker.facts.services:
+            scheduler.ledger.stirred[name] = scheduler.ledger.service(name)
+
+
+def work_returned(scheduler: Scheduler, event: events.WorkReturned) -> None:
+    """All of it is the worker's and comes back, or nothing does."""
+    worker = scheduler.heard(event.worker)
+    if worker is None:
+        return
+    known = scheduler.ledger.tasks
+    missing = [
+        name for name in event.names if not roster.holds(event.worker, known.get(name), None)
+    ]
+    if missing:
+        scheduler.tell(Noted(event.worker, event.request, missing))
+        return
+    try:
+        after = _resolve(scheduler, event)
+    except submission.Refusing as refusing:
+        scheduler.tell(Refused(event.worker, event.request, refusing.refusal, refusing.text))
+        return
+    tasks = [known[name] for name in event.names]
+    roster.give_back(scheduler, worker, tasks, ReturnReason.TRANSFERRED, after)
+    scheduler.tell(Noted(event.worker, event.request, []))
+    _after_report(scheduler, worker)
+
+
+def _resolve(scheduler: Scheduler, event: events.WorkReturned) -> list[list[bytes]] | None:
+    """What the returned tasks are to wait for, of what is not done already."""
+    ledger = scheduler.ledger
+    if len(dict.fromkeys(event.names)) != len(event.names):
+        raise submission.Refusing(Refusal.DUPLICATE, "a name stands twice in one message")
+    if event.after is None:
+        return None
+    if len(event.after) != len(event.names):
+        raise submission.Refusing(Refusal.MALFORMED, "the message's columns differ in length")
+    after = [
+        submission.sort_predecessors(ledger, names, event.unknown, {})[0] for names in event.after
+    ]
+    edges = dict(zip(event.names, after, strict=True))
+    submission.check_acyclic(ledger, edges)
+    return after if any(after) else None
+
+
+def work_progressed(scheduler: Scheduler, event: events.WorkProgressed) -> None:
+    if scheduler.heard(event.worker) is None:
+        return
+    known = scheduler.ledger.tasks
+    columns = zip(event.names, event.attempts, event.percents, event.texts, strict=True)
+    rows = [row for row in columns if roster.holds(event.worker, known.get(row[0]), row[1])]
+    if rows:
+        names, attempts, percents, texts = map(list, zip(*rows, strict=True))
+        record = Progressed(scheduler.at_ns, event.worker, names, attempts, percents, texts)
+        scheduler.emit(record)
+
+
+def slot_freed(scheduler: Scheduler, event: events.SlotFreed) -> None:
+    worker = scheduler.heard(event.worker)
+    if worker is None or not worker.slots_kept:
+        return
+    scheduler.emit(SlotsFreed(scheduler.at_ns, event.worker, 1))
+    _after_report(scheduler, worker)

@@ -1,0 +1,147 @@
+"""Deciding on workers that come, show life, go, or fall silent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskyard.core import assigning, watching
+from taskyard.core.effects import Dismiss, Noted, Stop, Stranger
+from taskyard.core.limits import HEARTBEATS_UNLISTED_MAX, REASON_BYTES_MAX
+from taskyard.core.records import Expired, Failed, Returned, ReturnReason, WorkerJoined, WorkerLeft
+from taskyard.core.states import Turn, WorkerState
+
+if TYPE_CHECKING:
+    from taskyard.core import events
+    from taskyard.core.scheduler import Scheduler
+    from taskyard.core.tasks import Task
+    from taskyard.core.workers import Worker
+
+
+def worker_appeared(scheduler: Scheduler, event: events.WorkerAppeared) -> None:
+    worker = scheduler.ledger.workers.get(event.worker)
+    if worker is not None and worker.facts.incarnation != event.facts.incarnation:
+        _lose(scheduler, worker, ReturnReason.RESTARTED)
+        scheduler.emit(WorkerLeft(scheduler.at_ns, event.worker, b"restarted"))
+        worker = None
+    if worker is None or worker.facts != event.facts:
+        scheduler.emit(WorkerJoined(scheduler.at_ns, event.worker, event.facts))
+    joined = scheduler.ledger.workers[event.worker]
+    joined.heard_ns = scheduler.now_ns
+    scheduler.watch_silence(joined)
+    if event.facts.standing:
+        assigning.park(scheduler, joined, joined.slots_free)
+
+
+def worker_heard(scheduler: Scheduler, event: events.WorkerHeard) -> None:
+    worker = scheduler.heard(event.worker)
+    if event.held is None:
+        return
+    listed = dict(event.held)
+    _stop_zombies(scheduler, event.worker, listed)
+    if worker is None:
+        return
+    given_before_ns = scheduler.now_ns - HEARTBEATS_UNLISTED_MAX * event.heartbeat_ns
+    lost = [
+        task
+        for lease in worker.leases.values()
+        if lease.given_ns <= given_before_ns
+        for task in lease.tasks
+        if task.lease is lease and listed.get(task.name) != task.attempt
+    ]
+    give_back(scheduler, worker, lost, ReturnReason.UNLISTED)
+
+
+def _stop_zombies(scheduler: Scheduler, worker: bytes, listed: dict[bytes, int]) -> None:
+    """A worker that works on what is no longer its own can save itself the trouble."""
+    known = scheduler.ledger.tasks
+    names = [
+        name for name, attempt in listed.items() if not holds(worker, known.get(name), attempt)
+    ]
+    if names:
+        scheduler.tell(Stop(worker, names, [listed[name] for name in names]))
+
+
+def holds(worker: bytes, task: Task | None, attempt: int | None) -> bool:
+    """A task is leased to a worker, by this attempt or, where none is given, by any."""
+    if task is None or task.lease is None or task.lease.worker.name != worker:
+        return False
+    return attempt is None or attempt == task.attempt
+
+
+def worker_gone(scheduler: Scheduler, event: events.WorkerGone) -> None:
+    worker = scheduler.ledger.workers.get(event.worker)
+    if worker is None:
+        scheduler.tell(Stranger(event.worker))
+        return
+    give_back(scheduler, worker, worker.held(), ReturnReason.LEFT)
+    scheduler.emit(WorkerLeft(scheduler.at_ns, event.worker, b"left"))
+    scheduler.tell(Noted(event.worker, event.request, []))
+
+
+def worker_cut(scheduler: Scheduler, event: events.WorkerCut) -> None:
+    worker = scheduler.ledger.workers.get(event.worker)
+    if worker is None:
+        return
+    worker.turn(Turn.CUT_OFF)
+    for name in worker.facts.services:
+        service = scheduler.ledger.service(name)
+        if service.reserved is worker:
+            service.reserved = None
+            scheduler.ledger.stirred[name] = service
+
+
+def fell_silent(scheduler: Scheduler, worker: Worker) -> None:
+    """A worker was not heard for too long: what it held goes to others, and it is gone."""
+    _lose(scheduler, worker, None)
+    scheduler.emit(WorkerLeft(scheduler.at_ns, worker.name, b"silent"))
+
+
+def dismiss_if_drained(scheduler: Scheduler, name: bytes) -> None:
+    worker = scheduler.ledger.workers.get(name)
+    if worker is not None and worker.state is WorkerState.DRAINING and not worker.leases:
+        scheduler.tell(Dismiss(name))
+
+
+def give_back(
+    scheduler: Scheduler,
+    worker: Worker,
+    tasks: list[Task],
+    reason: ReturnReason,
+    after: list[list[bytes]] | None = None,
+) -> None:
+    if tasks:
+        names, attempts = [task.name for task in tasks], [task.attempt for task in tasks]
+        record = Returned(scheduler.at_ns, worker.name, names, attempts, reason, after)
+        scheduler.emit(record, tasks)
+
+
+def fail(
+    scheduler: Scheduler,
+    worker: bytes,
+    tasks: list[Task],
+    reasons: list[bytes],
+    *,
+    own_fault: bool = True,
+) -> None:
+    """No attempt is left for these tasks."""
+    if not tasks:
+        return
+    names, attempts = [task.name for task in tasks], [task.attempt for task in tasks]
+    reasons = [reason[-REASON_BYTES_MAX:] for reason in reasons]
+    scheduler.emit(Failed(scheduler.at_ns, worker, names, attempts, reasons, own_fault), tasks)
+    watching.tell_settled(scheduler, tasks, reasons)
+    watching.tell_stuck(scheduler)
+
+
+def _lose(scheduler: Scheduler, worker: Worker, reason: ReturnReason | None) -> None:
+    """A worker is lost: its tasks go to others, but for those that have lost too many."""
+    held = worker.held()
+    fatal = [task for task in held if task.losses + 1 >= task.terms.crashes_max]
+    texts = [b"lost %d workers" % (task.losses + 1) for task in fatal]
+    fail(scheduler, worker.name, fatal, texts, own_fault=False)
+    others = [task for task in held if task.lease is not None]
+    if reason is not None:
+        give_back(scheduler, worker, others, reason)
+    elif others:
+        names, attempts = [task.name for task in others], [task.attempt for task in others]
+        scheduler.emit(Expired(scheduler.at_ns, worker.name, names, attempts), others)

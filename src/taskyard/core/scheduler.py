@@ -1,0 +1,130 @@
+"""The scheduler: events in, records and effects out. No clock, no socket, no dice.
+
+`handle(event)` decides and applies, and returns what the world must do; `take_records()` gives
+what must be durable before any of that is done. The deciders stand in files by subject
+(`wishes`, `watching`, `roster`, `assigning`, `reports`, `timers`): each reads the state and emits
+records. Only `apply` changes what is durable; what need not outlive the process lives here.
+"""
+
+from __future__ import annotations
+
+from heapq import heappush
+from typing import TYPE_CHECKING, Any
+
+from taskyard.core import assigning, effects, events, reports, roster, timers, watching, wishes
+from taskyard.core.apply import apply
+from taskyard.core.ledger import Ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskyard.core.effects import Effect
+    from taskyard.core.records import AnyRecord
+    from taskyard.core.tasks import Task
+    from taskyard.core.workers import Worker
+
+
+class Scheduler:
+    """Who gets which task, and when. One machine for all dialects."""
+
+    def __init__(self, ledger: Ledger | None = None) -> None:
+        self.ledger = Ledger() if ledger is None else ledger
+        #: The monotonic clock, as the latest event said.
+        self.now_ns = 0
+        #: What to add to it to have the wall clock.
+        self.wall_offset_ns = 0
+        #: False while the disk's reserve is touched: producers are told, workers go on.
+        self.accepting = True
+        #: (when, name): workers whose silence is watched. An entry may be early, never late.
+        self.silence: list[tuple[int, bytes]] = []
+        #: (when, name): workers that were called and should ask before that.
+        self.calls: list[tuple[int, bytes]] = []
+        #: Who wants to know when a task, or a campaign, is settled: (client, request).
+        self.watchers: dict[bytes, list[tuple[bytes, int]]] = {}
+        self.campaign_watchers: dict[bytes, list[tuple[bytes, int]]] = {}
+        #: Counts assignments: the order in which workers were used.
+        self.uses = 0
+        self._records: list[AnyRecord] = []
+        self._effects: list[Effect] = []
+
+    def handle(self, event: events.Event) -> list[Effect]:
+        """Decide on an event and apply the decision. Returns what the world must do."""
+        self.now_ns = event.now_ns
+        self._effects = []
+        _DECIDERS[type(event)](self, event)
+        if self.ledger.stirred:
+            assigning.match(self)
+        return self._effects
+
+    def take_records(self) -> list[AnyRecord]:
+        """What was decided since the last call; it must be durable before its effects leave."""
+        taken, self._records = self._records, []
+        return taken
+
+    def resume(self, now_ns: int) -> None:
+        """After recovery: every worker was just heard, every lease has its full time again."""
+        self.now_ns = now_ns
+        for worker in self.ledger.workers.values():
+            worker.heard_ns = now_ns
+            worker.patience_ns = 0
+            for lease in worker.leases.values():
+                lease.given_ns = now_ns
+                worker.patience_ns = max(worker.patience_ns, lease.lease_ns)
+            self.watch_silence(worker)
+
+    def wake_at_ns(self) -> int | None:
+        """When `TimePassed` should be told next, by the monotonic clock; None for never."""
+        return timers.next_ns(self)
+
+    # For the deciders.
+
+    @property
+    def at_ns(self) -> int:
+        """The wall clock, for records and due times."""
+        return self.now_ns + self.wall_offset_ns
+
+    def emit(self, record: AnyRecord, tasks: list[Task] | None = None) -> None:
+        """Let something be decided: apply it, and keep it for the journal."""
+        self._records.append(record)
+        apply(self.ledger, record, tasks)
+
+    def tell(self, effect: Effect) -> None:
+        self._effects.append(effect)
+
+    def heard(self, name: bytes) -> Worker | None:
+        """The worker of that name, who shows life by this; a stranger is told so."""
+        worker = self.ledger.workers.get(name)
+        if worker is None:
+            self.tell(effects.Stranger(name))
+        else:
+            worker.heard_ns = self.now_ns
+        return worker
+
+    def watch_silence(self, worker: Worker) -> None:
+        if worker.silent_at_ns:
+            heappush(self.silence, (worker.silent_at_ns, worker.name))
+
+
+_DECIDERS: dict[type, Callable[[Scheduler, Any], None]] = {
+    events.ClockSet: timers.clock_set,
+    events.TimePassed: timers.time_passed,
+    events.RulesSet: timers.rules_set,
+    events.RoomChanged: timers.room_changed,
+    events.SubmitAsked: wishes.submit_asked,
+    events.CancelAsked: wishes.cancel_asked,
+    events.RetryAsked: wishes.retry_asked,
+    events.PauseAsked: wishes.pause_asked,
+    events.ResumeAsked: wishes.resume_asked,
+    events.DrainAsked: wishes.drain_asked,
+    events.WatchAsked: watching.watch_asked,
+    events.ClientGone: watching.client_gone,
+    events.WorkerAppeared: roster.worker_appeared,
+    events.WorkerHeard: roster.worker_heard,
+    events.WorkerGone: roster.worker_gone,
+    events.WorkerCut: roster.worker_cut,
+    events.WorkAsked: assigning.work_asked,
+    events.WorkReported: reports.work_reported,
+    events.WorkReturned: reports.work_returned,
+    events.WorkProgressed: reports.work_progressed,
+    events.SlotFreed: reports.slot_freed,
+}

@@ -1,0 +1,267 @@
+"""Deciding on submissions: what is new, what is known, what waits for what, and what is refused.
+
+A batch is taken whole or not at all. The common case, names that nobody has used and nothing to
+wait for, is a few operations on whole columns.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, structs
+
+from taskyard.core import graph
+from taskyard.core.effects import Refusal
+from taskyard.core.events import Repeat, Unknown
+from taskyard.core.limits import AFTER_MAX, NAME_BYTES_MAX, TASKS_A_MESSAGE_MAX, TASKS_MAX
+from taskyard.core.records import Extended, Submitted
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import digest
+from taskyard.errors import PeerError
+
+if TYPE_CHECKING:
+    from taskyard.core.events import SubmitAsked
+    from taskyard.core.ledger import Ledger
+    from taskyard.core.tasks import Submission, Task
+
+
+class Refusing(PeerError):
+    """A submission can't be taken. Caught by the scheduler, which tells the client."""
+
+    def __init__(self, refusal: Refusal, text: str) -> None:
+        super().__init__(text)
+        self.refusal = refusal
+        self.text = text
+
+
+class Taken(Struct):
+    """What becomes of a submission: records to apply, and how many tasks were known already."""
+
+    records: list[Submitted | Extended]
+    new: int
+    known: int
+
+
+class Waits(Struct):
+    """What tasks wait for, sorted: what holds them up, and what is done already."""
+
+    after: list[list[bytes]] | None = None
+    after_done: list[list[bytes]] | None = None
+
+
+def decide(ledger: Ledger, event: SubmitAsked, at_ns: int) -> Taken:
+    """The records of a submission. Raises `Refusing`, having changed nothing."""
+    submission = event.submission
+    check_shape(submission)
+    _check_room(ledger, len(submission.names))
+    places = dict(zip(submission.names, range(len(submission.names)), strict=True))
+    if len(places) != len(submission.names):
+        raise Refusing(Refusal.DUPLICATE, "a name stands twice in one submission")
+    if ledger.tasks.keys().isdisjoint(places):
+        return _take_new(ledger, event, submission, places, at_ns)
+    return _take_some(ledger, event, places, at_ns)
+
+
+def check_shape(submission: Submission) -> None:
+    """Columns that fit together, names and numbers within their limits."""
+    count = len(submission.names)
+    if not count:
+        raise Refusing(Refusal.EMPTY, "the submission has no tasks")
+    if count > TASKS_A_MESSAGE_MAX:
+        text = f"{count} tasks in one submission; send at most {TASKS_A_MESSAGE_MAX}"
+        raise Refusing(Refusal.TOO_MANY, text)
+    lengths = [len(name) for name in submission.names]
+    if not min(lengths) or max(lengths) > NAME_BYTES_MAX:
+        text = f"a task's name must have 1 to {NAME_BYTES_MAX} bytes"
+        raise Refusing(Refusal.BAD_NAME, text)
+    columns = (submission.terms_at, submission.lanes, submission.after, submission.envelopes)
+    if any(column is not None and len(column) != count for column in columns):
+        raise Refusing(Refusal.MALFORMED, "the submission's columns differ in length")
+    if len(submission.payloads) not in (1, count):
+        raise Refusing(Refusal.MALFORMED, "a payload for each task is needed, or one for all")
+    _check_terms(submission)
+
+
+def _check_terms(submission: Submission) -> None:
+    highest = max(submission.terms_at) if submission.terms_at else 0
+    lowest = min(submission.terms_at) if submission.terms_at else 0
+    if lowest < 0 or highest >= len(submission.terms):
+        raise Refusing(Refusal.MALFORMED, "a task points to terms that are not there")
+    for terms in submission.terms:
+        if not terms.service or len(terms.service) > NAME_BYTES_MAX:
+            text = f"a service's name must have 1 to {NAME_BYTES_MAX} bytes"
+            raise Refusing(Refusal.BAD_NAME, text)
+        if terms.slots < 1 or terms.crashes_max < 1:
+            raise Refusing(Refusal.MALFORMED, "slots and crash attempts must be 1 or more")
+        times = (terms.due_ns, terms.expires_ns, terms.expires_hard_ns, terms.lease_ns)
+        if min(times) < 0 or min(terms.retry_delays_ns or (0,)) < 0:
+            raise Refusing(Refusal.MALFORMED, "times and durations must not be negative")
+
+
+def _check_room(ledger: Ledger, count: int) -> None:
+    ended = ledger.counts[TaskState.DONE] + ledger.counts[TaskState.CANCELLED]
+    if sum(ledger.counts) - ended + count > TASKS_MAX:
+        text = f"{TASKS_MAX} tasks are unfinished; send more when some are done"
+        raise Refusing(Refusal.FULL, text)
+
+
+def _take_new(
+    ledger: Ledger, event: SubmitAsked, submission: Submission, places: dict[bytes, int], at_ns: int
+) -> Taken:
+    """All names are new."""
+    record = Submitted(at_ns, submission)
+    if submission.after is not None:
+        waits = _resolve(ledger, event, submission, places)
+        _check_cycle(ledger, submission, waits, places)
+        record.after_done = waits.after_done
+        record.submission = structs.replace(submission, after=waits.after)
+    return Taken([record], new=len(submission.names), known=0)
+
+
+def _take_some(ledger: Ledger, event: SubmitAsked, places: dict[bytes, int], at_ns: int) -> Taken:
+    """Some names are known."""
+    submission = event.submission
+    new: list[int] = []
+    known: list[int] = []
+    for name, index in places.items():
+        task = ledger.tasks.get(name)
+        if task is None or (event.repeat is Repeat.EXTEND and task.ending is not None):
+            new.append(index)
+        else:
+            known.append(index)
+            if event.repeat is Repeat.HARMLESS:
+                _check_same(task, submission, index)
+            elif task.state is TaskState.LEASED:
+                text = f"task {name!r} is leased and can't be given more to wait for"
+                raise Refusing(Refusal.BUSY, text)
+    if event.repeat is Repeat.EXTEND:
+        return _extend(ledger, event, places, (new, known), at_ns)
+    if not new:
+        return Taken([], new=0, known=len(known))
+    part = submission.part(new)
+    taken = _take_new(
+        ledger, event, part, dict(zip(part.names, range(len(new)), strict=True)), at_ns
+    )
+    return Taken(taken.records, new=len(new), known=len(known))
+
+
+def _check_same(task: Task, submission: Submission, index: int) -> None:
+    """A repeated submission is harmless only if it says the same."""
+    payload = submission.payload_of(index)
+    same = task.payload == (payload if task.ending is None else digest(payload))
+    if not same:
+        text = f"task {task.name!r} is known with another payload; give it another name"
+        raise Refusing(Refusal.CONFLICT, text)
+    campaign = submission.terms_of(index).campaign
+    if task.terms.campaign != campaign:
+        text = f"task {task.name!r} is known in campaign {task.terms.campaign!r}, not {campaign!r}"
+        raise Refusing(Refusal.CONFLICT, text)
+
+
+def _extend(
+    ledger: Ledger,
+    event: SubmitAsked,
+    places: dict[bytes, int],
+    new_and_known: tuple[list[int], list[int]],
+    at_ns: int,
+) -> Taken:
+    """Give known tasks more to wait for, and take the new ones: one graph, checked as a whole."""
+    new, known = new_and_known
+    submission = event.submission
+    waits = _resolve(ledger, event, submission, places)
+    _check_cycle(ledger, submission, waits, places, anywhere=True)
+    whole = structs.replace(submission, after=waits.after)
+    records: list[Submitted | Extended] = []
+    if new:
+        part = whole.part(new)
+        former = [ledger.tasks.get(name) for name in part.names]
+        attempts = [task.attempt if task else 0 for task in former] if any(former) else None
+        done = None if waits.after_done is None else [waits.after_done[index] for index in new]
+        records.append(Submitted(at_ns, part, done, attempts))
+    extended = [index for index in known if waits.after is not None and waits.after[index]]
+    if extended and waits.after is not None:
+        names = [submission.names[index] for index in extended]
+        records.append(Extended(at_ns, names, [waits.after[index] for index in extended]))
+    return Taken(records, new=len(new), known=len(known))
+
+
+def _resolve(
+    ledger: Ledger, event: SubmitAsked, submission: Submission, places: dict[bytes, int]
+) -> Waits:
+    """Sort what each task is to wait for into what holds it up and what is done already."""
+    if submission.after is None:
+        return Waits()
+    waits = Waits([], None)
+    for index, names in enumerate(submission.after):
+        if not names:
+            waits.after.append(names)  # type: ignore[union-attr]
+            continue
+        open_names, done = sort_predecessors(ledger, names, event.unknown, places)
+        waits.after.append(open_names)  # type: ignore[union-attr]
+        if done:
+            if waits.after_done is None:
+                waits.after_done = [[] for _ in submission.names]
+            waits.after_done[index] = done
+    if not any(waits.after):  # type: ignore[arg-type]
+        waits.after = None
+    return waits
+
+
+def sort_predecessors(
+    ledger: Ledger, names: list[bytes], unknown: Unknown, batch: dict[bytes, int]
+) -> tuple[list[bytes], list[bytes]]:
+    """Predecessors that hold a task up, and those that are done already."""
+    if len(names) > AFTER_MAX:
+        raise Refusing(Refusal.TOO_MANY, f"a task can wait for at most {AFTER_MAX} tasks")
+    waiting: list[bytes] = []
+    done: list[bytes] = []
+    for name in dict.fromkeys(names) if len(names) > 1 else names:
+        task = ledger.tasks.get(name)
+        if name in batch or (task is not None and task.ending is None):
+            waiting.append(name)
+        elif task is None:
+            _sort_unknown(name, unknown, waiting, done)
+        elif task.state is TaskState.DONE:
+            done.append(name)
+        else:
+            raise Refusing(Refusal.CANCELLED, f"predecessor {name!r} was cancelled")
+    return waiting, done
+
+
+def _sort_unknown(name: bytes, unknown: Unknown, waiting: list[bytes], done: list[bytes]) -> None:
+    if not name or len(name) > NAME_BYTES_MAX:
+        text = f"a task's name must have 1 to {NAME_BYTES_MAX} bytes"
+        raise Refusing(Refusal.BAD_NAME, text)
+    if unknown is Unknown.REFUSE:
+        text = f"predecessor {name!r} is not known; submit it first, or in the same batch"
+        raise Refusing(Refusal.UNKNOWN, text)
+    (waiting if unknown is Unknown.WAIT else done).append(name)
+
+
+def _check_cycle(
+    ledger: Ledger,
+    submission: Submission,
+    waits: Waits,
+    places: dict[bytes, int],
+    *,
+    anywhere: bool = False,
+) -> None:
+    """Search for a cycle only where one could be: a new task that waits for earlier ones of
+    its batch and for known tasks can't close one, as long as nobody waits for it yet."""
+    if waits.after is None:
+        return
+    ahead = anywhere or any(
+        places.get(name, -1) >= index for index, names in enumerate(waits.after) for name in names
+    )
+    awaited = bool(ledger.awaited) and not ledger.awaited.keys().isdisjoint(places)
+    if not ahead and not awaited:
+        return
+    check_acyclic(ledger, dict(zip(submission.names, waits.after, strict=True)))
+
+
+def check_acyclic(ledger: Ledger, after: dict[bytes, list[bytes]]) -> None:
+    """Refuse edges that would close a cycle."""
+    names = graph.cycle(ledger.tasks, ledger.awaited, after)
+    if names:
+        chain = " before ".join(repr(name) for name in [*names, names[0]])
+        raise Refusing(Refusal.CYCLE, f"the tasks would wait for each other: {chain}")

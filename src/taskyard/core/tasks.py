@@ -1,0 +1,187 @@
+"""What the scheduler knows of tasks: the task itself, what tasks share, leases, endings, campaigns.
+
+Plain records of state; nothing here decides. Millions of tasks wait at once, so a task is one small
+object, and whatever the tasks of a submission have in common is one object that they all point
+to. Nothing here refers back to what refers to it for longer than a lease, so the garbage collector
+need not look (`gc=False`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeVar
+from zlib import crc32
+
+from msgspec import Struct, field
+
+from taskyard.core.limits import CRASHES_MAX
+from taskyard.core.states import TaskState
+
+if TYPE_CHECKING:
+    from taskyard.core.agenda import Lane
+    from taskyard.core.workers import Worker
+
+_T = TypeVar("_T")
+
+DIGEST_BYTES: Final = 4
+
+
+class Terms(Struct, array_like=True, gc=False):
+    """What the tasks of a submission have in common. All times are of the wall clock."""
+
+    campaign: bytes = b""
+    service: bytes = b"default"
+    #: Higher goes first.
+    priority: int = 0
+    #: Not before this time; 0 for at once.
+    due_ns: int = 0
+    #: A task that was tried ends FAILED at this time; 0 for never.
+    expires_ns: int = 0
+    #: A task ends FAILED at this time, tried or not; 0 for never.
+    expires_hard_ns: int = 0
+    #: How long to wait before each further attempt after a failure; None: as the service says.
+    retry_delays_ns: tuple[int, ...] | None = None
+    #: Silence after which a worker loses it; 0: as the worker's dialect says.
+    lease_ns: int = 0
+    #: How long one attempt may run; the worker ends it. 0 for no limit.
+    time_limit_ns: int = 0
+    #: Room it takes in its worker.
+    slots: int = 1
+    crashes_max: int = CRASHES_MAX
+    #: Who says that it comes from them; handed on, never looked at.
+    origin: bytes = b""
+    #: The wire language it came in by, for the history.
+    dialect: bytes = b""
+    #: When it was submitted; written by `apply`, the same for live and recovered tasks.
+    submitted_ns: int = 0
+
+
+class Submission(Struct, array_like=True, gc=False):
+    """A batch of tasks as columns: one object a message, not a task."""
+
+    names: list[bytes]
+    #: One for each task, or a single one that all share.
+    payloads: list[bytes] = field(default_factory=lambda: [b""])
+    terms: list[Terms] = field(default_factory=lambda: [Terms()])
+    #: Which of `terms` each task has; None: all have the first.
+    terms_at: list[int] | None = None
+    #: The lane of each task, b"" for the service's open lane; None: all in the open lane.
+    lanes: list[bytes] | None = None
+    #: The names each task waits for; None: nobody waits.
+    after: list[list[bytes]] | None = None
+    #: What each dialect wants to keep beside the payload, such as a return address.
+    envelopes: list[bytes] | None = None
+
+    def terms_of(self, index: int) -> Terms:
+        return self.terms[0 if self.terms_at is None else self.terms_at[index]]
+
+    def payload_of(self, index: int) -> bytes:
+        return self.payloads[0 if len(self.payloads) == 1 else index]
+
+    def part(self, indexes: list[int]) -> Submission:
+        """The same columns with only these tasks."""
+
+        def pick(column: list[_T] | None) -> list[_T] | None:
+            return None if column is None else [column[index] for index in indexes]
+
+        return Submission(
+            names=[self.names[index] for index in indexes],
+            payloads=[self.payload_of(index) for index in indexes],
+            terms=self.terms,
+            terms_at=pick(self.terms_at),
+            lanes=pick(self.lanes),
+            after=pick(self.after),
+            envelopes=pick(self.envelopes),
+        )
+
+
+class Lease(Struct, gc=False, eq=False):
+    """Tasks entrusted to a worker by one record. It ends task by task."""
+
+    worker: Worker
+    #: The record that gave it.
+    number: int
+    #: When it was given, by the wall clock.
+    at_ns: int
+    #: Silence after which it ends; 0: it does not end by silence.
+    lease_ns: int
+    #: How many of its tasks are still out.
+    left: int
+    #: All its tasks; emptied when the last one is settled.
+    tasks: list[Task]
+    #: When it was given, by the monotonic clock. Volatile: after a recovery it has its full time.
+    given_ns: int = 0
+
+
+class Ending(Struct, gc=False, eq=False):
+    """How and where the tasks of one record ended: their results lie in that record."""
+
+    record: int
+    at_ns: int
+
+
+class Task(Struct, gc=False, eq=False):
+    """One unit of work, by a unique name."""
+
+    name: bytes
+    #: Bytes for the worker; of an ended task only their `digest`, to know them again.
+    payload: bytes
+    terms: Terms
+    #: Where it queues; its service is the lane's.
+    lane: Lane
+    state: TaskState = TaskState.READY
+    #: How many of the tasks it waits for are not done.
+    waits: int = 0
+    #: The tasks that wait for it: none, one, or a list, because most have none or one.
+    dependents: Task | list[Task] | None = None
+    #: LEASED: to whom.
+    lease: Lease | None = None
+    #: DONE and CANCELLED: where that is written.
+    ending: Ending | None = None
+    #: Number of the latest lease, counted when it is given; the fencing token.
+    attempt: int = 0
+    #: Attempts that failed by the task's own fault: the place in its retry schedule.
+    failures: int = 0
+    #: Attempts that nobody is to blame for: refused, given back, drained.
+    excused: int = 0
+    #: DELAYED: until when, by the wall clock.
+    due_ns: int = 0
+
+    @property
+    def losses(self) -> int:
+        """Workers lost with it. Counted from the lease on, so that the latest one counts too."""
+        held = 1 if self.state is TaskState.LEASED else 0
+        return self.attempt - self.failures - self.excused - held
+
+    def dependents_list(self) -> list[Task]:
+        if self.dependents is None:
+            return []
+        return self.dependents if isinstance(self.dependents, list) else [self.dependents]
+
+
+class Ended(Struct, array_like=True, gc=False):
+    """What is kept of an ended task outside memory, to know it again."""
+
+    name: bytes
+    state: TaskState
+    campaign: bytes
+    service: bytes
+    attempt: int
+    digest: bytes
+    #: The record that ended it, in which its result lies.
+    record: int
+    at_ns: int
+
+
+class Campaign(Struct, gc=False, eq=False):
+    """Tasks submitted together, to wait for and report on as one."""
+
+    name: bytes
+    #: How many of its tasks are in each state, by `TaskState`.
+    counts: list[int] = field(default_factory=lambda: [0] * len(TaskState))
+
+
+def digest(payload: bytes) -> bytes:
+    """Enough of a payload to tell a repeated submission from another: itself if it is short."""
+    if len(payload) <= DIGEST_BYTES:
+        return payload
+    return crc32(payload).to_bytes(DIGEST_BYTES, "big")

@@ -1,0 +1,116 @@
+"""Who is told when tasks are settled: DONE, FAILED, CANCELLED, or BLOCKED behind a failure.
+
+All of it is volatile. A client that was not told before a restart asks again.
+"""
+
+from __future__ import annotations
+
+from itertools import repeat
+from typing import TYPE_CHECKING
+
+from taskyard.core import graph
+from taskyard.core.effects import Told
+from taskyard.core.states import TASK_STATES_RUNNABLE, TaskState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from taskyard.core import events
+    from taskyard.core.ledger import Ledger
+    from taskyard.core.scheduler import Scheduler
+    from taskyard.core.tasks import Task
+    from taskyard.core.workers import Worker
+
+_OVER = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
+
+
+def watch_asked(scheduler: Scheduler, event: events.WatchAsked) -> None:
+    watcher = (event.client, event.request)
+    if event.campaign is not None:
+        scheduler.campaign_watchers.setdefault(event.campaign, []).append(watcher)
+        _tell_campaigns(scheduler, [event.campaign])
+    known = scheduler.ledger.tasks
+    for name in event.names or ():
+        scheduler.watchers.setdefault(name, []).append(watcher)
+    tasks = [known[name] for name in event.names or () if name in known]
+    tell_settled(scheduler, [task for task in tasks if task.state in _OVER])
+    tell_stuck(scheduler)
+
+
+def client_gone(scheduler: Scheduler, event: events.ClientGone) -> None:
+    for watchers in (scheduler.watchers, scheduler.campaign_watchers):
+        for name in [*watchers]:
+            watchers[name] = [one for one in watchers[name] if one[0] != event.client]
+            if not watchers[name]:
+                del watchers[name]
+
+
+def tell_settled(
+    scheduler: Scheduler, tasks: list[Task], texts: Iterable[bytes] | None = None
+) -> None:
+    """Tell those who watch these tasks or their campaigns. `texts` are results or reasons."""
+    if scheduler.watchers:
+        told: dict[tuple[bytes, int], Told] = {}
+        for task, text in zip(tasks, repeat(b"") if texts is None else texts, strict=False):
+            for watcher in scheduler.watchers.pop(task.name, ()):
+                one = told.setdefault(watcher, Told(*watcher, [], [], []))
+                one.names.append(task.name)
+                one.states.append(task.state)
+                one.texts.append(text or scheduler.ledger.reasons.get(task.name, b""))
+        for one in told.values():
+            scheduler.tell(one)
+    if scheduler.campaign_watchers:
+        _tell_campaigns(scheduler, dict.fromkeys(task.terms.campaign for task in tasks))
+
+
+def tell_stuck(scheduler: Scheduler) -> None:
+    """After a failure: watched tasks and campaigns may be behind it, and so settled."""
+    _tell_campaigns(scheduler, [*scheduler.campaign_watchers])
+    known = scheduler.ledger.tasks
+    watched = [known[name] for name in scheduler.watchers if name in known]
+    if any(task.state is TaskState.BLOCKED for task in watched):
+        stuck = graph.stuck(known, scheduler.ledger.awaited)
+        tell_settled(scheduler, [task for task in watched if task.name in stuck])
+
+
+def _tell_campaigns(scheduler: Scheduler, names: Iterable[bytes]) -> None:
+    for name in names:
+        if name in scheduler.campaign_watchers and campaign_settled(scheduler.ledger, name):
+            for client, request in scheduler.campaign_watchers.pop(name):
+                scheduler.tell(Told(client, request, [], [], []))
+
+
+def campaign_settled(ledger: Ledger, name: bytes) -> bool:
+    """Nothing of a campaign can run any more without somebody's help."""
+    campaign = ledger.campaigns.get(name)
+    if campaign is None or _runnable(campaign.counts):
+        return False
+    blocked = campaign.counts[TaskState.BLOCKED]
+    if not blocked:
+        return True
+    stuck = graph.stuck(ledger.tasks, ledger.awaited).values()
+    return blocked == sum(task.terms.campaign == name for task in stuck)
+
+
+def nothing_to_come(ledger: Ledger, worker: Worker) -> bool:
+    """No task of a worker's services can run any more without somebody's help.
+
+    Asked by every idle worker again and again, so it does not look for tasks that are stuck
+    while anything at all can run: then "not yet" is a good answer too.
+    """
+    own = [ledger.service(name).counts for name in worker.facts.services]
+    if any(map(_runnable, own)):
+        return False
+    blocked = sum(counts[TaskState.BLOCKED] for counts in own)
+    if not blocked:
+        return True
+    if _runnable(ledger.counts):
+        return False
+    if not ledger.awaited:
+        return True
+    stuck = graph.stuck(ledger.tasks, ledger.awaited).values()
+    return blocked == sum(task.terms.service in worker.facts.services for task in stuck)
+
+
+def _runnable(counts: list[int]) -> bool:
+    return any(counts[state] for state in TASK_STATES_RUNNABLE)

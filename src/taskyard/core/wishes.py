@@ -1,0 +1,103 @@
+"""Deciding on what clients wish: submit, cancel, retry, pause, resume, drain."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskyard.core import graph, roster, submission, watching
+from taskyard.core.effects import Accepted, Acted, Refusal, Refused, Stop
+from taskyard.core.records import Cancelled, Paused, Resumed, Retried
+from taskyard.core.states import TaskState, Turn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from taskyard.core import events
+    from taskyard.core.ledger import Ledger
+    from taskyard.core.scheduler import Scheduler
+    from taskyard.core.tasks import Task
+
+
+def submit_asked(scheduler: Scheduler, event: events.SubmitAsked) -> None:
+    if not scheduler.accepting:
+        text = "the disk is nearly full; make room, or send more when some tasks are done"
+        scheduler.tell(Refused(event.client, event.request, Refusal.FULL, text))
+        return
+    try:
+        taken = submission.decide(scheduler.ledger, event, scheduler.at_ns)
+    except submission.Refusing as refusing:
+        scheduler.tell(Refused(event.client, event.request, refusing.refusal, refusing.text))
+        return
+    for record in taken.records:
+        scheduler.emit(record)
+    scheduler.tell(Accepted(event.client, event.request, taken.new, taken.known))
+
+
+def cancel_asked(scheduler: Scheduler, event: events.CancelAsked) -> None:
+    chosen = [task for task in tasks_in(scheduler.ledger, event.scope) if task.ending is None]
+    tasks = graph.with_dependents(chosen)
+    if tasks:
+        stops = _stops(tasks)
+        scheduler.emit(Cancelled(scheduler.at_ns, [task.name for task in tasks]), tasks)
+        for stop in stops:
+            scheduler.tell(stop)
+            roster.dismiss_if_drained(scheduler, stop.worker)
+        watching.tell_settled(scheduler, tasks)
+        watching.tell_stuck(scheduler)
+    scheduler.tell(Acted(event.client, event.request, len(tasks)))
+
+
+def _stops(tasks: Iterable[Task]) -> list[Stop]:
+    """Tell the holders of these tasks that they are not wanted any more."""
+    held: dict[bytes, Stop] = {}
+    for task in tasks:
+        if task.lease is not None:
+            name = task.lease.worker.name
+            stop = held.setdefault(name, Stop(name, [], []))
+            stop.names.append(task.name)
+            stop.attempts.append(task.attempt)
+    return list(held.values())
+
+
+def retry_asked(scheduler: Scheduler, event: events.RetryAsked) -> None:
+    states = (TaskState.FAILED, TaskState.DELAYED)
+    tasks = [task for task in tasks_in(scheduler.ledger, event.scope) if task.state in states]
+    if tasks:
+        scheduler.emit(Retried(scheduler.at_ns, [task.name for task in tasks]), tasks)
+    scheduler.tell(Acted(event.client, event.request, len(tasks)))
+
+
+def pause_asked(scheduler: Scheduler, event: events.PauseAsked) -> None:
+    scheduler.emit(Paused(scheduler.at_ns, event.service, event.lane))
+    scheduler.tell(Acted(event.client, event.request, 1))
+
+
+def resume_asked(scheduler: Scheduler, event: events.ResumeAsked) -> None:
+    scheduler.emit(Resumed(scheduler.at_ns, event.service, event.lane))
+    scheduler.tell(Acted(event.client, event.request, 1))
+
+
+def drain_asked(scheduler: Scheduler, event: events.DrainAsked) -> None:
+    known = scheduler.ledger.workers
+    names = [*known] if event.worker is None else [event.worker]
+    workers = [known[name] for name in names if name in known]
+    for worker in workers:
+        worker.turn(Turn.DRAINED)
+        roster.dismiss_if_drained(scheduler, worker.name)
+    scheduler.tell(Acted(event.client, event.request, len(workers)))
+
+
+def tasks_in(ledger: Ledger, scope: events.Scope) -> list[Task]:
+    """The tasks that a wish is about."""
+    if scope.names is not None:
+        return [ledger.tasks[name] for name in dict.fromkeys(scope.names) if name in ledger.tasks]
+    return [task for task in ledger.tasks.values() if _within(scope, task)]
+
+
+def _within(scope: events.Scope, task: Task) -> bool:
+    return (
+        (scope.campaign is None or task.terms.campaign == scope.campaign)
+        and (scope.service is None or task.terms.service == scope.service)
+        and (scope.lane is None or task.lane.name == scope.lane)
+        and (scope.states is None or task.state in scope.states)
+    )

@@ -1,0 +1,101 @@
+"""What the scheduler knows of workers.
+
+Durable: who they are, what they hold. Volatile: when they were last heard, whether they wait for
+work, who was used least recently. A restart forgets the volatile part and gives every lease its
+full time again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+
+from taskyard.core.states import WORKER_TRANSITIONS, Turn, WorkerState
+from taskyard.errors import IllegalTransition
+
+if TYPE_CHECKING:
+    from taskyard.core.agenda import Lane
+    from taskyard.core.tasks import Lease, Task
+
+
+class WorkerFacts(Struct, array_like=True, frozen=True):
+    """What a worker says of itself when it joins."""
+
+    services: tuple[bytes, ...] = (b"default",)
+    #: Room for this many slots of tasks at once; 0: as many as it asks for.
+    slots_total: int = 1
+    #: Silence after which it has left; 0: its silence means nothing.
+    silence_ns: int = 0
+    #: A worker that comes back as another process says another number.
+    incarnation: int = 0
+    #: It is told of work and asks for it then, instead of being handed it.
+    called: bool = False
+    #: It wants work whenever it has a free slot, without asking each time.
+    standing: bool = False
+    dialect: bytes = b""
+
+
+class Worker(Struct, eq=False):
+    """A peer that does tasks."""
+
+    name: bytes
+    facts: WorkerFacts
+    #: Its leases by number, oldest first.
+    leases: dict[int, Lease] = field(default_factory=dict)
+    #: Slots of the tasks it holds.
+    slots_used: int = 0
+    #: Slots of tasks that it has answered and not yet freed.
+    slots_kept: int = 0
+    #: How many tasks of each lane it holds.
+    lanes: dict[Lane, int] = field(default_factory=dict)
+
+    # Volatile from here on.
+    state: WorkerState = WorkerState.BUSY
+    #: How many tasks it waits for while it is parked.
+    wanted: int = 0
+    heard_ns: int = 0
+    #: The longest lease time of what it holds, where that is longer than its own silence.
+    patience_ns: int = 0
+    #: Rises with every assignment; the smallest is the least recently used.
+    used: int = 0
+    #: The `used` under which it stands in the lists of its services; -1 for in none.
+    listed: int = -1
+    #: When a call to it runs out.
+    call_ends_ns: int = 0
+    #: The lane that it goes on with, and how many of its tasks it had in a row.
+    lane: Lane | None = None
+    lane_run: int = 0
+    #: The service to look at first, so that its services take turns.
+    service_next: int = 0
+
+    def turn(self, cause: Turn) -> None:
+        """The one mover of a worker's state."""
+        try:
+            self.state = WORKER_TRANSITIONS[self.state][cause]
+        except KeyError:
+            text = f"worker {self.name!r} is {self.state.name} and can't be turned by {cause.name}"
+            raise IllegalTransition(text) from None
+
+    @property
+    def slots_free(self) -> int:
+        """Room for further slots, derived from what it holds; a large number where unlimited."""
+        if not self.facts.slots_total:
+            return SLOTS_UNLIMITED
+        return self.facts.slots_total - self.slots_used - self.slots_kept
+
+    @property
+    def silent_at_ns(self) -> int:
+        """When its silence becomes too long; 0 for never."""
+        silence_ns = max(self.facts.silence_ns, self.patience_ns)
+        return self.heard_ns + silence_ns if silence_ns else 0
+
+    def held(self) -> list[Task]:
+        """The tasks that it holds, in the order in which they were given."""
+        return [
+            task for lease in self.leases.values() for task in lease.tasks if task.lease is lease
+        ]
+
+
+#: More slots than any worker could fill.
+SLOTS_UNLIMITED = 1 << 60

@@ -1,0 +1,110 @@
+"""What the tests of the core share: a yard that checks itself after every event.
+
+Every event that a test sends is followed by `invariants.check`; the records it made are applied to a
+second, recovered ledger, encoded and decoded on the way, and both must have the same portrait. So
+each test of a decision is also a test of the journal's encoding and of recovery.
+"""
+
+from typing import Any
+
+from taskyard.core import image, invariants
+from taskyard.core.effects import Assign, Effect, Noted
+from taskyard.core.events import (
+    ClockSet,
+    Event,
+    Outcome,
+    SubmitAsked,
+    TimePassed,
+    WorkAsked,
+    WorkerAppeared,
+    WorkReported,
+)
+from taskyard.core.apply import apply
+from taskyard.core.ledger import Ledger
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.records import AnyRecord
+from taskyard.core.scheduler import Scheduler
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Submission, Task, Terms
+from taskyard.core.workers import WorkerFacts
+from taskyard.journal.encoding import decode, encode
+
+#: A worker without limits: it holds as many tasks as it asks for, and its silence means nothing.
+PLAIN = WorkerFacts(slots_total=0)
+
+
+class Yard:
+    """A scheduler under test, with short words for what tests do most."""
+
+    def __init__(self) -> None:
+        self.scheduler = Scheduler()
+        self.mirror = Ledger()
+        self.now_ns = 0
+        #: The records of the latest event.
+        self.records: list[AnyRecord] = []
+
+    def __getitem__(self, name: bytes) -> Task:
+        return self.scheduler.ledger.tasks[name]
+
+    def state(self, name: bytes) -> TaskState:
+        return self[name].state
+
+    def states(self, *names: bytes) -> list[TaskState]:
+        return [self[name].state for name in names]
+
+    def handle(self, event: Event) -> list[Effect]:
+        """An event now, with all checks."""
+        event.now_ns = self.now_ns
+        effects = self.scheduler.handle(event)
+        self.records = self.scheduler.take_records()
+        invariants.check(self.scheduler)
+        for record in decode(encode(self.records)):
+            apply(self.mirror, record)
+        assert image.portrait(self.mirror) == image.portrait(self.scheduler.ledger)
+        return effects
+
+    def later(self, seconds: float) -> list[Effect]:
+        """Let time pass."""
+        self.now_ns += int(seconds * SECOND_NS)
+        return self.handle(TimePassed(0))
+
+    def clock(self, wall_ns: int) -> list[Effect]:
+        return self.handle(ClockSet(0, wall_ns))
+
+    def submit(
+        self, *names: bytes, after: list[list[bytes]] | None = None, **fields: Any
+    ) -> list[Effect]:
+        """Submit tasks whose payload is their name, with `fields` of `Terms` and `SubmitAsked`."""
+        columns = {
+            key: fields.pop(key) for key in ("lanes", "payloads", "envelopes") if key in fields
+        }
+        asked = {key: fields.pop(key) for key in ("unknown", "repeat", "request") if key in fields}
+        columns.setdefault("payloads", list(names))
+        submission = Submission(list(names), terms=[Terms(**fields)], after=after, **columns)
+        return self.handle(SubmitAsked(0, b"client", submission, **asked))
+
+    def join(self, worker: bytes, **facts: Any) -> list[Effect]:
+        return self.handle(WorkerAppeared(0, worker, WorkerFacts(**facts) if facts else PLAIN))
+
+    def ask(self, worker: bytes, count: int = 1, *, parks: bool = False) -> list[Effect]:
+        return self.handle(WorkAsked(0, worker, count, parks))
+
+    def take(self, worker: bytes, count: int = 1) -> list[bytes]:
+        """The names that a worker gets when it asks."""
+        return assigned(self.ask(worker, count))
+
+    def finish(self, worker: bytes, *names: bytes, **fields: Any) -> list[Effect]:
+        return self.handle(WorkReported(0, worker, list(names), **fields))
+
+    def report(self, worker: bytes, name: bytes, outcome: Outcome, **fields: Any) -> list[Effect]:
+        return self.handle(WorkReported(0, worker, [name], outcomes=[outcome], **fields))
+
+
+def assigned(effects: list[Effect]) -> list[bytes]:
+    """The names in all assignments among the effects."""
+    return [name for effect in effects if isinstance(effect, Assign) for name in effect.names]
+
+
+def missing(effects: list[Effect]) -> list[bytes]:
+    """The names that a report was refused for."""
+    return [name for effect in effects if isinstance(effect, Noted) for name in effect.missing]
