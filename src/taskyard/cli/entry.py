@@ -1,0 +1,52 @@
+"""The `taskyard` command itself: the group of verbs, and how an error becomes an exit code.
+
+The only place that ends the process. A verb raises an error of the tree, or returns an `ExitCode`,
+or returns nothing when all is good.
+"""
+
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from taskyard import __version__
+from taskyard.cli.lazy import LazyGroup
+from taskyard.cli.options import Talk, verbose_option
+from taskyard.cli.verbs import VERBS
+from taskyard.errors import ExitCode, TaskyardError
+
+
+@click.group(cls=LazyGroup, verbs=VERBS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="%(prog)s %(version)s")
+@verbose_option
+def taskyard() -> None:
+    """Run campaigns of tasks, durably, on however many workers there are."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and end the process."""
+    sys.exit(run(taskyard, sys.argv[1:] if arguments is None else arguments))
+
+
+def run(group: click.Command, arguments: Sequence[str]) -> int:
+    """Run a command and return its exit code; what went wrong is on stderr by then."""
+    talk = Talk()
+    try:
+        answer = group.main(arguments, prog_name="taskyard", standalone_mode=False, obj=talk)
+    except TaskyardError as error:
+        return _report(error, talk)
+    except click.ClickException as error:
+        error.show()
+        return ExitCode.USAGE
+    except click.Abort:
+        return ExitCode.INTERRUPTED
+    return answer if isinstance(answer, int) else ExitCode.GOOD
+
+
+def _report(error: TaskyardError, talk: Talk) -> int:
+    """Say in one line what happened; where it came from only to those who ask."""
+    if talk.verbose:
+        traceback.print_exception(error)
+    click.echo(f"taskyard: {' '.join(str(error).splitlines())}", err=True)
+    return error.exit_code

@@ -1,0 +1,49 @@
+"""A click group that imports a command when it is called for, not when it is listed.
+
+Knows how a verb is found, not which verbs there are: that is `verbs.py`.
+"""
+
+from importlib import import_module
+from typing import NamedTuple
+
+import click
+
+
+class Verb(NamedTuple):
+    """One entry of a table of verbs."""
+
+    #: The click command, as `module:attribute`.
+    target: str
+    #: Its line in the list of verbs.
+    summary: str
+
+    def load(self) -> click.Command:
+        module_name, _, attribute = self.target.partition(":")
+        command = getattr(import_module(module_name), attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{self.target} is not a click command but {command!r}")
+        return command
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are a table; the order of the table is the order of the help."""
+
+    def __init__(self, *arguments: object, verbs: dict[str, Verb], **settings: object) -> None:
+        super().__init__(*arguments, **settings)  # type: ignore[arg-type]  # click's own signature
+        self.verbs = verbs
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
+        return list(self.verbs)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        verb = self.verbs.get(cmd_name)
+        return verb.load() if verb else None
+
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002  # click's signature
+        formatter: click.HelpFormatter,
+    ) -> None:
+        if self.verbs:
+            with formatter.section("Verbs"):
+                formatter.write_dl([(name, verb.summary) for name, verb in self.verbs.items()])

@@ -1,0 +1,158 @@
+"""The frame of the command line: verbs found late, errors as one line and an exit code."""
+
+import click
+import pytest
+
+from taskyard import __version__
+from taskyard.cli.entry import run, taskyard
+from taskyard.cli.lazy import LazyGroup, Verb
+from taskyard.cli.options import verbose_option
+from taskyard.cli.verbs import VERBS
+from taskyard.errors import (
+    ExitCode,
+    IllegalTransition,
+    JournalDamaged,
+    JournalFailed,
+    PeerError,
+    StateError,
+    StateLocked,
+    TaskyardError,
+    UserError,
+)
+
+
+def group_of(command: click.Command) -> click.Group:
+    """A group with the one verb `act`, and the options of the real one."""
+    group = click.Group("taskyard", callback=lambda: None)
+    group.add_command(command, "act")
+    return verbose_option(group)
+
+
+def failing_verb(error: BaseException) -> click.Group:
+    @click.command
+    @verbose_option
+    def act() -> None:
+        raise error
+
+    return group_of(act)
+
+
+def answering_verb(answer: ExitCode | None) -> click.Group:
+    return group_of(click.Command("act", callback=lambda: answer))
+
+
+def test_exit_codes_never_change() -> None:
+    assert [(code.name, code.value) for code in ExitCode] == [
+        ("GOOD", 0),
+        ("TASK_FAILED", 1),
+        ("USAGE", 2),
+        ("NO_BROKER", 3),
+        ("TIMED_OUT", 4),
+        ("CANCELLED", 5),
+        ("STATE_DAMAGED", 6),
+        ("INTERRUPTED", 130),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (TaskyardError, 6),
+        (PeerError, 3),
+        (UserError, 2),
+        (StateLocked, 2),
+        (StateError, 6),
+        (JournalDamaged, 6),
+        (JournalFailed, 6),
+        (IllegalTransition, 6),
+    ],
+)
+def test_error_is_one_line_and_its_exit_code(
+    error: type[TaskyardError], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(failing_verb(error("it broke:\nmend it")), ["act"]) == code
+    assert capsys.readouterr() == ("", "taskyard: it broke: mend it\n")
+
+
+@pytest.mark.parametrize("arguments", [["-v", "act"], ["act", "-v"], ["act", "--verbose"]])
+def test_verbose_shows_where_an_error_came_from(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(failing_verb(UserError("it broke")), arguments) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("Traceback")
+    assert errors.endswith("\ntaskyard: it broke\n")
+
+
+def test_error_that_is_not_of_the_tree_is_a_bug_and_shows_itself() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run(failing_verb(ZeroDivisionError()), ["act"])
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt(), click.Abort()])
+def test_interruption_exits_130(interruption: BaseException) -> None:
+    assert run(failing_verb(interruption), ["act"]) == 130
+
+
+def test_verb_that_returns_nothing_is_good() -> None:
+    assert run(answering_verb(None), ["act"]) == 0
+
+
+def test_verb_may_return_its_exit_code() -> None:
+    assert run(answering_verb(ExitCode.TIMED_OUT), ["act"]) == 4
+
+
+@pytest.mark.parametrize("arguments", [["no-such-verb"], ["--no-such-option"], []])
+def test_wrong_usage_exits_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(taskyard, arguments) == 2
+    assert "Usage: taskyard" in capsys.readouterr().err
+
+
+def test_file_that_click_cannot_open_is_a_usage_error_not_a_failed_task() -> None:
+    assert run(failing_verb(click.FileError("campaign.jsonl", "no such file")), ["act"]) == 2
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_is_on_stdout_and_good(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(taskyard, [option]) == 0
+    assert capsys.readouterr().out.startswith("Usage: taskyard")
+
+
+def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(taskyard, ["--version"]) == 0
+    assert capsys.readouterr().out == f"taskyard {__version__}\n"
+
+
+@click.command
+def greet() -> None:
+    """Say hello."""
+    click.echo("hello")
+
+
+def lazy_group(target: str) -> LazyGroup:
+    return LazyGroup("taskyard", verbs={"greet": Verb(target, "Say hello, from the table.")})
+
+
+def test_listing_verbs_imports_none_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(lazy_group("no_such_module:greet"), ["--help"]) == 0
+    assert "greet  Say hello, from the table." in capsys.readouterr().out
+
+
+def test_verb_is_imported_when_it_is_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(lazy_group(f"{__name__}:greet"), ["greet"]) == 0
+    assert capsys.readouterr().out == "hello\n"
+
+
+def test_table_that_names_no_command_is_told_apart_from_a_missing_verb() -> None:
+    with pytest.raises(TypeError, match="taskyard:__version__ is not a click command"):
+        run(lazy_group("taskyard:__version__"), ["greet"])
+
+
+def test_verbs_of_the_table_exist_and_say_of_themselves_what_the_table_says() -> None:
+    context = click.Context(taskyard)
+    commands = {name: taskyard.get_command(context, name) for name in VERBS}
+    summaries = {
+        name: command.get_short_help_str(limit=200) if command else None
+        for name, command in commands.items()
+    }
+    assert summaries == {name: verb.summary for name, verb in VERBS.items()}

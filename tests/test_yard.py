@@ -1,0 +1,312 @@
+"""The launcher's decisions, without building an environment: what it keeps, runs and redoes."""
+
+import importlib.machinery
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+LAUNCHER = Path(__file__).parent.parent / "yard"
+
+
+@pytest.fixture
+def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The launcher as a module, in a checkout of its own that has inputs and no environment."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    loader = importlib.machinery.SourceFileLoader("yard", str(LAUNCHER))
+    spec = importlib.util.spec_from_loader("yard", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    venv = tmp_path / ".venv"
+    places = {
+        "ROOT": tmp_path,
+        "VENV": venv,
+        "BIN": venv / "bin",
+        "PYTHON": venv / "bin" / "python",
+        "STAMP": venv / "yard-stamp",
+        "PYPROJECT": tmp_path / "pyproject.toml",
+        "CONSTRAINTS": tmp_path / "constraints.txt",
+    }
+    for name, path in places.items():
+        monkeypatch.setattr(module, name, path)
+    module.PYPROJECT.write_text("[project.optional-dependencies]\ndev = []\nweb = []\n")
+    module.CONSTRAINTS.write_text("click==8\n")
+    return module
+
+
+@pytest.fixture
+def commands(yard: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands of the setup, which are noted instead of run and always succeed."""
+    noted: list[list[str]] = []
+
+    def note(command: list[str | Path], *_: object) -> bool:
+        noted.append([Path(part).name if isinstance(part, Path) else part for part in command])
+        if "venv" in command:
+            yard.PYTHON.parent.mkdir(parents=True, exist_ok=True)
+            yard.PYTHON.touch()
+        return True
+
+    monkeypatch.setattr(yard, "must", note)
+    monkeypatch.setattr(yard, "attempt", note)
+    monkeypatch.setattr(yard, "index_for_uv", dict)
+    return noted
+
+
+def makes_venv(commands: list[list[str]]) -> bool:
+    return any("venv" in command for command in commands)
+
+
+def installers(commands: list[list[str]]) -> list[str]:
+    """Which program installed the package, in the order of trying."""
+    return [
+        "uv" if command[0] == "uv" else "pip" for command in commands if "--editable" in command
+    ]
+
+
+def test_first_setup_makes_an_environment_and_installs_by_uv(
+    yard: ModuleType, commands: list[list[str]]
+) -> None:
+    yard.prepare()
+    assert makes_venv(commands)
+    assert installers(commands) == ["uv"]
+    assert commands[-1][-1] == f"{yard.ROOT}[dev,web]"
+    assert yard.is_current()
+
+
+def test_second_setup_does_nothing(yard: ModuleType, commands: list[list[str]]) -> None:
+    yard.prepare()
+    commands.clear()
+    yard.prepare()
+    assert commands == []
+
+
+@pytest.mark.parametrize("name", ["PYPROJECT", "CONSTRAINTS"])
+def test_changed_input_updates_the_environment_that_is_there(
+    yard: ModuleType, commands: list[list[str]], name: str
+) -> None:
+    yard.prepare()
+    commands.clear()
+    with getattr(yard, name).open("a") as changed:
+        changed.write("# changed\n")
+    yard.prepare()
+    assert installers(commands) == ["uv"]
+    assert not makes_venv(commands)
+
+
+@pytest.mark.parametrize("change", ["other Python", "other place", "no Python"])
+def test_changed_foundation_makes_a_new_environment(
+    yard: ModuleType, commands: list[list[str]], change: str
+) -> None:
+    yard.prepare()
+    commands.clear()
+    if change == "no Python":
+        yard.PYTHON.unlink()
+    else:
+        version, place, inputs = yard.STAMP.read_text().split()
+        version, place = ("3.99.0", place) if change == "other Python" else (version, "elsewhere")
+        yard.STAMP.write_text(f"{version} {place}\n{inputs}\n")
+    yard.prepare()
+    assert makes_venv(commands)
+
+
+def test_interrupted_setup_begins_again_from_nothing(
+    yard: ModuleType, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    yard.prepare()
+    yard.CONSTRAINTS.write_text("click==9\n")
+    install = yard.install
+    monkeypatch.setattr(yard, "install", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        yard.prepare()
+    monkeypatch.setattr(yard, "install", install)
+    assert not yard.is_current()
+    commands.clear()
+    yard.prepare()
+    assert makes_venv(commands)
+
+
+@pytest.mark.parametrize("failing", ["uv can't be had", "uv can't reach the index"])
+def test_pip_installs_where_uv_cannot(
+    yard: ModuleType, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    had = failing == "uv can't reach the index"
+    note = yard.attempt
+
+    def fail(command: list[str | Path], *settings: object) -> bool:
+        note(command, *settings)
+        return had and command[-1] == "uv"
+
+    monkeypatch.setattr(yard, "attempt", fail)
+    yard.prepare()
+    assert installers(commands) == (["uv", "pip"] if had else ["pip"])
+    assert yard.is_current()
+
+
+def test_setup_that_fails_says_so_and_leaves_no_stamp(
+    yard: ModuleType, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_to_install(command: list[str | Path], otherwise: str) -> None:
+        if "pip" in command:
+            raise yard.SetupError(otherwise)
+
+    del commands
+    monkeypatch.setattr(yard, "attempt", lambda *_: False)
+    monkeypatch.setattr(yard, "must", fail_to_install)
+    with pytest.raises(yard.SetupError, match="Is there a network"):
+        yard.prepare()
+    assert not yard.STAMP.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "foreign"),
+    [
+        ("PYTHONPATH", True),
+        ("PYTHONHOME", True),
+        ("VIRTUAL_ENV", True),
+        ("PIP_TARGET", True),
+        ("PIP_USER", True),
+        ("PIP_REQUIRE_VIRTUALENV", True),
+        ("UV_SYSTEM_PYTHON", True),
+        ("UV_PYTHON", True),
+        ("PIP_INDEX_URL", False),
+        ("PIP_EXTRA_INDEX_URL", False),
+        ("PIP_FIND_LINKS", False),
+        ("PIP_CERT", False),
+        ("PIP_CONFIG_FILE", False),
+        ("UV_INDEX_URL", False),
+        ("UV_DEFAULT_INDEX", False),
+        ("UV_CACHE_DIR", False),
+        ("PYTHONHASHSEED", False),
+        ("HTTPS_PROXY", False),
+        ("PATH", False),
+    ],
+)
+def test_what_leads_elsewhere_is_foreign_and_how_to_reach_packages_is_not(
+    yard: ModuleType,
+    name: str,
+    foreign: bool,  # noqa: FBT001  # a row of the table above
+) -> None:
+    assert yard.is_foreign(name) is foreign
+
+
+@pytest.mark.parametrize(
+    ("config", "index"),
+    [
+        ("", ""),
+        ("global.cert='c.pem'\nglobal.extra-index-url='file:///extra'", ""),
+        ("global.index-url='https://mirror/simple?a=b'", "https://mirror/simple?a=b"),
+        ("global.index-url='https://all'\ninstall.index-url='https://install'", "https://install"),
+        (":env:.index-url='https://shell'\nglobal.index-url='https://all'", "https://shell"),
+    ],
+)
+def test_index_set_for_pip_is_found_by_its_precedence(
+    yard: ModuleType, config: str, index: str
+) -> None:
+    assert yard.index_of_pip(config) == index
+
+
+def test_index_set_for_uv_is_left_alone(yard: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_INDEX_URL", "https://mirror/simple")
+    assert yard.index_for_uv() == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["test", "-k", "lease"], ["pytest", "-k", "lease"]),
+        (["bench", "core"], ["python", "-m", "taskyard.bench", "core"]),
+        (["journal", "check"], ["taskyard", "journal", "check"]),
+        (["--version"], ["taskyard", "--version"]),
+    ],
+)
+def test_verb_becomes_its_command(
+    yard: ModuleType, arguments: list[str], command: list[str]
+) -> None:
+    assert yard.command_of(arguments[0], arguments[1:]) == command
+
+
+def test_python_it_becomes_is_that_of_the_environment(tmp_path: Path) -> None:
+    launch = f"""
+import pathlib, runpy
+yard = runpy.run_path({str(LAUNCHER)!r})
+become = yard["become"]
+become.__globals__["BIN"] = pathlib.Path({sys.executable!r}).parent
+become(["python", "-c", "import sys; print(sys.prefix)"])
+"""
+    # Another Python that comes first on the path must not be taken for it.
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    (tmp_path / "python").symlink_to(Path(sys.executable).resolve())
+    command = [sys.executable, "-c", launch]
+    assert subprocess.check_output(command, env=environment, text=True).strip() == sys.prefix
+
+
+@pytest.fixture
+def steps(yard: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Run steps that are shell scripts with the exit codes given."""
+
+    def run(**exit_codes: int) -> int:
+        yard.BIN.mkdir(parents=True)
+        for name, code in exit_codes.items():
+            script = yard.BIN / name
+            script.write_text(f"#!/bin/sh\necho output of {name}\nexit {code}\n")
+            script.chmod(0o755)
+        monkeypatch.setattr(yard, "CHECKS", {name: [name] for name in exit_codes})
+        return int(yard.run_steps(yard.CHECKS))
+
+    return run
+
+
+def test_all_steps_run_after_one_that_failed(
+    steps: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert steps(first=0, second=3, third=0) == 1
+    printed = capfd.readouterr().out
+    assert "output of second" in printed
+    assert "output of third" not in printed
+    assert "third   good" in printed
+    assert printed.endswith("yard: FAILED: second\n")
+
+
+def test_steps_that_are_good_exit_0(
+    steps: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert steps(first=0, second=0) == 0
+    assert capfd.readouterr().out.endswith("yard: all good\n")
+
+
+def test_long_check_is_not_there_and_says_so(
+    yard: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert yard.check(["--long"]) == 2
+    assert "no `check --long` yet" in capsys.readouterr().err
+
+
+def test_verbs_are_listed_without_setting_anything_up(
+    yard: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    assert yard.main([]) == 0
+    printed = capsys.readouterr().out
+    assert [verb for verb in yard.OWN_VERBS if f"  {verb} " not in printed] == []
+    assert not yard.VENV.exists()
+
+
+def test_old_python_is_refused_in_one_line() -> None:
+    pretend = f"""
+import runpy, sys
+sys.version_info, sys.version = (3, 8, 1), "3.8.1 (default)"
+runpy.run_path({str(LAUNCHER)!r}, run_name="__main__")
+"""
+    command = [sys.executable, "-c", pretend]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert done.stderr == "yard: Taskyard needs Python 3.11 or later; this one is 3.8.1.\n"
