@@ -1,0 +1,43 @@
+"""Files that are ours alone and there to stay: private from their first byte, synced by name too.
+
+Knows nothing of what is in them.
+"""
+
+import os
+from pathlib import Path
+
+PRIVATE_DIRECTORY = 0o700
+PRIVATE_FILE = 0o600
+
+
+def make_private_directory(directory: Path) -> None:
+    """Make the directory, if need be, so that it also survives a power cut by its name."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
+        sync_directory(path.parent)
+
+
+def create_private(path: Path, content: bytes) -> None:
+    """Write and sync a whole new file, in place of what an earlier attempt left there."""
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, PRIVATE_FILE), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_directory(directory: Path) -> None:
+    """A new name is on disk only when its directory is synced."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def free_bytes(directory: Path) -> int:
+    """What the disk under a directory can still take from an ordinary user."""
+    room = os.statvfs(directory)
+    return room.f_bavail * room.f_frsize

@@ -1,0 +1,158 @@
+"""A look at a whole journal that changes nothing and tells everything: what is kept, what is lost.
+
+Opening a store begins with it, so that damage is found before anything is believed or repaired;
+`journal check` is it, run on a copy. Reads only: SQLite is opened so that it can't write.
+"""
+
+import shutil
+import sqlite3
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from taskyard.errors import FormatUnknown, JournalDamaged
+from taskyard.journal import chain, schema, wal, witness
+from taskyard.journal.chain import Head
+from taskyard.journal.schema import DiskErrors
+
+
+class Verdict(msgspec.Struct):
+    """What an inspection found."""
+
+    #: The random name of this journal, empty if it can't be read.
+    identity: bytes = b""
+    #: Where the kept rows begin: the last trimmed row; None if it can't be read.
+    anchor: Head | None = None
+    #: The newest row that is as it was written; None if not even the anchor is.
+    head: Head | None = None
+    #: The newest row that the witness saw; None if it can't be read.
+    witness: Head | None = None
+    #: How many rows from the anchor on are as they were written.
+    rows: int = 0
+    #: Bytes of an unfinished, never acknowledged write at the end of the log: not damage.
+    torn_bytes: int = 0
+    #: What is wrong, a sentence each, and what is lost by it. Empty: the journal is sound.
+    wrong: list[str] = []
+    lost: list[str] = []
+
+    @property
+    def first(self) -> int | None:
+        return self.anchor.sequence + 1 if self.anchor and self.rows else None
+
+    @property
+    def last(self) -> int | None:
+        return self.head.sequence if self.head and self.rows else None
+
+    def note(self, damage: JournalDamaged) -> None:
+        self.wrong.append(damage.wrong)
+        self.lost.append(damage.lost)
+
+
+def check(directory: Path) -> Verdict:
+    """Inspect a copy, so that nothing at all is touched, not even SQLite's own files."""
+    with tempfile.TemporaryDirectory(prefix="taskyard-check-") as copy:
+        for name in (schema.FILE_NAME, schema.LOG_NAME, witness.FILE_NAME):
+            if (directory / name).exists():
+                shutil.copy(directory / name, copy)
+        return inspect(Path(copy))
+
+
+def inspect(directory: Path) -> Verdict:
+    """Look at everything, and go on as far as what is found allows."""
+    verdict = Verdict()
+    for look in (_look_at_witness, _look_at_journal):
+        try:
+            look(directory, verdict)
+        except JournalDamaged as damage:
+            verdict.note(damage)
+        except DiskErrors as error:
+            raise schema.read_error(error, "its files") from error
+    return verdict
+
+
+def _look_at_witness(directory: Path, verdict: Verdict) -> None:
+    witnessed = witness.read(directory)
+    if witnessed is None:
+        raise JournalDamaged("the witness is missing", witness.UNKNOWN)
+    verdict.identity, verdict.witness = witnessed
+
+
+def _look_at_journal(directory: Path, verdict: Verdict) -> None:
+    path = directory / schema.FILE_NAME
+    if not path.exists():
+        seen = f", the newest of them row {verdict.witness.sequence}" if verdict.witness else ""
+        raise JournalDamaged(f"{schema.FILE_NAME} is missing", f"all rows are lost{seen}")
+    with path.open("rb") as file:
+        wal.check_database_header(file.read(wal.DATABASE_HEADER_BYTES))
+    verdict.torn_bytes = _torn_bytes(directory)
+    with closing(_open_to_read(path)) as connection:
+        _look_at_tables(connection)
+        _look_at_rows(connection, _look_at_anchor(connection, verdict), verdict)
+        _look_at_pages(connection)
+
+
+def _torn_bytes(directory: Path) -> int:
+    log = directory / schema.LOG_NAME
+    return wal.tail(log.read_bytes()).torn_bytes if log.exists() else 0
+
+
+def _open_to_read(path: Path) -> sqlite3.Connection:
+    """Read-only also keeps SQLite from merging and deleting the log when this is closed."""
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=0)
+
+
+def _fetch(connection: sqlite3.Connection, query: str, place: str) -> list[tuple[object, ...]]:
+    try:
+        return connection.execute(query).fetchall()
+    except DiskErrors as error:
+        raise schema.read_error(error, place) from error
+
+
+def _meta(connection: sqlite3.Connection, key: str) -> bytes:
+    query = f"SELECT CAST(value AS BLOB) FROM meta WHERE key = '{key}'"  # noqa: S608 - our own key
+    found = _fetch(connection, query, "the table of the journal's properties")
+    value = found[0][0] if found else None
+    return value if isinstance(value, bytes) else b""
+
+
+def _look_at_tables(connection: sqlite3.Connection) -> None:
+    written = _meta(connection, "format")
+    if written != schema.FORMAT:
+        raise FormatUnknown(
+            f"the journal has format {written.decode(errors='replace')!r}, this version of "
+            f"Taskyard reads {schema.FORMAT.decode()!r}: use the version that wrote it"
+        )
+    tables = _fetch(connection, "SELECT name, sql FROM sqlite_schema", "the list of tables")
+    if tables != list(schema.TABLES.items()):
+        raise JournalDamaged("the list of tables is damaged", "no row can be trusted")
+
+
+def _look_at_anchor(connection: sqlite3.Connection, verdict: Verdict) -> Head:
+    sealed = chain.unseal(_meta(connection, "anchor"))
+    if sealed is None:
+        raise JournalDamaged("the journal's anchor is damaged", "no row can be verified")
+    identity, anchor = sealed
+    if verdict.witness and identity != verdict.identity:
+        raise JournalDamaged("the witness is that of another journal", witness.UNKNOWN)
+    verdict.identity, verdict.anchor, verdict.head = identity, anchor, anchor
+    return anchor
+
+
+def _look_at_rows(connection: sqlite3.Connection, anchor: Head, verdict: Verdict) -> None:
+    rows = schema.select_rows(connection, "ORDER BY sequence")
+    for row in chain.verify(rows, anchor, verdict.witness):
+        verdict.rows += 1
+        verdict.head = row.head
+
+
+def _look_at_pages(connection: sqlite3.Connection) -> None:
+    """What is no row's can be damaged too (the list of free pages), and spoil the next row."""
+    findings = _fetch(connection, "PRAGMA quick_check(1)", "a page of the database")
+    if findings != [("ok",)]:
+        raise JournalDamaged(
+            f"the database around the rows is damaged ({findings[0][0]})",
+            "no row is lost, but none can be added safely",
+        )

@@ -1,0 +1,96 @@
+"""A look at SQLite's files before SQLite opens them. Reads only.
+
+SQLite repairs in silence: it takes a log whose header is damaged for an empty one, deletes a log
+whose database is empty, and cuts an unfinished write. So the database's header is compared, and the
+end of the log is measured, before it can. The formats are SQLite's: sqlite.org/fileformat2.html.
+"""
+
+import struct
+import sys
+from array import array
+from collections.abc import Iterator
+
+import msgspec
+
+from taskyard.errors import JournalDamaged
+
+DATABASE_HEADER_BYTES = 100
+_DATABASE_MAGIC = b"SQLite format 3\0"
+#: Written and read in WAL mode, no bytes reserved in a page.
+_WAL_MODE = bytes([2, 2, 0])
+
+_HEADER = struct.Struct(">IIIIIIII")
+_FRAME = struct.Struct(">IIIIII")
+#: The lowest bit says in which byte order the checksums are counted.
+MAGIC_LITTLE, MAGIC_BIG = 0x377F0682, 0x377F0683
+_WORD = 0xFFFFFFFF
+
+
+class Tail(msgspec.Struct, frozen=True):
+    """How a log ends."""
+
+    #: Whole transactions up to here.
+    committed_bytes: int
+    #: What follows of the same generation: a write that was never finished, so never acknowledged.
+    torn_bytes: int
+
+
+def check_database_header(header: bytes) -> None:
+    """Refuse what SQLite might take for an empty database, and then delete the log of."""
+    if header[:16] != _DATABASE_MAGIC or header[18:21] != _WAL_MODE:
+        raise JournalDamaged("the database's header is damaged", "none of its rows can be read")
+
+
+def tail(log: bytes) -> Tail:
+    """Where the last whole transaction of the log ends, and how much was written after it."""
+    header = log[: _HEADER.size]
+    if len(header) < _HEADER.size:
+        return Tail(0, len(log))
+    magic, _, page_bytes, _, *salts_and_sums = _HEADER.unpack(header)
+    salts, sums = tuple(salts_and_sums[:2]), tuple(salts_and_sums[2:])
+    if magic not in (MAGIC_LITTLE, MAGIC_BIG) or checksum((0, 0), header[:24], magic) != sums:
+        return Tail(0, len(log))
+    frame_bytes = _FRAME.size + page_bytes
+    committed = _committed(log, frame_bytes, magic, salts, sums)
+    return Tail(committed, _generation_end(log, committed, frame_bytes, salts) - committed)
+
+
+def _committed(
+    log: bytes, frame_bytes: int, magic: int, salts: tuple[int, ...], sums: tuple[int, ...]
+) -> int:
+    """The end of the last commit frame before the first frame that is not sound."""
+    end = _HEADER.size
+    for start in range(_HEADER.size, len(log) - frame_bytes + 1, frame_bytes):
+        _, pages_after_commit, *rest = _FRAME.unpack_from(log, start)
+        body = start + _FRAME.size
+        sums = checksum(sums, log[start : start + 8] + log[body : start + frame_bytes], magic)
+        if tuple(rest) != salts + sums:
+            break
+        if pages_after_commit:
+            end = start + frame_bytes
+    return end
+
+
+def _generation_end(log: bytes, start: int, frame_bytes: int, salts: tuple[int, ...]) -> int:
+    """Frames left over from before the log was last begun anew carry other salts: not a tail."""
+    for frame in range(start, len(log), frame_bytes):
+        header = log[frame : frame + _FRAME.size]
+        if len(header) == _FRAME.size and _FRAME.unpack(header)[2:4] != salts:
+            return frame
+    return len(log)
+
+
+def checksum(sums: tuple[int, ...], content: bytes, magic: int) -> tuple[int, int]:
+    """SQLite's checksum, continued from `sums`."""
+    first, second = sums
+    for left, right in _pairs(content, little=magic == MAGIC_LITTLE):
+        first = (first + left + second) & _WORD
+        second = (second + right + first) & _WORD
+    return first, second
+
+
+def _pairs(content: bytes, *, little: bool) -> Iterator[tuple[int, int]]:
+    words = array("I", content)
+    if little != (sys.byteorder == "little"):
+        words.byteswap()
+    return zip(words[::2], words[1::2], strict=True)

@@ -1,0 +1,61 @@
+"""Runs one story on a failing disk, once for every call that can fail; the test's other process.
+
+Started with the shim of failing_disk.c loaded. Each run is a fork of its own in a directory of its
+own: open, five commits, close. Prints a line of JSON a run: what was acknowledged, how it ended.
+"""
+
+import ctypes
+import json
+import os
+import sys
+from pathlib import Path
+
+from taskyard.errors import TaskyardError
+from taskyard.journal import sqlite
+from taskyard.journal.sqlite import SqliteStore
+
+COMMITS = 5
+
+shim = ctypes.CDLL(None)
+
+
+def story(directory: Path, acknowledged: list[int]) -> str:
+    """The error's message, or nothing when all went well."""
+    try:
+        store = SqliteStore(directory)
+        for number in range(COMMITS):
+            head = store.commit(b"body %d " % number * 900, 1)
+            acknowledged.append(head.sequence)
+        store.close()
+    except TaskyardError as error:
+        return f"{int(error.exit_code)} {error}"
+    return ""
+
+
+def run(directory: Path, nth: int, error: int) -> bool:
+    """Whether the Nth call came, so that there may be one more."""
+    child = os.fork()
+    if child == 0:
+        acknowledged: list[int] = []
+        shim.disk_fail_at(os.fsencode(directory), ctypes.c_long(nth), error)
+        ended = story(directory, acknowledged)
+        calls = shim.disk_calls()
+        shim.disk_fail_at(b"", ctypes.c_long(0), 0)
+        result = {"directory": str(directory), "acknowledged": acknowledged, "ended": ended}
+        print(json.dumps(result), flush=True)  # noqa: T201 - to the test
+        os._exit(0 if calls < nth else 1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status not in (0, 1):
+        sys.exit(f"the story ended with {status} when call {nth} failed")
+    return status == 1
+
+
+def main(parent: Path, error: int) -> None:
+    sqlite.LOG_BYTES_MERGED = 20_000  # so that the story has a merge in its middle
+    nth = 1
+    while run(parent / f"{nth:04}", nth, error):
+        nth += 1
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

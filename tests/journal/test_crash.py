@@ -1,0 +1,140 @@
+"""What was acknowledged is there: after SIGKILL, on a disk that fails, on a disk that is full."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from taskyard.errors import JournalFailed
+from taskyard.journal.sqlite import SqliteStore
+from tests.journal import failing_disk
+
+KILLS = 20
+HERE = Path(__file__).parent
+
+COMMIT_UNTIL_KILLED = """
+import sys
+from pathlib import Path
+from taskyard.journal.sqlite import SqliteStore
+store = SqliteStore(Path(sys.argv[1]))
+while True:
+    body = b"row %d " % (store.head.sequence + 1) * int(sys.argv[2])
+    print(store.commit(body, 2).sequence, flush=True)
+"""
+
+
+def rows_in(directory: Path) -> list[int]:
+    store = SqliteStore(directory)
+    try:
+        return [row.sequence for row in store.rows()]
+    finally:
+        store.close()
+
+
+def killed_after(directory: Path, reports: int, body_size: int) -> int:
+    """The last sequence that the child reported before it was gone."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", COMMIT_UNTIL_KILLED, directory, str(body_size)],
+        stdout=subprocess.PIPE,
+        bufsize=0,  # or what is read ahead would be missing from the rest
+    )
+    assert child.stdout is not None
+    lines = [child.stdout.readline() for _ in range(reports)]
+    child.kill()
+    rest, _ = child.communicate()
+    lines += rest.splitlines(keepends=True)
+    return int([line for line in lines if line.endswith(b"\n")][-1])
+
+
+def test_every_reported_row_survives_sigkill(tmp_path: Path) -> None:
+    luck = random.Random(2)
+    for _ in range(KILLS):
+        reported = killed_after(tmp_path, luck.randint(1, 80), luck.choice([10, 1_000, 10_000]))
+        kept = rows_in(tmp_path)
+        assert kept == list(range(1, len(kept) + 1))
+        assert kept[-1] in (reported, reported + 1)  # one may be durable and not reported yet
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler `cc` here: the failing disk can't be built")
+    library = tmp_path_factory.mktemp("shim") / "failing_disk.so"
+    source = HERE / "failing_disk.c"
+    command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"]
+    subprocess.run(command, check=True)
+    return library
+
+
+def runs_on_failing_disk(shim: Path, parent: Path, error: int) -> list[dict[str, object]]:
+    environment = {**os.environ, "LD_PRELOAD": str(shim)}
+    program = [sys.executable, failing_disk.__file__, str(parent), str(error)]
+    lines = subprocess.run(program, env=environment, check=True, stdout=subprocess.PIPE).stdout
+    return [json.loads(line) for line in lines.splitlines()]
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+def test_whichever_call_fails_no_acknowledged_row_is_lost(
+    shim: Path, tmp_path: Path, error: int
+) -> None:
+    runs = runs_on_failing_disk(shim, tmp_path, error)
+    failed = [run for run in runs if run["ended"]]
+    assert len(failed) > 40  # an error that nobody noticed would be a shorter list
+    for run in runs:
+        acknowledged = run["acknowledged"]
+        assert isinstance(acknowledged, list)
+        assert run["ended"] or len(acknowledged) == failing_disk.COMMITS
+        assert str(run["ended"]).startswith("6 ") == bool(run["ended"])
+        kept = rows_in(Path(str(run["directory"])))
+        assert kept[: len(acknowledged)] == acknowledged
+        assert len(kept) <= len(acknowledged) + 1
+    print(f"{len(runs) - 1} calls failed, {len(failed)} of them noticed")  # noqa: T201
+
+
+def mounted(place: Path) -> bool:
+    mount = shutil.which("mount")
+    if mount is None or os.geteuid() != 0:
+        return False
+    command = [mount, "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
+    return subprocess.run(command, check=False).returncode == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own, of a few MB: a tmpfs."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if not mounted(place):
+        pytest.skip("no right to mount a small disk here: the full disk is not tried")
+    yield place
+    subprocess.run([shutil.which("umount") or "umount", str(place)], check=True)
+
+
+def commit_until_it_fails(store: SqliteStore, acknowledged: list[int]) -> None:
+    while True:
+        head = store.commit(bytes(10_000), 1)
+        acknowledged.append(head.sequence)
+
+
+def test_full_disk_stops_the_journal_and_loses_nothing(small_disk: Path) -> None:
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(2_500_000))
+    store = SqliteStore(small_disk / "state")
+    acknowledged: list[int] = []
+    with pytest.raises(JournalFailed, match="the disk is full; nothing more is acknowledged"):
+        commit_until_it_fails(store, acknowledged)
+    with pytest.raises(JournalFailed, match="the disk is full"):
+        store.commit(b"late", 1)
+    assert store.room_bytes() < 100_000
+    store.close()
+    assert len(acknowledged) > 50
+    ballast.unlink()
+    assert rows_in(small_disk / "state") == acknowledged

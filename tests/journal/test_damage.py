@@ -1,0 +1,207 @@
+"""Flip any byte of a small journal, or cut a file anywhere: harmless or refused, never believed.
+
+Harmless means that exactly the acknowledged rows come back and that the journal can be written on.
+Refused means a StateError, with every file left as it was found.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from taskyard.errors import FormatUnknown, StateError
+from taskyard.journal.chain import SEALED_BYTES, Row
+from taskyard.journal.inspection import check
+from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.witness import SLOT_SPACING_BYTES
+
+#: The smallest that SQLite knows, so that a small journal has pages of every kind.
+PAGE_BYTES = 512
+DATABASE, LOG, WITNESS = "journal.sqlite", "journal.sqlite-wal", "witness"
+#: How a journal was left, and the sizes of its rows: the large ones spill over into further pages.
+STATES = {"closed": (80, 90, 1, 3), "killed": (1, 90, 1, 3)}
+FILES = [
+    (state, name)
+    for state in STATES
+    for name in (DATABASE, LOG, WITNESS)
+    if (state, name) != ("closed", LOG)
+]
+#: Each case is split, so that it can run on several cores.
+SHARDS = 4
+FLIPPED_BYTES_MIN = 4096
+
+
+class Journal:
+    """The files of a journal as they lay on disk, and the rows that were acknowledged."""
+
+    def __init__(self, files: dict[str, bytes], rows: list[Row]) -> None:
+        self.files = files
+        self.rows = rows
+
+
+def on_memory_disk() -> Path | None:
+    """Thousands of journals are opened: without a disk's syncs where there is such a place."""
+    place = Path("/dev/shm")  # noqa: S108 - only the parent of a private directory
+    return place if place.is_dir() else None
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    with TemporaryDirectory(dir=on_memory_disk()) as directory:
+        yield Path(directory)
+
+
+def built(state: str, directory: Path) -> Journal:
+    """`closed` has free pages and no log; `killed` is as a SIGKILL leaves it."""
+    store = SqliteStore(directory, PAGE_BYTES)
+    for size in STATES[state]:
+        store.commit(b"body %d " % size * size, records=size)
+    if state == "closed":
+        store.trim(1)
+    rows = list(store.rows())
+    if state == "closed":
+        store.close()
+    files = {path.name: path.read_bytes() for path in directory.iterdir()}
+    store.close()
+    return Journal(files, rows)
+
+
+@pytest.fixture(scope="module")
+def journals(place: Path) -> dict[str, Journal]:
+    return {state: built(state, place / state) for state in STATES}
+
+
+def lay_out(files: dict[str, bytes], directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
+
+
+def reopened(directory: Path) -> list[Row]:
+    store = SqliteStore(directory, PAGE_BYTES)
+    try:
+        return list(store.rows())
+    finally:
+        store.close()
+
+
+def content_of(path: Path) -> bytes:
+    """SQLite makes an empty log where there is none: the same."""
+    return path.read_bytes() if path.exists() else b""
+
+
+def is_harmless(journal: Journal, files: dict[str, bytes], directory: Path) -> bool:
+    """Whether it opens with all that was acknowledged, and then takes and keeps one more row."""
+    lay_out(files, directory)
+    try:
+        store = SqliteStore(directory, PAGE_BYTES)
+    except StateError:
+        for name in (DATABASE, LOG, WITNESS):
+            assert content_of(directory / name) == files.get(name, b"")
+        return False
+    assert list(store.rows()) == journal.rows
+    store.commit(b"one more", 1)
+    store.close()
+    again = reopened(directory)
+    assert again[:-1] == journal.rows
+    assert again[-1].body == b"one more"
+    return True
+
+
+def offsets(name: str, content: bytes) -> list[int]:
+    """Every byte, but of the padding between the witness's slots only a few."""
+    if name != WITNESS:
+        return list(range(len(content)))
+    padding = range(SEALED_BYTES, SLOT_SPACING_BYTES, 256)
+    return [*range(SEALED_BYTES), *padding, *range(SLOT_SPACING_BYTES, len(content))]
+
+
+def flipped(content: bytes, offset: int) -> bytes:
+    """Which bits are flipped changes from byte to byte: high, low, all."""
+    mask = (0x01, 0x80, 0xFF, 0x10)[offset % 4]
+    return content[:offset] + bytes([content[offset] ^ mask]) + content[offset + 1 :]
+
+
+def cut(content: bytes, offset: int) -> bytes:
+    return content[:offset]
+
+
+Harm = Callable[[bytes, int], bytes]
+
+
+def harm_everywhere(
+    journal: Journal, name: str, harm: Harm, directory: Path, shard: int
+) -> tuple[int, int]:
+    """How often it was harmless, and how often refused."""
+    content = journal.files[name]
+    outcomes = [
+        is_harmless(journal, {**journal.files, name: harm(content, offset)}, directory)
+        for offset in offsets(name, content)[shard::SHARDS]
+    ]
+    return outcomes.count(True), outcomes.count(False)
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize("harm", [flipped, cut])
+@pytest.mark.parametrize(("state", "name"), FILES)
+def test_damage_anywhere_is_harmless_or_refused(  # noqa: PLR0913, PLR0917 - a case
+    journals: dict[str, Journal], place: Path, state: str, name: str, harm: Harm, shard: int
+) -> None:
+    directory = place / f"{state}-{name}-{harm.__name__}-{shard}"
+    harmless, refused = harm_everywhere(journals[state], name, harm, directory, shard)
+    print(f"{state} {name} {harm.__name__}: {harmless} harmless, {refused} refused")  # noqa: T201
+    assert refused or name == WITNESS  # whose other slot is enough
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_untouched_journal_is_harmless(
+    journals: dict[str, Journal], tmp_path: Path, state: str
+) -> None:
+    journal = journals[state]
+    assert is_harmless(journal, journal.files, tmp_path / "state")
+
+
+def test_enough_bytes_are_flipped(journals: dict[str, Journal]) -> None:
+    count = sum(len(offsets(name, journals[state].files[name])) for state, name in FILES)
+    assert count >= FLIPPED_BYTES_MIN
+
+
+@pytest.mark.parametrize(("state", "name"), FILES)
+def test_missing_file_is_refused(
+    journals: dict[str, Journal], tmp_path: Path, state: str, name: str
+) -> None:
+    files = {other: content for other, content in journals[state].files.items() if other != name}
+    assert not is_harmless(journals[state], files, tmp_path / "state")
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_files_of_another_journal_are_refused(
+    journals: dict[str, Journal], tmp_path: Path, state: str
+) -> None:
+    other = built(state, tmp_path / "other")
+    for name in (DATABASE, WITNESS):
+        mixed = {**journals[state].files, name: other.files[name]}
+        assert not is_harmless(journals[state], mixed, tmp_path / "state")
+
+
+def is_sound(directory: Path) -> bool:
+    try:
+        return not check(directory).wrong
+    except FormatUnknown:
+        return False
+
+
+@pytest.mark.parametrize(("state", "name"), FILES)
+def test_check_agrees_with_opening_and_touches_nothing(
+    journals: dict[str, Journal], place: Path, state: str, name: str
+) -> None:
+    journal, directory = journals[state], place / f"check-{state}-{name}"
+    for offset in range(0, len(journal.files[name]), 37):
+        files = {**journal.files, name: flipped(journal.files[name], offset)}
+        lay_out(files, directory)
+        sound = is_sound(directory)
+        assert {path.name: path.read_bytes() for path in directory.iterdir()} == files
+        assert is_harmless(journal, files, directory) == sound

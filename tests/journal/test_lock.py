@@ -1,0 +1,136 @@
+"""One process writes a state directory; tried with real second processes."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from taskyard.errors import ExitCode, JournalFailed, StateLocked
+from taskyard.journal.lock import FILE_NAME, StateLock
+
+HOLD = """
+import sys
+from pathlib import Path
+from taskyard.journal.lock import StateLock
+lock = StateLock(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+#: The holder ends without releasing; what it started lives on and speaks for it.
+END_BEFORE_THE_CHILD = """
+import os, subprocess, sys
+from pathlib import Path
+from taskyard.journal.lock import StateLock
+lock = StateLock(Path(sys.argv[1]))
+program = "import sys; print('held', flush=True); sys.stdin.read()"
+subprocess.Popen([sys.executable, "-c", program], close_fds=False)
+os._exit(0)
+"""
+
+END_BEFORE_THE_FORK = """
+import os, sys
+from pathlib import Path
+from taskyard.journal.lock import StateLock
+lock = StateLock(Path(sys.argv[1]))
+if os.fork() == 0:
+    print("held", flush=True)
+    sys.stdin.read()
+os._exit(0)
+"""
+
+
+def started(script: str, directory: Path) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, directory], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"held\n"
+    return process
+
+
+def ended(process: subprocess.Popen[bytes]) -> None:
+    process.communicate(b"")
+
+
+def test_second_process_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
+    holder = started(HOLD, tmp_path)
+    with pytest.raises(StateLocked) as caught:
+        StateLock(tmp_path)
+    ended(holder)
+    assert str(caught.value) == (
+        f"state directory {tmp_path} is in use by process {holder.pid}; "
+        "stop it, or give another --state"
+    )
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_holder_that_ends_frees_it(tmp_path: Path) -> None:
+    ended(started(HOLD, tmp_path))
+    StateLock(tmp_path).release()
+
+
+def test_sigkill_of_the_holder_frees_it(tmp_path: Path) -> None:
+    holder = started(HOLD, tmp_path)
+    holder.send_signal(signal.SIGKILL)
+    ended(holder)
+    StateLock(tmp_path).release()
+
+
+def test_second_lock_in_the_same_process_is_refused(tmp_path: Path) -> None:
+    with (
+        StateLock(tmp_path),
+        pytest.raises(StateLocked, match=f"in use by process {os.getpid()};"),
+    ):
+        StateLock(tmp_path)
+    StateLock(tmp_path).release()
+
+
+@pytest.mark.parametrize("script", [END_BEFORE_THE_CHILD, END_BEFORE_THE_FORK])
+def test_child_that_outlives_the_holder_does_not_keep_it(tmp_path: Path, script: str) -> None:
+    holder = started(script, tmp_path)
+    holder.wait()
+    StateLock(tmp_path).release()
+    ended(holder)
+
+
+def test_released_lock_is_free_while_a_child_starts(tmp_path: Path) -> None:
+    lock = StateLock(tmp_path)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False
+    )
+    lock.release()
+    StateLock(tmp_path).release()
+    child.communicate(b"\n")
+
+
+def test_releasing_twice_is_once(tmp_path: Path) -> None:
+    lock = StateLock(tmp_path)
+    lock.release()
+    with StateLock(tmp_path):
+        lock.release()
+        with pytest.raises(StateLocked):
+            StateLock(tmp_path)
+
+
+def test_holder_that_did_not_say_who_it_is(tmp_path: Path) -> None:
+    with StateLock(tmp_path):
+        (tmp_path / FILE_NAME).write_bytes(b"")
+        with pytest.raises(StateLocked, match="in use by another process;"):
+            StateLock(tmp_path)
+
+
+def test_state_directory_is_made_private(tmp_path: Path) -> None:
+    directory = tmp_path / "a" / "state"
+    with StateLock(directory):
+        assert directory.stat().st_mode & 0o777 == 0o700
+        assert (directory / FILE_NAME).stat().st_mode & 0o777 == 0o600
+
+
+def test_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "state").write_bytes(b"")
+    with pytest.raises(JournalFailed, match=r"can't use .*/state as state directory: Not a dir"):
+        StateLock(tmp_path / "state")
