@@ -37,80 +37,63 @@ class Queue(Struct, gc=False, eq=False):
     cursor: int = 0
     #: Returned or just released: the newest is last, and goes first.
     front: list[Task] = field(default_factory=list)
-    #: Charged with a lost worker: leased alone, oldest first.
-    suspects: list[Task] = field(default_factory=list)
     #: Cancelled tasks that still lie in `items` or `front`, to be passed over.
     stale: int = 0
 
-    @property
-    def depth(self) -> int:
-        return len(self.items) - self.cursor + len(self.front) + len(self.suspects) - self.stale
-
-    def add(self, tasks: list[Task]) -> None:
-        self.items.extend(tasks)
-
-    def add_front(self, tasks: list[Task]) -> None:
-        self.front.extend(reversed(tasks))
-
     def peek(self, count: int) -> list[Task]:
-        """The next tasks, suspects aside, in the order in which they go."""
+        """The next tasks, in the order in which they go."""
         if self.stale:
             self._tidy(count)
-        if self.front:
-            chosen = self.front[: -count - 1 : -1]
-            return chosen + self.items[self.cursor : self.cursor + count - len(chosen)]
-        return self.items[self.cursor : self.cursor + count]
+        cursor = self.cursor
+        if not self.front:
+            return self.items[cursor : cursor + count]
+        chosen = self.front[: -count - 1 : -1]
+        return chosen + self.items[cursor : cursor + count - len(chosen)]
 
     def take(self, tasks: list[Task]) -> None:
         """Remove these. They need not be the next: a journal may have been written by another
         policy. But they nearly always are, so that is quick."""
         if self.stale:
             self._tidy(len(tasks))
-        start = self.cursor
-        if not self.front and self.items[start : start + len(tasks)] == tasks:
-            self.cursor = start + len(tasks)
-            self._shorten()
-            return
-        for task in tasks:
-            self.discard(task)
+        count, cursor, front = len(tasks), self.cursor, self.front
+        if not front and self.items[cursor : cursor + count] == tasks:
+            self.cursor = cursor + count
+            if cursor > CURSOR_MAX:
+                self._shorten()
+        elif front and front[: -count - 1 : -1] == tasks:
+            del front[-count:]
+        else:
+            for task in tasks:
+                self.discard(task)
 
     def discard(self, task: Task) -> None:
         """Remove one task, wherever it is."""
-        if self.front and self.front[-1] is task:
+        cursor = self.cursor
+        if cursor < len(self.items) and self.items[cursor] is task:
+            self.cursor = cursor + 1
+            if cursor > CURSOR_MAX:
+                self._shorten()
+        elif self.front and self.front[-1] is task:
             self.front.pop()
-        elif self.cursor < len(self.items) and self.items[self.cursor] is task:
-            self.cursor += 1
-            self._shorten()
-        elif task in self.suspects:
-            self.suspects.remove(task)
         elif task in self.front:
             self.front.remove(task)
         else:
             del self.items[self.items.index(task, self.cursor)]
 
-    def forget(self, task: Task) -> None:
-        """Remove a task that never comes back. Suspects at once, the others when they are met."""
-        if task in self.suspects:
-            self.suspects.remove(task)
-        else:
-            self.stale += 1
-
     def in_order(self) -> list[Task]:
-        """All that is ready, suspects first, in the order in which it goes."""
+        """All that is ready, in the order in which it goes."""
         line = [*reversed(self.front), *self.items[self.cursor :]]
-        return self.suspects + [task for task in line if task.state is TaskState.READY]
+        return [task for task in line if task.state is TaskState.READY]
 
     def _shorten(self) -> None:
-        if self.cursor >= CURSOR_MAX and self.cursor * 2 >= len(self.items):
+        """Give the passed part back when it is the larger one."""
+        if self.cursor * 2 >= len(self.items):
             del self.items[: self.cursor]
             self.cursor = 0
 
     def _tidy(self, count: int) -> None:
         """Drop the stale entries among the next `count` tasks."""
-        while self.front and self.front[-1].state is not TaskState.READY:
-            self.front.pop()
-            self.stale -= 1
-        if self.front:  # stale ones may lie deeper in it; it is short
+        if self.front:
             kept = [task for task in self.front if task.state is TaskState.READY]
             self.stale -= len(self.front) - len(kept)
             self.front[:] = kept
@@ -130,8 +113,12 @@ class Lane(Struct, gc=False, eq=False):
     service: Service
     #: By priority, highest first; most lanes have one.
     queues: list[Queue] = field(default_factory=list)
+    #: Ready tasks that were charged with a lost worker: leased alone, before the others.
+    suspects: list[Task] = field(default_factory=list)
     #: Its unfinished tasks, in any state. A lane without tasks is deleted.
     tasks: int = 0
+    #: Its tasks that are ready.
+    ready: int = 0
     #: Its tasks that are out.
     leased: int = 0
     #: Workers that hold tasks of it.
@@ -140,16 +127,10 @@ class Lane(Struct, gc=False, eq=False):
     #: It has its place in the service's rotation.
     rotating: bool = False
 
-    @property
-    def depth(self) -> int:
-        return sum(queue.depth for queue in self.queues)
-
-    @property
-    def has_ready(self) -> bool:
-        return any(queue.depth for queue in self.queues)
-
     def queue(self, priority: int) -> Queue:
         """The queue of a priority, made when it is first needed."""
+        if self.queues and self.queues[0].priority == priority:
+            return self.queues[0]
         for index, queue in enumerate(self.queues):
             if queue.priority == priority:
                 return queue
@@ -161,19 +142,59 @@ class Lane(Struct, gc=False, eq=False):
 
     def peek(self, count: int) -> list[Task]:
         """The next tasks that may share a worker, in the order in which they go."""
+        queues = self.queues
+        if len(queues) == 1:
+            return queues[0].peek(count)
         chosen: list[Task] = []
-        for queue in self.queues:
-            chosen += queue.peek(count - len(chosen))
+        for queue in queues:
             if len(chosen) == count:
                 break
+            chosen += queue.peek(count - len(chosen))
         return chosen
 
     def suspect(self) -> Task | None:
-        """The next task that must be leased alone."""
-        for queue in self.queues:
-            if queue.suspects:
-                return queue.suspects[0]
-        return None
+        """The next task that must be leased alone: the first of the highest priority."""
+        return max(self.suspects, key=_priority, default=None)
+
+    def in_order(self) -> list[Task]:
+        """All that is ready, suspects first."""
+        return self.suspects + [task for queue in self.queues for task in queue.in_order()]
+
+    def add(self, task: Task, *, front: bool) -> None:
+        """Queue a ready task, in front if it comes back or was just released."""
+        self.ready += 1
+        if task.attempt and task.losses:
+            self.suspects.insert(0 if front else len(self.suspects), task)
+            self.service.suspects += 1
+            return
+        queues, priority = self.queues, task.terms.priority
+        same = queues and queues[0].priority == priority
+        queue = queues[0] if same else self.queue(priority)
+        (queue.front if front else queue.items).append(task)
+
+    def remove(self, task: Task) -> None:
+        """Take one ready task out, wherever it is."""
+        self.ready -= 1
+        if not self._clear(task):
+            self.queue(task.terms.priority).discard(task)
+
+    def forget(self, task: Task) -> None:
+        """Take out a ready task that never comes back. Its entry is dropped when it is met."""
+        self.ready -= 1
+        if not self._clear(task):
+            self.queue(task.terms.priority).stale += 1
+
+    def _clear(self, task: Task) -> bool:
+        """Take a task out of the suspects; False if it is none of them."""
+        if not self.suspects or task not in self.suspects:
+            return False
+        self.suspects.remove(task)
+        self.service.suspects -= 1
+        return True
+
+
+def _priority(task: Task) -> int:
+    return task.terms.priority
 
 
 class Service(Struct, eq=False):
@@ -191,12 +212,14 @@ class Service(Struct, eq=False):
     # Volatile from here on.
     #: Lanes that have something to lease, the next first.
     rotation: deque[Lane] = field(default_factory=deque)
-    #: Workers that wait for its tasks: (used, name, worker). An entry is void if `used` differs.
-    parked: list[tuple[int, bytes, Worker]] = field(default_factory=list)
+    #: Workers that wait for its tasks: (used, name). An entry is void if `used` differs.
+    parked: list[tuple[int, bytes]] = field(default_factory=list)
     #: A worker that gets nothing until it is empty, to be lent a suspect.
     reserved: Worker | None = None
     #: When the rate allows the next lease.
     rate_next_ns: int = 0
+    #: Ready tasks of its lanes that must be leased alone.
+    suspects: int = 0
     #: Workers that offer it.
     workers: int = 0
     #: How many of its tasks are in each state, by `TaskState`.
@@ -218,6 +241,13 @@ class Service(Struct, eq=False):
     def drop_if_empty(self, lane: Lane) -> None:
         if not lane.tasks and not lane.paused and not lane.workers and lane.name:
             self.lanes.pop(lane.name, None)
+
+
+def unreserve(service: Service) -> None:
+    """Keep no worker free for this service."""
+    if service.reserved is not None:
+        service.reserved.reserved = None
+        service.reserved = None
 
 
 class Agenda(Struct, eq=False):

@@ -11,11 +11,13 @@ from __future__ import annotations
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from taskyard.core import graph, records
-from taskyard.core.agenda import OPEN_LANE
+from taskyard.core.agenda import OPEN_LANE, unreserve
 from taskyard.core.records import RETURNS_CHARGED, RETURNS_TO_BACK
 from taskyard.core.states import Cause, TaskState
-from taskyard.core.tasks import Ending, Lease, Task
+from taskyard.core.tasks import Ending, Lease, Task, Terms
 from taskyard.core.workers import Worker
 
 if TYPE_CHECKING:
@@ -46,7 +48,8 @@ def _submitted(ledger: Ledger, record: records.Submitted) -> None:
         ledger.campaign(terms.campaign)
         service = ledger.service(terms.service)
         terms.submitted_ns = record.at_ns
-        service.wide = service.wide or terms.slots != 1
+        if terms.slots != 1:
+            service.wide = ledger.wide = True
     if _is_plain(record) and not ledger.awaited:
         _submit_plain(ledger, submission)
     else:
@@ -63,42 +66,68 @@ def _submit_plain(ledger: Ledger, submission: Submission) -> None:
     tasks = [Task(name, payload, terms, lane) for name, payload in zip(names, given, strict=False)]
     ledger.tasks.update(zip(names, tasks, strict=True))
     lane.tasks += len(tasks)
+    lane.ready += len(tasks)
     ledger.tally(terms, None, _READY, len(tasks))
-    lane.queue(terms.priority).add(tasks)
+    lane.queue(terms.priority).items += tasks
     ledger.stir(lane)
 
 
 def _submit_any(ledger: Ledger, record: records.Submitted) -> None:
-    made = [_make(ledger, record, index) for index in range(len(record.submission.names))]
-    ledger.tasks.update((task.name, task) for task in made)
-    for index, names in enumerate(record.submission.after or ()):
-        if names:
-            ledger.wait_for(made[index], names)
+    submission = record.submission
+    made = _make(ledger, record)
+    ledger.tasks.update(zip(submission.names, made, strict=True))
     if ledger.awaited:
         for task in made:
-            task.dependents = ledger.awaited.pop(task.name, task.dependents)
-    for index, envelope in enumerate(record.submission.envelopes or ()):
-        ledger.envelopes[made[index].name] = envelope
+            task.dependents = ledger.awaited.pop(task.name, None)
+    if submission.after is not None:
+        _link(ledger, made, submission.after)
+    if submission.envelopes is not None:
+        ledger.envelopes.update(zip(submission.names, submission.envelopes, strict=True))
+    if record.attempts is not None:
+        for task, attempt in zip(made, record.attempts, strict=True):
+            task.attempt = task.excused = attempt
     _count_made(ledger, made)
     ledger.enqueue([task for task in made if task.state is _READY])
     ledger.plan([task for task in made if task.state is _DELAYED])
 
 
-def _make(ledger: Ledger, record: records.Submitted, index: int) -> Task:
+def _link(ledger: Ledger, tasks: Tasks, after: list[list[bytes]]) -> None:
+    """As `Ledger.wait_for`, with the common case at hand: the first to wait for a known task."""
+    known = ledger.tasks
+    for task, names in zip(tasks, after, strict=True):
+        if len(names) == 1:
+            before = known.get(names[0])
+            if before is not None and before.dependents is None and before.ending is None:
+                before.dependents = task
+                task.waits = 1
+                continue
+        ledger.wait_for(task, names)
+
+
+def _make(ledger: Ledger, record: records.Submitted) -> Tasks:
+    """The tasks of a submission, each in its lane and in the state that it begins with."""
     submission = record.submission
-    terms = submission.terms_of(index)
-    lane_name = OPEN_LANE if submission.lanes is None else submission.lanes[index]
-    lane = ledger.services[terms.service].lane(lane_name)
-    lane.tasks += 1
-    if submission.after is not None and submission.after[index]:
-        state = _BLOCKED
-    else:
-        state = _DELAYED if terms.due_ns > record.at_ns else _READY
-    task = Task(submission.names[index], submission.payload_of(index), terms, lane, state)
-    task.due_ns = terms.due_ns
-    if record.attempts is not None:
-        task.attempt = task.excused = record.attempts[index]
-    return task
+    count = len(submission.names)
+    after = submission.after or [[]] * count
+    lane_names = submission.lanes or [OPEN_LANE] * count
+    payloads = (
+        submission.payloads if len(submission.payloads) == count else submission.payloads * count
+    )
+    terms_at = submission.terms_at or [0] * count
+    services = [ledger.services[terms.service] for terms in submission.terms]
+    states = [_DELAYED if terms.due_ns > record.at_ns else _READY for terms in submission.terms]
+    tasks: Tasks = []
+    for name, payload, place, lane_name, names in zip(
+        submission.names, payloads, terms_at, lane_names, after, strict=True
+    ):
+        terms, service = submission.terms[place], services[place]
+        lane = service.lanes.get(lane_name) or service.lane(lane_name)
+        lane.tasks += 1
+        task = Task(name, payload, terms, lane, _BLOCKED if names else states[place])
+        if terms.due_ns:
+            task.due_ns = terms.due_ns
+        tasks.append(task)
+    return tasks
 
 
 def _count_made(ledger: Ledger, tasks: Tasks) -> None:
@@ -145,8 +174,7 @@ def _leased(ledger: Ledger, record: records.Leased, tasks: Tasks) -> None:
 
 def _finished(ledger: Ledger, record: records.Finished, tasks: Tasks) -> None:
     if record.keeps_slots:
-        worker = ledger.workers[record.worker]
-        worker.slots_kept += sum(task.terms.slots for task in tasks)
+        ledger.workers[record.worker].slots_kept += [task.terms.slots for task in tasks]
     ledger.release(tasks)
     ledger.move(tasks, Cause.COMPLETED)
     ledger.end(tasks, Ending(ledger.record, record.at_ns))
@@ -226,19 +254,27 @@ def _cancelled(ledger: Ledger, record: records.Cancelled, tasks: Tasks) -> None:
     ledger.release([task for task in tasks if task.lease is not None])
     for task in tasks:
         if task.state is _READY:
-            task.lane.queue(task.terms.priority).forget(task)
+            task.lane.forget(task)
         task.dependents = None
     ledger.move(tasks, Cause.CANCELLED)
     ledger.end(tasks, Ending(ledger.record, record.at_ns))
 
 
-def _retried(ledger: Ledger, _record: records.Retried, tasks: Tasks) -> None:
+def _retried(ledger: Ledger, record: records.Retried, tasks: Tasks) -> None:
+    renewed: dict[int, Terms] = {}
     for task in tasks:
         task.due_ns = 0
         if task.state is TaskState.FAILED:
             task.failures, task.excused = 0, task.attempt
+            task.terms = renewed.setdefault(id(task.terms), _unexpired(task.terms, record.at_ns))
             ledger.reasons.pop(task.name, None)
     ledger.requeue(tasks, Cause.RETRIED, front=False)
+
+
+def _unexpired(terms: Terms, at_ns: int) -> Terms:
+    """Who asks for a task to be tried again, though it is too old, means it."""
+    passed = [time for time in (terms.expires_ns, terms.expires_hard_ns) if time and time <= at_ns]
+    return structs.replace(terms, expires_ns=0, expires_hard_ns=0) if passed else terms
 
 
 def _only_history(ledger: Ledger, record: records.Progressed | records.Stale) -> None:
@@ -261,7 +297,7 @@ def _worker_left(ledger: Ledger, record: records.WorkerLeft) -> None:
 
 
 def _slots_freed(ledger: Ledger, record: records.SlotsFreed) -> None:
-    ledger.workers[record.worker].slots_kept -= record.slots
+    del ledger.workers[record.worker].slots_kept[: record.tasks]
 
 
 def _paused(ledger: Ledger, record: records.Paused) -> None:
@@ -279,6 +315,7 @@ def _hold(ledger: Ledger, service_name: bytes, lane_name: bytes | None, *, held:
         return
     service = ledger.service(service_name)
     ledger.stirred[service_name] = service
+    unreserve(service)
     if lane_name is None:
         service.paused = held
         return

@@ -24,7 +24,9 @@ def work_asked(scheduler: Scheduler, event: events.WorkAsked) -> None:
     if worker is None:
         return
     if worker.state is WorkerState.DRAINING:
-        roster.dismiss_if_drained(scheduler, worker.name)
+        if worker.leases and not event.parks:
+            scheduler.tell(Nothing(worker.name, settled=False))
+        roster.dismiss_if_drained(scheduler, worker)
     elif lease(scheduler, worker, event.count):
         return
     elif event.parks:
@@ -60,8 +62,11 @@ def lease(scheduler: Scheduler, worker: Worker, count: int) -> bool:
 
 
 def _lease_ns(worker: Worker, tasks: list[Task]) -> int:
-    """One lease, one time: the longest that a task asks for, or the worker's own."""
+    """One lease, one time: the longest that a task asks for, or the worker's own. A worker whose
+    silence means nothing keeps what it has."""
     lease_ns, last = worker.facts.silence_ns, None
+    if not lease_ns:
+        return 0
     for task in tasks:
         if task.terms is not last:
             last = task.terms
@@ -83,8 +88,6 @@ def _note_use(scheduler: Scheduler, worker: Worker, tasks: list[Task]) -> None:
     if scheduler.ledger.rated:
         for task in tasks:
             policy.rate_spend(task.lane.service, 1, scheduler.now_ns)
-    if not worker.facts.silence_ns:
-        scheduler.watch_silence(worker)
     if worker.state is not WorkerState.DRAINING:
         worker.turn(Turn.SERVED)
     if worker.facts.standing:
@@ -105,7 +108,7 @@ def match(scheduler: Scheduler) -> None:
 def _serve(scheduler: Scheduler, service: Service) -> None:
     passed_over: list[Worker] = []
     while service.rotation and _is_open(scheduler, service):
-        worker = policy.next_parked(service)
+        worker = policy.next_parked(scheduler.ledger, service)
         if worker is None:
             break
         if worker.facts.called:
@@ -115,7 +118,7 @@ def _serve(scheduler: Scheduler, service: Service) -> None:
         elif not lease(scheduler, worker, worker.wanted):
             passed_over.append(worker)
     for worker in passed_over:
-        policy.list_again(service, worker)
+        policy.list_again(scheduler.ledger, service, worker)
 
 
 def _is_open(scheduler: Scheduler, service: Service) -> bool:
@@ -129,11 +132,17 @@ def _call(scheduler: Scheduler, worker: Worker, service: Service) -> bool:
     """Tell a worker to come and ask; but no more workers than there are ready tasks."""
     known = scheduler.ledger.workers
     called = 0
-    for _, name in scheduler.calls:
+    for ends_ns, name in scheduler.calls:
         other = known.get(name)
-        if other is not None and other.state is WorkerState.CALLED:
+        if (
+            other is not None
+            and other.state is WorkerState.CALLED
+            and other.call_ends_ns == ends_ns
+        ):
             called += service.name in other.facts.services
-    if called >= sum(lane.depth for lane in service.rotation if not lane.paused):
+    if called >= sum(lane.ready for lane in service.rotation if not lane.paused):
+        return False
+    if not policy.Choice(scheduler.ledger, worker, worker.wanted, scheduler.now_ns).make():
         return False
     worker.turn(Turn.CALLED)
     worker.listed = -1

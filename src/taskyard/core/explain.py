@@ -104,7 +104,7 @@ def _blocked(scheduler: Scheduler, task: Task) -> Explanation:
     named += [f"{_text(name)} (not submitted)" for name in unknown[: NAMED_MAX - len(named)]]
     more = f" and {len(after) - len(named)} more" if len(after) > len(named) else ""
     names = ", ".join(named) + more
-    if task.name in graph.stuck(ledger.tasks, ledger.awaited):
+    if task.name in ledger.stuck():
         return Explanation(Reason.FAILURE, f"it is behind a failure, waiting for {names}", after)
     return Explanation(Reason.TASKS, f"it waits for {_count(len(after), 'task')}: {names}", after)
 

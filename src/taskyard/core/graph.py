@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskyard.core.states import TASK_STATES_RUNNABLE, TaskState
+from taskyard.core.states import TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,7 +30,10 @@ def link(before: Task, after: Task) -> None:
 def released_by(task: Task) -> list[Task]:
     """Count a finished task down at those that wait for it; the ones that wait for nothing more."""
     released: list[Task] = []
-    for dependent in task.dependents_list():
+    waiting = task.dependents
+    for dependent in waiting if isinstance(waiting, list) else (waiting,):
+        if dependent is None:
+            continue
         dependent.waits -= 1
         if not dependent.waits and dependent.state is TaskState.BLOCKED:
             released.append(dependent)
@@ -55,20 +58,20 @@ def predecessors(tasks: Mapping[bytes, Task], task: Task) -> list[Task]:
     return [other for other in tasks.values() if task in other.dependents_list()]
 
 
-def stuck(tasks: Mapping[bytes, Task], awaited: Mapping[bytes, list[Task]]) -> dict[bytes, Task]:
-    """BLOCKED tasks that nothing can release any more: each one is behind a failure.
-
-    What can still run, or may still be submitted, is walked forward; who is not met is stuck.
-    """
-    hopeful: list[Task] = [task for task in tasks.values() if task.state in TASK_STATES_RUNNABLE]
-    for waiting in awaited.values():
-        hopeful += waiting
-    met = {task.name: task for task in with_dependents(hopeful)}
-    return {
-        name: task
-        for name, task in tasks.items()
-        if task.state is TaskState.BLOCKED and name not in met
-    }
+def stuck(failed: Iterable[Task]) -> dict[bytes, Task]:
+    """BLOCKED tasks that nothing can release any more, because all that they wait for has failed
+    or is stuck itself. Walks over what is behind the failures, and nothing else."""
+    hopeless: dict[bytes, int] = {}
+    found: dict[bytes, Task] = {}
+    line = list(failed)
+    for task in line:  # grows while it is walked
+        for dependent in task.dependents_list():
+            name = dependent.name
+            hopeless[name] = hopeless.get(name, 0) + 1
+            if dependent.state is TaskState.BLOCKED and hopeless[name] == dependent.waits:
+                found[name] = dependent
+                line.append(dependent)
+    return found
 
 
 def cycle(
@@ -89,7 +92,8 @@ def cycle(
     def leads_to(name: bytes) -> list[bytes]:
         task = tasks.get(name)
         waiting = awaited.get(name, []) if task is None else task.dependents_list()
-        return [dependent.name for dependent in waiting] + added.get(name, [])
+        live = [dependent.name for dependent in waiting if dependent.ending is None]
+        return live + added.get(name, [])
 
     finished: dict[bytes, bool] = {}
     for start in after:

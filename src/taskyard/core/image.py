@@ -18,7 +18,7 @@ from taskyard.core.tasks import Ending, Lease, Task, Terms
 from taskyard.core.workers import Worker, WorkerFacts
 
 if TYPE_CHECKING:
-    from taskyard.core.agenda import Lane, Queue
+    from taskyard.core.agenda import Lane
 
 
 class QueueImage(Struct, array_like=True, gc=False):
@@ -27,7 +27,6 @@ class QueueImage(Struct, array_like=True, gc=False):
     priority: int
     items: list[int]
     front: list[int]
-    suspects: list[int]
 
 
 class LaneImage(Struct, array_like=True, gc=False):
@@ -35,6 +34,7 @@ class LaneImage(Struct, array_like=True, gc=False):
     name: bytes
     paused: bool
     queues: list[QueueImage]
+    suspects: list[int]
 
 
 class ServiceImage(Struct, array_like=True, gc=False):
@@ -47,7 +47,7 @@ class ServiceImage(Struct, array_like=True, gc=False):
 class WorkerImage(Struct, array_like=True, gc=False):
     name: bytes
     facts: WorkerFacts
-    slots_kept: int
+    slots_kept: list[int]
 
 
 class LeaseImage(Struct, array_like=True, gc=False):
@@ -98,13 +98,14 @@ def take(ledger: Ledger) -> Image:
     lanes = _lanes(ledger, tasks)
     lane_at = {id(lane): place for place, lane in enumerate(lanes)}
     services = list(ledger.services.values())
+    service_at = {one.name: place for place, one in enumerate(services)}
     return Image(
         record=ledger.record,
         paused=ledger.paused,
         counts=ledger.counts,
         campaigns=[(one.name, one.counts) for one in ledger.campaigns.values()],
         services=[ServiceImage(one.name, one.paused, one.wide, one.counts) for one in services],
-        lanes=[_lane_image(lane, list(ledger.services), places) for lane in lanes],
+        lanes=[_lane_image(lane, service_at, places) for lane in lanes],
         workers=[WorkerImage(w.name, w.facts, w.slots_kept) for w in ledger.workers.values()],
         terms=terms,
         names=[task.name for task in tasks],
@@ -147,17 +148,16 @@ def _lanes(ledger: Ledger, tasks: list[Task]) -> list[Lane]:
     return list(lanes.values())
 
 
-def _lane_image(lane: Lane, services: list[bytes], places: dict[int, int]) -> LaneImage:
+def _lane_image(lane: Lane, services: dict[bytes, int], places: dict[int, int]) -> LaneImage:
     def at(tasks: list[Task]) -> list[int]:
         return [places[id(task)] for task in tasks if task.state is TaskState.READY]
 
     queues = [
-        QueueImage(
-            queue.priority, at(queue.items[queue.cursor :]), at(queue.front), at(queue.suspects)
-        )
+        QueueImage(queue.priority, at(queue.items[queue.cursor :]), at(queue.front))
         for queue in lane.queues
     ]
-    return LaneImage(services.index(lane.service.name), lane.name, lane.paused, queues)
+    service = services[lane.service.name]
+    return LaneImage(service, lane.name, lane.paused, queues, at(lane.suspects))
 
 
 def _lease_images(ledger: Ledger, places: dict[int, int]) -> list[LeaseImage]:
@@ -178,6 +178,7 @@ def restore(image: Image) -> Ledger:
     for one in image.services:
         service = ledger.service(one.name)
         service.paused, service.wide, service.counts = one.paused, one.wide, one.counts
+        ledger.wide = ledger.wide or one.wide
     tasks = _restore_tasks(ledger, image)
     _restore_graph(ledger, image, tasks)
     _restore_workers(ledger, image, tasks)
@@ -222,8 +223,11 @@ def _restore_lane(lane: Lane, one: LaneImage, tasks: list[Task]) -> None:
         queue = lane.queue(queue_image.priority)
         queue.items += [tasks[place] for place in queue_image.items]
         queue.front += [tasks[place] for place in queue_image.front]
-        queue.suspects += [tasks[place] for place in queue_image.suspects]
-    if lane.has_ready:
+        lane.ready += len(queue_image.items) + len(queue_image.front)
+    lane.suspects += [tasks[place] for place in one.suspects]
+    lane.ready += len(one.suspects)
+    lane.service.suspects += len(one.suspects)
+    if lane.ready:
         lane.service.offer(lane)
     lane.service.drop_if_empty(lane)
 
@@ -263,7 +267,7 @@ def portrait(ledger: Ledger) -> dict[str, Any]:
         "services": {
             one.name: (one.paused, one.wide, list(one.counts)) for one in ledger.services.values()
         },
-        "workers": {one.name: (one.facts, one.slots_kept) for one in ledger.workers.values()},
+        "workers": {one.name: (one.facts, list(one.slots_kept)) for one in ledger.workers.values()},
         "tasks": {name: _task_portrait(task) for name, task in sorted(ledger.tasks.items())},
         "leases": {
             lease.number: (lease.worker.name, lease.at_ns, lease.lease_ns, lease.left)
@@ -271,11 +275,10 @@ def portrait(ledger: Ledger) -> dict[str, Any]:
             for lease in worker.leases.values()
         },
         "queues": {
-            (lane.service.name, lane.name, queue.priority): _line(queue)
+            (lane.service.name, lane.name): _names(lane.in_order())
             for service in ledger.services.values()
             for lane in service.lanes.values()
-            for queue in lane.queues
-            if queue.depth
+            if lane.ready
         },
         "awaited": {name: _names(tasks) for name, tasks in sorted(ledger.awaited.items())},
         "reasons": dict(ledger.reasons),
@@ -302,7 +305,3 @@ def _task_portrait(task: Task) -> tuple[Any, ...]:
 
 def _names(tasks: list[Task]) -> list[bytes]:
     return [task.name for task in tasks if task.ending is None]
-
-
-def _line(queue: Queue) -> list[bytes]:
-    return [task.name for task in queue.in_order()]

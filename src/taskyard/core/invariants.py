@@ -77,7 +77,8 @@ def _check_waits(ledger: Ledger) -> None:
     waiting = [task.dependents_list() for task in ledger.tasks.values() if task.ending is None]
     for dependents in [*waiting, *ledger.awaited.values()]:
         for dependent in dependents:
-            edges[dependent.name] = edges.get(dependent.name, 0) + 1
+            if dependent.ending is None:
+                edges[dependent.name] = edges.get(dependent.name, 0) + 1
     for task in ledger.tasks.values():
         if task.ending is None:
             _equal(task.waits, edges.get(task.name, 0), f"waits of {task.name!r}")
@@ -104,6 +105,10 @@ def _check_counts(ledger: Ledger) -> None:
 
 def _check_service(ledger: Ledger, service: Service) -> None:
     lanes = service.lanes.values()
+    suspects = sum(len(lane.suspects) for lane in lanes)
+    _equal(service.suspects, suspects, f"suspects of {service.name!r}")
+    kept_free = service.reserved
+    _require(kept_free is None or kept_free.reserved is service, f"reserve of {service.name!r}")
     for lane in lanes:
         _check_lane(ledger, lane)
     _equal(service.serving, sum(lane.workers for lane in lanes), f"serving of {service.name!r}")
@@ -111,7 +116,7 @@ def _check_service(ledger: Ledger, service: Service) -> None:
     _equal(service.workers, offers, f"workers of {service.name!r}")
     rotating = [lane.name for lane in service.rotation]
     _equal(len(rotating), sum(lane.rotating for lane in service.rotation), "lanes in rotation")
-    waiting = [lane.name for lane in lanes if lane.has_ready and not lane.rotating]
+    waiting = [lane.name for lane in lanes if lane.ready and not lane.rotating]
     for name in waiting:
         _require(_is_held(ledger, service.lanes[name]), f"lane {name!r} is out of rotation")
 
@@ -133,23 +138,19 @@ def _check_lane(ledger: Ledger, lane: Lane) -> None:
     holders = dict.fromkeys(_holder(task) for task in leased)
     _equal(lane.workers, len(holders), f"workers of {where}")
     ready = {task.name: task for task in own if task.state is TaskState.READY}
-    for queue in lane.queues:
-        line = queue.in_order()
-        _equal(queue.depth, len(line), f"depth of {where}")
-        for task in line:
-            _require(
-                ready.pop(task.name, None) is task, f"{task.name!r} is queued wrongly in {where}"
-            )
-            _equal(queue.priority, task.terms.priority, f"priority of {task.name!r}")
-        for task in queue.suspects:
-            _require(task.losses > 0, f"{task.name!r} is suspected without a loss")
-        for task in [*queue.front, *queue.items[queue.cursor :]]:
-            _require(not _suspicious(task), f"{task.name!r} lost a worker and is not set apart")
+    _equal(lane.ready, len(ready), f"ready tasks of {where}")
+    for task in lane.in_order():
+        queued = ready.pop(task.name, None) is task
+        _require(queued, f"{task.name!r} is queued wrongly in {where}")
     _require(not ready, f"READY tasks of {where} are in no queue: {[*ready]}")
-
-
-def _suspicious(task: Task) -> bool:
-    return task.state is TaskState.READY and task.attempt > 0 and task.losses > 0
+    for task in lane.suspects:
+        _require(task.losses > 0, f"{task.name!r} is suspected without a loss")
+    for queue in lane.queues:
+        line = [*queue.front, *queue.items[queue.cursor :]]
+        _equal(queue.stale, len(line) - len(queue.in_order()), f"stale entries of {where}")
+        for task in queue.in_order():
+            _require(not task.losses, f"{task.name!r} lost a worker and is not set apart")
+            _equal(queue.priority, task.terms.priority, f"priority of {task.name!r}")
 
 
 def _holder(task: Task) -> bytes:
@@ -163,7 +164,6 @@ def _check_worker(ledger: Ledger, worker: Worker) -> None:
     _equal(sorted(order), sorted(task.name for task in held), f"what {name!r} holds")
     slots = sum(task.terms.slots for task in held)
     _equal(worker.slots_used, slots, f"slots that {name!r} uses")
-    _require(worker.slots_kept >= 0, f"slots that {name!r} keeps are negative")
     lanes: dict[bytes, int] = {}
     for task in held:
         key = task.lane.service.name + b"/" + task.lane.name
@@ -196,20 +196,20 @@ def _check_agenda(ledger: Ledger) -> None:
 def _check_volatile(scheduler: Scheduler) -> None:
     ledger = scheduler.ledger
     _require(not ledger.stirred, "a service was stirred and not looked at")
-    watched = {name: True for _, name in scheduler.silence}
+    watched = dict.fromkeys(scheduler.silence)
     for worker in ledger.workers.values():
         if worker.silent_at_ns:
-            _require(worker.name in watched, f"nobody minds the silence of {worker.name!r}")
+            in_time = 0 < worker.watched_ns <= worker.silent_at_ns
+            minded = in_time and (worker.watched_ns, worker.name) in watched
+            _require(minded, f"nobody minds the silence of {worker.name!r} in time")
         if worker.state is WorkerState.PARKED and worker.slots_free > 0:
             _check_listed(ledger, worker)
-        limited = worker.facts.slots_total > 0 and not worker.slots_kept
-        _require(not limited or worker.slots_free >= 0, f"{worker.name!r} holds too much")
 
 
 def _check_listed(ledger: Ledger, worker: Worker) -> None:
     """A parked worker stands in the list of each of its services."""
     for name in worker.facts.services:
         listed: Iterable[bytes] = (
-            other.name for used, _, other in ledger.services[name].parked if used == worker.used
+            other for used, other in ledger.services[name].parked if used == worker.used
         )
         _require(worker.name in listed, f"{worker.name!r} is parked and in no list of {name!r}")

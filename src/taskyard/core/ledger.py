@@ -7,13 +7,14 @@ derived from. When to move is said by records alone: `apply` is the only caller.
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING, TypeAlias
 
 from taskyard.core import graph
-from taskyard.core.agenda import OPEN_LANE, Agenda, Lane, Service
+from taskyard.core.agenda import OPEN_LANE, Agenda, Lane, Queue, Service, unreserve
 from taskyard.core.events import RulesSet
 from taskyard.core.states import TASK_TARGETS, Cause, TaskState
-from taskyard.core.tasks import Campaign, Ended, Ending, Lease, Task, Terms, digest
+from taskyard.core.tasks import DIGEST_BYTES, Campaign, Ended, Ending, Lease, Task, Terms, digest
 from taskyard.core.workers import Worker
 from taskyard.errors import IllegalTransition
 
@@ -45,6 +46,8 @@ class Ledger:
         self.envelopes: dict[bytes, bytes] = {}
         #: How many tasks are in each state, by `TaskState`; archived ones stay counted.
         self.counts = [0] * len(TaskState)
+        #: Some tasks take more than one slot, so that room must be counted.
+        self.wide = False
         self.paused = False
         #: Pairs of a lane and a worker that serves it, over all services.
         self.serving = 0
@@ -55,8 +58,9 @@ class Ledger:
         self.stirred: dict[bytes, Service] = {}
         #: How services are run. Settings, not history: volatile.
         self.rules = RulesSet(0)
-        #: Some service has a rate.
+        #: Some service has a rate; the broker or some service has a limit of workers.
         self.rated = False
+        self.limited = False
 
     def service(self, name: bytes) -> Service:
         """A service by name, made when it is first needed."""
@@ -74,21 +78,28 @@ class Ledger:
         return campaign
 
     def move(self, tasks: Tasks, cause: Cause) -> None:
-        """The one mover of tasks' states. Counts runs of tasks, not tasks."""
+        """The one mover of tasks' states. Counts runs of alike tasks, not tasks."""
         targets = TASK_TARGETS[cause]
-        terms, source, target, run = _NO_TERMS, None, None, 0
+        terms, source, target, run = _NO_TERMS, None, TaskState.READY, 0
         for task in tasks:
             if task.state is not source or task.terms is not terms:
                 if run:
                     self.tally(terms, source, target, run)
                 terms, source, run = task.terms, task.state, 0
-                target = targets[source]
-            if target is None:
-                raise IllegalTransition(story(task, cause))
+                found = targets[source]
+                if found is None:
+                    raise IllegalTransition(story(task, cause))
+                target = found
             task.state = target
             run += 1
         if run:
             self.tally(terms, source, target, run)
+
+    def stuck(self) -> dict[bytes, Task]:
+        """BLOCKED tasks that nothing can release any more. Only failed tasks have reasons."""
+        reasons, known = self.reasons, self.tasks
+        failed = (known[name] for name in reasons if known[name].state is TaskState.FAILED)
+        return graph.stuck(failed) if self.counts[TaskState.FAILED] else {}
 
     def archive(self, names: Iterable[bytes]) -> None:
         """Forget ended tasks that an index outside memory now knows."""
@@ -125,52 +136,46 @@ class Ledger:
                 counts[target] += count
 
     def enqueue(self, tasks: Tasks, *, front: bool = False) -> None:
-        """Queue READY tasks in their lanes, a run of the same lane and priority at a time."""
-        start = 0
-        for end in range(1, len(tasks) + 1):
-            task = tasks[start]
-            if (
-                end < len(tasks)
-                and tasks[end].lane is task.lane
-                and tasks[end].terms.priority == task.terms.priority
-            ):
-                continue
-            run = tasks[start:end] if end - start < len(tasks) else tasks
-            queue = task.lane.queue(task.terms.priority)
-            queue.suspects += [one for one in run if one.attempt and one.losses]
-            unsuspected = [one for one in run if not one.attempt or not one.losses]
+        """Queue READY tasks in their lanes. Those that come back in front keep their order."""
+        queue = one_queue(tasks)
+        if queue is not None:
+            tasks[0].lane.ready += len(tasks)
             if front:
-                queue.add_front(unsuspected)
+                queue.front.extend(reversed(tasks))
             else:
-                queue.add(unsuspected)
-            self.stir(task.lane)
-            start = end
+                queue.items.extend(tasks)
+            self.stir(tasks[0].lane)
+            return
+        for task in reversed(tasks) if front else tasks:
+            lane = task.lane
+            lane.add(task, front=front)
+            if not lane.rotating:
+                self.stir(lane)
 
     def stir(self, lane: Lane) -> None:
+        """Something changed that may allow a lease of this lane."""
         service = lane.service
-        service.offer(lane)
+        if not lane.rotating:
+            service.offer(lane)
         self.stirred[service.name] = service
 
     def dequeue(self, tasks: Tasks) -> None:
-        """Take READY tasks out of their queues, a run of the same lane and priority at a time."""
-        start = 0
-        for end in range(1, len(tasks) + 1):
-            task = tasks[start]
-            if (
-                end < len(tasks)
-                and tasks[end].lane is task.lane
-                and tasks[end].terms.priority == task.terms.priority
-            ):
-                continue
-            run = tasks[start:end] if end - start < len(tasks) else tasks
-            task.lane.queue(task.terms.priority).take(run)
-            start = end
+        """Take READY tasks out of their queues."""
+        lane = one_lane(tasks)
+        if lane is not None and len(lane.queues) == 1 and not lane.suspects:
+            lane.ready -= len(tasks)
+            lane.queues[0].take(tasks)
+            return
+        for task in tasks:
+            task.lane.remove(task)
 
     def entrust(self, lease: Lease, tasks: Tasks) -> None:
         """Count leased tasks at their worker and their lanes."""
         worker = lease.worker
+        worker.leases[lease.number] = lease
+        worker.slots_used += self._slots(tasks)
         lanes = worker.lanes
-        for lane, count, slots in _runs(tasks):
+        for lane, count in lane_counts(tasks):
             held = lanes.get(lane, 0)
             if not held:
                 lane.workers += 1
@@ -178,54 +183,67 @@ class Ledger:
                 self.serving += 1
             lanes[lane] = held + count
             lane.leased += count
-            worker.slots_used += slots
-        worker.leases[lease.number] = lease
 
     def release(self, tasks: Tasks) -> None:
         """Count tasks whose lease is over back from their worker and their lanes."""
-        start = 0
-        for end in range(1, len(tasks) + 1):
-            lease = tasks[start].lease
-            if end < len(tasks) and tasks[end].lease is lease:
-                continue
-            if lease is None:
-                raise IllegalTransition(story(tasks[start], Cause.RETURNED))
-            run = tasks[start:end] if end - start < len(tasks) else tasks
-            self._release_run(lease, run)
-            start = end
+        if not tasks:
+            return
+        lease = tasks[0].lease
+        if lease is not None and [task.lease for task in tasks].count(lease) == len(tasks):
+            self._release(lease, tasks)
+            return
         for task in tasks:
-            task.lease = None
+            if task.lease is None:
+                raise IllegalTransition(story(task, Cause.RETURNED))
+            self._release(task.lease, [task])
 
-    def _release_run(self, lease: Lease, tasks: Tasks) -> None:
+    def _release(self, lease: Lease, tasks: Tasks) -> None:
         worker = lease.worker
+        worker.slots_used -= self._slots(tasks)
         lanes = worker.lanes
-        for lane, count, slots in _runs(tasks):
+        for lane, count in lane_counts(tasks):
+            lane.leased -= count
             held = lanes[lane] - count
             if held:
                 lanes[lane] = held
             else:
                 del lanes[lane]
-                lane.workers -= 1
-                lane.service.serving -= 1
-                self.serving -= 1
-            lane.leased -= count
-            worker.slots_used -= slots
+                self._leave(lane)
             self.stir(lane)
+        for task in tasks:
+            task.lease = None
         lease.left -= len(tasks)
         if not lease.left:
-            del worker.leases[lease.number]
-            lease.tasks = []
-            if not worker.leases:
-                worker.patience_ns = 0
+            self._close(lease)
+
+    def _leave(self, lane: Lane) -> None:
+        """A worker serves a lane no longer."""
+        lane.workers -= 1
+        lane.service.serving -= 1
+        self.serving -= 1
+        if self.rules.workers_max:  # room for a worker of any service
+            self.stirred.update(self.services)
+
+    def _close(self, lease: Lease) -> None:
+        worker = lease.worker
+        del worker.leases[lease.number]
+        lease.tasks = []
+        if not worker.leases:
+            worker.patience_ns = 0
+
+    def _slots(self, tasks: Tasks) -> int:
+        return sum([task.terms.slots for task in tasks]) if self.wide else len(tasks)
 
     def end(self, tasks: Tasks, ending: Ending) -> None:
         """Keep of ended tasks only what is needed to know them again."""
         for task in tasks:
-            task.payload = digest(task.payload)
             task.ending = ending
-            task.lane.tasks -= 1
-            if not task.lane.tasks:
-                task.lane.service.drop_if_empty(task.lane)
+            if len(task.payload) > DIGEST_BYTES:
+                task.payload = digest(task.payload)
+        for lane, count in lane_counts(tasks):
+            lane.tasks -= count
+            if not lane.tasks:
+                lane.service.drop_if_empty(lane)
         for index in (self.reasons, self.envelopes):
             if index:
                 for task in tasks:
@@ -240,13 +258,16 @@ class Ledger:
                 self.agenda.expire(min(times), [task.name])
 
     def wait_for(self, task: Task, names: list[bytes]) -> None:
+        """Let a task wait for these, known or awaited."""
+        task.waits += len(names)
         for name in names:
             before = self.tasks.get(name)
             if before is None or before.ending is not None:
                 self.awaited.setdefault(name, []).append(task)
+            elif before.dependents is None:
+                before.dependents = task
             else:
                 graph.link(before, task)
-        task.waits += len(names)
 
     def requeue(self, tasks: Tasks, cause: Cause, *, front: bool) -> None:
         """Tasks that wait for nothing but a worker go to their queues; the others stay BLOCKED."""
@@ -273,23 +294,41 @@ class Ledger:
         for name in worker.facts.services:
             service = self.service(name)
             service.workers += by
-            if service.reserved is worker:
-                service.reserved = None
-                self.stirred[name] = service
+        if worker.reserved is not None:
+            self.stirred[worker.reserved.name] = worker.reserved
+            unreserve(worker.reserved)
 
 
-def _runs(tasks: Tasks) -> list[tuple[Lane, int, int]]:
-    """Runs of tasks of the same lane: the lane, how many, and how many slots they take."""
-    runs: list[tuple[Lane, int, int]] = []
-    lane, count, slots = tasks[0].lane, 0, 0
-    for task in tasks:
-        if task.lane is not lane:
-            runs.append((lane, count, slots))
-            lane, count, slots = task.lane, 0, 0
-        count += 1
-        slots += task.terms.slots
-    runs.append((lane, count, slots))
-    return runs
+def one_lane(tasks: Tasks) -> Lane | None:
+    """The lane of these tasks if they are all of one: most batches are, and are counted at once."""
+    if not tasks:
+        return None
+    lane = tasks[0].lane
+    if tasks[-1].lane is not lane or [task.lane for task in tasks].count(lane) != len(tasks):
+        return None
+    return lane
+
+
+def one_queue(tasks: Tasks) -> Queue | None:
+    """The queue for these ready tasks if they all belong in one and none is a suspect."""
+    lane = one_lane(tasks)
+    if lane is None or any(map(_attempt, tasks)):
+        return None
+    priorities = [task.terms.priority for task in tasks]
+    same = priorities.count(priorities[0]) == len(tasks)
+    return lane.queue(priorities[0]) if same else None
+
+
+def _attempt(task: Task) -> int:
+    return task.attempt
+
+
+def lane_counts(tasks: Tasks) -> Iterable[tuple[Lane, int]]:
+    """How many tasks of which lane, in order; a lane may come more than once."""
+    lane = one_lane(tasks)
+    if lane is not None:
+        return ((lane, len(tasks)),)
+    return zip([task.lane for task in tasks], repeat(1), strict=False)
 
 
 def story(task: Task, cause: Cause) -> str:

@@ -26,6 +26,10 @@ CRASHES_MAX: Final = 5
 #: that a lane which is never empty can't keep a worker for ever.
 LANE_RUN_TASKS_MAX: Final = 100
 
+#: Who watches tasks that end up behind a failure is told within this time: to find them is a
+#: walk over all that is behind failures, too dear for every event.
+STUCK_CHECK_NS: Final = SECOND_NS // 5
+
 #: How long a called worker may take to ask, before the next one is called.
 CALL_NS_MAX: Final = SECOND_NS
 
@@ -40,6 +44,9 @@ HEARTBEATS_UNLISTED_MAX: Final = 2
 
 #: What one turn of the clock moves at most; the rest follows in the next turn.
 TIMER_TASKS_MAX: Final = 10_000
+
+#: Void entries that a service's list of parked workers may hold, beside two a worker.
+PARKED_VOID_MAX: Final = 16
 
 #: How far a worker looks past tasks that are wider than itself, to find some that fit.
 WIDE_LOOKAHEAD: Final = 64

@@ -8,11 +8,13 @@ service, lane, rate. Workers are served least recently used first.
 from __future__ import annotations
 
 from enum import Enum
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
+from taskyard.core.agenda import unreserve
 from taskyard.core.limits import (
     LANE_RUN_TASKS_MAX,
+    PARKED_VOID_MAX,
     RATE_SAVED_NS_MAX,
     TASKS_MAX,
     WIDE_LOOKAHEAD,
@@ -51,24 +53,16 @@ def paused(ledger: Ledger, lane: Lane) -> Hold | None:
 
 def limit(ledger: Ledger, lane: Lane, now_ns: int) -> Hold | None:
     """The limit that refuses one more worker a task of a lane."""
-    rules = lane.service.rules
-    if _reached(ledger.rules.workers_max, ledger.serving):
+    service = lane.service
+    if _left(ledger.rules.workers_max, ledger.serving) <= 0:
         return Hold.LIMIT_BROKER
-    if _reached(rules.workers_max, lane.service.serving):
+    if _left(service.rules.workers_max, service.serving) <= 0:
         return Hold.LIMIT_SERVICE
-    if is_full(lane) or (lane.name and lane.workers >= rules.lane_workers_max):
+    if lane.name and lane.workers >= service.rules.lane_workers_max:
         return Hold.LIMIT_LANE
-    return None if rate_room(lane.service, now_ns) else Hold.RATE
-
-
-def is_full(lane: Lane) -> bool:
-    """Nobody can take of a lane before a lease of it ends."""
-    rules = lane.service.rules
-    return bool(lane.name) and lane.leased >= rules.lane_workers_max * (1 + rules.overfeed)
-
-
-def _reached(maximum: int, count: int) -> bool:
-    return bool(maximum) and count >= maximum
+    if lane.name and lane.leased >= lane_tasks_max(service):
+        return Hold.LIMIT_LANE
+    return None if rate_room(service, now_ns) else Hold.RATE
 
 
 def rate_room(service: Service, now_ns: int) -> int:
@@ -96,26 +90,31 @@ class Choice:
         self.worker = worker
         self.now_ns = now_ns
         self.slots = worker.slots_free
+        #: How many tasks more.
         self.count = min(count, self.slots)
         self.tasks: list[Task] = []
-        #: Lanes that it begins to serve by this choice, which count for the limits.
-        self.begun = 0
         #: The lane that it went on with.
         self.gone_on: Lane | None = None
+        #: Lanes of each service that it begins to serve by this choice, which count for limits.
+        self.begun: dict[Service, int] = {}
+        #: There are such limits at all.
+        self.limited = ledger.limited
         #: Nothing more for this worker, whatever lies in other lanes.
-        self.closed = ledger.paused or holds_suspect(worker)
+        self.closed = ledger.paused or holds_suspect(worker) or is_reserved(worker)
 
     def make(self) -> list[Task]:
         worker = self.worker
         services = worker.facts.services
-        if worker.lane is not None and worker.lane.has_ready and not self.closed:
+        if worker.reserved is not None and not self.closed:
+            self._redeem(worker.reserved)
+        if worker.lane is not None and worker.lane.ready and not self.closed:
             self._go_on(worker.lane)
         for turn in range(len(services)):
-            if self.closed or len(self.tasks) >= self.count:
+            if self.closed or self.count <= 0:
                 break
             name = services[(worker.service_next + turn) % len(services)]
             service = self.ledger.services.get(name)
-            if service is not None and not service.paused:
+            if service is not None and service.rotation and not service.paused:
                 self._rotate(service)
         return self.tasks
 
@@ -131,53 +130,63 @@ class Choice:
 
     def _rotate(self, service: Service) -> None:
         """Give each lane in rotation its turn, once."""
-        if service.reserved is self.worker:
-            service.reserved = None
         rotation = service.rotation
+        lane_room = lane_tasks_max(service)
         for _ in range(len(rotation)):
-            if self.closed or len(self.tasks) >= self.count:
-                break
-            lane = rotation[0]
-            if lane is self.gone_on:
-                rotation.rotate(-1)
-            elif lane.has_ready and not (lane.paused or is_full(lane)):
+            lane = rotation.popleft()
+            if not lane.ready or lane.paused or (lane.name and lane.leased >= lane_room):
+                lane.rotating = False  # offered again when it has work, or a lease less
+                continue
+            rotation.append(lane)
+            if lane is not self.gone_on:
                 self._take(lane)
-                rotation.rotate(-1)
-            else:
-                rotation.popleft()  # offered again when it has work or a worker less
-                lane.rotating = False
+            if self.closed or self.count <= 0:
+                break
 
     def _take(self, lane: Lane) -> None:
-        room = self._room(lane)
-        if room <= 0:
+        """Choose what a lane has for this worker."""
+        service = lane.service
+        begins = lane not in self.worker.lanes
+        if begins and not self._may_begin(service):
             return
-        if lane.suspect() is not None and self._take_suspect(lane):
+        room = self.count
+        if lane.name or service.rules.rate_interval_ns:
+            room = self._limited(lane, room, begins=begins)
+        if room <= 0 or (lane.suspects and self._take_suspect(lane)):
             return
-        tasks = self._fitting(lane, room) if lane.service.wide else lane.peek(room)
-        if tasks and lane not in self.worker.lanes:
-            self.begun += 1
-        self.tasks = self.tasks + tasks if self.tasks else tasks
-        self.slots -= sum(task.terms.slots for task in tasks) if lane.service.wide else len(tasks)
+        tasks = self._fitting(lane, room) if service.wide else lane.peek(room)
+        if tasks:
+            self.tasks += tasks
+            self.count -= len(tasks)
+            if service.wide:
+                self.slots -= sum(task.terms.slots for task in tasks)
+                self.count = min(self.count, self.slots)
+            else:
+                self.slots -= len(tasks)
+            if begins and self.limited:
+                self.begun[service] = self.begun.get(service, 0) + 1
 
-    def _room(self, lane: Lane) -> int:
-        """How many tasks of a lane the limits allow this worker."""
-        service, rules = lane.service, lane.service.rules
-        room = self.count - len(self.tasks)
-        if lane not in self.worker.lanes:
-            if _reached(self.ledger.rules.workers_max, self.ledger.serving + self.begun):
-                return 0
-            if _reached(rules.workers_max, service.serving + self.begun):
-                return 0
-            if lane.name and lane.workers >= rules.lane_workers_max:
-                return 0
+    def _may_begin(self, service: Service) -> bool:
+        """The limits of workers at once allow one more pair of a lane and a worker."""
+        if not self.limited:
+            return True
+        ledger, begun = self.ledger, self.begun
+        if _left(ledger.rules.workers_max, ledger.serving + sum(begun.values())) <= 0:
+            return False
+        return _left(service.rules.workers_max, service.serving + begun.get(service, 0)) > 0
+
+    def _limited(self, lane: Lane, room: int, *, begins: bool) -> int:
+        """How many tasks of a lane its own limits and the rate allow this worker."""
+        service = lane.service
+        rules = service.rules
         if lane.name:
+            if begins and lane.workers >= rules.lane_workers_max:
+                return 0
             room = min(room, rules.lane_workers_max * (1 + rules.overfeed) - lane.leased)
         if rules.rate_interval_ns:
-            room = min(room, rate_room(service, self.now_ns) - self._of(service))
+            taken = sum(task.lane.service is service for task in self.tasks)
+            room = min(room, rate_room(service, self.now_ns) - taken)
         return room
-
-    def _of(self, service: Service) -> int:
-        return sum(task.lane.service is service for task in self.tasks)
 
     def _fitting(self, lane: Lane, room: int) -> list[Task]:
         """The next tasks that the worker has slots for. One that must wait for slots is not
@@ -197,16 +206,41 @@ class Choice:
     def _take_suspect(self, lane: Lane) -> bool:
         """A task charged with a lost worker goes alone, to a worker that holds nothing. One
         worker at a time is kept free for that; the others pass it over."""
-        suspect, service = lane.suspect(), lane.service
-        if suspect is None or suspect.terms.slots > self.worker.slots_free:
+        suspect, service, worker = lane.suspect(), lane.service, self.worker
+        slots_most = worker.facts.slots_total or SLOTS_UNLIMITED
+        if suspect is None or suspect.terms.slots > slots_most:
             return False
-        if not self.worker.leases and not self.tasks:
+        if worker.leases or self.tasks or suspect.terms.slots > self.slots:
+            if service.reserved is None and worker.reserved is None:
+                service.reserved, worker.reserved = worker, service
+                self.closed = True
+        else:
             self.tasks = [suspect]
             self.closed = True
-        elif service.reserved is None:
-            service.reserved = self.worker
-            self.closed = True
         return self.closed
+
+    def _redeem(self, service: Service) -> None:
+        """An empty worker gets the suspect that it was kept free for, if it is still there."""
+        unreserve(service)
+        for lane in service.rotation:
+            if lane.suspects and not self.closed and not (lane.paused or service.paused):
+                self._take(lane)
+
+
+def _left(maximum: int, count: int) -> int:
+    """How many more a limit allows; 0 as a maximum means no limit."""
+    return maximum - count if maximum else TASKS_MAX
+
+
+def lane_tasks_max(service: Service) -> int:
+    """Tasks of one named lane that may be out at once."""
+    return service.rules.lane_workers_max * (1 + service.rules.overfeed)
+
+
+def is_reserved(worker: Worker) -> bool:
+    """It is kept free for a suspect, and not free yet."""
+    service = worker.reserved
+    return service is not None and service.suspects > 0 and bool(worker.leases)
 
 
 def holds_suspect(worker: Worker) -> bool:
@@ -224,21 +258,31 @@ def park(ledger: Ledger, worker: Worker) -> None:
     worker.listed = worker.used
     for name in worker.facts.services:
         service = ledger.service(name)
-        list_again(service, worker)
+        list_again(ledger, service, worker)
         ledger.stirred[name] = service
 
 
-def list_again(service: Service, worker: Worker) -> None:
-    """Put a worker back in the list that it was taken from."""
-    heappush(service.parked, (worker.used, worker.name, worker))
+def list_again(ledger: Ledger, service: Service, worker: Worker) -> None:
+    """Put a worker in a service's list. Entries that are void are thrown out now and then."""
+    parked = service.parked
+    if len(parked) > PARKED_VOID_MAX + 2 * service.workers:
+        known = ledger.workers
+        parked[:] = [(used, name) for used, name in parked if _is_used(known.get(name), used)]
+        heapify(parked)
+    heappush(parked, (worker.used, worker.name))
 
 
-def next_parked(service: Service) -> Worker | None:
+def _is_used(worker: Worker | None, used: int) -> bool:
+    return worker is not None and worker.used == used
+
+
+def next_parked(ledger: Ledger, service: Service) -> Worker | None:
     """The least recently used worker that waits for work; it leaves the list."""
     while service.parked:
-        used, _, worker = heappop(service.parked)
-        if worker.used != used:
-            continue  # it was served since, and is listed anew if it waits again
+        used, name = heappop(service.parked)
+        worker = ledger.workers.get(name)
+        if worker is None or worker.used != used:
+            continue  # it is gone, or was served since and is listed anew if it waits again
         if worker.state is WorkerState.PARKED and worker.slots_free > 0:
             return worker
         worker.listed = -1

@@ -170,10 +170,11 @@ class WorkerLeft(Record, tag=16):
 
 
 class SlotsFreed(Record, tag=17):
-    """A worker freed slots that its answered tasks had kept."""
+    """A worker freed the slots that its oldest answered tasks had kept."""
 
     worker: bytes
-    slots: int
+    #: Of so many tasks.
+    tasks: int
 
 
 class Paused(Record, tag=18):

@@ -6,9 +6,9 @@ is recorded as such, and changes nothing. That is what fences a worker which was
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
-from taskyard.core import assigning, roster, submission, watching
+from taskyard.core import roster, submission, watching
 from taskyard.core.effects import Noted, Refusal, Refused
 from taskyard.core.events import Outcome
 from taskyard.core.limits import REASON_BYTES_MAX, SECOND_NS
@@ -20,7 +20,7 @@ from taskyard.core.records import (
     SlotsFreed,
     Stale,
 )
-from taskyard.core.states import TaskState, WorkerState
+from taskyard.core.states import TaskState
 
 if TYPE_CHECKING:
     from taskyard.core import events
@@ -55,7 +55,7 @@ def work_reported(scheduler: Scheduler, event: events.WorkReported) -> None:
             _settle(scheduler, worker, event, tasks, kept)
     scheduler.tell(Noted(event.worker, event.request, [event.names[index] for index in stale]))
     if worker is not None:
-        _after_report(scheduler, worker)
+        roster.has_room(scheduler, worker)
 
 
 def _sort(
@@ -63,21 +63,27 @@ def _sort(
 ) -> tuple[list[Task], list[int] | None, list[int]]:
     """The reported tasks that are the worker's; their places in the report, None for all of
     them; and the places of the others."""
-    known, attempts, worker = scheduler.ledger.tasks, event.attempts, event.worker
-    tasks: list[Task] = []
-    stale: list[int] = []
-    places = dict(zip(reversed(event.names), range(len(event.names) - 1, -1, -1), strict=True))
-    for index, name in enumerate(event.names):
-        task = known.get(name)
-        attempt = None if attempts is None else attempts[index]
-        if task is not None and roster.holds(worker, task, attempt) and places[name] == index:
-            tasks.append(task)
-        else:
-            stale.append(index)
-    if not stale:
-        return tasks, None, stale
-    kept = [index for index in range(len(event.names)) if index not in dict.fromkeys(stale)]
-    return tasks, kept, stale
+    known, names = scheduler.ledger.tasks, event.names
+    worker = scheduler.ledger.workers.get(event.worker)
+    found = [known.get(name) for name in names]
+    held = [
+        task is not None and (lease := task.lease) is not None and lease.worker is worker
+        for task in found
+    ]
+    if event.attempts is not None:
+        held = [
+            good and task is not None and task.attempt == attempt
+            for good, task, attempt in zip(held, found, event.attempts, strict=False)
+        ]
+    if all(held) and len(held) == len(names) == len(dict.fromkeys(names)):
+        return cast("list[Task]", found), None, []
+    taken: dict[bytes, int] = {}
+    for index, good in enumerate(held):
+        if good:
+            taken.setdefault(names[index], index)
+    kept = list(taken.values())
+    stale = [index for index, name in enumerate(names) if taken.get(name) != index]
+    return [known[names[index]] for index in kept], kept, stale
 
 
 def _column(column: list[bytes] | None, kept: list[int] | None) -> list[bytes] | None:
@@ -91,7 +97,9 @@ def _finish(
 ) -> None:
     """All that the worker holds of its report is done."""
     names = event.names if kept is None else [task.name for task in tasks]
-    attempts = [task.attempt for task in tasks]
+    attempts = event.attempts if kept is None else None
+    if attempts is None:
+        attempts = [task.attempt for task in tasks]
     results = _column(event.texts, kept)
     record = Finished(scheduler.at_ns, event.worker, names, attempts, results, event.keeps_slots)
     scheduler.emit(record, tasks)
@@ -186,22 +194,12 @@ def _defer_lanes(scheduler: Scheduler, tasks: list[Task]) -> None:
     for task in tasks:
         if not task.lane.name:
             continue
-        rest = [other for queue in task.lane.queues for other in queue.in_order()]
+        rest = task.lane.in_order()
         due_ns = task.due_ns
         if task.state is not TaskState.DELAYED:
             due_ns = scheduler.at_ns + DEFER_ALL_NS_DEFAULT
         if rest:
-            _postpone(scheduler, b"", [(other, due_ns, b"") for other in rest])
-
-
-def _after_report(scheduler: Scheduler, worker: Worker) -> None:
-    """A worker has room again."""
-    roster.dismiss_if_drained(scheduler, worker.name)
-    if worker.facts.standing or worker.state is WorkerState.PARKED:
-        wanted = worker.slots_free if worker.facts.standing else worker.wanted
-        assigning.park(scheduler, worker, wanted)
-        for name in worker.facts.services:
-            scheduler.ledger.stirred[name] = scheduler.ledger.service(name)
+            _postpone(scheduler, b"", [(other, due_ns, b"") for other in rest], own_fault=False)
 
 
 def work_returned(scheduler: Scheduler, event: events.WorkReturned) -> None:
@@ -224,7 +222,7 @@ def work_returned(scheduler: Scheduler, event: events.WorkReturned) -> None:
     tasks = [known[name] for name in event.names]
     roster.give_back(scheduler, worker, tasks, ReturnReason.TRANSFERRED, after)
     scheduler.tell(Noted(event.worker, event.request, []))
-    _after_report(scheduler, worker)
+    roster.has_room(scheduler, worker)
 
 
 def _resolve(scheduler: Scheduler, event: events.WorkReturned) -> list[list[bytes]] | None:
@@ -261,4 +259,4 @@ def slot_freed(scheduler: Scheduler, event: events.SlotFreed) -> None:
     if worker is None or not worker.slots_kept:
         return
     scheduler.emit(SlotsFreed(scheduler.at_ns, event.worker, 1))
-    _after_report(scheduler, worker)
+    roster.has_room(scheduler, worker)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from taskyard.core import assigning, watching
+from taskyard.core.agenda import unreserve
 from taskyard.core.effects import Dismiss, Noted, Stop, Stranger
 from taskyard.core.limits import HEARTBEATS_UNLISTED_MAX, REASON_BYTES_MAX
 from taskyard.core.records import Expired, Failed, Returned, ReturnReason, WorkerJoined, WorkerLeft
@@ -18,18 +21,31 @@ if TYPE_CHECKING:
 
 
 def worker_appeared(scheduler: Scheduler, event: events.WorkerAppeared) -> None:
+    services = tuple(dict.fromkeys(event.facts.services))
+    facts = structs.replace(event.facts, services=services)
     worker = scheduler.ledger.workers.get(event.worker)
-    if worker is not None and worker.facts.incarnation != event.facts.incarnation:
+    if worker is not None and worker.facts.incarnation != facts.incarnation:
         _lose(scheduler, worker, ReturnReason.RESTARTED)
         scheduler.emit(WorkerLeft(scheduler.at_ns, event.worker, b"restarted"))
         worker = None
-    if worker is None or worker.facts != event.facts:
-        scheduler.emit(WorkerJoined(scheduler.at_ns, event.worker, event.facts))
+    if worker is None or worker.facts != facts:
+        scheduler.emit(WorkerJoined(scheduler.at_ns, event.worker, facts))
     joined = scheduler.ledger.workers[event.worker]
     joined.heard_ns = scheduler.now_ns
     scheduler.watch_silence(joined)
-    if event.facts.standing:
-        assigning.park(scheduler, joined, joined.slots_free)
+    has_room(scheduler, joined)
+
+
+def has_room(scheduler: Scheduler, worker: Worker) -> None:
+    """A worker may have room again: the queue is drained at once, or the worker let go."""
+    scheduler.watch_silence(worker)  # it may hold less that allows it to be silent for long
+    dismiss_if_drained(scheduler, worker)
+    if worker.facts.standing:
+        assigning.park(scheduler, worker, worker.slots_free)
+    elif worker.state is WorkerState.PARKED:
+        assigning.park(scheduler, worker, worker.wanted)
+    for name in worker.facts.services:
+        scheduler.ledger.stirred[name] = scheduler.ledger.service(name)
 
 
 def worker_heard(scheduler: Scheduler, event: events.WorkerHeard) -> None:
@@ -49,6 +65,8 @@ def worker_heard(scheduler: Scheduler, event: events.WorkerHeard) -> None:
         if task.lease is lease and listed.get(task.name) != task.attempt
     ]
     give_back(scheduler, worker, lost, ReturnReason.UNLISTED)
+    if lost:
+        has_room(scheduler, worker)
 
 
 def _stop_zombies(scheduler: Scheduler, worker: bytes, listed: dict[bytes, int]) -> None:
@@ -83,11 +101,9 @@ def worker_cut(scheduler: Scheduler, event: events.WorkerCut) -> None:
     if worker is None:
         return
     worker.turn(Turn.CUT_OFF)
-    for name in worker.facts.services:
-        service = scheduler.ledger.service(name)
-        if service.reserved is worker:
-            service.reserved = None
-            scheduler.ledger.stirred[name] = service
+    if worker.reserved is not None:
+        scheduler.ledger.stirred[worker.reserved.name] = worker.reserved
+        unreserve(worker.reserved)
 
 
 def fell_silent(scheduler: Scheduler, worker: Worker) -> None:
@@ -96,10 +112,9 @@ def fell_silent(scheduler: Scheduler, worker: Worker) -> None:
     scheduler.emit(WorkerLeft(scheduler.at_ns, worker.name, b"silent"))
 
 
-def dismiss_if_drained(scheduler: Scheduler, name: bytes) -> None:
-    worker = scheduler.ledger.workers.get(name)
-    if worker is not None and worker.state is WorkerState.DRAINING and not worker.leases:
-        scheduler.tell(Dismiss(name))
+def dismiss_if_drained(scheduler: Scheduler, worker: Worker) -> None:
+    if worker.state is WorkerState.DRAINING and not worker.leases:
+        scheduler.tell(Dismiss(worker.name))
 
 
 def give_back(
@@ -130,7 +145,6 @@ def fail(
     reasons = [reason[-REASON_BYTES_MAX:] for reason in reasons]
     scheduler.emit(Failed(scheduler.at_ns, worker, names, attempts, reasons, own_fault), tasks)
     watching.tell_settled(scheduler, tasks, reasons)
-    watching.tell_stuck(scheduler)
 
 
 def _lose(scheduler: Scheduler, worker: Worker, reason: ReturnReason | None) -> None:

@@ -42,6 +42,8 @@ class Scheduler:
         #: Who wants to know when a task, or a campaign, is settled: (client, request).
         self.watchers: dict[bytes, list[tuple[bytes, int]]] = {}
         self.campaign_watchers: dict[bytes, list[tuple[bytes, int]]] = {}
+        #: When to look for watched tasks that are behind a failure; 0: no need.
+        self.stuck_check_ns = 0
         #: Counts assignments: the order in which workers were used.
         self.uses = 0
         self._records: list[AnyRecord] = []
@@ -54,6 +56,8 @@ class Scheduler:
         _DECIDERS[type(event)](self, event)
         if self.ledger.stirred:
             assigning.match(self)
+        if self.watchers or self.campaign_watchers:
+            watching.arm(self)
         return self._effects
 
     def take_records(self) -> list[AnyRecord]:
@@ -101,8 +105,11 @@ class Scheduler:
         return worker
 
     def watch_silence(self, worker: Worker) -> None:
-        if worker.silent_at_ns:
-            heappush(self.silence, (worker.silent_at_ns, worker.name))
+        """See to it that the worker's silence is looked at no later than it becomes too long."""
+        silent_at_ns = worker.silent_at_ns
+        if silent_at_ns and (not worker.watched_ns or silent_at_ns < worker.watched_ns):
+            worker.watched_ns = silent_at_ns
+            heappush(self.silence, (silent_at_ns, worker.name))
 
 
 _DECIDERS: dict[type, Callable[[Scheduler, Any], None]] = {

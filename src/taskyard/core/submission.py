@@ -54,7 +54,7 @@ def decide(ledger: Ledger, event: SubmitAsked, at_ns: int) -> Taken:
     submission = event.submission
     check_shape(submission)
     _check_room(ledger, len(submission.names))
-    places = dict(zip(submission.names, range(len(submission.names)), strict=True))
+    places = _places(submission)
     if len(places) != len(submission.names):
         raise Refusing(Refusal.DUPLICATE, "a name stands twice in one submission")
     if ledger.tasks.keys().isdisjoint(places):
@@ -70,8 +70,7 @@ def check_shape(submission: Submission) -> None:
     if count > TASKS_A_MESSAGE_MAX:
         text = f"{count} tasks in one submission; send at most {TASKS_A_MESSAGE_MAX}"
         raise Refusing(Refusal.TOO_MANY, text)
-    lengths = [len(name) for name in submission.names]
-    if not min(lengths) or max(lengths) > NAME_BYTES_MAX:
+    if b"" in submission.names or max(map(len, submission.names)) > NAME_BYTES_MAX:
         text = f"a task's name must have 1 to {NAME_BYTES_MAX} bytes"
         raise Refusing(Refusal.BAD_NAME, text)
     columns = (submission.terms_at, submission.lanes, submission.after, submission.envelopes)
@@ -79,6 +78,8 @@ def check_shape(submission: Submission) -> None:
         raise Refusing(Refusal.MALFORMED, "the submission's columns differ in length")
     if len(submission.payloads) not in (1, count):
         raise Refusing(Refusal.MALFORMED, "a payload for each task is needed, or one for all")
+    if submission.after and max(map(len, submission.after)) > AFTER_MAX:
+        raise Refusing(Refusal.TOO_MANY, f"a task can wait for at most {AFTER_MAX} tasks")
     _check_terms(submission)
 
 
@@ -93,8 +94,9 @@ def _check_terms(submission: Submission) -> None:
             raise Refusing(Refusal.BAD_NAME, text)
         if terms.slots < 1 or terms.crashes_max < 1:
             raise Refusing(Refusal.MALFORMED, "slots and crash attempts must be 1 or more")
-        times = (terms.due_ns, terms.expires_ns, terms.expires_hard_ns, terms.lease_ns)
-        if min(times) < 0 or min(terms.retry_delays_ns or (0,)) < 0:
+        times = (terms.due_ns, terms.expires_ns, terms.expires_hard_ns)
+        durations = (terms.lease_ns, terms.time_limit_ns)
+        if min(*times, *durations) < 0 or min(terms.retry_delays_ns or (0,)) < 0:
             raise Refusing(Refusal.MALFORMED, "times and durations must not be negative")
 
 
@@ -103,6 +105,13 @@ def _check_room(ledger: Ledger, count: int) -> None:
     if sum(ledger.counts) - ended + count > TASKS_MAX:
         text = f"{TASKS_MAX} tasks are unfinished; send more when some are done"
         raise Refusing(Refusal.FULL, text)
+
+
+def _places(submission: Submission) -> dict[bytes, int]:
+    """Where each name stands in the batch. The places matter only where something waits."""
+    if submission.after is None:
+        return dict.fromkeys(submission.names, 0)
+    return dict(zip(submission.names, range(len(submission.names)), strict=True))
 
 
 def _take_new(
@@ -114,7 +123,8 @@ def _take_new(
         waits = _resolve(ledger, event, submission, places)
         _check_cycle(ledger, submission, waits, places)
         record.after_done = waits.after_done
-        record.submission = structs.replace(submission, after=waits.after)
+        if waits.after is not submission.after:
+            record.submission = structs.replace(submission, after=waits.after)
     return Taken([record], new=len(submission.names), known=0)
 
 
@@ -123,7 +133,7 @@ def _take_some(ledger: Ledger, event: SubmitAsked, places: dict[bytes, int], at_
     submission = event.submission
     new: list[int] = []
     known: list[int] = []
-    for name, index in places.items():
+    for index, name in enumerate(submission.names):
         task = ledger.tasks.get(name)
         if task is None or (event.repeat is Repeat.EXTEND and task.ending is not None):
             new.append(index)
@@ -139,9 +149,7 @@ def _take_some(ledger: Ledger, event: SubmitAsked, places: dict[bytes, int], at_
     if not new:
         return Taken([], new=0, known=len(known))
     part = submission.part(new)
-    taken = _take_new(
-        ledger, event, part, dict(zip(part.names, range(len(new)), strict=True)), at_ns
-    )
+    taken = _take_new(ledger, event, part, _places(part), at_ns)
     return Taken(taken.records, new=len(new), known=len(known))
 
 
@@ -162,12 +170,11 @@ def _extend(
     ledger: Ledger,
     event: SubmitAsked,
     places: dict[bytes, int],
-    new_and_known: tuple[list[int], list[int]],
+    split: tuple[list[int], list[int]],
     at_ns: int,
 ) -> Taken:
-    """Give known tasks more to wait for, and take the new ones: one graph, checked as a whole."""
-    new, known = new_and_known
-    submission = event.submission
+    """Take new tasks and give known ones more to wait for: one graph, checked as a whole."""
+    submission, (new, known) = event.submission, split
     waits = _resolve(ledger, event, submission, places)
     _check_cycle(ledger, submission, waits, places, anywhere=True)
     whole = structs.replace(submission, after=waits.after)
@@ -189,30 +196,32 @@ def _resolve(
     ledger: Ledger, event: SubmitAsked, submission: Submission, places: dict[bytes, int]
 ) -> Waits:
     """Sort what each task is to wait for into what holds it up and what is done already."""
-    if submission.after is None:
-        return Waits()
-    waits = Waits([], None)
-    for index, names in enumerate(submission.after):
-        if not names:
-            waits.after.append(names)  # type: ignore[union-attr]
-            continue
-        open_names, done = sort_predecessors(ledger, names, event.unknown, places)
-        waits.after.append(open_names)  # type: ignore[union-attr]
-        if done:
-            if waits.after_done is None:
-                waits.after_done = [[] for _ in submission.names]
-            waits.after_done[index] = done
-    if not any(waits.after):  # type: ignore[arg-type]
-        waits.after = None
-    return waits
+    after = submission.after
+    if after is None or _all_open(ledger, after, places):
+        return Waits(after)
+    pairs = [sort_predecessors(ledger, names, event.unknown, places) for names in after]
+    waiting, done = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    return Waits(waiting if any(waiting) else None, done if any(done) else None)
+
+
+def _all_open(ledger: Ledger, after: list[list[bytes]], places: dict[bytes, int]) -> bool:
+    """Every predecessor is known and unfinished, or in the same batch, and stands once."""
+    known = ledger.tasks
+    for names in after:
+        for name in names:
+            if name not in places:
+                task = known.get(name)
+                if task is None or task.ending is not None:
+                    return False
+        if len(names) > 1 and len(dict.fromkeys(names)) != len(names):
+            return False
+    return True
 
 
 def sort_predecessors(
     ledger: Ledger, names: list[bytes], unknown: Unknown, batch: dict[bytes, int]
 ) -> tuple[list[bytes], list[bytes]]:
     """Predecessors that hold a task up, and those that are done already."""
-    if len(names) > AFTER_MAX:
-        raise Refusing(Refusal.TOO_MANY, f"a task can wait for at most {AFTER_MAX} tasks")
     waiting: list[bytes] = []
     done: list[bytes] = []
     for name in dict.fromkeys(names) if len(names) > 1 else names:
@@ -250,13 +259,20 @@ def _check_cycle(
     its batch and for known tasks can't close one, as long as nobody waits for it yet."""
     if waits.after is None:
         return
-    ahead = anywhere or any(
-        places.get(name, -1) >= index for index, names in enumerate(waits.after) for name in names
-    )
+    ahead = anywhere or _looks_ahead(waits.after, places)
     awaited = bool(ledger.awaited) and not ledger.awaited.keys().isdisjoint(places)
     if not ahead and not awaited:
         return
     check_acyclic(ledger, dict(zip(submission.names, waits.after, strict=True)))
+
+
+def _looks_ahead(after: list[list[bytes]], places: dict[bytes, int]) -> bool:
+    """Some task waits for one that stands behind it in the batch, or for itself."""
+    for index, names in enumerate(after):
+        for name in names:
+            if places.get(name, -1) >= index:
+                return True
+    return False
 
 
 def check_acyclic(ledger: Ledger, after: dict[bytes, list[bytes]]) -> None:

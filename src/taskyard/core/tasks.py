@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-DIGEST_BYTES: Final = 4
+#: Payloads up to this length are their own digest.
+DIGEST_BYTES: Final = 64
 
 
 class Terms(Struct, array_like=True, gc=False):
@@ -40,7 +41,7 @@ class Terms(Struct, array_like=True, gc=False):
     expires_hard_ns: int = 0
     #: How long to wait before each further attempt after a failure; None: as the service says.
     retry_delays_ns: tuple[int, ...] | None = None
-    #: Silence after which a worker loses it; 0: as the worker's dialect says.
+    #: Silence that its worker is allowed while it holds it, if longer than the worker's own.
     lease_ns: int = 0
     #: How long one attempt may run; the worker ends it. 0 for no limit.
     time_limit_ns: int = 0
@@ -184,4 +185,4 @@ def digest(payload: bytes) -> bytes:
     """Enough of a payload to tell a repeated submission from another: itself if it is short."""
     if len(payload) <= DIGEST_BYTES:
         return payload
-    return crc32(payload).to_bytes(DIGEST_BYTES, "big")
+    return crc32(payload).to_bytes(4, "big") + payload[: DIGEST_BYTES - 4]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heappop
 from typing import TYPE_CHECKING
 
 from taskyard.core import policy, roster, watching
@@ -24,11 +24,13 @@ def next_ns(scheduler: Scheduler) -> int | None:
     agenda_ns = scheduler.ledger.agenda.next_ns()
     if agenda_ns is not None:
         times.append(agenda_ns - scheduler.wall_offset_ns)
+    if scheduler.stuck_check_ns:
+        times.append(scheduler.stuck_check_ns)
     if scheduler.ledger.rated:
         times += [
             service.rate_next_ns
             for service in scheduler.ledger.services.values()
-            if service.rules.rate_interval_ns and service.rotation and service.parked
+            if service.rate_next_ns > scheduler.now_ns and service.rotation and service.parked
         ]
     return min(times) if times else None
 
@@ -43,6 +45,8 @@ def time_passed(scheduler: Scheduler, _event: events.Event) -> None:
     _grow_old(scheduler)
     _fall_silent(scheduler)
     _end_calls(scheduler)
+    if 0 < scheduler.stuck_check_ns <= scheduler.now_ns:
+        watching.tell_stuck(scheduler)
     if scheduler.ledger.rated:
         scheduler.ledger.stirred.update(scheduler.ledger.services)
 
@@ -61,7 +65,6 @@ def _grow_old(scheduler: Scheduler) -> None:
     if tasks:
         scheduler.emit(Aged(scheduler.at_ns, [task.name for task in tasks]), tasks)
         watching.tell_settled(scheduler, tasks)
-        watching.tell_stuck(scheduler)
 
 
 def _is_too_old(task: Task, at_ns: int) -> bool:
@@ -79,12 +82,13 @@ def _fall_silent(scheduler: Scheduler) -> None:
     silence = scheduler.silence
     while silence and silence[0][0] <= scheduler.now_ns:
         worker = scheduler.ledger.workers.get(heappop(silence)[1])
-        if worker is None or not worker.silent_at_ns:
+        if worker is None:
             continue
-        if worker.silent_at_ns <= scheduler.now_ns:
+        worker.watched_ns = 0
+        if 0 < worker.silent_at_ns <= scheduler.now_ns:
             roster.fell_silent(scheduler, worker)
         else:
-            heappush(silence, (worker.silent_at_ns, worker.name))
+            scheduler.watch_silence(worker)
 
 
 def _end_calls(scheduler: Scheduler) -> None:
@@ -105,10 +109,13 @@ def rules_set(scheduler: Scheduler, event: events.RulesSet) -> None:
     ledger.rules = event
     for service in ledger.services.values():
         service.rules = event.services.get(service.name, event.defaults)
+        soonest_ns = scheduler.now_ns + service.rules.rate_interval_ns
+        service.rate_next_ns = min(service.rate_next_ns, soonest_ns)
         for lane in service.lanes.values():
             service.offer(lane)
     every = [event.defaults, *event.services.values()]
     ledger.rated = any(rules.rate_interval_ns for rules in every)
+    ledger.limited = bool(event.workers_max) or any(rules.workers_max for rules in every)
     ledger.stirred.update(ledger.services)
 
 

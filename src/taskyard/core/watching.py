@@ -8,8 +8,8 @@ from __future__ import annotations
 from itertools import repeat
 from typing import TYPE_CHECKING
 
-from taskyard.core import graph
 from taskyard.core.effects import Told
+from taskyard.core.limits import STUCK_CHECK_NS
 from taskyard.core.states import TASK_STATES_RUNNABLE, TaskState
 
 if TYPE_CHECKING:
@@ -63,14 +63,21 @@ def tell_settled(
         _tell_campaigns(scheduler, dict.fromkeys(task.terms.campaign for task in tasks))
 
 
+def arm(scheduler: Scheduler) -> None:
+    """Something was decided: watched tasks and campaigns may be behind a failure now."""
+    waiting = scheduler.watchers or scheduler.campaign_watchers
+    if waiting and scheduler.ledger.counts[TaskState.FAILED] and not scheduler.stuck_check_ns:
+        scheduler.stuck_check_ns = scheduler.now_ns + STUCK_CHECK_NS
+
+
 def tell_stuck(scheduler: Scheduler) -> None:
-    """After a failure: watched tasks and campaigns may be behind it, and so settled."""
+    """Watched tasks that are behind a failure are settled too."""
+    scheduler.stuck_check_ns = 0
     _tell_campaigns(scheduler, [*scheduler.campaign_watchers])
-    known = scheduler.ledger.tasks
-    watched = [known[name] for name in scheduler.watchers if name in known]
-    if any(task.state is TaskState.BLOCKED for task in watched):
-        stuck = graph.stuck(known, scheduler.ledger.awaited)
-        tell_settled(scheduler, [task for task in watched if task.name in stuck])
+    if scheduler.watchers:
+        stuck = scheduler.ledger.stuck()
+        watched = [task for name, task in stuck.items() if name in scheduler.watchers]
+        tell_settled(scheduler, watched)
 
 
 def _tell_campaigns(scheduler: Scheduler, names: Iterable[bytes]) -> None:
@@ -88,8 +95,7 @@ def campaign_settled(ledger: Ledger, name: bytes) -> bool:
     blocked = campaign.counts[TaskState.BLOCKED]
     if not blocked:
         return True
-    stuck = graph.stuck(ledger.tasks, ledger.awaited).values()
-    return blocked == sum(task.terms.campaign == name for task in stuck)
+    return blocked == sum(task.terms.campaign == name for task in ledger.stuck().values())
 
 
 def nothing_to_come(ledger: Ledger, worker: Worker) -> bool:
@@ -106,9 +112,7 @@ def nothing_to_come(ledger: Ledger, worker: Worker) -> bool:
         return True
     if _runnable(ledger.counts):
         return False
-    if not ledger.awaited:
-        return True
-    stuck = graph.stuck(ledger.tasks, ledger.awaited).values()
+    stuck = ledger.stuck().values()
     return blocked == sum(task.terms.service in worker.facts.services for task in stuck)
 
 

@@ -41,9 +41,8 @@ def cancel_asked(scheduler: Scheduler, event: events.CancelAsked) -> None:
         scheduler.emit(Cancelled(scheduler.at_ns, [task.name for task in tasks]), tasks)
         for stop in stops:
             scheduler.tell(stop)
-            roster.dismiss_if_drained(scheduler, stop.worker)
+            roster.has_room(scheduler, scheduler.ledger.workers[stop.worker])
         watching.tell_settled(scheduler, tasks)
-        watching.tell_stuck(scheduler)
     scheduler.tell(Acted(event.client, event.request, len(tasks)))
 
 
@@ -83,7 +82,7 @@ def drain_asked(scheduler: Scheduler, event: events.DrainAsked) -> None:
     workers = [known[name] for name in names if name in known]
     for worker in workers:
         worker.turn(Turn.DRAINED)
-        roster.dismiss_if_drained(scheduler, worker.name)
+        roster.dismiss_if_drained(scheduler, worker)
     scheduler.tell(Acted(event.client, event.request, len(workers)))
 
 

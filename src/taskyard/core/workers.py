@@ -15,7 +15,7 @@ from taskyard.core.states import WORKER_TRANSITIONS, Turn, WorkerState
 from taskyard.errors import IllegalTransition
 
 if TYPE_CHECKING:
-    from taskyard.core.agenda import Lane
+    from taskyard.core.agenda import Lane, Service
     from taskyard.core.tasks import Lease, Task
 
 
@@ -45,8 +45,8 @@ class Worker(Struct, eq=False):
     leases: dict[int, Lease] = field(default_factory=dict)
     #: Slots of the tasks it holds.
     slots_used: int = 0
-    #: Slots of tasks that it has answered and not yet freed.
-    slots_kept: int = 0
+    #: Slots of tasks that it has answered and not yet freed, oldest first.
+    slots_kept: list[int] = field(default_factory=list)
     #: How many tasks of each lane it holds.
     lanes: dict[Lane, int] = field(default_factory=dict)
 
@@ -55,6 +55,8 @@ class Worker(Struct, eq=False):
     #: How many tasks it waits for while it is parked.
     wanted: int = 0
     heard_ns: int = 0
+    #: When its silence is looked at next; 0: it is not watched.
+    watched_ns: int = 0
     #: The longest lease time of what it holds, where that is longer than its own silence.
     patience_ns: int = 0
     #: Rises with every assignment; the smallest is the least recently used.
@@ -68,6 +70,8 @@ class Worker(Struct, eq=False):
     lane_run: int = 0
     #: The service to look at first, so that its services take turns.
     service_next: int = 0
+    #: The service that keeps it free for a suspect.
+    reserved: Service | None = None
 
     def turn(self, cause: Turn) -> None:
         """The one mover of a worker's state."""
@@ -82,7 +86,7 @@ class Worker(Struct, eq=False):
         """Room for further slots, derived from what it holds; a large number where unlimited."""
         if not self.facts.slots_total:
             return SLOTS_UNLIMITED
-        return self.facts.slots_total - self.slots_used - self.slots_kept
+        return self.facts.slots_total - self.slots_used - sum(self.slots_kept)
 
     @property
     def silent_at_ns(self) -> int:
