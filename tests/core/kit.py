@@ -10,13 +10,21 @@ from typing import Any
 from taskyard.core import image, invariants
 from taskyard.core.effects import Assign, Effect, Noted
 from taskyard.core.events import (
+    CancelAsked,
     ClockSet,
     Event,
     Outcome,
+    RetryAsked,
+    Rules,
+    RulesSet,
+    Scope,
     SubmitAsked,
     TimePassed,
+    WatchAsked,
     WorkAsked,
     WorkerAppeared,
+    WorkerGone,
+    WorkerHeard,
     WorkReported,
 )
 from taskyard.core.apply import apply
@@ -98,6 +106,33 @@ class Yard:
 
     def report(self, worker: bytes, name: bytes, outcome: Outcome, **fields: Any) -> list[Effect]:
         return self.handle(WorkReported(0, worker, [name], outcomes=[outcome], **fields))
+
+    def rules(self, workers_max: int = 0, **fields: Any) -> list[Effect]:
+        """Run every service by these rules."""
+        return self.handle(RulesSet(0, defaults=Rules(**fields), workers_max=workers_max))
+
+    def cancel(self, *names: bytes) -> list[Effect]:
+        return self.handle(CancelAsked(0, b"client", Scope(names=names)))
+
+    def retry(self, *names: bytes) -> list[Effect]:
+        return self.handle(RetryAsked(0, b"client", Scope(names=names)))
+
+    def watch(self, *names: bytes, request: int = 0) -> list[Effect]:
+        return self.handle(WatchAsked(0, b"watcher", list(names), request=request))
+
+    def hear(self, worker: bytes, *held: tuple[bytes, int], heartbeat_ns: int = 0) -> list[Effect]:
+        """A heartbeat that lists what the worker holds."""
+        return self.handle(WorkerHeard(0, worker, list(held), heartbeat_ns))
+
+    def leave(self, worker: bytes) -> list[Effect]:
+        return self.handle(WorkerGone(0, worker))
+
+    def lose(self, worker: bytes, *names: bytes) -> None:
+        """Let a worker take these tasks and come back as another process, empty."""
+        self.join(worker, slots_total=0, incarnation=1)
+        assert sorted(self.take(worker, len(names))) == sorted(names)
+        self.join(worker, slots_total=0, incarnation=2)
+        self.leave(worker)
 
 
 def assigned(effects: list[Effect]) -> list[bytes]:

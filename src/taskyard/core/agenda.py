@@ -111,10 +111,12 @@ class Lane(Struct, gc=False, eq=False):
 
     name: bytes
     service: Service
-    #: By priority, highest first; most lanes have one.
-    queues: list[Queue] = field(default_factory=list)
+    #: Its tasks of the usual priority; most lanes have no others.
+    line: Queue = field(default_factory=lambda: Queue(0))
+    #: Its queues of other priorities, in any order.
+    others: list[Queue] | None = None
     #: Ready tasks that were charged with a lost worker: leased alone, before the others.
-    suspects: list[Task] = field(default_factory=list)
+    suspects: list[Task] | None = None
     #: Its unfinished tasks, in any state. A lane without tasks is deleted.
     tasks: int = 0
     #: Its tasks that are ready.
@@ -127,26 +129,29 @@ class Lane(Struct, gc=False, eq=False):
     #: It has its place in the service's rotation.
     rotating: bool = False
 
+    @property
+    def queues(self) -> list[Queue]:
+        """All its queues, highest priority first."""
+        return sorted([self.line, *(self.others or ())], key=_priority_of_queue, reverse=True)
+
     def queue(self, priority: int) -> Queue:
         """The queue of a priority, made when it is first needed."""
-        if self.queues and self.queues[0].priority == priority:
-            return self.queues[0]
-        for index, queue in enumerate(self.queues):
+        if self.line.priority == priority:
+            return self.line
+        if self.others is None:
+            self.others = []
+        for queue in self.others:
             if queue.priority == priority:
                 return queue
-            if queue.priority < priority:
-                self.queues.insert(index, Queue(priority))
-                return self.queues[index]
-        self.queues.append(Queue(priority))
-        return self.queues[-1]
+        self.others.append(Queue(priority))
+        return self.others[-1]
 
     def peek(self, count: int) -> list[Task]:
         """The next tasks that may share a worker, in the order in which they go."""
-        queues = self.queues
-        if len(queues) == 1:
-            return queues[0].peek(count)
+        if self.others is None:
+            return self.line.peek(count)
         chosen: list[Task] = []
-        for queue in queues:
+        for queue in self.queues:
             if len(chosen) == count:
                 break
             chosen += queue.peek(count - len(chosen))
@@ -154,23 +159,29 @@ class Lane(Struct, gc=False, eq=False):
 
     def suspect(self) -> Task | None:
         """The next task that must be leased alone: the first of the highest priority."""
-        return max(self.suspects, key=_priority, default=None)
+        return max(self.suspects or (), key=_priority_of_task, default=None)
 
     def in_order(self) -> list[Task]:
         """All that is ready, suspects first."""
-        return self.suspects + [task for queue in self.queues for task in queue.in_order()]
+        line = [task for queue in self.queues for task in queue.in_order()]
+        return [*(self.suspects or ()), *line]
 
     def add(self, task: Task, *, front: bool) -> None:
         """Queue a ready task, in front if it comes back or was just released."""
         self.ready += 1
         if task.attempt and task.losses:
-            self.suspects.insert(0 if front else len(self.suspects), task)
-            self.service.suspects += 1
+            self._suspect(task, front=front)
             return
-        queues, priority = self.queues, task.terms.priority
-        same = queues and queues[0].priority == priority
-        queue = queues[0] if same else self.queue(priority)
+        queue, priority = self.line, task.terms.priority
+        if queue.priority != priority:
+            queue = self.queue(priority)
         (queue.front if front else queue.items).append(task)
+
+    def _suspect(self, task: Task, *, front: bool) -> None:
+        if self.suspects is None:
+            self.suspects = []
+        self.suspects.insert(0 if front else len(self.suspects), task)
+        self.service.suspects += 1
 
     def remove(self, task: Task) -> None:
         """Take one ready task out, wherever it is."""
@@ -186,15 +197,20 @@ class Lane(Struct, gc=False, eq=False):
 
     def _clear(self, task: Task) -> bool:
         """Take a task out of the suspects; False if it is none of them."""
-        if not self.suspects or task not in self.suspects:
+        if self.suspects is None or task not in self.suspects:
             return False
         self.suspects.remove(task)
+        self.suspects = self.suspects or None
         self.service.suspects -= 1
         return True
 
 
-def _priority(task: Task) -> int:
+def _priority_of_task(task: Task) -> int:
     return task.terms.priority
+
+
+def _priority_of_queue(queue: Queue) -> int:
+    return queue.priority
 
 
 class Service(Struct, eq=False):

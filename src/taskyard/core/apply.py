@@ -8,7 +8,6 @@ written under another policy still means the same.
 
 from __future__ import annotations
 
-from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
@@ -16,13 +15,14 @@ from msgspec import structs
 from taskyard.core import graph, records
 from taskyard.core.agenda import OPEN_LANE, unreserve
 from taskyard.core.records import RETURNS_CHARGED, RETURNS_TO_BACK
-from taskyard.core.states import Cause, TaskState
+from taskyard.core.states import TASK_STATES_INITIAL, Cause, TaskState
 from taskyard.core.tasks import Ending, Lease, Task, Terms
 from taskyard.core.workers import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from taskyard.core.agenda import Lane
     from taskyard.core.ledger import Ledger, Tasks
     from taskyard.core.records import AnyRecord
     from taskyard.core.tasks import Submission
@@ -50,94 +50,107 @@ def _submitted(ledger: Ledger, record: records.Submitted) -> None:
         terms.submitted_ns = record.at_ns
         if terms.slots != 1:
             service.wide = ledger.wide = True
-    if _is_plain(record) and not ledger.awaited:
-        _submit_plain(ledger, submission)
-    else:
-        _submit_any(ledger, record)
-    _mind_hard_expiry(ledger, submission)
-
-
-def _submit_plain(ledger: Ledger, submission: Submission) -> None:
-    """Tasks that differ in nothing but name and payload, and are ready: the path of millions."""
-    terms = submission.terms[0]
-    lane = ledger.services[terms.service].lane(OPEN_LANE)
-    names, payloads = submission.names, submission.payloads
-    given = payloads if len(payloads) == len(names) else repeat(payloads[0])
-    tasks = [Task(name, payload, terms, lane) for name, payload in zip(names, given, strict=False)]
-    ledger.tasks.update(zip(names, tasks, strict=True))
-    lane.tasks += len(tasks)
-    lane.ready += len(tasks)
-    ledger.tally(terms, None, _READY, len(tasks))
-    lane.queue(terms.priority).items += tasks
-    ledger.stir(lane)
-
-
-def _submit_any(ledger: Ledger, record: records.Submitted) -> None:
-    submission = record.submission
-    made = _make(ledger, record)
-    ledger.tasks.update(zip(submission.names, made, strict=True))
+    tasks = _make(ledger, record)
+    ledger.tasks.update(zip(submission.names, tasks, strict=True))
     if ledger.awaited:
-        for task in made:
+        for task in tasks:
             task.dependents = ledger.awaited.pop(task.name, None)
     if submission.after is not None:
-        _link(ledger, made, submission.after)
+        _link(ledger, tasks, submission.after)
     if submission.envelopes is not None:
         ledger.envelopes.update(zip(submission.names, submission.envelopes, strict=True))
     if record.attempts is not None:
-        for task, attempt in zip(made, record.attempts, strict=True):
+        for task, attempt in zip(tasks, record.attempts, strict=True):
             task.attempt = task.excused = attempt
-    _count_made(ledger, made)
-    ledger.enqueue([task for task in made if task.state is _READY])
-    ledger.plan([task for task in made if task.state is _DELAYED])
-
-
-def _link(ledger: Ledger, tasks: Tasks, after: list[list[bytes]]) -> None:
-    """As `Ledger.wait_for`, with the common case at hand: the first to wait for a known task."""
-    known = ledger.tasks
-    for task, names in zip(tasks, after, strict=True):
-        if len(names) == 1:
-            before = known.get(names[0])
-            if before is not None and before.dependents is None and before.ending is None:
-                before.dependents = task
-                task.waits = 1
-                continue
-        ledger.wait_for(task, names)
+    _place(ledger, tasks)
+    _mind_hard_expiry(ledger, submission)
 
 
 def _make(ledger: Ledger, record: records.Submitted) -> Tasks:
     """The tasks of a submission, each in its lane and in the state that it begins with."""
     submission = record.submission
-    count = len(submission.names)
-    after = submission.after or [[]] * count
-    lane_names = submission.lanes or [OPEN_LANE] * count
-    payloads = (
-        submission.payloads if len(submission.payloads) == count else submission.payloads * count
-    )
-    terms_at = submission.terms_at or [0] * count
-    services = [ledger.services[terms.service] for terms in submission.terms]
-    states = [_DELAYED if terms.due_ns > record.at_ns else _READY for terms in submission.terms]
-    tasks: Tasks = []
-    for name, payload, place, lane_name, names in zip(
-        submission.names, payloads, terms_at, lane_names, after, strict=True
-    ):
-        terms, service = submission.terms[place], services[place]
-        lane = service.lanes.get(lane_name) or service.lane(lane_name)
-        lane.tasks += 1
-        task = Task(name, payload, terms, lane, _BLOCKED if names else states[place])
-        if terms.due_ns:
+    if submission.lanes is not None or submission.terms_at is not None:
+        return _make_each(ledger, record)
+    names, payloads, terms = submission.names, submission.payloads, submission.terms[0]
+    if len(payloads) < len(names):
+        payloads = payloads * len(names)
+    lane = ledger.services[terms.service].lane(OPEN_LANE)
+    lane.tasks += len(names)
+    state = _DELAYED if terms.due_ns > record.at_ns else _READY
+    if submission.after is None:
+        pairs = zip(names, payloads, strict=True)
+        tasks = [Task(name, payload, terms, lane, state) for name, payload in pairs]
+    else:
+        tasks = [
+            Task(name, payload, terms, lane, _BLOCKED if after else state, len(after))
+            for name, payload, after in zip(names, payloads, submission.after, strict=True)
+        ]
+    if terms.due_ns:
+        for task in tasks:
             task.due_ns = terms.due_ns
-        tasks.append(task)
     return tasks
 
 
-def _count_made(ledger: Ledger, tasks: Tasks) -> None:
-    run, last = 0, tasks[0]
-    for task in tasks:
-        if task.state is not last.state or task.terms is not last.terms:
-            ledger.tally(last.terms, None, last.state, run)
-            run = 0
-        run, last = run + 1, task
-    ledger.tally(last.terms, None, last.state, run)
+def _make_each(ledger: Ledger, record: records.Submitted) -> Tasks:
+    """Tasks that differ in their lanes or terms."""
+    submission = record.submission
+    count = len(submission.names)
+    places = submission.terms_at or [0] * count
+    every = [submission.terms[place] for place in places]
+    states = [_DELAYED if terms.due_ns > record.at_ns else _READY for terms in submission.terms]
+    waits = [0] * count if submission.after is None else list(map(len, submission.after))
+    lanes = _lanes(ledger, submission, places)
+    for lane in lanes:
+        lane.tasks += 1
+    payloads = submission.payloads * (count if len(submission.payloads) < count else 1)
+    columns = zip(submission.names, payloads, every, lanes, places, waits, strict=True)
+    tasks = [
+        Task(name, payload, terms, lane, _BLOCKED if waiting else states[place], waiting)
+        for name, payload, terms, lane, place, waiting in columns
+    ]
+    if any(terms.due_ns for terms in submission.terms):
+        for task in tasks:
+            task.due_ns = task.terms.due_ns
+    return tasks
+
+
+def _lanes(ledger: Ledger, submission: Submission, places: list[int]) -> list[Lane]:
+    """The lane of each task, made when it is first needed."""
+    services = [ledger.services[terms.service] for terms in submission.terms]
+    if submission.lanes is None:
+        return [services[place].lane(OPEN_LANE) for place in places]
+    if len(services) == 1:
+        known, lane = services[0].lanes, services[0].lane
+        return [known.get(name) or lane(name) for name in submission.lanes]
+    pairs = zip(places, submission.lanes, strict=True)
+    return [services[place].lane(name) for place, name in pairs]
+
+
+def _place(ledger: Ledger, tasks: Tasks) -> None:
+    """Count new tasks, and put them where they wait: in their queues or on the agenda."""
+    states = [task.state for task in tasks]
+    for state in TASK_STATES_INITIAL:
+        count = states.count(state)
+        if not count:
+            continue
+        some = tasks if count == len(tasks) else [task for task in tasks if task.state is state]
+        ledger.count_new(some, state)
+        if state is _READY:
+            ledger.enqueue(some)
+        elif state is _DELAYED:
+            ledger.plan(some)
+
+
+def _link(ledger: Ledger, tasks: Tasks, after: list[list[bytes]]) -> None:
+    """Let new tasks wait for what they are submitted after. Their waits are counted already."""
+    known = ledger.tasks
+    for task, names in zip(tasks, after, strict=True):
+        for name in names:
+            before = known.get(name)
+            if before is not None and before.dependents is None and before.ending is None:
+                before.dependents = task  # the common case: the first to wait for it
+            else:
+                ledger.await_one(task, name)
 
 
 def _mind_hard_expiry(ledger: Ledger, submission: Submission) -> None:
@@ -178,10 +191,7 @@ def _finished(ledger: Ledger, record: records.Finished, tasks: Tasks) -> None:
     ledger.release(tasks)
     ledger.move(tasks, Cause.COMPLETED)
     ledger.end(tasks, Ending(ledger.record, record.at_ns))
-    released: Tasks = []
-    for task in tasks:
-        if task.dependents is not None:
-            released += graph.released_by(task)
+    released = graph.released_by(tasks)
     if released:
         _let_go(ledger, released, record.at_ns)
 
@@ -323,18 +333,6 @@ def _hold(ledger: Ledger, service_name: bytes, lane_name: bytes | None, *, held:
     lane.paused = held
     service.offer(lane)
     service.drop_if_empty(lane)
-
-
-def _is_plain(record: records.Submitted) -> bool:
-    submission = record.submission
-    return (
-        submission.after is None
-        and submission.lanes is None
-        and submission.terms_at is None
-        and submission.envelopes is None
-        and record.attempts is None
-        and submission.terms[0].due_ns <= record.at_ns
-    )
 
 
 _APPLY_TO_TASKS: dict[type, Callable[[Ledger, Any, Tasks], None]] = {

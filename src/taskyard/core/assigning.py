@@ -61,6 +61,11 @@ def lease(scheduler: Scheduler, worker: Worker, count: int) -> bool:
     return True
 
 
+def lease_wanted(scheduler: Scheduler, worker: Worker, _service: Service) -> bool:
+    """Lease a parked worker what it waits for."""
+    return lease(scheduler, worker, worker.wanted)
+
+
 def _lease_ns(worker: Worker, tasks: list[Task]) -> int:
     """One lease, one time: the longest that a task asks for, or the worker's own. A worker whose
     silence means nothing keeps what it has."""
@@ -111,11 +116,8 @@ def _serve(scheduler: Scheduler, service: Service) -> None:
         worker = policy.next_parked(scheduler.ledger, service)
         if worker is None:
             break
-        if worker.facts.called:
-            if not _call(scheduler, worker, service):
-                passed_over.append(worker)
-                break
-        elif not lease(scheduler, worker, worker.wanted):
+        served = _call if worker.facts.called else lease_wanted
+        if not served(scheduler, worker, service):
             passed_over.append(worker)
     for worker in passed_over:
         policy.list_again(scheduler.ledger, service, worker)
@@ -129,18 +131,10 @@ def _is_open(scheduler: Scheduler, service: Service) -> bool:
 
 
 def _call(scheduler: Scheduler, worker: Worker, service: Service) -> bool:
-    """Tell a worker to come and ask; but no more workers than there are ready tasks."""
-    known = scheduler.ledger.workers
-    called = 0
-    for ends_ns, name in scheduler.calls:
-        other = known.get(name)
-        if (
-            other is not None
-            and other.state is WorkerState.CALLED
-            and other.call_ends_ns == ends_ns
-        ):
-            called += service.name in other.facts.services
-    if called >= sum(lane.ready for lane in service.rotation if not lane.paused):
+    """Tell a worker to come and ask, if there is something for it; but call no more workers
+    than there are ready tasks."""
+    ready = sum(lane.ready for lane in service.rotation if not lane.paused)
+    if _called(scheduler, service) >= ready:
         return False
     if not policy.Choice(scheduler.ledger, worker, worker.wanted, scheduler.now_ns).make():
         return False
@@ -150,3 +144,15 @@ def _call(scheduler: Scheduler, worker: Worker, service: Service) -> bool:
     heappush(scheduler.calls, (worker.call_ends_ns, worker.name))
     scheduler.tell(Wake(worker.name, service.name))
     return True
+
+
+def _called(scheduler: Scheduler, service: Service) -> int:
+    """How many workers of a service were called and have not asked yet."""
+    workers = [(ends_ns, scheduler.ledger.workers.get(name)) for ends_ns, name in scheduler.calls]
+    return sum(
+        worker.state is WorkerState.CALLED
+        and worker.call_ends_ns == ends_ns
+        and service.name in worker.facts.services
+        for ends_ns, worker in workers
+        if worker is not None
+    )

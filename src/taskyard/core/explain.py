@@ -71,7 +71,8 @@ def _cancelled(_scheduler: Scheduler, _task: Task) -> Explanation:
 def _failed(scheduler: Scheduler, task: Task) -> Explanation:
     reason = _text(scheduler.ledger.reasons.get(task.name, b"")) or "no reason given"
     waiting = len(graph.with_dependents([task])) - 1
-    behind = f"; {_count(waiting, 'task')} wait behind it" if waiting else ""
+    wait = "waits" if waiting == 1 else "wait"
+    behind = f"; {_count(waiting, 'task')} {wait} behind it" if waiting else ""
     sentence = f"it failed after {_count(task.attempt, 'attempt')}: {reason}{behind}"
     return Explanation(Reason.FAILED, sentence)
 

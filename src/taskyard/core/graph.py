@@ -27,18 +27,25 @@ def link(before: Task, after: Task) -> None:
         before.dependents = [waiting, after]
 
 
-def released_by(task: Task) -> list[Task]:
-    """Count a finished task down at those that wait for it; the ones that wait for nothing more."""
+def released_by(tasks: Iterable[Task]) -> list[Task]:
+    """Count finished tasks down at those that wait for them; who waits for nothing more."""
     released: list[Task] = []
-    waiting = task.dependents
-    for dependent in waiting if isinstance(waiting, list) else (waiting,):
-        if dependent is None:
+    for task in tasks:
+        waiting = task.dependents
+        if waiting is None:
             continue
-        dependent.waits -= 1
-        if not dependent.waits and dependent.state is TaskState.BLOCKED:
-            released.append(dependent)
-    task.dependents = None
+        task.dependents = None
+        if isinstance(waiting, list):
+            released += [one for one in waiting if _count_down(one)]
+        elif _count_down(waiting):
+            released.append(waiting)
     return released
+
+
+def _count_down(task: Task) -> bool:
+    """A task waits for one less; True if that was the last."""
+    task.waits -= 1
+    return not task.waits and task.state is TaskState.BLOCKED
 
 
 def with_dependents(tasks: Iterable[Task]) -> list[Task]:
@@ -66,9 +73,11 @@ def stuck(failed: Iterable[Task]) -> dict[bytes, Task]:
     line = list(failed)
     for task in line:  # grows while it is walked
         for dependent in task.dependents_list():
+            if dependent.state is not TaskState.BLOCKED:
+                continue
             name = dependent.name
             hopeless[name] = hopeless.get(name, 0) + 1
-            if dependent.state is TaskState.BLOCKED and hopeless[name] == dependent.waits:
+            if hopeless[name] == dependent.waits:
                 found[name] = dependent
                 line.append(dependent)
     return found

@@ -157,7 +157,7 @@ def _lane_image(lane: Lane, services: dict[bytes, int], places: dict[int, int]) 
         for queue in lane.queues
     ]
     service = services[lane.service.name]
-    return LaneImage(service, lane.name, lane.paused, queues, at(lane.suspects))
+    return LaneImage(service, lane.name, lane.paused, queues, at(lane.suspects or []))
 
 
 def _lease_images(ledger: Ledger, places: dict[int, int]) -> list[LeaseImage]:
@@ -224,9 +224,10 @@ def _restore_lane(lane: Lane, one: LaneImage, tasks: list[Task]) -> None:
         queue.items += [tasks[place] for place in queue_image.items]
         queue.front += [tasks[place] for place in queue_image.front]
         lane.ready += len(queue_image.items) + len(queue_image.front)
-    lane.suspects += [tasks[place] for place in one.suspects]
-    lane.ready += len(one.suspects)
-    lane.service.suspects += len(one.suspects)
+    if one.suspects:
+        lane.suspects = [tasks[place] for place in one.suspects]
+        lane.ready += len(one.suspects)
+        lane.service.suspects += len(one.suspects)
     if lane.ready:
         lane.service.offer(lane)
     lane.service.drop_if_empty(lane)

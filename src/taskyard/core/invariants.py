@@ -105,7 +105,7 @@ def _check_counts(ledger: Ledger) -> None:
 
 def _check_service(ledger: Ledger, service: Service) -> None:
     lanes = service.lanes.values()
-    suspects = sum(len(lane.suspects) for lane in lanes)
+    suspects = sum(len(lane.suspects or ()) for lane in lanes)
     _equal(service.suspects, suspects, f"suspects of {service.name!r}")
     kept_free = service.reserved
     _require(kept_free is None or kept_free.reserved is service, f"reserve of {service.name!r}")
@@ -114,8 +114,11 @@ def _check_service(ledger: Ledger, service: Service) -> None:
     _equal(service.serving, sum(lane.workers for lane in lanes), f"serving of {service.name!r}")
     offers = sum(service.name in worker.facts.services for worker in ledger.workers.values())
     _equal(service.workers, offers, f"workers of {service.name!r}")
-    rotating = [lane.name for lane in service.rotation]
-    _equal(len(rotating), sum(lane.rotating for lane in service.rotation), "lanes in rotation")
+    places = {id(lane): lane for lane in service.rotation}
+    _equal(len(service.rotation), len(places), f"lanes in rotation of {service.name!r}")
+    _require(all(lane.rotating for lane in service.rotation), "a lane rotates unawares")
+    for lane in lanes:
+        _equal(lane.rotating, id(lane) in places, f"that lane {lane.name!r} is in rotation")
     waiting = [lane.name for lane in lanes if lane.ready and not lane.rotating]
     for name in waiting:
         _require(_is_held(ledger, service.lanes[name]), f"lane {name!r} is out of rotation")
@@ -143,7 +146,7 @@ def _check_lane(ledger: Ledger, lane: Lane) -> None:
         queued = ready.pop(task.name, None) is task
         _require(queued, f"{task.name!r} is queued wrongly in {where}")
     _require(not ready, f"READY tasks of {where} are in no queue: {[*ready]}")
-    for task in lane.suspects:
+    for task in lane.suspects or ():
         _require(task.losses > 0, f"{task.name!r} is suspected without a loss")
     for queue in lane.queues:
         line = [*queue.front, *queue.items[queue.cursor :]]

@@ -135,22 +135,36 @@ class Ledger:
             if target is not None:
                 counts[target] += count
 
+    def count_new(self, tasks: Tasks, state: TaskState) -> None:
+        """Count tasks that begin in a state, a run of alike tasks at a time."""
+        every = [task.terms for task in tasks]
+        if every.count(every[0]) == len(every):
+            self.tally(every[0], None, state, len(every))
+            return
+        for terms in every:
+            self.tally(terms, None, state, 1)
+
     def enqueue(self, tasks: Tasks, *, front: bool = False) -> None:
         """Queue READY tasks in their lanes. Those that come back in front keep their order."""
         queue = one_queue(tasks)
-        if queue is not None:
-            tasks[0].lane.ready += len(tasks)
-            if front:
-                queue.front.extend(reversed(tasks))
-            else:
-                queue.items.extend(tasks)
-            self.stir(tasks[0].lane)
+        if queue is None:
+            for task in reversed(tasks) if front else tasks:
+                lane = task.lane
+                line = lane.line
+                if task.attempt or task.terms.priority != line.priority:
+                    lane.add(task, front=front)
+                else:
+                    lane.ready += 1
+                    (line.front if front else line.items).append(task)
+                if not lane.rotating:
+                    self.stir(lane)
             return
-        for task in reversed(tasks) if front else tasks:
-            lane = task.lane
-            lane.add(task, front=front)
-            if not lane.rotating:
-                self.stir(lane)
+        if front:
+            queue.front.extend(reversed(tasks))
+        else:
+            queue.items.extend(tasks)
+        tasks[0].lane.ready += len(tasks)
+        self.stir(tasks[0].lane)
 
     def stir(self, lane: Lane) -> None:
         """Something changed that may allow a lease of this lane."""
@@ -162,12 +176,17 @@ class Ledger:
     def dequeue(self, tasks: Tasks) -> None:
         """Take READY tasks out of their queues."""
         lane = one_lane(tasks)
-        if lane is not None and len(lane.queues) == 1 and not lane.suspects:
+        if lane is not None and lane.others is None and lane.suspects is None:
             lane.ready -= len(tasks)
-            lane.queues[0].take(tasks)
+            lane.line.take(tasks)
             return
         for task in tasks:
-            task.lane.remove(task)
+            lane = task.lane
+            if lane.others is None and lane.suspects is None:
+                lane.ready -= 1
+                lane.line.discard(task)
+            else:
+                lane.remove(task)
 
     def entrust(self, lease: Lease, tasks: Tasks) -> None:
         """Count leased tasks at their worker and their lanes."""
@@ -176,13 +195,14 @@ class Ledger:
         worker.slots_used += self._slots(tasks)
         lanes = worker.lanes
         for lane, count in lane_counts(tasks):
-            held = lanes.get(lane, 0)
-            if not held:
+            lane.leased += count
+            if lane in lanes:
+                lanes[lane] += count
+            else:
+                lanes[lane] = count
                 lane.workers += 1
                 lane.service.serving += 1
                 self.serving += 1
-            lanes[lane] = held + count
-            lane.leased += count
 
     def release(self, tasks: Tasks) -> None:
         """Count tasks whose lease is over back from their worker and their lanes."""
@@ -203,26 +223,33 @@ class Ledger:
         lanes = worker.lanes
         for lane, count in lane_counts(tasks):
             lane.leased -= count
-            held = lanes[lane] - count
+            held = lanes.pop(lane) - count
             if held:
                 lanes[lane] = held
             else:
-                del lanes[lane]
-                self._leave(lane)
-            self.stir(lane)
+                lane.workers -= 1
+                lane.service.serving -= 1
+                self.serving -= 1
+            if not lane.rotating:
+                lane.service.offer(lane)
+        self._stir_all(tasks)
         for task in tasks:
             task.lease = None
         lease.left -= len(tasks)
         if not lease.left:
             self._close(lease)
 
-    def _leave(self, lane: Lane) -> None:
-        """A worker serves a lane no longer."""
-        lane.workers -= 1
-        lane.service.serving -= 1
-        self.serving -= 1
-        if self.rules.workers_max:  # room for a worker of any service
+    def _stir_all(self, tasks: Tasks) -> None:
+        """Workers may serve less than before: look at their services, or at all of them where
+        the broker as a whole has a limit."""
+        if self.rules.workers_max:
             self.stirred.update(self.services)
+            return
+        last = None
+        for task in tasks:
+            if task.terms is not last:
+                last = task.terms
+                self.stirred[last.service] = self.services[last.service]
 
     def _close(self, lease: Lease) -> None:
         worker = lease.worker
@@ -252,22 +279,23 @@ class Ledger:
     def mind_age(self, tasks: Tasks) -> None:
         """Tasks that wait again may be too old, now that they were tried."""
         for task in tasks:
-            terms = task.terms
-            times = [time for time in (terms.expires_ns, terms.expires_hard_ns) if time]
-            if times:
-                self.agenda.expire(min(times), [task.name])
+            for expires_ns in (task.terms.expires_ns, task.terms.expires_hard_ns):
+                if expires_ns:
+                    self.agenda.expire(expires_ns, [task.name])
 
     def wait_for(self, task: Task, names: list[bytes]) -> None:
-        """Let a task wait for these, known or awaited."""
+        """Let a task wait for these too."""
         task.waits += len(names)
         for name in names:
-            before = self.tasks.get(name)
-            if before is None or before.ending is not None:
-                self.awaited.setdefault(name, []).append(task)
-            elif before.dependents is None:
-                before.dependents = task
-            else:
-                graph.link(before, task)
+            self.await_one(task, name)
+
+    def await_one(self, task: Task, name: bytes) -> None:
+        """Let a task wait for a name, known or not; its waits are counted by the caller."""
+        before = self.tasks.get(name)
+        if before is None or before.ending is not None:
+            self.awaited.setdefault(name, []).append(task)
+        else:
+            graph.link(before, task)
 
     def requeue(self, tasks: Tasks, cause: Cause, *, front: bool) -> None:
         """Tasks that wait for nothing but a worker go to their queues; the others stay BLOCKED."""
@@ -310,17 +338,14 @@ def one_lane(tasks: Tasks) -> Lane | None:
 
 
 def one_queue(tasks: Tasks) -> Queue | None:
-    """The queue for these ready tasks if they all belong in one and none is a suspect."""
+    """The queue for these ready tasks if they all belong in one and none can be a suspect."""
     lane = one_lane(tasks)
-    if lane is None or any(map(_attempt, tasks)):
+    if lane is None:
         return None
+    attempts = [task.attempt for task in tasks]
     priorities = [task.terms.priority for task in tasks]
-    same = priorities.count(priorities[0]) == len(tasks)
-    return lane.queue(priorities[0]) if same else None
-
-
-def _attempt(task: Task) -> int:
-    return task.attempt
+    alike = attempts.count(0) == len(tasks) == priorities.count(priorities[0])
+    return lane.queue(priorities[0]) if alike else None
 
 
 def lane_counts(tasks: Tasks) -> Iterable[tuple[Lane, int]]:

@@ -130,17 +130,23 @@ class Choice:
 
     def _rotate(self, service: Service) -> None:
         """Give each lane in rotation its turn, once."""
-        rotation = service.rotation
+        rotation, rules = service.rotation, service.rules
         lane_room = lane_tasks_max(service)
+        plain = not (service.wide or service.suspects or rules.rate_interval_ns or self.limited)
         for _ in range(len(rotation)):
             lane = rotation.popleft()
             if not lane.ready or lane.paused or (lane.name and lane.leased >= lane_room):
                 lane.rotating = False  # offered again when it has work, or a lease less
                 continue
             rotation.append(lane)
-            if lane is not self.gone_on:
+            if plain and lane.name and not lane.leased and lane is not self.gone_on:
+                # The common case of many lanes: nobody serves it, and no limit needs counting.
+                tasks = lane.peek(lane_room) if lane_room <= self.count else lane.peek(self.count)
+                self.tasks += tasks
+                self.count -= len(tasks)
+            elif lane is not self.gone_on:
                 self._take(lane)
-            if self.closed or self.count <= 0:
+            if self.count <= 0 or self.closed:
                 break
 
     def _take(self, lane: Lane) -> None:
@@ -149,22 +155,19 @@ class Choice:
         begins = lane not in self.worker.lanes
         if begins and not self._may_begin(service):
             return
-        room = self.count
-        if lane.name or service.rules.rate_interval_ns:
-            room = self._limited(lane, room, begins=begins)
+        room = self._room(lane, begins=begins)
         if room <= 0 or (lane.suspects and self._take_suspect(lane)):
             return
         tasks = self._fitting(lane, room) if service.wide else lane.peek(room)
-        if tasks:
-            self.tasks += tasks
-            self.count -= len(tasks)
-            if service.wide:
-                self.slots -= sum(task.terms.slots for task in tasks)
-                self.count = min(self.count, self.slots)
-            else:
-                self.slots -= len(tasks)
-            if begins and self.limited:
-                self.begun[service] = self.begun.get(service, 0) + 1
+        self.tasks += tasks
+        self.count = min(self.count - len(tasks), self._slots_left())
+        if tasks and begins:
+            self.begun[service] = self.begun.get(service, 0) + 1
+
+    def _slots_left(self) -> int:
+        if not self.ledger.wide:
+            return self.slots - len(self.tasks)
+        return self.slots - sum(task.terms.slots for task in self.tasks)
 
     def _may_begin(self, service: Service) -> bool:
         """The limits of workers at once allow one more pair of a lane and a worker."""
@@ -175,15 +178,14 @@ class Choice:
             return False
         return _left(service.rules.workers_max, service.serving + begun.get(service, 0)) > 0
 
-    def _limited(self, lane: Lane, room: int, *, begins: bool) -> int:
+    def _room(self, lane: Lane, *, begins: bool) -> int:
         """How many tasks of a lane its own limits and the rate allow this worker."""
-        service = lane.service
-        rules = service.rules
+        room, service = self.count, lane.service
         if lane.name:
-            if begins and lane.workers >= rules.lane_workers_max:
+            if begins and lane.workers >= service.rules.lane_workers_max:
                 return 0
-            room = min(room, rules.lane_workers_max * (1 + rules.overfeed) - lane.leased)
-        if rules.rate_interval_ns:
+            room = min(room, lane_tasks_max(service) - lane.leased)
+        if service.rules.rate_interval_ns:
             taken = sum(task.lane.service is service for task in self.tasks)
             room = min(room, rate_room(service, self.now_ns) - taken)
         return room
@@ -192,7 +194,7 @@ class Choice:
         """The next tasks that the worker has slots for. One that must wait for slots is not
         overtaken; one that is wider than the whole worker is left to others."""
         chosen: list[Task] = []
-        slots = self.slots
+        slots = self._slots_left()
         slots_most = self.worker.facts.slots_total or SLOTS_UNLIMITED
         for task in lane.peek(room + WIDE_LOOKAHEAD):
             if task.terms.slots > slots_most:

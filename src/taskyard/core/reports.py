@@ -21,18 +21,21 @@ from taskyard.core.records import (
     Stale,
 )
 from taskyard.core.states import TaskState
+from taskyard.core.workers import Worker, WorkerFacts
 
 if TYPE_CHECKING:
     from taskyard.core import events
     from taskyard.core.scheduler import Scheduler
     from taskyard.core.tasks import Task
-    from taskyard.core.workers import Worker
 
 #: The rest of a lane is put off for this long if its schedule says nothing.
 DEFER_ALL_NS_DEFAULT: Final = 60 * SECOND_NS
 
 #: A task, when it is due again, and why.
 _PutOff: TypeAlias = "tuple[Task, int, bytes]"
+
+#: Holds nothing, not even what nobody holds.
+_NOBODY: Final = Worker(b"", WorkerFacts())
 
 #: `luck` is spread over the tasks of a report by this odd number (2**32 over the golden ratio).
 _LUCK_STEP: Final = 2654435761
@@ -64,16 +67,17 @@ def _sort(
     """The reported tasks that are the worker's; their places in the report, None for all of
     them; and the places of the others."""
     known, names = scheduler.ledger.tasks, event.names
-    worker = scheduler.ledger.workers.get(event.worker)
-    found = [known.get(name) for name in names]
-    held = [
-        task is not None and (lease := task.lease) is not None and lease.worker is worker
-        for task in found
-    ]
-    if event.attempts is not None:
+    worker = scheduler.ledger.workers.get(event.worker, _NOBODY)
+    found = list(map(known.get, names))
+    if event.attempts is None:
+        held = [task is not None and _holder(task) is worker for task in found]
+    else:
         held = [
-            good and task is not None and task.attempt == attempt
-            for good, task, attempt in zip(held, found, event.attempts, strict=False)
+            task is not None
+            and task.attempt == attempt
+            and (lease := task.lease) is not None
+            and lease.worker is worker
+            for task, attempt in zip(found, event.attempts, strict=False)
         ]
     if all(held) and len(held) == len(names) == len(dict.fromkeys(names)):
         return cast("list[Task]", found), None, []
@@ -84,6 +88,10 @@ def _sort(
     kept = list(taken.values())
     stale = [index for index, name in enumerate(names) if taken.get(name) != index]
     return [known[names[index]] for index in kept], kept, stale
+
+
+def _holder(task: Task) -> Worker | None:
+    return None if task.lease is None else task.lease.worker
 
 
 def _column(column: list[bytes] | None, kept: list[int] | None) -> list[bytes] | None:

@@ -53,10 +53,11 @@ class Scheduler:
         """Decide on an event and apply the decision. Returns what the world must do."""
         self.now_ns = event.now_ns
         self._effects = []
+        decided = len(self._records)
         _DECIDERS[type(event)](self, event)
         if self.ledger.stirred:
             assigning.match(self)
-        if self.watchers or self.campaign_watchers:
+        if len(self._records) > decided and (self.watchers or self.campaign_watchers):
             watching.arm(self)
         return self._effects
 

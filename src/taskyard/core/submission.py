@@ -47,6 +47,8 @@ class Waits(Struct):
 
     after: list[list[bytes]] | None = None
     after_done: list[list[bytes]] | None = None
+    #: Some task waits for one that stands behind it in the batch, or for itself.
+    ahead: bool = False
 
 
 def decide(ledger: Ledger, event: SubmitAsked, at_ns: int) -> Taken:
@@ -197,25 +199,33 @@ def _resolve(
 ) -> Waits:
     """Sort what each task is to wait for into what holds it up and what is done already."""
     after = submission.after
-    if after is None or _all_open(ledger, after, places):
-        return Waits(after)
+    if after is None:
+        return Waits()
+    is_open, ahead = _survey(ledger, after, places)
+    if is_open:
+        return Waits(after, ahead=ahead)
     pairs = [sort_predecessors(ledger, names, event.unknown, places) for names in after]
     waiting, done = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    return Waits(waiting if any(waiting) else None, done if any(done) else None)
+    return Waits(waiting if any(waiting) else None, done if any(done) else None, ahead)
 
 
-def _all_open(ledger: Ledger, after: list[list[bytes]], places: dict[bytes, int]) -> bool:
-    """Every predecessor is known and unfinished, or in the same batch, and stands once."""
-    known = ledger.tasks
-    for names in after:
+def _survey(
+    ledger: Ledger, after: list[list[bytes]], places: dict[bytes, int]
+) -> tuple[bool, bool]:
+    """Whether every predecessor is unfinished and stands once, so that there is nothing to sort;
+    and whether some task waits for one that stands behind it in the batch, or for itself."""
+    known, is_open, ahead = ledger.tasks, True, False
+    for index, names in enumerate(after):
         for name in names:
-            if name not in places:
+            place = places.get(name)
+            if place is not None:
+                ahead = ahead or place >= index
+            elif is_open:
                 task = known.get(name)
-                if task is None or task.ending is not None:
-                    return False
+                is_open = task is not None and task.ending is None
         if len(names) > 1 and len(dict.fromkeys(names)) != len(names):
-            return False
-    return True
+            is_open = False
+    return is_open, ahead
 
 
 def sort_predecessors(
@@ -259,20 +269,11 @@ def _check_cycle(
     its batch and for known tasks can't close one, as long as nobody waits for it yet."""
     if waits.after is None:
         return
-    ahead = anywhere or _looks_ahead(waits.after, places)
+    ahead = anywhere or waits.ahead
     awaited = bool(ledger.awaited) and not ledger.awaited.keys().isdisjoint(places)
     if not ahead and not awaited:
         return
     check_acyclic(ledger, dict(zip(submission.names, waits.after, strict=True)))
-
-
-def _looks_ahead(after: list[list[bytes]], places: dict[bytes, int]) -> bool:
-    """Some task waits for one that stands behind it in the batch, or for itself."""
-    for index, names in enumerate(after):
-        for name in names:
-            if places.get(name, -1) >= index:
-                return True
-    return False
 
 
 def check_acyclic(ledger: Ledger, after: dict[bytes, list[bytes]]) -> None:

@@ -65,8 +65,7 @@ def tell_settled(
 
 def arm(scheduler: Scheduler) -> None:
     """Something was decided: watched tasks and campaigns may be behind a failure now."""
-    waiting = scheduler.watchers or scheduler.campaign_watchers
-    if waiting and scheduler.ledger.counts[TaskState.FAILED] and not scheduler.stuck_check_ns:
+    if scheduler.ledger.counts[TaskState.FAILED] and not scheduler.stuck_check_ns:
         scheduler.stuck_check_ns = scheduler.now_ns + STUCK_CHECK_NS
 
 
