@@ -6,7 +6,9 @@ wait for, is a few operations on whole columns.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import chain
+from operator import ge
+from typing import TYPE_CHECKING, cast
 
 from msgspec import Struct, structs
 
@@ -214,6 +216,11 @@ def _survey(
 ) -> tuple[bool, bool]:
     """Whether every predecessor is unfinished and stands once, so that there is nothing to sort;
     and whether some task waits for one that stands behind it in the batch, or for itself."""
+    flat = list(chain.from_iterable(after))
+    owners = [index for index, names in enumerate(after) if names]
+    found = list(map(places.get, flat))
+    if len(flat) == len(owners) and None not in found:  # one each, of the same batch: no loop
+        return True, any(map(ge, cast("list[int]", found), owners))
     known, is_open, ahead = ledger.tasks, True, False
     for index, names in enumerate(after):
         for name in names:
@@ -280,5 +287,5 @@ def check_acyclic(ledger: Ledger, after: dict[bytes, list[bytes]]) -> None:
     """Refuse edges that would close a cycle."""
     names = graph.cycle(ledger.tasks, ledger.awaited, after)
     if names:
-        chain = " before ".join(repr(name) for name in [*names, names[0]])
-        raise Refusing(Refusal.CYCLE, f"the tasks would wait for each other: {chain}")
+        around = " before ".join(repr(name) for name in [*names, names[0]])
+        raise Refusing(Refusal.CYCLE, f"the tasks would wait for each other: {around}")
