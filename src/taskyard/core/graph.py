@@ -29,23 +29,21 @@ def link(before: Task, after: Task) -> None:
 
 def released_by(tasks: Iterable[Task]) -> list[Task]:
     """Count finished tasks down at those that wait for them; who waits for nothing more."""
-    released: list[Task] = []
+    counted: list[Task] = []
     for task in tasks:
         waiting = task.dependents
         if waiting is None:
             continue
         task.dependents = None
         if isinstance(waiting, list):
-            released += [one for one in waiting if _count_down(one)]
-        elif _count_down(waiting):
-            released.append(waiting)
-    return released
-
-
-def _count_down(task: Task) -> bool:
-    """A task waits for one less; True if that was the last."""
-    task.waits -= 1
-    return not task.waits and task.state is TaskState.BLOCKED
+            counted += waiting
+        else:
+            counted.append(waiting)
+    for dependent in counted:
+        dependent.waits -= 1
+    # A task that waited for several of them stands several times in the list: once is enough.
+    free = [one for one in counted if not one.waits and one.state is TaskState.BLOCKED]
+    return list(dict.fromkeys(free))
 
 
 def with_dependents(tasks: Iterable[Task]) -> list[Task]:
