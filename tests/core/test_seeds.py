@@ -379,3 +379,10 @@ def test_wmp_cancelled_job_is_stopped_at_its_worker() -> None:
     yard.take(b"w")
     effects = yard.handle(CancelAsked(0, b"manager", Scope(names=(b"job",))))
     assert effects == [Stop(b"w", [b"job"], [1]), Acted(b"manager", 0, 1)]
+
+
+def test_wmp_ready_of_a_worker_is_answered_with_wake_never_with_a_job() -> None:
+    yard = Yard()
+    yard.submit(b"job")
+    yard.join(b"w", slots_total=1, called=True)
+    assert yard.ask(b"w", parks=True) == [Wake(b"w", b"default")]

@@ -27,6 +27,8 @@ def work_asked(scheduler: Scheduler, event: events.WorkAsked) -> None:
         if worker.leases and not event.parks:
             scheduler.tell(Nothing(worker.name, settled=False))
         roster.dismiss_if_drained(scheduler, worker)
+    elif event.parks and worker.facts.called:
+        park(scheduler, worker, event.count)  # it is told of work, and asks for it then
     elif lease(scheduler, worker, event.count):
         return
     elif event.parks:

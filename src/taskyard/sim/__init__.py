@@ -1,0 +1,23 @@
+"""The simulated world: network, disk, clock, faults and checkers in one thread on virtual time.
+
+Owns luck: everything is drawn from the seed, and the same seed gives the same digest. It runs the
+very loops and machines that the product runs; its checkers share no code with what they check.
+
+    python -m taskyard.sim 7                  one schedule, a line an event, the digest last
+    python -m taskyard.sim --schedules 2000   many, counted; seeds that broke a promise are named
+    python -m taskyard.sim --bugs             plant each bug and say which schedule caught it
+
+A schedule is a broker (`broker.turn.Broker` itself, on a simulated port, disk and clock), a few
+clients that submit and wish, and workers of every kind of dialect, who speak events and hear
+effects over the network. `plan` draws how big the world is and what goes wrong in it, `scenario`
+lets it happen. After some seconds everything heals: no more faults, new workers, what was paused
+goes on. Then all tasks must come to their end. `story` reads the journal as it becomes durable with
+a second machine of its own, `checkers` compare it with what peers were told.
+
+To read a run: the first lines are what was drawn. Then come lines of virtual seconds and what
+happened: `says` is a peer's event as it leaves, `sends` an effect as it leaves the broker, `hears`
+an effect as it arrives. If a promise was broken, the line before the digest names the checker, and
+tells the story of the task. `-q` runs the same schedule with only the verdict.
+
+Not simulated yet: the dialects' bytes, relays, the worker's own loop, two brokers on one database.
+"""

@@ -1,0 +1,90 @@
+"""`python -m taskyard.sim`: run schedules, and say what they found."""
+
+import argparse
+import sys
+import time
+from typing import Final
+
+from taskyard.sim.bugs import BUGS
+from taskyard.sim.run import Verdict, hunt, run
+
+#: A planted bug must show within so many schedules.
+HUNT_SCHEDULES_MAX: Final = 300
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what is asked for. Returns 1 if a promise was broken."""
+    options = _parser().parse_args(arguments)
+    if options.bugs or options.bug:
+        names = [*BUGS] if options.bugs else [options.bug]
+        return _hunt_all(names, options.start or 0, options.schedules or HUNT_SCHEDULES_MAX)
+    if options.schedules is None:
+        return _one(options.seed, quiet=options.quiet)
+    start = options.seed if options.start is None else options.start
+    return _many(start, options.schedules, invariants=not options.no_invariants)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m taskyard.sim", description=__doc__)
+    parser.add_argument("seed", nargs="?", type=int, default=0, help="the schedule to run")
+    parser.add_argument("--schedules", type=int, help="run so many schedules, from --start on")
+    parser.add_argument("--start", type=int, help="the first of many")
+    parser.add_argument("--bug", choices=[*BUGS], metavar="NAME", help="plant this bug, find it")
+    parser.add_argument("--bugs", action="store_true", help="plant every bug, one after the other")
+    parser.add_argument("--no-invariants", action="store_true", help="the checkers alone")
+    parser.add_argument("-q", "--quiet", action="store_true", help="only the digest")
+    return parser
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+
+
+def _one(seed: int, *, quiet: bool) -> int:
+    verdict = run(seed, say=None if quiet else _say)
+    _tell(verdict)
+    _say(f"digest {verdict.digest}")
+    return 0 if verdict.good else 1
+
+
+def _many(start: int, count: int, *, invariants: bool) -> int:
+    began = time.process_time()
+    bad = events = restarts = 0
+    for seed in range(start, start + count):
+        verdict = run(seed, invariants=invariants)
+        events += verdict.events
+        restarts += verdict.restarts
+        if not verdict.good:
+            bad += 1
+            _tell(verdict)
+    took = time.process_time() - began
+    _say(
+        f"{count} schedules, {events} events, {restarts} restarts, {bad} bad, "
+        f"{count / took:.0f} schedules a second and core"
+    )
+    return 1 if bad else 0
+
+
+def _hunt_all(names: list[str], start: int, count: int) -> int:
+    """Plant bugs one by one. Returns 1 if one was not caught."""
+    missed = 0
+    for name in names:
+        verdict = hunt(BUGS[name], range(start, start + count))
+        if verdict is None:
+            missed += 1
+            _say(f"{name}: not caught in {count} schedules")
+        else:
+            first_line = verdict.text.strip().splitlines()[-1 if "Traceback" in verdict.text else 0]
+            tried = verdict.seed - start + 1
+            _say(f"{name}: caught by {verdict.checker} after {tried} schedules: {first_line[:100]}")
+    _say(f"{len(names)} planted bugs, {len(names) - missed} caught")
+    return 1 if missed else 0
+
+
+def _tell(verdict: Verdict) -> None:
+    if not verdict.good:
+        _say(f"seed {verdict.seed}: {verdict.text}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

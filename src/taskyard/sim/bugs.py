@@ -1,0 +1,709 @@
+"""Planted bugs: each replaces one function of the real code by a broken one, and must be caught.
+
+A simulator that does not catch these would not catch the next real one either. They are found by
+the checkers alone, without `core.invariants`. Each is a context manager with one sentence that
+says what is broken.
+"""
+# ruff: noqa: ANN401 - a broken function takes whatever the sound one takes
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final, TypeAlias
+
+from msgspec import structs
+
+from taskyard.broker.turn import Broker
+from taskyard.core import (
+    agenda,
+    apply,
+    effects,
+    events,
+    graph,
+    image,
+    policy,
+    records,
+    reports,
+    roster,
+    scheduler,
+    submission,
+    timers,
+    watching,
+)
+from taskyard.core.ledger import Ledger
+from taskyard.core.scheduler import Scheduler
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Task
+from taskyard.core.workers import Worker
+from taskyard.errors import JournalFailed
+from taskyard.journal import chain, recovery
+from taskyard.journal.encoding import encode
+from taskyard.sim.clock import SimClock
+
+Planted: TypeAlias = Callable[[], AbstractContextManager[None]]
+
+#: Every planted bug by name.
+BUGS: Final[dict[str, Planted]] = {}
+
+_DECIDERS: Final[dict[type, Any]] = scheduler._DECIDERS  # noqa: SLF001 - a bug is planted inside
+
+
+def plant(function: Callable[[], Iterator[None]]) -> Planted:
+    planted = BUGS[function.__name__] = contextmanager(function)
+    return planted
+
+
+@contextmanager
+def swapped(owner: Any, name: str, broken: Any) -> Iterator[None]:
+    """Another attribute for a while; of a module or a class."""
+    sound = vars(owner)[name]
+    setattr(owner, name, broken)
+    try:
+        yield
+    finally:
+        setattr(owner, name, sound)
+
+
+@contextmanager
+def swapped_item(table: dict[type, Any], key: type, broken: Any) -> Iterator[None]:
+    """Another entry of a table for a while."""
+    sound = table[key]
+    table[key] = broken
+    try:
+        yield
+    finally:
+        table[key] = sound
+
+
+def applying(record: type) -> dict[type, Any]:
+    """The table of `apply` that holds this record."""
+    tables: tuple[dict[type, Any], ...] = (apply._APPLY, apply._APPLY_TO_TASKS)  # noqa: SLF001
+    return next(table for table in tables if record in table)
+
+
+def _nothing(*_arguments: Any, **_named: Any) -> None:
+    """Do nothing."""
+
+
+# Reports and fencing.
+
+
+@plant
+def no_fencing() -> Iterator[None]:
+    """Whoever reports on a leased task is believed."""
+
+    def sort(self: Scheduler, event: events.WorkReported) -> Any:
+        places = {name: index for index, name in enumerate(event.names)}
+        found = {name: self.ledger.tasks.get(name) for name in places}
+        tasks = [task for task in found.values() if task is not None and task.lease is not None]
+        kept = [places[task.name] for task in tasks]
+        return tasks, kept, [place for place in range(len(event.names)) if place not in kept]
+
+    with swapped(reports, "_sort", sort):
+        yield
+
+
+@plant
+def attempt_ignored() -> Iterator[None]:
+    """A report on a former attempt counts if its worker holds the task again."""
+    sound = reports._sort  # noqa: SLF001
+
+    def sort(self: Scheduler, event: events.WorkReported) -> Any:
+        return sound(self, structs.replace(event, attempts=None))
+
+    with swapped(reports, "_sort", sort):
+        yield
+
+
+@plant
+def completion_dropped() -> Iterator[None]:
+    """A completion is noted and never recorded."""
+    with swapped(reports, "_finish", _nothing):
+        yield
+
+
+@plant
+def retry_never_ends() -> Iterator[None]:
+    """The retry schedule starts over when it is used up."""
+    sound = reports.retry_delay_ns
+
+    def retry_delay_ns(task: Task, luck: int) -> int | None:
+        delay_ns = sound(task, luck)
+        return 100_000_000 if delay_ns is None else delay_ns
+
+    with swapped(reports, "retry_delay_ns", retry_delay_ns):
+        yield
+
+
+@plant
+def failed_at_once() -> Iterator[None]:
+    """The retry schedule is not looked at."""
+    with swapped(reports, "retry_delay_ns", lambda _task, _luck: None):
+        yield
+
+
+@plant
+def returned_task_lost() -> Iterator[None]:
+    """A task that is given back gets into no queue."""
+    sound = Ledger.requeue
+
+    def requeue(self: Ledger, tasks: list[Task], cause: Any, *, front: bool) -> None:
+        sound(self, tasks, cause, front=front)
+        self.dequeue([task for task in tasks if task.state is TaskState.READY])
+
+    with swapped(Ledger, "requeue", requeue):
+        yield
+
+
+@plant
+def returned_to_the_back() -> Iterator[None]:
+    """A task that nobody is to blame for queues behind all the others again."""
+    sound = Ledger.requeue
+
+    def requeue(self: Ledger, tasks: list[Task], cause: Any, *, front: bool) -> None:
+        del front
+        sound(self, tasks, cause, front=False)
+
+    with swapped(Ledger, "requeue", requeue):
+        yield
+
+
+# The turn.
+
+
+@plant
+def reply_before_commit() -> Iterator[None]:
+    """Answers leave before what they say is durable."""
+
+    def turn(self: Any) -> None:
+        arrived = self.port.receive(self._wait_ns())
+        answers = self._decide([*self._undelivered, *arrived])
+        decided = self.scheduler.take_records()
+        self._undelivered = self.port.send(answers)
+        if decided:
+            self.store.commit(encode(decided), len(decided))
+
+    with swapped(Broker, "turn", turn):
+        yield
+
+
+@plant
+def failed_commit_ignored() -> Iterator[None]:
+    """The broker answers although its journal has failed."""
+
+    def turn(self: Any) -> None:
+        arrived = self.port.receive(self._wait_ns())
+        answers = self._decide([*self._undelivered, *arrived])
+        decided = self.scheduler.take_records()
+        failure = None
+        if decided:
+            try:
+                self.store.commit(encode(decided), len(decided))
+            except JournalFailed as failed:
+                failure = failed
+        self._undelivered = self.port.send(answers)
+        if failure is not None:
+            raise failure
+
+    with swapped(Broker, "turn", turn):
+        yield
+
+
+@plant
+def wall_clock_for_leases() -> Iterator[None]:
+    """Silence is measured by the wall clock."""
+    with swapped(SimClock, "monotonic_ns", SimClock.wall_ns):
+        yield
+
+
+@plant
+def clock_never_set() -> Iterator[None]:
+    """A jump of the wall clock is not noticed."""
+    sound = timers.clock_set
+
+    def clock_set(self: Scheduler, event: events.ClockSet) -> None:
+        if not self.wall_offset_ns:
+            sound(self, event)
+
+    with swapped_item(_DECIDERS, events.ClockSet, clock_set):
+        yield
+
+
+@plant
+def full_disk_ignored() -> Iterator[None]:
+    """Submissions are taken while the disk's reserve is touched."""
+    with swapped_item(_DECIDERS, events.RoomChanged, _nothing):
+        yield
+
+
+# Dependencies.
+
+
+@plant
+def dependency_dropped() -> Iterator[None]:
+    """What a submission is to wait for is forgotten."""
+    with swapped(submission, "_resolve", lambda *_: submission.Waits()):
+        yield
+
+
+@plant
+def released_by_the_first() -> Iterator[None]:
+    """A task that waits for several starts when the first of them is done."""
+    sound = graph.released_by
+
+    def released_by(tasks: Iterable[Task]) -> list[Task]:
+        done = [*tasks]
+        for task in done:
+            for dependent in task.dependents_list():
+                dependent.waits = 1
+        return sound(done)
+
+    with swapped(graph, "released_by", released_by):
+        yield
+
+
+@plant
+def orphans_kept() -> Iterator[None]:
+    """The dependents of a cancelled task are not cancelled."""
+    with swapped(graph, "with_dependents", list):
+        yield
+
+
+@plant
+def cycle_accepted() -> Iterator[None]:
+    """Tasks may wait for each other."""
+    with swapped(graph, "cycle", lambda *_: []):
+        yield
+
+
+@plant
+def repeated_submission_doubles() -> Iterator[None]:
+    """A submission that is repeated after a lost answer makes its tasks again."""
+    sound = submission.decide
+
+    def decide(ledger: Ledger, event: events.SubmitAsked, at_ns: int) -> Any:
+        taken = sound(ledger, event, at_ns)
+        if taken.known:
+            taken.records = [records.Submitted(at_ns, event.submission)]
+        return taken
+
+    with swapped(submission, "decide", decide):
+        yield
+
+
+@plant
+def generation_forgets_attempts() -> Iterator[None]:
+    """A name that is submitted anew begins with attempt 1 again."""
+    sound = submission.decide
+
+    def decide(ledger: Ledger, event: events.SubmitAsked, at_ns: int) -> Any:
+        taken = sound(ledger, event, at_ns)
+        for record in taken.records:
+            if isinstance(record, records.Submitted):
+                record.attempts = None
+        return taken
+
+    with swapped(submission, "decide", decide):
+        yield
+
+
+# Time.
+
+
+@plant
+def due_time_ignored() -> Iterator[None]:
+    """What waits for a time comes due at once."""
+    sound = agenda.Agenda.pop_due
+
+    def pop_due(self: agenda.Agenda, wall_ns: int, count_max: int) -> list[Task]:
+        return sound(self, 2 * wall_ns, count_max)
+
+    with swapped(agenda.Agenda, "pop_due", pop_due):
+        yield
+
+
+@plant
+def expiry_ignored() -> Iterator[None]:
+    """No task ever grows too old."""
+    with swapped(timers, "_is_too_old", lambda _task, _at_ns: False):
+        yield
+
+
+@plant
+def lease_never_expires() -> Iterator[None]:
+    """Silence is not noticed."""
+
+    def fall_silent(self: Scheduler) -> None:
+        self.silence.clear()
+
+    with swapped(timers, "_fall_silent", fall_silent):
+        yield
+
+
+@plant
+def expired_too_early() -> Iterator[None]:
+    """A worker is given up after half of the time that it may be silent."""
+    sound = Worker.silent_at_ns
+
+    def silent_at_ns(self: Worker) -> int:
+        at_ns: int = sound.fget(self)  # type: ignore[attr-defined]
+        return at_ns and self.heard_ns + (at_ns - self.heard_ns) // 2
+
+    with swapped(Worker, "silent_at_ns", property(silent_at_ns)):
+        yield
+
+
+@plant
+def heartbeat_ignored() -> Iterator[None]:
+    """Only reports and questions show that a worker lives, its heartbeats do not."""
+    sound = roster.worker_heard
+
+    def worker_heard(self: Scheduler, event: events.WorkerHeard) -> None:
+        worker = self.ledger.workers.get(event.worker)
+        heard_ns = worker.heard_ns if worker is not None else 0
+        sound(self, event)
+        if worker is not None:
+            worker.heard_ns = heard_ns
+
+    with swapped_item(_DECIDERS, events.WorkerHeard, worker_heard):
+        yield
+
+
+@plant
+def unlisted_lease_never_returned() -> Iterator[None]:
+    """An assignment that was lost on its way is never missed."""
+    with swapped(roster, "HEARTBEATS_UNLISTED_MAX", 1 << 40):
+        yield
+
+
+@plant
+def unlisted_at_once() -> Iterator[None]:
+    """A lease is taken back by the first heartbeat, whether it lists it or not."""
+    sound = roster.worker_heard
+
+    def worker_heard(self: Scheduler, event: events.WorkerHeard) -> None:
+        if event.held is not None:
+            event.held, event.heartbeat_ns = [], 0
+        sound(self, event)
+
+    with swapped_item(_DECIDERS, events.WorkerHeard, worker_heard):
+        yield
+
+
+@plant
+def parked_worker_forgotten() -> Iterator[None]:
+    """A worker that waits for work is not thought of when some comes."""
+    with swapped(policy, "list_again", _nothing):
+        yield
+
+
+@plant
+def freed_room_not_noticed() -> Iterator[None]:
+    """A worker that has room again gets nothing until it asks."""
+    with swapped(roster, "has_room", _nothing):
+        yield
+
+
+@plant
+def watcher_never_told() -> Iterator[None]:
+    """Nobody is told that a task is settled."""
+    with swapped(watching, "tell_settled", _nothing):
+        yield
+
+
+@plant
+def told_too_early() -> Iterator[None]:
+    """Who watches tasks is told that they are done, whatever they are."""
+
+    def watch_asked(self: Scheduler, event: events.WatchAsked) -> None:
+        names = event.names or []
+        states = [TaskState.DONE] * len(names)
+        self.tell(effects.Told(event.client, event.request, names, states, [b""] * len(names)))
+
+    with swapped_item(_DECIDERS, events.WatchAsked, watch_asked):
+        yield
+
+
+# Crashes.
+
+
+@plant
+def crash_not_charged() -> Iterator[None]:
+    """A task that kills its workers is tried again for ever."""
+
+    def lose(self: Scheduler, worker: Worker, reason: Any) -> None:
+        held = worker.held()
+        names, attempts = [task.name for task in held], [task.attempt for task in held]
+        if reason is not None:
+            roster.give_back(self, worker, held, reason)
+        elif held:
+            self.emit(records.Expired(self.at_ns, worker.name, names, attempts), held)
+
+    with swapped(roster, "_lose", lose):
+        yield
+
+
+@plant
+def loss_forgotten() -> Iterator[None]:
+    """Nobody remembers that a task was lost with its worker."""
+    with swapped(Task, "losses", property(lambda _task: 0)):
+        yield
+
+
+@plant
+def suspect_not_alone() -> Iterator[None]:
+    """A worker with a task that lost a worker gets others beside it."""
+    with swapped(policy, "holds_suspect", lambda _worker: False):
+        yield
+
+
+@plant
+def incarnation_ignored() -> Iterator[None]:
+    """A worker that comes back as another process is taken for the former one."""
+    sound = roster.worker_appeared
+
+    def worker_appeared(self: Scheduler, event: events.WorkerAppeared) -> None:
+        known = self.ledger.workers.get(event.worker)
+        if known is None:
+            sound(self, event)
+        else:
+            known.heard_ns = self.now_ns
+
+    with swapped_item(_DECIDERS, events.WorkerAppeared, worker_appeared):
+        yield
+
+
+@plant
+def gone_worker_keeps_its_tasks() -> Iterator[None]:
+    """A worker says goodbye, and nobody takes back what it held."""
+
+    def worker_gone(self: Scheduler, event: events.WorkerGone) -> None:
+        self.tell(effects.Noted(event.worker, event.request, []))
+
+    with swapped_item(_DECIDERS, events.WorkerGone, worker_gone):
+        yield
+
+
+@plant
+def dismissed_worker_gets_work() -> Iterator[None]:
+    """A worker that is to go away is given tasks."""
+
+    def drain_asked(self: Scheduler, event: events.DrainAsked) -> None:
+        self.tell(effects.Acted(event.client, event.request, 1))
+
+    with swapped_item(_DECIDERS, events.DrainAsked, drain_asked):
+        yield
+
+
+# Limits and order.
+
+
+@plant
+def slot_freed_twice() -> Iterator[None]:
+    """A lease that ends frees its slots two times."""
+    sound = Ledger.release
+
+    def release(self: Ledger, tasks: list[Task]) -> None:
+        for task in tasks:
+            if task.lease is not None:
+                task.lease.worker.slots_used -= task.terms.slots
+        sound(self, tasks)
+
+    with swapped(Ledger, "release", release):
+        yield
+
+
+@plant
+def kept_slots_forgotten() -> Iterator[None]:
+    """Slots that a worker has not freed are given away."""
+
+    def slots_free(self: Worker) -> int:
+        return self.facts.slots_total - self.slots_used if self.facts.slots_total else 1 << 60
+
+    with swapped(Worker, "slots_free", property(slots_free)):
+        yield
+
+
+def _with_rules(**changed: int) -> AbstractContextManager[None]:
+    """The settings of services are read, but for these."""
+    sound = timers.rules_set
+
+    def rules_set(self: Scheduler, event: events.RulesSet) -> None:
+        services = {
+            name: structs.replace(rules, **changed) for name, rules in event.services.items()
+        }
+        sound(self, structs.replace(event, services=services))
+
+    return swapped_item(_DECIDERS, events.RulesSet, rules_set)
+
+
+@plant
+def lane_limit_ignored() -> Iterator[None]:
+    """A serial lane is served as if it were open."""
+    with _with_rules(lane_workers_max=1000):
+        yield
+
+
+@plant
+def service_limit_ignored() -> Iterator[None]:
+    """Any number of workers may serve a service."""
+    with _with_rules(workers_max=0):
+        yield
+
+
+@plant
+def broker_limit_ignored() -> Iterator[None]:
+    """Any number of workers may serve lanes."""
+    sound = timers.rules_set
+
+    def rules_set(self: Scheduler, event: events.RulesSet) -> None:
+        sound(self, structs.replace(event, workers_max=0))
+
+    with swapped_item(_DECIDERS, events.RulesSet, rules_set):
+        yield
+
+
+@plant
+def rate_ignored() -> Iterator[None]:
+    """A service's rate does not hold it back."""
+    with _with_rules(rate_interval_ns=0):
+        yield
+
+
+@plant
+def pause_ignored() -> Iterator[None]:
+    """What is paused is leased."""
+    with swapped_item(applying(records.Paused), records.Paused, _nothing):
+        yield
+
+
+@plant
+def priority_upside_down() -> Iterator[None]:
+    """The lowest priority goes first."""
+    sound = agenda.Lane.queue
+
+    def queue(self: agenda.Lane, priority: int) -> agenda.Queue:
+        return sound(self, -priority)
+
+    with swapped(agenda.Lane, "queue", queue):
+        yield
+
+
+@plant
+def last_in_first_out() -> Iterator[None]:
+    """The newest task of a lane goes first."""
+
+    def peek(self: agenda.Queue, count: int) -> list[Task]:
+        line = [*self.front[::-1], *self.items[self.cursor :]]
+        return [task for task in reversed(line) if task.state is TaskState.READY][:count]
+
+    with swapped(agenda.Queue, "peek", peek):
+        yield
+
+
+@plant
+def lease_given_back_at_restart() -> Iterator[None]:
+    """After a restart what live workers hold is leased again to others."""
+    sound = timers.clock_set
+
+    def clock_set(self: Scheduler, event: events.ClockSet) -> None:
+        first = not self.wall_offset_ns
+        sound(self, event)
+        for worker in [*self.ledger.workers.values()] if first else []:
+            roster.give_back(self, worker, worker.held(), records.ReturnReason.LEFT)
+
+    with swapped_item(_DECIDERS, events.ClockSet, clock_set):
+        yield
+
+
+# Recovery.
+
+
+@plant
+def attempt_not_restored() -> Iterator[None]:
+    """Recovery forgets how often tasks were tried."""
+    sound = recovery.recover
+
+    def recover(*arguments: Any) -> Ledger:
+        ledger = sound(*arguments)
+        for task in ledger.tasks.values():
+            if task.state is TaskState.READY:
+                task.attempt = 0
+        return ledger
+
+    with swapped(recovery, "recover", recover):
+        yield
+
+
+@plant
+def snapshot_forgets_delays() -> Iterator[None]:
+    """What waited for a time when a snapshot was taken waits for ever."""
+    sound = image.restore
+
+    def restore(*arguments: Any) -> Ledger:
+        ledger = sound(*arguments)
+        ledger.agenda.due.clear()
+        return ledger
+
+    with swapped(image, "restore", restore):
+        yield
+
+
+@plant
+def snapshot_forgets_failures() -> Iterator[None]:
+    """A task from a snapshot has all its attempts again."""
+    sound = image.restore
+
+    def restore(*arguments: Any) -> Ledger:
+        ledger = sound(*arguments)
+        for task in ledger.tasks.values():
+            task.failures = 0
+        return ledger
+
+    with swapped(image, "restore", restore):
+        yield
+
+
+@plant
+def last_row_skipped() -> Iterator[None]:
+    """Recovery stops one row early."""
+    sound = chain.verify
+
+    def verify(*arguments: Any) -> Iterator[chain.Row]:
+        return iter([*sound(*arguments)][:-1])
+
+    with swapped(chain, "verify", verify):
+        yield
+
+
+@plant
+def witness_ignored() -> Iterator[None]:
+    """A journal that lost its end is believed."""
+    sound = chain.verify
+
+    def verify(rows: Any, start: chain.Head, _witness: Any = None) -> Iterator[chain.Row]:
+        return sound(rows, start)
+
+    with swapped(chain, "verify", verify):
+        yield
+
+
+@plant
+def chain_ignored() -> Iterator[None]:
+    """A flipped byte in a row is believed."""
+    with swapped(chain, "follows", lambda _row, _head: True):
+        yield
+
+
+@plant
+def lease_time_not_restored() -> Iterator[None]:
+    """After a restart leases are as old as they were."""
+
+    def resume(self: Scheduler, now_ns: int) -> None:
+        self.now_ns = now_ns
+        for worker in self.ledger.workers.values():
+            self.watch_silence(worker)
+
+    with swapped(Scheduler, "resume", resume):
+        yield

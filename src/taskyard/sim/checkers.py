@@ -1,0 +1,395 @@
+"""The checkers: what peers were told against what the journal says, and both against the promises.
+
+They see what went over the network, the rows that became durable, and the settings. They never look
+into the scheduler, but for one thing: after a recovery, and at the end, the broker's state
+must be what the story of its journal says.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskyard.core import effects, events
+from taskyard.core import records as r
+from taskyard.core.events import Outcome, Repeat, Unknown
+from taskyard.core.records import ReturnReason
+from taskyard.journal.encoding import decode
+from taskyard.sim.plan import SECOND_NS
+from taskyard.sim.story import (
+    DELAYED,
+    DONE,
+    ENDED,
+    WAITING,
+    Story,
+    Violation,
+)
+
+if TYPE_CHECKING:
+    from taskyard.core.effects import Effect
+    from taskyard.core.events import Event
+    from taskyard.core.ledger import Ledger
+    from taskyard.journal.chain import Row
+    from taskyard.sim.clock import SimClock, Timeline
+    from taskyard.sim.plan import Plan
+
+__all__ = ["Checker", "Violation"]
+
+#: A silent worker's leases end within its lease time and this (G4).
+LATE_NS_MAX: Final = SECOND_NS
+
+#: The broker's wall clock may be this far from the true one when it decides.
+WALL_DRIFT_NS_MAX: Final = SECOND_NS // 50
+
+#: What became of a report, by its outcome: the records that may follow from it.
+_FOLLOWS: Final[dict[Outcome, tuple[type, ...]]] = {
+    Outcome.DONE: (r.Finished,),
+    Outcome.FAILED: (r.Failed, r.Postponed),
+    Outcome.FAILED_FOR_GOOD: (r.Failed,),
+    Outcome.RETRY_AT: (r.Postponed,),
+    Outcome.DEFER_ALL: (r.Failed, r.Postponed),
+    Outcome.DEFER_BACK: (r.Returned,),
+    Outcome.REFUSED: (r.Returned,),
+}
+
+#: A worker whose dialect has no attempts reports on whichever it holds.
+ANY_ATTEMPT: Final = 0
+
+_SHOWS_LIFE: Final = (
+    events.WorkerAppeared,
+    events.WorkerHeard,
+    events.WorkAsked,
+    events.WorkReported,
+    events.WorkReturned,
+    events.WorkProgressed,
+    events.SlotFreed,
+)
+
+
+class Checker:
+    """Sees all that peers, network and disk see, and raises when a promise is broken."""
+
+    def __init__(self, plan: Plan, timeline: Timeline, clock: SimClock) -> None:
+        self._plan = plan
+        self._timeline = timeline
+        self._clock = clock
+        self.story = Story(plan)
+        #: When each worker was last heard by the broker, and when the broker began to listen.
+        self._heard_ns: dict[bytes, int] = {}
+        self._up_ns: int | None = None
+        #: What the broker received in this turn.
+        self._turn: list[Event] = []
+        #: Workers that were given up in this turn.
+        self._given_up: dict[bytes, None] = {}
+        #: What workers listed in this turn, as it arrived.
+        self._lists: list[tuple[bytes, dict[bytes, int]]] = []
+        #: (worker, name, attempt) to the outcomes that the worker has reported.
+        self._reports: dict[tuple[bytes, bytes, int], dict[Outcome, None]] = {}
+        #: (name, attempt) to how its lease ended.
+        self._ends: dict[tuple[bytes, int], list[r.AnyRecord]] = {}
+        #: Names that a client asked to begin again if they have ended.
+        self._extendable: dict[bytes, None] = {}
+        self._accepted: dict[bytes, None] = {}
+        self._draining: dict[bytes, None] = {}
+        self._drain_next: dict[bytes, None] = {}
+        self._full_ns: int | None = None
+        self._jumps = plan.faults.clock_jump > 0
+
+    # The broker.
+
+    def received(self, arrived: list[Event]) -> None:
+        now_ns = self._timeline.now_ns
+        self._turn = arrived
+        self._lists = []
+        self._given_up = {}
+        if self._up_ns is None:
+            self._up_ns = now_ns
+        for event in arrived:
+            if isinstance(event, _SHOWS_LIFE):
+                self._heard_ns[event.worker] = now_ns
+                if isinstance(event, events.WorkerHeard) and event.held is not None:
+                    self._lists.append((event.worker, dict(event.held)))
+            elif isinstance(event, events.RulesSet):
+                self.story.rules = event.services
+                self.story.broker_workers_max = event.workers_max
+                self.story.lease_times_ns = {}
+            elif isinstance(event, events.SubmitAsked):
+                if event.repeat is Repeat.EXTEND:
+                    self._extendable.update(dict.fromkeys(event.submission.names))
+            elif isinstance(event, events.DrainAsked):
+                known = self.story.workers
+                names = [name for name in known if event.worker in (None, name)]
+                self._drain_next.update(dict.fromkeys(names))
+
+    def turned(self) -> None:
+        """A turn of the broker is over."""
+        self._draining.update(self._drain_next)
+        self._drain_next = {}
+
+    def broker_down(self) -> None:
+        self._up_ns = None
+        self._turn = []
+        self._draining, self._drain_next = {}, {}
+        self.story.lease_times_ns = {}
+
+    def recovered(self, ledger: Ledger) -> None:
+        """What the broker knows after a restart is what its journal says."""
+        self._heard_ns = {}
+        self.compare(ledger, "recovered")
+
+    def compare(self, ledger: Ledger, when: str) -> None:
+        story = self.story
+        if ledger.record != story.records:
+            raise Violation("recovery", f"{when}: {ledger.record} of {story.records} records")
+        told = {
+            tale.name: (
+                tale.state,
+                tale.attempt,
+                tale.worker,
+                tale.lane,
+                tale.failures,
+                tale.losses,
+            )
+            for tale in story.tasks.values()
+            if tale.state not in ENDED
+        }
+        known = {
+            task.name: (
+                task.state,
+                task.attempt,
+                b"" if task.lease is None else task.lease.worker.name,
+                task.lane.name,
+                task.failures,
+                task.losses,
+            )
+            for task in ledger.tasks.values()
+            if task.state not in ENDED
+        }
+        for name in [*told, *known]:
+            one, other = told.get(name), known.get(name)
+            if one != other:
+                tale = story.tasks.get(name)
+                story.require(False, "recovery", f"{when}: {other}, and was told {one}", tale)  # noqa: FBT003
+        if [*ledger.workers] != [*story.workers]:
+            raise Violation(
+                "recovery", f"{when}: workers {[*ledger.workers]}, not {[*story.workers]}"
+            )
+
+    # The journal.
+
+    def row_durable(self, row: Row) -> None:
+        for record in decode(row.body):
+            self._before(record)
+            self.story.tell(record, self._timeline.now_ns)
+            self._after(record)
+
+    def _before(self, record: r.AnyRecord) -> None:
+        if abs(record.at_ns - self._clock.wall_ns()) > WALL_DRIFT_NS_MAX:
+            raise Violation("clock", f"{record} is not of {self._clock.wall_ns()}")
+        if isinstance(record, r.Submitted):
+            self._check_submitted(record)
+        elif isinstance(record, r.Expired) or (
+            isinstance(record, r.Failed) and not record.own_fault
+        ):
+            self._check_lost(record.worker)
+        elif isinstance(record, r.WorkerLeft) and record.reason == b"silent":
+            self._check_silent(record.worker)
+        elif isinstance(record, r.Returned):
+            self._check_returned(record)
+        elif isinstance(record, r.Leased):
+            self._check_leased(record)
+
+    def _after(self, record: r.AnyRecord) -> None:
+        if isinstance(record, r.Finished | r.Failed | r.Postponed | r.Returned | r.Expired):
+            for name, attempt in zip(record.names, record.attempts, strict=True):
+                self._ends.setdefault((name, attempt), []).append(record)
+            if isinstance(record, r.Finished) or (
+                isinstance(record, r.Failed | r.Postponed) and record.own_fault
+            ):
+                self._check_reported(record)
+        elif isinstance(record, r.WorkerLeft):
+            self._draining.pop(record.worker, None)
+            self._drain_next.pop(record.worker, None)
+
+    def _check_submitted(self, record: r.Submitted) -> None:
+        """What a client asked to wait for is waited for, or done, or was to be taken as done."""
+        if self._full_ns is not None and self._timeline.now_ns > self._full_ns + 2 * SECOND_NS:
+            raise Violation("full", "a submission was taken while the disk is full")
+        submission = record.submission
+        for index, name in enumerate(submission.names):
+            former = self.story.tasks.get(name)
+            if former is not None and name not in self._extendable:
+                raise Violation("twice", f"{name!r} was submitted again, and made again")
+            asked = [one for one in self._turn if isinstance(one, events.SubmitAsked)]
+            own = [one for one in asked if name in one.submission.names]
+            kept = submission.after[index] if submission.after is not None else []
+            if not any(self._waits_as_asked(name, kept, one) for one in own):
+                raise Violation("dependency", f"{name!r} waits for {kept}, and was asked in {own}")
+
+    def _waits_as_asked(self, name: bytes, kept: list[bytes], asked: events.SubmitAsked) -> bool:
+        if asked.submission.after is None:
+            return not kept
+        index = asked.submission.names.index(name)
+        wanted = asked.submission.after[index]
+        open_ = [before for before in wanted if not self._counts_as_done(before, asked)]
+        return sorted(dict.fromkeys(open_)) == sorted(kept)
+
+    def _counts_as_done(self, before: bytes, asked: events.SubmitAsked) -> bool:
+        tale = self.story.tasks.get(before)
+        if tale is None:
+            return asked.unknown is Unknown.DONE and before not in asked.submission.names
+        begun_again = asked.repeat is Repeat.EXTEND and before in asked.submission.names
+        return tale.state is DONE and not begun_again
+
+    def _check_leased(self, record: r.Leased) -> None:
+        if record.worker in self._draining:
+            raise Violation("draining", f"{record.worker!r} is to go away and gets {record.names}")
+
+    def _check_lost(self, worker: bytes) -> None:
+        """A worker was given up: it came back as another process, or it was silent."""
+        appeared = [one for one in self._turn if isinstance(one, events.WorkerAppeared)]
+        if not any(one.worker == worker for one in appeared):
+            self._check_silent(worker)
+
+    def _check_silent(self, worker: bytes) -> None:
+        """Looked at with the first record that gives a worker up, while it still holds all."""
+        if worker in self._given_up:
+            return
+        self._given_up[worker] = None
+        hand = self.story.workers[worker]
+        held_ns = [tale.terms.lease_ns for tale in hand.held.values()]
+        silence_ns = hand.facts.silence_ns and max([hand.facts.silence_ns, *held_ns])
+        heard_ns = max(self._heard_ns.get(worker, 0), self._up_ns or 0)
+        now_ns = self._timeline.now_ns
+        if not silence_ns or now_ns < heard_ns + silence_ns:
+            raise Violation("early", f"{worker!r} was given up too early: heard at {heard_ns}")
+        ends_ns = max(heard_ns + max(silence_ns, hand.patience_ns), hand.eased_ns)
+        if now_ns > ends_ns + LATE_NS_MAX:
+            raise Violation("late", f"{worker!r} was given up too late: heard at {heard_ns}")
+
+    def check_silence(self) -> None:
+        """No worker is silent for longer than it may be."""
+        if self._up_ns is None:
+            return
+        now_ns = self._timeline.now_ns
+        for name, hand in self.story.workers.items():
+            silence_ns = max(hand.facts.silence_ns, hand.patience_ns)
+            heard_ns = max(self._heard_ns.get(name, 0), self._up_ns)
+            ends_ns = max(heard_ns + silence_ns, hand.eased_ns)
+            if silence_ns and now_ns > ends_ns + LATE_NS_MAX:
+                raise Violation("late", f"{name!r} is silent since {heard_ns}: {hand}")
+
+    def check_due(self) -> None:
+        """What waits for time does not wait much longer; where nobody sets the clock."""
+        now_ns, wall_ns = self._timeline.now_ns, self._clock.wall_ns()
+        if self._jumps or self._up_ns is None or now_ns < self._up_ns + LATE_NS_MAX:
+            return
+        for tale in self.story.tasks.values():
+            late = tale.state is DELAYED and tale.due_ns + LATE_NS_MAX < wall_ns
+            self.story.require(not late, "late", "is due and does not come due", tale)
+
+    def _check_returned(self, record: r.Returned) -> None:
+        """Nothing is taken from a worker without a reason that it gave itself."""
+        own = [one for one in self._turn if getattr(one, "worker", None) == record.worker]
+        reason = record.reason
+        if reason is ReturnReason.RESTARTED:
+            kinds: tuple[type, ...] = (events.WorkerAppeared,)
+        elif reason is ReturnReason.LEFT:
+            kinds = (events.WorkerGone,)
+        elif reason is ReturnReason.UNLISTED:
+            kinds = (events.WorkerHeard,)
+        elif reason is ReturnReason.TRANSFERRED:
+            kinds = (events.WorkReturned,)
+        else:
+            kinds = (events.WorkReported,)
+        said = [one for one in own if isinstance(one, kinds)]
+        if not said:
+            raise Violation("taken", f"{record} and the worker said nothing of it")
+        if reason is ReturnReason.UNLISTED:
+            self._check_unlisted(record)
+
+    def _check_unlisted(self, record: r.Returned) -> None:
+        lists = [held for worker, held in self._lists if worker == record.worker]
+        for name, attempt in zip(record.names, record.attempts, strict=True):
+            if all(held.get(name) == attempt for held in lists):
+                raise Violation("taken", f"{name!r} was taken from a worker that lists it")
+
+    def _check_reported(self, record: r.Finished | r.Failed | r.Postponed) -> None:
+        """No result without a report of that very attempt by that very worker."""
+        for name, attempt in zip(record.names, record.attempts, strict=True):
+            if not attempt or self.story.leases.get((name, attempt)) != record.worker:
+                continue
+            outcomes = {
+                **self._reports.get((record.worker, name, attempt), {}),
+                **self._reports.get((record.worker, name, ANY_ATTEMPT), {}),
+            }
+            if not any(isinstance(record, _FOLLOWS[outcome]) for outcome in outcomes):
+                tale = self.story.tasks[name]
+                text = f"{type(record).__name__} of attempt {attempt}, never so reported by"
+                self.story.require(False, "stale", f"{text} {record.worker!r}", tale)  # noqa: FBT003
+            if isinstance(record, r.Failed) and Outcome.FAILED_FOR_GOOD not in outcomes:
+                tale = self.story.tasks[name]
+                used_up = tale.failures > len(self.story.schedule(tale))
+                self.story.require(used_up, "retry", "FAILED with attempts left", tale)
+
+    # Peers.
+
+    def client_heard(self, event: Event | None, effect: Effect) -> None:
+        if isinstance(effect, effects.Accepted) and isinstance(event, events.SubmitAsked):
+            for name in event.submission.names:
+                self._accepted[name] = None
+                if name not in self.story.tasks:
+                    raise Violation("lost", f"{name!r} was accepted and is not in the journal")
+        elif isinstance(effect, effects.Told):
+            for name, state in zip(effect.names, effect.states, strict=True):
+                if (name, state) not in self.story.been:
+                    raise Violation("told", f"{name!r} was never {state.name}")
+
+    def assigned(self, assign: effects.Assign) -> None:
+        for name, attempt in zip(assign.names, assign.attempts, strict=True):
+            if self.story.leases.get((name, attempt)) != assign.worker:
+                raise Violation("lost", f"lease {attempt} of {name!r} is not in the journal")
+
+    def reporting(
+        self, worker: bytes, names: list[bytes], attempts: list[int] | None, outcomes: list[Outcome]
+    ) -> None:
+        told = [ANY_ATTEMPT] * len(names) if attempts is None else attempts
+        for name, attempt, outcome in zip(names, told, outcomes, strict=True):
+            self._reports.setdefault((worker, name, attempt), {})[outcome] = None
+
+    def worker_noted(self, event: Event, noted: effects.Noted) -> None:
+        """What was noted is in the journal."""
+        if not isinstance(event, events.WorkReported) or event.attempts is None:
+            return
+        for index, (name, attempt) in enumerate(zip(event.names, event.attempts, strict=True)):
+            outcome = Outcome.DONE if event.outcomes is None else event.outcomes[index]
+            ends = self._ends.get((name, attempt), [])
+            kept = any(isinstance(end, _FOLLOWS[outcome]) for end in ends)
+            if name not in noted.missing and not kept:
+                text = f"{outcome.name} of attempt {attempt} was noted and is not in the journal"
+                self.story.require(False, "lost", text, self.story.tasks.get(name))  # noqa: FBT003
+
+    def disk_full(self, *, full: bool) -> None:
+        self._full_ns = self._timeline.now_ns if full else None
+
+    # The end.
+
+    def check_end(self, ledger: Ledger, poisoned: dict[bytes, None]) -> None:
+        """Everything has come to an end, and to the right one."""
+        self.compare(ledger, "at the end")
+        wall_ns = self._clock.wall_ns()
+        for tale in self.story.tasks.values():
+            terms = tale.terms
+            waits = tale.state in WAITING and not tale.forgiven
+            if waits and 0 < terms.expires_hard_ns < wall_ns - 2 * SECOND_NS:
+                self.story.require(False, "expiry", "is too old and waits", tale)  # noqa: FBT003
+            if tale.name in poisoned and tale.state is DONE:
+                self.story.require(False, "poison", "nobody can have done it", tale)  # noqa: FBT003
+        for name in self._accepted:
+            if name not in self.story.tasks:
+                raise Violation("lost", f"{name!r} was accepted and is gone")
+        self._check_nothing_held()
+
+    def _check_nothing_held(self) -> None:
+        for name, hand in self.story.workers.items():
+            if hand.held:
+                raise Violation("stuck", f"{name!r} still holds {[*hand.held]}")

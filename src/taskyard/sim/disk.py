@@ -1,0 +1,135 @@
+"""The simulated disk: a journal that keeps `Store` and fails in the ways of a real one.
+
+It hashes and verifies with `journal.chain`, as every store does. What is durable is told to the
+checkers the moment it is; what was written and not synced is lost with a crash, or torn. The
+witness is written after the commit and not synced, so a power cut may leave an older one.
+"""
+
+from collections.abc import Callable, Iterator
+from random import Random
+
+import msgspec
+
+from taskyard.errors import JournalFailed
+from taskyard.journal import chain
+from taskyard.journal.chain import Head, Row
+from taskyard.journal.store import DISK_RESERVE_BYTES, check_row, check_trim
+from taskyard.sim.plan import Faults, chance
+
+
+class Crashed(Exception):
+    """The broker's process ends here and now."""
+
+
+class SimStore:
+    """The journal of one simulated broker. It outlives the broker's crashes: see `reopen`."""
+
+    def __init__(self, luck: Random, faults: Faults, durable: Callable[[Row], None]) -> None:
+        self._luck = luck
+        self._faults = faults
+        #: Told each row at the moment from which no crash can take it back.
+        self._durable = durable
+        self.identity = luck.randbytes(chain.IDENTITY_BYTES)
+        self._anchor = Head(0, 0, chain.origin(self.identity))
+        self._rows: list[Row] = []
+        self._witness = self._anchor
+        self._witness_synced = self._anchor
+        self._broken = False
+        #: How long the latest commit took; the host lets that time pass.
+        self.took_ns = 0
+        #: The disk is nearly full: nothing but completions may be written.
+        self.full = False
+
+    @property
+    def head(self) -> Head:
+        return self._rows[-1].head if self._rows else self._anchor
+
+    @property
+    def anchor(self) -> Head:
+        return self._anchor
+
+    def commit(self, body: bytes, records: int) -> Head:
+        check_row(body, records)
+        if self._broken:
+            raise JournalFailed("the simulated disk failed before: nothing more is taken")
+        row = chain.next_row(self.head, body, records)
+        luck, faults = self._luck, self._faults
+        if luck.random() < faults.crash_before_commit:
+            raise Crashed("before the commit: the row was not synced and is lost, or torn")
+        if luck.random() < faults.commit_fails:
+            self._broken = True
+            if chance(luck, 0.5):  # a failed sync may have synced all the same
+                self._keep(row)
+            raise JournalFailed("the simulated sync failed")
+        self._keep(row)
+        if luck.random() < faults.crash_in_commit:
+            raise Crashed("in the commit: the row is durable, its witness is not")
+        self._witness = row.head
+        if luck.random() < faults.witness_synced:
+            self._witness_synced = row.head
+        self.took_ns = 0
+        if luck.random() < faults.disk_slow:
+            self.took_ns = luck.randrange(faults.disk_slow_ns_max)
+        return row.head
+
+    def _keep(self, row: Row) -> None:
+        self._rows.append(row)
+        self._durable(row)
+
+    def rows(self, after: int = 0) -> Iterator[Row]:
+        start = self._head_at(after)
+        kept = self._rows[start.sequence - self._anchor.sequence :]
+        return chain.verify(kept, start, self._witness)
+
+    def row_of(self, record: int) -> Row | None:
+        return next((row for row in self._rows if row.holds(record)), None)
+
+    def trim(self, through: int) -> None:
+        check_trim(through, self.head)
+        anchor = self._head_at(through)
+        del self._rows[: anchor.sequence - self._anchor.sequence]
+        self._anchor = anchor
+
+    def room_bytes(self) -> int:
+        return DISK_RESERVE_BYTES // 2 if self.full else 2 * DISK_RESERVE_BYTES
+
+    def close(self) -> None:
+        self._broken = True
+
+    def _head_at(self, sequence: int) -> Head:
+        index = min(sequence, self.head.sequence) - self._anchor.sequence
+        return self._rows[index - 1].head if index > 0 else self._anchor
+
+    # What happens to the disk while the broker is down.
+
+    def reopen(self, *, power_cut: bool) -> None:
+        """As the next broker finds it. After a power cut the witness may be an older one."""
+        self._broken = False
+        self.took_ns = 0
+        if power_cut:
+            self._witness = self._witness_synced
+
+    def damaged(self, covered: int) -> "SimStore | None":
+        """A copy of this disk with its end lost or a byte flipped, below what its witness saw and
+        above what a snapshot covers. It must be refused. None if there is nothing to damage."""
+        seen = self._witness.sequence - self._anchor.sequence
+        if seen < 1:
+            return None
+        copy = SimStore(self._luck, self._faults, self._durable)
+        copy._anchor, copy._witness = self._anchor, self._witness
+        copy._rows = [*self._rows]
+        if chance(self._luck, 0.5):  # one of two ways
+            del copy._rows[self._luck.randrange(seen) :]
+        else:
+            first = max(0, covered - self._anchor.sequence)
+            if first >= len(self._rows):
+                return None
+            place = self._luck.randrange(first, len(self._rows))
+            copy._rows[place] = _flipped(copy._rows[place], self._luck)
+        return copy
+
+
+def _flipped(row: Row, luck: Random) -> Row:
+    body = bytearray(row.body)
+    body[luck.randrange(len(body))] ^= 1 << luck.randrange(8)
+    return msgspec.structs.replace(row, body=bytes(body))

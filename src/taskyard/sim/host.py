@@ -1,0 +1,229 @@
+"""The machine that the broker runs on: it starts it, turns it, crashes it and starts it again.
+
+What runs here is `broker.turn.Broker` itself, over a port, a store and a clock of the simulator. A
+turn that finds nothing says how long it would wait; the host lets that time pass, or less if
+something arrives. That is a poller that wakes up once too often, which a real one may do too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from taskyard.broker.turn import Broker
+from taskyard.core import image, invariants
+from taskyard.core.effects import Effect
+from taskyard.core.events import Event, RulesSet
+from taskyard.core.scheduler import Scheduler
+from taskyard.errors import JournalDamaged, JournalFailed
+from taskyard.journal import recovery
+from taskyard.sim.checkers import Violation
+from taskyard.sim.disk import Crashed, SimStore
+
+if TYPE_CHECKING:
+    from taskyard.core.ledger import Ledger
+    from taskyard.sim.world import World
+
+_encode_image = msgspec.msgpack.Encoder().encode
+_decode_image = msgspec.msgpack.Decoder(image.Image).decode
+
+#: A broker that turns more often than this without time passing is spinning.
+TURNS_AT_ONCE_MAX: Final = 200
+
+#: The core's own invariants are looked at every so many turns: they cost more than the turn.
+INVARIANTS_TURNS: Final = 16
+
+#: What one turn receives at most.
+RECEIVED_MAX: Final = 50
+
+
+class Host:
+    """The broker's machine. Keeps `broker.turn.Port` and `network.Inbox`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._inbox: list[Event] = []
+        self._broker: Broker | None = None
+        self._idle = False
+        self._wait_ns: int | None = None
+        #: Only the newest planned run counts.
+        self._run_number = 0
+        self._turns_at_once = 0
+        self._turned_ns = -1
+        self._turns = 0
+        self.store = SimStore(world.luck, world.faults, world.checker.row_durable)
+        self.restarts = 0
+        #: The settings; a broker is told them first of all.
+        self._rules = RulesSet(0, world.plan.rules, workers_max=world.plan.broker_workers_max)
+        #: The newest snapshot, and the row that it was taken after.
+        self._snapshot: tuple[int, bytes] | None = None
+        #: What the latest broker knew when it crashed.
+        self._portrait: dict[str, Any] | None = None
+
+    @property
+    def up(self) -> bool:
+        return self._broker is not None
+
+    @property
+    def ledger(self) -> Ledger:
+        if self._broker is None:
+            raise Violation("stuck", "the broker is not running")
+        return self._broker.scheduler.ledger
+
+    # The port.
+
+    def take(self, event: Event) -> None:
+        """Something arrives."""
+        self._inbox.append(event)
+        if self._idle:
+            self._plan_run(0)
+
+    def receive(self, wait_ns: int | None) -> Sequence[Event]:
+        alone = bool(self._inbox) and isinstance(self._inbox[0], RulesSet)
+        count = 1 if alone else RECEIVED_MAX  # else the checkers could not tell which rules hold
+        arrived, self._inbox = self._inbox[:count], self._inbox[count:]
+        self._idle = not arrived and wait_ns != 0
+        self._wait_ns = wait_ns
+        self._world.checker.received(arrived)
+        return arrived
+
+    def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
+        world = self._world
+        leaves_ns = world.timeline.now_ns + self.store.took_ns
+        undelivered: list[Event] = []
+        for effect in effects:
+            if world.luck.random() < world.faults.crash_between_sends:
+                raise Crashed("between the commit and a reply")
+            world.trace("sends", effect)
+            lost = world.network.to_peer(effect, leaves_ns)
+            if lost is not None:
+                undelivered.append(lost)
+        return undelivered
+
+    # The machine.
+
+    def set_rules(self, rules: RulesSet) -> None:
+        """Somebody changes the settings."""
+        self._world.trace("rules", rules)
+        self._rules = rules
+        if self.up:
+            self._inbox.insert(0, rules)
+            if self._idle:
+                self._plan_run(0)
+
+    def start(self) -> None:
+        """Recover and begin to turn."""
+        world = self._world
+        if self._broker is not None:
+            return
+        self.store.reopen(power_cut=world.luck.random() < world.faults.power_cut)
+        self._show_damage()
+        world.clock.restart(world.luck.randrange(1 << 40))
+        ledger = self._recover(self.store)
+        world.checker.recovered(ledger)
+        self._compare(ledger)
+        self._broker = Broker(Scheduler(ledger), self, self.store, world.clock)
+        self._inbox = [self._rules]
+        world.trace("broker starts", self.store.head.sequence)
+        world.network.broker_came_up()
+        self._plan_run(0)
+
+    def _recover(self, store: SimStore) -> Ledger:
+        """From the snapshot, if there is one, and the rows after it."""
+        if self._snapshot is None:
+            return recovery.recover(store)
+        sequence, encoded = self._snapshot
+        ledger = image.restore(_decode_image(encoded))
+        return recovery.recover(store, ledger, sequence)
+
+    def _compare(self, ledger: Ledger) -> None:
+        """A recovered ledger is the one that crashed, where that had decided nothing more."""
+        if self._portrait is not None and image.portrait(ledger) != self._portrait:
+            raise Violation("recovery", "the recovered ledger is not the one that crashed")
+
+    def _take_snapshot(self, broker: Broker) -> None:
+        """As the broker would do now and then; sometimes what it covers is trimmed."""
+        world = self._world
+        sequence = self.store.head.sequence
+        self._snapshot = (sequence, _encode_image(image.take(broker.scheduler.ledger)))
+        world.trace("snapshot", sequence)
+        if world.luck.random() < world.faults.trim:
+            self.store.trim(sequence)
+
+    def _show_damage(self) -> None:
+        """What if the disk came back damaged? Then it must be refused."""
+        world = self._world
+        while world.luck.random() < world.faults.damage / 2:
+            damaged = self.store.damaged(self._snapshot[0] if self._snapshot else 0)
+            if damaged is None:
+                return
+            try:
+                self._recover(damaged)
+            except JournalDamaged as refused:
+                world.trace("damage refused", str(refused))
+            else:
+                raise Violation("damage", "a journal that lost what its witness saw was believed")
+
+    def crash(self, why: str) -> None:
+        world = self._world
+        if self._broker is None:
+            return
+        world.trace("broker crashes", why)
+        ledger = self._broker.scheduler.ledger
+        durable = ledger.record == world.checker.story.records
+        self._portrait = image.portrait(ledger) if durable else None
+        self._broker = None
+        self._inbox = []
+        self._idle = False
+        self.restarts += 1
+        world.checker.broker_down()
+        world.network.broker_went_down()
+        world.timeline.after(1 + world.luck.randrange(world.faults.restart_ns_max), self.start)
+
+    def _plan_run(self, delay_ns: int) -> None:
+        self._run_number += 1
+        self._world.timeline.after(delay_ns, partial(self._run, self._run_number))
+
+    def _run(self, number: int) -> None:
+        if number != self._run_number:
+            return
+        while self._broker is not None:
+            self._turn(self._broker)
+            if not self.up:
+                return
+            if self.store.took_ns:
+                took_ns, self.store.took_ns = self.store.took_ns, 0
+                self._idle = False
+                self._plan_run(took_ns)
+                return
+            if self._idle:
+                if self._wait_ns is not None:
+                    self._plan_run(self._wait_ns)
+                return
+
+    def _turn(self, broker: Broker) -> None:
+        self._notice_spinning()
+        try:
+            broker.turn()
+        except Crashed as crash:
+            self.crash(str(crash))
+        except JournalFailed as failed:
+            self.crash(f"journal failed: {failed}")
+        else:
+            self._world.checker.turned()
+            self._turns += 1
+            if self._world.luck.random() < self._world.faults.snapshot:
+                self._take_snapshot(broker)
+            if self._world.invariants and self._turns % INVARIANTS_TURNS == 0:
+                invariants.check(broker.scheduler)
+
+    def _notice_spinning(self) -> None:
+        now_ns = self._world.timeline.now_ns
+        if now_ns != self._turned_ns or self._inbox:
+            self._turned_ns, self._turns_at_once = now_ns, 0
+        self._turns_at_once += 1
+        if self._turns_at_once > TURNS_AT_ONCE_MAX:
+            raise Violation("spinning", "the broker turns again and again and nothing happens")

@@ -1,0 +1,22 @@
+"""Seeds that ever failed. They stay, and run with every test run.
+
+What a seed draws changes when the simulator grows, so a seed here is a memory of luck, not of a
+bug; the bug itself has a test of its own in the core.
+"""
+
+from typing import Final
+
+#: The seed, and what it found.
+REGRESSIONS: Final[dict[int, str]] = {
+    4: "two workers of one name in the heap of parked workers could not be compared",
+    6: "a worker that left while it was parked was leased a task",
+    0: "the broker turned without rest while a rate had room and another limit had none",
+    52: "going on with a lane was not counted for the service's limit",
+    126: "likewise",
+    143: "likewise",
+    84: "a lane that was gone on with was looked at again, and its task leased twice",
+    125: "likewise",
+    265: "likewise",
+    580: "a task from a snapshot never ended by its hard expiry",
+    709: "a retried task that was too old waited for ever",
+}

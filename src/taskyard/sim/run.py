@@ -1,0 +1,127 @@
+"""One schedule from its seed to its verdict: faults, then healing, then everything must drain."""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from taskyard.core.events import WatchAsked
+from taskyard.sim import plan
+from taskyard.sim.plan import SECOND_NS
+from taskyard.sim.scenario import Scenario
+from taskyard.sim.story import Violation
+from taskyard.sim.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from taskyard.sim.bugs import Planted
+    from taskyard.sim.peers import Wish
+
+#: After the faults, beyond a late copy that is delayed: what is under way arrives.
+SETTLE_NS: Final = SECOND_NS // 2
+
+#: Everything must have drained by then, whatever was drawn.
+DRAIN_NS_MAX: Final = 400 * SECOND_NS
+
+
+class Verdict(Struct):
+    """How a schedule ended."""
+
+    seed: int
+    digest: str
+    events: int
+    records: int
+    restarts: int
+    virtual_ns: int
+    #: The promise that was broken, and how; empty if all were kept.
+    checker: str = ""
+    text: str = ""
+
+    @property
+    def good(self) -> bool:
+        return not self.checker
+
+
+def run(seed: int, *, invariants: bool = True, say: Callable[[str], None] | None = None) -> Verdict:
+    """Run the schedule of a seed."""
+    drawn = plan.draw(seed)
+    if say is not None:
+        for line in drawn.lines():
+            say(line)
+    world = World(drawn, invariants=invariants, say=say)
+    checker, text = "", ""
+    try:
+        _live(world)
+    except Violation as violation:
+        checker, text = violation.checker, str(violation)
+    except Exception as error:  # noqa: BLE001 - whatever the broker raises is a finding
+        checker, text = type(error).__name__, traceback.format_exc()
+    return Verdict(
+        seed=seed,
+        digest=world.digest(),
+        events=world.events,
+        records=world.checker.story.records,
+        restarts=world.host.restarts,
+        virtual_ns=world.timeline.now_ns,
+        checker=checker,
+        text=text,
+    )
+
+
+def hunt(planted: Planted, seeds: Iterable[int]) -> Verdict | None:
+    """The first of these schedules in which the checkers catch a planted bug."""
+    with planted():
+        for seed in seeds:
+            verdict = run(seed, invariants=False)
+            if not verdict.good:
+                return verdict
+    return None
+
+
+def _live(world: World) -> None:
+    scenario = Scenario(world)
+    timeline = world.timeline
+    scenario.begin()
+    timeline.run_until(world.plan.size.faulty_ns)
+    delay_ns = world.faults.longest_delay_ns
+    scenario.heal()
+    timeline.run_until(timeline.now_ns + delay_ns + SETTLE_NS)
+    scenario.revive()
+    ends_ns = timeline.now_ns + DRAIN_NS_MAX
+    while not _drained(world, scenario):
+        timeline.run_until(timeline.now_ns + SECOND_NS // 2)
+        world.checker.check_silence()
+        world.checker.check_due()
+        if timeline.now_ns > ends_ns:
+            raise _stuck(world, scenario)
+    world.checker.check_end(world.host.ledger, world.poisoned)
+
+
+def _drained(world: World, scenario: Scenario) -> bool:
+    asked = any(_waits_for(world, event) for event in _open(scenario))
+    return scenario.probed and not asked and world.checker.story.settled()
+
+
+def _open(scenario: Scenario) -> list[Wish]:
+    return [event for client in scenario.clients for event in client.open.values()]
+
+
+def _waits_for(world: World, event: Wish) -> bool:
+    """An answer must still come; but nobody is told of what was never submitted."""
+    if not isinstance(event, WatchAsked):
+        return True
+    story = world.checker.story
+    if event.names is not None:
+        tales = [story.tasks[name] for name in event.names if name in story.tasks]
+        return any(not story.awaits_unknown(tale) for tale in tales)
+    tales = [tale for tale in story.tasks.values() if tale.terms.campaign == event.campaign]
+    return bool(tales) and not any(story.awaits_unknown(tale) for tale in tales)
+
+
+def _stuck(world: World, scenario: Scenario) -> Violation:
+    lines = [f"{tale.name!r} {tale.lines}" for tale in world.checker.story.unsettled()]
+    lines += [f"waits for {event}" for event in _open(scenario) if _waits_for(world, event)]
+    return Violation("stuck", "after healing\n  " + "\n  ".join(lines))

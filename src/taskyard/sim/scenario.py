@@ -1,0 +1,320 @@
+"""What the people of the world want, and what befalls them: drawn from the plan, second by second.
+
+Clients' scripts (batches with every feature a submission has, and wishes about them), mishaps
+while the faults last, and the healing at the end.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from taskyard.core import events
+from taskyard.core.events import Repeat, Scope, Unknown
+from taskyard.core.tasks import Submission, Terms
+from taskyard.sim.peers import Client, Wish
+from taskyard.sim.plan import MILLISECOND_NS, SECOND_NS, Faults, chance, draw_rules
+from taskyard.sim.workers import KINDS, Worker
+
+if TYPE_CHECKING:
+    from taskyard.sim.world import World
+
+
+class Scenario:
+    """One world's people and misfortunes."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.luck = world.luck
+        self.plan = world.plan
+        self.services = [*world.plan.rules]
+        self.clients: list[Client] = []
+        self.workers: list[Worker] = []
+        #: Names that some task waits for and nobody has submitted yet.
+        self.promised: list[bytes] = []
+        self.probed = False
+        self._tasks_left = world.plan.size.tasks
+
+    def begin(self) -> None:
+        self.world.host.start()
+        for number in range(self.plan.size.clients):
+            self._add_client(b"c%d" % number)
+        for number, kind in enumerate(self.plan.size.workers):
+            self._add_worker(kind, b"w%d" % number)
+        self.world.timeline.after(SECOND_NS // 4, self._misfortune)
+
+    def _add_client(self, name: bytes) -> None:
+        client = Client(self.world, name)
+        self.clients.append(client)
+        batches = 1 + self.plan.size.tasks // (self.plan.size.batch * self.plan.size.clients)
+        for _ in range(batches):
+            when_ns = self.luck.randrange(self.plan.size.faulty_ns * 2 // 3)
+            client.script.append((when_ns + 1, self._submit))
+            for wish in (self._cancel, self._retry, self._pause, self._watch, self._drain):
+                later_ns = when_ns + self.luck.randrange(self.plan.size.faulty_ns // 3)
+                client.script.append((later_ns + 1, wish))
+            if self.luck.random() < self.plan.wants.repeat:
+                self.world.timeline.at(when_ns + SECOND_NS, partial(self._repeat, client))
+        client.start()
+
+    def _add_worker(self, kind: str, name: bytes) -> None:
+        count = self.luck.randrange(len(self.services)) + 1
+        services = tuple(self.luck.sample(self.services, count))
+        worker = KINDS[kind](self.world, name, services, self.plan.size.slots)
+        self.workers.append(worker)
+        self.world.timeline.after(self.luck.randrange(SECOND_NS), worker.start)
+
+    def _repeat(self, client: Client) -> None:
+        if client.alive:
+            client.repeat()
+
+    # What clients want.
+
+    def _submit(self) -> Wish | None:
+        if self._tasks_left <= 0:
+            return None
+        count = min(self._tasks_left, self.luck.randrange(self.plan.size.batch) + 1)
+        self._tasks_left -= count
+        names = [self._new_name() for _ in range(count)]
+        for name in names:
+            if self.luck.random() < self.plan.wants.poison:
+                self.world.poisoned[name] = None
+        event = events.SubmitAsked(0, b"", Submission(names))
+        self._shape(event, event.submission)
+        if event.repeat is Repeat.HARMLESS or not self.world.names:
+            self.world.names += names
+        return event
+
+    def _new_name(self) -> bytes:
+        if self.promised and chance(self.luck, 0.5):
+            return self.promised.pop()
+        return b"t%03d" % (len(self.world.names) + self.luck.randrange(1 << 30))
+
+    def _shape(self, event: events.SubmitAsked, submission: Submission) -> None:
+        luck, wants, count = self.luck, self.plan.wants, len(submission.names)
+        submission.terms = [self._terms() for _ in range(luck.choice((1, 1, 2, 3)))]
+        if len(submission.terms) > 1:
+            submission.terms_at = [luck.randrange(len(submission.terms)) for _ in range(count)]
+        submission.payloads = [b"p"] if chance(luck, 0.5) else [*submission.names]
+        if luck.random() < wants.lane:
+            lanes = [b"", *(b"l%d" % lane for lane in range(self.plan.size.lanes))]
+            submission.lanes = [luck.choice(lanes) for _ in range(count)]
+        if wants.after:
+            submission.after = [self._after(submission, index) for index in range(count)]
+        if luck.random() < wants.after_unknown:
+            event.unknown = luck.choice((Unknown.WAIT, Unknown.DONE))
+            if submission.after is not None:
+                promise = b"u%d" % luck.randrange(1000)
+                submission.after[-1].append(promise)
+                self.promised.append(promise)
+        if luck.random() < wants.extend and self.world.names:
+            event.repeat = Repeat.EXTEND
+            known = luck.choice(self.world.names)
+            if known not in submission.names:
+                submission.names[0] = known
+                submission.payloads = [b"p"]
+
+    def _after(self, submission: Submission, index: int) -> list[bytes]:
+        luck, wants = self.luck, self.plan.wants
+        if luck.random() >= wants.after:
+            return []
+        before = submission.names[:index] + self.world.names[-10:]
+        if luck.random() < wants.after_ahead:
+            before = submission.names[index + 1 :] or before
+        if luck.random() < wants.cycle:
+            before = submission.names
+        return luck.sample(before, min(len(before), luck.choice((1, 1, 2, 3))))
+
+    def _terms(self) -> Terms:
+        luck, wants = self.luck, self.plan.wants
+        wall_ns = self.world.clock.wall_ns()
+
+        def soon_ns(seconds: int) -> int:
+            return wall_ns + luck.randrange(seconds * SECOND_NS)
+
+        terms = Terms(campaign=b"k%d" % luck.randrange(self.plan.size.campaigns))
+        terms.service = luck.choice(self.services)
+        if luck.random() < wants.due:
+            terms.due_ns = soon_ns(6)
+        if luck.random() < wants.priority:
+            terms.priority = luck.choice((-1, 1, 5))
+        if luck.random() < wants.expires:
+            terms.expires_ns = soon_ns(8)
+        if luck.random() < wants.expires:
+            terms.expires_hard_ns = soon_ns(luck.choice((4, 20)))
+        if luck.random() < wants.retries:
+            delays = (0, 300 * MILLISECOND_NS, 2 * SECOND_NS)
+            terms.retry_delays_ns = delays[: luck.randrange(4)]
+        if luck.random() < wants.wide:
+            terms.slots = 2
+        if luck.random() < wants.lease:
+            terms.lease_ns = luck.choice((2, 8)) * SECOND_NS
+        terms.crashes_max = luck.choice((1, 2, 3, 5))
+        return terms
+
+    def _scope(self) -> Scope:
+        luck = self.luck
+        kind = luck.randrange(5)
+        if kind == 0:
+            return Scope(campaign=b"k%d" % luck.randrange(self.plan.size.campaigns))
+        if kind == 1:
+            return Scope(service=luck.choice(self.services), lane=b"l0")
+        names = self.world.names or [b"nobody"]
+        return Scope(names=tuple(luck.choice(names) for _ in range(luck.randrange(3) + 1)))
+
+    def _cancel(self) -> Wish | None:
+        if self.luck.random() < self.plan.wants.cancel:
+            return events.CancelAsked(0, b"", self._scope())
+        return None
+
+    def _retry(self) -> Wish | None:
+        if self.luck.random() < self.plan.wants.retry:
+            return events.RetryAsked(0, b"", self._scope())
+        return None
+
+    def _pause(self) -> Wish | None:
+        if self.luck.random() >= self.plan.wants.pause:
+            return None
+        service = self.luck.choice([b"", *self.services, *self.services])
+        lane = self.luck.choice((None, b"l0", b"")) if service else None
+        kind = self.luck.choice((events.PauseAsked, events.PauseAsked, events.ResumeAsked))
+        return kind(0, b"", service, lane)
+
+    def _watch(self) -> Wish | None:
+        if self.luck.random() >= self.plan.wants.watch or not self.world.names:
+            return None
+        if chance(self.luck, 0.3):
+            campaign = b"k%d" % self.luck.randrange(self.plan.size.campaigns)
+            return events.WatchAsked(0, b"", campaign=campaign)
+        names = self.luck.sample(self.world.names, min(3, len(self.world.names)))
+        return events.WatchAsked(0, b"", names)
+
+    def _drain(self) -> Wish | None:
+        if self.luck.random() >= self.plan.wants.drain:
+            return None
+        worker = self.luck.choice([None, *(worker.name for worker in self.workers)])
+        return events.DrainAsked(0, b"", worker)
+
+    # What befalls them.
+
+    def _misfortune(self) -> None:
+        """A quarter of a second of bad luck."""
+        if self.world.healed:
+            return
+        self.world.timeline.after(SECOND_NS // 4, self._misfortune)
+        self.world.checker.check_silence()
+        self.world.checker.check_due()
+        faults = self.plan.faults
+        self._strike_machine(faults)
+        for worker in self.workers:
+            self._strike_worker(worker, faults)
+        for client in self.clients:
+            if self._strikes(faults.crash_client) and client.alive:
+                client.crash()
+                self.world.timeline.after(self._downtime_ns(), client.start)
+        for name in [*self.world.network.links]:
+            if self._strikes(faults.partition):
+                self._part(name)
+
+    def _strike_machine(self, faults: Faults) -> None:
+        if self._strikes(faults.crash_broker):
+            self.world.host.crash("killed")
+        if self._strikes(faults.clock_jump):
+            self._jump()
+        if self._strikes(faults.rules_change):
+            self._change_rules()
+        if self._strikes(faults.disk_full):
+            self._fill_disk()
+
+    def _strikes(self, a_second: float) -> bool:
+        return a_second > 0 and self.luck.random() < a_second / 4
+
+    def _downtime_ns(self) -> int:
+        return 1 + self.luck.randrange(self.plan.faults.restart_ns_max)
+
+    def _strike_worker(self, worker: Worker, faults: Faults) -> None:
+        if self._strikes(faults.crash_worker) and worker.alive:
+            worker.die()
+        if self._strikes(faults.hang_worker):
+            least_ns = self.luck.choice((0, self.plan.size.silence_ns))
+            worker.hang(self.luck.randrange(least_ns, 2 * self.plan.size.silence_ns))
+        if self._strikes(faults.stop_worker) and worker.alive:
+            worker.stop()
+            self.world.timeline.after(self._downtime_ns(), worker.start)
+
+    def _jump(self) -> None:
+        by_ns = self.luck.randrange(
+            -self.plan.faults.clock_jump_ns_max, self.plan.faults.clock_jump_ns_max
+        )
+        self.world.trace("the wall clock jumps by", by_ns)
+        self.world.clock.jump(by_ns)
+
+    def _change_rules(self) -> None:
+        limited = chance(self.luck, 0.7)
+        rules = {name: draw_rules(self.luck, limited=limited) for name in self.services}
+        broker_max = self.luck.choice((0, 0, 1, 3)) if limited else 0
+        self.world.host.set_rules(events.RulesSet(0, rules, workers_max=broker_max))
+
+    def _fill_disk(self) -> None:
+        self._set_full(full=True)
+        self.world.timeline.after(
+            self.luck.randrange(4 * SECOND_NS), partial(self._set_full, full=False)
+        )
+
+    def _set_full(self, *, full: bool) -> None:
+        self.world.trace("the disk is full" if full else "the disk has room")
+        self.world.host.store.full = full
+        self.world.checker.disk_full(full=full)
+
+    def _part(self, name: bytes) -> None:
+        way = self.luck.randrange(3)
+        self.world.network.cut(name, to_broker=way != 0, to_peer=way != 1)
+        self.world.trace("is cut off", name)
+        mend = partial(self.world.network.mend, name)
+        self.world.timeline.after(self.luck.randrange(5 * SECOND_NS), mend)
+
+    # The end.
+
+    def heal(self) -> None:
+        """No more faults; everybody is well; there is a worker for everything."""
+        world = self.world
+        world.trace("healed")
+        world.healed = True
+        perfect = Faults()
+        for name in perfect.__struct_fields__:
+            if name != "restart_ns_max":
+                setattr(world.faults, name, getattr(perfect, name))
+        world.network.heal()
+        world.clock.heal()
+        if world.host.store.full:
+            self._set_full(full=False)
+        if not world.host.up:
+            world.host.start()
+
+    def revive(self) -> None:
+        """Everybody comes back, what was paused goes on, and new workers come."""
+        for client in self.clients:
+            client.relent()
+            client.start()
+            client.ask_again()
+        for scope in [*self.world.checker.story.paused]:
+            service, lane = scope
+            resume = partial(events.ResumeAsked, 0, b"", service, lane)
+            self.clients[0].wish(resume)
+        for worker in self.workers:
+            if not worker.retired:
+                worker.start()
+                worker.on_free()
+        for number, service in enumerate(self.services):
+            kind = self.luck.choice(("pull", "standing", "called"))
+            fresh = KINDS[kind](self.world, b"h%d" % number, (service,), 4)
+            self.workers.append(fresh)
+            fresh.start()
+        self.world.timeline.after(SECOND_NS, self._probe)
+
+    def _probe(self) -> None:
+        """One more task for each service, when most workers wait: none of them is forgotten."""
+        self.probed = True
+        for number, service in enumerate(self.services):
+            probe = Submission([b"z%d" % number], terms=[Terms(service=service)])
+            self.clients[0].wish(partial(events.SubmitAsked, 0, b"", probe))

@@ -1,0 +1,532 @@
+"""The story that a journal tells, read by somebody who shares no code with who wrote it.
+
+A second, slow and simple machine: one object a task, rules that are checked record by record. It
+knows records and settings, nothing of events, effects or the scheduler. Whoever breaks a rule is
+told with the task's whole story.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from msgspec import Struct, field
+
+from taskyard.core import records as r
+from taskyard.core.records import ReturnReason
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Terms
+from taskyard.core.workers import WorkerFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskyard.sim.plan import Plan
+
+BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
+ENDED: Final = (DONE, CANCELLED)
+WAITING: Final = (BLOCKED, DELAYED, READY)
+
+#: What a rate may save up.
+RATE_SAVED_NS: Final = 100_000_000
+
+
+_Ending: TypeAlias = r.Finished | r.Failed | r.Returned | r.Expired
+
+
+class Violation(Exception):
+    """A promise was broken."""
+
+    def __init__(self, checker: str, text: str) -> None:
+        super().__init__(f"{checker}: {text}")
+        self.checker = checker
+
+
+class Tale(Struct):
+    """One task, as told so far."""
+
+    name: bytes
+    terms: Terms
+    lane: bytes
+    state: TaskState
+    #: Names that it still waits for.
+    after: dict[bytes, None]
+    due_ns: int
+    attempt: int = 0
+    failures: int = 0
+    losses: int = 0
+    worker: bytes = b""
+    #: READY: its place at the back of its queue; 0 for at the front.
+    place: int = 0
+    generation: int = 1
+    #: It ended FAILED and was asked to be tried again all the same, however old it is.
+    forgiven: bool = False
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def queue(self) -> tuple[bytes, bytes, int]:
+        return self.terms.service, self.lane, self.terms.priority
+
+    @property
+    def lane_key(self) -> tuple[bytes, bytes]:
+        return self.terms.service, self.lane
+
+
+class Hand(Struct):
+    """One worker, as told so far."""
+
+    facts: WorkerFacts
+    #: What it holds, by name.
+    held: dict[bytes, Tale] = field(default_factory=dict)
+    #: Slots of the tasks that it has answered and not yet freed, oldest first.
+    slots_kept: list[int] = field(default_factory=list)
+    #: The longest lease since it last held nothing.
+    patience_ns: int = 0
+    #: When that became shorter: a silence that was allowed until then may be too long at once.
+    eased_ns: int = 0
+
+
+class Story:
+    """All tasks and workers, as the journal tells them."""
+
+    def __init__(self, plan: Plan) -> None:
+        #: The settings that the broker was told last.
+        self.rules = plan.rules
+        self.broker_workers_max = plan.broker_workers_max
+        self.tasks: dict[bytes, Tale] = {}
+        self.workers: dict[bytes, Hand] = {}
+        self.paused: dict[tuple[bytes, bytes | None], None] = {}
+        self.records = 0
+        #: When each service's tasks were leased, since the broker's start.
+        self.lease_times_ns: dict[bytes, list[int]] = {}
+        #: (name, attempt) to the worker.
+        self.leases: dict[tuple[bytes, int], bytes] = {}
+        #: (name, state) that were ever so.
+        self.been: dict[tuple[bytes, TaskState], None] = {}
+        self._wide: dict[bytes, None] = {}
+        self._places = 0
+        self.now_ns = 0
+        self._tell: dict[type, Callable[[Any], None]] = {
+            r.Submitted: self._submitted,
+            r.Extended: self._extended,
+            r.Leased: self._leased,
+            r.Finished: self._finished,
+            r.Failed: self._failed,
+            r.Postponed: self._postponed,
+            r.Returned: self._returned,
+            r.Expired: self._expired,
+            r.CameDue: self._came_due,
+            r.Aged: self._aged,
+            r.Cancelled: self._cancelled,
+            r.Retried: self._retried,
+            r.Progressed: self._progressed,
+            r.Stale: self._nothing,
+            r.WorkerJoined: self._joined,
+            r.WorkerLeft: self._left,
+            r.SlotsFreed: self._slots_freed,
+            r.Paused: self._paused,
+            r.Resumed: self._resumed,
+        }
+
+    def tell(self, record: r.AnyRecord, now_ns: int) -> None:
+        """Go on with the next record, decided at this virtual time."""
+        self.records += 1
+        self.now_ns = now_ns
+        self._tell[type(record)](record)
+
+    def require(self, rule: bool, checker: str, text: str, tale: Tale | None = None) -> None:  # noqa: FBT001 - it reads as an assertion
+        if not rule:
+            told = "" if tale is None else "\n  " + "\n  ".join([repr(tale.name), *tale.lines])
+            raise Violation(checker, text + told)
+
+    def settled(self) -> bool:
+        """Nothing can run any more without somebody's help."""
+        return not self.unsettled()
+
+    def unsettled(self) -> list[Tale]:
+        """Tasks that should still come to a worker: not ended, failed, or stuck behind that."""
+        hopeless: dict[bytes, bool] = {}
+        return [tale for tale in self.tasks.values() if not self._over(tale, hopeless)]
+
+    def _over(self, tale: Tale, hopeless: dict[bytes, bool]) -> bool:
+        if tale.state is not BLOCKED:
+            return tale.state in (DONE, FAILED, CANCELLED)
+        known = hopeless.get(tale.name)
+        if known is None:
+            hopeless[tale.name] = False  # a cycle has no hope, and is a failure of ours
+            known = hopeless[tale.name] = any(
+                name not in self.tasks or self._blocks(self.tasks[name], hopeless)
+                for name in tale.after
+            )
+        return known
+
+    def _blocks(self, tale: Tale, hopeless: dict[bytes, bool]) -> bool:
+        return tale.state is not DONE and self._over(tale, hopeless)
+
+    def awaits_unknown(self, tale: Tale) -> bool:
+        """It waits, directly or not, for something that nobody has submitted."""
+        if tale.state is not BLOCKED:
+            return False
+        return any(name not in self.tasks for name in self._befores(tale))
+
+    # Helpers.
+
+    def _befores(self, tale: Tale) -> list[bytes]:
+        """All that a task waits for, directly or not."""
+        line = [*tale.after]
+        seen = dict.fromkeys(line)
+        for name in line:  # grows while it is walked
+            for before in self.tasks[name].after if name in self.tasks else ():
+                if before not in seen:
+                    seen[before] = None
+                    line.append(before)
+        return line
+
+    def _move(self, tale: Tale, state: TaskState, why: str) -> None:
+        tale.state = state
+        tale.lines.append(f"{self.now_ns} {state.name} {why}")
+        self.been[tale.name, state] = None
+
+    def _named(self, names: list[bytes], allowed: tuple[TaskState, ...], why: str) -> list[Tale]:
+        tales = []
+        for name in names:
+            tale = self.tasks.get(name)
+            if tale is None:
+                raise Violation("story", f"{why} of {name!r}, which was never submitted")
+            self.require(tale.state in allowed, "story", f"{why} of a {tale.state.name} task", tale)
+            tales.append(tale)
+        return tales
+
+    def _ready(self, tale: Tale, at_ns: int | None, why: str, *, front: bool) -> None:
+        """It waits for tasks, for time (unless that has come before), or for a worker."""
+        if tale.after:
+            self._move(tale, BLOCKED, why)
+        elif at_ns is not None and tale.due_ns > at_ns:
+            self._move(tale, DELAYED, why)
+        else:
+            self._places += 1
+            tale.place = 0 if front else self._places
+            self._move(tale, READY, why)
+
+    def _release(self, record: _Ending, tales: list[Tale], why: str) -> None:
+        """Leases are over: they must be the record's worker's, by the record's attempts."""
+        for tale, attempt in zip(tales, record.attempts, strict=True):
+            self._release_one(record.worker, tale, attempt, why)
+
+    def _release_one(self, worker: bytes, tale: Tale, attempt: int, why: str) -> None:
+        self.require(tale.worker == worker, "fencing", f"{why} by another worker", tale)
+        self.require(tale.attempt == attempt, "fencing", f"{why} of attempt {attempt}", tale)
+        self._let_go(tale)
+
+    def _let_go(self, tale: Tale) -> None:
+        hand = self.workers.get(tale.worker)
+        if hand is None:
+            raise Violation("story", f"{tale.name!r} was held by {tale.worker!r}, who is unknown")
+        del hand.held[tale.name]
+        hand.eased_ns = self.now_ns
+        if not hand.held:
+            hand.patience_ns = 0
+        tale.worker = b""
+
+    def _close_cycle(self, tale: Tale) -> bool:
+        return bool(tale.after) and tale.name in self._befores(tale)
+
+    # One function a record.
+
+    def _submitted(self, record: r.Submitted) -> None:
+        submission = record.submission
+        made = []
+        for index, name in enumerate(submission.names):
+            former = self.tasks.get(name)
+            ended = former is None or former.state in ENDED
+            self.require(ended, "twice", "a task that has not ended was made again", former)
+            terms = submission.terms_of(index)
+            lane = submission.lanes[index] if submission.lanes is not None else b""
+            after = submission.after[index] if submission.after is not None else []
+            tale = Tale(name, terms, lane, READY, dict.fromkeys(after), terms.due_ns)
+            if former is not None:
+                self._begin_again(record, index, tale, former)
+            if terms.slots != 1:
+                self._wide[terms.service] = None
+            made.append(tale)
+        for tale in made:
+            self.tasks[tale.name] = tale
+        for tale in made:
+            self._ready(tale, record.at_ns, "submitted", front=False)
+            self.require(not self._close_cycle(tale), "cycle", "a cycle was accepted", tale)
+
+    def _begin_again(self, record: r.Submitted, index: int, tale: Tale, former: Tale) -> None:
+        same = record.attempts is not None and record.attempts[index] == former.attempt
+        self.require(same, "attempt", "a new generation lost count of its attempts", former)
+        tale.attempt = former.attempt
+        tale.generation = former.generation + 1
+        tale.lines = former.lines
+
+    def _extended(self, record: r.Extended) -> None:
+        tales = self._named(record.names, (*WAITING, FAILED), "an extension")
+        for tale, after in zip(tales, record.after, strict=True):
+            tale.after.update(dict.fromkeys(after))
+            self.require(not self._close_cycle(tale), "cycle", "a cycle was accepted", tale)
+            if tale.state is not FAILED:
+                self._move(tale, BLOCKED, "extended")
+
+    def _leased(self, record: r.Leased) -> None:
+        hand = self.workers.get(record.worker)
+        if hand is None:
+            raise Violation("story", f"a lease for {record.worker!r}, who is not there")
+        tales = [self._leasable(name, hand) for name in record.names]
+        self._check_suspects(hand, tales)
+        pairs = self._pairs()
+        for tale, attempt in zip(tales, record.attempts, strict=True):
+            self.require(attempt > tale.attempt, "attempt", f"attempt {attempt} again", tale)
+            tale.attempt = attempt
+            tale.worker = record.worker
+            hand.held[tale.name] = tale
+            self.leases[tale.name, attempt] = record.worker
+            self._move(tale, LEASED, f"{attempt} to {record.worker!r}")
+        hand.patience_ns = max(hand.patience_ns, record.lease_ns)
+        self._check_slots(record.worker, hand)
+        self._check_limits(pairs, tales, record.worker)
+        self._check_order(tales)
+        self._check_rate(tales)
+
+    def _leasable(self, name: bytes, hand: Hand) -> Tale:
+        tale = self.tasks.get(name)
+        if tale is None:
+            raise Violation("story", f"a lease of {name!r}, which was never submitted")
+        self.require(not tale.after, "dependency", f"leased before {[*tale.after]}", tale)
+        self.require(tale.state is not DELAYED, "due", "leased before it was due", tale)
+        self.require(tale.state not in ENDED, "ended", f"leased when {tale.state.name}", tale)
+        self.require(tale.state is READY, "story", f"leased when {tale.state.name}", tale)
+        offered = tale.terms.service in hand.facts.services
+        self.require(offered, "service", "leased to a worker of other services", tale)
+        for scope in ((b"", None), (tale.terms.service, None), tale.lane_key):
+            self.require(
+                scope not in self.paused, "paused", f"leased while {scope} is paused", tale
+            )
+        return tale
+
+    def _check_suspects(self, hand: Hand, tales: list[Tale]) -> None:
+        """A task that was lost with a worker is alone with its next one."""
+        for tale in [*hand.held.values(), *tales]:
+            alone = len(hand.held) + len(tales) == 1
+            self.require(not tale.losses or alone, "suspect", "a suspect is not alone", tale)
+
+    def _check_slots(self, worker: bytes, hand: Hand) -> None:
+        used = sum(tale.terms.slots for tale in hand.held.values()) + sum(hand.slots_kept)
+        if hand.facts.slots_total and used > hand.facts.slots_total:
+            raise Violation("slots", f"{worker!r} has {used} slots taken: {hand}")
+
+    def _pairs(self) -> dict[tuple[bytes, bytes, bytes], int]:
+        """Who serves which lane, and how many of its tasks."""
+        pairs: dict[tuple[bytes, bytes, bytes], int] = {}
+        for worker, hand in self.workers.items():
+            for tale in hand.held.values():
+                key = (*tale.lane_key, worker)
+                pairs[key] = pairs.get(key, 0) + 1
+        return pairs
+
+    def _check_limits(
+        self, before: dict[tuple[bytes, bytes, bytes], int], tales: list[Tale], worker: bytes
+    ) -> None:
+        now = self._pairs()
+        begun = [key for key in now if key not in before]
+        broker_max = self.broker_workers_max
+        if begun and broker_max and len(now) > broker_max:
+            raise Violation(
+                "limit", f"{len(now)} lanes are served, the broker's limit is {broker_max}"
+            )
+        for service, lane, _ in begun:
+            rules = self.rules[service]
+            serving = sum(key[0] == service for key in now)
+            if rules.workers_max and serving > rules.workers_max:
+                raise Violation("limit", f"service {service!r} has {serving} workers")
+            in_lane = sum(key[:2] == (service, lane) for key in now)
+            if lane and in_lane > rules.lane_workers_max:
+                raise Violation("limit", f"lane {lane!r} has {in_lane} workers")
+        for service, lane in dict.fromkeys(tale.lane_key for tale in tales):
+            rules = self.rules[service]
+            out = sum(count for key, count in now.items() if key[:2] == (service, lane))
+            if lane and out > rules.lane_workers_max * (1 + rules.overfeed):
+                raise Violation("limit", f"lane {lane!r} has {out} tasks out, latest to {worker!r}")
+
+    def _check_order(self, tales: list[Tale]) -> None:
+        """Within a lane: higher priority first, then what came back, then by arrival."""
+        lanes = dict.fromkeys(
+            tale.lane_key for tale in tales if tale.terms.service not in self._wide
+        )
+        if not lanes:
+            return
+        left = [
+            tale
+            for tale in self.tasks.values()
+            if tale.state is READY and tale.lane_key in lanes and not tale.losses
+        ]
+        for tale in tales:
+            if tale.losses:
+                continue
+            for other in left:
+                if other.lane_key == tale.lane_key and _goes_before(other, tale):
+                    self.require(False, "order", f"{other.name!r} was passed over by", tale)  # noqa: FBT003
+
+    def _check_rate(self, tales: list[Tale]) -> None:
+        for tale in tales:
+            interval_ns = self.rules[tale.terms.service].rate_interval_ns
+            if not interval_ns:
+                continue
+            times_ns = self.lease_times_ns.setdefault(tale.terms.service, [])
+            times_ns.append(self.now_ns)
+            for back, then_ns in enumerate(reversed(times_ns[-20:]), start=1):
+                allowed = (self.now_ns - then_ns + RATE_SAVED_NS) // interval_ns + 1
+                self.require(
+                    back <= allowed, "rate", f"{back} leases within too short a time", tale
+                )
+
+    def _finished(self, record: r.Finished) -> None:
+        tales = self._named(record.names, (LEASED,), "completion")
+        self._release(record, tales, "completion")
+        if record.keeps_slots:
+            self.workers[record.worker].slots_kept += [tale.terms.slots for tale in tales]
+        for tale in tales:
+            self._move(tale, DONE, "finished")
+        for tale in self.tasks.values():
+            if any(name in tale.after for name in record.names):
+                for name in record.names:
+                    tale.after.pop(name, None)
+                if not tale.after and tale.state is BLOCKED:
+                    self._ready(tale, record.at_ns, "released", front=True)
+
+    def _failed(self, record: r.Failed) -> None:
+        tales = self._named(record.names, (LEASED,), "failure")
+        self._release(record, tales, "failure")
+        for tale in tales:
+            if record.own_fault:
+                tale.failures += 1
+            else:
+                tale.losses += 1
+                enough = tale.losses == tale.terms.crashes_max
+                self.require(enough, "crashes", f"FAILED after {tale.losses} lost workers", tale)
+            self._move(tale, FAILED, "own fault" if record.own_fault else "lost workers")
+
+    def _postponed(self, record: r.Postponed) -> None:
+        tales = self._named(record.names, (LEASED, READY), "postponement")
+        for index, tale in enumerate(tales):
+            if tale.state is LEASED:
+                self._release_one(record.worker, tale, record.attempts[index], "postponement")
+                if record.own_fault:
+                    tale.failures += 1
+                    self._check_schedule(tale, record.due_ns[index] - record.at_ns)
+            tale.due_ns = record.due_ns[index]
+            self._move(tale, DELAYED, f"postponed to {tale.due_ns}")
+
+    def _check_schedule(self, tale: Tale, delay_ns: int) -> None:
+        """It is tried again after what its schedule says, and a jitter that only adds."""
+        delays_ns = self.schedule(tale)
+        self.require(tale.failures <= len(delays_ns), "retry", "tried too often", tale)
+        least_ns = delays_ns[tale.failures - 1]
+        jitter = self.rules[tale.terms.service].jitter_percent
+        good = least_ns <= delay_ns <= least_ns + least_ns * jitter // 100
+        self.require(good, "retry", f"put off by {delay_ns}, not {least_ns}", tale)
+
+    def schedule(self, tale: Tale) -> tuple[int, ...]:
+        own = tale.terms.retry_delays_ns
+        return self.rules[tale.terms.service].retry_delays_ns if own is None else own
+
+    def _returned(self, record: r.Returned) -> None:
+        tales = self._named(record.names, (LEASED,), "return")
+        self._release(record, tales, "return")
+        front = record.reason not in (ReturnReason.TRANSFERRED, ReturnReason.DEFERRED_BACK)
+        for index, tale in enumerate(tales):
+            if record.after is not None:
+                tale.after.update(dict.fromkeys(record.after[index]))
+                self.require(not self._close_cycle(tale), "cycle", "a cycle was accepted", tale)
+            if record.reason is ReturnReason.RESTARTED:
+                self._lose(tale)
+            self._ready(tale, None, f"returned {record.reason.name}", front=front)
+
+    def _lose(self, tale: Tale) -> None:
+        tale.losses += 1
+        few = tale.losses < tale.terms.crashes_max
+        self.require(few, "crashes", f"not FAILED after {tale.losses} lost workers", tale)
+
+    def _expired(self, record: r.Expired) -> None:
+        tales = self._named(record.names, (LEASED,), "expiry")
+        self._release(record, tales, "expiry")
+        for tale in tales:
+            self._lose(tale)
+            self._ready(tale, None, "expired", front=True)
+
+    def _came_due(self, record: r.CameDue) -> None:
+        for tale in self._named(record.names, (DELAYED,), "coming due"):
+            self.require(tale.due_ns <= record.at_ns, "due", "came due too early", tale)
+            self._ready(tale, record.at_ns, "came due", front=False)
+
+    def _aged(self, record: r.Aged) -> None:
+        for tale in self._named(record.names, WAITING, "aging"):
+            terms = tale.terms
+            hard = 0 < terms.expires_hard_ns <= record.at_ns
+            soft = 0 < terms.expires_ns <= record.at_ns and tale.failures + tale.losses > 0
+            self.require(hard or soft, "expiry", "too old before its time", tale)
+            self._move(tale, FAILED, "aged")
+
+    def _cancelled(self, record: r.Cancelled) -> None:
+        tales = self._named(record.names, (*WAITING, LEASED, FAILED), "cancelling")
+        for tale in tales:
+            if tale.state is LEASED:
+                self._let_go(tale)
+            self._move(tale, CANCELLED, "cancelled")
+        gone = dict.fromkeys(record.names)
+        for tale in self.tasks.values():
+            waits = any(name in gone for name in tale.after)
+            orphan = waits and tale.state is not CANCELLED
+            self.require(not orphan, "orphan", "waits for a cancelled task", tale)
+
+    def _retried(self, record: r.Retried) -> None:
+        for tale in self._named(record.names, (DELAYED, FAILED), "a retry"):
+            if tale.state is FAILED:
+                tale.failures = tale.losses = 0
+                tale.forgiven = True
+            tale.due_ns = 0
+            self._ready(tale, record.at_ns, "retried", front=False)
+
+    def _progressed(self, record: r.Progressed) -> None:
+        for name, attempt in zip(record.names, record.attempts, strict=True):
+            tale = self.tasks[name]
+            own = tale.worker == record.worker and tale.attempt == attempt
+            self.require(own, "fencing", "progress of a lease that is over", tale)
+
+    def _nothing(self, record: r.Stale) -> None:
+        """A stale report changes nothing."""
+
+    def _joined(self, record: r.WorkerJoined) -> None:
+        hand = self.workers.get(record.worker)
+        if hand is None:
+            self.workers[record.worker] = Hand(record.facts)
+        else:
+            hand.facts = record.facts
+
+    def _left(self, record: r.WorkerLeft) -> None:
+        hand = self.workers.pop(record.worker, None)
+        if hand is None or hand.held:
+            raise Violation(
+                "story", f"{record.worker!r} left and is or holds what it must not: {hand}"
+            )
+
+    def _slots_freed(self, record: r.SlotsFreed) -> None:
+        hand = self.workers[record.worker]
+        if record.tasks > len(hand.slots_kept):
+            raise Violation("slots", f"{record.worker!r} freed more slots than it kept")
+        del hand.slots_kept[: record.tasks]
+
+    def _paused(self, record: r.Paused) -> None:
+        self.paused[record.service, record.lane if record.service else None] = None
+
+    def _resumed(self, record: r.Resumed) -> None:
+        self.paused.pop((record.service, record.lane if record.service else None), None)
+
+
+def _goes_before(one: Tale, other: Tale) -> bool:
+    if one.terms.priority != other.terms.priority:
+        return one.terms.priority > other.terms.priority
+    if one.place and other.place:
+        return one.place < other.place
+    return not one.place and bool(other.place)

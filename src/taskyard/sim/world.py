@@ -1,0 +1,64 @@
+"""The world of one run: its time, luck, network, broker, peers and checkers, tied together."""
+
+from __future__ import annotations
+
+import hashlib
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from taskyard.sim.checkers import Checker
+from taskyard.sim.clock import SimClock, Timeline
+from taskyard.sim.host import Host
+from taskyard.sim.network import Network
+from taskyard.sim.plan import SECOND_NS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskyard.sim.peers import Peer
+    from taskyard.sim.plan import Plan
+
+_encode = msgspec.msgpack.Encoder().encode
+
+#: Keeps the luck of what happens apart from the luck of the plan.
+_LUCK_OFFSET: Final = 1 << 40
+
+
+class World:
+    """Everything that peers and the broker's host can reach."""
+
+    def __init__(
+        self, plan: Plan, *, invariants: bool = True, say: Callable[[str], None] | None = None
+    ) -> None:
+        self.plan = plan
+        self.faults = plan.faults
+        self.luck = Random(plan.seed + _LUCK_OFFSET)
+        self.invariants = invariants
+        self.timeline = Timeline()
+        self.clock = SimClock(self.timeline)
+        self.checker = Checker(plan, self.timeline, self.clock)
+        self.host = Host(self)
+        self.network = Network(self.timeline, self.luck, self.faults, self.host)
+        self.peers: dict[bytes, Peer] = {}
+        #: Every name that was ever given to a task.
+        self.names: list[bytes] = []
+        #: Tasks that kill their worker.
+        self.poisoned: dict[bytes, None] = {}
+        self.healed = False
+        self.events = 0
+        self._say = say
+        self._hash = hashlib.sha256()
+
+    def trace(self, what: str, thing: object = "") -> None:
+        """Something happened: part of the digest, and a line for whoever listens."""
+        self.events += 1
+        now_ns = self.timeline.now_ns
+        self._hash.update(_encode((now_ns, what, thing)))
+        if self._say is not None:
+            self._say(f"{now_ns / SECOND_NS:.6f} {what} {thing}")
+
+    def digest(self) -> str:
+        self._hash.update(self.host.store.head.chain)
+        return self._hash.hexdigest()

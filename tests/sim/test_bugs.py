@@ -1,0 +1,44 @@
+"""Every planted bug is caught by the checkers, and planting leaves nothing behind."""
+
+from collections.abc import Callable
+
+import pytest
+
+from taskyard.sim.__main__ import HUNT_SCHEDULES_MAX, main
+from taskyard.sim.bugs import BUGS
+from taskyard.sim.run import hunt, run
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_planted_bug_is_caught(name: str, record_property: Callable[[str, object], None]) -> None:
+    verdict = hunt(BUGS[name], range(HUNT_SCHEDULES_MAX))
+    assert verdict is not None
+    record_property("simulated planted bugs caught", 1)
+
+
+def test_there_are_enough_planted_bugs() -> None:
+    assert len(BUGS) >= 40
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_planted_bug_says_what_is_broken(name: str) -> None:
+    assert (BUGS[name].__doc__ or "").endswith(".")
+
+
+def test_planting_leaves_nothing_behind() -> None:
+    before = run(7)
+    for planted in BUGS.values():
+        with planted():
+            pass
+    assert run(7) == before
+
+
+def test_command_says_who_caught_a_planted_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--bug", "retry_never_ends"]) == 0
+    assert "retry_never_ends: caught by retry" in capsys.readouterr().out
+
+
+def test_command_fails_when_a_promise_is_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    with BUGS["retry_never_ends"]():
+        assert main(["--schedules", "20"]) == 1
+    assert "seed " in capsys.readouterr().out

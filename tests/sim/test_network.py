@@ -1,0 +1,105 @@
+"""Tight links keep their order and tell when they break; loose links do neither."""
+
+from random import Random
+
+from taskyard.core.effects import Effect, Nothing
+from taskyard.core.events import Event, WorkAsked, WorkerCut
+from taskyard.sim.clock import Timeline
+from taskyard.sim.network import Link, Network, copied
+from taskyard.sim.plan import Faults
+
+
+class End:
+    """Both ends of a network: a broker that keeps what it gets, and a peer."""
+
+    def __init__(self, faults: Faults, *, tight: bool) -> None:
+        self.name = b"w"
+        self.up = True
+        self.events: list[Event] = []
+        self.effects: list[Effect] = []
+        self.broken = 0
+        self.timeline = Timeline()
+        self.network = Network(self.timeline, Random(1), faults, self)
+        self.link = self.network.connect(self, tight=tight)
+
+    def take(self, message: Event | Effect) -> None:
+        (self.effects if isinstance(message, Effect) else self.events).append(message)  # type: ignore[arg-type]
+
+    def link_broke(self, link: Link) -> None:
+        assert link is self.link
+        self.broken += 1
+
+    def ask(self, *counts: int) -> list[int]:
+        for count in counts:
+            self.network.to_broker(self.link, WorkAsked(0, self.name, count))
+        self.pass_time()
+        return [event.count for event in self.events if isinstance(event, WorkAsked)]
+
+    def pass_time(self) -> None:
+        self.timeline.run_until(self.timeline.now_ns + 60_000_000_000)
+
+
+MESSY = Faults(reorder=True, duplicate=0.5, delay=0.5, delay_ns_max=1_000_000_000)
+
+
+def test_tight_link_keeps_order_and_doubles_nothing() -> None:
+    assert End(MESSY, tight=True).ask(*range(50)) == list(range(50))
+
+
+def test_loose_link_reorders_and_doubles() -> None:
+    got = End(MESSY, tight=False).ask(*range(50))
+    assert got != sorted(got)
+    assert len(got) > 50
+    assert sorted(dict.fromkeys(got)) == list(range(50))
+
+
+def test_loose_link_without_reordering_keeps_order() -> None:
+    got = End(Faults(delay=0.5, delay_ns_max=10**9), tight=False).ask(*range(50))
+    assert got == list(range(50))
+
+
+def test_drop_breaks_a_tight_link_and_tells_the_peer() -> None:
+    tight, loose = End(Faults(drop=1.0), tight=True), End(Faults(drop=1.0), tight=False)
+    assert (tight.ask(1, 2), tight.broken) == ([], 1)
+    assert (loose.ask(1, 2), loose.broken) == ([], 0)
+
+
+def test_cut_link_lets_nothing_pass_that_way_until_it_is_mended() -> None:
+    end = End(Faults(), tight=False)
+    end.network.cut(b"w", to_broker=True, to_peer=False)
+    assert end.ask(1) == []
+    assert end.network.to_peer(Nothing(b"w", settled=False), 0) is None
+    end.pass_time()
+    assert len(end.effects) == 1
+    end.network.mend(b"w")
+    assert end.ask(2) == [2]
+
+
+def test_mended_tight_link_is_broken_because_something_may_be_lost() -> None:
+    end = End(Faults(), tight=True)
+    end.network.cut(b"w", to_broker=True, to_peer=True)
+    end.network.mend(b"w")
+    end.pass_time()
+    assert end.broken == 1
+
+
+def test_effect_for_nobody_is_told_as_undeliverable() -> None:
+    end = End(Faults(undeliverable_told=1.0), tight=False)
+    end.network.disconnect(b"w")
+    assert end.network.to_peer(Nothing(b"w", settled=False), 0) == WorkerCut(0, b"w")
+
+
+def test_what_waits_for_a_dead_broker_arrives_when_it_is_back() -> None:
+    end = End(Faults(queued_while_down=True), tight=False)
+    end.up = False
+    assert end.ask(1) == []
+    end.up = True
+    end.network.broker_came_up()
+    assert end.ask() == [1]
+
+
+def test_copy_shares_nothing() -> None:
+    event = WorkAsked(0, b"w", 1)
+    other = copied(event)
+    assert other == event
+    assert other is not event

@@ -1,0 +1,209 @@
+"""The checkers themselves: each rule of the story is seen to be broken, and not when it is kept."""
+
+import msgspec
+import pytest
+
+from taskyard.core import records as r
+from taskyard.core.events import Rules
+from taskyard.core.records import ReturnReason
+from taskyard.core.tasks import Submission, Terms
+from taskyard.core.workers import WorkerFacts
+from taskyard.sim import plan
+from taskyard.sim.story import Story, Violation
+
+NOW_NS = 1_000_000_000_000
+
+
+def submitted(*names: bytes, lane: bytes = b"", **terms: object) -> r.Submitted:
+    shared = msgspec.structs.replace(Terms(service=b"s0"), **terms)
+    return r.Submitted(NOW_NS, Submission([*names], terms=[shared], lanes=[lane] * len(names)))
+
+
+def after(name: bytes, *befores: bytes) -> r.Submitted:
+    record = submitted(name)
+    record.submission.after = [[*befores]]
+    return record
+
+
+def joined(
+    name: bytes = b"w", slots: int = 0, services: tuple[bytes, ...] = (b"s0",)
+) -> r.AnyRecord:
+    return r.WorkerJoined(NOW_NS, name, WorkerFacts(services, slots, silence_ns=1))
+
+
+def leased(*names: bytes, worker: bytes = b"w", attempt: int = 1) -> r.Leased:
+    return r.Leased(NOW_NS, worker, [*names], [attempt] * len(names), 1)
+
+
+def finished(*names: bytes, worker: bytes = b"w", attempt: int = 1) -> r.Finished:
+    return r.Finished(NOW_NS, worker, [*names], [attempt] * len(names))
+
+
+def returned(name: bytes, reason: ReturnReason, attempt: int = 1) -> r.Returned:
+    return r.Returned(NOW_NS, b"w", [name], [attempt], reason)
+
+
+def expired(name: bytes, attempt: int = 1) -> r.Expired:
+    return r.Expired(NOW_NS, b"w", [name], [attempt])
+
+
+def postponed(name: bytes, delay_ns: int, attempt: int = 1) -> r.Postponed:
+    return r.Postponed(NOW_NS, b"w", [name], [attempt], [NOW_NS + delay_ns], [b""])
+
+
+def failed(name: bytes, *, own_fault: bool) -> r.Failed:
+    return r.Failed(NOW_NS, b"w", [name], [1], [b""], own_fault)
+
+
+def told(*records: r.AnyRecord, rules: Rules | None = None) -> Story:
+    story = Story(plan.draw(0))
+    story.rules = {b"s0": rules or Rules(), b"s1": Rules()}
+    story.broker_workers_max = 0
+    for record in records:
+        story.tell(record, 0)
+    return story
+
+
+a, b = b"a", b"b"
+due = submitted(a, due_ns=NOW_NS + 5)
+old = submitted(a, expires_ns=NOW_NS - 1)
+
+BROKEN: dict[str, tuple[str, list[r.AnyRecord]]] = {
+    "leased before its predecessor": (
+        "dependency",
+        [submitted(a), after(b, a), joined(), leased(b)],
+    ),
+    "leased before it is due": ("due", [due, joined(), leased(a)]),
+    "came due too early": ("due", [due, r.CameDue(NOW_NS, [a])]),
+    "leased when cancelled": (
+        "ended",
+        [submitted(a), joined(), r.Cancelled(NOW_NS, [a]), leased(a)],
+    ),
+    "leased to a stranger": ("story", [submitted(a), leased(a)]),
+    "leased twice": ("story", [submitted(a), joined(), leased(a), leased(a, attempt=2)]),
+    "leased to another service": ("service", [submitted(a), joined(services=(b"s1",)), leased(a)]),
+    "leased while all is paused": (
+        "paused",
+        [submitted(a), joined(), r.Paused(NOW_NS, b"", None), leased(a)],
+    ),
+    "leased while its service is paused": (
+        "paused",
+        [submitted(a), joined(), r.Paused(NOW_NS, b"s0", None), leased(a)],
+    ),
+    "leased while its lane is paused": (
+        "paused",
+        [submitted(a, lane=b"l"), joined(), r.Paused(NOW_NS, b"s0", b"l"), leased(a)],
+    ),
+    "the same attempt again": (
+        "attempt",
+        [submitted(a), joined(), leased(a), returned(a, ReturnReason.LEFT), leased(a)],
+    ),
+    "completed by another": (
+        "fencing",
+        [submitted(a), joined(), joined(b"x"), leased(a), finished(a, worker=b"x")],
+    ),
+    "completed by a former attempt": (
+        "fencing",
+        [submitted(a), joined(), leased(a), finished(a, attempt=2)],
+    ),
+    "completed twice": ("story", [submitted(a), joined(), leased(a), finished(a), finished(a)]),
+    "made twice": ("twice", [submitted(a), submitted(a)]),
+    "a new generation without its attempts": (
+        "attempt",
+        [submitted(a), joined(), leased(a), finished(a), submitted(a)],
+    ),
+    "a cycle": ("cycle", [submitted(a), after(b, a), r.Extended(NOW_NS, [a], [[b]])]),
+    "an orphan": ("orphan", [submitted(a), after(b, a), r.Cancelled(NOW_NS, [a])]),
+    "more than its slots": ("slots", [submitted(a, b), joined(slots=1), leased(a, b)]),
+    "freed what it did not keep": ("slots", [joined(), r.SlotsFreed(NOW_NS, b"w", 1)]),
+    "two at once in a serial lane": ("limit", [submitted(a, b, lane=b"l"), joined(), leased(a, b)]),
+    "the second first": ("order", [submitted(a, b), joined(), leased(b)]),
+    "the lower priority first": (
+        "order",
+        [submitted(a), submitted(b, priority=1), joined(), leased(a)],
+    ),
+    "the returned one last": (
+        "order",
+        [submitted(a, b), joined(), leased(a), returned(a, ReturnReason.LEFT), leased(b)],
+    ),
+    "failed too early": (
+        "crashes",
+        [submitted(a, crashes_max=2), joined(), leased(a), failed(a, own_fault=False)],
+    ),
+    "tried after its last crash": (
+        "crashes",
+        [submitted(a, crashes_max=1), joined(), leased(a), expired(a)],
+    ),
+    "a suspect among others": (
+        "suspect",
+        [submitted(a, b), joined(), leased(a), expired(a), leased(a, b, attempt=2)],
+    ),
+    "others beside a suspect": (
+        "suspect",
+        [submitted(a, b), joined(), leased(a), expired(a), leased(a, attempt=2), leased(b)],
+    ),
+    "tried too often": ("retry", [submitted(a), joined(), leased(a), postponed(a, 5)]),
+    "tried again too early": (
+        "retry",
+        [submitted(a, retry_delays_ns=(7,)), joined(), leased(a), postponed(a, 5)],
+    ),
+    "too old before its time": ("expiry", [submitted(a), r.Aged(NOW_NS, [a])]),
+    "too old untried": ("expiry", [old, r.Aged(NOW_NS, [a])]),
+    "progress of another": (
+        "fencing",
+        [submitted(a), joined(), r.Progressed(NOW_NS, b"w", [a], [1], [5], [b""])],
+    ),
+    "left with its tasks": (
+        "story",
+        [submitted(a), joined(), leased(a), r.WorkerLeft(NOW_NS, b"w", b"")],
+    ),
+    "nobody submitted it": ("story", [r.CameDue(NOW_NS, [a])]),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_rule_is_noticed_at_its_last_record(name: str) -> None:
+    checker, records = BROKEN[name]
+    story = told(*records[:-1])
+    with pytest.raises(Violation) as noticed:
+        story.tell(records[-1], 0)
+    assert noticed.value.checker == checker
+
+
+def test_kept_rules_are_not_complained_about() -> None:
+    retries = submitted(b"r", retry_delays_ns=(5,))
+    story = told(
+        *(submitted(a), after(b, a), retries, joined(slots=2), leased(a, b"r"), finished(a)),
+        *(postponed(b"r", 5), leased(b), expired(b), leased(b, attempt=2), finished(b, attempt=2)),
+        *(r.CameDue(NOW_NS + 5, [b"r"]), leased(b"r", attempt=2), failed_again(b"r")),
+        r.WorkerLeft(NOW_NS, b"w", b"left"),
+    )
+    assert story.settled()
+    assert [tale.state.name for tale in story.tasks.values()] == ["DONE", "DONE", "FAILED"]
+
+
+def failed_again(name: bytes) -> r.Failed:
+    return r.Failed(NOW_NS, b"w", [name], [2], [b""], own_fault=True)
+
+
+def test_rate_is_watched() -> None:
+    rules = Rules(rate_interval_ns=1_000_000_000)
+    story = told(submitted(a, b), joined(), leased(a), rules=rules)
+    with pytest.raises(Violation, match="rate"):
+        story.tell(leased(b), 899_999_999)
+
+
+def test_limits_of_workers_at_once_are_watched() -> None:
+    records = [submitted(a, b), joined(), joined(b"x"), leased(a)]
+    with pytest.raises(Violation, match="limit"):
+        told(*records, leased(b, worker=b"x"), rules=Rules(workers_max=1))
+    story = told(*records)
+    story.broker_workers_max = 1
+    with pytest.raises(Violation, match="limit"):
+        story.tell(leased(b, worker=b"x"), 0)
+
+
+def test_task_behind_a_failure_is_settled_and_one_that_can_run_is_not() -> None:
+    records = [submitted(a), after(b, a), joined(), leased(a)]
+    assert [tale.name for tale in told(*records).unsettled()] == [a, b]
+    assert told(*records, failed(a, own_fault=True)).settled()
