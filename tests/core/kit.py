@@ -1,13 +1,14 @@
 """What the tests of the core share: a yard that checks itself after every event.
 
-Every event that a test sends is followed by `invariants.check`; the records it made are applied to a
-second, recovered ledger, encoded and decoded on the way, and both must have the same portrait. So
+Every event that a test sends is followed by `invariants.check`; the records it made are applied to
+a second, recovered ledger, encoded and decoded on the way, and both must have the same portrait. So
 each test of a decision is also a test of the journal's encoding and of recovery.
 """
 
 from typing import Any
 
 from taskyard.core import image, invariants
+from taskyard.core.apply import apply
 from taskyard.core.effects import Assign, Effect, Noted
 from taskyard.core.events import (
     CancelAsked,
@@ -27,7 +28,6 @@ from taskyard.core.events import (
     WorkerHeard,
     WorkReported,
 )
-from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import AnyRecord

@@ -6,4 +6,8 @@ The line of help is here as well, so that listing the verbs imports none of them
 
 from taskyard.cli.lazy import Verb
 
-VERBS: dict[str, Verb] = {}
+VERBS: dict[str, Verb] = {
+    "journal": Verb(
+        "taskyard.cli.journal:journal", "Care for a state directory: check, export, compact."
+    ),
+}

@@ -187,7 +187,11 @@ class Lane(Struct, gc=False, eq=False):
         """Take one ready task out, wherever it is."""
         self.ready -= 1
         if not self._clear(task):
-            self.queue(task.terms.priority).discard(task)
+            queue = self.queue(task.terms.priority)
+            queue.discard(task)
+            if self.others and queue is not self.line and not queue.peek(1):
+                self.others.remove(queue)
+                self.others = self.others or None
 
     def forget(self, task: Task) -> None:
         """Take out a ready task that never comes back. Its entry is dropped when it is met."""

@@ -241,7 +241,7 @@ def _postponed(ledger: Ledger, record: records.Postponed, tasks: Tasks) -> None:
         if reason:
             ledger.reasons[task.name] = reason
     ledger.plan(tasks)
-    ledger.mind_age(held)
+    ledger.mind_age(held, record.at_ns)
 
 
 def _returned(ledger: Ledger, record: records.Returned, tasks: Tasks) -> None:
@@ -252,13 +252,13 @@ def _returned(ledger: Ledger, record: records.Returned, tasks: Tasks) -> None:
         if record.after is not None:
             ledger.wait_for(task, record.after[index])
     ledger.requeue(tasks, Cause.RETURNED, front=record.reason not in RETURNS_TO_BACK)
-    ledger.mind_age(tasks)
+    ledger.mind_age(tasks, record.at_ns)
 
 
-def _expired(ledger: Ledger, _record: records.Expired, tasks: Tasks) -> None:
+def _expired(ledger: Ledger, record: records.Expired, tasks: Tasks) -> None:
     ledger.release(tasks)
     ledger.requeue(tasks, Cause.EXPIRED, front=True)
-    ledger.mind_age(tasks)
+    ledger.mind_age(tasks, record.at_ns)
 
 
 def _came_due(ledger: Ledger, _record: records.CameDue, tasks: Tasks) -> None:

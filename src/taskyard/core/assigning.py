@@ -83,9 +83,7 @@ def _lease_ns(worker: Worker, tasks: list[Task]) -> int:
 
 def _note_use(scheduler: Scheduler, worker: Worker, tasks: list[Task]) -> None:
     """What a lease changes in what is volatile."""
-    given = tasks[0].lease
-    if given is not None:
-        given.given_ns = scheduler.now_ns
+    worker.leases[scheduler.ledger.record].given_ns = scheduler.now_ns
     scheduler.uses += 1
     worker.used = scheduler.uses
     worker.service_next = (worker.service_next + 1) % len(worker.facts.services)
@@ -95,8 +93,7 @@ def _note_use(scheduler: Scheduler, worker: Worker, tasks: list[Task]) -> None:
     if scheduler.ledger.rated:
         for task in tasks:
             policy.rate_spend(task.lane.service, 1, scheduler.now_ns)
-    if worker.state is not WorkerState.DRAINING:
-        worker.turn(Turn.SERVED)
+    worker.turn(Turn.SERVED)
     if worker.facts.standing:
         park(scheduler, worker, worker.slots_free)
 

@@ -216,7 +216,7 @@ class Rules(Struct, frozen=True):
 
     #: Workers that may serve its lanes at once; 0 for no limit.
     workers_max: int = 0
-    #: Workers that may serve one lane at once. The open lane has no such limit.
+    #: Workers that may serve one lane at once; 0 for no limit. The open lane has none.
     lane_workers_max: int = 1
     #: Tasks handed over beyond the one in hand, in a named lane.
     overfeed: int = 0

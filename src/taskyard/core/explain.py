@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from msgspec import Struct
 
@@ -15,7 +15,7 @@ from taskyard.core.states import TaskState
 if TYPE_CHECKING:
     from taskyard.core.agenda import Lane
     from taskyard.core.scheduler import Scheduler
-    from taskyard.core.tasks import Task
+    from taskyard.core.tasks import Lease, Task
 
 #: A sentence names this many tasks and counts the rest.
 NAMED_MAX: Final = 5
@@ -78,9 +78,7 @@ def _failed(scheduler: Scheduler, task: Task) -> Explanation:
 
 
 def _leased(scheduler: Scheduler, task: Task) -> Explanation:
-    lease = task.lease
-    if lease is None:
-        return Explanation(Reason.LEASED, "a worker has it")
+    lease = cast("Lease", task.lease)
     seconds = max(0, scheduler.at_ns - lease.at_ns) // SECOND_NS
     worker = _text(lease.worker.name)
     sentence = f"worker {worker} has had it for {seconds} s (attempt {task.attempt})"

@@ -47,7 +47,8 @@ def released_by(tasks: Iterable[Task]) -> list[Task]:
 
 
 def with_dependents(tasks: Iterable[Task]) -> list[Task]:
-    """These tasks and all that wait for them, directly or not, each once, in a stable order."""
+    """These tasks and all that wait for them, directly or not, each once, in a stable order.
+    Names tell them apart: what has ended is passed over, and the rest has one each."""
     found = {task.name: task for task in tasks}
     line = list(found.values())
     for task in line:  # grows while it is walked

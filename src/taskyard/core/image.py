@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field
 
 from taskyard.core.ledger import Ledger
+from taskyard.core.limits import NUMBER_MAX
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Ending, Lease, Task, Terms
 from taskyard.core.workers import Worker, WorkerFacts
@@ -255,7 +256,7 @@ def _restore_workers(ledger: Ledger, image: Image, tasks: list[Task]) -> None:
 
 def _restore_agenda(ledger: Ledger, tasks: list[Task]) -> None:
     ledger.plan([task for task in tasks if task.state is TaskState.DELAYED])
-    ledger.mind_age([task for task in tasks if task.ending is None])
+    ledger.mind_age([task for task in tasks if task.ending is None], NUMBER_MAX)
 
 
 def portrait(ledger: Ledger) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from taskyard.core.policy import lane_tasks_max
 from taskyard.core.states import TASK_STATES_ENDED, TaskState, WorkerState
 from taskyard.errors import TaskyardError
 
@@ -125,10 +126,8 @@ def _check_service(ledger: Ledger, service: Service) -> None:
 
 
 def _is_held(ledger: Ledger, lane: Lane) -> bool:
-    rules = lane.service.rules
-    full = lane.leased >= rules.lane_workers_max * (1 + rules.overfeed) or (
-        lane.workers >= rules.lane_workers_max
-    )
+    workers_max = lane.service.rules.lane_workers_max
+    full = lane.leased >= lane_tasks_max(lane.service) or 0 < workers_max <= lane.workers
     return lane.paused or lane.service.paused or ledger.paused or (bool(lane.name) and full)
 
 

@@ -124,16 +124,13 @@ class Ledger:
         tasks = self.tasks
         return [tasks[name] for name in names]
 
-    def tally(
-        self, terms: Terms, source: TaskState | None, target: TaskState | None, count: int
-    ) -> None:
+    def tally(self, terms: Terms, source: TaskState | None, target: TaskState, count: int) -> None:
         """Count tasks from one state to another: in all, in their campaign, in their service."""
         campaign, service = self.campaigns[terms.campaign], self.services[terms.service]
         for counts in (self.counts, campaign.counts, service.counts):
             if source is not None:
                 counts[source] -= count
-            if target is not None:
-                counts[target] += count
+            counts[target] += count
 
     def count_new(self, tasks: Tasks, state: TaskState) -> None:
         """Count tasks that begin in a state, a run of alike tasks at a time."""
@@ -255,8 +252,9 @@ class Ledger:
         worker = lease.worker
         del worker.leases[lease.number]
         lease.tasks = []
-        if not worker.leases:
-            worker.patience_ns = 0
+        if not worker.leases or lease.lease_ns > worker.facts.silence_ns:
+            others = [other.lease_ns for other in worker.leases.values()]
+            worker.patience_ns = max(others, default=0)
 
     def _slots(self, tasks: Tasks) -> int:
         return sum([task.terms.slots for task in tasks]) if self.wide else len(tasks)
@@ -276,12 +274,15 @@ class Ledger:
                 for task in tasks:
                     index.pop(task.name, None)
 
-    def mind_age(self, tasks: Tasks) -> None:
-        """Tasks that wait again may be too old, now that they were tried."""
+    def mind_age(self, tasks: Tasks, at_ns: int) -> None:
+        """Tasks that wait again may have grown too old while they were out, or can from now on
+        because they were tried. What is on the agenda already is not put there twice."""
         for task in tasks:
-            for expires_ns in (task.terms.expires_ns, task.terms.expires_hard_ns):
-                if expires_ns:
-                    self.agenda.expire(expires_ns, [task.name])
+            terms, tried = task.terms, task.attempt - task.excused
+            if 0 < terms.expires_hard_ns <= at_ns:
+                self.agenda.expire(terms.expires_hard_ns, [task.name])
+            if terms.expires_ns and (tried == 1 or terms.expires_ns <= at_ns):
+                self.agenda.expire(terms.expires_ns, [task.name])
 
     def wait_for(self, task: Task, names: list[bytes]) -> None:
         """Let a task wait for these too."""

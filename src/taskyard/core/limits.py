@@ -33,8 +33,14 @@ STUCK_CHECK_NS: Final = SECOND_NS // 5
 #: How long a called worker may take to ask, before the next one is called.
 CALL_NS_MAX: Final = SECOND_NS
 
-#: The retry schedule's jitter is given in percent of the delay, and only adds.
-JITTER_PERCENT_MAX: Final = 100
+#: Numbers in terms must fit the journal's encoding, and any other reader's.
+NUMBER_MAX: Final = (1 << 63) - 1
+
+#: Priorities run from -1000 to 1000: a lane has a queue for each one in use. A time is no priority.
+PRIORITY_MAX: Final = 1000
+
+#: Tasks in one lease: a larger one is a message and a record of that size.
+LEASE_TASKS_MAX: Final = 10_000
 
 #: Failure texts are kept in memory for as long as the task is: the tail says what went wrong.
 REASON_BYTES_MAX: Final = 2048

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from taskyard.core.agenda import unreserve
 from taskyard.core.limits import (
     LANE_RUN_TASKS_MAX,
+    LEASE_TASKS_MAX,
     PARKED_VOID_MAX,
     RATE_SAVED_NS_MAX,
     TASKS_MAX,
@@ -58,7 +59,7 @@ def limit(ledger: Ledger, lane: Lane, now_ns: int) -> Hold | None:
         return Hold.LIMIT_BROKER
     if _left(service.rules.workers_max, service.serving) <= 0:
         return Hold.LIMIT_SERVICE
-    if lane.name and lane.workers >= service.rules.lane_workers_max:
+    if lane.name and _left(service.rules.lane_workers_max, lane.workers) <= 0:
         return Hold.LIMIT_LANE
     if lane.name and lane.leased >= lane_tasks_max(service):
         return Hold.LIMIT_LANE
@@ -91,7 +92,7 @@ class Choice:
         self.now_ns = now_ns
         self.slots = worker.slots_free
         #: How many tasks more.
-        self.count = min(count, self.slots)
+        self.count = min(count, self.slots, LEASE_TASKS_MAX)
         self.tasks: list[Task] = []
         #: The lane that it went on with.
         self.gone_on: Lane | None = None
@@ -182,7 +183,7 @@ class Choice:
         """How many tasks of a lane its own limits and the rate allow this worker."""
         room, service = self.count, lane.service
         if lane.name:
-            if begins and lane.workers >= service.rules.lane_workers_max:
+            if begins and _left(service.rules.lane_workers_max, lane.workers) <= 0:
                 return 0
             room = min(room, lane_tasks_max(service) - lane.leased)
         if service.rules.rate_interval_ns:
@@ -236,7 +237,7 @@ def _left(maximum: int, count: int) -> int:
 
 def lane_tasks_max(service: Service) -> int:
     """Tasks of one named lane that may be out at once."""
-    return service.rules.lane_workers_max * (1 + service.rules.overfeed)
+    return service.rules.lane_workers_max * (1 + service.rules.overfeed) or TASKS_MAX
 
 
 def is_reserved(worker: Worker) -> bool:

@@ -24,6 +24,8 @@ from taskyard.core.states import TaskState
 from taskyard.core.workers import Worker, WorkerFacts
 
 if TYPE_CHECKING:
+    from collections.abc import Sized
+
     from taskyard.core import events
     from taskyard.core.scheduler import Scheduler
     from taskyard.core.tasks import Task
@@ -46,6 +48,10 @@ def work_reported(scheduler: Scheduler, event: events.WorkReported) -> None:
     worker = scheduler.ledger.workers.get(event.worker)
     if worker is not None:
         worker.heard_ns = scheduler.now_ns
+    if not _fit(event.names, event.attempts, event.outcomes, event.texts, event.retry_at_ns):
+        text = "the report's columns differ in length"
+        scheduler.tell(Refused(event.worker, event.request, Refusal.MALFORMED, text))
+        return
     tasks, kept, stale = _sort(scheduler, event)
     if stale:
         names = [event.names[index] for index in stale]
@@ -59,6 +65,10 @@ def work_reported(scheduler: Scheduler, event: events.WorkReported) -> None:
     scheduler.tell(Noted(event.worker, event.request, [event.names[index] for index in stale]))
     if worker is not None:
         roster.has_room(scheduler, worker)
+
+
+def _fit(names: list[bytes], *columns: Sized | None) -> bool:
+    return all(column is None or len(column) == len(names) for column in columns)
 
 
 def _sort(
@@ -77,9 +87,9 @@ def _sort(
             and task.attempt == attempt
             and (lease := task.lease) is not None
             and lease.worker is worker
-            for task, attempt in zip(found, event.attempts, strict=False)
+            for task, attempt in zip(found, event.attempts, strict=True)
         ]
-    if all(held) and len(held) == len(names) == len(dict.fromkeys(names)):
+    if all(held) and len(names) == len(dict.fromkeys(names)):
         return cast("list[Task]", found), None, []
     taken: dict[bytes, int] = {}
     for index, good in enumerate(held):
@@ -139,8 +149,8 @@ def _settle(
             if outcome is Outcome.DEFER_ALL:
                 _defer_lanes(scheduler, some)
         elif outcome is Outcome.RETRY_AT:
-            times = event.retry_at_ns or []
-            due_ns = [times[place] if place < len(times) else 0 for place in where]
+            times = event.retry_at_ns or [0] * len(event.names)
+            due_ns = [times[place] for place in where]
             later = list(zip(some, due_ns, texts, strict=True))
             _postpone(scheduler, worker.name, later, own_fault=False)
         elif outcome is Outcome.DEFER_BACK:
@@ -240,7 +250,7 @@ def _resolve(scheduler: Scheduler, event: events.WorkReturned) -> list[list[byte
         raise submission.Refusing(Refusal.DUPLICATE, "a name stands twice in one message")
     if event.after is None:
         return None
-    if len(event.after) != len(event.names):
+    if not _fit(event.names, event.after):
         raise submission.Refusing(Refusal.MALFORMED, "the message's columns differ in length")
     after = [
         submission.sort_predecessors(ledger, names, event.unknown, {})[0] for names in event.after
@@ -253,6 +263,8 @@ def _resolve(scheduler: Scheduler, event: events.WorkReturned) -> list[list[byte
 def work_progressed(scheduler: Scheduler, event: events.WorkProgressed) -> None:
     if scheduler.heard(event.worker) is None:
         return
+    if not _fit(event.names, event.attempts, event.percents, event.texts):
+        return  # nobody waits for an answer
     known = scheduler.ledger.tasks
     columns = zip(event.names, event.attempts, event.percents, event.texts, strict=True)
     rows = [row for row in columns if roster.holds(event.worker, known.get(row[0]), row[1])]

@@ -151,7 +151,7 @@ def _lose(scheduler: Scheduler, worker: Worker, reason: ReturnReason | None) -> 
     """A worker is lost: its tasks go to others, but for those that have lost too many."""
     held = worker.held()
     fatal = [task for task in held if task.losses + 1 >= task.terms.crashes_max]
-    texts = [b"lost %d workers" % (task.losses + 1) for task in fatal]
+    texts = [_lost_text(task.losses + 1) for task in fatal]
     fail(scheduler, worker.name, fatal, texts, own_fault=False)
     others = [task for task in held if task.lease is not None]
     if reason is not None:
@@ -159,3 +159,7 @@ def _lose(scheduler: Scheduler, worker: Worker, reason: ReturnReason | None) -> 
     elif others:
         names, attempts = [task.name for task in others], [task.attempt for task in others]
         scheduler.emit(Expired(scheduler.at_ns, worker.name, names, attempts), others)
+
+
+def _lost_text(losses: int) -> bytes:
+    return b"lost its worker" if losses == 1 else b"lost %d workers" % losses

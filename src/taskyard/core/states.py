@@ -106,7 +106,7 @@ class Turn(IntEnum):
     """Why a worker's state turns."""
 
     ASKED = 0  #: it wants work
-    SERVED = 1  #: it got what it asked for, or was told that there is nothing
+    SERVED = 1  #: it got what it asked for
     CALLED = 2
     PASSED_OVER = 3  #: it did not answer the call in time
     CUT_OFF = 4  #: its route is dead

@@ -15,7 +15,14 @@ from msgspec import Struct, structs
 from taskyard.core import graph
 from taskyard.core.effects import Refusal
 from taskyard.core.events import Repeat, Unknown
-from taskyard.core.limits import AFTER_MAX, NAME_BYTES_MAX, TASKS_A_MESSAGE_MAX, TASKS_MAX
+from taskyard.core.limits import (
+    AFTER_MAX,
+    NAME_BYTES_MAX,
+    NUMBER_MAX,
+    PRIORITY_MAX,
+    TASKS_A_MESSAGE_MAX,
+    TASKS_MAX,
+)
 from taskyard.core.records import Extended, Submitted
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import digest
@@ -24,7 +31,7 @@ from taskyard.errors import PeerError
 if TYPE_CHECKING:
     from taskyard.core.events import SubmitAsked
     from taskyard.core.ledger import Ledger
-    from taskyard.core.tasks import Submission, Task
+    from taskyard.core.tasks import Submission, Task, Terms
 
 
 class Refusing(PeerError):
@@ -82,6 +89,8 @@ def check_shape(submission: Submission) -> None:
         raise Refusing(Refusal.MALFORMED, "the submission's columns differ in length")
     if len(submission.payloads) not in (1, count):
         raise Refusing(Refusal.MALFORMED, "a payload for each task is needed, or one for all")
+    if submission.lanes and max(map(len, submission.lanes)) > NAME_BYTES_MAX:
+        raise Refusing(Refusal.BAD_NAME, f"a lane's name must have at most {NAME_BYTES_MAX} bytes")
     if submission.after and max(map(len, submission.after)) > AFTER_MAX:
         raise Refusing(Refusal.TOO_MANY, f"a task can wait for at most {AFTER_MAX} tasks")
     _check_terms(submission)
@@ -93,15 +102,27 @@ def _check_terms(submission: Submission) -> None:
     if lowest < 0 or highest >= len(submission.terms):
         raise Refusing(Refusal.MALFORMED, "a task points to terms that are not there")
     for terms in submission.terms:
-        if not terms.service or len(terms.service) > NAME_BYTES_MAX:
-            text = f"a service's name must have 1 to {NAME_BYTES_MAX} bytes"
+        longest = max(len(terms.service), len(terms.campaign), len(terms.origin))
+        if not terms.service or longest > NAME_BYTES_MAX:
+            text = f"a service's or campaign's name must have at most {NAME_BYTES_MAX} bytes"
             raise Refusing(Refusal.BAD_NAME, text)
         if terms.slots < 1 or terms.crashes_max < 1:
             raise Refusing(Refusal.MALFORMED, "slots and crash attempts must be 1 or more")
-        times = (terms.due_ns, terms.expires_ns, terms.expires_hard_ns)
-        durations = (terms.lease_ns, terms.time_limit_ns)
-        if min(*times, *durations) < 0 or min(terms.retry_delays_ns or (0,)) < 0:
-            raise Refusing(Refusal.MALFORMED, "times and durations must not be negative")
+        _check_numbers(terms)
+
+
+def _check_numbers(terms: Terms) -> None:
+    if abs(terms.priority) > PRIORITY_MAX:
+        text = f"a priority must be from {-PRIORITY_MAX} to {PRIORITY_MAX}, not {terms.priority}"
+        raise Refusing(Refusal.MALFORMED, text)
+    numbers = (
+        *(terms.due_ns, terms.expires_ns, terms.expires_hard_ns),
+        *(terms.lease_ns, terms.time_limit_ns, *(terms.retry_delays_ns or ())),
+        *(terms.slots, terms.crashes_max),
+    )
+    if min(numbers) < 0 or max(numbers) > NUMBER_MAX:
+        text = f"times, durations and counts must be from 0 to {NUMBER_MAX}"
+        raise Refusing(Refusal.MALFORMED, text)
 
 
 def _check_room(ledger: Ledger, count: int) -> None:

@@ -67,13 +67,28 @@ def retry_asked(scheduler: Scheduler, event: events.RetryAsked) -> None:
 
 
 def pause_asked(scheduler: Scheduler, event: events.PauseAsked) -> None:
+    if _lane_of_no_service(scheduler, event):
+        return
     scheduler.emit(Paused(scheduler.at_ns, event.service, event.lane))
     scheduler.tell(Acted(event.client, event.request, 1))
 
 
 def resume_asked(scheduler: Scheduler, event: events.ResumeAsked) -> None:
+    if _lane_of_no_service(scheduler, event):
+        return
     scheduler.emit(Resumed(scheduler.at_ns, event.service, event.lane))
     scheduler.tell(Acted(event.client, event.request, 1))
+
+
+def _lane_of_no_service(
+    scheduler: Scheduler, event: events.PauseAsked | events.ResumeAsked
+) -> bool:
+    """Refuse a lane without its service, which would else mean everything."""
+    if event.lane is None or event.service:
+        return False
+    text = f"lane {event.lane!r} is of some service; say which"
+    scheduler.tell(Refused(event.client, event.request, Refusal.MALFORMED, text))
+    return True
 
 
 def drain_asked(scheduler: Scheduler, event: events.DrainAsked) -> None:

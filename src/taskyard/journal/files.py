@@ -28,6 +28,14 @@ def create_private(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def put_private(path: Path, content: bytes) -> None:
+    """A whole, synced file under its name, or whatever was there before: nothing in between."""
+    unfinished = path.with_name(f"{path.name}.new")
+    create_private(unfinished, content)
+    unfinished.rename(path)
+    sync_directory(path.parent)
+
+
 def sync_directory(directory: Path) -> None:
     """A new name is on disk only when its directory is synced."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -17,6 +17,9 @@ from taskyard.journal import chain, schema, wal, witness
 from taskyard.journal.chain import Head
 from taskyard.journal.schema import DiskErrors
 
+#: All that a journal consists of.
+FILES = (schema.FILE_NAME, schema.LOG_NAME, witness.FILE_NAME)
+
 
 class Verdict(msgspec.Struct):
     """What an inspection found."""
@@ -53,7 +56,7 @@ class Verdict(msgspec.Struct):
 def check(directory: Path) -> Verdict:
     """Inspect a copy, so that nothing at all is touched, not even SQLite's own files."""
     with tempfile.TemporaryDirectory(prefix="taskyard-check-") as copy:
-        for name in (schema.FILE_NAME, schema.LOG_NAME, witness.FILE_NAME):
+        for name in FILES:
             if (directory / name).exists():
                 shutil.copy(directory / name, copy)
         return inspect(Path(copy))

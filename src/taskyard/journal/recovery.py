@@ -1,26 +1,219 @@
-"""From the journal back to a ledger: `apply` over every record, nothing else."""
+"""From disk back to a ledger: the newest sound snapshot, then `apply` over the rows after it.
 
+Owns which snapshot is believed. One that is damaged is passed over, aloud, only where an older one
+or the rows themselves still tell the whole story; where they don't, the state is refused. Also owns
+the way back of ended tasks, which a compaction moved out of memory: `recall_for` brings those in
+that somebody is about to speak of, `result_of` finds a result wherever it lies.
+
+It decides nothing, and writes nothing.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain as chained
+from pathlib import Path
+from typing import Any
+
+from taskyard.core import events, image
 from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
+from taskyard.core.records import AnyRecord, Finished
+from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged
+from taskyard.journal import snapshot
 from taskyard.journal.encoding import decode
-from taskyard.journal.store import Store
+from taskyard.journal.finished import FinishedIndex
+from taskyard.journal.snapshot import Snapshot
+from taskyard.journal.store import Head, Row, Store
+
+logger = logging.getLogger("taskyard.journal")
+
+
+def open_ledger(directory: Path, store: Store) -> Ledger:
+    """The ledger as of the newest row of a state directory's journal."""
+    with FinishedIndex(directory) as index:
+        covered = check_index(index, store)
+    ledger, sequence = base(directory, store, covered)
+    return recover(store, ledger, sequence)
 
 
 def recover(store: Store, ledger: Ledger | None = None, after: int = 0) -> Ledger:
     """The ledger as of the newest row, from a snapshot's ledger or an empty one."""
     ledger = Ledger() if ledger is None else ledger
     for row in store.rows(after):
-        if row.record_first != ledger.record + 1:
-            raise JournalDamaged(
-                f"row {row.sequence} begins with record {row.record_first}",
-                f"records {ledger.record + 1} to {row.record_first - 1} are missing",
-            )
-        for record in decode(row.body):
-            apply(ledger, record)
-        if ledger.record != row.record_last:
-            raise JournalDamaged(
-                f"row {row.sequence} should end with record {row.record_last}, "
-                f"and ends with {ledger.record}"
-            )
+        apply_row(ledger, row)
     return ledger
+
+
+def apply_row(ledger: Ledger, row: Row) -> None:
+    for record in records_of(row, ledger.record):
+        apply(ledger, record)
+
+
+def records_of(row: Row, before: int) -> list[AnyRecord]:
+    """The records of the row that follows record number `before`, as many as it says."""
+    if row.record_first != before + 1:
+        raise JournalDamaged(
+            f"row {row.sequence} begins with record {row.record_first}",
+            f"records {before + 1} to {row.record_first - 1} are missing",
+        )
+    records = decode(row.body)
+    if len(records) != row.record_last - before:
+        raise JournalDamaged(
+            f"row {row.sequence} should end with record {row.record_last}, "
+            f"and ends with {before + len(records)}"
+        )
+    return records
+
+
+def base(directory: Path, store: Store, through: int) -> tuple[Ledger, int]:
+    """Where to begin: the newest sound snapshot of a row up to `through` and its sequence, or, if
+    no row was ever trimmed, an empty ledger and 0. Refuses what can't be made whole again."""
+    wrong: list[str] = []
+    for sequence in _usable(directory, store, through):
+        try:
+            found = snapshot.read(directory, sequence)
+            check_snapshot(found, store)
+        except JournalDamaged as damage:
+            logger.warning("%s: %s; going on with what is older", directory, damage)
+            wrong.append(str(damage))
+        else:
+            return image.restore(found.image), sequence
+    if store.anchor.sequence:
+        raise _no_base(store.anchor, wrong)
+    return Ledger(), 0
+
+
+def _usable(directory: Path, store: Store, through: int) -> Iterator[int]:
+    """The rows up to `through` with snapshots that the kept rows go on from, newest first."""
+    for sequence in snapshot.sequences(directory):
+        if sequence > store.head.sequence:
+            raise JournalDamaged(
+                f"the journal ends at row {store.head.sequence}, and there is a snapshot of row "
+                f"{sequence}",
+                f"rows {store.head.sequence + 1}..{sequence} are lost. Nothing was changed; put "
+                "the state directory back from a copy, or give another --state",
+            )
+        if store.anchor.sequence <= sequence <= through:
+            yield sequence
+
+
+def check_snapshot(found: Snapshot, store: Store) -> None:
+    """Refuse a snapshot that was not taken of this journal's own row."""
+    if found.identity != store.identity:
+        raise JournalDamaged(f"the snapshot of row {found.head.sequence} is of another journal")
+    if found.head != head_at(store, found.head.sequence):
+        raise JournalDamaged(
+            f"the snapshot of row {found.head.sequence} is of another story of this journal"
+        )
+
+
+def head_at(store: Store, sequence: int) -> Head:
+    """The head of a row that is kept, or of the last one that was trimmed."""
+    if sequence == store.anchor.sequence:
+        return store.anchor
+    return next(store.rows(sequence - 1)).head
+
+
+def _no_base(anchor: Head, wrong: list[str]) -> JournalDamaged:
+    reasons = "; ".join(wrong) if wrong else "there is no snapshot that covers them"
+    return JournalDamaged(
+        f"rows 1..{anchor.sequence} are trimmed, and {reasons}",
+        f"the state up to row {anchor.sequence} is lost. Nothing was repaired or removed; put the "
+        "state directory back from a copy, or give another --state",
+    )
+
+
+def check_index(index: FinishedIndex, store: Store) -> int:
+    """The last row whose ended tasks are in the index; refuse an index that lacks some."""
+    covered = index.covered()
+    if covered is None:
+        sequence = 0
+    else:
+        identity, head = covered
+        sequence = head.sequence
+        if identity != store.identity:
+            raise JournalDamaged(f"{index.path.name} belongs to another journal")
+        if sequence > store.head.sequence:
+            raise JournalDamaged(
+                f"the journal ends at row {store.head.sequence}, and {index.path.name} covers row "
+                f"{sequence}",
+                f"rows {store.head.sequence + 1}..{sequence} are lost",
+            )
+    if sequence < store.anchor.sequence:
+        missing = f"covers rows up to {sequence}" if covered else "is missing"
+        raise JournalDamaged(
+            f"rows 1..{store.anchor.sequence} are trimmed, and {index.path.name} {missing}",
+            "names and results of tasks that ended before are lost. Nothing was changed; put the "
+            "state directory back from a copy, or give another --state",
+        )
+    return sequence
+
+
+def recall_for(ledger: Ledger, index: FinishedIndex, names: Iterable[bytes]) -> None:
+    """Bring archived tasks back into memory before the scheduler hears their names."""
+    known = ledger.tasks
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        for ended in index.find(unknown):
+            ledger.recall(ended)
+
+
+def recall_for_event(ledger: Ledger, index: FinishedIndex, event: events.Event) -> None:
+    """The same for whatever names an event speaks of. The broker calls it before `handle`."""
+    names = _NAMES.get(type(event))
+    if names is not None:
+        recall_for(ledger, index, names(event))
+
+
+def _names_of_submission(event: events.SubmitAsked) -> Iterable[bytes]:
+    submission = event.submission
+    return chained(submission.names, *(submission.after or ()))
+
+
+def _names_of_return(event: events.WorkReturned) -> Iterable[bytes]:
+    return chained(event.names, *(event.after or ()))
+
+
+def _names_of_scope(event: events.CancelAsked | events.RetryAsked) -> Iterable[bytes]:
+    return event.scope.names or ()
+
+
+_NAMES: dict[type[events.Event], Callable[[Any], Iterable[bytes]]] = {
+    events.SubmitAsked: _names_of_submission,
+    events.WorkReturned: _names_of_return,
+    events.CancelAsked: _names_of_scope,
+    events.RetryAsked: _names_of_scope,
+    events.WatchAsked: lambda event: event.names or (),
+    events.WorkReported: lambda event: event.names,
+}
+
+
+def archivable(ledger: Ledger, record: int) -> list[bytes]:
+    """What a live ledger can forget (`Ledger.archive`) once the index covers this record: tasks
+    that ended up to it, and those that were recalled since."""
+    return [
+        task.name
+        for task in ledger.tasks.values()
+        if task.ending is not None and task.ending.record <= record
+    ]
+
+
+def result_of(store: Store, index: FinishedIndex, ledger: Ledger, name: bytes) -> bytes | None:
+    """The result of a DONE task, from its journal row or the index; None if it is not DONE."""
+    task = ledger.tasks.get(name)
+    if task is None:
+        return index.result(name)
+    if task.state is not TaskState.DONE or task.ending is None:
+        return None
+    row = store.row_of(task.ending.record)
+    if row is None:
+        return index.result(name)
+    record = records_of(row, row.record_first - 1)[task.ending.record - row.record_first]
+    if not isinstance(record, Finished):
+        raise JournalDamaged(f"record {task.ending.record} does not say how {name!r} ended")
+    return result_in(record, record.names.index(name))
+
+
+def result_in(record: Finished, place: int) -> bytes:
+    return b"" if record.results is None else record.results[place]

@@ -91,6 +91,10 @@ class SqliteStore:
         self._broken: str | None = None
 
     @property
+    def identity(self) -> bytes:
+        return self._identity
+
+    @property
     def head(self) -> Head:
         return self._head
 

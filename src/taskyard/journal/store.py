@@ -30,6 +30,11 @@ class Store(Protocol):
     """The durable story. Not safe for two calls at once; which thread calls does not matter."""
 
     @property
+    def identity(self) -> bytes:
+        """The journal's random name, by which what belongs to it is known."""
+        ...
+
+    @property
     def head(self) -> Head:
         """The newest row's sequence, last record and chain; all zero and the origin when new."""
         ...
@@ -79,7 +84,8 @@ class MemoryStore:
     """A journal that ends with its process: for tests and brokers in memory. Keeps `Store`."""
 
     def __init__(self) -> None:
-        self._anchor = Head(0, 0, chain.origin(secrets.token_bytes(chain.IDENTITY_BYTES)))
+        self.identity = secrets.token_bytes(chain.IDENTITY_BYTES)
+        self._anchor = Head(0, 0, chain.origin(self.identity))
         self._rows: list[Row] = []
         self._closed = False
 

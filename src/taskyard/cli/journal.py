@@ -1,0 +1,254 @@
+"""`taskyard journal`: care for a state directory that no broker is using.
+
+Owns the words and the documents that these verbs print. What they do is the journal's affair.
+"""
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from taskyard.cli.options import Talk, json_option, quiet_option, state_option, verbose_option
+from taskyard.errors import ExitCode, JournalDamaged, UserError
+from taskyard.journal import checkup, compaction, schema
+from taskyard.journal.checkup import Findings
+from taskyard.journal.compaction import Outcome
+from taskyard.journal.lock import StateLock
+from taskyard.journal.sqlite import SqliteStore
+
+#: Of every document that is printed with --json. A new field is no new version.
+DOCUMENT_VERSION: Final = 1
+
+#: A copy of what is being written may be torn; the next one is torn elsewhere.
+_LIVE_LOOKS_MAX: Final = 3
+
+
+def _example(line: str) -> str:
+    """The end of a verb's help; click keeps the lines as they are."""
+    return f"\b\nExample:\n  taskyard journal {line}"
+
+
+@click.group(no_args_is_help=True)
+@verbose_option
+@quiet_option
+def journal() -> None:
+    """Care for a state directory: check, export, compact.
+
+    The broker must be stopped first; `check --live` looks at the state of a running one.
+    """
+
+
+@journal.command(epilog=_example("check --state ./.taskyard --deep"))
+@state_option
+@json_option
+@click.option("--deep", is_flag=True, help="Replay the rows and read everything, too.")
+@click.option("--live", is_flag=True, help="Look even though a broker is writing.")
+@verbose_option
+@quiet_option
+def check(state: Path, *, as_json: bool, deep: bool, live: bool) -> ExitCode:
+    """Say what is in a state directory, and whether it is sound.
+
+    Verifies the journal's chain and witness, the snapshots, the history files and the index of
+    finished tasks, and that they belong together. Changes nothing. Exit 0 if all is sound, 6 if
+    something is damaged: then it says what is wrong and what is lost.
+
+    While a broker runs it is refused (exit 2), because what is being written can look damaged.
+    With --live a copy is checked, up to three times until one is sound: good news is true, bad news
+    wants a second look with the broker stopped.
+    """
+    _require_state(state)
+    logging.getLogger("taskyard.journal").setLevel(logging.ERROR)  # it will be said in better words
+    findings = _look_live(state, deep=deep) if live else _look(state, deep=deep)
+    if as_json:
+        _print_document("check", state, findings, sound=not findings.wrong)
+    else:
+        click.echo(_findings_in_words(state, findings))
+    return ExitCode.STATE_DAMAGED if findings.wrong else ExitCode.GOOD
+
+
+@journal.command(epilog=_example("export --state ./.taskyard"))
+@state_option
+@json_option
+@verbose_option
+@quiet_option
+@click.pass_obj
+def export(talk: Talk, state: Path, *, as_json: bool) -> None:
+    """Write the history of all rows as Parquet files; forget nothing.
+
+    Adds files to STATE/history/, takes a snapshot, and brings the index of finished tasks up to
+    date. Run again it changes nothing that is there. The broker must be stopped (exit 2 if not).
+    """
+    outcome = _run(compaction.export, talk, state)
+    if as_json:
+        _print_document("export", state, outcome)
+    else:
+        click.echo(_outcome_in_words(outcome))
+
+
+@journal.command(epilog=_example("compact --state ./.taskyard"))
+@state_option
+@json_option
+@verbose_option
+@quiet_option
+@click.pass_obj
+def compact(talk: Talk, state: Path, *, as_json: bool) -> None:
+    """Export, then trim the rows that are covered by it.
+
+    The journal becomes small and the next start quick; the history stays complete. Killed at any
+    point and run again it comes to the same end. The broker must be stopped (exit 2 if not).
+    """
+    outcome = _run(compaction.compact, talk, state)
+    if as_json:
+        _print_document("compact", state, outcome)
+    else:
+        click.echo(_outcome_in_words(outcome))
+        click.echo(
+            f"trimmed {_count(outcome.rows_trimmed, 'row')}, removed "
+            f"{_count(outcome.snapshots_removed, 'older snapshot')}"
+        )
+
+
+def _require_state(state: Path) -> None:
+    if not state.is_dir():
+        raise UserError(
+            f"there is no state directory {state}: give --state DIR, the one that the broker uses"
+        )
+    if not checkup.has_traces(state):
+        raise UserError(f"{state} is no state directory, there is no journal in it: give --state")
+
+
+def _look(state: Path, *, deep: bool) -> Findings:
+    with StateLock(state):
+        return checkup.check(state, deep=deep)
+
+
+def _look_live(state: Path, *, deep: bool) -> Findings:
+    findings = checkup.check(state, deep=deep)
+    for _ in range(_LIVE_LOOKS_MAX - 1):
+        if not findings.wrong:
+            break
+        findings = checkup.check(state, deep=deep)
+    return findings
+
+
+def _run(step: Any, talk: Talk, state: Path) -> Outcome:  # noqa: ANN401  # export or compact
+    _require_state(state)
+    with StateLock(state), _opened(state) as store, Meter(talk) as meter:
+        outcome: Outcome = step(state, store, meter)
+        return outcome
+
+
+@contextlib.contextmanager
+def _opened(state: Path) -> Iterator[SqliteStore]:
+    """The journal that is there; a new one would be taken for an empty state."""
+    if not (state / schema.FILE_NAME).exists():
+        raise JournalDamaged(
+            f"{schema.FILE_NAME} is missing in {state}",
+            "all rows that no snapshot covers are lost; put it back from a copy",
+        )
+    with contextlib.closing(SqliteStore(state)) as store:
+        yield store
+
+
+class Meter:
+    """Shows progress on stderr: a bar on a terminal, a line a step elsewhere."""
+
+    def __init__(self, talk: Talk) -> None:
+        self._quiet = talk.quiet
+        self._bars: Bars | None = None
+        self._shown: dict[str, TaskID] = {}
+        if sys.stderr.isatty() and not talk.quiet:
+            text, time = TextColumn("{task.description}"), TimeRemainingColumn()
+            columns = (text, BarColumn(), MofNCompleteColumn(), time)
+            self._bars = Bars(*columns, console=Console(stderr=True), transient=True)
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        if self._bars is not None:
+            if step not in self._shown:
+                self._shown[step] = self._bars.add_task(step, total=total)
+            self._bars.update(self._shown[step], completed=done)
+        elif done == total and not self._quiet:
+            click.echo(f"{step}: {done} of {total}", err=True)
+
+    def __enter__(self) -> Self:
+        if self._bars is not None:
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+
+def _print_document(verb: str, state: Path, content: Findings | Outcome, **more: object) -> None:
+    opening = {"version": DOCUMENT_VERSION, "document": f"journal {verb}", "state": str(state)}
+    document = {**opening, **more, **msgspec.structs.asdict(content)}
+    click.echo(msgspec.json.encode(document).decode())
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _outcome_in_words(outcome: Outcome) -> str:
+    if not outcome.rows:
+        return f"nothing to export: all is covered up to row {outcome.sequence}"
+    return (
+        f"exported {_count(outcome.rows, 'row')}: {_count(outcome.events, 'event')} and "
+        f"{_count(outcome.edges, 'edge')} in {_count(len(outcome.files), 'new file')}\n"
+        f"all is covered up to row {outcome.sequence}: {_count(outcome.unfinished, 'task')} in the "
+        f"snapshot, {outcome.ended} more in the index of finished ones"
+    )
+
+
+def _findings_in_words(state: Path, findings: Findings) -> str:
+    lines = [f"state directory {state}", *(f"  {line}" for line in _contents(findings))]
+    if findings.torn_bytes:
+        lines.append(
+            f"  {_count(findings.torn_bytes, 'byte')} of an unfinished write at its end, never "
+            "acknowledged: not damage"
+        )
+    if not findings.wrong:
+        depth = "everything was read" if findings.deep else "--deep reads everything"
+        return "\n".join([*lines, f"sound ({depth})"])
+    lines += ["DAMAGED", *(f"  wrong: {one}" for one in findings.wrong)]
+    return "\n".join([*lines, *(f"  lost: {one}" for one in findings.lost)])
+
+
+def _contents(findings: Findings) -> list[str]:
+    kept = "no rows are kept"
+    if findings.rows:
+        kept = f"rows {findings.row_first}..{findings.row_last}, up to record {findings.record}"
+    trimmed = f"; rows 1..{findings.trimmed} are trimmed" if findings.trimmed else ""
+    snapshots = "none"
+    if findings.snapshots:
+        at = ", ".join(str(sequence) for sequence in findings.snapshots)
+        tasks = _count(findings.snapshot_tasks, "task")
+        snapshots = f"of row {at}; {tasks} in the newest that can be read"
+    exported = "none"
+    if findings.history_parts:
+        exported = (
+            f"rows {findings.history_first}..{findings.history_last} in "
+            f"{_count(2 * findings.history_parts, 'file')}, {_count(findings.events, 'event')}"
+        )
+    ended = f"{_count(findings.finished_tasks, 'task')}, up to row {findings.finished_covers}"
+    return [
+        f"journal    {kept}{trimmed}",
+        f"snapshots  {snapshots}",
+        f"history    {exported}",
+        f"finished   {ended}",
+    ]

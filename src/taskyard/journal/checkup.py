@@ -1,0 +1,203 @@
+"""A look at a whole state directory: journal, snapshots, history, index, and how they fit.
+
+What `taskyard journal check` runs. It changes nothing, goes on after damage as far as it can, and
+says in words what is wrong and what is lost by it. A plain look verifies chain and witness, reads
+every snapshot, opens every history file and asks the index what it covers; a deep one also replays
+the kept rows, compares the newest snapshot with the replay, and reads every row of everything.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from taskyard.core import image
+from taskyard.core.ledger import Ledger
+from taskyard.errors import StateError
+from taskyard.journal import finished, history, inspection, recovery, schema, snapshot, witness
+from taskyard.journal.chain import Head
+from taskyard.journal.finished import FinishedIndex
+from taskyard.journal.history import Part
+from taskyard.journal.inspection import Verdict
+from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.store import Store
+
+#: What stands in a state directory that has, or had, a journal.
+_TRACES = (
+    schema.FILE_NAME,
+    schema.LOG_NAME,
+    witness.FILE_NAME,
+    snapshot.FOLDER,
+    history.FOLDER,
+    finished.FILE_NAME,
+)
+
+
+class Findings(msgspec.Struct):
+    """What there is in a state directory, and what is wrong with it."""
+
+    #: The kept rows: the first and the last, 0 if there are none.
+    row_first: int = 0
+    row_last: int = 0
+    rows: int = 0
+    #: The newest record.
+    record: int = 0
+    #: Rows up to here are trimmed.
+    trimmed: int = 0
+    #: Bytes of an unfinished, never acknowledged write at the end: not damage.
+    torn_bytes: int = 0
+    #: Rows that snapshots were taken of, newest first.
+    snapshots: list[int] = []
+    #: Tasks in the newest sound snapshot.
+    snapshot_tasks: int = 0
+    #: Pairs of history files, the rows that they hold, and their events.
+    history_parts: int = 0
+    history_first: int = 0
+    history_last: int = 0
+    events: int = 0
+    #: Tasks in the index of finished ones, and the row up to which it is complete.
+    finished_tasks: int = 0
+    finished_covers: int = 0
+    #: Everything was read and replayed, not only looked at.
+    deep: bool = False
+    #: What is wrong, a sentence each, and what is lost by it. Empty: all is sound.
+    wrong: list[str] = []
+    lost: list[str] = []
+
+    def note(self, error: StateError) -> None:
+        """Keep what an error says, once."""
+        wrong, lost = getattr(error, "wrong", str(error)), getattr(error, "lost", "")
+        if wrong not in self.wrong:
+            self.wrong.append(wrong)
+            if lost:
+                self.lost.append(lost)
+
+
+def has_traces(directory: Path) -> bool:
+    """Whether there ever was a journal here."""
+    return any((directory / name).exists() for name in _TRACES)
+
+
+def check(directory: Path, *, deep: bool = False) -> Findings:
+    """Look at everything."""
+    findings = Findings(deep=deep)
+    verdict = inspection.check(directory)
+    _add_verdict(findings, verdict)
+    _look_at_snapshots(directory, verdict, findings)
+    _look_at_history(directory, verdict, findings)
+    _attempt(findings, partial(_look_at_index, directory, findings))
+    if not verdict.wrong:
+        _attempt(findings, partial(_look_at_all, directory, findings))
+    return findings
+
+
+def _attempt(findings: Findings, look: Callable[[], None]) -> None:
+    try:
+        look()
+    except StateError as error:
+        findings.note(error)
+
+
+def _add_verdict(findings: Findings, verdict: Verdict) -> None:
+    findings.rows = verdict.rows
+    findings.row_first, findings.row_last = verdict.first or 0, verdict.last or 0
+    findings.record = verdict.head.record if verdict.head else 0
+    findings.trimmed = verdict.anchor.sequence if verdict.anchor else 0
+    findings.torn_bytes = verdict.torn_bytes
+    findings.wrong += verdict.wrong
+    findings.lost += verdict.lost
+
+
+def _look_at_snapshots(directory: Path, verdict: Verdict, findings: Findings) -> None:
+    findings.snapshots = snapshot.sequences(directory)
+    for sequence in reversed(findings.snapshots):
+        _attempt(findings, partial(_look_at_snapshot, directory, sequence, findings))
+    newest = max(findings.snapshots, default=0)
+    head = verdict.head
+    if head and not verdict.wrong and newest > head.sequence:
+        findings.wrong.append(f"the journal ends at row {head.sequence}, a snapshot is of {newest}")
+        findings.lost.append(f"rows {head.sequence + 1}..{newest} are lost")
+
+
+def _look_at_snapshot(directory: Path, sequence: int, findings: Findings) -> None:
+    findings.snapshot_tasks = len(snapshot.read(directory, sequence).image.names)
+
+
+def _look_at_history(directory: Path, verdict: Verdict, findings: Findings) -> None:
+    whole, broken = history.parts(directory)
+    findings.history_parts = len(whole)
+    if whole:
+        findings.history_first, findings.history_last = whole[0].first, whole[-1].last
+    for part in whole:
+        _attempt(findings, partial(_look_at_part, directory, part, findings))
+    findings.wrong += history.gaps(whole)
+    head, trimmed = verdict.head, findings.trimmed
+    if head and not verdict.wrong and findings.history_last > head.sequence:
+        last = findings.history_last
+        findings.wrong.append(f"the journal ends at row {head.sequence}, its history at row {last}")
+        findings.lost.append(f"rows {head.sequence + 1}..{last} are lost")
+    if findings.history_last < trimmed:
+        findings.wrong.append(
+            f"rows {findings.history_last + 1}..{trimmed} are trimmed and in no history file"
+        )
+        findings.lost.append("what happened in them can't be told, the state of the tasks can")
+    for part in broken:
+        if part.last <= trimmed:
+            rows = f"{part.first}..{part.last}"
+            findings.wrong.append(f"of the history of rows {rows} one of two files is missing")
+            findings.lost.append(f"the events or the edges of rows {rows} are lost")
+
+
+def _look_at_part(directory: Path, part: Part, findings: Findings) -> None:
+    findings.events += history.check_part(directory, part, deep=findings.deep)
+
+
+def _look_at_index(directory: Path, findings: Findings) -> None:
+    with FinishedIndex(directory) as index:
+        covered = index.covered()
+        findings.finished_tasks = index.verify() if findings.deep else index.count()
+    if covered:
+        findings.finished_covers = covered[1].sequence
+
+
+def _look_at_all(directory: Path, findings: Findings) -> None:
+    """Whether it fits together, as a broker would find it; on a copy of the journal."""
+    with tempfile.TemporaryDirectory(prefix="taskyard-check-") as copy:
+        for name in inspection.FILES:
+            if (directory / name).exists():
+                shutil.copy(directory / name, copy)
+        with closing(SqliteStore(Path(copy))) as store:
+            _look_at_fit(directory, store, findings)
+
+
+def _look_at_fit(directory: Path, store: Store, findings: Findings) -> None:
+    with FinishedIndex(directory) as index:
+        covered = recovery.check_index(index, store)
+    ledger, sequence = recovery.base(directory, store, covered)
+    if findings.deep:
+        recovery.recover(store, ledger, sequence)
+        _compare_with_replay(directory, store, covered, findings)
+
+
+def _compare_with_replay(directory: Path, store: Store, covered: int, findings: Findings) -> None:
+    """The newest snapshot must be what the rows from the next older one on lead to."""
+    ledger, sequence = recovery.base(directory, store, covered)
+    if sequence <= store.anchor.sequence:
+        return
+    head = recovery.head_at(store, sequence)
+    replayed = _replayed(store, *recovery.base(directory, store, sequence - 1), head)
+    if image.portrait(replayed) != image.portrait(ledger):
+        findings.wrong.append(f"the snapshot of row {sequence} is not what its rows lead to")
+        findings.lost.append("nothing, as long as the rows are kept; please report this")
+
+
+def _replayed(store: Store, ledger: Ledger, sequence: int, head: Head) -> Ledger:
+    for row in store.rows(sequence):
+        if row.sequence <= head.sequence:
+            recovery.apply_row(ledger, row)
+    ledger.archive(recovery.archivable(ledger, head.record))
+    return ledger

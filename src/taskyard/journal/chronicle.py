@@ -1,0 +1,278 @@
+"""What a record tells: its rows in the tables of the history.
+
+A record becomes one row of `events` for each task that it names, and one more, `ready`, for each
+task that it made READY, so that waiting times can be had without knowing the graph. Campaign,
+service, lane and priority are the task's, so the records are told while they are applied to a
+ledger: `tell` is `apply` with a pen. `apply` itself knows nothing of it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+from taskyard.core import records
+from taskyard.core.apply import apply
+from taskyard.core.ledger import Ledger
+from taskyard.core.records import AnyRecord
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Task
+
+#: Columns of rows by name: a list has a value for each row, all else is shared by them.
+Values = dict[str, object]
+
+#: Every `kind` there is, by the record that it tells of.
+KINDS: Final[dict[type, bytes]] = {
+    records.Submitted: b"submitted",
+    records.Extended: b"extended",
+    records.Leased: b"leased",
+    records.Finished: b"finished",
+    records.Failed: b"failed",
+    records.Postponed: b"postponed",
+    records.Returned: b"returned",
+    records.Expired: b"expired",
+    records.CameDue: b"due",
+    records.Aged: b"aged",
+    records.Cancelled: b"cancelled",
+    records.Retried: b"retried",
+    records.Progressed: b"progressed",
+    records.Stale: b"stale",
+    records.WorkerJoined: b"worker_joined",
+    records.WorkerLeft: b"worker_left",
+    records.SlotsFreed: b"slots_freed",
+    records.Paused: b"paused",
+    records.Resumed: b"resumed",
+}
+#: The kind that is no record's own.
+READY: Final = b"ready"
+
+#: Why tasks became ready, by the record that made them so.
+_READY_BY: Final[dict[type, bytes]] = {
+    records.Submitted: b"submitted",
+    records.Finished: b"released",
+    records.Returned: b"returned",
+    records.Expired: b"expired",
+    records.CameDue: b"due",
+    records.Retried: b"retried",
+}
+
+#: These may name tasks that are no longer known.
+_OF_STRANGERS = (records.Stale, records.Progressed)
+
+
+class Table(Protocol):
+    """Where rows go."""
+
+    def add(self, count: int, values: Mapping[str, object]) -> None: ...
+
+
+def tell(ledger: Ledger, sequence: int, record: AnyRecord, events: Table, edges: Table) -> None:
+    """Apply a record of the journal's row `sequence`, and write down what it tells."""
+    kind = type(record)
+    waiting = _waiting(ledger, record) if kind is records.Finished else []
+    tasks = _named(ledger, record)
+    values = {"kind": KINDS[kind], **_of_actor(ledger, record)}
+    apply(ledger, record, tasks)
+    if kind is records.Submitted:
+        tasks = ledger.named(record.submission.names)  # type: ignore[union-attr]
+    shared: Values = {
+        "sequence": sequence,
+        "record": ledger.record,
+        "time": record.at_ns,
+        "time_ns": record.at_ns,
+    }
+    _tell_record(ledger, record, tasks, shared | values, events)
+    if kind in _READY_BY:
+        among = waiting if kind is records.Finished else tasks or []
+        _tell_ready([task for task in among if task.state is TaskState.READY], kind, shared, events)
+    after = _EDGES.get(kind)
+    if after is not None:
+        _tell_edges(*after(record), shared, edges)
+
+
+def _named(ledger: Ledger, record: AnyRecord) -> list[Task] | None:
+    """The tasks that a record is about, as they are before it; None where it makes them, or is
+    about none, or about strangers."""
+    names = getattr(record, "names", None)
+    return None if names is None or isinstance(record, _OF_STRANGERS) else ledger.named(names)
+
+
+def _of_actor(ledger: Ledger, record: AnyRecord) -> Values:
+    """Which worker it was, and in which dialect; before the record, which may be its last."""
+    name = getattr(record, "worker", None)
+    if not name:
+        return {}
+    worker = ledger.workers.get(name)
+    return {"worker": name, "dialect": None if worker is None else worker.facts.dialect}
+
+
+def _waiting(ledger: Ledger, record: AnyRecord) -> list[Task]:
+    """Who waits for tasks that are about to finish, each once."""
+    waiting: dict[bytes, Task] = {}
+    for task in ledger.named(record.names):  # type: ignore[union-attr]
+        if task.dependents is not None:
+            for dependent in task.dependents_list():
+                if dependent.state is TaskState.BLOCKED:
+                    waiting[dependent.name] = dependent
+    return list(waiting.values())
+
+
+def _tell_record(
+    ledger: Ledger, record: AnyRecord, tasks: list[Task] | None, values: Values, events: Table
+) -> None:
+    count = 1
+    if tasks is not None:
+        count = len(tasks)
+        values |= _of_tasks(tasks)
+        values["attempt"] = getattr(record, "attempts", None) or [task.attempt for task in tasks]
+    elif isinstance(record, _OF_STRANGERS):
+        count = len(record.names)
+        values |= _of_strangers(ledger, record)
+    more = _MORE.get(type(record))
+    if more is not None:
+        values |= more(record)
+    events.add(count, values)
+
+
+def _tell_ready(tasks: list[Task], kind: type, shared: Values, events: Table) -> None:
+    if tasks:
+        values = {**shared, "kind": READY, "reason": _READY_BY[kind], **_of_tasks(tasks)}
+        values["attempt"] = [task.attempt for task in tasks]
+        events.add(len(tasks), values)
+
+
+def _of_tasks(tasks: list[Task]) -> Values:
+    """What the tasks themselves say. Most batches share their terms and their lane."""
+    terms = [task.terms for task in tasks]
+    lanes = [task.lane for task in tasks]
+    first = terms[0]
+    values: Values = {"task": [task.name for task in tasks]}
+    if terms.count(first) == len(terms):
+        values |= {
+            "campaign": first.campaign,
+            "service": first.service,
+            "priority": first.priority,
+        }
+    else:
+        values |= {
+            "campaign": [one.campaign for one in terms],
+            "service": [one.service for one in terms],
+            "priority": [one.priority for one in terms],
+        }
+    one_lane = lanes.count(lanes[0]) == len(lanes)
+    values["lane"] = lanes[0].name if one_lane else [lane.name for lane in lanes]
+    return values
+
+
+def _of_strangers(ledger: Ledger, record: records.Stale | records.Progressed) -> Values:
+    tasks = [ledger.tasks.get(name) for name in record.names]
+    return {
+        "task": record.names,
+        "attempt": record.attempts,
+        "campaign": [None if task is None else task.terms.campaign for task in tasks],
+        "service": [None if task is None else task.terms.service for task in tasks],
+        "priority": [None if task is None else task.terms.priority for task in tasks],
+        "lane": [None if task is None else task.lane.name for task in tasks],
+    }
+
+
+def _of_submission(record: records.Submitted) -> Values:
+    submission = record.submission
+    count = len(submission.names)
+    payloads = submission.payloads
+    one_payload = len(payloads) == 1
+    values: Values = {
+        "attempt": 0 if record.attempts is None else record.attempts,
+        "payload_bytes": len(payloads[0]) if one_payload else [*map(len, payloads)],
+    }
+    if submission.terms_at is None:
+        terms = submission.terms[0]
+        own: Values = {"dialect": terms.dialect, "slots": terms.slots, "due": terms.due_ns or None}
+        return values | own
+    each = [submission.terms_of(index) for index in range(count)]
+    return values | {
+        "dialect": [terms.dialect for terms in each],
+        "slots": [terms.slots for terms in each],
+        "due": [terms.due_ns or None for terms in each],
+    }
+
+
+def _of_finish(record: records.Finished) -> Values:
+    return {"result_bytes": 0 if record.results is None else [*map(len, record.results)]}
+
+
+def _of_failure(record: records.Failed) -> Values:
+    return {"reason": record.reasons, "own_fault": record.own_fault}
+
+
+def _of_delay(record: records.Postponed) -> Values:
+    reasons = [reason or None for reason in record.reasons]
+    return {"reason": reasons, "own_fault": record.own_fault, "due": record.due_ns}
+
+
+def _of_return(record: records.Returned) -> Values:
+    return {"reason": record.reason.name.lower().encode()}
+
+
+def _of_progress(record: records.Progressed) -> Values:
+    return {"percent": record.percents, "reason": record.texts}
+
+
+def _of_worker(record: records.WorkerJoined) -> Values:
+    facts = record.facts
+    return {
+        "slots": facts.slots_total,
+        "incarnation": facts.incarnation,
+        "services": facts.services,
+        "dialect": facts.dialect,
+    }
+
+
+def _of_hold(record: records.Paused | records.Resumed) -> Values:
+    return {"service": record.service or None, "lane": record.lane}
+
+
+#: What records say beside which tasks they are about.
+_MORE: Final[dict[type, Callable[[Any], Values]]] = {
+    records.Submitted: _of_submission,
+    records.Finished: _of_finish,
+    records.Failed: _of_failure,
+    records.Postponed: _of_delay,
+    records.Returned: _of_return,
+    records.Aged: lambda _: {"reason": b"too old"},
+    records.Progressed: _of_progress,
+    records.WorkerJoined: _of_worker,
+    records.WorkerLeft: lambda record: {"reason": record.reason},
+    records.SlotsFreed: lambda record: {"slots": record.tasks},
+    records.Paused: _of_hold,
+    records.Resumed: _of_hold,
+}
+
+#: Names of tasks, and columns of what each of them waits for.
+_Edges = tuple[list[bytes], list[list[list[bytes]] | None]]
+
+
+def _edges_of_submission(record: records.Submitted) -> _Edges:
+    return record.submission.names, [record.submission.after, record.after_done]
+
+
+def _edges_of_names(record: records.Extended | records.Returned) -> _Edges:
+    return record.names, [record.after]
+
+
+_EDGES: Final[dict[type, Callable[[Any], _Edges]]] = {
+    records.Submitted: _edges_of_submission,
+    records.Extended: _edges_of_names,
+    records.Returned: _edges_of_names,
+}
+
+
+def _tell_edges(
+    names: list[bytes], columns: list[list[list[bytes]] | None], shared: Values, edges: Table
+) -> None:
+    for column in columns:
+        if column is None:
+            continue
+        tasks = [name for name, after in zip(names, column, strict=True) for _ in after]
+        if tasks:
+            after = [one for names in column for one in names]
+            place: Values = {"sequence": shared["sequence"], "record": shared["record"]}
+            edges.add(len(tasks), {**place, "task": tasks, "after": after})

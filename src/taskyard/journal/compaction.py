@@ -1,0 +1,285 @@
+"""Compaction: what the journal's rows tell is moved to where it is kept, then the rows are trimmed.
+
+A snapshot is a function of an older one and the rows after it. So a compaction does not touch the
+live scheduler: it replays the rows with `apply`, wherever they can be read, and on the way makes
+everything else. Each step is durable before the next begins, and can be done again:
+
+    1. history files       what is there already is believed, and the replay goes over it
+    2. finished.sqlite     one transaction: ended tasks, and up to which row it is complete
+    3. snapshot            without ended tasks, which the index has
+    4. rows trimmed        `compact` only; in bounded steps, after all of the above was looked at
+    5. older snapshots     `compact` only
+
+Killed after any of them, the next run comes to the same end. The caller has locked the state.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from taskyard.core.apply import apply
+from taskyard.core.ledger import Ledger
+from taskyard.core.records import AnyRecord, Cancelled, Finished
+from taskyard.core.tasks import Ended
+from taskyard.errors import JournalDamaged, JournalFailed
+from taskyard.journal import chronicle, history, recovery, schema, snapshot
+from taskyard.journal.finished import FinishedIndex, Finishing, IndexWriter
+from taskyard.journal.history import Part, PartWriter
+from taskyard.journal.store import Head, Row, Store
+
+#: Rows trimmed at a time: a live broker takes a turn in between.
+TRIM_ROWS_A_STEP: Final = 256
+
+#: Told what is done, how far it is, and how far it goes.
+Progress = Callable[[str, int, int], None]
+
+logger = logging.getLogger("taskyard.journal")
+
+
+class Outcome(msgspec.Struct):
+    """What a compaction did. All zero: there was nothing to do."""
+
+    #: The row up to which everything is covered now.
+    sequence: int = 0
+    record: int = 0
+    rows: int = 0
+    events: int = 0
+    edges: int = 0
+    #: History files that were written, by name.
+    files: list[str] = []
+    #: Tasks that ended in these rows.
+    ended: int = 0
+    #: Tasks in the snapshot: all that have not ended.
+    unfinished: int = 0
+    rows_trimmed: int = 0
+    snapshots_removed: int = 0
+
+
+def _silent(_step: str, _done: int, _total: int) -> None:
+    pass
+
+
+def export(directory: Path, store: Store, progress: Progress = _silent) -> Outcome:
+    """Write history, index and snapshot of all rows. Nothing is forgotten."""
+    with FinishedIndex(directory) as index:
+        covered = recovery.check_index(index, store)
+    try:
+        reached = _history_end(directory, store)
+        ledger, sequence = _base(directory, store, reached, covered)
+        if sequence == reached == covered == store.head.sequence:
+            return Outcome(sequence, store.head.record, unfinished=len(ledger.tasks))
+        return _Pass(directory, store, ledger, reached).run(sequence, progress)
+    except schema.DiskErrors as error:
+        raise _failed(directory, error) from error
+
+
+def compact(directory: Path, store: Store, progress: Progress = _silent) -> Outcome:
+    """`export`, then trim the rows that it covers and remove older snapshots."""
+    outcome = export(directory, store, progress)
+    head = recovery.head_at(store, outcome.sequence) if outcome.sequence else store.anchor
+    before = store.anchor.sequence
+    check_covered(directory, store, head)
+    for trimmed in trim(store, head.sequence):
+        progress("trimming rows", trimmed - before, head.sequence - before)
+    outcome.rows_trimmed = store.anchor.sequence - before
+    outcome.snapshots_removed = drop_snapshots(directory, head.sequence)
+    return outcome
+
+
+def check_covered(directory: Path, store: Store, head: Head) -> None:
+    """Read back all that will stand in for the rows up to `head`, before they are forgotten."""
+    if head.sequence == 0:
+        return
+    recovery.check_snapshot(snapshot.read(directory, head.sequence), store)
+    with FinishedIndex(directory) as index:
+        if recovery.check_index(index, store) < head.sequence:
+            raise JournalDamaged(f"{index.path.name} does not cover row {head.sequence}")
+    whole, _ = history.parts(directory)
+    for part in whole:
+        if part.last > store.anchor.sequence:
+            history.check_part(directory, part)
+    if not whole or whole[-1].last < head.sequence:
+        raise JournalDamaged(f"the history does not cover row {head.sequence}")
+
+
+def trim(store: Store, through: int) -> Iterator[int]:
+    """Forget rows a step at a time; gives the row that was reached after each."""
+    while store.anchor.sequence < through:
+        store.trim(min(store.anchor.sequence + TRIM_ROWS_A_STEP, through))
+        yield store.anchor.sequence
+
+
+def drop_snapshots(directory: Path, newest: int) -> int:
+    """Remove snapshots from before `newest`: the rows that went on from them are gone."""
+    older = [sequence for sequence in snapshot.sequences(directory) if sequence < newest]
+    try:
+        for sequence in older:
+            snapshot.remove(directory, sequence)
+    except OSError as error:
+        raise _failed(directory, error) from error
+    return len(older)
+
+
+def _failed(directory: Path, error: Exception) -> JournalFailed:
+    return schema.write_error(error, "compacting the journal", directory)
+
+
+def _history_end(directory: Path, store: Store) -> int:
+    """The last row of the history, whose files follow one another; what a killed compaction left
+    is taken away."""
+    whole, broken = history.parts(directory)
+    for part in broken:
+        if part.last <= store.anchor.sequence:
+            raise JournalDamaged(
+                f"of the history of rows {part.first}..{part.last} one file is missing",
+                "these rows are trimmed: put the file back from a copy, or move the other one away",
+            )
+        history.remove(directory, part)
+    wrong = history.gaps(whole)
+    if wrong:
+        raise JournalDamaged(f"{directory / history.FOLDER}: {'; '.join(wrong)}", _MEND_HISTORY)
+    reached = whole[-1].last if whole else 0
+    if reached > store.head.sequence:
+        raise JournalDamaged(
+            f"the journal ends at row {store.head.sequence}, and its history at row {reached}",
+            f"rows {store.head.sequence + 1}..{reached} are lost",
+        )
+    return reached
+
+
+_MEND_HISTORY = "put the files back from a copy, or move those before the gap away"
+
+
+def _base(directory: Path, store: Store, reached: int, covered: int) -> tuple[Ledger, int]:
+    """Where the replay begins: before the first row that history or index lack. If history was
+    taken away for rows that are trimmed, it can't be made again, and goes on from what is there."""
+    try:
+        return recovery.base(directory, store, min(reached, covered))
+    except JournalDamaged:
+        if reached >= covered:
+            raise
+    ledger, sequence = recovery.base(directory, store, covered)
+    logger.warning(
+        "%s: the history ends at row %d, and rows up to %d can't be added to it any more",
+        directory,
+        reached,
+        sequence,
+    )
+    return ledger, sequence
+
+
+class _Pass:
+    """One replay over the rows after a base, and all that it makes."""
+
+    def __init__(self, directory: Path, store: Store, ledger: Ledger, reached: int) -> None:
+        self._directory = directory
+        self._store = store
+        self._ledger = ledger
+        #: The history has the rows up to here.
+        self._reached = reached
+        self._whole = dict.fromkeys(part.last for part in history.parts(directory)[0])
+        self._writer: PartWriter | None = None
+        self._first = 0
+        self._ended: list[Finishing] = []
+        self._outcome = Outcome()
+
+    def run(self, base: int, progress: Progress) -> Outcome:
+        head, total = self._store.head, self._store.head.sequence - base
+        index = IndexWriter(self._directory, self._store.identity)
+        try:
+            for row in self._rows(base, head):
+                self._replay(row)
+                if self._is_full(row.sequence, head):
+                    self._close_part(row.sequence, index)
+                self._outcome.rows += 1
+                progress("exporting rows", self._outcome.rows, total)
+            self._archive(index)
+            index.commit(head)
+        finally:
+            index.close()
+            self._abandon()
+        snapshot.write(self._directory, self._store.identity, head, self._ledger)
+        return self._summed_up(head)
+
+    def _rows(self, base: int, head: Head) -> Iterator[Row]:
+        """Not beyond the head of the beginning: a live journal goes on growing."""
+        for row in self._store.rows(base):
+            if row.sequence > head.sequence:
+                return
+            yield row
+
+    def _replay(self, row: Row) -> None:
+        told = row.sequence > self._reached
+        if told and self._writer is None:
+            self._writer, self._first = PartWriter(self._directory), row.sequence
+        for record in recovery.records_of(row, self._ledger.record):
+            if self._writer is None:
+                apply(self._ledger, record)
+            else:
+                self._tell(self._writer, row.sequence, record)
+            if isinstance(record, Finished | Cancelled):
+                self._ended += finishings(self._ledger, record)
+
+    def _tell(self, writer: PartWriter, sequence: int, record: AnyRecord) -> None:
+        chronicle.tell(self._ledger, sequence, record, writer.events, writer.edges)
+        writer.pass_on()
+
+    def _is_full(self, sequence: int, head: Head) -> bool:
+        """Whether a part ends here: one that is there, one that is full, or the last."""
+        if self._writer is None:
+            return sequence in self._whole
+        return self._writer.events_total >= history.EVENTS_A_FILE_MAX or sequence == head.sequence
+
+    def _close_part(self, sequence: int, index: IndexWriter) -> None:
+        """Ended tasks leave at the end of every part, so that memory holds those of one alone."""
+        if self._writer is not None:
+            part = Part(self._first, sequence)
+            self._outcome.events += self._writer.events_total
+            self._outcome.edges += self._writer.edges_total
+            self._writer.finish(part)
+            self._writer = None
+            self._outcome.files += [path.name for path in part.paths(self._directory).values()]
+        self._archive(index)
+
+    def _archive(self, index: IndexWriter) -> None:
+        index.add(self._ended)
+        self._ledger.archive([ended.name for ended, _ in self._ended])
+        self._outcome.ended += len(self._ended)
+        self._ended = []
+
+    def _abandon(self) -> None:
+        if self._writer is not None:
+            self._writer.abandon()
+
+    def _summed_up(self, head: Head) -> Outcome:
+        outcome = self._outcome
+        outcome.sequence, outcome.record = head.sequence, head.record
+        outcome.unfinished = len(self._ledger.tasks)
+        return outcome
+
+
+def finishings(ledger: Ledger, record: Finished | Cancelled) -> list[Finishing]:
+    """What to keep of the tasks that a record has just ended, with their results."""
+    names = record.names
+    results: list[bytes] | list[None] = [None] * len(names)
+    if isinstance(record, Finished):
+        results = [b""] * len(names) if record.results is None else record.results
+    return [
+        (
+            Ended(
+                task.name,
+                task.state,
+                task.terms.campaign,
+                task.terms.service,
+                task.attempt,
+                task.payload,  # its digest, since it ended
+                ledger.record,
+                record.at_ns,
+            ),
+            result,
+        )
+        for task, result in zip(ledger.named(names), results, strict=True)
+    ]

@@ -1,0 +1,292 @@
+"""The index of finished tasks: what is kept of ended tasks when the journal's rows are trimmed.
+
+One SQLite table, `finished.sqlite`: name to how it ended, enough to know a repeated submission
+again (`core.tasks.Ended`), and the result. A compaction adds to it in one transaction that also
+says up to which row the index is complete: `covered`. A name that ended twice has its newest end.
+
+SQLite does not notice a flipped byte, so every row carries checksums and is verified when it is
+read; that no row is missing is known from their count, and looked at by `verify`.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+from zlib import crc32
+
+import msgspec
+
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Ended
+from taskyard.errors import FormatUnknown, JournalDamaged
+from taskyard.journal import schema
+from taskyard.journal.chain import Head, origin, seal, unseal
+from taskyard.journal.files import create_private, make_private_directory, sync_directory
+from taskyard.journal.schema import DiskErrors
+
+FILE_NAME: Final = "finished.sqlite"
+
+#: The format's version; it changes by ritual: new number, old reader kept, a golden file.
+FORMAT: Final = b"1"
+
+TABLES: Final = {
+    "meta": "CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID",
+    "finished": "CREATE TABLE finished(name BLOB PRIMARY KEY, state INTEGER, campaign BLOB, "
+    "service BLOB, attempt INTEGER, digest BLOB, record INTEGER, at_ns INTEGER, checksum INTEGER, "
+    "result BLOB, result_checksum INTEGER) WITHOUT ROWID",
+}
+
+#: An older end never replaces a newer one: a compaction that runs again changes nothing.
+_UPSERT = (
+    "INSERT INTO finished VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
+    "SET state = excluded.state, campaign = excluded.campaign, service = excluded.service, "
+    "attempt = excluded.attempt, digest = excluded.digest, record = excluded.record, "
+    "at_ns = excluded.at_ns, checksum = excluded.checksum, result = excluded.result, "
+    "result_checksum = excluded.result_checksum WHERE excluded.record > record"
+)
+_ENDED = "name, state, campaign, service, attempt, digest, record, at_ns, checksum"
+
+#: SQLite before 3.32 takes no more than 999 values a statement.
+_NAMES_A_QUERY = 500
+
+#: `synchronous=FULL`: an index that lost its end must not lie below rows that are trimmed.
+_SETTINGS = ("synchronous=FULL", "fullfsync=ON", "cell_size_check=ON", "trusted_schema=OFF")
+
+#: A compaction in another process holds the file for moments only.
+_PATIENCE_SECONDS = 5.0
+
+#: A task that ended, and its result; None for one that has none, because it was cancelled.
+Finishing = tuple[Ended, bytes | None]
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class FinishedIndex:
+    """The index, to look up. Without a file it is empty; it may appear while this is open."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / FILE_NAME
+        self._connection: sqlite3.Connection | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def covered(self) -> tuple[bytes, Head] | None:
+        """Of which journal, and up to which row, the ended tasks are here; None without a file."""
+        found = self._fetch("SELECT value FROM meta WHERE key = 'covered'")
+        if self._connection is None:
+            return None
+        sealed = unseal(found[0][0]) if found and isinstance(found[0][0], bytes) else None
+        if sealed is None:
+            raise JournalDamaged(f"{FILE_NAME} does not say soundly what it covers", _LOST)
+        return sealed
+
+    def count(self) -> int:
+        found = self._fetch("SELECT count(*) FROM finished")
+        return int(found[0][0]) if found else 0
+
+    def find(self, names: list[bytes]) -> list[Ended]:
+        """Those of these names that have ended, in no order."""
+        found: list[Ended] = []
+        for start in range(0, len(names), _NAMES_A_QUERY):
+            some = names[start : start + _NAMES_A_QUERY]
+            marks = ",".join("?" * len(some))
+            query = f"SELECT {_ENDED} FROM finished WHERE name IN ({marks})"  # noqa: S608 - marks
+            found += map(_ended, self._fetch(query, some))
+        return found
+
+    def result(self, name: bytes) -> bytes | None:
+        """The result of a DONE task; None if this name has not ended so."""
+        found = self._fetch("SELECT result, result_checksum FROM finished WHERE name = ?", [name])
+        return _result(name, *found[0]) if found else None
+
+    def verify(self) -> int:
+        """Read all of it, and count. Raises JournalDamaged at the first row that is not sound."""
+        findings = self._fetch("PRAGMA quick_check(1)")
+        if findings and findings != [("ok",)]:
+            raise JournalDamaged(f"{FILE_NAME} is damaged ({findings[0][0]})", _LOST)
+        count = 0
+        for *ended, result, result_checksum in self._walk():
+            _result(_ended(ended).name, result, result_checksum)
+            count += 1
+        written = self._fetch("SELECT value FROM meta WHERE key = 'count'")
+        if written and written[0][0] != count:
+            lost = f"it has {count} rows where {written[0][0]} were written"
+            raise JournalDamaged(f"{FILE_NAME} is damaged", lost)
+        return count
+
+    def _walk(self) -> Iterator[tuple[Any, ...]]:
+        connection = self._open()
+        if connection is not None:
+            query = f"SELECT {_ENDED}, result, result_checksum FROM finished"  # noqa: S608
+            try:
+                yield from connection.execute(query)
+            except DiskErrors as error:
+                raise _read_error(error) from error
+
+    def _fetch(self, query: str, values: Iterable[object] = ()) -> list[tuple[Any, ...]]:
+        try:
+            connection = self._open()
+            return [] if connection is None else connection.execute(query, [*values]).fetchall()
+        except DiskErrors as error:
+            raise _read_error(error) from error
+
+    def _open(self) -> sqlite3.Connection | None:
+        """Opened when it is first needed, and there."""
+        if self._connection is None and self.path.exists():
+            connection = connect(self.path)
+            try:
+                _check_format(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+
+class IndexWriter:
+    """One transaction that adds ended tasks: all of them are there when `commit` returns, or
+    none."""
+
+    def __init__(self, directory: Path, identity: bytes) -> None:
+        self._identity = identity
+        self._path = directory / FILE_NAME
+        try:
+            if not self._path.exists():
+                make_private_directory(directory)
+                _create(directory, identity)
+            self._connection = connect(self._path)
+            _check_format(self._connection)
+            self._connection.execute("BEGIN IMMEDIATE")
+        except DiskErrors as error:
+            raise self._failed(error) from error
+
+    def add(self, finished: Iterable[Finishing]) -> None:
+        try:
+            self._connection.executemany(_UPSERT, map(_columns, finished))
+        except DiskErrors as error:
+            raise self._failed(error) from error
+
+    def commit(self, head: Head) -> None:
+        """Let the index cover the rows up to `head`. It is durable when this returns."""
+        try:
+            count = self._connection.execute("SELECT count(*) FROM finished").fetchone()[0]
+            meta = [("covered", seal(self._identity, head)), ("count", count)]
+            self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta)
+            self._connection.execute("COMMIT")
+        except DiskErrors as error:
+            raise self._failed(error) from error
+
+    def close(self) -> None:
+        """What was not committed never was."""
+        self._connection.close()
+
+    def _failed(self, error: Exception) -> Exception:
+        return schema.write_error(error, "adding to the index of finished tasks", self._path)
+
+
+#: What follows from an index that can't be read.
+_LOST = "names and results of tasks that ended before the last compaction can't be told"
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode=rw"
+    connection = sqlite3.connect(
+        uri, uri=True, isolation_level=None, timeout=_PATIENCE_SECONDS, check_same_thread=False
+    )
+    for setting in _SETTINGS:
+        connection.execute(f"PRAGMA {setting}")
+    return connection
+
+
+def _create(directory: Path, identity: bytes) -> None:
+    """Built beside its place: a file of this name always has its tables."""
+    unfinished = directory / f"{FILE_NAME}.new"
+    for leftover in directory.glob(f"{unfinished.name}-*"):
+        leftover.unlink()
+    create_private(unfinished, b"")
+    with closing(connect(unfinished)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL").fetchall()
+        connection.execute("BEGIN IMMEDIATE")
+        for table in TABLES.values():
+            connection.execute(table)
+        covered = seal(identity, Head(0, 0, origin(identity)))
+        meta = [("format", FORMAT), ("covered", covered), ("count", 0)]
+        connection.executemany("INSERT INTO meta VALUES (?, ?)", meta)
+        connection.execute("COMMIT")
+    unfinished.rename(directory / FILE_NAME)
+    sync_directory(directory)
+
+
+def _check_format(connection: sqlite3.Connection) -> None:
+    found = connection.execute("SELECT value FROM meta WHERE key = 'format'").fetchall()
+    if found != [(FORMAT,)]:
+        raise FormatUnknown(
+            f"{FILE_NAME} has format {found[0][0] if found else None!r}, this version of Taskyard "
+            f"reads {FORMAT!r}: use the version that wrote it"
+        )
+    tables = connection.execute("SELECT name, sql FROM sqlite_schema").fetchall()
+    if tables != list(TABLES.items()):
+        raise JournalDamaged(f"the list of tables in {FILE_NAME} is damaged", _LOST)
+
+
+def _columns(finishing: Finishing) -> tuple[object, ...]:
+    ended, result = finishing
+    return (
+        ended.name,
+        int(ended.state),
+        ended.campaign,
+        ended.service,
+        ended.attempt,
+        ended.digest,
+        ended.record,
+        ended.at_ns,
+        crc32(_encode(ended)),
+        result,
+        crc32(result or b""),
+    )
+
+
+def _ended(columns: Iterable[Any]) -> Ended:
+    *plain, checksum = columns
+    try:
+        name, state, *rest = plain
+        ended = Ended(name, TaskState(state), *rest)
+        sound = crc32(_encode(ended)) == checksum
+    except (TypeError, ValueError, OverflowError) as error:  # a flipped byte changes types, too
+        raise _unsound(plain[0]) from error
+    if not sound:
+        raise _unsound(plain[0])
+    return ended
+
+
+def _result(name: bytes, result: object, checksum: object) -> bytes | None:
+    if not (result is None or isinstance(result, bytes)) or crc32(result or b"") != checksum:
+        raise _unsound(name)
+    return result
+
+
+def _unsound(name: object) -> JournalDamaged:
+    return JournalDamaged(
+        f"the row of {name!r} in {FILE_NAME} does not match its checksum",
+        "how that task ended, and its result, can't be trusted",
+    )
+
+
+def _read_error(error: Exception) -> Exception:
+    return schema.read_error(error, f"the index {FILE_NAME}")

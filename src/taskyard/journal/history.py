@@ -1,0 +1,325 @@
+r"""The history as Parquet: two tables that any tool reads, written in pairs of files.
+
+`history/events-FIRST-LAST.parquet` and `edges-FIRST-LAST.parquet` hold what the journal's rows from
+FIRST to LAST tell. A pair is written beside its place, synced and renamed, the edges first; the
+ranges follow one another without a gap. A file that is there is believed by its name and never
+changed.
+
+Columns are plain (strings are strings, times are UTC), so that Spark reads them as they are. Names
+are bytes in the journal: what is no UTF-8 in them is written as \xNN. This is the one file that
+imports pyarrow; `docs/journal.md` has the columns one by one, and a test compares the two.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from taskyard.errors import JournalDamaged
+from taskyard.journal.files import PRIVATE_FILE, make_private_directory, sync_directory
+
+FOLDER: Final = "history"
+
+_TIME = pa.timestamp("us", tz="UTC")
+_STRINGS = pa.list_(pa.field("element", pa.string()))
+
+EVENTS: Final = pa.schema(
+    [
+        pa.field("sequence", pa.int64(), nullable=False),
+        pa.field("record", pa.int64(), nullable=False),
+        pa.field("time", _TIME, nullable=False),
+        pa.field("time_ns", pa.int64(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("task", pa.string()),
+        pa.field("attempt", pa.int64()),
+        pa.field("worker", pa.string()),
+        pa.field("dialect", pa.string()),
+        pa.field("campaign", pa.string()),
+        pa.field("service", pa.string()),
+        pa.field("lane", pa.string()),
+        pa.field("priority", pa.int64()),
+        pa.field("due", _TIME),
+        pa.field("reason", pa.string()),
+        pa.field("payload_bytes", pa.int64()),
+        pa.field("result_bytes", pa.int64()),
+        pa.field("slots", pa.int64()),
+        pa.field("own_fault", pa.bool_()),
+        pa.field("percent", pa.int64()),
+        pa.field("incarnation", pa.int64()),
+        pa.field("services", _STRINGS),
+    ]
+)
+
+EDGES: Final = pa.schema(
+    [
+        pa.field("sequence", pa.int64(), nullable=False),
+        pa.field("record", pa.int64(), nullable=False),
+        pa.field("task", pa.string(), nullable=False),
+        pa.field("after", pa.string(), nullable=False),
+    ]
+)
+
+#: A file is closed after the journal row that fills it: about 50 MB, some seconds of a busy broker.
+EVENTS_A_FILE_MAX: Final = 4_000_000
+
+#: Rows are gathered in memory up to this many; they become one row group of the file.
+ROWS_A_GROUP: Final = 128 * 1024
+
+_NAME = re.compile(r"(events|edges)-(\d{12,})-(\d{12,})\.parquet")
+#: Begins with a dot, so that Spark does not take an unfinished file for one of the table.
+_UNFINISHED = ".{table}.parquet.new"
+
+_INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
+_MICROSECOND_NS = 1000
+
+
+class Part(msgspec.Struct, frozen=True, order=True):
+    """One pair of files, by the journal rows that they hold."""
+
+    first: int
+    last: int
+
+    def paths(self, directory: Path) -> dict[str, Path]:
+        """The files by the name of their table, the edges first."""
+        span = f"{self.first:012}-{self.last:012}"
+        return {
+            table: directory / FOLDER / f"{table}-{span}.parquet" for table in ("edges", "events")
+        }
+
+
+def parts(directory: Path) -> tuple[list[Part], list[Part]]:
+    """The whole pairs, in order, and those of which one file is missing."""
+    found: dict[Part, int] = {}
+    for path in (directory / FOLDER).glob("*.parquet"):
+        named = _NAME.fullmatch(path.name)
+        if named:
+            part = Part(int(named[2]), int(named[3]))
+            found[part] = found.get(part, 0) + 1
+    whole = sorted(part for part, files in found.items() if files == len(TABLES))
+    return whole, sorted(part for part, files in found.items() if files < len(TABLES))
+
+
+def gaps(whole: list[Part]) -> list[str]:
+    """Where the ranges of the pairs do not follow one another, in words."""
+    wrong: list[str] = []
+    for before, after in pairwise(whole):
+        if after.first > before.last + 1:
+            wrong.append(f"rows {before.last + 1}..{after.first - 1} are in no history file")
+        elif after.first <= before.last:
+            wrong.append(f"rows {after.first}..{before.last} are in two history files")
+    return wrong
+
+
+def check_part(directory: Path, part: Part, *, deep: bool = False) -> int:
+    """How many events a pair of files holds. Raises JournalDamaged if they can't be read."""
+    counts: dict[str, int] = {}
+    for table, path in part.paths(directory).items():
+        try:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                schema = file.schema_arrow
+                counts[table] = file.metadata.num_rows
+                if deep:
+                    for _ in file.iter_batches():
+                        pass
+        except (pa.ArrowException, OSError) as error:
+            lost = f"the {table} of rows {part.first}..{part.last} are lost, if these are trimmed"
+            raise JournalDamaged(f"{FOLDER}/{path.name} can't be read ({error})", lost) from error
+        if not schema.equals(TABLES[table]):
+            raise JournalDamaged(f"{FOLDER}/{path.name} has other columns than it should have")
+    return counts["events"]
+
+
+class Columns:
+    """Rows of one table, gathered column by column. What a record's rows share is kept once."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._begin()
+
+    def _begin(self) -> None:
+        self.rows = 0
+        self._columns = {field.name: _Column() for field in self.schema}
+
+    def add(self, count: int, values: Mapping[str, object]) -> None:
+        """Rows of one record: a list has a value for each row, all else is shared by them, and a
+        column that is not given is null."""
+        self.rows += count
+        for name, column in self._columns.items():
+            value = values.get(name)
+            if type(value) is list:
+                column.each(value, self.rows)
+            else:
+                column.same(value, self.rows)
+
+    def take(self) -> pa.RecordBatch:
+        """What was gathered; gathering begins anew."""
+        arrays = [self._columns[field.name].array(field.type) for field in self.schema]
+        self._begin()
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+class _Column:
+    """Values and the rows up to which they hold: runs, most of them long."""
+
+    def __init__(self) -> None:
+        self._values: list[Any] = []
+        self._ends: list[int] = []
+
+    def same(self, value: object, end: int) -> None:
+        if self._values and self._values[-1] is value:
+            self._ends[-1] = end
+        else:
+            self._values.append(value)
+            self._ends.append(end)
+
+    def each(self, values: list[Any], end: int) -> None:
+        self._values += values
+        self._ends += range(end - len(values) + 1, end + 1)
+
+    def array(self, kind: pa.DataType) -> pa.Array:
+        values = _MAKERS[kind](self._values)
+        if not self._ends or len(self._values) == self._ends[-1]:
+            return values
+        ends = pa.array(self._ends, pa.int32())
+        return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, values))
+
+
+def _strings(values: list[Any]) -> pa.Array:
+    """Bytes as strings; all at once where they are UTF-8."""
+    try:
+        return pa.array(values, pa.binary()).cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([_text(value) for value in values], pa.string())
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode(errors="backslashreplace")
+
+
+def _string_lists(values: list[Any]) -> pa.Array:
+    texts = [None if names is None else [_text(name) for name in names] for names in values]
+    return pa.array(texts, _STRINGS)
+
+
+def _integers(values: list[Any]) -> pa.Array:
+    """Numbers that a peer made up may be larger than a column holds; they stop at its end."""
+    try:
+        return pa.array(values, pa.int64())
+    except (OverflowError, pa.ArrowInvalid):
+        return pa.array([_clamped(value) for value in values], pa.int64())
+
+
+def _clamped(value: int | None) -> int | None:
+    return None if value is None else min(max(value, _INT64_MIN), _INT64_MAX)
+
+
+def _times(values: list[Any]) -> pa.Array:
+    return pc.divide(_integers(values), _MICROSECOND_NS).cast(_TIME)
+
+
+def _booleans(values: list[Any]) -> pa.Array:
+    return pa.array(values, pa.bool_())
+
+
+_MAKERS: dict[pa.DataType, Callable[[list[Any]], pa.Array]] = {
+    pa.string(): _strings,
+    _STRINGS: _string_lists,
+    pa.int64(): _integers,
+    _TIME: _times,
+    pa.bool_(): _booleans,
+}
+
+#: Every table, in the order in which the files of a pair get their names.
+TABLES: Final = {"edges": EDGES, "events": EVENTS}
+
+
+class PartWriter:
+    """A pair of files on its way."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        folder = directory / FOLDER
+        make_private_directory(folder)
+        self._files = {table: _TableFile(folder, table) for table in TABLES}
+        self.events = self._files["events"].columns
+        self.edges = self._files["edges"].columns
+
+    @property
+    def events_total(self) -> int:
+        return self._files["events"].rows
+
+    @property
+    def edges_total(self) -> int:
+        return self._files["edges"].rows
+
+    def pass_on(self) -> None:
+        """Write what has gathered, if it is enough for a row group."""
+        for file in self._files.values():
+            if file.columns.rows >= ROWS_A_GROUP:
+                file.write()
+
+    def finish(self, part: Part) -> None:
+        """Give the files the names of what they hold. They are durable when this returns."""
+        paths = part.paths(self._directory)
+        for file in self._files.values():
+            file.finish()
+        for table, file in self._files.items():
+            file.path.rename(paths[table])
+        sync_directory(self._directory / FOLDER)
+
+    def abandon(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+class _TableFile:
+    """One unfinished file."""
+
+    def __init__(self, folder: Path, table: str) -> None:
+        self.path = folder / _UNFINISHED.format(table=table)
+        self.columns = Columns(TABLES[table])
+        self._written = 0
+        self.path.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._file = os.fdopen(os.open(self.path, flags, PRIVATE_FILE), "wb")
+        self._writer = pq.ParquetWriter(
+            self._file, TABLES[table], compression="zstd", write_page_checksum=True
+        )
+
+    @property
+    def rows(self) -> int:
+        return self._written + self.columns.rows
+
+    def write(self) -> None:
+        self._written += self.columns.rows
+        self._writer.write_batch(self.columns.take())
+
+    def finish(self) -> None:
+        if self.columns.rows:
+            self.write()
+        self._writer.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def close(self) -> None:
+        """Let go of a file that is not to be finished; the next one takes its place. What it could
+        not write, it need not."""
+        for closes in (self._writer, self._file):
+            with contextlib.suppress(OSError, pa.ArrowException):
+                closes.close()
+
+
+def remove(directory: Path, part: Part) -> None:
+    """Take away what is left of a pair that never was whole."""
+    for path in part.paths(directory).values():
+        path.unlink(missing_ok=True)
+    sync_directory(directory / FOLDER)

@@ -1,0 +1,236 @@
+"""Queues, lanes, rotation and heaps: order, stale entries, and what is left behind."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskyard.core.agenda import CURSOR_MAX, Agenda, Lane, Queue, Service
+from taskyard.core.events import PauseAsked, ResumeAsked
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Task, Terms
+from tests.core.kit import Yard
+
+LANE = Lane(b"lane", Service(b"default"))
+
+
+def task(number: int, priority: int = 0) -> Task:
+    return Task(b"%d" % number, b"", Terms(priority=priority), LANE)
+
+
+def tasks(count: int) -> list[Task]:
+    return [task(number) for number in range(count)]
+
+
+def numbers(some: list[Task]) -> list[int]:
+    return [int(one.name) for one in some]
+
+
+# A queue.
+
+
+def test_queue_is_first_in_first_out() -> None:
+    queue = Queue(0, items=tasks(4))
+    assert numbers(queue.peek(2)) == [0, 1]
+    queue.take(queue.peek(2))
+    assert numbers(queue.peek(9)) == [2, 3]
+
+
+def test_front_goes_first_and_its_newest_before_all() -> None:
+    queue = Queue(0, items=tasks(2))
+    queue.front += [task(7), task(8)]
+    assert numbers(queue.peek(9)) == [8, 7, 0, 1]
+    assert numbers(queue.peek(1)) == [8]
+    assert numbers(queue.peek(3)) == [8, 7, 0]
+    assert numbers(queue.in_order()) == [8, 7, 0, 1]
+
+
+def test_tasks_are_taken_wherever_they_are() -> None:
+    queue = Queue(0, items=(items := tasks(5)), front=(front := [task(7), task(8), task(9)]))
+    queue.take([front[1], items[3], front[2], items[0]])
+    assert numbers(queue.in_order()) == [7, 1, 2, 4]
+
+
+def test_queue_gives_back_the_room_of_what_has_passed() -> None:
+    items = tasks(5 * CURSOR_MAX)
+    queue = Queue(0, items=list(items))
+    for place, one in enumerate(items, start=1):
+        queue.take([one])
+        left = len(items) - place
+        assert numbers(queue.in_order()) == list(range(place, len(items)))
+        assert len(queue.items) - left <= max(left, CURSOR_MAX) + 2
+    for one in items:
+        queue.items.append(one)
+        queue.discard(one)
+        assert len(queue.items) <= CURSOR_MAX + 3
+
+
+def test_cancelled_entries_are_passed_over() -> None:
+    items, front = tasks(4), [task(7), task(8)]
+    queue = Queue(0, items=list(items), front=list(front))
+    for one in (items[0], items[2], front[0]):
+        one.state = TaskState.CANCELLED
+        queue.stale += 1
+    assert numbers(queue.in_order()) == [8, 1, 3]
+    assert numbers(queue.peek(2)) == [8, 1]
+    queue.take([front[1], items[1]])
+    assert numbers(queue.peek(9)) == [3]
+    assert queue.stale == 0
+
+
+OPERATIONS = st.lists(
+    st.tuples(st.sampled_from(["add", "front", "next", "any", "cancel"]), st.integers(0, 99)),
+    max_size=60,
+)
+
+
+@given(OPERATIONS)
+def test_queue_behaves_as_two_plain_lists(operations: list[tuple[str, int]]) -> None:
+    queue, front, back, number = Queue(0), list[Task](), list[Task](), 0
+    for operation, luck in operations:
+        line = front + back
+        if operation == "add":
+            number += 1
+            back.append(task(number))
+            queue.items.append(back[-1])
+        elif operation == "front":
+            number += 1
+            front.insert(0, task(number))
+            queue.front.append(front[0])
+        elif line:
+            some = line[: luck % len(line) + 1] if operation == "next" else [line[luck % len(line)]]
+            if operation == "cancel":
+                queue.stale += 1
+                some[0].state = TaskState.CANCELLED
+            else:
+                assert operation == "any" or numbers(queue.peek(len(some))) == numbers(some)
+                queue.take(some)
+            front = [one for one in front if one not in some]
+            back = [one for one in back if one not in some]
+        assert numbers(queue.in_order()) == numbers(front + back)
+    assert numbers(queue.peek(999)) == numbers(front + back)
+
+
+# A lane.
+
+
+def test_lane_orders_by_priority_and_then_as_its_queues_do() -> None:
+    lane = Lane(b"lane", Service(b"default"))
+    given = [task(1), task(2, priority=5), task(3, priority=-1), task(4, priority=5)]
+    for one in given:
+        lane.add(one, front=False)
+    lane.add(task(9), front=True)
+    assert [queue.priority for queue in lane.queues] == [5, 0, -1]
+    assert numbers(lane.peek(9)) == [2, 4, 9, 1, 3]
+    assert numbers(lane.peek(3)) == [2, 4, 9]
+    assert lane.ready == 5
+    lane.remove(given[3])
+    assert numbers(lane.in_order()) == [2, 9, 1, 3]
+
+
+def test_task_that_lost_a_worker_is_set_apart() -> None:
+    lane = Lane(b"lane", Service(b"default"))
+    lost, worse = task(1), task(2, priority=9)
+    lost.attempt = worse.attempt = 1
+    lane.add(task(0), front=False)
+    assert lane.suspect() is None
+    for one in (lost, worse):
+        lane.add(one, front=False)
+    assert lane.suspect() is worse
+    assert numbers(lane.peek(9)) == [0]
+    assert numbers(lane.in_order()) == [1, 2, 0]
+    lane.remove(worse)
+    assert lane.suspect() is lost
+    lane.forget(lost)
+    assert (lane.suspect(), lane.ready) == (None, 1)
+
+
+def lanes(yard: Yard) -> list[bytes]:
+    return list(yard.scheduler.ledger.services[b"default"].lanes)
+
+
+def test_lane_without_tasks_is_deleted_and_the_open_lane_stays() -> None:
+    yard = Yard()
+    yard.join(b"w")
+    yard.submit(b"a", b"b", lanes=[b"x", b""])
+    assert lanes(yard) == [b"x", b""]
+    yard.take(b"w", 2)
+    yard.finish(b"w", b"a", b"b")
+    assert lanes(yard) == [b""]
+    yard.submit(b"c", lanes=[b"x"])
+    assert yard.take(b"w") == [b"c"]
+
+
+def test_lane_with_failed_or_paused_work_is_kept() -> None:
+    yard = Yard()
+    yard.handle(PauseAsked(0, b"c", b"default", b"x"))
+    assert lanes(yard) == [b"x"]
+    yard.submit(b"a", lanes=[b"x"])
+    yard.cancel(b"a")
+    assert lanes(yard) == [b"x"]
+    yard.handle(ResumeAsked(0, b"c", b"default", b"x"))
+    assert lanes(yard) == []
+
+
+def test_deleted_lane_that_was_in_rotation_gives_nothing() -> None:
+    yard = Yard()
+    yard.join(b"w")
+    yard.submit(b"a", b"b", b"c", lanes=[b"x", b"x", b"y"])
+    yard.cancel(b"a", b"b")
+    assert yard.take(b"w", 9) == [b"c"]
+    rotation = yard.scheduler.ledger.services[b"default"].rotation
+    assert b"x" not in [lane.name for lane in rotation]
+
+
+def test_cancelled_tasks_in_a_queue_are_never_leased() -> None:
+    yard = Yard()
+    yard.join(b"w")
+    yard.submit(*[b"%d" % number for number in range(10)])
+    yard.cancel(b"0", b"1", b"5", b"9")
+    assert yard.take(b"w", 3) == [b"2", b"3", b"4"]
+    assert yard.take(b"w", 9) == [b"6", b"7", b"8"]
+
+
+# What waits for time.
+
+
+def test_agenda_gives_what_is_due_in_order_of_time_then_arrival() -> None:
+    agenda, some = Agenda(), tasks(4)
+    for one, due_ns in zip(some, [30, 10, 20, 10], strict=True):
+        one.state, one.due_ns = TaskState.DELAYED, due_ns
+        agenda.delay(due_ns, [one])
+    assert agenda.next_ns() == 10
+    assert numbers(agenda.pop_due(9, 99)) == []
+    assert numbers(agenda.pop_due(20, 99)) == [1, 3, 2]
+    assert agenda.next_ns() == 30
+
+
+def test_agenda_gives_no_more_than_was_asked_for() -> None:
+    agenda, some = Agenda(), tasks(3)
+    for one in some:
+        one.state = TaskState.DELAYED
+        agenda.delay(0, [one])
+        agenda.expire(0, [one.name])
+    assert numbers(agenda.pop_due(0, 2)) == [0, 1]
+    assert numbers(agenda.pop_due(0, 2)) == [2]
+    assert agenda.pop_expired(0, 2) == [b"0", b"1"]
+    assert agenda.pop_expired(0, 2) == [b"2"]
+    assert agenda.next_ns() is None
+
+
+def test_stale_entries_of_the_agenda_are_passed_over() -> None:
+    agenda, some = Agenda(), tasks(3)
+    for one in some:
+        one.state, one.due_ns = TaskState.DELAYED, 10
+        agenda.delay(10, [one])
+    agenda.delay(10, [some[0]])  # put off twice to the same time
+    some[1].due_ns = 20  # put off to another time
+    some[2].state = TaskState.CANCELLED
+    assert numbers(agenda.pop_due(10, 99)) == [0]
+
+
+def test_agenda_looks_at_whatever_comes_first() -> None:
+    agenda = Agenda()
+    assert agenda.next_ns() is None
+    agenda.expire(7, [b"a"])
+    assert agenda.next_ns() == 7
+    agenda.delay(5, [])
+    assert agenda.next_ns() == 5

@@ -1,0 +1,217 @@
+"""Why a task waits, in a sentence: every reason, compared literally."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskyard.core.events import Outcome, PauseAsked, Rules, RulesSet, Unknown
+from taskyard.core.explain import Explanation, Reason, explain
+from taskyard.core.limits import SECOND_NS
+from tests.core.kit import Yard
+
+
+def why(yard: Yard, name: bytes) -> Explanation:
+    return explain(yard.scheduler, name)
+
+
+def sentence(yard: Yard, name: bytes, reason: Reason) -> str:
+    found = why(yard, name)
+    assert found.reason is reason
+    return found.sentence
+
+
+@pytest.fixture
+def yard() -> Yard:
+    """A yard with a worker w that has room for two slots."""
+    yard = Yard()
+    yard.join(b"w", slots_total=2)
+    return yard
+
+
+def test_unknown_task(yard: Yard) -> None:
+    assert sentence(yard, b"\xff", Reason.UNKNOWN) == "no task is called \\xff"
+
+
+def test_done_task(yard: Yard) -> None:
+    yard.submit(b"a")
+    yard.take(b"w")
+    yard.finish(b"w", b"a")
+    assert sentence(yard, b"a", Reason.DONE) == "it is done, by attempt 1"
+
+
+def test_cancelled_task(yard: Yard) -> None:
+    yard.submit(b"a")
+    yard.cancel(b"a")
+    expected = "it was cancelled, or a task that it waited for was"
+    assert sentence(yard, b"a", Reason.CANCELLED) == expected
+
+
+def test_failed_task(yard: Yard) -> None:
+    yard.submit(b"a", b"b", retry_delays_ns=(0,))
+    yard.take(b"w", 2)
+    yard.report(b"w", b"a", Outcome.FAILED_FOR_GOOD, texts=[b"no such file"])
+    yard.report(b"w", b"b", Outcome.FAILED)
+    yard.later(0)
+    yard.take(b"w")
+    yard.report(b"w", b"b", Outcome.FAILED)
+    assert sentence(yard, b"a", Reason.FAILED) == "it failed after 1 attempt: no such file"
+    assert sentence(yard, b"b", Reason.FAILED) == "it failed after 2 attempts: no reason given"
+
+
+def test_failed_task_that_others_wait_for(yard: Yard) -> None:
+    yard.submit(b"a", b"b", after=[[], [b"a"]])
+    yard.take(b"w")
+    yard.report(b"w", b"a", Outcome.FAILED, texts=[b"oh"])
+    expected = "it failed after 1 attempt: oh; 1 task waits behind it"
+    assert sentence(yard, b"a", Reason.FAILED) == expected
+    yard.submit(b"c", after=[[b"b"]])
+    expected = "it failed after 1 attempt: oh; 2 tasks wait behind it"
+    assert sentence(yard, b"a", Reason.FAILED) == expected
+
+
+def test_leased_task(yard: Yard) -> None:
+    yard.submit(b"a")
+    yard.take(b"w")
+    yard.later(7.9)
+    assert sentence(yard, b"a", Reason.LEASED) == "worker w has had it for 7 s (attempt 1)"
+
+
+def test_leased_task_when_the_clock_has_jumped_back(yard: Yard) -> None:
+    yard.clock(100 * SECOND_NS)
+    yard.submit(b"a")
+    yard.take(b"w")
+    yard.clock(0)
+    assert sentence(yard, b"a", Reason.LEASED) == "worker w has had it for 0 s (attempt 1)"
+
+
+def test_task_that_waits_for_its_time(yard: Yard) -> None:
+    yard.submit(b"a", due_ns=90 * SECOND_NS)
+    assert sentence(yard, b"a", Reason.TIME) == "it is due in 90 s"
+    yard.submit(b"b", retry_delays_ns=(5 * SECOND_NS,))
+    yard.take(b"w")
+    yard.report(b"w", b"b", Outcome.FAILED, texts=[b"host is down"])
+    expected = "it is due in 5 s, after 1 failure, the last: host is down"
+    assert sentence(yard, b"b", Reason.TIME) == expected
+
+
+def test_task_that_waits_for_tasks(yard: Yard) -> None:
+    yard.submit(b"a", due_ns=1)
+    yard.submit(b"b", after=[[b"a"]])
+    found = why(yard, b"b")
+    assert found == Explanation(Reason.TASKS, "it waits for 1 task: a (DELAYED)", (b"a",))
+    yard.submit(b"c", after=[[b"b", b"x"]], unknown=Unknown.WAIT)
+    found = why(yard, b"c")
+    text = "it waits for 2 tasks: b (BLOCKED), x (not submitted)"
+    assert found == Explanation(Reason.TASKS, text, (b"b", b"x"))
+
+
+def test_task_that_waits_for_many_tasks(yard: Yard) -> None:
+    names = [b"%d" % number for number in range(7)]
+    yard.submit(*names)
+    yard.submit(b"a", after=[names])
+    assert sentence(yard, b"a", Reason.TASKS) == (
+        "it waits for 7 tasks: 0 (READY), 1 (READY), 2 (READY), 3 (READY), 4 (READY) and 2 more"
+    )
+    yard.submit(b"b", after=[[*names[:4], b"x", b"y"]], unknown=Unknown.WAIT)
+    assert sentence(yard, b"b", Reason.TASKS) == (
+        "it waits for 6 tasks: 0 (READY), 1 (READY), 2 (READY), 3 (READY), x (not submitted) "
+        "and 1 more"
+    )
+
+
+def test_task_behind_a_failure(yard: Yard) -> None:
+    yard.submit(b"f", b"g")
+    yard.take(b"w", 2)
+    yard.report(b"w", b"f", Outcome.FAILED, texts=[b"oh"])
+    yard.report(b"w", b"g", Outcome.FAILED)
+    yard.submit(b"c", after=[[b"f", b"g"]])
+    yard.submit(b"d", after=[[b"c"]])
+    text = "it is behind a failure, waiting for f (FAILED: oh), g (FAILED)"
+    assert why(yard, b"c") == Explanation(Reason.FAILURE, text, (b"f", b"g"))
+    expected = "it is behind a failure, waiting for c (BLOCKED)"
+    assert sentence(yard, b"d", Reason.FAILURE) == expected
+
+
+@pytest.mark.parametrize(
+    ("scope", "expected"),
+    [
+        ({}, "it is ready, but everything is paused (service default)"),
+        ({"service": b"default"}, "it is ready, but its service is paused (service default)"),
+        (
+            {"service": b"default", "lane": b"x"},
+            "it is ready, but its lane is paused (service default)",
+        ),
+    ],
+)
+def test_paused_task(yard: Yard, scope: dict[str, Any], expected: str) -> None:
+    yard.submit(b"a", lanes=[b"x"])
+    yard.handle(PauseAsked(0, b"client", **scope))
+    assert sentence(yard, b"a", Reason.PAUSED) == expected
+
+
+@pytest.mark.parametrize(
+    ("reason", "event", "expected"),
+    [
+        (
+            Reason.LIMIT_BROKER,
+            RulesSet(0, workers_max=1),
+            "the broker's limit of workers at once is reached",
+        ),
+        (
+            Reason.LIMIT_SERVICE,
+            RulesSet(0, defaults=Rules(workers_max=1)),
+            "its service's limit of workers at once is reached",
+        ),
+        (
+            Reason.LIMIT_LANE,
+            RulesSet(0),
+            "its lane's limit of workers at once is reached",
+        ),
+        (
+            Reason.RATE,
+            RulesSet(0, defaults=Rules(rate_interval_ns=SECOND_NS, lane_workers_max=9)),
+            "its service's rate is used up for the moment",
+        ),
+    ],
+)
+def test_task_held_back_by_a_limit(
+    yard: Yard, reason: Reason, event: RulesSet, expected: str
+) -> None:
+    yard.handle(event)
+    yard.submit(b"a", b"b", lanes=[b"x", b"x"])
+    yard.take(b"w")
+    assert sentence(yard, b"b", reason) == f"it is ready, but {expected} (service default)"
+
+
+def test_task_without_a_worker() -> None:
+    yard = Yard()
+    yard.submit(b"a", service=b"rare")
+    expected = "it is ready, but no worker of its service is connected (service rare)"
+    assert sentence(yard, b"a", Reason.NO_WORKER) == expected
+
+
+def test_task_that_no_worker_has_room_for(yard: Yard) -> None:
+    yard.submit(b"a", slots=3)
+    expected = "it is ready, but takes 3 slots, and no worker has so many"
+    assert sentence(yard, b"a", Reason.NO_ROOM) == expected
+    yard.join(b"plain")
+    assert why(yard, b"a").reason is Reason.WORKERS_BUSY
+
+
+def test_task_that_must_run_alone(yard: Yard) -> None:
+    yard.submit(b"a")
+    yard.lose(b"v", b"a")
+    expected = "it lost 1 worker and waits for one that is empty"
+    assert sentence(yard, b"a", Reason.ALONE) == expected
+
+
+def test_task_that_nothing_holds_back(yard: Yard) -> None:
+    yard.submit(b"a")
+    expected = "it is ready and waits for a worker of service default to ask"
+    assert sentence(yard, b"a", Reason.WORKERS_BUSY) == expected
+
+
+def test_every_reason_is_given_in_this_file() -> None:
+    text = Path(__file__).read_text()
+    assert [reason for reason in Reason if f"Reason.{reason.name}" not in text] == []

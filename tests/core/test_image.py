@@ -1,0 +1,178 @@
+"""Snapshots: a restored ledger is the same ledger, and goes on alike."""
+
+import msgspec
+from hypothesis import given, settings
+
+from taskyard.core import image, invariants
+from taskyard.core.effects import Accepted
+from taskyard.core.events import Outcome, PauseAsked, ResumeAsked, Unknown
+from taskyard.core.image import Image
+from taskyard.core.ledger import Ledger
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.scheduler import Scheduler
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Ended, digest
+from tests.core.kit import Yard
+from tests.core.worlds import Step, steps, take_step
+
+DONE, CANCELLED = TaskState.DONE, TaskState.CANCELLED
+
+
+def again(ledger: Ledger) -> Ledger:
+    """The ledger that an encoded image of this one is restored to."""
+    encoded = msgspec.msgpack.encode(image.take(ledger))
+    return image.restore(msgspec.msgpack.decode(encoded, type=Image))
+
+
+def rich() -> Yard:
+    """A yard with a bit of everything."""
+    yard = Yard()
+    yard.rules(overfeed=1)
+    yard.join(b"w", services=(b"default", b"x"), slots_total=9, silence_ns=60 * SECOND_NS)
+    yard.join(b"v")
+    yard.submit(b"killer", lanes=[b"s"])
+    yard.lose(b"u", b"killer")
+    yard.handle(PauseAsked(0, b"client", b"default", b"s"))
+    yard.submit(b"a", b"b", b"c", lanes=[b"1", b"1", b"2"], campaign=b"c1", priority=3)
+    after = [[b"a"], [b"a", b"b"], [b"d", b"e"]]
+    yard.submit(b"d", b"e", b"f", after=after, envelopes=[b"!"] * 3)
+    yard.submit(b"g", after=[[b"awaited", b"a"]], unknown=Unknown.WAIT)
+    yard.submit(b"h", b"i", service=b"x", slots=2, due_ns=5 * SECOND_NS)
+    yard.submit(b"j", service=b"x", expires_hard_ns=90 * SECOND_NS)
+    yard.submit(*[b"k%d" % number for number in range(5)], service=b"x")
+    yard.take(b"w", 4)
+    held = [task.name for task in yard.scheduler.ledger.workers[b"w"].held()]
+    yard.finish(b"w", held[0], texts=[b"result"], keeps_slots=True)
+    yard.report(b"w", held[1], Outcome.FAILED, texts=[b"oh"])
+    yard.report(b"w", held[2], Outcome.REFUSED)
+    yard.cancel(b"k4")
+    yard.handle(PauseAsked(0, b"client", b"x"))
+    yard.handle(PauseAsked(0, b"client", b"default", b"2"))
+    yard.handle(PauseAsked(0, b"client", b"default", b"empty"))
+    yard.later(1)
+    return yard
+
+
+def test_restored_ledger_has_the_same_portrait_and_keeps_its_invariants() -> None:
+    ledger = rich().scheduler.ledger
+    restored = again(ledger)
+    assert image.portrait(restored) == image.portrait(ledger)
+    invariants.check_ledger(restored)
+
+
+def test_empty_ledger_can_be_restored() -> None:
+    restored = again(Ledger())
+    assert image.portrait(restored) == image.portrait(Ledger())
+
+
+def test_portrait_sees_what_differs() -> None:
+    yard, other = Yard(), Yard()
+    yard.submit(b"a", b"b")
+    other.submit(b"b", b"a")
+    assert image.portrait(yard.mirror) != image.portrait(other.mirror)
+
+
+def test_restored_ledger_goes_on_alike() -> None:
+    yard = rich()
+    restored = Scheduler(again(yard.scheduler.ledger))
+    restored.resume(yard.now_ns)
+    restored.handle(yard.scheduler.ledger.rules)
+    live = yard.scheduler
+    live.resume(yard.now_ns)
+    outcomes = []
+    for scheduler in (live, restored):
+        twin = Yard()
+        twin.scheduler, twin.now_ns = scheduler, yard.now_ns
+        twin.mirror = again(scheduler.ledger)
+        twin.handle(PauseAsked(0, b"client", b"x", b"never"))
+        for lane in (None, b"never"):
+            twin.handle(resume(b"x", lane))
+        twin.submit(b"awaited")
+        order: list[bytes] = []
+        for seconds in (0, 10, 80, 1):
+            twin.later(seconds)
+            while names := twin.take(b"v"):
+                order += names
+                twin.finish(b"v", *names)
+        states = {name: task.state for name, task in scheduler.ledger.tasks.items()}
+        outcomes.append((sorted(order), states))
+    assert outcomes[0] == outcomes[1]
+
+
+def resume(service: bytes, lane: bytes | None) -> ResumeAsked:
+    return ResumeAsked(0, b"client", service, lane)
+
+
+@given(steps(50, at_least=10))
+@settings(max_examples=60)
+def test_any_ledger_can_be_restored(story: list[Step]) -> None:
+    yard = Yard()
+    for step in story:
+        take_step(yard, step)
+    restored = again(yard.mirror)
+    assert image.portrait(restored) == image.portrait(yard.scheduler.ledger)
+    invariants.check_ledger(restored)
+    assert image.portrait(again(restored)) == image.portrait(restored)
+
+
+def test_lane_with_nothing_but_a_suspect_can_be_restored_and_served() -> None:
+    yard = Yard()
+    yard.submit(b"bad", lanes=[b"x"])
+    yard.lose(b"v", b"bad")
+    yard.scheduler = Scheduler(again(yard.scheduler.ledger))
+    yard.submit(b"a", service=b"x")
+    yard.join(b"w", services=(b"x", b"default"), slots_total=9)
+    assert yard.take(b"w") == [b"a"]
+    yard.join(b"u", services=(b"x", b"default"), slots_total=9)
+    yard.submit(b"b", service=b"x")
+    assert yard.take(b"w", 9) in ([], [b"b"])
+    yard.finish(b"w", b"a")
+
+
+# Ended tasks that are moved to an index outside memory.
+
+
+def ended(yard: Yard, name: bytes) -> Ended:
+    task = yard[name]
+    assert task.ending is not None
+    return Ended(
+        name,
+        task.state,
+        task.terms.campaign,
+        task.terms.service,
+        task.attempt,
+        task.payload,
+        task.ending.record,
+        task.ending.at_ns,
+    )
+
+
+def test_archived_task_is_forgotten_and_stays_counted() -> None:
+    yard = Yard()
+    yard.submit(b"a", b"b")
+    yard.cancel(b"a")
+    for ledger in (yard.scheduler.ledger, yard.mirror):
+        ledger.archive([b"a", b"b", b"unknown"])
+    assert list(yard.scheduler.ledger.tasks) == [b"b"]
+    assert yard.scheduler.ledger.counts[CANCELLED] == 1
+    yard.later(0)
+
+
+def test_recalled_task_is_known_again() -> None:
+    yard = Yard()
+    yard.join(b"w")
+    payload = b"long" * 100
+    yard.submit(b"a", payloads=[payload], campaign=b"c", service=b"default")
+    yard.take(b"w")
+    yard.finish(b"w", b"a")
+    one = ended(yard, b"a")
+    assert one.digest == digest(payload)
+    for ledger in (yard.scheduler.ledger, yard.mirror):
+        ledger.archive([b"a"])
+        ledger.recall(one)
+        ledger.recall(one)
+    accepted = yard.submit(b"a", payloads=[payload], campaign=b"c")
+    assert accepted == [Accepted(b"client", 0, new=0, known=1)]
+    yard.submit(b"b", after=[[b"a"]])
+    assert yard.state(b"b") is TaskState.READY
+    assert yard.state(b"a") is DONE

@@ -1,0 +1,285 @@
+"""Invariants that can fail: a contradiction of each kind is planted, and must be seen."""
+
+from collections.abc import Callable
+
+import pytest
+
+from taskyard.core import invariants
+from taskyard.core.agenda import Lane, Queue, Service
+from taskyard.core.events import Outcome, Unknown
+from taskyard.core.invariants import Violated
+from taskyard.core.ledger import Ledger
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.scheduler import Scheduler
+from taskyard.core.states import TaskState, WorkerState
+from taskyard.core.tasks import Ending, Lease
+from taskyard.core.workers import Worker
+from tests.core.kit import Yard
+
+BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
+
+
+def full_yard() -> Yard:
+    """A task in every state, a suspect, a name awaited, a worker that holds two tasks and waits."""
+    yard = Yard()
+    yard.submit(b"suspect", lanes=[b"s"])
+    yard.lose(b"u", b"suspect")
+    yard.join(b"u")
+    yard.take(b"u")
+    yard.submit(b"done", b"failed")
+    yard.join(b"w", slots_total=4, silence_ns=60 * SECOND_NS)
+    yard.take(b"w", 2)
+    yard.finish(b"w", b"done")
+    yard.report(b"w", b"failed", Outcome.FAILED)
+    yard.submit(b"leased", b"held", b"ready", b"more", b"cancelled", lanes=[b"", b"x"] + [b"x"] * 3)
+    yard.take(b"w", 2)
+    yard.cancel(b"cancelled")
+    yard.submit(b"blocked", after=[[b"leased", b"awaited"]], unknown=Unknown.WAIT)
+    yard.submit(b"delayed", due_ns=SECOND_NS)
+    yard.ask(b"w", parks=True)
+    yard.leave(b"u")
+    yard.join(b"v")
+    yard.lose(b"u2", b"suspect")
+    return yard
+
+
+@pytest.fixture
+def yard() -> Yard:
+    yard = full_yard()
+    states = [READY, DONE, FAILED, LEASED, LEASED, READY, READY, CANCELLED, BLOCKED, DELAYED]
+    assert [task.state for task in yard.scheduler.ledger.tasks.values()] == states
+    return yard
+
+
+def test_yard_without_contradictions_passes(yard: Yard) -> None:
+    invariants.check(yard.scheduler)
+
+
+Plant = Callable[[Yard], None]
+
+
+def plant_task(name: bytes, field: str, value: object) -> Plant:
+    def plant(yard: Yard) -> None:
+        setattr(yard[name], field, value)
+
+    return plant
+
+
+def lane_of(yard: Yard, name: bytes) -> Lane:
+    return yard[name].lane
+
+
+def worker_of(yard: Yard) -> Worker:
+    return yard.scheduler.ledger.workers[b"w"]
+
+
+def lease_of(yard: Yard) -> Lease:
+    lease = yard[b"held"].lease
+    assert lease is not None
+    return lease
+
+
+def service_of(yard: Yard) -> Service:
+    return yard.scheduler.ledger.services[b"default"]
+
+
+def ledger_of(yard: Yard) -> Ledger:
+    return yard.scheduler.ledger
+
+
+def queue_of(yard: Yard, name: bytes = b"ready") -> Queue:
+    return lane_of(yard, name).queue(0)
+
+
+def bump(owner: object, field: str, by: int = 1) -> None:
+    setattr(owner, field, getattr(owner, field) + by)
+
+
+def count_up(counts: list[int], state: TaskState) -> None:
+    counts[state] += 1
+
+
+def queue_twice(yard: Yard) -> None:
+    queue_of(yard).items.append(yard[b"ready"])
+    lane_of(yard, b"ready").ready += 1
+
+
+def queue_foreign(yard: Yard) -> None:
+    """A ready task of the lane stands in the lane beside it."""
+    queue = service_of(yard).lane(b"").queue(0)
+    queue.items.append(yard[b"ready"])
+
+
+def queue_nowhere(yard: Yard) -> None:
+    queue_of(yard).discard(yard[b"ready"])
+
+
+def queue_under_another_priority(yard: Yard) -> None:
+    queue_of(yard).discard(yard[b"ready"])
+    lane_of(yard, b"ready").queue(7).items.append(yard[b"ready"])
+
+
+def unset_suspect(yard: Yard) -> None:
+    lane = lane_of(yard, b"suspect")
+    lane.suspects = []
+    lane.service.suspects -= 1
+    lane.queue(0).items.append(yard[b"suspect"])
+
+
+def suspect_without_loss(yard: Yard) -> None:
+    lane, task = lane_of(yard, b"ready"), yard[b"ready"]
+    lane.queue(0).discard(task)
+    lane.suspects = [task]
+    lane.service.suspects += 1
+
+
+def reserve_without_knowing(yard: Yard) -> None:
+    service_of(yard).reserved = yard.scheduler.ledger.workers[b"v"]
+
+
+def out_of_rotation(yard: Yard) -> None:
+    lane = lane_of(yard, b"suspect")
+    lane.rotating = False
+    if lane in lane.service.rotation:
+        lane.service.rotation.remove(lane)
+
+
+def rotating_and_not_in_rotation(yard: Yard) -> None:
+    lane = lane_of(yard, b"suspect")
+    lane.rotating = True
+    while lane in lane.service.rotation:
+        lane.service.rotation.remove(lane)
+
+
+def twice_in_rotation(yard: Yard) -> None:
+    lane = lane_of(yard, b"suspect")
+    lane.rotating = True
+    lane.service.rotation.extend([lane, lane])
+
+
+def in_rotation_unawares(yard: Yard) -> None:
+    lane = Lane(b"odd", service_of(yard))
+    service_of(yard).rotation.append(lane)
+
+
+def empty_lease(yard: Yard) -> None:
+    worker = worker_of(yard)
+    worker.leases[999] = Lease(worker, 999, 0, 0, 0, [])
+
+
+def lease_of_another(yard: Yard) -> None:
+    lease_of(yard).worker = yard.scheduler.ledger.workers[b"v"]
+
+
+def suspect_among_others(yard: Yard) -> None:
+    for task in worker_of(yard).held():
+        task.attempt += 1
+
+
+def forget_silence(yard: Yard) -> None:
+    yard.scheduler.silence.clear()
+
+
+def mind_silence_late(yard: Yard) -> None:
+    worker = worker_of(yard)
+    worker.watched_ns = worker.silent_at_ns + 1
+    yard.scheduler.silence[:] = [(worker.watched_ns, worker.name)]
+
+
+def forget_parked(yard: Yard) -> None:
+    assert worker_of(yard).state is WorkerState.PARKED
+    service_of(yard).parked.clear()
+
+
+def await_known(yard: Yard) -> None:
+    ledger_of(yard).awaited[b"ready"] = []
+
+
+def forget_agenda(yard: Yard) -> None:
+    ledger_of(yard).agenda.due.clear()
+
+
+def plan_at_another_time(yard: Yard) -> None:
+    yard[b"delayed"].due_ns += 1
+
+
+def lose_dependent(yard: Yard) -> None:
+    yard[b"leased"].dependents = None
+
+
+def unknown_service(yard: Yard) -> None:
+    yard[b"ready"].lane = Lane(b"x", Service(b"default"))
+
+
+PLANTS: dict[str, Plant] = {
+    "leased without a lease": plant_task(b"leased", "lease", None),
+    "a lease without being leased": lambda y: setattr(y[b"ready"], "lease", lease_of(y)),
+    "done without an ending": plant_task(b"done", "ending", None),
+    "an ending without being ended": plant_task(b"ready", "ending", Ending(1, 1)),
+    "negative failures": plant_task(b"failed", "failures", -1),
+    "negative excuses": plant_task(b"failed", "excused", -1),
+    "more charges than attempts": plant_task(b"failed", "failures", 5),
+    "blocked by nothing": plant_task(b"blocked", "waits", 0),
+    "ready and waiting": plant_task(b"ready", "waits", 1),
+    "leased and waiting": plant_task(b"leased", "waits", 1),
+    "delayed and waiting": plant_task(b"delayed", "waits", 1),
+    "waits for more than it has edges": plant_task(b"blocked", "waits", 3),
+    "an edge that is lost": lose_dependent,
+    "an awaited name that is known": await_known,
+    "a lane that its service does not know": unknown_service,
+    "a count of tasks": lambda y: count_up(ledger_of(y).counts, READY),
+    "a count of ended tasks": lambda y: count_up(ledger_of(y).counts, DONE),
+    "a count of a campaign": lambda y: count_up(ledger_of(y).campaigns[b""].counts, READY),
+    "a count of a service": lambda y: count_up(service_of(y).counts, READY),
+    "pairs of lanes and workers": lambda y: bump(ledger_of(y), "serving"),
+    "pairs of a service": lambda y: bump(service_of(y), "serving"),
+    "workers of a service": lambda y: bump(service_of(y), "workers"),
+    "suspects of a service": lambda y: bump(service_of(y), "suspects"),
+    "a reserve that its worker does not know": reserve_without_knowing,
+    "tasks of a lane": lambda y: bump(lane_of(y, b"ready"), "tasks"),
+    "ready tasks of a lane": lambda y: bump(lane_of(y, b"ready"), "ready"),
+    "leased tasks of a lane": lambda y: bump(lane_of(y, b"held"), "leased"),
+    "workers of a lane": lambda y: bump(lane_of(y, b"held"), "workers"),
+    "queued twice": queue_twice,
+    "queued in another lane": queue_foreign,
+    "queued nowhere": queue_nowhere,
+    "queued under another priority": queue_under_another_priority,
+    "stale entries of a queue": lambda y: bump(queue_of(y), "stale"),
+    "a suspect that is not set apart": unset_suspect,
+    "suspected without a loss": suspect_without_loss,
+    "a lane out of rotation": out_of_rotation,
+    "a lane that only says that it is in rotation": rotating_and_not_in_rotation,
+    "a lane twice in rotation": twice_in_rotation,
+    "a lane in rotation that does not know it": in_rotation_unawares,
+    "slots in use": lambda y: bump(worker_of(y), "slots_used"),
+    "lanes of a worker": lambda y: worker_of(y).lanes.clear(),
+    "leases of a worker": lambda y: worker_of(y).leases.clear(),
+    "tasks left of a lease": lambda y: bump(lease_of(y), "left"),
+    "a lease that names another worker": lease_of_another,
+    "a lease of nothing": empty_lease,
+    "a suspect among others": suspect_among_others,
+    "delayed and on no agenda": forget_agenda,
+    "delayed and on the agenda for another time": plan_at_another_time,
+    "stirred and not looked at": lambda y: ledger_of(y).stirred.update(ledger_of(y).services),
+    "silence that nobody minds": forget_silence,
+    "silence that is minded too late": mind_silence_late,
+    "parked and in no list": forget_parked,
+}
+
+
+@pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)
+def test_contradiction_is_seen(yard: Yard, plant: Plant) -> None:
+    plant(yard)
+    with pytest.raises(Violated):
+        invariants.check(yard.scheduler)
+
+
+def test_violation_says_what_is_kept_and_what_follows(yard: Yard) -> None:
+    bump(service_of(yard), "serving", 5)
+    with pytest.raises(Violated) as raised:
+        invariants.check(yard.scheduler)
+    assert str(raised.value) == ("serving of b'default': 7 is kept, but 2 follows from the state")
+
+
+def test_new_scheduler_has_no_contradictions() -> None:
+    invariants.check(Scheduler())

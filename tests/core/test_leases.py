@@ -1,0 +1,521 @@
+"""Leases: silence, incarnations, fencing, heartbeats, charges: what ends one, what does not."""
+
+import pytest
+
+from taskyard.core import image
+from taskyard.core.effects import Assign, Dismiss, Noted, Stop, Stranger
+from taskyard.core.events import DrainAsked, Outcome, TimePassed, WorkerHeard, WorkProgressed
+from taskyard.core.limits import CRASHES_MAX, SECOND_NS
+from taskyard.core.records import (
+    Expired,
+    Failed,
+    Finished,
+    Leased,
+    Progressed,
+    Returned,
+    ReturnReason,
+    Stale,
+    WorkerJoined,
+    WorkerLeft,
+)
+from taskyard.core.scheduler import Scheduler
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Terms
+from taskyard.core.workers import WorkerFacts
+from tests.core.kit import PLAIN, Yard, assigned, missing
+
+BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
+TEN_NS = 10 * SECOND_NS
+
+
+def one_lease(**facts: int) -> Yard:
+    """Worker w, silent for at most ten seconds, holds a."""
+    yard = Yard()
+    yard.submit(b"a")
+    yard.join(b"w", **{"silence_ns": TEN_NS, "slots_total": 5, **facts})
+    yard.take(b"w")
+    return yard
+
+
+# Giving.
+
+
+def test_lease_is_recorded_and_then_told() -> None:
+    yard = Yard()
+    yard.clock(5)
+    yard.submit(b"a", b"b", lanes=[b"", b"x"])
+    yard.join(b"w", silence_ns=TEN_NS, slots_total=5)
+    effects = yard.ask(b"w", 5)
+    terms = Terms(submitted_ns=5)
+    assert effects == [
+        Assign(b"w", [b"a", b"b"], [1, 1], [b"a", b"b"], [terms, terms], [b"", b"x"], TEN_NS)
+    ]
+    assert yard.records == [Leased(5, b"w", [b"a", b"b"], [1, 1], TEN_NS)]
+
+
+def test_lease_time_is_the_longest_that_a_task_asks_for_or_the_workers_own() -> None:
+    yard = Yard()
+    yard.submit(b"a", lease_ns=2 * TEN_NS)
+    yard.submit(b"b", lease_ns=3 * TEN_NS)
+    yard.submit(b"c", lease_ns=1)
+    yard.join(b"w", silence_ns=TEN_NS, slots_total=9)
+    yard.ask(b"w", 2)
+    assert yard.records == [Leased(0, b"w", [b"a", b"b"], [1, 1], 3 * TEN_NS)]
+    yard.ask(b"w", 2)
+    assert yard.records == [Leased(0, b"w", [b"c"], [1], TEN_NS)]
+
+
+def test_stranger_is_told_so_and_gets_nothing() -> None:
+    yard = Yard()
+    yard.submit(b"a")
+    assert yard.ask(b"nobody") == [Stranger(b"nobody")]
+    assert yard.records == []
+
+
+def test_joining_again_with_the_same_facts_is_no_news() -> None:
+    yard = Yard()
+    yard.join(b"w")
+    assert yard.records == [WorkerJoined(0, b"w", PLAIN)]
+    yard.join(b"w")
+    assert yard.records == []
+    yard.join(b"w", slots_total=3)
+    assert yard.records == [WorkerJoined(0, b"w", WorkerFacts(slots_total=3))]
+
+
+# Silence.
+
+
+def test_silent_worker_loses_its_tasks_and_is_gone() -> None:
+    yard = one_lease()
+    assert yard.scheduler.wake_at_ns() == TEN_NS
+    yard.later(9.999)
+    assert yard.records == []
+    yard.later(0.001)
+    assert yard.records == [
+        Expired(TEN_NS, b"w", [b"a"], [1]),
+        WorkerLeft(TEN_NS, b"w", b"silent"),
+    ]
+    assert yard.state(b"a") is READY
+    assert yard.ask(b"w") == [Stranger(b"w")]
+
+
+def test_expired_task_goes_to_a_worker_that_waits() -> None:
+    yard = one_lease()
+    yard.join(b"v")
+    yard.ask(b"v", parks=True)
+    assert assigned(yard.later(10)) == [b"a"]
+    assert yard[b"a"].attempt == 2
+
+
+@pytest.mark.parametrize("sign", ["ask", "report", "heartbeat", "progress", "appearance"])
+def test_any_sign_of_life_renews_the_leases(sign: str) -> None:
+    yard = one_lease()
+    for _ in range(3):
+        yard.later(9)
+        if sign == "ask":
+            yard.ask(b"w")
+        elif sign == "report":
+            yard.finish(b"w", b"unknown")
+        elif sign == "heartbeat":
+            yard.handle(WorkerHeard(0, b"w"))
+        elif sign == "progress":
+            yard.handle(WorkProgressed(0, b"w", [b"a"], [1], [50], [b"half"]))
+        else:
+            yard.join(b"w", silence_ns=TEN_NS, slots_total=5)
+    assert yard.state(b"a") is LEASED
+    yard.later(10)
+    assert yard.state(b"a") is READY
+
+
+def test_worker_that_holds_nothing_is_forgotten_by_silence_too() -> None:
+    yard = Yard()
+    yard.join(b"w", silence_ns=TEN_NS)
+    yard.later(10)
+    assert yard.records == [WorkerLeft(TEN_NS, b"w", b"silent")]
+
+
+def test_plain_worker_never_expires() -> None:
+    yard = Yard()
+    yard.submit(b"a")
+    yard.submit(b"b", lease_ns=1)
+    yard.join(b"w")
+    yard.take(b"w", 2)
+    assert yard.scheduler.wake_at_ns() is None
+    yard.later(10**6)
+    assert yard.states(b"a", b"b") == [LEASED, LEASED]
+
+
+def test_long_lease_lets_its_worker_be_silent_for_longer() -> None:
+    yard = Yard()
+    yard.submit(b"a", lease_ns=10 * TEN_NS)
+    yard.join(b"w", silence_ns=TEN_NS)
+    yard.take(b"w")
+    yard.later(99)
+    assert yard.state(b"a") is LEASED
+    yard.later(1)
+    assert yard.state(b"a") is READY
+
+
+def test_worker_may_be_silent_for_long_only_while_it_holds_the_long_lease() -> None:
+    yard = Yard()
+    yard.join(b"w", silence_ns=TEN_NS)
+    yard.later(9)
+    yard.submit(b"long", lease_ns=10 * TEN_NS)
+    yard.take(b"w")
+    yard.later(2)
+    yard.finish(b"w", b"long")
+    yard.submit(b"short")
+    yard.take(b"w")
+    wake_at_ns = yard.scheduler.wake_at_ns()
+    assert wake_at_ns is not None
+    assert wake_at_ns <= 21 * SECOND_NS
+    yard.later(10)
+    assert yard.state(b"short") is READY
+
+
+def test_watch_over_silence_does_not_grow_with_the_work_done() -> None:
+    yard = Yard()
+    yard.join(b"w", silence_ns=1000 * SECOND_NS)
+    for number in range(100):
+        yard.submit(b"%d" % number, lease_ns=2000 * SECOND_NS)
+        yard.take(b"w")
+        yard.finish(b"w", b"%d" % number)
+        yard.join(b"w", silence_ns=1000 * SECOND_NS)
+    assert len(yard.scheduler.silence) < 50
+
+
+def test_clock_jumps_end_no_lease() -> None:
+    yard = one_lease()
+    for wall_ns in (10**18, 0, 5 * 10**18, -(10**9)):
+        yard.clock(wall_ns)
+        assert yard.state(b"a") is LEASED
+        assert yard.scheduler.wake_at_ns() == TEN_NS
+    yard.later(10)
+    assert yard.state(b"a") is READY
+
+
+# After a restart of the broker.
+
+
+def test_recovered_lease_goes_on_with_its_full_time() -> None:
+    yard = one_lease()
+    yard.later(9)
+    again = Scheduler(yard.mirror)
+    again.resume(now_ns=10**15)
+    assert again.wake_at_ns() == 10**15 + TEN_NS
+    again.handle(TimePassed(10**15 + TEN_NS - 1))
+    assert again.ledger.tasks[b"a"].state is LEASED
+    again.handle(TimePassed(10**15 + TEN_NS))
+    assert again.ledger.tasks[b"a"].state is READY
+
+
+def test_worker_reports_to_a_restarted_broker_as_if_nothing_had_happened() -> None:
+    yard = one_lease()
+    again = Scheduler(image.restore(image.take(yard.mirror)))
+    again.resume(now_ns=10**15)
+    yard.scheduler, yard.now_ns = again, 10**15
+    assert yard.finish(b"w", b"a", attempts=[1]) == [Noted(b"w", 0, [])]
+    assert yard.state(b"a") is DONE
+
+
+def test_recovered_long_lease_lets_its_worker_be_silent_for_longer() -> None:
+    yard = Yard()
+    yard.submit(b"a", lease_ns=10 * TEN_NS)
+    yard.join(b"w", silence_ns=TEN_NS)
+    yard.take(b"w")
+    again = Scheduler(image.restore(image.take(yard.mirror)))
+    again.resume(now_ns=0)
+    again.handle(TimePassed(99 * SECOND_NS))
+    assert again.ledger.tasks[b"a"].state is LEASED
+    again.handle(TimePassed(100 * SECOND_NS))
+    assert again.ledger.tasks[b"a"].state is READY
+
+
+def test_recovered_lease_that_the_worker_does_not_list_is_given_two_heartbeats() -> None:
+    yard = one_lease()
+    again = Scheduler(image.restore(image.take(yard.mirror)))
+    again.resume(now_ns=10**15)
+    yard.scheduler, yard.now_ns = again, 10**15
+    yard.later(1.9)
+    yard.hear(b"w", heartbeat_ns=SECOND_NS)
+    assert yard.state(b"a") is LEASED
+    yard.later(0.1)
+    yard.hear(b"w", heartbeat_ns=SECOND_NS)
+    assert yard.state(b"a") is READY
+
+
+# Incarnations.
+
+
+def test_another_incarnation_loses_what_the_former_one_held() -> None:
+    yard = one_lease()
+    facts = WorkerFacts(silence_ns=TEN_NS, slots_total=5, incarnation=2)
+    yard.join(b"w", silence_ns=TEN_NS, slots_total=5, incarnation=2)
+    assert yard.records == [
+        Returned(0, b"w", [b"a"], [1], ReturnReason.RESTARTED),
+        WorkerLeft(0, b"w", b"restarted"),
+        WorkerJoined(0, b"w", facts),
+    ]
+    assert (yard.state(b"a"), yard[b"a"].losses) == (READY, 1)
+
+
+def test_same_incarnation_that_appears_again_keeps_what_it_holds() -> None:
+    yard = one_lease(incarnation=7)
+    yard.join(b"w", silence_ns=TEN_NS, slots_total=1, incarnation=7)
+    assert yard.state(b"a") is LEASED
+
+
+# Fencing.
+
+
+def test_report_of_a_worker_that_lost_its_lease_is_stale() -> None:
+    yard = one_lease()
+    yard.later(10)
+    assert yard.finish(b"w", b"a", attempts=[1], request=3) == [Noted(b"w", 3, [b"a"])]
+    assert yard.records == [Stale(TEN_NS, b"w", [b"a"], [1])]
+    assert yard.state(b"a") is READY
+
+
+def test_old_attempt_of_the_same_worker_is_stale() -> None:
+    yard = one_lease()
+    yard.report(b"w", b"a", Outcome.REFUSED)
+    yard.take(b"w")
+    assert missing(yard.finish(b"w", b"a", attempts=[1])) == [b"a"]
+    assert yard.state(b"a") is LEASED
+    assert missing(yard.finish(b"w", b"a", attempts=[2])) == []
+    assert yard.state(b"a") is DONE
+
+
+def test_report_on_a_task_of_another_worker_is_stale() -> None:
+    yard = one_lease()
+    yard.join(b"v")
+    assert missing(yard.finish(b"v", b"a")) == [b"a"]
+    assert yard.records == [Stale(0, b"v", [b"a"], [0])]
+
+
+def test_late_result_of_a_task_that_another_worker_has_done_changes_nothing() -> None:
+    yard = one_lease()
+    yard.later(10)
+    yard.join(b"v")
+    yard.take(b"v")
+    yard.finish(b"v", b"a", texts=[b"right"])
+    yard.join(b"w", silence_ns=TEN_NS)
+    before = image.portrait(yard.scheduler.ledger)
+    assert missing(yard.finish(b"w", b"a", attempts=[1], texts=[b"late"])) == [b"a"]
+    after = image.portrait(yard.scheduler.ledger)
+    assert {**after, "record": before["record"]} == before
+
+
+def test_late_result_is_taken_neither_before_nor_after_the_broker_forgets_the_worker() -> None:
+    yard = Yard()
+    assert yard.finish(b"nobody", b"a", b"b", attempts=[1, 2]) == [
+        Noted(b"nobody", 0, [b"a", b"b"])
+    ]
+    assert yard.records == [Stale(0, b"nobody", [b"a", b"b"], [1, 2])]
+
+
+def test_progress_of_what_a_worker_holds_is_recorded_and_all_else_is_dropped() -> None:
+    yard = one_lease()
+    columns = ([b"a", b"a", b"x"], [1, 0, 1], [50, 60, 70], [b"half", b"old", b"unknown"])
+    assert yard.handle(WorkProgressed(0, b"w", *columns)) == []
+    assert yard.records == [Progressed(0, b"w", [b"a"], [1], [50], [b"half"])]
+    assert yard.handle(WorkProgressed(0, b"w", [b"x"], [1], [1], [b""])) == []
+    assert yard.records == []
+    assert yard.handle(WorkProgressed(0, b"v", *columns)) == [Stranger(b"v")]
+
+
+# Heartbeats.
+
+
+def test_lease_that_a_heartbeat_does_not_list_is_given_back() -> None:
+    yard = one_lease()
+    yard.later(2)
+    assert yard.hear(b"w", heartbeat_ns=SECOND_NS) == []
+    assert yard.records == [Returned(2 * SECOND_NS, b"w", [b"a"], [1], ReturnReason.UNLISTED)]
+    assert (yard.state(b"a"), yard[b"a"].losses) == (READY, 0)
+
+
+def test_young_lease_that_a_heartbeat_does_not_list_may_be_on_its_way() -> None:
+    yard = one_lease()
+    yard.later(1.9)
+    yard.hear(b"w", heartbeat_ns=SECOND_NS)
+    assert yard.state(b"a") is LEASED
+
+
+def test_heartbeat_that_lists_an_old_attempt_does_not_list_the_lease() -> None:
+    yard = one_lease()
+    yard.report(b"w", b"a", Outcome.REFUSED)
+    yard.take(b"w")
+    yard.later(5)
+    effects = yard.hear(b"w", (b"a", 1), heartbeat_ns=SECOND_NS)
+    assert effects == [Stop(b"w", [b"a"], [1])]
+    assert yard.state(b"a") is READY
+
+
+def test_heartbeat_that_lists_the_lease_keeps_it() -> None:
+    yard = one_lease()
+    yard.later(5)
+    assert yard.hear(b"w", (b"a", 1), heartbeat_ns=SECOND_NS) == []
+    assert yard.state(b"a") is LEASED
+
+
+def test_heartbeat_without_a_list_only_proves_life() -> None:
+    yard = one_lease()
+    yard.later(5)
+    assert yard.handle(WorkerHeard(0, b"w", None, SECOND_NS)) == []
+    assert yard.state(b"a") is LEASED
+
+
+def test_zombie_is_told_to_stop_what_is_no_longer_its_own() -> None:
+    yard = one_lease()
+    yard.later(10)
+    assert yard.hear(b"w", (b"a", 1), (b"x", 4)) == [
+        Stranger(b"w"),
+        Stop(b"w", [b"a", b"x"], [1, 4]),
+    ]
+    yard.join(b"w", silence_ns=TEN_NS)
+    assert yard.hear(b"w", (b"a", 1)) == [Stop(b"w", [b"a"], [1])]
+    assert yard.handle(WorkerHeard(0, b"nobody")) == [Stranger(b"nobody")]
+
+
+def test_drained_worker_whose_last_lease_is_not_listed_may_go() -> None:
+    yard = one_lease()
+    yard.handle(DrainAsked(0, b"c", b"w"))
+    yard.later(5)
+    assert yard.hear(b"w", heartbeat_ns=SECOND_NS) == [Dismiss(b"w")]
+
+
+# Charges.
+
+
+def test_task_that_kills_its_workers_fails_after_its_crash_attempts() -> None:
+    yard = Yard()
+    yard.submit(b"a", crashes_max=3)
+    for number in range(3):
+        assert (yard.state(b"a"), yard[b"a"].losses) == (READY, number)
+        yard.join(b"w%d" % number, silence_ns=TEN_NS)
+        yard.take(b"w%d" % number)
+        yard.later(10)
+    at_ns = 3 * TEN_NS
+    assert yard.records == [
+        Failed(at_ns, b"w2", [b"a"], [3], [b"lost 3 workers"], own_fault=False),
+        WorkerLeft(at_ns, b"w2", b"silent"),
+    ]
+    assert yard.state(b"a") is FAILED
+    assert yard.scheduler.ledger.reasons == {b"a": b"lost 3 workers"}
+    assert yard[b"a"].losses == 3
+
+
+def test_task_has_so_many_crash_attempts_unless_it_says_otherwise() -> None:
+    yard = Yard()
+    yard.submit(b"a")
+    for number in range(CRASHES_MAX):
+        assert yard.state(b"a") is READY, number
+        yard.lose(b"w", b"a")
+    assert yard.state(b"a") is FAILED
+
+
+def test_neighbours_of_a_killer_are_charged_once_and_go_on() -> None:
+    yard = Yard()
+    yard.submit(b"killer", b"a", b"b", crashes_max=2)
+    yard.lose(b"v", b"killer", b"a", b"b")
+    yard.join(b"w")
+    for name in (b"a", b"b"):
+        order = yard.take(b"w", 9)
+        if order == [b"killer"]:
+            yard.join(b"w", slots_total=0, incarnation=9)
+            yard.join(b"w")
+            order = yard.take(b"w", 9)
+        assert order == [name]
+        yard.finish(b"w", name)
+    yard.take(b"w", 9)
+    yard.join(b"w", slots_total=0, incarnation=8)
+    assert yard.states(b"killer", b"a", b"b") == [FAILED, DONE, DONE]
+
+
+def test_some_of_a_lost_workers_tasks_fail_and_the_others_come_back() -> None:
+    yard = Yard()
+    yard.submit(b"a", crashes_max=1)
+    yard.submit(b"b")
+    yard.join(b"w", silence_ns=TEN_NS, slots_total=5)
+    yard.take(b"w", 2)
+    yard.later(10)
+    assert yard.records == [
+        Failed(TEN_NS, b"w", [b"a"], [1], [b"lost its worker"], own_fault=False),
+        Expired(TEN_NS, b"w", [b"b"], [1]),
+        WorkerLeft(TEN_NS, b"w", b"silent"),
+    ]
+
+
+@pytest.mark.parametrize("way", ["leave", "refuse", "back", "retry at"])
+def test_nobody_is_charged_for_a_task_that_comes_back_by(way: str) -> None:
+    yard = Yard()
+    yard.submit(b"a", crashes_max=2)
+    for attempt in range(1, 6):
+        yard.join(b"w")
+        assert yard.take(b"w") == [b"a"]
+        if way == "leave":
+            yard.leave(b"w")
+        elif way == "refuse":
+            yard.report(b"w", b"a", Outcome.REFUSED)
+        elif way == "back":
+            yard.report(b"w", b"a", Outcome.DEFER_BACK)
+        else:
+            yard.report(b"w", b"a", Outcome.RETRY_AT)
+            yard.later(0)
+        task = yard[b"a"]
+        assert (task.attempt, task.losses, task.failures) == (attempt, 0, 0)
+
+
+def test_loss_is_charged_when_the_task_is_leased_and_survives_a_restart() -> None:
+    yard = Yard()
+    yard.submit(b"a", crashes_max=1)
+    yard.join(b"w", silence_ns=TEN_NS)
+    yard.take(b"w")
+    again = Scheduler(yard.mirror)
+    again.resume(now_ns=0)
+    again.handle(TimePassed(TEN_NS))
+    assert again.ledger.tasks[b"a"].state is FAILED
+
+
+# Leaving.
+
+
+def test_worker_that_leaves_gives_everything_back() -> None:
+    yard = Yard()
+    yard.submit(b"a", b"b", b"c")
+    yard.join(b"w")
+    yard.take(b"w", 2)
+    assert yard.leave(b"w") == [Noted(b"w", 0, [])]
+    assert yard.records == [
+        Returned(0, b"w", [b"a", b"b"], [1, 1], ReturnReason.LEFT),
+        WorkerLeft(0, b"w", b"left"),
+    ]
+    assert yard.leave(b"w") == [Stranger(b"w")]
+    yard.join(b"v")
+    assert yard.take(b"v", 9) == [b"a", b"b", b"c"]
+
+
+def test_lease_ends_task_by_task() -> None:
+    yard = Yard()
+    yard.submit(b"a", b"b", b"c", lanes=[b"x", b"", b""])
+    yard.join(b"w", slots_total=3)
+    yard.take(b"w", 3)
+    worker = yard.scheduler.ledger.workers[b"w"]
+    for name, held in ((b"b", [b"a", b"c"]), (b"a", [b"c"]), (b"c", [])):
+        yard.finish(b"w", name)
+        assert [task.name for task in worker.held()] == held
+        assert worker.slots_free == 3 - len(held)
+    assert (worker.leases, worker.lanes) == ({}, {})
+
+
+def test_tasks_of_several_leases_and_lanes_may_be_settled_together() -> None:
+    yard = Yard()
+    yard.submit(b"a", b"b", b"c", b"d", lanes=[b"x", b"", b"y", b""])
+    yard.join(b"w", slots_total=9)
+    yard.take(b"w", 2)
+    yard.take(b"w", 2)
+    yard.finish(b"w", b"a", b"b", b"c", b"d")
+    (record,) = yard.records
+    assert isinstance(record, Finished)
+    assert yard.states(b"a", b"b", b"c", b"d") == [DONE] * 4

@@ -1,0 +1,727 @@
+"""Who next: priorities, lanes in rotation, limits in order, slots, suspects, workers by use."""
+
+from typing import Any
+
+import pytest
+
+from taskyard.core import policy
+from taskyard.core.effects import Accepted, Acted, Effect, Nothing, Wake
+from taskyard.core.events import (
+    DrainAsked,
+    Outcome,
+    PauseAsked,
+    ResumeAsked,
+    Rules,
+    RulesSet,
+    WorkerCut,
+)
+from taskyard.core.limits import LANE_RUN_TASKS_MAX, SECOND_NS, WIDE_LOOKAHEAD
+from taskyard.core.policy import Hold
+from taskyard.core.states import TaskState, WorkerState
+from tests.core.kit import Yard, assigned
+
+READY, LEASED = TaskState.READY, TaskState.LEASED
+
+
+def hold(yard: Yard, name: bytes) -> Hold | None:
+    return policy.limit(yard.scheduler.ledger, yard[name].lane, yard.now_ns)
+
+
+def drain(yard: Yard, worker: bytes) -> list[bytes]:
+    """The tasks that one worker does, one after the other, until there are none."""
+    order: list[bytes] = []
+    while names := yard.take(worker):
+        order += names
+        yard.finish(worker, *names)
+    return order
+
+
+# Tasks and lanes.
+
+
+def test_higher_priority_goes_first_and_then_first_come_first_served() -> None:
+    yard = Yard()
+    yard.join(b"w")
+    yard.submit(b"a", b"b")
+    yard.submit(b"urgent", priority=9)
+    yard.submit(b"idle", priority=-1)
+    yard.submit(b"c")
+    assert drain(yard, b"w") == [b"urgent", b"a", b"b", b"c", b"idle"]
+
+
+def test_lanes_take_turns_so_that_none_starves_another() -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=1)
+    for lane in (b"x", b"y", b"z"):
+        yard.submit(*[lane + b"%d" % n for n in range(2)], lanes=[lane, lane])
+    for worker in (b"1", b"2", b"3"):
+        yard.join(worker)
+    assert [yard.take(worker) for worker in (b"1", b"2", b"3")] == [[b"x0"], [b"y0"], [b"z0"]]
+
+
+def test_worker_goes_on_with_its_lane_and_takes_the_next_when_it_is_empty() -> None:
+    yard = Yard()
+    yard.join(b"w")
+    yard.submit(b"x0", b"y0", b"x1", b"y1", lanes=[b"x", b"y", b"x", b"y"])
+    assert drain(yard, b"w") == [b"x0", b"x1", b"y0", b"y1"]
+
+
+def test_worker_lets_other_lanes_have_their_turn_after_a_long_run() -> None:
+    yard = Yard()
+    yard.join(b"w")
+    count = LANE_RUN_TASKS_MAX + 3
+    yard.submit(*[b"x%d" % n for n in range(count)], lanes=[b"x"] * count)
+    yard.submit(b"y", lanes=[b"y"])
+    order = drain(yard, b"w")
+    assert order.index(b"y") == LANE_RUN_TASKS_MAX
+    assert len(order) == count + 1
+
+
+def test_worker_does_not_go_on_with_a_lane_that_is_not_for_it_any_more() -> None:
+    yard = Yard()
+    yard.join(b"w")
+    yard.submit(b"x0", b"x1", b"y", lanes=[b"x", b"x", b"y"])
+    yard.take(b"w")
+    yard.finish(b"w", b"x0")
+    yard.handle(PauseAsked(0, b"c", b"default", b"x"))
+    assert yard.take(b"w") == [b"y"]
+    yard.finish(b"w", b"y")
+    yard.submit(b"other", service=b"other")
+    yard.handle(ResumeAsked(0, b"c", b"default", b"x"))
+    yard.join(b"w", services=(b"other",))
+    assert yard.take(b"w") == [b"other"]
+
+
+def test_serial_lane_has_one_task_out_also_to_a_worker_with_many_slots() -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=9)
+    yard.submit(b"x0", b"x1", b"y0", b"open", lanes=[b"x", b"x", b"y", b""])
+    assert yard.take(b"w", 9) == [b"x0", b"y0", b"open"]
+    assert yard.take(b"w", 9) == []
+    yard.finish(b"w", b"x0")
+    assert yard.take(b"w", 9) == [b"x1"]
+
+
+def test_overfeed_hands_over_more_of_a_lane_to_the_same_worker() -> None:
+    yard = Yard()
+    yard.rules(overfeed=2)
+    yard.join(b"w")
+    yard.join(b"v")
+    yard.submit(*[b"%d" % n for n in range(9)], lanes=[b"x"] * 9)
+    assert yard.take(b"w", 9) == [b"0", b"1", b"2"]
+    assert yard.take(b"w", 9) == []
+    yard.finish(b"w", b"0")
+    assert yard.take(b"v", 9) == []
+    assert yard.take(b"w", 9) == [b"3"]
+
+
+def test_lane_may_be_served_by_more_workers_if_its_rules_say_so() -> None:
+    yard = Yard()
+    yard.rules(lane_workers_max=2)
+    yard.submit(b"0", b"1", b"2", lanes=[b"x"] * 3)
+    for worker in (b"u", b"v", b"w"):
+        yard.join(worker)
+    assert [yard.take(worker) for worker in (b"u", b"v", b"w")] == [[b"0"], [b"1"], []]
+
+
+def test_open_lane_is_served_by_any_number_of_workers() -> None:
+    yard = Yard()
+    yard.submit(b"0", b"1", b"2")
+    for worker in (b"u", b"v", b"w"):
+        yard.join(worker)
+        assert len(yard.take(worker)) == 1
+
+
+def test_services_of_a_worker_take_turns() -> None:
+    yard = Yard()
+    yard.join(b"w", services=(b"x", b"y"), slots_total=1)
+    yard.submit(b"x0", b"x1", service=b"x")
+    yard.submit(b"y0", b"y1", service=b"y")
+    assert drain(yard, b"w") == [b"x0", b"y0", b"x1", b"y1"]
+
+
+def test_worker_gets_only_tasks_of_its_services() -> None:
+    yard = Yard()
+    yard.join(b"w", services=(b"x", b"unheard-of"), slots_total=9)
+    yard.submit(b"a")
+    yard.submit(b"b", service=b"x")
+    assert yard.take(b"w", 9) == [b"b"]
+
+
+def test_one_request_is_filled_from_several_lanes_and_services() -> None:
+    yard = Yard()
+    yard.join(b"w", services=(b"x", b"y"), slots_total=9)
+    yard.submit(b"x0", b"x1", b"x2", service=b"x", lanes=[b"1", b"2", b""])
+    yard.submit(b"y0", service=b"y")
+    assert yard.take(b"w", 9) == [b"x0", b"x1", b"x2", b"y0"]
+
+
+# Limits, in their order.
+
+
+def test_first_limit_that_refuses_is_the_reason() -> None:
+    yard = Yard()
+    rules = Rules(workers_max=1, rate_interval_ns=10 * SECOND_NS)
+    yard.handle(RulesSet(0, defaults=rules, workers_max=1))
+    yard.submit(b"a", b"b", lanes=[b"x", b"x"])
+    yard.join(b"v")
+    yard.take(b"v")
+    assert hold(yard, b"b") is Hold.LIMIT_BROKER
+    yard.handle(RulesSet(0, defaults=rules))
+    assert hold(yard, b"b") is Hold.LIMIT_SERVICE
+    yard.handle(RulesSet(0, defaults=Rules(rate_interval_ns=10 * SECOND_NS)))
+    assert hold(yard, b"b") is Hold.LIMIT_LANE
+    yard.handle(RulesSet(0, defaults=Rules(rate_interval_ns=10 * SECOND_NS, lane_workers_max=2)))
+    assert hold(yard, b"b") is Hold.RATE
+    yard.later(10)
+    assert hold(yard, b"b") is None
+
+
+def test_overfed_lane_refuses_other_workers_though_it_is_not_full() -> None:
+    yard = Yard()
+    yard.rules(overfeed=3)
+    yard.submit(b"a", b"b", lanes=[b"x", b"x"])
+    yard.join(b"v")
+    yard.take(b"v")
+    assert hold(yard, b"b") is Hold.LIMIT_LANE
+
+
+def test_lane_that_one_worker_has_filled_refuses_others() -> None:
+    yard = Yard()
+    yard.rules(lane_workers_max=2)
+    yard.submit(b"a", b"b", b"c", lanes=[b"x"] * 3)
+    yard.join(b"v")
+    assert yard.take(b"v", 2) == [b"a", b"b"]
+    assert hold(yard, b"c") is Hold.LIMIT_LANE
+    yard.join(b"w")
+    assert yard.take(b"w") == []
+
+
+@pytest.mark.parametrize("limit", ["broker", "service"])
+def test_limit_of_workers_at_once_holds_and_lets_go(limit: str) -> None:
+    yard = Yard()
+    yard.rules(workers_max=1) if limit == "broker" else yard.handle(
+        RulesSet(0, defaults=Rules(workers_max=1))
+    )
+    yard.submit(b"x", b"y", lanes=[b"x", b"y"])
+    yard.join(b"v")
+    yard.join(b"w")
+    assert yard.take(b"v", 2) == [b"x"]
+    assert assigned(yard.ask(b"w", parks=True)) == []
+    assert assigned(yard.finish(b"v", b"x")) == [b"y"]
+
+
+def test_broker_limit_lets_go_in_every_service() -> None:
+    yard = Yard()
+    yard.rules(workers_max=1)
+    for service in (b"x", b"y"):
+        yard.submit(service, service=service)
+        yard.join(b"w" + service, services=(service,))
+    yard.take(b"wx")
+    assert assigned(yard.ask(b"wy", parks=True)) == []
+    assert assigned(yard.finish(b"wx", b"x")) == [b"y"]
+
+
+def test_limit_of_one_service_does_not_count_what_another_begins() -> None:
+    yard = Yard()
+    yard.handle(RulesSet(0, services={b"y": Rules(workers_max=1)}))
+    yard.submit(b"x", service=b"x")
+    yard.submit(b"y", service=b"y")
+    yard.join(b"w", services=(b"x", b"y"), slots_total=2)
+    assert yard.take(b"w", 2) == [b"x", b"y"]
+
+
+def test_worker_within_the_limit_may_take_more_of_the_lane_that_it_serves() -> None:
+    yard = Yard()
+    yard.rules(workers_max=1)
+    yard.submit(b"a", b"b", b"c")
+    yard.join(b"w")
+    assert yard.take(b"w") == [b"a"]
+    assert yard.take(b"w") == [b"b"]
+
+
+def test_rate_is_kept_on_average_and_unused_rate_is_saved_for_a_moment() -> None:
+    yard = Yard()
+    yard.later(100)
+    yard.rules(rate_interval_ns=SECOND_NS // 100)
+    yard.join(b"w")
+    yard.submit(*[b"%d" % n for n in range(100)])
+    assert len(yard.take(b"w", 99)) == 11
+    assert yard.take(b"w", 99) == []
+    yard.later(0.05)
+    assert len(yard.take(b"w", 99)) == 5
+
+
+def test_rate_of_one_service_is_not_spent_by_another() -> None:
+    yard = Yard()
+    yard.handle(RulesSet(0, services={b"x": Rules(rate_interval_ns=SECOND_NS)}))
+    yard.submit(b"x0", b"x1", service=b"x")
+    yard.submit(b"y0", b"y1", service=b"y")
+    yard.join(b"w", services=(b"y", b"x"), slots_total=9)
+    assert yard.take(b"w", 9) == [b"y0", b"y1", b"x0"]
+    assert yard.take(b"w", 9) == []
+
+
+def test_faster_rate_takes_effect_at_once() -> None:
+    yard = Yard()
+    yard.rules(rate_interval_ns=3600 * SECOND_NS)
+    yard.submit(b"a", b"b")
+    yard.join(b"w")
+    assert yard.take(b"w", 9) == [b"a"]
+    yard.rules(rate_interval_ns=SECOND_NS)
+    yard.later(1)
+    assert yard.take(b"w", 9) == [b"b"]
+
+
+def test_paused_work_is_not_leased_and_resumed_work_goes_to_who_waits() -> None:
+    scopes: list[dict[str, Any]] = [
+        {},
+        {"service": b"default"},
+        {"service": b"default", "lane": b"x"},
+    ]
+    for scope in scopes:
+        yard = Yard()
+        yard.join(b"w")
+        yard.submit(b"a", lanes=[b"x"])
+        yard.handle(PauseAsked(0, b"c", **scope))
+        assert assigned(yard.ask(b"w", parks=True)) == []
+        assert assigned(yard.submit(b"b", lanes=[b"x"])) == []
+        effects = yard.handle(ResumeAsked(0, b"c", **scope))
+        assert assigned(effects) == [b"a"]
+        assert effects[0] == Acted(b"c", 0, 1)
+
+
+# Slots.
+
+
+def test_worker_gets_no_more_than_it_has_slots_for() -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=2)
+    yard.submit(b"a", b"b", b"c")
+    assert yard.take(b"w", 9) == [b"a", b"b"]
+    assert yard.take(b"w", 9) == []
+    yard.finish(b"w", b"a")
+    assert yard.take(b"w", 9) == [b"c"]
+
+
+def test_wide_task_takes_more_room() -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=4)
+    yard.submit(b"a", b"b", slots=2)
+    yard.submit(b"c")
+    assert yard.take(b"w", 9) == [b"a", b"b"]
+    yard.finish(b"w", b"a")
+    assert yard.take(b"w", 9) == [b"c"]
+
+
+def test_wide_task_is_not_overtaken_while_it_waits_for_room() -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=3)
+    yard.submit(b"a", b"b", slots=2)
+    yard.submit(b"c")
+    assert yard.take(b"w", 9) == [b"a"]
+    assert yard.take(b"w", 9) == []
+    yard.finish(b"w", b"a")
+    assert yard.take(b"w", 9) == [b"b", b"c"]
+
+
+def test_task_wider_than_the_worker_is_left_to_others() -> None:
+    yard = Yard()
+    yard.join(b"small", slots_total=2)
+    yard.join(b"large", slots_total=8)
+    yard.submit(b"wide", slots=5)
+    yard.submit(b"a", b"b", b"c")
+    assert yard.take(b"small", 9) == [b"a", b"b"]
+    assert yard.take(b"large", 9) == [b"wide", b"c"]
+
+
+def test_worker_looks_only_so_far_past_what_is_too_wide() -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=1)
+    yard.submit(*[b"%d" % n for n in range(WIDE_LOOKAHEAD)], slots=2)
+    yard.submit(b"a")
+    assert yard.take(b"w") == [b"a"]
+    yard.finish(b"w", b"a")
+    yard.submit(*[b"more%d" % n for n in range(2)], slots=2)
+    yard.submit(b"b")
+    assert yard.take(b"w") == []
+
+
+@pytest.mark.parametrize("services", [(b"wide", b"slim"), (b"slim", b"wide")])
+def test_room_is_counted_over_all_services(services: tuple[bytes, bytes]) -> None:
+    yard = Yard()
+    yard.submit(b"a", service=b"wide", slots=3)
+    yard.submit(b"b", b"c", b"d", service=b"slim")
+    yard.join(b"w", services=services, slots_total=4)
+    yard.take(b"w", 9)
+    worker = yard.scheduler.ledger.workers[b"w"]
+    assert worker.slots_used <= 4
+
+
+def test_worker_that_says_it_has_fewer_slots_gets_nothing_until_it_has_room() -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=2)
+    yard.submit(b"a", b"b", b"c")
+    yard.take(b"w", 2)
+    yard.join(b"w", slots_total=1)
+    assert yard.take(b"w") == []
+    yard.finish(b"w", b"a")
+    assert yard.take(b"w") == []
+    yard.finish(b"w", b"b")
+    assert yard.take(b"w") == [b"c"]
+
+
+# Suspects.
+
+
+def test_task_that_lost_a_worker_goes_alone() -> None:
+    yard = Yard()
+    yard.submit(b"bad")
+    yard.lose(b"v", b"bad")
+    yard.submit(b"a", b"b")
+    yard.join(b"w", slots_total=5)
+    assert yard.take(b"w", 5) == [b"bad"]
+    assert yard.take(b"w", 5) == []
+    yard.finish(b"w", b"bad")
+    assert yard.take(b"w", 5) == [b"a", b"b"]
+
+
+def test_suspects_go_one_by_one() -> None:
+    yard = Yard()
+    yard.submit(b"a", b"b")
+    yard.lose(b"v", b"a", b"b")
+    yard.join(b"w")
+    assert yard.take(b"w", 9) == [b"a"]
+    yard.join(b"u")
+    assert yard.take(b"u", 9) == [b"b"]
+
+
+def test_suspect_is_not_given_to_a_worker_that_holds_something() -> None:
+    yard = Yard()
+    yard.submit(b"bad")
+    yard.lose(b"v", b"bad")
+    yard.handle(PauseAsked(0, b"c", b"default"))
+    yard.join(b"w", services=(b"default", b"x"), slots_total=5)
+    yard.submit(b"a", service=b"x")
+    assert yard.take(b"w", 5) == [b"a"]
+    yard.handle(ResumeAsked(0, b"c", b"default"))
+    assert yard.take(b"w", 5) == []
+    yard.finish(b"w", b"a")
+    assert yard.take(b"w", 5) == [b"bad"]
+
+
+@pytest.fixture
+def reserved(monkeypatch: pytest.MonkeyPatch) -> Yard:
+    """A suspect in lane s, plenty of other work, and a worker w that is being kept for it."""
+    monkeypatch.setattr(policy, "LANE_RUN_TASKS_MAX", 1)
+    yard = Yard()
+    yard.submit(b"bad", lanes=[b"s"])
+    yard.lose(b"v", b"bad")
+    yard.handle(PauseAsked(0, b"c", b"default", b"s"))
+    for lane in (b"x", b"y"):
+        yard.submit(*[lane + b"%d" % n for n in range(20)], lanes=[lane] * 20)
+    yard.join(b"w", slots_total=2)
+    assert yard.take(b"w", 2) == [b"x0", b"y0"]
+    yard.handle(ResumeAsked(0, b"c", b"default", b"s"))
+    worker, service = yard.scheduler.ledger.workers[b"w"], yard[b"bad"].lane.service
+    while service.reserved is None:
+        yard.finish(b"w", worker.held()[0].name)
+        yard.take(b"w")
+    assert service.reserved is worker
+    return yard
+
+
+def test_worker_kept_for_a_suspect_gets_nothing_until_it_is_empty(reserved: Yard) -> None:
+    worker = reserved.scheduler.ledger.workers[b"w"]
+    while worker.leases:
+        assert reserved.take(b"w", 2) == []
+        reserved.finish(b"w", worker.held()[0].name)
+    assert reserved.take(b"w", 2) == [b"bad"]
+    assert reserved[b"bad"].lane.service.reserved is None
+
+
+def test_other_busy_workers_pass_over_a_suspect_that_one_is_kept_for(reserved: Yard) -> None:
+    reserved.submit(b"z", service=b"z")
+    reserved.join(b"u", slots_total=3, services=(b"z", b"default"))
+    assert reserved.take(b"u") == [b"z"]
+    reserved.submit(b"open0", b"open1")
+    assert [name for _ in range(2) for name in reserved.take(b"u")] != []
+    assert reserved.state(b"bad") is READY
+
+
+def test_empty_worker_takes_a_suspect_that_another_is_kept_for(reserved: Yard) -> None:
+    reserved.handle(PauseAsked(0, b"c", b"default", b"x"))
+    reserved.handle(PauseAsked(0, b"c", b"default", b"y"))
+    reserved.join(b"u", slots_total=1)
+    assert reserved.take(b"u") == [b"bad"]
+    reserved.handle(ResumeAsked(0, b"c", b"default", b"x"))
+    held = reserved.scheduler.ledger.workers[b"w"].held()
+    reserved.finish(b"w", *[task.name for task in held])
+    assert reserved.take(b"w") != []
+
+
+@pytest.mark.parametrize("way", ["leave", "cut", "cancel"])
+def test_nobody_is_kept_for_a_suspect_any_more_if(reserved: Yard, way: str) -> None:
+    service = reserved[b"bad"].lane.service
+    if way == "leave":
+        reserved.leave(b"w")
+        assert service.reserved is None
+    elif way == "cut":
+        reserved.handle(WorkerCut(0, b"w"))
+        assert service.reserved is None
+    else:
+        reserved.cancel(b"bad")
+        assert reserved.take(b"w") != []
+
+
+def test_suspect_that_needs_more_slots_than_are_free_is_kept_a_worker_too() -> None:
+    yard = Yard()
+    yard.submit(b"bad", slots=2)
+    yard.lose(b"v", b"bad")
+    yard.handle(PauseAsked(0, b"c"))
+    yard.join(b"w", slots_total=2, services=(b"x", b"default"))
+    yard.submit(*[b"x%d" % n for n in range(20)], service=b"x")
+    yard.submit(*[b"%d" % n for n in range(20)])
+    yard.handle(ResumeAsked(0, b"c"))
+    yard.scheduler.ledger.workers[b"w"].service_next = 0
+    held = yard.take(b"w")
+    for _ in range(12):
+        held += yard.take(b"w")
+        if b"bad" in held:
+            break
+        yard.finish(b"w", held.pop(0))
+    assert b"bad" in held
+
+
+def test_suspect_that_is_too_wide_for_a_worker_is_left_to_others() -> None:
+    yard = Yard()
+    yard.submit(b"bad", slots=3)
+    yard.lose(b"v", b"bad")
+    yard.submit(b"a")
+    yard.join(b"small", slots_total=2)
+    assert yard.take(b"small", 2) == [b"a"]
+    yard.join(b"large", slots_total=3)
+    assert yard.take(b"large") == [b"bad"]
+
+
+# Workers.
+
+
+def test_least_recently_used_worker_is_first() -> None:
+    yard = Yard()
+    for worker in (b"1", b"2", b"3"):
+        yard.join(worker, slots_total=2, standing=True)
+    order = []
+    for number in range(5):
+        effects = yard.submit(b"%d" % number)
+        order += [effect.worker for effect in effects if not isinstance(effect, Accepted)]  # type: ignore[attr-defined]
+    assert order == [b"1", b"2", b"3", b"1", b"2"]
+
+
+def test_full_worker_is_passed_over_and_gets_work_when_a_slot_is_free() -> None:
+    yard = Yard()
+    yard.join(b"1", slots_total=1, standing=True)
+    yard.join(b"2", slots_total=2, standing=True)
+    for number in range(5):
+        yard.submit(b"%d" % number)
+    assert yard.states(b"0", b"1", b"2", b"3", b"4") == [LEASED, LEASED, LEASED, READY, READY]
+    assert assigned(yard.finish(b"1", b"0")) == [b"3"]
+    assert assigned(yard.finish(b"2", b"1", b"2")) == [b"4"]
+
+
+def test_parked_worker_gets_as_much_as_it_asked_for_and_then_asks_again() -> None:
+    yard = Yard()
+    yard.join(b"w")
+    assert yard.ask(b"w", 2, parks=True) == []
+    assert assigned(yard.submit(b"a", b"b", b"c")) == [b"a", b"b"]
+    assert assigned(yard.submit(b"d")) == []
+
+
+def test_worker_that_left_is_handed_nothing() -> None:
+    yard = Yard()
+    yard.join(b"w")
+    yard.ask(b"w", parks=True)
+    yard.leave(b"w")
+    assert yard.submit(b"a") == [Accepted(b"client", 0, new=1)]
+
+
+def test_worker_that_came_back_as_another_process_has_to_ask_again() -> None:
+    yard = Yard()
+    yard.join(b"w", incarnation=1)
+    yard.ask(b"w", parks=True)
+    yard.join(b"w", incarnation=2)
+    assert yard.submit(b"a") == [Accepted(b"client", 0, new=1)]
+
+
+def test_worker_that_was_cut_off_is_no_longer_parked() -> None:
+    yard = Yard()
+    yard.join(b"w")
+    yard.ask(b"w", parks=True)
+    assert yard.handle(WorkerCut(0, b"w")) == []
+    assert yard.submit(b"a") == [Accepted(b"client", 0, new=1)]
+    assert assigned(yard.ask(b"w", parks=True)) == [b"a"]
+
+
+def test_cut_of_a_stranger_is_nothing() -> None:
+    assert Yard().handle(WorkerCut(0, b"nobody")) == []
+
+
+def test_parked_worker_that_changes_its_services_waits_for_the_new_ones() -> None:
+    yard = Yard()
+    yard.join(b"w", services=(b"x",))
+    yard.ask(b"w", parks=True)
+    yard.join(b"w", services=(b"y",))
+    assert assigned(yard.submit(b"x", service=b"x")) == []
+    assert assigned(yard.submit(b"y", service=b"y")) == [b"y"]
+
+
+def test_service_that_a_worker_names_twice_counts_once() -> None:
+    yard = Yard()
+    yard.join(b"w", services=(b"x", b"x"), slots_total=0)
+    yard.submit(b"a", service=b"x")
+    assert yard.take(b"w", 9) == [b"a"]
+
+
+def test_lists_of_waiting_workers_do_not_grow_with_the_work_done() -> None:
+    yard = Yard()
+    yard.join(b"w", services=(b"busy", b"idle"), slots_total=1, standing=True)
+    for number in range(300):
+        yard.submit(b"%d" % number, service=b"busy")
+        yard.finish(b"w", b"%d" % number)
+    assert len(yard.scheduler.ledger.services[b"idle"].parked) < 100
+
+
+@pytest.mark.parametrize("standing", [True, False])
+def test_every_way_to_free_a_slot_brings_the_next_task(*, standing: bool) -> None:
+    def full() -> Yard:
+        yard = Yard()
+        yard.join(b"w", slots_total=1, standing=standing)
+        yard.submit(b"a", b"b")
+        if not standing:
+            yard.ask(b"w")
+            yard.ask(b"w", parks=True)
+        return yard
+
+    def freed(effects: list[Effect]) -> list[bytes]:
+        return assigned(effects)
+
+    assert freed(full().finish(b"w", b"a")) == [b"b"]
+    assert freed(full().report(b"w", b"a", Outcome.FAILED)) == [b"b"]
+    assert freed(full().cancel(b"a")) == [b"b"]
+    yard = full()
+    yard.later(10)
+    assert freed(yard.hear(b"w", heartbeat_ns=SECOND_NS)) == [b"a"]
+    yard = full()
+    assert freed(yard.join(b"w", slots_total=2, standing=standing)) == [b"b"]
+
+
+# Workers that are called.
+
+
+def test_called_worker_is_told_of_work_and_asks_for_it() -> None:
+    yard = Yard()
+    yard.join(b"w", called=True)
+    assert yard.ask(b"w", parks=True) == []
+    effects = yard.submit(b"a")
+    assert effects == [Accepted(b"client", 0, new=1), Wake(b"w", b"default")]
+    assert yard.scheduler.ledger.workers[b"w"].state is WorkerState.CALLED
+    assert yard.take(b"w") == [b"a"]
+
+
+def test_no_more_workers_are_called_than_there_are_ready_tasks() -> None:
+    yard = Yard()
+    for worker in (b"1", b"2", b"3"):
+        yard.join(worker, called=True)
+        yard.ask(worker, parks=True)
+    assert yard.submit(b"a", b"b")[1:] == [Wake(b"1", b"default"), Wake(b"2", b"default")]
+    assert yard.submit(b"c")[1:] == [Wake(b"3", b"default")]
+
+
+def test_called_worker_that_does_not_come_is_passed_over_for_the_next() -> None:
+    yard = Yard()
+    for worker in (b"1", b"2"):
+        yard.join(worker, called=True)
+        yard.ask(worker, parks=True)
+    assert yard.submit(b"a")[1:] == [Wake(b"1", b"default")]
+    assert yard.later(0.5) == []
+    assert yard.later(0.5) == [Wake(b"2", b"default")]
+    assert yard.take(b"2") == [b"a"]
+
+
+def test_called_worker_that_asks_in_time_is_not_passed_over() -> None:
+    yard = Yard()
+    yard.join(b"w", called=True)
+    yard.ask(b"w", parks=True)
+    yard.submit(b"a")
+    yard.later(0.5)
+    yard.take(b"w")
+    yard.ask(b"w", parks=True)
+    assert yard.later(0.6) == []
+    yard.submit(b"b")
+    yard.leave(b"w")
+    assert yard.later(5) == []
+
+
+def test_later_call_has_its_full_time_though_an_earlier_one_runs_out() -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=0, called=True)
+    yard.ask(b"w", parks=True)
+    yard.submit(b"a")
+    yard.take(b"w")
+    yard.later(0.5)
+    yard.ask(b"w", parks=True)
+    yard.submit(b"b")
+    assert yard.later(0.5) == []
+    assert yard.scheduler.ledger.workers[b"w"].state is WorkerState.CALLED
+    assert yard.later(0.5) == [Wake(b"w", b"default")]
+
+
+def test_worker_that_is_called_twice_within_a_second_counts_once() -> None:
+    yard = Yard()
+    for worker in (b"1", b"2"):
+        yard.join(worker, slots_total=0, called=True)
+        yard.ask(worker, parks=True)
+    yard.submit(b"a", b"b")
+    for worker in (b"1", b"2"):
+        yard.take(worker)
+    yard.later(0.1)
+    for worker in (b"1", b"2"):
+        yard.ask(worker, parks=True)
+    assert yard.submit(b"c")[1:] == [Wake(b"1", b"default")]
+    assert yard.submit(b"d")[1:] == [Wake(b"2", b"default")]
+
+
+def test_worker_is_not_called_for_work_that_a_limit_keeps_from_it() -> None:
+    yard = Yard()
+    yard.handle(RulesSet(0, defaults=Rules(workers_max=1)))
+    yard.submit(b"a", b"b")
+    yard.join(b"w")
+    yard.take(b"w")
+    yard.join(b"c", called=True)
+    assert [yard.ask(b"c", parks=True) for _ in range(3)] == [[], [], []]
+    assert yard.finish(b"w", b"a")[1:] == [Wake(b"c", b"default")]
+
+
+def test_called_worker_that_can_not_take_the_task_does_not_keep_it_from_others() -> None:
+    yard = Yard()
+    yard.join(b"1", slots_total=1, called=True)
+    yard.join(b"2", slots_total=2)
+    for worker in (b"1", b"2"):
+        yard.ask(worker, parks=True)
+    assert assigned(yard.submit(b"wide", slots=2)) == [b"wide"]
+
+
+def test_worker_that_is_told_that_there_is_nothing_keeps_waiting() -> None:
+    yard = Yard()
+    yard.join(b"w", called=True)
+    yard.ask(b"w", parks=True)
+    assert yard.ask(b"w") == [Nothing(b"w", settled=True)]
+    assert yard.submit(b"a")[1:] == [Wake(b"w", b"default")]
+
+
+def test_drained_worker_is_not_called_and_gets_nothing() -> None:
+    yard = Yard()
+    yard.join(b"w", called=True)
+    yard.ask(b"w", parks=True)
+    yard.handle(DrainAsked(0, b"c", b"w"))
+    assert yard.submit(b"a") == [Accepted(b"client", 0, new=1)]

@@ -1,0 +1,387 @@
+"""Reports: every outcome, retry schedules, mixed reports, tasks given back, kept slots."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskyard.core import image
+from taskyard.core.effects import Effect, Noted, Refusal, Refused, Stranger
+from taskyard.core.events import (
+    Outcome,
+    Rules,
+    RulesSet,
+    SlotFreed,
+    Unknown,
+    WorkReported,
+    WorkReturned,
+)
+from taskyard.core.limits import REASON_BYTES_MAX, SECOND_NS
+from taskyard.core.records import (
+    Failed,
+    Finished,
+    Postponed,
+    Returned,
+    ReturnReason,
+    SlotsFreed,
+    Stale,
+)
+from taskyard.core.reports import DEFER_ALL_NS_DEFAULT, retry_delay_ns
+from taskyard.core.states import TaskState
+from tests.core.kit import Yard, assigned, missing
+
+BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
+
+
+def holding(*names: bytes, **fields: Any) -> Yard:
+    """Worker w holds these tasks."""
+    yard = Yard()
+    yard.submit(*names, **fields)
+    yard.join(b"w")
+    yard.take(b"w", len(names))
+    return yard
+
+
+# Outcomes.
+
+
+def test_done_is_recorded_with_its_result() -> None:
+    yard = holding(b"a", b"b")
+    assert yard.finish(b"w", b"a", b"b", texts=[b"1", b"2"], request=9) == [Noted(b"w", 9, [])]
+    assert yard.records == [Finished(0, b"w", [b"a", b"b"], [1, 1], [b"1", b"2"])]
+    assert yard.states(b"a", b"b") == [DONE, DONE]
+
+
+def test_done_without_results_keeps_none() -> None:
+    yard = holding(b"a")
+    yard.report(b"w", b"a", Outcome.DONE)
+    assert yard.records == [Finished(0, b"w", [b"a"], [1], None)]
+
+
+def test_failure_without_a_schedule_is_final() -> None:
+    yard = holding(b"a")
+    yard.report(b"w", b"a", Outcome.FAILED, texts=[b"oh"])
+    assert yard.records == [Failed(0, b"w", [b"a"], [1], [b"oh"])]
+    assert yard.state(b"a") is FAILED
+    assert yard.scheduler.ledger.reasons == {b"a": b"oh"}
+
+
+def test_failure_for_good_does_not_try_again() -> None:
+    yard = holding(b"a", retry_delays_ns=(1, 1, 1))
+    yard.report(b"w", b"a", Outcome.FAILED_FOR_GOOD, texts=[b"no such file"])
+    assert yard.records == [Failed(0, b"w", [b"a"], [1], [b"no such file"])]
+
+
+def test_failure_follows_the_schedule_and_then_is_final() -> None:
+    yard = holding(b"a", retry_delays_ns=(SECOND_NS, 5 * SECOND_NS))
+    yard.report(b"w", b"a", Outcome.FAILED, texts=[b"first"])
+    assert yard.records == [Postponed(0, b"w", [b"a"], [1], [SECOND_NS], [b"first"])]
+    yard.later(1)
+    assert yard.take(b"w") == [b"a"]
+    yard.report(b"w", b"a", Outcome.FAILED, texts=[b"second"])
+    assert (yard.state(b"a"), yard[b"a"].due_ns) == (DELAYED, 6 * SECOND_NS)
+    yard.later(4.9)
+    assert yard.state(b"a") is DELAYED
+    yard.later(0.1)
+    yard.take(b"w")
+    yard.report(b"w", b"a", Outcome.FAILED, texts=[b"third"])
+    assert (yard.state(b"a"), yard[b"a"].failures) == (FAILED, 3)
+    assert yard.scheduler.ledger.reasons == {b"a": b"third"}
+
+
+def test_schedule_of_the_task_overrides_that_of_its_service() -> None:
+    yard = Yard()
+    yard.rules(retry_delays_ns=(7,))
+    yard.join(b"w")
+    yard.submit(b"service")
+    yard.submit(b"own", retry_delays_ns=(9,))
+    yard.submit(b"never", retry_delays_ns=())
+    yard.take(b"w", 3)
+    for name in (b"service", b"own", b"never"):
+        yard.report(b"w", name, Outcome.FAILED)
+    assert [yard[name].due_ns for name in (b"service", b"own")] == [7, 9]
+    assert yard.state(b"never") is FAILED
+
+
+@given(
+    delay_ns=st.integers(0, 10**15),
+    percent=st.integers(0, 100),
+    luck=st.integers(0, 2**32 - 1),
+)
+def test_jitter_only_adds_and_no_more_than_its_percentage(
+    delay_ns: int, percent: int, luck: int
+) -> None:
+    yard = Yard()
+    yard.handle(RulesSet(0, defaults=Rules(retry_delays_ns=(delay_ns,), jitter_percent=percent)))
+    yard.submit(b"a")
+    given_ns = retry_delay_ns(yard[b"a"], luck)
+    assert given_ns is not None
+    assert delay_ns <= given_ns <= delay_ns + delay_ns * percent // 100
+
+
+def test_tasks_of_one_report_have_different_luck() -> None:
+    yard = Yard()
+    yard.rules(retry_delays_ns=(SECOND_NS,), jitter_percent=100)
+    yard.join(b"w")
+    names = [b"%d" % number for number in range(10)]
+    yard.submit(*names)
+    yard.take(b"w", 10)
+    yard.handle(WorkReported(0, b"w", names, outcomes=[Outcome.FAILED] * 10, luck=123))
+    assert len({yard[name].due_ns for name in names}) == 10
+
+
+def test_worker_may_say_when_to_try_again_and_nobody_is_charged() -> None:
+    yard = holding(b"a", b"b")
+    outcomes = [Outcome.RETRY_AT, Outcome.RETRY_AT]
+    yard.handle(WorkReported(0, b"w", [b"a", b"b"], outcomes=outcomes, retry_at_ns=[70, 80]))
+    empty = [b"", b""]
+    record = Postponed(0, b"w", [b"a", b"b"], [1, 1], [70, 80], empty, own_fault=False)
+    assert yard.records == [record]
+    assert [yard[name].failures for name in (b"a", b"b")] == [0, 0]
+    assert yard.states(b"a", b"b") == [DELAYED, DELAYED]
+
+
+def test_retry_without_a_time_is_at_once() -> None:
+    yard = holding(b"a")
+    yard.report(b"w", b"a", Outcome.RETRY_AT)
+    yard.later(0)
+    assert yard.take(b"w") == [b"a"]
+
+
+def test_deferral_of_a_lane_puts_off_all_of_it_and_charges_only_what_was_tried() -> None:
+    yard = Yard()
+    yard.rules(retry_delays_ns=(SECOND_NS,))
+    yard.join(b"w")
+    yard.submit(b"a", b"b", b"c", b"other", lanes=[b"x", b"x", b"x", b"y"])
+    yard.submit(b"urgent", priority=1, lanes=[b"x"])
+    assert yard.take(b"w") == [b"urgent"]
+    yard.report(b"w", b"urgent", Outcome.DEFER_ALL, texts=[b"host is down"])
+    rest, empty = [b"a", b"b", b"c"], [b"", b"", b""]
+    assert yard.records == [
+        Postponed(0, b"w", [b"urgent"], [1], [SECOND_NS], [b"host is down"]),
+        Postponed(0, b"", rest, [0, 0, 0], [SECOND_NS] * 3, empty, own_fault=False),
+    ]
+    assert [yard[name].failures for name in (b"urgent", *rest)] == [1, 0, 0, 0]
+    assert yard.take(b"w", 9) == [b"other"]
+    yard.later(1)
+    assert yard.states(b"urgent", *rest) == [READY] * 4
+
+
+def test_deferral_of_a_lane_without_a_schedule_puts_the_rest_off_for_a_while() -> None:
+    yard = Yard()
+    yard.join(b"w")
+    yard.submit(b"a", b"b", lanes=[b"x", b"x"])
+    yard.take(b"w")
+    yard.report(b"w", b"a", Outcome.DEFER_ALL)
+    assert yard.states(b"a", b"b") == [FAILED, DELAYED]
+    assert yard[b"b"].due_ns == DEFER_ALL_NS_DEFAULT
+
+
+def test_deferral_in_the_open_lane_is_about_the_task_alone() -> None:
+    yard = Yard()
+    yard.rules(retry_delays_ns=(SECOND_NS,))
+    yard.join(b"w")
+    yard.submit(b"a", b"b")
+    yard.take(b"w")
+    yard.report(b"w", b"a", Outcome.DEFER_ALL)
+    assert yard.states(b"a", b"b") == [DELAYED, READY]
+
+
+def test_deferral_of_a_lane_that_has_nothing_else() -> None:
+    yard = Yard()
+    yard.rules(retry_delays_ns=(SECOND_NS,))
+    yard.join(b"w")
+    yard.submit(b"a", lanes=[b"x"])
+    yard.take(b"w")
+    yard.report(b"w", b"a", Outcome.DEFER_ALL)
+    assert len(yard.records) == 1
+
+
+def test_task_deferred_back_goes_to_the_end_and_a_refused_one_to_the_front() -> None:
+    yard = Yard()
+    yard.join(b"w")
+    yard.submit(b"a", b"b", b"c", b"d")
+    yard.take(b"w", 2)
+    outcomes = [Outcome.DEFER_BACK, Outcome.REFUSED]
+    yard.handle(WorkReported(0, b"w", [b"a", b"b"], outcomes=outcomes))
+    assert yard.records == [
+        Returned(0, b"w", [b"a"], [1], ReturnReason.DEFERRED_BACK),
+        Returned(0, b"w", [b"b"], [1], ReturnReason.REFUSED),
+    ]
+    assert yard.take(b"w", 9) == [b"b", b"c", b"d", b"a"]
+
+
+def test_long_reasons_are_kept_by_their_tail() -> None:
+    long = b"x" * REASON_BYTES_MAX + b"the end"
+    yard = holding(b"a", b"b", retry_delays_ns=(1,))
+    yard.report(b"w", b"a", Outcome.FAILED, texts=[long])
+    yard.report(b"w", b"b", Outcome.FAILED_FOR_GOOD, texts=[long])
+    for reason in yard.scheduler.ledger.reasons.values():
+        assert len(reason) == REASON_BYTES_MAX
+        assert reason.endswith(b"the end")
+
+
+def test_report_of_different_outcomes_is_decided_kind_by_kind() -> None:
+    names = [b"failed", b"done", b"stale", b"bad", b"more"]
+    yard = holding(b"failed", b"done", b"bad", b"more", retry_delays_ns=(5,))
+    outcomes = [
+        Outcome.FAILED,
+        Outcome.DONE,
+        Outcome.DONE,
+        Outcome.FAILED_FOR_GOOD,
+        Outcome.DONE,
+    ]
+    texts = [b"oh", b"1", b"2", b"no", b"3"]
+    effects = yard.handle(WorkReported(0, b"w", names, outcomes=outcomes, texts=texts))
+    assert effects == [Noted(b"w", 0, [b"stale"])]
+    assert yard.records == [
+        Stale(0, b"w", [b"stale"], [0]),
+        Finished(0, b"w", [b"done", b"more"], [1, 1], [b"1", b"3"]),
+        Postponed(0, b"w", [b"failed"], [1], [5], [b"oh"]),
+        Failed(0, b"w", [b"bad"], [1], [b"no"]),
+    ]
+
+
+def test_report_that_is_partly_stale_keeps_each_result_with_its_task() -> None:
+    yard = holding(b"a", b"b")
+    yard.finish(b"w", b"x", b"b", b"a", texts=[b"?", b"of b", b"of a"])
+    assert yard.records[1] == Finished(0, b"w", [b"b", b"a"], [1, 1], [b"of b", b"of a"])
+
+
+# The same name twice.
+
+
+def test_name_that_stands_twice_in_a_report_counts_once() -> None:
+    yard = holding(b"a")
+    effects = yard.finish(b"w", b"a", b"a", texts=[b"first", b"second"])
+    assert missing(effects) == [b"a"]
+    assert Finished(0, b"w", [b"a"], [1], [b"first"]) in yard.records
+
+
+def test_report_of_an_old_and_the_present_attempt_counts_the_present_one() -> None:
+    yard = holding(b"a")
+    yard.report(b"w", b"a", Outcome.REFUSED)
+    yard.take(b"w")
+    effects = yard.finish(b"w", b"a", b"a", attempts=[1, 2], texts=[b"old", b"new"])
+    assert missing(effects) == [b"a"]
+    assert yard.records == [
+        Stale(0, b"w", [b"a"], [1]),
+        Finished(0, b"w", [b"a"], [2], [b"new"]),
+    ]
+
+
+# Tasks given back.
+
+
+def give_back(yard: Yard, *names: bytes, **fields: Any) -> list[Effect]:
+    return yard.handle(WorkReturned(0, b"w", list(names), **fields))
+
+
+def test_task_that_is_given_back_goes_to_the_end_as_if_just_created() -> None:
+    yard = Yard()
+    yard.join(b"w")
+    yard.submit(b"a", b"b")
+    yard.take(b"w")
+    assert give_back(yard, b"a", request=2) == [Noted(b"w", 2, [])]
+    assert yard.records == [Returned(0, b"w", [b"a"], [1], ReturnReason.TRANSFERRED)]
+    assert yard.take(b"w", 9) == [b"b", b"a"]
+
+
+def test_task_may_be_given_back_to_wait_for_others() -> None:
+    yard = holding(b"a", b"b")
+    yard.submit(b"z")
+    give_back(yard, b"a", b"b", after=[[b"z", b"unknown"], []])
+    assert yard.states(b"a", b"b") == [BLOCKED, READY]
+    yard.take(b"w")
+    yard.finish(b"w", b"z")
+    assert yard.state(b"a") is READY
+
+
+def test_task_given_back_to_wait_for_what_is_done_is_ready() -> None:
+    yard = holding(b"done", b"a")
+    yard.finish(b"w", b"done")
+    give_back(yard, b"a", after=[[b"done"]])
+    assert yard.state(b"a") is READY
+
+
+def test_nothing_is_given_back_if_the_worker_does_not_hold_all_of_it() -> None:
+    yard = holding(b"a")
+    before = image.portrait(yard.scheduler.ledger)
+    assert give_back(yard, b"a", b"x") == [Noted(b"w", 0, [b"x"])]
+    assert image.portrait(yard.scheduler.ledger) == before
+
+
+@pytest.mark.parametrize(
+    ("refusal", "names", "fields"),
+    [
+        (Refusal.DUPLICATE, [b"a", b"a"], {}),
+        (Refusal.MALFORMED, [b"a"], {"after": []}),
+        (Refusal.CYCLE, [b"a"], {"after": [[b"a"]]}),
+        (Refusal.CYCLE, [b"a"], {"after": [[b"behind"]]}),
+        (Refusal.CYCLE, [b"a", b"b"], {"after": [[b"b"], [b"a"]]}),
+        (Refusal.UNKNOWN, [b"a"], {"after": [[b"x"]], "unknown": Unknown.REFUSE}),
+        (Refusal.CANCELLED, [b"a"], {"after": [[b"gone"]]}),
+    ],
+)
+def test_nothing_is_given_back_that_can_not_wait_so(
+    refusal: Refusal, names: list[bytes], fields: dict[str, object]
+) -> None:
+    yard = holding(b"a", b"b")
+    yard.submit(b"gone", b"behind", after=[[], [b"a"]])
+    yard.cancel(b"gone")
+    before = image.portrait(yard.scheduler.ledger)
+    (refused,) = give_back(yard, *names, request=4, **fields)
+    assert isinstance(refused, Refused)
+    assert (refused.client, refused.request, refused.refusal) == (b"w", 4, refusal)
+    assert image.portrait(yard.scheduler.ledger) == before
+
+
+def test_stranger_gives_nothing_back() -> None:
+    assert Yard().handle(WorkReturned(0, b"v", [b"a"])) == [Stranger(b"v")]
+
+
+# Slots that stay taken after the answer.
+
+
+def test_answered_task_may_keep_its_slot_until_the_worker_frees_it() -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=1, standing=True)
+    yard.submit(b"a", b"b")
+    assert assigned(yard.finish(b"w", b"a", keeps_slots=True)) == []
+    assert yard.state(b"a") is DONE
+    assert assigned(yard.handle(SlotFreed(0, b"w"))) == [b"b"]
+    assert yard.records[0] == SlotsFreed(0, b"w", 1)
+
+
+def test_freeing_what_is_not_kept_is_nothing() -> None:
+    yard = Yard()
+    yard.join(b"w")
+    assert yard.handle(SlotFreed(0, b"w")) == []
+    assert yard.records == []
+    assert yard.handle(SlotFreed(0, b"nobody")) == [Stranger(b"nobody")]
+
+
+def test_wide_task_frees_all_its_slots_at_once() -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=4)
+    yard.submit(b"wide", slots=3)
+    yard.submit(b"slim")
+    yard.take(b"w", 2)
+    worker = yard.scheduler.ledger.workers[b"w"]
+    yard.finish(b"w", b"wide", keeps_slots=True)
+    yard.finish(b"w", b"slim", keeps_slots=True)
+    assert worker.slots_free == 0
+    yard.handle(SlotFreed(0, b"w"))
+    assert worker.slots_free == 3
+    yard.handle(SlotFreed(0, b"w"))
+    assert worker.slots_free == 4
+
+
+def test_kept_slots_survive_a_restart() -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=2)
+    yard.submit(b"a")
+    yard.take(b"w")
+    yard.finish(b"w", b"a", keeps_slots=True)
+    assert image.restore(image.take(yard.mirror)).workers[b"w"].slots_free == 1

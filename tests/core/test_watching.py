@@ -1,0 +1,286 @@
+"""Who is told when tasks are settled, with which text, and when a worker hears that all is done."""
+
+import pytest
+
+from taskyard.core.effects import Effect, Nothing, Told
+from taskyard.core.events import ClientGone, Outcome, Repeat, Unknown, WatchAsked, WorkReturned
+from taskyard.core.limits import SECOND_NS, STUCK_CHECK_NS
+from taskyard.core.states import TaskState
+from tests.core.kit import Yard
+
+BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
+
+
+@pytest.fixture
+def yard() -> Yard:
+    """A yard with a worker w."""
+    yard = Yard()
+    yard.join(b"w")
+    return yard
+
+
+def watch_campaign(yard: Yard, name: bytes) -> list[Effect]:
+    return yard.handle(WatchAsked(0, b"watcher", campaign=name, request=1))
+
+
+def told(name: bytes, state: TaskState, text: bytes = b"", request: int = 0) -> Told:
+    return Told(b"watcher", request, [name], [state], [text])
+
+
+def told_in(effects: list[Effect]) -> list[Effect]:
+    return [effect for effect in effects if isinstance(effect, Told)]
+
+
+CAMPAIGN_TOLD = [Told(b"watcher", 1, [], [], [])]
+
+
+# Names.
+
+
+def test_watcher_is_told_the_result(yard: Yard) -> None:
+    yard.submit(b"a")
+    assert yard.watch(b"a", request=5) == []
+    yard.take(b"w")
+    effects = yard.finish(b"w", b"a", texts=[b"42"])
+    assert told_in(effects) == [told(b"a", DONE, b"42", request=5)]
+    assert yard.scheduler.watchers == {}
+
+
+def test_watcher_is_told_the_reason_of_a_failure(yard: Yard) -> None:
+    yard.submit(b"a")
+    yard.watch(b"a")
+    yard.take(b"w")
+    effects = yard.report(b"w", b"a", Outcome.FAILED, texts=[b"oh"])
+    assert told_in(effects) == [told(b"a", FAILED, b"oh")]
+
+
+def test_watcher_is_told_of_cancelled_tasks_and_their_dependents_at_once(yard: Yard) -> None:
+    yard.submit(b"a", b"b", after=[[], [b"a"]])
+    yard.watch(b"a", b"b")
+    states = [CANCELLED, CANCELLED]
+    expected = Told(b"watcher", 0, [b"a", b"b"], states, [b"", b""])
+    assert told_in(yard.cancel(b"a")) == [expected]
+
+
+def test_watcher_is_told_of_a_task_that_grew_too_old(yard: Yard) -> None:
+    yard.submit(b"a", expires_hard_ns=SECOND_NS)
+    yard.watch(b"a")
+    assert told_in(yard.later(1)) == [told(b"a", FAILED, b"too old")]
+
+
+def test_watcher_is_told_of_a_task_that_lost_too_many_workers(yard: Yard) -> None:
+    yard.submit(b"a", crashes_max=1)
+    yard.watch(b"a")
+    yard.take(b"w")
+    effects = yard.join(b"w", incarnation=9)
+    assert told_in(effects) == [told(b"a", FAILED, b"lost its worker")]
+
+
+def test_who_watches_what_is_settled_is_told_at_once(yard: Yard) -> None:
+    yard.submit(b"done", b"failed", b"cancelled", b"ready")
+    yard.take(b"w", 2)
+    yard.finish(b"w", b"done", texts=[b"result"])
+    yard.report(b"w", b"failed", Outcome.FAILED, texts=[b"oh"])
+    yard.cancel(b"cancelled")
+    names = [b"done", b"failed", b"cancelled"]
+    effects = yard.watch(*names, b"ready", b"unknown")
+    assert effects == [Told(b"watcher", 0, names, [DONE, FAILED, CANCELLED], [b"", b"oh", b""])]
+    assert list(yard.scheduler.watchers) == [b"ready", b"unknown"]
+
+
+def test_unknown_task_can_be_watched_until_it_is_submitted_and_settled(yard: Yard) -> None:
+    yard.watch(b"a")
+    yard.submit(b"a")
+    yard.take(b"w")
+    assert told_in(yard.finish(b"w", b"a")) == [told(b"a", DONE)]
+
+
+def test_failure_that_is_tried_again_settles_nothing(yard: Yard) -> None:
+    yard.submit(b"a", retry_delays_ns=(0,))
+    yard.watch(b"a")
+    yard.take(b"w")
+    assert told_in(yard.report(b"w", b"a", Outcome.FAILED)) == []
+
+
+def test_every_watcher_is_told_once_each(yard: Yard) -> None:
+    yard.submit(b"a", b"b")
+    yard.watch(b"a", b"b", request=1)
+    yard.watch(b"a", request=2)
+    yard.handle(WatchAsked(0, b"other", [b"b"], request=1))
+    yard.take(b"w", 2)
+    assert told_in(yard.finish(b"w", b"a", b"b", texts=[b"1", b"2"])) == [
+        Told(b"watcher", 1, [b"a", b"b"], [DONE, DONE], [b"1", b"2"]),
+        Told(b"watcher", 2, [b"a"], [DONE], [b"1"]),
+        Told(b"other", 1, [b"b"], [DONE], [b"2"]),
+    ]
+
+
+def test_client_that_is_gone_is_told_nothing(yard: Yard) -> None:
+    yard.submit(b"a", b"b", campaign=b"c")
+    yard.watch(b"a", b"b")
+    watch_campaign(yard, b"c")
+    yard.handle(WatchAsked(0, b"other", [b"b"]))
+    assert yard.handle(ClientGone(0, b"watcher")) == []
+    assert yard.scheduler.watchers == {b"b": [(b"other", 0)]}
+    assert yard.scheduler.campaign_watchers == {}
+    yard.take(b"w", 2)
+    assert told_in(yard.finish(b"w", b"a", b"b")) == [Told(b"other", 0, [b"b"], [DONE], [b""])]
+
+
+# Behind a failure.
+
+
+def soon(yard: Yard) -> list[Effect]:
+    return told_in(yard.later(STUCK_CHECK_NS / SECOND_NS))
+
+
+def fail(yard: Yard, name: bytes) -> list[Effect]:
+    while name not in [task.name for task in yard.scheduler.ledger.workers[b"w"].held()]:
+        assert yard.take(b"w", 9) != []
+    return told_in(yard.report(b"w", name, Outcome.FAILED_FOR_GOOD))
+
+
+def test_task_behind_a_failure_is_settled_soon(yard: Yard) -> None:
+    yard.submit(b"f", b"c", b"d", after=[[], [b"f"], [b"c"]])
+    yard.watch(b"d")
+    fail(yard, b"f")
+    assert yard.scheduler.wake_at_ns() == STUCK_CHECK_NS
+    assert soon(yard) == [told(b"d", BLOCKED)]
+
+
+def test_who_watches_a_task_behind_a_failure_is_told_at_once(yard: Yard) -> None:
+    yard.submit(b"f", b"c", after=[[], [b"f"]])
+    fail(yard, b"f")
+    assert yard.watch(b"c") == [told(b"c", BLOCKED)]
+
+
+def test_task_that_waits_for_more_than_a_failure_is_settled_when_that_is_done(yard: Yard) -> None:
+    yard.submit(b"f", b"r", b"c", after=[[], [], [b"f", b"r"]])
+    yard.watch(b"c")
+    fail(yard, b"f")
+    assert soon(yard) == []
+    yard.finish(b"w", b"r")
+    assert soon(yard) == [told(b"c", BLOCKED)]
+
+
+@pytest.mark.parametrize("way", ["extend", "return", "submit"])
+def test_task_that_gets_behind_a_failure_later_is_settled_by(yard: Yard, way: str) -> None:
+    yard.submit(b"f")
+    fail(yard, b"f")
+    if way == "extend":
+        yard.submit(b"c")
+        yard.watch(b"c")
+        yard.submit(b"c", after=[[b"f"]], repeat=Repeat.EXTEND)
+    elif way == "return":
+        yard.submit(b"c")
+        yard.watch(b"c")
+        yard.take(b"w")
+        yard.handle(WorkReturned(0, b"w", [b"c"], [[b"f"]]))
+    else:
+        yard.submit(b"c", after=[[b"x"]], unknown=Unknown.WAIT)
+        yard.watch(b"c")
+        yard.submit(b"x", after=[[b"f"]])
+    assert soon(yard) == [told(b"c", BLOCKED)]
+
+
+def test_nobody_is_told_if_the_failure_is_retried_at_once(yard: Yard) -> None:
+    yard.submit(b"f", b"c", after=[[], [b"f"]])
+    yard.watch(b"c")
+    fail(yard, b"f")
+    yard.retry(b"f")
+    assert soon(yard) == []
+
+
+def test_broker_does_not_look_for_stuck_tasks_again_and_again(yard: Yard) -> None:
+    yard.submit(b"f", b"a")
+    yard.watch(b"a")
+    fail(yard, b"f")
+    yard.finish(b"w", b"nothing")
+    for _ in range(3):
+        soon(yard)
+    assert yard.scheduler.wake_at_ns() is None
+
+
+# Campaigns.
+
+
+def test_campaign_is_settled_when_nothing_of_it_can_run_any_more(yard: Yard) -> None:
+    yard.submit(b"a", b"b", b"c", campaign=b"x")
+    yard.submit(b"other")
+    assert watch_campaign(yard, b"x") == []
+    yard.take(b"w", 3)
+    assert told_in(yard.finish(b"w", b"a")) == []
+    assert told_in(yard.report(b"w", b"b", Outcome.FAILED)) == []
+    assert told_in(yard.cancel(b"c")) == CAMPAIGN_TOLD
+
+
+def test_settled_campaign_is_told_at_once_and_an_unknown_one_is_waited_for(yard: Yard) -> None:
+    assert watch_campaign(yard, b"x") == []
+    yard.submit(b"a", campaign=b"x")
+    yard.take(b"w")
+    assert told_in(yard.finish(b"w", b"a")) == CAMPAIGN_TOLD
+    assert watch_campaign(yard, b"x") == CAMPAIGN_TOLD
+
+
+def test_campaign_behind_its_own_failure_is_settled_soon(yard: Yard) -> None:
+    yard.submit(b"f", b"c", after=[[], [b"f"]], campaign=b"x")
+    watch_campaign(yard, b"x")
+    assert fail(yard, b"f") + soon(yard) == CAMPAIGN_TOLD
+
+
+def test_campaign_behind_the_failure_of_another_is_settled_soon(yard: Yard) -> None:
+    yard.submit(b"f", campaign=b"y")
+    yard.submit(b"c", after=[[b"f"]], campaign=b"x")
+    watch_campaign(yard, b"x")
+    assert fail(yard, b"f") + soon(yard) == CAMPAIGN_TOLD
+
+
+def test_campaign_that_waits_for_another_is_not_settled(yard: Yard) -> None:
+    yard.submit(b"a", campaign=b"y")
+    yard.submit(b"f", b"c", after=[[], [b"a"]], campaign=b"x")
+    watch_campaign(yard, b"x")
+    assert fail(yard, b"f") + soon(yard) == []
+
+
+# What an idle worker hears.
+
+
+def idle(yard: Yard) -> bool:
+    """A worker that asks is told that there is nothing, nor will there be."""
+    (nothing,) = yard.ask(b"w")
+    assert isinstance(nothing, Nothing)
+    return nothing.settled
+
+
+def test_worker_hears_that_all_is_settled(yard: Yard) -> None:
+    assert idle(yard)
+    yard.submit(b"a", b"b")
+    yard.cancel(b"b")
+    yard.take(b"w")
+    assert not idle(yard)
+    yard.finish(b"w", b"a")
+    assert idle(yard)
+
+
+def test_worker_hears_that_delayed_work_is_to_come(yard: Yard) -> None:
+    yard.submit(b"a", due_ns=SECOND_NS)
+    assert not idle(yard)
+
+
+def test_work_of_other_services_does_not_concern_a_worker(yard: Yard) -> None:
+    yard.submit(b"a", service=b"other")
+    assert idle(yard)
+
+
+def test_worker_hears_that_blocked_work_is_to_come(yard: Yard) -> None:
+    yard.submit(b"a", service=b"other")
+    yard.submit(b"b", after=[[b"a"]])
+    assert not idle(yard)
+
+
+def test_worker_hears_that_what_is_behind_a_failure_does_not_come(yard: Yard) -> None:
+    yard.submit(b"f", b"c", after=[[], [b"f"]])
+    fail(yard, b"f")
+    assert idle(yard)
+    yard.submit(b"d", after=[[b"x"]], unknown=Unknown.WAIT)
+    assert not idle(yard)

@@ -1,0 +1,241 @@
+"""Random stories for a yard: small steps that hypothesis can choose, shrink and show.
+
+A step is plain data, so that a failing story can be read. Names are few, so that they meet often.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from hypothesis import strategies as st
+
+from taskyard.core.events import (
+    CancelAsked,
+    ClientGone,
+    DrainAsked,
+    Outcome,
+    PauseAsked,
+    Repeat,
+    ResumeAsked,
+    RetryAsked,
+    Rules,
+    RulesSet,
+    Scope,
+    SlotFreed,
+    SubmitAsked,
+    Unknown,
+    WatchAsked,
+    WorkAsked,
+    WorkerAppeared,
+    WorkerCut,
+    WorkerGone,
+    WorkerHeard,
+    WorkProgressed,
+    WorkReported,
+    WorkReturned,
+)
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Submission, Terms
+from taskyard.core.workers import WorkerFacts
+from tests.core.kit import Yard
+
+#: What to do, and with what.
+Step: TypeAlias = "tuple[str, dict[str, Any]]"
+
+TASKS = [b"a", b"b", b"c", b"d", b"e", b"f", b"g"]
+WORKERS = [b"u", b"v", b"w"]
+SERVICES = [b"default", b"x"]
+
+names = st.lists(st.sampled_from(TASKS), min_size=1, max_size=4, unique=True)
+afters = st.lists(st.sampled_from(TASKS), max_size=2)
+worker = st.sampled_from(WORKERS)
+service = st.sampled_from(SERVICES)
+lane = st.sampled_from([b"", b"1", b"2"])
+seconds = st.sampled_from([0, 0, 0, 0, 1, 3, 7])
+
+
+@st.composite
+def submissions(draw: st.DrawFn) -> dict[str, Any]:
+    chosen = draw(names)
+    terms = {
+        "service": draw(service),
+        "campaign": draw(st.sampled_from([b"", b"c"])),
+        "priority": draw(st.sampled_from([0, 0, 1])),
+        "slots": draw(st.sampled_from([1, 1, 2])),
+        "crashes_max": draw(st.sampled_from([1, 3])),
+        "retry_delays_ns": draw(st.sampled_from([None, (), (0, SECOND_NS)])),
+        "lease_ns": draw(st.sampled_from([0, 0, 8 * SECOND_NS])),
+        #: In seconds from then.
+        "due": draw(seconds),
+        "expires_hard": draw(st.sampled_from([0, 0, 6])),
+        "expires": draw(st.sampled_from([0, 0, 4])),
+    }
+    return {
+        "names": chosen,
+        "terms": terms,
+        "lanes": draw(st.none() | st.lists(lane, min_size=len(chosen), max_size=len(chosen))),
+        "after": draw(st.none() | st.lists(afters, min_size=len(chosen), max_size=len(chosen))),
+        "unknown": draw(st.sampled_from(Unknown)),
+        "repeat": draw(st.sampled_from(Repeat)),
+    }
+
+
+facts = st.fixed_dictionaries(
+    {
+        "services": st.sampled_from([(b"default",), (b"x",), (b"x", b"default")]),
+        "slots_total": st.sampled_from([0, 1, 2, 3]),
+        "silence_ns": st.sampled_from([0, 5 * SECOND_NS]),
+        "incarnation": st.integers(0, 1),
+        "called": st.booleans(),
+        "standing": st.booleans(),
+    }
+)
+rules = st.fixed_dictionaries(
+    {
+        "workers_max": st.sampled_from([0, 0, 1]),
+        "lane_workers_max": st.sampled_from([1, 2]),
+        "overfeed": st.sampled_from([0, 1]),
+        "rate_interval_ns": st.sampled_from([0, 0, SECOND_NS]),
+        "retry_delays_ns": st.sampled_from([(), (SECOND_NS,)]),
+        "jitter_percent": st.sampled_from([0, 50]),
+    }
+)
+scopes = st.fixed_dictionaries(
+    {
+        "names": st.none() | names.map(tuple),
+        "states": st.none() | st.sampled_from([(TaskState.FAILED,), (TaskState.READY,)]),
+    }
+)
+pauses = st.fixed_dictionaries({"service": st.sampled_from([b"", *SERVICES]), "lane": st.none()})
+lane_pauses = st.fixed_dictionaries({"service": service, "lane": lane})
+#: Which of the tasks that a worker holds a report is about, and whether its attempt is right.
+reports = st.fixed_dictionaries(
+    {
+        "worker": worker,
+        "places": st.lists(st.integers(0, 3), min_size=1, max_size=3),
+        "outcomes": st.none() | st.lists(st.sampled_from(Outcome), min_size=3, max_size=3),
+        "wrong": st.sampled_from([0, 0, 0, 1]),
+        "keeps_slots": st.booleans(),
+        "luck": st.integers(0, 2**32 - 1),
+    }
+)
+
+STEPS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
+    "submit": submissions(),
+    "join": st.fixed_dictionaries({"worker": worker, "facts": facts}),
+    "ask": st.fixed_dictionaries(
+        {"worker": worker, "count": st.integers(1, 3), "parks": st.booleans()}
+    ),
+    "report": reports,
+    "return": st.fixed_dictionaries({"worker": worker, "after": st.none() | afters}),
+    "progress": st.fixed_dictionaries({"worker": worker}),
+    "free": st.fixed_dictionaries({"worker": worker}),
+    "hear": st.fixed_dictionaries({"worker": worker, "lists": st.sampled_from([None, 0, 1, 9])}),
+    "leave": st.fixed_dictionaries({"worker": worker}),
+    "cut": st.fixed_dictionaries({"worker": worker}),
+    "drain": st.fixed_dictionaries({"worker": worker}),
+    "cancel": scopes,
+    "retry": scopes,
+    "pause": pauses | lane_pauses,
+    "resume": pauses | lane_pauses,
+    "watch": st.fixed_dictionaries({"names": names, "campaign": st.sampled_from([None, b"c"])}),
+    "client gone": st.just({}),
+    "rules": st.fixed_dictionaries({"rules": rules, "workers_max": st.sampled_from([0, 0, 1])}),
+    "clock": st.fixed_dictionaries({"seconds": st.integers(0, 20)}),
+    "time": st.fixed_dictionaries({"seconds": seconds}),
+}
+#: Steps that make a story go on are chosen more often.
+OFTEN = ["submit", "join", "ask", "report"]
+
+
+def steps(count: int, at_least: int = 0) -> st.SearchStrategy[list[Step]]:
+    kinds = st.sampled_from([*STEPS, *OFTEN, *OFTEN, *OFTEN])
+    one = kinds.flatmap(lambda kind: st.tuples(st.just(kind), STEPS[kind]))
+    return st.lists(one, min_size=at_least, max_size=count)
+
+
+def held_by(yard: Yard, name: bytes) -> list[tuple[bytes, int]]:
+    """What a worker holds, and by which attempts."""
+    known = yard.scheduler.ledger.workers.get(name)
+    return [] if known is None else [(task.name, task.attempt) for task in known.held()]
+
+
+def take_step(yard: Yard, step: Step) -> list[Any]:
+    """Let one step of a story happen. Returns the effects."""
+    kind, given = step
+    return _TAKE[kind](yard, **given)
+
+
+def _submit(yard: Yard, terms: dict[str, Any], **given: Any) -> list[Any]:
+    at_ns = yard.scheduler.at_ns
+    own = dict(terms)
+    for key in ("due", "expires", "expires_hard"):
+        after_seconds = own.pop(key)
+        own[key + "_ns"] = at_ns + after_seconds * SECOND_NS if after_seconds else 0
+    submission = Submission(
+        given["names"], given["names"], [Terms(**own)], None, given["lanes"], given["after"]
+    )
+    event = SubmitAsked(0, b"client", submission, 0, given["unknown"], given["repeat"])
+    return yard.handle(event)
+
+
+def _report(yard: Yard, worker: bytes, places: list[int], wrong: int, **given: Any) -> list[Any]:
+    held = held_by(yard, worker) or [(b"a", 1)]
+    chosen = [held[place % len(held)] for place in places]
+    outcomes = given.pop("outcomes")
+    event = WorkReported(
+        0,
+        worker,
+        [name for name, _ in chosen],
+        [attempt + wrong for _, attempt in chosen],
+        None if outcomes is None else outcomes[: len(chosen)],
+        [b"text of " + name for name, _ in chosen],
+        **given,
+    )
+    return yard.handle(event)
+
+
+def _return(yard: Yard, worker: bytes, after: list[bytes] | None) -> list[Any]:
+    some = [name for name, _ in held_by(yard, worker)][:1] or [b"a"]
+    return yard.handle(WorkReturned(0, worker, some, None if after is None else [after]))
+
+
+def _progress(yard: Yard, worker: bytes) -> list[Any]:
+    held = held_by(yard, worker) or [(b"a", 1)]
+    columns = [name for name, _ in held], [attempt for _, attempt in held]
+    return yard.handle(WorkProgressed(0, worker, *columns, [1] * len(held), [b""] * len(held)))
+
+
+def _hear(yard: Yard, worker: bytes, lists: int | None) -> list[Any]:
+    held = None if lists is None else held_by(yard, worker)[:lists]
+    return yard.handle(WorkerHeard(0, worker, held, SECOND_NS))
+
+
+def _rules(yard: Yard, rules: dict[str, Any], workers_max: int) -> list[Any]:
+    return yard.handle(RulesSet(0, defaults=Rules(**rules), workers_max=workers_max))
+
+
+_TAKE: dict[str, Callable[..., list[Any]]] = {
+    "submit": _submit,
+    "join": lambda yard, worker, facts: yard.handle(
+        WorkerAppeared(0, worker, WorkerFacts(**facts))
+    ),
+    "ask": lambda yard, **given: yard.handle(WorkAsked(0, **given)),
+    "report": _report,
+    "return": _return,
+    "progress": _progress,
+    "free": lambda yard, worker: yard.handle(SlotFreed(0, worker)),
+    "hear": _hear,
+    "leave": lambda yard, worker: yard.handle(WorkerGone(0, worker)),
+    "cut": lambda yard, worker: yard.handle(WorkerCut(0, worker)),
+    "drain": lambda yard, worker: yard.handle(DrainAsked(0, b"client", worker)),
+    "cancel": lambda yard, **given: yard.handle(CancelAsked(0, b"client", Scope(**given))),
+    "retry": lambda yard, **given: yard.handle(RetryAsked(0, b"client", Scope(**given))),
+    "pause": lambda yard, **given: yard.handle(PauseAsked(0, b"client", **given)),
+    "resume": lambda yard, **given: yard.handle(ResumeAsked(0, b"client", **given)),
+    "watch": lambda yard, **given: yard.handle(WatchAsked(0, b"watcher", **given)),
+    "client gone": lambda yard: yard.handle(ClientGone(0, b"watcher")),
+    "rules": _rules,
+    "clock": lambda yard, seconds: yard.clock(seconds * SECOND_NS),
+    "time": lambda yard, seconds: yard.later(seconds),
+}
