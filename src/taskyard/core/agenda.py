@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct, field
 
 from taskyard.core.events import Rules
-from taskyard.core.states import TaskState
+from taskyard.core.states import DELAYED, READY, TaskState
 
 if TYPE_CHECKING:
     from taskyard.core.tasks import Task
@@ -83,7 +83,7 @@ class Queue(Struct, gc=False, eq=False):
     def in_order(self) -> list[Task]:
         """All that is ready, in the order in which it goes."""
         line = [*reversed(self.front), *self.items[self.cursor :]]
-        return [task for task in line if task.state is TaskState.READY]
+        return [task for task in line if task.state is READY]
 
     def _shorten(self) -> None:
         """Give the passed part back when it is the larger one."""
@@ -94,14 +94,14 @@ class Queue(Struct, gc=False, eq=False):
     def _tidy(self, count: int) -> None:
         """Drop the stale entries among the next `count` tasks."""
         if self.front:
-            kept = [task for task in self.front if task.state is TaskState.READY]
+            kept = [task for task in self.front if task.state is READY]
             self.stale -= len(self.front) - len(kept)
             self.front[:] = kept
         end, found = self.cursor, 0
         while end < len(self.items) and found < count:
-            found += self.items[end].state is TaskState.READY
+            found += self.items[end].state is READY
             end += 1
-        kept = [task for task in self.items[self.cursor : end] if task.state is TaskState.READY]
+        kept = [task for task in self.items[self.cursor : end] if task.state is READY]
         self.stale -= end - self.cursor - len(kept)
         self.items[self.cursor : end] = kept
 
@@ -293,9 +293,7 @@ class Agenda(Struct, eq=False):
         tasks: list[Task] = []
         while self.due and self.due[0][0] <= wall_ns and len(tasks) < count_max:
             due_ns, _, entry = heappop(self.due)
-            tasks += [
-                task for task in entry if task.state is TaskState.DELAYED and task.due_ns == due_ns
-            ]
+            tasks += [task for task in entry if task.state is DELAYED and task.due_ns == due_ns]
         return list(dict.fromkeys(tasks))  # put off twice to the same time, it has two entries
 
     def pop_expired(self, wall_ns: int, count_max: int) -> list[bytes]:

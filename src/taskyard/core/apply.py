@@ -15,7 +15,7 @@ from msgspec import structs
 from taskyard.core import graph, records
 from taskyard.core.agenda import OPEN_LANE, unreserve
 from taskyard.core.records import RETURNS_CHARGED, RETURNS_TO_BACK
-from taskyard.core.states import TASK_STATES_INITIAL, Cause, TaskState
+from taskyard.core.states import BLOCKED, DELAYED, FAILED, READY, TASK_STATES_INITIAL, Cause
 from taskyard.core.tasks import Ending, Lease, Task, Terms
 from taskyard.core.workers import Worker
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from taskyard.core.ledger import Ledger, Tasks
     from taskyard.core.records import AnyRecord
     from taskyard.core.tasks import Submission
-
-_BLOCKED, _DELAYED, _READY = TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY
 
 
 def apply(ledger: Ledger, record: AnyRecord, tasks: Tasks | None = None) -> None:
@@ -78,13 +76,13 @@ def _make(ledger: Ledger, record: records.Submitted) -> Tasks:
         payloads = payloads * len(names)
     lane = ledger.services[terms.service].lane(OPEN_LANE)
     lane.tasks += len(names)
-    state = _DELAYED if terms.due_ns > record.at_ns else _READY
+    state = DELAYED if terms.due_ns > record.at_ns else READY
     if submission.after is None:
         pairs = zip(names, payloads, strict=True)
         tasks = [Task(name, payload, terms, lane, state) for name, payload in pairs]
     else:
         tasks = [
-            Task(name, payload, terms, lane, _BLOCKED if after else state, len(after))
+            Task(name, payload, terms, lane, BLOCKED if after else state, len(after))
             for name, payload, after in zip(names, payloads, submission.after, strict=True)
         ]
     if terms.due_ns:
@@ -99,7 +97,7 @@ def _make_each(ledger: Ledger, record: records.Submitted) -> Tasks:
     count = len(submission.names)
     places = submission.terms_at or [0] * count
     every = [submission.terms[place] for place in places]
-    states = [_DELAYED if terms.due_ns > record.at_ns else _READY for terms in submission.terms]
+    states = [DELAYED if terms.due_ns > record.at_ns else READY for terms in submission.terms]
     waits = [0] * count if submission.after is None else list(map(len, submission.after))
     lanes = _lanes(ledger, submission, places)
     for lane in lanes:
@@ -107,7 +105,7 @@ def _make_each(ledger: Ledger, record: records.Submitted) -> Tasks:
     payloads = submission.payloads * (count if len(submission.payloads) < count else 1)
     columns = zip(submission.names, payloads, every, lanes, places, waits, strict=True)
     tasks = [
-        Task(name, payload, terms, lane, _BLOCKED if waiting else states[place], waiting)
+        Task(name, payload, terms, lane, BLOCKED if waiting else states[place], waiting)
         for name, payload, terms, lane, place, waiting in columns
     ]
     if any(terms.due_ns for terms in submission.terms):
@@ -136,9 +134,9 @@ def _place(ledger: Ledger, tasks: Tasks) -> None:
         if count:
             some = tasks if count == len(tasks) else [one for one in tasks if one.state is state]
             ledger.count_new(some, state)
-            if state is _READY:
+            if state is READY:
                 ledger.enqueue(some)
-            elif state is _DELAYED:
+            elif state is DELAYED:
                 ledger.plan(some)
 
 
@@ -146,7 +144,7 @@ def _place_alike(ledger: Ledger, tasks: Tasks) -> None:
     """As `_place`, for tasks that differ in nothing but name and payload: the path of millions."""
     terms, lane, state = tasks[0].terms, tasks[0].lane, tasks[0].state
     ledger.tally(terms, None, state, len(tasks))
-    if state is _READY:
+    if state is READY:
         lane.ready += len(tasks)
         lane.queue(terms.priority).items += tasks
         ledger.stir(lane)
@@ -179,10 +177,10 @@ def _mind_hard_expiry(ledger: Ledger, submission: Submission) -> None:
 
 def _extended(ledger: Ledger, record: records.Extended, tasks: Tasks) -> None:
     for task, names in zip(tasks, record.after, strict=True):
-        if task.state is _READY:
+        if task.state is READY:
             ledger.dequeue([task])
         ledger.wait_for(task, names)
-        if task.state is not TaskState.FAILED:
+        if task.state is not FAILED:
             ledger.move([task], Cause.BLOCKED)
 
 
@@ -267,7 +265,7 @@ def _came_due(ledger: Ledger, _record: records.CameDue, tasks: Tasks) -> None:
 
 
 def _aged(ledger: Ledger, _record: records.Aged, tasks: Tasks) -> None:
-    ledger.dequeue([task for task in tasks if task.state is _READY])
+    ledger.dequeue([task for task in tasks if task.state is READY])
     ledger.move(tasks, Cause.AGED)
     for task in tasks:
         ledger.reasons[task.name] = b"too old"
@@ -276,7 +274,7 @@ def _aged(ledger: Ledger, _record: records.Aged, tasks: Tasks) -> None:
 def _cancelled(ledger: Ledger, record: records.Cancelled, tasks: Tasks) -> None:
     ledger.release([task for task in tasks if task.lease is not None])
     for task in tasks:
-        if task.state is _READY:
+        if task.state is READY:
             task.lane.forget(task)
         task.dependents = None
     ledger.move(tasks, Cause.CANCELLED)
@@ -287,7 +285,7 @@ def _retried(ledger: Ledger, record: records.Retried, tasks: Tasks) -> None:
     renewed: dict[int, Terms] = {}
     for task in tasks:
         task.due_ns = 0
-        if task.state is TaskState.FAILED:
+        if task.state is FAILED:
             task.failures, task.excused = 0, task.attempt
             task.terms = renewed.setdefault(id(task.terms), _unexpired(task.terms, record.at_ns))
             ledger.reasons.pop(task.name, None)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from taskyard.core import policy, roster, watching
 from taskyard.core.effects import Assign, Nothing, Wake
+from taskyard.core.ledger import one_lane
 from taskyard.core.limits import CALL_NS_MAX
 from taskyard.core.records import Leased
-from taskyard.core.states import Turn, WorkerState
+from taskyard.core.states import CALLED, DRAINING, Turn
 
 if TYPE_CHECKING:
     from taskyard.core import events
@@ -23,7 +24,7 @@ def work_asked(scheduler: Scheduler, event: events.WorkAsked) -> None:
     worker = scheduler.heard(event.worker)
     if worker is None:
         return
-    if worker.state is WorkerState.DRAINING:
+    if worker.state is DRAINING:
         if worker.leases and not event.parks:
             scheduler.tell(Nothing(worker.name, settled=False))
         roster.dismiss_if_drained(scheduler, worker)
@@ -40,7 +41,7 @@ def work_asked(scheduler: Scheduler, event: events.WorkAsked) -> None:
 
 def park(scheduler: Scheduler, worker: Worker, count: int) -> None:
     """Let a worker wait for work."""
-    if worker.state is not WorkerState.DRAINING:
+    if worker.state is not DRAINING:
         worker.turn(Turn.ASKED)
         worker.wanted = count
         policy.park(scheduler.ledger, worker)
@@ -57,7 +58,8 @@ def lease(scheduler: Scheduler, worker: Worker, count: int) -> bool:
     scheduler.emit(Leased(scheduler.at_ns, worker.name, names, attempts, lease_ns), tasks)
     payloads = [task.payload for task in tasks]
     terms = [task.terms for task in tasks]
-    lanes = [task.lane.name for task in tasks]
+    lane = one_lane(tasks)
+    lanes = [task.lane.name for task in tasks] if lane is None else [lane.name] * len(tasks)
     scheduler.tell(Assign(worker.name, names, attempts, payloads, terms, lanes, lease_ns))
     _note_use(scheduler, worker, tasks)
     return True
@@ -149,7 +151,7 @@ def _called(scheduler: Scheduler, service: Service) -> int:
     """How many workers of a service were called and have not asked yet."""
     workers = [(ends_ns, scheduler.ledger.workers.get(name)) for ends_ns, name in scheduler.calls]
     return sum(
-        worker.state is WorkerState.CALLED
+        worker.state is CALLED
         and worker.call_ends_ns == ends_ns
         and service.name in worker.facts.services
         for ends_ns, worker in workers

@@ -6,9 +6,9 @@ for it (`why`, a listing) can afford one pass over the tasks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from taskyard.core.states import TaskState
+from taskyard.core.states import BLOCKED, CANCELLED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -35,15 +35,16 @@ def released_by(tasks: Iterable[Task]) -> list[Task]:
         if waiting is None:
             continue
         task.dependents = None
-        if isinstance(waiting, list):
+        if type(waiting) is list:
             counted += waiting
         else:
-            counted.append(waiting)
+            counted.append(cast("Task", waiting))
+    released: list[Task] = []
     for dependent in counted:
         dependent.waits -= 1
-    # A task that waited for several of them stands several times in the list: once is enough.
-    free = [one for one in counted if not one.waits and one.state is TaskState.BLOCKED]
-    return list(dict.fromkeys(free))
+        if not dependent.waits and dependent.state is BLOCKED:
+            released.append(dependent)
+    return released
 
 
 def with_dependents(tasks: Iterable[Task]) -> list[Task]:
@@ -53,7 +54,7 @@ def with_dependents(tasks: Iterable[Task]) -> list[Task]:
     line = list(found.values())
     for task in line:  # grows while it is walked
         for dependent in task.dependents_list():
-            if dependent.name not in found and dependent.state is not TaskState.CANCELLED:
+            if dependent.name not in found and dependent.state is not CANCELLED:
                 found[dependent.name] = dependent
                 line.append(dependent)
     return line
@@ -72,7 +73,7 @@ def stuck(failed: Iterable[Task]) -> dict[bytes, Task]:
     line = list(failed)
     for task in line:  # grows while it is walked
         for dependent in task.dependents_list():
-            if dependent.state is not TaskState.BLOCKED:
+            if dependent.state is not BLOCKED:
                 continue
             name = dependent.name
             hopeless[name] = hopeless.get(name, 0) + 1

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import NUMBER_MAX
-from taskyard.core.states import TaskState
+from taskyard.core.states import DELAYED, READY, TaskState
 from taskyard.core.tasks import Ending, Lease, Task, Terms
 from taskyard.core.workers import Worker, WorkerFacts
 
@@ -151,7 +151,7 @@ def _lanes(ledger: Ledger, tasks: list[Task]) -> list[Lane]:
 
 def _lane_image(lane: Lane, services: dict[bytes, int], places: dict[int, int]) -> LaneImage:
     def at(tasks: list[Task]) -> list[int]:
-        return [places[id(task)] for task in tasks if task.state is TaskState.READY]
+        return [places[id(task)] for task in tasks if task.state is READY]
 
     queues = [
         QueueImage(queue.priority, at(queue.items[queue.cursor :]), at(queue.front))
@@ -255,7 +255,7 @@ def _restore_workers(ledger: Ledger, image: Image, tasks: list[Task]) -> None:
 
 
 def _restore_agenda(ledger: Ledger, tasks: list[Task]) -> None:
-    ledger.plan([task for task in tasks if task.state is TaskState.DELAYED])
+    ledger.plan([task for task in tasks if task.state is DELAYED])
     ledger.mind_age([task for task in tasks if task.ending is None], NUMBER_MAX)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from taskyard.core import graph
 from taskyard.core.agenda import OPEN_LANE, Agenda, Lane, Queue, Service, unreserve
 from taskyard.core.events import RulesSet
-from taskyard.core.states import TASK_TARGETS, Cause, TaskState
+from taskyard.core.states import FAILED, READY, TASK_TARGETS, Cause, TaskState
 from taskyard.core.tasks import DIGEST_BYTES, Campaign, Ended, Ending, Lease, Task, Terms, digest
 from taskyard.core.workers import Worker
 from taskyard.errors import IllegalTransition
@@ -21,8 +21,6 @@ from taskyard.errors import IllegalTransition
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-
-_BLOCKED, _DELAYED, _READY = TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY
 
 _NO_TERMS = Terms()
 
@@ -80,7 +78,7 @@ class Ledger:
     def move(self, tasks: Tasks, cause: Cause) -> None:
         """The one mover of tasks' states. Counts runs of alike tasks, not tasks."""
         targets = TASK_TARGETS[cause]
-        terms, source, target, run = _NO_TERMS, None, TaskState.READY, 0
+        terms, source, target, run = _NO_TERMS, None, READY, 0
         for task in tasks:
             if task.state is not source or task.terms is not terms:
                 if run:
@@ -98,8 +96,8 @@ class Ledger:
     def stuck(self) -> dict[bytes, Task]:
         """BLOCKED tasks that nothing can release any more. Only failed tasks have reasons."""
         reasons, known = self.reasons, self.tasks
-        failed = (known[name] for name in reasons if known[name].state is TaskState.FAILED)
-        return graph.stuck(failed) if self.counts[TaskState.FAILED] else {}
+        failed = (known[name] for name in reasons if known[name].state is FAILED)
+        return graph.stuck(failed) if self.counts[FAILED] else {}
 
     def archive(self, names: Iterable[bytes]) -> None:
         """Forget ended tasks that an index outside memory now knows."""
@@ -126,11 +124,15 @@ class Ledger:
 
     def tally(self, terms: Terms, source: TaskState | None, target: TaskState, count: int) -> None:
         """Count tasks from one state to another: in all, in their campaign, in their service."""
-        campaign, service = self.campaigns[terms.campaign], self.services[terms.service]
-        for counts in (self.counts, campaign.counts, service.counts):
-            if source is not None:
-                counts[source] -= count
-            counts[target] += count
+        of_campaign = self.campaigns[terms.campaign].counts
+        of_service = self.services[terms.service].counts
+        self.counts[target] += count
+        of_campaign[target] += count
+        of_service[target] += count
+        if source is not None:
+            self.counts[source] -= count
+            of_campaign[source] -= count
+            of_service[source] -= count
 
     def count_new(self, tasks: Tasks, state: TaskState) -> None:
         """Count tasks that begin in a state, a run of alike tasks at a time."""

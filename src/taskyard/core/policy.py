@@ -20,7 +20,7 @@ from taskyard.core.limits import (
     TASKS_MAX,
     WIDE_LOOKAHEAD,
 )
-from taskyard.core.states import WorkerState
+from taskyard.core.states import PARKED
 from taskyard.core.workers import SLOTS_UNLIMITED
 
 if TYPE_CHECKING:
@@ -131,16 +131,16 @@ class Choice:
 
     def _rotate(self, service: Service) -> None:
         """Give each lane in rotation its turn, once."""
-        rotation, rules = service.rotation, service.rules
-        lane_room = lane_tasks_max(service)
-        plain = not (service.wide or service.suspects or rules.rate_interval_ns or self.limited)
+        rotation, lane_room = service.rotation, lane_tasks_max(service)
+        rated = bool(service.rules.rate_interval_ns)
+        plain = not (service.wide or service.suspects or rated or self.limited)
         for _ in range(len(rotation)):
             lane = rotation.popleft()
-            if not lane.ready or lane.paused or (lane.name and lane.leased >= lane_room):
+            if not lane.ready or lane.paused or (lane.leased >= lane_room and lane.name):
                 lane.rotating = False  # offered again when it has work, or a lease less
                 continue
             rotation.append(lane)
-            if plain and lane.name and not lane.leased and lane is not self.gone_on:
+            if plain and not lane.leased and lane.name and lane is not self.gone_on:
                 # The common case of many lanes: nobody serves it, and no limit needs counting.
                 tasks = lane.peek(lane_room) if lane_room <= self.count else lane.peek(self.count)
                 self.tasks += tasks
@@ -286,7 +286,7 @@ def next_parked(ledger: Ledger, service: Service) -> Worker | None:
         worker = ledger.workers.get(name)
         if worker is None or worker.used != used:
             continue  # it is gone, or was served since and is listed anew if it waits again
-        if worker.state is WorkerState.PARKED and worker.slots_free > 0:
+        if worker.state is PARKED and worker.slots_free > 0:
             return worker
         worker.listed = -1
     return None

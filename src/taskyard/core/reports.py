@@ -20,7 +20,7 @@ from taskyard.core.records import (
     SlotsFreed,
     Stale,
 )
-from taskyard.core.states import TaskState
+from taskyard.core.states import DELAYED
 from taskyard.core.workers import Worker, WorkerFacts
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def _defer_lanes(scheduler: Scheduler, tasks: list[Task]) -> None:
             continue
         rest = task.lane.in_order()
         due_ns = task.due_ns
-        if task.state is not TaskState.DELAYED:
+        if task.state is not DELAYED:
             due_ns = scheduler.at_ns + DEFER_ALL_NS_DEFAULT
         if rest:
             _postpone(scheduler, b"", [(other, due_ns, b"") for other in rest], own_fault=False)

@@ -11,7 +11,7 @@ from taskyard.core.agenda import unreserve
 from taskyard.core.effects import Dismiss, Noted, Stop, Stranger
 from taskyard.core.limits import HEARTBEATS_UNLISTED_MAX, REASON_BYTES_MAX
 from taskyard.core.records import Expired, Failed, Returned, ReturnReason, WorkerJoined, WorkerLeft
-from taskyard.core.states import Turn, WorkerState
+from taskyard.core.states import DRAINING, PARKED, Turn
 
 if TYPE_CHECKING:
     from taskyard.core import events
@@ -42,7 +42,7 @@ def has_room(scheduler: Scheduler, worker: Worker) -> None:
     dismiss_if_drained(scheduler, worker)
     if worker.facts.standing:
         assigning.park(scheduler, worker, worker.slots_free)
-    elif worker.state is WorkerState.PARKED:
+    elif worker.state is PARKED:
         assigning.park(scheduler, worker, worker.wanted)
     for name in worker.facts.services:
         scheduler.ledger.stirred[name] = scheduler.ledger.service(name)
@@ -113,7 +113,7 @@ def fell_silent(scheduler: Scheduler, worker: Worker) -> None:
 
 
 def dismiss_if_drained(scheduler: Scheduler, worker: Worker) -> None:
-    if worker.state is WorkerState.DRAINING and not worker.leases:
+    if worker.state is DRAINING and not worker.leases:
         scheduler.tell(Dismiss(worker.name))
 
 

@@ -24,7 +24,7 @@ from taskyard.core.limits import (
     TASKS_MAX,
 )
 from taskyard.core.records import Extended, Submitted
-from taskyard.core.states import TaskState
+from taskyard.core.states import CANCELLED, DONE, LEASED
 from taskyard.core.tasks import digest
 from taskyard.errors import PeerError
 
@@ -126,7 +126,7 @@ def _check_numbers(terms: Terms) -> None:
 
 
 def _check_room(ledger: Ledger, count: int) -> None:
-    ended = ledger.counts[TaskState.DONE] + ledger.counts[TaskState.CANCELLED]
+    ended = ledger.counts[DONE] + ledger.counts[CANCELLED]
     if sum(ledger.counts) - ended + count > TASKS_MAX:
         text = f"{TASKS_MAX} tasks are unfinished; send more when some are done"
         raise Refusing(Refusal.FULL, text)
@@ -166,7 +166,7 @@ def _take_some(ledger: Ledger, event: SubmitAsked, places: dict[bytes, int], at_
             known.append(index)
             if event.repeat is Repeat.HARMLESS:
                 _check_same(task, submission, index)
-            elif task.state is TaskState.LEASED:
+            elif task.state is LEASED:
                 text = f"task {name!r} is leased and can't be given more to wait for"
                 raise Refusing(Refusal.BUSY, text)
     if event.repeat is Repeat.EXTEND:
@@ -268,7 +268,7 @@ def sort_predecessors(
             waiting.append(name)
         elif task is None:
             _sort_unknown(name, unknown, waiting, done)
-        elif task.state is TaskState.DONE:
+        elif task.state is DONE:
             done.append(name)
         else:
             raise Refusing(Refusal.CANCELLED, f"predecessor {name!r} was cancelled")

@@ -14,7 +14,7 @@ from zlib import crc32
 from msgspec import Struct, field
 
 from taskyard.core.limits import CRASHES_MAX
-from taskyard.core.states import TaskState
+from taskyard.core.states import LEASED, READY, TaskState
 
 if TYPE_CHECKING:
     from taskyard.core.agenda import Lane
@@ -129,7 +129,7 @@ class Task(Struct, gc=False, eq=False):
     terms: Terms
     #: Where it queues; its service is the lane's.
     lane: Lane
-    state: TaskState = TaskState.READY
+    state: TaskState = READY
     #: How many of the tasks it waits for are not done.
     waits: int = 0
     #: The tasks that wait for it: none, one, or a list, because most have none or one.
@@ -150,7 +150,7 @@ class Task(Struct, gc=False, eq=False):
     @property
     def losses(self) -> int:
         """Workers lost with it. Counted from the lease on, so that the latest one counts too."""
-        held = 1 if self.state is TaskState.LEASED else 0
+        held = 1 if self.state is LEASED else 0
         return self.attempt - self.failures - self.excused - held
 
     def dependents_list(self) -> list[Task]:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from taskyard.core import policy, roster, watching
 from taskyard.core.limits import TIMER_TASKS_MAX
 from taskyard.core.records import Aged, CameDue
-from taskyard.core.states import TaskState, Turn, WorkerState
+from taskyard.core.states import BLOCKED, CALLED, DELAYED, READY, Turn
 
 if TYPE_CHECKING:
     from taskyard.core import events
     from taskyard.core.scheduler import Scheduler
     from taskyard.core.tasks import Task
 
-_WAITING = (TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY)
+_WAITING = (BLOCKED, DELAYED, READY)
 
 
 def next_ns(scheduler: Scheduler) -> int | None:
@@ -95,7 +95,7 @@ def _end_calls(scheduler: Scheduler) -> None:
     calls = scheduler.calls
     while calls and calls[0][0] <= scheduler.now_ns:
         worker = scheduler.ledger.workers.get(heappop(calls)[1])
-        if worker is None or worker.state is not WorkerState.CALLED:
+        if worker is None or worker.state is not CALLED:
             continue
         if worker.call_ends_ns <= scheduler.now_ns:
             worker.turn(Turn.PASSED_OVER)

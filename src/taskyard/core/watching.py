@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from taskyard.core.effects import Told
 from taskyard.core.limits import STUCK_CHECK_NS
-from taskyard.core.states import TASK_STATES_RUNNABLE, TaskState
+from taskyard.core.states import BLOCKED, CANCELLED, DONE, FAILED, TASK_STATES_RUNNABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from taskyard.core.tasks import Task
     from taskyard.core.workers import Worker
 
-_OVER = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
+_OVER = (DONE, FAILED, CANCELLED)
 
 
 def watch_asked(scheduler: Scheduler, event: events.WatchAsked) -> None:
@@ -65,7 +65,7 @@ def tell_settled(
 
 def arm(scheduler: Scheduler) -> None:
     """Something was decided: watched tasks and campaigns may be behind a failure now."""
-    if scheduler.ledger.counts[TaskState.FAILED] and not scheduler.stuck_check_ns:
+    if scheduler.ledger.counts[FAILED] and not scheduler.stuck_check_ns:
         scheduler.stuck_check_ns = scheduler.now_ns + STUCK_CHECK_NS
 
 
@@ -91,7 +91,7 @@ def campaign_settled(ledger: Ledger, name: bytes) -> bool:
     campaign = ledger.campaigns.get(name)
     if campaign is None or _runnable(campaign.counts):
         return False
-    blocked = campaign.counts[TaskState.BLOCKED]
+    blocked = campaign.counts[BLOCKED]
     if not blocked:
         return True
     return blocked == sum(task.terms.campaign == name for task in ledger.stuck().values())
@@ -106,7 +106,7 @@ def nothing_to_come(ledger: Ledger, worker: Worker) -> bool:
     own = [ledger.service(name).counts for name in worker.facts.services]
     if any(map(_runnable, own)):
         return False
-    blocked = sum(counts[TaskState.BLOCKED] for counts in own)
+    blocked = sum(counts[BLOCKED] for counts in own)
     if not blocked:
         return True
     if _runnable(ledger.counts):

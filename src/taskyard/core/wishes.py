@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from taskyard.core import graph, roster, submission, watching
 from taskyard.core.effects import Accepted, Acted, Refusal, Refused, Stop
 from taskyard.core.records import Cancelled, Paused, Resumed, Retried
-from taskyard.core.states import TaskState, Turn
+from taskyard.core.states import DELAYED, FAILED, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -59,7 +59,7 @@ def _stops(tasks: Iterable[Task]) -> list[Stop]:
 
 
 def retry_asked(scheduler: Scheduler, event: events.RetryAsked) -> None:
-    states = (TaskState.FAILED, TaskState.DELAYED)
+    states = (FAILED, DELAYED)
     tasks = [task for task in tasks_in(scheduler.ledger, event.scope) if task.state in states]
     if tasks:
         scheduler.emit(Retried(scheduler.at_ns, [task.name for task in tasks]), tasks)

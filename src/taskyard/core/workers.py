@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
-from taskyard.core.states import WORKER_TRANSITIONS, Turn, WorkerState
+from taskyard.core.states import BUSY, WORKER_TRANSITIONS, Turn, WorkerState
 from taskyard.errors import IllegalTransition
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Worker(Struct, eq=False):
     lanes: dict[Lane, int] = field(default_factory=dict)
 
     # Volatile from here on.
-    state: WorkerState = WorkerState.BUSY
+    state: WorkerState = BUSY
     #: How many tasks it waits for while it is parked.
     wanted: int = 0
     heard_ns: int = 0
