@@ -140,12 +140,14 @@ class Choice:
                 lane.rotating = False  # offered again when it has work, or a lease less
                 continue
             rotation.append(lane)
-            if plain and not lane.leased and lane.name and lane is not self.gone_on:
+            if lane is self.gone_on:
+                continue
+            if plain and not lane.leased and lane.name and lane.others is None:
                 # The common case of many lanes: nobody serves it, and no limit needs counting.
-                tasks = lane.peek(lane_room) if lane_room <= self.count else lane.peek(self.count)
+                tasks = lane.line.peek(min(lane_room, self.count))
                 self.tasks += tasks
                 self.count -= len(tasks)
-            elif lane is not self.gone_on:
+            else:
                 self._take(lane)
             if self.count <= 0 or self.closed:
                 break

@@ -24,7 +24,7 @@ from taskyard.core.states import DELAYED
 from taskyard.core.workers import Worker, WorkerFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Sized
+    from collections.abc import Sequence, Sized
 
     from taskyard.core import events
     from taskyard.core.scheduler import Scheduler
@@ -79,18 +79,15 @@ def _sort(
     known, names = scheduler.ledger.tasks, event.names
     worker = scheduler.ledger.workers.get(event.worker, _NOBODY)
     found = list(map(known.get, names))
-    if event.attempts is None:
-        held = [task is not None and _holder(task) is worker for task in found]
-    else:
-        held = [
-            task is not None
-            and task.attempt == attempt
-            and (lease := task.lease) is not None
-            and lease.worker is worker
-            for task, attempt in zip(found, event.attempts, strict=True)
-        ]
-    if all(held) and len(names) == len(dict.fromkeys(names)):
-        return cast("list[Task]", found), None, []
+    if None not in found and len(names) == len(dict.fromkeys(names)):
+        tasks = cast("list[Task]", found)
+        if _all_held(worker, tasks, event.attempts):
+            return tasks, None, []
+    attempts: Sequence[int | None] = event.attempts or [None] * len(names)
+    held = [
+        task is not None and _holder(task) is worker and attempt in (None, task.attempt)
+        for task, attempt in zip(found, attempts, strict=True)
+    ]
     taken: dict[bytes, int] = {}
     for index, good in enumerate(held):
         if good:
@@ -98,6 +95,17 @@ def _sort(
     kept = list(taken.values())
     stale = [index for index, name in enumerate(names) if taken.get(name) != index]
     return [known[names[index]] for index in kept], kept, stale
+
+
+def _all_held(worker: Worker, tasks: list[Task], attempts: list[int] | None) -> bool:
+    """The worker holds all of these, by these attempts: nearly every report. Of one lease, as
+    most are, they are looked at as columns."""
+    if attempts is not None and attempts != [task.attempt for task in tasks]:
+        return False
+    leases = [task.lease for task in tasks]
+    if leases.count(leases[0]) == len(leases):
+        return _holder(tasks[0]) is worker
+    return all(_holder(task) is worker for task in tasks)
 
 
 def _holder(task: Task) -> Worker | None:
