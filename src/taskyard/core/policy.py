@@ -144,7 +144,8 @@ class Choice:
                 continue
             if plain and not lane.leased and lane.name and lane.others is None:
                 # The common case of many lanes: nobody serves it, and no limit needs counting.
-                tasks = lane.line.peek(min(lane_room, self.count))
+                room = lane_room if lane_room < self.count else self.count  # noqa: FURB136 - slow
+                tasks = lane.line.peek(room)
                 self.tasks += tasks
                 self.count -= len(tasks)
             else:
