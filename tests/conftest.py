@@ -5,9 +5,23 @@ speed. HYPOTHESIS_PROFILE=search looks for new examples instead.
 """
 
 import os
+from collections import Counter
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None, max_examples=2_000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Counts of the simulator: schedules, events, restarts, planted bugs."""
+    counts: Counter[str] = Counter()
+    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
+        for name, value in report.user_properties:
+            if name.startswith("simulated "):
+                counts[name.removeprefix("simulated ")] += int(str(value))
+    if counts:
+        told = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+        terminalreporter.write_line(f"simulated: {told}")

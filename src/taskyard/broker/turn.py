@@ -13,6 +13,7 @@ from taskyard.core.events import ClockSet, Event, RoomChanged, TimePassed
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.scheduler import Scheduler
 from taskyard.journal.encoding import encode
+from taskyard.journal.recovery import EndedIndex, recall_for_event
 from taskyard.journal.store import DISK_RESERVE_BYTES, Store
 
 #: The wall clock may drift this far from the monotonic one before it counts as a jump.
@@ -43,11 +44,20 @@ class Port(Protocol):
 class Broker:
     """One scheduler, one journal, one port."""
 
-    def __init__(self, scheduler: Scheduler, port: Port, store: Store, clock: Clock) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        port: Port,
+        store: Store,
+        clock: Clock,
+        index: EndedIndex | None = None,
+    ) -> None:
         self.scheduler = scheduler
         self.port = port
         self.store = store
         self.clock = clock
+        #: Ended tasks that are no longer in memory; None while there are none.
+        self.index = index
         self._undelivered: Sequence[Event] = ()
         self._room_checked_ns: int | None = None
         scheduler.resume(clock.monotonic_ns())
@@ -72,6 +82,8 @@ class Broker:
         effects: list[Effect] = []
         for event in [*self._of_the_world(now_ns), *arrived]:
             event.now_ns = now_ns
+            if self.index is not None:
+                recall_for_event(self.scheduler.ledger, self.index, event)
             effects += self.scheduler.handle(event)
         wake_at_ns = self.scheduler.wake_at_ns()
         if wake_at_ns is not None and wake_at_ns <= now_ns:

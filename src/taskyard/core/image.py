@@ -259,8 +259,10 @@ def _restore_agenda(ledger: Ledger, tasks: list[Task]) -> None:
     ledger.mind_age([task for task in tasks if task.ending is None], NUMBER_MAX)
 
 
-def portrait(ledger: Ledger) -> dict[str, Any]:
-    """What a ledger will do depends on nothing but this, the rules, and what is volatile."""
+def portrait(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
+    """What a ledger will do depends on nothing but this, the rules, and what is volatile. Ended
+    tasks may be left out: which of them are in memory depends on what was archived."""
+    tasks = sorted(task.name for task in ledger.tasks.values() if ended or task.ending is None)
     return {
         "record": ledger.record,
         "paused": ledger.paused,
@@ -270,7 +272,7 @@ def portrait(ledger: Ledger) -> dict[str, Any]:
             one.name: (one.paused, one.wide, list(one.counts)) for one in ledger.services.values()
         },
         "workers": {one.name: (one.facts, list(one.slots_kept)) for one in ledger.workers.values()},
-        "tasks": {name: _task_portrait(task) for name, task in sorted(ledger.tasks.items())},
+        "tasks": {name: _task_portrait(ledger.tasks[name]) for name in tasks},
         "leases": {
             lease.number: (lease.worker.name, lease.at_ns, lease.lease_ns, lease.left)
             for worker in ledger.workers.values()

@@ -181,6 +181,20 @@ class Campaign(Struct, gc=False, eq=False):
     counts: list[int] = field(default_factory=lambda: [0] * len(TaskState))
 
 
+def ended_of(task: Task, ending: Ending) -> Ended:
+    """What to keep of a task that has ended."""
+    return Ended(
+        name=task.name,
+        state=task.state,
+        campaign=task.terms.campaign,
+        service=task.terms.service,
+        attempt=task.attempt,
+        digest=task.payload,
+        record=ending.record,
+        at_ns=ending.at_ns,
+    )
+
+
 def digest(payload: bytes) -> bytes:
     """Enough of a payload to tell a repeated submission from another: itself if it is short."""
     if len(payload) <= DIGEST_BYTES:

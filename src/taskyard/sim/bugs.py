@@ -666,6 +666,25 @@ def snapshot_forgets_failures() -> Iterator[None]:
 
 
 @plant
+def archived_tasks_forgotten() -> Iterator[None]:
+    """A task that ended and was archived is not known when somebody submits it again."""
+    with swapped(recovery, "recall_for", _nothing):
+        yield
+
+
+@plant
+def archived_attempts_forgotten() -> Iterator[None]:
+    """A task that comes back from the archive is numbered from the beginning again."""
+    sound = Ledger.recall
+
+    def recall(self: Ledger, one: Any) -> None:
+        sound(self, structs.replace(one, attempt=0))
+
+    with swapped(Ledger, "recall", recall):
+        yield
+
+
+@plant
 def last_row_skipped() -> Iterator[None]:
     """Recovery stops one row early."""
     sound = chain.verify

@@ -10,9 +10,12 @@ from random import Random
 
 import msgspec
 
+from taskyard.core.ledger import Ledger
+from taskyard.core.tasks import Ended, ended_of
 from taskyard.errors import JournalFailed
 from taskyard.journal import chain
 from taskyard.journal.chain import Head, Row
+from taskyard.journal.recovery import archivable
 from taskyard.journal.store import DISK_RESERVE_BYTES, check_row, check_trim
 from taskyard.sim.plan import Faults, chance
 
@@ -127,6 +130,24 @@ class SimStore:
             place = self._luck.randrange(first, len(self._rows))
             copy._rows[place] = _flipped(copy._rows[place], self._luck)
         return copy
+
+
+class SimIndex:
+    """The index of ended tasks, on the same disk. Keeps `journal.recovery.EndedIndex`."""
+
+    def __init__(self) -> None:
+        self._ended: dict[bytes, Ended] = {}
+
+    def find(self, names: list[bytes]) -> list[Ended]:
+        return [self._ended[name] for name in names if name in self._ended]
+
+    def archive(self, ledger: Ledger) -> None:
+        """Keep what is needed of all ended tasks here, and let the broker forget them."""
+        names = archivable(ledger, ledger.record)
+        for task in ledger.named(names):
+            if task.ending is not None:
+                self._ended[task.name] = ended_of(task, task.ending)
+        ledger.archive(names)
 
 
 def _flipped(row: Row, luck: Random) -> Row:

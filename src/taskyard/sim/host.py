@@ -21,7 +21,7 @@ from taskyard.core.scheduler import Scheduler
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import recovery
 from taskyard.sim.checkers import Violation
-from taskyard.sim.disk import Crashed, SimStore
+from taskyard.sim.disk import Crashed, SimIndex, SimStore
 
 if TYPE_CHECKING:
     from taskyard.core.ledger import Ledger
@@ -60,6 +60,8 @@ class Host:
         self._rules = RulesSet(0, world.plan.rules, workers_max=world.plan.broker_workers_max)
         #: The newest snapshot, and the row that it was taken after.
         self._snapshot: tuple[int, bytes] | None = None
+        #: Ended tasks that a compaction moved out of the broker's memory.
+        self._index = SimIndex()
         #: What the latest broker knew when it crashed.
         self._portrait: dict[str, Any] | None = None
 
@@ -125,7 +127,7 @@ class Host:
         ledger = self._recover(self.store)
         world.checker.recovered(ledger)
         self._compare(ledger)
-        self._broker = Broker(Scheduler(ledger), self, self.store, world.clock)
+        self._broker = Broker(Scheduler(ledger), self, self.store, world.clock, self._index)
         self._inbox = [self._rules]
         world.trace("broker starts", self.store.head.sequence)
         world.network.broker_came_up()
@@ -141,13 +143,15 @@ class Host:
 
     def _compare(self, ledger: Ledger) -> None:
         """A recovered ledger is the one that crashed, where that had decided nothing more."""
-        if self._portrait is not None and image.portrait(ledger) != self._portrait:
+        if self._portrait is not None and image.portrait(ledger, ended=False) != self._portrait:
             raise Violation("recovery", "the recovered ledger is not the one that crashed")
 
     def _take_snapshot(self, broker: Broker) -> None:
-        """As the broker would do now and then; sometimes what it covers is trimmed."""
+        """As the broker would do now and then; sometimes what it covers is archived or trimmed."""
         world = self._world
         sequence = self.store.head.sequence
+        if world.luck.random() < world.faults.archive:
+            self._index.archive(broker.scheduler.ledger)
         self._snapshot = (sequence, _encode_image(image.take(broker.scheduler.ledger)))
         world.trace("snapshot", sequence)
         if world.luck.random() < world.faults.trim:
@@ -174,7 +178,7 @@ class Host:
         world.trace("broker crashes", why)
         ledger = self._broker.scheduler.ledger
         durable = ledger.record == world.checker.story.records
-        self._portrait = image.portrait(ledger) if durable else None
+        self._portrait = image.portrait(ledger, ended=False) if durable else None
         self._broker = None
         self._inbox = []
         self._idle = False

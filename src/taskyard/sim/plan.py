@@ -41,8 +41,9 @@ class Faults(Struct):
     disk_slow: float = 0.0
     disk_slow_ns_max: int = 1
     witness_synced: float = 0.5
-    #: A turn: a snapshot is taken; and then what it covers is trimmed.
+    #: A turn: a snapshot is taken, before it ended tasks are archived, after it rows are trimmed.
     snapshot: float = 0.0
+    archive: float = 0.0
     trim: float = 0.0
     #: At a restart.
     power_cut: float = 0.0
@@ -258,6 +259,7 @@ def _disk_faults(luck: Random, faults: Faults) -> None:
     faults.witness_synced = luck.choice((0.0, 0.5, 1.0))
     faults.snapshot = _some(luck, 0.05, 0.2)
     faults.trim = luck.choice((0.0, 0.5))
+    faults.archive = luck.choice((0.0, 0.5, 1.0))
     faults.power_cut = luck.choice((0.0, 0.5))
     faults.damage = luck.choice((0.0, 1.0))
     faults.disk_full = _some(luck, 0.2, 0.5)
