@@ -6,9 +6,7 @@ wait for, is a few operations on whole columns.
 
 from __future__ import annotations
 
-from itertools import chain
-from operator import ge
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
@@ -81,7 +79,7 @@ def check_shape(submission: Submission) -> None:
     if count > TASKS_A_MESSAGE_MAX:
         text = f"{count} tasks in one submission; send at most {TASKS_A_MESSAGE_MAX}"
         raise Refusing(Refusal.TOO_MANY, text)
-    if b"" in submission.names or max(map(len, submission.names)) > NAME_BYTES_MAX:
+    if not all(submission.names) or max(map(len, submission.names)) > NAME_BYTES_MAX:
         text = f"a task's name must have 1 to {NAME_BYTES_MAX} bytes"
         raise Refusing(Refusal.BAD_NAME, text)
     columns = (submission.terms_at, submission.lanes, submission.after, submission.envelopes)
@@ -237,11 +235,6 @@ def _survey(
 ) -> tuple[bool, bool]:
     """Whether every predecessor is unfinished and stands once, so that there is nothing to sort;
     and whether some task waits for one that stands behind it in the batch, or for itself."""
-    flat = list(chain.from_iterable(after))
-    owners = [index for index, names in enumerate(after) if names]
-    found = list(map(places.get, flat))
-    if len(flat) == len(owners) and None not in found:  # one each, of the same batch: no loop
-        return True, any(map(ge, cast("list[int]", found), owners))
     known, is_open, ahead = ledger.tasks, True, False
     for index, names in enumerate(after):
         for name in names:
