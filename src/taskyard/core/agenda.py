@@ -224,7 +224,7 @@ class Service(Struct, eq=False):
     rules: Rules = field(default_factory=Rules)
     lanes: dict[bytes, Lane] = field(default_factory=dict)
     paused: bool = False
-    #: Pairs of a lane and a worker that serves it.
+    #: Pairs of a lane and a worker that serves it; kept while there are limits of workers.
     serving: int = 0
     #: Some of its tasks take more or less than one slot, so that room must be counted.
     wide: bool = False

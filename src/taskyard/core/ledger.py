@@ -47,7 +47,7 @@ class Ledger:
         #: Some tasks take more than one slot, so that room must be counted.
         self.wide = False
         self.paused = False
-        #: Pairs of a lane and a worker that serves it, over all services.
+        #: Pairs of a lane and a worker that serves it, over all services; kept while `limited`.
         self.serving = 0
         #: Number of the latest record.
         self.record = 0
@@ -200,8 +200,8 @@ class Ledger:
             else:
                 lanes[lane] = count
                 lane.workers += 1
-                lane.service.serving += 1
-                self.serving += 1
+                if self.limited:
+                    self._count_pair(lane, 1)
 
     def release(self, tasks: Tasks) -> None:
         """Count tasks whose lease is over back from their worker and their lanes."""
@@ -227,8 +227,8 @@ class Ledger:
                 lanes[lane] = held
             else:
                 lane.workers -= 1
-                lane.service.serving -= 1
-                self.serving -= 1
+                if self.limited:
+                    self._count_pair(lane, -1)
             if not lane.rotating:
                 lane.service.offer(lane)
         self._stir_all(tasks)
@@ -237,6 +237,16 @@ class Ledger:
         lease.left -= len(tasks)
         if not lease.left:
             self._close(lease)
+
+    def _count_pair(self, lane: Lane, by: int) -> None:
+        lane.service.serving += by
+        self.serving += by
+
+    def count_pairs(self) -> None:
+        """Count who serves which lane, when limits are set: without limits nobody counts."""
+        for service in self.services.values():
+            service.serving = sum(lane.workers for lane in service.lanes.values())
+        self.serving = sum(service.serving for service in self.services.values())
 
     def _stir_all(self, tasks: Tasks) -> None:
         """Workers may serve less than before: look at their services, or at all of them where

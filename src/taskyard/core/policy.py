@@ -144,10 +144,14 @@ class Choice:
                 continue
             if plain and not lane.leased and lane.name and lane.others is None:
                 # The common case of many lanes: nobody serves it, and no limit needs counting.
-                room = lane_room if lane_room < self.count else self.count  # noqa: FURB136 - slow
-                tasks = lane.line.peek(room)
-                self.tasks += tasks
-                self.count -= len(tasks)
+                line = lane.line
+                if lane_room == 1 and not line.front and not line.stale:
+                    self.tasks.append(line.items[line.cursor])
+                    self.count -= 1
+                else:
+                    tasks = line.peek(min(lane_room, self.count))
+                    self.tasks += tasks
+                    self.count -= len(tasks)
             else:
                 self._take(lane)
             if self.count <= 0 or self.closed:

@@ -116,6 +116,7 @@ def rules_set(scheduler: Scheduler, event: events.RulesSet) -> None:
     every = [event.defaults, *event.services.values()]
     ledger.rated = any(rules.rate_interval_ns for rules in every)
     ledger.limited = bool(event.workers_max) or any(rules.workers_max for rules in every)
+    ledger.count_pairs()
     ledger.stirred.update(ledger.services)
 
 
