@@ -11,7 +11,7 @@ from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Ended, digest
+from taskyard.core.tasks import Ended, digest, ended_of
 from tests.core.kit import Yard
 from tests.core.worlds import Step, steps, take_step
 
@@ -133,18 +133,9 @@ def test_lane_with_nothing_but_a_suspect_can_be_restored_and_served() -> None:
 
 
 def ended(yard: Yard, name: bytes) -> Ended:
-    task = yard[name]
-    assert task.ending is not None
-    return Ended(
-        name,
-        task.state,
-        task.terms.campaign,
-        task.terms.service,
-        task.attempt,
-        task.payload,
-        task.ending.record,
-        task.ending.at_ns,
-    )
+    ending = yard[name].ending
+    assert ending is not None
+    return ended_of(yard[name], ending)
 
 
 def test_archived_task_is_forgotten_and_stays_counted() -> None:

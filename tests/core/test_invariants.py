@@ -6,7 +6,7 @@ import pytest
 
 from taskyard.core import invariants
 from taskyard.core.agenda import Lane, Queue, Service
-from taskyard.core.events import Outcome, Unknown
+from taskyard.core.events import Outcome, RulesSet, Unknown
 from taskyard.core.invariants import Violated
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
@@ -22,6 +22,7 @@ BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
 def full_yard() -> Yard:
     """A task in every state, a suspect, a name awaited, a worker that holds two tasks and waits."""
     yard = Yard()
+    yard.handle(RulesSet(0, workers_max=100))  # so that pairs are counted
     yard.submit(b"suspect", lanes=[b"s"])
     yard.lose(b"u", b"suspect")
     yard.join(b"u")

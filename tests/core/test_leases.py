@@ -173,6 +173,18 @@ def test_worker_may_be_silent_for_long_only_while_it_holds_the_long_lease() -> N
     assert yard.state(b"short") is READY
 
 
+def test_worker_that_is_never_empty_keeps_only_the_patience_of_what_it_holds() -> None:
+    yard = Yard()
+    yard.join(b"w", silence_ns=TEN_NS, slots_total=9)
+    yard.submit(b"long", lease_ns=10 * TEN_NS)
+    yard.take(b"w")
+    yard.submit(b"short")
+    yard.take(b"w")
+    yard.finish(b"w", b"long")
+    yard.later(10)
+    assert yard.state(b"short") is READY
+
+
 def test_watch_over_silence_does_not_grow_with_the_work_done() -> None:
     yard = Yard()
     yard.join(b"w", silence_ns=1000 * SECOND_NS)
@@ -322,6 +334,8 @@ def test_progress_of_what_a_worker_holds_is_recorded_and_all_else_is_dropped() -
     assert yard.handle(WorkProgressed(0, b"w", [b"x"], [1], [1], [b""])) == []
     assert yard.records == []
     assert yard.handle(WorkProgressed(0, b"v", *columns)) == [Stranger(b"v")]
+    assert yard.handle(WorkProgressed(0, b"w", [b"a"], [1], [], [b""])) == []
+    assert yard.records == []
 
 
 # Heartbeats.

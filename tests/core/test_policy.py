@@ -211,6 +211,17 @@ def test_limit_of_workers_at_once_holds_and_lets_go(limit: str) -> None:
     assert assigned(yard.finish(b"v", b"x")) == [b"y"]
 
 
+@pytest.mark.parametrize("workers_max", [1, 2])
+def test_limit_that_is_set_later_counts_who_serves_already(workers_max: int) -> None:
+    yard = Yard()
+    yard.submit(b"x", b"y", lanes=[b"x", b"y"])
+    for worker in (b"v", b"w"):
+        yard.join(worker)
+    yard.take(b"v")
+    yard.rules(workers_max=workers_max)
+    assert len(yard.take(b"w")) == workers_max - 1
+
+
 def test_broker_limit_lets_go_in_every_service() -> None:
     yard = Yard()
     yard.rules(workers_max=1)
@@ -302,6 +313,15 @@ def test_worker_gets_no_more_than_it_has_slots_for() -> None:
     assert yard.take(b"w", 9) == []
     yard.finish(b"w", b"a")
     assert yard.take(b"w", 9) == [b"c"]
+
+
+def test_one_request_gets_no_more_than_a_message_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "LEASE_TASKS_MAX", 2)
+    yard = Yard()
+    yard.join(b"w")
+    yard.submit(b"a", b"b", b"c")
+    assert yard.take(b"w", 10**9) == [b"a", b"b"]
+    assert yard.take(b"w", 10**9) == [b"c"]
 
 
 def test_wide_task_takes_more_room() -> None:

@@ -249,6 +249,24 @@ def test_report_that_is_partly_stale_keeps_each_result_with_its_task() -> None:
     assert yard.records[1] == Finished(0, b"w", [b"b", b"a"], [1, 1], [b"of b", b"of a"])
 
 
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"attempts": [1]},
+        {"outcomes": [Outcome.DONE]},
+        {"outcomes": [Outcome.FAILED] * 3},
+        {"texts": [b"", b"", b""]},
+        {"retry_at_ns": []},
+    ],
+)
+def test_report_whose_columns_differ_in_length_is_refused_whole(columns: dict[str, Any]) -> None:
+    yard = holding(b"a", b"b")
+    text = "the report's columns differ in length"
+    refused = Refused(b"w", 3, Refusal.MALFORMED, text)
+    assert yard.finish(b"w", b"a", b"b", request=3, **columns) == [refused]
+    assert yard.records == []
+
+
 # The same name twice.
 
 

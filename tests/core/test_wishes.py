@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from taskyard.core.effects import Acted, Dismiss, Noted, Nothing, Stop
+from taskyard.core.effects import Acted, Dismiss, Noted, Nothing, Refusal, Refused, Stop
 from taskyard.core.events import (
     CancelAsked,
     DrainAsked,
@@ -218,6 +218,17 @@ def test_pause_and_resume_are_recorded(service: bytes, lane: bytes | None) -> No
     assert yard.records == [Paused(0, service, lane)]
     assert yard.handle(ResumeAsked(0, b"client", service, lane)) == [acted(1)]
     assert yard.records == [Resumed(0, service, lane)]
+
+
+@pytest.mark.parametrize("kind", [PauseAsked, ResumeAsked])
+def test_lane_without_its_service_is_refused(
+    kind: type[PauseAsked] | type[ResumeAsked],
+) -> None:
+    yard = Yard()
+    text = "lane b'x' is of some service; say which"
+    refused = Refused(b"client", 4, Refusal.MALFORMED, text)
+    assert yard.handle(kind(0, b"client", lane=b"x", request=4)) == [refused]
+    assert yard.records == []
 
 
 def test_pause_of_one_lane_leaves_the_others() -> None:
