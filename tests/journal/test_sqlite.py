@@ -53,12 +53,12 @@ def setting(store: SqliteStore, name: str) -> object:
 class Failing:
     """A connection on which one statement fails."""
 
-    def __init__(self, connection: Any, statement: str, error: Exception) -> None:  # noqa: ANN401
+    def __init__(self, connection: Any, statement: str, error: Exception) -> None:
         self._connection = connection
         self._statement = statement
         self._error = error
 
-    def execute(self, statement: str, *arguments: Any) -> Any:  # noqa: ANN401
+    def execute(self, statement: str, *arguments: Any) -> Any:
         if statement.startswith(self._statement):
             raise self._error
         return self._connection.execute(statement, *arguments)

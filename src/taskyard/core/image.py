@@ -183,7 +183,9 @@ def restore(image: Image) -> Ledger:
     tasks = _restore_tasks(ledger, image)
     _restore_graph(ledger, image, tasks)
     _restore_workers(ledger, image, tasks)
-    _restore_agenda(ledger, tasks)
+    ledger.plan([task for task in tasks if task.state is DELAYED])
+    if any(terms.expires_ns or terms.expires_hard_ns for terms in image.terms):
+        ledger.mind_age([task for task in tasks if task.ending is None], NUMBER_MAX)
     ledger.reasons, ledger.envelopes = image.reasons, image.envelopes
     return ledger
 
@@ -252,11 +254,6 @@ def _restore_workers(ledger: Ledger, image: Image, tasks: list[Task]) -> None:
         for task in out:
             task.lease = lease
         ledger.entrust(lease, out)
-
-
-def _restore_agenda(ledger: Ledger, tasks: list[Task]) -> None:
-    ledger.plan([task for task in tasks if task.state is DELAYED])
-    ledger.mind_age([task for task in tasks if task.ending is None], NUMBER_MAX)
 
 
 def portrait(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:

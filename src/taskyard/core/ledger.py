@@ -7,7 +7,7 @@ derived from. When to move is said by records alone: `apply` is the only caller.
 
 from __future__ import annotations
 
-from itertools import repeat
+from itertools import groupby, repeat
 from typing import TYPE_CHECKING, TypeAlias
 
 from taskyard.core import graph
@@ -174,18 +174,18 @@ class Ledger:
 
     def dequeue(self, tasks: Tasks) -> None:
         """Take READY tasks out of their queues."""
-        lane = one_lane(tasks)
-        if lane is not None and lane.others is None and lane.suspects is None:
-            lane.ready -= len(tasks)
-            lane.line.take(tasks)
-            return
-        for task in tasks:
-            lane = task.lane
-            if lane.others is None and lane.suspects is None:
+        start = 0
+        for lane, count in lane_counts(tasks):
+            if lane.others is not None or lane.suspects is not None:
+                for task in tasks[start : start + count]:
+                    lane.remove(task)
+            elif count == 1:
                 lane.ready -= 1
-                lane.line.discard(task)
+                lane.line.discard(tasks[start])
             else:
-                lane.remove(task)
+                lane.ready -= count
+                lane.line.take(tasks[start : start + count])
+            start += count
 
     def entrust(self, lease: Lease, tasks: Tasks) -> None:
         """Count leased tasks at their worker and their lanes."""
@@ -363,10 +363,15 @@ def one_queue(tasks: Tasks) -> Queue | None:
 
 def lane_counts(tasks: Tasks) -> Iterable[tuple[Lane, int]]:
     """How many tasks of which lane, in order; a lane may come more than once."""
+    if not tasks:
+        return ()
     lane = one_lane(tasks)
     if lane is not None:
         return ((lane, len(tasks)),)
-    return zip([task.lane for task in tasks], repeat(1), strict=False)
+    lanes = [task.lane for task in tasks]
+    if lanes[0] is lanes[1]:  # runs of tasks of one lane, it seems; else no two are alike
+        return [(lane, len(list(run))) for lane, run in groupby(lanes)]
+    return zip(lanes, repeat(1), strict=False)
 
 
 def story(task: Task, cause: Cause) -> str:

@@ -106,12 +106,10 @@ def _of_actor(ledger: Ledger, record: AnyRecord) -> Values:
 
 def _waiting(ledger: Ledger, record: AnyRecord) -> list[Task]:
     """Who waits for tasks that are about to finish, each once."""
-    waiting: dict[bytes, Task] = {}
+    waiting: dict[int, Task] = {}
     for task in ledger.named(record.names):  # type: ignore[union-attr]
         if task.dependents is not None:
-            for dependent in task.dependents_list():
-                if dependent.state is TaskState.BLOCKED:
-                    waiting[dependent.name] = dependent
+            waiting |= {id(dependent): dependent for dependent in task.dependents_list()}
     return list(waiting.values())
 
 

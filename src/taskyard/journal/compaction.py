@@ -23,7 +23,7 @@ import msgspec
 from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
 from taskyard.core.records import AnyRecord, Cancelled, Finished
-from taskyard.core.tasks import Ended
+from taskyard.core.tasks import Ending, ended_of
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chronicle, history, recovery, schema, snapshot
 from taskyard.journal.finished import FinishedIndex, Finishing, IndexWriter
@@ -190,7 +190,7 @@ class _Pass:
         head, total = self._store.head, self._store.head.sequence - base
         index = IndexWriter(self._directory, self._store.identity)
         try:
-            for row in self._rows(base, head):
+            for row in self._store.rows(base):
                 self._replay(row)
                 if self._is_full(row.sequence, head):
                     self._close_part(row.sequence, index)
@@ -203,13 +203,6 @@ class _Pass:
             self._abandon()
         snapshot.write(self._directory, self._store.identity, head, self._ledger)
         return self._summed_up(head)
-
-    def _rows(self, base: int, head: Head) -> Iterator[Row]:
-        """Not beyond the head of the beginning: a live journal goes on growing."""
-        for row in self._store.rows(base):
-            if row.sequence > head.sequence:
-                return
-            yield row
 
     def _replay(self, row: Row) -> None:
         told = row.sequence > self._reached
@@ -267,19 +260,6 @@ def finishings(ledger: Ledger, record: Finished | Cancelled) -> list[Finishing]:
     results: list[bytes] | list[None] = [None] * len(names)
     if isinstance(record, Finished):
         results = [b""] * len(names) if record.results is None else record.results
-    return [
-        (
-            Ended(
-                task.name,
-                task.state,
-                task.terms.campaign,
-                task.terms.service,
-                task.attempt,
-                task.payload,  # its digest, since it ended
-                ledger.record,
-                record.at_ns,
-            ),
-            result,
-        )
-        for task, result in zip(ledger.named(names), results, strict=True)
-    ]
+    ending = Ending(ledger.record, record.at_ns)
+    tasks = ledger.named(names)
+    return [(ended_of(task, ending), result) for task, result in zip(tasks, results, strict=True)]

@@ -151,17 +151,16 @@ class Columns:
     def add(self, count: int, values: Mapping[str, object]) -> None:
         """Rows of one record: a list has a value for each row, all else is shared by them, and a
         column that is not given is null."""
-        self.rows += count
-        for name, column in self._columns.items():
-            value = values.get(name)
-            if type(value) is list:
-                column.each(value, self.rows)
-            else:
-                column.same(value, self.rows)
+        start = self.rows
+        self.rows = end = start + count
+        for name, value in values.items():
+            if value is not None:
+                self._columns[name].add(value, start, end)
 
     def take(self) -> pa.RecordBatch:
         """What was gathered; gathering begins anew."""
-        arrays = [self._columns[field.name].array(field.type) for field in self.schema]
+        rows = self.rows
+        arrays = [self._columns[field.name].array(field.type, rows) for field in self.schema]
         self._begin()
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
@@ -172,21 +171,31 @@ class _Column:
     def __init__(self) -> None:
         self._values: list[Any] = []
         self._ends: list[int] = []
+        self._end = 0
 
-    def same(self, value: object, end: int) -> None:
-        if self._values and self._values[-1] is value:
+    def add(self, value: object, start: int, end: int) -> None:
+        if self._end != start:
+            self._skip(start)
+        if type(value) is list:
+            self._values += value
+            self._ends += range(start + 1, end + 1)
+        elif start and self._values[-1] is value:
             self._ends[-1] = end
         else:
             self._values.append(value)
             self._ends.append(end)
+        self._end = end
 
-    def each(self, values: list[Any], end: int) -> None:
-        self._values += values
-        self._ends += range(end - len(values) + 1, end + 1)
+    def _skip(self, start: int) -> None:
+        """Nothing was given for the rows up to here."""
+        self._values.append(None)
+        self._ends.append(start)
 
-    def array(self, kind: pa.DataType) -> pa.Array:
+    def array(self, kind: pa.DataType, rows: int) -> pa.Array:
+        if self._end != rows:
+            self._skip(rows)
         values = _MAKERS[kind](self._values)
-        if not self._ends or len(self._values) == self._ends[-1]:
+        if len(self._values) == rows:
             return values
         ends = pa.array(self._ends, pa.int32())
         return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, values))

@@ -12,13 +12,14 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain as chained
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from taskyard.core import events, image
 from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
 from taskyard.core.records import AnyRecord, Finished
 from taskyard.core.states import TaskState
+from taskyard.core.tasks import Ended
 from taskyard.errors import JournalDamaged
 from taskyard.journal import snapshot
 from taskyard.journal.encoding import decode
@@ -150,7 +151,15 @@ def check_index(index: FinishedIndex, store: Store) -> int:
     return sequence
 
 
-def recall_for(ledger: Ledger, index: FinishedIndex, names: Iterable[bytes]) -> None:
+class EndedIndex(Protocol):
+    """Where ended tasks are found that are no longer in memory."""
+
+    def find(self, names: list[bytes]) -> list[Ended]:
+        """Those of these names that have ended, in no order."""
+        ...
+
+
+def recall_for(ledger: Ledger, index: EndedIndex, names: Iterable[bytes]) -> None:
     """Bring archived tasks back into memory before the scheduler hears their names."""
     known = ledger.tasks
     unknown = [name for name in names if name not in known]
@@ -159,7 +168,7 @@ def recall_for(ledger: Ledger, index: FinishedIndex, names: Iterable[bytes]) -> 
             ledger.recall(ended)
 
 
-def recall_for_event(ledger: Ledger, index: FinishedIndex, event: events.Event) -> None:
+def recall_for_event(ledger: Ledger, index: EndedIndex, event: events.Event) -> None:
     """The same for whatever names an event speaks of. The broker calls it before `handle`."""
     names = _NAMES.get(type(event))
     if names is not None:

@@ -49,7 +49,10 @@ class Store(Protocol):
         ...
 
     def rows(self, after: int = 0) -> Iterator[Row]:
-        """The kept rows with a sequence above `after`, each verified before it is handed out."""
+        """The rows kept now with a sequence above `after`, each verified before it is handed out.
+
+        Rows that are committed while these are read are not among them.
+        """
         ...
 
     def row_of(self, record: int) -> Row | None:

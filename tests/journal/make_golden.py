@@ -1,0 +1,167 @@
+"""Makes the golden files of the formats that this version writes: part of the ritual.
+
+    python -m tests.journal.make_golden
+
+It makes what is not there and never touches what is: a golden file stands for all the state
+directories that were written in its time, and must stay readable for ever.
+"""
+
+import pprint
+import sys
+from pathlib import Path
+from typing import Any
+
+from taskyard.core import image
+from taskyard.core.ledger import Ledger
+from taskyard.core.records import (
+    Aged,
+    AnyRecord,
+    CameDue,
+    Cancelled,
+    Expired,
+    Extended,
+    Failed,
+    Finished,
+    Leased,
+    Paused,
+    Postponed,
+    Progressed,
+    Resumed,
+    Retried,
+    Returned,
+    ReturnReason,
+    SlotsFreed,
+    Stale,
+    Submitted,
+    WorkerJoined,
+    WorkerLeft,
+)
+from taskyard.core.tasks import Submission, Terms
+from taskyard.core.workers import WorkerFacts
+from taskyard.journal import compaction
+from taskyard.journal.encoding import JOURNAL_FORMAT, encode
+from taskyard.journal.sqlite import SqliteStore
+from tests.journal.stories import go_on, rich_story
+
+GOLDEN = Path(__file__).parent / "golden"
+
+#: The row after which the golden state directory was compacted.
+COMPACTED_AT = 30
+
+_TERMS = Terms(
+    campaign=b"campaign",
+    service=b"service",
+    priority=-3,
+    due_ns=1_767_225_600_000_000_001,
+    expires_ns=2,
+    expires_hard_ns=3,
+    retry_delays_ns=(1, 2, 3),
+    lease_ns=4,
+    time_limit_ns=5,
+    slots=6,
+    crashes_max=7,
+    origin=b"origin",
+    dialect=b"dialect",
+    submitted_ns=8,
+)
+_SUBMISSION = Submission(
+    names=[b"a", b"b\xff"],
+    payloads=[b"", b"payload"],
+    terms=[_TERMS, Terms()],
+    terms_at=[0, 1],
+    lanes=[b"lane", b""],
+    after=[[b"x", b"y"], []],
+    envelopes=[b"envelope", b""],
+)
+_FACTS = WorkerFacts((b"s1", b"s2"), 2, 3, 4, called=True, standing=True, dialect=b"dialect")
+
+#: Every record with every field set, and the shortest forms of those with defaults.
+RECORDS: list[AnyRecord] = [
+    Submitted(1, _SUBMISSION, after_done=[[b"z"], []], attempts=[0, 9]),
+    Submitted(1, Submission([b"a"])),
+    Extended(2, [b"a"], [[b"x"]]),
+    Leased(3, b"w", [b"a", b"b"], [1, 2], 15_000_000_000),
+    Finished(4, b"w", [b"a"], [1], [b"result"], keeps_slots=True),
+    Finished(4, b"w", [b"a"], [1]),
+    Failed(5, b"w", [b"a"], [1], [b"reason"], own_fault=False),
+    Failed(5, b"w", [b"a"], [1], [b"reason"]),
+    Postponed(6, b"w", [b"a"], [1], [7], [b"reason"], own_fault=False),
+    Postponed(6, b"w", [b"a"], [1], [7], [b"reason"]),
+    Returned(7, b"w", [b"a"], [1], ReturnReason.TRANSFERRED, [[b"x"]]),
+    Returned(7, b"w", [b"a"], [1], ReturnReason.LEFT),
+    Expired(8, b"w", [b"a"], [1]),
+    CameDue(9, [b"a"]),
+    Aged(10, [b"a"]),
+    Cancelled(11, [b"a", b"b"]),
+    Retried(12, [b"a"]),
+    Progressed(13, b"w", [b"a"], [1], [50], [b"half"]),
+    Stale(14, b"w", [b"a"], [1]),
+    WorkerJoined(15, b"w", _FACTS),
+    WorkerJoined(15, b"w", WorkerFacts()),
+    WorkerLeft(16, b"w", b"reason"),
+    SlotsFreed(17, b"w", 2),
+    Paused(18, b"service", b"lane"),
+    Paused(18, b"", None),
+    Resumed(19, b"service", None),
+]
+
+
+def record_lines() -> list[str]:
+    """Each record's name and the body of a row that holds nothing else."""
+    return [f"{type(record).__name__} {encode([record]).hex()}" for record in RECORDS]
+
+
+def described(ledger: Ledger) -> str:
+    """A ledger in plain words that do not change when a record or a task gets one more field."""
+    portrait = image.portrait(ledger)
+    tasks: dict[str, Any] = {
+        repr(task.name): (
+            task.state.name,
+            task.payload,
+            task.terms.campaign,
+            task.terms.priority,
+            task.lane.service.name,
+            task.lane.name,
+            task.waits,
+            task.attempt,
+            task.failures,
+            task.excused,
+            task.due_ns,
+        )
+        for task in ledger.tasks.values()
+        if task.ending is None
+    }
+    same = ("record", "paused", "counts", "campaigns", "leases", "queues", "awaited", "reasons")
+    told = {key: portrait[key] for key in same} | {"tasks": tasks}
+    return pprint.pformat(told, width=100) + "\n"
+
+
+def make_state(directory: Path) -> Ledger:
+    """A state directory with everything in it: a snapshot, history, an index, and rows."""
+    with_story = rich_story(SqliteStore(directory / "whole"))
+    store = SqliteStore(directory / "state")
+    go_on(store, with_story.store, COMPACTED_AT)
+    compaction.compact(directory / "state", store)
+    go_on(store, with_story.store, with_story.store.head.sequence)
+    store.close()
+    with_story.store.close()
+    return with_story.scheduler.ledger
+
+
+def main() -> None:
+    version = GOLDEN / f"format-{JOURNAL_FORMAT}"
+    if version.exists():
+        sys.stdout.write(f"{version} is there, and stays as it is\n")
+        return
+    version.mkdir(parents=True)
+    (version / "records.txt").write_text("\n".join(record_lines()) + "\n")
+    (version / "ledger.txt").write_text(described(make_state(version)))
+    (version / "state" / "journal.sqlite-shm").unlink(missing_ok=True)
+    for leftover in (version / "whole").iterdir():
+        leftover.unlink()
+    (version / "whole").rmdir()
+    sys.stdout.write(f"made {version}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Stories that the journal's tests tell: a yard that writes what it decides, a row an event.
+
+`rich_story` meets every kind of record, tasks in every state and most of what a snapshot has to
+hold. It is the same each time.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from taskyard.core import image
+from taskyard.core.effects import Effect
+from taskyard.core.events import (
+    Event,
+    Outcome,
+    PauseAsked,
+    Repeat,
+    ResumeAsked,
+    SlotFreed,
+    Unknown,
+    WorkProgressed,
+    WorkReported,
+    WorkReturned,
+)
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.states import TaskState
+from taskyard.journal.encoding import encode
+from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.store import MemoryStore, Store
+from tests.core.kit import Yard
+
+FAILED = TaskState.FAILED
+
+#: When the stories begin, by the wall clock: 2026-01-01.
+BEGIN_NS = 1_767_225_600 * SECOND_NS
+
+LONG_PAYLOAD = b"long payload " * 20
+
+
+class WritingYard(Yard):
+    """A yard with a journal: each event that decides something is a row."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self.store = store
+        #: The ledger's portrait after each row, beginning with that of none.
+        self.portraits = [image.portrait(self.scheduler.ledger)]
+        self.clock(BEGIN_NS)
+
+    def handle(self, event: Event) -> list[Effect]:
+        effects = super().handle(event)
+        if self.records:
+            self.store.commit(encode(self.records), len(self.records))
+            self.portraits.append(image.portrait(self.scheduler.ledger))
+        return effects
+
+    def handle_stale(self, name: bytes) -> None:
+        """A report on a task that nobody knows."""
+        self.handle(WorkReported(0, b"a stranger", [name], [1]))
+
+
+def rich_story(store: Store) -> WritingYard:
+    yard = WritingYard(store)
+    _beginning(yard)
+    _troubles(yard)
+    _wishes(yard)
+    _late_turns(yard)
+    return yard
+
+
+def _beginning(yard: WritingYard) -> None:
+    """Workers come, tasks are submitted with all that tasks can have, some are done."""
+    yard.join(b"w1", slots_total=4, services=(b"default", b"smtp"), dialect=b"native")
+    yard.join(b"w2", slots_total=2, silence_ns=5 * SECOND_NS, incarnation=7, dialect=b"wmp")
+    yard.submit(b"a", b"b", b"c", campaign=b"first", dialect=b"dwork")
+    yard.submit(b"d", b"e", after=[[b"a", b"b"], [b"d"]], campaign=b"first", priority=3)
+    yard.submit(b"l1", b"l2", b"l3", lanes=[b"x", b"x", b"y"], service=b"smtp", campaign=b"mail")
+    yard.submit(b"later", due_ns=BEGIN_NS + 60 * SECOND_NS)
+    yard.submit(b"wide", slots=2, payloads=[LONG_PAYLOAD], envelopes=[b"return to sender"])
+    yard.submit(b"hopeful", after=[[b"unheard of"]], unknown=Unknown.WAIT)
+    yard.submit(b"no \xff utf-8 \\", campaign=b"bin\xc3ary")
+    yard.take(b"w1", 2)
+    yard.finish(b"w1", b"a", texts=[b"result of a"])
+    yard.finish(b"w1", b"b")
+    yard.submit(b"f", after=[[b"a", b"c"]], campaign=b"first")
+
+
+def _troubles(yard: WritingYard) -> None:
+    """Failures, silence, goodbyes, stale reports, tasks given back."""
+    taken = yard.take(b"w1", 3)
+    yard.handle(WorkProgressed(0, b"w1", taken[:1], [1], [40], [b"almost half"]))
+    yard.report(b"w1", taken[0], Outcome.RETRY_AT, texts=[b"busy"], retry_at_ns=[BEGIN_NS + 10**10])
+    yard.report(b"w1", taken[1], Outcome.FAILED_FOR_GOOD, texts=[b"broken"])
+    yard.handle(WorkReturned(0, b"w1", taken[2:3], after=[[b"later"]]))
+    yard.take(b"w2", 2)
+    yard.later(6)  # w2 fell silent
+    yard.finish(b"w2", b"c")  # too late
+    yard.join(b"w3", slots_total=3, incarnation=1)
+    yard.take(b"w3", 1)
+    yard.join(b"w3", slots_total=3, incarnation=2)  # lost what it held
+    yard.take(b"w3", 1)
+    yard.leave(b"w3")
+    yard.later(5)  # what was put off is due
+
+
+def _wishes(yard: WritingYard) -> None:
+    """What users ask for: cancel, retry, pause, resume, extend."""
+    yard.submit(b"g", b"h", after=[[], [b"g"]], campaign=b"second")
+    yard.submit(b"old", expires_hard_ns=BEGIN_NS + 20 * SECOND_NS, after=[[b"g"]])
+    yard.handle(PauseAsked(0, b"client", b"smtp", b"x"))
+    yard.handle(PauseAsked(0, b"client", b"smtp"))
+    yard.handle(PauseAsked(0, b"client"))
+    yard.handle(ResumeAsked(0, b"client"))
+    yard.handle(ResumeAsked(0, b"client", b"smtp"))
+    yard.later(10)  # old grew too old
+    yard.cancel(b"h")
+    failed = [name for name, task in yard.scheduler.ledger.tasks.items() if task.state is FAILED]
+    yard.retry(*failed)
+    yard.submit(b"h", b"f", after=[[b"f"], [b"l1"]], repeat=Repeat.EXTEND, campaign=b"second")
+
+
+def _late_turns(yard: WritingYard) -> None:
+    """Slots that are kept, a new generation of a name that has ended, leases left open."""
+    yard.join(b"w4", slots_total=3, services=(b"default", b"smtp"))
+    yard.finish(b"w4", *yard.take(b"w4", 3), texts=[b"alone, since it lost workers"])
+    yard.submit(b"k1", b"k2", b"k3", campaign=b"second", priority=50)
+    kept = yard.take(b"w4", 3)
+    yard.finish(b"w4", *kept, keeps_slots=True, texts=[b"kept " + name for name in kept])
+    yard.handle(SlotFreed(0, b"w4"))
+    yard.submit(b"a", repeat=Repeat.EXTEND, campaign=b"first", payloads=[b"again"])
+    yard.submit(b"tomorrow", due_ns=BEGIN_NS + 86_400 * SECOND_NS, priority=-1)
+    yard.submit(b"unwanted", b"unwanted too", after=[[], [b"unwanted"]])
+    yard.cancel(b"unwanted")
+    yard.submit(b"doomed", priority=99)
+    yard.take(b"w4", 1)
+    yard.report(b"w4", b"doomed", Outcome.FAILED_FOR_GOOD, texts=[b"as foretold"])
+    yard.later(60)
+    yard.ask(b"w4", 1)
+    yard.ask(b"w1", 2)
+
+
+def told(directory: Path) -> WritingYard:
+    """The rich story in a state directory; its store is open."""
+    return rich_story(SqliteStore(directory))
+
+
+def copied(store: Store, rows: int) -> MemoryStore:
+    """The first rows of a story in a journal of its own."""
+    copy = MemoryStore()
+    go_on(copy, store, rows)
+    return copy
+
+
+def go_on(copy: Store, store: Store, rows: int) -> None:
+    """Let a copy have the story up to that row."""
+    for row in store.rows(copy.head.sequence):
+        if row.sequence <= rows:
+            copy.commit(row.body, row.record_last - row.record_first + 1)
+
+
+def unfinished(portrait: dict[str, Any]) -> dict[str, Any]:
+    """A portrait without the ended tasks, which a compaction moves out of memory."""
+    tasks = {name: task for name, task in portrait["tasks"].items() if not ending_of(task)}
+    return {**portrait, "tasks": tasks}
+
+
+def ended(portrait: dict[str, Any]) -> dict[bytes, tuple[int, int]]:
+    """The ended tasks of a portrait, with where that is written and when it was."""
+    tasks = portrait["tasks"].items()
+    return {name: ending for name, task in tasks if (ending := ending_of(task))}
+
+
+def ending_of(task: tuple[Any, ...]) -> tuple[int, int] | None:
+    ending: tuple[int, int] | None = task[6]
+    return ending

@@ -1,0 +1,373 @@
+"""Compaction: every step can be done again, and nothing is lost or doubled on the way."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from taskyard.core import image
+from taskyard.core.tasks import Ended
+from taskyard.errors import JournalDamaged, JournalFailed
+from taskyard.journal import compaction, finished, history, recovery, snapshot
+from taskyard.journal.compaction import Outcome
+from taskyard.journal.finished import FinishedIndex
+from taskyard.journal.history import Part
+from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.store import MemoryStore
+from tests.journal import killed_compaction
+from tests.journal.stories import WritingYard, copied, go_on, rich_story, told, unfinished
+
+
+@pytest.fixture(scope="module")
+def yard() -> WritingYard:
+    return rich_story(MemoryStore())
+
+
+@pytest.fixture
+def store(yard: WritingYard) -> MemoryStore:
+    return copied(yard.store, yard.store.head.sequence)
+
+
+def table(directory: Path, name: str) -> list[dict[str, Any]]:
+    """All rows of the history, in the order of the files."""
+    whole, _ = history.parts(directory)
+    paths = [part.paths(directory)[name] for part in whole]
+    return [row for path in paths for row in pq.read_table(path).to_pylist()]
+
+
+def files(directory: Path) -> dict[str, tuple[int, bytes]]:
+    """When each file was last written, and its content."""
+    folders = (history.FOLDER, snapshot.FOLDER)
+    paths = [path for folder in folders for path in (directory / folder).iterdir()]
+    return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in paths}
+
+
+def index_rows(directory: Path, names: list[bytes]) -> list[Ended]:
+    with FinishedIndex(directory) as index:
+        return sorted(index.find(names), key=lambda ended: ended.name)
+
+
+class TestExport:
+    def test_export_says_what_it_did(self, store: MemoryStore, tmp_path: Path) -> None:
+        head = store.head
+        outcome = compaction.export(tmp_path, store)
+        span = f"000000000001-{head.sequence:012}"
+        assert outcome == Outcome(
+            sequence=head.sequence,
+            record=head.record,
+            rows=head.sequence,
+            events=len(table(tmp_path, "events")),
+            edges=len(table(tmp_path, "edges")),
+            files=[f"edges-{span}.parquet", f"events-{span}.parquet"],
+            ended=outcome.ended,
+            unfinished=len(snapshot.read(tmp_path, head.sequence).image.names),
+        )
+
+    def test_export_forgets_no_row(self, store: MemoryStore, tmp_path: Path) -> None:
+        compaction.export(tmp_path, store)
+        assert store.anchor.sequence == 0
+
+    def test_second_export_changes_no_byte(self, store: MemoryStore, tmp_path: Path) -> None:
+        first = compaction.export(tmp_path, store)
+        before = files(tmp_path)
+        assert compaction.export(tmp_path, store) == Outcome(
+            first.sequence, first.record, unfinished=first.unfinished
+        )
+        assert files(tmp_path) == before
+
+    def test_export_of_nothing_leaves_nothing(self, tmp_path: Path) -> None:
+        assert compaction.export(tmp_path, MemoryStore()) == Outcome()
+        assert compaction.compact(tmp_path, MemoryStore()) == Outcome()
+        assert list(tmp_path.iterdir()) == []
+
+    def test_exports_one_after_the_other_give_the_tables_of_one(
+        self, yard: WritingYard, store: MemoryStore, tmp_path: Path
+    ) -> None:
+        compaction.export(tmp_path / "once", store)
+        steps = MemoryStore()
+        for rows in (3, 20, 21, yard.store.head.sequence):
+            go_on(steps, yard.store, rows)
+            compaction.export(tmp_path / "steps", steps)
+        assert [(part.first, part.last) for part in history.parts(tmp_path / "steps")[0]] == [
+            (1, 3),
+            (4, 20),
+            (21, 21),
+            (22, yard.store.head.sequence),
+        ]
+        for name in history.TABLES:
+            assert table(tmp_path / "steps", name) == table(tmp_path / "once", name)
+
+    def test_full_files_are_closed_after_the_row_that_filled_them(
+        self, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        compaction.export(tmp_path / "one", store)
+        monkeypatch.setattr(history, "EVENTS_A_FILE_MAX", 10)
+        monkeypatch.setattr(history, "ROWS_A_GROUP", 4)
+        compaction.export(tmp_path / "many", store)
+        whole, _ = history.parts(tmp_path / "many")
+        assert len(whole) > 5
+        assert history.gaps(whole) == []
+        for name in history.TABLES:
+            assert table(tmp_path / "many", name) == table(tmp_path / "one", name)
+        assert image.portrait(recovery.open_ledger(tmp_path / "many", store)) == image.portrait(
+            recovery.open_ledger(tmp_path / "one", store)
+        )
+
+    def test_rows_that_come_while_it_runs_are_left_for_the_next(
+        self, yard: WritingYard, tmp_path: Path
+    ) -> None:
+        store = copied(yard.store, 10)
+
+        def more(_step: str, done: int, _total: int) -> None:
+            go_on(store, yard.store, 10 + done)
+
+        assert compaction.export(tmp_path, store, more).sequence == 10
+        assert store.head.sequence == 20
+        assert compaction.export(tmp_path, store).rows == 10
+
+    def test_progress_goes_to_its_end(self, store: MemoryStore, tmp_path: Path) -> None:
+        told_of: list[tuple[str, int, int]] = []
+        compaction.compact(tmp_path, store, lambda *progress: told_of.append(progress))
+        rows = store.head.sequence
+        assert told_of[rows - 1] == ("exporting rows", rows, rows)
+        assert told_of[-1] == ("trimming rows", rows, rows)
+
+
+class TestCompact:
+    def test_rows_are_trimmed_and_older_snapshots_removed(
+        self, yard: WritingYard, tmp_path: Path
+    ) -> None:
+        store = copied(yard.store, 10)
+        compaction.export(tmp_path, store)
+        go_on(store, yard.store, 20)
+        outcome = compaction.compact(tmp_path, store)
+        assert (outcome.rows_trimmed, outcome.snapshots_removed) == (20, 1)
+        assert store.anchor == store.head
+        assert snapshot.sequences(tmp_path) == [20]
+
+    def test_compact_after_export_only_trims(self, store: MemoryStore, tmp_path: Path) -> None:
+        compaction.export(tmp_path, store)
+        before = files(tmp_path)
+        outcome = compaction.compact(tmp_path, store)
+        assert (outcome.rows, outcome.rows_trimmed) == (0, store.head.sequence)
+        assert files(tmp_path) == before
+
+    def test_second_compact_does_nothing(self, store: MemoryStore, tmp_path: Path) -> None:
+        compaction.compact(tmp_path, store)
+        before = files(tmp_path)
+        outcome = compaction.compact(tmp_path, store)
+        assert (outcome.rows, outcome.rows_trimmed, outcome.snapshots_removed) == (0, 0, 0)
+        assert files(tmp_path) == before
+
+    def test_trimming_goes_in_bounded_steps(
+        self, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(compaction, "TRIM_ROWS_A_STEP", 10)
+        assert list(compaction.trim(store, 25)) == [10, 20, 25]
+
+    def test_journal_in_sqlite_is_compacted_and_opened_again(self, tmp_path: Path) -> None:
+        yard = told(tmp_path)
+        compaction.compact(tmp_path, yard.store)
+        yard.store.close()
+        reopened = SqliteStore(tmp_path)
+        assert reopened.anchor == reopened.head
+        recovered = image.portrait(recovery.open_ledger(tmp_path, reopened))
+        assert recovered == unfinished(yard.portraits[-1])
+        reopened.close()
+
+
+class TestKilled:
+    def test_killed_at_every_step_and_run_again_it_comes_to_the_same_end(
+        self, tmp_path: Path
+    ) -> None:
+        state = tmp_path / "state"
+        yard = told(state)
+        yard.store.close()
+        command = [sys.executable, killed_compaction.__file__, str(state), str(tmp_path)]
+        output = subprocess.check_output(command, text=True)
+        runs = [json.loads(line) for line in output.splitlines()]
+        clean = runs[-1]
+        assert [run["killed"] for run in runs] == [True] * (len(runs) - 1) + [False]
+        assert len(runs) > 20
+        assert len(clean["files"]) == 5
+        assert [run for run in runs if run | {"killed": False} != clean] == []
+
+    @pytest.mark.parametrize("step", ["index", "snapshot", "trim"])
+    def test_what_a_killed_compaction_left_is_used_though_the_journal_went_on(
+        self, yard: WritingYard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    ) -> None:
+        names = [*yard.portraits[-1]["tasks"]]
+        clean = copied(yard.store, yard.store.head.sequence)
+        compaction.compact(tmp_path / "clean", clean)
+        store = copied(yard.store, 30)
+        with monkeypatch.context() as patch:
+            kill(patch, step)
+            with pytest.raises(KeyboardInterrupt):
+                compaction.compact(tmp_path / "killed", store)
+        go_on(store, yard.store, yard.store.head.sequence)
+        compaction.compact(tmp_path / "killed", store)
+        for name in history.TABLES:
+            assert table(tmp_path / "killed", name) == table(tmp_path / "clean", name)
+        assert index_rows(tmp_path / "killed", names) == index_rows(tmp_path / "clean", names)
+        recovered = recovery.open_ledger(tmp_path / "killed", store)
+        assert image.portrait(recovered) == unfinished(yard.portraits[-1])
+
+    def test_failing_disk_is_told_and_the_next_run_works(
+        self, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sync = os.fsync
+
+        def fail(descriptor: int) -> None:
+            if "parquet" in Path(f"/proc/self/fd/{descriptor}").readlink().name:
+                raise OSError(28, "No space left on device")
+            sync(descriptor)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fail)
+            with pytest.raises(
+                JournalFailed, match=r"compacting the journal failed in .*: the disk"
+            ):
+                compaction.export(tmp_path, store)
+        assert compaction.export(tmp_path, store).rows == store.head.sequence
+
+    def test_snapshot_that_can_not_be_removed_is_told(
+        self, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        compaction.export(tmp_path, store)
+
+        def fail(_directory: Path, _sequence: int) -> None:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(snapshot, "remove", fail)
+        with pytest.raises(JournalFailed, match="Permission denied"):
+            compaction.drop_snapshots(tmp_path, store.head.sequence + 1)
+
+
+def kill(patch: pytest.MonkeyPatch, step: str) -> None:
+    """Let the process seem to end at that step."""
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    targets = {
+        "index": (finished.IndexWriter, "commit"),
+        "snapshot": (snapshot, "write"),
+        "trim": (MemoryStore, "trim"),
+    }
+    patch.setattr(*targets[step], end)
+
+
+class TestDamage:
+    """Nothing is trimmed before all that stands in for it can be read."""
+
+    def test_damaged_history_file_keeps_the_rows(self, store: MemoryStore, tmp_path: Path) -> None:
+        compaction.export(tmp_path, store)
+        path = Part(1, store.head.sequence).paths(tmp_path)["events"]
+        path.write_bytes(path.read_bytes()[:-10])
+        with pytest.raises(JournalDamaged, match="can't be read"):
+            compaction.compact(tmp_path, store)
+        assert store.anchor.sequence == 0
+
+    def test_damaged_snapshot_is_made_anew(self, store: MemoryStore, tmp_path: Path) -> None:
+        compaction.export(tmp_path, store)
+        path = snapshot.path_of(tmp_path, store.head.sequence)
+        sound = path.read_bytes()
+        path.write_bytes(sound[:-1])
+        compaction.compact(tmp_path, store)
+        assert path.read_bytes() == sound
+        assert store.anchor == store.head
+
+    def test_missing_index_is_made_anew_from_the_rows(
+        self, yard: WritingYard, store: MemoryStore, tmp_path: Path
+    ) -> None:
+        names = [*yard.portraits[-1]["tasks"]]
+        compaction.export(tmp_path, store)
+        before = index_rows(tmp_path, names)
+        (tmp_path / finished.FILE_NAME).unlink()
+        compaction.compact(tmp_path, store)
+        assert index_rows(tmp_path, names) == before
+
+    def test_missing_history_is_made_anew_from_the_rows(
+        self, store: MemoryStore, tmp_path: Path
+    ) -> None:
+        compaction.export(tmp_path, store)
+        before = table(tmp_path, "events")
+        for path in (tmp_path / history.FOLDER).iterdir():
+            path.unlink()
+        compaction.compact(tmp_path, store)
+        assert table(tmp_path, "events") == before
+
+    def test_half_a_pair_is_made_anew_from_the_rows(
+        self, store: MemoryStore, tmp_path: Path
+    ) -> None:
+        compaction.export(tmp_path, store)
+        before = table(tmp_path, "edges")
+        Part(1, store.head.sequence).paths(tmp_path)["edges"].unlink()
+        compaction.compact(tmp_path, store)
+        assert table(tmp_path, "edges") == before
+
+    def test_half_a_pair_of_trimmed_rows_is_refused(
+        self, store: MemoryStore, tmp_path: Path
+    ) -> None:
+        compaction.compact(tmp_path, store)
+        Part(1, store.head.sequence).paths(tmp_path)["edges"].unlink()
+        with pytest.raises(JournalDamaged, match="one file is missing: these rows are trimmed"):
+            compaction.export(tmp_path, store)
+
+    def test_gap_in_the_history_is_refused(self, yard: WritingYard, tmp_path: Path) -> None:
+        store = MemoryStore()
+        for rows in (10, 20, 30):
+            go_on(store, yard.store, rows)
+            compaction.export(tmp_path, store)
+        for path in Part(11, 20).paths(tmp_path).values():
+            path.unlink()
+        with pytest.raises(JournalDamaged, match=r"rows 11\.\.20 are in no history file"):
+            compaction.export(tmp_path, store)
+
+    def test_history_moved_away_after_trimming_goes_on_aloud(
+        self, yard: WritingYard, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store = copied(yard.store, 10)
+        compaction.compact(tmp_path, store)
+        for path in (tmp_path / history.FOLDER).iterdir():
+            path.unlink()
+        go_on(store, yard.store, 20)
+        compaction.compact(tmp_path, store)
+        assert [(part.first, part.last) for part in history.parts(tmp_path)[0]] == [(11, 20)]
+        assert "the history ends at row 0, and rows up to 10 can't be added" in caplog.text
+
+    def test_history_of_a_longer_journal_is_refused(
+        self, yard: WritingYard, tmp_path: Path
+    ) -> None:
+        compaction.export(tmp_path, copied(yard.store, 20))
+        (tmp_path / finished.FILE_NAME).unlink()
+        with pytest.raises(JournalDamaged, match=r"its history at row 20: rows 11\.\.20 are lost"):
+            compaction.export(tmp_path, copied(yard.store, 10))
+
+    def test_unsound_base_is_refused_also_where_the_history_is_whole(
+        self, store: MemoryStore, tmp_path: Path
+    ) -> None:
+        compaction.compact(tmp_path, store)
+        snapshot.remove(tmp_path, store.head.sequence)
+        with pytest.raises(JournalDamaged, match="there is no snapshot"):
+            compaction.export(tmp_path, store)
+
+    def test_rows_are_kept_unless_index_and_history_cover_them(
+        self, yard: WritingYard, tmp_path: Path
+    ) -> None:
+        store = copied(yard.store, 10)
+        compaction.export(tmp_path, store)
+        go_on(store, yard.store, 20)
+        snapshot.write(tmp_path, store.identity, store.head, recovery.recover(store))
+        with pytest.raises(JournalDamaged, match=r"finished\.sqlite does not cover row 20"):
+            compaction.check_covered(tmp_path, store, store.head)
+        writer = finished.IndexWriter(tmp_path, store.identity)
+        writer.commit(store.head)
+        writer.close()
+        with pytest.raises(JournalDamaged, match="the history does not cover row 20"):
+            compaction.check_covered(tmp_path, store, store.head)

@@ -1,0 +1,256 @@
+"""The index of finished tasks: the newest end of every name, whole or not at all."""
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Ended
+from taskyard.errors import FormatUnknown, JournalDamaged, JournalFailed, StateError
+from taskyard.journal import finished
+from taskyard.journal.finished import FinishedIndex, Finishing, IndexWriter
+from taskyard.journal.store import Head
+
+IDENTITY = b"sixteen bytes .."
+HEAD = Head(5, 9, b"c" * 32)
+
+
+def done(name: bytes, record: int = 1, result: bytes | None = b"result") -> Finishing:
+    ended = Ended(name, TaskState.DONE, b"campaign", b"service", 2, b"digest", record, 1000)
+    return ended, result
+
+
+def add(directory: Path, *some: Finishing, head: Head = HEAD) -> None:
+    with closing(IndexWriter(directory, IDENTITY)) as writer:
+        writer.add(some)
+        writer.commit(head)
+
+
+def change(directory: Path, statement: str) -> None:
+    with closing(sqlite3.connect(directory / finished.FILE_NAME)) as connection, connection:
+        connection.execute(statement)
+
+
+class TestLookingUp:
+    def test_index_without_a_file_is_empty(self, tmp_path: Path) -> None:
+        with FinishedIndex(tmp_path) as index:
+            assert index.covered() is None
+            assert (index.find([b"a"]), index.result(b"a")) == ([], None)
+            assert (index.count(), index.verify()) == (0, 0)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_ended_tasks_come_back_as_they_were(self, tmp_path: Path) -> None:
+        cancelled = (Ended(b"c", TaskState.CANCELLED, b"", b"default", 0, b"", 7, 8), None)
+        add(tmp_path, done(b"a"), done(b"\xff\0", result=b""), cancelled)
+        with FinishedIndex(tmp_path) as index:
+            found = index.find([b"a", b"nobody", b"c", b"\xff\0"])
+            assert sorted(found, key=lambda ended: ended.name) == [
+                done(b"a")[0],
+                cancelled[0],
+                done(b"\xff\0")[0],
+            ]
+            assert [index.result(name) for name in (b"a", b"\xff\0", b"c", b"nobody")] == [
+                b"result",
+                b"",
+                None,
+                None,
+            ]
+            assert index.count() == index.verify() == 3
+
+    def test_more_names_than_a_statement_takes_are_found(self, tmp_path: Path) -> None:
+        names = [b"%d" % number for number in range(1200)]
+        add(tmp_path, *map(done, names))
+        with FinishedIndex(tmp_path) as index:
+            assert len(index.find(names)) == 1200
+
+    def test_index_that_appears_later_is_seen(self, tmp_path: Path) -> None:
+        with FinishedIndex(tmp_path) as index:
+            assert index.find([b"a"]) == []
+            add(tmp_path, done(b"a"))
+            assert index.find([b"a"]) == [done(b"a")[0]]
+
+    def test_it_says_what_it_covers(self, tmp_path: Path) -> None:
+        add(tmp_path, done(b"a"))
+        with FinishedIndex(tmp_path) as index:
+            assert index.covered() == (IDENTITY, HEAD)
+
+
+class TestAdding:
+    def test_newer_end_replaces_the_older(self, tmp_path: Path) -> None:
+        add(tmp_path, done(b"a", 1, b"old"), done(b"a", 2, b"new"))
+        add(tmp_path, done(b"a", 1, b"old"))  # a compaction that is run again
+        with FinishedIndex(tmp_path) as index:
+            assert [ended.record for ended in index.find([b"a"])] == [2]
+            assert index.result(b"a") == b"new"
+            assert index.verify() == 1
+
+    def test_what_is_not_committed_never_was(self, tmp_path: Path) -> None:
+        add(tmp_path, done(b"a"))
+        with closing(IndexWriter(tmp_path, IDENTITY)) as writer:
+            writer.add([done(b"b")])
+        with FinishedIndex(tmp_path) as index:
+            assert index.find([b"b"]) == []
+            assert index.verify() == 1
+
+    def test_reader_goes_on_while_a_compaction_writes(self, tmp_path: Path) -> None:
+        add(tmp_path, done(b"a"))
+        with FinishedIndex(tmp_path) as index, closing(IndexWriter(tmp_path, IDENTITY)) as writer:
+            assert index.count() == 1
+            writer.add([done(b"b")])
+            assert index.find([b"a", b"b"]) == [done(b"a")[0]]
+            writer.commit(HEAD)
+            assert len(index.find([b"a", b"b"])) == 2
+
+    def test_index_is_private(self, tmp_path: Path) -> None:
+        add(tmp_path / "state", done(b"a"))
+        modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "state").rglob("*")]
+        assert modes == [0o600]
+
+    def test_unfinished_creation_is_begun_anew(self, tmp_path: Path) -> None:
+        (tmp_path / f"{finished.FILE_NAME}.new").write_bytes(b"half")
+        (tmp_path / f"{finished.FILE_NAME}.new-wal").write_bytes(b"half")
+        add(tmp_path, done(b"a"))
+        assert [path.name for path in tmp_path.iterdir()] == [finished.FILE_NAME]
+
+    @pytest.mark.parametrize("call", ["open", "add", "commit"])
+    def test_failing_disk_is_told(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    ) -> None:
+        def fail(*_: object) -> None:
+            raise sqlite3.OperationalError("disk I/O error")
+
+        if call == "open":
+            monkeypatch.setattr(finished, "connect", fail)
+            with pytest.raises(JournalFailed, match="adding to the index of finished tasks failed"):
+                IndexWriter(tmp_path, IDENTITY)
+            return
+        with closing(IndexWriter(tmp_path, IDENTITY)) as writer:
+            if call == "add":
+                monkeypatch.setattr(finished, "_columns", fail)
+            else:
+                monkeypatch.setattr(finished, "seal", fail)
+            with pytest.raises(JournalFailed, match="disk I/O error"):
+                writer.add([done(b"a")]) if call == "add" else writer.commit(HEAD)
+
+
+class TestDamage:
+    @pytest.mark.parametrize(
+        ("column", "value"),
+        [
+            ("name", "X'62'"),
+            ("state", "6"),
+            ("state", "99"),
+            ("campaign", "'text'"),
+            ("attempt", "3"),
+            ("record", "X'00'"),
+            ("checksum", "NULL"),
+        ],
+    )
+    def test_changed_column_is_refused_when_it_is_read(
+        self, tmp_path: Path, column: str, value: str
+    ) -> None:
+        add(tmp_path, done(b"a"))
+        change(tmp_path, f"UPDATE finished SET {column} = {value}")  # noqa: S608 - ours
+        with FinishedIndex(tmp_path) as index:
+            with pytest.raises(JournalDamaged, match="does not match its checksum"):
+                index.find([b"a", b"b"])
+            with pytest.raises(JournalDamaged, match="does not match its checksum"):
+                index.verify()
+
+    @pytest.mark.parametrize("value", ["X'00'", "'text'", "NULL"])
+    def test_changed_result_is_refused(self, tmp_path: Path, value: str) -> None:
+        add(tmp_path, done(b"a"))
+        change(tmp_path, f"UPDATE finished SET result = {value}")  # noqa: S608 - ours
+        with FinishedIndex(tmp_path) as index:
+            with pytest.raises(JournalDamaged, match="does not match its checksum"):
+                index.result(b"a")
+            with pytest.raises(JournalDamaged, match="does not match its checksum"):
+                index.verify()
+
+    def test_lost_row_is_noticed_by_a_whole_look(self, tmp_path: Path) -> None:
+        add(tmp_path, done(b"a"), done(b"b"))
+        change(tmp_path, "DELETE FROM finished WHERE name = X'61'")
+        words = "it has 1 rows where 2 were written"
+        with FinishedIndex(tmp_path) as index, pytest.raises(JournalDamaged, match=words):
+            index.verify()
+
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            "UPDATE meta SET value = X'00' WHERE key = 'covered'",
+            "UPDATE meta SET value = 'text' WHERE key = 'covered'",
+            "DELETE FROM meta WHERE key = 'covered'",
+        ],
+    )
+    def test_index_that_does_not_say_what_it_covers_is_refused(
+        self, tmp_path: Path, statement: str
+    ) -> None:
+        add(tmp_path, done(b"a"))
+        change(tmp_path, statement)
+        words = "does not say soundly what it covers"
+        with FinishedIndex(tmp_path) as index, pytest.raises(JournalDamaged, match=words):
+            index.covered()
+
+    @pytest.mark.parametrize(
+        "statement",
+        ["UPDATE meta SET value = X'39' WHERE key = 'format'", "DELETE FROM meta"],
+    )
+    def test_unknown_format_is_refused(self, tmp_path: Path, statement: str) -> None:
+        add(tmp_path, done(b"a"))
+        change(tmp_path, statement)
+        with (
+            FinishedIndex(tmp_path) as index,
+            pytest.raises(FormatUnknown, match="use the version"),
+        ):
+            index.find([b"a"])
+        with pytest.raises(FormatUnknown):
+            IndexWriter(tmp_path, IDENTITY)
+
+    def test_other_tables_are_refused(self, tmp_path: Path) -> None:
+        add(tmp_path, done(b"a"))
+        change(tmp_path, "CREATE TABLE more(a)")
+        words = "the list of tables in .* is damaged"
+        with FinishedIndex(tmp_path) as index, pytest.raises(JournalDamaged, match=words):
+            index.find([b"a"])
+
+    def test_flipped_bytes_and_lost_ends_never_give_another_answer(self, tmp_path: Path) -> None:
+        """Of the lookups, the sound answer or an error; of the whole look, nothing else."""
+        some = [done(b"name %d" % number, number + 1) for number in range(40)]
+        add(tmp_path, *some)
+        path = tmp_path / finished.FILE_NAME
+        content = path.read_bytes()
+        expected = [ended for ended, _ in some]
+        for place in range(0, len(content), 29):
+            flipped = bytearray(content)
+            flipped[place] ^= 0x5A
+            path.write_bytes(flipped)
+            assert_sound_or_refused(tmp_path, expected)
+        for length in range(0, len(content), 997):
+            path.write_bytes(content[:length])
+            assert_sound_or_refused(tmp_path, expected)
+
+
+def assert_sound_or_refused(directory: Path, expected: list[Ended]) -> None:
+    """Whatever passes the whole look is what was written."""
+    index = FinishedIndex(directory)
+    try:
+        index.covered()
+        sound = index.verify() == len(expected)
+        found = index.find([ended.name for ended in expected])
+    except StateError:
+        return
+    finally:
+        index.close()
+        for suffix in ("-wal", "-shm"):
+            Path(f"{directory / finished.FILE_NAME}{suffix}").unlink(missing_ok=True)
+    assert sound
+    assert sorted(found, key=lambda ended: ended.record) == expected
+
+
+def test_index_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / finished.FILE_NAME).write_bytes(os.urandom(8192))
+    with FinishedIndex(tmp_path) as index, pytest.raises(JournalDamaged, match="can't be read"):
+        index.covered()

@@ -1,0 +1,100 @@
+"""What was ever written can be read: golden files of every format, and the ritual around them."""
+
+import shutil
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from taskyard.core.records import AnyRecord
+from taskyard.core.states import TaskState
+from taskyard.errors import JournalDamaged, StateError
+from taskyard.journal import checkup, encoding, recovery, snapshot
+from taskyard.journal.encoding import JOURNAL_FORMAT, decode, encode
+from taskyard.journal.finished import FinishedIndex
+from taskyard.journal.sqlite import SqliteStore
+from tests.journal.make_golden import COMPACTED_AT, GOLDEN, RECORDS, described, record_lines
+
+VERSIONS = sorted(GOLDEN.iterdir())
+
+
+@pytest.fixture(params=VERSIONS, ids=lambda path: path.name)
+def version(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.param
+    return path
+
+
+@pytest.fixture
+def state(version: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(version / "state", tmp_path / "state"))
+
+
+class TestRecords:
+    def test_every_record_comes_back_as_it_was(self) -> None:
+        assert decode(encode(RECORDS)) == RECORDS
+        for record in RECORDS:
+            assert decode(encode([record])) == [record]
+
+    def test_every_record_is_among_the_golden_ones(self) -> None:
+        assert {type(record) for record in RECORDS} == set(get_args(AnyRecord))
+
+    def test_golden_bytes_of_any_version_give_the_records(self, version: Path) -> None:
+        lines = (version / "records.txt").read_text().splitlines()
+        assert lines
+        for line in lines:
+            name, body = line.split()
+            (record,) = decode(bytes.fromhex(body))
+            assert type(record).__name__ == name
+            assert record in RECORDS
+
+    def test_records_are_written_as_the_golden_bytes_of_this_version(self) -> None:
+        golden = GOLDEN / f"format-{JOURNAL_FORMAT}" / "records.txt"
+        assert record_lines() == golden.read_text().splitlines()
+
+    def test_tags_are_numbers_that_are_used_once(self) -> None:
+        tags = [record.__struct_config__.tag for record in get_args(AnyRecord)]
+        assert tags == list(range(1, len(tags) + 1))
+
+
+class TestDecoding:
+    def test_body_of_an_unknown_version_is_refused_with_what_to_do(self) -> None:
+        with pytest.raises(StateError, match=r"written in format 250, .* use a newer Taskyard"):
+            decode(bytes([250]) + encode(RECORDS)[1:])
+
+    def test_empty_body_is_refused(self) -> None:
+        with pytest.raises(JournalDamaged, match="is empty"):
+            decode(b"")
+
+    def test_body_that_is_no_record_is_refused(self) -> None:
+        with pytest.raises(JournalDamaged, match="can't be read"):
+            decode(encode(RECORDS)[:-1])
+
+    def test_every_version_that_has_a_golden_file_has_a_reader(self) -> None:
+        golden = [int(path.name.removeprefix("format-")) for path in VERSIONS]
+        assert golden == sorted(encoding._READERS)  # noqa: SLF001 - the ritual's other half
+        assert set(snapshot._READERS) <= set(golden)  # noqa: SLF001 - likewise
+
+
+class TestStateDirectory:
+    def test_golden_state_gives_its_ledger(self, version: Path, state: Path) -> None:
+        store = SqliteStore(state)
+        ledger = recovery.open_ledger(state, store)
+        store.close()
+        assert described(ledger) == (version / "ledger.txt").read_text()
+
+    def test_golden_snapshot_is_read(self, state: Path) -> None:
+        taken = snapshot.read(state, COMPACTED_AT)
+        assert taken.head.sequence == COMPACTED_AT
+        assert b"hopeful" in taken.image.names
+
+    def test_golden_index_is_read(self, state: Path) -> None:
+        with FinishedIndex(state) as index:
+            assert index.verify() == index.count() > 0
+            (ended,) = index.find([b"a"])
+            assert (ended.state, ended.campaign, ended.digest) == (TaskState.DONE, b"first", b"a")
+            assert index.result(b"a") == b"result of a"
+
+    def test_golden_state_is_sound(self, state: Path) -> None:
+        findings = checkup.check(state, deep=True)
+        assert findings.wrong == []
+        assert (findings.trimmed, findings.history_last) == (COMPACTED_AT, COMPACTED_AT)

@@ -1,0 +1,372 @@
+"""The history's tables: a row for each task of each record, columns as documented, readable."""
+
+import subprocess
+import sys
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from taskyard.core import records
+from taskyard.core.apply import apply
+from taskyard.core.ledger import Ledger
+from taskyard.core.records import AnyRecord
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Submission, Terms
+from taskyard.errors import JournalDamaged
+from taskyard.journal import chronicle, compaction, history
+from taskyard.journal.encoding import decode
+from taskyard.journal.history import EDGES, EVENTS, Columns, Part
+from taskyard.journal.store import MemoryStore, Row
+from tests.journal.stories import BEGIN_NS, LONG_PAYLOAD, WritingYard, rich_story
+
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def yard() -> WritingYard:
+    return rich_story(MemoryStore())
+
+
+@pytest.fixture(scope="module")
+def exported(yard: WritingYard, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("state")
+    compaction.export(directory, yard.store)
+    return directory
+
+
+def paths(directory: Path) -> dict[str, Path]:
+    (part,), _ = history.parts(directory)
+    return part.paths(directory)
+
+
+@pytest.fixture(scope="module")
+def events(exported: Path) -> Rows:
+    rows: Rows = pq.read_table(paths(exported)["events"]).to_pylist()
+    return rows
+
+
+@pytest.fixture(scope="module")
+def edges(exported: Path) -> Rows:
+    rows: Rows = pq.read_table(paths(exported)["edges"]).to_pylist()
+    return rows
+
+
+def told(yard: WritingYard) -> list[tuple[Row, int, AnyRecord]]:
+    """Every record of the story with its row and its number."""
+    return [
+        (row, number, record)
+        for row in yard.store.rows()
+        for number, record in enumerate(decode(row.body), start=row.record_first)
+    ]
+
+
+def names_of(record: AnyRecord) -> list[bytes]:
+    if isinstance(record, records.Submitted):
+        return record.submission.names
+    return getattr(record, "names", [])
+
+
+def text(name: bytes) -> str:
+    return name.decode(errors="backslashreplace")
+
+
+def of_kind(rows: Rows, kind: str, **values: object) -> Rows:
+    return [
+        row
+        for row in rows
+        if row["kind"] == kind and all(row[key] == value for key, value in values.items())
+    ]
+
+
+class TestEvents:
+    def test_every_record_has_a_row_for_each_of_its_tasks(
+        self, yard: WritingYard, events: Rows
+    ) -> None:
+        expected = [
+            (row.sequence, number, chronicle.KINDS[type(record)].decode(), task)
+            for row, number, record in told(yard)
+            for task in (map(text, names_of(record)) if names_of(record) else [None])
+        ]
+        own = [row for row in events if row["kind"] != "ready"]
+        assert [(row["sequence"], row["record"], row["kind"], row["task"]) for row in own] == (
+            expected
+        )
+
+    def test_every_kind_of_record_is_in_the_story(self, events: Rows) -> None:
+        kinds = {kind.decode() for kind in chronicle.KINDS.values()} | {"ready"}
+        assert {row["kind"] for row in events} == kinds
+
+    def test_ready_rows_are_those_tasks_that_a_record_made_ready(
+        self, yard: WritingYard, events: Rows
+    ) -> None:
+        """Found the slow way: by looking at all tasks before and after each record."""
+        ledger, expected = Ledger(), []
+        for _, number, record in told(yard):
+            before = {id(task) for task in ledger.tasks.values() if task.state is TaskState.READY}
+            kept = list(ledger.tasks.values())  # so that no id is used again
+            apply(ledger, record)
+            expected += [
+                (number, text(name))
+                for name, task in ledger.tasks.items()
+                if task.state is TaskState.READY and id(task) not in before
+            ]
+            del kept
+        found = [(row["record"], row["task"]) for row in of_kind(events, "ready")]
+        assert Counter(found) == Counter(expected)
+        assert len(found) > 20
+
+    def test_ready_rows_say_why(self, events: Rows) -> None:
+        reasons = {row["reason"] for row in of_kind(events, "ready")}
+        assert reasons == {"submitted", "released", "returned", "expired", "due", "retried"}
+
+    def test_times_are_those_of_the_records(self, yard: WritingYard, events: Rows) -> None:
+        times = {number: record.at_ns for _, number, record in told(yard)}
+        assert {row["record"]: row["time_ns"] for row in events} == times
+        epoch = datetime(1970, 1, 1, tzinfo=UTC)
+        for row in events:
+            assert row["time"] == epoch + timedelta(microseconds=row["time_ns"] // 1000)
+
+    def test_rows_know_where_their_task_belongs(self, events: Rows) -> None:
+        columns = ("campaign", "service", "lane", "priority")
+        for kind in ("submitted", "ready", "leased"):
+            rows = of_kind(events, kind, task="l3")
+            assert rows
+            for row in rows:
+                assert [row[key] for key in columns] == ["mail", "smtp", "y", 0]
+        (row,) = of_kind(events, "submitted", task="d")
+        assert [row[key] for key in columns] == ["first", "default", "", 3]
+
+    def test_attempts_count_up(self, events: Rows) -> None:
+        leased = [row["attempt"] for row in of_kind(events, "leased", task="c")]
+        assert leased == list(range(1, len(leased) + 1))
+        assert [row["attempt"] for row in of_kind(events, "submitted", task="a")] == [0, 1]
+
+    def test_submission_tells_sizes_slots_dialect_and_due_time(self, events: Rows) -> None:
+        (wide,) = of_kind(events, "submitted", task="wide")
+        assert (wide["payload_bytes"], wide["slots"], wide["due"]) == (len(LONG_PAYLOAD), 2, None)
+        (later,) = of_kind(events, "submitted", task="later")
+        assert later["due"] == datetime(2026, 1, 1, 0, 1, tzinfo=UTC)
+        assert {row["dialect"] for row in of_kind(events, "submitted", task="b")} == {"dwork"}
+
+    def test_finish_tells_worker_dialect_and_size(self, events: Rows) -> None:
+        first, *_ = of_kind(events, "finished", task="a")
+        assert (first["worker"], first["dialect"], first["result_bytes"]) == (
+            "w1",
+            "native",
+            len(b"result of a"),
+        )
+        (second,) = of_kind(events, "finished", task="b")
+        assert second["result_bytes"] == 0
+
+    def test_failures_and_returns_tell_reasons(self, events: Rows) -> None:
+        (failed,) = of_kind(events, "failed", task="doomed")
+        assert (failed["reason"], failed["own_fault"]) == ("as foretold", True)
+        (put_off,) = of_kind(events, "postponed")
+        assert (put_off["reason"], put_off["own_fault"]) == ("busy", False)
+        assert put_off["due"] == datetime(2026, 1, 1, 0, 0, 10, tzinfo=UTC)
+        returned = {row["reason"] for row in of_kind(events, "returned")}
+        assert returned == {"transferred", "restarted", "left"}
+        assert {row["reason"] for row in of_kind(events, "aged")} == {"too old"}
+
+    def test_progress_tells_percent_and_text(self, events: Rows) -> None:
+        (row,) = of_kind(events, "progressed")
+        assert (row["percent"], row["reason"]) == (40, "almost half")
+
+    def test_workers_tell_what_they_are(self, events: Rows) -> None:
+        joined, *_ = of_kind(events, "worker_joined", worker="w1")
+        assert (joined["task"], joined["slots"], joined["services"], joined["dialect"]) == (
+            None,
+            4,
+            ["default", "smtp"],
+            "native",
+        )
+        assert [row["incarnation"] for row in of_kind(events, "worker_joined", worker="w3")] == [
+            1,
+            2,
+        ]
+        left = of_kind(events, "worker_left", worker="w2")
+        assert [row["dialect"] for row in left] == ["wmp"]
+        assert [row["slots"] for row in of_kind(events, "slots_freed")] == [1]
+
+    def test_pauses_tell_what_is_paused(self, events: Rows) -> None:
+        paused = [(row["service"], row["lane"]) for row in of_kind(events, "paused")]
+        assert paused == [("smtp", "x"), ("smtp", None), (None, None)]
+
+    def test_stale_report_on_a_forgotten_task_has_no_campaign(self, tmp_path: Path) -> None:
+        store = MemoryStore()
+        story = WritingYard(store)
+        story.handle_stale(b"gone")
+        compaction.export(tmp_path, store)
+        (row,) = pq.read_table(paths(tmp_path)["events"]).to_pylist()
+        assert (row["kind"], row["task"], row["campaign"], row["lane"]) == (
+            "stale",
+            "gone",
+            None,
+            None,
+        )
+
+    def test_tasks_of_one_record_may_differ_in_everything(self) -> None:
+        terms = [Terms(campaign=b"x", priority=1, dialect=b"d", due_ns=5), Terms(slots=3)]
+        submission = Submission([b"a", b"b"], [b"", b"12"], terms, [0, 1], [b"l", b""])
+        ledger, rows, no_edges = Ledger(), Columns(EVENTS), Columns(EDGES)
+        chronicle.tell(ledger, 1, records.Submitted(0, submission), rows, no_edges)
+        told_rows = rows.take().to_pylist()
+        columns = ("kind", "task", "campaign", "priority", "dialect", "slots", "lane", "attempt")
+        assert [tuple(row[key] for key in columns) for row in told_rows] == [
+            ("submitted", "a", "x", 1, "d", 1, "l", 0),
+            ("submitted", "b", "", 0, "", 3, "", 0),
+            ("ready", "b", "", 0, None, None, "", 0),
+        ]
+        assert [row["payload_bytes"] for row in told_rows] == [0, 2, None]
+        assert no_edges.rows == 0
+
+    def test_task_that_waits_for_nothing_has_no_edges(self) -> None:
+        rows, no_edges = Columns(EVENTS), Columns(EDGES)
+        submitted = records.Submitted(0, Submission([b"a"], after=[[]]))
+        chronicle.tell(Ledger(), 1, submitted, rows, no_edges)
+        assert (rows.rows, no_edges.rows) == (2, 0)
+
+
+class TestEdges:
+    def test_edges_are_all_that_tasks_were_said_to_wait_for(
+        self, yard: WritingYard, edges: Rows
+    ) -> None:
+        expected = Counter(
+            (row.sequence, number, text(name), text(before))
+            for row, number, record in told(yard)
+            for name, befores in waits_of(record)
+            for before in befores
+        )
+        found = Counter(
+            (row["sequence"], row["record"], row["task"], row["after"]) for row in edges
+        )
+        assert found == expected
+
+    def test_edges_to_tasks_that_were_done_already_are_kept(self, edges: Rows) -> None:
+        assert ("f", "a") in [(row["task"], row["after"]) for row in edges]
+
+    def test_edges_of_returned_and_extended_tasks_are_kept(self, edges: Rows) -> None:
+        pairs = [(row["task"], row["after"]) for row in edges]
+        assert ("f", "l1") in pairs  # extended
+        assert [task for task, before in pairs if before == "later"]  # returned
+
+
+def waits_of(record: AnyRecord) -> list[tuple[bytes, list[bytes]]]:
+    if isinstance(record, records.Submitted):
+        columns = [record.submission.after, record.after_done]
+        names = record.submission.names
+        return [pair for column in columns if column for pair in zip(names, column, strict=True)]
+    if isinstance(record, records.Extended | records.Returned) and record.after:
+        return list(zip(record.names, record.after, strict=True))
+    return []
+
+
+class TestFiles:
+    def test_columns_are_the_documented_ones(self, exported: Path) -> None:
+        for table, path in paths(exported).items():
+            assert pq.read_schema(path).equals(history.TABLES[table])
+
+    def test_spark_can_read_every_type(self) -> None:
+        """It has trouble with dictionaries and with nanoseconds."""
+        plain = {"int64", "string", "bool", "timestamp[us, tz=UTC]", "list<element: string>"}
+        for schema in (EVENTS, EDGES):
+            assert {str(field.type) for field in schema} <= plain
+
+    def test_files_are_private_and_compressed(self, exported: Path) -> None:
+        for path in paths(exported).values():
+            assert path.stat().st_mode & 0o777 == 0o600
+            metadata = pq.read_metadata(path)
+            assert metadata.row_group(0).column(0).compression == "ZSTD"
+
+    def test_unfinished_files_are_hidden_from_spark(self, tmp_path: Path) -> None:
+        writer = history.PartWriter(tmp_path)
+        names = [path.name for path in (tmp_path / history.FOLDER).iterdir()]
+        writer.abandon()
+        assert [name for name in names if not name.startswith(".")] == []
+        assert history.parts(tmp_path) == ([], [])
+
+    def test_strange_files_are_no_parts(self, tmp_path: Path) -> None:
+        folder = tmp_path / history.FOLDER
+        folder.mkdir()
+        for name in ("events.parquet", "events-1-2.parquet", "nodes-000000000001-000000000002.x"):
+            (folder / name).touch()
+        assert history.parts(tmp_path) == ([], [])
+
+    def test_gaps_and_overlaps_are_told(self) -> None:
+        parts = [Part(1, 5), Part(7, 7), Part(7, 9)]
+        assert history.gaps(parts) == [
+            "rows 6..6 are in no history file",
+            "rows 7..7 are in two history files",
+        ]
+
+    def test_flipped_byte_is_found_by_a_deep_look(self, yard: WritingYard, tmp_path: Path) -> None:
+        compaction.export(tmp_path, yard.store)
+        path = paths(tmp_path)["events"]
+        content = bytearray(path.read_bytes())
+        (part,), _ = history.parts(tmp_path)
+        column = pq.read_metadata(path).row_group(0).column(4)
+        content[column.dictionary_page_offset + column.total_compressed_size - 3] ^= 0xFF
+        path.write_bytes(content)
+        with pytest.raises(JournalDamaged, match="can't be read"):
+            history.check_part(tmp_path, part, deep=True)
+
+    def test_file_of_another_schema_is_refused(self, yard: WritingYard, tmp_path: Path) -> None:
+        compaction.export(tmp_path, yard.store)
+        (part,), _ = history.parts(tmp_path)
+        found = paths(tmp_path)
+        found["edges"].write_bytes(found["events"].read_bytes())
+        with pytest.raises(JournalDamaged, match="other columns than it should have"):
+            history.check_part(tmp_path, part)
+
+
+class TestColumns:
+    def test_shared_and_own_values_lie_side_by_side(self) -> None:
+        columns = Columns(EDGES)
+        columns.add(2, {"sequence": 1, "record": 1, "task": [b"a", b"b"], "after": b"x"})
+        columns.add(1, {"sequence": 2, "record": 2, "task": b"c", "after": [b"y"]})
+        assert columns.rows == 3
+        assert columns.take().to_pydict() == {
+            "sequence": [1, 1, 2],
+            "record": [1, 1, 2],
+            "task": ["a", "b", "c"],
+            "after": ["x", "x", "y"],
+        }
+        assert columns.take().num_rows == 0
+
+    def test_names_that_are_no_utf8_keep_what_they_can(self) -> None:
+        columns = Columns(EDGES)
+        columns.add(1, {"sequence": 1, "record": 1, "task": b"\xc3\xa9\xff", "after": b"\\xff"})
+        (row,) = columns.take().to_pylist()
+        assert (row["task"], row["after"]) == ("é\\xff", "\\xff")
+
+    def test_nulls_survive_where_some_names_are_no_utf8(self) -> None:
+        columns = Columns(EVENTS)
+        columns.add(2, {**BEGINNING, "task": [b"\xff", None], "services": (b"\xfe",)})
+        batch = columns.take()
+        assert batch.column("task").to_pylist() == ["\\xff", None]
+        assert batch.column("services").to_pylist() == [["\\xfe"]] * 2
+
+    def test_numbers_that_are_too_large_stop_at_the_end_of_the_column(self) -> None:
+        columns = Columns(EVENTS)
+        huge = [1 << 64, -(1 << 64), None]
+        columns.add(3, {**BEGINNING, "priority": huge, "due": huge})
+        batch = columns.take()
+        assert batch.column("priority").to_pylist() == [(1 << 63) - 1, -(1 << 63), None]
+        assert batch.column("due").cast(pa.int64()).to_pylist()[0] == ((1 << 63) - 1) // 1000
+
+
+#: The columns that every event has.
+BEGINNING = {"sequence": 1, "record": 1, "time": BEGIN_NS, "time_ns": BEGIN_NS, "kind": b"stale"}
+
+
+@pytest.mark.parametrize(
+    "module", ["journal", "journal.recovery", "journal.sqlite", "broker.turn", "cli"]
+)
+def test_pyarrow_is_not_loaded_before_it_is_needed(module: str) -> None:
+    code = f"import sys, taskyard.{module}; sys.exit('pyarrow' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,462 @@
+"""Recovery gives the ledger that was: from rows, from a snapshot and rows, from any prefix."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from taskyard.core import image, invariants
+from taskyard.core.apply import apply
+from taskyard.core.effects import Accepted, Refusal, Refused
+from taskyard.core.events import (
+    CancelAsked,
+    ClientGone,
+    Event,
+    Repeat,
+    RetryAsked,
+    Scope,
+    SubmitAsked,
+    TimePassed,
+    WatchAsked,
+    WorkReported,
+    WorkReturned,
+)
+from taskyard.core.ledger import Ledger
+from taskyard.core.records import (
+    AnyRecord,
+    Cancelled,
+    Finished,
+    Leased,
+    Submitted,
+    WorkerJoined,
+)
+from taskyard.core.scheduler import Scheduler
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Submission, Terms
+from taskyard.core.workers import WorkerFacts
+from taskyard.errors import JournalDamaged
+from taskyard.journal import compaction, finished, recovery, snapshot
+from taskyard.journal.encoding import encode
+from taskyard.journal.finished import FinishedIndex
+from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.store import Head, MemoryStore
+from tests.journal.stories import (
+    LONG_PAYLOAD,
+    WritingYard,
+    copied,
+    ended,
+    go_on,
+    rich_story,
+    told,
+    unfinished,
+)
+
+
+@pytest.fixture(scope="module")
+def yard() -> WritingYard:
+    return rich_story(MemoryStore())
+
+
+def last(yard: WritingYard) -> int:
+    return yard.store.head.sequence
+
+
+class TestEquality:
+    def test_rows_alone_give_the_live_ledger(self, yard: WritingYard, tmp_path: Path) -> None:
+        recovered = recovery.open_ledger(tmp_path, yard.store)
+        assert image.portrait(recovered) == yard.portraits[-1]
+
+    def test_snapshot_after_every_row_and_the_rest_give_the_live_ledger(
+        self, yard: WritingYard
+    ) -> None:
+        for row in yard.store.rows():
+            ledger = recovery.recover(copied(yard.store, row.sequence))
+            content = snapshot.encode(yard.store.identity, row.head, image.take(ledger))
+            restored = image.restore(snapshot.decode(content, "it").image)
+            assert image.portrait(restored) == yard.portraits[row.sequence]
+            recovered = recovery.recover(yard.store, restored, row.sequence)
+            assert image.portrait(recovered) == yard.portraits[-1]
+
+    @pytest.mark.parametrize("trims", [False, True], ids=["exported", "compacted"])
+    def test_compaction_in_the_middle_and_the_rest_give_the_live_ledger(
+        self, yard: WritingYard, tmp_path: Path, *, trims: bool
+    ) -> None:
+        for rows in range(1, last(yard) + 1, 9):
+            directory, store = tmp_path / str(rows), copied(yard.store, rows)
+            (compaction.compact if trims else compaction.export)(directory, store)
+            go_on(store, yard.store, last(yard))
+            recovered = recovery.open_ledger(directory, store)
+            portrait = image.portrait(recovered)
+            assert unfinished(portrait) == unfinished(yard.portraits[-1])
+            with FinishedIndex(directory) as index:
+                assert_ended_are_known(portrait, index, yard.portraits[-1])
+
+    def test_compaction_after_every_row_gives_the_live_ledger(
+        self, yard: WritingYard, tmp_path: Path
+    ) -> None:
+        store = MemoryStore()
+        for rows in range(1, last(yard) + 1):
+            go_on(store, yard.store, rows)
+            compaction.compact(tmp_path, store)
+            recovered = image.portrait(recovery.open_ledger(tmp_path, store))
+            assert recovered == unfinished(yard.portraits[rows])
+        with FinishedIndex(tmp_path) as index:
+            assert_ended_are_known({"tasks": {}}, index, yard.portraits[-1])
+
+    def test_every_prefix_of_the_journal_restarts_where_it_ended(self, yard: WritingYard) -> None:
+        rows = list(yard.store.rows())
+        for count, portrait in enumerate(yard.portraits):
+            ledger = recovery.recover(copied(yard.store, count))
+            assert image.portrait(ledger) == portrait
+            scheduler = Scheduler(ledger)
+            scheduler.resume(now_ns=10**18)
+            scheduler.handle(ClientGone(10**18, b"nobody"))
+            invariants.check(scheduler)
+            assert image.portrait(ledger) == portrait  # every lease goes on
+            for row in rows[count:]:
+                for record in recovery.records_of(row, ledger.record):
+                    apply(ledger, record)
+            assert image.portrait(ledger) == yard.portraits[-1]
+
+    def test_restart_expires_no_lease_at_once(self, yard: WritingYard) -> None:
+        scheduler = Scheduler(recovery.recover(yard.store))
+        scheduler.resume(now_ns=10**18)
+        before = image.portrait(scheduler.ledger)["leases"]
+        scheduler.handle(TimePassed(10**18 + 1))
+        assert before
+        assert image.portrait(scheduler.ledger)["leases"] == before
+
+
+def assert_ended_are_known(
+    portrait: dict[str, object], index: FinishedIndex, live: dict[str, object]
+) -> None:
+    """What has ended is in memory or in the index, with the same ending."""
+    known = ended(portrait)
+    expected = ended(live)
+    missing = [name for name in expected if name not in known]
+    found = {one.name: (one.record, one.at_ns) for one in index.find(missing)}
+    assert known | found == expected
+
+
+def commit(store: MemoryStore, *records: AnyRecord) -> None:
+    store.commit(encode(list(records)), len(records))
+
+
+class TestDamage:
+    """Every test begins with a compacted half of the story and the other half as rows."""
+
+    @pytest.fixture
+    def store(self, yard: WritingYard, tmp_path: Path) -> MemoryStore:
+        self.half = last(yard) // 2
+        store = copied(yard.store, self.half)
+        compaction.compact(tmp_path, store)
+        go_on(store, yard.store, last(yard))
+        return store
+
+    def spoil(self, directory: Path, sequence: int) -> None:
+        path = snapshot.path_of(directory, sequence)
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+
+    def refused(self, directory: Path, store: MemoryStore) -> str:
+        with pytest.raises(JournalDamaged) as caught:
+            recovery.open_ledger(directory, store)
+        return str(caught.value)
+
+    def test_damaged_snapshot_over_trimmed_rows_is_refused(
+        self, store: MemoryStore, tmp_path: Path
+    ) -> None:
+        self.spoil(tmp_path, self.half)
+        message = self.refused(tmp_path, store)
+        assert f"rows 1..{self.half} are trimmed, and snapshot {self.half:012}.snapshot" in message
+        assert "lost" in message
+        assert "from a copy" in message
+
+    def test_missing_snapshot_over_trimmed_rows_is_refused(
+        self, store: MemoryStore, tmp_path: Path
+    ) -> None:
+        snapshot.remove(tmp_path, self.half)
+        assert "there is no snapshot that covers them" in self.refused(tmp_path, store)
+
+    def test_damaged_snapshot_is_passed_over_aloud_for_an_older_one(
+        self,
+        yard: WritingYard,
+        store: MemoryStore,
+        tmp_path: Path,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        compaction.export(tmp_path, store)
+        self.spoil(tmp_path, last(yard))
+        with caplog.at_level(logging.WARNING, "taskyard.journal"):
+            recovered = recovery.open_ledger(tmp_path, store)
+        assert unfinished(image.portrait(recovered)) == unfinished(yard.portraits[-1])
+        assert "does not match its digest; going on with what is older" in caplog.text
+
+    def test_damaged_snapshot_is_passed_over_aloud_for_all_the_rows(
+        self, yard: WritingYard, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        compaction.export(tmp_path, yard.store)
+        self.spoil(tmp_path, last(yard))
+        recovered = recovery.open_ledger(tmp_path, yard.store)
+        assert image.portrait(recovered) == yard.portraits[-1]
+        assert "does not match its digest" in caplog.text
+
+    def test_snapshot_of_a_row_that_the_journal_lost_is_refused(
+        self, yard: WritingYard, store: MemoryStore, tmp_path: Path
+    ) -> None:
+        compaction.export(tmp_path, store)
+        (tmp_path / finished.FILE_NAME).unlink()
+        shorter = copied(yard.store, 5)
+        message = self.refused(tmp_path, shorter)
+        assert f"journal ends at row 5, and there is a snapshot of row {last(yard)}" in message
+        assert f"rows 6..{last(yard)} are lost" in message
+
+    def test_snapshots_beside_a_new_journal_are_refused(
+        self, store: MemoryStore, tmp_path: Path
+    ) -> None:
+        store.close()
+        assert "belongs to another journal" in self.refused(tmp_path, MemoryStore())
+        (tmp_path / finished.FILE_NAME).unlink()
+        assert "journal ends at row 0, and there is a snapshot" in self.refused(
+            tmp_path, MemoryStore()
+        )
+
+    def test_snapshot_of_another_journal_is_refused(
+        self, store: MemoryStore, tmp_path: Path
+    ) -> None:
+        taken = snapshot.read(tmp_path, self.half)
+        ledger = image.restore(taken.image)
+        snapshot.write(tmp_path, bytes(16), taken.head, ledger)
+        assert "is of another journal" in self.refused(tmp_path, store)
+
+    def test_snapshot_of_another_story_is_refused(self, store: MemoryStore, tmp_path: Path) -> None:
+        taken = snapshot.read(tmp_path, self.half)
+        other = Head(taken.head.sequence, taken.head.record, bytes(32))
+        snapshot.write(tmp_path, taken.identity, other, image.restore(taken.image))
+        assert "is of another story" in self.refused(tmp_path, store)
+
+    def test_missing_index_over_trimmed_rows_is_refused(
+        self, store: MemoryStore, tmp_path: Path
+    ) -> None:
+        (tmp_path / finished.FILE_NAME).unlink()
+        message = self.refused(tmp_path, store)
+        assert f"rows 1..{self.half} are trimmed, and finished.sqlite is missing" in message
+
+    def test_index_from_an_older_copy_is_refused(
+        self, yard: WritingYard, store: MemoryStore, tmp_path: Path
+    ) -> None:
+        older = (tmp_path / finished.FILE_NAME).read_bytes()
+        compaction.compact(tmp_path, store)
+        (tmp_path / finished.FILE_NAME).write_bytes(older)
+        message = self.refused(tmp_path, store)
+        assert f"rows 1..{last(yard)} are trimmed, and finished.sqlite covers" in message
+
+    def test_index_that_is_ahead_of_its_journal_is_refused(
+        self, store: MemoryStore, tmp_path: Path
+    ) -> None:
+        shorter = MemoryStore()
+        shorter.identity = store.identity
+        assert f"finished.sqlite covers row {self.half}" in self.refused(tmp_path, shorter)
+
+    def test_without_its_index_a_snapshot_is_not_used_but_the_rows_are(
+        self, yard: WritingYard, tmp_path: Path
+    ) -> None:
+        compaction.export(tmp_path, yard.store)
+        (tmp_path / finished.FILE_NAME).unlink()
+        recovered = recovery.open_ledger(tmp_path, yard.store)
+        assert image.portrait(recovered) == yard.portraits[-1]
+
+    def test_row_that_skips_records_is_refused(self) -> None:
+        store = MemoryStore()
+        commit(store, Submitted(0, Submission([b"a"])))
+        row = next(store.rows())
+        with pytest.raises(JournalDamaged, match="records 0 to 0 are missing"):
+            recovery.records_of(row, -1)
+
+    def test_row_with_fewer_records_than_it_says_is_refused(self) -> None:
+        store = MemoryStore()
+        store.commit(encode([Submitted(0, Submission([b"a"]))]), 2)
+        with pytest.raises(JournalDamaged, match="should end with record 2, and ends with 1"):
+            recovery.recover(store)
+
+
+class Archived:
+    """A broker's parts after a compaction: what has ended is in the index, not in memory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.yard = told(directory)
+        self.store = self.yard.store
+        compaction.compact(directory, self.store)
+        self.index = FinishedIndex(directory)
+        self.ledger = recovery.open_ledger(directory, self.store)
+        self.scheduler = Scheduler(self.ledger)
+        self.scheduler.resume(self.yard.now_ns)
+
+    def handle(self, event: Event) -> list[object]:
+        event.now_ns = self.yard.now_ns
+        recovery.recall_for_event(self.ledger, self.index, event)
+        effects = self.scheduler.handle(event)
+        invariants.check(self.scheduler)
+        return list(effects)
+
+    def submit(
+        self,
+        name: bytes,
+        payload: bytes,
+        after: list[bytes] | None = None,
+        repeat: Repeat = Repeat.HARMLESS,
+        campaign: bytes = b"first",
+    ) -> object:
+        submission = Submission(
+            [name], [payload], [Terms(campaign=campaign)], after=None if after is None else [after]
+        )
+        return self.handle(SubmitAsked(0, b"client", submission, repeat=repeat))[0]
+
+
+@pytest.fixture
+def archived(tmp_path: Path) -> Archived:
+    return Archived(tmp_path)
+
+
+class TestArchived:
+    def test_ended_tasks_are_not_in_memory(self, archived: Archived) -> None:
+        assert b"b" not in archived.ledger.tasks
+        assert archived.ledger.counts == archived.yard.scheduler.ledger.counts
+
+    def test_repeated_submission_is_harmless(self, archived: Archived) -> None:
+        records = archived.ledger.record
+        assert archived.submit(b"b", b"b") == Accepted(b"client", 0, new=0, known=1)
+        assert archived.ledger.record == records
+        assert archived.ledger.tasks[b"b"].state is TaskState.DONE
+
+    def test_other_submission_of_the_name_is_a_conflict(self, archived: Archived) -> None:
+        effect = archived.submit(b"b", b"something else")
+        assert isinstance(effect, Refused)
+        assert effect.refusal is Refusal.CONFLICT
+
+    def test_dependency_on_an_archived_task_counts_as_done(self, archived: Archived) -> None:
+        archived.submit(b"follower", b"", after=[b"b"])
+        task = archived.ledger.tasks[b"follower"]
+        assert task.waits == 0
+        assert task.state is not TaskState.BLOCKED
+
+    def test_attempts_of_a_new_generation_go_on_rising(self, archived: Archived) -> None:
+        before = archived.index.find([b"c"])[0].attempt
+        archived.submit(b"c", b"anew", repeat=Repeat.EXTEND)
+        assert before > 1
+        assert archived.ledger.tasks[b"c"].attempt == before
+
+    def test_watching_an_archived_task_tells_that_it_is_settled(self, archived: Archived) -> None:
+        effects = archived.handle(WatchAsked(0, b"client", [b"b", b"unwanted"]))
+        assert [effect.states for effect in effects] == [  # type: ignore[attr-defined]
+            [TaskState.DONE, TaskState.CANCELLED]
+        ]
+
+    @pytest.mark.parametrize(
+        "event",
+        [
+            CancelAsked(0, b"client", Scope(names=(b"b",))),
+            RetryAsked(0, b"client", Scope(names=(b"b",))),
+            WorkReported(0, b"w1", [b"b"], [1]),
+            WorkReturned(0, b"w1", [b"l3"], after=[[b"b"]]),
+        ],
+        ids=lambda event: type(event).__name__,
+    )
+    def test_whoever_speaks_of_an_archived_task_finds_it(
+        self, archived: Archived, event: Event
+    ) -> None:
+        archived.handle(event)
+        assert archived.ledger.tasks[b"b"].state is TaskState.DONE
+
+    def test_event_without_names_recalls_nothing(self, archived: Archived) -> None:
+        before = len(archived.ledger.tasks)
+        for event in (TimePassed(0), CancelAsked(0, b"client", Scope(campaign=b"no such"))):
+            archived.handle(event)
+        assert len(archived.ledger.tasks) == before
+
+    def test_known_names_are_not_looked_up(self, archived: Archived, tmp_path: Path) -> None:
+        archived.index.close()
+        (tmp_path / finished.FILE_NAME).write_bytes(b"would not open")
+        recovery.recall_for(archived.ledger, archived.index, [b"d", b"e"])
+
+    def test_live_ledger_forgets_what_the_index_covers_and_what_was_recalled(
+        self, archived: Archived
+    ) -> None:
+        live = archived.yard.scheduler.ledger
+        live.archive(recovery.archivable(live, archived.store.head.record))
+        assert image.portrait(live) == unfinished(archived.yard.portraits[-1])
+        recovery.recall_for(archived.ledger, archived.index, [b"b"])
+        assert recovery.archivable(archived.ledger, archived.store.head.record) == [b"b"]
+
+    def test_what_ended_after_the_index_stays_in_memory(self, archived: Archived) -> None:
+        live = archived.yard.scheduler.ledger
+        records = [task.ending.record for task in live.tasks.values() if task.ending]
+        assert min(records) < max(records)
+        names = recovery.archivable(live, max(records) - 1)
+        assert 0 < len(names) < len(records)
+
+
+class TestResults:
+    def test_result_comes_from_the_row_while_it_is_kept(self, tmp_path: Path) -> None:
+        yard = told(tmp_path)
+        ledger = yard.scheduler.ledger
+        with FinishedIndex(tmp_path) as index:
+            assert recovery.result_of(yard.store, index, ledger, b"b") == b""
+            for name in (b"k1", b"k2", b"l3"):  # one record
+                assert recovery.result_of(yard.store, index, ledger, name) == b"kept " + name
+
+    def test_result_comes_from_the_right_record_of_a_row(self, tmp_path: Path) -> None:
+        store = MemoryStore()
+        joined = WorkerJoined(0, b"w", WorkerFacts(slots_total=0))
+        submitted = Submitted(0, Submission([b"a", b"b"]))
+        leased = Leased(0, b"w", [b"a", b"b"], [1, 1], 0)
+        commit(store, joined, submitted, leased)
+        ends = [Finished(0, b"w", [name], [1], [b"of " + name]) for name in (b"a", b"b")]
+        commit(store, *ends)
+        ledger, index = recovery.recover(store), FinishedIndex(tmp_path)
+        for name in (b"a", b"b"):
+            assert recovery.result_of(store, index, ledger, name) == b"of " + name
+
+    @pytest.mark.parametrize("in_memory", [True, False])
+    def test_result_comes_from_the_index_when_the_row_is_trimmed(
+        self, tmp_path: Path, *, in_memory: bool
+    ) -> None:
+        yard = told(tmp_path)
+        ledger = yard.scheduler.ledger
+        with FinishedIndex(tmp_path) as index:
+            done = [n for n, task in ledger.tasks.items() if task.state is TaskState.DONE]
+            before = [recovery.result_of(yard.store, index, ledger, name) for name in done]
+            compaction.compact(tmp_path, yard.store)
+            if not in_memory:
+                ledger.archive(done)
+            after = [recovery.result_of(yard.store, index, ledger, name) for name in done]
+        assert before == after
+        assert None not in after
+
+    def test_task_that_is_not_done_has_no_result(self, archived: Archived) -> None:
+        for name in (b"d", b"unwanted", b"no such task", b"a"):
+            found = recovery.result_of(archived.store, archived.index, archived.ledger, name)
+            assert found is None
+
+    def test_record_that_ends_nothing_is_damage(self, tmp_path: Path) -> None:
+        store, ledger = MemoryStore(), Ledger()
+        submitted = Submitted(0, Submission([b"a"], [LONG_PAYLOAD]))
+        commit(store, submitted)
+        apply(ledger, submitted)
+        apply(ledger, Cancelled(0, [b"a"]))
+        task = ledger.tasks[b"a"]
+        task.state = TaskState.DONE
+        assert task.ending is not None
+        task.ending.record = 1
+        index = FinishedIndex(tmp_path)
+        with pytest.raises(JournalDamaged, match="record 1 does not say how b'a' ended"):
+            recovery.result_of(store, index, ledger, b"a")
+
+
+def test_sqlite_and_memory_give_the_same_ledger(tmp_path: Path) -> None:
+    yard = told(tmp_path)
+    yard.store.close()
+    reopened = SqliteStore(tmp_path)
+    assert image.portrait(recovery.open_ledger(tmp_path, reopened)) == yard.portraits[-1]
+    reopened.close()

@@ -1,0 +1,131 @@
+"""A snapshot's file: every byte counts, nothing half-written has its name."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from taskyard.core import image
+from taskyard.core.ledger import Ledger
+from taskyard.errors import FormatUnknown, JournalDamaged, JournalFailed, StateError
+from taskyard.journal import snapshot
+from taskyard.journal.store import Head, MemoryStore
+from tests.journal.stories import WritingYard, rich_story
+
+IDENTITY = b"sixteen bytes .."
+
+
+@pytest.fixture(scope="module")
+def yard() -> WritingYard:
+    return rich_story(MemoryStore())
+
+
+@pytest.fixture(scope="module")
+def ledger(yard: WritingYard) -> Ledger:
+    return yard.scheduler.ledger
+
+
+@pytest.fixture(scope="module")
+def head(ledger: Ledger) -> Head:
+    return Head(77, ledger.record, b"c" * 32)
+
+
+def test_snapshot_comes_back_as_it_was(ledger: Ledger, head: Head, tmp_path: Path) -> None:
+    path = snapshot.write(tmp_path, IDENTITY, head, ledger)
+    assert path == tmp_path / "snapshots" / "000000000077.snapshot"
+    taken = snapshot.read(tmp_path, 77)
+    assert (taken.identity, taken.head) == (IDENTITY, head)
+    assert image.portrait(image.restore(taken.image)) == image.portrait(ledger)
+
+
+def test_snapshot_is_private(ledger: Ledger, head: Head, tmp_path: Path) -> None:
+    path = snapshot.write(tmp_path, IDENTITY, head, ledger)
+    assert [oct(one.stat().st_mode & 0o777) for one in (path.parent, path)] == ["0o700", "0o600"]
+
+
+def test_snapshot_is_synced_before_it_has_its_name_and_the_name_after(
+    ledger: Ledger, head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "snapshots").mkdir()
+    story: list[str] = []
+    sync, rename = os.fsync, os.rename
+
+    def told_sync(descriptor: int) -> None:
+        story.append(f"sync {Path(f'/proc/self/fd/{descriptor}').readlink().name}")
+        sync(descriptor)
+
+    def told_rename(source: Path, target: Path) -> None:
+        story.append(f"rename {Path(source).name} {Path(target).name}")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", told_sync)
+    monkeypatch.setattr(os, "rename", told_rename)
+    snapshot.write(tmp_path, IDENTITY, head, ledger)
+    name = "000000000077.snapshot"
+    assert story == [f"sync {name}.new", f"rename {name}.new {name}", "sync snapshots"]
+
+
+def test_ledger_of_another_record_is_not_written(ledger: Ledger, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the row ends at 1"):
+        snapshot.write(tmp_path, IDENTITY, Head(1, 1, bytes(32)), ledger)
+
+
+def test_newest_comes_first_and_unfinished_ones_do_not_count(tmp_path: Path) -> None:
+    assert snapshot.sequences(tmp_path) == []
+    folder = tmp_path / snapshot.FOLDER
+    folder.mkdir()
+    names = ("000000000009.snapshot", "000000000010.snapshot", "000000000011.snapshot.new", "x")
+    for name in (*names, "9.snapshot", "1000000000000.snapshot"):
+        (folder / name).touch()
+    assert snapshot.sequences(tmp_path) == [1_000_000_000_000, 10, 9]
+
+
+def test_every_flipped_byte_is_refused(ledger: Ledger, head: Head) -> None:
+    content = snapshot.encode(IDENTITY, head, image.take(ledger))
+    for place in range(len(content)):
+        flipped = bytearray(content)
+        flipped[place] ^= 0x10
+        with pytest.raises(StateError, match=r"snapshot it (has|does|holds)"):
+            snapshot.decode(bytes(flipped), "it")
+
+
+def test_every_other_length_is_refused(ledger: Ledger, head: Head) -> None:
+    content = snapshot.encode(IDENTITY, head, image.take(ledger))
+    for length in range(len(content)):
+        with pytest.raises(JournalDamaged):
+            snapshot.decode(content[:length], "it")
+    with pytest.raises(JournalDamaged, match="bytes where"):
+        snapshot.decode(content + b"\0", "it")
+
+
+def test_unknown_format_is_refused_with_what_to_do(ledger: Ledger, head: Head) -> None:
+    content = bytearray(snapshot.encode(IDENTITY, head, image.take(ledger)))
+    content[len(snapshot.MAGIC) + 3] = 9
+    with pytest.raises(FormatUnknown, match=r"has format 9, .* use the version that wrote it"):
+        snapshot.decode(bytes(content), "it")
+
+
+def test_body_that_is_no_image_is_refused(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(msgspec.msgpack, "encode", lambda _: b"\xc1")
+    content = snapshot.encode(IDENTITY, head, image.take(Ledger()))
+    with pytest.raises(JournalDamaged, match="has a body that can't be read"):
+        snapshot.decode(content, "it")
+
+
+def test_body_of_another_record_is_refused(head: Head) -> None:
+    content = snapshot.encode(IDENTITY, head, image.take(Ledger()))
+    with pytest.raises(JournalDamaged, match="holds record 0 where"):
+        snapshot.decode(content, "it")
+
+
+def test_snapshot_under_another_name_is_refused(ledger: Ledger, head: Head, tmp_path: Path) -> None:
+    path = snapshot.write(tmp_path, IDENTITY, head, ledger)
+    path.rename(snapshot.path_of(tmp_path, 78))
+    with pytest.raises(JournalDamaged, match=r"000000000078\.snapshot is that of row 77"):
+        snapshot.read(tmp_path, 78)
+
+
+def test_snapshot_that_can_not_be_opened_is_the_disks_failure(tmp_path: Path) -> None:
+    with pytest.raises(JournalFailed, match=r"can't read .*000000000005\.snapshot"):
+        snapshot.read(tmp_path, 5)
