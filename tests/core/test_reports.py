@@ -403,3 +403,12 @@ def test_kept_slots_survive_a_restart() -> None:
     yard.take(b"w")
     yard.finish(b"w", b"a", keeps_slots=True)
     assert image.restore(image.take(yard.mirror)).workers[b"w"].slots_free == 1
+
+
+@pytest.mark.parametrize("worker", [b"w", b"nobody"])
+def test_report_on_nothing_is_noted_and_changes_nothing(worker: bytes) -> None:
+    yard = Yard()
+    yard.join(b"w")
+    assert yard.handle(WorkReported(0, worker, [])) == [Noted(worker, 0, [])]
+    assert yard.handle(WorkReported(0, worker, [], attempts=[])) == [Noted(worker, 0, [])]
+    assert yard.records == []

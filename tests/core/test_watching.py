@@ -284,3 +284,10 @@ def test_worker_hears_that_what_is_behind_a_failure_does_not_come(yard: Yard) ->
     assert idle(yard)
     yard.submit(b"d", after=[[b"x"]], unknown=Unknown.WAIT)
     assert not idle(yard)
+
+
+def test_watching_no_task_at_all_is_answered_at_once() -> None:
+    yard = Yard()
+    assert yard.handle(WatchAsked(0, b"watcher", [], request=3)) == [
+        Told(b"watcher", 3, [], [], [])
+    ]

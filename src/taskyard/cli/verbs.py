@@ -7,6 +7,9 @@ The line of help is here as well, so that listing the verbs imports none of them
 from taskyard.cli.lazy import Verb
 
 VERBS: dict[str, Verb] = {
+    "bench": Verb(
+        "taskyard.bench.cli:main", "Measure Taskyard, side by side with what it should reach."
+    ),
     "journal": Verb(
         "taskyard.cli.journal:journal", "Care for a state directory: check, export, compact."
     ),

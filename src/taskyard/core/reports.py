@@ -79,7 +79,7 @@ def _sort(
     known, names = scheduler.ledger.tasks, event.names
     worker = scheduler.ledger.workers.get(event.worker, _NOBODY)
     found = list(map(known.get, names))
-    if all(found) and len(names) == len(dict.fromkeys(names)):  # a task is always true
+    if found and all(found) and len(names) == len(dict.fromkeys(names)):  # tasks are true
         tasks = cast("list[Task]", found)
         if _all_held(worker, tasks, event.attempts):
             return tasks, None, []

@@ -30,6 +30,8 @@ def watch_asked(scheduler: Scheduler, event: events.WatchAsked) -> None:
         scheduler.campaign_watchers.setdefault(event.campaign, []).append(watcher)
         _tell_campaigns(scheduler, [event.campaign])
     known = scheduler.ledger.tasks
+    if event.names == []:
+        scheduler.tell(Told(*watcher, [], [], []))  # nothing to wait for is settled
     for name in event.names or ():
         scheduler.watchers.setdefault(name, []).append(watcher)
     tasks = [known[name] for name in event.names or () if name in known]
