@@ -212,6 +212,11 @@ def unknown_service(yard: Yard) -> None:
     yard[b"ready"].lane = Lane(b"x", Service(b"default"))
 
 
+def share_alone(yard: Yard, name: bytes) -> None:
+    lane = lane_of(yard, name)
+    lane.holder, lane.shares = None, {worker_of(yard): lane.leased}
+
+
 PLANTS: dict[str, Plant] = {
     "leased without a lease": plant_task(b"leased", "lease", None),
     "a lease without being leased": lambda y: setattr(y[b"ready"], "lease", lease_of(y)),
@@ -240,7 +245,7 @@ PLANTS: dict[str, Plant] = {
     "tasks of a lane": lambda y: bump(lane_of(y, b"ready"), "tasks"),
     "ready tasks of a lane": lambda y: bump(lane_of(y, b"ready"), "ready"),
     "leased tasks of a lane": lambda y: bump(lane_of(y, b"held"), "leased"),
-    "workers of a lane": lambda y: bump(lane_of(y, b"held"), "workers"),
+    "worker of a lane": lambda y: setattr(lane_of(y, b"held"), "holder", None),
     "queued twice": queue_twice,
     "queued in another lane": queue_foreign,
     "queued nowhere": queue_nowhere,
@@ -253,7 +258,7 @@ PLANTS: dict[str, Plant] = {
     "a lane twice in rotation": twice_in_rotation,
     "a lane in rotation that does not know it": in_rotation_unawares,
     "slots in use": lambda y: bump(worker_of(y), "slots_used"),
-    "lanes of a worker": lambda y: worker_of(y).lanes.clear(),
+    "lane shared by one": lambda y: share_alone(y, b"held"),
     "leases of a worker": lambda y: worker_of(y).leases.clear(),
     "tasks left of a lease": lambda y: bump(lease_of(y), "left"),
     "a lease that names another worker": lease_of_another,

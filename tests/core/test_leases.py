@@ -520,7 +520,8 @@ def test_lease_ends_task_by_task() -> None:
         yard.finish(b"w", name)
         assert [task.name for task in worker.held()] == held
         assert worker.slots_free == 3 - len(held)
-    assert (worker.leases, worker.lanes) == ({}, {})
+    assert worker.leases == {}
+    assert [yard[name].lane.holder for name in (b"a", b"b", b"c")] == [None] * 3
 
 
 def test_tasks_of_several_leases_and_lanes_may_be_settled_together() -> None:

@@ -745,3 +745,23 @@ def test_drained_worker_is_not_called_and_gets_nothing() -> None:
     yard.ask(b"w", parks=True)
     yard.handle(DrainAsked(0, b"c", b"w"))
     assert yard.submit(b"a") == [Accepted(b"client", 0, new=1)]
+
+
+def test_lane_counts_who_holds_what_of_it_while_several_workers_serve_it() -> None:
+    yard = Yard()
+    yard.rules(lane_workers_max=3)
+    yard.submit(*(b"t%d" % number for number in range(4)), lanes=[b"x"] * 4)
+    for worker in (b"u", b"v", b"w"):
+        yard.join(worker)
+    lane = yard[b"t0"].lane
+    yard.take(b"u")
+    assert (lane.workers, lane.shares) == (1, None)
+    yard.take(b"v")
+    yard.take(b"w")
+    assert lane.workers == 3
+    yard.finish(b"v", b"t1")
+    assert lane.workers == 2
+    yard.finish(b"u", b"t0")
+    assert (lane.holder, lane.shares) == (yard.scheduler.ledger.workers[b"w"], None)
+    yard.finish(b"w", b"t2")
+    assert (lane.workers, lane.leased, lane.ready) == (0, 0, 1)

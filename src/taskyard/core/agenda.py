@@ -123,11 +123,21 @@ class Lane(Struct, gc=False, eq=False):
     ready: int = 0
     #: Its tasks that are out.
     leased: int = 0
-    #: Workers that hold tasks of it.
-    workers: int = 0
+    #: The worker that holds all of these, if it is one.
+    holder: Worker | None = None
+    #: What each holds, if they are several.
+    shares: dict[Worker, int] | None = None
     paused: bool = False
     #: It has its place in the service's rotation.
     rotating: bool = False
+
+    @property
+    def workers(self) -> int:
+        """Workers that hold tasks of it."""
+        return len(self.shares) if self.shares is not None else int(self.holder is not None)
+
+    def is_served_by(self, worker: Worker) -> bool:
+        return self.holder is worker or (self.shares is not None and worker in self.shares)
 
     @property
     def queues(self) -> list[Queue]:
@@ -259,7 +269,7 @@ class Service(Struct, eq=False):
             self.rotation.append(lane)
 
     def drop_if_empty(self, lane: Lane) -> None:
-        if not lane.tasks and not lane.paused and not lane.workers and lane.name:
+        if not lane.tasks and not lane.paused and lane.name:
             self.lanes.pop(lane.name, None)
 
 

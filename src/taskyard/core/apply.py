@@ -12,20 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from taskyard.core import graph, records
-from taskyard.core.agenda import OPEN_LANE, unreserve
+from taskyard.core import entering, graph, records
+from taskyard.core.agenda import unreserve
 from taskyard.core.records import RETURNS_CHARGED, RETURNS_TO_BACK
-from taskyard.core.states import BLOCKED, DELAYED, FAILED, READY, TASK_STATES_INITIAL, Cause
-from taskyard.core.tasks import Ending, Lease, Task, Terms
+from taskyard.core.states import FAILED, READY, Cause
+from taskyard.core.tasks import Ending, Lease, Terms
 from taskyard.core.workers import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskyard.core.agenda import Lane
     from taskyard.core.ledger import Ledger, Tasks
     from taskyard.core.records import AnyRecord
-    from taskyard.core.tasks import Submission
 
 
 def apply(ledger: Ledger, record: AnyRecord, tasks: Tasks | None = None) -> None:
@@ -38,141 +36,6 @@ def apply(ledger: Ledger, record: AnyRecord, tasks: Tasks | None = None) -> None
     if tasks is None:
         tasks = ledger.named(record.names)  # type: ignore[union-attr]
     function(ledger, record, tasks)
-
-
-def _submitted(ledger: Ledger, record: records.Submitted) -> None:
-    submission = record.submission
-    for terms in submission.terms:
-        ledger.campaign(terms.campaign)
-        service = ledger.service(terms.service)
-        terms.submitted_ns = record.at_ns
-        if terms.slots != 1:
-            service.wide = ledger.wide = True
-    tasks = _make(ledger, record)
-    ledger.tasks.update(zip(submission.names, tasks, strict=True))
-    if ledger.awaited:
-        for task in tasks:
-            task.dependents = ledger.awaited.pop(task.name, None)
-    if submission.after is not None:
-        _link(ledger, tasks, submission.after)
-    if submission.envelopes is not None:
-        ledger.envelopes.update(zip(submission.names, submission.envelopes, strict=True))
-    if record.attempts is not None:
-        for task, attempt in zip(tasks, record.attempts, strict=True):
-            task.attempt = task.excused = attempt
-    differing = (submission.lanes, submission.terms_at, submission.after)
-    place = _place_alike if differing == (None, None, None) else _place
-    place(ledger, tasks)
-    _mind_hard_expiry(ledger, submission)
-
-
-def _make(ledger: Ledger, record: records.Submitted) -> Tasks:
-    """The tasks of a submission, each in its lane and in the state that it begins with."""
-    submission = record.submission
-    if submission.lanes is not None or submission.terms_at is not None:
-        return _make_each(ledger, record)
-    names, payloads, terms = submission.names, submission.payloads, submission.terms[0]
-    if len(payloads) < len(names):
-        payloads = payloads * len(names)
-    lane = ledger.services[terms.service].lane(OPEN_LANE)
-    lane.tasks += len(names)
-    state = DELAYED if terms.due_ns > record.at_ns else READY
-    if submission.after is None:
-        pairs = zip(names, payloads, strict=True)
-        tasks = [Task(name, payload, terms, lane, state) for name, payload in pairs]
-    else:
-        tasks = [
-            Task(name, payload, terms, lane, BLOCKED if after else state, len(after))
-            for name, payload, after in zip(names, payloads, submission.after, strict=True)
-        ]
-    if terms.due_ns:
-        for task in tasks:
-            task.due_ns = terms.due_ns
-    return tasks
-
-
-def _make_each(ledger: Ledger, record: records.Submitted) -> Tasks:
-    """Tasks that differ in their lanes or terms."""
-    submission = record.submission
-    count = len(submission.names)
-    places = submission.terms_at or [0] * count
-    every = [submission.terms[place] for place in places]
-    states = [DELAYED if terms.due_ns > record.at_ns else READY for terms in submission.terms]
-    waits = [0] * count if submission.after is None else list(map(len, submission.after))
-    lanes = _lanes(ledger, submission, places)
-    for lane in lanes:
-        lane.tasks += 1
-    payloads = submission.payloads * (count if len(submission.payloads) < count else 1)
-    columns = zip(submission.names, payloads, every, lanes, places, waits, strict=True)
-    tasks = [
-        Task(name, payload, terms, lane, BLOCKED if waiting else states[place], waiting)
-        for name, payload, terms, lane, place, waiting in columns
-    ]
-    if any(terms.due_ns for terms in submission.terms):
-        for task in tasks:
-            task.due_ns = task.terms.due_ns
-    return tasks
-
-
-def _lanes(ledger: Ledger, submission: Submission, places: list[int]) -> list[Lane]:
-    """The lane of each task, made when it is first needed."""
-    services = [ledger.services[terms.service] for terms in submission.terms]
-    if submission.lanes is None:
-        return [services[place].lane(OPEN_LANE) for place in places]
-    if len(services) == 1:
-        known, lane = services[0].lanes, services[0].lane
-        return [known.get(name) or lane(name) for name in submission.lanes]
-    pairs = zip(places, submission.lanes, strict=True)
-    return [services[place].lane(name) for place, name in pairs]
-
-
-def _place(ledger: Ledger, tasks: Tasks) -> None:
-    """Count new tasks, and put them where they wait: in their queues or on the agenda."""
-    states = [task.state for task in tasks]
-    for state in TASK_STATES_INITIAL:
-        count = states.count(state)
-        if count:
-            some = tasks if count == len(tasks) else [one for one in tasks if one.state is state]
-            ledger.count_new(some, state)
-            if state is READY:
-                ledger.enqueue(some)
-            elif state is DELAYED:
-                ledger.plan(some)
-
-
-def _place_alike(ledger: Ledger, tasks: Tasks) -> None:
-    """As `_place`, for tasks that differ in nothing but name and payload: the path of millions."""
-    terms, lane, state = tasks[0].terms, tasks[0].lane, tasks[0].state
-    ledger.tally(terms, None, state, len(tasks))
-    if state is READY:
-        lane.ready += len(tasks)
-        lane.queue(terms.priority).items += tasks
-        ledger.stir(lane)
-    else:
-        ledger.plan(tasks)
-
-
-def _link(ledger: Ledger, tasks: Tasks, after: list[list[bytes]]) -> None:
-    """Let new tasks wait for what they are submitted after. Their waits are counted already."""
-    known = ledger.tasks
-    for task, names in zip(tasks, after, strict=True):
-        for name in names:
-            before = known.get(name)
-            if before is not None and before.dependents is None and before.ending is None:
-                before.dependents = task  # the common case: the first to wait for it
-            else:
-                ledger.await_one(task, name)
-
-
-def _mind_hard_expiry(ledger: Ledger, submission: Submission) -> None:
-    for position, terms in enumerate(submission.terms):
-        if not terms.expires_hard_ns:
-            continue
-        at = submission.terms_at
-        names = submission.names
-        if at is not None:
-            names = [name for name, own in zip(names, at, strict=True) if own == position]
-        ledger.agenda.expire(terms.expires_hard_ns, names)
 
 
 def _extended(ledger: Ledger, record: records.Extended, tasks: Tasks) -> None:
@@ -361,7 +224,7 @@ _APPLY_TO_TASKS: dict[type, Callable[[Ledger, Any, Tasks], None]] = {
 }
 
 _APPLY: dict[type, Callable[[Ledger, Any], None]] = {
-    records.Submitted: _submitted,
+    records.Submitted: entering.submitted,
     records.Progressed: _only_history,
     records.Stale: _only_history,
     records.WorkerJoined: _worker_joined,

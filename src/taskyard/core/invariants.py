@@ -42,8 +42,8 @@ def check_ledger(ledger: Ledger) -> None:
         _check_service(ledger, service)
     for worker in ledger.workers.values():
         _check_worker(ledger, worker)
-    serving = sum(len(worker.lanes) for worker in ledger.workers.values())
     if ledger.limited:
+        serving = sum(service.serving for service in ledger.services.values())
         _equal(ledger.serving, serving, "pairs of lanes and workers")
     _check_agenda(ledger)
 
@@ -140,8 +140,14 @@ def _check_lane(ledger: Ledger, lane: Lane) -> None:
     _equal(lane.tasks, len(own), f"tasks of {where}")
     leased = [task for task in own if task.state is TaskState.LEASED]
     _equal(lane.leased, len(leased), f"leased tasks of {where}")
-    holders = dict.fromkeys(_holder(task) for task in leased)
-    _equal(lane.workers, len(holders), f"workers of {where}")
+    shares: dict[bytes, int] = {}
+    for task in leased:
+        shares[_holder(task)] = shares.get(_holder(task), 0) + 1
+    kept = {worker.name: count for worker, count in (lane.shares or {}).items()}
+    if lane.holder is not None:
+        kept[lane.holder.name] = lane.leased
+    _equal(kept, shares, f"workers of {where}")
+    _require(lane.shares is None or len(lane.shares) > 1, f"{where} is shared by one")
     ready = {task.name: task for task in own if task.state is TaskState.READY}
     _equal(lane.ready, len(ready), f"ready tasks of {where}")
     for task in lane.in_order():
@@ -169,12 +175,6 @@ def _check_worker(ledger: Ledger, worker: Worker) -> None:
     _equal(sorted(order), sorted(task.name for task in held), f"what {name!r} holds")
     slots = sum(task.terms.slots for task in held)
     _equal(worker.slots_used, slots, f"slots that {name!r} uses")
-    lanes: dict[bytes, int] = {}
-    for task in held:
-        key = task.lane.service.name + b"/" + task.lane.name
-        lanes[key] = lanes.get(key, 0) + 1
-    kept = {lane.service.name + b"/" + lane.name: count for lane, count in worker.lanes.items()}
-    _equal(kept, lanes, f"lanes of {name!r}")
     for lease in worker.leases.values():
         out = [task for task in lease.tasks if task.lease is lease]
         _equal(lease.left, len(out), f"tasks left of lease {lease.number} of {name!r}")

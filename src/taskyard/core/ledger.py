@@ -8,7 +8,7 @@ derived from. When to move is said by records alone: `apply` is the only caller.
 from __future__ import annotations
 
 from itertools import groupby, repeat
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from taskyard.core import graph
 from taskyard.core.agenda import OPEN_LANE, Agenda, Lane, Queue, Service, unreserve
@@ -134,14 +134,15 @@ class Ledger:
             of_campaign[source] -= count
             of_service[source] -= count
 
-    def count_new(self, tasks: Tasks, state: TaskState) -> None:
-        """Count tasks that begin in a state, a run of alike tasks at a time."""
-        every = [task.terms for task in tasks]
-        if every.count(every[0]) == len(every):
-            self.tally(every[0], None, state, len(every))
-            return
-        for terms in every:
-            self.tally(terms, None, state, 1)
+    def enqueue_new(self, tasks: Tasks, priority: int) -> None:
+        """Queue READY tasks of one priority that were never leased, each in its lane."""
+        for task in tasks:
+            lane = task.lane
+            lane.ready += 1
+            line = lane.line
+            (line if line.priority == priority else lane.queue(priority)).items.append(task)
+            if not lane.rotating:
+                self.stir(lane)
 
     def enqueue(self, tasks: Tasks, *, front: bool = False) -> None:
         """Queue READY tasks in their lanes. Those that come back in front keep their order."""
@@ -192,16 +193,38 @@ class Ledger:
         worker = lease.worker
         worker.leases[lease.number] = lease
         worker.slots_used += self._slots(tasks)
-        lanes = worker.lanes
         for lane, count in lane_counts(tasks):
-            lane.leased += count
-            if lane in lanes:
-                lanes[lane] += count
-            else:
-                lanes[lane] = count
-                lane.workers += 1
+            if not lane.leased:
+                lane.holder = worker
                 if self.limited:
                     self._count_pair(lane, 1)
+            elif lane.holder is not worker:
+                self._share(lane, worker, count)
+            lane.leased += count
+
+    def _share(self, lane: Lane, worker: Worker, count: int) -> None:
+        """Several workers serve a lane: count what each holds."""
+        if lane.shares is None:
+            lane.shares = {cast("Worker", lane.holder): lane.leased}
+            lane.holder = None
+        if worker not in lane.shares:
+            lane.shares[worker] = 0
+            if self.limited:
+                self._count_pair(lane, 1)
+        lane.shares[worker] += count
+
+    def _unshare(self, lane: Lane, worker: Worker, count: int) -> None:
+        """One of several workers of a lane holds less of it."""
+        shares = cast("dict[Worker, int]", lane.shares)
+        shares[worker] -= count
+        if shares[worker]:
+            return
+        del shares[worker]
+        if self.limited:
+            self._count_pair(lane, -1)
+        if len(shares) == 1:
+            (lane.holder,) = shares
+            lane.shares = None
 
     def release(self, tasks: Tasks) -> None:
         """Count tasks whose lease is over back from their worker and their lanes."""
@@ -219,14 +242,12 @@ class Ledger:
     def _release(self, lease: Lease, tasks: Tasks) -> None:
         worker = lease.worker
         worker.slots_used -= self._slots(tasks)
-        lanes = worker.lanes
         for lane, count in lane_counts(tasks):
             lane.leased -= count
-            held = lanes.pop(lane) - count
-            if held:
-                lanes[lane] = held
-            else:
-                lane.workers -= 1
+            if lane.holder is not worker:
+                self._unshare(lane, worker, count)
+            elif not lane.leased:
+                lane.holder = None
                 if self.limited:
                     self._count_pair(lane, -1)
             if not lane.rotating:

@@ -160,7 +160,7 @@ class Choice:
     def _take(self, lane: Lane) -> None:
         """Choose what a lane has for this worker."""
         service = lane.service
-        begins = lane not in self.worker.lanes
+        begins = not lane.is_served_by(self.worker)
         if begins and not self._may_begin(service):
             return
         room = self._room(lane, begins=begins)

@@ -47,8 +47,6 @@ class Worker(Struct, eq=False):
     slots_used: int = 0
     #: Slots of tasks that it has answered and not yet freed, oldest first.
     slots_kept: list[int] = field(default_factory=list)
-    #: How many tasks of each lane it holds.
-    lanes: dict[Lane, int] = field(default_factory=dict)
 
     # Volatile from here on.
     state: WorkerState = BUSY

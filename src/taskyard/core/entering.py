@@ -1,0 +1,146 @@
+"""Applying submissions: how tasks enter the ledger.
+
+Most submissions are of tasks that share their terms, often millions of them, so that path works
+on whole columns. Tasks of several terms in one submission take the general one.
+"""
+
+from __future__ import annotations
+
+from itertools import repeat
+from typing import TYPE_CHECKING
+
+from taskyard.core.agenda import OPEN_LANE
+from taskyard.core.states import BLOCKED, DELAYED, READY
+from taskyard.core.tasks import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from taskyard.core.agenda import Lane, Service
+    from taskyard.core.ledger import Ledger, Tasks
+    from taskyard.core.records import Submitted
+    from taskyard.core.tasks import Submission, Terms
+
+
+def submitted(ledger: Ledger, record: Submitted) -> None:
+    submission = record.submission
+    for terms in submission.terms:
+        ledger.campaign(terms.campaign)
+        service = ledger.service(terms.service)
+        terms.submitted_ns = record.at_ns
+        if terms.slots != 1:
+            service.wide = ledger.wide = True
+    enter = _enter_alike if submission.terms_at is None else _enter_each
+    tasks = enter(ledger, submission, record.at_ns)
+    ledger.tasks.update(zip(submission.names, tasks, strict=True))
+    if ledger.awaited:
+        for task in tasks:
+            task.dependents = ledger.awaited.pop(task.name, None)
+    if submission.after is not None:
+        _link(ledger, tasks, submission.after)
+    if submission.envelopes is not None:
+        ledger.envelopes.update(zip(submission.names, submission.envelopes, strict=True))
+    if record.attempts is not None:
+        for task, attempt in zip(tasks, record.attempts, strict=True):
+            task.attempt = task.excused = attempt
+    _mind_hard_expiry(ledger, submission)
+
+
+def _enter_alike(ledger: Ledger, submission: Submission, at_ns: int) -> Tasks:
+    """Tasks that share their terms: the path of millions."""
+    names, payloads, terms = submission.names, submission.payloads, submission.terms[0]
+    if len(payloads) < len(names):
+        payloads = payloads * len(names)
+    lanes = _lanes(ledger.services[terms.service], submission)
+    state = DELAYED if terms.due_ns > at_ns else READY
+    if submission.after is None:
+        rows = zip(names, payloads, lanes, strict=False)
+        tasks = [Task(name, payload, terms, lane, state) for name, payload, lane in rows]
+        free = tasks
+    else:
+        waits = map(len, submission.after)
+        tasks = [
+            Task(name, payload, terms, lane, BLOCKED if waiting else state, waiting)
+            for name, payload, lane, waiting in zip(names, payloads, lanes, waits, strict=False)
+        ]
+        free = [task for task in tasks if not task.waits]
+        ledger.tally(terms, None, BLOCKED, len(tasks) - len(free))
+    if terms.due_ns:
+        for task in tasks:
+            task.due_ns = terms.due_ns
+    _place(ledger, free, terms, in_lanes=submission.lanes is not None, at_ns=at_ns)
+    return tasks
+
+
+def _lanes(service: Service, submission: Submission) -> Iterable[Lane]:
+    """The lane of each task, made when it is first needed, with the tasks counted in it."""
+    if submission.lanes is None:
+        lane = service.lane(OPEN_LANE)
+        lane.tasks += len(submission.names)
+        return repeat(lane)
+    known, make = service.lanes, service.lane
+    lanes = [known.get(name) or make(name) for name in submission.lanes]
+    for lane in lanes:
+        lane.tasks += 1
+    return lanes
+
+
+def _place(ledger: Ledger, tasks: Tasks, terms: Terms, *, in_lanes: bool, at_ns: int) -> None:
+    """Count new tasks that wait for no other, and put them in their queues or on the agenda."""
+    if not tasks:
+        return
+    if terms.due_ns > at_ns:
+        ledger.tally(terms, None, DELAYED, len(tasks))
+        ledger.plan(tasks)
+        return
+    ledger.tally(terms, None, READY, len(tasks))
+    if in_lanes:
+        ledger.enqueue_new(tasks, terms.priority)
+    else:
+        lane = tasks[0].lane
+        lane.ready += len(tasks)
+        lane.queue(terms.priority).items += tasks
+        ledger.stir(lane)
+
+
+def _enter_each(ledger: Ledger, submission: Submission, at_ns: int) -> Tasks:
+    """Tasks of several terms: one after the other."""
+    tasks: Tasks = []
+    for index, name in enumerate(submission.names):
+        terms = submission.terms_of(index)
+        lane_name = OPEN_LANE if submission.lanes is None else submission.lanes[index]
+        lane = ledger.services[terms.service].lane(lane_name)
+        lane.tasks += 1
+        waits = 0 if submission.after is None else len(submission.after[index])
+        state = BLOCKED if waits else DELAYED if terms.due_ns > at_ns else READY
+        task = Task(name, submission.payload_of(index), terms, lane, state, waits)
+        task.due_ns = terms.due_ns
+        if waits:
+            ledger.tally(terms, None, BLOCKED, 1)
+        else:
+            _place(ledger, [task], terms, in_lanes=bool(lane.name), at_ns=at_ns)
+        tasks.append(task)
+    return tasks
+
+
+def _link(ledger: Ledger, tasks: Tasks, after: list[list[bytes]]) -> None:
+    """Let new tasks wait for what they are submitted after. Their waits are counted already."""
+    known = ledger.tasks
+    for task, names in zip(tasks, after, strict=True):
+        for name in names:
+            before = known.get(name)
+            if before is not None and before.dependents is None and before.ending is None:
+                before.dependents = task  # the common case: the first to wait for it
+            else:
+                ledger.await_one(task, name)
+
+
+def _mind_hard_expiry(ledger: Ledger, submission: Submission) -> None:
+    for position, terms in enumerate(submission.terms):
+        if not terms.expires_hard_ns:
+            continue
+        names = submission.names
+        if submission.terms_at is not None:
+            pairs = zip(names, submission.terms_at, strict=True)
+            names = [name for name, own in pairs if own == position]
+        ledger.agenda.expire(terms.expires_hard_ns, names)
