@@ -14,6 +14,7 @@ from msgspec import structs
 
 from taskyard.core import entering, graph, records
 from taskyard.core.agenda import unreserve
+from taskyard.core.ledger import lane_counts
 from taskyard.core.records import RETURNS_CHARGED, RETURNS_TO_BACK
 from taskyard.core.states import FAILED, READY, Cause
 from taskyard.core.tasks import Ending, Lease, Terms
@@ -50,21 +51,23 @@ def _extended(ledger: Ledger, record: records.Extended, tasks: Tasks) -> None:
 def _leased(ledger: Ledger, record: records.Leased, tasks: Tasks) -> None:
     worker = ledger.workers[record.worker]
     lease = Lease(worker, ledger.record, record.at_ns, record.lease_ns, len(tasks), tasks)
-    ledger.dequeue(tasks)
+    counts = lane_counts(tasks)
+    ledger.dequeue(tasks, counts)
     ledger.move(tasks, Cause.LEASED)
     for task, attempt in zip(tasks, record.attempts, strict=True):
         task.lease = lease
         task.attempt = attempt
-    ledger.entrust(lease, tasks)
+    ledger.entrust(lease, tasks, counts)
     worker.patience_ns = max(worker.patience_ns, record.lease_ns)
 
 
 def _finished(ledger: Ledger, record: records.Finished, tasks: Tasks) -> None:
     if record.keeps_slots:
         ledger.workers[record.worker].slots_kept += [task.terms.slots for task in tasks]
-    ledger.release(tasks)
+    counts = lane_counts(tasks)
+    ledger.release(tasks, counts)
     ledger.move(tasks, Cause.COMPLETED)
-    ledger.end(tasks, Ending(ledger.record, record.at_ns))
+    ledger.end(tasks, Ending(ledger.record, record.at_ns), counts)
     released = graph.released_by(tasks)
     if released:
         _let_go(ledger, released, record.at_ns)
@@ -141,7 +144,7 @@ def _cancelled(ledger: Ledger, record: records.Cancelled, tasks: Tasks) -> None:
             task.lane.forget(task)
         task.dependents = None
     ledger.move(tasks, Cause.CANCELLED)
-    ledger.end(tasks, Ending(ledger.record, record.at_ns))
+    ledger.end(tasks, Ending(ledger.record, record.at_ns), lane_counts(tasks))
 
 
 def _retried(ledger: Ledger, record: records.Retried, tasks: Tasks) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
 
-from taskyard.core.ledger import Ledger
+from taskyard.core.ledger import Ledger, lane_counts
 from taskyard.core.limits import NUMBER_MAX
 from taskyard.core.states import DELAYED, READY, TaskState
 from taskyard.core.tasks import Ending, Lease, Task, Terms
@@ -253,7 +253,7 @@ def _restore_workers(ledger: Ledger, image: Image, tasks: list[Task]) -> None:
         lease = Lease(workers[one.worker], one.number, one.at_ns, one.lease_ns, len(out), out)
         for task in out:
             task.lease = lease
-        ledger.entrust(lease, out)
+        ledger.entrust(lease, out, lane_counts(out))
 
 
 def portrait(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:

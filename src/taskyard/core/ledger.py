@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _NO_TERMS = Terms()
 
 Tasks: TypeAlias = "list[Task]"
+Counts: TypeAlias = "list[tuple[Lane, int]]"
 
 
 class Ledger:
@@ -173,10 +174,10 @@ class Ledger:
             service.offer(lane)
         self.stirred[service.name] = service
 
-    def dequeue(self, tasks: Tasks) -> None:
+    def dequeue(self, tasks: Tasks, counts: Counts | None = None) -> None:
         """Take READY tasks out of their queues."""
         start = 0
-        for lane, count in lane_counts(tasks):
+        for lane, count in lane_counts(tasks) if counts is None else counts:
             if lane.others is not None or lane.suspects is not None:
                 for task in tasks[start : start + count]:
                     lane.remove(task)
@@ -188,12 +189,12 @@ class Ledger:
                 lane.line.take(tasks[start : start + count])
             start += count
 
-    def entrust(self, lease: Lease, tasks: Tasks) -> None:
+    def entrust(self, lease: Lease, tasks: Tasks, counts: Counts) -> None:
         """Count leased tasks at their worker and their lanes."""
         worker = lease.worker
         worker.leases[lease.number] = lease
         worker.slots_used += self._slots(tasks)
-        for lane, count in lane_counts(tasks):
+        for lane, count in counts:
             if not lane.leased:
                 lane.holder = worker
                 if self.limited:
@@ -226,23 +227,23 @@ class Ledger:
             (lane.holder,) = shares
             lane.shares = None
 
-    def release(self, tasks: Tasks) -> None:
+    def release(self, tasks: Tasks, counts: Counts | None = None) -> None:
         """Count tasks whose lease is over back from their worker and their lanes."""
         if not tasks:
             return
         lease = tasks[0].lease
         if lease is not None and [task.lease for task in tasks].count(lease) == len(tasks):
-            self._release(lease, tasks)
+            self._release(lease, tasks, lane_counts(tasks) if counts is None else counts)
             return
         for task in tasks:
             if task.lease is None:
                 raise IllegalTransition(story(task, Cause.RETURNED))
-            self._release(task.lease, [task])
+            self._release(task.lease, [task], [(task.lane, 1)])
 
-    def _release(self, lease: Lease, tasks: Tasks) -> None:
+    def _release(self, lease: Lease, tasks: Tasks, counts: Counts) -> None:
         worker = lease.worker
         worker.slots_used -= self._slots(tasks)
-        for lane, count in lane_counts(tasks):
+        for lane, count in counts:
             lane.leased -= count
             if lane.holder is not worker:
                 self._unshare(lane, worker, count)
@@ -292,13 +293,13 @@ class Ledger:
     def _slots(self, tasks: Tasks) -> int:
         return sum([task.terms.slots for task in tasks]) if self.wide else len(tasks)
 
-    def end(self, tasks: Tasks, ending: Ending) -> None:
+    def end(self, tasks: Tasks, ending: Ending, counts: Counts) -> None:
         """Keep of ended tasks only what is needed to know them again."""
         for task in tasks:
             task.ending = ending
             if len(task.payload) > DIGEST_BYTES:
                 task.payload = digest(task.payload)
-        for lane, count in lane_counts(tasks):
+        for lane, count in counts:
             lane.tasks -= count
             if not lane.tasks:
                 lane.service.drop_if_empty(lane)
@@ -382,17 +383,17 @@ def one_queue(tasks: Tasks) -> Queue | None:
     return lane.queue(priorities[0]) if alike else None
 
 
-def lane_counts(tasks: Tasks) -> Iterable[tuple[Lane, int]]:
+def lane_counts(tasks: Tasks) -> Counts:
     """How many tasks of which lane, in order; a lane may come more than once."""
-    if not tasks:
-        return ()
     lane = one_lane(tasks)
     if lane is not None:
-        return ((lane, len(tasks)),)
+        return [(lane, len(tasks))]
+    if not tasks:
+        return []
     lanes = [task.lane for task in tasks]
     if lanes[0] is lanes[1]:  # runs of tasks of one lane, it seems; else no two are alike
         return [(lane, len(list(run))) for lane, run in groupby(lanes)]
-    return zip(lanes, repeat(1), strict=False)
+    return list(zip(lanes, repeat(1), strict=False))
 
 
 def story(task: Task, cause: Cause) -> str:

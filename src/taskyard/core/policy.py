@@ -134,13 +134,14 @@ class Choice:
         rotation, lane_room = service.rotation, lane_tasks_max(service)
         rated = bool(service.rules.rate_interval_ns)
         plain = not (service.wide or service.suspects or rated or self.limited)
+        gone_on = self.gone_on
         for _ in range(len(rotation)):
             lane = rotation.popleft()
             if not lane.ready or lane.paused or (lane.leased >= lane_room and lane.name):
                 lane.rotating = False  # offered again when it has work, or a lease less
                 continue
             rotation.append(lane)
-            if lane is self.gone_on:
+            if lane is gone_on:
                 continue
             if plain and not lane.leased and lane.name and lane.others is None:
                 # The common case of many lanes: nobody serves it, and no limit needs counting.

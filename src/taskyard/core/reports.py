@@ -79,6 +79,8 @@ def _sort(
     known, names = scheduler.ledger.tasks, event.names
     worker = scheduler.ledger.workers.get(event.worker, _NOBODY)
     found = list(map(known.get, names))
+    if found and _is_whole_lease(worker, found, event.attempts):
+        return cast("list[Task]", found), None, []
     if found and all(found) and len(names) == len(dict.fromkeys(names)):  # tasks are true
         tasks = cast("list[Task]", found)
         if _all_held(worker, tasks, event.attempts):
@@ -95,6 +97,16 @@ def _sort(
     kept = list(taken.values())
     stale = [index for index, name in enumerate(names) if taken.get(name) != index]
     return [known[names[index]] for index in kept], kept, stale
+
+
+def _is_whole_lease(
+    worker: Worker, found: Sequence[Task | None], attempts: list[int] | None
+) -> bool:
+    """The report is on a lease as it was given: whoever works in batches reports so."""
+    lease = found[0].lease if found[0] is not None else None
+    if lease is None or lease.worker is not worker or lease.tasks != found:
+        return False
+    return attempts is None or attempts == [task.attempt for task in lease.tasks]
 
 
 def _all_held(worker: Worker, tasks: list[Task], attempts: list[int] | None) -> bool:

@@ -54,8 +54,15 @@ class Waits(Struct):
 
     after: list[list[bytes]] | None = None
     after_done: list[list[bytes]] | None = None
-    #: Some task waits for one that stands behind it in the batch, or for itself.
-    ahead: bool = False
+
+
+class Batch(Struct):
+    """What a look at a submission alone tells of its graph."""
+
+    #: Where each name stands.
+    places: dict[bytes, int]
+    #: All that is waited for stands in the batch, once, before who waits for it.
+    ordered: bool = True
 
 
 def decide(ledger: Ledger, event: SubmitAsked, at_ns: int) -> Taken:
@@ -63,12 +70,12 @@ def decide(ledger: Ledger, event: SubmitAsked, at_ns: int) -> Taken:
     submission = event.submission
     check_shape(submission)
     _check_room(ledger, len(submission.names))
-    places = _places(submission)
-    if len(places) != len(submission.names):
+    batch = _survey(submission)
+    if len(batch.places) != len(submission.names):
         raise Refusing(Refusal.DUPLICATE, "a name stands twice in one submission")
-    if ledger.tasks.keys().isdisjoint(places):
-        return _take_new(ledger, event, submission, places, at_ns)
-    return _take_some(ledger, event, places, at_ns)
+    if ledger.tasks.keys().isdisjoint(batch.places):
+        return _take_new(ledger, event, submission, batch, at_ns)
+    return _take_some(ledger, event, batch, at_ns)
 
 
 def check_shape(submission: Submission) -> None:
@@ -130,28 +137,37 @@ def _check_room(ledger: Ledger, count: int) -> None:
         raise Refusing(Refusal.FULL, text)
 
 
-def _places(submission: Submission) -> dict[bytes, int]:
-    """Where each name stands in the batch. The places matter only where something waits."""
+def _survey(submission: Submission) -> Batch:
+    """Where each name stands, and whether all that is waited for stands before who waits."""
     if submission.after is None:
-        return dict.fromkeys(submission.names, 0)
-    return dict(zip(submission.names, range(len(submission.names)), strict=True))
+        return Batch(dict.fromkeys(submission.names, 0))
+    places: dict[bytes, int] = {}
+    ordered = True
+    for name, names in zip(submission.names, submission.after, strict=True):
+        for before in names:
+            if before not in places:
+                ordered = False
+        if len(names) > 1 and len(dict.fromkeys(names)) < len(names):
+            ordered = False
+        places[name] = len(places)
+    return Batch(places, ordered)
 
 
 def _take_new(
-    ledger: Ledger, event: SubmitAsked, submission: Submission, places: dict[bytes, int], at_ns: int
+    ledger: Ledger, event: SubmitAsked, submission: Submission, batch: Batch, at_ns: int
 ) -> Taken:
     """All names are new."""
     record = Submitted(at_ns, submission)
     if submission.after is not None:
-        waits = _resolve(ledger, event, submission, places)
-        _check_cycle(ledger, submission, waits, places)
+        waits = _resolve(ledger, event, submission, batch)
+        _check_cycle(ledger, submission, waits, batch)
         record.after_done = waits.after_done
         if waits.after is not submission.after:
             record.submission = structs.replace(submission, after=waits.after)
     return Taken([record], new=len(submission.names), known=0)
 
 
-def _take_some(ledger: Ledger, event: SubmitAsked, places: dict[bytes, int], at_ns: int) -> Taken:
+def _take_some(ledger: Ledger, event: SubmitAsked, batch: Batch, at_ns: int) -> Taken:
     """Some names are known."""
     submission = event.submission
     new: list[int] = []
@@ -168,11 +184,11 @@ def _take_some(ledger: Ledger, event: SubmitAsked, places: dict[bytes, int], at_
                 text = f"task {name!r} is leased and can't be given more to wait for"
                 raise Refusing(Refusal.BUSY, text)
     if event.repeat is Repeat.EXTEND:
-        return _extend(ledger, event, places, (new, known), at_ns)
+        return _extend(ledger, event, batch, (new, known), at_ns)
     if not new:
         return Taken([], new=0, known=len(known))
     part = submission.part(new)
-    taken = _take_new(ledger, event, part, _places(part), at_ns)
+    taken = _take_new(ledger, event, part, _survey(part), at_ns)
     return Taken(taken.records, new=len(new), known=len(known))
 
 
@@ -192,14 +208,14 @@ def _check_same(task: Task, submission: Submission, index: int) -> None:
 def _extend(
     ledger: Ledger,
     event: SubmitAsked,
-    places: dict[bytes, int],
+    batch: Batch,
     split: tuple[list[int], list[int]],
     at_ns: int,
 ) -> Taken:
     """Take new tasks and give known ones more to wait for: one graph, checked as a whole."""
     submission, (new, known) = event.submission, split
-    waits = _resolve(ledger, event, submission, places)
-    _check_cycle(ledger, submission, waits, places, anywhere=True)
+    waits = _resolve(ledger, event, submission, batch)
+    _check_cycle(ledger, submission, waits, batch, anywhere=True)
     whole = structs.replace(submission, after=waits.after)
     records: list[Submitted | Extended] = []
     if new:
@@ -215,38 +231,14 @@ def _extend(
     return Taken(records, new=len(new), known=len(known))
 
 
-def _resolve(
-    ledger: Ledger, event: SubmitAsked, submission: Submission, places: dict[bytes, int]
-) -> Waits:
+def _resolve(ledger: Ledger, event: SubmitAsked, submission: Submission, batch: Batch) -> Waits:
     """Sort what each task is to wait for into what holds it up and what is done already."""
     after = submission.after
-    if after is None:
-        return Waits()
-    is_open, ahead = _survey(ledger, after, places)
-    if is_open:
-        return Waits(after, ahead=ahead)
-    pairs = [sort_predecessors(ledger, names, event.unknown, places) for names in after]
+    if after is None or batch.ordered:
+        return Waits(after)
+    pairs = [sort_predecessors(ledger, names, event.unknown, batch.places) for names in after]
     waiting, done = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    return Waits(waiting if any(waiting) else None, done if any(done) else None, ahead)
-
-
-def _survey(
-    ledger: Ledger, after: list[list[bytes]], places: dict[bytes, int]
-) -> tuple[bool, bool]:
-    """Whether every predecessor is unfinished and stands once, so that there is nothing to sort;
-    and whether some task waits for one that stands behind it in the batch, or for itself."""
-    known, is_open, ahead = ledger.tasks, True, False
-    for index, names in enumerate(after):
-        for name in names:
-            place = places.get(name)
-            if place is not None:
-                ahead = ahead or place >= index
-            elif is_open:
-                task = known.get(name)
-                is_open = task is not None and task.ending is None
-        if len(names) > 1 and len(dict.fromkeys(names)) != len(names):
-            is_open = False
-    return is_open, ahead
+    return Waits(waiting if any(waiting) else None, done if any(done) else None)
 
 
 def sort_predecessors(
@@ -282,7 +274,7 @@ def _check_cycle(
     ledger: Ledger,
     submission: Submission,
     waits: Waits,
-    places: dict[bytes, int],
+    batch: Batch,
     *,
     anywhere: bool = False,
 ) -> None:
@@ -290,11 +282,18 @@ def _check_cycle(
     its batch and for known tasks can't close one, as long as nobody waits for it yet."""
     if waits.after is None:
         return
-    ahead = anywhere or waits.ahead
-    awaited = bool(ledger.awaited) and not ledger.awaited.keys().isdisjoint(places)
-    if not ahead and not awaited:
-        return
-    check_acyclic(ledger, dict(zip(submission.names, waits.after, strict=True)))
+    awaited = bool(ledger.awaited) and not ledger.awaited.keys().isdisjoint(batch.places)
+    if anywhere or awaited or _looks_ahead(waits.after, batch):
+        check_acyclic(ledger, dict(zip(submission.names, waits.after, strict=True)))
+
+
+def _looks_ahead(after: list[list[bytes]], batch: Batch) -> bool:
+    """Some task waits for one that stands behind it in the batch, or for itself."""
+    if batch.ordered:
+        return False
+    return any(
+        batch.places.get(name, -1) >= index for index, names in enumerate(after) for name in names
+    )
 
 
 def check_acyclic(ledger: Ledger, after: dict[bytes, list[bytes]]) -> None:
