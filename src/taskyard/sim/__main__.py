@@ -1,6 +1,7 @@
 """`python -m taskyard.sim`: run schedules, and say what they found."""
 
 import argparse
+import os
 import sys
 import time
 from typing import Final
@@ -37,7 +38,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
+    """Whoever reads only the beginning (`| head`) has seen enough: that is no finding."""
+    try:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - to the end
+        raise SystemExit(0) from None
 
 
 def _one(seed: int, *, quiet: bool) -> int:

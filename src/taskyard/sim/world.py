@@ -13,6 +13,7 @@ from taskyard.sim.clock import SimClock, Timeline
 from taskyard.sim.host import Host
 from taskyard.sim.network import Network
 from taskyard.sim.plan import SECOND_NS
+from taskyard.sim.words import brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +58,7 @@ class World:
         now_ns = self.timeline.now_ns
         self._hash.update(_encode((now_ns, what, thing)))
         if self._say is not None:
-            self._say(f"{now_ns / SECOND_NS:.6f} {what} {thing}")
+            self._say(f"{now_ns / SECOND_NS:.6f} {what} {brief(thing)}")
 
     def digest(self) -> str:
         self._hash.update(self.host.store.head.chain)
