@@ -141,7 +141,9 @@ class Ledger:
             lane = task.lane
             lane.ready += 1
             line = lane.line
-            (line if line.priority == priority else lane.queue(priority)).items.append(task)
+            if line.priority != priority:
+                line = lane.queue(priority)
+            line.items.append(task)
             if not lane.rotating:
                 self.stir(lane)
 
@@ -194,10 +196,11 @@ class Ledger:
         worker = lease.worker
         worker.leases[lease.number] = lease
         worker.slots_used += self._slots(tasks)
+        limited = self.limited
         for lane, count in counts:
             if not lane.leased:
                 lane.holder = worker
-                if self.limited:
+                if limited:
                     self._count_pair(lane, 1)
             elif lane.holder is not worker:
                 self._share(lane, worker, count)
@@ -243,13 +246,14 @@ class Ledger:
     def _release(self, lease: Lease, tasks: Tasks, counts: Counts) -> None:
         worker = lease.worker
         worker.slots_used -= self._slots(tasks)
+        limited = self.limited
         for lane, count in counts:
             lane.leased -= count
             if lane.holder is not worker:
                 self._unshare(lane, worker, count)
             elif not lane.leased:
                 lane.holder = None
-                if self.limited:
+                if limited:
                     self._count_pair(lane, -1)
             if not lane.rotating:
                 lane.service.offer(lane)

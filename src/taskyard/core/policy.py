@@ -134,7 +134,7 @@ class Choice:
         rotation, lane_room = service.rotation, lane_tasks_max(service)
         rated = bool(service.rules.rate_interval_ns)
         plain = not (service.wide or service.suspects or rated or self.limited)
-        gone_on = self.gone_on
+        gone_on, chosen = self.gone_on, self.tasks
         for _ in range(len(rotation)):
             lane = rotation.popleft()
             if not lane.ready or lane.paused or (lane.leased >= lane_room and lane.name):
@@ -147,15 +147,17 @@ class Choice:
                 # The common case of many lanes: nobody serves it, and no limit needs counting.
                 line = lane.line
                 if lane_room == 1 and not line.front and not line.stale:
-                    self.tasks.append(line.items[line.cursor])
+                    chosen.append(line.items[line.cursor])
                     self.count -= 1
                 else:
                     tasks = line.peek(min(lane_room, self.count))
-                    self.tasks += tasks
+                    chosen += tasks
                     self.count -= len(tasks)
             else:
                 self._take(lane)
-            if self.count <= 0 or self.closed:
+                if self.closed:
+                    break
+            if self.count <= 0:
                 break
 
     def _take(self, lane: Lane) -> None:

@@ -15,7 +15,14 @@ HUNT_SCHEDULES_MAX: Final = 300
 
 def main(arguments: list[str] | None = None) -> int:
     """Run what is asked for. Returns 1 if a promise was broken."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if (
+        options.start is not None
+        and options.schedules is None
+        and not (options.bug or options.bugs)
+    ):
+        parser.error("--start goes with --schedules, --bug or --bugs; one schedule is just SEED")
     if options.bugs or options.bug:
         names = [*BUGS] if options.bugs else [options.bug]
         return _hunt_all(names, options.start or 0, options.schedules or HUNT_SCHEDULES_MAX)
@@ -28,13 +35,23 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m taskyard.sim", description=__doc__)
     parser.add_argument("seed", nargs="?", type=int, default=0, help="the schedule to run")
-    parser.add_argument("--schedules", type=int, help="run so many schedules, from --start on")
+    parser.add_argument("--schedules", type=_count, help="run so many schedules, from --start on")
     parser.add_argument("--start", type=int, help="the first of many")
-    parser.add_argument("--bug", choices=[*BUGS], metavar="NAME", help="plant this bug, find it")
+    parser.add_argument(
+        "--bug", choices=[*BUGS], metavar="NAME", help="plant one of these: " + ", ".join(BUGS)
+    )
     parser.add_argument("--bugs", action="store_true", help="plant every bug, one after the other")
     parser.add_argument("--no-invariants", action="store_true", help="the checkers alone")
     parser.add_argument("-q", "--quiet", action="store_true", help="only the digest")
     return parser
+
+
+def _count(text: str) -> int:
+    """A number of schedules: none at all would prove nothing."""
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{count} is less than 1")
+    return count
 
 
 def _say(line: str) -> None:
@@ -49,7 +66,11 @@ def _say(line: str) -> None:
 
 def _one(seed: int, *, quiet: bool) -> int:
     verdict = run(seed, say=None if quiet else _say)
-    _tell(verdict)
+    if verdict.good:
+        counts = f"{verdict.events} events, {verdict.records} records, {verdict.restarts} restarts"
+        _say(f"seed {seed}: good, {counts}, no promise broken")
+    else:
+        _tell(verdict)
     _say(f"digest {verdict.digest}")
     return 0 if verdict.good else 1
 
@@ -84,7 +105,7 @@ def _hunt_all(names: list[str], start: int, count: int) -> int:
             first_line = verdict.text.strip().splitlines()[-1 if "Traceback" in verdict.text else 0]
             tried = verdict.seed - start + 1
             _say(f"{name}: caught by {verdict.checker} after {tried} schedules: {first_line[:100]}")
-    _say(f"{len(names)} planted bugs, {len(names) - missed} caught")
+    _say(f"planted bugs: {len(names)}, caught: {len(names) - missed}")
     return 1 if missed else 0
 
 
