@@ -131,16 +131,16 @@ def test_task_that_lost_a_worker_is_set_apart() -> None:
     lost, worse = task(1), task(2, priority=9)
     lost.attempt = worse.attempt = 1
     lane.add(task(0), front=False)
-    assert lane.suspect() is None
+    assert lane.suspect(9) is None
     for one in (lost, worse):
         lane.add(one, front=False)
-    assert lane.suspect() is worse
+    assert lane.suspect(9) is worse
     assert numbers(lane.peek(9)) == [0]
     assert numbers(lane.in_order()) == [1, 2, 0]
     lane.remove(worse)
-    assert lane.suspect() is lost
+    assert lane.suspect(9) is lost
     lane.forget(lost)
-    assert (lane.suspect(), lane.ready) == (None, 1)
+    assert (lane.suspect(9), lane.ready) == (None, 1)
 
 
 def lanes(yard: Yard) -> list[bytes]:

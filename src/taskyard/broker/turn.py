@@ -1,8 +1,9 @@
 """The broker's turn: receive, decide, make durable, answer.
 
-A reply leaves only after the commit that contains its records, and one commit serves everything
-that arrived meanwhile. The loop gets its port, store and clock as arguments: the simulator runs
-this very code. It knows nothing of sockets, dialects or SQLite.
+A reply leaves only after the commit that contains its records, and after every commit before it: an
+answer without records of its own, such as "known already", rests on them too. One commit serves
+everything that arrived meanwhile. The loop gets its port, store and clock as arguments: the
+simulator runs this very code. It knows nothing of sockets, dialects or SQLite.
 """
 
 from collections.abc import Sequence

@@ -63,11 +63,12 @@ class Queue(Struct, gc=False, eq=False):
         elif front and front[: -count - 1 : -1] == tasks:
             del front[-count:]
         else:
-            for task in tasks:
-                self.discard(task)
+            self._sift(tasks)
 
     def discard(self, task: Task) -> None:
         """Remove one task, wherever it is."""
+        if self.stale:
+            self._tidy(1)
         cursor = self.cursor
         if cursor < len(self.items) and self.items[cursor] is task:
             self.cursor = cursor + 1
@@ -75,10 +76,15 @@ class Queue(Struct, gc=False, eq=False):
                 self._shorten()
         elif self.front and self.front[-1] is task:
             self.front.pop()
-        elif task in self.front:
-            self.front.remove(task)
         else:
-            del self.items[self.items.index(task, self.cursor)]
+            self._sift([task])
+
+    def _sift(self, tasks: list[Task]) -> None:
+        """Remove tasks that lie anywhere: one pass, however many they are."""
+        gone = {id(task): True for task in tasks}
+        self.front[:] = [task for task in self.front if id(task) not in gone]
+        self.items[:] = [task for task in self.items[self.cursor :] if id(task) not in gone]
+        self.cursor = 0
 
     def in_order(self) -> list[Task]:
         """All that is ready, in the order in which it goes."""
@@ -93,10 +99,13 @@ class Queue(Struct, gc=False, eq=False):
 
     def _tidy(self, count: int) -> None:
         """Drop the stale entries among the next `count` tasks."""
-        if self.front:
-            kept = [task for task in self.front if task.state is READY]
-            self.stale -= len(self.front) - len(kept)
-            self.front[:] = kept
+        start, found = len(self.front), 0
+        while start > 0 and found < count:
+            start -= 1
+            found += self.front[start].state is READY
+        kept = [task for task in self.front[start:] if task.state is READY]
+        self.stale -= len(self.front) - start - len(kept)
+        self.front[start:] = kept
         end, found = self.cursor, 0
         while end < len(self.items) and found < count:
             found += self.items[end].state is READY
@@ -167,9 +176,11 @@ class Lane(Struct, gc=False, eq=False):
             chosen += queue.peek(count - len(chosen))
         return chosen
 
-    def suspect(self) -> Task | None:
-        """The next task that must be leased alone: the first of the highest priority."""
-        return max(self.suspects or (), key=_priority_of_task, default=None)
+    def suspect(self, slots_most: int) -> Task | None:
+        """The next task that must be leased alone, of those that are not too wide: the first of
+        the highest priority."""
+        fitting = [task for task in self.suspects or () if task.terms.slots <= slots_most]
+        return max(fitting, key=_priority_of_task, default=None)
 
     def in_order(self) -> list[Task]:
         """All that is ready, suspects first."""
@@ -211,7 +222,7 @@ class Lane(Struct, gc=False, eq=False):
 
     def _clear(self, task: Task) -> bool:
         """Take a task out of the suspects; False if it is none of them."""
-        if self.suspects is None or task not in self.suspects:
+        if self.suspects is None or not task.losses:
             return False
         self.suspects.remove(task)
         self.suspects = self.suspects or None

@@ -1,9 +1,9 @@
 """Applying records: the only code that changes durable state, one function a record.
 
 Recovery is `apply` over the journal, so a recovered ledger is a live one by construction. `apply`
-never decides and never refuses: what a record says has happened. It does not look at the rules, the
-policy or the clock, and does not assume that a lease takes the head of a queue, so that a journal
-written under another policy still means the same.
+never decides and never refuses: what a record says has happened. What it makes of a record depends
+on no rule, policy or clock, nor does it assume that a lease takes the head of a queue, so that a
+journal written under another policy still means the same.
 """
 
 from __future__ import annotations
@@ -40,12 +40,10 @@ def apply(ledger: Ledger, record: AnyRecord, tasks: Tasks | None = None) -> None
 
 
 def _extended(ledger: Ledger, record: records.Extended, tasks: Tasks) -> None:
+    ledger.dequeue([task for task in tasks if task.state is READY])
     for task, names in zip(tasks, record.after, strict=True):
-        if task.state is READY:
-            ledger.dequeue([task])
         ledger.wait_for(task, names)
-        if task.state is not FAILED:
-            ledger.move([task], Cause.BLOCKED)
+    ledger.move([task for task in tasks if task.state is not FAILED], Cause.BLOCKED)
 
 
 def _leased(ledger: Ledger, record: records.Leased, tasks: Tasks) -> None:
@@ -160,8 +158,11 @@ def _retried(ledger: Ledger, record: records.Retried, tasks: Tasks) -> None:
 
 def _unexpired(terms: Terms, at_ns: int) -> Terms:
     """Who asks for a task to be tried again, though it is too old, means it."""
-    passed = [time for time in (terms.expires_ns, terms.expires_hard_ns) if time and time <= at_ns]
-    return structs.replace(terms, expires_ns=0, expires_hard_ns=0) if passed else terms
+    soft_ns = terms.expires_ns if terms.expires_ns > at_ns else 0
+    hard_ns = terms.expires_hard_ns if terms.expires_hard_ns > at_ns else 0
+    if (soft_ns, hard_ns) == (terms.expires_ns, terms.expires_hard_ns):
+        return terms
+    return structs.replace(terms, expires_ns=soft_ns, expires_hard_ns=hard_ns)
 
 
 def _only_history(ledger: Ledger, record: records.Progressed | records.Stale) -> None:

@@ -37,6 +37,9 @@ def work_asked(scheduler: Scheduler, event: events.WorkAsked) -> None:
     else:
         settled = watching.nothing_to_come(scheduler.ledger, worker)
         scheduler.tell(Nothing(worker.name, settled))
+        if worker.state is CALLED:
+            roster.not_called(scheduler.ledger, worker)
+            park(scheduler, worker, worker.wanted)  # it still waits, but not for this call
 
 
 def park(scheduler: Scheduler, worker: Worker, count: int) -> None:
@@ -141,6 +144,7 @@ def _call(scheduler: Scheduler, worker: Worker, service: Service) -> bool:
         return False
     worker.turn(Turn.CALLED)
     worker.listed = -1
+    worker.called_for = service.name
     worker.call_ends_ns = scheduler.now_ns + CALL_NS_MAX
     heappush(scheduler.calls, (worker.call_ends_ns, worker.name))
     scheduler.tell(Wake(worker.name, service.name))
@@ -148,12 +152,12 @@ def _call(scheduler: Scheduler, worker: Worker, service: Service) -> bool:
 
 
 def _called(scheduler: Scheduler, service: Service) -> int:
-    """How many workers of a service were called and have not asked yet."""
+    """How many workers were called for a service and have not asked yet."""
     workers = [(ends_ns, scheduler.ledger.workers.get(name)) for ends_ns, name in scheduler.calls]
     return sum(
         worker.state is CALLED
         and worker.call_ends_ns == ends_ns
-        and service.name in worker.facts.services
+        and worker.called_for == service.name
         for ends_ns, worker in workers
         if worker is not None
     )

@@ -27,7 +27,6 @@ def submitted(ledger: Ledger, record: Submitted) -> None:
     for terms in submission.terms:
         ledger.campaign(terms.campaign)
         service = ledger.service(terms.service)
-        terms.submitted_ns = record.at_ns
         if terms.slots != 1:
             service.wide = ledger.wide = True
     enter = _enter_alike if submission.terms_at is None else _enter_each
@@ -136,11 +135,13 @@ def _link(ledger: Ledger, tasks: Tasks, after: list[list[bytes]]) -> None:
 
 
 def _mind_hard_expiry(ledger: Ledger, submission: Submission) -> None:
-    for position, terms in enumerate(submission.terms):
-        if not terms.expires_hard_ns:
-            continue
-        names = submission.names
-        if submission.terms_at is not None:
-            pairs = zip(names, submission.terms_at, strict=True)
-            names = [name for name, own in pairs if own == position]
-        ledger.agenda.expire(terms.expires_hard_ns, names)
+    times = [terms.expires_hard_ns for terms in submission.terms]
+    if not any(times):
+        return
+    together: dict[int, list[bytes]] = {}
+    places = submission.terms_at or [0] * len(submission.names)
+    for name, place in zip(submission.names, places, strict=True):
+        if times[place]:
+            together.setdefault(times[place], []).append(name)
+    for expires_ns, names in together.items():
+        ledger.agenda.expire(expires_ns, names)

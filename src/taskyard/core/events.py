@@ -132,6 +132,7 @@ class WorkerHeard(Event):
 
     worker: bytes
     held: list[tuple[bytes, int]] | None = None
+    #: How often it tells; 0: what it does not list is not taken for lost.
     heartbeat_ns: int = 0
 
 

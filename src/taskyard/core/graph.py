@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from taskyard.core.states import BLOCKED, CANCELLED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from taskyard.core.tasks import Task
 
@@ -86,7 +86,7 @@ def stuck(failed: Iterable[Task]) -> dict[bytes, Task]:
 def cycle(
     tasks: Mapping[bytes, Task],
     awaited: Mapping[bytes, list[Task]],
-    after: Mapping[bytes, Iterable[bytes]],
+    after: Mapping[bytes, Collection[bytes]],
 ) -> list[bytes]:
     """The names of a cycle that these new edges would close; empty if they close none.
 
@@ -106,15 +106,15 @@ def cycle(
 
     finished: dict[bytes, bool] = {}
     for start in after:
-        if start in finished:
-            continue
+        if start in finished or not after[start]:
+            continue  # a name that waits for nothing new closes no cycle
         path = {start: iter(leads_to(start))}  # the way from `start`, with what is left to try
         while path:
             top = next(reversed(path))
             step = next(path[top], None)
             if step is None:
                 finished[top] = True
-                del path[top]
+                path.popitem()
             elif step in path:
                 names = list(path)
                 return names[names.index(step) :]

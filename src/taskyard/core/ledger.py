@@ -2,7 +2,7 @@
 
 The ledger knows how to move a task between states, queues and workers so that every count and
 index that follows from the state stays true; `invariants` compares them with what they are
-derived from. When to move is said by records alone: `apply` is the only caller.
+derived from. When durable state changes is said by records alone: `apply` moves, the deciders look.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class Ledger:
         self.serving = 0
         #: Number of the latest record.
         self.record = 0
+        #: What `stuck` found, as of a record.
+        self._stuck: tuple[int, dict[bytes, Task]] = (-1, {})
         self.agenda = Agenda()
         #: Services where something changed that may allow a lease. Volatile.
         self.stirred: dict[bytes, Service] = {}
@@ -95,10 +97,13 @@ class Ledger:
             self.tally(terms, source, target, run)
 
     def stuck(self) -> dict[bytes, Task]:
-        """BLOCKED tasks that nothing can release any more. Only failed tasks have reasons."""
-        reasons, known = self.reasons, self.tasks
-        failed = (known[name] for name in reasons if known[name].state is FAILED)
-        return graph.stuck(failed) if self.counts[FAILED] else {}
+        """BLOCKED tasks that nothing can release any more. Every failed task has a reason; asked
+        again before anything was decided, the answer is the same."""
+        if self._stuck[0] != self.record:
+            known = self.tasks
+            failed = [known[name] for name in self.reasons if known[name].state is FAILED]
+            self._stuck = self.record, graph.stuck(failed)
+        return self._stuck[1]
 
     def archive(self, names: Iterable[bytes]) -> None:
         """Forget ended tasks that an index outside memory now knows."""

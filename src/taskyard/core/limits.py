@@ -39,6 +39,12 @@ NUMBER_MAX: Final = (1 << 63) - 1
 #: Priorities run from -1000 to 1000: a lane has a queue for each one in use. A time is no priority.
 PRIORITY_MAX: Final = 1000
 
+#: Steps of a retry schedule: it is kept with the task, and nobody plans further.
+RETRIES_MAX: Final = 1000
+
+#: Services that one worker may offer: each of them lists it.
+SERVICES_MAX: Final = 1000
+
 #: Tasks in one lease: a larger one is a message and a record of that size.
 LEASE_TASKS_MAX: Final = 10_000
 

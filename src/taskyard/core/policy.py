@@ -219,9 +219,9 @@ class Choice:
     def _take_suspect(self, lane: Lane) -> bool:
         """A task charged with a lost worker goes alone, to a worker that holds nothing. One
         worker at a time is kept free for that; the others pass it over."""
-        suspect, service, worker = lane.suspect(), lane.service, self.worker
-        slots_most = worker.facts.slots_total or SLOTS_UNLIMITED
-        if suspect is None or suspect.terms.slots > slots_most:
+        service, worker = lane.service, self.worker
+        suspect = lane.suspect(worker.facts.slots_total or SLOTS_UNLIMITED)
+        if suspect is None:
             return False
         if worker.leases or self.tasks or suspect.terms.slots > self.slots:
             if service.reserved is None and worker.reserved is None:
@@ -280,7 +280,8 @@ def list_again(ledger: Ledger, service: Service, worker: Worker) -> None:
     parked = service.parked
     if len(parked) > PARKED_VOID_MAX + 2 * service.workers:
         known = ledger.workers
-        parked[:] = [(used, name) for used, name in parked if _is_used(known.get(name), used)]
+        valid = [(used, name) for used, name in parked if _is_used(known.get(name), used)]
+        parked[:] = dict.fromkeys(valid)
         heapify(parked)
     heappush(parked, (worker.used, worker.name))
 

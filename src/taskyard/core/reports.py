@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, cast
 from taskyard.core import roster, submission, watching
 from taskyard.core.effects import Noted, Refusal, Refused
 from taskyard.core.events import Outcome
-from taskyard.core.limits import REASON_BYTES_MAX, SECOND_NS
+from taskyard.core.limits import NUMBER_MAX, REASON_BYTES_MAX, SECOND_NS, TASKS_A_MESSAGE_MAX
 from taskyard.core.records import (
     Finished,
     Postponed,
@@ -49,7 +49,7 @@ def work_reported(scheduler: Scheduler, event: events.WorkReported) -> None:
     if worker is not None:
         worker.heard_ns = scheduler.now_ns
     if not _fit(event.names, event.attempts, event.outcomes, event.texts, event.retry_at_ns):
-        text = "the report's columns differ in length"
+        text = f"a report's columns must be of one length, at most {TASKS_A_MESSAGE_MAX}"
         scheduler.tell(Refused(event.worker, event.request, Refusal.MALFORMED, text))
         return
     tasks, kept, stale = _sort(scheduler, event)
@@ -68,6 +68,9 @@ def work_reported(scheduler: Scheduler, event: events.WorkReported) -> None:
 
 
 def _fit(names: list[bytes], *columns: Sized | None) -> bool:
+    """Columns of one length, and not too long for one record."""
+    if len(names) > TASKS_A_MESSAGE_MAX:
+        return False
     return all(column is None or len(column) == len(names) for column in columns)
 
 
@@ -105,6 +108,8 @@ def _is_whole_lease(
     """The report is on a lease as it was given: whoever works in batches reports so."""
     lease = found[0].lease if found[0] is not None else None
     if lease is None or lease.worker is not worker or lease.tasks != found:
+        return False
+    if lease.left != len(lease.tasks):  # some of it was settled before, or given to another
         return False
     return attempts is None or attempts == [task.attempt for task in lease.tasks]
 
@@ -219,7 +224,7 @@ def _postpone(
         worker,
         [task.name for task in tasks],
         [task.attempt for task in tasks],
-        [due_ns for _, due_ns, _ in later],
+        [min(max(due_ns, 0), NUMBER_MAX) for _, due_ns, _ in later],
         [reason[-REASON_BYTES_MAX:] for _, _, reason in later],
         own_fault,
     )

@@ -8,23 +8,35 @@ from msgspec import structs
 
 from taskyard.core import assigning, watching
 from taskyard.core.agenda import unreserve
-from taskyard.core.effects import Dismiss, Noted, Stop, Stranger
-from taskyard.core.limits import HEARTBEATS_UNLISTED_MAX, REASON_BYTES_MAX
+from taskyard.core.effects import Dismiss, Noted, Refusal, Refused, Stop, Stranger
+from taskyard.core.limits import (
+    HEARTBEATS_UNLISTED_MAX,
+    NAME_BYTES_MAX,
+    NUMBER_MAX,
+    REASON_BYTES_MAX,
+    SERVICES_MAX,
+)
 from taskyard.core.records import Expired, Failed, Returned, ReturnReason, WorkerJoined, WorkerLeft
-from taskyard.core.states import DRAINING, PARKED, Turn
+from taskyard.core.states import BUSY, CALLED, DRAINING, PARKED, Turn
 
 if TYPE_CHECKING:
     from taskyard.core import events
+    from taskyard.core.ledger import Ledger
     from taskyard.core.scheduler import Scheduler
     from taskyard.core.tasks import Task
-    from taskyard.core.workers import Worker
+    from taskyard.core.workers import Worker, WorkerFacts
 
 
 def worker_appeared(scheduler: Scheduler, event: events.WorkerAppeared) -> None:
+    if not _are_sound(event.facts):
+        text = "a worker's numbers must be from 0 to 2**63, its services few and their names short"
+        scheduler.tell(Refused(event.worker, 0, Refusal.MALFORMED, text))
+        return
     services = tuple(dict.fromkeys(event.facts.services))
     facts = structs.replace(event.facts, services=services)
     worker = scheduler.ledger.workers.get(event.worker)
     if worker is not None and worker.facts.incarnation != facts.incarnation:
+        not_called(scheduler.ledger, worker)
         _lose(scheduler, worker, ReturnReason.RESTARTED)
         scheduler.emit(WorkerLeft(scheduler.at_ns, event.worker, b"restarted"))
         worker = None
@@ -34,6 +46,18 @@ def worker_appeared(scheduler: Scheduler, event: events.WorkerAppeared) -> None:
     joined.heard_ns = scheduler.now_ns
     scheduler.watch_silence(joined)
     has_room(scheduler, joined)
+
+
+def _are_sound(facts: WorkerFacts) -> bool:
+    """Facts that fit the journal and the limits."""
+    numbers = (facts.slots_total, facts.silence_ns, facts.incarnation)
+    names = [*facts.services, facts.dialect]
+    return (
+        min(numbers) >= 0
+        and max(numbers) <= NUMBER_MAX
+        and len(names) <= SERVICES_MAX
+        and max(map(len, names)) <= NAME_BYTES_MAX
+    )
 
 
 def has_room(scheduler: Scheduler, worker: Worker) -> None:
@@ -50,11 +74,13 @@ def has_room(scheduler: Scheduler, worker: Worker) -> None:
 
 def worker_heard(scheduler: Scheduler, event: events.WorkerHeard) -> None:
     worker = scheduler.heard(event.worker)
+    if worker is not None and worker.facts.standing and worker.state is BUSY:
+        has_room(scheduler, worker)  # after a restart, or when its route is back
     if event.held is None:
         return
     listed = dict(event.held)
     _stop_zombies(scheduler, event.worker, listed)
-    if worker is None:
+    if worker is None or not event.heartbeat_ns:
         return
     given_before_ns = scheduler.now_ns - HEARTBEATS_UNLISTED_MAX * event.heartbeat_ns
     lost = [
@@ -91,6 +117,7 @@ def worker_gone(scheduler: Scheduler, event: events.WorkerGone) -> None:
     if worker is None:
         scheduler.tell(Stranger(event.worker))
         return
+    not_called(scheduler.ledger, worker)
     give_back(scheduler, worker, worker.held(), ReturnReason.LEFT)
     scheduler.emit(WorkerLeft(scheduler.at_ns, event.worker, b"left"))
     scheduler.tell(Noted(event.worker, event.request, []))
@@ -100,14 +127,28 @@ def worker_cut(scheduler: Scheduler, event: events.WorkerCut) -> None:
     worker = scheduler.ledger.workers.get(event.worker)
     if worker is None:
         return
+    not_called(scheduler.ledger, worker)
     worker.turn(Turn.CUT_OFF)
+    worker.listed = -1
+    let_go(scheduler.ledger, worker)
+
+
+def not_called(ledger: Ledger, worker: Worker) -> None:
+    """A worker that was called won't come, or came for nothing: call another."""
+    if worker.state is CALLED:
+        ledger.stirred[worker.called_for] = ledger.service(worker.called_for)
+
+
+def let_go(ledger: Ledger, worker: Worker) -> None:
+    """Keep a worker free for a suspect no longer; another may be."""
     if worker.reserved is not None:
-        scheduler.ledger.stirred[worker.reserved.name] = worker.reserved
+        ledger.stirred[worker.reserved.name] = worker.reserved
         unreserve(worker.reserved)
 
 
 def fell_silent(scheduler: Scheduler, worker: Worker) -> None:
     """A worker was not heard for too long: what it held goes to others, and it is gone."""
+    not_called(scheduler.ledger, worker)
     _lose(scheduler, worker, None)
     scheduler.emit(WorkerLeft(scheduler.at_ns, worker.name, b"silent"))
 

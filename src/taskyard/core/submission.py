@@ -18,6 +18,7 @@ from taskyard.core.limits import (
     NAME_BYTES_MAX,
     NUMBER_MAX,
     PRIORITY_MAX,
+    RETRIES_MAX,
     TASKS_A_MESSAGE_MAX,
     TASKS_MAX,
 )
@@ -67,8 +68,11 @@ class Batch(Struct):
 
 def decide(ledger: Ledger, event: SubmitAsked, at_ns: int) -> Taken:
     """The records of a submission. Raises `Refusing`, having changed nothing."""
-    submission = event.submission
-    check_shape(submission)
+    check_shape(event.submission)
+    # A copy of our own: whoever asks may go on using its terms, and does not say when it is.
+    own = [structs.replace(terms, submitted_ns=at_ns) for terms in event.submission.terms]
+    submission = structs.replace(event.submission, terms=own)
+    event = structs.replace(event, submission=submission)
     _check_room(ledger, len(submission.names))
     batch = _survey(submission)
     if len(batch.places) != len(submission.names):
@@ -106,6 +110,8 @@ def _check_terms(submission: Submission) -> None:
     lowest = min(submission.terms_at) if submission.terms_at else 0
     if lowest < 0 or highest >= len(submission.terms):
         raise Refusing(Refusal.MALFORMED, "a task points to terms that are not there")
+    if len(submission.terms) > len(submission.names):
+        raise Refusing(Refusal.MALFORMED, "there are more terms than tasks")
     for terms in submission.terms:
         longest = max(len(terms.service), len(terms.campaign), len(terms.origin))
         if not terms.service or longest > NAME_BYTES_MAX:
@@ -117,6 +123,8 @@ def _check_terms(submission: Submission) -> None:
 
 
 def _check_numbers(terms: Terms) -> None:
+    if len(terms.retry_delays_ns or ()) > RETRIES_MAX:
+        raise Refusing(Refusal.TOO_MANY, f"a task can be retried at most {RETRIES_MAX} times")
     if abs(terms.priority) > PRIORITY_MAX:
         text = f"a priority must be from {-PRIORITY_MAX} to {PRIORITY_MAX}, not {terms.priority}"
         raise Refusing(Refusal.MALFORMED, text)

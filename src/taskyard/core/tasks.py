@@ -52,7 +52,7 @@ class Terms(Struct, array_like=True, gc=False):
     origin: bytes = b""
     #: The wire language it came in by, for the history.
     dialect: bytes = b""
-    #: When it was submitted; written by `apply`, the same for live and recovered tasks.
+    #: When it was submitted; written when that is decided, whatever the client says.
     submitted_ns: int = 0
 
 

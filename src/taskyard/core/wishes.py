@@ -96,6 +96,8 @@ def drain_asked(scheduler: Scheduler, event: events.DrainAsked) -> None:
     names = [*known] if event.worker is None else [event.worker]
     workers = [known[name] for name in names if name in known]
     for worker in workers:
+        roster.not_called(scheduler.ledger, worker)
+        roster.let_go(scheduler.ledger, worker)
         worker.turn(Turn.DRAINED)
         roster.dismiss_if_drained(scheduler, worker)
     scheduler.tell(Acted(event.client, event.request, len(workers)))

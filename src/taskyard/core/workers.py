@@ -61,7 +61,8 @@ class Worker(Struct, eq=False):
     used: int = 0
     #: The `used` under which it stands in the lists of its services; -1 for in none.
     listed: int = -1
-    #: When a call to it runs out.
+    #: The service that it was called for, and when that call runs out.
+    called_for: bytes = b""
     call_ends_ns: int = 0
     #: The lane that it goes on with, and how many of its tasks it had in a row.
     lane: Lane | None = None
