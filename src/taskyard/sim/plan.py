@@ -70,6 +70,7 @@ class Faults(Struct):
     strange: float = 0.0  #: any outcome but DONE and FAILED
     transfers: float = 0.0
     batches: float = 0.0  #: keeps a report back, to tell several at once
+    repeats: float = 0.0  #: reports all that it was last assigned, whatever became of it
     progress: float = 0.0
     facts_change: float = 0.0  #: a heartbeat: it says something else of itself
 
@@ -280,6 +281,7 @@ def _mishaps(luck: Random, faults: Faults) -> None:
     faults.clock_jump_ns_max = luck.choice((1, 10, 3600)) * SECOND_NS
     faults.fails = _some(luck, 0.2, 0.5)
     faults.strange = _some(luck, 0.2, 0.5)
+    faults.repeats = _some(luck, 0.2)
     faults.transfers = _some(luck, 0.1, 0.2)
     faults.progress = _some(luck, 0.3)
     faults.facts_change = _some(luck, 0.1)

@@ -63,6 +63,7 @@ class Worker(Peer):
         self.seen: dict[bytes, int] = {}
         #: Names of what is done and not yet reported.
         self.done: list[bytes] = []
+        self.assigned: effects.Assign | None = None
         self.request = 0
         self.heard_ns = 0
         #: It has been told to go and comes back no more.
@@ -121,6 +122,7 @@ class Worker(Peer):
 
     def on_assign(self, assign: effects.Assign) -> None:
         self.world.checker.assigned(assign)
+        self.assigned = assign
         for name, attempt in zip(assign.names, assign.attempts, strict=True):
             if self.seen.get(name, 0) >= attempt:
                 continue  # a copy, or one that was overtaken
@@ -180,6 +182,17 @@ class Worker(Peer):
             wall_ns = self.world.clock.wall_ns()
             report.retry_at_ns = [wall_ns + self.luck.randrange(SECOND_NS)] * len(names)
         self.world.checker.reporting(self.name, names, report.attempts, outcomes)
+        self.say_until_noted(report)
+        if self.says_attempts and self.assigned and self.chance(self.world.faults.repeats):
+            self.report_all(self.assigned)
+
+    def report_all(self, assign: effects.Assign) -> None:
+        """Say that everything is done which came with the latest assignment, once more."""
+        self.request += 1
+        names, attempts = assign.names, assign.attempts
+        report = events.WorkReported(0, self.name, names, attempts, request=self.request)
+        done = [Outcome.DONE] * len(names)
+        self.world.checker.reporting(self.name, names, attempts, done)
         self.say_until_noted(report)
 
     def outcome(self, name: bytes) -> Outcome:
