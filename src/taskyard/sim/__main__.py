@@ -66,7 +66,7 @@ def _say(line: str) -> None:
 
 def _one(seed: int, *, quiet: bool) -> int:
     verdict = run(seed, say=None if quiet else _say)
-    if verdict.good:
+    if verdict.good and not quiet:
         counts = f"{verdict.events} events, {verdict.records} records, {verdict.restarts} restarts"
         _say(f"seed {seed}: good, {counts}, no promise broken")
     else:

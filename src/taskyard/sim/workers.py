@@ -188,8 +188,10 @@ class Worker(Peer):
 
     def report_all(self, assign: effects.Assign) -> None:
         """Say that everything is done which came with the latest assignment, once more."""
-        self.request += 1
         names, attempts = assign.names, assign.attempts
+        if any(name in self.world.poisoned for name in names):
+            return  # nobody can have done that
+        self.request += 1
         report = events.WorkReported(0, self.name, names, attempts, request=self.request)
         done = [Outcome.DONE] * len(names)
         self.world.checker.reporting(self.name, names, attempts, done)
