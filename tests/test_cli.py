@@ -1,5 +1,7 @@
 """The frame of the command line: verbs found late, errors as one line and an exit code."""
 
+import sys
+
 import click
 import pytest
 
@@ -87,6 +89,33 @@ def test_verbose_shows_where_an_error_came_from(
 def test_error_that_is_not_of_the_tree_is_a_bug_and_shows_itself() -> None:
     with pytest.raises(ZeroDivisionError):
         run(failing_verb(ZeroDivisionError()), ["act"])
+
+
+def test_file_that_the_system_refuses_is_one_line_and_exit_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = PermissionError(13, "Permission denied", "campaign.jsonl")
+    assert run(failing_verb(error), ["act"]) == 2
+    assert capsys.readouterr() == (
+        "",
+        "taskyard: can't use campaign.jsonl: Permission denied; see that it is there and yours\n",
+    )
+
+
+def test_error_of_the_system_shows_where_it_came_from_to_those_who_ask(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(failing_verb(OSError(5, "Input/output error")), ["act", "-v"]) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("Traceback")
+    assert errors.endswith(
+        "\ntaskyard: can't read or write on: Input/output error; see that stdout can be written\n"
+    )
+
+
+def test_closed_stdout_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert run(answering_verb(None), ["act"]) == 0
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt(), click.Abort()])

@@ -316,7 +316,9 @@ class TestDamage:
     ) -> None:
         compaction.compact(tmp_path, store)
         Part(1, store.head.sequence).paths(tmp_path)["edges"].unlink()
-        with pytest.raises(JournalDamaged, match="one file is missing: these rows are trimmed"):
+        with pytest.raises(
+            JournalDamaged, match=r"edges-0.*\.parquet is missing: rows 1\.\..* are"
+        ):
             compaction.export(tmp_path, store)
 
     def test_gap_in_the_history_is_refused(self, yard: WritingYard, tmp_path: Path) -> None:
@@ -327,6 +329,35 @@ class TestDamage:
         for path in Part(11, 20).paths(tmp_path).values():
             path.unlink()
         with pytest.raises(JournalDamaged, match=r"rows 11\.\.20 are in no history file"):
+            compaction.export(tmp_path, store)
+
+    @pytest.mark.parametrize(("gone", "reached"), [(Part(1, 10), 0), (Part(11, 20), 10)])
+    def test_gap_in_kept_rows_is_mended_as_the_refusal_says(
+        self, yard: WritingYard, tmp_path: Path, gone: Part, reached: int
+    ) -> None:
+        store = MemoryStore()
+        for rows in (10, 20, 30):
+            go_on(store, yard.store, rows)
+            compaction.export(tmp_path, store)
+        before = table(tmp_path, "events")
+        history.remove(tmp_path, gone)
+        words = f"remove the files that reach beyond row {reached}, then export again"
+        with pytest.raises(JournalDamaged, match=words):
+            compaction.compact(tmp_path, store)
+        assert store.anchor.sequence == 0
+        for part in history.parts(tmp_path)[0]:
+            if part.last > reached:
+                history.remove(tmp_path, part)
+        compaction.compact(tmp_path, store)
+        assert table(tmp_path, "events") == before
+
+    def test_gap_in_trimmed_rows_wants_a_copy(self, yard: WritingYard, tmp_path: Path) -> None:
+        store = MemoryStore()
+        for rows in (10, 20, 30):
+            go_on(store, yard.store, rows)
+            compaction.compact(tmp_path, store)
+        history.remove(tmp_path, Part(11, 20))
+        with pytest.raises(JournalDamaged, match="put the files back from a copy, or move"):
             compaction.export(tmp_path, store)
 
     def test_history_moved_away_after_trimming_goes_on_aloud(

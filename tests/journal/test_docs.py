@@ -1,6 +1,9 @@
 """docs/journal.md says what the code does: its tables are compared with it."""
 
 import re
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import get_args
 
@@ -11,7 +14,22 @@ import pytest
 from taskyard.core import image, records, tasks, workers
 from taskyard.core.records import AnyRecord, ReturnReason
 from taskyard.core.states import TaskState
-from taskyard.journal import chain, chronicle, finished, history, schema, snapshot, witness
+from taskyard.errors import StateError
+from taskyard.journal import (
+    chain,
+    chronicle,
+    compaction,
+    finished,
+    history,
+    recovery,
+    schema,
+    snapshot,
+    witness,
+)
+from taskyard.journal.files import PUT_BACK
+from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.store import MemoryStore
+from tests.journal.stories import go_on, rich_story
 
 PAGE = (Path(__file__).parents[2] / "docs" / "journal.md").read_text()
 
@@ -98,6 +116,135 @@ def test_layouts_are_documented_with_their_sizes() -> None:
 def test_limits_are_documented() -> None:
     assert f"{history.EVENTS_A_FILE_MAX:,} events" in PAGE
     assert f"up to {tasks.DIGEST_BYTES} bytes" in PAGE
+
+
+def test_files_of_sqlite_are_documented() -> None:
+    for name in (schema.FILE_NAME, finished.FILE_NAME):
+        for suffix in ("", "-wal", "-shm"):
+            assert rows(rf"\| .*`{re.escape(name + suffix)}`")
+
+
+#: What is quoted with so many words is a message, and no name of a file or a verb.
+WORDS_MIN = 4
+
+
+class TestDamage:
+    """What the page says of damage is what is said: to a journal of nine rows, as in its table."""
+
+    @pytest.fixture(autouse=True)
+    def _journal(self, tmp_path: Path) -> None:
+        self.state = tmp_path / "state"
+        self.yard = rich_story(MemoryStore())
+        self.store = self.opened()
+        go_on(self.store, self.yard.store, 9)
+
+    def opened(self) -> SqliteStore:
+        return SqliteStore(self.state)
+
+    def said(self) -> str:
+        with pytest.raises(StateError) as caught, closing(self.opened()) as store:
+            recovery.open_ledger(self.state, store)
+        message = str(caught.value)
+        assert message.endswith(
+            (PUT_BACK[1:], "use the version that wrote it", "use a newer Taskyard")
+        )
+        return message
+
+    def documented(self) -> bool:
+        """Whether the words of some row of the table are in what is said."""
+        table = PAGE.split("## What damage looks like")[1].split("\n## ")[0]
+        message = self.said()
+        quotations = re.findall(r"`([^`\n]+)`", table)
+        return any(words in message for words in quotations if words.count(" ") >= WORDS_MIN)
+
+    def change(self, statement: str) -> None:
+        self.store.close()
+        with closing(sqlite3.connect(self.state / schema.FILE_NAME)) as connection:
+            connection.execute(statement)
+            connection.commit()
+
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            "UPDATE journal SET body = x'01' WHERE sequence = 6",
+            "DELETE FROM journal WHERE sequence BETWEEN 5 AND 7",
+            "DELETE FROM journal WHERE sequence > 7",
+            "UPDATE meta SET value = '2' WHERE key = 'format'",
+        ],
+    )
+    def test_of_the_rows(self, statement: str) -> None:
+        self.change(statement)
+        assert self.documented()
+
+    def test_of_the_witness(self) -> None:
+        self.store.close()
+        path = self.state / witness.FILE_NAME
+        content = path.read_bytes()
+        for offset in (0, witness.SLOT_SPACING_BYTES):
+            path.write_bytes(content[:offset] + b"?" + content[offset + 1 :])
+            self.opened().close()
+        path.write_bytes(b"")
+        assert "the witness is unreadable: " in self.said()
+        path.unlink()
+        assert self.documented()
+
+    def test_of_a_snapshot_whose_rows_are_trimmed(self) -> None:
+        compaction.compact(self.state, self.store)
+        self.store.close()
+        path = snapshot.path_of(self.state, 9)
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+        assert self.documented()
+
+    def test_of_an_index_whose_rows_are_trimmed(self) -> None:
+        compaction.compact(self.state, self.store)
+        self.store.close()
+        (self.state / finished.FILE_NAME).unlink()
+        assert self.documented()
+
+    def test_of_an_index_whose_rows_are_kept(self) -> None:
+        compaction.export(self.state, self.store)
+        (self.state / finished.FILE_NAME).unlink()
+        recovery.open_ledger(self.state, self.store)
+        compaction.export(self.state, self.store)
+        assert (self.state / finished.FILE_NAME).exists()
+
+    def test_of_a_journal_older_than_what_was_made_of_it(self, tmp_path: Path) -> None:
+        self.store.close()
+        shutil.rmtree(self.state)
+        self.store = self.opened()
+        go_on(self.store, self.yard.store, 5)
+        self.store.close()
+        shutil.copytree(self.state, tmp_path / "older")
+        self.store = self.opened()
+        go_on(self.store, self.yard.store, 9)
+        compaction.export(self.state, self.store)
+        self.store.close()
+        shutil.copytree(tmp_path / "older", self.state, dirs_exist_ok=True)
+        assert self.documented()
+        (self.state / finished.FILE_NAME).unlink()
+        assert self.documented()
+
+    def test_of_two_journals_mixed(self, tmp_path: Path) -> None:
+        compaction.export(self.state, self.store)
+        self.store.close()
+        other = SqliteStore(tmp_path / "other")
+        go_on(other, self.yard.store, 9)
+        other.close()
+        shutil.copy(tmp_path / "other" / witness.FILE_NAME, self.state)
+        assert self.documented()
+        shutil.copy(tmp_path / "other" / schema.FILE_NAME, self.state)
+        assert self.documented()
+
+    def test_of_a_snapshot_of_another_journal(self, tmp_path: Path) -> None:
+        compaction.compact(self.state, self.store)
+        self.store.close()
+        other = SqliteStore(tmp_path)
+        go_on(other, self.yard.store, 9)
+        compaction.export(tmp_path, other)
+        other.close()
+        shutil.copy(snapshot.path_of(tmp_path, 9), self.state / snapshot.FOLDER)
+        assert "snapshot 000000000009.snapshot is of another journal" in self.said()
+        assert "`snapshot 000000000009.snapshot is of another journal`" in PAGE
 
 
 def test_every_record_has_a_kind() -> None:

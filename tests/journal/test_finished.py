@@ -173,7 +173,7 @@ class TestDamage:
     def test_lost_row_is_noticed_by_a_whole_look(self, tmp_path: Path) -> None:
         add(tmp_path, done(b"a"), done(b"b"))
         change(tmp_path, "DELETE FROM finished WHERE name = X'61'")
-        words = "it has 1 rows where 2 were written"
+        words = "finished.sqlite has 1 rows where 2 were written"
         with FinishedIndex(tmp_path) as index, pytest.raises(JournalDamaged, match=words):
             index.verify()
 

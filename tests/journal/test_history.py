@@ -315,6 +315,37 @@ class TestFiles:
         with pytest.raises(JournalDamaged, match="can't be read"):
             history.check_part(tmp_path, part, deep=True)
 
+    @pytest.mark.parametrize(
+        ("trimmed", "lost"),
+        [
+            (
+                10,
+                (
+                    "nothing is lost, rows 11..20 are still in the journal: remove this file and "
+                    "its partner, then export again"
+                ),
+            ),
+            (15, "the edges of rows 11..15 are lost: put the file back from a copy"),
+            (30, "the edges of rows 11..20 are lost: put the file back from a copy"),
+        ],
+    )
+    def test_what_a_damaged_file_takes_with_it_depends_on_what_is_trimmed(
+        self, tmp_path: Path, trimmed: int, lost: str
+    ) -> None:
+        with pytest.raises(JournalDamaged) as caught:
+            history.check_part(tmp_path, Part(11, 20), trimmed)
+        assert caught.value.lost == lost
+
+    def test_words_of_the_reader_are_one_line(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object, **__: object) -> None:
+            raise pa.ArrowInvalid("it is\n  broken\n")
+
+        monkeypatch.setattr(pq, "ParquetFile", fail)
+        with pytest.raises(JournalDamaged, match=r"can't be read \(it is broken\)"):
+            history.check_part(tmp_path, Part(1, 2))
+
     def test_file_of_another_schema_is_refused(self, yard: WritingYard, tmp_path: Path) -> None:
         compaction.export(tmp_path, yard.store)
         (part,), _ = history.parts(tmp_path)

@@ -209,9 +209,9 @@ def test_shortened_log_is_refused_with_what_is_lost(store: SqliteStore, tmp_path
     with pytest.raises(JournalDamaged) as caught:
         SqliteStore(copy)
     assert str(caught.value) == (
-        f"the journal in {copy} is damaged: the journal ends at row 1, its witness saw row 4: "
-        "rows 2..4, acknowledged, are lost. Nothing was repaired or removed; "
-        "`taskyard journal check` tells more. "
+        f"the journal in {copy} is damaged: in journal.sqlite the journal ends at row 1, its "
+        "witness saw row 4: rows 2..4, acknowledged, are lost. Nothing was repaired or removed; "
+        f"`taskyard journal check --state {copy}` tells more. "
         "Put the state directory back from a copy, or give another --state"
     )
     assert (copy / LOG).stat().st_size == size
@@ -332,10 +332,13 @@ def test_journal_of_an_unknown_format_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("statement", "wrong"),
     [
-        ("UPDATE meta SET value = x'00' WHERE key = 'anchor'", "anchor is damaged"),
-        ("DELETE FROM meta WHERE key = 'anchor'", "anchor is damaged"),
-        ("ALTER TABLE journal ADD COLUMN more", "list of tables is damaged"),
-        ("DROP TABLE meta", "properties can't be read"),
+        (
+            "UPDATE meta SET value = x'00' WHERE key = 'anchor'",
+            r"anchor in journal\.sqlite is damaged",
+        ),
+        ("DELETE FROM meta WHERE key = 'anchor'", r"anchor in journal\.sqlite is damaged"),
+        ("ALTER TABLE journal ADD COLUMN more", r"list of tables in journal\.sqlite is damaged"),
+        ("DROP TABLE meta", r"the table meta of journal\.sqlite can't be read"),
     ],
 )
 def test_damage_outside_the_rows_is_refused(tmp_path: Path, statement: str, wrong: str) -> None:
@@ -500,7 +503,10 @@ def test_check_reports_all_that_is_wrong(tmp_path: Path) -> None:
     (tmp_path / WITNESS).unlink()
     verdict = check(tmp_path)
     assert (verdict.rows, verdict.first, verdict.last) == (5, 1, 5)
-    assert verdict.wrong == ["the witness is missing", "row 6 does not match its chain"]
+    assert verdict.wrong == [
+        "the witness is missing",
+        "in journal.sqlite row 6 does not match its chain",
+    ]
     assert verdict.lost == [
         "whether the journal lost its end can't be told",
         "rows 6..9 can't be trusted",
@@ -529,11 +535,11 @@ def test_directory_that_can_not_be_made_is_a_failure(tmp_path: Path) -> None:
         SqliteStore(tmp_path / "file" / "state")
 
 
-def test_files_that_can_not_be_read_are_a_failure(tmp_path: Path) -> None:
+def test_directory_in_place_of_a_file_is_damage(tmp_path: Path) -> None:
     SqliteStore(tmp_path).close()
     (tmp_path / WITNESS).unlink()
     (tmp_path / WITNESS).mkdir()
-    with pytest.raises(JournalFailed, match="can't read the journal"):
+    with pytest.raises(JournalDamaged, match="witness is a directory where a file should be"):
         SqliteStore(tmp_path)
 
 

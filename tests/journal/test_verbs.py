@@ -1,15 +1,20 @@
 """`taskyard journal check|export|compact`, as a user runs them: in processes of their own."""
 
 import json
+import logging
 import os
 import pty
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from taskyard.cli.entry import run, taskyard
@@ -62,6 +67,15 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture(autouse=True)
+def _level() -> Iterator[None]:
+    """`check` silences the journal's log, for the process that it is alone in."""
+    logger = logging.getLogger("taskyard.journal")
+    level = logger.level
+    yield
+    logger.setLevel(level)
+
+
 @pytest.fixture
 def shell(story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Shell:
     return Shell(Path(shutil.copytree(story, tmp_path / "state")), capsys)
@@ -105,7 +119,9 @@ class TestAsProcesses:
         flip(shell.state / "journal.sqlite", b"result of a")
         checked = process(shell.state, "check")
         assert checked.returncode == 6
-        assert re.search(r"DAMAGED\n  wrong: row \d+ does not match its chain\n", checked.stdout)
+        assert re.search(
+            r"DAMAGED\n  wrong: in journal.sqlite row \d+ does not match", checked.stdout
+        )
         assert re.search(rf"  lost: rows \d+\.\.{ROWS} can't be trusted\n", checked.stdout)
         for verb in ("export", "compact"):
             refused = process(shell.state, verb)
@@ -172,6 +188,24 @@ class TestEveryVerb:
         assert shell(verb) == 6
         assert "journal.sqlite is missing" in shell.out + shell.err
         assert not (shell.state / "journal.sqlite").exists()
+
+    def test_directory_in_place_of_the_journal_is_damage(self, verb: str, shell: Shell) -> None:
+        (shell.state / "journal.sqlite").unlink()
+        (shell.state / "journal.sqlite").mkdir()
+        assert shell(verb) == 6
+        words = shell.out + shell.err
+        assert "journal.sqlite is a directory where a file should be" in words
+        assert "Traceback" not in words
+
+    def test_full_disk_under_the_answer_is_one_line_and_exit_2(
+        self, verb: str, shell: Shell
+    ) -> None:
+        with Path("/dev/full").open("wb") as full:
+            done = subprocess.run(
+                command(shell.state, verb, "-q"), stdout=full, stderr=subprocess.PIPE, check=False
+            )
+        words = "can't read or write on: No space left on device; see that stdout can be written"
+        assert (done.returncode, done.stderr.decode()) == (2, f"taskyard: {words}\n")
 
     def test_help_has_an_example(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert run(taskyard, ["journal", verb, "--help"]) == 0
@@ -251,6 +285,27 @@ class TestCheck:
         assert shell("check", "--deep") == 0
         assert contents(shell.state) == before
 
+    def test_check_leaves_the_log_of_the_index_as_it_is(self, shell: Shell, tmp_path: Path) -> None:
+        shell("export")
+        with closing(sqlite3.connect(shell.state / finished.FILE_NAME)) as writer:
+            for change in ("value + 1", "value - 1"):
+                writer.execute(f"UPDATE meta SET value = {change} WHERE key = 'count'")  # noqa: S608
+                writer.commit()
+            killed = Path(shutil.copytree(shell.state, tmp_path / "killed"))
+        shell.state = killed
+        before = contents(killed)
+        assert before[str(killed / finished.LOG_NAME)]
+        assert shell("check", "--deep") == 0
+        assert contents(killed) == before
+
+    def test_check_reads_the_log_of_the_index(self, shell: Shell, tmp_path: Path) -> None:
+        shell("export")
+        with closing(sqlite3.connect(shell.state / finished.FILE_NAME)) as writer:
+            writer.execute("UPDATE meta SET value = 99 WHERE key = 'count'")
+            writer.commit()
+            shell.state = Path(shutil.copytree(shell.state, tmp_path / "killed"))
+        assert "rows where 99 were written" in self.damaged(shell, "--deep")
+
     def test_torn_tail_is_told_and_no_damage(
         self, shell: Shell, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -312,7 +367,44 @@ class TestCheck:
         path.write_bytes(path.read_bytes()[:-1])
         words = self.damaged(shell)
         assert f"wrong: history/{path.name} can't be read" in words
-        assert f"lost: the events of rows 1..{ROWS} are lost, if these are trimmed" in words
+        assert f"lost: the events of rows 1..{ROWS} are lost: put the file back" in words
+
+    def test_damaged_history_of_kept_rows_can_be_made_again(self, shell: Shell) -> None:
+        shell("export")
+        path = Part(1, ROWS).paths(shell.state)["events"]
+        path.write_bytes(path.read_bytes()[:-1])
+        assert (
+            f"lost: nothing is lost, rows 1..{ROWS} are still in the journal: remove this file and "
+            "its partner, then export again\n"
+        ) in self.damaged(shell)
+        for file in Part(1, ROWS).paths(shell.state).values():
+            file.unlink()
+        assert shell("export") == 0
+        assert shell("check", "--deep") == 0
+
+    def test_damaged_journal_is_not_said_to_have_the_rows_of_a_damaged_history(
+        self, shell: Shell
+    ) -> None:
+        shell("export")
+        path = Part(1, ROWS).paths(shell.state)["events"]
+        path.write_bytes(path.read_bytes()[:-1])
+        flip(shell.state / "journal.sqlite", b"result of a")
+        words = self.damaged(shell)
+        assert f"lost: the events of rows 1..{ROWS} are lost: put the file back" in words
+
+    def test_history_that_begins_after_trimmed_rows(self, shell: Shell) -> None:
+        shell("compact")
+        rename_part(shell.state, Part(1, ROWS), Part(11, ROWS))
+        words = self.damaged(shell)
+        assert "wrong: rows 1..10 are trimmed and in no history file\n" in words
+        assert words.count("in no history file") == 1
+
+    def test_history_that_begins_after_kept_rows(self, shell: Shell) -> None:
+        shell("export")
+        rename_part(shell.state, Part(1, ROWS), Part(11, ROWS))
+        words = self.damaged(shell)
+        assert "wrong: rows 1..10 are in no history file\n" in words
+        assert "remove the files that reach beyond row 0, then export again" in words
 
     def test_missing_history_of_trimmed_rows(self, shell: Shell) -> None:
         shell("compact")
@@ -326,7 +418,16 @@ class TestCheck:
         shell("compact")
         Part(1, ROWS).paths(shell.state)["edges"].unlink()
         words = self.damaged(shell)
-        assert f"of the history of rows 1..{ROWS} one of two files is missing" in words
+        name = Part(1, ROWS).paths(shell.state)["edges"].name
+        assert f"wrong: history/{name} is missing\n" in words
+        assert f"lost: the edges of rows 1..{ROWS} are lost: put the file back" in words
+        assert (words.count("wrong:"), words.count("  lost:")) == (1, 1)
+
+    def test_damage_ends_with_what_to_do(self, shell: Shell) -> None:
+        flip(shell.state / "journal.sqlite", b"result of a")
+        words = self.damaged(shell)
+        assert words.endswith("\nNothing was changed. Put the directory back from a copy.\n")
+        assert words.count("Nothing was changed") == 1
 
     def test_half_a_pair_of_kept_rows_is_only_unfinished(self, shell: Shell) -> None:
         shell("export")
@@ -360,6 +461,46 @@ class TestCheck:
         monkeypatch.setattr(checkup, "check", lambda *_, **__: looks.pop(0))
         assert shell("check", "--live") == 6
         assert len(looks) == 6
+
+
+def rename_part(directory: Path, old: Part, new: Part) -> None:
+    """A part is believed by its name."""
+    for table, path in old.paths(directory).items():
+        path.rename(new.paths(directory)[table])
+
+
+class TestCompact:
+    def test_flipped_byte_in_a_history_file_keeps_the_rows(self, shell: Shell) -> None:
+        shell("export")
+        path = Part(1, ROWS).paths(shell.state)["events"]
+        flip_page(path)
+        assert shell("compact") == 6
+        assert f"history/{path.name} can't be read" in shell.err
+        assert f"nothing is lost, rows 1..{ROWS} are still in the journal" in shell.err
+        assert shell.err.count("\n") == 1
+        assert shell.document("check")["trimmed"] == 0
+
+    def test_history_that_begins_after_kept_rows_keeps_them(self, shell: Shell) -> None:
+        shell("export")
+        rename_part(shell.state, Part(1, ROWS), Part(11, ROWS))
+        assert shell("compact") == 6
+        assert "rows 1..10 are in no history file" in shell.err
+        assert shell.document("check")["trimmed"] == 0
+
+    def test_help_does_not_promise_a_smaller_file(self, capsys: pytest.CaptureFixture[str]) -> None:
+        run(taskyard, ["journal", "compact", "--help"])
+        assert (
+            "Frees the rows' space inside journal.sqlite for the next ones (the file does not "
+            "shrink) and makes the next start quick."
+        ) in " ".join(capsys.readouterr().out.split())
+
+
+def flip_page(path: Path) -> None:
+    """Flip bits in a page of a Parquet file, which only reading that page can notice."""
+    content = bytearray(path.read_bytes())
+    column = pq.read_metadata(path).row_group(0).column(4)
+    content[column.dictionary_page_offset + column.total_compressed_size - 3] ^= 0xFF
+    path.write_bytes(content)
 
 
 def contents(directory: Path) -> dict[str, bytes]:

@@ -125,7 +125,7 @@ def test_damaged_database_header_is_refused(
     database.close()
     header = bytearray((tmp_path / "some.sqlite").read_bytes()[:100])
     header[offset] ^= 1
-    with pytest.raises(JournalDamaged, match="the database's header is damaged"):
+    with pytest.raises(JournalDamaged, match=r"the header of journal\.sqlite is damaged"):
         check_database_header(bytes(header))
 
 

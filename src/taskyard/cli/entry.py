@@ -14,7 +14,7 @@ from taskyard import __version__
 from taskyard.cli.lazy import LazyGroup
 from taskyard.cli.options import Talk, verbose_option
 from taskyard.cli.verbs import VERBS
-from taskyard.errors import ExitCode, TaskyardError
+from taskyard.errors import ExitCode, TaskyardError, UserError
 
 
 @click.group(cls=LazyGroup, verbs=VERBS, context_settings={"help_option_names": ["-h", "--help"]})
@@ -34,14 +34,34 @@ def run(group: click.Command, arguments: Sequence[str]) -> int:
     talk = Talk()
     try:
         answer = group.main(arguments, prog_name="taskyard", standalone_mode=False, obj=talk)
+        _flush_answer()
     except TaskyardError as error:
         return _report(error, talk)
+    except OSError as error:
+        return _report(_in_words(error), talk)
     except click.ClickException as error:
         error.show()
         return ExitCode.USAGE
     except click.Abort:
         return ExitCode.INTERRUPTED
     return answer if isinstance(answer, int) else ExitCode.GOOD
+
+
+def _flush_answer() -> None:
+    if sys.stdout is not None:  # as it is for a process that was started with it closed
+        sys.stdout.flush()
+
+
+def _in_words(error: OSError) -> UserError:
+    """An error of the system that no verb knew better: a file that can't be used as it is, or,
+    without a name, mostly a stdout that takes no more."""
+    reason = error.strerror or str(error)
+    if error.filename is None:
+        told = UserError(f"can't read or write on: {reason}; see that stdout can be written")
+    else:
+        told = UserError(f"can't use {error.filename}: {reason}; see that it is there and yours")
+    told.__cause__ = error
+    return told
 
 
 def _report(error: TaskyardError, talk: Talk) -> int:

@@ -58,7 +58,8 @@ def check(state: Path, *, as_json: bool, deep: bool, live: bool) -> ExitCode:
     """Say what is in a state directory, and whether it is sound.
 
     Verifies the journal's chain and witness, the snapshots, the history files and the index of
-    finished tasks, and that they belong together. Changes nothing. Exit 0 if all is sound, 6 if
+    finished tasks, and that they belong together. Reads the databases from a copy and changes no
+    content; only STATE/lock is written, to keep a broker out. Exit 0 if all is sound, 6 if
     something is damaged: then it says what is wrong and what is lost.
 
     While a broker runs it is refused (exit 2), because what is being written can look damaged.
@@ -103,8 +104,9 @@ def export(talk: Talk, state: Path, *, as_json: bool) -> None:
 def compact(talk: Talk, state: Path, *, as_json: bool) -> None:
     """Export, then trim the rows that are covered by it.
 
-    The journal becomes small and the next start quick; the history stays complete. Killed at any
-    point and run again it comes to the same end. The broker must be stopped (exit 2 if not).
+    Frees the rows' space inside journal.sqlite for the next ones (the file does not shrink) and
+    makes the next start quick. The history stays complete. Killed at any point and run again it
+    comes to the same end. The broker must be stopped (exit 2 if not).
     """
     outcome = _run(compaction.compact, talk, state)
     if as_json:
@@ -226,7 +228,8 @@ def _findings_in_words(state: Path, findings: Findings) -> str:
         depth = "everything was read" if findings.deep else "--deep reads everything"
         return "\n".join([*lines, f"sound ({depth})"])
     lines += ["DAMAGED", *(f"  wrong: {one}" for one in findings.wrong)]
-    return "\n".join([*lines, *(f"  lost: {one}" for one in findings.lost)])
+    lines += [f"  lost: {one}" for one in findings.lost]
+    return "\n".join([*lines, "Nothing was changed. Put the directory back from a copy."])
 
 
 def _contents(findings: Findings) -> list[str]:

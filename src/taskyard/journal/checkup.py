@@ -1,12 +1,12 @@
 """A look at a whole state directory: journal, snapshots, history, index, and how they fit.
 
-What `taskyard journal check` runs. It changes nothing, goes on after damage as far as it can, and
-says in words what is wrong and what is lost by it. A plain look verifies chain and witness, reads
-every snapshot, opens every history file and asks the index what it covers; a deep one also replays
-the kept rows, compares the newest snapshot with the replay, and reads every row of everything.
+What `taskyard journal check` runs. It changes nothing (databases are opened as copies), goes on
+after damage as far as it can, and says in words what is wrong and what is lost by it. A plain look
+verifies chain and witness, reads every snapshot, opens every history file and asks the index what
+it covers; a deep one also replays the kept rows, compares the newest snapshot with the replay, and
+reads every row of everything.
 """
 
-import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import closing
@@ -89,9 +89,10 @@ def check(directory: Path, *, deep: bool = False) -> Findings:
     _add_verdict(findings, verdict)
     _look_at_snapshots(directory, verdict, findings)
     _look_at_history(directory, verdict, findings)
-    _attempt(findings, partial(_look_at_index, directory, findings))
-    if not verdict.wrong:
-        _attempt(findings, partial(_look_at_all, directory, findings))
+    with tempfile.TemporaryDirectory(prefix="taskyard-check-") as copy:
+        _attempt(findings, partial(_look_at_index, directory, Path(copy), findings))
+        if not verdict.wrong:
+            _attempt(findings, partial(_look_at_all, directory, Path(copy), findings))
     return findings
 
 
@@ -132,51 +133,75 @@ def _look_at_history(directory: Path, verdict: Verdict, findings: Findings) -> N
     findings.history_parts = len(whole)
     if whole:
         findings.history_first, findings.history_last = whole[0].first, whole[-1].last
+    # A damaged journal can't be relied on to have the rows.
+    trimmed = None if verdict.wrong else findings.trimmed
     for part in whole:
-        _attempt(findings, partial(_look_at_part, directory, part, findings))
-    findings.wrong += history.gaps(whole)
-    head, trimmed = verdict.head, findings.trimmed
+        only_here = part.last if trimmed is None else trimmed
+        _attempt(findings, partial(_look_at_part, directory, part, only_here, findings))
+    _look_at_ranges(directory, whole, broken, trimmed, findings)
+    head = verdict.head
     if head and not verdict.wrong and findings.history_last > head.sequence:
         last = findings.history_last
         findings.wrong.append(f"the journal ends at row {head.sequence}, its history at row {last}")
         findings.lost.append(f"rows {head.sequence + 1}..{last} are lost")
-    if findings.history_last < trimmed:
-        findings.wrong.append(
-            f"rows {findings.history_last + 1}..{trimmed} are trimmed and in no history file"
+
+
+def _look_at_ranges(
+    directory: Path, whole: list[Part], broken: list[Part], known: int | None, findings: Findings
+) -> None:
+    """Whether all trimmed rows are in the history. Half a pair of kept rows is only unfinished; one
+    of trimmed rows has lost a file, and is told by that file alone."""
+    trimmed = findings.trimmed
+    halves = [part for part in broken if part.last <= trimmed]
+    for part in halves:
+        name = history.missing(directory, part)
+        findings.wrong.append(f"{history.FOLDER}/{name} is missing")
+        table = name.partition("-")[0]
+        findings.lost.append(
+            f"the {table} of rows {part.first}..{part.last} are lost: put the file back from a copy"
         )
-        findings.lost.append("what happened in them can't be told, the state of the tasks can")
-    for part in broken:
-        if part.last <= trimmed:
-            rows = f"{part.first}..{part.last}"
-            findings.wrong.append(f"of the history of rows {rows} one of two files is missing")
-            findings.lost.append(f"the events or the edges of rows {rows} are lost")
+    ranges = sorted(whole + halves)
+    wrong = history.gaps(ranges, known)
+    if wrong:
+        findings.wrong += wrong
+        only_here = ranges[-1].last if known is None else known
+        findings.lost.append(history.mend(ranges, only_here))
+    first, last = (ranges[0].first, ranges[-1].last) if ranges else (trimmed + 1, trimmed)
+    _tell_untold(1, min(first - 1, trimmed), findings)
+    _tell_untold(last + 1, trimmed, findings)
 
 
-def _look_at_part(directory: Path, part: Part, findings: Findings) -> None:
-    findings.events += history.check_part(directory, part, deep=findings.deep)
+def _tell_untold(first: int, last: int, findings: Findings) -> None:
+    if first <= last:
+        findings.wrong.append(f"rows {first}..{last} are trimmed and in no history file")
+        findings.lost.append(
+            "what happened in them can't be told, the state of the tasks can: put the files back "
+            "from a copy"
+        )
 
 
-def _look_at_index(directory: Path, findings: Findings) -> None:
-    with FinishedIndex(directory) as index:
+def _look_at_part(directory: Path, part: Part, trimmed: int, findings: Findings) -> None:
+    findings.events += history.check_part(directory, part, trimmed, deep=findings.deep)
+
+
+def _look_at_index(directory: Path, copy: Path, findings: Findings) -> None:
+    """On a copy: SQLite folds the log of a database in when it is closed."""
+    inspection.copy_files(directory, (finished.FILE_NAME, finished.LOG_NAME), copy)
+    with FinishedIndex(copy) as index:
         covered = index.covered()
         findings.finished_tasks = index.verify() if findings.deep else index.count()
     if covered:
         findings.finished_covers = covered[1].sequence
 
 
-def _look_at_all(directory: Path, findings: Findings) -> None:
-    """Whether it fits together, as a broker would find it; on a copy of the journal."""
-    with tempfile.TemporaryDirectory(prefix="taskyard-check-") as copy:
-        for name in inspection.FILES:
-            if (directory / name).exists():
-                shutil.copy(directory / name, copy)
-        with closing(SqliteStore(Path(copy))) as store:
-            _look_at_fit(directory, store, findings)
+def _look_at_all(directory: Path, copy: Path, findings: Findings) -> None:
+    """Whether it fits together, as a broker would find it; on a copy, where the index is by now."""
+    inspection.copy_files(directory, inspection.FILES, copy)
+    with closing(SqliteStore(copy)) as store, FinishedIndex(copy) as index:
+        _look_at_fit(directory, store, recovery.check_index(index, store), findings)
 
 
-def _look_at_fit(directory: Path, store: Store, findings: Findings) -> None:
-    with FinishedIndex(directory) as index:
-        covered = recovery.check_index(index, store)
+def _look_at_fit(directory: Path, store: Store, covered: int, findings: Findings) -> None:
     ledger, sequence = recovery.base(directory, store, covered)
     if findings.deep:
         recovery.recover(store, ledger, sequence)

@@ -26,6 +26,7 @@ from taskyard.core.records import AnyRecord, Cancelled, Finished
 from taskyard.core.tasks import Ending, ended_of
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chronicle, history, recovery, schema, snapshot
+from taskyard.journal.files import PUT_BACK
 from taskyard.journal.finished import FinishedIndex, Finishing, IndexWriter
 from taskyard.journal.history import Part, PartWriter
 from taskyard.journal.store import Head, Row, Store
@@ -96,13 +97,17 @@ def check_covered(directory: Path, store: Store, head: Head) -> None:
     recovery.check_snapshot(snapshot.read(directory, head.sequence), store)
     with FinishedIndex(directory) as index:
         if recovery.check_index(index, store) < head.sequence:
-            raise JournalDamaged(f"{index.path.name} does not cover row {head.sequence}")
+            raise JournalDamaged(f"{index.path.name} does not cover row {head.sequence}", _AGAIN)
     whole, _ = history.parts(directory)
     for part in whole:
         if part.last > store.anchor.sequence:
-            history.check_part(directory, part)
+            history.check_part(directory, part, store.anchor.sequence, deep=True)
     if not whole or whole[-1].last < head.sequence:
-        raise JournalDamaged(f"the history does not cover row {head.sequence}")
+        raise JournalDamaged(f"the history does not cover row {head.sequence}", _AGAIN)
+
+
+#: What follows from something that does not reach as far as it did a moment ago.
+_AGAIN = "no row was trimmed and nothing is lost: end what else writes there, then compact again"
 
 
 def trim(store: Store, through: int) -> Iterator[int]:
@@ -134,23 +139,22 @@ def _history_end(directory: Path, store: Store) -> int:
     for part in broken:
         if part.last <= store.anchor.sequence:
             raise JournalDamaged(
-                f"of the history of rows {part.first}..{part.last} one file is missing",
-                "these rows are trimmed: put the file back from a copy, or move the other one away",
+                f"{directory / history.FOLDER / history.missing(directory, part)} is missing",
+                f"rows {part.first}..{part.last} are trimmed: put the file back from a copy, or "
+                "move its partner away",
             )
         history.remove(directory, part)
-    wrong = history.gaps(whole)
+    wrong = history.gaps(whole, store.anchor.sequence)
     if wrong:
-        raise JournalDamaged(f"{directory / history.FOLDER}: {'; '.join(wrong)}", _MEND_HISTORY)
+        mend = history.mend(whole, store.anchor.sequence)
+        raise JournalDamaged(f"{directory / history.FOLDER}: {'; '.join(wrong)}", mend)
     reached = whole[-1].last if whole else 0
     if reached > store.head.sequence:
         raise JournalDamaged(
             f"the journal ends at row {store.head.sequence}, and its history at row {reached}",
-            f"rows {store.head.sequence + 1}..{reached} are lost",
+            f"rows {store.head.sequence + 1}..{reached} are lost: {PUT_BACK}",
         )
     return reached
-
-
-_MEND_HISTORY = "put the files back from a copy, or move those before the gap away"
 
 
 def _base(directory: Path, store: Store, reached: int, covered: int) -> tuple[Ledger, int]:

@@ -13,6 +13,7 @@ import msgspec
 
 from taskyard.core.records import AnyRecord
 from taskyard.errors import JournalDamaged, StateError
+from taskyard.journal.files import PUT_BACK
 
 #: Written by this version.
 JOURNAL_FORMAT: Final = 1
@@ -34,7 +35,7 @@ def encode(records: list[AnyRecord]) -> bytes:
 def decode(body: bytes) -> list[AnyRecord]:
     """The records of a row's body."""
     if not body:
-        raise JournalDamaged("a row of the journal is empty")
+        raise JournalDamaged("a row of the journal is empty", PUT_BACK)
     reader = _READERS.get(body[0])
     if reader is None:
         raise StateError(
@@ -44,4 +45,4 @@ def decode(body: bytes) -> list[AnyRecord]:
     try:
         return reader(body[1:])
     except msgspec.MsgspecError as error:
-        raise JournalDamaged(f"a row of the journal can't be read: {error}") from error
+        raise JournalDamaged(f"a row of the journal can't be read ({error})", PUT_BACK) from error

@@ -9,6 +9,9 @@ from pathlib import Path
 PRIVATE_DIRECTORY = 0o700
 PRIVATE_FILE = 0o600
 
+#: How a message about damage ends where nothing smaller helps.
+PUT_BACK = "put the state directory back from a copy, or give another --state"
+
 
 def make_private_directory(directory: Path) -> None:
     """Make the directory, if need be, so that it also survives a power cut by its name."""

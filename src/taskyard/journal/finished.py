@@ -23,10 +23,11 @@ from taskyard.core.tasks import Ended
 from taskyard.errors import FormatUnknown, JournalDamaged
 from taskyard.journal import schema
 from taskyard.journal.chain import Head, origin, seal, unseal
-from taskyard.journal.files import create_private, make_private_directory, sync_directory
+from taskyard.journal.files import PUT_BACK, create_private, make_private_directory, sync_directory
 from taskyard.journal.schema import DiskErrors
 
 FILE_NAME: Final = "finished.sqlite"
+LOG_NAME: Final = f"{FILE_NAME}-wal"
 
 #: The format's version; it changes by ritual: new number, old reader kept, a golden file.
 FORMAT: Final = b"1"
@@ -126,8 +127,8 @@ class FinishedIndex:
             count += 1
         written = self._fetch("SELECT value FROM meta WHERE key = 'count'")
         if written and written[0][0] != count:
-            lost = f"it has {count} rows where {written[0][0]} were written"
-            raise JournalDamaged(f"{FILE_NAME} is damaged", lost)
+            wrong = f"{FILE_NAME} has {count} rows where {written[0][0]} were written"
+            raise JournalDamaged(wrong, _LOST)
         return count
 
     def _walk(self) -> Iterator[tuple[Any, ...]]:
@@ -201,7 +202,10 @@ class IndexWriter:
 
 
 #: What follows from an index that can't be read.
-_LOST = "names and results of tasks that ended before the last compaction can't be told"
+_LOST = (
+    "names and results of tasks that ended before the last compaction can't be told. Nothing was "
+    f"changed; {PUT_BACK}"
+)
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -284,9 +288,9 @@ def _result(name: bytes, result: object, checksum: object) -> bytes | None:
 def _unsound(name: object) -> JournalDamaged:
     return JournalDamaged(
         f"the row of {name!r} in {FILE_NAME} does not match its checksum",
-        "how that task ended, and its result, can't be trusted",
+        f"how that task ended, and its result, can't be trusted. Nothing was changed; {PUT_BACK}",
     )
 
 
 def _read_error(error: Exception) -> Exception:
-    return schema.read_error(error, f"the index {FILE_NAME}")
+    return schema.read_error(error, f"the index {FILE_NAME}", _LOST)

@@ -107,9 +107,12 @@ def parts(directory: Path) -> tuple[list[Part], list[Part]]:
     return whole, sorted(part for part, files in found.items() if files < len(TABLES))
 
 
-def gaps(whole: list[Part]) -> list[str]:
-    """Where the ranges of the pairs do not follow one another, in words."""
+def gaps(whole: list[Part], trimmed: int | None = None) -> list[str]:
+    """Where the ranges of the pairs do not follow one another, or the first of them leaves out rows
+    after the last trimmed one, in words."""
     wrong: list[str] = []
+    if trimmed is not None and whole and whole[0].first > trimmed + 1:
+        wrong.append(f"rows {trimmed + 1}..{whole[0].first - 1} are in no history file")
     for before, after in pairwise(whole):
         if after.first > before.last + 1:
             wrong.append(f"rows {before.last + 1}..{after.first - 1} are in no history file")
@@ -118,23 +121,68 @@ def gaps(whole: list[Part]) -> list[str]:
     return wrong
 
 
-def check_part(directory: Path, part: Part, *, deep: bool = False) -> int:
-    """How many events a pair of files holds. Raises JournalDamaged if they can't be read."""
+def missing(directory: Path, part: Part) -> str:
+    """The name of the file that a pair lacks."""
+    return next(path.name for path in part.paths(directory).values() if not path.exists())
+
+
+def unbroken(whole: list[Part], trimmed: int) -> int:
+    """The row up to which the pairs follow one another, or the last trimmed one if they begin with
+    a gap after it."""
+    reached = min(whole[0].first - 1, trimmed) if whole else 0
+    for part in whole:
+        if part.first != reached + 1:
+            break
+        reached = part.last
+    return reached
+
+
+def mend(whole: list[Part], trimmed: int) -> str:
+    """What to do about a gap: files of rows that are kept can be made again."""
+    reached = unbroken(whole, trimmed)
+    if reached < trimmed:
+        return "put the files back from a copy, or move those before the gap away"
+    return (
+        f"nothing is lost, the journal still has these rows: remove the files that reach beyond "
+        f"row {reached}, then export again"
+    )
+
+
+def check_part(directory: Path, part: Part, trimmed: int = 0, *, deep: bool = False) -> int:
+    """How many events a pair of files holds. Raises JournalDamaged if they can't be read; what is
+    lost by it depends on the row up to which the journal is trimmed."""
     counts: dict[str, int] = {}
     for table, path in part.paths(directory).items():
         try:
-            with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                schema = file.schema_arrow
-                counts[table] = file.metadata.num_rows
-                if deep:
-                    for _ in file.iter_batches():
-                        pass
+            schema, counts[table] = _read_through(path, deep=deep)
         except (pa.ArrowException, OSError) as error:
-            lost = f"the {table} of rows {part.first}..{part.last} are lost, if these are trimmed"
-            raise JournalDamaged(f"{FOLDER}/{path.name} can't be read ({error})", lost) from error
+            reason = " ".join(str(error).split())
+            wrong = f"{FOLDER}/{path.name} can't be read ({reason})"
+            raise JournalDamaged(wrong, _lost(table, part, trimmed)) from error
         if not schema.equals(TABLES[table]):
-            raise JournalDamaged(f"{FOLDER}/{path.name} has other columns than it should have")
+            wrong = f"{FOLDER}/{path.name} has other columns than it should have"
+            raise JournalDamaged(wrong, _lost(table, part, trimmed))
     return counts["events"]
+
+
+def _read_through(path: Path, *, deep: bool) -> tuple[pa.Schema, int]:
+    """The columns and the number of rows of a file; a deep look compares every page."""
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        if deep:
+            for _ in file.iter_batches():
+                pass
+        return file.schema_arrow, file.metadata.num_rows
+
+
+def _lost(table: str, part: Part, trimmed: int) -> str:
+    """What a damaged file takes with it, and what to do."""
+    if part.first > trimmed:
+        return (
+            f"nothing is lost, rows {part.first}..{part.last} are still in the journal: remove "
+            "this file and its partner, then export again"
+        )
+    rows = f"{part.first}..{min(part.last, trimmed)}"
+    return f"the {table} of rows {rows} are lost: put the file back from a copy"
 
 
 class Columns:

@@ -7,6 +7,7 @@ Opening a store begins with it, so that damage is found before anything is belie
 import shutil
 import sqlite3
 import tempfile
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from taskyard.journal.schema import DiskErrors
 
 #: All that a journal consists of.
 FILES = (schema.FILE_NAME, schema.LOG_NAME, witness.FILE_NAME)
+
+_TABLES = f"the list of tables in {schema.FILE_NAME}"
 
 
 class Verdict(msgspec.Struct):
@@ -56,10 +59,23 @@ class Verdict(msgspec.Struct):
 def check(directory: Path) -> Verdict:
     """Inspect a copy, so that nothing at all is touched, not even SQLite's own files."""
     with tempfile.TemporaryDirectory(prefix="taskyard-check-") as copy:
-        for name in FILES:
-            if (directory / name).exists():
-                shutil.copy(directory / name, copy)
+        try:
+            copy_files(directory, FILES, Path(copy))
+        except JournalDamaged as damage:
+            verdict = Verdict()
+            verdict.note(damage)
+            return verdict
         return inspect(Path(copy))
+
+
+def copy_files(directory: Path, names: Iterable[str], copy: Path) -> None:
+    """Those of these files that there are."""
+    for name in names:
+        if (directory / name).exists():
+            try:
+                shutil.copy(directory / name, copy)
+            except OSError as error:
+                raise schema.read_error(error, name) from error
 
 
 def inspect(directory: Path) -> Verdict:
@@ -116,7 +132,7 @@ def _fetch(connection: sqlite3.Connection, query: str, place: str) -> list[tuple
 
 def _meta(connection: sqlite3.Connection, key: str) -> bytes:
     query = f"SELECT CAST(value AS BLOB) FROM meta WHERE key = '{key}'"  # noqa: S608 - our own key
-    found = _fetch(connection, query, "the table of the journal's properties")
+    found = _fetch(connection, query, f"the table meta of {schema.FILE_NAME}")
     value = found[0][0] if found else None
     return value if isinstance(value, bytes) else b""
 
@@ -128,15 +144,17 @@ def _look_at_tables(connection: sqlite3.Connection) -> None:
             f"the journal has format {written.decode(errors='replace')!r}, this version of "
             f"Taskyard reads {schema.FORMAT.decode()!r}: use the version that wrote it"
         )
-    tables = _fetch(connection, "SELECT name, sql FROM sqlite_schema", "the list of tables")
+    tables = _fetch(connection, "SELECT name, sql FROM sqlite_schema", _TABLES)
     if tables != list(schema.TABLES.items()):
-        raise JournalDamaged("the list of tables is damaged", "no row can be trusted")
+        raise JournalDamaged(f"{_TABLES} is damaged", "no row can be trusted")
 
 
 def _look_at_anchor(connection: sqlite3.Connection, verdict: Verdict) -> Head:
     sealed = chain.unseal(_meta(connection, "anchor"))
     if sealed is None:
-        raise JournalDamaged("the journal's anchor is damaged", "no row can be verified")
+        raise JournalDamaged(
+            f"the anchor in {schema.FILE_NAME} is damaged", "no row can be verified"
+        )
     identity, anchor = sealed
     if verdict.witness and identity != verdict.identity:
         raise JournalDamaged("the witness is that of another journal", witness.UNKNOWN)
@@ -146,16 +164,19 @@ def _look_at_anchor(connection: sqlite3.Connection, verdict: Verdict) -> Head:
 
 def _look_at_rows(connection: sqlite3.Connection, anchor: Head, verdict: Verdict) -> None:
     rows = schema.select_rows(connection, "ORDER BY sequence")
-    for row in chain.verify(rows, anchor, verdict.witness):
-        verdict.rows += 1
-        verdict.head = row.head
+    try:
+        for row in chain.verify(rows, anchor, verdict.witness):
+            verdict.rows += 1
+            verdict.head = row.head
+    except JournalDamaged as damage:
+        raise JournalDamaged(f"in {schema.FILE_NAME} {damage.wrong}", damage.lost) from damage
 
 
 def _look_at_pages(connection: sqlite3.Connection) -> None:
     """What is no row's can be damaged too (the list of free pages), and spoil the next row."""
-    findings = _fetch(connection, "PRAGMA quick_check(1)", "a page of the database")
+    findings = _fetch(connection, "PRAGMA quick_check(1)", f"a page of {schema.FILE_NAME}")
     if findings != [("ok",)]:
         raise JournalDamaged(
-            f"the database around the rows is damaged ({findings[0][0]})",
+            f"{schema.FILE_NAME} is damaged around its rows ({findings[0][0]})",
             "no row is lost, but none can be added safely",
         )

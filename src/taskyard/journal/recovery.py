@@ -23,6 +23,7 @@ from taskyard.core.tasks import Ended
 from taskyard.errors import JournalDamaged
 from taskyard.journal import snapshot
 from taskyard.journal.encoding import decode
+from taskyard.journal.files import PUT_BACK
 from taskyard.journal.finished import FinishedIndex
 from taskyard.journal.snapshot import Snapshot
 from taskyard.journal.store import Head, Row, Store
@@ -56,13 +57,14 @@ def records_of(row: Row, before: int) -> list[AnyRecord]:
     if row.record_first != before + 1:
         raise JournalDamaged(
             f"row {row.sequence} begins with record {row.record_first}",
-            f"records {before + 1} to {row.record_first - 1} are missing",
+            f"records {before + 1} to {row.record_first - 1} are missing: {PUT_BACK}",
         )
     records = decode(row.body)
     if len(records) != row.record_last - before:
         raise JournalDamaged(
             f"row {row.sequence} should end with record {row.record_last}, "
-            f"and ends with {before + len(records)}"
+            f"and ends with {before + len(records)}",
+            PUT_BACK,
         )
     return records
 
@@ -76,8 +78,8 @@ def base(directory: Path, store: Store, through: int) -> tuple[Ledger, int]:
             found = snapshot.read(directory, sequence)
             check_snapshot(found, store)
         except JournalDamaged as damage:
-            logger.warning("%s: %s; going on with what is older", directory, damage)
-            wrong.append(str(damage))
+            logger.warning("%s: %s; going on with what is older", directory, damage.wrong)
+            wrong.append(damage.wrong)
         else:
             return image.restore(found.image), sequence
     if store.anchor.sequence:
@@ -92,8 +94,8 @@ def _usable(directory: Path, store: Store, through: int) -> Iterator[int]:
             raise JournalDamaged(
                 f"the journal ends at row {store.head.sequence}, and there is a snapshot of row "
                 f"{sequence}",
-                f"rows {store.head.sequence + 1}..{sequence} are lost. Nothing was changed; put "
-                "the state directory back from a copy, or give another --state",
+                f"rows {store.head.sequence + 1}..{sequence} are lost. Nothing was changed; "
+                f"{PUT_BACK}",
             )
         if store.anchor.sequence <= sequence <= through:
             yield sequence
@@ -101,12 +103,11 @@ def _usable(directory: Path, store: Store, through: int) -> Iterator[int]:
 
 def check_snapshot(found: Snapshot, store: Store) -> None:
     """Refuse a snapshot that was not taken of this journal's own row."""
+    name = snapshot.path_of(Path(), found.head.sequence).name
     if found.identity != store.identity:
-        raise JournalDamaged(f"the snapshot of row {found.head.sequence} is of another journal")
+        raise snapshot.damaged(name, "is of another journal")
     if found.head != head_at(store, found.head.sequence):
-        raise JournalDamaged(
-            f"the snapshot of row {found.head.sequence} is of another story of this journal"
-        )
+        raise snapshot.damaged(name, "is of another story of this journal")
 
 
 def head_at(store: Store, sequence: int) -> Head:
@@ -120,8 +121,7 @@ def _no_base(anchor: Head, wrong: list[str]) -> JournalDamaged:
     reasons = "; ".join(wrong) if wrong else "there is no snapshot that covers them"
     return JournalDamaged(
         f"rows 1..{anchor.sequence} are trimmed, and {reasons}",
-        f"the state up to row {anchor.sequence} is lost. Nothing was repaired or removed; put the "
-        "state directory back from a copy, or give another --state",
+        f"the state up to row {anchor.sequence} is lost. Nothing was changed; {PUT_BACK}",
     )
 
 
@@ -134,19 +134,19 @@ def check_index(index: FinishedIndex, store: Store) -> int:
         identity, head = covered
         sequence = head.sequence
         if identity != store.identity:
-            raise JournalDamaged(f"{index.path.name} belongs to another journal")
+            raise JournalDamaged(f"{index.path.name} belongs to another journal", PUT_BACK)
         if sequence > store.head.sequence:
             raise JournalDamaged(
                 f"the journal ends at row {store.head.sequence}, and {index.path.name} covers row "
                 f"{sequence}",
-                f"rows {store.head.sequence + 1}..{sequence} are lost",
+                f"rows {store.head.sequence + 1}..{sequence} are lost: {PUT_BACK}",
             )
     if sequence < store.anchor.sequence:
         missing = f"covers rows up to {sequence}" if covered else "is missing"
         raise JournalDamaged(
             f"rows 1..{store.anchor.sequence} are trimmed, and {index.path.name} {missing}",
-            "names and results of tasks that ended before are lost. Nothing was changed; put the "
-            "state directory back from a copy, or give another --state",
+            "names and results of tasks that ended before are lost. Nothing was changed; "
+            f"{PUT_BACK}",
         )
     return sequence
 
@@ -220,7 +220,8 @@ def result_of(store: Store, index: FinishedIndex, ledger: Ledger, name: bytes) -
         return index.result(name)
     record = records_of(row, row.record_first - 1)[task.ending.record - row.record_first]
     if not isinstance(record, Finished):
-        raise JournalDamaged(f"record {task.ending.record} does not say how {name!r} ended")
+        wrong = f"record {task.ending.record} does not say how {name!r} ended"
+        raise JournalDamaged(wrong, PUT_BACK)
     return result_in(record, record.names.index(name))
 
 

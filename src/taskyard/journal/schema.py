@@ -72,11 +72,16 @@ def _row(sequence: object, first: object, last: object, chain: object, body: obj
     return Row(sequence, first, last, chain, body)
 
 
-def read_error(error: Exception, place: str) -> StateError:
+def read_error(error: Exception, place: str, lost: str = "what it held is lost") -> StateError:
     """An error while reading: the disk's trouble, or a sign of damage."""
+    if isinstance(error, IsADirectoryError):
+        return JournalDamaged(
+            f"{error.filename} is a directory where a file should be",
+            "what the file held is lost: put it back from a copy",
+        )
     if isinstance(error, OSError) or _code(error) in _FAILURES:
         return JournalFailed(f"can't read the journal, {place} ({error}); {_advice(error)}")
-    return JournalDamaged(f"{place} can't be read ({error})", "what it held is lost")
+    return JournalDamaged(f"{place} can't be read ({' '.join(str(error).split())})", lost)
 
 
 def write_error(error: Exception, what: str, path: Path) -> JournalFailed:

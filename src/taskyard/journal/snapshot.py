@@ -90,7 +90,7 @@ def read(directory: Path, sequence: int) -> Snapshot:
         ) from error
     snapshot = decode(content, path.name)
     if snapshot.head.sequence != sequence:
-        raise _damaged(path.name, f"is that of row {snapshot.head.sequence}")
+        raise damaged(path.name, f"is that of row {snapshot.head.sequence}")
     return snapshot
 
 
@@ -109,10 +109,10 @@ def encode(identity: bytes, head: Head, taken: Image) -> bytes:
 def decode(content: bytes, name: str) -> Snapshot:
     """What `encode` made these bytes of; `name` is the file's, for the words of an error."""
     if len(content) < HEADER_BYTES:
-        raise _damaged(name, "has lost its end")
+        raise damaged(name, "has lost its end")
     magic, version = _OPENING.unpack_from(content)
     if magic != MAGIC:
-        raise _damaged(name, "does not begin as one")
+        raise damaged(name, "does not begin as one")
     if version not in _READERS:
         raise FormatUnknown(
             f"snapshot {name} has format {version}, this version of Taskyard reads up to {FORMAT}: "
@@ -120,11 +120,11 @@ def decode(content: bytes, name: str) -> Snapshot:
         )
     sealed = unseal(content[_OPENING.size : _OPENING.size + SEALED_BYTES])
     if sealed is None:
-        raise _damaged(name, "does not say soundly which row it is of")
+        raise damaged(name, "does not say soundly which row it is of")
     identity, head = sealed
     taken = _decode_body(content, version, name)
     if taken.record != head.record:
-        raise _damaged(name, f"holds record {taken.record} where {head.record} should be")
+        raise damaged(name, f"holds record {taken.record} where {head.record} should be")
     return Snapshot(identity, head, taken)
 
 
@@ -132,14 +132,15 @@ def _decode_body(content: bytes, version: int, name: str) -> Image:
     length, digest = _MEASURES.unpack_from(content, _OPENING.size + SEALED_BYTES)
     body = memoryview(content)[HEADER_BYTES:]
     if len(body) != length:
-        raise _damaged(name, f"has a body of {len(body)} bytes where {length} were written")
+        raise damaged(name, f"has a body of {len(body)} bytes where {length} were written")
     if hashlib.sha256(body).digest() != digest:
-        raise _damaged(name, "has a body that does not match its digest")
+        raise damaged(name, "has a body that does not match its digest")
     try:
         return _READERS[version](body)
     except msgspec.MsgspecError as error:
-        raise _damaged(name, f"has a body that can't be read ({error})") from error
+        raise damaged(name, f"has a body that can't be read ({error})") from error
 
 
-def _damaged(name: str, how: str) -> JournalDamaged:
-    return JournalDamaged(f"snapshot {name} {how}")
+def damaged(name: str, how: str) -> JournalDamaged:
+    lost = "the state as of its row can't be told from it: put the file back from a copy"
+    return JournalDamaged(f"snapshot {name} {how}", lost)

@@ -20,6 +20,7 @@ write and call the next sync a success, so nothing is acknowledged any more.
 
 import logging
 import secrets
+import shlex
 import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -29,6 +30,7 @@ from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chain, inspection, schema, witness
 from taskyard.journal.chain import Head, Row
 from taskyard.journal.files import (
+    PUT_BACK,
     create_private,
     free_bytes,
     make_private_directory,
@@ -237,7 +239,9 @@ class SqliteStore:
     def _stored(self, sequence: int) -> Row:
         for row in schema.select_rows(self._connection, "WHERE sequence = ?", sequence):
             return row
-        raise JournalDamaged(f"row {sequence} is missing", "it is lost")
+        raise JournalDamaged(
+            f"row {sequence} is missing in {self._path}", f"it is lost: {PUT_BACK}"
+        )
 
 
 _CLOSED = "the journal is closed: open it again"
@@ -290,8 +294,8 @@ def _believe(directory: Path) -> tuple[bytes, Head, Head]:
     if verdict.wrong or not verdict.anchor or not verdict.head:
         raise JournalDamaged(
             f"the journal in {directory} is damaged: {'; '.join(verdict.wrong)}",
-            f"{'; '.join(verdict.lost)}. Nothing was repaired or removed; `taskyard journal check` "
-            "tells more. Put the state directory back from a copy, or give another --state",
+            f"{'; '.join(verdict.lost)}. Nothing was repaired or removed; `taskyard journal check "
+            f"--state {shlex.quote(str(directory))}` tells more. P{PUT_BACK[1:]}",
         )
     if verdict.torn_bytes:
         logger.warning(

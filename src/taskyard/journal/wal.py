@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import msgspec
 
 from taskyard.errors import JournalDamaged
+from taskyard.journal.schema import FILE_NAME
 
 DATABASE_HEADER_BYTES = 100
 _DATABASE_MAGIC = b"SQLite format 3\0"
@@ -38,7 +39,9 @@ class Tail(msgspec.Struct, frozen=True):
 def check_database_header(header: bytes) -> None:
     """Refuse what SQLite might take for an empty database, and then delete the log of."""
     if header[:16] != _DATABASE_MAGIC or header[18:21] != _WAL_MODE:
-        raise JournalDamaged("the database's header is damaged", "none of its rows can be read")
+        raise JournalDamaged(
+            f"the header of {FILE_NAME} is damaged", "none of its rows can be read"
+        )
 
 
 def tail(log: bytes) -> Tail:
