@@ -10,7 +10,8 @@ from itertools import repeat
 from typing import TYPE_CHECKING
 
 from taskyard.core.agenda import OPEN_LANE
-from taskyard.core.states import BLOCKED, DELAYED, READY
+from taskyard.core.ledger import lane_counts, one_lane
+from taskyard.core.states import BLOCKED, DELAYED, READY, TaskState
 from taskyard.core.tasks import Task
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def _enter_alike(ledger: Ledger, submission: Submission, at_ns: int) -> Tasks:
     names, payloads, terms = submission.names, submission.payloads, submission.terms[0]
     if len(payloads) < len(names):
         payloads = payloads * len(names)
-    lanes = _lanes(ledger.services[terms.service], submission)
+    service = ledger.services[terms.service]
+    lanes = _lanes(service, submission)
     state = DELAYED if terms.due_ns > at_ns else READY
     if submission.after is None:
         rows = zip(names, payloads, lanes, strict=False)
@@ -63,43 +65,48 @@ def _enter_alike(ledger: Ledger, submission: Submission, at_ns: int) -> Tasks:
             for name, payload, lane, waiting in zip(names, payloads, lanes, waits, strict=False)
         ]
         free = [task for task in tasks if not task.waits]
-        ledger.tally(terms, None, BLOCKED, len(tasks) - len(free))
+        if submission.lanes is None:
+            tasks[0].lane.tasks += len(tasks) - len(free)
+            ledger.tally(terms, None, BLOCKED, len(tasks) - len(free))
+        else:
+            _hold(ledger, [task for task in tasks if task.waits], terms, BLOCKED)
     if terms.due_ns:
         for task in tasks:
             task.due_ns = terms.due_ns
-    _place(ledger, free, terms, in_lanes=submission.lanes is not None, at_ns=at_ns)
+    if state is DELAYED:
+        _hold(ledger, free, terms, DELAYED)
+        ledger.plan(free)
+    elif free:
+        _queue(ledger, free, terms)
     return tasks
 
 
 def _lanes(service: Service, submission: Submission) -> Iterable[Lane]:
-    """The lane of each task, made when it is first needed, with the tasks counted in it."""
+    """The lane of each task, made when it is first needed."""
     if submission.lanes is None:
-        lane = service.lane(OPEN_LANE)
-        lane.tasks += len(submission.names)
-        return repeat(lane)
+        return repeat(service.lane(OPEN_LANE))
     known, make = service.lanes, service.lane
-    lanes = [known.get(name) or make(name) for name in submission.lanes]
-    for lane in lanes:
-        lane.tasks += 1
-    return lanes
+    return [known.get(name) or make(name) for name in submission.lanes]
 
 
-def _place(ledger: Ledger, tasks: Tasks, terms: Terms, *, in_lanes: bool, at_ns: int) -> None:
-    """Count new tasks that wait for no other, and put them in their queues or on the agenda."""
-    if not tasks:
-        return
-    if terms.due_ns > at_ns:
-        ledger.tally(terms, None, DELAYED, len(tasks))
-        ledger.plan(tasks)
-        return
+def _hold(ledger: Ledger, tasks: Tasks, terms: Terms, state: TaskState) -> None:
+    """Count new tasks that wait for more than a worker."""
+    ledger.tally(terms, None, state, len(tasks))
+    for lane, count in lane_counts(tasks):
+        lane.tasks += count
+
+
+def _queue(ledger: Ledger, tasks: Tasks, terms: Terms) -> None:
+    """Count new tasks that are ready, and put them in their queues."""
     ledger.tally(terms, None, READY, len(tasks))
-    if in_lanes:
-        ledger.enqueue_new(tasks, terms.priority)
-    else:
-        lane = tasks[0].lane
-        lane.ready += len(tasks)
-        lane.queue(terms.priority).items += tasks
-        ledger.stir(lane)
+    lane = one_lane(tasks)
+    if lane is None:
+        ledger.enter_lanes(tasks, terms.priority)
+        return
+    lane.tasks += len(tasks)
+    lane.ready += len(tasks)
+    lane.queue(terms.priority).items += tasks
+    ledger.stir(lane)
 
 
 def _enter_each(ledger: Ledger, submission: Submission, at_ns: int) -> Tasks:
@@ -109,16 +116,16 @@ def _enter_each(ledger: Ledger, submission: Submission, at_ns: int) -> Tasks:
         terms = submission.terms_of(index)
         lane_name = OPEN_LANE if submission.lanes is None else submission.lanes[index]
         lane = ledger.services[terms.service].lane(lane_name)
-        lane.tasks += 1
         waits = 0 if submission.after is None else len(submission.after[index])
         state = BLOCKED if waits else DELAYED if terms.due_ns > at_ns else READY
         task = Task(name, submission.payload_of(index), terms, lane, state, waits)
         task.due_ns = terms.due_ns
-        if waits:
-            ledger.tally(terms, None, BLOCKED, 1)
+        if state is READY:
+            _queue(ledger, [task], terms)
         else:
-            _place(ledger, [task], terms, in_lanes=bool(lane.name), at_ns=at_ns)
+            _hold(ledger, [task], terms, state)
         tasks.append(task)
+    ledger.plan([task for task in tasks if task.state is DELAYED])
     return tasks
 
 

@@ -140,10 +140,11 @@ class Ledger:
             of_campaign[source] -= count
             of_service[source] -= count
 
-    def enqueue_new(self, tasks: Tasks, priority: int) -> None:
-        """Queue READY tasks of one priority that were never leased, each in its lane."""
+    def enter_lanes(self, tasks: Tasks, priority: int) -> None:
+        """Count new READY tasks of one priority in their lanes, and queue them there."""
         for task in tasks:
             lane = task.lane
+            lane.tasks += 1
             lane.ready += 1
             line = lane.line
             if line.priority != priority:
