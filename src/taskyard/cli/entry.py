@@ -4,9 +4,11 @@ The only place that ends the process. A verb raises an error of the tree, or ret
 or returns nothing when all is good.
 """
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 
 import click
 
@@ -38,6 +40,7 @@ def run(group: click.Command, arguments: Sequence[str]) -> int:
     except TaskyardError as error:
         return _report(error, talk)
     except OSError as error:
+        _drop_answer()
         return _report(_in_words(error), talk)
     except click.ClickException as error:
         error.show()
@@ -50,6 +53,15 @@ def run(group: click.Command, arguments: Sequence[str]) -> int:
 def _flush_answer() -> None:
     if sys.stdout is not None:  # as it is for a process that was started with it closed
         sys.stdout.flush()
+
+
+def _drop_answer() -> None:
+    """What stdout did not take would be tried again when Python ends, and spoil the exit code."""
+    with suppress(OSError, ValueError):  # of a stdout that is none
+        _flush_answer()
+        return
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _in_words(error: OSError) -> UserError:
