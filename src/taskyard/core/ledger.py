@@ -367,6 +367,10 @@ class Ledger:
         for name in worker.facts.services:
             service = self.service(name)
             service.workers += by
+        self.let_go(worker)
+
+    def let_go(self, worker: Worker) -> None:
+        """Keep a worker free for a suspect no longer; another may be."""
         if worker.reserved is not None:
             self.stirred[worker.reserved.name] = worker.reserved
             unreserve(worker.reserved)

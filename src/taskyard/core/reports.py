@@ -21,7 +21,7 @@ from taskyard.core.records import (
     Stale,
 )
 from taskyard.core.states import DELAYED
-from taskyard.core.workers import Worker, WorkerFacts
+from taskyard.core.workers import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Sized
@@ -35,9 +35,6 @@ DEFER_ALL_NS_DEFAULT: Final = 60 * SECOND_NS
 
 #: A task, when it is due again, and why.
 _PutOff: TypeAlias = "tuple[Task, int, bytes]"
-
-#: Holds nothing, not even what nobody holds.
-_NOBODY: Final = Worker(b"", WorkerFacts())
 
 #: `luck` is spread over the tasks of a report by this odd number (2**32 over the golden ratio).
 _LUCK_STEP: Final = 2654435761
@@ -80,7 +77,7 @@ def _sort(
     """The reported tasks that are the worker's; their places in the report, None for all of
     them; and the places of the others."""
     known, names = scheduler.ledger.tasks, event.names
-    worker = scheduler.ledger.workers.get(event.worker, _NOBODY)
+    worker = event.worker
     found = list(map(known.get, names))
     if found and _is_whole_lease(worker, found, event.attempts):
         return cast("list[Task]", found), None, []
@@ -90,8 +87,7 @@ def _sort(
             return tasks, None, []
     attempts: Sequence[int | None] = event.attempts or [None] * len(names)
     held = [
-        task is not None and _holder(task) is worker and attempt in (None, task.attempt)
-        for task, attempt in zip(found, attempts, strict=True)
+        roster.holds(worker, task, attempt) for task, attempt in zip(found, attempts, strict=True)
     ]
     taken: dict[bytes, int] = {}
     for index, good in enumerate(held):
@@ -103,30 +99,26 @@ def _sort(
 
 
 def _is_whole_lease(
-    worker: Worker, found: Sequence[Task | None], attempts: list[int] | None
+    worker: bytes, found: Sequence[Task | None], attempts: list[int] | None
 ) -> bool:
     """The report is on a lease as it was given: whoever works in batches reports so."""
     lease = found[0].lease if found[0] is not None else None
-    if lease is None or lease.worker is not worker or lease.tasks != found:
+    if lease is None or lease.worker.name != worker or lease.tasks != found:
         return False
     if lease.left != len(lease.tasks):  # some of it was settled before, or given to another
         return False
     return attempts is None or attempts == [task.attempt for task in lease.tasks]
 
 
-def _all_held(worker: Worker, tasks: list[Task], attempts: list[int] | None) -> bool:
+def _all_held(worker: bytes, tasks: list[Task], attempts: list[int] | None) -> bool:
     """The worker holds all of these, by these attempts: nearly every report. Of one lease, as
     most are, they are looked at as columns."""
     if attempts is not None and attempts != [task.attempt for task in tasks]:
         return False
     leases = [task.lease for task in tasks]
     if leases.count(leases[0]) == len(leases):
-        return _holder(tasks[0]) is worker
-    return all(_holder(task) is worker for task in tasks)
-
-
-def _holder(task: Task) -> Worker | None:
-    return None if task.lease is None else task.lease.worker
+        return roster.holds(worker, tasks[0], None)
+    return all(roster.holds(worker, task, None) for task in tasks)
 
 
 def _column(column: list[bytes] | None, kept: list[int] | None) -> list[bytes] | None:

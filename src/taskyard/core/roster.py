@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from taskyard.core import assigning, watching
-from taskyard.core.agenda import unreserve
 from taskyard.core.effects import Dismiss, Noted, Refusal, Refused, Stop, Stranger
 from taskyard.core.limits import (
     HEARTBEATS_UNLISTED_MAX,
@@ -130,20 +129,13 @@ def worker_cut(scheduler: Scheduler, event: events.WorkerCut) -> None:
     not_called(scheduler.ledger, worker)
     worker.turn(Turn.CUT_OFF)
     worker.listed = -1
-    let_go(scheduler.ledger, worker)
+    scheduler.ledger.let_go(worker)
 
 
 def not_called(ledger: Ledger, worker: Worker) -> None:
     """A worker that was called won't come, or came for nothing: call another."""
     if worker.state is CALLED:
         ledger.stirred[worker.called_for] = ledger.service(worker.called_for)
-
-
-def let_go(ledger: Ledger, worker: Worker) -> None:
-    """Keep a worker free for a suspect no longer; another may be."""
-    if worker.reserved is not None:
-        ledger.stirred[worker.reserved.name] = worker.reserved
-        unreserve(worker.reserved)
 
 
 def fell_silent(scheduler: Scheduler, worker: Worker) -> None:

@@ -86,8 +86,8 @@ def check_trim(through: int, head: Head) -> None:
 class MemoryStore:
     """A journal that ends with its process: for tests and brokers in memory. Keeps `Store`."""
 
-    def __init__(self) -> None:
-        self.identity = secrets.token_bytes(chain.IDENTITY_BYTES)
+    def __init__(self, identity: bytes | None = None) -> None:
+        self.identity = identity or secrets.token_bytes(chain.IDENTITY_BYTES)
         self._anchor = Head(0, 0, chain.origin(self.identity))
         self._rows: list[Row] = []
         self._closed = False

@@ -93,9 +93,9 @@ def _nothing(*_arguments: Any, **_named: Any) -> None:
 def settled_lease_believed() -> Iterator[None]:
     """A report on a whole lease counts, though some of it was settled or given to another."""
 
-    def is_whole_lease(worker: Worker, found: list[Task | None], _attempts: Any) -> bool:
+    def is_whole_lease(worker: bytes, found: list[Task | None], _attempts: Any) -> bool:
         lease = found[0].lease if found[0] is not None else None
-        return lease is not None and lease.worker is worker and lease.tasks == found
+        return lease is not None and lease.worker.name == worker and lease.tasks == found
 
     with swapped(reports, "_is_whole_lease", is_whole_lease):
         yield

@@ -16,7 +16,7 @@ from taskyard.errors import JournalFailed
 from taskyard.journal import chain
 from taskyard.journal.chain import Head, Row
 from taskyard.journal.recovery import archivable
-from taskyard.journal.store import DISK_RESERVE_BYTES, check_row, check_trim
+from taskyard.journal.store import DISK_RESERVE_BYTES, MemoryStore, check_row
 from taskyard.sim.plan import Faults, chance
 
 
@@ -24,17 +24,15 @@ class Crashed(Exception):
     """The broker's process ends here and now."""
 
 
-class SimStore:
+class SimStore(MemoryStore):
     """The journal of one simulated broker. It outlives the broker's crashes: see `reopen`."""
 
     def __init__(self, luck: Random, faults: Faults, durable: Callable[[Row], None]) -> None:
+        super().__init__(luck.randbytes(chain.IDENTITY_BYTES))
         self._luck = luck
         self._faults = faults
         #: Told each row at the moment from which no crash can take it back.
         self._durable = durable
-        self.identity = luck.randbytes(chain.IDENTITY_BYTES)
-        self._anchor = Head(0, 0, chain.origin(self.identity))
-        self._rows: list[Row] = []
         self._witness = self._anchor
         self._witness_synced = self._anchor
         self._broken = False
@@ -42,14 +40,6 @@ class SimStore:
         self.took_ns = 0
         #: The disk is nearly full: nothing but completions may be written.
         self.full = False
-
-    @property
-    def head(self) -> Head:
-        return self._rows[-1].head if self._rows else self._anchor
-
-    @property
-    def anchor(self) -> Head:
-        return self._anchor
 
     def commit(self, body: bytes, records: int) -> Head:
         check_row(body, records)
@@ -84,24 +74,11 @@ class SimStore:
         kept = self._rows[start.sequence - self._anchor.sequence :]
         return chain.verify(kept, start, self._witness)
 
-    def row_of(self, record: int) -> Row | None:
-        return next((row for row in self._rows if row.holds(record)), None)
-
-    def trim(self, through: int) -> None:
-        check_trim(through, self.head)
-        anchor = self._head_at(through)
-        del self._rows[: anchor.sequence - self._anchor.sequence]
-        self._anchor = anchor
-
     def room_bytes(self) -> int:
         return DISK_RESERVE_BYTES // 2 if self.full else 2 * DISK_RESERVE_BYTES
 
     def close(self) -> None:
         self._broken = True
-
-    def _head_at(self, sequence: int) -> Head:
-        index = min(sequence, self.head.sequence) - self._anchor.sequence
-        return self._rows[index - 1].head if index > 0 else self._anchor
 
     # What happens to the disk while the broker is down.
 
