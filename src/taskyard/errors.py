@@ -5,8 +5,15 @@ line and leaves with the class's exit code; nobody else turns an error into a nu
 
     TaskyardError
     ├── PeerError              the peer's: it sent what it must not, or is not there
+    │   ├── Malformed          bytes that are no message; what a decoder raises, and nothing else
+    │   └── NoBroker           nobody answers there
     ├── UserError              the user's: usage and settings
+    │   ├── Refused            the broker understood, and said no
     │   └── StateLocked        the state directory is in use by another process
+    ├── TaskFailed             the task's own: it was tried, and there is no result
+    │   └── TaskBlocked        it waits behind a task that failed
+    ├── TimedOut               what was waited for did not come in time
+    ├── ClientClosed           nobody listens for an answer any more
     ├── StateError             the disk's, or ours: what is kept can't be trusted or kept on
     │   ├── FormatUnknown      written by another version of Taskyard
     │   ├── JournalDamaged     what is on disk is not what was written
@@ -44,14 +51,48 @@ class PeerError(TaskyardError):
     exit_code = ExitCode.NO_BROKER
 
 
+class Malformed(PeerError):
+    """Bytes that are no message of the dialect. Decoders raise this or return a value."""
+
+
+class NoBroker(PeerError):
+    """Nobody answers where a broker should be."""
+
+
 class UserError(TaskyardError):
     """The user's fault: an argument, a setting or a file that can't be used as it is."""
 
     exit_code = ExitCode.USAGE
 
 
+class Refused(UserError):
+    """The broker understood what it was asked, did nothing, and said why."""
+
+
 class StateLocked(UserError):
     """The state directory is in use by another process."""
+
+
+class TaskFailed(TaskyardError):
+    """A task ended without a result. The text is its reason."""
+
+    exit_code = ExitCode.TASK_FAILED
+
+
+class TaskBlocked(TaskFailed):
+    """A task waits behind one that failed, and will go on only if that is tried again."""
+
+
+class TimedOut(TaskyardError, TimeoutError):
+    """What was waited for did not come in the time that was given."""
+
+    exit_code = ExitCode.TIMED_OUT
+
+
+class ClientClosed(TaskyardError):
+    """The client was closed while something of it was not answered yet."""
+
+    exit_code = ExitCode.CANCELLED
 
 
 class StateError(TaskyardError):

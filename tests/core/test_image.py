@@ -5,7 +5,7 @@ from hypothesis import given, settings
 
 from taskyard.core import image, invariants
 from taskyard.core.effects import Accepted
-from taskyard.core.events import Outcome, PauseAsked, ResumeAsked, Unknown
+from taskyard.core.events import Outcome, PauseAsked, ResumeAsked, Unknown, WorkProgressed
 from taskyard.core.image import Image
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
@@ -58,6 +58,24 @@ def test_restored_ledger_has_the_same_portrait_and_keeps_its_invariants() -> Non
     restored = again(ledger)
     assert image.portrait(restored) == image.portrait(ledger)
     invariants.check_ledger(restored)
+
+
+def test_image_from_before_outputs_were_kept_can_be_restored() -> None:
+    yard = rich()
+    columns = msgspec.msgpack.decode(msgspec.msgpack.encode(image.take(yard.scheduler.ledger)))
+    columns.pop()
+    older = msgspec.msgpack.decode(msgspec.msgpack.encode(columns), type=Image)
+    assert image.restore(older).outputs == {}
+
+
+def test_restored_ledger_knows_what_was_printed() -> None:
+    yard = Yard()
+    yard.join(b"w")
+    yard.submit(b"a")
+    yard.take(b"w")
+    yard.handle(WorkProgressed(0, b"w", [b"a"], texts=[b"one"]))
+    record = yard.scheduler.ledger.record
+    assert again(yard.scheduler.ledger).outputs == {b"a": record}
 
 
 def test_empty_ledger_can_be_restored() -> None:

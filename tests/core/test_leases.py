@@ -47,9 +47,8 @@ def test_lease_is_recorded_and_then_told() -> None:
     yard.join(b"w", silence_ns=TEN_NS, slots_total=5)
     effects = yard.ask(b"w", 5)
     terms = Terms(submitted_ns=5)
-    assert effects == [
-        Assign(b"w", [b"a", b"b"], [1, 1], [b"a", b"b"], [terms, terms], [b"", b"x"], TEN_NS)
-    ]
+    names, lanes = [b"a", b"b"], [b"", b"x"]
+    assert effects == [Assign(b"w", names, [1, 1], names, [terms, terms], lanes, TEN_NS, at_ns=5)]
     assert yard.records == [Leased(5, b"w", [b"a", b"b"], [1, 1], TEN_NS)]
 
 

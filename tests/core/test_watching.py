@@ -84,7 +84,10 @@ def test_who_watches_what_is_settled_is_told_at_once(yard: Yard) -> None:
     yard.cancel(b"cancelled")
     names = [b"done", b"failed", b"cancelled"]
     effects = yard.watch(*names, b"ready", b"unknown")
-    assert effects == [Told(b"watcher", 0, names, [DONE, FAILED, CANCELLED], [b"", b"oh", b""])]
+    done = yard[b"done"].ending
+    assert done is not None
+    states, texts = [DONE, FAILED, CANCELLED], [None, b"oh", b""]
+    assert effects == [Told(b"watcher", 0, names, states, texts, [done.record])]
     assert list(yard.scheduler.watchers) == [b"ready", b"unknown"]
 
 

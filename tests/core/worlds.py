@@ -12,23 +12,34 @@ from taskyard.core.events import (
     CancelAsked,
     ClientGone,
     DrainAsked,
+    Event,
+    ExplainAsked,
+    ListAsked,
+    LookupAsked,
+    Misunderstood,
     Outcome,
+    OutputAsked,
     PauseAsked,
     Repeat,
+    ResultsAsked,
     ResumeAsked,
     RetryAsked,
     Rules,
     RulesSet,
     Scope,
     SlotFreed,
+    StatsAsked,
     SubmitAsked,
     Unknown,
+    WaitEnded,
     WatchAsked,
+    WatchEnded,
     WorkAsked,
     WorkerAppeared,
     WorkerCut,
     WorkerGone,
     WorkerHeard,
+    WorkersAsked,
     WorkProgressed,
     WorkReported,
     WorkReturned,
@@ -139,6 +150,9 @@ STEPS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "pause": pauses | lane_pauses,
     "resume": pauses | lane_pauses,
     "watch": st.fixed_dictionaries({"names": names, "campaign": st.sampled_from([None, b"c"])}),
+    "watch ended": st.just({}),
+    "wait ended": st.fixed_dictionaries({"worker": worker}),
+    "questions": st.fixed_dictionaries({"names": names}),
     "client gone": st.just({}),
     "rules": st.fixed_dictionaries({"rules": rules, "workers_max": st.sampled_from([0, 0, 1])}),
     "clock": st.fixed_dictionaries({"seconds": st.integers(0, 20)}),
@@ -203,7 +217,27 @@ def _return(yard: Yard, worker: bytes, after: list[bytes] | None) -> list[Any]:
 def _progress(yard: Yard, worker: bytes) -> list[Any]:
     held = held_by(yard, worker) or [(b"a", 1)]
     columns = [name for name, _ in held], [attempt for _, attempt in held]
-    return yard.handle(WorkProgressed(0, worker, *columns, [1] * len(held), [b""] * len(held)))
+    return yard.handle(WorkProgressed(0, worker, *columns, None, [b"", *columns[0][1:]]))
+
+
+def _ask_everything(yard: Yard, names: list[bytes]) -> list[Any]:
+    """Every question at once: none of them may change anything."""
+    questions: list[Event] = [
+        Misunderstood(0, b"client", 1, "what?"),
+        LookupAsked(0, b"client", names),
+        ListAsked(0, b"client", Scope(), names[0], cursor=len(names), count=2),
+        StatsAsked(0, b"client"),
+        ExplainAsked(0, b"client", names[0]),
+        WorkersAsked(0, b"client"),
+        ResultsAsked(0, b"client", names),
+        OutputAsked(0, b"client", names[0]),
+    ]
+    told: list[Any] = []
+    for question in questions:
+        told += yard.handle(question)
+        assert yard.records == []
+    assert len(told) == len(questions)
+    return told
 
 
 def _hear(yard: Yard, worker: bytes, lists: int | None) -> list[Any]:
@@ -234,6 +268,9 @@ _TAKE: dict[str, Callable[..., list[Any]]] = {
     "pause": lambda yard, **given: yard.handle(PauseAsked(0, b"client", **given)),
     "resume": lambda yard, **given: yard.handle(ResumeAsked(0, b"client", **given)),
     "watch": lambda yard, **given: yard.handle(WatchAsked(0, b"watcher", **given)),
+    "watch ended": lambda yard: yard.handle(WatchEnded(0, b"watcher", 0)),
+    "wait ended": lambda yard, worker: yard.handle(WaitEnded(0, worker)),
+    "questions": _ask_everything,
     "client gone": lambda yard: yard.handle(ClientGone(0, b"watcher")),
     "rules": _rules,
     "clock": lambda yard, seconds: yard.clock(seconds * SECOND_NS),

@@ -12,12 +12,19 @@ from taskyard.core.events import (
     CancelAsked,
     ClientGone,
     Event,
+    ExplainAsked,
+    ListAsked,
+    LookupAsked,
+    OutputAsked,
     Repeat,
+    ResultsAsked,
     RetryAsked,
     Scope,
+    StatsAsked,
     SubmitAsked,
     TimePassed,
     WatchAsked,
+    WorkProgressed,
     WorkReported,
     WorkReturned,
 )
@@ -27,6 +34,7 @@ from taskyard.core.records import (
     Cancelled,
     Finished,
     Leased,
+    Progressed,
     Submitted,
     WorkerJoined,
 )
@@ -395,6 +403,61 @@ class TestArchived:
         assert min(records) < max(records)
         names = recovery.archivable(live, max(records) - 1)
         assert 0 < len(names) < len(records)
+
+
+class TestQuestions:
+    """Who asks about an archived task is told of it."""
+
+    @pytest.mark.parametrize(
+        "event",
+        [
+            LookupAsked(0, b"client", [b"d", b"b"]),
+            ListAsked(0, b"client", Scope(names=(b"b",))),
+            ResultsAsked(0, b"client", [b"b"]),
+            ExplainAsked(0, b"client", b"b"),
+            OutputAsked(0, b"client", b"b"),
+            WorkProgressed(0, b"w1", [b"b"]),
+        ],
+        ids=lambda event: type(event).__name__,
+    )
+    def test_archived_task_is_recalled_for(self, archived: Archived, event: Event) -> None:
+        archived.handle(event)
+        assert archived.ledger.tasks[b"b"].state is TaskState.DONE
+
+    def test_nothing_is_recalled_for_who_asks_for_no_task(self, archived: Archived) -> None:
+        before = len(archived.ledger.tasks)
+        archived.handle(StatsAsked(0, b"client"))
+        archived.handle(ListAsked(0, b"client", Scope()))
+        assert len(archived.ledger.tasks) == before
+
+
+class TestOutput:
+    @pytest.fixture
+    def store(self) -> MemoryStore:
+        store = MemoryStore()
+        texts = [b"of a", b"of b", b"more of a", b""]
+        names = [b"a", b"b", b"a", b"a"]
+        progressed = Progressed(0, b"w", names, [1] * 4, [0] * 4, texts)
+        commit(store, Submitted(0, Submission([b"a", b"b"])))
+        commit(store, Submitted(0, Submission([b"c"])), progressed)
+        return store
+
+    def test_text_comes_from_the_right_record_of_a_row(self, store: MemoryStore) -> None:
+        assert recovery.text_at(store, 3, b"b") == b"of b"
+
+    def test_latest_text_of_a_record_counts(self, store: MemoryStore) -> None:
+        assert recovery.text_at(store, 3, b"a") == b"more of a"
+
+    def test_text_of_a_trimmed_row_is_gone(self, store: MemoryStore) -> None:
+        store.trim(2)
+        assert recovery.text_at(store, 3, b"a") is None
+
+    @pytest.mark.parametrize(("record", "name"), [(1, b"a"), (2, b"c"), (3, b"c")])
+    def test_record_that_says_nothing_is_damage(
+        self, store: MemoryStore, record: int, name: bytes
+    ) -> None:
+        with pytest.raises(JournalDamaged, match=f"record {record} does not say what {name!r}"):
+            recovery.text_at(store, record, name)
 
 
 class TestResults:

@@ -1,7 +1,7 @@
 """The benchmarks' command: runs a suite, prints its table, writes its JSON."""
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -9,8 +9,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from taskyard.bench import core
-from taskyard.bench.core import Line
+from taskyard.bench import broker, core
+from taskyard.bench.lines import Line
+from taskyard.bench.settings import Settings
 
 
 class Report(msgspec.Struct):
@@ -28,28 +29,77 @@ def main() -> None:
     """Measure Taskyard, side by side with what it should reach."""
 
 
-@main.command("core")
-@click.option("--repeats", default=3, show_default=True, help="Run each case so many times.")
-@click.option("--huge", is_flag=True, help="Also ten million tasks; takes minutes and 6 GB.")
-@click.option(
+repeats_option = click.option(
+    "--repeats",
+    default=3,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Run each case so many times.",
+)
+json_option = click.option(
     "--json", "json_file", type=click.Path(path_type=Path), help="Write the figures here."
 )
+
+
+@main.command("core")
+@repeats_option
+@click.option("--huge", is_flag=True, help="Also ten million tasks; takes minutes and 6 GB.")
+@json_option
 def core_command(repeats: int, json_file: Path | None, *, huge: bool) -> None:
     """The scheduler alone, and with the journal.
 
     Example: ./yard bench core --repeats 5 --json core.json
     """
+    _finish("core", core.run(repeats=repeats, huge=huge, say=_whisper()), json_file)
+
+
+@main.command("broker")
+@repeats_option
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(list(broker.CASES)),
+    help="This case alone; may be given several times.",
+)
+@click.option("--quick", is_flag=True, help="Small numbers: whether it runs, not how fast.")
+@click.option("--huge", is_flag=True, help="Also ten million tasks; takes minutes and 6 GB.")
+@click.option("--profile", is_flag=True, help="Print where the broker spends its time.")
+@json_option
+def broker_command(  # noqa: PLR0913  # an option each
+    repeats: int,
+    only: tuple[str, ...],
+    json_file: Path | None,
+    *,
+    quick: bool,
+    huge: bool,
+    profile: bool,
+) -> None:
+    """The whole broker: processes, sockets, journal.
+
+    State directories are made where TMPDIR says: it should be on the disk that is meant.
+
+    Example: ./yard bench broker --only batches --only plain --json broker.json
+    """
+    settings = Settings(_whisper(), repeats, quick, huge, profile)
+    _finish("broker", broker.run(settings, only), json_file)
+
+
+def _whisper() -> Callable[[str], None]:
+    """How it goes is nobody's output."""
     console = Console(stderr=True)
-    lines = core.run(repeats=repeats, huge=huge, say=lambda text: console.print(text, style="dim"))
-    show("core", lines)
+    return lambda text: console.print(text, style="dim")
+
+
+def _finish(suite: str, lines: list[Line], json_file: Path | None) -> None:
+    show(suite, lines)
     if json_file is not None:
-        report = Report("core", platform.python_version(), platform.machine(), lines)
+        report = Report(suite, platform.python_version(), platform.machine(), lines)
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
 
 
 def show(suite: str, lines: Sequence[Line]) -> None:
     """The table: best of several, spread, floor, goal, verdict."""
-    table = Table(title=f"bench {suite}: best of several, CPU time", title_justify="left")
+    table = Table(title=f"bench {suite}: best of several", title_justify="left")
     table.add_column("what")
     for column in ("best", "worst", "unit", "floor", "goal", "reached"):
         table.add_column(column, justify="left" if column in {"unit", "reached"} else "right")

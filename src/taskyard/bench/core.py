@@ -6,30 +6,19 @@ spread is shown, because wall and CPU times on a shared machine only ever err up
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
 from taskyard.bench.core_case import Case
-from taskyard.bench.floors import CORE_TASK_US, GROWTH, QUEUED_TASK_BYTES, RECOVERY_S, Bound
+from taskyard.bench.floors import CORE_TASK_US, GROWTH, QUEUED_TASK_BYTES, RECOVERY_S
+from taskyard.bench.lines import Line, line
 from taskyard.bench.workloads import SHAPES
 
 BATCH = 100
 COUNT_SMALL = 10_000
 COUNT = 1_000_000
 COUNT_HUGE = 10_000_000
-
-
-class Line(msgspec.Struct):
-    """One line of the table: a figure, how it spreads, and what it should be."""
-
-    what: str
-    unit: str
-    best: float
-    worst: float
-    floor: float | None = None
-    goal: float | None = None
-    verdict: str = ""
 
 
 def run(*, repeats: int, huge: bool, say: Callable[[str], None]) -> list[Line]:
@@ -104,13 +93,3 @@ def task_us(case: Case) -> float:
 
 def queued_bytes(case: Case) -> float:
     return case.queued_bytes / case.count
-
-
-def line(
-    what: str, unit: str, figures: "Sequence[float] | map[float]", bound: Bound | None = None
-) -> Line:
-    values = sorted(figures)
-    made = Line(what, unit, values[0], values[-1])
-    if bound is not None:
-        made.floor, made.goal, made.verdict = bound.floor, bound.goal, bound.verdict(values[0])
-    return made

@@ -6,15 +6,21 @@ from msgspec import Struct
 
 
 class Bound(Struct, frozen=True):
-    """A measured figure should be at most this."""
+    """A measured figure should be at most this; with `at_least`, at least."""
 
     floor: float
     goal: float
+    at_least: bool = False
 
     def verdict(self, figure: float) -> str:
-        if figure <= self.goal:
+        if self._is_reached(figure, self.goal):
             return "goal"
-        return "floor" if figure <= self.floor else f"missed, {figure / self.floor:.2f} × floor"
+        if self._is_reached(figure, self.floor):
+            return "floor"
+        return f"missed, {figure / self.floor:.2f} × floor"
+
+    def _is_reached(self, figure: float, mark: float) -> bool:
+        return figure >= mark if self.at_least else figure <= mark
 
 
 #: CPU microseconds of submit, lease and finish a task, scheduler alone, batch 100, a million tasks.
@@ -29,3 +35,21 @@ QUEUED_TASK_BYTES: Final = Bound(400, 260)
 GROWTH: Final = Bound(1.5, 1.15)
 #: Seconds to recover a million unfinished tasks.
 RECOVERY_S: Final = Bound(5.0, 2.0)
+
+#: CPU microseconds a task of broker, producer and two workers together, batch 100: durable, or with
+#: the journal in memory.
+BROKER_TASK_US: Final = {"durable": Bound(10.0, 6.5), "in memory": Bound(8.0, 5.5)}
+#: Cost a task in chains, or in lanes, over that of flat tasks, the whole broker.
+SHAPE_COST: Final = Bound(1.6, 1.3)
+#: Tasks a second through the broker that dwork is known for, batch 1, as its own server does it.
+DWORK_TASKS_A_SECOND: Final = 5_500
+#: Tasks a second, eight plain peers that do one task at a time: 1.5 and 3 times dwork's own server.
+PLAIN_TASKS_A_SECOND: Final = Bound(
+    1.5 * DWORK_TASKS_A_SECOND, 3.0 * DWORK_TASKS_A_SECOND, at_least=True
+)
+#: Tasks a second by one-task calls in a loop.
+CALLS_A_SECOND: Final = Bound(25_000, 60_000, at_least=True)
+#: Milliseconds from submit to result of one task, idle broker, the median.
+LATENCY_MS: Final = {"durable": Bound(1.0, 0.65), "in memory": Bound(0.5, 0.35)}
+#: Milliseconds for a page of a listing of a million tasks.
+LISTING_MS: Final = Bound(200, 50)

@@ -18,10 +18,10 @@ TASKS_A_CHAIN: Final = 10
 TASKS_A_LANE: Final = 10
 
 
-def submissions(shape: Shape, count: int, batch: int) -> Iterator[SubmitAsked]:
-    """A campaign of `count` tasks as events of `batch` tasks each."""
-    for start in range(0, count, batch):
-        numbers = range(start, min(start + batch, count))
+def submissions(shape: Shape, count: int, batch: int, first: int = 0) -> Iterator[SubmitAsked]:
+    """A campaign of `count` tasks as events of `batch` tasks each, numbered from `first` on."""
+    for start in range(first, first + count, batch):
+        numbers = range(start, min(start + batch, first + count))
         names = [b"task-%09d" % number for number in numbers]
         payloads = [b"payload-of-%09d" % number for number in numbers]  # 20 bytes
         submission = Submission(names, payloads)

@@ -9,6 +9,7 @@ simulator runs this very code. It knows nothing of sockets, dialects or SQLite.
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from taskyard.broker.answers import Answers
 from taskyard.core.effects import Effect
 from taskyard.core.events import ClockSet, Event, RoomChanged, TimePassed
 from taskyard.core.limits import SECOND_NS
@@ -20,8 +21,9 @@ from taskyard.journal.store import DISK_RESERVE_BYTES, Store
 #: The wall clock may drift this far from the monotonic one before it counts as a jump.
 CLOCK_DRIFT_NS_MAX: Final = SECOND_NS // 100
 
-#: How often the disk's free space is looked at.
+#: How often the disk's free space is looked at: after a time, and after so much was written.
 ROOM_CHECK_NS: Final = SECOND_NS
+ROOM_CHECK_BYTES: Final = 4 * 1024 * 1024
 
 
 class Clock(Protocol):
@@ -59,8 +61,10 @@ class Broker:
         self.clock = clock
         #: Ended tasks that are no longer in memory; None while there are none.
         self.index = index
+        self._answers = Answers(store, index)
         self._undelivered: Sequence[Event] = ()
         self._room_checked_ns: int | None = None
+        self._bytes_since_check = 0
         scheduler.resume(clock.monotonic_ns())
 
     def turn(self) -> None:
@@ -69,7 +73,10 @@ class Broker:
         effects = self._decide([*self._undelivered, *arrived])
         records = self.scheduler.take_records()
         if records:
-            self.store.commit(encode(records), len(records))
+            body = encode(records)
+            self.store.commit(body, len(records))
+            self._bytes_since_check += len(body)
+        self._answers.complete(effects)
         self._undelivered = self.port.send(effects)
 
     def _wait_ns(self) -> int | None:
@@ -91,14 +98,20 @@ class Broker:
             effects += self.scheduler.handle(TimePassed(now_ns))
         return effects
 
+    def _is_room_due(self, now_ns: int) -> bool:
+        checked_ns = self._room_checked_ns
+        if checked_ns is None or self._bytes_since_check >= ROOM_CHECK_BYTES:
+            return True
+        return now_ns - checked_ns >= ROOM_CHECK_NS
+
     def _of_the_world(self, now_ns: int) -> list[Event]:
         """What the machine has to tell: its clock was set, its disk fills up."""
         told: list[Event] = []
         wall_ns = self.clock.wall_ns()
         if abs(wall_ns - now_ns - self.scheduler.wall_offset_ns) > CLOCK_DRIFT_NS_MAX:
             told.append(ClockSet(now_ns, wall_ns))
-        if self._room_checked_ns is None or now_ns - self._room_checked_ns >= ROOM_CHECK_NS:
-            self._room_checked_ns = now_ns
+        if self._is_room_due(now_ns):
+            self._room_checked_ns, self._bytes_since_check = now_ns, 0
             accepting = self.store.room_bytes() > DISK_RESERVE_BYTES
             if accepting is not self.scheduler.accepting:
                 told.append(RoomChanged(now_ns, accepting))

@@ -16,6 +16,7 @@ from taskyard import __version__
 from taskyard.cli.lazy import LazyGroup
 from taskyard.cli.options import Talk, verbose_option
 from taskyard.cli.verbs import VERBS
+from taskyard.cli.words import plain
 from taskyard.errors import ExitCode, TaskyardError, UserError
 
 
@@ -34,11 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(group: click.Command, arguments: Sequence[str]) -> int:
     """Run a command and return its exit code; what went wrong is on stderr by then."""
     talk = Talk()
+    answer: object = None
     try:
         answer = group.main(arguments, prog_name="taskyard", standalone_mode=False, obj=talk)
         _flush_answer()
     except TaskyardError as error:
         return _report(error, talk)
+    except BrokenPipeError:  # nobody reads on, as `head` does: no error
+        _drop_answer()
     except OSError as error:
         _drop_answer()
         return _report(_in_words(error), talk)
@@ -46,6 +50,7 @@ def run(group: click.Command, arguments: Sequence[str]) -> int:
         error.show()
         return ExitCode.USAGE
     except click.Abort:
+        click.echo(f"taskyard: {talk.interrupted}", err=True)
         return ExitCode.INTERRUPTED
     return answer if isinstance(answer, int) else ExitCode.GOOD
 
@@ -80,5 +85,5 @@ def _report(error: TaskyardError, talk: Talk) -> int:
     """Say in one line what happened; where it came from only to those who ask."""
     if talk.verbose:
         traceback.print_exception(error)
-    click.echo(f"taskyard: {' '.join(str(error).splitlines())}", err=True)
+    click.echo(f"taskyard: {plain(' '.join(str(error).splitlines()))}", err=True)
     return error.exit_code

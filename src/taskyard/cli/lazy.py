@@ -39,6 +39,13 @@ class LazyGroup(click.Group):
         verb = self.verbs.get(cmd_name)
         return verb.load() if verb else None
 
+    def invoke(self, ctx: click.Context) -> object:
+        """Call the verb. Click would end the process with 1 where nobody reads the answer on."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise click.exceptions.Exit(0) from None
+
     def format_commands(
         self,
         ctx: click.Context,  # noqa: ARG002  # click's signature

@@ -4,9 +4,34 @@ An option of this file stores what it was given in the `Talk` of the call, so th
 before the verb and after it.
 """
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import click
+
+Decorated = TypeVar("Decorated", bound=Callable[..., object])
+
+
+class Duration(click.ParamType[int]):
+    """`90s`, `5m`, `1h30m` or plain seconds, as nanoseconds; never 0."""
+
+    name = "duration"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        from taskyard.client.campaign.values import BadValue, read_limit  # noqa: PLC0415  # when used
+
+        if isinstance(value, int):
+            return value
+        try:
+            return read_limit(value)
+        except BadValue as bad:
+            self.fail(str(bad), param, ctx)
+
+
+DURATION = Duration()
 
 
 class Talk:
@@ -17,6 +42,19 @@ class Talk:
         self.verbose = False
         #: Say nothing but the answer.
         self.quiet = False
+        #: Answer with a JSON document.
+        self.as_json = False
+        #: The endpoint of the broker; None: as the environment says, or the state directory.
+        self.broker: str | None = None
+        #: The state directory; None: as the environment says, or the usual one.
+        self.state: Path | None = None
+        #: What to say when it is interrupted.
+        self.interrupted = "interrupted"
+
+    def say(self, line: str) -> None:
+        """Tell the user what goes on, beside the answer."""
+        if not self.quiet:
+            click.echo(line, err=True)
 
 
 def _remember_verbose(context: click.Context, _option: click.Parameter, given: bool) -> None:  # noqa: FBT001  # click's signature
@@ -54,10 +92,67 @@ state_option = click.option(
     "--state",
     type=click.Path(path_type=Path),
     default=".taskyard",
+    envvar="TASKYARD_STATE",
     metavar="DIR",
     help="The state directory; ./.taskyard if not given.",
+)
+
+#: For verbs that talk to a broker: what is not given is left to `client.finding`.
+broker_option = click.option(
+    "--broker",
+    metavar="URL",
+    help="The broker's endpoint; that of the state directory if not given.",
+)
+
+broker_state_option = click.option(
+    "--state",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The broker's state directory; ./.taskyard if not given.",
 )
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Answer with one JSON document, for programs."
 )
+
+
+def _remember(name: str) -> Callable[[click.Context, click.Parameter, object], None]:
+    """Store what an option was given in the `Talk`, under this name."""
+
+    def remember(context: click.Context, _option: click.Parameter, given: object) -> None:
+        if given:
+            setattr(context.ensure_object(Talk), name, given)
+
+    return remember
+
+
+def broker_options(command: Decorated) -> Decorated:
+    """What every verb has that talks to a broker; the verb finds it in its `Talk`."""
+    for option in (
+        verbose_option,
+        quiet_option,
+        click.option(
+            "--json",
+            is_flag=True,
+            expose_value=False,
+            callback=_remember("as_json"),
+            help="Answer with one JSON document, for programs.",
+        ),
+        click.option(
+            "--state",
+            type=click.Path(path_type=Path),
+            metavar="DIR",
+            expose_value=False,
+            callback=_remember("state"),
+            help="The broker's state directory; ./.taskyard if not given.",
+        ),
+        click.option(
+            "--broker",
+            metavar="URL",
+            expose_value=False,
+            callback=_remember("broker"),
+            help="Where the broker is, if not in the state directory; or TASKYARD_BROKER.",
+        ),
+    ):
+        command = option(command)
+    return command

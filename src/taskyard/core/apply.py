@@ -165,8 +165,15 @@ def _unexpired(terms: Terms, at_ns: int) -> Terms:
     return structs.replace(terms, expires_ns=soft_ns, expires_hard_ns=hard_ns)
 
 
-def _only_history(ledger: Ledger, record: records.Progressed | records.Stale) -> None:
-    """Progress and stale reports change nothing; the history wants them."""
+def _progressed(ledger: Ledger, record: records.Progressed) -> None:
+    """Progress changes nothing; where the latest output lies is known."""
+    for name, text in zip(record.names, record.texts, strict=True):
+        if text:
+            ledger.outputs[name] = ledger.record
+
+
+def _stale(ledger: Ledger, record: records.Stale) -> None:
+    """Stale reports change nothing; the history wants them."""
 
 
 def _worker_joined(ledger: Ledger, record: records.WorkerJoined) -> None:
@@ -229,8 +236,8 @@ _APPLY_TO_TASKS: dict[type, Callable[[Ledger, Any, Tasks], None]] = {
 
 _APPLY: dict[type, Callable[[Ledger, Any], None]] = {
     records.Submitted: entering.submitted,
-    records.Progressed: _only_history,
-    records.Stale: _only_history,
+    records.Progressed: _progressed,
+    records.Stale: _stale,
     records.WorkerJoined: _worker_joined,
     records.WorkerLeft: _worker_left,
     records.SlotsFreed: _slots_freed,

@@ -10,7 +10,7 @@ from taskyard.core.effects import Assign, Nothing, Wake
 from taskyard.core.ledger import one_lane
 from taskyard.core.limits import CALL_NS_MAX
 from taskyard.core.records import Leased
-from taskyard.core.states import CALLED, DRAINING, Turn
+from taskyard.core.states import CALLED, DRAINING, PARKED, Turn
 
 if TYPE_CHECKING:
     from taskyard.core import events
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 
 def work_asked(scheduler: Scheduler, event: events.WorkAsked) -> None:
-    worker = scheduler.heard(event.worker)
+    worker = scheduler.heard(event.worker, event.request)
     if worker is None:
         return
+    answer_wish(scheduler, worker)
+    worker.asked = event.request
     if worker.state is DRAINING:
         if worker.leases and not event.parks:
-            scheduler.tell(Nothing(worker.name, settled=False))
+            _tell_nothing_yet(scheduler, worker)
         roster.dismiss_if_drained(scheduler, worker)
     elif event.parks and worker.facts.called:
         park(scheduler, worker, event.count)  # it is told of work, and asks for it then
@@ -35,11 +37,46 @@ def work_asked(scheduler: Scheduler, event: events.WorkAsked) -> None:
     elif event.parks:
         park(scheduler, worker, event.count)
     else:
-        settled = watching.nothing_to_come(scheduler.ledger, worker)
-        scheduler.tell(Nothing(worker.name, settled))
+        _tell_nothing(scheduler, worker)
         if worker.state is CALLED:
             roster.not_called(scheduler.ledger, worker)
             park(scheduler, worker, worker.wanted)  # it still waits, but not for this call
+        elif worker.state is PARKED and not (worker.facts.called or worker.facts.standing):
+            _unpark(worker)  # what it asks now replaces what it waited for
+
+
+def wait_ended(scheduler: Scheduler, event: events.WaitEnded) -> None:
+    worker = scheduler.ledger.workers.get(event.worker)
+    if worker is None or worker.asked != event.request:
+        if event.request:  # it has left, or asked for something else since: answer it all the same
+            scheduler.tell(Nothing(event.worker, settled=False, request=event.request))
+    elif worker.state is PARKED:
+        _unpark(worker)
+        _tell_nothing(scheduler, worker)
+    else:
+        answer_wish(scheduler, worker)
+
+
+def _tell_nothing(scheduler: Scheduler, worker: Worker) -> None:
+    settled = watching.nothing_to_come(scheduler.ledger, worker)
+    scheduler.tell(Nothing(worker.name, settled, worker.asked))
+    worker.asked = 0
+
+
+def answer_wish(scheduler: Scheduler, worker: Worker) -> None:
+    """What a worker asked for is not to be had any more: it went away, or asks anew."""
+    if worker.asked:
+        _tell_nothing_yet(scheduler, worker)
+
+
+def _tell_nothing_yet(scheduler: Scheduler, worker: Worker) -> None:
+    scheduler.tell(Nothing(worker.name, settled=False, request=worker.asked))
+    worker.asked = 0
+
+
+def _unpark(worker: Worker) -> None:
+    worker.turn(Turn.STOPPED_WAITING)
+    worker.listed = -1
 
 
 def park(scheduler: Scheduler, worker: Worker, count: int) -> None:
@@ -63,7 +100,9 @@ def lease(scheduler: Scheduler, worker: Worker, count: int) -> bool:
     terms = [task.terms for task in tasks]
     lane = one_lane(tasks)
     lanes = [task.lane.name for task in tasks] if lane is None else [lane.name] * len(tasks)
-    scheduler.tell(Assign(worker.name, names, attempts, payloads, terms, lanes, lease_ns))
+    columns = (names, attempts, payloads, terms, lanes, lease_ns)
+    scheduler.tell(Assign(worker.name, *columns, scheduler.at_ns, worker.asked))
+    worker.asked = 0
     _note_use(scheduler, worker, tasks)
     return True
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from enum import Enum
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-from taskyard.core.states import TaskState
+from taskyard.core.explain import Explanation
+from taskyard.core.states import TaskState, WorkerState
 from taskyard.core.tasks import Terms
 
 
@@ -27,7 +28,7 @@ class Refusal(Enum):
     BUSY = "busy"  #: a leased task can't be given more to wait for
     CANCELLED = "cancelled"  #: would wait for a cancelled task
     FULL = "full"  #: the broker takes no more tasks now
-    MALFORMED = "malformed"  #: the columns do not fit together
+    MALFORMED = "malformed"  #: it makes no sense, or its columns do not fit together
 
 
 class Effect(Struct, gc=False):
@@ -60,15 +61,147 @@ class Acted(Effect):
     count: int
 
 
+class AnswerDue(Effect):
+    """To a client: the answer that its dialect has for it."""
+
+    client: bytes
+    request: int
+
+
 class Told(Effect):
-    """To a client that watches: these tasks are settled."""
+    """To a client that watches: these tasks are settled. To one that asks for results: this is
+    what has become of those that are known."""
 
     client: bytes
     request: int
     names: list[bytes]
     states: list[TaskState]
-    #: Results of DONE tasks where they are at hand, reasons of FAILED ones.
-    texts: list[bytes]
+    #: Results of DONE tasks, reasons of FAILED ones. None: a result that is not at hand; it lies
+    #: in the journal, and the shell puts it in before this leaves.
+    texts: list[bytes | None]
+    #: In which record, for each None among the texts.
+    records: list[int] = field(default_factory=list)
+
+
+class TaskView(Struct, gc=False):
+    """What there is to see of a task. All times are of the wall clock, 0 where there is none."""
+
+    name: bytes
+    state: TaskState
+    campaign: bytes
+    service: bytes
+    lane: bytes
+    priority: int
+    attempt: int
+    failures: int
+    losses: int
+    slots: int
+    submitted_ns: int
+    origin: bytes = b""
+    #: DELAYED: until when.
+    due_ns: int = 0
+    #: LEASED: who holds it, and since when.
+    worker: bytes = b""
+    leased_ns: int = 0
+    #: DONE and CANCELLED: since when.
+    ended_ns: int = 0
+    #: How many tasks it waits for, and how many wait for it.
+    waits: int = 0
+    dependents: int = 0
+    #: Its latest failure.
+    reason: bytes = b""
+    #: BLOCKED: some of the tasks that hold it up, where it was looked up by name.
+    after: list[bytes] = field(default_factory=list)
+
+
+class Found(Effect):
+    """To a client: what is known of the tasks that it named, without those that nobody knows."""
+
+    client: bytes
+    request: int
+    views: list[TaskView]
+
+
+class Listed(Effect):
+    """To a client: a page of tasks."""
+
+    client: bytes
+    request: int
+    views: list[TaskView]
+    #: Where the next page begins; 0: this was the last.
+    cursor: int
+
+
+class Stats(Struct, gc=False):
+    """How much of everything there is. Counts are by `TaskState`."""
+
+    counts: list[int]
+    #: BLOCKED tasks behind a failure.
+    stuck: int
+    workers: int
+    #: Records since the journal began.
+    records: int
+    #: Submissions are taken.
+    accepting: bool
+    #: Everything is paused.
+    paused: bool
+    campaigns: list[tuple[bytes, list[int]]]
+    #: With the number of workers that offer each.
+    services: list[tuple[bytes, list[int], int]]
+
+
+class Counted(Effect):
+    """To a client: how much of everything there is."""
+
+    client: bytes
+    request: int
+    stats: Stats
+
+
+class Explained(Effect):
+    """To a client: why a task is where it is."""
+
+    client: bytes
+    request: int
+    name: bytes
+    explanation: Explanation
+
+
+class WorkerView(Struct, gc=False):
+    """What there is to see of a worker."""
+
+    name: bytes
+    state: WorkerState
+    services: tuple[bytes, ...]
+    slots_total: int
+    slots_used: int
+    #: How many tasks it holds.
+    held: int
+    heard_ns_ago: int
+    dialect: bytes
+    incarnation: int
+    silence_ns: int
+
+
+class Rostered(Effect):
+    """To a client: the workers that are there."""
+
+    client: bytes
+    request: int
+    workers: list[WorkerView]
+
+
+class Printed(Effect):
+    """To a client: the end of what a task printed."""
+
+    client: bytes
+    request: int
+    name: bytes
+    #: The task is known.
+    found: bool
+    #: The record that holds it; 0: it has printed nothing. The shell puts the text in.
+    record: int
+    text: bytes = b""
 
 
 class Assign(Effect):
@@ -81,6 +214,10 @@ class Assign(Effect):
     terms: list[Terms]
     lanes: list[bytes]
     lease_ns: int
+    #: When they were leased, by the wall clock.
+    at_ns: int = 0
+    #: The wish that this fulfils; 0: it asked for nothing in particular.
+    request: int = 0
 
 
 class Nothing(Effect):
@@ -89,6 +226,7 @@ class Nothing(Effect):
     worker: bytes
     #: Nor will there be, unless somebody submits or retries.
     settled: bool
+    request: int = 0
 
 
 class Wake(Effect):
@@ -110,12 +248,14 @@ class Dismiss(Effect):
     """To a worker: go away."""
 
     worker: bytes
+    request: int = 0
 
 
 class Stranger(Effect):
     """To a worker: nobody knows you. Say who you are."""
 
     worker: bytes
+    request: int = 0
 
 
 class Noted(Effect):

@@ -43,6 +43,7 @@ def submitted(ledger: Ledger, record: Submitted) -> None:
     if record.attempts is not None:
         for task, attempt in zip(tasks, record.attempts, strict=True):
             task.attempt = task.excused = attempt
+            ledger.outputs.pop(task.name, None)  # what the generation before has printed
     _mind_hard_expiry(ledger, submission)
 
 

@@ -81,6 +81,7 @@ class WorkAsked(Event):
     worker: bytes
     count: int = 1
     parks: bool = True
+    request: int = 0
 
 
 class WorkReported(Event):
@@ -114,11 +115,18 @@ class WorkReturned(Event):
 
 
 class WorkProgressed(Event):
+    """A worker tells how far it is with tasks that it holds, and what they print."""
+
     worker: bytes
     names: list[bytes]
-    attempts: list[int]
-    percents: list[int]
-    texts: list[bytes]
+    #: The attempt each is about; None: whichever the worker holds.
+    attempts: list[int] | None = None
+    #: None: nobody says how far.
+    percents: list[int] | None = None
+    #: The end of what each has printed; None: nothing.
+    texts: list[bytes] | None = None
+    #: 0: nobody waits for an answer.
+    request: int = 0
 
 
 class SlotFreed(Event):
@@ -134,6 +142,8 @@ class WorkerHeard(Event):
     held: list[tuple[bytes, int]] | None = None
     #: How often it tells; 0: what it does not list is not taken for lost.
     heartbeat_ns: int = 0
+    #: 0: nobody waits for an answer.
+    request: int = 0
 
 
 class WorkerGone(Event):
@@ -147,6 +157,13 @@ class WorkerCut(Event):
     """What was sent to a worker could not be delivered. It is no longer parked."""
 
     worker: bytes
+
+
+class WaitEnded(Event):
+    """A parked worker waits no longer for what it asked by this request, and is to be told so."""
+
+    worker: bytes
+    request: int = 0
 
 
 class DrainAsked(Event):
@@ -206,10 +223,91 @@ class WatchAsked(Event):
     request: int = 0
 
 
+class WatchEnded(Event):
+    """A client need not be told any more what it asked for by this request."""
+
+    client: bytes
+    request: int
+
+
 class ClientGone(Event):
     """Nobody is there to be told any more."""
 
     client: bytes
+
+
+class Misunderstood(Event):
+    """A request that made no sense, and why. It is refused in its turn."""
+
+    client: bytes
+    request: int
+    text: str
+
+
+class LookupAsked(Event):
+    """What is known of these tasks?"""
+
+    client: bytes
+    names: list[bytes]
+    request: int = 0
+
+
+class ListAsked(Event):
+    """Which tasks are there? Page by page, in the order of their submission."""
+
+    client: bytes
+    scope: Scope
+    #: Only names that contain this.
+    match: bytes = b""
+    #: What the page before said; 0: the first page.
+    cursor: int = 0
+    count: int = 100
+    request: int = 0
+
+
+class StatsAsked(Event):
+    """How much of everything is there?"""
+
+    client: bytes
+    request: int = 0
+
+
+class ExplainAsked(Event):
+    """Why is a task where it is?"""
+
+    client: bytes
+    name: bytes
+    request: int = 0
+
+
+class WorkersAsked(Event):
+    """Which workers are there?"""
+
+    client: bytes
+    request: int = 0
+
+
+class ResultsAsked(Event):
+    """What became of these tasks? Told at once of those that are known, settled or not."""
+
+    client: bytes
+    names: list[bytes]
+    request: int = 0
+
+
+class OutputAsked(Event):
+    """What did a task print last?"""
+
+    client: bytes
+    name: bytes
+    request: int = 0
+
+
+class AnswerDue(Event):
+    """A dialect answers a request by itself; the answer passes through here to keep its place."""
+
+    client: bytes
+    request: int
 
 
 class Rules(Struct, frozen=True):

@@ -88,6 +88,7 @@ class Image(Struct, array_like=True, gc=False):
     leases: list[LeaseImage] = field(default_factory=list)
     reasons: dict[bytes, bytes] = field(default_factory=dict)
     envelopes: dict[bytes, bytes] = field(default_factory=dict)
+    outputs: dict[bytes, int] = field(default_factory=dict)
 
 
 def take(ledger: Ledger) -> Image:
@@ -136,6 +137,7 @@ def take(ledger: Ledger) -> Image:
         leases=_lease_images(ledger, places),
         reasons=ledger.reasons,
         envelopes=ledger.envelopes,
+        outputs=ledger.outputs,
     )
 
 
@@ -187,6 +189,7 @@ def restore(image: Image) -> Ledger:
     if any(terms.expires_ns or terms.expires_hard_ns for terms in image.terms):
         ledger.mind_age([task for task in tasks if task.ending is None], NUMBER_MAX)
     ledger.reasons, ledger.envelopes = image.reasons, image.envelopes
+    ledger.outputs = image.outputs
     return ledger
 
 
@@ -284,6 +287,7 @@ def portrait(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
         "awaited": {name: _names(tasks) for name, tasks in sorted(ledger.awaited.items())},
         "reasons": dict(ledger.reasons),
         "envelopes": dict(ledger.envelopes),
+        "outputs": {name: ledger.outputs[name] for name in tasks if name in ledger.outputs},
     }
 
 

@@ -46,6 +46,8 @@ def check_ledger(ledger: Ledger) -> None:
         serving = sum(service.serving for service in ledger.services.values())
         _equal(ledger.serving, serving, "pairs of lanes and workers")
     _check_agenda(ledger)
+    for name in ledger.outputs:
+        _require(name in ledger.tasks, f"output of {name!r}, which nobody knows")
 
 
 def _equal(kept: object, derived: object, what: str) -> None:

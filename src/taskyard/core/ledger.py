@@ -43,6 +43,8 @@ class Ledger:
         self.reasons: dict[bytes, bytes] = {}
         #: What a dialect keeps beside the payload, for tasks that have it.
         self.envelopes: dict[bytes, bytes] = {}
+        #: The latest record of what a task printed, for tasks that have printed.
+        self.outputs: dict[bytes, int] = {}
         #: How many tasks are in each state, by `TaskState`; archived ones stay counted.
         self.counts = [0] * len(TaskState)
         #: Some tasks take more than one slot, so that room must be counted.
@@ -111,6 +113,7 @@ class Ledger:
             task = self.tasks.get(name)
             if task is not None and task.ending is not None:
                 del self.tasks[name]
+                self.outputs.pop(name, None)
 
     def recall(self, one: Ended) -> None:
         """Remember an archived task again, because somebody is about to speak of it."""

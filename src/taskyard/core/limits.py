@@ -51,11 +51,29 @@ LEASE_TASKS_MAX: Final = 10_000
 #: Failure texts are kept in memory for as long as the task is: the tail says what went wrong.
 REASON_BYTES_MAX: Final = 2048
 
+#: The end of what a task prints goes through the journal each time: the tail says how it goes.
+OUTPUT_BYTES_MAX: Final = 65_536
+
 #: A lease that a live worker does not list in this many heartbeats was lost on the way to it.
 HEARTBEATS_UNLISTED_MAX: Final = 2
 
 #: What one turn of the clock moves at most; the rest follows in the next turn.
 TIMER_TASKS_MAX: Final = 10_000
+
+#: A page of a listing: one message, and a millisecond of the broker's time.
+LIST_TASKS_MAX: Final = 1000
+
+#: How far one page looks for tasks that fit, so that a rare one holds up nobody else's answer.
+LIST_SCAN_MAX: Final = 200_000
+
+#: A listing looks at so many tasks at once, column by column.
+LIST_STEP: Final = 512
+
+#: Tasks that hold one up, in an answer about it: who wants all of them walks the graph.
+AFTER_SHOWN_MAX: Final = 100
+
+#: Campaigns and services in one answer: more make a page that nobody reads.
+STATS_ROWS_MAX: Final = 1000
 
 #: Void entries that a service's list of parked workers may hold, beside two a worker.
 PARKED_VOID_MAX: Final = 16

@@ -6,12 +6,19 @@ is recorded as such, and changes nothing. That is what fences a worker which was
 
 from __future__ import annotations
 
+from itertools import compress, repeat
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from taskyard.core import roster, submission, watching
 from taskyard.core.effects import Noted, Refusal, Refused
 from taskyard.core.events import Outcome
-from taskyard.core.limits import NUMBER_MAX, REASON_BYTES_MAX, SECOND_NS, TASKS_A_MESSAGE_MAX
+from taskyard.core.limits import (
+    NUMBER_MAX,
+    OUTPUT_BYTES_MAX,
+    REASON_BYTES_MAX,
+    SECOND_NS,
+    TASKS_A_MESSAGE_MAX,
+)
 from taskyard.core.records import (
     Finished,
     Postponed,
@@ -40,14 +47,15 @@ _PutOff: TypeAlias = "tuple[Task, int, bytes]"
 _LUCK_STEP: Final = 2654435761
 _LUCK_MAX: Final = 1 << 32
 
+_UNFIT: Final = f"a report's columns must be of one length, at most {TASKS_A_MESSAGE_MAX}"
+
 
 def work_reported(scheduler: Scheduler, event: events.WorkReported) -> None:
     worker = scheduler.ledger.workers.get(event.worker)
     if worker is not None:
         worker.heard_ns = scheduler.now_ns
     if not _fit(event.names, event.attempts, event.outcomes, event.texts, event.retry_at_ns):
-        text = f"a report's columns must be of one length, at most {TASKS_A_MESSAGE_MAX}"
-        scheduler.tell(Refused(event.worker, event.request, Refusal.MALFORMED, text))
+        scheduler.tell(Refused(event.worker, event.request, Refusal.MALFORMED, _UNFIT))
         return
     tasks, kept, stale = _sort(scheduler, event)
     if stale:
@@ -138,7 +146,7 @@ def _finish(
     results = _column(event.texts, kept)
     record = Finished(scheduler.at_ns, event.worker, names, attempts, results, event.keeps_slots)
     scheduler.emit(record, tasks)
-    watching.tell_settled(scheduler, tasks, results)
+    watching.tell_settled(scheduler, tasks, repeat(b"") if results is None else results)
 
 
 def _settle(
@@ -239,7 +247,7 @@ def _defer_lanes(scheduler: Scheduler, tasks: list[Task]) -> None:
 
 def work_returned(scheduler: Scheduler, event: events.WorkReturned) -> None:
     """All of it is the worker's and comes back, or nothing does."""
-    worker = scheduler.heard(event.worker)
+    worker = scheduler.heard(event.worker, event.request)
     if worker is None:
         return
     known = scheduler.ledger.tasks
@@ -278,17 +286,35 @@ def _resolve(scheduler: Scheduler, event: events.WorkReturned) -> list[list[byte
 
 
 def work_progressed(scheduler: Scheduler, event: events.WorkProgressed) -> None:
-    if scheduler.heard(event.worker) is None:
-        return
+    scheduler.heard(event.worker)
     if not _fit(event.names, event.attempts, event.percents, event.texts):
-        return  # nobody waits for an answer
-    known = scheduler.ledger.tasks
-    columns = zip(event.names, event.attempts, event.percents, event.texts, strict=True)
-    rows = [row for row in columns if roster.holds(event.worker, known.get(row[0]), row[1])]
-    if rows:
-        names, attempts, percents, texts = map(list, zip(*rows, strict=True))
-        record = Progressed(scheduler.at_ns, event.worker, names, attempts, percents, texts)
-        scheduler.emit(record)
+        if event.request:
+            scheduler.tell(Refused(event.worker, event.request, Refusal.MALFORMED, _UNFIT))
+        return
+    known, worker = scheduler.ledger.tasks, event.worker
+    attempts: Sequence[int | None] = event.attempts or [None] * len(event.names)
+    columns = zip(event.names, attempts, strict=True)
+    held = [roster.holds(worker, known.get(name), attempt) for name, attempt in columns]
+    if any(held):
+        scheduler.emit(_progress(scheduler, event, held))
+    if event.request:
+        missing = [name for name, own in zip(event.names, held, strict=True) if not own]
+        scheduler.tell(Noted(worker, event.request, missing))
+
+
+def _progress(scheduler: Scheduler, event: events.WorkProgressed, held: list[bool]) -> Progressed:
+    """What is to be kept of it, for the tasks that the worker holds."""
+    names = list(compress(event.names, held))
+    percents = compress(event.percents or [0] * len(held), held)
+    texts = compress(event.texts or [b""] * len(held), held)
+    return Progressed(
+        scheduler.at_ns,
+        event.worker,
+        names,
+        [scheduler.ledger.tasks[name].attempt for name in names],
+        [min(max(percent, 0), 100) for percent in percents],
+        [text[-OUTPUT_BYTES_MAX:] for text in texts],
+    )
 
 
 def slot_freed(scheduler: Scheduler, event: events.SlotFreed) -> None:

@@ -36,6 +36,7 @@ def worker_appeared(scheduler: Scheduler, event: events.WorkerAppeared) -> None:
     worker = scheduler.ledger.workers.get(event.worker)
     if worker is not None and worker.facts.incarnation != facts.incarnation:
         not_called(scheduler.ledger, worker)
+        assigning.answer_wish(scheduler, worker)
         _lose(scheduler, worker, ReturnReason.RESTARTED)
         scheduler.emit(WorkerLeft(scheduler.at_ns, event.worker, b"restarted"))
         worker = None
@@ -75,13 +76,20 @@ def worker_heard(scheduler: Scheduler, event: events.WorkerHeard) -> None:
     worker = scheduler.heard(event.worker)
     if worker is not None and worker.facts.standing and worker.state is BUSY:
         has_room(scheduler, worker)  # after a restart, or when its route is back
-    if event.held is None:
-        return
-    listed = dict(event.held)
-    _stop_zombies(scheduler, event.worker, listed)
-    if worker is None or not event.heartbeat_ns:
-        return
-    given_before_ns = scheduler.now_ns - HEARTBEATS_UNLISTED_MAX * event.heartbeat_ns
+    if event.held is not None:
+        listed = dict(event.held)
+        _stop_zombies(scheduler, event.worker, listed)
+        if worker is not None and event.heartbeat_ns:
+            _take_unlisted(scheduler, worker, listed, event.heartbeat_ns)
+    if event.request:
+        scheduler.tell(Noted(event.worker, event.request, []))
+
+
+def _take_unlisted(
+    scheduler: Scheduler, worker: Worker, listed: dict[bytes, int], heartbeat_ns: int
+) -> None:
+    """What a live worker does not list, though it had time to, was lost on the way to it."""
+    given_before_ns = scheduler.now_ns - HEARTBEATS_UNLISTED_MAX * heartbeat_ns
     lost = [
         task
         for lease in worker.leases.values()
@@ -114,9 +122,10 @@ def holds(worker: bytes, task: Task | None, attempt: int | None) -> bool:
 def worker_gone(scheduler: Scheduler, event: events.WorkerGone) -> None:
     worker = scheduler.ledger.workers.get(event.worker)
     if worker is None:
-        scheduler.tell(Stranger(event.worker))
+        scheduler.tell(Stranger(event.worker, event.request))
         return
     not_called(scheduler.ledger, worker)
+    assigning.answer_wish(scheduler, worker)
     give_back(scheduler, worker, worker.held(), ReturnReason.LEFT)
     scheduler.emit(WorkerLeft(scheduler.at_ns, event.worker, b"left"))
     scheduler.tell(Noted(event.worker, event.request, []))
@@ -129,6 +138,7 @@ def worker_cut(scheduler: Scheduler, event: events.WorkerCut) -> None:
     not_called(scheduler.ledger, worker)
     worker.turn(Turn.CUT_OFF)
     worker.listed = -1
+    worker.asked = 0
     scheduler.ledger.let_go(worker)
 
 
@@ -141,13 +151,15 @@ def not_called(ledger: Ledger, worker: Worker) -> None:
 def fell_silent(scheduler: Scheduler, worker: Worker) -> None:
     """A worker was not heard for too long: what it held goes to others, and it is gone."""
     not_called(scheduler.ledger, worker)
+    assigning.answer_wish(scheduler, worker)
     _lose(scheduler, worker, None)
     scheduler.emit(WorkerLeft(scheduler.at_ns, worker.name, b"silent"))
 
 
 def dismiss_if_drained(scheduler: Scheduler, worker: Worker) -> None:
     if worker.state is DRAINING and not worker.leases:
-        scheduler.tell(Dismiss(worker.name))
+        scheduler.tell(Dismiss(worker.name, worker.asked))
+        worker.asked = 0
 
 
 def give_back(

@@ -2,8 +2,9 @@
 
 `handle(event)` decides and applies, and returns what the world must do; `take_records()` gives
 what must be durable before any of that is done. The deciders stand in files by subject
-(`wishes`, `watching`, `roster`, `assigning`, `reports`, `timers`): each reads the state and emits
-records. Only `apply` changes what is durable; what need not outlive the process lives here.
+(`wishes`, `queries`, `watching`, `roster`, `assigning`, `reports`, `timers`): each reads the state
+and emits records. Only `apply` changes what is durable; what need not outlive the process lives
+here.
 """
 
 from __future__ import annotations
@@ -11,7 +12,17 @@ from __future__ import annotations
 from heapq import heappush
 from typing import TYPE_CHECKING, Any
 
-from taskyard.core import assigning, effects, events, reports, roster, timers, watching, wishes
+from taskyard.core import (
+    assigning,
+    effects,
+    events,
+    queries,
+    reports,
+    roster,
+    timers,
+    watching,
+    wishes,
+)
 from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
 
@@ -96,11 +107,11 @@ class Scheduler:
     def tell(self, effect: Effect) -> None:
         self._effects.append(effect)
 
-    def heard(self, name: bytes) -> Worker | None:
+    def heard(self, name: bytes, request: int = 0) -> Worker | None:
         """The worker of that name, who shows life by this; a stranger is told so."""
         worker = self.ledger.workers.get(name)
         if worker is None:
-            self.tell(effects.Stranger(name))
+            self.tell(effects.Stranger(name, request))
         else:
             worker.heard_ns = self.now_ns
         return worker
@@ -125,12 +136,23 @@ _DECIDERS: dict[type, Callable[[Scheduler, Any], None]] = {
     events.ResumeAsked: wishes.resume_asked,
     events.DrainAsked: wishes.drain_asked,
     events.WatchAsked: watching.watch_asked,
+    events.WatchEnded: watching.watch_ended,
     events.ClientGone: watching.client_gone,
+    events.Misunderstood: queries.misunderstood,
+    events.AnswerDue: queries.answer_due,
+    events.LookupAsked: queries.lookup_asked,
+    events.ListAsked: queries.list_asked,
+    events.StatsAsked: queries.stats_asked,
+    events.ExplainAsked: queries.explain_asked,
+    events.WorkersAsked: queries.workers_asked,
+    events.ResultsAsked: queries.results_asked,
+    events.OutputAsked: queries.output_asked,
     events.WorkerAppeared: roster.worker_appeared,
     events.WorkerHeard: roster.worker_heard,
     events.WorkerGone: roster.worker_gone,
     events.WorkerCut: roster.worker_cut,
     events.WorkAsked: assigning.work_asked,
+    events.WaitEnded: assigning.wait_ended,
     events.WorkReported: reports.work_reported,
     events.WorkReturned: reports.work_returned,
     events.WorkProgressed: reports.work_progressed,

@@ -113,6 +113,7 @@ class Turn(IntEnum):
     PASSED_OVER = 3  #: it did not answer the call in time
     CUT_OFF = 4  #: its route is dead
     DRAINED = 5
+    STOPPED_WAITING = 6  #: it asked, and does not want to wait any longer
 
 
 BUSY, PARKED, CALLED, DRAINING = WorkerState
@@ -130,6 +131,7 @@ WORKER_TRANSITIONS: dict[WorkerState, dict[Turn, WorkerState]] = {
         Turn.CALLED: CALLED,
         Turn.CUT_OFF: BUSY,
         Turn.DRAINED: DRAINING,
+        Turn.STOPPED_WAITING: BUSY,
     },
     CALLED: {
         Turn.ASKED: PARKED,

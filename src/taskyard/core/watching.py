@@ -6,20 +6,23 @@ All of it is volatile. A client that was not told before a restart asks again.
 from __future__ import annotations
 
 from itertools import repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from taskyard.core.effects import Told
 from taskyard.core.limits import STUCK_CHECK_NS
 from taskyard.core.states import BLOCKED, CANCELLED, DONE, FAILED, TASK_STATES_RUNNABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from taskyard.core import events
     from taskyard.core.ledger import Ledger
     from taskyard.core.scheduler import Scheduler
-    from taskyard.core.tasks import Task
+    from taskyard.core.tasks import Ending, Task
     from taskyard.core.workers import Worker
+
+#: A client, and the request by which it asked to be told.
+_Watcher: TypeAlias = "tuple[bytes, int]"
 
 _OVER = (DONE, FAILED, CANCELLED)
 
@@ -39,10 +42,19 @@ def watch_asked(scheduler: Scheduler, event: events.WatchAsked) -> None:
     tell_stuck(scheduler)
 
 
+def watch_ended(scheduler: Scheduler, event: events.WatchEnded) -> None:
+    ended = (event.client, event.request)
+    _forget(scheduler, lambda watcher: watcher == ended)
+
+
 def client_gone(scheduler: Scheduler, event: events.ClientGone) -> None:
+    _forget(scheduler, lambda watcher: watcher[0] == event.client)
+
+
+def _forget(scheduler: Scheduler, is_over: Callable[[_Watcher], bool]) -> None:
     for watchers in (scheduler.watchers, scheduler.campaign_watchers):
         for name in [*watchers]:
-            watchers[name] = [one for one in watchers[name] if one[0] != event.client]
+            watchers[name] = [one for one in watchers[name] if not is_over(one)]
             if not watchers[name]:
                 del watchers[name]
 
@@ -50,19 +62,29 @@ def client_gone(scheduler: Scheduler, event: events.ClientGone) -> None:
 def tell_settled(
     scheduler: Scheduler, tasks: list[Task], texts: Iterable[bytes] | None = None
 ) -> None:
-    """Tell those who watch these tasks or their campaigns. `texts` are results or reasons."""
+    """Tell those who watch these tasks or their campaigns. `texts` are results or reasons, None
+    where no result is at hand."""
     if scheduler.watchers:
-        told: dict[tuple[bytes, int], Told] = {}
-        for task, text in zip(tasks, repeat(b"") if texts is None else texts, strict=False):
+        told: dict[_Watcher, Told] = {}
+        for task, text in zip(tasks, repeat(None) if texts is None else texts, strict=False):
             for watcher in scheduler.watchers.pop(task.name, ()):
                 one = told.setdefault(watcher, Told(*watcher, [], [], []))
-                one.names.append(task.name)
-                one.states.append(task.state)
-                one.texts.append(text or scheduler.ledger.reasons.get(task.name, b""))
+                add(one, scheduler.ledger, task, text)
         for one in told.values():
             scheduler.tell(one)
     if scheduler.campaign_watchers:
         _tell_campaigns(scheduler, dict.fromkeys(task.terms.campaign for task in tasks))
+
+
+def add(told: Told, ledger: Ledger, task: Task, text: bytes | None = None) -> None:
+    """Tell of one task more. A result that is not at hand is owed: the journal has it."""
+    told.names.append(task.name)
+    told.states.append(task.state)
+    if text is None and task.state is DONE:
+        told.texts.append(None)
+        told.records.append(cast("Ending", task.ending).record)
+    else:
+        told.texts.append(text or ledger.reasons.get(task.name, b""))
 
 
 def arm(scheduler: Scheduler) -> None:

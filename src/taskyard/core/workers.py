@@ -52,6 +52,8 @@ class Worker(Struct, eq=False):
     state: WorkerState = BUSY
     #: How many tasks it waits for while it is parked.
     wanted: int = 0
+    #: The request by which it asked for them; 0: none, or answered.
+    asked: int = 0
     heard_ns: int = 0
     #: When its silence is looked at next; 0: it is not watched.
     watched_ns: int = 0

@@ -3,7 +3,8 @@
 Owns which snapshot is believed. One that is damaged is passed over, aloud, only where an older one
 or the rows themselves still tell the whole story; where they don't, the state is refused. Also owns
 the way back of ended tasks, which a compaction moved out of memory: `recall_for` brings those in
-that somebody is about to speak of, `result_of` finds a result wherever it lies.
+that somebody is about to speak of, `result_of` finds a result wherever it lies, `text_at` what a
+task printed.
 
 It decides nothing, and writes nothing.
 """
@@ -11,13 +12,14 @@ It decides nothing, and writes nothing.
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain as chained
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Protocol
 
 from taskyard.core import events, image
 from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
-from taskyard.core.records import AnyRecord, Finished
+from taskyard.core.records import AnyRecord, Finished, Progressed
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Ended
 from taskyard.errors import JournalDamaged
@@ -158,6 +160,10 @@ class EndedIndex(Protocol):
         """Those of these names that have ended, in no order."""
         ...
 
+    def result(self, name: bytes) -> bytes | None:
+        """The result of a DONE task; None if this name has not ended so."""
+        ...
+
 
 def recall_for(ledger: Ledger, index: EndedIndex, names: Iterable[bytes]) -> None:
     """Bring archived tasks back into memory before the scheduler hears their names."""
@@ -184,8 +190,20 @@ def _names_of_return(event: events.WorkReturned) -> Iterable[bytes]:
     return chained(event.names, *(event.after or ()))
 
 
-def _names_of_scope(event: events.CancelAsked | events.RetryAsked) -> Iterable[bytes]:
+def _names_of_scope(
+    event: events.CancelAsked | events.RetryAsked | events.ListAsked,
+) -> Iterable[bytes]:
     return event.scope.names or ()
+
+
+def _names(
+    event: events.WorkReported | events.WorkProgressed | events.LookupAsked | events.ResultsAsked,
+) -> Iterable[bytes]:
+    return event.names
+
+
+def _one_name(event: events.ExplainAsked | events.OutputAsked) -> Iterable[bytes]:
+    return (event.name,)
 
 
 _NAMES: dict[type[events.Event], Callable[[Any], Iterable[bytes]]] = {
@@ -194,7 +212,13 @@ _NAMES: dict[type[events.Event], Callable[[Any], Iterable[bytes]]] = {
     events.CancelAsked: _names_of_scope,
     events.RetryAsked: _names_of_scope,
     events.WatchAsked: lambda event: event.names or (),
-    events.WorkReported: lambda event: event.names,
+    events.WorkReported: _names,
+    events.WorkProgressed: _names,
+    events.LookupAsked: _names,
+    events.ListAsked: _names_of_scope,
+    events.ResultsAsked: _names,
+    events.ExplainAsked: _one_name,
+    events.OutputAsked: _one_name,
 }
 
 
@@ -219,11 +243,34 @@ def result_of(store: Store, index: FinishedIndex, ledger: Ledger, name: bytes) -
     if row is None:
         return index.result(name)
     record = records_of(row, row.record_first - 1)[task.ending.record - row.record_first]
-    if not isinstance(record, Finished):
-        wrong = f"record {task.ending.record} does not say how {name!r} ended"
-        raise JournalDamaged(wrong, PUT_BACK)
-    return result_in(record, record.names.index(name))
+    return results_in(record, task.ending.record, [name])[0]
 
 
-def result_in(record: Finished, place: int) -> bytes:
-    return b"" if record.results is None else record.results[place]
+def results_in(record: AnyRecord, number: int, names: list[bytes]) -> list[bytes]:
+    """The results of these tasks, which that record of the journal must have ended."""
+    results: dict[bytes, bytes] = {}
+    if isinstance(record, Finished):
+        results = dict(zip(record.names, record.results or repeat(b""), strict=False))
+    for name in names:
+        if name not in results:
+            raise JournalDamaged(f"record {number} does not say how {name!r} ended", PUT_BACK)
+    return [results[name] for name in names]
+
+
+def text_at(store: Store, number: int, name: bytes) -> bytes | None:
+    """The end of what a task had printed as of that record; None if its row is trimmed."""
+    row = store.row_of(number)
+    if row is None:
+        return None
+    return text_in(records_of(row, row.record_first - 1)[number - row.record_first], number, name)
+
+
+def text_in(record: AnyRecord, number: int, name: bytes) -> bytes:
+    """The same, of a record that is read already."""
+    texts: list[bytes] = []
+    if isinstance(record, Progressed):
+        columns = zip(record.names, record.texts, strict=True)
+        texts = [text for own, text in columns if own == name and text]
+    if not texts:
+        raise JournalDamaged(f"record {number} does not say what {name!r} printed", PUT_BACK)
+    return texts[-1]

@@ -7,6 +7,7 @@ must be what the story of its journal says.
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core import effects, events
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
     from taskyard.core.ledger import Ledger
+    from taskyard.core.states import TaskState
     from taskyard.journal.chain import Row
     from taskyard.sim.clock import SimClock, Timeline
     from taskyard.sim.plan import Plan
@@ -89,6 +91,9 @@ class Checker:
         #: Names that a client asked to begin again if they have ended.
         self._extendable: dict[bytes, None] = {}
         self._accepted: dict[bytes, None] = {}
+        #: Results and outputs that are durable, by name.
+        self._results: dict[bytes, dict[bytes, None]] = {}
+        self._outputs: dict[bytes, dict[bytes, None]] = {}
         self._draining: dict[bytes, None] = {}
         self._drain_next: dict[bytes, None] = {}
         self._full_ns: int | None = None
@@ -199,6 +204,12 @@ class Checker:
             self._check_leased(record)
 
     def _after(self, record: r.AnyRecord) -> None:
+        if isinstance(record, r.Finished):
+            for name, result in zip(record.names, record.results or repeat(b""), strict=False):
+                self._results.setdefault(name, {})[result] = None
+        elif isinstance(record, r.Progressed):
+            for name, text in zip(record.names, record.texts, strict=True):
+                self._outputs.setdefault(name, {})[text] = None
         if isinstance(record, r.Finished | r.Failed | r.Postponed | r.Returned | r.Expired):
             for name, attempt in zip(record.names, record.attempts, strict=True):
                 self._ends.setdefault((name, attempt), []).append(record)
@@ -340,9 +351,32 @@ class Checker:
                 if name not in self.story.tasks:
                     raise Violation("lost", f"{name!r} was accepted and is not in the journal")
         elif isinstance(effect, effects.Told):
-            for name, state in zip(effect.names, effect.states, strict=True):
-                if (name, state) not in self.story.been:
-                    raise Violation("told", f"{name!r} was never {state.name}")
+            for name, state, text in zip(effect.names, effect.states, effect.texts, strict=True):
+                self._check_told(name, state)
+                if state is DONE and text not in self._results.get(name, {}):
+                    raise Violation("told", f"{text!r} was never the result of {name!r}")
+        elif isinstance(effect, effects.Found | effects.Listed):
+            for view in effect.views:
+                self._check_view(view)
+        elif isinstance(effect, effects.Counted | effects.Printed):
+            self._check_answer(effect)
+
+    def _check_view(self, view: effects.TaskView) -> None:
+        self._check_told(view.name, view.state)
+        if view.worker and self.story.leases.get((view.name, view.attempt)) != view.worker:
+            raise Violation("told", f"{view.name!r} was never held by {view.worker!r}")
+
+    def _check_answer(self, effect: effects.Counted | effects.Printed) -> None:
+        if isinstance(effect, effects.Counted):
+            if effect.stats.records > self.story.records:
+                raise Violation("told", f"{effect.stats.records} records are not in the journal")
+        elif effect.text and effect.text not in self._outputs.get(effect.name, {}):
+            raise Violation("told", f"{effect.name!r} never printed {effect.text!r}")
+
+    def _check_told(self, name: bytes, state: TaskState) -> None:
+        """A client is told nothing that is not durable."""
+        if (name, state) not in self.story.been:
+            raise Violation("told", f"{name!r} was never {state.name}")
 
     def assigned(self, assign: effects.Assign) -> None:
         for name, attempt in zip(assign.names, assign.attempts, strict=True):

@@ -5,16 +5,19 @@ checkers the moment it is; what was written and not synced is lost with a crash,
 witness is written after the commit and not synced, so a power cut may leave an older one.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
 from random import Random
 
 import msgspec
 
 from taskyard.core.ledger import Ledger
+from taskyard.core.records import Finished
 from taskyard.core.tasks import Ended, ended_of
 from taskyard.errors import JournalFailed
 from taskyard.journal import chain
 from taskyard.journal.chain import Head, Row
+from taskyard.journal.encoding import decode
 from taskyard.journal.recovery import archivable
 from taskyard.journal.store import DISK_RESERVE_BYTES, MemoryStore, check_row
 from taskyard.sim.plan import Faults, chance
@@ -114,9 +117,22 @@ class SimIndex:
 
     def __init__(self) -> None:
         self._ended: dict[bytes, Ended] = {}
+        #: Of rows that are trimmed.
+        self._results: dict[bytes, bytes] = {}
 
     def find(self, names: list[bytes]) -> list[Ended]:
         return [self._ended[name] for name in names if name in self._ended]
+
+    def result(self, name: bytes) -> bytes | None:
+        return self._results.get(name)
+
+    def keep_results(self, rows: Iterable[Row]) -> None:
+        """Keep the results that lie in rows which are about to be trimmed."""
+        for row in rows:
+            for record in decode(row.body):
+                if isinstance(record, Finished):
+                    results = record.results or repeat(b"")
+                    self._results.update(zip(record.names, results, strict=False))
 
     def archive(self, ledger: Ledger) -> None:
         """Keep what is needed of all ended tasks here, and let the broker forget them."""

@@ -155,6 +155,7 @@ class Host:
         self._snapshot = (sequence, _encode_image(image.take(broker.scheduler.ledger)))
         world.trace("snapshot", sequence)
         if world.luck.random() < world.faults.trim:
+            self._index.keep_results(self.store.rows())
             self.store.trim(sequence)
 
     def _show_damage(self) -> None:

@@ -31,6 +31,14 @@ Wish: TypeAlias = (
     | events.ResumeAsked
     | events.WatchAsked
     | events.DrainAsked
+    | events.LookupAsked
+    | events.ListAsked
+    | events.StatsAsked
+    | events.ExplainAsked
+    | events.WorkersAsked
+    | events.ResultsAsked
+    | events.OutputAsked
+    | events.Misunderstood
 )
 
 

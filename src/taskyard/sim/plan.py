@@ -120,6 +120,7 @@ class Wants(Struct):
     pause: float
     watch: float
     drain: float
+    ask: float
 
 
 class Plan(Struct):
@@ -209,6 +210,7 @@ def _draw_wants(luck: Random) -> Wants:
         pause=some(0.2),
         watch=some(0.3, 0.6),
         drain=some(0.1) if chance(luck, 0.5) else 0.0,
+        ask=some(0.5, 1.0),
     )
 
 

@@ -17,6 +17,8 @@ from taskyard.sim.plan import MILLISECOND_NS, SECOND_NS, Faults, chance, draw_ru
 from taskyard.sim.workers import KINDS, Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from taskyard.sim.world import World
 
 
@@ -50,7 +52,7 @@ class Scenario:
         for _ in range(batches):
             when_ns = self.luck.randrange(self.plan.size.faulty_ns * 2 // 3)
             client.script.append((when_ns + 1, self._submit))
-            for wish in (self._cancel, self._retry, self._pause, self._watch, self._drain):
+            for wish in self._wishes():
                 later_ns = when_ns + self.luck.randrange(self.plan.size.faulty_ns // 3)
                 client.script.append((later_ns + 1, wish))
             if self.luck.random() < self.plan.wants.repeat:
@@ -69,6 +71,10 @@ class Scenario:
             client.repeat()
 
     # What clients want.
+
+    def _wishes(self) -> list[Callable[[], Wish | None]]:
+        wishes = [self._cancel, self._retry, self._pause, self._watch, self._drain]
+        return [*wishes, self._ask, self._ask]
 
     def _submit(self) -> Wish | None:
         if self._tasks_left <= 0:
@@ -195,6 +201,25 @@ class Scenario:
         worker = self.luck.choice([None, *(worker.name for worker in self.workers)])
         return events.DrainAsked(0, b"", worker)
 
+    def _ask(self) -> Wish | None:
+        luck, known = self.luck, self.world.names or [b"nobody"]
+        if luck.random() >= self.plan.wants.ask:
+            return None
+        names = luck.sample(known, min(3, len(known)))
+        questions: list[Wish] = [
+            events.LookupAsked(0, b"", names),
+            events.LookupAsked(0, b"", names),
+            events.ResultsAsked(0, b"", names),
+            events.ResultsAsked(0, b"", names),
+            events.OutputAsked(0, b"", names[0]),
+            events.ExplainAsked(0, b"", names[0]),
+            events.ListAsked(0, b"", self._scope(), count=luck.choice((1, 5, 100))),
+            events.StatsAsked(0, b""),
+            events.WorkersAsked(0, b""),
+            events.Misunderstood(0, b"", 0, "no such request"),
+        ]
+        return luck.choice(questions)
+
     # What befalls them.
 
     def _misfortune(self) -> None:
@@ -297,10 +322,7 @@ class Scenario:
             client.relent()
             client.start()
             client.ask_again()
-        for scope in [*self.world.checker.story.paused]:
-            service, lane = scope
-            resume = partial(events.ResumeAsked, 0, b"", service, lane)
-            self.clients[0].wish(resume)
+        self._resume_all()
         for worker in self.workers:
             if not worker.retired:
                 worker.start()
@@ -312,9 +334,14 @@ class Scenario:
             fresh.start()
         self.world.timeline.after(SECOND_NS, self._probe)
 
+    def _resume_all(self) -> None:
+        for service, lane in [*self.world.checker.story.paused]:
+            self.clients[0].wish(partial(events.ResumeAsked, 0, b"", service, lane))
+
     def _probe(self) -> None:
         """One more task for each service, when most workers wait: none of them is forgotten."""
         self.probed = True
+        self._resume_all()  # a wish to pause may have been under way when all were revived
         for number, service in enumerate(self.services):
             probe = Submission([b"z%d" % number], terms=[Terms(service=service)])
             self.clients[0].wish(partial(events.SubmitAsked, 0, b"", probe))

@@ -144,7 +144,9 @@ class Worker(Peer):
             self.die()
             return
         if self.chance(self.world.faults.progress):
-            told = events.WorkProgressed(0, self.name, [name], [attempt], [50], [b""])
+            told = events.WorkProgressed(
+                0, self.name, [name], [attempt], [50], [b"half of " + name]
+            )
             self.send(told)
         held.reported = True
         if self.chance(self.world.faults.transfers):
@@ -175,9 +177,9 @@ class Worker(Peer):
         if self.says_attempts:
             report.attempts = [self.held[name].attempt for name in names]
         outcomes = [self.outcome(name) for name in names]
+        report.texts = [b"%s by %s" % (name, self.name) for name in names]
         if any(outcomes):
             report.outcomes = outcomes
-            report.texts = [b"because"] * len(names)
             report.luck = self.luck.randrange(1 << 32)
             wall_ns = self.world.clock.wall_ns()
             report.retry_at_ns = [wall_ns + self.luck.randrange(SECOND_NS)] * len(names)

@@ -1,0 +1,156 @@
+"""Campaigns through the whole broker: by batch, journal and shape."""
+
+from statistics import mean
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from taskyard.bench.floors import BROKER_TASK_US, GROWTH, SHAPE_COST
+from taskyard.bench.lines import Line, line
+from taskyard.bench.peers import Part
+from taskyard.bench.settings import Settings
+from taskyard.bench.stage import Stage
+from taskyard.bench.workloads import SHAPES, Shape
+
+WORKERS: Final = 2
+
+#: Tasks by batch: enough to run for a second or more.
+COUNTS: Final = {1: 20_000, 10: 100_000, 100: 300_000, 1000: 500_000}
+
+#: The batch that floors are given for.
+BATCH: Final = 100
+
+COUNT_SHAPES: Final = 1_000_000
+COUNT_SMALL: Final = 10_000
+COUNT_HUGE: Final = 10_000_000
+
+
+class Campaign(Struct, frozen=True):
+    """Tasks from one producer to two workers."""
+
+    count: int
+    batch: int = BATCH
+    durable: bool = True
+    #: Workers begin with the producer; else when all tasks are submitted.
+    at_once: bool = False
+    shape: Shape = "flat"
+
+
+class Run(Struct):
+    """What a campaign took."""
+
+    count: int
+    #: CPU time of all processes, and the broker's share of it.
+    cpu_ns: int
+    broker_ns: int
+    wall_ns: int
+
+    @property
+    def task_us(self) -> float:
+        return self.cpu_ns / self.count / 1e3
+
+    @property
+    def broker_us(self) -> float:
+        return self.broker_ns / self.count / 1e3
+
+    @property
+    def tasks_a_second(self) -> float:
+        return self.count * 1e9 / self.wall_ns
+
+
+def measure(campaign: Campaign, settings: Settings) -> Run:
+    """Run a campaign once, on a stage of its own."""
+    batch, count = campaign.batch, campaign.count
+    with Stage(durable=campaign.durable, profile=settings.profile) as stage:
+        produces = Part("produce", stage.endpoint, count=count, batch=batch, shape=campaign.shape)
+        works = [Part("work", stage.endpoint, number, batch=batch) for number in range(WORKERS)]
+        producer, *workers = stage.cast(produces, *works)
+        cpu_ns, broker_ns = stage.cpu_ns(), stage.broker.cpu_ns()
+        first, then = (workers, []) if campaign.at_once else ([], workers)
+        for peer in (producer, *first):
+            peer.tell()
+        produced = producer.done()
+        for peer in then:
+            peer.tell()
+        end_ns = stage.wait_for(workers, count)
+        return Run(
+            count,
+            stage.cpu_ns() - cpu_ns,
+            stage.broker.cpu_ns() - broker_ns,
+            end_ns - produced.start_ns,
+        )
+
+
+def several(campaign: Campaign, settings: Settings) -> list[Run]:
+    return [measure(campaign, settings) for _ in settings.times()]
+
+
+def batches(settings: Settings) -> list[Line]:
+    """By batch, durable and not. The cost is the mean of two ways to run the same campaign: all
+    tasks are there before workers begin, and both at once."""
+    lines: list[Line] = []
+    for journal in BROKER_TASK_US:
+        for batch, count in COUNTS.items():
+            settings.say(f"batch {batch}, {journal}: {settings.count(count):,} tasks")
+            before = Campaign(settings.count(count), batch, durable=journal == "durable")
+            backlog = several(before, settings)
+            at_once = several(replace(before, at_once=True), settings)
+            lines += _batch_lines(f"batch {batch}, {journal}", backlog, at_once)
+            if batch == BATCH:
+                _judge(lines[-5], journal)
+    return lines
+
+
+def _batch_lines(what: str, backlog: list[Run], at_once: list[Run]) -> list[Line]:
+    pairs = [*zip(backlog, at_once, strict=True)]
+    return [
+        line(what, "µs/task", [mean(run.task_us for run in pair) for pair in pairs]),
+        line("  backlog first", "µs/task", [run.task_us for run in backlog]),
+        line("  both at once", "µs/task", [run.task_us for run in at_once]),
+        line(
+            "  of it the broker",
+            "µs/task",
+            [mean(run.broker_us for run in pair) for pair in pairs],
+        ),
+        line(
+            "  both at once",
+            "tasks/s",
+            [run.tasks_a_second for run in at_once],
+            most_is_best=True,
+        ),
+    ]
+
+
+def _judge(of_all: Line, journal: str) -> None:
+    bound = BROKER_TASK_US[journal]
+    of_all.floor, of_all.goal, of_all.verdict = bound.floor, bound.goal, bound.verdict(of_all.best)
+
+
+def shapes(settings: Settings) -> list[Line]:
+    """Chains of 10 and lanes of 10 over flat tasks, durable, workers after the producer."""
+    lines: list[Line] = []
+    count = settings.count(COUNT_SHAPES)
+    flat_us = 0.0
+    for shape in SHAPES:
+        settings.say(f"{shape}: {count:,} tasks")
+        runs = several(Campaign(count, shape=shape), settings)
+        lines.append(line(f"{shape}, whole broker", "µs/task", [run.task_us for run in runs]))
+        if shape == "flat":
+            flat_us = lines[-1].best
+        else:
+            costs = [run.task_us / flat_us for run in runs]
+            lines.append(line(f"{shape} over flat", "×", costs, SHAPE_COST))
+    return [*lines, *(_growth(settings) if settings.huge else ())]
+
+
+def _growth(settings: Settings) -> list[Line]:
+    small, large = settings.count(COUNT_SMALL), settings.count(COUNT_HUGE)
+    settings.say(f"flat: {small:,} and {large:,} tasks")
+    least = min(run.task_us for run in several(Campaign(small), settings))
+    most = measure(Campaign(large), settings)
+    return [
+        line("flat, 10⁴ queued", "µs/task", [least]),
+        line("flat, 10⁷ queued", "µs/task", [most.task_us]),
+        line("10⁷ over 10⁴", "×", [most.task_us / least], GROWTH),
+    ]

@@ -1,0 +1,253 @@
+"""The peers of a measured broker, each a process of its own: `python -m taskyard.bench.peers PART`.
+
+Minimal loops on the wire, so that the broker's cost is not hidden behind a runner's. A part is a
+generator: what it yields goes to standard output, and it goes on when standard input says so. It
+yields once when it is ready and once when it is done, so that starting up is never measured.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Final, Literal
+
+import msgspec
+
+from taskyard.bench.workloads import Shape, submissions
+from taskyard.client.client import Client
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.workers import WorkerFacts
+from taskyard.net import sockets
+from taskyard.net.poller import Poller
+from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire import dwork_peer as peer
+from taskyard.wire.dwork_peer import Assigned, Reply, Reports
+
+#: Requests under way at once: a producer gathers the next ones while some travel, and a worker has
+#: a little more than it works on.
+CREATES_MAX: Final = 4
+STEALS_MAX: Final = 2
+
+#: How long a worker waits for tasks before it says how many it has done.
+IDLE_NS: Final = SECOND_NS // 50
+
+#: Longer than any phase in which a worker is not asked for anything.
+_LONG_NS: Final = 60 * SECOND_NS
+
+_STDIN: Final = 0
+_PAYLOAD: Final = b"payload-of-000000000"  # 20 bytes
+_Q: Final = pb.QueryMsg
+
+
+class Part(msgspec.Struct):
+    """What a peer is to do."""
+
+    what: Literal["produce", "work", "plain", "call", "wait"]
+    endpoint: str
+    #: Tells peers of the same part from each other.
+    number: int = 0
+    count: int = 0
+    batch: int = 1
+    shape: Shape = "flat"
+    #: The number of the first task.
+    first: int = 0
+
+
+class Done(msgspec.Struct):
+    """What a peer has done so far. Times are of the monotonic clock that all processes share."""
+
+    count: int = 0
+    start_ns: int = 0
+    end_ns: int = 0
+    #: call: when the broker had all tasks.
+    taken_ns: int = 0
+    #: wait: how long each task took.
+    waits_ns: list[int] = []
+
+
+class Link:
+    """A wire to the broker that waits for answers, and for the word to end."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._wire = sockets.connect(endpoint)
+        self._poller = Poller()
+        self._poller.add(self._wire)
+
+    def send(self, body: bytes) -> None:
+        if not self._wire.send([b"", body]):
+            raise RuntimeError("the queue to the broker is full: too many requests under way")
+
+    def receive(self) -> bytes:
+        """The next answer."""
+        while (frames := self._wire.receive()) is None:
+            self._poller.wait(None)
+        return frames[-1]
+
+    def receive_or_end(self, idle: Callable[[], None]) -> bytes | None:
+        """The next answer, or None if it is time to end; `idle` is called when neither comes."""
+        wait_ns: int | None = IDLE_NS
+        while (frames := self._wire.receive()) is None:
+            ready = self._poller.wait(wait_ns)
+            if _STDIN in ready:
+                return None
+            if not ready:
+                idle()
+                wait_ns = None
+        return frames[-1]
+
+    def heed_end(self) -> None:
+        self._poller.add(_STDIN)
+
+    def close(self) -> None:
+        self._wire.close()
+
+
+def produce(part: Part) -> Iterator[Done]:
+    """Submit tasks; done when all of them are acknowledged."""
+    link, numbers = Link(part.endpoint), count(1)
+    events = [*submissions(part.shape, part.count, part.batch, part.first)]
+    yield Done()
+    start_ns = time.monotonic_ns()
+    for under_way, event in enumerate(events):
+        if under_way >= CREATES_MAX:
+            _hear_ok(link)
+        link.send(peer.create(next(numbers), event.submission))
+    for _ in range(min(len(events), CREATES_MAX)):
+        _hear_ok(link)
+    yield Done(part.count, start_ns, time.monotonic_ns())
+
+
+def _hear_ok(link: Link) -> None:
+    reply = Reply(link.receive())
+    if reply.kind != peer.OK:
+        raise RuntimeError(f"a submission was refused: {reply.reason}")
+
+
+def work(part: Part) -> Iterator[Done]:
+    """Do tasks until told to end."""
+    link = Link(part.endpoint)
+    worker = _Worker(link, part)
+    yield Done()
+    link.heed_end()
+    worker.ask(_LONG_NS)
+    while (body := link.receive_or_end(lambda: tell(worker.done))) is not None:
+        worker.hear(Reply(body))
+    yield worker.done
+
+
+class _Worker:
+    """Reports and asks for more in one message, and has a second request under way meanwhile.
+    Where there is nothing, one request waits."""
+
+    def __init__(self, link: Link, part: Part) -> None:
+        self._link = link
+        self._batch = part.batch
+        self._location = b"worker-%d" % part.number
+        facts = WorkerFacts(slots_total=0, silence_ns=_LONG_NS)
+        self._introduction = peer.introduction(facts)
+        self._number = 0
+        #: How many tasks each request under way reports.
+        self._reported: dict[int, int] = {}
+        self.done = Done()
+
+    def ask(self, wait_ns: int = 0) -> None:
+        number = self._count(0)
+        worker, batch = self._introduction, self._batch
+        self._link.send(peer.steal(number, self._location, worker, batch, wait_ns))
+
+    def hear(self, reply: Reply) -> None:
+        reported = self._reported.pop(reply.request)
+        if reported:
+            self.done.count += reported
+            self.done.end_ns = time.monotonic_ns()
+        if reply.kind == peer.TRANSFER:
+            self._report(reply.assigned())
+            if len(self._reported) < STEALS_MAX:
+                self.ask()
+        elif not self._reported:
+            self.ask(_LONG_NS)
+
+    def _report(self, assigned: Assigned) -> None:
+        number = self._count(len(assigned.names))
+        reports = Reports(assigned.names, assigned.attempts)
+        worker, batch = self._introduction, self._batch
+        self._link.send(peer.complete(number, self._location, reports, worker, batch))
+
+    def _count(self, reported: int) -> int:
+        self._number += 1
+        self._reported[self._number] = reported
+        return self._number
+
+
+def plain(part: Part) -> Iterator[Done]:
+    """Create, steal and complete one task after the other, as a REQ socket would: dwork's own
+    bytes, an empty frame before them, and nothing sent before the answer is here."""
+    link, location = Link(part.endpoint), b"peer-%d" % part.number
+    steal = _Q(type=_Q.Steal, location=location).SerializeToString()
+    yield Done()
+    start_ns = time.monotonic_ns()
+    for number in range(part.count):
+        name = b"task-%d-%09d" % (part.number, number)
+        task = pb.TaskMsg(name=name, origin=location).SerializeToString()
+        _ask_plainly(link, _Q(type=_Q.Create, task=[task]).SerializeToString(), _Q.OK)
+        (given,) = _ask_plainly(link, steal, _Q.Transfer).task
+        name = pb.TaskMsg.FromString(given).name
+        task = pb.TaskMsg(name=name, origin=location).SerializeToString()
+        complete = _Q(type=_Q.Complete, location=location, task=[task])
+        _ask_plainly(link, complete.SerializeToString(), _Q.OK)
+    yield Done(part.count, start_ns, time.monotonic_ns())
+
+
+def _ask_plainly(link: Link, body: bytes, expected: int) -> pb.QueryMsg:
+    link.send(body)
+    answer = _Q.FromString(link.receive())
+    if answer.type != expected:
+        raise RuntimeError(f"the broker answered with {_Q.Type.Name(answer.type)}")
+    return answer
+
+
+def call(part: Part) -> Iterator[Done]:
+    """One-task calls in a loop, then wait for all results."""
+    with Client(part.endpoint) as client:
+        yield Done()
+        done = Done(part.count, time.monotonic_ns())
+        futures = [client.submit(_PAYLOAD) for _ in range(part.count)]
+        while sum(client.status()["counts"].values()) < part.count:
+            pass  # every look takes a turn of the broker
+        done.taken_ns = time.monotonic_ns()
+        for future in futures:
+            future.result()
+        done.end_ns = time.monotonic_ns()
+        yield done
+
+
+def wait(part: Part) -> Iterator[Done]:
+    """Submit a task and wait for its result, again and again."""
+    with Client(part.endpoint) as client:
+        yield Done()
+        done = Done(part.count, time.monotonic_ns())
+        for _ in range(part.count):
+            start_ns = time.monotonic_ns()
+            client.submit(_PAYLOAD).result()
+            done.waits_ns.append(time.monotonic_ns() - start_ns)
+        done.end_ns = time.monotonic_ns()
+        yield done
+
+
+_PARTS: Final = {"produce": produce, "work": work, "plain": plain, "call": call, "wait": wait}
+
+
+def tell(done: Done) -> None:
+    os.write(1, msgspec.json.encode(done) + b"\n")
+
+
+def main(encoded: str) -> None:
+    part = msgspec.json.decode(encoded, type=Part)
+    for done in _PARTS[part.what](part):
+        tell(done)
+        os.read(_STDIN, 1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

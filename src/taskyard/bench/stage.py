@@ -1,0 +1,177 @@
+"""A broker and its peers as processes, and what they cost: CPU of each, memory of the broker.
+
+Owns starting and ending them, and reading the kernel's clocks. What is measured, and what it is
+compared with, is the suites' business.
+"""
+
+import os
+import pstats
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, Self
+
+import msgspec
+
+from taskyard.bench.broker_host import PROFILE_VARIABLE
+from taskyard.bench.peers import Done, Part
+from taskyard.net import endpoints
+
+#: How often to see whether everybody is still there while nobody says anything.
+LOOK_S: Final = 1.0
+
+#: Functions in a profile.
+PROFILE_LINES: Final = 30
+
+
+class Process:
+    """A child with a pipe at either end. Nothing of it is buffered, so that it can be polled."""
+
+    def __init__(self, module: str, *arguments: str, environment: dict[str, str]) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env=os.environ | environment,
+        )
+        self.what = f"{module} {' '.join(arguments)}"
+
+    @property
+    def output(self) -> IO[bytes]:
+        assert self._child.stdout is not None  # noqa: S101 - it is a pipe
+        return self._child.stdout
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def line(self) -> bytes:
+        """The next line that it says."""
+        line = self.output.readline()
+        if not line:
+            raise RuntimeError(f"{self.what} ended early, with {self._child.wait()}")
+        return line
+
+    def check(self) -> None:
+        status = self._child.poll()
+        if status is not None:
+            raise RuntimeError(f"{self.what} ended early, with {status}")
+
+    def tell(self) -> None:
+        """Let it go on."""
+        assert self._child.stdin is not None  # noqa: S101 - it is a pipe
+        self._child.stdin.write(b"\n")
+
+    def cpu_ns(self) -> int:
+        """CPU time of all its threads so far, user and system, to the nanosecond."""
+        return time.clock_gettime_ns(~self.pid << 3 | 2)  # Linux's number for a process's clock
+
+    def end(self, with_signal: signal.Signals | None = None) -> None:
+        """Close its input, or send it a signal, and wait until it is gone."""
+        if with_signal is not None:
+            self._child.send_signal(with_signal)
+        self._child.communicate()
+
+
+class Peer(Process):
+    def __init__(self, part: Part) -> None:
+        super().__init__("taskyard.bench.peers", msgspec.json.encode(part).decode(), environment={})
+        self.part = part
+
+    def done(self) -> Done:
+        """What it says next."""
+        return msgspec.json.decode(self.line(), type=Done)
+
+
+class Broker(Process):
+    """Ready when made."""
+
+    def __init__(self, state: Path, *, durable: bool, profile: Path | None = None) -> None:
+        environment = {} if profile is None else {PROFILE_VARIABLE: str(profile)}
+        options = () if durable else ("memory",)
+        start_ns = time.monotonic_ns()
+        super().__init__(
+            "taskyard.bench.broker_host", str(state), *options, environment=environment
+        )
+        self.line()
+        #: From its start to where it listens.
+        self.started_ns = time.monotonic_ns() - start_ns
+
+    def resident_bytes(self) -> int:
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
+        return int(line.split()[1]) * 1024
+
+
+class Stage:
+    """One broker with a state of its own, and its peers; all of them end with it."""
+
+    def __init__(self, *, durable: bool, profile: bool = False) -> None:
+        self._durable = durable
+        self._profiled = profile
+        self._stack = ExitStack()
+        self.peers: list[Peer] = []
+
+    def __enter__(self) -> Self:
+        directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+        self.state = directory / "state"
+        self._profile = directory / "profile" if self._profiled else None
+        self.endpoint = endpoints.native(self.state)
+        self.broker = Broker(self.state, durable=self._durable, profile=self._profile)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._stack:
+            for peer in self.peers:
+                peer.end()
+            self.broker.end(signal.SIGTERM)
+            if self._profile is not None and error is None:
+                _print_profile(self._profile)
+
+    def restart_broker(self) -> None:
+        """Kill it, as a power cut would, and start it again."""
+        self.broker.end(signal.SIGKILL)
+        self.broker = Broker(self.state, durable=self._durable, profile=self._profile)
+
+    def cast(self, *parts: Part) -> list[Peer]:
+        """Start peers. Returns them when all are ready."""
+        started = [Peer(part) for part in parts]
+        self.peers += started
+        for peer in started:
+            peer.done()
+        return started
+
+    def cpu_ns(self) -> int:
+        """CPU time of everybody on the stage."""
+        return self.broker.cpu_ns() + sum(peer.cpu_ns() for peer in self.peers)
+
+    def wait_for(self, workers: Sequence[Peer], count: int) -> int:
+        """Wait until workers have done so many tasks in all. Returns when the last one was."""
+        done = {worker: Done() for worker in workers}
+        with selectors.DefaultSelector() as selector:
+            for worker in workers:
+                selector.register(worker.output, selectors.EVENT_READ, worker)
+            while sum(one.count for one in done.values()) < count:
+                for key, _ in selector.select(LOOK_S):
+                    done[key.data] = key.data.done()
+                for process in (self.broker, *workers):
+                    process.check()
+        return max(one.end_ns for one in done.values())
+
+
+def _print_profile(file: Path) -> None:
+    print("the broker's profile; times are inflated by taking it")
+    pstats.Stats(str(file)).sort_stats("tottime").print_stats(PROFILE_LINES)

@@ -1,0 +1,102 @@
+"""The broker's sockets and the dialects spoken on them, as one port of its turn.
+
+Owns which socket a message came in by and which one its answer leaves by. What the messages mean
+is the dialects' business.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskyard.broker.turn import Clock
+    from taskyard.core.effects import Effect
+    from taskyard.core.events import Event
+    from taskyard.net.poller import Poller
+    from taskyard.net.sockets import Wire
+    from taskyard.wire.dwork_desk import Reply
+
+#: Messages and bytes that one turn takes in: its commit is shared by all of them, but the first
+#: one waits for the last.
+MESSAGES_A_TURN_MAX: Final = 256
+BYTES_A_TURN_MAX: Final = 16 * 1024 * 1024
+
+#: Messages taken from one socket before the next one has its turn.
+_MESSAGES_AT_ONCE: Final = 32
+
+
+class Dialect(Protocol):
+    """One wire language, with whatever it must remember of its peers."""
+
+    def take(self, route: bytes, frames: Sequence[bytes], now_ns: int) -> Sequence[Event]: ...
+
+    def tell(self, effect: Effect) -> Sequence[Reply]: ...
+
+    def cut(self, route: bytes) -> Sequence[Event]: ...
+
+    def wake_at_ns(self) -> int | None: ...
+
+    def time_passed(self, now_ns: int) -> Sequence[Event]: ...
+
+
+class SocketPort:
+    """Keeps `turn.Port`. A route is the number of a socket and the peer's id there."""
+
+    def __init__(
+        self, dialect: Dialect, wires: Sequence[Wire], poller: Poller, clock: Clock
+    ) -> None:
+        self._dialect = dialect
+        self._wires = list(wires)
+        self._numbers = {wire: bytes([number]) for number, wire in enumerate(self._wires)}
+        self._clock = clock
+        self._poller = poller
+        #: A wait is cut short after this, for whoever runs the turns; None: as long as it takes.
+        self.wait_ns_max: int | None = None
+        for wire in self._wires:
+            poller.add(wire)
+
+    def receive(self, wait_ns: int | None) -> Sequence[Event]:
+        ready = self._poller.wait(self._shortened(wait_ns))
+        now_ns = self._clock.monotonic_ns()
+        events: list[Event] = []
+        self._drain([one for one in ready if not isinstance(one, int)], events, now_ns)
+        wake_at_ns = self._dialect.wake_at_ns()
+        if wake_at_ns is not None and wake_at_ns <= now_ns:
+            events += self._dialect.time_passed(now_ns)
+        return events
+
+    def _shortened(self, wait_ns: int | None) -> int | None:
+        """A dialect may want to be woken earlier."""
+        wake_at_ns = self._dialect.wake_at_ns()
+        waits = [wait_ns, self.wait_ns_max]
+        if wake_at_ns is not None:
+            waits.append(max(0, wake_at_ns - self._clock.monotonic_ns()))
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    def _drain(self, wires: list[Wire], events: list[Event], now_ns: int) -> None:
+        """All that is there, socket by socket in turns, up to the limits of a turn."""
+        messages = bytes_taken = 0
+        while wires and messages < MESSAGES_A_TURN_MAX and bytes_taken < BYTES_A_TURN_MAX:
+            wire = wires.pop(0)
+            number = self._numbers[wire]
+            for _ in range(_MESSAGES_AT_ONCE):
+                frames = wire.receive()
+                if frames is None:
+                    break
+                messages += 1
+                bytes_taken += sum(map(len, frames))
+                events += self._dialect.take(number + frames[0], frames[1:], now_ns)
+                if bytes_taken >= BYTES_A_TURN_MAX:
+                    break
+            else:
+                wires.append(wire)
+
+    def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
+        undelivered: list[Event] = []
+        for effect in effects:
+            for route, frames in self._dialect.tell(effect):
+                if not self._wires[route[0]].send([route[1:], *frames]):
+                    undelivered += self._dialect.cut(route)
+        return undelivered

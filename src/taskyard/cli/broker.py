@@ -1,0 +1,36 @@
+"""`taskyard broker`: the broker alone, in the foreground."""
+
+from pathlib import Path
+
+import click
+
+from taskyard.broker.serve import Settings, serve
+from taskyard.cli.daemons import listen_option, log_to_stderr, read_listen, until_eof_option
+from taskyard.cli.options import Talk, quiet_option, state_option, verbose_option
+
+
+@click.command(
+    epilog="\b\nExample:\n  taskyard broker --state ./.taskyard --listen dwork=tcp://127.0.0.1:6125"
+)
+@state_option
+@listen_option
+@click.option("--memory", is_flag=True, help="Keep everything in memory: nothing survives.")
+@until_eof_option
+@verbose_option
+@quiet_option
+@click.pass_obj
+def broker(
+    talk: Talk, state: Path, listen: tuple[str, ...], *, memory: bool, until_eof: bool
+) -> None:
+    """Run a broker in the foreground.
+
+    It keeps all it knows in the state directory, and goes on from there when it is started again.
+    The native socket in that directory is always open; each --listen opens one more. When it is
+    ready it prints a line for each: `listening DIALECT ENDPOINT`.
+
+    SIGTERM and Ctrl-C stop it: workers wait for it and come back. A second broker on the same state
+    directory is refused (exit 2), a damaged state too (exit 6).
+    """
+    log_to_stderr(talk, "broker")
+    settings = Settings(state, read_listen(listen), in_memory=memory, until_eof=until_eof)
+    serve(settings, click.echo)

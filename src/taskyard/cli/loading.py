@@ -1,0 +1,193 @@
+"""A campaign's file into a broker: read, compared with what is known, submitted in batches.
+
+Whatever would be refused is looked for before anything is submitted: bad lines, names that nobody
+knows, and names that are known with another command. A task that is known already with the same one
+is left as it is, so a file can be loaded again at any time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+from msgspec import Struct
+
+from taskyard.cli.words import count, plain
+from taskyard.client.campaign.lines import STDIN
+from taskyard.client.campaign.read import (
+    Bad,
+    Loaded,
+    read_campaign,
+    reject_strangers,
+    write_rejected,
+)
+from taskyard.client.campaign.submitting import submissions
+from taskyard.core.events import Scope, Unknown
+from taskyard.core.states import TaskState
+from taskyard.errors import Refused, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from taskyard.client.campaign.formats import Options
+    from taskyard.client.campaign.tasks import TaskSpec
+    from taskyard.client.client import Client
+
+#: Bad lines that are printed; the others are counted, and `--skip-bad` writes them all.
+BAD_SHOWN_MAX: Final = 20
+
+#: Names that are asked about at once.
+_NAMES_AT_ONCE: Final = 1000
+
+
+class Submitted(Struct):
+    """What came of loading a campaign."""
+
+    new: int
+    #: Tasks that were known before, by where they were then.
+    known: Counter[TaskState]
+    #: Names of those that had failed.
+    failed: list[str]
+
+
+def campaign_of(file: str) -> str:
+    """A campaign's name if nobody gives one: the file's, without its endings."""
+    if file == STDIN:
+        return "stdin"
+    path = Path(file)
+    return (path.with_suffix("") if path.suffix.lower() == ".gz" else path).stem
+
+
+def read(file: str, options: Options | None = None, *, skip_bad: bool = False) -> Loaded:
+    """The campaign in a file. Bad lines are told, and are an error unless they are skipped."""
+    loaded = read_campaign(file, options)
+    _tell_bad(file, loaded.bad, skip_bad=skip_bad)
+    return loaded
+
+
+def submit(  # noqa: PLR0913  # all but three are named
+    client: Client,
+    loaded: Loaded,
+    campaign: str,
+    *,
+    skip_bad: bool = False,
+    unknown: Unknown = Unknown.REFUSE,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Submitted:
+    """Submit what the broker does not know yet."""
+    is_empty = not any(client.status()["counts"].values())
+    if unknown is Unknown.REFUSE and loaded.survey.unknown:
+        loaded = _without_strangers(client, loaded, is_empty=is_empty, skip_bad=skip_bad)
+    states = {} if is_empty else known_states(client, (spec.name for spec in loaded.specs))
+    now_ns = time.time_ns()
+    if states:
+        _check_known(client, loaded, [s for s in loaded.specs if s.name in states], campaign)
+    new = 0
+    fresh = [spec for spec in loaded.specs if spec.name not in states] if states else loaded.specs
+    for submission in submissions(fresh, campaign.encode(), now_ns):
+        try:
+            client.create(submission, unknown)
+        except Refused as refused:
+            raise Refused(f"{loaded.file}: {refused} ({_so_far(new)})") from None
+        new += len(submission.names)
+        progress(new, len(fresh))
+    failed = [name for name, state in states.items() if state is TaskState.FAILED]
+    return Submitted(new, Counter(states.values()), failed)
+
+
+def known_states(client: Client, names: Iterable[str]) -> dict[str, TaskState]:
+    """Where those of these tasks are that the broker knows."""
+    states: dict[str, TaskState] = {}
+    for some in _chunks(names, _NAMES_AT_ONCE):
+        scope = Scope(names=tuple(name.encode() for name in some))
+        for task in client.tasks(scope):
+            states[task["name"]] = TaskState[task["state"].upper()]
+    return states
+
+
+def _chunks(names: Iterable[str], size: int) -> Iterator[list[str]]:
+    line = iter(names)
+    while some := list(islice(line, size)):
+        yield some
+
+
+def _without_strangers(client: Client, loaded: Loaded, *, is_empty: bool, skip_bad: bool) -> Loaded:
+    """Names that neither the file nor the broker has would be waited for in vain."""
+    names = [stranger.name for stranger in loaded.survey.unknown]
+    known = {} if is_empty else known_states(client, names)
+    unknown = [name for name in names if name not in known]
+    if not unknown:
+        return loaded
+    mended = reject_strangers(loaded, unknown)
+    before = {id(bad) for bad in loaded.bad}
+    new = [bad for bad in mended.bad if id(bad) not in before]
+    _tell_bad(loaded.file, new, mended.bad, skip_bad=skip_bad)
+    return mended
+
+
+def _tell_bad(
+    file: str, bad: Sequence[Bad], rejected: Sequence[Bad] | None = None, *, skip_bad: bool
+) -> None:
+    """Say what is wrong with a file; `rejected` is all that was, if there is more."""
+    if not bad:
+        return
+    for one in bad[:BAD_SHOWN_MAX]:
+        click.echo(plain(str(one)), err=True)
+    if len(bad) > BAD_SHOWN_MAX:
+        click.echo(f"… and {len(bad) - BAD_SHOWN_MAX:,} more", err=True)
+    lines = count(len(bad), "bad line")
+    if not skip_bad:
+        raise UserError(
+            f"{file} has {lines}, so nothing of it was submitted; mend it, or leave them out with "
+            "--skip-bad"
+        )
+    place = write_rejected(file, bad if rejected is None else rejected)
+    click.echo(f"{lines} left out, see {place}", err=True)
+
+
+def _check_known(client: Client, loaded: Loaded, known: Sequence[TaskSpec], campaign: str) -> None:
+    """Submitting known tasks again does nothing, unless they are not the same."""
+    for submission in submissions(known, campaign.encode(), time.time_ns()):
+        names = {name.decode() for name in submission.names}
+        try:
+            client.create(submission)
+        except Refused as refused:
+            suspects = [spec for spec in known if spec.name in names]
+            spec = _conflicting(client, suspects, campaign)
+            line = loaded.lines[loaded.specs.index(spec)]
+            raise Refused(_conflict(client, spec, f"{loaded.file}:{line}", campaign)) from refused
+
+
+def _conflicting(client: Client, suspects: Sequence[TaskSpec], campaign: str) -> TaskSpec:
+    """The first of these known tasks that is not the same: by halves."""
+    while len(suspects) > 1:
+        half = suspects[: len(suspects) // 2]
+        try:
+            for submission in submissions(half, campaign.encode(), time.time_ns()):
+                client.create(submission)
+        except Refused:
+            suspects = half
+        else:
+            suspects = suspects[len(half) :]
+    return suspects[0]
+
+
+def _conflict(client: Client, spec: TaskSpec, place: str, campaign: str) -> str:
+    name, own = plain(spec.name), client.show(spec.name)["campaign"]
+    if own != campaign:
+        return (
+            f"{place}: task {name} is known in campaign {own!r}, not {campaign!r}; nothing was "
+            f"submitted. Give --campaign {own}, another name, or another --state"
+        )
+    return (
+        f"{place}: task {name} is known with another command; nothing was submitted. Give it "
+        "another name, or another --state to do all of it again"
+    )
+
+
+def _so_far(new: int) -> str:
+    return f"{count(new, 'task')} before it were taken" if new else "nothing was submitted"

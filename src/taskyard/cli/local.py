@@ -1,0 +1,320 @@
+"""A broker and workers of one machine as child processes, kept running and stopped in order.
+
+A child's stdin is a pipe from here (`--until-eof`): when this process ends, however it ends, its
+children end too, so nothing is left behind that would keep the state locked. Children have process
+groups of their own: Ctrl-C is this process's to answer, which stops the workers before the broker.
+
+A child that ends with 0 was told to, one that ends with 2 or 6 would do so again; any other is
+started again, a little later each time. Workers keep their names: the broker gives what a dead one
+held to others as soon as its successor is there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final, Self
+
+import click
+from msgspec import Struct
+
+from taskyard.errors import ExitCode, StateLocked
+from taskyard.journal.files import PRIVATE_FILE, make_private_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+    from types import FrameType
+
+#: How long to wait before a child that died is started again: twice as long each time.
+RESTART_SECONDS_FIRST: Final = 0.2
+RESTART_SECONDS_MAX: Final = 10.0
+
+#: A child that lived so long is not one that dies at once.
+STEADY_SECONDS: Final = 10.0
+
+#: A child that was told to end at once, and is still there, is killed.
+KILL_SECONDS: Final = 5.0
+
+#: A stop that takes longer is explained.
+PATIENCE_SECONDS: Final = 1.0
+
+#: Not with the current directory in front: a user's `json.py` must not become ours.
+_TASKYARD: Final = ("-P", "-m", "taskyard.cli")
+
+#: Who runs `up` on a state directory: locked for as long as it runs, with its process id.
+UP_FILE: Final = "up.pid"
+
+_ENDS_AGAIN: Final = (ExitCode.GOOD, ExitCode.USAGE, ExitCode.STATE_DAMAGED)
+
+_PID_BYTES_MAX: Final = 20
+
+
+def command_of(arguments: Sequence[str]) -> list[str]:
+    """The command of another `taskyard` of the same install."""
+    return [sys.executable, *_TASKYARD, *arguments]
+
+
+class Staff(Struct, frozen=True):
+    """The workers to start."""
+
+    workers: int = 1
+    #: None: one a core.
+    slots: int | None = None
+    allow: tuple[str, ...] = ()
+    #: Empty: what a worker serves if nobody says.
+    services: tuple[str, ...] = ()
+
+    def arguments(self, state: Path, name: str) -> list[str]:
+        """The command of one of them."""
+        arguments = ["worker", "--state", str(state), "--name", name, "--quiet", "--until-eof"]
+        if self.slots is not None:
+            arguments += ["--slots", str(self.slots)]
+        for module in self.allow:
+            arguments += ["--allow", module]
+        for service in self.services:
+            arguments += ["--service", service]
+        return arguments
+
+
+class Keeper:
+    """Keeps one child process running, in a thread of its own, until it is stopped."""
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        say: Callable[[str], None],
+        on_line: Callable[[str], None] | None = None,
+    ) -> None:
+        self.name = name
+        self._command = command_of(arguments)
+        self._say = say
+        self._on_line = on_line
+        self._changing = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopping = threading.Event()
+        #: It is not running, and will not be started again.
+        self.ended = threading.Event()
+        #: How it ended.
+        self.status = 0
+        #: Called when it has ended.
+        self.on_end: Callable[[], None] = _do_nothing
+        self._thread = threading.Thread(target=self._keep, name=f"keeper of {name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def is_started(self) -> bool:
+        return self._thread.ident is not None
+
+    def stop(self) -> None:
+        """Ask it to end, and don't start it again."""
+        self._stopping.set()
+        self.signal(signal.SIGTERM)
+
+    def signal(self, number: int) -> None:
+        with self._changing, suppress(ProcessLookupError):
+            if self._process is not None:
+                self._process.send_signal(number)
+
+    def cut(self) -> None:
+        """Let it end at once, as if we were gone; if it does not, kill it."""
+        self._stopping.set()
+        with self._changing, suppress(OSError):
+            if self._process is not None and self._process.stdin is not None:
+                self._process.stdin.close()
+        if not self.ended.wait(KILL_SECONDS):
+            self.signal(signal.SIGKILL)
+
+    def _keep(self) -> None:
+        delay = RESTART_SECONDS_FIRST
+        while True:
+            began = time.monotonic()
+            self.status = self._run_once()
+            if self._stopping.is_set() or self.status in _ENDS_AGAIN:
+                break
+            if time.monotonic() - began > STEADY_SECONDS:
+                delay = RESTART_SECONDS_FIRST
+            self._say(f"{self.name} died ({_death(self.status)}); starting it again")
+            if self._stopping.wait(delay):
+                break
+            delay = min(2 * delay, RESTART_SECONDS_MAX)
+        self.ended.set()
+        self.on_end()
+
+    def _run_once(self) -> int:
+        """Start it, and wait until it has ended. Returns its exit status."""
+        with self._changing:
+            if self._stopping.is_set():
+                return 0
+            self._process = process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL if self._on_line is None else subprocess.PIPE,
+                process_group=0,
+            )
+        if process.stdout is not None and self._on_line is not None:
+            for line in process.stdout:
+                self._on_line(line.decode(errors="backslashreplace").rstrip())
+            process.stdout.close()
+        status = process.wait()
+        with self._changing, suppress(OSError):
+            if process.stdin is not None:
+                process.stdin.close()
+        return status
+
+
+def _do_nothing() -> None:
+    """Nobody wants to know."""
+
+
+def _death(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+class Crew:
+    """One broker and some workers. Use it as a context manager, which stops them."""
+
+    def __init__(self, state: Path, say: Callable[[str], None], listen: Sequence[str] = ()) -> None:
+        self._state = state
+        self._say = say
+        #: Where the broker listens, as it said.
+        self.listening: list[str] = []
+        self._expected = 1 + len(listen)
+        arguments = ["broker", "--state", str(state), "--until-eof"]
+        for pair in listen:
+            arguments += ["--listen", pair]
+        self.broker = Keeper("the broker", arguments, say, self._hear)
+        self.workers: list[Keeper] = []
+
+    def _hear(self, line: str) -> None:
+        if line.startswith("listening ") and len(self.listening) < self._expected:
+            self.listening.append(line)
+
+    def start_broker(self) -> None:
+        """Start it, and wait until it listens. What kept it from that it has said itself."""
+        self.broker.start()
+        while len(self.listening) < self._expected:
+            if self.broker.ended.wait(0.01):
+                raise click.exceptions.Exit(self.broker.status)
+
+    def start_workers(self, staff: Staff) -> None:
+        for number in range(1, staff.workers + 1):
+            name = f"local-{number}"
+            worker = Keeper(f"worker {name}", staff.arguments(self._state, name), self._say)
+            self.workers.append(worker)
+            worker.start()
+
+    def why_over(self) -> str | None:
+        """Why there is nobody left to go on with; None while there is somebody."""
+        if self.broker.ended.is_set():
+            return "the broker has ended"
+        if self.workers and all(worker.ended.is_set() for worker in self.workers):
+            return "all workers have left"
+        return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop the workers, which finish what runs, and then the broker.
+
+        An interruption ends what runs and gives it back, one more cuts everything short.
+        """
+        try:
+            self._stop_workers()
+            self._stop_all([self.broker])
+        except KeyboardInterrupt:
+            for keeper in (*self.workers, self.broker):
+                keeper.cut()
+
+    def _stop_workers(self) -> None:
+        if self.broker.ended.is_set():  # nobody to report to
+            for worker in self.workers:
+                worker.cut()
+        try:
+            self._stop_all(self.workers)
+        except KeyboardInterrupt:
+            self._say("ending what runs; it will be done again")
+            self._stop_all(self.workers)
+
+    def _stop_all(self, keepers: Sequence[Keeper]) -> None:
+        started = [keeper for keeper in keepers if keeper.is_started()]
+        for keeper in started:
+            keeper.stop()
+        until = time.monotonic() + PATIENCE_SECONDS
+        for keeper in started:
+            keeper.ended.wait(max(0.0, until - time.monotonic()))
+        late = [keeper for keeper in started if not keeper.ended.is_set()]
+        if late and late[0] is not self.broker:
+            self._say("waiting for the tasks that run; Ctrl-C ends them")
+        for keeper in late:
+            while not keeper.ended.wait(1.0):
+                pass
+
+
+def hired(path: Path) -> int | None:
+    """The process that holds the lock on a file, by what it wrote there; None if nobody does."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        written = os.pread(descriptor, _PID_BYTES_MAX, 0).strip()
+        return int(written) if written.isdigit() else 0
+    finally:
+        os.close(descriptor)
+    return None
+
+
+@contextmanager
+def on_duty(state: Path) -> Iterator[None]:
+    """Say in the state directory that this process runs it, for as long as it does."""
+    make_private_directory(state)
+    descriptor = os.open(state / UP_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise StateLocked(
+            f"`taskyard up` runs on {state} already; stop it with `taskyard down --state {state}`"
+        ) from error
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+        yield
+    finally:
+        with suppress(OSError):
+            (state / UP_FILE).unlink()
+        os.close(descriptor)
+
+
+@contextmanager
+def terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM is Ctrl-C, inside."""
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

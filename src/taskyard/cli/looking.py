@@ -1,0 +1,268 @@
+"""The verbs that look: `list`, `show`, `result`, `log`, `why`, `workers`, `status`.
+
+None of them changes anything. What they say of a task is what the broker says; here it is written.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from taskyard.cli.connecting import looking
+from taskyard.cli.options import Talk, broker_options
+from taskyard.cli.printing import (
+    DOCUMENT_VERSION,
+    example,
+    print_document,
+    print_table,
+    text_or_base64,
+    write_bytes,
+)
+from taskyard.cli.progress import summary_of
+from taskyard.cli.selecting import scope_options, states_of
+from taskyard.cli.words import count, plain, span
+from taskyard.client.client import scope_of
+from taskyard.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+#: Tasks that a list has unless asked otherwise: what fits a few screens.
+LIST_LIMIT: Final = 100
+
+#: A path that means stdout.
+_STDOUT: Final = "-"
+
+
+@click.command(
+    "list", epilog=example("list --campaign thumbs --failed", "list --match fetch --all")
+)
+@scope_options
+@click.option("--match", metavar="TEXT", default="", help="Only names that contain this.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=LIST_LIMIT,
+    show_default=True,
+    help="At most so many.",
+)
+@click.option("--all", "everything", is_flag=True, help="All of them, however many.")
+@broker_options
+@click.pass_obj
+def list_tasks(
+    talk: Talk,
+    /,
+    match: str,
+    limit: int,
+    *,
+    everything: bool,
+    **given: Any,  # noqa: ANN401  # the options of a scope
+) -> None:
+    """List tasks, in the order of their submission.
+
+    Those that fit everything that is given.
+    """
+    with looking(talk) as broker:
+        scope = scope_of(**_fields(given), states=states_of(given))
+        found = iter(broker.tasks(scope, match))
+        views = found if everything else islice(found, limit)
+        if talk.as_json:
+            more = _write_list(views, found)
+        else:
+            columns = ("NAME", "STATE", "CAMPAIGN", "SERVICE", "LANE", "ATTEMPT")
+            print_table(columns, (_row(view) for view in views))
+            more = next(found, None) is not None
+        if more and not talk.quiet:
+            click.echo(f"these are the first {limit:,}; --all or --limit N shows more", err=True)
+
+
+def _fields(given: dict[str, Any]) -> dict[str, Any]:
+    return {key: given[key] for key in ("campaign", "service", "lane")}
+
+
+def _row(view: dict[str, Any]) -> tuple[object, ...]:
+    return tuple(view[key] for key in ("name", "state", "campaign", "service", "lane", "attempt"))
+
+
+def _write_list(views: Iterable[dict[str, Any]], rest: Iterator[object]) -> bool:
+    """One document, written as its tasks come. Returns whether there are more."""
+    import msgspec  # noqa: PLC0415  # when it is used
+
+    click.echo(f'{{"version":{DOCUMENT_VERSION},"document":"list","tasks":[', nl=False)
+    for number, view in enumerate(views):
+        click.echo((b",\n" if number else b"\n") + msgspec.json.encode(view), nl=False)
+    more = next(rest, None) is not None
+    click.echo(f'\n],"more":{"true" if more else "false"}}}')
+    return more
+
+
+@click.command(epilog=example("show fetch-a"))
+@click.argument("name")
+@broker_options
+@click.pass_obj
+def show(talk: Talk, name: str) -> None:
+    """Show all that is known of a task.
+
+    What it waits for and why it is where it is, too.
+    """
+    with looking(talk) as broker:
+        view = broker.show(name)
+        why = broker.explain(name)["sentence"]
+    if talk.as_json:
+        print_document("show", task=view, why=why)
+        return
+    view["after"] = ", ".join(map(plain, view["after"]))
+    for key, value in view.items():
+        if value not in (None, "", 0) or key in ("priority", "attempt"):
+            click.echo(f"{key.replace('_', ' '):<11} {_value(key, value)}")
+    click.echo(f"{'why':<11} {plain(why)}")
+
+
+def _value(key: str, value: object) -> str:
+    if isinstance(value, float) and key in ("submitted", "due", "leased", "ended"):
+        return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return plain(str(value))
+
+
+@click.command(epilog=example("result fetch-a --output a.bin"))
+@click.argument("name")
+@click.option("--output", metavar="FILE", help="Write it there instead of to stdout.")
+@broker_options
+@click.pass_obj
+def result(talk: Talk, name: str, output: str | None) -> None:
+    """Print the result of a task, byte for byte.
+
+    Of a command it is what it wrote to stdout, of a function what it returned, as JSON. Exit 1 if
+    there is none: the task failed, was cancelled, or is not done yet.
+    """
+    with looking(talk) as broker:
+        value = broker.result_bytes(name)
+    if output not in (None, _STDOUT):
+        Path(str(output)).write_bytes(value)
+    if talk.as_json:
+        print_document("result", name=name, **text_or_base64("result", value))
+    elif output in (None, _STDOUT):
+        write_bytes(value)
+
+
+@click.command(epilog=example("log fetch-a"))
+@click.argument("name")
+@broker_options
+@click.pass_obj
+def log(talk: Talk, name: str) -> None:
+    """Print the end of what a task printed.
+
+    To stdout and stderr, of its latest attempt, byte for byte.
+    """
+    with looking(talk) as broker:
+        printed = broker.output(name)
+        view = broker.show(name)
+        if not printed and view["state"] == "done" and view["service"] != "call":
+            printed = broker.result_bytes(name)  # all that it printed is its result
+    if talk.as_json:
+        print_document("log", name=name, **text_or_base64("output", printed))
+        return
+    write_bytes(printed)
+    if not printed and not talk.quiet:
+        click.echo(f"task {plain(name)} ({view['state']}) has printed nothing", err=True)
+
+
+@click.command(epilog=example("why join", "why fetch-a fetch-b"))
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@broker_options
+@click.pass_obj
+def why(talk: Talk, names: tuple[str, ...]) -> None:
+    """Say why a task is where it is, in a sentence.
+
+    What it waits for, or how it ended.
+    """
+    with looking(talk) as broker:
+        told = [_known(broker.explain(name)) for name in names]
+    if talk.as_json:
+        print_document("why", tasks=told)
+        return
+    for one in told:
+        click.echo(f"{plain(one['name'])}: {plain(one['sentence'])}")
+
+
+def _known(explanation: dict[str, Any]) -> dict[str, Any]:
+    if explanation["reason"] == "unknown":
+        name = explanation["name"]
+        raise UserError(f"no task is called {name}; `taskyard list` shows those that there are")
+    return explanation
+
+
+@click.command(epilog=example("workers"))
+@broker_options
+@click.pass_obj
+def workers(talk: Talk) -> None:
+    """List the workers.
+
+    With how much they do and when they were heard.
+    """
+    with looking(talk) as broker:
+        found = broker.workers()
+    if talk.as_json:
+        print_document("workers", workers=found)
+        return
+    if not found and not talk.quiet:
+        click.echo("there are no workers; start one with `taskyard worker`", err=True)
+        return
+    columns = ("NAME", "STATE", "SERVICES", "SLOTS", "TASKS", "HEARD", "DIALECT")
+    print_table(columns, [_worker_row(one) for one in found])
+
+
+def _worker_row(one: dict[str, Any]) -> tuple[object, ...]:
+    slots = f"{one['slots_used']} of {one['slots']}" if one["slots"] else f"{one['slots_used']}"
+    heard = f"{span(one['heard_ago'])} ago"
+    services = ", ".join(one["services"])
+    return (one["name"], one["state"], services, slots, one["tasks"], heard, one["dialect"])
+
+
+@click.command(epilog=example("status", "status --campaign thumbs --json"))
+@click.option("--campaign", metavar="NAME", help="Of this campaign only.")
+@broker_options
+@click.pass_obj
+def status(talk: Talk, campaign: str | None) -> ExitCode:
+    """Say how many tasks there are in each state.
+
+    And how many campaigns, services and workers.
+    """
+    with looking(talk) as broker:
+        told = broker.status()
+    if campaign is not None:
+        told = _of_campaign(told, campaign)
+    if talk.as_json:
+        print_document("status", **told)
+    else:
+        _print_status(told)
+    return ExitCode.GOOD
+
+
+def _of_campaign(told: dict[str, Any], campaign: str) -> dict[str, Any]:
+    for one in told["campaigns"]:
+        if one["name"] == campaign:
+            return {"campaign": campaign, "counts": one["counts"]}
+    raise UserError(f"no campaign is called {campaign}; `taskyard status` lists them")
+
+
+def _print_status(told: dict[str, Any]) -> None:
+    click.echo(summary_of(told["counts"], told.get("behind_failure", 0)))
+    if "workers" not in told:
+        return
+    click.echo(f"{count(told['workers'], 'worker')}")
+    if told["paused"]:
+        click.echo("everything is paused; `taskyard resume` goes on")
+    if not told["accepting"]:
+        click.echo("no more tasks are taken: the disk is nearly full")
+    states = ("blocked", "delayed", "ready", "leased", "done", "failed", "cancelled")
+    for kind in ("campaigns", "services"):
+        named = [one for one in told[kind] if one["name"] and sum(one["counts"].values())]
+        if named:
+            click.echo()
+            columns = (kind[:-1].upper(), *map(str.upper, states))
+            print_table(columns, [(one["name"], *one["counts"].values()) for one in named])

@@ -1,0 +1,106 @@
+"""How answers are written: documents, tables, raw bytes.
+
+Knows terminals and pipes, not tasks. What is for people goes through `plain`, so that a name with
+control characters in it can't move the cursor; what is for programs is JSON.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from taskyard.cli.words import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+#: Of every document that is printed with --json. A new field is no new version.
+DOCUMENT_VERSION: Final = 1
+
+#: Rows that the widths of a table in a pipe are made of; later ones may stand out.
+_ROWS_MEASURED: Final = 1000
+
+
+def example(*lines: str) -> str:
+    """The end of a verb's help; click keeps the lines as they are."""
+    title = "Example" if len(lines) == 1 else "Examples"
+    return "\b\n" + "\n".join([f"{title}:", *(f"  taskyard {line}" for line in lines)])
+
+
+def print_document(verb: str, **content: Any) -> None:  # noqa: ANN401  # whatever JSON takes
+    """The one document that a verb answers with."""
+    import msgspec  # noqa: PLC0415  # `taskyard --help` does without
+
+    document = {"version": DOCUMENT_VERSION, "document": verb, **content}
+    click.echo(msgspec.json.encode(document))
+
+
+def text_or_base64(name: str, value: bytes) -> dict[str, Any]:
+    """Bytes for JSON: text where they are, else in base64 under a name that says so."""
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {name: None, f"{name}_base64": value}  # as msgspec writes bytes
+
+
+def write_bytes(value: bytes) -> None:
+    """Bytes to stdout as they are."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(value)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table: drawn on a terminal, plain lines in a pipe. Numbers stand to the right."""
+    if sys.stdout.isatty():
+        _draw_table(columns, list(rows))
+    else:
+        _write_table(columns, rows)
+
+
+def _draw_table(columns: Sequence[str], rows: list[Sequence[object]]) -> None:
+    from rich import box  # noqa: PLC0415  # it takes a while to import, and pipes don't need it
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, column in enumerate(columns):
+        is_number = bool(rows) and all(isinstance(row[index], int) for row in rows)
+        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(value), style=_STYLES.get(str(value), "")) for value in row))
+    Console(highlight=False).print(table)
+
+
+#: States that should catch the eye.
+_STYLES: Final = {
+    "failed": "red",
+    "done": "green",
+    "leased": "cyan",
+    "cancelled": "dim",
+}
+
+
+def _write_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Row by row, in columns as wide as the first rows need."""
+    line = iter(rows)
+    first = [row for _, row in zip(range(_ROWS_MEASURED), line, strict=False)]
+    cells = [list(columns), *([_cell(value) for value in row] for row in first)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        click.echo(_row(row, widths))
+    for one in line:
+        click.echo(_row([_cell(value) for value in one], widths))
+
+
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+    return "  ".join(padded).rstrip()
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, int):
+        return f"{value:,}" if sys.stdout.isatty() else str(value)
+    return plain(str(value)) or "-"

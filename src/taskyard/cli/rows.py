@@ -1,0 +1,140 @@
+"""The input of `map`: a line, a row of a table or an object at a time, as it comes.
+
+Nothing is read ahead: who writes a line to our stdin sees its task submitted before the next one
+comes. A line that can't be used ends the reading with `FILE:LINE: reason`.
+"""
+
+from __future__ import annotations
+
+import csv
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import msgspec
+from msgspec import Struct
+
+from taskyard.client.campaign.lines import (
+    STDIN,
+    BadCampaign,
+    Unreadable,
+    label_of,
+    numbered_lines,
+    opened,
+    text_trouble,
+)
+from taskyard.client.campaign.values import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from taskyard.client.campaign.lines import Stream
+
+#: What separates cells: the first of these that the header has.
+_SEPARATORS: Final = (",", ";", "\t")
+
+
+class Row(Struct):
+    """What one task is made of."""
+
+    #: From 1 on; blank lines are not counted.
+    number: int
+    #: Where it stands, for messages.
+    place: str
+    text: str
+    #: Of a table or an object: what each column has. None: there are no columns.
+    fields: dict[str, object] | None = None
+
+
+def rows(kind: str, path: str = STDIN) -> Iterator[Row]:
+    """The rows of a file: of `lines`, `csv` or `jsonl`. Raises `BadCampaign`."""
+    with opened(path) as stream:
+        yield from _KINDS[kind](stream, label_of(path))
+
+
+def _texts(stream: Stream, label: str) -> Iterator[tuple[str, str]]:
+    """Where each line stands, and what it says."""
+    for number, line in numbered_lines(stream, label):
+        place = f"{label}:{number}"
+        if isinstance(line, Unreadable):
+            _refuse(place, line.reason)
+        if trouble := text_trouble(line):
+            _refuse(place, trouble)
+        yield place, line.decode()
+
+
+def _refuse(place: str, reason: str) -> NoReturn:
+    raise BadCampaign(f"{place}: {reason}")
+
+
+def _line_rows(stream: Stream, label: str) -> Iterator[Row]:
+    lines = ((place, text) for place, text in _texts(stream, label) if text.strip())
+    for number, (place, text) in enumerate(lines, start=1):
+        yield Row(number, place, text)
+
+
+def _object_rows(stream: Stream, label: str) -> Iterator[Row]:
+    decode = msgspec.json.Decoder(dict[str, object]).decode
+    for row in _line_rows(stream, label):
+        try:
+            row.fields = decode(row.text)
+        except (ValueError, RecursionError) as wrong:
+            _refuse(row.place, f"is no JSON object: {wrong}")
+        yield row
+
+
+class _Cells:
+    """Lines as the CSV reader wants them, with those that the row at hand is made of."""
+
+    def __init__(self, stream: Stream, label: str) -> None:
+        self._texts = _texts(stream, label)
+        self.taken: list[tuple[str, str]] = []
+
+    def __iter__(self) -> _Cells:
+        return self
+
+    def __next__(self) -> str:
+        self.taken.append(next(self._texts))
+        return self.taken[-1][1] + "\n"
+
+    def begin_row(self) -> None:
+        self.taken.clear()
+
+
+def _table_rows(stream: Stream, label: str) -> Iterator[Row]:
+    cells = _Cells(stream, label)
+    header = next((text for text in cells if text.strip()), "")
+    separator = next((one for one in _SEPARATORS if one in header), ",")
+    columns = [name.strip() for name in next(csv.reader([header], delimiter=separator), [])]
+    _check_columns(columns, label)
+    reader = csv.reader(cells, delimiter=separator, strict=True)
+    number = 0
+    while (values := _next_row(reader, cells, label)) is not None:
+        if not any(values):
+            continue
+        number += 1
+        place = cells.taken[0][0]
+        if len(values) != len(columns):
+            _refuse(place, f"the row has {len(values)} cells, the header {len(columns)}")
+        text = "\n".join(text for _, text in cells.taken)
+        yield Row(number, place, text, dict(zip(columns, values, strict=True)))
+
+
+def _next_row(reader: Iterator[list[str]], cells: _Cells, label: str) -> list[str] | None:
+    cells.begin_row()
+    try:
+        return next(reader, None)
+    except csv.Error as wrong:
+        place = cells.taken[0][0] if cells.taken else label
+        _refuse(place, f"the row is no CSV: {wrong}")
+
+
+def _check_columns(columns: list[str], label: str) -> None:
+    for name in columns:
+        if columns.count(name) > 1:
+            _refuse(f"{label}:1", f"the header has {shown(name)} twice")
+
+
+_KINDS: Final[dict[str, Callable[[Stream, str], Iterator[Row]]]] = {
+    "lines": _line_rows,
+    "csv": _table_rows,
+    "jsonl": _object_rows,
+}

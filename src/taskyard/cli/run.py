@@ -1,0 +1,307 @@
+"""`taskyard run`: a campaign's file from beginning to end, with a broker and workers of its own."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import click
+from msgspec import Struct
+
+from taskyard.cli import loading
+from taskyard.cli.daemons import SERVICES, cores
+from taskyard.cli.local import Crew, Staff, hired, terminated_like_interrupted
+from taskyard.cli.options import Talk, json_option, quiet_option, state_option, verbose_option
+from taskyard.cli.pace import Pace
+from taskyard.cli.printing import example, print_document
+from taskyard.cli.words import count, plain, span
+from taskyard.client.campaign.survey import service_of
+from taskyard.client.client import Client
+from taskyard.core.events import Scope
+from taskyard.core.states import TaskState
+from taskyard.errors import ClientClosed, ExitCode, StateLocked, TimedOut, UserError
+from taskyard.journal.lock import FILE_NAME as LOCK_FILE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from taskyard.cli.loading import Submitted
+    from taskyard.client.campaign.read import Loaded
+
+#: How often the counts are looked at.
+LOOK_SECONDS: Final = 0.25
+
+#: Failures that are told; all of them are in `taskyard list --failed`.
+FAILURES_SHOWN_MAX: Final = 20
+
+#: A state that is in use by somebody who is about to end, or only looks, is soon free.
+LOCKED_SECONDS: Final = 2.0
+
+
+class Wish(Struct, frozen=True):
+    """What to run, and how."""
+
+    file: str
+    campaign: str
+    state: Path
+    skip_bad: bool
+    retry_failed: bool
+    as_json: bool
+
+
+class Hands(NamedTuple):
+    """Who does it."""
+
+    crew: Crew
+    staff: Staff
+    client: Client
+
+
+@click.command(epilog=example("run examples/first.jsonl --workers 2", "why bad"))
+@click.argument("file", type=click.Path())
+@click.option("--workers", type=click.IntRange(1, 1000), default=1, help="Worker processes; 1.")
+@click.option(
+    "--slots", type=click.IntRange(1, 100_000), help="Tasks at once a worker; one a core."
+)
+@state_option
+@click.option("--campaign", metavar="NAME", help="Its name; that of the file if not given.")
+@click.option("--allow", multiple=True, metavar="MODULE", help="Offer its functions. Repeatable.")
+@click.option("--no-retry-failed", is_flag=True, help="Leave what failed the last time.")
+@click.option("--skip-bad", is_flag=True, help="Leave out bad lines instead of doing nothing.")
+@click.option("--report", metavar="DIR", help="Write a report there. Comes later.")
+@json_option
+@verbose_option
+@quiet_option
+@click.pass_obj
+def run(  # noqa: PLR0913  # an argument an option
+    talk: Talk,
+    *,
+    file: str,
+    workers: int,
+    slots: int | None,
+    state: Path,
+    campaign: str | None,
+    allow: tuple[str, ...],
+    no_retry_failed: bool,
+    skip_bad: bool,
+    report: str | None,
+    as_json: bool,
+) -> ExitCode:
+    """Run a campaign's file from beginning to end.
+
+    Starts a broker and workers, loads FILE, waits until nothing of it can run any more, and stops
+    them. Exit 0 if all is done, 1 if something failed.
+
+    Run again on the same --state it goes on: what is done stays done, what failed is tried again.
+    So it does after Ctrl-C, and after whatever else ended it. FILE may be JSONL, CSV, Parquet,
+    WfCommons JSON or dwork's lines; - is stdin.
+    """
+    if report is not None:
+        raise UserError("--report comes later; leave it out")
+    loaded = loading.read(file, skip_bad=skip_bad)
+    slots = slots or cores()
+    staff = Staff(workers, slots, allow, _services(loaded))
+    _check_fit(loaded, slots, allow)
+    _check_free(state, file)
+    name = campaign or loading.campaign_of(file)
+    wish = Wish(file, name, state, skip_bad, not no_retry_failed, as_json)
+    talk.interrupted = f"interrupted; `{_again(wish)}` goes on from here"
+    with terminated_like_interrupted(), Crew(state, talk.say) as crew:
+        crew.start_broker()
+        with Client(state=state) as client, _hung_up_with(crew, client):
+            began = time.monotonic()
+            submitted = loading.submit(client, loaded, name, skip_bad=skip_bad)
+            _run(talk, wish, submitted, Hands(crew, staff, client))
+            return _close(wish, client, time.monotonic() - began)
+
+
+def _run(talk: Talk, wish: Wish, submitted: Submitted, hands: Hands) -> None:
+    """Have the campaign done, if anything of it is left to do."""
+    client = hands.client
+    total = submitted.new + submitted.known.total()
+    retried = 0
+    if wish.retry_failed and submitted.failed:
+        retried = client.retry(submitted.failed)
+    talk.say(_opening(wish, submitted, total, retried))
+    counts = _counts(client, wish.campaign)
+    if total and any(counts[state] for state in _UNSETTLED):
+        hands.crew.start_workers(hands.staff)
+        with Pace(talk, plain(wish.campaign), sum(counts.values())) as pace:
+            _wait(client, wish.campaign, hands.crew, pace)
+
+
+#: Tasks in these states may still run.
+_UNSETTLED: Final = ("blocked", "delayed", "ready", "leased")
+
+
+# Before anything is started.
+
+
+def _services(loaded: Loaded) -> tuple[str, ...]:
+    """Everything that the file's commands and functions need."""
+    named = (service_of(spec) for spec in loaded.specs if spec.payload is None)
+    return tuple(dict.fromkeys([*SERVICES, *named]))
+
+
+def _check_fit(loaded: Loaded, slots: int, allow: Sequence[str]) -> None:
+    """Refuse tasks that would wait for ever, or fail for sure."""
+    for spec, line in zip(loaded.specs, loaded.lines, strict=True):
+        place = f"{loaded.file}:{line}: task {plain(spec.name)}"
+        if spec.payload is not None:
+            raise UserError(
+                f"{place} is for a worker of your own (service {plain(service_of(spec))}), and "
+                "`run` has none; use `taskyard up`, your worker, and `taskyard load`"
+            )
+        if spec.slots > slots:
+            raise UserError(
+                f"{place} takes {spec.slots} slots, and a worker here has {slots}; give --slots "
+                f"{spec.slots}"
+            )
+        if spec.call is not None:
+            module = spec.call.partition(":")[0]
+            if not any(module == one or module.startswith(f"{one}.") for one in allow):
+                raise UserError(
+                    f"{place} calls {plain(spec.call)}, which is not allowed; give --allow {module}"
+                )
+
+
+def _check_free(state: Path, file: str) -> None:
+    """Refuse a state that is in use: its broker is somebody else's to stop."""
+    ends = time.monotonic() + LOCKED_SECONDS
+    while (holder := hired(state / LOCK_FILE)) is not None:
+        if time.monotonic() > ends:
+            raise StateLocked(
+                f"state directory {state} is in use by process {holder}: add the tasks to that "
+                f"broker with `taskyard load {file} --state {state}`, or give another --state"
+            )
+        time.sleep(LOCKED_SECONDS / 20)
+
+
+# While it runs.
+
+
+class Stopped(UserError):
+    """Somebody else stopped what `run` had started."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
+@contextmanager
+def _hung_up_with(crew: Crew, client: Client) -> Iterator[None]:
+    """A client waits for a broker that is gone; when it will not come back, nobody should."""
+    crew.broker.on_end = client.close
+    try:
+        yield
+    except ClientClosed as closed:
+        raise Stopped(f"{crew.why_over() or closed}; run it again to go on from here") from closed
+
+
+def _counts(client: Client, campaign: str) -> dict[str, int]:
+    for one in client.status()["campaigns"]:
+        if one["name"] == campaign:
+            counts: dict[str, int] = one["counts"]
+            return counts
+    return {state.name.lower(): 0 for state in TaskState}
+
+
+def _wait(client: Client, campaign: str, crew: Crew, pace: Pace) -> None:
+    """Until nothing of the campaign can run any more, or nobody is there to run it."""
+    while (over := crew.why_over()) is None:
+        pace.update(_counts(client, campaign))
+        try:
+            client.wait_campaign(campaign, LOOK_SECONDS)
+        except TimedOut:
+            continue
+        return
+    raise Stopped(f"{over}; run it again to go on from here")
+
+
+def _opening(wish: Wish, submitted: Submitted, total: int, retried: int) -> str:
+    known = submitted.known
+    ended = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
+    numbers = (
+        (known[TaskState.DONE], "done already"),
+        (retried, "failed and tried again"),
+        (known[TaskState.FAILED] - retried, "failed and left so"),
+        (known[TaskState.CANCELLED], "cancelled"),
+        (known.total() - sum(known[state] for state in ended), "waiting since the last time"),
+        (submitted.new if known else 0, "new"),
+    )
+    said = ", ".join(f"{number:,} {word}" for number, word in numbers if number)
+    return f"{plain(wish.campaign)}: {count(total, 'task')}{': ' if said else ''}{said}"
+
+
+# When it is over.
+
+
+def _close(wish: Wish, client: Client, seconds: float) -> ExitCode:
+    """Say what came of it."""
+    counts = _counts(client, wish.campaign)
+    failures: list[dict[str, Any]] = []
+    if counts["failed"]:
+        scope = Scope(campaign=wish.campaign.encode(), states=(TaskState.FAILED,))
+        failures = [
+            {key: task[key] for key in ("name", "reason", "attempt", "dependents")}
+            for task in client.tasks(scope)
+        ]
+    code = _exit_code(counts)
+    if wish.as_json:
+        print_document(
+            "run",
+            campaign=wish.campaign,
+            state=str(wish.state),
+            seconds=round(seconds, 3),
+            counts=counts,
+            failures=failures,
+        )
+    else:
+        click.echo(f"{plain(wish.campaign)}: {_outcome(counts)} ({span(seconds)})")
+        _tell_failures(wish, failures)
+    return code
+
+
+def _exit_code(counts: dict[str, int]) -> ExitCode:
+    if counts["failed"] or counts["blocked"]:
+        return ExitCode.TASK_FAILED
+    return ExitCode.CANCELLED if counts["cancelled"] else ExitCode.GOOD
+
+
+def _outcome(counts: dict[str, int]) -> str:
+    said = [
+        f"{counts[state]:,} {word}"
+        for state, word in (
+            ("done", "done"),
+            ("failed", "failed"),
+            ("blocked", "behind a failure"),
+            ("cancelled", "cancelled"),
+        )
+        if counts[state] or state == "done"
+    ]
+    return ", ".join(said)
+
+
+def _tell_failures(wish: Wish, failures: list[dict[str, Any]]) -> None:
+    if not failures:
+        return
+    for one in failures[:FAILURES_SHOWN_MAX]:
+        reason = plain(one["reason"]) or "no reason given"
+        attempts = count(one["attempt"], "attempt")
+        click.echo(f"  {plain(one['name'])} failed after {attempts}: {reason}")
+    if len(failures) > FAILURES_SHOWN_MAX:
+        more = len(failures) - FAILURES_SHOWN_MAX
+        click.echo(f"  … and {more:,} more: taskyard list --failed{_state_words(wish.state)}")
+    name = shlex.quote(plain(failures[0]["name"]))
+    click.echo(f"more about it:      taskyard why {name}{_state_words(wish.state)}")
+    click.echo(f"to try them again:  {_again(wish)}")
+
+
+def _again(wish: Wish) -> str:
+    own = "" if wish.campaign == loading.campaign_of(wish.file) else f" --campaign {wish.campaign}"
+    return f"taskyard run {shlex.quote(wish.file)}{own}{_state_words(wish.state)}"
+
+
+def _state_words(state: Path) -> str:
+    return "" if str(state) == ".taskyard" else f" --state {shlex.quote(str(state))}"

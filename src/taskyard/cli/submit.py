@@ -1,0 +1,109 @@
+"""`taskyard submit`: one task."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from taskyard.cli.connecting import connected
+from taskyard.cli.options import Talk, broker_options
+from taskyard.cli.printing import example, print_document, text_or_base64, write_bytes
+from taskyard.cli.task_options import (
+    TaskKey,
+    arguments_of,
+    check_work,
+    payload_of,
+    task_options,
+    terms_of,
+)
+from taskyard.client.campaign.submitting import to_submission
+from taskyard.client.campaign.tasks import check
+from taskyard.core.events import Unknown
+from taskyard.core.states import TaskState
+from taskyard.errors import ExitCode
+
+if TYPE_CHECKING:
+    from taskyard.client.client import Client
+
+
+@click.command(
+    context_settings={"allow_interspersed_args": False},
+    epilog=example(
+        "submit --name a --retries 3 -- convert a.png a.jpg",
+        "submit --after a --wait -- wc -c a.jpg",
+        "submit --call imaging:thumbnail '\"a.png\"' 200",
+    ),
+)
+@click.argument("words", nargs=-1, metavar="[--] COMMAND...")
+@click.option("--wait", is_flag=True, help="Wait until it is settled, and print its result.")
+@task_options
+@click.option("--name", type=TaskKey("name", "NAME"), help="Its name; made up if not given.")
+@broker_options
+@click.pass_obj
+def submit(
+    talk: Talk,
+    /,
+    words: tuple[str, ...],
+    name: str | None,
+    *,
+    wait: bool,
+    **given: Any,  # noqa: ANN401  # the options of a task
+) -> int:
+    """Submit one task, and print its name.
+
+    The command never passes through a shell. The name is printed when the broker has the task on
+    disk. A name that is known with the same command is harmless: nothing is submitted twice.
+
+    With --wait it prints what the task printed to stdout, or returned, and exits 0 if it is done,
+    1 if it failed or waits behind a failure, 5 if it was cancelled.
+    """
+    campaign = given["campaign"] or ""
+    raw = {"name": name or f"{campaign or 'task'}-{secrets.token_hex(8)}", **terms_of(given)}
+    spec = check(raw | _work(words, given))
+    submission = to_submission([spec], campaign.encode(), time.time_ns())
+    unknown = Unknown.WAIT if given["wait_for_unknown"] else Unknown.REFUSE
+    with connected(talk) as client:
+        new = client.create(submission, unknown)
+        if not new and not talk.quiet:
+            click.echo(f"task {spec.name} is known already: nothing was submitted", err=True)
+        if wait:
+            return _wait(talk, client, spec.name)
+    if talk.as_json:
+        print_document("submit", name=spec.name, campaign=campaign, new=bool(new))
+    else:
+        click.echo(spec.name)
+    return ExitCode.GOOD
+
+
+def _work(words: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
+    """What the task is to do, as keys of a task."""
+    check_work(words, given)
+    if given["call"] is not None:
+        return {"call": given["call"], "args": arguments_of(words)}
+    if given["payload"] is not None:
+        return {"payload": payload_of(given["payload"])}
+    return {"argv": list(words)}
+
+
+def _wait(talk: Talk, client: Client, name: str) -> ExitCode:
+    talk.interrupted = f"interrupted; task {name} goes on: `taskyard wait {name}`"
+    state = client.wait_names([name])[name]
+    result = client.result_bytes(name) if state is TaskState.DONE else None
+    if talk.as_json:
+        told = {"reason": client.why(name)} if result is None else text_or_base64("result", result)
+        print_document("submit", name=name, state=state.name.lower(), **told)
+    elif result is not None:
+        write_bytes(result)
+    else:
+        click.echo(f"taskyard: task {name}: {client.why(name)}", err=True)
+    return exit_code_of(state)
+
+
+def exit_code_of(state: TaskState) -> ExitCode:
+    """What a settled task makes of the command that waited for it."""
+    if state is TaskState.DONE:
+        return ExitCode.GOOD
+    return ExitCode.CANCELLED if state is TaskState.CANCELLED else ExitCode.TASK_FAILED

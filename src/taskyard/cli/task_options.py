@@ -1,0 +1,145 @@
+"""What can be said of a task on the command line: options, and the words of its command.
+
+Each option is a key of a task in a file, read and checked by the same code; what was given becomes
+a dict that `tasks.check` takes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from taskyard.cli.options import Decorated
+from taskyard.client.campaign.cells import from_cell
+from taskyard.client.campaign.tasks import KEYS
+from taskyard.client.campaign.values import BadValue, shown
+from taskyard.errors import UserError
+
+
+class TaskKey(click.ParamType[object]):
+    """The value of a task's key, as a cell of a table has it."""
+
+    def __init__(self, key: str, name: str) -> None:
+        self.key = key
+        self.name = name
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        try:
+            raw = from_cell(self.key, value)
+            if raw is None:
+                self.fail("must not be empty", param, ctx)
+            KEYS[self.key][1](raw)
+        except BadValue as bad:
+            self.fail(str(bad), param, ctx)
+        return raw
+
+
+class Setting(click.ParamType[tuple[str, str]]):
+    """`NAME=VALUE`."""
+
+    name = "NAME=VALUE"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        name, sign, setting = value.partition("=")
+        if not sign or not name:
+            self.fail(f"must be NAME=VALUE, not {shown(value)}", param, ctx)
+        return name, setting
+
+
+_NAME: Final = TaskKey("name", "NAME")
+
+#: An option, its type, and its line of help; all of them but `after` and `env` are given once.
+_OPTIONS: Final[tuple[tuple[str, click.ParamType[Any], str], ...]] = (
+    ("--cwd", TaskKey("cwd", "DIR"), "Where to run; where the worker was started if not given."),
+    ("--slots", TaskKey("slots", "N"), "How much room it takes in its worker; 1 if not given."),
+    ("--time-limit", TaskKey("time_limit", "DURATION"), "How long one attempt may run: 5m."),
+    ("--backoff", TaskKey("backoff", "DURATION"), "The interval of --retries; 1s if not given."),
+    (
+        "--retries",
+        TaskKey("retries", "N|LIST"),
+        "How often to try again after a failure: 5, or multiples of the backoff: '[1, 2, 5]'.",
+    ),
+    ("--expiry", TaskKey("expiry", "TIME"), "No longer wanted after this time: 2h, or a date."),
+    ("--due", TaskKey("due", "TIME"), "Not before this time: 10m, or 2031-05-04T12:00:00Z."),
+    ("--priority", TaskKey("priority", "N"), "Higher goes first; 0 if not given."),
+    ("--lane", TaskKey("lane", "LANE"), "Tasks of one lane are done one at a time."),
+    ("--service", TaskKey("service", "SERVICE"), "The kind of worker that it needs."),
+    ("--campaign", _NAME, "The campaign that it belongs to."),
+)
+
+
+def task_options(command: Decorated) -> Decorated:
+    """The options of a task, but for its name."""
+    for flag, kind, text in _OPTIONS:
+        command = click.option(flag, type=kind, help=text)(command)
+    for option in (
+        click.option("--env", type=Setting(), multiple=True, help="A variable. Repeatable."),
+        click.option("--after", type=_NAME, multiple=True, help="Wait for a task. Repeatable."),
+        click.option(
+            "--wait-for-unknown",
+            is_flag=True,
+            help="Take --after of a task that is not submitted yet, and wait for it.",
+        ),
+        click.option(
+            "--payload",
+            metavar="TEXT|@FILE",
+            help="Send this to a worker of your own instead of running a command.",
+        ),
+        click.option(
+            "--call",
+            type=TaskKey("call", "MODULE:FUNCTION"),
+            help="Call this function; the words are its arguments, each as JSON.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def terms_of(given: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a task that were given, without what it is to do."""
+    plain = ("service", "lane", "priority", "due", "expiry", "retries", "backoff", "time_limit")
+    raw = {key: given[key] for key in (*plain, "slots", "cwd") if given[key] is not None}
+    if given["after"]:
+        raw["after"] = list(given["after"])
+    if given["env"]:
+        raw["env"] = dict(given["env"])
+    return raw
+
+
+def check_work(words: tuple[str, ...], given: dict[str, Any]) -> None:
+    """One thing to do."""
+    if given["call"] is not None and given["payload"] is not None:
+        raise UserError("give --call or --payload, not both")
+    if given["payload"] is not None and words:
+        raise UserError(f"--payload goes without a command, and there is {shown(words[0])}")
+    if given["call"] is None and given["payload"] is None and not words:
+        raise UserError("say what to do: a command after --, or --call, or --payload")
+
+
+def payload_of(given: str) -> bytes:
+    """The bytes of --payload: a text, or what a file has."""
+    if given.startswith("@"):
+        return Path(given[1:]).read_bytes()
+    return given.encode(errors="surrogateescape")
+
+
+def arguments_of(words: tuple[str, ...]) -> list[object]:
+    """The arguments of a call, each as JSON."""
+    return [_json(number, word) for number, word in enumerate(words, start=1)]
+
+
+def _json(number: int, word: str) -> object:
+    try:
+        return msgspec.json.decode(word)
+    except (ValueError, RecursionError):
+        text = msgspec.json.encode(word).decode(errors="replace")
+        raise UserError(
+            f"argument {number} of the call, {shown(word)}, is no JSON; a text is written '{text}'"
+        ) from None

@@ -1,0 +1,115 @@
+"""The command of `map` with places in it, and what a row makes of them.
+
+`{}` is the row's text, `{#}` its number, `{column}` what that column has. What is not such a place
+is left as it is, so that braces of other languages pass; `${name}` is a shell's, and left too.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from taskyard.client.campaign.values import shown
+from taskyard.errors import UserError
+from taskyard.wire.work import encode_call, encode_command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from taskyard.cli.rows import Row
+
+#: Letters, digits, dots and dashes, with single spaces inside: what a column may be called.
+_PLACE: Final = re.compile(r"(?<!\$)\{(#|[\w.-]+(?: [\w.-]+)*|)\}")
+
+#: A row becomes a payload.
+Encoder = "Callable[[Row], bytes]"
+
+
+def command_encoder(
+    words: Sequence[str], env: dict[str, str] | None, cwd: str | None
+) -> Callable[[Row], bytes]:
+    """Each row a command."""
+    _check_used(words)
+
+    def encode(row: Row) -> bytes:
+        argv = [fill(word, row) for word in words]
+        if not argv[0] or "\0" in "".join(argv):
+            raise UserError(f"{row.place}: makes no command that can be run: {shown(argv)}")
+        return encode_command(argv, env, cwd)
+
+    return encode
+
+
+def call_encoder(
+    call: str, words: Sequence[str], env: dict[str, str] | None, cwd: str | None
+) -> Callable[[Row], bytes]:
+    """Each row a call of a function: a word that is one place is its value, others are JSON."""
+    words = words or ["{}"]
+    _check_used(words)
+    constants = {word: _constant(word) for word in words if not _PLACE.fullmatch(word)}
+
+    def encode(row: Row) -> bytes:
+        arguments = [constants[word] if word in constants else _value(word, row) for word in words]
+        return encode_call(call, arguments, None, env, cwd)
+
+    return encode
+
+
+def payload_encoder(payload: str) -> Callable[[Row], bytes]:
+    """Each row a payload."""
+    _check_used([payload])
+    return lambda row: fill(payload, row).encode(errors="surrogateescape")
+
+
+def _check_used(words: Sequence[str]) -> None:
+    if not any(_PLACE.search(word) for word in words):
+        raise UserError(
+            "nothing of the line would reach its task: write {} in the command where it goes, or "
+            "{#} for its number, {column} for a field"
+        )
+
+
+def _constant(word: str) -> object:
+    try:
+        return msgspec.json.decode(word)
+    except (ValueError, RecursionError):
+        raise UserError(
+            f"argument {shown(word)} of the call is neither JSON nor one place such as {{}}"
+        ) from None
+
+
+def fill(word: str, row: Row) -> str:
+    """The word with the row's values in their places."""
+    return _PLACE.sub(lambda found: _text(found, row), word) if "{" in word else word
+
+
+def _text(found: re.Match[str], row: Row) -> str:
+    key = found[1]
+    if not key:
+        return row.text
+    if key == "#":
+        return str(row.number)
+    if row.fields is None:
+        return found[0]
+    value = _field(key, row)
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _value(word: str, row: Row) -> object:
+    """What a word that is one place stands for, as it is."""
+    key = word[1:-1]
+    if key == "#":
+        return row.number
+    if key:
+        return _field(key, row)
+    return row.text if row.fields is None else row.fields
+
+
+def _field(key: str, row: Row) -> object:
+    fields = row.fields or {}
+    if key not in fields:
+        known = f"there are {', '.join(map(shown, fields))}" if fields else "there are no columns"
+        raise UserError(f"{row.place}: has no column {shown(key)}; {known}")
+    return fields[key]

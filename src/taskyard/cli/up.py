@@ -1,0 +1,294 @@
+"""`taskyard up` and `taskyard down`: a broker and local workers, until they are stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from taskyard.cli.daemons import listen_option, read_listen
+from taskyard.cli.local import (
+    UP_FILE,
+    Crew,
+    Staff,
+    command_of,
+    hired,
+    on_duty,
+    terminated_like_interrupted,
+)
+from taskyard.cli.options import DURATION, Talk, quiet_option, state_option, verbose_option
+from taskyard.cli.printing import example
+from taskyard.cli.words import count, plain
+from taskyard.client.client import Client
+from taskyard.core.events import Scope
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.states import TaskState
+from taskyard.errors import ExitCode, NoBroker, TaskyardError, TimedOut, UserError
+from taskyard.journal.files import make_private_directory
+from taskyard.journal.lock import FILE_NAME as LOCK_FILE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+#: In the state directory: what a detached `up` and its processes have to say.
+LOG_FILE: Final = "log/up.log"
+
+#: A detached `up` has to be ready by then: a large state takes a while to recover.
+READY_SECONDS: Final = 600.0
+
+#: How often to look whether something is ready, or has ended.
+LOOK_SECONDS: Final = 0.05
+
+#: Tasks that were cut short and are told by name.
+CUT_SHOWN_MAX: Final = 10
+
+#: What is sent to end something, and how long it has to follow.
+_SIGNALS: Final = ((signal.SIGTERM, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))
+
+
+@click.command(epilog=example("up --workers 2 --detach"))
+@click.option("--workers", type=click.IntRange(0, 1000), default=1, help="Worker processes; 1.")
+@click.option(
+    "--slots", type=click.IntRange(1, 100_000), help="Tasks at once a worker; one a core."
+)
+@state_option
+@listen_option
+@click.option("--allow", multiple=True, metavar="MODULE", help="Offer its functions. Repeatable.")
+@click.option(
+    "--service",
+    "services",
+    multiple=True,
+    metavar="S",
+    help="What to do; exec and call. Repeatable.",
+)
+@click.option("-d", "--detach", is_flag=True, help="Run in the background; log in STATE/log.")
+@click.option("--page", metavar="ADDRESS", help="Serve the page there. Comes later.")
+@verbose_option
+@quiet_option
+@click.pass_obj
+def up(  # noqa: PLR0913  # an argument an option
+    talk: Talk,
+    *,
+    workers: int,
+    slots: int | None,
+    state: Path,
+    listen: tuple[str, ...],
+    allow: tuple[str, ...],
+    services: tuple[str, ...],
+    detach: bool,
+    page: str | None,
+) -> ExitCode | None:
+    """Run a broker and workers until they are stopped.
+
+    In the foreground, until Ctrl-C, SIGTERM or `taskyard down`: then the workers finish what runs,
+    and the broker ends. What dies meanwhile is started again. With --detach it returns when all of
+    them are ready.
+    """
+    if page is not None:
+        raise UserError("--page comes later; leave it out")
+    read_listen(listen)  # what is wrong with it is better said before anything is started
+    if detach:
+        arguments = ["up", "--workers", str(workers), "--state", str(state)]
+        arguments += _given(slots=slots, listen=listen, allow=allow, service=services)
+        _detach(talk, state, workers, arguments)
+        return None
+    staff = Staff(workers, slots, allow, services)
+    with terminated_like_interrupted():
+        return _stay(talk, state, staff, listen)
+
+
+def _stay(talk: Talk, state: Path, staff: Staff, listen: tuple[str, ...]) -> ExitCode | None:
+    crew = Crew(state, _with_time(talk.say), listen)
+    try:
+        with on_duty(state), crew:
+            crew.start_broker()
+            crew.start_workers(staff)
+            for line in crew.listening:
+                click.echo(line)
+            talk.say(f"{count(staff.workers, 'worker')} started; Ctrl-C stops them")
+            crew.broker.ended.wait()
+    except KeyboardInterrupt:
+        return None
+    status = crew.broker.status
+    return ExitCode(status) if status in set(ExitCode) else ExitCode.STATE_DAMAGED
+
+
+def _with_time(say: Callable[[str], None]) -> Callable[[str], None]:
+    """In a log it matters when something happened."""
+    if sys.stderr.isatty():
+        return say
+    return lambda line: say(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}")
+
+
+# In the background.
+
+
+def _given(**options: object) -> list[str]:
+    """Options as they were given on a command line."""
+    words: list[str] = []
+    for name, value in options.items():
+        values = value if isinstance(value, tuple) else (value,)
+        for one in values:
+            words += [] if one is None else [f"--{name}", str(one)]
+    return words
+
+
+def _detach(talk: Talk, state: Path, workers: int, arguments: list[str]) -> None:
+    """Start the same command once more, without us, and wait until it is ready."""
+    _refuse_second(state)
+    make_private_directory(state)
+    log = state / LOG_FILE
+    make_private_directory(log.parent)
+    with log.open("ab") as file:
+        began = file.tell()
+        child = subprocess.Popen(
+            command_of(arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+    _await_ready(child, state, workers, lambda: _last_line(log, began))
+    talk.say(
+        f"up: {count(workers, 'worker')}, process {child.pid}, log in {log}; "
+        f"`taskyard down --state {state}` stops it"
+    )
+
+
+def _refuse_second(state: Path) -> None:
+    holder = hired(state / UP_FILE)
+    if holder is not None:
+        raise UserError(
+            f"`taskyard up` runs on {state} already, as process {holder}; "
+            f"`taskyard down --state {state}` stops it"
+        )
+
+
+def _await_ready(
+    child: subprocess.Popen[bytes], state: Path, workers: int, last_line: Callable[[], str]
+) -> None:
+    ends = time.monotonic() + READY_SECONDS
+    for _ in _looks(ends):
+        status = child.poll()
+        if status is not None:
+            said = last_line() or f"it ended with exit status {status}"
+            raise _ended(status, said.removeprefix("taskyard: "))
+        if hired(state / UP_FILE) == child.pid and _ready_workers(state) >= workers:
+            return
+    raise TimedOut(f"`up` (process {child.pid}) is not ready after {READY_SECONDS:g} s")
+
+
+def _ended(status: int, said: str) -> TaskyardError:
+    """The same error as the process in the background had."""
+    error = TaskyardError(said)
+    error.exit_code = (  # type: ignore[misc]  # of this one alone
+        ExitCode(status) if status in set(ExitCode) else ExitCode.STATE_DAMAGED
+    )
+    return error
+
+
+def _ready_workers(state: Path) -> int:
+    """How many workers the broker knows; -1 while there is none."""
+    try:
+        with Client(state=state, timeout=1) as client:
+            return int(client.status()["workers"])
+    except NoBroker:
+        return -1
+
+
+def _last_line(log: Path, began: int) -> str:
+    with log.open("rb") as file:
+        file.seek(began)
+        lines = file.read().decode(errors="backslashreplace").split("\n")
+    return next((line for line in reversed(lines) if line), "")
+
+
+def _looks(ends: float) -> Iterator[None]:
+    while time.monotonic() < ends:
+        yield
+        time.sleep(LOOK_SECONDS)
+
+
+# Down.
+
+
+@click.command(epilog=example("down --timeout 5m"))
+@state_option
+@click.option(
+    "--timeout", type=DURATION, default="60s", help="How long running tasks may take; 60s."
+)
+@verbose_option
+@quiet_option
+@click.pass_obj
+def down(talk: Talk, *, state: Path, timeout: int) -> ExitCode | None:
+    """Stop what runs on a state directory, when running tasks are done.
+
+    Workers get no more tasks, finish what they hold, and leave; then the broker ends. After
+    --timeout everything is ended by signal: what ran is given back, and is done again after the
+    next start. Then it says what was cut short, and exits 4. If nothing runs there it exits 3.
+    """
+    holders = {name: pid for name in (UP_FILE, LOCK_FILE) if (pid := hired(state / name))}
+    if not holders:
+        raise NoBroker(f"nothing runs on state directory {state}; give --state if it is another")
+    try:
+        with Client(state=state) as client:
+            return _down(talk, client, state, timeout / SECOND_NS)
+    except NoBroker:
+        talk.say("the broker does not answer; ending it by signal")
+        _end(talk, state)
+        return None
+
+
+def _down(talk: Talk, client: Client, state: Path, seconds: float) -> ExitCode | None:
+    workers = client.drain()
+    out = client.status()["counts"]["leased"]
+    if out:
+        talk.say(f"waiting for {count(workers, 'worker')} to finish {count(out, 'task')}")
+    if _is_free(state, seconds):
+        talk.say("all is stopped")
+        return None
+    scope = Scope(states=(TaskState.LEASED,))
+    names = [plain(task["name"]) for task in client.tasks(scope)]
+    _end(talk, state)
+    if not names:
+        return None
+    more = f" and {len(names) - CUT_SHOWN_MAX:,} more" if len(names) > CUT_SHOWN_MAX else ""
+    raise TimedOut(
+        f"{count(len(names), 'task')} cut short after {seconds:g} s, to be done again after the "
+        f"next start: {', '.join(names[:CUT_SHOWN_MAX])}{more}"
+    )
+
+
+def _is_free(state: Path, seconds: float) -> bool:
+    """Wait until nobody holds the state directory."""
+    files = (state / UP_FILE, state / LOCK_FILE)
+    return any(
+        all(hired(file) is None for file in files) for _ in _looks(time.monotonic() + seconds)
+    )
+
+
+def _end(talk: Talk, state: Path) -> None:
+    """By signal: twice for `up`, whose workers then give back what runs; at last by SIGKILL."""
+    for number, seconds in _SIGNALS:
+        _signal(state, number)
+        if _is_free(state, seconds):
+            talk.say("all is stopped")
+            return
+    raise TimedOut(f"what runs on {state} does not end; see `ps` for process {_holder(state)}")
+
+
+def _holder(state: Path) -> int | None:
+    """Who is to be told: `up` if it runs, else the broker. Whoever holds the lock is ours."""
+    return hired(state / UP_FILE) or hired(state / LOCK_FILE)
+
+
+def _signal(state: Path, number: int) -> None:
+    holder = _holder(state)
+    if holder:
+        os.kill(holder, number)

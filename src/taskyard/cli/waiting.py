@@ -1,0 +1,242 @@
+"""`taskyard wait`: until tasks are settled; and what other verbs need to wait as it does."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Final, Protocol
+
+import click
+
+from taskyard.cli.connecting import connected
+from taskyard.cli.options import DURATION, Talk, broker_options
+from taskyard.cli.printing import example, print_document
+from taskyard.cli.progress import Meter, summary_of
+from taskyard.cli.task_options import TaskKey
+from taskyard.cli.words import count, plain, span
+from taskyard.client.client import scope_of
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.states import TaskState
+from taskyard.errors import ExitCode, TaskBlocked, TaskFailed, TimedOut, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from taskyard.client.client import Client
+    from taskyard.client.futures import Future
+
+#: How often the progress is looked at: a bar should move, and the broker has better to do.
+LOOK_SECONDS: Final = 0.5
+
+#: The same where the broker does not tell when all is settled, at first; it doubles.
+_LOOK_SECONDS_FIRST: Final = 0.02
+
+#: Failures that are named; the others are counted.
+FAILURES_NAMED: Final = 10
+
+_RUNNABLE: Final = ("delayed", "ready", "leased")
+
+
+@click.command(epilog=example("wait fetch-a fetch-b", "wait --campaign thumbs --timeout 1h30m"))
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--campaign", type=TaskKey("name", "NAME"), help="All tasks of this campaign.")
+@click.option("--timeout", type=DURATION, help="Wait no longer than this: 90s, 5m.")
+@broker_options
+@click.pass_obj
+def wait(
+    talk: Talk, /, names: tuple[str, ...], campaign: str | None, timeout: int | None
+) -> ExitCode:
+    """Wait until tasks are settled: some by name, a campaign, or all that there are.
+
+    Settled is what is done, failed, cancelled, or waits behind a failure, so that nothing can run
+    any more without somebody's help. Exit 0 if all are done, 1 if some failed or wait behind a
+    failure, 5 if some were cancelled and none failed, 4 if the time is up.
+    """
+    if names and campaign:
+        raise UserError("give names or --campaign, not both")
+    with connected(talk) as client:
+        group = group_of(client, names, campaign)
+        ends = None if timeout is None else time.monotonic() + timeout / SECOND_NS
+        settled = wait_for(talk, group, ends)
+        report(talk, "wait", group, settled=settled)
+    if timeout is not None and not settled:
+        raise TimedOut(
+            f"{count(group.unsettled(), 'task')} not settled after {span(timeout / SECOND_NS)}; "
+            "`taskyard why NAME` says what one waits for"
+        )
+    return group.exit_code()
+
+
+class Group(Protocol):
+    """Tasks that somebody waits for together."""
+
+    #: What to call them, and what a summary of them opens with.
+    label: str
+    title: str
+    #: How many there are in each state, as of the last look.
+    counts: dict[str, int]
+    #: How many of the blocked ones are behind a failure, as far as is known.
+    behind_failure: int
+
+    def look(self, seconds: float) -> bool:
+        """Wait up to so long, count, and say whether all are settled."""
+
+    def failures(self) -> Iterator[tuple[str, str]]:
+        """Failed tasks and their reasons."""
+
+    def unsettled(self) -> int: ...
+
+    def exit_code(self) -> ExitCode: ...
+
+
+class _Counted:
+    """What groups have in common."""
+
+    def __init__(self, client: Client, label: str) -> None:
+        self.client = client
+        self.label = label
+        self.title = ""
+        self.counts: dict[str, int] = {state.name.lower(): 0 for state in TaskState}
+        self.behind_failure = 0
+
+    def unsettled(self) -> int:
+        running = sum(self.counts[state] for state in _RUNNABLE)
+        return running + self.counts["blocked"] - self.behind_failure
+
+    def exit_code(self) -> ExitCode:
+        if self.counts["failed"] or self.counts["blocked"]:
+            return ExitCode.TASK_FAILED
+        return ExitCode.CANCELLED if self.counts["cancelled"] else ExitCode.GOOD
+
+
+class _Everything(_Counted):
+    """All tasks of the broker. It does not tell when they are settled: it is asked."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client, "all tasks")
+        self._pause = 0.0
+
+    def look(self, seconds: float) -> bool:
+        time.sleep(min(seconds, self._pause))
+        self._pause = min(LOOK_SECONDS, max(_LOOK_SECONDS_FIRST, 2 * self._pause))
+        status = self.client.status()
+        self.counts, self.behind_failure = status["counts"], status["behind_failure"]
+        return not self.unsettled()
+
+    def failures(self) -> Iterator[tuple[str, str]]:
+        for view in self.client.tasks(scope_of(states=[TaskState.FAILED])):
+            yield view["name"], view["reason"]
+
+
+class _Campaign(_Counted):
+    """The tasks of a campaign."""
+
+    def __init__(self, client: Client, campaign: str) -> None:
+        super().__init__(client, f"campaign {campaign}")
+        self.title = f"campaign {plain(campaign)}: "
+        self.campaign = campaign
+        if next(client.tasks(scope_of(campaign=campaign)), None) is None and not self._count():
+            raise UserError(f"no campaign is called {campaign}; `taskyard status` lists them")
+
+    def look(self, seconds: float) -> bool:
+        settled = True
+        try:
+            self.client.wait_campaign(self.campaign, seconds)
+        except TimedOut:
+            settled = False
+        self._count()
+        if settled:
+            self.behind_failure = self.counts["blocked"]
+        return settled
+
+    def _count(self) -> bool:
+        """Whether the broker counts it; it lists the latest campaigns only."""
+        for one in self.client.status()["campaigns"]:
+            if one["name"] == self.campaign:
+                self.counts = one["counts"]
+                return True
+        return False
+
+    def failures(self) -> Iterator[tuple[str, str]]:
+        scope = scope_of(campaign=self.campaign, states=[TaskState.FAILED])
+        for view in self.client.tasks(scope):
+            yield view["name"], view["reason"]
+
+
+class _Named(_Counted):
+    """Tasks by their names."""
+
+    def __init__(self, client: Client, names: Sequence[str]) -> None:
+        super().__init__(client, count(len(names), "task"))
+        self._waiting: set[Future] = set(client.futures(list(dict.fromkeys(names))))
+        self._ended: Counter[str] = Counter()
+        self._failures: list[tuple[str, str]] = []
+
+    def look(self, seconds: float) -> bool:
+        settled, waiting = concurrent.futures.wait(self._waiting, seconds)
+        self._waiting = waiting  # type: ignore[assignment]  # the same ones
+        for future in settled:
+            self._note(future)  # type: ignore[arg-type]
+        self.counts |= {state: self._ended[state] for state in ("done", "failed", "cancelled")}
+        self.behind_failure = self._ended["blocked"]
+        self.counts["blocked"] = self.behind_failure
+        self.counts["ready"] = len(self._waiting)
+        return not self._waiting
+
+    def _note(self, future: Future) -> None:
+        error = None if future.cancelled() else future.exception()
+        if future.cancelled():
+            self._ended["cancelled"] += 1
+        elif isinstance(error, TaskBlocked):
+            self._ended["blocked"] += 1
+        elif isinstance(error, TaskFailed):
+            self._ended["failed"] += 1
+            self._failures.append((future.name, str(error).partition(" failed: ")[2]))
+        else:
+            self._ended["done"] += 1  # also where nobody can read its result
+
+    def failures(self) -> Iterator[tuple[str, str]]:
+        yield from self._failures
+
+
+def group_of(client: Client, names: Sequence[str] = (), campaign: str | None = None) -> Group:
+    """Those tasks, that campaign, or everything."""
+    if names:
+        return _Named(client, names)
+    return _Everything(client) if campaign is None else _Campaign(client, campaign)
+
+
+def wait_for(talk: Talk, group: Group, ends: float | None = None) -> bool:
+    """Wait until a group is settled, or until the time is up; show how far it is."""
+    with Meter(talk, group.label) as meter:
+        while True:
+            left = LOOK_SECONDS if ends is None else ends - time.monotonic()
+            if group.look(max(0.0, min(LOOK_SECONDS, left))):
+                return True
+            total = sum(group.counts.values())
+            meter.update(total - group.unsettled(), total, group.counts["failed"])
+            if ends is not None and time.monotonic() >= ends:
+                return False
+
+
+def report(talk: Talk, verb: str, group: Group, *, settled: bool, **more: object) -> None:
+    """Say what has become of a group."""
+    if talk.as_json:
+        counts = {"counts": group.counts, "behind_failure": group.behind_failure}
+        print_document(verb, settled=settled, **counts, **more)
+        return
+    click.echo(f"{group.title}{summary_of(group.counts, group.behind_failure)}", err=True)
+    name_failures(group)
+
+
+def name_failures(group: Group) -> None:
+    """Name some of the failed tasks, with their reasons."""
+    failed = group.counts["failed"]
+    if not failed:
+        return
+    for _, (name, reason) in zip(range(FAILURES_NAMED), group.failures(), strict=False):
+        click.echo(f"  {plain(name)} failed: {plain(reason) or 'no reason given'}", err=True)
+    if failed > FAILURES_NAMED:
+        more = f"  and {failed - FAILURES_NAMED:,} more; `taskyard list --failed` names them"
+        click.echo(more, err=True)

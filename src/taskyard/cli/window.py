@@ -1,0 +1,91 @@
+"""Futures under way between who submits and who tells: a bounded number, told by another thread.
+
+Who submits waits when too many are under way. What goes wrong while telling is raised to who
+submits, at the next one or at the end.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskyard.client.futures import Future
+
+#: Tasks under way: more than there are slots, so that a slow one at the head does not leave workers
+#: idle; some tens of megabytes.
+FUTURES_MAX: Final = 20_000
+
+#: How often who waits for room looks whether telling has gone wrong.
+_LOOK_SECONDS: Final = 0.2
+
+
+class Window:
+    """Hands each future to `tell` when it is settled; `pause` is called before waiting."""
+
+    def __init__(
+        self,
+        tell: Callable[[Future], None],
+        pause: Callable[[], None],
+        *,
+        in_order: bool,
+        futures_max: int = FUTURES_MAX,
+    ) -> None:
+        self._tell = tell
+        self._pause = pause
+        self._in_order = in_order
+        self._room = threading.Semaphore(futures_max)
+        self._line: SimpleQueue[Future | None] = SimpleQueue()
+        self._wrong: BaseException | None = None
+        #: How many there were so far.
+        self.added = 0
+        self._thread = threading.Thread(target=self._run, name="taskyard-results", daemon=True)
+        self._thread.start()
+
+    def add(self, future: Future) -> None:
+        """One more; waits for room."""
+        while not self._room.acquire(timeout=_LOOK_SECONDS):
+            self._raise_wrong()
+        self._raise_wrong()
+        self.added += 1
+        if self._in_order:
+            self._line.put(future)
+        else:
+            future.add_done_callback(self._line.put)  # type: ignore[arg-type]  # it is the same one
+
+    def finish(self) -> None:
+        """Wait until all are told."""
+        self._line.put(None)
+        self._thread.join()
+        self._raise_wrong()
+
+    def _raise_wrong(self) -> None:
+        if self._wrong is not None:
+            raise self._wrong
+
+    def _run(self) -> None:
+        try:
+            self._tell_all()
+        except BaseException as wrong:  # noqa: BLE001  # it is raised to who submits
+            self._wrong = wrong
+
+    def _tell_all(self) -> None:
+        told = 0
+        is_last = False
+        while not is_last or told < self.added:
+            if self._line.empty():
+                self._pause()
+            future = self._line.get()
+            if future is None:
+                is_last = True
+                continue
+            if not future.done():
+                self._pause()
+                concurrent.futures.wait([future])
+            self._tell(future)
+            told += 1
+            self._room.release()

@@ -1,0 +1,42 @@
+"""Words for people: counts, spans of time, and names that can't play tricks with a terminal."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_MINUTE_SECONDS: Final = 60
+_HOUR_SECONDS: Final = 3600
+_DAY_SECONDS: Final = 86_400
+
+#: Below this, tenths of a second mean something.
+_SHORT_SECONDS: Final = 10
+
+
+def plain(text: str) -> str:
+    """A text on one line, with everything that a terminal would act on as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else _escape(one) for one in text)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape", "backslashreplace").decode()
+
+
+def count(number: int, thing: str) -> str:
+    """`1 task`, `2,000 tasks`."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def span(seconds: float) -> str:
+    """How long something takes, in two units at most."""
+    if seconds < _SHORT_SECONDS:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < _MINUTE_SECONDS:
+        return f"{whole} s"
+    if whole < _HOUR_SECONDS:
+        return f"{whole // _MINUTE_SECONDS} min {whole % _MINUTE_SECONDS} s"
+    if whole < _DAY_SECONDS:
+        return f"{whole // _HOUR_SECONDS} h {whole % _HOUR_SECONDS // _MINUTE_SECONDS} min"
+    return f"{whole // _DAY_SECONDS} d {whole % _DAY_SECONDS // _HOUR_SECONDS} h"

@@ -1,0 +1,74 @@
+"""Parquet with the columns that `tasks` knows, a task a row; a line's number is its row's.
+
+pyarrow is imported when a file is opened: it takes longer to load than most campaigns to read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from taskyard.client.campaign.cells import from_cell
+from taskyard.client.campaign.lines import BadCampaign, Unreadable
+from taskyard.client.campaign.table import check_column
+from taskyard.client.campaign.values import BadValue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Rows that are Python objects at once.
+ROWS_AT_ONCE: Final = 4096
+
+MAGIC: Final = b"PAR1"
+
+
+def rows(path: str) -> Iterator[tuple[int, object]]:
+    """What each row says; a null is a key that was not given."""
+    import pyarrow as pa  # noqa: PLC0415  # see above
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            _check_columns(names, path)
+            for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
+                columns = [_values(pa, column) for column in batch.columns]
+                for number, cells in enumerate(zip(*columns, strict=True), start=number + 1):  # noqa: B020
+                    yield number, _row(names, cells)
+    except (pa.ArrowException, OSError) as wrong:
+        reason = str(wrong).partition("\n")[0]
+        raise BadCampaign(f"{path}:{number + 1}: is no whole Parquet file: {reason}") from None
+
+
+def _check_columns(names: list[str], path: str) -> None:
+    for name in names:
+        check_column(name, f"{path}:1")
+    if len(set(names)) < len(names) or "name" not in names:
+        raise BadCampaign(f'{path}:1: the table must have "name" and each column once: {names}')
+
+
+def _row(names: list[str], cells: tuple[object, ...]) -> object:
+    """Texts are read as in CSV, so that a table made of one is read alike."""
+    raw = dict(zip(names, cells, strict=True))
+    for key, cell in raw.items():
+        if isinstance(cell, str):
+            try:
+                raw[key] = from_cell(key, cell)
+            except BadValue as bad:
+                return Unreadable(f'"{key}" {bad}', raw, str(raw["name"]))
+    return raw
+
+
+def _values(pa: Any, column: Any) -> list[object]:  # noqa: ANN401  # it comes without types
+    """A column as JSON would have it."""
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        column = column.cast(pa.timestamp("us", kind.tz), safe=False)
+    elif pa.types.is_duration(kind):
+        column = column.cast(pa.duration("us"), safe=False)
+    elif pa.types.is_dictionary(kind):
+        column = column.dictionary_decode()
+    values: list[object] = column.to_pylist()
+    if pa.types.is_map(kind):
+        return [None if value is None else dict(value) for value in values]  # type: ignore[call-overload]
+    return values

@@ -1,0 +1,220 @@
+"""A whole campaign from a file: its tasks in an order to submit, and what was rejected and why.
+
+A task is good if its line is, its name is its own, and so is all that it waits for. Names that the
+file does not have are not judged here: the broker may know them. Nothing is submitted from here.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec import Struct, field
+
+from taskyard.client.campaign.formats import Options, rows
+from taskyard.client.campaign.lines import STDIN, BadCampaign, Unreadable, label_of
+from taskyard.client.campaign.survey import (
+    Duplicate,
+    Graph,
+    Survey,
+    cycles_of,
+    graph_of,
+    levels_of,
+    survey_of,
+)
+from taskyard.client.campaign.tasks import BadTask, TaskSpec, check, to_raw
+from taskyard.client.campaign.values import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+#: Beyond this many bad lines the file is not what it was taken for; they would only fill memory.
+BAD_MAX: Final = 1_000_000
+
+#: Names of a cycle that a message has; a longer one is cut in the middle.
+CYCLE_NAMES_SHOWN: Final = 10
+
+REJECTED_SUFFIX: Final = ".rejected.jsonl"
+
+
+class Bad(Struct, gc=False):
+    """A line that was rejected."""
+
+    file: str
+    line: int
+    reason: str
+    #: What stands there: the object of a task, or the text of a line that is none.
+    raw: object
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.reason}"
+
+
+class Loaded(Struct):
+    """A campaign that was read."""
+
+    #: The file's name as messages have it.
+    file: str
+    #: The good tasks; none stands before one that it waits for.
+    specs: list[TaskSpec]
+    #: The line of each.
+    lines: array[int]
+    #: What was rejected, by line.
+    bad: list[Bad]
+    #: Of all tasks whose line is good, those in cycles and behind bad ones too.
+    survey: Survey
+
+
+class _Reading(Struct):
+    """What has been read so far."""
+
+    file: str
+    specs: list[TaskSpec] = field(default_factory=list)
+    lines: array[int] = field(default_factory=lambda: array("Q"))
+    #: Where the first task of each name stands.
+    numbers: dict[str, int] = field(default_factory=dict)
+    bad: list[Bad] = field(default_factory=list)
+    #: The line of each name that was rejected.
+    bad_names: dict[str, int] = field(default_factory=dict)
+    duplicates: list[Duplicate] = field(default_factory=list)
+
+    def take(self, line: int, raw: object) -> None:
+        if isinstance(raw, Unreadable):
+            self.reject(line, raw.reason, raw.raw, raw.name)
+            return
+        try:
+            spec = check(raw)
+        except BadTask as bad:
+            name = raw.get("name") if isinstance(raw, dict) else None
+            self.reject(line, str(bad), raw, name if isinstance(name, str) else "")
+            return
+        first = self.numbers.setdefault(spec.name, len(self.specs))
+        if first < len(self.specs):
+            self._reject_duplicate(line, spec, self.lines[first])
+            return
+        if spec.after:
+            # The same names, but the objects that we have already: half the memory of a graph.
+            specs, numbers = self.specs, self.numbers
+            spec.after = tuple(
+                [specs[numbers[name]].name if name in numbers else name for name in spec.after]
+            )
+        self.specs.append(spec)
+        self.lines.append(line)
+
+    def _reject_duplicate(self, line: int, spec: TaskSpec, line_first: int) -> None:
+        self.duplicates.append(Duplicate(spec.name, line_first, line))
+        self.reject(line, f"the name {shown(spec.name)} stands on line {line_first} already", spec)
+
+    def reject(self, line: int, reason: str, raw: object, name: str = "") -> None:
+        raw = to_raw(raw) if isinstance(raw, TaskSpec) else raw
+        self.bad.append(Bad(self.file, line, reason, raw))
+        if name:
+            self.bad_names.setdefault(name, line)
+        if len(self.bad) > BAD_MAX:
+            first = self.bad[0]
+            text = f"more than {BAD_MAX} lines are bad; is this the right format?"
+            raise BadCampaign(f"{self.file}:{line}: {text} The first: {first}")
+
+
+def read_campaign(path: str | Path, options: Options | None = None) -> Loaded:
+    """The campaign in a file, "-" for stdin. Raises `BadCampaign` if it can't be read at all."""
+    name = str(path)
+    reading = _Reading(label_of(name))
+    for line, raw in rows(name, options or Options()):
+        reading.take(line, raw)
+    return _judged(reading)
+
+
+def _judged(reading: _Reading) -> Loaded:
+    """Look at the graph, and reject what is in a cycle or behind something rejected."""
+    specs, lines = reading.specs, reading.lines
+    graph = graph_of(specs, reading.numbers)
+    levels = levels_of(graph)
+    cycles = cycles_of(graph, levels)
+    rejected: dict[int, str] = {}
+    for group, cycle in cycles:
+        rejected |= dict.fromkeys(group, _around(specs, group, cycle))
+    for name, line in reading.bad_names.items():
+        for number in graph.unknown.pop(name, ()):
+            rejected.setdefault(number, _behind(name, line))
+    _reject_dependents(reading, graph, rejected)
+    survey = survey_of(specs, lines, graph, levels)
+    survey.duplicates = reading.duplicates
+    survey.cycles = [[specs[number].name for number in cycle] for _, cycle in cycles]
+    for number, reason in rejected.items():
+        reading.reject(lines[number], reason, specs[number])
+    reading.bad.sort(key=lambda bad: bad.line)
+    if rejected or not graph.ordered:
+        good = [number for number in levels.order if number not in rejected]
+        specs, lines = [specs[n] for n in good], array("Q", [lines[n] for n in good])
+    return Loaded(reading.file, specs, lines, reading.bad, survey)
+
+
+def _around(specs: Sequence[TaskSpec], group: Sequence[int], cycle: Sequence[int]) -> str:
+    names = [shown(specs[number].name) for number in [*cycle, cycle[0]]]
+    if len(names) > CYCLE_NAMES_SHOWN:
+        left_out = len(names) - CYCLE_NAMES_SHOWN
+        half = CYCLE_NAMES_SHOWN // 2
+        names = [*names[:half], f"… {left_out} more …", *names[-half:]]
+    more = f" ({len(group)} tasks wait for each other)" if len(group) > len(cycle) else ""
+    return f"is in a cycle{more}: {' after '.join(names)}"
+
+
+def _behind(name: str, line: int) -> str:
+    return f"waits for {shown(name)}, which was rejected (line {line})"
+
+
+def _reject_dependents(reading: _Reading, graph: Graph, rejected: dict[int, str]) -> None:
+    """Whoever waits for a rejected task is rejected too."""
+    line = list(rejected)
+    for number in line:  # grows while it is walked
+        for dependent in graph.dependents_of(number):
+            if dependent not in rejected:
+                name, at_line = reading.specs[number].name, reading.lines[number]
+                rejected[dependent] = _behind(name, at_line)
+                line.append(dependent)
+
+
+def reject_strangers(loaded: Loaded, names: Iterable[str]) -> Loaded:
+    """The campaign without the tasks that wait, directly or not, for names that nobody knows, once
+    that is sure. They are rejected like those of bad lines."""
+    reasons = {
+        name: f"waits for {shown(name)}, which neither the file nor the broker has"
+        for name in names
+    }
+    good: list[int] = []
+    bad = list(loaded.bad)
+    for number, spec in enumerate(loaded.specs):
+        cause = next((name for name in spec.after if name in reasons), None)
+        if cause is None:
+            good.append(number)
+            continue
+        line = loaded.lines[number]
+        reasons[spec.name] = _behind(spec.name, line)
+        bad.append(Bad(loaded.file, line, reasons[cause], to_raw(spec)))
+    return Loaded(
+        file=loaded.file,
+        specs=[loaded.specs[number] for number in good],
+        lines=array("Q", [loaded.lines[number] for number in good]),
+        bad=sorted(bad, key=lambda one: one.line),
+        survey=loaded.survey,
+    )
+
+
+def write_rejected(path: str | Path, bad: Iterable[Bad]) -> Path:
+    """Write what was rejected beside the file, an object a line; where that is. Replaces what an
+    earlier run left there."""
+    place = Path(("stdin" if str(path) == STDIN else str(path)) + REJECTED_SUFFIX)
+    unfinished = place.with_name(place.name + ".new")
+    encoder = msgspec.json.Encoder(enc_hook=repr)
+    try:
+        with unfinished.open("wb") as file:
+            for one in bad:
+                file.write(encoder.encode(one) + b"\n")
+        os.replace(unfinished, place)  # noqa: PTH105  # the same, said plainly
+    except OSError as wrong:
+        raise BadCampaign(f"{place}: can't be written: {wrong.strerror}") from None
+    return place

@@ -1,0 +1,121 @@
+"""Tasks as a user wrote them become the columns that the broker takes.
+
+What tasks have in common becomes one object that they share: a campaign of a million tasks has a
+handful of different terms. Durations from now are counted from one moment for all of them.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from taskyard.client.campaign.tasks import BadTask, TaskSpec
+from taskyard.core.tasks import Submission, Terms
+from taskyard.errors import UserError
+from taskyard.wire.work import CALL, EXEC, encode_call, encode_command
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+#: Tasks in one submission, unless asked otherwise: one message, one record, a fraction of a second.
+TASKS_A_SUBMISSION: Final = 10_000
+
+#: Payloads in one submission, unless asked otherwise: well under what one message may have.
+PAYLOAD_BYTES_A_SUBMISSION: Final = 8 * 1024 * 1024
+
+_DEFAULT: Final = Terms().service
+
+#: Marks that tell terms apart; tasks of which all are equal share theirs.
+_Key = tuple[bytes, int, object, object, object, int, int, int]
+
+
+def to_submission(specs: Sequence[TaskSpec], campaign: bytes, now_ns: int) -> Submission:
+    """These tasks as one batch, in this order."""
+    places: dict[_Key, int] = {}
+    terms: list[Terms] = []
+    terms_at: list[int] = []
+    payloads: list[bytes] = []
+    for spec in specs:
+        service, payload = _work(spec)
+        payloads.append(payload)
+        key = (
+            *(service, spec.priority, spec.due, spec.expiry, spec.retries),
+            *(spec.backoff_ns, spec.time_limit_ns, spec.slots),
+        )
+        place = places.get(key)
+        if place is None:
+            place = places[key] = len(terms)
+            terms.append(_terms(spec, service, campaign, now_ns))
+        terms_at.append(place)
+    lanes = [spec.lane.encode() for spec in specs]
+    after = [[name.encode() for name in spec.after] if spec.after else [] for spec in specs]
+    return Submission(
+        names=[spec.name.encode() for spec in specs],
+        payloads=payloads if any(payloads) else [b""],
+        terms=terms,
+        terms_at=terms_at if len(terms) > 1 else None,
+        lanes=lanes if any(lanes) else None,
+        after=after if any(after) else None,
+    )
+
+
+def _work(spec: TaskSpec) -> tuple[bytes, bytes]:
+    """The service and the payload of a task."""
+    try:
+        if spec.argv is not None:
+            service, payload = EXEC, encode_command(spec.argv, spec.env, spec.cwd)
+        elif spec.call is not None:
+            arguments = (spec.args or (), spec.kwargs or {})
+            service, payload = CALL, encode_call(spec.call, *arguments, spec.env, spec.cwd)
+        else:
+            service, payload = _DEFAULT, spec.payload or b""
+    except UserError as wrong:  # values of Parquet or Python that JSON does not have
+        raise BadTask(f"task {spec.name!r}: {wrong}") from None
+    return service if spec.service is None else spec.service.encode(), payload
+
+
+def _terms(spec: TaskSpec, service: bytes, campaign: bytes, now_ns: int) -> Terms:
+    delays_ns = None
+    if spec.retries is not None:
+        delays_ns = tuple([round(multiple * spec.backoff_ns) for multiple in spec.retries])
+    return Terms(
+        campaign=campaign,
+        service=service,
+        priority=spec.priority,
+        due_ns=0 if spec.due is None else spec.due.at_ns(now_ns),
+        # No longer wanted after this time, tried or not.
+        expires_hard_ns=0 if spec.expiry is None else spec.expiry.at_ns(now_ns),
+        retry_delays_ns=delays_ns,
+        time_limit_ns=spec.time_limit_ns,
+        slots=spec.slots,
+    )
+
+
+def submissions(
+    specs: Iterable[TaskSpec],
+    campaign: bytes,
+    now_ns: int,
+    *,
+    tasks_max: int = TASKS_A_SUBMISSION,
+    bytes_max: int = PAYLOAD_BYTES_A_SUBMISSION,
+) -> Iterator[Submission]:
+    """All tasks in batches, in order; a batch over `bytes_max` has one task."""
+    line = iter(specs)
+    while batch := list(islice(line, tasks_max)):
+        whole = to_submission(batch, campaign, now_ns)
+        if sum(map(len, whole.payloads)) <= bytes_max:
+            yield whole
+            continue
+        for first, last in _cuts([len(payload) for payload in whole.payloads], bytes_max):
+            yield to_submission(batch[first:last], campaign, now_ns)
+
+
+def _cuts(lengths: list[int], bytes_max: int) -> Iterator[tuple[int, int]]:
+    """Ranges that have no more than so many bytes, or one task."""
+    first, total = 0, 0
+    for index, length in enumerate(lengths):
+        if index > first and total + length > bytes_max:
+            yield first, index
+            first, total = index, 0
+        total += length
+    yield first, len(lengths)

@@ -1,0 +1,219 @@
+"""One task as a user writes it: its keys, and the one place that checks them.
+
+Whatever the file, the command line or Python gave, it becomes a dict with these keys and goes
+through `check`. Nothing here knows of files, or of the broker's columns.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+
+from taskyard.client.campaign.values import (
+    BadValue,
+    When,
+    duration_text,
+    read_arguments,
+    read_call,
+    read_directory,
+    read_duration,
+    read_environment,
+    read_keywords,
+    read_lane,
+    read_limit,
+    read_multiples,
+    read_name,
+    read_names,
+    read_payload,
+    read_priority,
+    read_slots,
+    read_when,
+    read_words,
+    shown,
+    when_text,
+)
+from taskyard.core.limits import NUMBER_MAX, SECOND_NS
+from taskyard.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: The interval of a retry schedule that does not say its own.
+BACKOFF_NS: Final = SECOND_NS
+
+
+class BadTask(UserError):
+    """A task can't be taken as it is written. The text says why, not where."""
+
+
+class TaskSpec(Struct, kw_only=True, gc=False, omit_defaults=True):
+    """A task as a user wrote it, checked. It has one of `argv`, `call` and `payload`."""
+
+    name: str
+    #: A program and its arguments; never passes through a shell.
+    argv: list[str] | None = None
+    #: A function by import path, with its arguments.
+    call: str | None = None
+    args: list[object] | None = None
+    kwargs: dict[str, object] | None = None
+    #: Bytes for a worker that knows what to do with them.
+    payload: bytes | None = None
+    #: The tasks that it waits for, each once.
+    after: tuple[str, ...] = ()
+    #: None: `exec` for a command, `call` for a call, `default` for a payload.
+    service: str | None = None
+    #: "" for the service's open lane.
+    lane: str = ""
+    priority: int = 0
+    due: When | None = None
+    expiry: When | None = None
+    #: When to try again after a failure, in multiples of the backoff; None: as the service says.
+    retries: tuple[float, ...] | None = None
+    backoff_ns: int = BACKOFF_NS
+    #: 0 for no limit.
+    time_limit_ns: int = 0
+    slots: int = 1
+    env: dict[str, str] | None = None
+    cwd: str | None = None
+
+
+#: Each key of a file: the field that it fills, and who reads its value.
+KEYS: Final[dict[str, tuple[str, Callable[[object], object]]]] = {
+    "name": ("name", read_name),
+    "argv": ("argv", read_words),
+    "call": ("call", read_call),
+    "args": ("args", read_arguments),
+    "kwargs": ("kwargs", read_keywords),
+    "payload": ("payload", read_payload),
+    "after": ("after", read_names),
+    "service": ("service", read_name),
+    "lane": ("lane", read_lane),
+    "priority": ("priority", read_priority),
+    "due": ("due", read_when),
+    "expiry": ("expiry", read_when),
+    "retries": ("retries", read_multiples),
+    "backoff": ("backoff_ns", read_duration),
+    "time_limit": ("time_limit_ns", read_limit),
+    "slots": ("slots", read_slots),
+    "env": ("env", read_environment),
+    "cwd": ("cwd", read_directory),
+}
+
+#: What other systems call our keys.
+ALIASES: Final = {
+    "id": "name",
+    "task": "name",
+    "cmd": "argv",
+    "command": "argv",
+    "depends_on": "after",
+    "dependencies": "after",
+    "deps": "after",
+    "parents": "after",
+    "function": "call",
+    "queue": "service",
+    "delay": "due",
+    "eta": "due",
+    "deadline": "expiry",
+    "expires": "expiry",
+    "timeout": "time_limit",
+    "cores": "slots",
+    "cpus": "slots",
+    "environment": "env",
+    "dir": "cwd",
+}
+
+
+def check(raw: object) -> TaskSpec:
+    """The task that a file, a command or a program describes. Raises `BadTask`."""
+    if not isinstance(raw, dict):
+        raise BadTask(f'must be an object with "name" and more, not {shown(raw)}')
+    given: dict[str, Any] = {}
+    key = ""
+    try:
+        for key, value in raw.items():  # the handler below says which key it was
+            known = KEYS.get(key)
+            if known is None:
+                raise BadTask(unknown_key(key))
+            if value is not None:
+                given[known[0]] = known[1](value)
+    except BadValue as bad:
+        raise BadTask(f'"{key}" {bad}') from None
+    if "name" not in given:
+        raise BadTask('has no "name"')
+    spec = TaskSpec(**given)
+    _check_work(spec)
+    if len(given) > _KEYS_OF_A_PLAIN_TASK:
+        _check_terms(spec, given)
+    return spec
+
+
+#: A name and what to do; a task with no more than that can't contradict itself.
+_KEYS_OF_A_PLAIN_TASK: Final = 2
+
+
+def unknown_key(key: object) -> str:
+    """What to say about a key that we don't know, with what may have been meant."""
+    if key == "campaign":
+        return '"campaign" is given when the file is loaded, not in it'
+    word = str(key).strip().lower().replace("-", "_").replace(" ", "_")
+    close = [word] if word in KEYS else difflib.get_close_matches(word, KEYS, n=1)
+    meant = ALIASES.get(word) or next(iter(close), None)
+    advice = f'did you mean "{meant}"?' if meant else f"known are: {', '.join(KEYS)}"
+    return f"has an unknown key {shown(key)}; {advice}"
+
+
+def _check_work(spec: TaskSpec) -> None:
+    """Exactly one thing to do, with what belongs to it."""
+    ways = (spec.argv is not None) + (spec.call is not None) + (spec.payload is not None)
+    if not ways:
+        raise BadTask('says nothing to do; give "argv", "call" or "payload"')
+    if ways > 1:
+        raise BadTask('must have one of "argv", "call" and "payload", not several')
+    if spec.call is None and (spec.args is not None or spec.kwargs is not None):
+        raise BadTask('has "args" or "kwargs" without a "call"')
+    if spec.payload is not None and (spec.env is not None or spec.cwd is not None):
+        raise BadTask('has "env" or "cwd", which only "argv" and "call" can use')
+
+
+def _check_terms(spec: TaskSpec, given: dict[str, Any]) -> None:
+    """Values that are good alone may contradict each other."""
+    if spec.name in spec.after:
+        raise BadTask(f'waits for itself: {shown(spec.name)} is in its own "after"')
+    if spec.retries is None:
+        if "backoff_ns" in given:
+            raise BadTask('has "backoff" without "retries"; say how often to try again')
+    elif spec.retries and max(spec.retries) * spec.backoff_ns > NUMBER_MAX:
+        raise BadTask('"retries" times "backoff" is longer than 292 years')
+    due, expiry = spec.due, spec.expiry
+    if due and expiry and due.from_now == expiry.from_now and expiry.ns <= due.ns:
+        raise BadTask('"expiry" is not later than "due", so it could never run')
+
+
+def to_raw(spec: TaskSpec) -> dict[str, object]:
+    """The keys and values that `check` makes this task of, for a line of JSON."""
+    raw: dict[str, object] = {"name": spec.name}
+    plain = ("argv", "call", "args", "kwargs", "service", "env", "cwd")
+    raw |= {key: getattr(spec, key) for key in plain if getattr(spec, key) is not None}
+    if spec.payload is not None:
+        raw["payload"] = spec.payload.decode(errors="backslashreplace")
+    if spec.after:
+        raw["after"] = list(spec.after)
+    if spec.lane:
+        raw["lane"] = spec.lane
+    if spec.priority:
+        raw["priority"] = spec.priority
+    raw |= {
+        key: when_text(when)
+        for key, when in (("due", spec.due), ("expiry", spec.expiry))
+        if when is not None
+    }
+    if spec.retries is not None:
+        raw["retries"] = list(spec.retries)
+        raw["backoff"] = duration_text(spec.backoff_ns)
+    if spec.time_limit_ns:
+        raw["time_limit"] = duration_text(spec.time_limit_ns)
+    if spec.slots != 1:
+        raw["slots"] = spec.slots
+    return raw

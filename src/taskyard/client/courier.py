@@ -1,0 +1,347 @@
+"""The client's courier: one thread that owns the line to the broker.
+
+Callers leave what they want in the outbox and go on; the courier takes all that is there when it
+comes by. Tasks are gathered: while submissions are under way, later ones wait and leave together,
+so a loop of single calls becomes a few large messages. A submission that is refused is taken apart
+until the task that is to blame is found; the others are taken.
+
+Tasks that somebody has a future of are watched, a submission at a time, as soon as they are
+acknowledged. A broker lets one peer watch a limited number of times: where tasks trickle in one by
+one, the later ones are asked after together, again and again.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.tasks import Submission, Terms
+from taskyard.errors import ClientClosed, NoBroker, Refused, TaskyardError
+from taskyard.net import sockets
+from taskyard.net.clock import SystemClock
+from taskyard.net.line import Line
+from taskyard.net.poller import Poller
+from taskyard.net.waker import Waker
+from taskyard.wire import dwork_peer as peer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future as AnyFuture
+
+    from taskyard.client.futures import Future
+    from taskyard.core.events import Unknown
+    from taskyard.wire.dwork_peer import Reply
+
+#: Submissions under way at once: one travels while the next is gathered.
+CREATES_MAX: Final = 2
+
+#: Tasks and bytes of payload in one submission.
+TASKS_A_CREATE_MAX: Final = 2_000
+BYTES_A_CREATE_MAX: Final = 4 * 1024 * 1024
+
+#: A watch that streams shows life more often than this.
+STREAM_NS: Final = 20 * SECOND_NS
+
+#: Watches that stream at once, well under what a broker allows.
+STREAMS_MAX: Final = 200
+
+#: How long an answer about the tasks beyond those may wait for one of them to be settled, and how
+#: many tasks it may be about: their results come in one message.
+LATE_NS: Final = SECOND_NS // 2
+LATE_TASKS_MAX: Final = 1_000
+
+#: Tasks that wait to be sent. Who submits more waits until there is room.
+OUTBOX_MAX: Final = 100_000
+
+
+class Parcel(NamedTuple):
+    """One task on its way to the broker."""
+
+    name: bytes
+    payload: bytes
+    terms: Terms
+    lane: bytes
+    after: tuple[bytes, ...]
+    unknown: Unknown
+    future: Future | None
+    #: The future is settled when the task is, not as soon as it is taken.
+    watched: bool = True
+
+
+class Courier:
+    """Runs in its own thread from `start` to `stop`. Its public methods may be called by any."""
+
+    def __init__(self, endpoint: str, first_answer_ns: int) -> None:
+        self.endpoint = endpoint
+        self._first_answer_ns = first_answer_ns
+        self._parcels: deque[Parcel] = deque()
+        self._questions: deque[tuple[Callable[[int], bytes], int, AnyFuture[Reply]]] = deque()
+        self._wishes: deque[dict[bytes, Future]] = deque()
+        self._waker = Waker()
+        self._awake = False
+        self._stopping = False
+        self._room = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="taskyard-client", daemon=True)
+        # Of the thread alone from here on.
+        self._clock = SystemClock()
+        self._creates: dict[int, list[Parcel]] = {}
+        self._watches: dict[int, dict[bytes, Future]] = {}
+        #: Those of the watches that do not stream.
+        self._late_watches: dict[int, None] = {}
+        #: Tasks to be asked after together.
+        self._late: dict[bytes, Future] = {}
+        self._asked: dict[int, AnyFuture[Reply]] = {}
+        #: Submissions that were refused as a whole, to be tried in parts.
+        self._suspects: deque[list[Parcel]] = deque()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    # For callers.
+
+    def send(self, parcel: Parcel) -> None:
+        """Take a task along. Waits while too many are waiting already."""
+        if self._stopping:
+            raise ClientClosed("the client is closed; open another")
+        self._parcels.append(parcel)
+        if len(self._parcels) > OUTBOX_MAX:
+            self._wait_for_room()
+        if not self._awake:
+            self._awake = True
+            self._waker.wake()
+
+    def _wait_for_room(self) -> None:
+        self._waker.wake()
+        with self._room:
+            while len(self._parcels) > OUTBOX_MAX // 2 and self._thread.is_alive():
+                self._room.wait(0.1)
+
+    def ask(
+        self, build: Callable[[int], bytes], answer: AnyFuture[Reply], wait_ns: int = 0
+    ) -> None:
+        """Ask the broker something; `answer` gets its reply."""
+        if self._stopping:
+            raise ClientClosed("the client is closed; open another")
+        self._questions.append((build, wait_ns, answer))
+        self._waker.wake()
+
+    def watch(self, futures: dict[bytes, Future]) -> None:
+        """Watch tasks that were submitted before, by whomever."""
+        if self._stopping:
+            raise ClientClosed("the client is closed; open another")
+        self._wishes.append(futures)
+        self._waker.wake()
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Wait until all that was submitted is acknowledged, for so many seconds, then end."""
+        self._stopping = True
+        self._waker.wake()
+        self._thread.join(timeout)
+
+    # The thread.
+
+    def _run(self) -> None:
+        wire = sockets.connect(self.endpoint)
+        try:
+            self._line = Line(wire, self._clock)
+            poller = Poller()
+            poller.add(wire)
+            poller.add(self._waker.fileno())
+            while not self._is_over():
+                poller.wait(self._wait_ns())
+                self._turn()
+        except BaseException as error:  # whoever waits must learn of it
+            self._fail_all(error if isinstance(error, TaskyardError) else ClientClosed(repr(error)))
+            raise
+        finally:
+            self._stopping = True
+            wire.close()
+        self._fail_all(ClientClosed("the client was closed before this was settled"))
+
+    def _is_over(self) -> bool:
+        sending = self._parcels or self._creates or self._suspects or self._questions
+        return self._stopping and not sending
+
+    def _wait_ns(self) -> int | None:
+        wake_at_ns = self._line.wake_at_ns()
+        return None if wake_at_ns is None else max(0, wake_at_ns - self._clock.monotonic_ns())
+
+    def _turn(self) -> None:
+        self._waker.clear()
+        self._awake = False
+        for reply in self._line.replies():
+            self._hear(reply)
+        while self._questions:
+            build, wait_ns, answer = self._questions.popleft()
+            self._asked[self._line.ask(build, wait_ns)] = answer
+        while self._wishes:
+            self._watch(self._wishes.popleft())
+        while (self._parcels or self._suspects) and len(self._creates) < CREATES_MAX:
+            self._submit(self._suspects.popleft() if self._suspects else self._gather())
+        if self._late and not self._late_watches:
+            self._ask_after_late()
+        self._line.turn()
+        if not self._line.answered and self._line.silent_ns() > self._first_answer_ns:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Nobody was ever there: whoever waits is told, and the line starts anew."""
+        seconds = self._first_answer_ns / SECOND_NS
+        self._fail_all(
+            NoBroker(
+                f"no broker answers at {self.endpoint} (waited {seconds:g} s); "
+                "start one with `taskyard up` or `taskyard broker`, or give --broker"
+            )
+        )
+
+    def _fail_all(self, error: TaskyardError) -> None:
+        for number in [*self._creates, *self._watches, *self._asked]:
+            self._line.forget(number)
+        waiting: list[AnyFuture[Reply] | Future] = [*self._asked.values()]
+        waiting += [answer for _, _, answer in self._questions]
+        watched = (*self._watches.values(), *self._wishes, self._late)
+        waiting += [future for futures in watched for future in futures.values()]
+        for parcels in (*self._creates.values(), *self._suspects, self._parcels):
+            waiting += [parcel.future for parcel in parcels if parcel.future is not None]
+        for each in (self._creates, self._watches, self._asked, self._late, self._late_watches):
+            each.clear()
+        for line in (self._questions, self._suspects, self._wishes, self._parcels):
+            line.clear()
+        for future in waiting:
+            if not future.done():
+                future.set_exception(error)
+
+    # Submissions.
+
+    def _gather(self) -> list[Parcel]:
+        """The next tasks that fit one submission: they agree on what an unknown name means."""
+        parcels = [self._parcels.popleft()]
+        room = BYTES_A_CREATE_MAX - len(parcels[0].payload)
+        unknown = parcels[0].unknown
+        while self._parcels and len(parcels) < TASKS_A_CREATE_MAX:
+            following = self._parcels[0]
+            room -= len(following.payload)
+            if room < 0 or following.unknown is not unknown:
+                break
+            parcels.append(self._parcels.popleft())
+        if len(self._parcels) <= OUTBOX_MAX // 2:
+            with self._room:
+                self._room.notify_all()
+        return parcels
+
+    def _submit(self, parcels: list[Parcel]) -> None:
+        submission, unknown = _submission(parcels), parcels[0].unknown
+        number = self._line.ask(lambda number: peer.create(number, submission, unknown))
+        self._creates[number] = parcels
+
+    def _hear(self, reply: Reply) -> None:
+        number = reply.request
+        if number in self._creates:
+            self._submitted(self._creates.pop(number), reply)
+        elif number in self._watches:
+            self._told(number, reply)
+        elif number in self._asked:
+            answer = self._asked.pop(number)
+            if not answer.done():
+                answer.set_result(reply)
+
+    def _submitted(self, parcels: list[Parcel], reply: Reply) -> None:
+        if reply.kind == peer.OK:
+            self._taken(parcels)
+        elif len(parcels) > 1 and reply.kind == peer.ERROR:
+            middle = len(parcels) // 2
+            self._suspects.extend((parcels[:middle], parcels[middle:]))
+        else:
+            self._refused(parcels, reply)
+
+    def _taken(self, parcels: list[Parcel]) -> None:
+        watched: dict[bytes, Future] = {}
+        for parcel in parcels:
+            if parcel.future is None:
+                continue
+            if parcel.watched:
+                watched[parcel.name] = parcel.future
+            elif not parcel.future.done():
+                parcel.future.set_result(None)
+        self._watch(watched)
+
+    def _refused(self, parcels: list[Parcel], reply: Reply) -> None:
+        reason = readable(reply.reason) if reply.kind == peer.ERROR else "the broker is leaving"
+        for parcel in parcels:
+            if parcel.future is not None and not parcel.future.done():
+                name = parcel.name.decode(errors="backslashreplace")
+                parcel.future.set_exception(Refused(f"task {name} was refused: {reason}"))
+
+    # Watches.
+
+    def _watch(self, futures: dict[bytes, Future]) -> None:
+        if not futures:
+            return
+        streams = len(self._watches) - len(self._late_watches)
+        if streams < STREAMS_MAX or not self._late.keys().isdisjoint(futures):
+            self._stream(futures)
+        else:
+            self._late.update(futures)
+
+    def _stream(self, futures: dict[bytes, Future]) -> None:
+        names = list(futures)
+        number = self._line.ask(
+            lambda number: peer.watch(number, names, stream=True), STREAM_NS, stream=True
+        )
+        self._watches[number] = futures
+
+    def _ask_after_late(self) -> None:
+        late, self._late = list(self._late.items()), {}
+        for first in range(0, len(late), LATE_TASKS_MAX):
+            futures = dict(late[first : first + LATE_TASKS_MAX])
+            number = self._line.ask(
+                lambda number, names=list(futures): peer.watch(  # type: ignore[misc]  # a default binds it
+                    number, names, wait_ns=LATE_NS
+                ),
+                LATE_NS,
+            )
+            self._watches[number] = futures
+            self._late_watches[number] = None
+
+    def _told(self, number: int, reply: Reply) -> None:
+        futures = self._watches[number]
+        for name, state, text in zip(reply.names, reply.states, reply.texts, strict=True):
+            future = futures.pop(name, None)
+            if future is not None:
+                future.settle(state, text)
+        if not futures or number in self._late_watches or reply.kind == peer.ERROR:
+            del self._watches[number]
+            self._late_watches.pop(number, None)
+            self._line.forget(number)
+            self._watch(futures)
+
+
+def readable(reason: str) -> str:
+    """A broker's reason in which names are texts: to a broker they are bytes."""
+    return re.sub(r"\bb'([^']*)'", r"\1", reason)
+
+
+def _submission(parcels: list[Parcel]) -> Submission:
+    """Tasks as columns; what they have in common is there once."""
+    places: dict[int, int] = {}
+    terms: list[Terms] = []
+    terms_at: list[int] = []
+    for parcel in parcels:
+        place = places.get(id(parcel.terms))
+        if place is None:
+            place = places[id(parcel.terms)] = len(terms)
+            terms.append(parcel.terms)
+        terms_at.append(place)
+    lanes = [parcel.lane for parcel in parcels]
+    after = [parcel.after for parcel in parcels]
+    return Submission(
+        names=[parcel.name for parcel in parcels],
+        payloads=[parcel.payload for parcel in parcels],
+        terms=terms,
+        terms_at=terms_at if len(terms) > 1 else None,
+        lanes=lanes if any(lanes) else None,
+        after=[list(names) for names in after] if any(after) else None,
+    )

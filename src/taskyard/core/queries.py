@@ -1,0 +1,251 @@
+"""Answering what clients ask: tasks, pages of tasks, counts, reasons, workers, results, output.
+
+Questions pass through the scheduler as wishes do, so that answers keep the order of requests and
+leave only after the commits that they rest on. They are answered in full at once, from a copy of
+what is asked for: nothing here changes or keeps anything. What lies in the journal alone, results
+and output, is named by its record; the shell puts it in.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from taskyard.core import watching
+from taskyard.core.effects import (
+    AnswerDue,
+    Counted,
+    Explained,
+    Found,
+    Listed,
+    Printed,
+    Refusal,
+    Refused,
+    Rostered,
+    Stats,
+    TaskView,
+    Told,
+    WorkerView,
+)
+from taskyard.core.explain import explain
+from taskyard.core.limits import (
+    AFTER_SHOWN_MAX,
+    LIST_SCAN_MAX,
+    LIST_STEP,
+    LIST_TASKS_MAX,
+    STATS_ROWS_MAX,
+    TASKS_A_MESSAGE_MAX,
+)
+from taskyard.core.states import BLOCKED, DELAYED, FAILED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from taskyard.core import events
+    from taskyard.core.events import Scope
+    from taskyard.core.ledger import Ledger
+    from taskyard.core.scheduler import Scheduler
+    from taskyard.core.tasks import Task
+    from taskyard.core.workers import Worker
+
+
+def misunderstood(scheduler: Scheduler, event: events.Misunderstood) -> None:
+    scheduler.tell(Refused(event.client, event.request, Refusal.MALFORMED, event.text))
+
+
+def answer_due(scheduler: Scheduler, event: events.AnswerDue) -> None:
+    scheduler.tell(AnswerDue(event.client, event.request))
+
+
+def lookup_asked(scheduler: Scheduler, event: events.LookupAsked) -> None:
+    ledger = scheduler.ledger
+    if _too_many(scheduler, event):
+        return
+    tasks = _known(ledger, event.names)
+    after = _held_up_by(ledger, [task for task in tasks if task.state is BLOCKED])
+    views = [_task_view(ledger, task) for task in tasks]
+    for view in views:
+        view.after = after.get(view.name, [])
+    scheduler.tell(Found(event.client, event.request, views))
+
+
+def _too_many(scheduler: Scheduler, event: events.LookupAsked | events.ResultsAsked) -> bool:
+    if len(event.names) <= TASKS_A_MESSAGE_MAX:
+        return False
+    text = f"{len(event.names)} names in one message; ask for {TASKS_A_MESSAGE_MAX} at a time"
+    scheduler.tell(Refused(event.client, event.request, Refusal.TOO_MANY, text))
+    return True
+
+
+def _known(ledger: Ledger, names: Iterable[bytes]) -> list[Task]:
+    """The tasks of these names that there are, each once, in the order in which they are named."""
+    found = map(ledger.tasks.get, dict.fromkeys(names))
+    return [task for task in found if task is not None]
+
+
+def _held_up_by(ledger: Ledger, blocked: list[Task]) -> dict[bytes, list[bytes]]:
+    """The names that hold up each of these tasks, some of them. The way back is not kept, so this
+    is one pass over all tasks, or as much of it as is needed."""
+    after: dict[bytes, list[bytes]] = {task.name: [] for task in blocked}
+    wanted = {id(task): min(task.waits, AFTER_SHOWN_MAX) for task in blocked}
+    for name, waiting in ledger.awaited.items():
+        _note(after, wanted, name, waiting)
+    rest = iter(ledger.tasks.values())
+    for _ in range(0, len(ledger.tasks), LIST_STEP):
+        if not wanted:
+            break
+        step = [
+            other
+            for other in islice(rest, LIST_STEP)
+            if id(other.dependents) in wanted or type(other.dependents) is list
+        ]
+        for other in step:
+            _note(after, wanted, other.name, other.dependents_list())
+    return after
+
+
+def _note(
+    after: dict[bytes, list[bytes]], wanted: dict[int, int], name: bytes, waiting: list[Task]
+) -> None:
+    """A name holds up who waits for it; whoever has enough of them is not wanted any more."""
+    for task in waiting:
+        if id(task) in wanted:
+            after[task.name].append(name)
+            if len(after[task.name]) == wanted[id(task)]:
+                del wanted[id(task)]
+
+
+def _task_view(ledger: Ledger, task: Task) -> TaskView:
+    terms, lease, ending = task.terms, task.lease, task.ending
+    live = ending is None
+    return TaskView(
+        name=task.name,
+        state=task.state,
+        campaign=terms.campaign,
+        service=terms.service,
+        lane=task.lane.name,
+        priority=terms.priority,
+        attempt=task.attempt,
+        failures=task.failures,
+        losses=task.losses if live else 0,  # of an ended task they are not known any more
+        slots=terms.slots,
+        submitted_ns=terms.submitted_ns,
+        origin=terms.origin,
+        due_ns=task.due_ns if task.state is DELAYED else 0,
+        worker=b"" if lease is None else lease.worker.name,
+        leased_ns=0 if lease is None else lease.at_ns,
+        ended_ns=0 if ending is None else ending.at_ns,
+        waits=task.waits if live else 0,
+        dependents=len(task.dependents_list()),
+        reason=ledger.reasons.get(task.name, b""),
+    )
+
+
+def list_asked(scheduler: Scheduler, event: events.ListAsked) -> None:
+    ledger, scope = scheduler.ledger, event.scope
+    tasks: Iterable[Task] = ledger.tasks.values()
+    total = len(ledger.tasks)
+    if scope.names is not None:
+        tasks = _known(ledger, scope.names)
+        total = len(tasks)
+    elif scope.states == (FAILED,):
+        tasks = map(ledger.tasks.__getitem__, ledger.reasons)  # every failed task has a reason
+        total = len(ledger.reasons)
+    found, cursor = _page(tasks, total, event)
+    views = [_task_view(ledger, task) for task in found]
+    scheduler.tell(Listed(event.client, event.request, views, cursor))
+
+
+def _page(tasks: Iterable[Task], total: int, event: events.ListAsked) -> tuple[list[Task], int]:
+    """The next tasks of a listing that fit, and how many of all were passed; 0 at the end."""
+    count = min(max(event.count, 1), LIST_TASKS_MAX)
+    cursor = min(max(event.cursor, 0), total)
+    end = min(cursor + LIST_SCAN_MAX, total)
+    found: list[Task] = []
+    rest = islice(tasks, cursor, end)
+    while cursor < end:
+        step = list(islice(rest, LIST_STEP))
+        fitting = _fitting(step, event.scope, event.match)[: count - len(found)]
+        found += fitting
+        if len(found) == count:
+            cursor += step.index(fitting[-1]) + 1
+            break
+        cursor += len(step)
+    return found, cursor if cursor < total else 0
+
+
+def _fitting(tasks: list[Task], scope: Scope, match: bytes) -> list[Task]:
+    """Those of these tasks that fit everything that is given; by columns, which is quick."""
+    if scope.names is None:
+        if scope.states is not None:
+            tasks = [task for task in tasks if task.state in scope.states]
+        if scope.campaign is not None:
+            tasks = [task for task in tasks if task.terms.campaign == scope.campaign]
+        if scope.service is not None:
+            tasks = [task for task in tasks if task.terms.service == scope.service]
+        if scope.lane is not None:
+            tasks = [task for task in tasks if task.lane.name == scope.lane]
+    if not match:
+        return tasks
+    if match not in b"\n".join([task.name for task in tasks]):
+        return []  # most steps of a search: one look is quicker than many
+    return [task for task in tasks if match in task.name]
+
+
+def stats_asked(scheduler: Scheduler, event: events.StatsAsked) -> None:
+    ledger = scheduler.ledger
+    campaigns = [*ledger.campaigns.values()][-STATS_ROWS_MAX:]
+    services = [*ledger.services.values()][-STATS_ROWS_MAX:]
+    stats = Stats(
+        counts=[*ledger.counts],
+        stuck=len(ledger.stuck()),
+        workers=len(ledger.workers),
+        records=ledger.record,
+        accepting=scheduler.accepting,
+        paused=ledger.paused,
+        campaigns=[(one.name, [*one.counts]) for one in campaigns],
+        services=[(one.name, [*one.counts], one.workers) for one in services],
+    )
+    scheduler.tell(Counted(event.client, event.request, stats))
+
+
+def explain_asked(scheduler: Scheduler, event: events.ExplainAsked) -> None:
+    explanation = explain(scheduler, event.name)
+    scheduler.tell(Explained(event.client, event.request, event.name, explanation))
+
+
+def workers_asked(scheduler: Scheduler, event: events.WorkersAsked) -> None:
+    workers = scheduler.ledger.workers.values()
+    views = [_worker_view(worker, scheduler.now_ns) for worker in workers]
+    scheduler.tell(Rostered(event.client, event.request, views))
+
+
+def _worker_view(worker: Worker, now_ns: int) -> WorkerView:
+    facts = worker.facts
+    return WorkerView(
+        name=worker.name,
+        state=worker.state,
+        services=facts.services,
+        slots_total=facts.slots_total,
+        slots_used=worker.slots_used + sum(worker.slots_kept),
+        held=sum(lease.left for lease in worker.leases.values()),
+        heard_ns_ago=now_ns - worker.heard_ns,
+        dialect=facts.dialect,
+        incarnation=facts.incarnation,
+        silence_ns=facts.silence_ns,
+    )
+
+
+def results_asked(scheduler: Scheduler, event: events.ResultsAsked) -> None:
+    if _too_many(scheduler, event):
+        return
+    told = Told(event.client, event.request, [], [], [])
+    for task in _known(scheduler.ledger, event.names):
+        watching.add(told, scheduler.ledger, task)
+    scheduler.tell(told)
+
+
+def output_asked(scheduler: Scheduler, event: events.OutputAsked) -> None:
+    ledger = scheduler.ledger
+    found, record = event.name in ledger.tasks, ledger.outputs.get(event.name, 0)
+    scheduler.tell(Printed(event.client, event.request, event.name, found, record))

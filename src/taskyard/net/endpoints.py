@@ -1,0 +1,163 @@
+"""Where sockets are: the native endpoint of a state directory, and which endpoints a user may give.
+
+An endpoint is `ipc://PATH` or `tcp://LOOPBACK:PORT`. What can be reached from other machines needs
+keys, and is refused while there are none. Opens nothing but the private directory for long paths.
+"""
+
+import hashlib
+import ipaddress
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from taskyard.errors import UserError
+from taskyard.journal.files import PRIVATE_DIRECTORY
+
+SOCKET_NAME: Final = "broker.sock"
+
+#: A socket's address has 108 bytes on Linux, one of them for the end of the string.
+IPC_PATH_BYTES_MAX: Final = 107
+
+PORT_MAX: Final = 65_535
+
+#: Where the short directories are. Not TMPDIR: broker and client may have different ones.
+SHORT_PLACE = Path("/tmp")  # noqa: S108 - anybody may write there, so the owner and mode are checked
+
+#: 64 bits of a path tell the states of one user apart.
+_DIGEST_CHARACTERS: Final = 16
+
+_TCP = re.compile(r"tcp://(?P<host>\[[^]/]*]|[^]:/;[]+):(?P<port>\*|[0-9]{1,5})")
+_GOOD_FORMS = "give tcp://127.0.0.1:PORT or ipc://PATH"
+
+
+class Tcp(NamedTuple):
+    """A loopback address, without brackets. Port 0 takes a free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return (
+            f"tcp://[{self.host}]:{self.port}" if self.is_ipv6 else f"tcp://{self.host}:{self.port}"
+        )
+
+    @property
+    def is_ipv6(self) -> bool:
+        return ":" in self.host
+
+
+class Ipc(NamedTuple):
+    """An absolute path."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"ipc://{self.path}"
+
+
+def native(state: Path) -> str:
+    """The endpoint of a state directory's broker; its clients find it without asking.
+
+    Where the path is too long for a socket, it is in a short private directory instead, made here
+    so that nobody else can make it first.
+    """
+    path = state.resolve() / SOCKET_NAME
+    if _fits(str(path)):
+        return str(Ipc(str(path)))
+    return str(Ipc(str(_short_directory(path.parent) / SOCKET_NAME)))
+
+
+def check(endpoint: str) -> str:
+    """The endpoint to listen at, in its one spelling. Port 0 or * takes a free one."""
+    return str(parse(endpoint))
+
+
+def check_peer(endpoint: str) -> str:
+    """The endpoint to connect to, in its one spelling."""
+    place = parse(endpoint)
+    if isinstance(place, Tcp) and place.port == 0:
+        raise UserError(f"endpoint {endpoint} has no port to connect to; {_GOOD_FORMS}")
+    return str(place)
+
+
+def parse(endpoint: str) -> Tcp | Ipc:
+    """What an endpoint says. Raises UserError with what is wrong and what to do."""
+    if endpoint.startswith("ipc://"):
+        return _parse_ipc(endpoint)
+    match = _TCP.fullmatch(endpoint)
+    if match is None:
+        raise UserError(f"endpoint {endpoint!r} is of no form that Taskyard knows; {_GOOD_FORMS}")
+    port = 0 if match["port"] == "*" else int(match["port"])
+    if port > PORT_MAX:
+        raise UserError(f"endpoint {endpoint} has a port over {PORT_MAX}; {_GOOD_FORMS}")
+    return Tcp(_loopback(match["host"], endpoint), port)
+
+
+def _parse_ipc(endpoint: str) -> Ipc:
+    given = endpoint.removeprefix("ipc://")
+    if not given or given == "*" or given.endswith("/"):
+        raise UserError(f"endpoint {endpoint!r} names no socket; {_GOOD_FORMS}")
+    if given.startswith("@"):
+        raise UserError(
+            f"endpoint {endpoint} is an abstract socket, which any user of this machine could "
+            "open; give ipc://PATH"
+        )
+    path = os.path.abspath(given)  # noqa: PTH100 - Path.resolve would follow links, this only joins
+    if not _fits(path):
+        raise UserError(
+            f"the path of {endpoint!r} does not fit a socket, which takes {IPC_PATH_BYTES_MAX} "
+            "bytes of UTF-8; give a shorter one"
+        )
+    return Ipc(path)
+
+
+def _loopback(host: str, endpoint: str) -> str:
+    # A name is never looked up: what it says may change, and ZeroMQ tries one address alone.
+    if host.lower() == "localhost":
+        return "127.0.0.1"
+    try:
+        address = _address(host)
+    except ValueError:
+        address = None
+    if address is None or not address.is_loopback:
+        raise UserError(
+            f"endpoint {endpoint} goes beyond this machine: that needs keys, which are not there "
+            f"yet; {_GOOD_FORMS}"
+        )
+    return str(address)
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    if host.startswith("["):
+        return ipaddress.IPv6Address(host[1:-1])
+    return ipaddress.IPv4Address(host)
+
+
+def _fits(path: str) -> bool:
+    try:
+        return len(path.encode()) <= IPC_PATH_BYTES_MAX
+    except UnicodeEncodeError:
+        return False
+
+
+def _short_directory(state: Path) -> Path:
+    digest = hashlib.sha256(os.fsencode(state)).hexdigest()[:_DIGEST_CHARACTERS]
+    directory = SHORT_PLACE / f"taskyard-{os.getuid()}-{digest}"
+    try:
+        directory.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"the path of {state} is too long for a socket, and {directory} can't be made instead: "
+            f"{error.strerror}; give a --state with a shorter path"
+        ) from error
+    # Not followed if it is a link: where that leads could change under us.
+    found = directory.lstat()
+    private = stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == PRIVATE_DIRECTORY
+    if not private or found.st_uid != os.getuid():
+        raise UserError(
+            f"{directory}, for the socket of {state}, is not a private directory of yours; "
+            "remove it, or give a --state with a shorter path"
+        )
+    return directory

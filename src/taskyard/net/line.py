@@ -1,0 +1,177 @@
+"""A peer's line to its broker: numbers requests, and asks again what was not answered.
+
+A request stays open until its answer is here. It is sent again when the broker turns out to be
+another process (it knows nothing of what the former one was asked), or when an answer is overdue;
+so whatever is asked must be harmless to ask twice, and in this dialect all of it is. What can't be
+sent now, because nobody is there, is sent when somebody is.
+
+It gets its wire and clock as arguments. It knows how requests are numbered, and nothing of what
+they are about.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from msgspec import Struct
+
+from taskyard.core.limits import SECOND_NS
+from taskyard.errors import Malformed
+from taskyard.wire import dwork_peer as peer
+from taskyard.wire.dwork_peer import Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+#: With something to wait for and nothing heard for so long, ask the broker for a sign of life.
+PING_NS: Final = SECOND_NS // 2
+
+#: An answer is overdue when it has taken this long, and longer than it was allowed to take.
+OVERDUE_NS: Final = 10 * SECOND_NS
+
+#: How soon to try to send again what nobody was there for.
+RESEND_NS: Final = SECOND_NS // 50
+
+
+class Carrier(Protocol):
+    """What carries the frames."""
+
+    def receive(self) -> list[bytes] | None: ...
+
+    def send(self, frames: Sequence[bytes]) -> bool: ...
+
+
+class Clock(Protocol):
+    def monotonic_ns(self) -> int: ...
+
+
+class Request(Struct, gc=False):
+    """A request that is not answered yet."""
+
+    body: bytes
+    #: How long the answer may take because it waits for something.
+    wait_ns: int
+    #: It is answered again and again.
+    stream: bool
+    #: When it was sent; 0: not yet.
+    sent_ns: int = 0
+
+
+class Line:
+    """One peer, one broker."""
+
+    def __init__(self, carrier: Carrier, clock: Clock) -> None:
+        self._carrier = carrier
+        self._clock = clock
+        self._number = 0
+        self._open: dict[int, Request] = {}
+        #: Requests that could not be sent yet.
+        self._unsent: dict[int, None] = {}
+        #: The broker's process, as it said last; 0: it was never heard.
+        self._broker = 0
+        self._heard_ns = clock.monotonic_ns()
+        self._ping = 0
+
+    @property
+    def answered(self) -> bool:
+        """The broker was there at least once."""
+        return bool(self._broker)
+
+    @property
+    def open_count(self) -> int:
+        return len(self._open)
+
+    def silent_ns(self) -> int:
+        """How long nothing was heard."""
+        return self._clock.monotonic_ns() - self._heard_ns
+
+    def ask(self, build: Callable[[int], bytes], wait_ns: int = 0, *, stream: bool = False) -> int:
+        """Send the request that `build` makes for a number. Returns the number."""
+        self._number += 1
+        if not self._open:
+            self._heard_ns = self._clock.monotonic_ns()  # nobody was silent: nothing was asked
+        self._open[self._number] = Request(build(self._number), wait_ns, stream)
+        self._send(self._number)
+        return self._number
+
+    def forget(self, number: int) -> None:
+        """Its answer is not wanted any more."""
+        self._open.pop(number, None)
+        self._unsent.pop(number, None)
+
+    def replies(self) -> list[Reply]:
+        """The answers that have come, each to a request that is open."""
+        arrived: list[Reply] = []
+        while (frames := self._carrier.receive()) is not None:
+            reply = _decoded(frames)
+            if reply is not None and self._take(reply):
+                arrived.append(reply)
+        return arrived
+
+    def _take(self, reply: Reply) -> bool:
+        """Whether it answers something; a ping's answer is only a sign of life."""
+        self._heard_ns = self._clock.monotonic_ns()
+        number = reply.request
+        request = self._open.get(number)
+        if reply.broker:
+            self._notice(reply.broker, number)
+        if request is None:
+            return False
+        if request.stream and reply.kind == peer.WATCH and reply.count:
+            request.sent_ns = self._heard_ns  # it goes on, and this is a sign of life
+            return True
+        self.forget(number)
+        if number == self._ping:
+            self._ping = 0
+            return False
+        return True
+
+    def _notice(self, broker: int, answered: int) -> None:
+        """Another process answers: what the former one was asked is lost with it."""
+        if broker == self._broker:
+            return
+        first, self._broker = not self._broker, broker
+        for number, request in self._open.items():
+            # Before the first answer nobody knows whom it went to; what is fresh went to this one.
+            old = not first or self._heard_ns - request.sent_ns > PING_NS
+            if old and number != answered:
+                self._unsent[number] = None
+
+    def turn(self) -> None:
+        """Send what could not be sent, ask again what is overdue, ask for a sign of life."""
+        now_ns = self._clock.monotonic_ns()
+        for number, request in self._open.items():
+            if request.sent_ns and now_ns - request.sent_ns > OVERDUE_NS + request.wait_ns:
+                self._unsent[number] = None
+        for number in [*self._unsent]:
+            if not self._send(number):
+                break
+        if self._open and not self._ping and now_ns - self._heard_ns > PING_NS:
+            self._ping = self.ask(lambda number: peer.ask(number, peer.OK))
+
+    def wake_at_ns(self) -> int | None:
+        """When `turn` should be called next; None: when something arrives or is asked."""
+        if not self._open:
+            return None
+        now_ns = self._clock.monotonic_ns()
+        if self._unsent:
+            return now_ns + RESEND_NS
+        return max(now_ns, self._heard_ns) + PING_NS
+
+    def _send(self, number: int) -> bool:
+        request = self._open[number]
+        if self._carrier.send([b"", request.body]):
+            request.sent_ns = self._clock.monotonic_ns()
+            self._unsent.pop(number, None)
+            return True
+        request.sent_ns = 0
+        self._unsent[number] = None
+        return False
+
+
+def _decoded(frames: list[bytes]) -> Reply | None:
+    """An answer; what is none is passed over, and the request is asked again."""
+    try:
+        return Reply(frames[-1])
+    except Malformed:
+        return None

@@ -1,0 +1,102 @@
+"""Every socket option that matters, stated once, with its reason. A test reads each one back.
+
+ZeroMQ's defaults serve everybody; these serve a broker that must not block, lose an answer silently
+or hold what a dead peer left. Times are in ZeroMQ's units, so the names say which.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import zmq
+
+#: The ZAP domain of what listens; `zap.py` knows who may come in.
+LISTENING_DOMAIN: Final = b"taskyard.listening"
+
+#: The largest frame. A peer that announces a larger one is cut off before any of it is kept.
+FRAME_BYTES_MAX: Final = 64 << 20
+
+#: The largest number of frames in a message, a route included. ZeroMQ has no such limit.
+FRAMES_MAX: Final = 64
+
+#: Messages that wait for, or from, one peer. More would only hide that somebody is slow.
+MESSAGES_WAITING_MAX: Final = 1_000
+
+#: Connections that wait to be accepted. The kernel has its own maximum and takes the smaller.
+BACKLOG: Final = 4_096
+
+HANDSHAKE_MS_MAX: Final = 3_000
+RECONNECT_MS_MIN: Final = 20
+RECONNECT_MS_MAX: Final = 1_000
+KEEPALIVE_IDLE_S: Final = 60
+KEEPALIVE_INTERVAL_S: Final = 10
+KEEPALIVE_COUNT: Final = 3
+
+CONTEXT: Final[dict[zmq.ContextOption, int]] = {
+    # A socket slot is a few bytes, and a load generator opens a wire for each peer that it plays.
+    zmq.ContextOption.MAX_SOCKETS: 16_384,
+    # One thread moves over a million small messages a second: Python is the slower side.
+    zmq.ContextOption.IO_THREADS: 1,
+}
+
+_COMMON: Final[dict[zmq.SocketOption, int | bytes]] = {
+    # What is not sent when a wire closes is not waited for: peers ask again.
+    zmq.SocketOption.LINGER: 0,
+    zmq.SocketOption.SNDHWM: MESSAGES_WAITING_MAX,
+    zmq.SocketOption.RCVHWM: MESSAGES_WAITING_MAX,
+    # Every call says that it does not wait; these say it a second time.
+    zmq.SocketOption.SNDTIMEO: 0,
+    zmq.SocketOption.RCVTIMEO: 0,
+    zmq.SocketOption.MAXMSGSIZE: FRAME_BYTES_MAX,
+    # Half a greeting holds a descriptor for this long and no longer.
+    zmq.SocketOption.HANDSHAKE_IVL: HANDSHAKE_MS_MAX,
+    # A machine that vanished without a word is noticed after 90 s, also by a peer that only reads.
+    zmq.SocketOption.TCP_KEEPALIVE: 1,
+    zmq.SocketOption.TCP_KEEPALIVE_IDLE: KEEPALIVE_IDLE_S,
+    zmq.SocketOption.TCP_KEEPALIVE_INTVL: KEEPALIVE_INTERVAL_S,
+    zmq.SocketOption.TCP_KEEPALIVE_CNT: KEEPALIVE_COUNT,
+    # Off: ZeroMQ's own heartbeats answer for a hung program. Our loops have theirs.
+    zmq.SocketOption.HEARTBEAT_IVL: 0,
+    # Off unless the endpoint is [::1]: a socket for both shows IPv4 peers under other addresses.
+    zmq.SocketOption.IPV6: 0,
+}
+
+LISTENING: Final[dict[zmq.SocketOption, int | bytes]] = {
+    **_COMMON,
+    # A message to nobody is refused; without this it is dropped and reported as sent.
+    zmq.SocketOption.ROUTER_MANDATORY: 1,
+    # A peer that comes back under its old routing id is heard. An id is a route, not a name:
+    # whoever takes another's gets its answers, so who somebody is stands in the message.
+    zmq.SocketOption.ROUTER_HANDOVER: 1,
+    # With a domain, ZeroMQ asks about every connection, and hangs up on what speaks older than
+    # ZMTP 3. Without, an HTTP POST is taken for ZMTP 1.0 and its body for messages.
+    zmq.SocketOption.ZAP_DOMAIN: LISTENING_DOMAIN,
+    # Should nobody answer the question, nobody comes in.
+    zmq.SocketOption.ZAP_ENFORCE_DOMAIN: 1,
+    # For the record: `binding.py` opens the descriptor, with the same number.
+    zmq.SocketOption.BACKLOG: BACKLOG,
+}
+
+CONNECTING: Final[dict[zmq.SocketOption, int | bytes]] = {
+    **_COMMON,
+    # A message may wait for the connection: a first request need not be tried until somebody is
+    # there. After a restart the new broker gets what the old one did not take: asked twice is once.
+    zmq.SocketOption.IMMEDIATE: 0,
+    # A restarted broker is found at once, and a long absent one costs a try a second.
+    zmq.SocketOption.RECONNECT_IVL: RECONNECT_MS_MIN,
+    zmq.SocketOption.RECONNECT_IVL_MAX: RECONNECT_MS_MAX,
+    # As long as for a handshake; the system's own would be minutes.
+    zmq.SocketOption.CONNECT_TIMEOUT: HANDSHAKE_MS_MAX,
+    # And no ZAP_DOMAIN: nobody can push bytes into a socket that chooses its peer, and one that
+    # connects and refuses a greeting never tries again. Junk met once would make it deaf for good.
+    zmq.SocketOption.ZAP_ENFORCE_DOMAIN: 0,
+}
+
+
+def state_options(
+    socket: zmq.Socket[bytes], options: Mapping[zmq.SocketOption, int | bytes], *, is_ipv6: bool
+) -> None:
+    """Set them all; to be done before the socket binds or connects."""
+    for option, value in options.items():
+        socket.setsockopt(option, value)
+    if is_ipv6:
+        socket.setsockopt(zmq.SocketOption.IPV6, 1)

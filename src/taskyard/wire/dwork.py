@@ -1,0 +1,106 @@
+"""The native dialect at the broker: requests to events, effects to replies. No sockets, no clock.
+
+A request is one QueryMsg and is answered by one. Everything passes through the scheduler, also what
+could not be understood, so replies to a plain peer keep the order of its requests and leave after
+the commits that they rest on.
+
+A peer is plain for as long as its requests have no field and no type of ours (numbers from 16 on),
+and is then answered in dwork's own words alone.
+
+A route is where a reply goes: opaque bytes of whoever carries the frames. Beside this file:
+`dwork_desk` who asked what, `dwork_requests` what requests mean, `dwork_replies` how effects are
+told, `dwork_tasks` the tasks inside, `dwork_peer` the other end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskyard.core import effects, events
+from taskyard.errors import Malformed
+from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire import dwork_replies, dwork_requests
+from taskyard.wire.dwork_desk import Asked, Desk, Reply, Ticket
+from taskyard.wire.dwork_tasks import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_Q: Final = pb.QueryMsg
+
+#: A delimiter and a QueryMsg.
+_FRAMES: Final = 2
+
+#: Numbers from here on are ours.
+_OWN: Final = 16
+
+_OWN_FIELDS: Final = tuple(field.name for field in _Q.DESCRIPTOR.fields if field.number >= _OWN)
+
+
+class Dwork:
+    """All peers of this dialect, on however many sockets."""
+
+    def __init__(self, broker: int, luck: Callable[[], int]) -> None:
+        self._desk = Desk(broker, luck)
+        #: Messages that made no sense, for the log and the statistics.
+        self.malformed = 0
+
+    @property
+    def leaving(self) -> bool:
+        """Everybody was told to go: the broker may end when nothing is out any more."""
+        return self._desk.leaving
+
+    def take(self, route: bytes, frames: Sequence[bytes], now_ns: int) -> Sequence[events.Event]:
+        """What a message says. Whatever it is, this returns."""
+        asked = Asked(route, _NOTHING, extended=False, now_ns=now_ns)
+        try:
+            asked.query = query = parse(_Q, _body(frames))
+            asked.extended = query.type >= _OWN or any(map(query.HasField, _OWN_FIELDS))
+            return dwork_requests.understand(self._desk, asked)
+        except Malformed as malformed:
+            self.malformed += 1
+            number = self._desk.issue(asked)
+            return [events.Misunderstood(0, route, number, str(malformed))]
+
+    def tell(self, effect: effects.Effect) -> list[Reply]:
+        """The replies that an effect makes: mostly one."""
+        return dwork_replies.put(self._desk, effect)
+
+    def cut(self, route: bytes) -> list[events.Event]:
+        """Nothing reaches that route any more."""
+        told: list[events.Event] = [events.ClientGone(0, route)]
+        for number, ticket in self._desk.drop_route(route):
+            if ticket.kind == _Q.Steal:
+                told.append(events.WaitEnded(0, ticket.worker, number))
+        return told
+
+    def wake_at_ns(self) -> int | None:
+        """When to call `time_passed`."""
+        return self._desk.wake_at_ns()
+
+    def time_passed(self, now_ns: int) -> list[events.Event]:
+        """Requests that have waited long enough are answered with what there is."""
+        told: list[events.Event] = []
+        for number, ticket in self._desk.ended(now_ns):
+            if ticket.kind == _Q.Steal:
+                told.append(events.WaitEnded(0, ticket.worker, number))
+            else:
+                told += self._watch_ended(number, ticket, now_ns)
+        return told
+
+    def _watch_ended(self, number: int, ticket: Ticket, now_ns: int) -> list[events.Event]:
+        sign = events.AnswerDue(0, ticket.route, number)
+        if ticket.stream:
+            self._desk.extend(number, now_ns + dwork_requests.STREAM_SIGN_NS)
+            return [sign]
+        return [events.WatchEnded(0, ticket.route, number), sign]
+
+
+def _body(frames: Sequence[bytes]) -> bytes:
+    if len(frames) != _FRAMES or frames[0]:
+        raise Malformed("a message is an empty frame and a QueryMsg")
+    return frames[1]
+
+
+#: Stands for a message that could not be read.
+_NOTHING: Final = _Q(type=_Q.Error)

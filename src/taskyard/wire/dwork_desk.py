@@ -1,0 +1,176 @@
+"""The desk of the native dialect: who asked what and is not answered yet, and who works.
+
+A request gets a ticket. The ticket's number goes into the event as `request` and comes back with
+the effect that answers it. Requests that wait (a Steal, a Watch) have a time at which they are
+answered whatever is there, so nothing is kept for ever on behalf of a peer that is gone.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+
+from taskyard.core import effects, events
+from taskyard.errors import Malformed
+from taskyard.wire import dwork_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskyard.core.workers import WorkerFacts
+
+#: A reply: where to, and its frames.
+Reply = tuple[bytes, list[bytes]]
+
+#: Requests of one route that may wait at once.
+WAITING_MAX: Final = 1000
+
+_Q: Final = pb.QueryMsg
+
+#: What a plain peer hears most, ready to send.
+_BARE: Final = {
+    kind: _Q(type=kind).SerializeToString() for kind in (_Q.NotFound, _Q.OK, _Q.Exit, _Q.Error)
+}
+
+
+class Asked(Struct):
+    """One request."""
+
+    route: bytes
+    query: pb.QueryMsg
+    #: The peer knows our fields and types.
+    extended: bool
+    now_ns: int
+
+
+class Ticket(Struct):
+    """A request that is not answered yet."""
+
+    route: bytes
+    #: What it asked for.
+    kind: pb.QueryMsg.Type
+    #: The peer's own number for it; None: it gave none.
+    request: int | None
+    #: The peer knows our fields and types.
+    extended: bool
+    #: Steal: tasks are to come as columns.
+    columns: bool = False
+    worker: bytes = b""
+    #: When it is looked at again; 0: it is answered in this turn.
+    ends_ns: int = 0
+    #: Watch: how many tasks are not settled, and what was told of those that are.
+    left: int = 0
+    stream: bool = False
+    told: effects.Told | None = None
+    #: Complete with a Steal in it: what was not the worker's.
+    missing: tuple[bytes, ...] = ()
+
+
+class Desk:
+    """Tickets, and what is remembered of workers."""
+
+    def __init__(self, broker: int, luck: Callable[[], int]) -> None:
+        #: Tells this process from the one before it.
+        self._broker = broker
+        #: Any number from 0 to 2**32.
+        self.luck = luck
+        self.tickets: dict[int, Ticket] = {}
+        self._number = 0
+        #: What workers said of themselves last, so that it is told to the scheduler once.
+        self.facts: dict[bytes, WorkerFacts] = {}
+        #: Tasks that a worker should stop; told when its heartbeat is answered.
+        self.stops: dict[bytes, effects.Stop] = {}
+        #: Requests that wait, by route.
+        self._waiting: dict[bytes, dict[int, None]] = {}
+        #: (when, ticket): what waits is looked at then.
+        self._ends: list[tuple[int, int]] = []
+        #: No more tasks are taken: the broker is about to leave.
+        self.leaving = False
+
+    def issue(self, asked: Asked, **more: Any) -> int:  # noqa: ANN401
+        """A ticket for a request. Returns its number."""
+        query = asked.query
+        request = query.request if query.HasField("request") else None
+        ticket = Ticket(asked.route, query.type, request, asked.extended, **more)
+        self._number += 1
+        self.tickets[self._number] = ticket
+        if ticket.ends_ns:
+            self._waiting.setdefault(asked.route, {})[self._number] = None
+            heappush(self._ends, (ticket.ends_ns, self._number))
+        return self._number
+
+    def check_waiting(self, route: bytes) -> None:
+        """Refuse one more request that waits, where there are too many."""
+        if len(self._waiting.get(route, ())) >= WAITING_MAX:
+            raise Malformed(f"{WAITING_MAX} requests of this peer wait already")
+
+    def drop(self, number: int) -> Ticket | None:
+        """A request is answered, or nobody waits for its answer any more."""
+        ticket = self.tickets.pop(number, None)
+        if ticket is None:
+            return None
+        waiting = self._waiting.get(ticket.route) if ticket.ends_ns else None
+        if waiting is not None:
+            waiting.pop(number, None)
+            if not waiting:
+                del self._waiting[ticket.route]
+        return ticket
+
+    def drop_route(self, route: bytes) -> list[tuple[int, Ticket]]:
+        """Nobody waits there any more. Returns what waited."""
+        dropped = [(number, self.tickets[number]) for number in self._waiting.get(route, ())]
+        for number, _ in dropped:
+            self.drop(number)
+        return dropped
+
+    def introduce(self, worker: bytes, facts: WorkerFacts) -> list[events.Event]:
+        """Tell the scheduler who works, if it was not told so already."""
+        if self.facts.get(worker) == facts:
+            return []
+        self.facts[worker] = facts
+        return [events.WorkerAppeared(0, worker, facts)]
+
+    # Time.
+
+    def wake_at_ns(self) -> int | None:
+        """When a request has waited long enough; None while none waits."""
+        while self._ends and self._ends[0][1] not in self.tickets:
+            heappop(self._ends)
+        return self._ends[0][0] if self._ends else None
+
+    def ended(self, now_ns: int) -> list[tuple[int, Ticket]]:
+        """The requests that have waited long enough, each told once."""
+        ended: list[tuple[int, Ticket]] = []
+        while self._ends and self._ends[0][0] <= now_ns:
+            number = heappop(self._ends)[1]
+            if number in self.tickets:
+                ended.append((number, self.tickets[number]))
+        return ended
+
+    def extend(self, number: int, ends_ns: int) -> None:
+        """Let a request wait until then."""
+        self.tickets[number].ends_ns = ends_ns
+        heappush(self._ends, (ends_ns, number))
+
+    # Replies.
+
+    def answer(self, number: int, kind: pb.QueryMsg.Type, **fields: Any) -> list[Reply]:  # noqa: ANN401
+        """Answer a request and forget it."""
+        ticket = self.drop(number)
+        return [] if ticket is None else [self.reply(ticket, kind, **fields)]
+
+    def reply(self, ticket: Ticket, kind: pb.QueryMsg.Type, **fields: Any) -> Reply:  # noqa: ANN401
+        if not ticket.extended:
+            body = None if fields else _BARE.get(kind)
+            return ticket.route, [b"", body or _Q(type=kind, **fields).SerializeToString()]
+        query = _Q(type=kind, broker=self._broker, **fields)
+        if ticket.request is not None:
+            query.request = ticket.request
+        return ticket.route, [b"", query.SerializeToString()]
+
+    def if_extended(self, number: int, **fields: Any) -> dict[str, Any]:  # noqa: ANN401
+        """These fields where the asker knows them, else none."""
+        ticket = self.tickets.get(number)
+        return fields if ticket is not None and ticket.extended else {}

@@ -1,0 +1,293 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    Succeeded: _ClassVar[Outcome]
+    Failed: _ClassVar[Outcome]
+    FailedForGood: _ClassVar[Outcome]
+    RetryAt: _ClassVar[Outcome]
+    DeferAll: _ClassVar[Outcome]
+    DeferBack: _ClassVar[Outcome]
+    Refused: _ClassVar[Outcome]
+
+class Standing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    Blocked: _ClassVar[Standing]
+    Delayed: _ClassVar[Standing]
+    ReadyToGo: _ClassVar[Standing]
+    Leased: _ClassVar[Standing]
+    Finished: _ClassVar[Standing]
+    GivenUp: _ClassVar[Standing]
+    Cancelled: _ClassVar[Standing]
+Succeeded: Outcome
+Failed: Outcome
+FailedForGood: Outcome
+RetryAt: Outcome
+DeferAll: Outcome
+DeferBack: Outcome
+Refused: Outcome
+Blocked: Standing
+Delayed: Standing
+ReadyToGo: Standing
+Leased: Standing
+Finished: Standing
+GivenUp: Standing
+Cancelled: Standing
+
+class TaskMsg(_message.Message):
+    __slots__ = ("name", "origin", "pred", "succ", "log", "payload", "terms", "lane", "attempt", "outcome", "text", "retry_at_ns", "output", "percent")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        Pending: _ClassVar[TaskMsg.State]
+        Stolen: _ClassVar[TaskMsg.State]
+        Waiting: _ClassVar[TaskMsg.State]
+        Copying: _ClassVar[TaskMsg.State]
+        Ready: _ClassVar[TaskMsg.State]
+        Started: _ClassVar[TaskMsg.State]
+        Done: _ClassVar[TaskMsg.State]
+        Recorded: _ClassVar[TaskMsg.State]
+    Pending: TaskMsg.State
+    Stolen: TaskMsg.State
+    Waiting: TaskMsg.State
+    Copying: TaskMsg.State
+    Ready: TaskMsg.State
+    Started: TaskMsg.State
+    Done: TaskMsg.State
+    Recorded: TaskMsg.State
+    class Dep(_message.Message):
+        __slots__ = ("name", "location")
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        LOCATION_FIELD_NUMBER: _ClassVar[int]
+        name: bytes
+        location: bytes
+        def __init__(self, name: _Optional[bytes] = ..., location: _Optional[bytes] = ...) -> None: ...
+    class LogMsg(_message.Message):
+        __slots__ = ("state", "time")
+        STATE_FIELD_NUMBER: _ClassVar[int]
+        TIME_FIELD_NUMBER: _ClassVar[int]
+        state: TaskMsg.State
+        time: int
+        def __init__(self, state: _Optional[_Union[TaskMsg.State, str]] = ..., time: _Optional[int] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    PRED_FIELD_NUMBER: _ClassVar[int]
+    SUCC_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AT_NS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    PERCENT_FIELD_NUMBER: _ClassVar[int]
+    name: bytes
+    origin: bytes
+    pred: _containers.RepeatedScalarFieldContainer[bytes]
+    succ: _containers.RepeatedScalarFieldContainer[bytes]
+    log: _containers.RepeatedScalarFieldContainer[bytes]
+    payload: bytes
+    terms: Terms
+    lane: bytes
+    attempt: int
+    outcome: Outcome
+    text: bytes
+    retry_at_ns: int
+    output: bytes
+    percent: int
+    def __init__(self, name: _Optional[bytes] = ..., origin: _Optional[bytes] = ..., pred: _Optional[_Iterable[bytes]] = ..., succ: _Optional[_Iterable[bytes]] = ..., log: _Optional[_Iterable[bytes]] = ..., payload: _Optional[bytes] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., lane: _Optional[bytes] = ..., attempt: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., text: _Optional[bytes] = ..., retry_at_ns: _Optional[int] = ..., output: _Optional[bytes] = ..., percent: _Optional[int] = ...) -> None: ...
+
+class Terms(_message.Message):
+    __slots__ = ("campaign", "service", "priority", "due_ns", "expires_ns", "expires_hard_ns", "retry", "lease_ns", "time_limit_ns", "slots", "crashes_max", "origin")
+    class Retry(_message.Message):
+        __slots__ = ("delay_ns",)
+        DELAY_NS_FIELD_NUMBER: _ClassVar[int]
+        delay_ns: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(self, delay_ns: _Optional[_Iterable[int]] = ...) -> None: ...
+    CAMPAIGN_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    DUE_NS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_NS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_HARD_NS_FIELD_NUMBER: _ClassVar[int]
+    RETRY_FIELD_NUMBER: _ClassVar[int]
+    LEASE_NS_FIELD_NUMBER: _ClassVar[int]
+    TIME_LIMIT_NS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    CRASHES_MAX_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    campaign: bytes
+    service: bytes
+    priority: int
+    due_ns: int
+    expires_ns: int
+    expires_hard_ns: int
+    retry: Terms.Retry
+    lease_ns: int
+    time_limit_ns: int
+    slots: int
+    crashes_max: int
+    origin: bytes
+    def __init__(self, campaign: _Optional[bytes] = ..., service: _Optional[bytes] = ..., priority: _Optional[int] = ..., due_ns: _Optional[int] = ..., expires_ns: _Optional[int] = ..., expires_hard_ns: _Optional[int] = ..., retry: _Optional[_Union[Terms.Retry, _Mapping]] = ..., lease_ns: _Optional[int] = ..., time_limit_ns: _Optional[int] = ..., slots: _Optional[int] = ..., crashes_max: _Optional[int] = ..., origin: _Optional[bytes] = ...) -> None: ...
+
+class Batch(_message.Message):
+    __slots__ = ("name", "payload", "terms", "terms_at", "lane", "after", "after_count", "attempt", "outcome", "text", "retry_at_ns", "standing", "percent", "output")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
+    TERMS_AT_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    AFTER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AT_NS_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    PERCENT_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    name: _containers.RepeatedScalarFieldContainer[bytes]
+    payload: _containers.RepeatedScalarFieldContainer[bytes]
+    terms: _containers.RepeatedScalarFieldContainer[bytes]
+    terms_at: _containers.RepeatedScalarFieldContainer[int]
+    lane: _containers.RepeatedScalarFieldContainer[bytes]
+    after: _containers.RepeatedScalarFieldContainer[bytes]
+    after_count: _containers.RepeatedScalarFieldContainer[int]
+    attempt: _containers.RepeatedScalarFieldContainer[int]
+    outcome: _containers.RepeatedScalarFieldContainer[Outcome]
+    text: _containers.RepeatedScalarFieldContainer[bytes]
+    retry_at_ns: _containers.RepeatedScalarFieldContainer[int]
+    standing: _containers.RepeatedScalarFieldContainer[Standing]
+    percent: _containers.RepeatedScalarFieldContainer[int]
+    output: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, name: _Optional[_Iterable[bytes]] = ..., payload: _Optional[_Iterable[bytes]] = ..., terms: _Optional[_Iterable[bytes]] = ..., terms_at: _Optional[_Iterable[int]] = ..., lane: _Optional[_Iterable[bytes]] = ..., after: _Optional[_Iterable[bytes]] = ..., after_count: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., outcome: _Optional[_Iterable[_Union[Outcome, str]]] = ..., text: _Optional[_Iterable[bytes]] = ..., retry_at_ns: _Optional[_Iterable[int]] = ..., standing: _Optional[_Iterable[_Union[Standing, str]]] = ..., percent: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class WorkerMsg(_message.Message):
+    __slots__ = ("service", "slots", "silence_ns", "incarnation")
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_NS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    service: _containers.RepeatedScalarFieldContainer[bytes]
+    slots: int
+    silence_ns: int
+    incarnation: int
+    def __init__(self, service: _Optional[_Iterable[bytes]] = ..., slots: _Optional[int] = ..., silence_ns: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class ScopeMsg(_message.Message):
+    __slots__ = ("campaign", "service", "lane", "standing", "match")
+    CAMPAIGN_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    MATCH_FIELD_NUMBER: _ClassVar[int]
+    campaign: bytes
+    service: bytes
+    lane: bytes
+    standing: _containers.RepeatedScalarFieldContainer[Standing]
+    match: bytes
+    def __init__(self, campaign: _Optional[bytes] = ..., service: _Optional[bytes] = ..., lane: _Optional[bytes] = ..., standing: _Optional[_Iterable[_Union[Standing, str]]] = ..., match: _Optional[bytes] = ...) -> None: ...
+
+class QueryMsg(_message.Message):
+    __slots__ = ("type", "task", "name", "n", "location", "wait_ms", "reason", "request", "batch", "worker", "unknown", "scope", "cursor", "broker", "document", "stream", "heartbeat_ns")
+    class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        Create: _ClassVar[QueryMsg.Type]
+        Steal: _ClassVar[QueryMsg.Type]
+        Complete: _ClassVar[QueryMsg.Type]
+        Transfer: _ClassVar[QueryMsg.Type]
+        Lookup: _ClassVar[QueryMsg.Type]
+        NotFound: _ClassVar[QueryMsg.Type]
+        OK: _ClassVar[QueryMsg.Type]
+        Exit: _ClassVar[QueryMsg.Type]
+        Error: _ClassVar[QueryMsg.Type]
+        Cancel: _ClassVar[QueryMsg.Type]
+        Retry: _ClassVar[QueryMsg.Type]
+        Progress: _ClassVar[QueryMsg.Type]
+        Heartbeat: _ClassVar[QueryMsg.Type]
+        Watch: _ClassVar[QueryMsg.Type]
+        List: _ClassVar[QueryMsg.Type]
+        Stats: _ClassVar[QueryMsg.Type]
+        Explain: _ClassVar[QueryMsg.Type]
+        Drain: _ClassVar[QueryMsg.Type]
+        Show: _ClassVar[QueryMsg.Type]
+        Output: _ClassVar[QueryMsg.Type]
+        Workers: _ClassVar[QueryMsg.Type]
+        Pause: _ClassVar[QueryMsg.Type]
+        Resume: _ClassVar[QueryMsg.Type]
+        Results: _ClassVar[QueryMsg.Type]
+    Create: QueryMsg.Type
+    Steal: QueryMsg.Type
+    Complete: QueryMsg.Type
+    Transfer: QueryMsg.Type
+    Lookup: QueryMsg.Type
+    NotFound: QueryMsg.Type
+    OK: QueryMsg.Type
+    Exit: QueryMsg.Type
+    Error: QueryMsg.Type
+    Cancel: QueryMsg.Type
+    Retry: QueryMsg.Type
+    Progress: QueryMsg.Type
+    Heartbeat: QueryMsg.Type
+    Watch: QueryMsg.Type
+    List: QueryMsg.Type
+    Stats: QueryMsg.Type
+    Explain: QueryMsg.Type
+    Drain: QueryMsg.Type
+    Show: QueryMsg.Type
+    Output: QueryMsg.Type
+    Workers: QueryMsg.Type
+    Pause: QueryMsg.Type
+    Resume: QueryMsg.Type
+    Results: QueryMsg.Type
+    class Unknown(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        Refuse: _ClassVar[QueryMsg.Unknown]
+        Await: _ClassVar[QueryMsg.Unknown]
+        TakeAsDone: _ClassVar[QueryMsg.Unknown]
+    Refuse: QueryMsg.Unknown
+    Await: QueryMsg.Unknown
+    TakeAsDone: QueryMsg.Unknown
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    LOCATION_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    BROKER_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_NS_FIELD_NUMBER: _ClassVar[int]
+    type: QueryMsg.Type
+    task: _containers.RepeatedScalarFieldContainer[bytes]
+    name: bytes
+    n: int
+    location: bytes
+    wait_ms: int
+    reason: bytes
+    request: int
+    batch: Batch
+    worker: WorkerMsg
+    unknown: QueryMsg.Unknown
+    scope: ScopeMsg
+    cursor: int
+    broker: int
+    document: bytes
+    stream: bool
+    heartbeat_ns: int
+    def __init__(self, type: _Optional[_Union[QueryMsg.Type, str]] = ..., task: _Optional[_Iterable[bytes]] = ..., name: _Optional[bytes] = ..., n: _Optional[int] = ..., location: _Optional[bytes] = ..., wait_ms: _Optional[int] = ..., reason: _Optional[bytes] = ..., request: _Optional[int] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., worker: _Optional[_Union[WorkerMsg, _Mapping]] = ..., unknown: _Optional[_Union[QueryMsg.Unknown, str]] = ..., scope: _Optional[_Union[ScopeMsg, _Mapping]] = ..., cursor: _Optional[int] = ..., broker: _Optional[int] = ..., document: _Optional[bytes] = ..., stream: bool = ..., heartbeat_ns: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,297 @@
+"""The native dialect at a peer: what a client or a worker of ours asks, and what it is answered.
+
+Pure: bytes out of values, values out of bytes. Numbering requests, sending them and asking again
+is the business of whoever has the socket (`net/line.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from taskyard.core.events import Outcome, Scope, Unknown
+from taskyard.core.states import TaskState
+from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire import dwork_tasks as tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskyard.core.tasks import Submission, Terms
+    from taskyard.core.workers import WorkerFacts
+
+_Q: Final = pb.QueryMsg
+
+CREATE, STEAL, COMPLETE, TRANSFER, LOOKUP = (
+    *(_Q.Create, _Q.Steal, _Q.Complete),
+    *(_Q.Transfer, _Q.Lookup),
+)
+NOT_FOUND, OK, EXIT, ERROR = _Q.NotFound, _Q.OK, _Q.Exit, _Q.Error
+CANCEL, RETRY, PROGRESS, HEARTBEAT, WATCH = (
+    *(_Q.Cancel, _Q.Retry, _Q.Progress),
+    *(_Q.Heartbeat, _Q.Watch),
+)
+LIST, STATS, EXPLAIN, DRAIN, SHOW = _Q.List, _Q.Stats, _Q.Explain, _Q.Drain, _Q.Show
+OUTPUT, WORKERS, PAUSE, RESUME, RESULTS = (
+    *(_Q.Output, _Q.Workers, _Q.Pause),
+    *(_Q.Resume, _Q.Results),
+)
+
+_UNKNOWN: Final = {
+    Unknown.REFUSE: _Q.Refuse,
+    Unknown.WAIT: _Q.Await,
+    Unknown.DONE: _Q.TakeAsDone,
+}
+_STATES: Final = tuple(TaskState)
+
+#: What a worker says of itself; opaque to whoever carries it around.
+Introduction = pb.WorkerMsg
+_MILLISECOND_NS: Final = 1_000_000
+
+
+def text(value: bytes) -> str:
+    """Bytes of the wire as a person reads them."""
+    return value.decode(errors="backslashreplace")
+
+
+class Assigned(Struct):
+    """Tasks that a worker was given, as columns."""
+
+    names: list[bytes]
+    attempts: list[int]
+    payloads: list[bytes]
+    terms: list[Terms]
+    #: Which of `terms` each task has; None: all have the first.
+    terms_at: list[int] | None
+    lanes: list[bytes] | None
+
+    def terms_of(self, index: int) -> Terms:
+        return self.terms[0 if self.terms_at is None else self.terms_at[index]]
+
+
+class Reply:
+    """An answer. Its parts are decoded when they are asked for."""
+
+    __slots__ = ("_query",)
+
+    def __init__(self, body: bytes) -> None:
+        """Raises Malformed where the bytes are no answer."""
+        self._query = tasks.parse(_Q, body)
+
+    @property
+    def kind(self) -> int:
+        return self._query.type
+
+    @property
+    def request(self) -> int:
+        """The number of the request that it answers; 0 where it says none."""
+        return self._query.request
+
+    @property
+    def broker(self) -> int:
+        """The broker's process: another number is another process."""
+        return self._query.broker
+
+    @property
+    def reason(self) -> str:
+        return text(self._query.reason)
+
+    @property
+    def count(self) -> int:
+        return self._query.n
+
+    @property
+    def cursor(self) -> int:
+        return self._query.cursor
+
+    @property
+    def names(self) -> list[bytes]:
+        """Tasks that the answer lists: not found, to be stopped, settled."""
+        return self._query.batch.name[:]
+
+    @property
+    def attempts(self) -> list[int]:
+        return self._query.batch.attempt[:]
+
+    @property
+    def states(self) -> list[TaskState]:
+        return [_STATES[value] for value in self._query.batch.standing]
+
+    @property
+    def texts(self) -> list[bytes]:
+        return self._query.batch.text[:]
+
+    @property
+    def outputs(self) -> list[bytes]:
+        return self._query.batch.output[:]
+
+    def document(self) -> Any:  # noqa: ANN401  # JSON
+        return msgspec.json.decode(self._query.document)
+
+    def assigned(self) -> Assigned:
+        batch = self._query.batch
+        return Assigned(
+            names=batch.name[:],
+            attempts=batch.attempt[:],
+            payloads=batch.payload[:],
+            terms=[tasks.decode_terms(tasks.parse(pb.Terms, raw)) for raw in batch.terms],
+            terms_at=batch.terms_at[:] or None,
+            lanes=batch.lane[:] or None,
+        )
+
+
+def create(request: int, submission: Submission, unknown: Unknown = Unknown.REFUSE) -> bytes:
+    query = _Q(type=CREATE, request=request)
+    tasks.fill_submission(query.batch, submission)
+    if unknown is not Unknown.REFUSE:
+        query.unknown = _UNKNOWN[unknown]
+    return query.SerializeToString()
+
+
+def introduction(facts: WorkerFacts) -> Introduction:
+    """What a worker says of itself, to be made once."""
+    return pb.WorkerMsg(
+        service=facts.services,
+        slots=facts.slots_total,
+        silence_ns=facts.silence_ns,
+        incarnation=facts.incarnation,
+    )
+
+
+def steal(
+    request: int, location: bytes, worker: Introduction, count: int, wait_ns: int = 0
+) -> bytes:
+    """Ask for up to `count` tasks; the answer may take up to `wait_ns`."""
+    wait_ms = wait_ns // _MILLISECOND_NS
+    query = _Q(type=STEAL, request=request, location=location, n=count, wait_ms=wait_ms)
+    query.worker.CopyFrom(worker)
+    return query.SerializeToString()
+
+
+class Reports(Struct):
+    """What a worker reports of tasks, as columns."""
+
+    names: list[bytes] = []  # msgspec copies it
+    attempts: list[int] = []
+    outcomes: list[Outcome] = []
+    texts: list[bytes] = []
+    outputs: list[bytes] = []
+
+
+def complete(
+    request: int,
+    location: bytes,
+    reports: Reports,
+    worker: Introduction | None = None,
+    count: int = 0,
+) -> bytes:
+    """Report on tasks, and with a `count` ask for as many more: answered at once, with work or
+    without."""
+    query = _Q(type=COMPLETE, request=request, location=location)
+    batch = query.batch
+    batch.name.extend(reports.names)
+    batch.attempt.extend(reports.attempts)
+    if any(reports.outcomes):
+        batch.outcome.extend(reports.outcomes)  # type: ignore[arg-type]  # the same numbers
+    if any(reports.texts):
+        batch.text.extend(reports.texts)
+    if any(reports.outputs):
+        batch.output.extend(reports.outputs)
+    if count and worker is not None:
+        query.n = count
+        query.worker.CopyFrom(worker)
+    return query.SerializeToString()
+
+
+def heartbeat(
+    request: int,
+    location: bytes,
+    worker: Introduction,
+    held: Sequence[tuple[bytes, int]],
+    heartbeat_ns: int,
+) -> bytes:
+    query = _Q(type=HEARTBEAT, request=request, location=location, heartbeat_ns=heartbeat_ns)
+    query.worker.CopyFrom(worker)
+    query.batch.SetInParent()
+    query.batch.name.extend(name for name, _ in held)
+    query.batch.attempt.extend(attempt for _, attempt in held)
+    return query.SerializeToString()
+
+
+def transfer(request: int, location: bytes, names: Sequence[bytes]) -> bytes:
+    """Give tasks back."""
+    query = _Q(type=TRANSFER, request=request, location=location)
+    query.batch.name.extend(names)
+    return query.SerializeToString()
+
+
+def leave(request: int, location: bytes) -> bytes:
+    """Say goodbye: what the worker holds goes to others."""
+    return _Q(type=EXIT, request=request, location=location).SerializeToString()
+
+
+def watch(
+    request: int,
+    names: Sequence[bytes] | None = None,
+    campaign: bytes | None = None,
+    *,
+    stream: bool = False,
+    wait_ns: int = 0,
+) -> bytes:
+    """Ask to be told when these tasks, or all of a campaign, are settled."""
+    query = _Q(type=WATCH, request=request, wait_ms=wait_ns // _MILLISECOND_NS)
+    if stream:
+        query.stream = True
+    if names is not None:
+        query.batch.SetInParent()
+        query.batch.name.extend(names)
+    if campaign is not None:
+        query.scope.campaign = campaign
+    return query.SerializeToString()
+
+
+def results(request: int, names: Sequence[bytes]) -> bytes:
+    """Ask what has become of tasks."""
+    return act(request, RESULTS, Scope(names=tuple(names)))
+
+
+def act(request: int, kind: int, scope: Scope) -> bytes:
+    """Cancel, Retry, Pause or Resume the tasks of a scope."""
+    query = _Q(type=kind, request=request)  # type: ignore[arg-type]  # a number of Type
+    _fill_scope(query, scope)
+    return query.SerializeToString()
+
+
+def listing(
+    request: int, scope: Scope, match: bytes = b"", cursor: int = 0, count: int = 0
+) -> bytes:
+    query = _Q(type=LIST, request=request, cursor=cursor)
+    _fill_scope(query, scope)
+    if match:
+        query.scope.match = match
+    if count:
+        query.n = count
+    return query.SerializeToString()
+
+
+def _fill_scope(query: pb.QueryMsg, scope: Scope) -> None:
+    if scope.names is not None:
+        query.batch.SetInParent()
+        query.batch.name.extend(scope.names)
+    for field in ("campaign", "service", "lane"):
+        value = getattr(scope, field)
+        if value is not None:
+            setattr(query.scope, field, value)
+    query.scope.standing.extend(scope.states or ())  # type: ignore[arg-type]  # the same numbers
+
+
+def ask(request: int, kind: int, name: bytes | None = None, location: bytes | None = None) -> bytes:
+    """Any other question: about a task by name, about a worker, or about everything."""
+    query = _Q(type=kind, request=request)  # type: ignore[arg-type]  # a number of Type
+    if name is not None:
+        query.name = name
+    if location is not None:
+        query.location = location
+    return query.SerializeToString()

@@ -1,0 +1,309 @@
+"""How the native dialect tells effects: each answers the request that it carries the number of.
+
+An effect without an open request makes no reply: its asker is gone, or never waited for one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from taskyard.core import effects
+from taskyard.core.states import TaskState
+from taskyard.wire import documents
+from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire import dwork_tasks as tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from taskyard.wire.dwork_desk import Desk, Reply, Ticket
+
+#: Results in one answer to a watch that streams; the rest follows in the next.
+TEXT_BYTES_MAX: Final = 4 * 1024 * 1024
+
+_Q: Final = pb.QueryMsg
+_MICROSECOND_NS: Final = 1000
+_OVER: Final = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
+
+
+def put(desk: Desk, effect: effects.Effect) -> list[Reply]:
+    """An effect in the peers' words."""
+    words = _WORDS.get(type(effect))
+    return [] if words is None else words(desk, effect)
+
+
+# To whoever asked for something to be done.
+
+
+def _accepted(desk: Desk, effect: effects.Accepted) -> list[Reply]:
+    count = desk.if_extended(effect.request, n=effect.new)
+    return desk.answer(effect.request, _Q.OK, **count)
+
+
+def _refused(desk: Desk, effect: effects.Refused) -> list[Reply]:
+    reason = desk.if_extended(effect.request, reason=effect.text.encode())
+    return desk.answer(effect.request, _Q.Error, **reason)
+
+
+def _acted(desk: Desk, effect: effects.Acted) -> list[Reply]:
+    return desk.answer(effect.request, _Q.OK, n=effect.count)
+
+
+def _answer_due(desk: Desk, effect: effects.AnswerDue) -> list[Reply]:
+    """A watch whose time is up, or that shows life; else somebody asked a broker that leaves."""
+    ticket = desk.tickets.get(effect.request)
+    if ticket is None:
+        return []
+    if ticket.kind != _Q.Watch:
+        return desk.answer(effect.request, _Q.Exit)
+    if ticket.stream:
+        return [desk.reply(ticket, _Q.Watch, batch=pb.Batch(), n=ticket.left)]
+    batch = _settled(ticket.told) if ticket.told else pb.Batch()
+    return desk.answer(effect.request, _Q.Watch, batch=batch, n=ticket.left)
+
+
+# To workers.
+
+
+def _assign(desk: Desk, effect: effects.Assign) -> list[Reply]:
+    ticket = desk.drop(effect.request)
+    if ticket is None:
+        return []
+    if ticket.columns:
+        return [desk.reply(ticket, _Q.Transfer, batch=_columns(effect), **_missing(ticket))]
+    messages = _messages(effect, extended=ticket.extended)
+    return [desk.reply(ticket, _Q.Transfer, task=messages)]
+
+
+def _nothing(desk: Desk, effect: effects.Nothing) -> list[Reply]:
+    ticket = desk.drop(effect.request)
+    if ticket is None:
+        return []
+    kind = _Q.Exit if effect.settled and not ticket.extended else _Q.NotFound
+    return [desk.reply(ticket, kind, **_missing(ticket))]
+
+
+def _stranger(desk: Desk, effect: effects.Stranger) -> list[Reply]:
+    """It has left, or was silent for too long: when it asks again it is introduced again."""
+    desk.facts.pop(effect.worker, None)
+    return desk.answer(effect.request, _Q.NotFound)
+
+
+def _dismiss(desk: Desk, effect: effects.Dismiss) -> list[Reply]:
+    return desk.answer(effect.request, _Q.Exit)
+
+
+def _stop(desk: Desk, effect: effects.Stop) -> list[Reply]:
+    """Told with the answer to its heartbeat, which the scheduler gives right after this; a worker
+    that is not asking now lists the task in its next one and hears of it then."""
+    if effect.worker in desk.facts:
+        desk.stops[effect.worker] = effect
+    return []
+
+
+def _noted(desk: Desk, effect: effects.Noted) -> list[Reply]:
+    ticket = desk.tickets.get(effect.request)
+    if ticket is None:
+        return []
+    if ticket.kind == _Q.Heartbeat:
+        stop = desk.stops.pop(effect.worker, None)
+        batch = pb.Batch(name=stop.names, attempt=stop.attempts) if stop else pb.Batch()
+        return desk.answer(effect.request, _Q.Heartbeat, batch=batch)
+    if ticket.kind == _Q.Complete and ticket.columns:
+        ticket.missing = tuple(effect.missing)  # the answer is what it steals
+        return []
+    if not effect.missing:
+        return desk.answer(effect.request, _Q.OK)
+    missing: dict[str, Any] = {}
+    if ticket.kind == _Q.Complete:
+        missing = {"task": [_task(name, b"") for name in effect.missing]}
+    return desk.answer(effect.request, _Q.NotFound, **missing)
+
+
+# To whoever looks.
+
+
+def _told(desk: Desk, effect: effects.Told) -> list[Reply]:
+    ticket = desk.tickets.get(effect.request)
+    if ticket is None:
+        return []
+    if ticket.kind != _Q.Watch:
+        return desk.answer(effect.request, ticket.kind, batch=_settled(effect))
+    ticket.left -= len(effect.names) or ticket.left  # without names: all of it is settled
+    if ticket.stream:
+        return _stream(desk, effect, ticket)
+    _gather(ticket, effect)
+    if ticket.left:
+        return []
+    batch = _settled(ticket.told or effect)
+    return desk.answer(effect.request, _Q.Watch, batch=batch, n=0)
+
+
+def _stream(desk: Desk, effect: effects.Told, ticket: Ticket) -> list[Reply]:
+    replies: list[Reply] = []
+    left = ticket.left + len(effect.names)
+    for part in _parts(effect):
+        left -= len(part.names)
+        replies.append(desk.reply(ticket, _Q.Watch, batch=_settled(part), n=left))
+    if not ticket.left:
+        desk.drop(effect.request)
+    return replies
+
+
+def _found(desk: Desk, effect: effects.Found) -> list[Reply]:
+    ticket = desk.tickets.get(effect.request)
+    if ticket is None or not effect.views:
+        return desk.answer(effect.request, _Q.NotFound)
+    (view,) = effect.views
+    if ticket.kind == _Q.Show:
+        document = documents.encode(documents.task(view))
+        return desk.answer(effect.request, _Q.Show, document=document)
+    holder = {"location": view.worker} if view.worker else {}
+    task = _task(view.name, view.origin, _story(view))
+    return desk.answer(effect.request, _Q.Transfer, task=[task], **holder)
+
+
+def _counted(desk: Desk, effect: effects.Counted) -> list[Reply]:
+    ticket = desk.tickets.get(effect.request)
+    if ticket is not None and ticket.kind == _Q.Stats:
+        document = documents.encode(documents.stats(effect.stats))
+        return desk.answer(effect.request, _Q.Stats, document=document)
+    counts = effect.stats.counts
+    ready = counts[TaskState.READY]
+    unfinished = sum(counts) - sum(counts[state] for state in _OVER)
+    line = f"{unfinished} tasks unfinished, {ready} ready"
+    return desk.answer(effect.request, _Q.OK, name=line.encode(), n=ready)
+
+
+def _listed(desk: Desk, effect: effects.Listed) -> list[Reply]:
+    document = documents.encode([documents.task(view) for view in effect.views])
+    cursor = {"cursor": effect.cursor} if effect.cursor else {}
+    return desk.answer(effect.request, _Q.List, document=document, **cursor)
+
+
+def _explained(desk: Desk, effect: effects.Explained) -> list[Reply]:
+    document = documents.encode(documents.explanation(effect.name, effect.explanation))
+    return desk.answer(effect.request, _Q.Explain, document=document)
+
+
+def _rostered(desk: Desk, effect: effects.Rostered) -> list[Reply]:
+    document = documents.encode([documents.worker(view) for view in effect.workers])
+    return desk.answer(effect.request, _Q.Workers, document=document)
+
+
+def _printed(desk: Desk, effect: effects.Printed) -> list[Reply]:
+    if not effect.found:
+        return desk.answer(effect.request, _Q.NotFound)
+    batch = pb.Batch(name=[effect.name], output=[effect.text])
+    return desk.answer(effect.request, _Q.Output, batch=batch)
+
+
+_WORDS: Final[dict[type[effects.Effect], Callable[[Desk, Any], list[Reply]]]] = {
+    effects.Accepted: _accepted,
+    effects.Refused: _refused,
+    effects.Acted: _acted,
+    effects.AnswerDue: _answer_due,
+    effects.Assign: _assign,
+    effects.Nothing: _nothing,
+    effects.Stranger: _stranger,
+    effects.Dismiss: _dismiss,
+    effects.Stop: _stop,
+    effects.Noted: _noted,
+    effects.Told: _told,
+    effects.Found: _found,
+    effects.Counted: _counted,
+    effects.Listed: _listed,
+    effects.Explained: _explained,
+    effects.Rostered: _rostered,
+    effects.Printed: _printed,
+}
+
+
+# The parts of a reply.
+
+
+def _task(name: bytes, origin: bytes, log: Sequence[bytes] = ()) -> bytes:
+    return pb.TaskMsg(name=name, origin=origin, log=log).SerializeToString()
+
+
+def _log(state: pb.TaskMsg.State, at_ns: int) -> bytes:
+    return pb.TaskMsg.LogMsg(state=state, time=at_ns // _MICROSECOND_NS).SerializeToString()
+
+
+def _story(view: effects.TaskView) -> list[bytes]:
+    """What happened to a task, as far as it is at hand."""
+    story = [_log(pb.TaskMsg.Pending, view.submitted_ns)]
+    if view.leased_ns:
+        story.append(_log(pb.TaskMsg.Stolen, view.leased_ns))
+    if view.state is TaskState.DONE:
+        story.append(_log(pb.TaskMsg.Done, view.ended_ns))
+    return story
+
+
+def _messages(effect: effects.Assign, *, extended: bool) -> list[bytes]:
+    """Assigned tasks as TaskMsgs; a plain worker sees names alone."""
+    log = [_log(pb.TaskMsg.Stolen, effect.at_ns)]
+    messages: list[bytes] = []
+    for index, name in enumerate(effect.names):
+        terms = effect.terms[index]
+        message = pb.TaskMsg(name=name, origin=terms.origin, log=log)
+        if extended:
+            message.payload = effect.payloads[index]
+            message.attempt = effect.attempts[index]
+            message.terms.ParseFromString(tasks.encode_terms(terms))
+            message.lane = effect.lanes[index]
+        messages.append(message.SerializeToString())
+    return messages
+
+
+def _columns(effect: effects.Assign) -> pb.Batch:
+    """Assigned tasks as columns; terms that several share are sent once."""
+    batch = pb.Batch(name=effect.names, payload=effect.payloads, attempt=effect.attempts)
+    places: dict[int, int] = {}  # by identity: tasks of one submission share their terms
+    at = [places.setdefault(id(terms), len(places)) for terms in effect.terms]
+    if len(places) == 1:
+        batch.terms.append(tasks.encode_terms(effect.terms[0]))
+    else:
+        different = {id(terms): terms for terms in effect.terms}
+        batch.terms.extend(tasks.encode_terms(different[key]) for key in places)
+        batch.terms_at.extend(at)
+    if any(effect.lanes):
+        batch.lane.extend(effect.lanes)
+    return batch
+
+
+def _missing(ticket: Ticket) -> dict[str, bytes]:
+    """Of a Complete with a Steal in it: what was not the worker's."""
+    return {"reason": b"not held: " + b", ".join(ticket.missing)} if ticket.missing else {}
+
+
+def _gather(ticket: Ticket, effect: effects.Told) -> None:
+    """Keep what is told until all of it is there."""
+    if ticket.told is None:
+        ticket.told = effect
+    else:
+        ticket.told.names += effect.names
+        ticket.told.states += effect.states
+        ticket.told.texts += effect.texts
+
+
+def _settled(told: effects.Told) -> pb.Batch:
+    texts = [text or b"" for text in told.texts]
+    return pb.Batch(name=told.names, standing=told.states, text=texts)  # type: ignore[arg-type]
+
+
+def _parts(told: effects.Told) -> list[effects.Told]:
+    """Parts of which each has room for its results in a message."""
+    parts: list[effects.Told] = []
+    start = room = 0
+    for index, text in enumerate(told.texts):
+        room += len(text or b"")
+        if room > TEXT_BYTES_MAX and index > start:
+            parts.append(_part(told, start, index))
+            start, room = index, len(text or b"")
+    return [*parts, _part(told, start, len(told.names))]
+
+
+def _part(told: effects.Told, start: int, end: int) -> effects.Told:
+    columns = (told.names[start:end], told.states[start:end], told.texts[start:end])
+    return effects.Told(told.client, told.request, *columns)

@@ -1,0 +1,340 @@
+"""What the native dialect's requests mean: each becomes events, or is malformed.
+
+A request is looked at as a whole before anything is remembered of it: what raises `Malformed` has
+changed nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskyard.core import events
+from taskyard.core.limits import NUMBER_MAX, SECOND_NS, SERVICES_MAX
+from taskyard.core.states import TaskState
+from taskyard.core.workers import WorkerFacts
+from taskyard.errors import Malformed
+from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire import dwork_tasks as tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from taskyard.wire.dwork_desk import Asked, Desk
+
+#: A request may wait for its answer this long; who still wants it then asks again. So nothing is
+#: kept for ever on behalf of a peer that is gone.
+WAIT_NS_MAX: Final = 60 * SECOND_NS
+
+#: A watch that streams is answered at least this often, with nothing if need be: that shows the
+#: peer that the broker is there, and the broker whether the peer still is.
+STREAM_SIGN_NS: Final = 10 * SECOND_NS
+
+#: Silence that an extended worker is allowed if it does not say.
+SILENCE_NS: Final = 15 * SECOND_NS
+
+#: Tasks in one listing if it does not say.
+LIST_COUNT: Final = 100
+
+_Q: Final = pb.QueryMsg
+_STATES: Final = tuple(TaskState)
+_MILLISECOND_NS: Final = SECOND_NS // 1000
+
+_UNKNOWN: Final = {
+    _Q.Refuse: events.Unknown.REFUSE,
+    _Q.Await: events.Unknown.WAIT,
+    _Q.TakeAsDone: events.Unknown.DONE,
+}
+
+
+def understand(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+    """The events of a request. Raises Malformed."""
+    understood = _MEANINGS.get(asked.query.type)
+    if understood is None:
+        raise Malformed(f"{_Q.Type.Name(asked.query.type)} is no request")
+    return understood(desk, asked)
+
+
+# dwork's own requests.
+
+
+def _create(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+    _refuse_fields(asked.query, "name", "n", "location")
+    submission, says_more = tasks.submission_of(asked.query)
+    if not submission.names:
+        raise Malformed("a Create needs tasks")
+    asked.extended = asked.extended or says_more
+    number = desk.issue(asked)
+    if desk.leaving:
+        return [events.AnswerDue(0, asked.route, number)]
+    if asked.extended:
+        unknown, repeat = _UNKNOWN[asked.query.unknown], events.Repeat.HARMLESS
+    else:
+        unknown, repeat = events.Unknown.DONE, events.Repeat.EXTEND
+    return [events.SubmitAsked(0, asked.route, submission, number, unknown, repeat)]
+
+
+def _steal(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+    query = asked.query
+    _refuse_fields(query, "name", "task", "batch")
+    worker, count = _location(query), _count(query)
+    facts = _facts(asked)
+    wait_ns = _wait_ns(query)
+    if wait_ns:
+        desk.check_waiting(asked.route)
+    told = desk.introduce(worker, facts)
+    ends_ns = asked.now_ns + wait_ns if wait_ns else 0
+    columns = query.HasField("worker")
+    number = desk.issue(asked, worker=worker, columns=columns, ends_ns=ends_ns)
+    told.append(events.WorkAsked(0, worker, count, parks=bool(wait_ns), request=number))
+    return told
+
+
+def _complete(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+    query = asked.query
+    steals = asked.extended and query.HasField("n")
+    _refuse_fields(query, "name", *(() if steals else ("n",)))
+    worker, report = _location(query), _report(query)
+    told: list[events.Event] = []
+    if report.outputs is not None:
+        told.append(_printed(worker, report))
+    if not steals:
+        return [*told, _reported(desk, worker, report, desk.issue(asked))]
+    count, facts = _count(query), _facts(asked)
+    told += desk.introduce(worker, facts)
+    number = desk.issue(asked, worker=worker, columns=True)
+    told.append(_reported(desk, worker, report, number))
+    told.append(events.WorkAsked(0, worker, count, parks=False, request=number))
+    return told
+
+
+def _reported(desk: Desk, worker: bytes, report: tasks.Report, number: int) -> events.WorkReported:
+    return events.WorkReported(
+        *(0, worker, report.names, report.attempts, report.outcomes),
+        *(report.texts, report.retry_at_ns, number),
+        luck=0 if report.outcomes is None else desk.luck(),
+    )
+
+
+def _transfer(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+    query = asked.query
+    _refuse_fields(query, "name", "n")
+    worker, names = _location(query), _report(query).names
+    after = tasks.returned_after(query)
+    unknown = _UNKNOWN[query.unknown] if asked.extended else events.Unknown.DONE
+    return [events.WorkReturned(0, worker, names, after, desk.issue(asked), unknown)]
+
+
+def _exit(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+    _refuse_fields(asked.query, "name", "n", "task", "batch")
+    worker = _location(asked.query)
+    desk.facts.pop(worker, None)
+    return [events.WorkerGone(0, worker, desk.issue(asked))]
+
+
+def _status(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+    _refuse_fields(asked.query, "name", "n", "location", "task")
+    return [events.StatsAsked(0, asked.route, desk.issue(asked))]
+
+
+def _lookup(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+    _refuse_fields(asked.query, "n", "location", "task")
+    return [events.LookupAsked(0, asked.route, [_name(asked.query)], desk.issue(asked))]
+
+
+# Requests of ours.
+
+
+def _heartbeat(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+    query = asked.query
+    worker, report = _location(query), tasks.report_of(query)
+    attempts = report.attempts or []
+    if len(attempts) != len(report.names):
+        raise Malformed("a Heartbeat lists tasks with their attempts")
+    held = list(zip(report.names, attempts, strict=True))
+    desk.facts[worker] = facts = _facts(asked)
+    heartbeat_ns = min(query.heartbeat_ns, WAIT_NS_MAX)
+    return [
+        events.WorkerAppeared(0, worker, facts),
+        events.WorkerHeard(0, worker, held, heartbeat_ns, desk.issue(asked)),
+    ]
+
+
+def _progress(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+    event = _printed(_location(asked.query), _report(asked.query))
+    event.request = desk.issue(asked)
+    return [event]
+
+
+def _watch(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+    query = asked.query
+    names = list(dict.fromkeys(query.batch.name)) if query.HasField("batch") else None
+    tasks.check_count(len(names or ()))
+    tasks.check_text(names or (), "names")
+    campaign = query.scope.campaign if query.scope.HasField("campaign") else None
+    if (names is None) == (campaign is None):
+        raise Malformed("a Watch needs either names or a campaign")
+    desk.check_waiting(asked.route)
+    ends_ns = asked.now_ns + (STREAM_SIGN_NS if query.stream else _wait_ns(query))
+    left = 1 if names is None else len(names)
+    number = desk.issue(asked, ends_ns=ends_ns, left=left, stream=query.stream)
+    return [events.WatchAsked(0, asked.route, names, campaign, number)]
+
+
+def _cancel(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+    return [events.CancelAsked(0, asked.route, _some(asked.query), desk.issue(asked))]
+
+
+def _retry(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+    return [events.RetryAsked(0, asked.route, _some(asked.query), desk.issue(asked))]
+
+
+def _list(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+    query = asked.query
+    scope, count = _scope(query), _count(query, LIST_COUNT)
+    cursor, match = min(query.cursor, NUMBER_MAX), query.scope.match
+    number = desk.issue(asked)
+    return [events.ListAsked(0, asked.route, scope, match, cursor, count, number)]
+
+
+def _workers(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+    return [events.WorkersAsked(0, asked.route, desk.issue(asked))]
+
+
+def _explain(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+    return [events.ExplainAsked(0, asked.route, _name(asked.query), desk.issue(asked))]
+
+
+def _output(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+    return [events.OutputAsked(0, asked.route, _name(asked.query), desk.issue(asked))]
+
+
+def _results(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+    names = _some(asked.query).names
+    if names is None:
+        raise Malformed("a Results needs names")
+    return [events.ResultsAsked(0, asked.route, list(names), desk.issue(asked))]
+
+
+def _drain(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+    """Without a worker's name everybody is meant, the broker too."""
+    worker = _location(asked.query) if asked.query.HasField("location") else None
+    desk.leaving = desk.leaving or worker is None
+    return [events.DrainAsked(0, asked.route, worker, desk.issue(asked))]
+
+
+def _pause(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+    scope = asked.query.scope
+    lane = scope.lane if scope.HasField("lane") else None
+    kind = events.PauseAsked if asked.query.type == _Q.Pause else events.ResumeAsked
+    return [kind(0, asked.route, scope.service, lane, desk.issue(asked))]
+
+
+_MEANINGS: Final[dict[int, Callable[[Desk, Asked], Sequence[events.Event]]]] = {
+    _Q.Create: _create,
+    _Q.Steal: _steal,
+    _Q.Complete: _complete,
+    _Q.Transfer: _transfer,
+    _Q.Lookup: _lookup,
+    _Q.OK: _status,
+    _Q.Exit: _exit,
+    _Q.Cancel: _cancel,
+    _Q.Retry: _retry,
+    _Q.Progress: _progress,
+    _Q.Heartbeat: _heartbeat,
+    _Q.Watch: _watch,
+    _Q.List: _list,
+    _Q.Stats: _status,
+    _Q.Explain: _explain,
+    _Q.Drain: _drain,
+    _Q.Show: _lookup,
+    _Q.Output: _output,
+    _Q.Workers: _workers,
+    _Q.Pause: _pause,
+    _Q.Resume: _pause,
+    _Q.Results: _results,
+}
+
+
+# The parts of a request.
+
+
+def _refuse_fields(query: pb.QueryMsg, *fields: str) -> None:
+    """A request with a field that it must not have is ill-formed."""
+    for field in fields:
+        present = bool(query.task) if field == "task" else query.HasField(field)
+        if present:
+            raise Malformed(f"a {_Q.Type.Name(query.type)} must not have `{field}`")
+
+
+def _location(query: pb.QueryMsg) -> bytes:
+    tasks.check_name(query.location, "a location")
+    return query.location
+
+
+def _name(query: pb.QueryMsg) -> bytes:
+    tasks.check_name(query.name, "a task's name")
+    return query.name
+
+
+def _count(query: pb.QueryMsg, default: int = 1) -> int:
+    count = query.n if query.HasField("n") else default
+    if count < 1:
+        raise Malformed(f"n must be 1 or more, not {count}")
+    return count
+
+
+def _wait_ns(query: pb.QueryMsg) -> int:
+    return min(query.wait_ms * _MILLISECOND_NS, WAIT_NS_MAX)
+
+
+def _facts(asked: Asked) -> WorkerFacts:
+    """A plain worker has no slots, no heartbeat and one service."""
+    worker = asked.query.worker
+    if not asked.query.HasField("worker"):
+        silence_ns = SILENCE_NS if asked.extended else 0
+        return WorkerFacts(slots_total=0, silence_ns=silence_ns, dialect=tasks.DIALECT)
+    if len(worker.service) > SERVICES_MAX or not all(worker.service):
+        raise Malformed(f"a worker offers 1 to {SERVICES_MAX} services, by name")
+    tasks.check_text(worker.service, "services")
+    silence_ns = worker.silence_ns if worker.HasField("silence_ns") else SILENCE_NS
+    return WorkerFacts(
+        services=tuple(worker.service) or (b"default",),
+        slots_total=worker.slots,
+        silence_ns=min(silence_ns, NUMBER_MAX),
+        incarnation=min(worker.incarnation, NUMBER_MAX),
+        dialect=tasks.DIALECT,
+    )
+
+
+def _report(query: pb.QueryMsg) -> tasks.Report:
+    report = tasks.report_of(query)
+    if not report.names:
+        raise Malformed(f"a {_Q.Type.Name(query.type)} needs tasks")
+    return report
+
+
+def _printed(worker: bytes, report: tasks.Report) -> events.WorkProgressed:
+    columns = (report.names, report.attempts, report.percents, report.outputs)
+    return events.WorkProgressed(0, worker, *columns)
+
+
+def _scope(query: pb.QueryMsg) -> events.Scope:
+    """Which tasks are meant."""
+    if query.HasField("batch"):
+        tasks.check_count(len(query.batch.name))
+        return events.Scope(names=tuple(query.batch.name))
+    scope = query.scope
+    states = tuple(_STATES[value] for value in scope.standing)
+    return events.Scope(
+        campaign=scope.campaign if scope.HasField("campaign") else None,
+        service=scope.service if scope.HasField("service") else None,
+        lane=scope.lane if scope.HasField("lane") else None,
+        states=states or None,
+    )
+
+
+def _some(query: pb.QueryMsg) -> events.Scope:
+    """Which tasks something is done to: never all of them by leaving everything out."""
+    if not query.HasField("batch") and not query.scope.ByteSize():
+        raise Malformed("say which tasks: names, or a scope")
+    return _scope(query)

@@ -1,0 +1,176 @@
+"""The program of a child process: calls functions for its worker, one after the other.
+
+Started as `python -P -m taskyard.worker.child DESCRIPTOR MODULE...` with a socket to the worker and
+the modules that are allowed. It ends when the worker closes the socket. The outcome of a call goes
+over the socket; what is printed, and the traceback of an exception, go where stdout and stderr go.
+"""
+
+import faulthandler
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from io import TextIOWrapper
+from typing import Any, NoReturn
+
+from taskyard.core.events import Outcome
+from taskyard.errors import UserError
+from taskyard.wire.work import CALL, Call, decode, encode_value
+from taskyard.worker import allowing, frames
+from taskyard.worker.limits import READ_BYTES_MAX, RESULT_BYTES_MAX
+from taskyard.worker.output import cut_reason
+from taskyard.worker.processes import task_env
+
+Answer = tuple[Outcome, bytes]
+
+
+class _Refused(Exception):
+    """What can't be done, now or at another attempt."""
+
+
+class Caller:
+    """Does calls; keeps the functions that it has found."""
+
+    def __init__(self, allow: Sequence[str]) -> None:
+        self._allow = allow
+        self._functions: dict[str, Callable[..., Any]] = {}
+        self._directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+
+    def answer(self, name: bytes, attempt: int, payload: bytes) -> Answer:
+        """Whatever the function does becomes an answer, unless it ends the process."""
+        call = decode(payload, CALL)
+        assert isinstance(call, Call)  # noqa: S101 - the worker looked before it sent it here
+        os.environ.update(task_env(name, attempt))
+        try:
+            with _added_to_environment(call.env or {}):
+                return self._answer(call)
+        finally:
+            # Wherever a function went, the next one begins where the worker is.
+            os.fchdir(self._directory)
+            _flush()
+
+    def _answer(self, call: Call) -> Answer:
+        try:
+            return Outcome.DONE, self._result(call)
+        except SystemExit as error:
+            _leave(error)
+        except _Refused as error:
+            return Outcome.FAILED_FOR_GOOD, cut_reason(str(error).encode(errors="replace"))
+        except BaseException as error:  # noqa: BLE001 - none of them may end the process
+            _print_traceback(error)
+            return Outcome.FAILED, cut_reason(_text(error).encode(errors="replace"))
+
+    def _result(self, call: Call) -> bytes:
+        if call.cwd is not None:
+            os.chdir(call.cwd)
+        value = self._function(call.call)(*call.args, **call.kwargs)
+        try:
+            result = encode_value(value, "result")
+        except UserError as error:
+            raise _Refused(str(error)) from error
+        if len(result) > RESULT_BYTES_MAX:
+            raise _Refused(
+                f"the result has {len(result)} bytes, and {RESULT_BYTES_MAX} is the limit; "
+                "write it to a file and return the file's name"
+            )
+        return result
+
+    def _function(self, call: str) -> Callable[..., Any]:
+        function = self._functions.get(call)
+        if function is None:
+            try:
+                function = allowing.find_function(call, self._allow)
+            except UserError as error:
+                raise _Refused(str(error)) from error
+            self._functions[call] = function
+        return function
+
+
+@contextmanager
+def _added_to_environment(added: Mapping[str, str]) -> Iterator[None]:
+    """For one call only."""
+    before = {name: os.environ.get(name) for name in added}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _flush() -> None:
+    """So that all that was printed is in the pipe before the answer is sent."""
+    for stream in (sys.stdout, sys.stderr):
+        # A function may have closed them, or put something else in their place.
+        with suppress(Exception):
+            stream.flush()
+
+
+def _leave(error: SystemExit) -> NoReturn:
+    """What `sys.exit` asks for, at once: threads that a function left behind are not waited for."""
+    status = error.code
+    if status is not None and not isinstance(status, int):
+        print(status, file=sys.stderr)  # noqa: T201 - as Python itself does
+        status = 1
+    _flush()
+    os._exit((status or 0) & 0xFF)
+
+
+def _print_traceback(error: BaseException) -> None:
+    """From the function on: our own frames say nothing to a user."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename in (__file__, allowing.__file__):
+        frame = frame.tb_next
+    _flush()
+    text = "".join(traceback.format_exception(type(error), error, frame))
+    _write(2, text.encode(errors="backslashreplace"))
+
+
+def _text(error: BaseException) -> str:
+    """As the last line of a traceback says it."""
+    kind = type(error)
+    name = kind.__qualname__
+    if kind.__module__ not in ("builtins", "__main__"):
+        name = f"{kind.__module__}.{name}"
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - it is a user's own class
+        text = "an exception that can't be shown"
+    return f"{name}: {text}" if text else name
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]
+
+
+def serve(descriptor: int, allow: Sequence[str]) -> None:
+    """Until the worker closes the socket."""
+    caller = Caller(allow)
+    inbox = frames.Inbox()
+    _write(descriptor, frames.READY)
+    while received := os.read(descriptor, READ_BYTES_MAX):
+        for frame in inbox.add(received):
+            outcome, text = caller.answer(*frames.unpack_order(frame))
+            _write(descriptor, frames.pack_answer(outcome, text))
+
+
+def main() -> None:
+    descriptor = int(sys.argv[1])
+    # What a function starts must not hold the socket.
+    os.set_inheritable(descriptor, False)  # noqa: FBT003 - its only way to be told
+    # A crash shows its Python frames, and what was printed before it is not lost.
+    faulthandler.enable()
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+    # In front only now: our own imports are done, and a user's modules are found.
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - a text is wanted
+    serve(descriptor, sys.argv[2:])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Tasks of `call`: functions by import path, in Python processes that are kept for the next call.
+
+A child does one call at a time; what it prints between an order and its answer is that call's
+output. One that dies, or has to be ended, takes its call with it and is replaced for the next one.
+What a call left running in its process, or changed there, stays until the process ends.
+"""
+
+import socket
+import sys
+from collections.abc import Sequence
+from selectors import EVENT_READ, EVENT_WRITE
+from typing import Final
+
+from taskyard.core.events import Outcome
+from taskyard.worker import frames
+from taskyard.worker.jobs import Done, Job
+from taskyard.worker.limits import (
+    CHILD_START_NS_MAX,
+    OUTPUT_TAIL_BYTES,
+    READ_BYTES_MAX,
+    RESULT_BYTES_MAX,
+)
+from taskyard.worker.output import Tail
+from taskyard.worker.processes import Process, Streams, start, status_text
+from taskyard.worker.supervising import Pipe, Shared, Supervised
+
+#: Not with the current directory in front (-P): a user's `json.py` must not become the child's.
+_PROGRAM: Final = ("-P", "-m", "taskyard.worker.child")
+
+#: No answer of ours is longer; more is something else that writes to our socket.
+_ANSWER_BYTES_MAX: Final = RESULT_BYTES_MAX + READ_BYTES_MAX
+
+
+class Child(Supervised):
+    """One Python process, the socket to it, and the call that it is at."""
+
+    def __init__(
+        self, process: Process, connection: socket.socket, output: Tail, pipe: Pipe, shared: Shared
+    ) -> None:
+        super().__init__(process, shared)
+        self._socket = connection
+        self._output = output
+        self._pipe = pipe
+        self._inbox = frames.Inbox()
+        self._unsent = b""
+        self._is_ready = False
+        self._is_connected = True
+        shared.selector.register(connection, EVENT_READ, self._on_socket)
+
+    def is_free(self) -> bool:
+        return self.job is None and self._is_connected and not self.is_ending()
+
+    def call(self, job: Job) -> None:
+        """Begin with a job; only for one that is free."""
+        self._take(job)
+        if not self._is_ready:
+            # Python's own start is not the task's time.
+            self.due_ns = self._shared.now_ns() + CHILD_START_NS_MAX
+        # What a former call's threads printed since is not this one's.
+        self._output.clear()
+        self._send(frames.pack_order(job.name, job.attempt, job.payload))
+
+    def _limit_text(self) -> bytes:
+        if self._is_ready:
+            return super()._limit_text()
+        return b"the worker's Python process was not ready for a call within a minute"
+
+    def _send(self, order: bytes) -> None:
+        try:
+            sent = self._socket.send(order)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            sent = len(order)  # It has died, which its pidfd will tell.
+        was_waiting, self._unsent = bool(self._unsent), order[sent:]
+        if bool(self._unsent) != was_waiting:
+            events = EVENT_READ | EVENT_WRITE if self._unsent else EVENT_READ
+            self._shared.selector.modify(self._socket, events, self._on_socket)
+
+    def _on_socket(self, events: int) -> None:
+        if self._is_connected and events & EVENT_WRITE:
+            self._send(self._unsent)
+        if self._is_connected and events & EVENT_READ:
+            self._receive()
+
+    def _receive(self) -> bool:
+        """Whether there may be more."""
+        try:
+            received = self._socket.recv(READ_BYTES_MAX)
+        except BlockingIOError:
+            return False
+        except OSError:
+            received = b""
+        if not received:
+            self._hang_up()
+            return False
+        for frame in self._inbox.add(received):
+            self._on_frame(frame)
+        if self._inbox.bytes_pending() > _ANSWER_BYTES_MAX:
+            self._on_nonsense()
+        return self._is_connected
+
+    def _hang_up(self) -> None:
+        if self._is_connected:
+            self._is_connected = False
+            self._shared.selector.unregister(self._socket)
+            self._socket.close()
+
+    def _on_frame(self, frame: bytes) -> None:
+        if not self._is_ready:
+            self._is_ready = True
+            self._start_limit()
+            return
+        try:
+            outcome, text = frames.unpack_answer(frame)
+        except (IndexError, ValueError):
+            self._on_nonsense()
+        else:
+            self._on_answer(outcome, text)
+
+    def _on_answer(self, outcome: Outcome, text: bytes) -> None:
+        if self.job is None:
+            self._on_nonsense()
+        elif not self.is_ending():
+            # All that the call printed was in the pipe before its answer was sent.
+            self._pipe.drain()
+            done = Done(self.job, outcome, text, self._output.value())
+            self._rest()
+            self._shared.report(done)
+
+    def _on_nonsense(self) -> None:
+        """It can't be believed any more, whatever it says next."""
+        self._hang_up()
+        self.end(b"something in the called process wrote to the worker's own connection")
+
+    def _conclude(self, status: int) -> Done | None:
+        # It may have died after its answer.
+        while self._is_connected and self._receive():
+            pass
+        self._hang_up()
+        self._pipe.drain()
+        self._pipe.close()
+        if self.job is None:
+            return None
+        died = f"the process died: {status_text(status)}".encode()
+        return Done(self.job, Outcome.FAILED, self._ending or died, self._output.value())
+
+
+def start_child(allow: Sequence[str], shared: Shared) -> Child:
+    """Raises OSError if there is no room for one more process."""
+    output = Tail(OUTPUT_TAIL_BYTES)
+    pipe = Pipe(shared.selector, output.add)
+    with pipe.given() as writing:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            descriptor = theirs.fileno()
+            argv = [sys.executable, *_PROGRAM, str(descriptor), *allow]
+            streams = Streams(shared.null, writing, writing, [descriptor])
+            try:
+                process = start(argv, streams, shared.env)
+            except BaseException:
+                ours.close()
+                raise
+    ours.settimeout(0)
+    return Child(process, ours, output, pipe, shared)

@@ -1,0 +1,60 @@
+"""What a worker and its Python child processes say to each other over their socket.
+
+A frame is its length and that many bytes. An order names a task and carries its payload as it came
+from the broker; an answer is one byte of outcome and the text. The first frame of a child is empty:
+it is ready. Bytes only: no sockets here.
+"""
+
+from struct import Struct
+
+from taskyard.core.events import Outcome
+
+_LENGTH = Struct("<I")
+_ORDER = Struct("<IQH")  # length of the rest, attempt, length of the name
+_ORDER_REST = Struct("<QH")
+_ANSWER = Struct("<IB")  # length of the rest, outcome
+
+READY = _LENGTH.pack(0)
+
+
+class Inbox:
+    """Bytes in, whole frames out."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def add(self, received: bytes) -> list[bytes]:
+        """The frames that are complete now, without their lengths."""
+        self._pending += received
+        frames = []
+        while len(self._pending) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self._pending)[0]
+            if len(self._pending) < end:
+                break
+            frames.append(bytes(self._pending[_LENGTH.size : end]))
+            del self._pending[:end]
+        return frames
+
+    def bytes_pending(self) -> int:
+        return len(self._pending)
+
+
+def pack_order(name: bytes, attempt: int, payload: bytes) -> bytes:
+    length = _ORDER.size - _LENGTH.size + len(name) + len(payload)
+    return _ORDER.pack(length, attempt, len(name)) + name + payload
+
+
+def unpack_order(frame: bytes) -> tuple[bytes, int, bytes]:
+    """The name, the attempt and the payload."""
+    attempt, name_length = _ORDER_REST.unpack_from(frame)
+    start = _ORDER_REST.size
+    return frame[start : start + name_length], attempt, frame[start + name_length :]
+
+
+def pack_answer(outcome: Outcome, text: bytes) -> bytes:
+    return _ANSWER.pack(1 + len(text), outcome) + text
+
+
+def unpack_answer(frame: bytes) -> tuple[Outcome, bytes]:
+    """Raises ValueError for a frame that no child of ours has sent."""
+    return Outcome(frame[0]), frame[1:]

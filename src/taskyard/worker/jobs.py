@@ -1,0 +1,34 @@
+"""What the runner is given and what it gives back: one attempt at a task, and what came of it."""
+
+from msgspec import Struct
+
+from taskyard.core.events import Outcome
+
+
+class Job(Struct, frozen=True):
+    """One attempt at one task, as it came from the broker."""
+
+    name: bytes
+    attempt: int
+    service: bytes
+    payload: bytes
+    #: 0: as long as it takes.
+    time_limit_ns: int = 0
+    slots: int = 1
+
+    @property
+    def key(self) -> tuple[bytes, int]:
+        return self.name, self.attempt
+
+
+class Done(Struct):
+    """What came of an attempt."""
+
+    job: Job
+    #: DONE, FAILED, FAILED_FOR_GOOD (another attempt would end the same), or REFUSED (this worker
+    #: has no room for it at the moment).
+    outcome: Outcome
+    #: The result if it is DONE, else the reason.
+    text: bytes = b""
+    #: The end of what was printed; b"" where it would add nothing to the text.
+    output: bytes = b""

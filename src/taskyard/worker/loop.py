@@ -1,0 +1,265 @@
+"""The worker's loop: asks for tasks, has them run, reports, shows life.
+
+Owns what the worker holds, from the assignment to the broker's word that the report is durable. The
+lease belongs to this loop: as long as it turns, its heartbeats list what it holds, whatever the
+children do; if it hangs they stop, and the tasks go to others. Gets its line, runner and clock as
+arguments.
+
+One report and one wish for more tasks are under way at a time: what is done meanwhile is gathered
+and leaves together, with the next wish in the same message. What the broker does not acknowledge is
+sent again by the line.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from msgspec import Struct
+
+from taskyard.core.events import Outcome
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.workers import WorkerFacts
+from taskyard.wire import dwork_peer as peer
+from taskyard.worker.jobs import Done, Job
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskyard.net.line import Line
+    from taskyard.wire.dwork_peer import Reply
+
+#: How long a wish for tasks may wait at the broker.
+STEAL_NS: Final = 30 * SECOND_NS
+
+#: Tasks asked for beyond the free slots, for workers that finish at least so many a second: about
+#: a tenth of a second of work, so that a quick task does not wait for a message. Those of slow
+#: tasks ask for none: what they hold and don't run would be missing elsewhere.
+AHEAD: Final = ((2560, 256), (640, 64), (80, 8), (4, 1), (0, 0))
+
+
+class Settings(Struct, frozen=True):
+    """Who works, and how much at once."""
+
+    name: bytes
+    services: tuple[bytes, ...]
+    slots: int
+    #: Tells this process from an earlier one of the same name.
+    incarnation: int
+    heartbeat_ns: int = SECOND_NS
+    #: Silence after which the broker gives its tasks to others.
+    silence_ns: int = 15 * SECOND_NS
+
+
+class Hands(Protocol):
+    """Who does the work: the runner."""
+
+    def start(self, job: Job) -> None: ...
+
+    def stop(self, name: bytes, attempt: int) -> None: ...
+
+    def turn(self) -> list[Done]: ...
+
+    def unstarted(self) -> list[Job]: ...
+
+    def wake_at_ns(self) -> int | None: ...
+
+
+class Clock(Protocol):
+    def monotonic_ns(self) -> int: ...
+
+
+class Loop:
+    """One worker, one broker."""
+
+    def __init__(self, settings: Settings, line: Line, hands: Hands, clock: Clock) -> None:
+        self._settings = settings
+        self._line = line
+        self._hands = hands
+        self._clock = clock
+        #: Tasks and attempts that the broker has us down for.
+        self._held: dict[tuple[bytes, int], None] = {}
+        #: Done, and not on their way yet.
+        self._reports: list[Done] = []
+        #: The report under way, and what it is about.
+        self._report = 0
+        self._reported: list[tuple[bytes, int]] = []
+        #: The wish for more under way; it may be the report too.
+        self._steal = 0
+        self._heartbeat = 0
+        self._heartbeat_due_ns = clock.monotonic_ns()
+        self._farewell = 0
+        self._ahead = 0
+        self._finished = 0
+        self._introduction = self._introduce()
+        #: No more tasks: it ends when it holds none.
+        self.leaving = False
+        #: It has said goodbye, and was heard.
+        self.gone = False
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    def leave(self) -> None:
+        """Take no more tasks, give back what is not begun, and go when the rest is done."""
+        if not self.leaving:
+            self.leaving = True
+            self._give_back(self._hands.unstarted())
+
+    def abandon(self, jobs: Sequence[Job]) -> None:
+        """End what runs, and give it back."""
+        for job in jobs:
+            self._hands.stop(*job.key)
+        self._give_back(jobs)
+
+    def turn(self) -> None:
+        """Once around: never waits."""
+        for reply in self._line.replies():
+            self._hear(reply)
+        self._reports += self._hands.turn()
+        self._send_reports()
+        self._ask_for_tasks()
+        self._show_life()
+        if self.leaving and not self._held and not self._farewell:
+            self._farewell = self._line.ask(lambda number: peer.leave(number, self._settings.name))
+        self._line.turn()
+
+    def wake_at_ns(self) -> int:
+        """When the next turn is due though nothing arrives."""
+        times = [self._heartbeat_due_ns, self._line.wake_at_ns(), self._hands.wake_at_ns()]
+        return min(time for time in times if time is not None)
+
+    # What the broker says.
+
+    def _hear(self, reply: Reply) -> None:
+        number = reply.request
+        if number == self._farewell:
+            self.gone = True
+        elif number == self._heartbeat:
+            self._heartbeat = 0
+            self._stop(zip(reply.names, reply.attempts, strict=True))
+        elif number in (self._report, self._steal):
+            self._hear_of_tasks(number, reply)
+
+    def _hear_of_tasks(self, number: int, reply: Reply) -> None:
+        if number == self._report:
+            self._report = 0
+            for key in self._reported:  # durable, or not ours any more: either way it is over
+                self._held.pop(key, None)
+        if number != self._steal:
+            return
+        self._steal = 0
+        if reply.kind == peer.TRANSFER:
+            self._take(reply.assigned())
+        elif reply.kind == peer.EXIT:
+            self.leave()
+
+    def _take(self, assigned: peer.Assigned) -> None:
+        jobs: list[Job] = []
+        for index, name in enumerate(assigned.names):
+            terms = assigned.terms_of(index)
+            jobs.append(
+                Job(
+                    *(name, assigned.attempts[index], terms.service, assigned.payloads[index]),
+                    time_limit_ns=terms.time_limit_ns,
+                    slots=terms.slots,
+                )
+            )
+        fresh = [job for job in jobs if job.key not in self._held]
+        for job in fresh:
+            self._held[job.key] = None
+        if self.leaving:
+            self._give_back(fresh)
+        else:
+            for job in fresh:
+                self._hands.start(job)
+
+    def _stop(self, keys: zip[tuple[bytes, int]]) -> None:
+        """The broker has these down for somebody else, or wants them no more."""
+        unwanted = dict.fromkeys(keys)
+        for name, attempt in unwanted:
+            self._hands.stop(name, attempt)
+            self._held.pop((name, attempt), None)
+        if unwanted:
+            self._reports = [done for done in self._reports if done.job.key not in unwanted]
+
+    def _give_back(self, jobs: Sequence[Job]) -> None:
+        self._reports += [Done(job, Outcome.REFUSED, b"the worker leaves") for job in jobs]
+
+    # What the broker is told.
+
+    def _introduce(self) -> peer.Introduction:
+        settings = self._settings
+        return peer.introduction(
+            WorkerFacts(
+                services=settings.services,
+                slots_total=settings.slots + self._ahead,
+                silence_ns=settings.silence_ns,
+                incarnation=settings.incarnation,
+            )
+        )
+
+    def _room(self) -> int:
+        """How many tasks to ask for."""
+        if self.leaving:
+            return 0
+        over = len(self._reports) + (len(self._reported) if self._report else 0)
+        return max(0, self._settings.slots + self._ahead - (len(self._held) - over))
+
+    def _send_reports(self) -> None:
+        """With the next wish in the same message, if none is under way."""
+        if not self._reports or self._report:
+            return
+        done, self._reports = self._reports, []
+        self._finished += len(done)
+        self._reported = [one.job.key for one in done]
+        reports = peer.Reports(
+            names=[one.job.name for one in done],
+            attempts=[one.job.attempt for one in done],
+            outcomes=[one.outcome for one in done],
+            texts=[one.text for one in done],
+            outputs=[one.output for one in done],
+        )
+        self._report = -1  # under way, so that its tasks are not counted twice
+        count = 0 if self._steal else self._room()
+        name, worker = self._settings.name, self._introduction
+        self._report = self._line.ask(
+            lambda number: peer.complete(number, name, reports, worker, count)
+        )
+        if count:
+            self._steal = self._report
+
+    def _ask_for_tasks(self) -> None:
+        """Wait for them at the broker: a wish that came with a report was answered at once."""
+        count = self._room()
+        if self._steal or not count:
+            return
+        name, worker = self._settings.name, self._introduction
+        self._steal = self._line.ask(
+            lambda number: peer.steal(number, name, worker, count, STEAL_NS), STEAL_NS
+        )
+
+    def _show_life(self) -> None:
+        now_ns = self._clock.monotonic_ns()
+        if now_ns < self._heartbeat_due_ns or self._farewell:
+            return
+        self._look_ahead()
+        self._heartbeat_due_ns = now_ns + self._settings.heartbeat_ns
+        self._line.forget(self._heartbeat)
+        name, worker, held = self._settings.name, self._introduction, [*self._held]
+        heartbeat_ns = self._settings.heartbeat_ns
+        self._heartbeat = self._line.ask(
+            lambda number: peer.heartbeat(number, name, worker, held, heartbeat_ns)
+        )
+
+    def _look_ahead(self) -> None:
+        """Ask for more at once if tasks are quick, for less if they are half as quick as that."""
+        rate = self._finished * SECOND_NS // self._settings.heartbeat_ns
+        self._finished = 0
+        for lowest, ahead in AHEAD:
+            easier = ahead <= self._ahead
+            if rate >= (lowest // 2 if easier else lowest):
+                if ahead != self._ahead:
+                    self._ahead = ahead
+                    self._introduction = self._introduce()
+                return

@@ -1,0 +1,164 @@
+"""Child processes: each leads a session of its own, so that it can be ended with all it started.
+
+Owns starting, signalling and reaping. Children are started by `posix_spawn`, which costs the
+worker a third of what `subprocess` does; a working directory is the one thing that it can't give.
+
+A child ends with its worker, however that ends: it inherits one end of a pipe, its lifeline, and
+when the kernel closes the worker's end it sends SIGIO to the child's whole group, which ends it.
+(Linux; elsewhere SIGIO is ignored. A program that leaves its group or handles SIGIO lives on.)
+"""
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+#: Python ignores these; a program expects them as they are everywhere else.
+_RESTORED_SIGNALS: Final = (signal.SIGPIPE, signal.SIGXFSZ)
+
+#: For where somebody else has taken the exit status: no process leaves with it.
+STATUS_UNKNOWN: Final = 1 << 16
+
+
+class Streams:
+    """What a new process gets as its standard files, and what it inherits beside."""
+
+    def __init__(self, stdin: int, stdout: int, stderr: int, others: Sequence[int] = ()) -> None:
+        self.standard = (stdin, stdout, stderr)
+        self.others = tuple(others)
+
+
+class Process:
+    """A child and its group, from its start until it is reaped."""
+
+    def __init__(self, pid: int, lifeline: int) -> None:
+        self.pid = pid
+        self._lifeline = lifeline
+        self._status: int | None = None
+        #: Readable when the process has ended; None where the kernel can't tell.
+        self.pidfd = _open_pidfd(pid)
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the whole group. What is gone already, or runs as somebody else, is left alone."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def has_ended(self) -> bool:
+        """Looks by itself, for where there is no pidfd."""
+        if self._status is None:
+            self._wait(os.WNOHANG)
+        return self._status is not None
+
+    def reap(self) -> int:
+        """End what is left of the group, and wait for the process. Its exit status, or minus its
+        signal. Quick only if it has ended or was killed."""
+        # Before the wait: until then the number is the group's, and can't be anybody else's.
+        self.signal(signal.SIGKILL)
+        if self._status is None:
+            self._wait(0)
+        os.close(self._lifeline)
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+        assert self._status is not None  # noqa: S101 - a wait without WNOHANG has an answer
+        return self._status
+
+    def _wait(self, options: int) -> None:
+        try:
+            pid, status = os.waitpid(self.pid, options)
+        except ChildProcessError:
+            self._status = STATUS_UNKNOWN
+        else:
+            if pid:
+                self._status = os.waitstatus_to_exitcode(status)
+
+
+def start(
+    argv: Sequence[str], streams: Streams, env: Mapping[str, str], cwd: str | None = None
+) -> Process:
+    """Raises OSError, whose `filename` says what could not be used, if it can't be started."""
+    near, far = os.pipe()
+    try:
+        pid = (
+            _spawn(argv, streams, env, near)
+            if cwd is None
+            else _open(argv, streams, env, near, cwd)
+        )
+        _tie(near, pid)
+    except BaseException:
+        os.close(far)
+        raise
+    finally:
+        os.close(near)
+    return Process(pid, far)
+
+
+def _spawn(argv: Sequence[str], streams: Streams, env: Mapping[str, str], lifeline: int) -> int:
+    path = find_program(argv[0], env)
+    actions = [(os.POSIX_SPAWN_DUP2, given, own) for own, given in enumerate(streams.standard)]
+    # Copied onto itself a descriptor is inherited, by this child alone.
+    actions += [(os.POSIX_SPAWN_DUP2, other, other) for other in (*streams.others, lifeline)]
+    return os.posix_spawn(
+        path, list(argv), env, file_actions=actions, setsid=True, setsigdef=_RESTORED_SIGNALS
+    )
+
+
+def _open(
+    argv: Sequence[str], streams: Streams, env: Mapping[str, str], lifeline: int, cwd: str
+) -> int:
+    stdin, stdout, stderr = streams.standard
+    process = subprocess.Popen(
+        argv, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=env, start_new_session=True,
+        pass_fds=(*streams.others, lifeline),
+    )  # fmt: skip
+    # We reap it ourselves: told that it has ended, the object neither waits for it nor complains.
+    process.returncode = 0
+    return process.pid
+
+
+def _tie(lifeline: int, pid: int) -> None:
+    """Let the end of the worker be told to the group: the settings belong to the pipe's end, not
+    to the process that makes them."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -pid)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
+
+
+def find_program(program: str, env: Mapping[str, str]) -> str:
+    """Its path, by the PATH that it will run with."""
+    if "/" in program:
+        return program
+    for directory in env.get("PATH", os.defpath).split(os.pathsep):
+        path = os.path.join(directory, program)  # noqa: PTH118 - three times as fast as pathlib
+        if os.access(path, os.X_OK) and os.path.isfile(path):  # noqa: PTH113 - likewise
+            return path
+    raise FileNotFoundError(2, os.strerror(2), program)
+
+
+def task_env(name: bytes, attempt: int) -> dict[str, str]:
+    """By which a process knows for what it runs. A name may be any bytes, a variable's value may
+    not."""
+    task = os.fsdecode(name.replace(b"\0", rb"\0"))
+    return {"TASKYARD_TASK": task, "TASKYARD_ATTEMPT": str(attempt)}
+
+
+def status_text(status: int) -> str:
+    """How a process ended."""
+    if status == STATUS_UNKNOWN:
+        return "ended, but its exit status was taken by another part of the worker"
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+def _open_pidfd(pid: int) -> int | None:
+    """None where there is no such call, or it is not permitted."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None

@@ -1,0 +1,210 @@
+"""The runner: starts, feeds, watches and ends the processes that do the worker's tasks.
+
+One thread, driven by the worker's loop: poll `filenos()` for reading until `wake_at_ns()`, then
+take a `turn()`. Nothing here blocks, except `close`, which waits for processes that it has killed.
+Programs (`exec`) get a process each, functions (`call`) are called in Python processes that are
+kept. Jobs beyond the free slots wait in the order in which they came.
+
+Knows nothing of brokers, sockets to them, or their messages.
+"""
+
+import contextlib
+import os
+import selectors
+import signal
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from taskyard.core.events import Outcome
+from taskyard.errors import PeerError
+from taskyard.wire.work import Call, Command, decode
+from taskyard.worker.allowing import is_allowed, refusal
+from taskyard.worker.children import Child, start_child
+from taskyard.worker.jobs import Done, Job
+from taskyard.worker.limits import REAP_INTERVAL_NS
+from taskyard.worker.output import cut_reason
+from taskyard.worker.programs import not_started, start_program
+from taskyard.worker.supervising import Shared, Supervised
+
+__all__ = ["Clock", "Done", "Job", "Runner"]
+
+#: stdin, stdout and stderr.
+_STANDARD_DESCRIPTORS: Final = 3
+
+
+class Clock(Protocol):
+    """The one clock that the runner reads."""
+
+    def monotonic_ns(self) -> int: ...
+
+
+class Runner:
+    """Up to `slots` jobs at once; functions of the modules in `allow`, and of those below them."""
+
+    def __init__(self, slots: int, allow: Sequence[str], clock: Clock) -> None:
+        self.slots_total = slots
+        self._allow = list(allow)
+        self._clock = clock
+        self._waiting: deque[tuple[Job, Command | Call]] = deque()
+        #: Programs, and children at work or not.
+        self._processes: list[Supervised] = []
+        self._done: list[Done] = []
+        self._selector = selectors.DefaultSelector()
+        _let_children_be_waited_for()
+        self._null = _open_null()
+        self._shared = Shared(
+            self._selector, self._report, clock.monotonic_ns, dict(os.environ), self._null
+        )
+        self._is_closed = False
+
+    @property
+    def slots_used(self) -> int:
+        """By processes that are at a job, also while they are being ended. Jobs that wait use
+        none."""
+        return sum(process.slots for process in self._processes)
+
+    @property
+    def slots_free(self) -> int:
+        """What one could start now; the jobs that wait will take theirs first."""
+        waiting = sum(job.slots for job, _ in self._waiting)
+        return max(0, self.slots_total - self.slots_used - waiting)
+
+    def start(self, job: Job) -> None:
+        """Begin with a job at the next turn, or as soon as there is a slot. What can't be done at
+        all is told by that turn too: nothing is raised here."""
+        try:
+            work = decode(job.payload, job.service)
+        except PeerError as error:
+            self._refuse(job, str(error))
+            return
+        module = work.call.partition(":")[0] if isinstance(work, Call) else None
+        if module is not None and not is_allowed(module, self._allow):
+            self._refuse(job, refusal(module))
+        else:
+            self._waiting.append((job, work))
+
+    def running(self) -> list[Job]:
+        """All jobs that are neither done nor stopped, at work or waiting."""
+        at_work = [process.job for process in self._processes if process.is_wanted()]
+        return [job for job in at_work if job is not None] + [job for job, _ in self._waiting]
+
+    def filenos(self) -> Sequence[int]:
+        """What to poll for reading: always the same, whatever runs."""
+        return [self._selector.fileno()]
+
+    def wake_at_ns(self) -> int | None:
+        """When a turn is due even if there is nothing to read, by the monotonic clock; a time that
+        is past means at once."""
+        now_ns = self._clock.monotonic_ns()
+        if self._done or (self._waiting and self._has_room()):
+            return now_ns
+        moments = [process.due_ns for process in self._processes if process.due_ns is not None]
+        if any(process.process.pidfd is None for process in self._processes):
+            moments.append(now_ns + REAP_INTERVAL_NS)
+        return min(moments, default=None)
+
+    def turn(self) -> list[Done]:
+        """Read what is there, reap what has ended, end what has had its time, start what waits."""
+        for key, events in self._selector.select(0):
+            key.data(events)
+        self._see_to_processes()
+        while self._waiting and self._has_room():
+            self._begin(*self._waiting.popleft())
+        done, self._done = self._done, []
+        return done
+
+    def stop(self, name: bytes, attempt: int) -> None:
+        """End a job that nobody wants any more, by SIGTERM and then SIGKILL; nothing is reported
+        of it. Its slots are used until its processes have ended. An unknown job is no error."""
+        for waiting in self._waiting:
+            if waiting[0].key == (name, attempt):
+                self._waiting.remove(waiting)
+                return
+        for process in self._processes:
+            if process.is_at((name, attempt)):
+                process.forget()
+
+    def unstarted(self) -> list[Job]:
+        """Take back the jobs that have not begun; nothing is reported of them."""
+        jobs = [job for job, _ in self._waiting]
+        self._waiting.clear()
+        return jobs
+
+    def close(self) -> None:
+        """End everything now, and wait until it has ended; nothing is reported."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._waiting.clear()
+        for process in self._processes:
+            process.process.signal(signal.SIGKILL)
+        for process in self._processes:
+            process.kill()
+        self._processes.clear()
+        self._selector.close()
+        os.close(self._null)
+
+    def _see_to_processes(self) -> None:
+        now_ns = self._clock.monotonic_ns()
+        for process in self._processes:
+            if process.process.pidfd is None:
+                process.look()
+            if process.due_ns is not None and process.due_ns <= now_ns:
+                process.enforce()
+        self._processes = [process for process in self._processes if not process.has_ended]
+
+    def _has_room(self) -> bool:
+        """For the job that has waited longest. One that is wider than the worker runs alone."""
+        slots_used = self.slots_used
+        return slots_used == 0 or slots_used + self._waiting[0][0].slots <= self.slots_total
+
+    def _begin(self, job: Job, work: Command | Call) -> None:
+        if isinstance(work, Call):
+            self._begin_call(job)
+        else:
+            self._begin_program(job, work)
+
+    def _begin_program(self, job: Job, command: Command) -> None:
+        try:
+            self._processes.append(start_program(job, command, self._shared))
+        except (OSError, ValueError) as error:
+            self._report(not_started(job, command, error))
+
+    def _begin_call(self, job: Job) -> None:
+        try:
+            child = self._free_child()
+        except OSError as error:
+            self._report(Done(job, Outcome.REFUSED, f"can't start Python: {error}".encode()))
+        else:
+            child.call(job)
+
+    def _free_child(self) -> Child:
+        for process in self._processes:
+            if isinstance(process, Child) and process.is_free():
+                return process
+        child = start_child(self._allow, self._shared)
+        self._processes.append(child)
+        return child
+
+    def _refuse(self, job: Job, reason: str) -> None:
+        reason_bytes = cut_reason(reason.encode(errors="replace"))
+        self._report(Done(job, Outcome.FAILED_FOR_GOOD, reason_bytes))
+
+    def _report(self, done: Done) -> None:
+        self._done.append(done)
+
+
+def _open_null() -> int:
+    """/dev/null, and no number below it is free: a pipe that takes the place of a closed stdout
+    would be overwritten in a child before it is in its place."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < _STANDARD_DESCRIPTORS:
+        pass
+    return descriptor
+
+
+def _let_children_be_waited_for() -> None:
+    """A parent that ignores SIGCHLD hands that down, and then no exit status can be had."""
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        with contextlib.suppress(ValueError):  # only the main thread may, and it is not ours
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)

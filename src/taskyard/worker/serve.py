@@ -1,0 +1,156 @@
+"""The worker as a process: sockets, signals and the runner around its loop.
+
+SIGTERM and SIGINT let it leave: it takes no more tasks, gives back what it has not begun, finishes
+what runs, and says goodbye. A second one ends what runs and gives that back too. Without a broker
+it waits for one, except that it does not stay for ever to deliver its last reports.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Final
+
+from taskyard.core.limits import SECOND_NS
+from taskyard.net import sockets
+from taskyard.net.clock import SystemClock
+from taskyard.net.leash import Leash
+from taskyard.net.line import Line
+from taskyard.net.poller import Poller
+from taskyard.net.signals import Signals
+from taskyard.worker.loop import Loop, Settings
+from taskyard.worker.running import Runner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+#: How long to wait for a broker that does not answer a goodbye.
+FAREWELL_NS: Final = 2 * SECOND_NS
+
+#: A broker that was not heard for so long is missed aloud.
+MISSED_NS: Final = 2 * SECOND_NS
+
+
+def name_of_this_process() -> bytes:
+    """A worker's name if nobody gives one: where it runs, and which process it is."""
+    return f"{socket.gethostname()}-{os.getpid()}".encode()
+
+
+def settings_of(
+    slots: int, services: Sequence[str], name: str | None = None, **more: int
+) -> Settings:
+    return Settings(
+        name=name.encode() if name else name_of_this_process(),
+        services=tuple(service.encode() for service in services),
+        slots=slots,
+        incarnation=secrets.randbits(62),
+        **more,
+    )
+
+
+def serve(
+    endpoint: str,
+    settings: Settings,
+    allow: Sequence[str],
+    say: Callable[[str], None],
+    *,
+    until_eof: bool = False,
+) -> None:
+    """Work for a broker until told to stop, or sent home. `say` is told what a user should know.
+
+    With `until_eof` the end of stdin ends it at once, with what runs: its owner was killed.
+    """
+    with ExitStack() as stack:
+        clock = SystemClock()
+        signals = stack.enter_context(Signals())
+        runner = stack.enter_context(closing(Runner(settings.slots, allow, clock)))
+        wire = stack.enter_context(closing(sockets.connect(endpoint)))
+        line = Line(wire, clock)
+        loop = Loop(settings, line, runner, clock)
+        leash = Leash() if until_eof else None
+        post = Post(loop, line, runner, settings, say)
+        poller = Poller()
+        poller.add(wire)
+        for descriptor in (signals.fileno(), *runner.filenos()):
+            poller.add(descriptor)
+        if leash is not None:
+            poller.add(leash.fileno())
+        while not loop.gone and not post.is_given_up():
+            poller.wait(max(0, loop.wake_at_ns() - clock.monotonic_ns()))
+            if leash is not None and leash.has_ended():
+                return
+            for _ in signals.taken():
+                post.leave()
+            loop.turn()
+            post.watch_broker(endpoint)
+
+
+class Post:
+    """What a worker does about a broker that is not there, and about its own leaving."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        line: Line,
+        runner: Runner,
+        settings: Settings,
+        say: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._line = line
+        self._runner = runner
+        self._settings = settings
+        self._say = say
+        #: What was said last of the broker: it is there, it is not; None: nothing yet.
+        self._is_there: bool | None = None
+
+    def watch_broker(self, endpoint: str) -> None:
+        """Say once that the broker is not there, and once that it is."""
+        silent = self._line.silent_ns() > MISSED_NS
+        is_there = self._line.answered and not silent
+        if is_there is self._is_there or (not is_there and not silent):
+            return
+        if is_there:
+            self._say(f"worker {self._name()} works for the broker at {endpoint}")
+        else:
+            self._say(f"no broker answers at {endpoint}; worker {self._name()} waits for one")
+        self._is_there = is_there
+
+    def leave(self) -> None:
+        """Go when what runs is done; asked again, give that back too."""
+        running = self._runner.running()
+        if not self._loop.leaving:
+            self._loop.leave()
+            running = self._runner.running()
+            if running:
+                self._say(
+                    f"worker {self._name()} leaves when {_tasks(len(running))} done; once "
+                    "more ends what runs"
+                )
+        elif running:
+            self._say(f"worker {self._name()} ends what runs and gives it back")
+            self._loop.abandon(running)
+
+    def is_given_up(self) -> bool:
+        """It has nothing to do but to report and to say goodbye, and nobody listens."""
+        if not self._loop.leaving or self._runner.running():
+            return False
+        silent_ns = self._line.silent_ns()
+        if not self._loop.held:
+            return silent_ns > FAREWELL_NS
+        if silent_ns <= self._settings.silence_ns:
+            return False
+        self._say(
+            f"worker {self._name()} leaves without a broker to report to: "
+            f"{_tasks(self._loop.held)} to be done again"
+        )
+        return True
+
+    def _name(self) -> str:
+        return self._settings.name.decode(errors="backslashreplace")
+
+
+def _tasks(count: int) -> str:
+    return "1 task is" if count == 1 else f"{count} tasks are"

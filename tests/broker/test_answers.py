@@ -1,0 +1,272 @@
+"""What answers owe is put in from the journal or the index, after the commit and before it is sent.
+
+The broker under test is the real one, over a port that is a list, and a store that counts what is
+read of it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from taskyard.broker import answers
+from taskyard.broker.answers import Answers
+from taskyard.broker.turn import Broker
+from taskyard.core.effects import Effect, Found, Noted, Printed, Told
+from taskyard.core.events import (
+    Event,
+    LookupAsked,
+    OutputAsked,
+    Repeat,
+    ResultsAsked,
+    SubmitAsked,
+    WatchAsked,
+    WorkAsked,
+    WorkerAppeared,
+    WorkProgressed,
+    WorkReported,
+)
+from taskyard.core.records import AnyRecord, Finished, Submitted
+from taskyard.core.scheduler import Scheduler
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Submission
+from taskyard.core.workers import WorkerFacts
+from taskyard.errors import JournalDamaged
+from taskyard.journal import compaction, recovery
+from taskyard.journal.encoding import encode
+from taskyard.journal.finished import FinishedIndex
+from taskyard.journal.store import MemoryStore, Row
+
+DONE = TaskState.DONE
+
+
+class CountingStore(MemoryStore):
+    """Says which records it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[int] = []
+
+    def row_of(self, record: int) -> Row | None:
+        self.read.append(record)
+        return super().row_of(record)
+
+
+class Desk:
+    """A port, a clock, and a broker behind them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.store = CountingStore()
+        self.index = FinishedIndex(directory)
+        self.arrived: Sequence[Event] = ()
+        self.sent: list[Effect] = []
+        self.broker = Broker(Scheduler(), self, self.store, self, self.index)
+
+    def monotonic_ns(self) -> int:
+        return 0
+
+    wall_ns = monotonic_ns
+
+    def receive(self, wait_ns: int | None) -> Sequence[Event]:
+        del wait_ns
+        return self.arrived
+
+    def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
+        self.sent = [effect for effect in effects if isinstance(effect, Told | Printed)]
+        return ()
+
+    def turn(self, *events: Event) -> list[Effect]:
+        """What is told of results and output in a turn with these events."""
+        self.arrived = events
+        self.broker.turn()
+        return self.sent
+
+    def lease(self, *names: bytes) -> None:
+        joined = WorkerAppeared(0, b"w", WorkerFacts(slots_total=0))
+        submitted = SubmitAsked(0, b"client", Submission(list(names)))
+        self.turn(joined, submitted, WorkAsked(0, b"w", len(names)))
+
+    def restart(self) -> None:
+        """With a journal that is compacted: nothing that has ended is in memory or in a row."""
+        compaction.compact(self.directory, self.store)
+        ledger = recovery.open_ledger(self.directory, self.store)
+        self.broker = Broker(Scheduler(ledger), self, self.store, self, self.index)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    """A worker w holds a, b and c."""
+    desk = Desk(tmp_path)
+    desk.lease(b"a", b"b", b"c")
+    return desk
+
+
+def finish(*names: bytes) -> WorkReported:
+    return WorkReported(0, b"w", list(names), texts=[b"of " + name for name in names])
+
+
+def results(*names: bytes, request: int = 0) -> ResultsAsked:
+    return ResultsAsked(0, b"client", list(names), request)
+
+
+def told(*names: bytes, request: int = 0) -> Told:
+    texts: list[bytes | None] = [b"of " + name for name in names]
+    return Told(b"client", request, list(names), [DONE] * len(names), texts)
+
+
+def test_result_is_put_in_from_its_row(desk: Desk) -> None:
+    desk.turn(finish(b"a", b"b"))
+    desk.turn(finish(b"c"))
+    assert desk.turn(results(b"c", b"a")) == [told(b"c", b"a")]
+    assert desk.turn(results(b"b")) == [told(b"b")]
+
+
+def test_who_watches_what_is_done_is_told_its_result(desk: Desk) -> None:
+    desk.turn(finish(b"a"))
+    assert desk.turn(WatchAsked(0, b"client", [b"a"])) == [told(b"a")]
+
+
+def test_result_of_a_task_that_was_done_in_the_same_turn_is_put_in(desk: Desk) -> None:
+    assert desk.turn(finish(b"a"), results(b"a")) == [told(b"a")]
+
+
+def test_result_without_text_is_empty(desk: Desk) -> None:
+    desk.turn(WorkReported(0, b"w", [b"a", b"b"]))
+    assert desk.turn(results(b"b")) == [Told(b"client", 0, [b"b"], [DONE], [b""])]
+
+
+def test_result_of_the_generation_that_was_asked_for_is_put_in(desk: Desk) -> None:
+    desk.turn(finish(b"a"))
+    anew = SubmitAsked(0, b"client", Submission([b"a"]), repeat=Repeat.EXTEND)
+    assert desk.turn(results(b"a"), anew) == [told(b"a")]
+
+
+def test_unfinished_tasks_owe_nothing(desk: Desk) -> None:
+    desk.turn(finish(b"a"))
+    (effect,) = desk.turn(results(b"b", b"a"))
+    states = [TaskState.LEASED, DONE]
+    assert effect == Told(b"client", 0, [b"b", b"a"], states, [b"", b"of a"])
+
+
+def test_result_comes_from_the_index_when_its_row_is_trimmed(desk: Desk) -> None:
+    desk.turn(finish(b"a", b"b"))
+    desk.restart()
+    desk.turn(finish(b"c"))
+    assert desk.turn(results(b"a", b"c")) == [told(b"a", b"c")]
+
+
+def test_result_comes_from_the_index_though_its_task_is_in_memory(desk: Desk) -> None:
+    desk.turn(finish(b"a"))
+    compaction.compact(desk.directory, desk.store)
+    assert b"a" in desk.broker.scheduler.ledger.tasks
+    assert desk.turn(results(b"a")) == [told(b"a")]
+
+
+def test_each_row_is_read_once_in_a_turn_and_not_again_in_the_next(desk: Desk) -> None:
+    desk.turn(finish(b"a", b"b"), finish(b"c"))
+    questions = [results(b"c", b"a", request=1), results(b"b", request=2)]
+    for _ in range(2):
+        assert desk.turn(*questions) == [told(b"c", b"a", request=1), told(b"b", request=2)]
+        assert len(desk.store.read) == 1
+
+
+def test_only_a_few_rows_are_kept(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (b"a", b"b", b"c"):
+        desk.turn(finish(name))
+    newest = len(desk.store.row_of(desk.store.head.record).body)  # type: ignore[union-attr]
+    monkeypatch.setattr(answers, "ROWS_KEPT_BYTES", 2 * newest)
+    desk.store.read = []
+    assert desk.turn(results(b"a", b"b", b"c")) == [told(b"a", b"b", b"c")]
+    desk.turn(results(b"c"))
+    assert len(desk.store.read) == 3
+    desk.turn(results(b"a"))
+    assert len(desk.store.read) == 4
+
+
+def test_answers_that_go_back_and_forth_read_each_row_once(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "ROWS_KEPT_BYTES", 10)
+    desk.turn(finish(b"a", b"c"))
+    desk.turn(finish(b"b"))
+    assert desk.turn(results(b"a", b"b", b"c")) == [told(b"a", b"b", b"c")]
+    assert len(desk.store.read) == 2
+
+
+def test_row_that_is_too_large_is_not_kept(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "ROWS_KEPT_BYTES", 10)
+    desk.turn(finish(b"a", b"b"), finish(b"c"))
+    for count in (1, 2):
+        assert desk.turn(results(b"c", b"a")) == [told(b"c", b"a")]
+        assert len(desk.store.read) == count
+
+
+def test_turn_in_which_nothing_is_owed_reads_nothing(desk: Desk) -> None:
+    desk.turn(WatchAsked(0, b"client", [b"a"]), finish(b"a"), OutputAsked(0, b"client", b"a"))
+    assert desk.sent == [told(b"a"), Printed(b"client", 0, b"a", found=True, record=0)]
+    assert desk.store.read == []
+
+
+# Output.
+
+
+def test_output_is_put_in(desk: Desk) -> None:
+    desk.turn(WorkProgressed(0, b"w", [b"a", b"b"], texts=[b"1", b"2"]))
+    record = desk.broker.scheduler.ledger.record
+    (effect,) = desk.turn(OutputAsked(0, b"client", b"b", 3))
+    assert effect == Printed(b"client", 3, b"b", found=True, record=record, text=b"2")
+
+
+def test_output_of_the_same_turn_is_put_in(desk: Desk) -> None:
+    progressed = WorkProgressed(0, b"w", [b"a"], texts=[b"1"])
+    (effect,) = desk.turn(progressed, OutputAsked(0, b"client", b"a"))
+    assert isinstance(effect, Printed)
+    assert effect.text == b"1"
+
+
+def test_output_whose_row_is_trimmed_is_empty(desk: Desk) -> None:
+    desk.turn(WorkProgressed(0, b"w", [b"a"], texts=[b"1"]))
+    record = desk.broker.scheduler.ledger.record
+    desk.restart()
+    assert desk.turn(OutputAsked(0, b"client", b"a")) == [
+        Printed(b"client", 0, b"a", found=True, record=record)
+    ]
+
+
+# Damage.
+
+
+def commit(*records: AnyRecord) -> MemoryStore:
+    store = MemoryStore()
+    store.commit(encode(list(records)), len(records))
+    return store
+
+
+SUBMITTED = Submitted(0, Submission([b"a"]))
+
+
+def owing(name: bytes, record: int) -> Told:
+    return Told(b"client", 0, [name], [DONE], [None], [record])
+
+
+def test_record_that_does_not_end_the_task_is_damage(tmp_path: Path) -> None:
+    store = commit(SUBMITTED, Finished(0, b"w", [b"a"], [1]))
+    for owed in (owing(b"a", 1), owing(b"b", 2)):
+        with pytest.raises(JournalDamaged, match="does not say how"):
+            Answers(store, FinishedIndex(tmp_path)).complete([owed])
+
+
+def test_result_that_is_nowhere_is_damage(tmp_path: Path) -> None:
+    store = commit(SUBMITTED)
+    for index in (None, FinishedIndex(tmp_path)):
+        with pytest.raises(JournalDamaged, match="record 9, which says how b'a' ended"):
+            Answers(store, index).complete([owing(b"a", 9)])
+
+
+def test_other_effects_are_left_alone(desk: Desk) -> None:
+    effects: list[Effect] = [Noted(b"w", 1, []), Found(b"client", 1, [])]
+    Answers(desk.store, None).complete(effects)
+    assert effects == [Noted(b"w", 1, []), Found(b"client", 1, [])]
+    desk.turn(LookupAsked(0, b"client", [b"a"]))
+    assert desk.store.read == []

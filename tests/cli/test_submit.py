@@ -1,0 +1,172 @@
+"""`taskyard submit`: names, options, results, refusals."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cli.yard import Caller, Yard, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
+    with running(tmp_path_factory.mktemp("yard") / "state") as running_yard:
+        yield running_yard
+
+
+@pytest.fixture
+def call(yard: Yard, capsysbinary: pytest.CaptureFixture[bytes]) -> Caller:
+    return Caller(yard, capsysbinary)
+
+
+def test_name_is_printed_when_the_broker_has_the_task(call: Caller) -> None:
+    assert call("submit", "--name", "plain", "--", "true") == (0, "plain\n", "")
+    assert call("show", "plain").code == 0
+
+
+def test_name_is_made_up_and_says_the_campaign(call: Caller) -> None:
+    assert call("submit", "--", "true").out.startswith("task-")
+    assert call("submit", "--campaign", "week-7", "--", "true").out.startswith("week-7-")
+
+
+def test_options_of_the_command_are_its_own_also_without_dashes(call: Caller) -> None:
+    assert call("submit", "--wait", "sh", "-c", "echo $0", "--wait") == (0, "--wait\n", "")
+
+
+def test_wait_prints_the_result_as_it_is(call: Caller) -> None:
+    said = call("submit", "--wait", "--", "printf", r"a\0\377b")
+    assert said == (0, "a\0\udcffb", "")
+
+
+def test_wait_for_a_failure_tells_why_and_exits_1(call: Caller) -> None:
+    said = call("submit", "--wait", "--name", "sad", "--", "sh", "-c", "echo oh >&2; exit 3")
+    assert said == (1, "", "taskyard: task sad: it failed after 1 attempt: exit status 3: oh\n")
+
+
+def test_wait_for_a_cancelled_task_exits_5(call: Caller) -> None:
+    call("submit", "--name", "late", "--due", "1h", "--", "true")
+    call("cancel", "late")
+    said = call("submit", "--name", "late", "--wait", "--due", "1h", "--", "true")
+    assert said.code == 5
+    assert "cancelled" in said.err
+
+
+def test_wait_behind_a_failure_exits_1(call: Caller) -> None:
+    call("submit", "--name", "broken", "--", "false")
+    said = call("submit", "--after", "broken", "--wait", "--", "true")
+    assert said.code == 1
+    assert "behind a failure" in said.err
+    assert "broken (FAILED: exit status 1)" in said.err
+
+
+def test_function_gets_its_arguments_as_json(call: Caller) -> None:
+    said = call("submit", "--call", "operator:add", "--name", "sum", "20", "22")
+    assert said == (0, "sum\n", "")
+    # This worker allows no module: the call has come to it as it was written.
+    assert (
+        "operator"
+        in call("submit", "--name", "sum", "--call", "operator:add", "--wait", "20", "22").err
+    )
+
+
+def test_argument_that_is_no_json_is_told_with_how_to_write_it(call: Caller) -> None:
+    said = call("submit", "--call", "imaging:thumbnail", "a.png")
+    assert said.code == 2
+    assert "argument 1 of the call, 'a.png', is no JSON; a text is written '\"a.png\"'" in said.err
+
+
+def test_payload_comes_from_a_file(call: Caller, tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(b"\0\1")
+    for payload, name in (("text", "p1"), (f"@{tmp_path / 'data'}", "p2")):
+        assert call("submit", "--name", name, "--payload", payload).out == f"{name}\n"
+    assert call("submit", "--name", "p1", "--payload", "text").err.startswith("task p1 is known")
+    assert call("submit", "--payload", f"@{tmp_path / 'none'}").code == 2
+    assert call("show", "p2", "--json").document()["task"]["service"] == "default"
+
+
+def test_terms_reach_the_broker(call: Caller) -> None:
+    options = ["--name", "rich", "--service", "gpu", "--lane", "l", "--priority", "7"]
+    options += ["--slots", "3", "--campaign", "terms", "--due", "1h", "--expiry", "2h"]
+    options += ["--retries", "[1, 2]", "--backoff", "5s", "--time-limit", "90s"]
+    assert call("submit", *options, "--env", "A=b=c", "--cwd", ".", "--", "true").code == 0
+    task = call("show", "rich", "--json").document()["task"]
+    shown = {
+        key: task[key] for key in ("service", "lane", "priority", "slots", "campaign", "state")
+    }
+    assert shown == {
+        "service": "gpu",
+        "lane": "l",
+        "priority": 7,
+        "slots": 3,
+        "campaign": "terms",
+        "state": "delayed",
+    }
+    assert 3590 < task["due"] - task["submitted"] < 3610
+
+
+def test_environment_reaches_the_command(call: Caller) -> None:
+    said = call(
+        "submit", "--wait", "--env", "GREETING=hi there", "--", "sh", "-c", "echo $GREETING"
+    )
+    assert said.out == "hi there\n"
+
+
+def test_known_task_is_harmless_with_the_same_command_alone(call: Caller) -> None:
+    call("submit", "--name", "twice", "--", "true")
+    again = call("submit", "--name", "twice", "--", "true")
+    assert again == (0, "twice\n", "task twice is known already: nothing was submitted\n")
+    other = call("submit", "--name", "twice", "--", "false")
+    assert other.code == 2
+    assert other.err == "taskyard: task twice is known with another payload; give it another name\n"
+
+
+def test_unknown_predecessor_is_refused_unless_it_is_waited_for(call: Caller) -> None:
+    refused = call("submit", "--after", "ghost", "--", "true")
+    assert refused.code == 2
+    assert "predecessor ghost is not known" in refused.err
+    taken = call(
+        "submit", "--name", "hopes", "--after", "ghost", "--wait-for-unknown", "--", "true"
+    )
+    assert taken.code == 0
+    assert call("why", "hopes").out == "hopes: it waits for 1 task: ghost (not submitted)\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "say what to do"),
+        (["--payload", "x", "--", "true"], "--payload goes without a command"),
+        (["--payload", "x", "--call", "a:b"], "not both"),
+        (["--due", "soon", "--", "true"], "'--due': must be a time"),
+        (["--retries", "many", "--", "true"], "'--retries': must be a number"),
+        (["--env", "A", "--", "true"], "must be NAME=VALUE"),
+        (["--name", "", "--", "true"], "'--name': must not be empty"),
+        (["--name", "a\nb", "--", "true"], "'--name'"),
+        (["--backoff", "1s", "--", "true"], '"backoff" without "retries"'),
+    ],
+)
+def test_wrong_usage_is_told_and_exits_2(call: Caller, words: list[str], told: str) -> None:
+    said = call("submit", *words)
+    assert said.code == 2
+    assert said.out == ""
+    assert told in said.err
+
+
+def test_documents_have_what_a_program_needs(call: Caller) -> None:
+    document = call("submit", "--name", "doc", "--json", "--", "true").document()
+    assert document == {
+        "version": 1,
+        "document": "submit",
+        "name": "doc",
+        "campaign": "",
+        "new": True,
+    }
+    waited = call("submit", "--name", "doc2", "--json", "--wait", "--", "echo", "é").document()
+    assert (waited["state"], waited["result"]) == ("done", "é\n")
+    failed = call("submit", "--name", "doc3", "--json", "--wait", "--", "false").document()
+    assert (failed["state"], "exit status 1" in failed["reason"]) == ("failed", True)

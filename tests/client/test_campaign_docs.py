@@ -1,0 +1,72 @@
+"""docs/campaigns.md says what the code does: its tables are compared with it, its examples read."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from taskyard.client.campaign import cells, formats, lines, read, survey, tasks
+from taskyard.client.campaign.formats import Format
+from taskyard.core import limits
+
+PAGE = (Path(__file__).parents[2] / "docs" / "campaigns.md").read_text()
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the table whose header begins so."""
+    table = PAGE.partition(f"| {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+
+
+def test_every_key_is_documented_in_order() -> None:
+    assert [row[0] for row in rows("key")] == [f"`{key}`" for key in tasks.KEYS]
+
+
+def test_every_format_is_documented_with_its_endings() -> None:
+    assert [row[0].lower() for row in rows("format")] == [form.value for form in Format]
+    for name, endings, _ in rows("format"):
+        known = {suffix for suffix, form in formats.SUFFIXES.items() if form.value == name.lower()}
+        assert known <= set(re.findall(r"`(\.\w+)`", endings))
+
+
+def test_columns_that_are_more_than_text_are_documented() -> None:
+    documented = {key for row in rows("column") for key in re.findall(r"`(\w+)`", row[0])}
+    numbers = {"priority", "slots"}
+    assert documented | numbers == set(cells._READERS)  # noqa: SLF001  # the list is the point
+
+
+def test_everything_in_a_survey_is_documented() -> None:
+    table = PAGE.partition("## What is reported")[2]
+    for field in msgspec.structs.fields(survey.Survey):
+        assert re.search(rf"^\|[^|]*\b{field.name}\b", table, re.MULTILINE), field.name
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"up to {limits.NAME_BYTES_MAX} bytes",
+        f"At most {limits.AFTER_MAX}",
+        f"from -{limits.PRIORITY_MAX} to {limits.PRIORITY_MAX}",
+        f"at most {lines.LINE_BYTES_MAX // 1024 // 1024} MiB",
+        f"`FILE{read.REJECTED_SUFFIX}`",
+        f"`{tasks.BACKOFF_NS // limits.SECOND_NS}s`",
+    ],
+)
+def test_limits_are_documented(text: str) -> None:
+    assert text in PAGE
+
+
+def test_examples_of_the_page_are_good(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```jsonl\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "c.jsonl").write_text(example)
+    loaded = read.read_campaign(tmp_path / "c.jsonl")
+    assert (len(loaded.specs), loaded.bad, loaded.survey.unknown) == (3, [], [])
+
+
+def test_durations_of_the_page_are_durations() -> None:
+    sentence = PAGE.partition("**Durations** read ")[2].partition(";")[0]
+    durations = re.findall(r"`(\w+)`", sentence)
+    assert len(durations) == 5
+    for duration in durations:
+        tasks.check({"name": "a", "argv": ["x"], "time_limit": duration})

@@ -1,0 +1,130 @@
+"""Tasks as columns: what the broker is sent, with terms shared, and cut into batches."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from taskyard.client.campaign.submitting import submissions, to_submission
+from taskyard.client.campaign.survey import service_of
+from taskyard.client.campaign.tasks import BadTask, TaskSpec, check
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.submission import check_shape
+from taskyard.core.tasks import Submission, Terms
+from taskyard.wire.work import encode_call, encode_command
+
+NOW_NS = 1_000 * SECOND_NS
+
+
+def specs(*raws: dict[str, Any]) -> list[TaskSpec]:
+    return [check(raw) for raw in raws]
+
+
+def test_plain_tasks_of_one_kind_share_everything() -> None:
+    tasks = specs({"name": "a", "payload": ""}, {"name": "é", "payload": ""})
+    assert to_submission(tasks, b"c", NOW_NS) == Submission(
+        names=[b"a", "é".encode()], payloads=[b""], terms=[Terms(campaign=b"c")]
+    )
+
+
+def test_columns_say_what_the_tasks_say() -> None:
+    tasks = specs(
+        {"name": "a", "argv": ["x"], "env": {"A": "1"}, "cwd": "d"},
+        {"name": "b", "call": "m:f", "args": [1], "kwargs": {"k": None}, "after": ["a", "z"]},
+        {"name": "c", "payload": "é", "lane": "l", "priority": 5},
+        {"name": "d", "argv": ["y"], "service": "own", "slots": 3, "time_limit": "5s"},
+        {"name": "e", "argv": ["z"]},
+    )
+    submission = to_submission(tasks, b"c", NOW_NS)
+    check_shape(submission)
+    assert submission == Submission(
+        names=[b"a", b"b", b"c", b"d", b"e"],
+        payloads=[
+            encode_command(["x"], {"A": "1"}, "d"),
+            encode_call("m:f", [1], {"k": None}),
+            "é".encode(),
+            encode_command(["y"]),
+            encode_command(["z"]),
+        ],
+        terms=[
+            Terms(campaign=b"c", service=b"exec"),
+            Terms(campaign=b"c", service=b"call"),
+            Terms(campaign=b"c", service=b"default", priority=5),
+            Terms(campaign=b"c", service=b"own", slots=3, time_limit_ns=5 * SECOND_NS),
+        ],
+        terms_at=[0, 1, 2, 3, 0],
+        lanes=[b"", b"", b"l", b"", b""],
+        after=[[], [b"a", b"z"], [], [], []],
+    )
+    services = [submission.terms_of(index).service.decode() for index in range(5)]
+    assert [service_of(task) for task in tasks] == services
+
+
+def test_times_are_counted_from_now_or_taken_as_they_are() -> None:
+    (terms,) = to_submission(
+        specs({"name": "a", "argv": ["x"], "due": "10s", "expiry": "1m"}), b"", NOW_NS
+    ).terms
+    assert (terms.due_ns, terms.expires_hard_ns) == (1_010 * SECOND_NS, 1_060 * SECOND_NS)
+    moment = datetime.fromtimestamp(5, tz=UTC)
+    (terms,) = to_submission(
+        specs({"name": "a", "argv": ["x"], "due": moment, "expiry": "10s"}), b"", NOW_NS
+    ).terms
+    assert (terms.due_ns, terms.expires_hard_ns) == (5 * SECOND_NS, 1_010 * SECOND_NS)
+    assert terms.expires_ns == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "delays_ns"),
+    [
+        ({}, None),
+        ({"retries": 0}, ()),
+        ({"retries": 2}, (SECOND_NS, SECOND_NS)),
+        ({"retries": 2, "backoff": "3s"}, (3 * SECOND_NS, 3 * SECOND_NS)),
+        ({"retries": [0, 1, 2.5], "backoff": "2s"}, (0, 2 * SECOND_NS, 5 * SECOND_NS)),
+    ],
+)
+def test_retries_become_delays(keys: dict[str, Any], delays_ns: tuple[int, ...] | None) -> None:
+    (terms,) = to_submission(specs({"name": "a", "argv": ["x"]} | keys), b"", NOW_NS).terms
+    assert terms.retry_delays_ns == delays_ns
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"service": "own"},
+        {"priority": 1},
+        {"due": "1s"},
+        {"expiry": "1s"},
+        {"retries": 1},
+        {"retries": 0, "backoff": "2s"},
+        {"time_limit": 1},
+        {"slots": 2},
+    ],
+)
+def test_tasks_that_differ_do_not_share_their_terms(keys: dict[str, Any]) -> None:
+    tasks = specs(
+        {"name": "a", "argv": ["x"]},
+        {"name": "b", "argv": ["x"]} | keys,
+        {"name": "c", "argv": ["x"]} | keys,
+    )
+    assert to_submission(tasks, b"", NOW_NS).terms_at == [0, 1, 1]
+
+
+def test_value_that_json_does_not_have_is_told_with_its_task() -> None:
+    task = TaskSpec(name="a", call="m:f", args=[b"bytes"])
+    with pytest.raises(BadTask, match="task 'a': "):
+        to_submission([task], b"", NOW_NS)
+
+
+def test_batches_have_so_many_tasks_and_keep_their_order() -> None:
+    tasks = specs(*({"name": str(number), "argv": ["x"]} for number in range(5)))
+    batches = list(submissions(iter(tasks), b"c", NOW_NS, tasks_max=2))
+    assert [batch.names for batch in batches] == [[b"0", b"1"], [b"2", b"3"], [b"4"]]
+    assert list(submissions([], b"c", NOW_NS)) == []
+
+
+def test_batches_have_so_many_bytes_or_one_task() -> None:
+    tasks = specs(*({"name": str(size), "payload": "x" * size} for size in (3, 4, 5, 11, 1, 2)))
+    batches = list(submissions(tasks, b"c", NOW_NS, bytes_max=10))
+    assert [batch.names for batch in batches] == [[b"3", b"4"], [b"5"], [b"11"], [b"1", b"2"]]
+    assert all(len(batch.names) == len(batch.payloads) for batch in batches)

@@ -1,0 +1,381 @@
+"""One task as a user writes it: what each key may be, what is refused, and in which words."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskyard.client.campaign.cells import from_cell
+from taskyard.client.campaign.tasks import KEYS, BadTask, TaskSpec, check, to_raw
+from taskyard.client.campaign.values import BadValue, When, read_duration
+from taskyard.core.limits import AFTER_MAX, NUMBER_MAX, SECOND_NS
+
+MINUTE_NS = 60 * SECOND_NS
+
+
+def a_task(**keys: Any) -> TaskSpec:
+    return check({"name": "a", "argv": ["true"]} | keys)
+
+
+def why_not(raw: object) -> str:
+    with pytest.raises(BadTask) as refused:
+        check(raw)
+    return str(refused.value)
+
+
+def test_task_with_every_key_is_taken() -> None:
+    raw = {
+        "name": "é",
+        "call": "package.module:function",
+        "args": [1, None, {"x": []}],
+        "kwargs": {"width": 2.5},
+        "after": ["b", "c", "b"],
+        "service": "cpu",
+        "lane": "disk",
+        "priority": -1000,
+        "due": "2031-05-04T12:00:00+02:00",
+        "expiry": "2031-05-04T11:00:00Z",
+        "retries": [1, 2.5],
+        "backoff": "2m",
+        "time_limit": 90,
+        "slots": 4,
+        "env": {"A": "1"},
+        "cwd": "there",
+    }
+    ten_ns = 1_935_655_200 * SECOND_NS
+    assert check(raw) == TaskSpec(
+        name="é",
+        call="package.module:function",
+        args=[1, None, {"x": []}],
+        kwargs={"width": 2.5},
+        after=("b", "c"),
+        service="cpu",
+        lane="disk",
+        priority=-1000,
+        due=When(ten_ns),
+        expiry=When(ten_ns + 3600 * SECOND_NS),
+        retries=(1, 2.5),
+        backoff_ns=2 * MINUTE_NS,
+        time_limit_ns=90 * SECOND_NS,
+        slots=4,
+        env={"A": "1"},
+        cwd="there",
+    )
+
+
+def test_null_is_a_key_that_was_not_given() -> None:
+    nothing = dict.fromkeys(set(KEYS) - {"name", "argv"})
+    assert a_task(**nothing) == TaskSpec(name="a", argv=["true"])
+
+
+@pytest.mark.parametrize(
+    ("payload", "kept"),
+    [("", b""), ("é", "é".encode()), ({"b": 1, "a": [2]}, b'{"b":1,"a":[2]}'), (b"\xff", b"\xff")],
+)
+def test_payload_is_kept_as_bytes(payload: object, kept: bytes) -> None:
+    assert check({"name": "a", "payload": payload}).payload == kept
+
+
+@pytest.mark.parametrize(
+    ("value", "duration_ns"),
+    [
+        ("90s", 90 * SECOND_NS),
+        ("5m", 5 * MINUTE_NS),
+        ("1h30m", 90 * MINUTE_NS),
+        ("2d", 2880 * MINUTE_NS),
+        ("1d1h1m1s1ms", 90_061_001_000_000),
+        ("250ms", SECOND_NS // 4),
+        ("0.000000001s", 1),
+        (" 1.5h ", 90 * MINUTE_NS),
+        ("90", 90 * SECOND_NS),
+        (0, 0),
+        (0.1, SECOND_NS // 10),
+        (1e-9, 1),
+        (90, 90 * SECOND_NS),
+        (timedelta(minutes=5), 5 * MINUTE_NS),
+    ],
+)
+def test_duration_is_read_exactly(value: object, duration_ns: int) -> None:
+    assert read_duration(value) == duration_ns
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("", "s", "5x", "5 m", "m5", "30m1h", "1h1h", "-5s", "1e3", "٣s", "1_000", "inf", "nan"),
+        *("5ms1s", "5S", "1..5s"),
+        *(True, -1, float("inf"), float("nan"), None, [], 10**10, 1e300, "9" * 20, "300000d"),
+    ],
+)
+def test_what_is_no_duration_is_refused(value: object) -> None:
+    with pytest.raises(BadValue):
+        read_duration(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "when"),
+    [
+        ("10m", When(10 * MINUTE_NS, from_now=True)),
+        (600, When(10 * MINUTE_NS, from_now=True)),
+        ("1970-01-01T00:00:01Z", When(SECOND_NS)),
+        ("1970-01-01 01:00:00.000001+01:00", When(1000)),
+        (datetime(1970, 1, 2, tzinfo=UTC), When(1440 * MINUTE_NS)),
+    ],
+)
+def test_point_in_time_is_a_date_or_a_duration_from_now(value: object, when: When) -> None:
+    assert a_task(due=value).due == a_task(expiry=value).expiry == when
+
+
+def test_from_now_is_counted_from_the_moment_that_is_given() -> None:
+    assert When(5, from_now=True).at_ns(100) == 105
+    assert When(5).at_ns(100) == 5
+
+
+def test_number_of_retries_is_as_many_single_intervals() -> None:
+    assert a_task(retries=0).retries == ()
+    assert a_task(retries=3).retries == (1, 1, 1)
+    assert a_task(retries=3).backoff_ns == SECOND_NS
+    assert a_task().retries is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        ([], 'must be an object with "name" and more, not []'),
+        ({}, 'has no "name"'),
+        ({"name": None}, 'has no "name"'),
+        ({"name": "a"}, 'says nothing to do; give "argv", "call" or "payload"'),
+        (
+            {"name": "a", "argv": ["x"], "payload": "y"},
+            'must have one of "argv", "call" and "payload", not several',
+        ),
+        ({"name": "a", "argv": ["x"], "args": []}, 'has "args" or "kwargs" without a "call"'),
+        ({"name": "a", "payload": "x", "kwargs": {}}, 'has "args" or "kwargs" without a "call"'),
+        (
+            {"name": "a", "payload": "x", "cwd": "y"},
+            'has "env" or "cwd", which only "argv" and "call" can use',
+        ),
+    ],
+)
+def test_task_without_a_name_and_one_thing_to_do_is_refused(raw: object, reason: str) -> None:
+    assert why_not(raw) == reason
+
+
+@pytest.mark.parametrize(
+    ("key", "advice"),
+    [
+        ("afer", "has an unknown key 'afer'; did you mean \"after\"?"),
+        ("Argv", "has an unknown key 'Argv'; did you mean \"argv\"?"),
+        ("time-limit", "has an unknown key 'time-limit'; did you mean \"time_limit\"?"),
+        ("depends_on", "has an unknown key 'depends_on'; did you mean \"after\"?"),
+        ("timeout", "has an unknown key 'timeout'; did you mean \"time_limit\"?"),
+        ("zzz", f"has an unknown key 'zzz'; known are: {', '.join(KEYS)}"),
+        ("campaign", '"campaign" is given when the file is loaded, not in it'),
+    ],
+)
+def test_unknown_key_is_refused_with_a_suggestion(key: str, advice: str) -> None:
+    assert why_not({"name": "a", "argv": ["true"], key: 1}) == advice
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("name", "", "must not be empty"),
+        ("name", 7, "must be text, not 7"),
+        ("name", "a\nb", "must not have control characters, such as those in 'a\\nb'"),
+        ("name", "\0", "must not have control characters, such as those in '\\x00'"),
+        ("name", "é" * 513, "has 1026 bytes; at most 1024 are allowed"),
+        ("name", "\ud800", "is not Unicode text: '\\ud800'"),
+        ("argv", "echo hi", 'must be a list of words, such as ["sleep", "1"], not \'echo hi\''),
+        ("argv", [], "must name a program first"),
+        ("argv", ["", "x"], "must name a program first"),
+        ("argv", ["sleep", 1], "must have words only; write 1 in quotes"),
+        ("argv", ["x\0"], "can't have a NUL character: 'x\\x00'"),
+        ("after", "b", 'must be a list of names, such as ["first", "second"], not \'b\''),
+        ("after", ["b", ""], "has a name that must not be empty"),
+        ("after", ["b", 1], "must have names only; write 1 in quotes"),
+        ("after", ["b"] * (AFTER_MAX + 1), "has 100001 names; at most 100000 are allowed"),
+        ("service", "", "must not be empty"),
+        ("lane", 3, "must be text, not 3"),
+        ("priority", 1001, "must be a whole number from -1000 to 1000, not 1001"),
+        ("priority", True, "must be a whole number from -1000 to 1000, not True"),
+        ("priority", 1.0, "must be a whole number from -1000 to 1000, not 1.0"),
+        ("slots", 0, f"must be a whole number from 1 to {NUMBER_MAX}, not 0"),
+        ("due", "2031-05-04T12:00", "must say its time zone, such as 2031-05-04T12:00:00Z for UTC"),
+        (
+            *("due", 1_935_655_200),
+            (
+                "is more than ten years from now (1935655200); "
+                "a date is written as 2031-05-04T12:00:00Z"
+            ),
+        ),
+        ("due", "1969-12-31T00:00:00Z", "must be from 1970 to 2262, not 1969-12-31T00:00:00+00:00"),
+        (
+            *("expiry", "soon"),
+            (
+                "must be a time, such as 2031-05-04T12:00:00Z, "
+                "or a duration from now, such as 10m, not 'soon'"
+            ),
+        ),
+        (
+            *("retries", -1),
+            "must be a number from 0 to 1000, or a list of multiples, such as [1, 2, 5], not -1",
+        ),
+        ("retries", [1, -1], "must have multiples of 0 or more, not -1"),
+        ("retries", [float("nan")], "must have multiples of 0 or more, not nan"),
+        ("retries", [1] * 1001, "has 1001 steps; at most 1000 are allowed"),
+        (
+            *("time_limit", "soon"),
+            "must be a duration, such as 90s, 5m or 1h30m, or a number of seconds, not 'soon'",
+        ),
+        ("time_limit", 0, "must be longer than 0; leave it out for no limit"),
+        ("env", ["A=1"], 'must be an object, such as {"LANG": "C"}, not [\'A=1\']'),
+        ("env", {"A": 1}, "must have texts only; write 1 in quotes"),
+        ("env", {"A=B": "1"}, "can't set a variable called 'A=B'"),
+        ("env", {"A": "\0"}, "can't have a NUL character: 'A\\x00'"),
+        ("cwd", "", "must not be empty"),
+    ],
+)
+def test_wrong_value_is_refused_with_its_key(key: str, value: object, reason: str) -> None:
+    assert why_not({"name": "a", "argv": ["true"], key: value}) == f'"{key}" {reason}'
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        (
+            {"call": "imaging"},
+            "\"call\" must be module:function, such as imaging:thumbnail, not 'imaging'",
+        ),
+        (
+            {"call": "a b:c"},
+            "\"call\" must be module:function, such as imaging:thumbnail, not 'a b:c'",
+        ),
+        ({"call": "a:b", "args": "x"}, "\"args\" must be a list, not 'x'"),
+        ({"call": "a:b", "kwargs": []}, '"kwargs" must be an object, not []'),
+        ({"payload": 1}, '"payload" must be text, a list or an object, not 1'),
+        ({"payload": "\ud800"}, "\"payload\" is not Unicode text: '\\ud800'"),
+    ],
+)
+def test_wrong_call_or_payload_is_refused(keys: dict[str, object], reason: str) -> None:
+    assert why_not({"name": "a"} | keys) == reason
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"after": ["b", "a"]}, "waits for itself: 'a' is in its own \"after\""),
+        ({"backoff": "1m"}, 'has "backoff" without "retries"; say how often to try again'),
+        (
+            {"retries": [10**9], "backoff": "365d"},
+            '"retries" times "backoff" is longer than 292 years',
+        ),
+        ({"due": "2m", "expiry": "1m"}, '"expiry" is not later than "due", so it could never run'),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused(
+    keys: dict[str, object], reason: str
+) -> None:
+    assert why_not({"name": "a", "argv": ["true"]} | keys) == reason
+
+
+def test_long_value_is_cut_in_a_message() -> None:
+    assert len(why_not({"name": "a", "argv": "x" * 10_000})) < 200
+
+
+@pytest.mark.parametrize(
+    ("key", "cell", "value"),
+    [
+        ("argv", "echo 'a b' c", ["echo", "a b", "c"]),
+        ("argv", ' ["echo", "a b"] ', ["echo", "a b"]),
+        ("after", "a; b ;c", ["a", "b", "c"]),
+        ("after", "a b", ["a", "b"]),
+        ("after", '["a b"]', ["a b"]),
+        ("args", "[1, {}]", [1, {}]),
+        ("kwargs", '{"x": 1}', {"x": 1}),
+        ("env", "A=1 B='2 3'", {"A": "1", "B": "2 3"}),
+        ("env", '{"A": "1"}', {"A": "1"}),
+        ("retries", "3", 3),
+        ("retries", "[1, 2]", [1, 2]),
+        ("priority", "-5", -5),
+        ("priority", "high", "high"),
+        ("slots", "2", 2),
+        ("payload", " x ", " x "),
+        ("name", " a ", "a"),
+        ("due", "10m", "10m"),
+        ("lane", "  ", None),
+        ("argv", "", None),
+    ],
+)
+def test_cell_becomes_what_json_would_have(key: str, cell: str, value: object) -> None:
+    assert from_cell(key, cell) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "cell"),
+    [("argv", "echo 'open"), ("argv", "[echo]"), ("args", "1,2"), ("env", "A"), ("after", "[")],
+)
+def test_cell_that_makes_no_sense_is_refused(key: str, cell: str) -> None:
+    with pytest.raises(BadValue):
+        from_cell(key, cell)
+
+
+names = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=20)
+times = st.one_of(
+    st.integers(0, 10**17).map(lambda ns: When(ns, from_now=True)),
+    st.integers(0, 10**15).map(lambda microseconds: When(microseconds * 1000)),
+)
+plain_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-1000, 1000) | names,
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(names, values, max_size=3),
+    max_leaves=5,
+)
+words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=9)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
+variables = st.dictionaries(names.filter(lambda name: "=" not in name), words, max_size=3)
+work = st.one_of(
+    st.builds(
+        lambda program, arguments, env: {"argv": [program, *arguments], "env": env},
+        *(names, st.lists(words, max_size=3), st.none() | variables),
+    ),
+    st.fixed_dictionaries(
+        {
+            "call": st.just("m:f"),
+            "args": st.none() | st.lists(plain_values, max_size=3),
+            "kwargs": st.none() | st.dictionaries(names, plain_values, max_size=3),
+            "cwd": st.none() | names,
+        }
+    ),
+    st.fixed_dictionaries({"payload": texts.map(str.encode)}),
+)
+
+
+@st.composite
+def task_specs(draw: st.DrawFn) -> TaskSpec:
+    """Any task that could have been written."""
+    name = draw(names)
+    others = names.filter(lambda other: other != name)
+    due, expiry = draw(st.one_of(st.just((None, None)), st.tuples(times, st.none())))
+    retries = draw(st.none() | st.lists(st.integers(0, 99) | st.just(0.5), max_size=4).map(tuple))
+    backoff_ns = SECOND_NS if retries is None else draw(st.integers(0, 10**15))
+    return TaskSpec(
+        name=name,
+        after=tuple(draw(st.lists(others, max_size=3, unique=True))),
+        service=draw(st.none() | names),
+        lane=draw(st.just("") | names),
+        priority=draw(st.integers(-1000, 1000)),
+        due=due,
+        expiry=expiry,
+        retries=retries,
+        backoff_ns=backoff_ns,
+        time_limit_ns=draw(st.just(0) | st.integers(1, 10**15)),
+        slots=draw(st.integers(1, 64)),
+        **draw(work),
+    )
+
+
+@given(task_specs())
+def test_task_that_is_written_down_is_read_again(spec: TaskSpec) -> None:
+    assert check(to_raw(spec)) == spec

@@ -1,0 +1,706 @@
+"""What clients ask and are told: tasks, pages, counts, reasons, workers, results, output.
+
+Every question is sent through `Yard`, which compares the ledger with one that only records have
+changed: none of these events may change anything that is durable.
+"""
+
+import pytest
+
+from taskyard.core import effects, events, image, queries
+from taskyard.core.effects import (
+    Assign,
+    Counted,
+    Explained,
+    Found,
+    Listed,
+    Noted,
+    Nothing,
+    Printed,
+    Refusal,
+    Refused,
+    Rostered,
+    Stats,
+    Stranger,
+    TaskView,
+    Told,
+    WorkerView,
+)
+from taskyard.core.events import (
+    Event,
+    ExplainAsked,
+    ListAsked,
+    LookupAsked,
+    Misunderstood,
+    Outcome,
+    OutputAsked,
+    PauseAsked,
+    Repeat,
+    ResultsAsked,
+    RoomChanged,
+    Scope,
+    StatsAsked,
+    Unknown,
+    WaitEnded,
+    WatchAsked,
+    WatchEnded,
+    WorkerHeard,
+    WorkersAsked,
+    WorkProgressed,
+)
+from taskyard.core.explain import Explanation, Reason
+from taskyard.core.limits import (
+    AFTER_SHOWN_MAX,
+    LIST_TASKS_MAX,
+    OUTPUT_BYTES_MAX,
+    SECOND_NS,
+    STATS_ROWS_MAX,
+    TASKS_A_MESSAGE_MAX,
+)
+from taskyard.core.records import Progressed
+from taskyard.core.states import TaskState, WorkerState
+from tests.core.kit import Yard, assigned
+
+BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
+
+
+@pytest.fixture
+def yard() -> Yard:
+    """A yard with a worker w."""
+    yard = Yard()
+    yard.clock(1000 * SECOND_NS)
+    yard.join(b"w")
+    return yard
+
+
+def view(name: bytes, state: TaskState, attempt: int = 0) -> TaskView:
+    """A task of no campaign that was submitted at the beginning."""
+    counts = (0, attempt, 0, 0, 1, 1000 * SECOND_NS)
+    return TaskView(name, state, b"", b"default", b"", *counts)
+
+
+def look_up(yard: Yard, *names: bytes) -> list[TaskView]:
+    (found,) = yard.handle(LookupAsked(0, b"client", list(names), 7))
+    assert isinstance(found, Found)
+    assert (found.client, found.request) == (b"client", 7)
+    return found.views
+
+
+def some_of_everything(yard: Yard) -> None:
+    """Tasks in every state, in the order of their names."""
+    yard.submit(b"a done", b"b failed", b"c leased", campaign=b"c")
+    yard.submit(b"d blocked", after=[[b"b failed"]], campaign=b"c")
+    yard.submit(b"e cancelled", lanes=[b"l"])
+    yard.cancel(b"e cancelled")
+    yard.take(b"w", 3)
+    yard.finish(b"w", b"a done", texts=[b"result"])
+    yard.report(b"w", b"b failed", Outcome.FAILED, texts=[b"oh"])
+    yard.submit(b"f delayed", due_ns=2000 * SECOND_NS)
+    yard.submit(b"g ready", service=b"x", lanes=[b"l"])
+    yard.handle(WorkProgressed(0, b"w", [b"c leased"], texts=[b"so far so good"]))
+
+
+QUESTIONS: list[Event] = [
+    Misunderstood(0, b"client", 1, "what?"),
+    LookupAsked(0, b"client", [b"a done", b"d blocked", b"nobody"]),
+    ListAsked(0, b"client", Scope()),
+    ListAsked(0, b"client", Scope(states=(FAILED,))),
+    ListAsked(0, b"client", Scope(names=(b"a done",))),
+    StatsAsked(0, b"client"),
+    *(ExplainAsked(0, b"client", name) for name in (b"a done", b"d blocked", b"g ready")),
+    WorkersAsked(0, b"client"),
+    ResultsAsked(0, b"client", [b"a done", b"nobody"]),
+    OutputAsked(0, b"client", b"c leased"),
+    OutputAsked(0, b"client", b"nobody"),
+    WatchEnded(0, b"client", 1),
+    WaitEnded(0, b"w"),
+    WaitEnded(0, b"nobody"),
+]
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda one: type(one).__name__)
+def test_question_decides_nothing_and_changes_nothing(yard: Yard, question: Event) -> None:
+    some_of_everything(yard)
+    before = image.portrait(yard.scheduler.ledger)
+    first = yard.handle(question)
+    assert yard.records == []
+    assert image.portrait(yard.scheduler.ledger) == before
+    assert yard.handle(question) == first
+
+
+def test_request_that_made_no_sense_is_refused_in_its_turn(yard: Yard) -> None:
+    assert yard.handle(Misunderstood(0, b"client", 4, "a name is missing")) == [
+        Refused(b"client", 4, Refusal.MALFORMED, "a name is missing")
+    ]
+
+
+def test_answer_of_a_dialect_keeps_its_place(yard: Yard) -> None:
+    assert yard.handle(events.AnswerDue(0, b"client", 4)) == [effects.AnswerDue(b"client", 4)]
+
+
+# Lookup.
+
+
+def test_ready_task_is_looked_up(yard: Yard) -> None:
+    yard.submit(b"a", campaign=b"c", service=b"x", lanes=[b"l"], priority=5, slots=2)
+    assert look_up(yard, b"a") == [
+        TaskView(b"a", READY, b"c", b"x", b"l", 5, 0, 0, 0, 2, 1000 * SECOND_NS)
+    ]
+
+
+def test_leased_task_is_looked_up_with_who_holds_it_and_since_when(yard: Yard) -> None:
+    yard.submit(b"a")
+    yard.later(3)
+    yard.take(b"w")
+    expected = view(b"a", LEASED, attempt=1)
+    expected.worker, expected.leased_ns = b"w", 1003 * SECOND_NS
+    assert look_up(yard, b"a") == [expected]
+
+
+def test_task_that_lost_a_worker_is_looked_up_with_its_loss(yard: Yard) -> None:
+    yard.submit(b"a")
+    yard.lose(b"v", b"a")
+    (found,) = look_up(yard, b"a")
+    assert (found.state, found.attempt, found.losses) == (READY, 1, 1)
+
+
+def test_delayed_task_is_looked_up_with_its_time_and_its_latest_failure(yard: Yard) -> None:
+    yard.submit(b"a", retry_delays_ns=(SECOND_NS,))
+    yard.take(b"w")
+    yard.report(b"w", b"a", Outcome.FAILED, texts=[b"busy"])
+    expected = view(b"a", DELAYED, attempt=1)
+    expected.failures, expected.due_ns, expected.reason = 1, 1001 * SECOND_NS, b"busy"
+    assert look_up(yard, b"a") == [expected]
+
+
+def test_task_that_was_delayed_has_no_due_time_any_more(yard: Yard) -> None:
+    yard.submit(b"a", due_ns=1001 * SECOND_NS)
+    yard.later(2)
+    assert look_up(yard, b"a") == [view(b"a", READY)]
+
+
+def test_ended_tasks_are_looked_up_with_when_they_ended(yard: Yard) -> None:
+    yard.submit(b"a", b"b", b"c", after=[[], [], [b"b"]])
+    yard.take(b"w")
+    yard.later(5)
+    yard.finish(b"w", b"a")
+    yard.cancel(b"b")
+    done, cancelled, also = view(b"a", DONE, 1), view(b"b", CANCELLED), view(b"c", CANCELLED)
+    for one in (done, cancelled, also):
+        one.ended_ns = 1005 * SECOND_NS
+    assert look_up(yard, b"a", b"b", b"c") == [done, cancelled, also]
+
+
+def test_unknown_names_are_left_out_and_repeated_ones_are_told_once(yard: Yard) -> None:
+    yard.submit(b"a", b"b")
+    found = look_up(yard, b"b", b"nobody", b"a", b"b")
+    assert found == [view(b"b", READY), view(b"a", READY)]
+    assert look_up(yard) == look_up(yard, b"nobody") == []
+
+
+def test_blocked_task_is_looked_up_with_what_holds_it_up(yard: Yard) -> None:
+    yard.submit(b"a", b"b", b"c", after=[[], [b"a"], [b"a", b"b"]])
+    yard.submit(b"d", after=[[b"c", b"unheard of"]], unknown=Unknown.WAIT)
+    first, *others = look_up(yard, b"a", b"b", b"c", b"d")
+    assert (first.state, first.waits, first.dependents, first.after) == (READY, 0, 2, [])
+    assert [(one.waits, one.dependents, one.after) for one in others] == [
+        (1, 1, [b"a"]),
+        (2, 1, [b"a", b"b"]),
+        (2, 0, [b"unheard of", b"c"]),
+    ]
+
+
+def test_generation_before_does_not_hold_up_the_one_after(yard: Yard) -> None:
+    yard.submit(b"a", b"b", b"c", after=[[], [b"a"], []])
+    yard.cancel(b"b")  # a still knows of it
+    yard.submit(b"b", after=[[b"c"]], repeat=Repeat.EXTEND)
+    (found,) = look_up(yard, b"b")
+    assert found.after == [b"c"]
+
+
+def test_so_many_tasks_that_hold_one_up_and_no_more(yard: Yard) -> None:
+    names = [b"%03d" % number for number in range(AFTER_SHOWN_MAX + 5)]
+    yard.submit(*names)
+    yard.submit(b"joined", b"other", after=[names, names[-1:]])
+    joined, other = look_up(yard, b"joined", b"other")
+    assert joined.after == names[:AFTER_SHOWN_MAX]
+    assert joined.waits == len(names)
+    assert other.after == names[-1:]
+
+
+@pytest.mark.parametrize("kind", [LookupAsked, ResultsAsked])
+def test_question_about_too_many_names_is_refused(
+    yard: Yard, kind: type[LookupAsked | ResultsAsked]
+) -> None:
+    names = [b"a"] * (TASKS_A_MESSAGE_MAX + 1)
+    text = "100001 names in one message; ask for 100000 at a time"
+    assert yard.handle(kind(0, b"client", names, 3)) == [
+        Refused(b"client", 3, Refusal.TOO_MANY, text)
+    ]
+
+
+# Lists.
+
+
+def page(yard: Yard, scope: Scope | None = None, **fields: int | bytes) -> tuple[list[bytes], int]:
+    """The names of a page, and where the next begins."""
+    event = ListAsked(0, b"client", scope or Scope(), request=9, **fields)  # type: ignore[arg-type]
+    (listed,) = yard.handle(event)
+    assert isinstance(listed, Listed)
+    assert (listed.client, listed.request) == (b"client", 9)
+    return [one.name for one in listed.views], listed.cursor
+
+
+def test_tasks_are_listed_in_the_order_of_their_submission(yard: Yard) -> None:
+    yard.submit(b"b", b"a")
+    yard.submit(b"c")
+    assert page(yard) == ([b"b", b"a", b"c"], 0)
+
+
+def test_list_tells_as_much_of_a_task_as_a_lookup_but_what_holds_it_up(yard: Yard) -> None:
+    some_of_everything(yard)
+    (listed,) = yard.handle(ListAsked(0, b"client", Scope()))
+    assert isinstance(listed, Listed)
+    views = look_up(yard, *(one.name for one in listed.views))
+    assert views[3].after == [b"b failed"]
+    views[3].after = []
+    assert listed == Listed(b"client", 0, views, 0)
+
+
+def test_pages_follow_one_another_to_the_end(yard: Yard) -> None:
+    names = [b"%d" % number for number in range(7)]
+    yard.submit(*names)
+    assert page(yard, count=3) == (names[:3], 3)
+    assert page(yard, count=3, cursor=3) == (names[3:6], 6)
+    assert page(yard, count=3, cursor=6) == (names[6:], 0)
+    assert page(yard, count=7) == (names, 0)
+
+
+@pytest.mark.parametrize("cursor", [2, 3, 1 << 70])
+def test_cursor_beyond_the_end_gives_an_empty_page(yard: Yard, cursor: int) -> None:
+    yard.submit(b"a", b"b")
+    assert page(yard, cursor=cursor) == ([], 0)
+
+
+def test_page_of_less_than_nothing_is_one_of_one_task_from_the_beginning(yard: Yard) -> None:
+    yard.submit(b"a", b"b")
+    assert page(yard, cursor=-5, count=-1) == ([b"a"], 1)
+
+
+def test_page_is_never_longer_than_the_limit(yard: Yard) -> None:
+    names = [b"%d" % number for number in range(LIST_TASKS_MAX + 1)]
+    yard.submit(*names)
+    assert page(yard, count=1 << 70) == (names[:-1], LIST_TASKS_MAX)
+
+
+@pytest.mark.parametrize(
+    ("scope", "names"),
+    [
+        (Scope(states=(DELAYED, READY)), [b"f delayed", b"g ready"]),
+        (Scope(states=()), []),
+        (Scope(campaign=b"c", states=(DONE,)), [b"a done"]),
+        (Scope(campaign=b"c"), [b"a done", b"b failed", b"c leased", b"d blocked"]),
+        (Scope(service=b"x"), [b"g ready"]),
+        (Scope(lane=b"l"), [b"e cancelled", b"g ready"]),
+        (Scope(service=b"default", lane=b"l"), [b"e cancelled"]),
+        (Scope(names=(b"g ready", b"nobody", b"a done")), [b"g ready", b"a done"]),
+        (Scope(names=(b"g ready",), states=(DONE,)), [b"g ready"]),  # names alone, as for wishes
+        (Scope(states=(FAILED,)), [b"b failed"]),
+        (Scope(states=(FAILED,), campaign=b"other"), []),
+    ],
+)
+def test_only_what_is_in_scope_is_listed(yard: Yard, scope: Scope, names: list[bytes]) -> None:
+    some_of_everything(yard)
+    assert page(yard, scope) == (names, 0)
+
+
+def test_only_names_that_contain_the_match_are_listed(yard: Yard) -> None:
+    some_of_everything(yard)
+    assert page(yard, match=b"ed") == (
+        [b"b failed", b"c leased", b"d blocked", b"e cancelled", b"f delayed"],
+        0,
+    )
+    named = Scope(names=(b"g ready", b"f delayed"))
+    assert page(yard, named, match=b"lay") == ([b"f delayed"], 0)
+    assert page(yard, Scope(states=(LEASED, DONE)), match=b"ed") == ([b"c leased"], 0)
+
+
+def test_pages_of_named_tasks_follow_one_another(yard: Yard) -> None:
+    yard.submit(b"a", b"b", b"c")
+    scope = Scope(names=(b"c", b"a"))
+    assert page(yard, scope, count=1) == ([b"c"], 1)
+    assert page(yard, scope, count=1, cursor=1) == ([b"a"], 0)
+
+
+def test_failed_tasks_are_listed_without_those_that_failed_and_are_tried_again(yard: Yard) -> None:
+    yard.submit(b"a", b"b", b"c", retry_delays_ns=(SECOND_NS,))
+    yard.take(b"w", 3)
+    yard.report(b"w", b"c", Outcome.FAILED_FOR_GOOD)
+    yard.report(b"w", b"b", Outcome.FAILED, texts=[b"once"])
+    yard.report(b"w", b"a", Outcome.FAILED_FOR_GOOD)
+    failed = Scope(states=(FAILED,))
+    assert page(yard, failed) == ([b"c", b"a"], 0)
+    assert page(yard, failed, count=1) == ([b"c"], 1)
+    assert page(yard, failed, count=1, cursor=1) == ([b"a"], 0)
+
+
+def test_page_looks_only_so_far_and_says_where_to_go_on(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "LIST_SCAN_MAX", 5)
+    monkeypatch.setattr(queries, "LIST_STEP", 2)
+    yard.submit(*(b"%d" % number for number in range(12)))
+    assert page(yard, match=b"7") == ([], 5)
+    assert page(yard, match=b"7", cursor=5) == ([b"7"], 10)
+    assert page(yard, match=b"7", cursor=10) == ([], 0)
+    assert page(yard, match=b"1", count=1, cursor=1) == ([b"1"], 2)
+    assert page(yard, match=b"1", count=1, cursor=6) == ([b"10"], 11)
+    assert page(yard, match=b"1", count=1, cursor=11) == ([b"11"], 0)
+
+
+# Counts.
+
+
+def test_everything_is_counted(yard: Yard) -> None:
+    some_of_everything(yard)
+    yard.handle(RoomChanged(0, accepting=False))
+    yard.handle(PauseAsked(0, b"client"))
+    stats = Stats(
+        counts=[1, 1, 1, 1, 1, 1, 1],
+        stuck=1,
+        workers=1,
+        records=yard.scheduler.ledger.record,
+        accepting=False,
+        paused=True,
+        campaigns=[(b"c", [1, 0, 0, 1, 1, 1, 0]), (b"", [0, 1, 1, 0, 0, 0, 1])],
+        services=[(b"default", [1, 1, 0, 1, 1, 1, 1], 1), (b"x", [0, 0, 1, 0, 0, 0, 0], 0)],
+    )
+    assert yard.handle(StatsAsked(0, b"client", 5)) == [Counted(b"client", 5, stats)]
+
+
+def test_counts_that_were_told_do_not_change_afterwards(yard: Yard) -> None:
+    yard.submit(b"a")
+    (counted,) = yard.handle(StatsAsked(0, b"client"))
+    yard.submit(b"b")
+    assert isinstance(counted, Counted)
+    assert counted.stats.counts[READY] == 1
+    assert counted.stats.campaigns == [(b"", counted.stats.counts)]
+    assert counted.stats.services == [(b"default", counted.stats.counts, 1)]
+
+
+def test_the_latest_campaigns_and_services_are_counted_and_no_more() -> None:
+    yard = Yard()
+    ledger = yard.scheduler.ledger
+    for number in range(STATS_ROWS_MAX + 1):
+        ledger.campaign(b"%d" % number)
+        ledger.service(b"%d" % number)
+    yard.mirror = ledger
+    (counted,) = yard.handle(StatsAsked(0, b"client"))
+    assert isinstance(counted, Counted)
+    campaigns, services = counted.stats.campaigns, counted.stats.services
+    assert len(campaigns) == len(services) == STATS_ROWS_MAX
+    assert (campaigns[-1][0], services[-1][0]) == (b"1000", b"1000")
+
+
+# Reasons.
+
+
+def test_task_is_explained(yard: Yard) -> None:
+    yard.submit(b"a", b"b", after=[[], [b"a"]])
+    explanation = Explanation(Reason.TASKS, "it waits for 1 task: a (READY)", (b"a",))
+    assert yard.handle(ExplainAsked(0, b"client", b"b", 6)) == [
+        Explained(b"client", 6, b"b", explanation)
+    ]
+    unknown = Explanation(Reason.UNKNOWN, "no task is called x")
+    assert yard.handle(ExplainAsked(0, b"client", b"x")) == [Explained(b"client", 0, b"x", unknown)]
+
+
+# Workers.
+
+
+def test_workers_are_listed_with_what_they_hold_and_when_they_were_heard(yard: Yard) -> None:
+    facts = {"slots_total": 8, "silence_ns": 9 * SECOND_NS, "incarnation": 3, "dialect": b"wmp"}
+    yard.join(b"v", services=(b"x", b"y"), **facts)
+    yard.submit(b"a", b"b", b"c", service=b"x", slots=2)
+    yard.take(b"v", 3)
+    yard.later(2)
+    yard.finish(b"v", b"a", keeps_slots=True)
+    yard.ask(b"w", parks=True)
+    yard.later(3)
+    assert yard.handle(WorkersAsked(0, b"client", 8)) == [
+        Rostered(
+            b"client",
+            8,
+            [
+                WorkerView(
+                    b"w", WorkerState.PARKED, (b"default",), 0, 0, 0, 3 * SECOND_NS, b"", 0, 0
+                ),
+                WorkerView(
+                    b"v",
+                    WorkerState.BUSY,
+                    (b"x", b"y"),
+                    slots_total=8,
+                    slots_used=6,
+                    held=2,
+                    heard_ns_ago=3 * SECOND_NS,
+                    dialect=b"wmp",
+                    incarnation=3,
+                    silence_ns=9 * SECOND_NS,
+                ),
+            ],
+        )
+    ]
+
+
+def test_empty_yard_has_no_workers() -> None:
+    assert Yard().handle(WorkersAsked(0, b"client")) == [Rostered(b"client", 0, [])]
+
+
+# Results.
+
+
+def test_results_of_known_tasks_are_told_at_once_and_nobody_is_watched(yard: Yard) -> None:
+    some_of_everything(yard)
+    done = yard[b"a done"].ending
+    assert done is not None
+    names = [b"b failed", b"a done", b"c leased", b"d blocked", b"e cancelled"]
+    states = [FAILED, DONE, LEASED, BLOCKED, CANCELLED]
+    texts = [b"oh", None, b"", b"", b""]
+    assert yard.handle(ResultsAsked(0, b"client", [*names, b"nobody"], 2)) == [
+        Told(b"client", 2, names, states, texts, [done.record])
+    ]
+    assert yard.scheduler.watchers == {}
+
+
+def test_results_of_nobody_are_told_as_none(yard: Yard) -> None:
+    assert yard.handle(ResultsAsked(0, b"client", [b"x"], 2)) == [Told(b"client", 2, [], [], [])]
+
+
+def test_result_that_is_at_hand_is_told_even_if_it_is_empty(yard: Yard) -> None:
+    yard.submit(b"a", b"b")
+    yard.watch(b"a", b"b")
+    yard.take(b"w", 2)
+    told = yard.finish(b"w", b"a")[0]
+    assert told == Told(b"watcher", 0, [b"a"], [DONE], [b""])
+    told = yard.finish(b"w", b"b", texts=[b""])[0]
+    assert told == Told(b"watcher", 0, [b"b"], [DONE], [b""])
+
+
+def test_watcher_of_a_done_task_is_told_where_its_result_lies(yard: Yard) -> None:
+    yard.submit(b"a", b"b")
+    yard.take(b"w", 2)
+    yard.finish(b"w", b"b", b"a", texts=[b"1", b"2"])
+    record = yard.scheduler.ledger.record
+    told = Told(b"watcher", 0, [b"a", b"b"], [DONE, DONE], [None, None], [record, record])
+    assert yard.watch(b"a", b"b") == [told]
+
+
+# Output.
+
+
+def printed(yard: Yard, name: bytes) -> tuple[bool, int]:
+    (effect,) = yard.handle(OutputAsked(0, b"client", name, 3))
+    assert isinstance(effect, Printed)
+    assert effect == Printed(b"client", 3, name, effect.found, effect.record, b"")
+    return effect.found, effect.record
+
+
+def tell_output(yard: Yard, *texts: bytes, name: bytes = b"a") -> int:
+    yard.handle(WorkProgressed(0, b"w", [name] * len(texts), texts=list(texts)))
+    return yard.scheduler.ledger.record
+
+
+def test_output_is_in_the_latest_record_that_has_some(yard: Yard) -> None:
+    yard.submit(b"a", b"b")
+    assert printed(yard, b"a") == (True, 0)
+    assert printed(yard, b"nobody") == (False, 0)
+    yard.take(b"w", 2)
+    first = tell_output(yard, b"one")
+    assert printed(yard, b"a") == (True, first)
+    second = tell_output(yard, b"two")
+    assert tell_output(yard, b"") > second
+    assert printed(yard, b"a") == (True, second)
+    assert printed(yard, b"b") == (True, 0)
+
+
+def test_output_is_kept_when_its_task_has_ended_until_it_is_archived(yard: Yard) -> None:
+    yard.submit(b"a")
+    yard.take(b"w")
+    record = tell_output(yard, b"one")
+    yard.finish(b"w", b"a")
+    assert printed(yard, b"a") == (True, record)
+    yard.scheduler.ledger.archive([b"a"])
+    assert yard.scheduler.ledger.outputs == {}
+
+
+def test_new_generation_has_printed_nothing(yard: Yard) -> None:
+    yard.submit(b"a")
+    yard.take(b"w")
+    tell_output(yard, b"one")
+    yard.finish(b"w", b"a")
+    yard.submit(b"a", repeat=Repeat.EXTEND)
+    assert printed(yard, b"a") == (True, 0)
+
+
+def test_output_of_an_attempt_before_is_kept_until_the_next_prints(yard: Yard) -> None:
+    yard.submit(b"a", retry_delays_ns=(0,))
+    yard.take(b"w")
+    record = tell_output(yard, b"one")
+    yard.report(b"w", b"a", Outcome.FAILED)
+    assert printed(yard, b"a") == (True, record)
+
+
+def test_output_of_a_task_that_the_worker_does_not_hold_is_not_kept(yard: Yard) -> None:
+    yard.submit(b"a")
+    tell_output(yard, b"one")
+    assert yard.records == []
+    assert printed(yard, b"a") == (True, 0)
+
+
+def test_portrait_of_unfinished_tasks_leaves_out_what_ended_ones_printed(yard: Yard) -> None:
+    yard.submit(b"a", b"b")
+    yard.take(b"w", 2)
+    kept = tell_output(yard, b"one", name=b"b")
+    tell_output(yard, b"one")
+    yard.finish(b"w", b"a")
+    assert image.portrait(yard.scheduler.ledger, ended=False)["outputs"] == {b"b": kept}
+
+
+# Progress.
+
+
+def test_progress_without_columns_is_of_whatever_the_worker_holds(yard: Yard) -> None:
+    yard.submit(b"a", b"b")
+    yard.take(b"w")
+    names = [b"b", b"a"]
+    event = WorkProgressed(0, b"w", names, texts=[b"mine?", b"mine"], request=4)
+    assert yard.handle(event) == [Noted(b"w", 4, [b"b"])]
+    assert yard.records == [Progressed(1000 * SECOND_NS, b"w", [b"a"], [1], [0], [b"mine"])]
+    assert yard.handle(WorkProgressed(0, b"w", [b"a"], percents=[3])) == []
+    assert yard.records == [Progressed(1000 * SECOND_NS, b"w", [b"a"], [1], [3], [b""])]
+
+
+def test_progress_under_an_older_attempt_is_noted_as_missing(yard: Yard) -> None:
+    yard.submit(b"a")
+    yard.lose(b"v", b"a")
+    yard.take(b"w")
+    event = WorkProgressed(0, b"w", [b"a", b"a"], [1, 2], request=4)
+    assert yard.handle(event) == [Noted(b"w", 4, [b"a"])]
+    assert yard.records == [Progressed(1000 * SECOND_NS, b"w", [b"a"], [2], [0], [b""])]
+
+
+def test_progress_keeps_within_its_limits(yard: Yard) -> None:
+    yard.submit(b"a", b"b")
+    yard.take(b"w", 2)
+    texts = [b"head" + b"x" * OUTPUT_BYTES_MAX, b""]
+    yard.handle(WorkProgressed(0, b"w", [b"a", b"b"], None, [-1, 1 << 70], texts))
+    (record,) = yard.records
+    assert isinstance(record, Progressed)
+    assert record.percents == [0, 100]
+    assert record.texts == [b"x" * OUTPUT_BYTES_MAX, b""]
+
+
+def test_progress_of_a_stranger_is_answered(yard: Yard) -> None:
+    event = WorkProgressed(0, b"nobody", [b"a"], request=4)
+    assert yard.handle(event) == [Stranger(b"nobody"), Noted(b"nobody", 4, [b"a"])]
+
+
+def test_progress_that_makes_no_sense_is_refused_if_somebody_waits_for_the_answer(
+    yard: Yard,
+) -> None:
+    (refused,) = yard.handle(WorkProgressed(0, b"w", [b"a"], [1, 2], request=4))
+    assert isinstance(refused, Refused)
+    assert (refused.client, refused.request) == (b"w", 4)
+    assert refused.refusal is Refusal.MALFORMED
+    assert yard.handle(WorkProgressed(0, b"w", [b"a"], [1, 2])) == []
+
+
+# Heartbeats.
+
+
+def test_heartbeat_is_answered_after_everything_else_if_it_asks_for_it(yard: Yard) -> None:
+    told = yard.handle(WorkerHeard(0, b"w", [(b"a", 1)], request=5))
+    assert [type(effect).__name__ for effect in told] == ["Stop", "Noted"]
+    assert told[-1] == Noted(b"w", 5, [])
+    assert yard.handle(WorkerHeard(0, b"w", request=6)) == [Noted(b"w", 6, [])]
+    assert yard.handle(WorkerHeard(0, b"nobody", request=7)) == [
+        Stranger(b"nobody"),
+        Noted(b"nobody", 7, []),
+    ]
+    assert yard.handle(WorkerHeard(0, b"w")) == []
+
+
+# What is over.
+
+
+def test_watch_that_is_over_is_told_nothing_and_others_are(yard: Yard) -> None:
+    yard.submit(b"a", b"b", campaign=b"c")
+    yard.watch(b"a", b"b", request=1)
+    yard.watch(b"a", request=2)
+    yard.handle(WatchAsked(0, b"other", [b"a"], request=1))
+    yard.handle(WatchAsked(0, b"watcher", campaign=b"c", request=1))
+    assert yard.handle(WatchEnded(0, b"watcher", 1)) == []
+    assert yard.scheduler.watchers == {b"a": [(b"watcher", 2), (b"other", 1)]}
+    assert yard.scheduler.campaign_watchers == {}
+
+
+def test_parked_worker_that_waits_no_longer_is_told_and_gets_nothing(yard: Yard) -> None:
+    yard.ask(b"w", parks=True)
+    assert yard.handle(WaitEnded(0, b"w")) == [Nothing(b"w", settled=True)]
+    assert yard.handle(WaitEnded(0, b"w")) == []
+    assert assigned(yard.submit(b"a")) == []
+    assert assigned(yard.ask(b"w", parks=True)) == [b"a"]
+
+
+def test_worker_that_waits_no_longer_hears_that_there_is_work_to_come(yard: Yard) -> None:
+    yard.submit(b"a", due_ns=2000 * SECOND_NS)
+    yard.ask(b"w", parks=True)
+    assert yard.handle(WaitEnded(0, b"w")) == [Nothing(b"w", settled=False)]
+
+
+def test_worker_that_waited_once_can_wait_again(yard: Yard) -> None:
+    for _ in range(100):
+        yard.ask(b"w", parks=True)
+        yard.handle(WaitEnded(0, b"w"))
+    assert len(yard.scheduler.ledger.services[b"default"].parked) < 30
+    yard.ask(b"w", parks=True)
+    assert assigned(yard.submit(b"a", b"b")) == [b"a"]
+
+
+@pytest.mark.parametrize("facts", [{"called": True}, {}])
+def test_worker_that_is_not_parked_does_not_stop_waiting(
+    yard: Yard, facts: dict[str, bool]
+) -> None:
+    yard.join(b"v", slots_total=1, **facts)
+    yard.ask(b"v", parks=True)
+    yard.submit(b"a")
+    assert yard.handle(WaitEnded(0, b"v")) == []
+    assert yard.handle(WaitEnded(0, b"nobody")) == []
+
+
+def parked_for(yard: Yard, worker: bytes) -> tuple[WorkerState, int]:
+    found = yard.scheduler.ledger.workers[worker]
+    return found.state, found.wanted
+
+
+def test_parked_worker_that_asks_again_replaces_its_wish(yard: Yard) -> None:
+    yard.ask(b"w", 1, parks=True)
+    yard.ask(b"w", 3, parks=True)
+    assert parked_for(yard, b"w") == (WorkerState.PARKED, 3)
+    told = yard.submit(b"a", b"b", b"c", b"d")
+    assert [effect.names for effect in told if isinstance(effect, Assign)] == [[b"a", b"b", b"c"]]
+
+
+def test_parked_worker_that_asks_without_waiting_waits_no_longer(yard: Yard) -> None:
+    yard.ask(b"w", parks=True)
+    assert yard.ask(b"w") == [Nothing(b"w", settled=True)]
+    assert assigned(yard.submit(b"a")) == []
+
+
+@pytest.mark.parametrize("facts", [{"called": True}, {"standing": True}])
+def test_worker_that_is_called_or_always_willing_waits_on(
+    yard: Yard, facts: dict[str, bool]
+) -> None:
+    yard.join(b"v", **facts)
+    yard.ask(b"v", parks=True)
+    yard.ask(b"v")
+    assert parked_for(yard, b"v")[0] is WorkerState.PARKED

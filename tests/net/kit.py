@@ -1,0 +1,81 @@
+"""What the tests of sockets share: waiting for what must come, and raw connections."""
+
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from taskyard.core.limits import SECOND_NS
+from taskyard.net.endpoints import Ipc, parse
+from taskyard.net.poller import Poller
+from taskyard.net.sockets import Wire, connect
+
+#: What must come has come by then, however busy the machine; nobody waits for it in vain.
+PATIENCE_NS = 20 * SECOND_NS
+PATIENCE_S = PATIENCE_NS // SECOND_NS
+
+PYTHON = sys.executable
+
+
+def has_ipv6() -> bool:
+    """A container may have none."""
+    with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            return False
+        return True
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on this machine")
+
+
+def arrived(wire: Wire) -> list[bytes]:
+    """The next message, waited for."""
+    poller = Poller()
+    poller.add(wire)
+    while (frames := wire.receive()) is None:
+        assert poller.wait(PATIENCE_NS), f"nothing came at {wire.endpoint}"
+    return frames
+
+
+@contextmanager
+def peers(listener: Wire) -> Iterator[tuple[Wire, bytes]]:
+    """A connected peer and its route at the listener."""
+    with closing(connect(listener.endpoint)) as peer:
+        assert peer.send([b"hello"])
+        route, content = arrived(listener)
+        assert content == b"hello"
+        yield peer, route
+
+
+def raw_connection(endpoint: str) -> socket.socket:
+    place = parse(endpoint)
+    if isinstance(place, Ipc):
+        raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        raw.settimeout(PATIENCE_S)
+        raw.connect(place.path)
+        return raw
+    return socket.create_connection(place, timeout=PATIENCE_S)
+
+
+def read_exactly(raw: socket.socket, count: int) -> bytes:
+    heard = b""
+    while len(heard) < count:
+        part = raw.recv(count - len(heard))
+        assert part, f"hung up after {heard!r}"
+        heard += part
+    return heard
+
+
+def read_to_end(raw: socket.socket) -> bytes:
+    """What the other side said before it hung up; fails if it does not."""
+    heard = b""
+    try:
+        while part := raw.recv(4096):
+            heard += part
+    except ConnectionResetError:
+        pass
+    return heard

@@ -1,0 +1,165 @@
+"""The line: numbers, answers, and asking again. With a carrier and a clock of the test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from taskyard.core.limits import SECOND_NS
+from taskyard.net.line import OVERDUE_NS, PING_NS, Line
+from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire import dwork_peer as peer
+
+Q = pb.QueryMsg
+
+
+class Wall:
+    """A carrier that keeps what is sent, and a clock that stands still."""
+
+    def __init__(self) -> None:
+        self.now_ns = 100 * SECOND_NS
+        self.there = True
+        self.sent: list[Q] = []
+        self.inbox: list[list[bytes]] = []
+        self.line = Line(self, self)
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def receive(self) -> list[bytes] | None:
+        return self.inbox.pop(0) if self.inbox else None
+
+    def send(self, frames: Sequence[bytes]) -> bool:
+        if self.there:
+            assert frames[0] == b""
+            self.sent.append(Q.FromString(frames[1]))
+        return self.there
+
+    def ask(self, wait_ns: int = 0, *, stream: bool = False) -> int:
+        return self.line.ask(lambda number: peer.ask(number, peer.STATS), wait_ns, stream=stream)
+
+    def answer(
+        self, number: int, broker: int = 1, kind: Q.Type = Q.Stats, n: int | None = None
+    ) -> None:
+        query = Q(type=kind, request=number, broker=broker)
+        if n is not None:
+            query.n = n
+        self.inbox.append([b"", query.SerializeToString()])
+
+    def answered(self) -> list[int]:
+        return [reply.request for reply in self.line.replies()]
+
+    def pass_time(self, ns: int) -> list[int]:
+        """The numbers of what is sent because of it."""
+        self.sent = []
+        self.now_ns += ns
+        self.line.turn()
+        return [query.request for query in self.sent]
+
+
+def test_requests_are_numbered_and_answers_may_come_in_any_order() -> None:
+    wall = Wall()
+    assert [wall.ask(), wall.ask()] == [1, 2]
+    wall.answer(2)
+    wall.answer(1)
+    assert wall.answered() == [2, 1]
+    assert wall.line.open_count == 0
+
+
+def test_answer_to_nothing_and_noise_are_passed_over() -> None:
+    wall = Wall()
+    wall.ask()
+    wall.answer(99)
+    wall.inbox.append([b"", b"\xff"])
+    assert wall.answered() == []
+    assert wall.line.open_count == 1
+
+
+def test_second_answer_is_passed_over() -> None:
+    wall = Wall()
+    wall.ask()
+    wall.answer(1)
+    wall.answer(1)
+    assert wall.answered() == [1]
+
+
+def test_what_nobody_was_there_for_is_sent_when_somebody_is() -> None:
+    wall = Wall()
+    wall.there = False
+    wall.ask()
+    wall.ask()
+    assert not wall.sent
+    assert wall.line.wake_at_ns() is not None
+    wall.there = True
+    assert wall.pass_time(1) == [1, 2]
+    assert wall.pass_time(1) == []
+
+
+def test_another_broker_is_asked_again_what_the_former_was() -> None:
+    wall = Wall()
+    wall.ask()
+    wall.answer(1, broker=1)
+    assert wall.answered() == [1]
+    wall.ask()
+    wall.ask()
+    wall.answer(3, broker=2)
+    assert wall.answered() == [3]
+    assert wall.pass_time(1) == [2]
+    assert wall.pass_time(1) == []
+
+
+def test_first_answer_makes_old_requests_be_asked_again_and_fresh_ones_not() -> None:
+    wall = Wall()
+    wall.ask()
+    wall.now_ns += PING_NS + 1
+    wall.ask()
+    wall.ask()
+    wall.answer(3)
+    assert wall.answered() == [3]
+    assert wall.pass_time(1) == [1]
+
+
+def test_silence_is_broken_by_a_ping_whose_answer_shows_another_broker() -> None:
+    wall = Wall()
+    wall.ask()
+    wall.answer(1, broker=1)
+    wall.answered()
+    wall.ask(60 * SECOND_NS)
+    assert wall.pass_time(PING_NS) == []
+    assert wall.pass_time(1) == [3]
+    assert wall.sent[0].type == Q.OK
+    assert wall.pass_time(PING_NS) == []  # one ping at a time
+    wall.answer(3, broker=2, kind=Q.OK)
+    assert wall.answered() == []
+    assert wall.pass_time(1) == [2]
+
+
+def test_overdue_request_is_asked_again_but_not_while_it_may_wait() -> None:
+    wall = Wall()
+    wall.ask()
+    wall.ask(60 * SECOND_NS)
+    assert 1 in wall.pass_time(OVERDUE_NS + 1)
+    assert 2 not in wall.pass_time(SECOND_NS)
+    assert 2 in wall.pass_time(60 * SECOND_NS)
+
+
+def test_stream_stays_open_until_nothing_is_left() -> None:
+    wall = Wall()
+    number = wall.ask(stream=True)
+    wall.answer(number, kind=Q.Watch, n=2)
+    wall.answer(number, kind=Q.Watch, n=1)
+    assert wall.answered() == [number, number]
+    wall.answer(number, kind=Q.Watch, n=0)
+    assert wall.answered() == [number]
+    assert wall.line.open_count == 0
+
+
+def test_forgotten_request_is_neither_answered_nor_sent() -> None:
+    wall = Wall()
+    wall.there = False
+    number = wall.ask()
+    wall.line.forget(number)
+    wall.there = True
+    assert wall.pass_time(1) == []
+    wall.answer(number)
+    assert wall.answered() == []
+    assert wall.line.wake_at_ns() is None

@@ -1,0 +1,99 @@
+"""Every option is on the socket as its table states it, read back or seen at work."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import zmq
+
+from taskyard.net.context import context
+from taskyard.net.options import CONNECTING, CONTEXT, LISTENING, state_options
+from taskyard.net.sockets import Wire, connect, listen
+from tests.net.kit import arrived, needs_ipv6, peers
+
+#: ZeroMQ takes these and does not tell them; the tests below see them at work.
+WRITE_ONLY = [zmq.SocketOption.ROUTER_MANDATORY, zmq.SocketOption.ROUTER_HANDOVER]
+
+
+def stated(
+    wire: Wire, table: dict[zmq.SocketOption, int | bytes]
+) -> dict[zmq.SocketOption, object]:
+    return {option: wire.socket.getsockopt(option) for option in table if option not in WRITE_ONLY}
+
+
+def readable(table: dict[zmq.SocketOption, int | bytes]) -> dict[zmq.SocketOption, object]:
+    return {option: value for option, value in table.items() if option not in WRITE_ONLY}
+
+
+@pytest.fixture
+def listener() -> Iterator[Wire]:
+    with closing(listen("tcp://127.0.0.1:0")) as wire:
+        yield wire
+
+
+def test_listener_has_every_option_as_stated(listener: Wire, tmp_path: Path) -> None:
+    assert stated(listener, LISTENING) == readable(LISTENING)
+    with closing(listen(f"ipc://{tmp_path}/broker.sock")) as wire:
+        assert stated(wire, LISTENING) == readable(LISTENING)
+
+
+def test_peer_has_every_option_as_stated(listener: Wire) -> None:
+    with closing(connect(listener.endpoint)) as peer:
+        assert stated(peer, CONNECTING) == readable(CONNECTING)
+        assert peer.socket.getsockopt(zmq.SocketOption.ZAP_DOMAIN) == b""
+
+
+@pytest.mark.parametrize("option", WRITE_ONLY)
+def test_what_is_not_read_back_can_not_be(listener: Wire, option: zmq.SocketOption) -> None:
+    with pytest.raises(zmq.ZMQError):
+        listener.socket.getsockopt(option)
+
+
+def test_context_has_every_option_as_stated() -> None:
+    assert {option: context().get(option) for option in CONTEXT} == CONTEXT
+
+
+@needs_ipv6
+def test_ipv6_is_on_for_an_endpoint_that_needs_it_alone(listener: Wire) -> None:
+    with closing(listen("tcp://[::1]:0")) as wire, peers(wire) as (peer, _):
+        options = [each.socket.getsockopt(zmq.SocketOption.IPV6) for each in (wire, peer, listener)]
+    assert options == [1, 1, 0]
+
+
+def test_message_to_nobody_is_refused(listener: Wire) -> None:
+    assert not listener.send([b"nobody", b"lost"])
+
+
+def test_peer_that_comes_back_under_its_old_routing_id_is_answered(listener: Wire) -> None:
+    with (
+        zmq.Context() as foreign,
+        foreign.socket(zmq.DEALER) as old,
+        foreign.socket(zmq.DEALER) as new,
+    ):
+        for dealer in (old, new):
+            dealer.setsockopt(zmq.LINGER, 0)
+            dealer.setsockopt(zmq.ROUTING_ID, b"worker-1")
+            dealer.connect(listener.endpoint)
+            dealer.send(b"hello")
+            assert arrived(listener) == [b"worker-1", b"hello"]
+        assert listener.send([b"worker-1", b"welcome"])
+        assert new.recv() == b"welcome"
+
+
+def test_without_a_zap_handler_nobody_comes_in() -> None:
+    """A domain and its enforcement fail closed; here they are on a context that has no handler."""
+    with (
+        zmq.Context() as bare,
+        bare.socket(zmq.ROUTER) as router,
+        bare.socket(zmq.DEALER) as dealer,
+    ):
+        state_options(router, LISTENING, is_ipv6=False)
+        with router.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL) as monitor:
+            dealer.setsockopt(zmq.LINGER, 0)
+            dealer.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
+            dealer.send(b"hello")
+            monitor.recv_multipart()
+            router.disable_monitor()
+        with pytest.raises(zmq.Again):
+            router.recv()

@@ -1,0 +1,186 @@
+"""What a loop waits for: wires, descriptors, other threads, signals, and the time."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from taskyard.core.limits import SECOND_NS
+from taskyard.net.clock import SystemClock
+from taskyard.net.poller import WAIT_MS_MAX, Poller
+from taskyard.net.signals import Signals
+from taskyard.net.sockets import Wire, listen
+from taskyard.net.waker import Waker
+from tests.net.kit import PATIENCE_NS, arrived, peers
+
+
+@pytest.fixture
+def listener() -> Iterator[Wire]:
+    with closing(listen("tcp://127.0.0.1:0")) as wire:
+        yield wire
+
+
+@pytest.fixture
+def waker() -> Iterator[Waker]:
+    with closing(Waker()) as opened:
+        yield opened
+
+
+def test_poller_tells_wires_and_descriptors_that_are_ready(listener: Wire, waker: Waker) -> None:
+    poller = Poller()
+    poller.add(waker.fileno())
+    with peers(listener) as (peer, route):
+        poller.add(listener)
+        poller.add(peer)
+        assert poller.wait(0) == []
+        listener.send([route, b"x"])
+        assert poller.wait(PATIENCE_NS) == [peer]
+        assert poller.wait(None) == [peer]
+        waker.wake()
+        assert poller.wait(PATIENCE_NS) == [waker.fileno(), peer]
+        assert arrived(peer) == [b"x"]
+        assert poller.wait(0) == [waker.fileno()]
+
+
+def test_poller_forgets_what_is_removed(listener: Wire, waker: Waker) -> None:
+    poller = Poller()
+    poller.add(waker.fileno())
+    poller.add(waker.fileno())
+    poller.add(listener)
+    waker.wake()
+    poller.remove(waker.fileno())
+    assert poller.wait(0) == []
+    with pytest.raises(KeyError):
+        poller.remove(waker.fileno())
+    poller.remove(listener)
+    with pytest.raises(KeyError):
+        poller.remove(listener)
+
+
+def test_poller_tells_that_the_other_end_of_a_pipe_is_closed() -> None:
+    reader, writer = os.pipe()
+    poller = Poller()
+    poller.add(reader)
+    os.close(writer)
+    assert poller.wait(PATIENCE_NS) == [reader]
+    os.close(reader)
+
+
+@pytest.mark.parametrize("wait_ns", [1, 1_000_001, 20_000_000])
+def test_poller_never_comes_back_before_the_time(listener: Wire, wait_ns: int) -> None:
+    poller = Poller()
+    poller.add(listener)
+    started_ns = time.monotonic_ns()
+    assert poller.wait(wait_ns) == []
+    assert time.monotonic_ns() - started_ns >= wait_ns
+
+
+def test_time_that_has_passed_is_no_wait(waker: Waker) -> None:
+    poller = Poller()
+    poller.add(waker.fileno())
+    assert poller.wait(-SECOND_NS) == []
+
+
+def test_endless_time_is_taken(waker: Waker) -> None:
+    poller = Poller()
+    poller.add(waker.fileno())
+    waker.wake()
+    assert poller.wait(WAIT_MS_MAX * SECOND_NS**2) == [waker.fileno()]
+
+
+def test_waker_wakes_from_another_thread(waker: Waker) -> None:
+    poller = Poller()
+    poller.add(waker.fileno())
+    thread = threading.Thread(target=waker.wake)
+    thread.start()
+    assert poller.wait(PATIENCE_NS) == [waker.fileno()]
+    thread.join()
+
+
+def test_waker_that_woke_often_is_cleared_at_once(waker: Waker) -> None:
+    poller = Poller()
+    poller.add(waker.fileno())
+    for _ in range(100_000):  # more than a pipe holds
+        waker.wake()
+    waker.clear()
+    assert poller.wait(0) == []
+    waker.clear()
+    waker.wake()
+    assert poller.wait(0) == [waker.fileno()]
+
+
+def test_signals_are_read_where_the_loop_waits() -> None:
+    with Signals() as signals:
+        poller = Poller()
+        poller.add(signals.fileno())
+        assert poller.wait(0) == []
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert poller.wait(PATIENCE_NS) == [signals.fileno()]
+        assert signals.taken() == [signal.SIGTERM, signal.SIGINT]
+        assert signals.taken() == []
+        assert poller.wait(0) == []
+
+
+def test_signal_ends_a_wait_that_is_under_way() -> None:
+    with Signals([signal.SIGUSR1]) as signals:
+        poller = Poller()
+        poller.add(signals.fileno())
+        thread = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1))
+        thread.start()
+        assert poller.wait(PATIENCE_NS) == [signals.fileno()]
+        thread.join()
+        assert signals.taken() == [signal.SIGUSR1]
+
+
+def test_signal_that_somebody_else_takes_is_not_told() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, _: heard.append(number))
+    try:
+        with Signals([signal.SIGUSR1]) as signals:
+            os.kill(os.getpid(), signal.SIGUSR2)
+            assert signals.taken() == []
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert heard == [signal.SIGUSR2]
+
+
+def test_signals_are_given_back_as_they_were() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    with Signals() as signals:
+        descriptor = signals.fileno()
+        with Signals([signal.SIGTERM]) as inner:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert inner.taken() == [signal.SIGTERM]
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.taken() == [signal.SIGTERM]
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    assert signal.set_wakeup_fd(-1) == -1
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+def test_signals_are_the_main_threads() -> None:
+    told: list[BaseException] = []
+
+    def enter() -> None:
+        try:
+            with Signals():
+                pass
+        except ValueError as error:
+            told.append(error)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert len(told) == 1
+
+
+def test_clock_tells_both_times() -> None:
+    clock = SystemClock()
+    assert clock.monotonic_ns() <= time.monotonic_ns() <= clock.monotonic_ns()
+    assert abs(clock.wall_ns() - time.time_ns()) < PATIENCE_NS

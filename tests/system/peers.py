@@ -1,0 +1,202 @@
+"""Peers that load a broker: in threads of the test, over real sockets."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import zmq
+
+from taskyard.client.client import Client
+from taskyard.core.events import Outcome
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.tasks import Submission, Terms
+from taskyard.net import sockets
+from taskyard.net.clock import SystemClock
+from taskyard.net.line import Line
+from taskyard.net.poller import Poller
+from taskyard.wire import dwork_pb2 as pb
+from taskyard.worker.jobs import Done, Job
+from taskyard.worker.loop import Loop, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Q = pb.QueryMsg
+
+
+class Peer(threading.Thread):
+    """A thread that keeps what went wrong in it, for whoever joins it."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.stopping = threading.Event()
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.work()
+        except BaseException as error:  # noqa: BLE001  # raised in `finish`
+            self._error = error
+
+    def work(self) -> None:
+        raise NotImplementedError
+
+    def finish(self, timeout: float = 60) -> None:
+        self.stopping.set()
+        self.join(timeout)
+        assert not self.is_alive(), f"{type(self).__name__} hangs"
+        if self._error is not None:
+            raise self._error
+
+
+class Producer(Peer):
+    """Submits batches of chains through a `Client`, which asks again after a restart."""
+
+    def __init__(self, endpoint: str, batches: int, tasks: int = 20) -> None:
+        super().__init__()
+        self._endpoint = endpoint
+        self._batches = batches
+        self._tasks = tasks
+        self.acknowledged: list[bytes] = []
+
+    def work(self) -> None:
+        with Client(self._endpoint) as client:
+            for batch in range(self._batches):
+                if self.stopping.is_set():
+                    return
+                names = [b"task-%d-%d" % (batch, index) for index in range(self._tasks)]
+                after: list[list[bytes]] = [[]] + [[name] for name in names[:-1]]
+                terms = [Terms(service=b"load", campaign=b"load")]
+                client.create(Submission(names, [b"payload"], terms, after=after))
+                self.acknowledged += names
+
+
+class QuickHands:
+    """Does every job at once. Keeps `Hands`."""
+
+    def __init__(self) -> None:
+        self._done: list[Done] = []
+        self.count = 0
+
+    def start(self, job: Job) -> None:
+        self.count += 1
+        self._done.append(Done(job, Outcome.DONE, b"result of " + job.name))
+
+    def stop(self, name: bytes, attempt: int) -> None:
+        """Everything was done when it was started."""
+
+    def turn(self) -> list[Done]:
+        done, self._done = self._done, []
+        return done
+
+    def unstarted(self) -> list[Job]:
+        return []
+
+    def wake_at_ns(self) -> int | None:
+        return SystemClock().monotonic_ns() if self._done else None
+
+
+class Worker(Peer):
+    """The worker's own loop, with quick hands."""
+
+    def __init__(self, endpoint: str, name: bytes, slots: int = 8) -> None:
+        super().__init__()
+        self._endpoint = endpoint
+        self._settings = Settings(
+            *(name, (b"load",), slots), incarnation=1, silence_ns=10 * SECOND_NS
+        )
+        self.hands = QuickHands()
+
+    def work(self) -> None:
+        clock, poller = SystemClock(), Poller()
+        with closing(sockets.connect(self._endpoint)) as wire:
+            poller.add(wire)
+            loop = Loop(self._settings, Line(wire, clock), self.hands, clock)
+            while not loop.gone:
+                if self.stopping.is_set():
+                    loop.leave()
+                wait_ns = max(0, loop.wake_at_ns() - clock.monotonic_ns())
+                poller.wait(min(wait_ns, SECOND_NS // 20))
+                loop.turn()
+
+
+class PlainPeer(Peer):
+    """A dwork program: a REQ socket that is made anew when an answer does not come."""
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__()
+        self._endpoint = endpoint
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._socket: zmq.Socket[bytes] | None = None
+
+    def work(self) -> None:
+        try:
+            self.talk()
+        finally:
+            if self._socket is not None:
+                self._socket.close()
+
+    def talk(self) -> None:
+        raise NotImplementedError
+
+    def ask(self, **fields: object) -> Q | None:
+        """The answer, or None if it was lost with the broker."""
+        if self._socket is None:
+            self._socket = self._context.socket(zmq.REQ)
+            self._socket.linger = 0
+            self._socket.connect(self._endpoint)
+        self._socket.send(Q(**fields).SerializeToString())  # type: ignore[arg-type]
+        if self._socket.poll(500):
+            return Q.FromString(self._socket.recv())
+        self._socket.close()
+        self._socket = None
+        return None
+
+    def ask_until_answered(self, ask: Callable[[], Q | None]) -> Q | None:
+        while not self.stopping.is_set():
+            answer = ask()
+            if answer is not None:
+                return answer
+        return None
+
+
+class PlainProducer(PlainPeer):
+    """Creates tasks one by one; after a lost answer it looks before it creates again."""
+
+    def __init__(self, endpoint: str, count: int) -> None:
+        super().__init__(endpoint)
+        self._count = count
+        self.acknowledged: list[bytes] = []
+
+    def talk(self) -> None:
+        for index in range(self._count):
+            name = b"plain-%d" % index
+            task = pb.TaskMsg(name=name, origin=b"test").SerializeToString()
+            while not self.stopping.is_set():
+                answer = self.ask(type=Q.Create, task=[task])
+                if answer is None:
+                    answer = self.ask_until_answered(lambda: self.ask(type=Q.Lookup, name=name))  # noqa: B023
+                    if answer is None or answer.type == Q.NotFound:
+                        continue
+                self.acknowledged.append(name)
+                break
+
+
+class PlainWorker(PlainPeer):
+    """Steals and completes; after a lost answer it says goodbye before it steals again."""
+
+    def __init__(self, endpoint: str, name: bytes) -> None:
+        super().__init__(endpoint)
+        self._name = name
+
+    def talk(self) -> None:
+        while not self.stopping.is_set():
+            answer = self.ask(type=Q.Steal, location=self._name, n=5)
+            if answer is not None and answer.type == Q.Transfer:
+                answer = self.ask(type=Q.Complete, location=self._name, task=answer.task)
+            elif answer is not None:
+                self.stopping.wait(0.01)  # a plain worker has no way to wait at the broker
+            if answer is None:
+                self.ask_until_answered(lambda: self.ask(type=Q.Exit, location=self._name))

@@ -1,0 +1,67 @@
+"""A disk that fills up: producers are told, workers go on, and room makes all well again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskyard.client.client import Client
+from taskyard.core.tasks import Submission, Terms
+from taskyard.errors import Refused
+from taskyard.journal.store import DISK_RESERVE_BYTES
+from tests.system.kit import BrokerProcess, count, until
+from tests.system.peers import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+DISK_BYTES = DISK_RESERVE_BYTES + 32 * 1024 * 1024
+
+
+@contextmanager
+def small_disk(place: Path) -> Iterator[Path]:
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=700", "tmpfs", str(place)]
+    mounted = subprocess.run(mount, check=False, capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no small disk to be had: {mounted.stderr.decode().strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)  # noqa: S607  # as root
+
+
+def _submit_until_refused(client: Client) -> int:
+    """How many tasks of a mebibyte were taken."""
+    for number in range(1_000):
+        payload = os.urandom(1024 * 1024)
+        try:
+            client.create(Submission([b"task-%d" % number], [payload], [Terms(service=b"load")]))
+        except Refused as refused:
+            assert "disk is nearly full" in str(refused)  # noqa: PT017  # the loop counts
+            return number
+    pytest.fail("a disk without end")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_full_disk_refuses_submissions_and_takes_completions(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        disk = stack.enter_context(small_disk(tmp_path / "disk"))
+        broker = stack.enter_context(BrokerProcess(disk / "state"))
+        client = stack.enter_context(Client(broker.endpoint))
+        taken = _submit_until_refused(client)
+        assert 5 < taken < 40
+        worker = Worker(broker.endpoint, b"worker")
+        worker.start()
+        until(lambda: client.status()["counts"]["done"] == taken, "what was taken is done")
+        assert not client.status()["accepting"]
+        worker.finish()
+        assert broker.stop() == 0
+        tally, names = count(disk / "state")
+    assert len(names) == taken
+    assert (tally.done, tally.completed_twice) == (taken, 0)

@@ -1,0 +1,71 @@
+"""SIGKILL of a loaded broker, again and again: what was acknowledged is there, and done once."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import TYPE_CHECKING
+
+from taskyard.client.client import Client
+from tests.system.kit import SLOW_DISK, TASKYARD, BrokerProcess, count, until
+from tests.system.peers import PlainProducer, PlainWorker, Producer, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+KILLS = 20
+BATCHES = 600
+PLAIN_TASKS = 400
+TASKS_A_LIFE_MAX = 1_000
+
+
+def test_broker_killed_twenty_times_under_load_loses_and_doubles_nothing(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    luck = random.Random(3)
+    state = tmp_path / "state"
+    broker = BrokerProcess(state, "--listen", "dwork=tcp://127.0.0.1:0").start()
+    # The port is the system's choice once, and then ours: plain peers know no other.
+    native, plain = broker.endpoints
+    broker.stop()
+    broker = BrokerProcess(state, "--listen", f"dwork={plain}")
+    with broker:
+        producer = Producer(native, BATCHES)
+        plain_producer = PlainProducer(plain, PLAIN_TASKS)
+        workers = [Worker(native, b"worker-%d" % index) for index in range(2)]
+        plain_worker = PlainWorker(plain, b"plain")
+        peers = [producer, plain_producer, *workers, plain_worker]
+        for peer in peers:
+            peer.start()
+        for kill in range(KILLS):
+            tasks = luck.randrange(20, TASKS_A_LIFE_MAX if kill % 2 == 0 else 20 * 10)
+            goal = len(producer.acknowledged) + tasks
+            until(partial(_has_sent, producer, goal), f"kill {kill}: {goal} tasks acknowledged")
+            broker.kill()
+            broker.start(SLOW_DISK if kill % 2 == 0 else TASKYARD)
+        for peer in (producer, plain_producer):
+            peer.join(120)
+            assert not peer.is_alive()
+        wanted = len(producer.acknowledged) + len(plain_producer.acknowledged)
+        plain_worker.finish()
+        until(lambda: _done(native) == wanted, "all tasks done")
+        for peer in peers:
+            peer.finish()
+        assert broker.stop() == 0
+    tally, names = count(state)
+    lost = {*producer.acknowledged, *plain_producer.acknowledged} - names
+    record_property("system lost", len(lost))
+    record_property("system killed brokers", KILLS)
+    assert not lost
+    assert (tally.submitted, tally.done) == (wanted, wanted)
+    assert (tally.completed_twice, tally.dependencies_broken, tally.unknown) == (0, 0, 0)
+
+
+def _has_sent(producer: Producer, goal: int) -> bool:
+    return len(producer.acknowledged) >= goal or not producer.is_alive()
+
+
+def _done(endpoint: str) -> int:
+    with Client(endpoint) as client:
+        return int(client.status()["counts"]["done"])

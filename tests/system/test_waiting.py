@@ -1,0 +1,73 @@
+"""A broker that is killed while a thousand requests wait: all of them are answered by the next."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING
+
+from taskyard.client.client import Client
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.tasks import Submission, Terms
+from taskyard.net import sockets
+from taskyard.net.clock import SystemClock
+from taskyard.net.context import raise_file_limit
+from taskyard.net.line import Line
+from taskyard.net.poller import Poller
+from taskyard.worker.loop import Loop, Settings
+from tests.system.kit import BrokerProcess, count, until
+from tests.system.peers import QuickHands
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taskyard.net.sockets import Wire
+
+WORKERS = 1_000
+
+
+class Crowd:
+    """Many workers of one slot, in one thread."""
+
+    def __init__(self, endpoint: str, stack: ExitStack) -> None:
+        raise_file_limit()
+        self._clock, self._poller = SystemClock(), Poller()
+        self._loops: dict[Wire, Loop] = {}
+        for number in range(WORKERS):
+            wire = stack.enter_context(closing(sockets.connect(endpoint)))
+            self._poller.add(wire)
+            who = Settings(b"w-%d" % number, (b"load",), 1, incarnation=1)
+            self._loops[wire] = Loop(who, Line(wire, self._clock), QuickHands(), self._clock)
+
+    def turn(self) -> None:
+        """Whoever heard something turns, and whoever has to do something by itself."""
+        heard = self._poller.wait(SECOND_NS // 50)
+        now_ns = self._clock.monotonic_ns()
+        for wire, loop in self._loops.items():
+            if wire in heard or loop.wake_at_ns() <= now_ns:
+                loop.turn()
+
+
+def test_broker_killed_while_a_thousand_requests_wait(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        broker = stack.enter_context(BrokerProcess(tmp_path / "state"))
+        client = stack.enter_context(Client(broker.endpoint))
+        crowd = Crowd(broker.endpoint, stack)
+
+        def parked() -> bool:
+            crowd.turn()
+            return sum(one["state"] == "parked" for one in client.workers()) == WORKERS
+
+        until(parked, "all workers wait")
+        broker.kill()
+        broker.start()
+        names = [b"task-%d" % number for number in range(2 * WORKERS)]
+        client.create(Submission(names, terms=[Terms(service=b"load")]))
+
+        def done() -> bool:
+            crowd.turn()
+            return bool(client.status()["counts"]["done"] == len(names))
+
+        until(done, "all tasks done")
+        assert broker.stop() == 0
+    tally, _ = count(tmp_path / "state")
+    assert (tally.done, tally.completed_twice, tally.unfinished) == (2 * WORKERS, 0, 0)

@@ -1,0 +1,61 @@
+"""Helpers for tests of the dialects: a broker without sockets or disk."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskyard.core import invariants
+from taskyard.core.events import ClockSet, TimePassed
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.scheduler import Scheduler
+from taskyard.wire.dwork import Dwork
+
+if TYPE_CHECKING:
+    from taskyard.core.events import Event
+
+#: The broker's number in every answer to an extended peer.
+BROKER = 77
+
+#: The wall clock when the tests begin.
+WALL_NS = 1_700_000_000 * SECOND_NS
+
+
+class Counter:
+    """Frames in, frames out, in order, as on one socket."""
+
+    def __init__(self) -> None:
+        self.scheduler = Scheduler()
+        self.dialect = Dwork(BROKER, lambda: 0)
+        self.now_ns = SECOND_NS
+        self.sent: list[tuple[bytes, bytes]] = []
+        self.handle([ClockSet(self.now_ns, WALL_NS)])
+
+    def handle(self, events: list[Event]) -> None:
+        for event in events:
+            event.now_ns = self.now_ns
+            for effect in self.scheduler.handle(event):
+                for route, frames in self.dialect.tell(effect):
+                    assert frames[0] == b""
+                    self.sent.append((route, frames[1]))
+        invariants.check(self.scheduler)
+
+    def frames(self, frames: list[bytes], route: bytes = b"peer") -> list[bytes]:
+        """What that peer is answered to these frames, or to what else it waits for, now."""
+        self.sent = []
+        self.handle([*self.dialect.take(route, frames, self.now_ns)])
+        return [body for to, body in self.sent if to == route]
+
+    def ask(self, body: bytes, route: bytes = b"peer") -> bytes:
+        """The one answer to a request."""
+        (answer,) = self.frames([b"", body], route)
+        return answer
+
+    def hex(self, body: str, route: bytes = b"peer") -> str:
+        return self.ask(bytes.fromhex(body), route).hex()
+
+    def pass_time(self, ns: int) -> list[tuple[bytes, bytes]]:
+        """Let time pass. Returns what is sent because of it."""
+        self.sent = []
+        self.now_ns += ns
+        self.handle([TimePassed(self.now_ns), *self.dialect.time_passed(self.now_ns)])
+        return self.sent

@@ -1,0 +1,465 @@
+"""An extended peer: our fields and types, as our own clients and workers send them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from taskyard.core import image
+from taskyard.core.events import Outcome, Scope, Unknown
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Submission, Terms
+from taskyard.core.workers import WorkerFacts
+from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire import dwork_peer as peer
+from taskyard.wire import dwork_requests
+from taskyard.wire.dwork_desk import WAITING_MAX
+from taskyard.wire.dwork_peer import Reply
+from tests.wire.kit import BROKER, Counter
+
+Q = pb.QueryMsg
+FACTS = WorkerFacts(services=(b"exec",), slots_total=4, silence_ns=15 * SECOND_NS, incarnation=9)
+WORKER = peer.introduction(FACTS)
+HEARTBEAT_NS = SECOND_NS
+
+
+class Extended(Counter):
+    """A counter with peers of ours."""
+
+    def say(self, body: bytes, route: bytes = b"peer") -> Reply:
+        return Reply(self.ask(body, route))
+
+    def create(self, *names: bytes, **columns: object) -> Reply:
+        submission = Submission(
+            list(names),
+            payloads=[b"p-" + name for name in names],
+            terms=[Terms(service=b"exec", campaign=b"c")],
+            **columns,  # type: ignore[arg-type]
+        )
+        return self.say(peer.create(1, submission))
+
+    def steal(self, count: int = 1, wait_ns: int = 0, name: bytes = b"w") -> list[Reply]:
+        answers = self.frames([b"", peer.steal(2, name, WORKER, count, wait_ns)], name)
+        return [Reply(one) for one in answers]
+
+    def take(self, count: int = 1, name: bytes = b"w") -> peer.Assigned:
+        (reply,) = self.steal(count, name=name)
+        assert reply.kind == peer.TRANSFER
+        return reply.assigned()
+
+    def finish(self, assigned: peer.Assigned, count: int = 0, **columns: Any) -> Reply:
+        reports = peer.Reports(names=assigned.names, attempts=assigned.attempts, **columns)
+        return self.say(peer.complete(3, b"w", reports, WORKER, count), b"w")
+
+
+def test_answer_carries_the_number_of_the_request_and_of_the_broker() -> None:
+    reply = Extended().say(peer.ask(41, peer.OK))
+    assert (reply.kind, reply.request, reply.broker) == (peer.OK, 41, BROKER)
+
+
+def test_created_tasks_arrive_at_a_worker_as_they_were() -> None:
+    counter = Extended()
+    terms = [
+        Terms(service=b"exec", campaign=b"c", priority=-5, time_limit_ns=7, slots=2, origin=b"me"),
+        Terms(service=b"exec", retry_delays_ns=(), lease_ns=10**12, crashes_max=9),
+    ]
+    columns = Submission([b"a", b"b"], [b"1", b"2"], terms, [0, 1], [b"", b"lane"], [[], []])
+    assert counter.say(peer.create(1, columns)).count == 2
+    assigned = counter.take(9)
+    told = {
+        name: (assigned.payloads[index], assigned.terms_of(index), (assigned.lanes or [])[index])
+        for index, name in enumerate(assigned.names)
+    }
+    for index, name in enumerate(columns.names):
+        payload, known, lane = told[name]
+        assert payload == columns.payloads[index]
+        assert lane == (columns.lanes or [])[index]
+        for field in ("campaign", "service", "priority", "time_limit_ns", "slots", "lease_ns"):
+            assert getattr(known, field) == getattr(terms[index], field)
+    assert told[b"b"][1].retry_delays_ns == ()
+    assert told[b"a"][1].retry_delays_ns is None
+
+
+def test_repeated_create_is_harmless_also_of_a_finished_task() -> None:
+    counter = Extended()
+    assert counter.create(b"a", b"b").count == 2
+    counter.finish(counter.take(9))
+    assert counter.create(b"a", b"b").count == 0
+    assert counter.scheduler.ledger.tasks[b"a"].state is TaskState.DONE
+
+
+def test_unknown_predecessor_is_refused_awaited_or_done() -> None:
+    counter = Extended()
+    after = Submission([b"x"], after=[[b"nobody"]])
+    refused = counter.say(peer.create(1, after))
+    assert refused.kind == peer.ERROR
+    assert "nobody" in refused.reason
+    assert counter.say(peer.create(1, after, Unknown.WAIT)).kind == peer.OK
+    assert counter.scheduler.ledger.tasks[b"x"].state is TaskState.BLOCKED
+    later = Submission([b"y"], after=[[b"nobody else"]])
+    assert counter.say(peer.create(1, later, Unknown.DONE)).kind == peer.OK
+    assert counter.scheduler.ledger.tasks[b"y"].state is TaskState.READY
+
+
+def test_error_to_an_extended_peer_says_why() -> None:
+    body = Q(type=Q.Create, request=5).SerializeToString()
+    reply = Extended().say(body)
+    assert (reply.kind, reply.request, reply.reason) == (peer.ERROR, 5, "a Create needs tasks")
+
+
+def test_steal_waits_until_there_is_work() -> None:
+    counter = Extended()
+    assert counter.steal(2, wait_ns=SECOND_NS) == []
+    counter.create(b"a")
+    ((route, body),) = [one for one in counter.sent if one[0] == b"w"]
+    assert Reply(body).assigned().names == [b"a"]
+    assert route == b"w"
+
+
+def test_steal_that_waited_in_vain_is_told_so() -> None:
+    counter = Extended()
+    counter.steal(wait_ns=SECOND_NS)
+    assert counter.dialect.wake_at_ns() == counter.now_ns + SECOND_NS
+    ((_, body),) = counter.pass_time(SECOND_NS)
+    assert (Reply(body).kind, Reply(body).request) == (peer.NOT_FOUND, 2)
+    assert counter.dialect.wake_at_ns() is None
+    counter.create(b"a")
+    assert [route for route, _ in counter.sent] == [b"peer"]
+
+
+def test_second_wish_answers_the_first_with_nothing() -> None:
+    counter = Extended()
+    counter.steal(wait_ns=SECOND_NS)
+    (former,) = counter.steal(wait_ns=SECOND_NS)
+    assert former.kind == peer.NOT_FOUND
+    counter.create(b"a", b"b")
+    assert [Reply(body).kind for route, body in counter.sent if route == b"w"] == [peer.TRANSFER]
+
+
+def test_wish_in_the_same_turn_as_the_work_for_the_former_loses_nothing() -> None:
+    counter = Extended()
+    counter.steal(wait_ns=SECOND_NS)
+    create = peer.create(1, Submission([b"a", b"b"], [b""], [Terms(service=b"exec")]))
+    again = peer.steal(8, b"w", WORKER, 1, SECOND_NS)
+    events = [
+        *counter.dialect.take(b"peer", [b"", create], counter.now_ns),
+        *counter.dialect.take(b"w", [b"", again], counter.now_ns),
+    ]
+    counter.sent = []
+    counter.handle(events)
+    told = [Reply(body) for route, body in counter.sent if route == b"w"]
+    assert [(one.request, one.assigned().names) for one in told] == [(2, [b"a"]), (8, [b"b"])]
+
+
+def test_extended_steal_never_gets_an_exit_when_all_is_settled() -> None:
+    counter = Extended()
+    body = Q(type=Q.Steal, location=b"w", wait_ms=0).SerializeToString()
+    assert Reply(counter.ask(body)).kind == peer.NOT_FOUND
+
+
+def test_steal_that_only_waits_gets_task_messages_with_payload_and_attempt() -> None:
+    counter = Extended()
+    counter.say(peer.create(1, Submission([b"a"], [b"payload"])))
+    body = Q(type=Q.Steal, location=b"w", wait_ms=0).SerializeToString()
+    (raw,) = Q.FromString(counter.ask(body)).task
+    message = pb.TaskMsg.FromString(raw)
+    assert (message.name, message.payload, message.attempt) == (b"a", b"payload", 1)
+    done = pb.TaskMsg(name=b"a", origin=b"", attempt=1, text=b"result").SerializeToString()
+    complete = Q(type=Q.Complete, location=b"w", task=[done], request=3).SerializeToString()
+    assert Reply(counter.ask(complete)).kind == peer.OK
+
+
+def test_complete_with_a_steal_in_it_is_answered_with_work_or_at_once_with_none() -> None:
+    counter = Extended()
+    counter.create(b"a", b"b")
+    reply = counter.finish(counter.take(), count=1)
+    assert reply.assigned().names == [b"b"]
+    last = counter.finish(reply.assigned(), count=1)
+    assert last.kind == peer.NOT_FOUND
+    assert counter.scheduler.ledger.counts[TaskState.DONE] == 2
+
+
+def test_complete_of_an_old_attempt_is_not_found_and_changes_nothing() -> None:
+    counter = Extended()
+    counter.create(b"a")
+    assigned = counter.take()
+    counter.say(peer.leave(4, b"w"), b"w")
+    counter.take(name=b"v")
+    reply = counter.finish(assigned)
+    assert reply.kind == peer.NOT_FOUND
+    assert counter.scheduler.ledger.tasks[b"a"].state is TaskState.LEASED
+    both = counter.finish(assigned, count=1)
+    assert (both.kind, both.reason) == (peer.NOT_FOUND, "not held: a")
+
+
+def test_failed_task_is_tried_again_by_its_schedule() -> None:
+    counter = Extended()
+    terms = Terms(service=b"exec", retry_delays_ns=(SECOND_NS,))
+    counter.say(peer.create(1, Submission([b"a"], terms=[terms])))
+    assigned = counter.take()
+    failed: dict[str, Any] = {
+        "outcomes": [Outcome.FAILED],
+        "texts": [b"exit status 1"],
+        "outputs": [b"oh no"],
+    }
+    counter.finish(assigned, **failed)
+    assert counter.scheduler.ledger.tasks[b"a"].state is TaskState.DELAYED
+    counter.pass_time(SECOND_NS)
+    assert counter.take().attempts == [2]
+
+
+def test_heartbeat_renews_what_it_lists_and_says_what_to_stop() -> None:
+    counter = Extended()
+    counter.create(b"a", b"b")
+    assigned = counter.take(2)
+    held = list(zip(assigned.names, assigned.attempts, strict=True))
+    for _ in range(20):
+        counter.pass_time(SECOND_NS)
+        reply = counter.say(peer.heartbeat(7, b"w", WORKER, held, HEARTBEAT_NS), b"w")
+        assert (reply.kind, reply.names) == (peer.HEARTBEAT, [])
+    counter.say(peer.act(5, peer.CANCEL, Scope(names=(b"b",))))
+    reply = counter.say(peer.heartbeat(7, b"w", WORKER, held, HEARTBEAT_NS), b"w")
+    assert (reply.names, reply.attempts) == ([b"b"], [1])
+
+
+def test_assignment_that_was_lost_on_its_way_is_given_back() -> None:
+    counter = Extended()
+    counter.create(b"a")
+    counter.take()
+    counter.pass_time(2 * HEARTBEAT_NS)
+    counter.say(peer.heartbeat(7, b"w", WORKER, [], HEARTBEAT_NS), b"w")
+    assert counter.scheduler.ledger.tasks[b"a"].state is TaskState.READY
+
+
+def test_silent_worker_loses_its_tasks_and_is_introduced_again_when_it_comes_back() -> None:
+    counter = Extended()
+    counter.create(b"a")
+    assigned = counter.take()
+    counter.pass_time(16 * SECOND_NS)
+    assert counter.scheduler.ledger.tasks[b"a"].state is TaskState.READY
+    held = list(zip(assigned.names, assigned.attempts, strict=True))
+    reply = counter.say(peer.heartbeat(7, b"w", WORKER, held, HEARTBEAT_NS), b"w")
+    assert reply.names == [b"a"]
+    assert counter.take().attempts == [2]
+
+
+def test_steal_of_a_worker_that_was_silent_finds_nothing_once() -> None:
+    counter = Extended()
+    counter.steal()
+    counter.pass_time(16 * SECOND_NS)
+    counter.create(b"a")
+    (reply,) = counter.steal()
+    assert reply.kind == peer.NOT_FOUND
+    assert counter.take().names == [b"a"]
+
+
+def test_watch_answers_when_all_are_settled() -> None:
+    counter = Extended()
+    counter.create(b"a", b"b")
+    watch = peer.watch(6, [b"a", b"b"], wait_ns=30 * SECOND_NS)
+    assert counter.frames([b"", watch], b"client") == []
+    first = counter.take()
+    counter.finish(first, texts=[b"one"])
+    assert [route for route, _ in counter.sent] == [b"w"]
+    counter.finish(counter.take(), texts=[b"two"])
+    ((_, body),) = [one for one in counter.sent if one[0] == b"client"]
+    reply = Reply(body)
+    assert (reply.kind, reply.request, reply.count) == (peer.WATCH, 6, 0)
+    assert list(zip(reply.names, reply.texts, strict=True)) == [(b"a", b"one"), (b"b", b"two")]
+    assert reply.states == [TaskState.DONE] * 2
+
+
+def test_watch_that_waited_long_enough_tells_what_is_settled_and_how_many_are_not() -> None:
+    counter = Extended()
+    counter.create(b"a", b"b")
+    counter.frames([b"", peer.watch(6, [b"a", b"b"], wait_ns=SECOND_NS)], b"client")
+    counter.finish(counter.take())
+    ((_, body),) = counter.pass_time(SECOND_NS)
+    assert (Reply(body).names, Reply(body).count) == ([b"a"], 1)
+    assert counter.scheduler.watchers == {}
+
+
+def test_streaming_watch_answers_again_and_again_and_shows_life() -> None:
+    counter = Extended()
+    counter.create(b"a", b"b")
+    counter.frames([b"", peer.watch(6, [b"a", b"b"], stream=True)], b"client")
+    counter.finish(counter.take())
+    told = [Reply(body) for route, body in counter.sent if route == b"client"]
+    assert [(one.names, one.count) for one in told] == [([b"a"], 1)]
+    ((route, body),) = counter.pass_time(dwork_requests.STREAM_SIGN_NS)
+    assert (route, Reply(body).names, Reply(body).count) == (b"client", [], 1)
+    assert [Reply(body).count for _, body in counter.pass_time(dwork_requests.STREAM_SIGN_NS)] == [
+        1
+    ]
+    counter.steal()
+    counter.say(peer.act(5, peer.CANCEL, Scope(names=(b"b",))))
+    told = [Reply(body) for route, body in counter.sent if route == b"client"]
+    assert [(one.states, one.count) for one in told] == [([TaskState.CANCELLED], 0)]
+    assert counter.dialect.wake_at_ns() is None
+
+
+def test_large_results_are_streamed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taskyard.wire.dwork_replies.TEXT_BYTES_MAX", 10)
+    counter = Extended()
+    counter.create(b"a", b"b", b"c")
+    counter.frames([b"", peer.watch(6, [b"a", b"b", b"c"], stream=True)], b"client")
+    counter.finish(counter.take(3), texts=[b"12345678", b"12345678", b"1"])
+    told = [Reply(body) for route, body in counter.sent if route == b"client"]
+    assert [(one.names, one.count) for one in told] == [([b"a"], 2), ([b"b", b"c"], 0)]
+
+
+def test_campaign_is_watched_as_a_whole() -> None:
+    counter = Extended()
+    counter.create(b"a")
+    counter.frames([b"", peer.watch(6, campaign=b"c", wait_ns=SECOND_NS)], b"client")
+    counter.finish(counter.take())
+    ((_, body),) = [one for one in counter.sent if one[0] == b"client"]
+    assert Reply(body).count == 0
+
+
+def test_peer_that_is_gone_is_forgotten_with_all_that_it_waited_for() -> None:
+    counter = Extended()
+    counter.create(b"a")
+    counter.frames([b"", peer.watch(6, [b"a"], stream=True)], b"gone")
+    counter.frames(
+        [b"", peer.steal(2, b"v", peer.introduction(WorkerFacts()), 1, SECOND_NS)], b"gone"
+    )
+    counter.handle(counter.dialect.cut(b"gone"))
+    assert counter.scheduler.watchers == {}
+    assert counter.dialect.wake_at_ns() is None
+    submission = Submission([b"default"])
+    counter.say(peer.create(1, submission))
+    assert counter.scheduler.ledger.tasks[b"default"].state is TaskState.READY
+
+
+def test_requests_that_wait_are_limited() -> None:
+    counter = Extended()
+    for _ in range(WAITING_MAX):
+        counter.frames([b"", peer.watch(6, [b"a"], wait_ns=SECOND_NS)])
+    reply = counter.say(peer.watch(6, [b"a"], wait_ns=SECOND_NS))
+    assert reply.kind == peer.ERROR
+
+
+def test_documents() -> None:
+    counter = Extended()
+    counter.create(b"a", b"b", after=[[], [b"a"]])
+    stats = counter.say(peer.ask(1, peer.STATS)).document()
+    assert (stats["counts"]["ready"], stats["counts"]["blocked"]) == (1, 1)
+    assert counter.say(peer.ask(1, peer.SHOW, b"b")).document()["after"] == ["a"]
+    assert counter.say(peer.ask(1, peer.SHOW, b"x")).kind == peer.NOT_FOUND
+    assert "waits for 1 task" in counter.say(peer.ask(1, peer.EXPLAIN, b"b")).document()["sentence"]
+    counter.take()
+    (worker,) = counter.say(peer.ask(1, peer.WORKERS)).document()
+    assert (worker["name"], worker["services"], worker["tasks"]) == ("w", ["exec"], 1)
+
+
+def test_listing_goes_on_from_its_cursor() -> None:
+    counter = Extended()
+    counter.create(*[b"t%d" % index for index in range(5)])
+    first = counter.say(peer.listing(1, Scope(), count=3))
+    rest = counter.say(peer.listing(1, Scope(), cursor=first.cursor, count=3))
+    assert [task["name"] for task in first.document() + rest.document()] == [
+        f"t{index}" for index in range(5)
+    ]
+    assert rest.cursor == 0
+    matched = counter.say(peer.listing(1, Scope(campaign=b"c"), match=b"4")).document()
+    assert [task["name"] for task in matched] == ["t4"]
+
+
+def test_results_of_tasks() -> None:
+    counter = Extended()
+    counter.create(b"a", b"b")
+    reply = counter.say(peer.results(1, [b"a", b"nobody"]))
+    assert (reply.names, reply.states) == ([b"a"], [TaskState.READY])
+
+
+def test_retry_pause_resume_and_drain() -> None:
+    counter = Extended()
+    counter.create(b"a")
+    assert counter.say(peer.act(1, peer.PAUSE, Scope(service=b"exec"))).count == 1
+    assert counter.steal()[0].kind == peer.NOT_FOUND
+    counter.say(peer.act(1, peer.RESUME, Scope(service=b"exec")))
+    assert counter.take().names == [b"a"]
+    assert counter.say(peer.act(1, peer.RETRY, Scope(campaign=b"c"))).count == 0
+    assert counter.create(b"b").kind == peer.OK
+    assert counter.say(peer.ask(1, peer.DRAIN)).count == 1
+    assert counter.dialect.leaving
+    assert counter.create(b"c").kind == peer.EXIT
+
+
+def test_drained_worker_is_sent_home_when_it_holds_nothing() -> None:
+    counter = Extended()
+    counter.steal(wait_ns=SECOND_NS)
+    counter.say(peer.ask(1, peer.DRAIN, location=b"w"))
+    ((_, body),) = [one for one in counter.sent if one[0] == b"w"]
+    assert Reply(body).kind == peer.EXIT
+
+
+MALFORMED = {
+    "create as tasks and as columns": Q(type=Q.Create, task=[b"x"], batch=pb.Batch(name=[b"a"])),
+    "columns of different length": Q(type=Q.Create, batch=pb.Batch(name=[b"a"], lane=[b"x", b"y"])),
+    "more terms than tasks": Q(type=Q.Create, batch=pb.Batch(name=[b"a"], terms=[b""] * 2)),
+    "terms that are garbled": Q(type=Q.Create, batch=pb.Batch(name=[b"a"], terms=[b"\x0a"])),
+    "terms that are not there": Q(type=Q.Create, batch=pb.Batch(name=[b"a"], terms_at=[3])),
+    "after without counts": Q(type=Q.Create, batch=pb.Batch(name=[b"a"], after=[b"b"])),
+    "counts that do not add up": Q(
+        type=Q.Create, batch=pb.Batch(name=[b"a"], after=[b"b"], after_count=[2])
+    ),
+    "a lane that is no text": Q(type=Q.Create, batch=pb.Batch(name=[b"a"], lane=[b"\xff"])),
+    "too many tasks": Q(type=Q.Create, batch=pb.Batch(name=[b"a"] * 100_001)),
+    "report of different length": Q(
+        type=Q.Complete, location=b"w", batch=pb.Batch(name=[b"a"], attempt=[1, 2])
+    ),
+    "an attempt beyond the journal": Q(
+        type=Q.Complete, location=b"w", batch=pb.Batch(name=[b"a"], attempt=[2**63])
+    ),
+    "progress over 100": Q(
+        type=Q.Progress, location=b"w", batch=pb.Batch(name=[b"a"], percent=[101])
+    ),
+    "progress of nothing": Q(type=Q.Progress, location=b"w"),
+    "complete and steal of nothing": Q(
+        type=Q.Complete, location=b"w", n=0, request=1, batch=pb.Batch(name=[b"a"])
+    ),
+    "heartbeat without attempts": Q(type=Q.Heartbeat, location=b"w", batch=pb.Batch(name=[b"a"])),
+    "heartbeat without a location": Q(type=Q.Heartbeat),
+    "watch of nothing": Q(type=Q.Watch),
+    "watch of names and a campaign": Q(
+        type=Q.Watch, batch=pb.Batch(name=[b"a"]), scope=pb.ScopeMsg(campaign=b"c")
+    ),
+    "watch of a name that is no text": Q(type=Q.Watch, batch=pb.Batch(name=[b"\xff"])),
+    "cancel of everything": Q(type=Q.Cancel),
+    "retry of everything": Q(type=Q.Retry, scope=pb.ScopeMsg()),
+    "results of a campaign": Q(type=Q.Results, scope=pb.ScopeMsg(campaign=b"c")),
+    "show without a name": Q(type=Q.Show),
+    "explain without a name": Q(type=Q.Explain, name=b""),
+    "list of none": Q(type=Q.List, n=0),
+    "pause of a lane of no service": Q(type=Q.Pause, scope=pb.ScopeMsg(lane=b"x")),
+    "a service without a name": Q(type=Q.Steal, location=b"w", worker=pb.WorkerMsg(service=[b""])),
+    "a service that is no text": Q(
+        type=Q.Steal, location=b"w", worker=pb.WorkerMsg(service=[b"\xff"])
+    ),
+    "too many services": Q(type=Q.Steal, location=b"w", worker=pb.WorkerMsg(service=[b"s"] * 1001)),
+    "tasks with and without attempt": Q(
+        type=Q.Complete,
+        location=b"w",
+        request=1,
+        task=[
+            pb.TaskMsg(name=b"a", origin=b"", attempt=1).SerializeToString(),
+            pb.TaskMsg(name=b"b", origin=b"").SerializeToString(),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("query", MALFORMED.values(), ids=MALFORMED)
+def test_malformed_request_is_an_error_with_a_reason_and_changes_nothing(query: Q) -> None:
+    counter = Extended()
+    counter.create(b"old")
+    before = image.portrait(counter.scheduler.ledger)
+    reply = counter.say(query.SerializeToString())
+    assert reply.kind == peer.ERROR
+    assert reply.reason
+    assert image.portrait(counter.scheduler.ledger) == before
+    assert counter.take().names == [b"old"]

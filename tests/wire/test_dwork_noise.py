@@ -1,0 +1,92 @@
+"""Noise: whatever bytes come, the dialect answers, nothing half taken, nothing raised."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskyard.core import image, invariants
+from taskyard.core.events import Scope
+from taskyard.core.tasks import Submission, Terms
+from taskyard.core.workers import WorkerFacts
+from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire import dwork_peer as peer
+from tests.wire.kit import Counter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Q = pb.QueryMsg
+WORKER = peer.introduction(WorkerFacts(services=(b"s",)))
+
+#: Good requests, to be spoilt.
+SEEDS = [
+    bytes.fromhex("080012080a01411203636c69"),
+    bytes.fromhex("0800120d0a01421203636c6922030a014112120a01431203636c6922030a014122030a0142"),
+    bytes.fromhex("0801200332027731"),
+    bytes.fromhex("080212080a01411203636c6932027731"),
+    bytes.fromhex("0803120d0a01411203636c6922030a015a32027731"),
+    bytes.fromhex("080732027731"),
+    peer.create(1, Submission([b"a", b"b"], [b"x"], [Terms()], [0, 0], [b"l", b""], [[], [b"a"]])),
+    peer.steal(2, b"w", WORKER, 3, 10**9),
+    peer.complete(3, b"w", peer.Reports([b"a"], [1], [], [b"r"], [b"o"]), WORKER, 2),
+    peer.heartbeat(4, b"w", WORKER, [(b"a", 1)], 10**9),
+    peer.watch(5, [b"a"], stream=True),
+    peer.listing(6, Scope(campaign=b"c"), b"m", 1, 5),
+    peer.act(7, peer.CANCEL, Scope(names=(b"nobody",))),
+]
+
+
+def spoilt(count: int, seed: int) -> Iterator[bytes]:
+    """Requests with bytes flipped, cut off, doubled and put in; and plain noise."""
+    luck = random.Random(seed)
+    for _ in range(count):
+        body = bytearray(luck.choice(SEEDS))
+        for _ in range(luck.randrange(1, 4)):
+            at = luck.randrange(len(body) + 1)
+            way = luck.randrange(5)
+            if way == 0 and at < len(body):
+                body[at] ^= 1 << luck.randrange(8)
+            elif way == 1:
+                del body[at:]
+            elif way == 2:
+                body[at:at] = luck.randbytes(luck.randrange(1, 5))
+            elif way == 3:
+                body[at:at] = body[at : at + luck.randrange(1, 20)]
+            else:
+                body[:] = luck.randbytes(luck.randrange(60))
+        yield bytes(body)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_is_answered_and_what_is_an_error_changes_nothing(seed: int) -> None:
+    counter = Counter()
+    errors = 0
+    for body in spoilt(1_000, seed):
+        before = image.portrait(counter.scheduler.ledger)
+        records = counter.scheduler.ledger.record
+        answers = [Q.FromString(one) for one in counter.frames([b"", body])]
+        if any(one.type == Q.Error for one in answers):
+            errors += 1
+            assert counter.scheduler.ledger.record == records
+            assert image.portrait(counter.scheduler.ledger) == before
+    invariants.check(counter.scheduler)
+    assert errors > 500
+    assert Q.FromString(counter.ask(bytes.fromhex("0806"))).type == Q.OK
+
+
+def test_empty_messages_by_the_million_are_counted_not_decoded() -> None:
+    counter = Counter()
+    assert Q.FromString(counter.ask(b"\x08\x00" + b"\x12\x00" * 1_000_000)).type == Q.Error
+    terms = pb.Batch(name=[b"a"]).SerializeToString() + b"\x1a\x00" * 1_000_000
+    length = len(terms)
+    size = bytes(
+        [length & 127 | 128, length >> 7 & 127 | 128, length >> 14 & 127 | 128, length >> 21]
+    )
+    assert Q.FromString(counter.ask(b"\x08\x00\x9a\x01" + size + terms)).type == Q.Error
+    deps = b"\x0a\x01A\x12\x01x" + b"\x22\x00" * 200_000
+    assert (
+        Q.FromString(counter.ask(Q(type=Q.Create, task=[deps]).SerializeToString())).type == Q.Error
+    )
