@@ -198,6 +198,13 @@ def test_too_many_tasks_in_one_message_are_refused(monkeypatch: pytest.MonkeyPat
     assert yard.submit(b"a", b"b") == [Accepted(b"client", 0, new=2)]
 
 
+def test_payload_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submission, "PAYLOAD_BYTES_MAX", 3)
+    yard = Yard()
+    assert refusal(send(yard, Submission([b"a", b"b"], [b"123", b"1234"]))) is Refusal.TOO_MANY
+    assert yard.scheduler.ledger.tasks == {}
+
+
 def test_task_that_would_wait_for_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submission, "AFTER_MAX", 1)
     yard = Yard()

@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -132,3 +133,10 @@ def test_more_peers_than_descriptors_do_not_end_the_listener(tmp_path: Path) -> 
         assert broker.poll() is None
         broker.communicate(b"\n")
         assert broker.returncode == 0
+
+
+def test_handler_ends_with_its_context() -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    zap.start(context)
+    context.term()  # waits until the handler's socket is closed
+    assert context.closed

@@ -55,7 +55,8 @@ def test_broker_killed_while_a_thousand_requests_wait(tmp_path: Path) -> None:
 
         def parked() -> bool:
             crowd.turn()
-            return sum(one["state"] == "parked" for one in client.workers()) == WORKERS
+            waiting = [one for one in client.workers() if one["state"] == "parked"]
+            return len(waiting) == WORKERS
 
         until(parked, "all workers wait")
         broker.kill()

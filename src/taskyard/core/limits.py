@@ -13,6 +13,9 @@ NAME_BYTES_MAX: Final = 1024
 #: One message is one record and one turn: a larger one would hold up everybody else's answer.
 TASKS_A_MESSAGE_MAX: Final = 100_000
 
+#: Payloads are kept in memory while their task waits; larger ones belong in a file that it names.
+PAYLOAD_BYTES_MAX: Final = 16 * 1024 * 1024
+
 #: About 4 GB at 400 bytes a task. Beyond it producers are told, and workers keep completing.
 TASKS_MAX: Final = 10_000_000
 

@@ -17,6 +17,7 @@ from taskyard.core.limits import (
     AFTER_MAX,
     NAME_BYTES_MAX,
     NUMBER_MAX,
+    PAYLOAD_BYTES_MAX,
     PRIORITY_MAX,
     RETRIES_MAX,
     TASKS_A_MESSAGE_MAX,
@@ -98,6 +99,9 @@ def check_shape(submission: Submission) -> None:
         raise Refusing(Refusal.MALFORMED, "the submission's columns differ in length")
     if len(submission.payloads) not in (1, count):
         raise Refusing(Refusal.MALFORMED, "a payload for each task is needed, or one for all")
+    if max(map(len, submission.payloads)) > PAYLOAD_BYTES_MAX:
+        text = f"a payload must have at most {PAYLOAD_BYTES_MAX} bytes; name a file in it instead"
+        raise Refusing(Refusal.TOO_MANY, text)
     if submission.lanes and max(map(len, submission.lanes)) > NAME_BYTES_MAX:
         raise Refusing(Refusal.BAD_NAME, f"a lane's name must have at most {NAME_BYTES_MAX} bytes")
     if submission.after and max(map(len, submission.after)) > AFTER_MAX:

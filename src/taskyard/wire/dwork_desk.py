@@ -127,7 +127,8 @@ class Desk:
 
     def introduce(self, worker: bytes, facts: WorkerFacts) -> list[events.Event]:
         """Tell the scheduler who works, if it was not told so already."""
-        if self.facts.get(worker) == facts:
+        known = self.facts.get(worker)
+        if known is facts or known == facts:
             return []
         self.facts[worker] = facts
         return [events.WorkerAppeared(0, worker, facts)]

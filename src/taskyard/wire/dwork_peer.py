@@ -136,15 +136,14 @@ class Reply:
             names=batch.name[:],
             attempts=batch.attempt[:],
             payloads=batch.payload[:],
-            terms=[tasks.decode_terms(tasks.parse(pb.Terms, raw)) for raw in batch.terms],
+            terms=[*map(tasks.terms_of, batch.terms)],
             terms_at=batch.terms_at[:] or None,
             lanes=batch.lane[:] or None,
         )
 
 
 def create(request: int, submission: Submission, unknown: Unknown = Unknown.REFUSE) -> bytes:
-    query = _Q(type=CREATE, request=request)
-    tasks.fill_submission(query.batch, submission)
+    query = _Q(type=CREATE, request=request, batch=tasks.submission_columns(submission))
     if unknown is not Unknown.REFUSE:
         query.unknown = _UNKNOWN[unknown]
     return query.SerializeToString()
@@ -189,16 +188,14 @@ def complete(
 ) -> bytes:
     """Report on tasks, and with a `count` ask for as many more: answered at once, with work or
     without."""
-    query = _Q(type=COMPLETE, request=request, location=location)
-    batch = query.batch
-    batch.name.extend(reports.names)
-    batch.attempt.extend(reports.attempts)
+    columns: tasks.Columns = {"name": reports.names, "attempt": reports.attempts}
     if any(reports.outcomes):
-        batch.outcome.extend(reports.outcomes)  # type: ignore[arg-type]  # the same numbers
+        columns["outcome"] = reports.outcomes
     if any(reports.texts):
-        batch.text.extend(reports.texts)
+        columns["text"] = reports.texts
     if any(reports.outputs):
-        batch.output.extend(reports.outputs)
+        columns["output"] = reports.outputs
+    query = _Q(type=COMPLETE, request=request, location=location, batch=columns)
     if count and worker is not None:
         query.n = count
         query.worker.CopyFrom(worker)

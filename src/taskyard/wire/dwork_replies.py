@@ -58,7 +58,7 @@ def _answer_due(desk: Desk, effect: effects.AnswerDue) -> list[Reply]:
         return desk.answer(effect.request, _Q.Exit)
     if ticket.stream:
         return [desk.reply(ticket, _Q.Watch, batch=pb.Batch(), n=ticket.left)]
-    batch = _settled(ticket.told) if ticket.told else pb.Batch()
+    batch = _settled(ticket.told) if ticket.told else {}
     return desk.answer(effect.request, _Q.Watch, batch=batch, n=ticket.left)
 
 
@@ -256,20 +256,24 @@ def _messages(effect: effects.Assign, *, extended: bool) -> list[bytes]:
     return messages
 
 
-def _columns(effect: effects.Assign) -> pb.Batch:
+def _columns(effect: effects.Assign) -> tasks.Columns:
     """Assigned tasks as columns; terms that several share are sent once."""
-    batch = pb.Batch(name=effect.names, payload=effect.payloads, attempt=effect.attempts)
-    places: dict[int, int] = {}  # by identity: tasks of one submission share their terms
-    at = [places.setdefault(id(terms), len(places)) for terms in effect.terms]
-    if len(places) == 1:
-        batch.terms.append(tasks.encode_terms(effect.terms[0]))
+    columns: tasks.Columns = {
+        "name": effect.names,
+        "payload": effect.payloads,
+        "attempt": effect.attempts,
+    }
+    first = effect.terms[0]
+    if effect.terms.count(first) == len(effect.terms):  # of one submission, nearly always
+        columns["terms"] = [tasks.encode_terms(first)]
     else:
-        different = {id(terms): terms for terms in effect.terms}
-        batch.terms.extend(tasks.encode_terms(different[key]) for key in places)
-        batch.terms_at.extend(at)
+        encoded = [*map(tasks.encode_terms, effect.terms)]
+        different = {terms: place for place, terms in enumerate(dict.fromkeys(encoded))}
+        columns["terms"] = [*different]
+        columns["terms_at"] = [different[terms] for terms in encoded]
     if any(effect.lanes):
-        batch.lane.extend(effect.lanes)
-    return batch
+        columns["lane"] = effect.lanes
+    return columns
 
 
 def _missing(ticket: Ticket) -> dict[str, bytes]:
@@ -287,9 +291,9 @@ def _gather(ticket: Ticket, effect: effects.Told) -> None:
         ticket.told.texts += effect.texts
 
 
-def _settled(told: effects.Told) -> pb.Batch:
+def _settled(told: effects.Told) -> tasks.Columns:
     texts = [text or b"" for text in told.texts]
-    return pb.Batch(name=told.names, standing=told.states, text=texts)  # type: ignore[arg-type]
+    return {"name": told.names, "standing": told.states, "text": texts}
 
 
 def _parts(told: effects.Told) -> list[effects.Told]:

@@ -6,6 +6,7 @@ changed nothing.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core import events
@@ -34,6 +35,11 @@ SILENCE_NS: Final = 15 * SECOND_NS
 
 #: Tasks in one listing if it does not say.
 LIST_COUNT: Final = 100
+
+#: A worker says the same of itself with every request: so much of it is remembered, if it is no
+#: longer than this.
+FACTS_REMEMBERED: Final = 1024
+FACTS_REMEMBERED_BYTES: Final = 256
 
 _Q: Final = pb.QueryMsg
 _STATES: Final = tuple(TaskState)
@@ -289,10 +295,24 @@ def _wait_ns(query: pb.QueryMsg) -> int:
 
 def _facts(asked: Asked) -> WorkerFacts:
     """A plain worker has no slots, no heartbeat and one service."""
-    worker = asked.query.worker
     if not asked.query.HasField("worker"):
-        silence_ns = SILENCE_NS if asked.extended else 0
-        return WorkerFacts(slots_total=0, silence_ns=silence_ns, dialect=tasks.DIALECT)
+        return _UNINTRODUCED if asked.extended else _PLAIN_WORKER
+    raw = asked.query.worker.SerializeToString()
+    return _introduced(raw) if len(raw) > FACTS_REMEMBERED_BYTES else _remembered_facts(raw)
+
+
+_PLAIN_WORKER: Final = WorkerFacts(slots_total=0, dialect=tasks.DIALECT)
+_UNINTRODUCED: Final = WorkerFacts(slots_total=0, silence_ns=SILENCE_NS, dialect=tasks.DIALECT)
+
+
+@lru_cache(FACTS_REMEMBERED)
+def _remembered_facts(raw: bytes) -> WorkerFacts:
+    return _introduced(raw)
+
+
+def _introduced(raw: bytes) -> WorkerFacts:
+    """What a worker says of itself."""
+    worker = pb.WorkerMsg.FromString(raw)
     if len(worker.service) > SERVICES_MAX or not all(worker.service):
         raise Malformed(f"a worker offers 1 to {SERVICES_MAX} services, by name")
     tasks.check_text(worker.service, "services")

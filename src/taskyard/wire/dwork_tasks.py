@@ -10,7 +10,9 @@ decoded.
 
 from __future__ import annotations
 
-from itertools import accumulate
+from functools import lru_cache
+from itertools import accumulate, chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 
 _M = TypeVar("_M", bound=Message)
 
+#: The fields of a Batch to be. Given to the message that it is part of, they are copied once; a
+#: Batch of its own would be made and then copied, which costs twice as much.
+Columns = dict[str, "Sequence[bytes] | Sequence[int]"]
+
 #: What history calls the wire language of these tasks and workers.
 DIALECT: Final = b"dwork"
 
@@ -34,6 +40,11 @@ DIALECT: Final = b"dwork"
 LOGS_MAX: Final = 100
 
 PERCENT_MAX: Final = 100
+
+#: Messages say the same terms again and again: so many different ones are remembered, if they are
+#: no longer than this.
+TERMS_REMEMBERED: Final = 256
+TERMS_REMEMBERED_BYTES: Final = 256
 
 _OUTCOMES: Final = tuple(Outcome)
 _PLAIN: Final = Terms(dialect=DIALECT)
@@ -115,7 +126,7 @@ def _from_columns(batch: pb.Batch) -> Submission:
     return Submission(
         names=names,
         payloads=batch.payload[:] or [b""],
-        terms=[decode_terms(parse(pb.Terms, raw)) for raw in batch.terms] or [_PLAIN],
+        terms=[*map(terms_of, batch.terms)] or [_PLAIN],
         terms_at=batch.terms_at[:] or None,
         lanes=lanes,
         after=after_of(batch),
@@ -196,6 +207,18 @@ def check_logs(task: pb.TaskMsg) -> None:
         parse(pb.TaskMsg.LogMsg, raw)
 
 
+def terms_of(raw: bytes) -> Terms:
+    """Terms as they come; who changes them makes a copy first, because others may have them too."""
+    if len(raw) > TERMS_REMEMBERED_BYTES:
+        return decode_terms(parse(pb.Terms, raw))
+    return _remembered_terms(raw)
+
+
+@lru_cache(TERMS_REMEMBERED)
+def _remembered_terms(raw: bytes) -> Terms:
+    return decode_terms(parse(pb.Terms, raw))
+
+
 def decode_terms(message: pb.Terms) -> Terms:
     retry = tuple(message.retry.delay_ns) if message.HasField("retry") else None
     check_text([message.campaign, message.service, message.origin], "names in terms")
@@ -216,43 +239,46 @@ def decode_terms(message: pb.Terms) -> Terms:
     )
 
 
-def encode_terms(terms: Terms) -> bytes:
-    """Only what differs from the default is on the wire."""
-    message = pb.Terms()
-    for field in _TERMS_FIELDS:
-        value = getattr(terms, field)
-        if value != getattr(_PLAIN, field):
-            setattr(message, field, value)
-    if terms.retry_delays_ns is not None:
-        message.retry.SetInParent()
-        message.retry.delay_ns.extend(terms.retry_delays_ns)
-    return message.SerializeToString()
-
-
 #: Fields that are the same in `Terms` here and there.
 _TERMS_FIELDS: Final = (
     *("campaign", "service", "priority", "due_ns", "expires_ns", "expires_hard_ns"),
     *("lease_ns", "time_limit_ns", "slots", "crashes_max", "origin"),
 )
+_terms_values = attrgetter(*_TERMS_FIELDS)
 
 
-def fill_submission(batch: pb.Batch, submission: Submission) -> None:
-    """A submission as columns."""
-    batch.name.extend(submission.names)
-    batch.payload.extend(submission.payloads)
-    batch.terms.extend(map(encode_terms, submission.terms))
+def encode_terms(terms: Terms) -> bytes:
+    """Only what differs from the default is on the wire."""
+    return _encoded_terms(_terms_values(terms), terms.retry_delays_ns)
+
+
+@lru_cache(TERMS_REMEMBERED)
+def _encoded_terms(values: tuple[Any, ...], retry_delays_ns: tuple[int, ...] | None) -> bytes:
+    message = pb.Terms()
+    for field, value, default in zip(_TERMS_FIELDS, values, _terms_values(_PLAIN), strict=True):
+        if value != default:
+            setattr(message, field, value)
+    if retry_delays_ns is not None:
+        message.retry.SetInParent()
+        message.retry.delay_ns.extend(retry_delays_ns)
+    return message.SerializeToString()
+
+
+def submission_columns(submission: Submission) -> Columns:
+    """A submission as the columns of a Batch."""
+    columns: Columns = {
+        "name": submission.names,
+        "payload": submission.payloads,
+        "terms": [*map(encode_terms, submission.terms)],
+    }
     if submission.terms_at is not None:
-        batch.terms_at.extend(submission.terms_at)
+        columns["terms_at"] = submission.terms_at
     if submission.lanes is not None:
-        batch.lane.extend(submission.lanes)
+        columns["lane"] = submission.lanes
     if submission.after is not None:
-        fill_after(batch, submission.after)
-
-
-def fill_after(batch: pb.Batch, after: Sequence[Sequence[bytes]]) -> None:
-    for names in after:
-        batch.after.extend(names)
-    batch.after_count.extend(map(len, after))
+        columns["after"] = [*chain.from_iterable(submission.after)]
+        columns["after_count"] = [*map(len, submission.after)]
+    return columns
 
 
 # What is reported.

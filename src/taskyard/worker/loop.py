@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 #: How long a wish for tasks may wait at the broker.
 STEAL_NS: Final = 30 * SECOND_NS
 
+#: Results and output in one report; the rest follows in the next.
+REPORT_BYTES_MAX: Final = 4 * 1024 * 1024
+
 #: Tasks asked for beyond the free slots, for workers that finish at least so many a second: about
 #: a tenth of a second of work, so that a quick task does not wait for a message. Those of slow
 #: tasks ask for none: what they hold and don't run would be missing elsewhere.
@@ -210,7 +213,7 @@ class Loop:
         """With the next wish in the same message, if none is under way."""
         if not self._reports or self._report:
             return
-        done, self._reports = self._reports, []
+        done = self._next_reports()
         self._finished += len(done)
         self._reported = [one.job.key for one in done]
         reports = peer.Reports(
@@ -228,6 +231,17 @@ class Loop:
         )
         if count:
             self._steal = self._report
+
+    def _next_reports(self) -> list[Done]:
+        """All that is done, or as much of it as fits a message."""
+        count = room = 0
+        for done in self._reports:
+            room += len(done.text) + len(done.output)
+            if room > REPORT_BYTES_MAX and count:
+                break
+            count += 1
+        first, self._reports = self._reports[:count], self._reports[count:]
+        return first
 
     def _ask_for_tasks(self) -> None:
         """Wait for them at the broker: a wish that came with a report was answered at once."""

@@ -1,0 +1,288 @@
+"""`taskyard map`: a task a line, results in order, across a broker that is killed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cli.yard import PATIENCE_SECONDS, Caller, Yard, environment, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
+    with running(tmp_path_factory.mktemp("yard") / "state") as running_yard:
+        yield running_yard
+
+
+@pytest.fixture
+def call(yard: Yard, capsysbinary: pytest.CaptureFixture[bytes]) -> Caller:
+    return Caller(yard, capsysbinary)
+
+
+def written(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+@contextmanager
+def started(yard: Yard, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A command in a process of its own, with pipes at all its ends."""
+    with subprocess.Popen(
+        yard.command(*words),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_results_come_in_the_order_of_the_input(call: Caller, tmp_path: Path) -> None:
+    lines = written(tmp_path / "lines", "0.3\n0.1\n\n0\n")
+    script = 'sleep "$1"; echo "$2: slept $1"'
+    words = ["--lines", lines, "--campaign", "order", "--", "sh", "-c", script, "sh", "{}", "{#}"]
+    assert call("map", *words) == (
+        0,
+        "1: slept 0.3\n2: slept 0.1\n3: slept 0\n",
+        "campaign order: 3 tasks: 3 done\n",
+    )
+
+
+def test_results_come_as_they_are_completed_if_wanted(call: Caller, tmp_path: Path) -> None:
+    lines = written(tmp_path / "lines", "1\n0\n")
+    words = ["--lines", lines, "--as-completed", "--", "sh", "-c", "sleep $1; echo $1", "sh", "{}"]
+    assert call("map", *words).out == "0\n1\n"
+
+
+def test_names_are_the_campaign_and_the_number(call: Caller, tmp_path: Path) -> None:
+    lines = written(tmp_path / "lines", "a\nb\n")
+    said = call("map", "--lines", lines, "--", "echo", "{}")
+    campaign = said.err.splitlines()[0].removeprefix("campaign ")
+    assert campaign.startswith("map-")
+    listed = call("list", "--campaign", campaign, "--json").document()["tasks"]
+    assert [task["name"] for task in listed] == [f"{campaign}-1", f"{campaign}-2"]
+
+
+def test_fields_of_a_table_go_to_their_places(call: Caller, tmp_path: Path) -> None:
+    table = written(tmp_path / "t.csv", 'who,what\nann,"good\nday"\nbob,hi\n')
+    words = ["--csv", table, "-q", "--", "echo", "{#}", "{who}:", "{what}!", "${who}", "{}"]
+    assert call("map", *words) == (
+        0,
+        '1 ann: good\nday! ${who} ann,"good\nday"\n2 bob: hi! ${who} bob,hi\n',
+        "",
+    )
+
+
+def test_fields_of_objects_go_to_their_places(call: Caller, tmp_path: Path) -> None:
+    objects = written(
+        tmp_path / "o.jsonl", '{"a": "x y", "n": [1, null]}\n\n{"a": "é", "n": 2.5}\n'
+    )
+    said = call("map", "--jsonl", objects, "-q", "--", "echo", "{a}={n}")
+    assert said == (0, "x y=[1,null]\né=2.5\n", "")
+
+
+def test_braces_of_other_languages_pass(call: Caller, tmp_path: Path) -> None:
+    lines = written(tmp_path / "lines", "a b\n")
+    words = ["--lines", lines, "-q", "--", "sh", "-c", "echo \"$1\" | awk '{print $2}'", "sh", "{}"]
+    assert call("map", *words).out == "b\n"
+
+
+def test_failures_are_told_and_exit_1(call: Caller, tmp_path: Path) -> None:
+    lines = written(tmp_path / "lines", "0\n3\n0\n")
+    said = call(
+        "map", "--lines", lines, "--campaign", "f", "--", "sh", "-c", "echo $1; exit $1", "x", "{}"
+    )
+    assert (said.code, said.out) == (1, "0\n0\n")
+    assert said.err.splitlines() == [
+        "taskyard: task f-2 failed: exit status 3: 3",
+        "campaign f: 3 tasks: 2 done, 1 failed",
+        "`taskyard retry --campaign f --failed` tries the failed ones again",
+    ]
+
+
+def test_repeated_map_is_harmless_and_another_one_is_refused(call: Caller, tmp_path: Path) -> None:
+    lines = written(tmp_path / "lines", "a\nb\n")
+    words = [
+        "--lines",
+        lines,
+        "--campaign",
+        "again",
+        "-q",
+        "--",
+        "sh",
+        "-c",
+        "echo $1; date +%N",
+        "x",
+        "{}",
+    ]
+    first = call("map", *words)
+    assert call("map", *words) == first
+    other = call("map", *words[:-1], "{}{}")
+    assert other.code == 2
+    assert "task again-1 was refused: task again-1 is known with another payload" in other.err
+
+
+def test_no_wait_only_submits(call: Caller, tmp_path: Path) -> None:
+    lines = written(tmp_path / "lines", "a\nb\n")
+    words = [
+        "--lines",
+        lines,
+        "--campaign",
+        "later",
+        "--due",
+        "1h",
+        "--no-wait",
+        "--",
+        "echo",
+        "{}",
+    ]
+    assert call("map", *words) == (0, "", "campaign later: 2 tasks are submitted\n")
+    assert call("status", "--campaign", "later", "--json").document()["counts"]["delayed"] == 2
+    document = call("map", "--json", *words).document()
+    assert (document["campaign"], document["submitted"]) == ("later", 2)
+    call("cancel", "--campaign", "later")
+    assert call("map", *(word for word in words if word != "--no-wait")).code == 5
+
+
+def test_call_gets_the_line_or_the_values_of_places(call: Caller, tmp_path: Path) -> None:
+    objects = written(tmp_path / "o.jsonl", '{"a": 1}\n')
+    words = ["--jsonl", objects, "--campaign", "calls", "--no-wait", "-q", "--call", "m:f"]
+    assert call("map", *words, "{}", "{a}", "{#}", "[0]").code == 0
+    known = call(
+        "submit",
+        "--campaign",
+        "calls",
+        "--name",
+        "calls-1",
+        "--call",
+        "m:f",
+        '{"a":1}',
+        "1",
+        "1",
+        "[0]",
+    )
+    assert known.err == "task calls-1 is known already: nothing was submitted\n"
+
+
+def test_payload_has_places_too(call: Caller, tmp_path: Path) -> None:
+    lines = written(tmp_path / "lines", "x\n")
+    words = ["--lines", lines, "--campaign", "pay", "--no-wait", "-q", "--payload", "<{}>"]
+    assert call("map", *words).code == 0
+    known = call("submit", "--campaign", "pay", "--name", "pay-1", "--payload", "<x>")
+    assert known.err.startswith("task pay-1 is known already")
+
+
+def test_document_has_every_task(call: Caller, tmp_path: Path) -> None:
+    lines = written(tmp_path / "lines", "0\n1\n")
+    words = ["--lines", lines, "--campaign", "d", "--json", "--", "sh", "-c", "exit $1", "x", "{}"]
+    document = call("map", *words).document()
+    assert document["tasks"] == [
+        {"name": "d-1", "state": "done", "result": ""},
+        {"name": "d-2", "state": "failed", "reason": "task d-2 failed: exit status 1"},
+    ]
+    assert document["counts"] == {"done": 1, "failed": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words", "told"),
+    [
+        ("lines", "a\n", ["--", "echo"], "write {} in the command"),
+        ("lines", "a\n\xff", ["--", "echo", "{}"], "lines:2: the line is not UTF-8"),
+        ("csv", "a,b\n1\n", ["--", "echo", "{a}"], "csv:2: the row has 1 cells, the header 2"),
+        (
+            "csv",
+            "a,b\n1,2\n",
+            ["--", "echo", "{c}"],
+            "csv:2: has no column 'c'; there are 'a', 'b'",
+        ),
+        ("csv", "a,a\n1,2\n", ["--", "echo", "{a}"], "csv:1: the header has 'a' twice"),
+        ("csv", 'a\n"1', ["--", "echo", "{a}"], "csv:2: the row is no CSV"),
+        ("jsonl", "{}\n[1]\n", ["--", "echo", "{}"], "jsonl:2: is no JSON object"),
+        ("lines", "a\n", ["--call", "m:f", "x{}"], "neither JSON nor one place"),
+    ],
+)
+def test_bad_input_is_told_with_its_place(
+    call: Caller, tmp_path: Path, name: str, content: str, words: list[str], told: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content.encode("latin-1"))
+    said = call("map", f"--{name}", str(path), *words)
+    assert said.code == 2
+    assert told in said.err
+
+
+def test_file_that_is_not_there_and_two_files_are_refused(call: Caller, tmp_path: Path) -> None:
+    none = str(tmp_path / "none")
+    assert f"{none}: can't be read" in call("map", "--lines", none, "--", "echo", "{}").err
+    assert call("map", "--lines", none, "--csv", none, "--", "echo", "{}").code == 2
+
+
+def test_line_is_run_before_the_next_one_is_written(yard: Yard) -> None:
+    with started(yard, "map", "--", "echo", "got", "{}") as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for line in (b"one\n", b"two\n"):
+            process.stdin.write(line)
+            process.stdin.flush()
+            assert process.stdout.readline() == b"got " + line
+        process.stdin.close()
+        assert process.wait(PATIENCE_SECONDS) == 0
+
+
+def test_interrupted_map_says_how_to_go_on(yard: Yard) -> None:
+    with started(yard, "map", "--campaign", "cut", "--", "echo", "{}") as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(b"one\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_SECONDS) == 130
+        errors = process.stderr.read().decode()
+    assert errors.strip().startswith("taskyard: interrupted")
+    assert "map --campaign cut" in errors
+    assert "Traceback" not in errors
+
+
+def test_pipe_that_is_closed_is_no_error(yard: Yard) -> None:
+    with started(yard, "map", "-q", "--", "echo", "{}") as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(b"one\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"one\n"
+        process.stdout.close()
+        process.stdin.write(b"two\n" * 3)
+        process.stdin.close()
+        assert process.wait(PATIENCE_SECONDS) == 0
+        assert process.stderr.read() == b""
+
+
+def test_broker_that_is_killed_in_the_middle_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    lines = 2_000
+    (tmp_path / "lines").write_text("".join(f"{number}\n" for number in range(lines)))
+    ran = tmp_path / "ran"
+    script = f"echo $1 >> {ran}; echo $1"
+    words = ["--lines", str(tmp_path / "lines"), "-q", "--", "sh", "-c", script, "sh", "{}"]
+    with running(tmp_path / "state") as yard, started(yard, "map", *words) as process:
+        assert process.stdout is not None
+        first = [process.stdout.readline() for _ in range(200)]
+        yard.kill_broker()
+        yard.start_broker()
+        rest = process.stdout.read().splitlines(keepends=True)
+        assert process.wait(PATIENCE_SECONDS) == 0
+    assert [int(line) for line in (*first, *rest)] == list(range(lines))
+    assert sorted(map(int, ran.read_text().split())) == list(range(lines))
