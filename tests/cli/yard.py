@@ -69,10 +69,19 @@ class Yard:
         self._broker.send_signal(signal.SIGKILL)
         self._broker.communicate()
 
+    def wait_for_end(self) -> int:
+        """The exit code of a broker that leaves by itself."""
+        assert self._broker is not None
+        self._broker.communicate(timeout=PATIENCE_SECONDS)
+        return self._broker.returncode
+
     def stop(self) -> None:
         for process in (*self._workers, self._broker):
-            if process is not None and process.poll() is None:
+            if process is None:
+                continue
+            if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
+            if process.stdin is not None and not process.stdin.closed:
                 process.communicate(timeout=PATIENCE_SECONDS)
 
     def command(self, *words: str) -> list[str]:

@@ -15,6 +15,7 @@ from taskyard.net.sockets import Wire, connect
 #: What must come has come by then, however busy the machine; nobody waits for it in vain.
 PATIENCE_NS = 20 * SECOND_NS
 PATIENCE_S = PATIENCE_NS // SECOND_NS
+PATIENCE_MS = 1_000 * PATIENCE_S
 
 PYTHON = sys.executable
 

@@ -10,7 +10,7 @@ import zmq
 from taskyard.net.context import context
 from taskyard.net.options import CONNECTING, CONTEXT, LISTENING, state_options
 from taskyard.net.sockets import Wire, connect, listen
-from tests.net.kit import arrived, needs_ipv6, peers
+from tests.net.kit import PATIENCE_MS, arrived, needs_ipv6, peers
 
 #: ZeroMQ takes these and does not tell them; the tests below see them at work.
 WRITE_ONLY = [zmq.SocketOption.ROUTER_MANDATORY, zmq.SocketOption.ROUTER_HANDOVER]
@@ -93,7 +93,7 @@ def test_without_a_zap_handler_nobody_comes_in() -> None:
             dealer.setsockopt(zmq.LINGER, 0)
             dealer.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
             dealer.send(b"hello")
-            monitor.recv_multipart()
+            assert monitor.poll(PATIENCE_MS)
             router.disable_monitor()
         with pytest.raises(zmq.Again):
             router.recv()

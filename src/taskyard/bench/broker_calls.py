@@ -11,10 +11,11 @@ from taskyard.bench.floors import (
 )
 from taskyard.bench.lines import Line, line
 from taskyard.bench.peers import Done, Part
-from taskyard.bench.settings import Settings
+from taskyard.bench.settings import Kind, Settings
 from taskyard.bench.stage import Stage
 
-JOURNALS: Final = ("durable", "in memory")
+KINDS: Final[tuple[Kind, ...]] = ("durable", "in memory")
+ECHO: Final[Kind] = "echo"
 
 #: Plain peers at once, the most of which the floor is given for, and tasks that they do in all.
 PLAIN_PEERS: Final = (1, 2, 4, 8)
@@ -29,14 +30,16 @@ LATENCY_COUNT: Final = 1_000
 
 
 def plain(settings: Settings) -> list[Line]:
-    """Peers with nothing but dwork's own bytes, each with one request under way."""
+    """Peers with nothing but dwork's own bytes, each with one request under way: three round trips
+    a task. Beside it what the same peers reach when nobody thinks about the answers."""
     lines: list[Line] = []
-    for journal in JOURNALS:
+    for kind in (*KINDS, ECHO):
         for peers in PLAIN_PEERS:
-            settings.say(f"{peers} plain peers, {journal}")
-            runs = [_measure_plain(peers, journal, settings) for _ in settings.times()]
-            bound = PLAIN_TASKS_A_SECOND if peers == max(PLAIN_PEERS) else None
-            what = f"{peers} plain peers, {journal}"
+            what = f"{peers} plain peers, {kind}"
+            settings.say(what)
+            runs = [_measure_plain(peers, kind, settings) for _ in settings.times()]
+            judged = peers == max(PLAIN_PEERS) and kind != ECHO
+            bound = PLAIN_TASKS_A_SECOND if judged else None
             rates = [rate for rate, _ in runs]
             lines.append(line(what, "tasks/s", rates, bound, most_is_best=True))
             lines.append(line("  all processes", "µs/task", [cost for _, cost in runs]))
@@ -44,10 +47,10 @@ def plain(settings: Settings) -> list[Line]:
     return lines
 
 
-def _measure_plain(peers: int, journal: str, settings: Settings) -> tuple[float, float]:
+def _measure_plain(peers: int, kind: Kind, settings: Settings) -> tuple[float, float]:
     """Tasks a second, and CPU microseconds a task."""
     count = max(1, settings.count(PLAIN_COUNT) // peers)
-    with Stage(durable=journal == "durable", profile=settings.profile) as stage:
+    with Stage(kind, profile=settings.profile) as stage:
         parts = [Part("plain", stage.endpoint, number, count) for number in range(peers)]
         cast = stage.cast(*parts)
         cpu_ns = stage.cpu_ns()
@@ -63,12 +66,12 @@ def calls(settings: Settings) -> list[Line]:
     """`Client.submit` in a loop, with two workers: until the broker has all, and until all futures
     are settled."""
     lines: list[Line] = []
-    for journal in JOURNALS:
-        settings.say(f"one-task calls, {journal}: {settings.count(CALLS_COUNT):,}")
-        runs = [_measure_calls(journal, settings) for _ in settings.times()]
+    for kind in KINDS:
+        settings.say(f"one-task calls, {kind}: {settings.count(CALLS_COUNT):,}")
+        runs = [_measure_calls(kind, settings) for _ in settings.times()]
         taken = [one.count * 1e9 / (one.taken_ns - one.start_ns) for one, _ in runs]
         settled = [one.count * 1e9 / (one.end_ns - one.start_ns) for one, _ in runs]
-        what = f"one-task calls, {journal}"
+        what = f"one-task calls, {kind}"
         lines += [
             line(f"{what}, acknowledged", "tasks/s", taken, CALLS_A_SECOND),
             line(f"{what}, all settled", "tasks/s", settled, most_is_best=True),
@@ -77,9 +80,9 @@ def calls(settings: Settings) -> list[Line]:
     return lines
 
 
-def _measure_calls(journal: str, settings: Settings) -> tuple[Done, float]:
+def _measure_calls(kind: Kind, settings: Settings) -> tuple[Done, float]:
     count = settings.count(CALLS_COUNT)
-    with Stage(durable=journal == "durable", profile=settings.profile) as stage:
+    with Stage(kind, profile=settings.profile) as stage:
         works = [
             Part("work", stage.endpoint, number, batch=CALLS_BATCH)
             for number in range(CALLS_WORKERS)
@@ -96,20 +99,20 @@ def _measure_calls(journal: str, settings: Settings) -> tuple[Done, float]:
 def latency(settings: Settings) -> list[Line]:
     """From submit to result of one task, with one worker parked and nothing else to do."""
     lines: list[Line] = []
-    for journal in JOURNALS:
-        settings.say(f"latency, {journal}")
-        runs = [_measure_latency(journal, settings) for _ in settings.times()]
-        what = f"submit to result, {journal}"
+    for kind in KINDS:
+        settings.say(f"latency, {kind}")
+        runs = [_measure_latency(kind, settings) for _ in settings.times()]
+        what = f"submit to result, {kind}"
         middle = [median(run) for run in runs]
-        lines.append(line(f"{what}, p50", "ms", middle, LATENCY_MS[journal]))
+        lines.append(line(f"{what}, p50", "ms", middle, LATENCY_MS[kind]))
         lines.append(line(f"{what}, p99", "ms", [quantiles(run, n=100)[-1] for run in runs]))
     return lines
 
 
-def _measure_latency(journal: str, settings: Settings) -> list[float]:
+def _measure_latency(kind: Kind, settings: Settings) -> list[float]:
     """Milliseconds, one for each task."""
     count = max(2, settings.count(LATENCY_COUNT))
-    with Stage(durable=journal == "durable", profile=settings.profile) as stage:
+    with Stage(kind, profile=settings.profile) as stage:
         parts = (Part("wait", stage.endpoint, count=count), Part("work", stage.endpoint))
         caller, worker = stage.cast(*parts)
         worker.tell()

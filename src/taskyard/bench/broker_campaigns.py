@@ -6,10 +6,10 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from taskyard.bench.floors import BROKER_TASK_US, GROWTH, SHAPE_COST
+from taskyard.bench.floors import BROKER_TASK_US, GROWTH, SHAPE_COST, Bound
 from taskyard.bench.lines import Line, line
 from taskyard.bench.peers import Part
-from taskyard.bench.settings import Settings
+from taskyard.bench.settings import Kind, Settings
 from taskyard.bench.stage import Stage
 from taskyard.bench.workloads import SHAPES, Shape
 
@@ -31,7 +31,7 @@ class Campaign(Struct, frozen=True):
 
     count: int
     batch: int = BATCH
-    durable: bool = True
+    kind: Kind = "durable"
     #: Workers begin with the producer; else when all tasks are submitted.
     at_once: bool = False
     shape: Shape = "flat"
@@ -62,7 +62,7 @@ class Run(Struct):
 def measure(campaign: Campaign, settings: Settings) -> Run:
     """Run a campaign once, on a stage of its own."""
     batch, count = campaign.batch, campaign.count
-    with Stage(durable=campaign.durable, profile=settings.profile) as stage:
+    with Stage(campaign.kind, profile=settings.profile) as stage:
         produces = Part("produce", stage.endpoint, count=count, batch=batch, shape=campaign.shape)
         works = [Part("work", stage.endpoint, number, batch=batch) for number in range(WORKERS)]
         producer, *workers = stage.cast(produces, *works)
@@ -90,41 +90,31 @@ def batches(settings: Settings) -> list[Line]:
     """By batch, durable and not. The cost is the mean of two ways to run the same campaign: all
     tasks are there before workers begin, and both at once."""
     lines: list[Line] = []
-    for journal in BROKER_TASK_US:
+    for kind, bound in BROKER_TASK_US.items():
         for batch, count in COUNTS.items():
-            settings.say(f"batch {batch}, {journal}: {settings.count(count):,} tasks")
-            before = Campaign(settings.count(count), batch, durable=journal == "durable")
+            what = f"batch {batch}, {kind}"
+            settings.say(f"{what}: {settings.count(count):,} tasks")
+            before = Campaign(settings.count(count), batch, kind)
             backlog = several(before, settings)
             at_once = several(replace(before, at_once=True), settings)
-            lines += _batch_lines(f"batch {batch}, {journal}", backlog, at_once)
-            if batch == BATCH:
-                _judge(lines[-5], journal)
+            lines += _batch_lines(what, backlog, at_once, bound if batch == BATCH else None)
     return lines
 
 
-def _batch_lines(what: str, backlog: list[Run], at_once: list[Run]) -> list[Line]:
+def _batch_lines(
+    what: str, backlog: list[Run], at_once: list[Run], bound: Bound | None
+) -> list[Line]:
     pairs = [*zip(backlog, at_once, strict=True)]
+    costs = [mean(run.task_us for run in pair) for pair in pairs]
+    of_broker = [mean(run.broker_us for run in pair) for pair in pairs]
+    rates = [run.tasks_a_second for run in at_once]
     return [
-        line(what, "µs/task", [mean(run.task_us for run in pair) for pair in pairs]),
+        line(what, "µs/task", costs, bound),
         line("  backlog first", "µs/task", [run.task_us for run in backlog]),
         line("  both at once", "µs/task", [run.task_us for run in at_once]),
-        line(
-            "  of it the broker",
-            "µs/task",
-            [mean(run.broker_us for run in pair) for pair in pairs],
-        ),
-        line(
-            "  both at once",
-            "tasks/s",
-            [run.tasks_a_second for run in at_once],
-            most_is_best=True,
-        ),
+        line("  of it the broker", "µs/task", of_broker),
+        line("  both at once", "tasks/s", rates, most_is_best=True),
     ]
-
-
-def _judge(of_all: Line, journal: str) -> None:
-    bound = BROKER_TASK_US[journal]
-    of_all.floor, of_all.goal, of_all.verdict = bound.floor, bound.goal, bound.verdict(of_all.best)
 
 
 def shapes(settings: Settings) -> list[Line]:

@@ -1,22 +1,43 @@
-"""The broker that is measured, as a process of its own: `python -m … STATE [memory]`.
+"""The broker that is measured, as a process of its own: `python -m … STATE KIND`.
 
 It is the product's broker and nothing else. That it can be profiled is the benchmark's affair, so
 the variable that asks for it is known here and not there.
+
+Beside it there is an echo: it answers plain peers out of a table, and keeps nothing. What they
+reach with it is what the sockets alone allow.
 """
 
 import cProfile
 import os
 import sys
 from pathlib import Path
+from typing import Final
 
 from taskyard.broker.serve import Settings, serve
+from taskyard.net import endpoints, sockets
+from taskyard.net.poller import Poller
+from taskyard.net.signals import Signals
+from taskyard.net.sockets import Wire
+from taskyard.wire import dwork_pb2 as pb
 
 #: The file to write the profile to; not set: run without.
-PROFILE_VARIABLE = "TASKYARD_BENCH_PROFILE"
+PROFILE_VARIABLE: Final = "TASKYARD_BENCH_PROFILE"
+
+_Q: Final = pb.QueryMsg
+_TASK: Final = pb.TaskMsg(name=b"task-0-000000000", origin=b"peer-0").SerializeToString()
+#: The echo's answers, by the byte of a plain message that says its type.
+_ANSWERS: Final[dict[int, bytes]] = {
+    _Q.Create: _Q(type=_Q.OK).SerializeToString(),
+    _Q.Steal: _Q(type=_Q.Transfer, task=[_TASK]).SerializeToString(),
+    _Q.Complete: _Q(type=_Q.OK).SerializeToString(),
+}
 
 
-def main(state: str, *options: str) -> None:
-    settings = Settings(Path(state), in_memory="memory" in options)
+def main(state: Path, kind: str) -> None:
+    if kind == "echo":
+        echo(state)
+        return
+    settings = Settings(state, in_memory=kind == "in memory")
     profile = os.environ.get(PROFILE_VARIABLE)
     if not profile:
         serve(settings, _say)
@@ -26,9 +47,30 @@ def main(state: str, *options: str) -> None:
     profiler.dump_stats(profile)
 
 
+def echo(state: Path) -> None:
+    """Answer until told to stop."""
+    wire, poller = sockets.listen(endpoints.native(state)), Poller()
+    with Signals() as signals:
+        poller.add(wire)
+        poller.add(signals.fileno())
+        _say("listening")
+        while not signals.taken():
+            poller.wait(None)
+            _answer_all(wire)
+    wire.close()
+
+
+def _answer_all(wire: Wire) -> None:
+    arrived = []
+    while (frames := wire.receive()) is not None:
+        arrived.append(frames)
+    for route, _, body in arrived:
+        wire.send([route, b"", _ANSWERS[body[1]]])
+
+
 def _say(text: str) -> None:
     print(text, flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(Path(sys.argv[1]), sys.argv[2])

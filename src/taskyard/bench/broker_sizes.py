@@ -29,7 +29,7 @@ def memory(settings: Settings) -> list[Line]:
 
 def _measure_memory(settings: Settings) -> float:
     small, count = settings.count(COUNT_SMALL), settings.count(COUNT)
-    with Stage(durable=True, profile=settings.profile) as stage:
+    with Stage("durable", profile=settings.profile) as stage:
         _submit(stage, 0, small)
         before_bytes = stage.broker.resident_bytes()
         _submit(stage, small, count)
@@ -43,7 +43,7 @@ def restart(settings: Settings) -> list[Line]:
     seconds: list[float] = []
     pages_ms: list[float] = []
     searches_ms: list[float] = []
-    with Stage(durable=True, profile=settings.profile) as stage:
+    with Stage("durable", profile=settings.profile) as stage:
         _submit(stage, 0, settings.count(COUNT))
         for _ in settings.times():
             stage.restart_broker()

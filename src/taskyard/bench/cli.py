@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 import click
 import msgspec
@@ -12,6 +13,9 @@ from rich.table import Table
 from taskyard.bench import broker, core
 from taskyard.bench.lines import Line
 from taskyard.bench.settings import Settings
+
+#: From here on two decimals tell nothing.
+_NO_DECIMALS: Final = 1000
 
 
 class Report(msgspec.Struct):
@@ -100,15 +104,15 @@ def _finish(suite: str, lines: list[Line], json_file: Path | None) -> None:
 def show(suite: str, lines: Sequence[Line]) -> None:
     """The table: best of several, spread, floor, goal, verdict."""
     table = Table(title=f"bench {suite}: best of several", title_justify="left")
-    table.add_column("what")
+    table.add_column("what", no_wrap=True)
     for column in ("best", "worst", "unit", "floor", "goal", "reached"):
         table.add_column(column, justify="left" if column in {"unit", "reached"} else "right")
     for one in lines:
-        bounds = [
-            "" if one.floor is None else f"{one.floor:g}",
-            "" if one.goal is None else f"{one.goal:g}",
-        ]
-        table.add_row(
-            one.what, f"{one.best:.2f}", f"{one.worst:.2f}", one.unit, *bounds, one.verdict
-        )
+        bounds = ["" if mark is None else f"{mark:g}" for mark in (one.floor, one.goal)]
+        figures = (_shown(one.best), _shown(one.worst))
+        table.add_row(one.what, *figures, one.unit, *bounds, one.verdict)
     Console().print(table)
+
+
+def _shown(figure: float) -> str:
+    return f"{figure:,.0f}" if figure >= _NO_DECIMALS else f"{figure:.2f}"

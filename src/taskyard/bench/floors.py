@@ -4,6 +4,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from taskyard.bench.settings import Kind
+
 
 class Bound(Struct, frozen=True):
     """A measured figure should be at most this; with `at_least`, at least."""
@@ -38,7 +40,10 @@ RECOVERY_S: Final = Bound(5.0, 2.0)
 
 #: CPU microseconds a task of broker, producer and two workers together, batch 100: durable, or with
 #: the journal in memory.
-BROKER_TASK_US: Final = {"durable": Bound(10.0, 6.5), "in memory": Bound(8.0, 5.5)}
+BROKER_TASK_US: Final[dict[Kind, Bound]] = {
+    "durable": Bound(10.0, 6.5),
+    "in memory": Bound(8.0, 5.5),
+}
 #: Cost a task in chains, or in lanes, over that of flat tasks, the whole broker.
 SHAPE_COST: Final = Bound(1.6, 1.3)
 #: Tasks a second through the broker that dwork is known for, batch 1, as its own server does it.
@@ -50,6 +55,9 @@ PLAIN_TASKS_A_SECOND: Final = Bound(
 #: Tasks a second by one-task calls in a loop.
 CALLS_A_SECOND: Final = Bound(25_000, 60_000, at_least=True)
 #: Milliseconds from submit to result of one task, idle broker, the median.
-LATENCY_MS: Final = {"durable": Bound(1.0, 0.65), "in memory": Bound(0.5, 0.35)}
+LATENCY_MS: Final[dict[Kind, Bound]] = {
+    "durable": Bound(1.0, 0.65),
+    "in memory": Bound(0.5, 0.35),
+}
 #: Milliseconds for a page of a listing of a million tasks.
 LISTING_MS: Final = Bound(200, 50)

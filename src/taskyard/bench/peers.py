@@ -73,6 +73,10 @@ class Link:
         self._wire = sockets.connect(endpoint)
         self._poller = Poller()
         self._poller.add(self._wire)
+        #: Hears the word to end as well; of use to who is idle, a cost to who is busy.
+        self._idle_poller = Poller()
+        self._idle_poller.add(self._wire)
+        self._idle_poller.add(_STDIN)
 
     def send(self, body: bytes) -> None:
         if not self._wire.send([b"", body]):
@@ -86,18 +90,12 @@ class Link:
 
     def receive_or_end(self, idle: Callable[[], None]) -> bytes | None:
         """The next answer, or None if it is time to end; `idle` is called when neither comes."""
-        wait_ns: int | None = IDLE_NS
         while (frames := self._wire.receive()) is None:
-            ready = self._poller.wait(wait_ns)
-            if _STDIN in ready:
-                return None
-            if not ready:
+            if not self._poller.wait(IDLE_NS):
                 idle()
-                wait_ns = None
+                if _STDIN in self._idle_poller.wait(None):
+                    return None
         return frames[-1]
-
-    def heed_end(self) -> None:
-        self._poller.add(_STDIN)
 
     def close(self) -> None:
         self._wire.close()
@@ -129,7 +127,6 @@ def work(part: Part) -> Iterator[Done]:
     link = Link(part.endpoint)
     worker = _Worker(link, part)
     yield Done()
-    link.heed_end()
     worker.ask(_LONG_NS)
     while (body := link.receive_or_end(lambda: tell(worker.done))) is not None:
         worker.hear(Reply(body))

@@ -1,11 +1,15 @@
 """How to run a suite that starts processes: how often, how large, and who is told how it goes."""
 
 from collections.abc import Callable, Iterator
+from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
+#: A broker by where its journal is, or no broker at all.
+Kind: TypeAlias = Literal["durable", "in memory", "echo"]
+
 #: What a quick run divides the numbers of tasks by.
-QUICK = 100
+QUICK: Final = 100
 
 
 class Settings(Struct, frozen=True):

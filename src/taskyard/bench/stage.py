@@ -22,6 +22,7 @@ import msgspec
 
 from taskyard.bench.broker_host import PROFILE_VARIABLE
 from taskyard.bench.peers import Done, Part
+from taskyard.bench.settings import Kind
 from taskyard.net import endpoints
 
 #: How often to see whether everybody is still there while nobody says anything.
@@ -94,13 +95,10 @@ class Peer(Process):
 class Broker(Process):
     """Ready when made."""
 
-    def __init__(self, state: Path, *, durable: bool, profile: Path | None = None) -> None:
+    def __init__(self, state: Path, kind: Kind, profile: Path | None = None) -> None:
         environment = {} if profile is None else {PROFILE_VARIABLE: str(profile)}
-        options = () if durable else ("memory",)
         start_ns = time.monotonic_ns()
-        super().__init__(
-            "taskyard.bench.broker_host", str(state), *options, environment=environment
-        )
+        super().__init__("taskyard.bench.broker_host", str(state), kind, environment=environment)
         self.line()
         #: From its start to where it listens.
         self.started_ns = time.monotonic_ns() - start_ns
@@ -114,9 +112,9 @@ class Broker(Process):
 class Stage:
     """One broker with a state of its own, and its peers; all of them end with it."""
 
-    def __init__(self, *, durable: bool, profile: bool = False) -> None:
-        self._durable = durable
-        self._profiled = profile
+    def __init__(self, kind: Kind, *, profile: bool = False) -> None:
+        self._kind = kind
+        self._profiled = profile and kind != "echo"
         self._stack = ExitStack()
         self.peers: list[Peer] = []
 
@@ -125,7 +123,7 @@ class Stage:
         self.state = directory / "state"
         self._profile = directory / "profile" if self._profiled else None
         self.endpoint = endpoints.native(self.state)
-        self.broker = Broker(self.state, durable=self._durable, profile=self._profile)
+        self.broker = Broker(self.state, self._kind, self._profile)
         return self
 
     def __exit__(
@@ -142,9 +140,9 @@ class Stage:
                 _print_profile(self._profile)
 
     def restart_broker(self) -> None:
-        """Kill it, as a power cut would, and start it again."""
+        """Kill it without warning, and start it again."""
         self.broker.end(signal.SIGKILL)
-        self.broker = Broker(self.state, durable=self._durable, profile=self._profile)
+        self.broker = Broker(self.state, self._kind, self._profile)
 
     def cast(self, *parts: Part) -> list[Peer]:
         """Start peers. Returns them when all are ready."""

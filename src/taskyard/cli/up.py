@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
@@ -35,6 +36,8 @@ from taskyard.journal.lock import FILE_NAME as LOCK_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+Answer = TypeVar("Answer")
 
 #: In the state directory: what a detached `up` and its processes have to say.
 LOG_FILE: Final = "log/up.log"
@@ -246,15 +249,14 @@ def down(talk: Talk, *, state: Path, timeout: int) -> ExitCode | None:
 
 
 def _down(talk: Talk, client: Client, state: Path, seconds: float) -> ExitCode | None:
-    workers = client.drain()
     out = client.status()["counts"]["leased"]
+    workers = client.drain()
     if out:
         talk.say(f"waiting for {count(workers, 'worker')} to finish {count(out, 'task')}")
     if _is_free(state, seconds):
         talk.say("all is stopped")
         return None
-    scope = Scope(states=(TaskState.LEASED,))
-    names = [plain(task["name"]) for task in client.tasks(scope)]
+    names = _within(1.0, lambda: _names_out(client)) or []
     _end(talk, state)
     if not names:
         return None
@@ -263,6 +265,20 @@ def _down(talk: Talk, client: Client, state: Path, seconds: float) -> ExitCode |
         f"{count(len(names), 'task')} cut short after {seconds:g} s, to be done again after the "
         f"next start: {', '.join(names[:CUT_SHOWN_MAX])}{more}"
     )
+
+
+def _names_out(client: Client) -> list[str]:
+    scope = Scope(states=(TaskState.LEASED,))
+    return [plain(task["name"]) for task in client.tasks(scope)]
+
+
+def _within(seconds: float, ask: Callable[[], Answer]) -> Answer | None:
+    """The answer of a broker that may go before it gives one; None if it did."""
+    answers: list[Answer] = []
+    thread = threading.Thread(target=lambda: answers.append(ask()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answers[0] if answers else None
 
 
 def _is_free(state: Path, seconds: float) -> bool:

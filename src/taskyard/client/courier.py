@@ -3,7 +3,8 @@
 Callers leave what they want in the outbox and go on; the courier takes all that is there when it
 comes by. Tasks are gathered: while submissions are under way, later ones wait and leave together,
 so a loop of single calls becomes a few large messages. A submission that is refused is taken apart
-until the task that is to blame is found; the others are taken.
+until the task that is to blame is found; the others are taken. A question waits until all that was
+submitted before it is acknowledged: who submits a task and then asks for it finds it.
 
 Tasks that somebody has a future of are watched, a submission at a time, as soon as they are
 acknowledged. A broker lets one peer watch a limited number of times: where tasks trickle in one by
@@ -71,6 +72,22 @@ class Parcel(NamedTuple):
     watched: bool = True
 
 
+class Batch(NamedTuple):
+    """Tasks that are submitted together, and how many were handed over before the first of them."""
+
+    before: int
+    parcels: list[Parcel]
+
+
+class Question(NamedTuple):
+    """Something to ask the broker, when so many tasks are acknowledged."""
+
+    build: Callable[[int], bytes]
+    wait_ns: int
+    answer: AnyFuture[Reply]
+    after: int
+
+
 class Courier:
     """Runs in its own thread from `start` to `stop`. Its public methods may be called by any."""
 
@@ -78,7 +95,10 @@ class Courier:
         self.endpoint = endpoint
         self._first_answer_ns = first_answer_ns
         self._parcels: deque[Parcel] = deque()
-        self._questions: deque[tuple[Callable[[int], bytes], int, AnyFuture[Reply]]] = deque()
+        #: How many there ever were.
+        self._handed_over = 0
+        self._handing = threading.Lock()
+        self._questions: deque[Question] = deque()
         self._wishes: deque[dict[bytes, Future]] = deque()
         self._waker = Waker()
         self._awake = False
@@ -87,7 +107,8 @@ class Courier:
         self._thread = threading.Thread(target=self._run, name="taskyard-client", daemon=True)
         # Of the thread alone from here on.
         self._clock = SystemClock()
-        self._creates: dict[int, list[Parcel]] = {}
+        self._creates: dict[int, Batch] = {}
+        self._gathered = 0
         self._watches: dict[int, dict[bytes, Future]] = {}
         #: Those of the watches that do not stream.
         self._late_watches: dict[int, None] = {}
@@ -95,7 +116,7 @@ class Courier:
         self._late: dict[bytes, Future] = {}
         self._asked: dict[int, AnyFuture[Reply]] = {}
         #: Submissions that were refused as a whole, to be tried in parts.
-        self._suspects: deque[list[Parcel]] = deque()
+        self._suspects: deque[Batch] = deque()
 
     def start(self) -> None:
         self._thread.start()
@@ -106,7 +127,9 @@ class Courier:
         """Take a task along. Waits while too many are waiting already."""
         if self._stopping:
             raise ClientClosed("the client is closed; open another")
-        self._parcels.append(parcel)
+        with self._handing:
+            self._parcels.append(parcel)
+            self._handed_over += 1
         if len(self._parcels) > OUTBOX_MAX:
             self._wait_for_room()
         if not self._awake:
@@ -125,7 +148,7 @@ class Courier:
         """Ask the broker something; `answer` gets its reply."""
         if self._stopping:
             raise ClientClosed("the client is closed; open another")
-        self._questions.append((build, wait_ns, answer))
+        self._questions.append(Question(build, wait_ns, answer, self._handed_over))
         self._waker.wake()
 
     def watch(self, futures: dict[bytes, Future]) -> None:
@@ -174,13 +197,14 @@ class Courier:
         self._awake = False
         for reply in self._line.replies():
             self._hear(reply)
-        while self._questions:
-            build, wait_ns, answer = self._questions.popleft()
-            self._asked[self._line.ask(build, wait_ns)] = answer
         while self._wishes:
             self._watch(self._wishes.popleft())
         while (self._parcels or self._suspects) and len(self._creates) < CREATES_MAX:
             self._submit(self._suspects.popleft() if self._suspects else self._gather())
+        acknowledged = self._acknowledged()
+        while self._questions and self._questions[0].after <= acknowledged:
+            question = self._questions.popleft()
+            self._asked[self._line.ask(question.build, question.wait_ns)] = question.answer
         if self._late and not self._late_watches:
             self._ask_after_late()
         self._line.turn()
@@ -201,10 +225,11 @@ class Courier:
         for number in [*self._creates, *self._watches, *self._asked]:
             self._line.forget(number)
         waiting: list[AnyFuture[Reply] | Future] = [*self._asked.values()]
-        waiting += [answer for _, _, answer in self._questions]
+        waiting += [question.answer for question in self._questions]
         watched = (*self._watches.values(), *self._wishes, self._late)
         waiting += [future for futures in watched for future in futures.values()]
-        for parcels in (*self._creates.values(), *self._suspects, self._parcels):
+        batches = (*self._creates.values(), *self._suspects)
+        for parcels in (*(batch.parcels for batch in batches), self._parcels):
             waiting += [parcel.future for parcel in parcels if parcel.future is not None]
         for each in (self._creates, self._watches, self._asked, self._late, self._late_watches):
             each.clear()
@@ -216,7 +241,12 @@ class Courier:
 
     # Submissions.
 
-    def _gather(self) -> list[Parcel]:
+    def _acknowledged(self) -> int:
+        """How many of the first tasks are taken or refused, without a gap."""
+        open_batches = (*self._creates.values(), *self._suspects)
+        return min([batch.before for batch in open_batches], default=self._gathered)
+
+    def _gather(self) -> Batch:
         """The next tasks that fit one submission: they agree on what an unknown name means."""
         parcels = [self._parcels.popleft()]
         room = BYTES_A_CREATE_MAX - len(parcels[0].payload)
@@ -230,12 +260,14 @@ class Courier:
         if len(self._parcels) <= OUTBOX_MAX // 2:
             with self._room:
                 self._room.notify_all()
-        return parcels
+        self._gathered += len(parcels)
+        return Batch(self._gathered - len(parcels), parcels)
 
-    def _submit(self, parcels: list[Parcel]) -> None:
+    def _submit(self, batch: Batch) -> None:
+        parcels = batch.parcels
         submission, unknown = _submission(parcels), parcels[0].unknown
         number = self._line.ask(lambda number: peer.create(number, submission, unknown))
-        self._creates[number] = parcels
+        self._creates[number] = batch
 
     def _hear(self, reply: Reply) -> None:
         number = reply.request
@@ -248,12 +280,14 @@ class Courier:
             if not answer.done():
                 answer.set_result(reply)
 
-    def _submitted(self, parcels: list[Parcel], reply: Reply) -> None:
+    def _submitted(self, batch: Batch, reply: Reply) -> None:
+        before, parcels = batch
         if reply.kind == peer.OK:
             self._taken(parcels)
         elif len(parcels) > 1 and reply.kind == peer.ERROR:
             middle = len(parcels) // 2
-            self._suspects.extend((parcels[:middle], parcels[middle:]))
+            self._suspects.append(Batch(before, parcels[:middle]))
+            self._suspects.append(Batch(before + middle, parcels[middle:]))
         else:
             self._refused(parcels, reply)
 

@@ -1,0 +1,160 @@
+"""`taskyard load`: dry runs, bad lines, loading again, waiting."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cli.yard import Caller, Yard, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
+    with running(tmp_path_factory.mktemp("yard") / "state") as running_yard:
+        yield running_yard
+
+
+@pytest.fixture
+def call(yard: Yard, capsysbinary: pytest.CaptureFixture[bytes]) -> Caller:
+    return Caller(yard, capsysbinary)
+
+
+GOOD = """\
+{"name": "%s-a", "argv": ["echo", "a"]}
+{"name": "%s-b", "argv": ["echo", "b"], "after": ["%s-a"]}
+{"name": "%s-c", "argv": ["echo", "c"], "after": ["%s-a", "%s-b"]}
+"""
+
+BAD = """\
+{"name": "a", "argv": ["true"], "after": ["b"]}
+{"name": "b", "argv": ["true"], "after": ["a"]}
+{"name": "c", "argv": ["true"]}
+{"name": "c", "argv": ["true"]}
+{"name": "d", "argv": ["true"], "after": ["stranger"]}
+{"nom": "e"}
+"""
+
+
+def good(tmp_path: Path, prefix: str) -> str:
+    path = tmp_path / f"{prefix}.jsonl"
+    path.write_text(GOOD.replace("%s", prefix))
+    return str(path)
+
+
+def bad(tmp_path: Path) -> str:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(BAD)
+    return str(path)
+
+
+def test_dry_run_needs_no_broker_and_counts(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    nobody = Caller(Yard(tmp_path / "nobody"), capsysbinary)
+    said = nobody("load", good(tmp_path, "dry"), "--dry-run")
+    assert (said.code, said.err) == (0, "")
+    counts = dict(line.split(maxsplit=1) for line in said.out.splitlines()[1:])
+    assert counts == {
+        "tasks": "3",
+        "edges": "3",
+        "roots": "1",
+        "depth": "3",
+        "width": "1 (on level 1)",
+        "services": "exec 3",
+        "unknown": "0",
+        "duplicates": "0",
+        "cycles": "0",
+    }
+    document = nobody("load", good(tmp_path, "dry"), "--dry-run", "--json").document()
+    assert (document["tasks"], document["depth"], document["bad_lines"]) == (3, 3, 0)
+
+
+def test_dry_run_of_a_bad_file_exits_2_and_tells_every_line(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    nobody = Caller(Yard(tmp_path / "nobody"), capsysbinary)
+    file = bad(tmp_path)
+    said = nobody("load", file, "--dry-run")
+    assert said.code == 2
+    told = [line.partition(": ")[0] for line in said.err.splitlines()]
+    assert told == [f"{file}:{line}" for line in (1, 2, 4, 5, 6)] + ["taskyard"]
+    assert said.err.endswith("has 5 bad lines; nothing was submitted\n")
+    document = nobody("load", file, "--dry-run", "--json").document()
+    assert [one["line"] for one in document["bad"]] == [1, 2, 4, 5, 6]
+    assert document["cycles"] == [["a", "b"]]
+    taken = nobody("load", file, "--dry-run", "--json", "--wait-for-unknown").document()
+    assert [one["line"] for one in taken["bad"]] == [1, 2, 4, 6]
+
+
+def test_many_bad_lines_are_counted(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    (tmp_path / "many.jsonl").write_text("{}\n" * 100)
+    nobody = Caller(Yard(tmp_path / "nobody"), capsysbinary)
+    lines = nobody("load", str(tmp_path / "many.jsonl"), "--dry-run").err.splitlines()
+    assert len(lines) == 22
+    assert lines[20] == "… and 80 more"
+
+
+def test_file_is_loaded_and_loading_it_again_is_harmless(call: Caller, tmp_path: Path) -> None:
+    file = good(tmp_path, "twice")
+    assert call("load", file) == (0, "campaign twice: 3 tasks: 3 new, 0 known\n", "")
+    assert call("wait", "--campaign", "twice").code == 0
+    assert call("load", file) == (0, "campaign twice: 3 tasks: 0 new, 3 known\n", "")
+    document = call("load", file, "--json").document()
+    assert (document["new"], document["known"], document["campaign"]) == (0, 3, "twice")
+
+
+def test_wait_goes_on_until_all_is_settled(call: Caller, tmp_path: Path) -> None:
+    said = call("load", good(tmp_path, "waits"), "--campaign", "w", "--wait")
+    assert said == (
+        0,
+        "",
+        "campaign w: 3 tasks: 3 new, 0 known\ncampaign w: 3 tasks: 3 done\n",
+    )
+    document = call(
+        "load", good(tmp_path, "waits"), "--campaign", "w", "--wait", "--json"
+    ).document()
+    assert (document["known"], document["counts"]["done"]) == (3, 3)
+    failing = tmp_path / "failing.jsonl"
+    failing.write_text('{"name": "fails", "argv": ["false"]}\n')
+    assert call("load", str(failing), "--wait").code == 1
+
+
+def test_nothing_of_a_bad_file_is_submitted_unless_bad_lines_are_skipped(
+    call: Caller, tmp_path: Path
+) -> None:
+    file = bad(tmp_path)
+    assert call("load", file).code == 2
+    assert call("list", "--campaign", "bad", "--json").document()["tasks"] == []
+    said = call("load", file, "--skip-bad")
+    assert (said.code, said.out) == (0, "campaign bad: 1 task: 1 new, 0 known\n")
+    assert f"see {file}.rejected.jsonl" in said.err
+
+
+def test_names_that_nobody_has_may_be_waited_for(call: Caller, tmp_path: Path) -> None:
+    file = tmp_path / "hopes.jsonl"
+    file.write_text('{"name": "hopes", "argv": ["true"], "after": ["later"]}\n')
+    refused = call("load", str(file))
+    assert refused.code == 2
+    assert f"{file}:1: waits for 'later', which neither the file nor the broker has" in refused.err
+    assert call("load", str(file), "--wait-for-unknown").code == 0
+    call("submit", "--name", "later", "--", "true")
+    assert call("wait", "hopes").code == 0
+
+
+def test_replay_sleeps_instead(call: Caller) -> None:
+    options = ["--replay", "--speedup", "1000", "--campaign", "replay", "--wait"]
+    assert call("load", "examples/workflow.json", *options).code == 0
+    assert call("load", "examples/first.jsonl", "--replay").code == 2
+
+
+def test_file_that_is_not_there_is_told(call: Caller, tmp_path: Path) -> None:
+    said = call("load", str(tmp_path / "none.jsonl"))
+    assert (said.code, said.out) == (2, "")
+    assert "none.jsonl: can't be read: No such file" in said.err

@@ -1,0 +1,208 @@
+"""The verbs that look: what they print for people and for programs."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskyard.client.client import Client
+from taskyard.core.tasks import Submission, Terms
+from tests.cli.yard import TASKYARD, Caller, Yard, environment, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
+    with running(tmp_path_factory.mktemp("yard") / "state") as running_yard:
+        yield running_yard
+
+
+@pytest.fixture
+def call(yard: Yard, capsysbinary: pytest.CaptureFixture[bytes]) -> Caller:
+    return Caller(yard, capsysbinary)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def campaign(yard: Yard) -> None:
+    """A few tasks in every state."""
+    lines = [
+        '{"name": "done", "argv": ["sh", "-c", "echo out; echo err >&2"]}',
+        '{"name": "quiet", "argv": ["true"]}',
+        '{"name": "bytes", "argv": ["printf", "\\\\377\\\\0"]}',
+        '{"name": "bad", "argv": ["sh", "-c", "echo trouble >&2; exit 4"]}',
+        '{"name": "behind", "argv": ["true"], "after": ["bad"]}',
+        '{"name": "far", "argv": ["true"], "after": ["behind"]}',
+        '{"name": "late", "argv": ["true"], "due": "1h", "lane": "l"}',
+        '{"name": "idle", "payload": "x", "service": "nobody"}',
+    ]
+    loaded = yard.run("load", "-", "--campaign", "looks", input="\n".join(lines).encode())
+    assert loaded.returncode == 0, loaded.stderr
+    assert yard.run("wait", "done", "quiet", "bytes", "bad", "behind").returncode == 1
+
+
+def test_status_counts_as_the_contract_says(call: Caller) -> None:
+    document = call("status", "--json").document()
+    assert document["counts"] == {
+        "blocked": 2,
+        "delayed": 1,
+        "ready": 1,
+        "leased": 0,
+        "done": 3,
+        "failed": 1,
+        "cancelled": 0,
+    }
+    assert document["behind_failure"] == 2
+    assert document["document"] == "status"
+    one = call("status", "--campaign", "looks", "--json").document()
+    assert one["counts"] == document["counts"]
+    assert call("status", "--campaign", "none").code == 2
+
+
+def test_status_in_words_opens_with_a_summary(call: Caller) -> None:
+    lines = call("status").out.splitlines()
+    assert lines[:2] == [
+        "8 tasks: 3 done, 1 failed, 1 ready, 1 delayed, 2 behind a failure",
+        "1 worker",
+    ]
+    assert lines[3].split()[:2] == ["CAMPAIGN", "BLOCKED"]
+    assert lines[4].split() == ["looks", "2", "1", "1", "0", "3", "1", "0"]
+
+
+def names(call: Caller, *words: str) -> list[str]:
+    return [task["name"] for task in call("list", "--json", *words).document()["tasks"]]
+
+
+def test_list_chooses_by_everything_that_is_given(call: Caller) -> None:
+    everything = ["done", "quiet", "bytes", "bad", "behind", "far", "late", "idle"]
+    assert names(call) == everything
+    assert names(call, "--campaign", "looks") == everything
+    assert names(call, "--campaign", "other") == []
+    assert names(call, "--failed") == ["bad"]
+    assert names(call, "--only", "blocked", "--only", "DELAYED") == ["behind", "far", "late"]
+    assert names(call, "--service", "nobody") == ["idle"]
+    assert names(call, "--lane", "l") == ["late"]
+    assert names(call, "--match", "ui") == ["quiet"]
+    assert call("list", "--only", "lost").code == 2
+
+
+def test_list_says_when_there_is_more(call: Caller) -> None:
+    said = call("list", "--limit", "2")
+    assert [line.split()[0] for line in said.out.splitlines()] == ["NAME", "done", "quiet"]
+    assert said.err == "these are the first 2; --all or --limit N shows more\n"
+    assert call("list", "--limit", "2", "--json").document()["more"] is True
+    assert call("list", "--limit", "8").err == ""
+    assert len(call("list", "--all", "--limit", "2").out.splitlines()) == 9
+
+
+def test_show_says_all_and_why(call: Caller) -> None:
+    lines = dict(line.split(maxsplit=1) for line in call("show", "behind").out.splitlines())
+    assert (lines["state"], lines["campaign"], lines["after"]) == ("blocked", "looks", "bad")
+    assert lines["why"].startswith("it is behind a failure, waiting for bad (FAILED: exit status 4")
+    document = call("show", "late", "--json").document()
+    assert document["task"]["lane"] == "l"
+    assert document["why"].startswith("it is due in 3")
+
+
+def test_result_is_byte_for_byte(call: Caller, tmp_path: Path) -> None:
+    assert call("result", "done") == (0, "out\n", "")
+    assert call("result", "bytes").out == "\udcff\0"
+    assert call("result", "bytes", "--output", str(tmp_path / "r")) == (0, "", "")
+    assert (tmp_path / "r").read_bytes() == b"\xff\0"
+    document = call("result", "bytes", "--json").document()
+    assert (document["result"], document["result_base64"]) == (None, "/wA=")
+    assert call("result", "bytes", "--output", str(tmp_path / "no" / "r")).code == 2
+
+
+def test_task_without_a_result_exits_1_and_says_why(call: Caller) -> None:
+    said = call("result", "bad")
+    assert said.code == 1
+    assert said.err == ("taskyard: task bad has no result, it is FAILED: exit status 4: trouble\n")
+    assert call("result", "late").code == 1
+
+
+def test_log_is_what_was_printed_to_both(call: Caller) -> None:
+    assert sorted(call("log", "done").out.splitlines()) == ["err", "out"]
+    assert call("log", "bad").out == "trouble\n"
+    assert call("log", "bytes").out == "\udcff\0"
+    assert call("log", "quiet") == (0, "", "task quiet (done) has printed nothing\n")
+    assert call("log", "idle").err == "task idle (ready) has printed nothing\n"
+
+
+def test_why_names_what_failed_and_what_waits(call: Caller) -> None:
+    said = call("why", "bad", "far", "idle")
+    assert said.code == 0
+    assert said.out.splitlines() == [
+        "bad: it failed after 1 attempt: exit status 4: trouble; 2 tasks wait behind it",
+        "far: it is behind a failure, waiting for behind (BLOCKED)",
+        "idle: it is ready, but no worker of its service is connected (service nobody)",
+    ]
+    tasks = call("why", "far", "--json").document()["tasks"]
+    assert [(task["name"], task["after"]) for task in tasks] == [("far", ["behind"])]
+
+
+@pytest.mark.parametrize("verb", ["show", "result", "log", "why"])
+def test_name_that_nobody_knows_exits_2(call: Caller, verb: str) -> None:
+    said = call(verb, "no\nsuch")
+    assert said.code == 2
+    assert "no task is called no such; `taskyard list`" in said.err.replace("\\n", " ")
+
+
+def test_workers_are_listed_with_their_slots(call: Caller) -> None:
+    header, row = call("workers").out.splitlines()
+    assert header.split() == ["NAME", "STATE", "SERVICES", "SLOTS", "TASKS", "HEARD", "DIALECT"]
+    assert "exec, call" in row
+    assert "of 2" in row
+    (worker,) = call("workers", "--json").document()["workers"]
+    assert worker["services"] == ["exec", "call"]
+
+
+def test_name_can_not_play_tricks_with_the_terminal(call: Caller, yard: Yard) -> None:
+    trick = "\x1b]0;owned\x07\u202e"
+    with Client(state=yard.state) as client:
+        client.create(Submission([trick.encode()], [b""], [Terms(service=b"nobody")]))
+    for verb in (["list", "--all"], ["show", trick], ["why", trick], ["result", trick]):
+        said = call(*verb)
+        assert "\x1b" not in said.out + said.err
+        assert "\u202e" not in said.out + said.err
+        assert r"\x1b]0;owned\x07\u202e" in said.out + said.err
+    call("cancel", trick)
+
+
+def test_table_that_is_cut_short_is_no_error(yard: Yard) -> None:
+    command = yard.command("list", "--all")
+    script = f"set -o pipefail; {shlex.join(command)} | head -1"
+    done = subprocess.run(
+        [str(shutil.which("bash")), "-c", script],
+        capture_output=True,
+        check=False,
+        env=environment(),
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_nobody_there_exits_3_within_5_seconds_and_says_what_to_do(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    done = Yard(tmp_path / "state").run("status")
+    assert time.monotonic() - begun < 6
+    assert (done.returncode, done.stdout) == (3, b"")
+    assert b"no broker answers at ipc://" in done.stderr
+    assert b"`taskyard up`" in done.stderr
+
+
+def test_broker_is_found_by_the_environment(yard: Yard, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*TASKYARD, "status", "--json"],
+        capture_output=True,
+        check=False,
+        cwd=tmp_path,
+        env=environment(TASKYARD_BROKER=yard.endpoint),
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,95 @@
+"""`taskyard wait`: by name, campaign or all; what it exits with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cli.yard import Caller, Yard, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
+    with running(tmp_path_factory.mktemp("yard") / "state") as running_yard:
+        yield running_yard
+
+
+@pytest.fixture
+def call(yard: Yard, capsysbinary: pytest.CaptureFixture[bytes]) -> Caller:
+    return Caller(yard, capsysbinary)
+
+
+def submit(call: Caller, name: str, *words: str, **options: str) -> None:
+    given = [part for key, value in options.items() for part in (f"--{key}", value)]
+    assert call("submit", "--name", name, *given, "--", *(words or ("true",))).code == 0
+
+
+def test_done_tasks_exit_0(call: Caller) -> None:
+    submit(call, "a")
+    submit(call, "b", "sleep", "0.2", after="a")
+    assert call("wait", "a", "b", "a") == (0, "", "2 tasks: 2 done\n")
+
+
+def test_failed_tasks_exit_1_and_are_named_with_their_reasons(call: Caller) -> None:
+    submit(call, "bad", "false", campaign="sad")
+    submit(call, "behind", campaign="sad", after="bad")
+    by_name = call("wait", "bad", "behind")
+    assert by_name.code == 1
+    assert by_name.err.splitlines() == [
+        "2 tasks: 1 failed, 1 behind a failure",
+        "  bad failed: exit status 1",
+    ]
+    by_campaign = call("wait", "--campaign", "sad")
+    assert by_campaign.code == 1
+    assert by_campaign.err == "campaign sad: " + by_name.err
+    document = call("wait", "--campaign", "sad", "--json").document()
+    assert (document["settled"], document["counts"]["failed"]) == (True, 1)
+    assert (document["counts"]["blocked"], document["behind_failure"]) == (1, 1)
+    call("cancel", "bad")
+
+
+def test_cancelled_tasks_exit_5_where_none_failed(call: Caller) -> None:
+    submit(call, "gone", due="1h", campaign="gone")
+    call("cancel", "gone")
+    assert call("wait", "gone").code == 5
+    assert call("wait", "--campaign", "gone").code == 5
+
+
+def test_time_that_is_up_exits_4_and_says_how_many_are_left(call: Caller) -> None:
+    submit(call, "late", due="1h", campaign="late")
+    for what in (["late"], ["--campaign", "late"], []):
+        said = call("wait", *what, "--timeout", "0.1s")
+        assert said.code == 4
+        assert "taskyard: 1 task not settled after 0.1 s; `taskyard why NAME`" in said.err
+    document = call("wait", "late", "--timeout", "0.1s", "--json").document()
+    assert document["settled"] is False
+    call("cancel", "late")
+
+
+def test_everything_is_waited_for_without_names(call: Caller) -> None:
+    submit(call, "slow", "sleep", "0.3")
+    said = call("wait")
+    assert call("show", "slow", "--json").document()["task"]["state"] == "done"
+    assert said.code in (1, 5)  # of what other tests have left
+
+
+def test_what_nobody_knows_is_not_waited_for(call: Caller) -> None:
+    said = call("wait", "no-such", "nor-this")
+    assert said.code == 2
+    assert "no task is called no-such (and 1 more); `taskyard list`" in said.err
+    assert call("wait", "--campaign", "no-such").code == 2
+    assert call("wait", "a", "--campaign", "b").code == 2
+
+
+def test_many_names_are_waited_for_at_once(call: Caller, tmp_path: Path) -> None:
+    names = [f"many-{number}" for number in range(1, 1501)]
+    (tmp_path / "lines").write_text("\n".join(names))
+    options = ["--lines", str(tmp_path / "lines"), "--campaign", "many", "--no-wait", "-q"]
+    assert call("map", *options, "--service", "nobody", "--payload", "{}").code == 0
+    assert call("cancel", "--campaign", "many").out == "cancelled 1,500 tasks\n"
+    assert call("wait", *names).err == "1,500 tasks: 1,500 cancelled\n"

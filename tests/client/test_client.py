@@ -1,0 +1,319 @@
+"""The client against a real broker: futures, looking, acting, and a broker that is killed."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskyard.client import courier
+from taskyard.client.campaign.submitting import to_submission
+from taskyard.client.campaign.tasks import check
+from taskyard.client.client import Client, scope_of
+from taskyard.client.futures import Future, as_completed, wait
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Submission, Terms
+from taskyard.errors import (
+    ClientClosed,
+    NoBroker,
+    Refused,
+    TaskBlocked,
+    TaskFailed,
+    TimedOut,
+    UserError,
+)
+from tests.cli.yard import PATIENCE_SECONDS, Yard, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+#: A service that no worker offers: its tasks wait.
+NOBODY = "nobody"
+
+
+@pytest.fixture(scope="module")
+def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
+    with running(tmp_path_factory.mktemp("yard") / "state", worker=False) as running_yard:
+        yield running_yard.start_worker("--allow", "operator", "--allow", "builtins")
+
+
+@pytest.fixture
+def client(yard: Yard) -> Iterator[Client]:
+    with Client(state=yard.state) as connected:
+        yield connected
+
+
+def value(future: Future) -> object:
+    return future.result(PATIENCE_SECONDS)
+
+
+def test_command_gives_what_it_printed(client: Client) -> None:
+    assert value(client.submit(["echo", "hi"])) == "hi\n"
+
+
+def test_call_gives_what_it_returned(client: Client) -> None:
+    assert value(client.submit("operator:add", args=[20, 22])) == 42
+    assert value(client.submit("builtins:dict", kwargs={"a": [1, None]})) == {"a": [1, None]}
+
+
+def test_name_is_made_up_unless_given(client: Client) -> None:
+    one, two = client.submit(["true"]), client.submit(["true"], campaign="c")
+    assert one.name.startswith("task-")
+    assert two.name.startswith("c-")
+    assert client.submit(["true"], name="own").name == "own"
+    assert (value(one), value(two)) == ("", "")
+
+
+def test_failure_is_raised_with_its_reason(client: Client) -> None:
+    future = client.submit(["sh", "-c", "echo why >&2; exit 3"], name="fails")
+    with pytest.raises(TaskFailed, match=r"^task fails failed: exit status 3: why$"):
+        value(future)
+    assert future.state == "failed"
+    assert future.why() == "it failed after 1 attempt: exit status 3: why"
+
+
+def test_task_behind_a_failure_is_settled_too(client: Client) -> None:
+    client.submit(["false"], name="root")
+    with pytest.raises(TaskBlocked, match="taskyard why behind-root"):
+        value(client.submit(["true"], name="behind-root", after=["root"]))
+
+
+def test_order_of_submission_is_kept_for_what_waits(client: Client) -> None:
+    futures = [client.submit(["true"], name="chain-0")]
+    futures += [
+        client.submit(["true"], name=f"chain-{n}", after=[f"chain-{n - 1}"]) for n in range(1, 50)
+    ]
+    assert [value(future) for future in futures] == [""] * 50
+
+
+def test_map_makes_a_task_an_item(client: Client) -> None:
+    squares = client.map("operator:neg", range(20))
+    assert [value(future) for future in squares] == [-number for number in range(20)]
+    echoed = client.map(lambda word: ["echo", word], ["a", "b"], campaign="echo", retries=1)
+    assert {value(future) for future in as_completed(echoed)} == {"a\n", "b\n"}
+
+
+def test_wait_and_as_completed_are_those_of_the_standard_library(client: Client) -> None:
+    futures = client.map("operator:neg", range(5))
+    done, not_done = wait(futures, PATIENCE_SECONDS)
+    assert (len(done), len(not_done)) == (5, 0)
+    late = client.submit(b"", service=NOBODY)
+    with pytest.raises(concurrent.futures.TimeoutError):
+        list(as_completed([late], timeout=0.01))
+    assert late.cancel()
+
+
+def test_cancelled_task_cancels_its_future_and_those_behind_it(client: Client) -> None:
+    one = client.submit(b"", name="one", service=NOBODY)
+    two = client.submit(["true"], name="two", after=["one"])
+    assert one.cancel()
+    with pytest.raises(concurrent.futures.CancelledError):
+        value(two)
+    done = client.submit(["true"])
+    value(done)
+    assert not done.cancel()
+
+
+def test_running_task_is_ended_when_it_is_cancelled(client: Client, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    future = client.submit(["sh", "-c", f"touch {ready}; exec sleep 600"])
+    while not ready.exists():
+        assert not future.done()
+    assert future.cancel()
+    while any(worker["tasks"] for worker in client.workers()):
+        pass  # it is told with the next heartbeat
+
+
+def test_refused_task_is_found_inside_a_batch(client: Client) -> None:
+    value(client.submit(["true"], name="taken"))
+    futures = [client.submit(["echo", str(n)], name=f"batch-{n}") for n in range(500)]
+    bad = client.submit(["false"], name="taken")
+    orphan = client.submit(["true"], after=["no-such"])
+    futures += [client.submit(["echo", str(n)], name=f"batch-{n}") for n in range(500, 600)]
+    with pytest.raises(Refused, match="task taken was refused: task taken is known with another"):
+        value(bad)
+    with pytest.raises(Refused, match="predecessor no-such is not known"):
+        value(orphan)
+    assert [value(future) for future in futures] == [f"{n}\n" for n in range(600)]
+
+
+def test_what_is_wrong_at_sight_is_raised_at_once(client: Client) -> None:
+    with pytest.raises(UserError):
+        client.submit(["true"], retries="many")
+    with pytest.raises(UserError):
+        client.submit(["true"], args=[1])
+    with pytest.raises(UserError):
+        client.submit(["true"], name="")
+
+
+def test_same_task_again_is_the_same_task(client: Client) -> None:
+    first = client.submit(["sh", "-c", "date +%N"], name="same")
+    second = client.submit(["sh", "-c", "date +%N"], name="same")
+    assert value(first) == value(second)
+    assert value(client.future("same")) == value(first)
+
+
+def test_submissions_of_a_loop_leave_together(client: Client) -> None:
+    before = client.status()["records"]
+    futures = [client.submit(b"", name=f"loop-{n}", service=NOBODY) for n in range(5_000)]
+    assert client.status()["records"] - before < 500
+    assert client.cancel(service=NOBODY) == 5_000
+    assert len(wait(futures, PATIENCE_SECONDS).done) == 5_000
+
+
+def test_question_waits_for_what_was_submitted_before_it(client: Client) -> None:
+    client.submit(["false"], name="blamed")
+    client.submit(["true"], name="blamed")  # its batch is refused and taken apart
+    client.submit(b"", name="asked-for", service=NOBODY)
+    assert client.show("asked-for")["state"] == "ready"
+    assert client.cancel(["asked-for"]) == 1
+
+
+def test_create_is_whole_or_nothing(client: Client) -> None:
+    def batch(*names: str) -> Submission:
+        specs = [check({"name": name, "payload": "", "service": NOBODY}) for name in names]
+        return to_submission(specs, b"batches", 0)
+
+    assert client.create(batch("c1", "c2")) == 2
+    assert client.create(batch("c2", "c3")) == 1
+    clash = to_submission([check({"name": "c1", "payload": "x"})], b"batches", 0)
+    with pytest.raises(Refused, match="task c1 is known with another payload"):
+        client.create(clash)
+    assert [view["name"] for view in client.tasks(scope_of(campaign="batches"))] == [
+        "c1",
+        "c2",
+        "c3",
+    ]
+
+
+def test_tasks_come_page_by_page(client: Client) -> None:
+    names = [f"page-{n:04}".encode() for n in range(2_500)]
+    client.create(Submission(names, [b""], [Terms(campaign=b"pages", service=b"nobody")]))
+    views = list(client.tasks(scope_of(campaign="pages")))
+    assert [view["name"].encode() for view in views] == names
+    assert [view["name"] for view in client.tasks(match="page-249")] == [
+        f"page-249{n}" for n in range(10)
+    ]
+    assert client.cancel(campaign="pages") == 2_500
+
+
+def test_encoded_task_gives_bytes_or_only_that_it_is_taken(client: Client) -> None:
+    terms = Terms(service=b"exec")
+    assert value(client.submit_encoded("raw", b'{"argv":["printf","\\\\377"]}', terms)) == b"\xff"
+    taken = client.submit_encoded("raw-2", b'{"argv":["sleep","600"]}', terms, watch=False)
+    assert value(taken) is None
+    client.cancel(["raw-2"])
+
+
+def test_waiting_for_names_and_campaigns(client: Client) -> None:
+    client.submit(["true"], name="w1", campaign="w")
+    client.submit(["false"], name="w2", campaign="w")
+    client.wait_campaign("w", PATIENCE_SECONDS)
+    assert client.wait_names(["w1", "w2"]) == {"w1": TaskState.DONE, "w2": TaskState.FAILED}
+    client.submit(b"", name="w3", campaign="w", service=NOBODY)
+    with pytest.raises(TimedOut, match=r"1 not settled after 0.05 s"):
+        client.wait_names(["w1", "w3"], 0.05)
+    with pytest.raises(TimedOut):
+        client.wait_campaign("w", 0.05)
+    client.cancel(["w3"])
+
+
+def test_looking_at_what_nobody_knows(client: Client) -> None:
+    for look in (client.show, client.result_bytes, client.output, client.future):
+        with pytest.raises(UserError, match="no task is called no-such"):
+            look("no-such")
+    with pytest.raises(UserError, match=r"no task is called no-such \(and 1 more\)"):
+        client.futures(["w1", "no-such", "nor-this"])
+    assert client.explain("no-such")["reason"] == "unknown"
+
+
+def test_futures_of_others_are_settled(yard: Yard, client: Client) -> None:
+    with Client(state=yard.state) as other:
+        names = [other.submit(["echo", str(n)], name=f"other-{n}").name for n in range(30)]
+    assert [value(future) for future in client.futures(names)] == [f"{n}\n" for n in range(30)]
+
+
+def test_client_may_be_used_by_several_threads(client: Client) -> None:
+    def submit_some(who: int) -> list[object]:
+        return [
+            value(f)
+            for f in client.map("operator:add", []) or [client.submit("operator:neg", args=[who])]
+        ]
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(submit_some, range(40))) == [[-who] for who in range(40)]
+
+
+def test_trickle_of_tasks_is_watched_however_many(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More submissions than there may be watches: the later ones are asked after together."""
+    monkeypatch.setattr(courier, "STREAMS_MAX", 3)
+    waiting = []
+    for number in range(8):
+        waiting.append(client.submit(b"", name=f"trickle-{number}", service=NOBODY))
+        client.status()  # acknowledged, so that the next one leaves alone
+    late = client.submit("operator:neg", args=[1])
+    assert value(late) == -1
+    again = client.submit(b"", name="trickle-7", service=NOBODY)
+    client.cancel([f"trickle-{number}" for number in range(8)])
+    for future in (*waiting, again):
+        with pytest.raises(concurrent.futures.CancelledError):
+            value(future)
+
+
+def test_nobody_there_is_told_in_time(tmp_path: Path) -> None:
+    with pytest.raises(NoBroker, match=r"no broker answers at ipc://.*waited 0.2 s.*taskyard up"):
+        Client(state=tmp_path / "state", timeout=0.2)
+
+
+def test_closed_client_settles_its_futures_and_takes_no_more(yard: Yard) -> None:
+    client = Client(state=yard.state)
+    future = client.submit(b"", name="left", service=NOBODY)
+    client.close()
+    with pytest.raises(ClientClosed):
+        future.result(0)
+    with pytest.raises(ClientClosed):
+        client.submit(["true"])
+    with pytest.raises(ClientClosed):
+        client.status()
+    with Client(state=yard.state) as other:  # closing waited until it was taken
+        assert other.cancel(["left"]) == 1
+
+
+def test_interrupted_client_does_not_wait_for_a_broker_that_is_gone(tmp_path: Path) -> None:
+    with running(tmp_path / "state", worker=False) as yard:
+        client = Client(state=yard.state)
+        yard.kill_broker()
+    client.submit(["true"])
+    client.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+
+
+def test_broker_killed_in_the_middle_of_submissions_loses_and_doubles_none(tmp_path: Path) -> None:
+    count = 10_000
+    with running(tmp_path / "state", worker=False) as yard, Client(state=yard.state) as client:
+        futures: list[Future] = []
+        half_way = threading.Event()
+
+        def submit_all() -> None:
+            for number in range(count):
+                futures.append(client.submit(b"", name=f"t-{number}", service=NOBODY))
+                if number == count // 2:
+                    half_way.set()
+
+        submitter = threading.Thread(target=submit_all)
+        submitter.start()
+        half_way.wait(PATIENCE_SECONDS)
+        yard.kill_broker()
+        yard.start_broker()
+        submitter.join(PATIENCE_SECONDS)
+        counts = client.status()["counts"]
+        assert counts["ready"] == sum(counts.values()) == count
+        yard.kill_broker()
+        yard.start_broker()
+        assert client.cancel(service=NOBODY) == count
+        wait(futures, PATIENCE_SECONDS)
+        assert all(future.cancelled() for future in futures)
