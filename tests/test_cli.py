@@ -119,8 +119,38 @@ def test_closed_stdout_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt(), click.Abort()])
-def test_interruption_exits_130(interruption: BaseException) -> None:
+def test_interruption_exits_130_with_one_line(
+    interruption: BaseException, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(failing_verb(interruption), ["act"]) == 130
+    out, errors = capsys.readouterr()
+    assert (out, errors.strip()) == ("", "taskyard: interrupted")
+
+
+def test_pipe_that_nobody_reads_from_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    group = LazyGroup("taskyard", verbs={"act": Verb(f"{__name__}:closed_pipe", "")})
+    assert run(group, ["act"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+@click.command
+def closed_pipe() -> None:
+    raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_control_characters_of_an_error_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(failing_verb(UserError("task \x1b[2J is not there")), ["act"]) == 2
+    assert capsys.readouterr().err == "taskyard: task \\x1b[2J is not there\n"
+
+
+def test_argument_that_is_no_text_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    @click.command
+    @click.argument("name")
+    def act(name: str) -> None:
+        name.encode()
+
+    assert run(group_of(act), ["act", "\udcff"]) == 2
+    assert capsys.readouterr().err == "taskyard: '\\udcff' is no text in UTF-8; write it so\n"
 
 
 def test_verb_that_returns_nothing_is_good() -> None:

@@ -206,3 +206,17 @@ def test_broker_is_found_by_the_environment(yard: Yard, tmp_path: Path) -> None:
         env=environment(TASKYARD_BROKER=yard.endpoint),
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_state_that_a_broker_has_left_can_be_looked_at(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    with running(tmp_path / "state") as left:
+        call = Caller(left, capsysbinary)
+        assert call("submit", "--name", "sad", "--wait", "--", "false").code == 1
+        assert call("submit", "--name", "fine", "--wait", "--", "echo", "hi").code == 0
+    assert call("status", "--json").document()["counts"]["failed"] == 1
+    assert call("why", "sad").out == "sad: it failed after 1 attempt: exit status 1\n"
+    assert call("result", "fine").out == "hi\n"
+    assert [line.split()[0] for line in call("list").out.splitlines()] == ["NAME", "sad", "fine"]
+    assert call("retry", "sad").code == 3

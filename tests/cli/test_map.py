@@ -147,7 +147,7 @@ def test_no_wait_only_submits(call: Caller, tmp_path: Path) -> None:
         "echo",
         "{}",
     ]
-    assert call("map", *words) == (0, "", "campaign later: 2 tasks are submitted\n")
+    assert call("map", *words) == (0, "", "campaign later: 2 tasks submitted\n")
     assert call("status", "--campaign", "later", "--json").document()["counts"]["delayed"] == 2
     document = call("map", "--json", *words).document()
     assert (document["campaign"], document["submitted"]) == ("later", 2)
@@ -173,6 +173,16 @@ def test_call_gets_the_line_or_the_values_of_places(call: Caller, tmp_path: Path
         "[0]",
     )
     assert known.err == "task calls-1 is known already: nothing was submitted\n"
+
+
+def test_tasks_may_wait_for_one_that_is_there_or_will_be(call: Caller, tmp_path: Path) -> None:
+    lines = written(tmp_path / "lines", "a\nb\n")
+    words = ["--lines", lines, "-q", "--no-wait", "--after", "signal"]
+    assert "predecessor signal is not known" in call("map", *words, "--", "echo", "{}").err
+    words += ["--wait-for-unknown", "--campaign", "signalled"]
+    assert call("map", *words, "--", "echo", "{}").code == 0
+    call("submit", "--name", "signal", "--", "true")
+    assert call("wait", "-q", "--campaign", "signalled") == (0, "", "")
 
 
 def test_payload_has_places_too(call: Caller, tmp_path: Path) -> None:

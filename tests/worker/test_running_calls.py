@@ -1,6 +1,7 @@
 """Tasks of `call`, with real Python processes: results, output, crashes, limits, the allow-list."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -66,6 +67,7 @@ def close_all():
     sys.stdout.close()
     sys.stderr.close()
 def connection(): return int(sys.argv[1])
+def hands_down_connection(): return os.get_inheritable(connection())
 def write_nonsense():
     os.write(connection(), b"\\1\\0\\0\\0\\xff")
     signal.pause()
@@ -78,6 +80,17 @@ def hang(fifo, ignore=False):
     signal.pause()
 def read(fifo): return open(fifo).read()
 def write(fifo, text): open(fifo, "w").write(text)
+def return_when_told(fifo):
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    with open(fifo, "w") as file:
+        file.write(str(os.getpid()))
+    while not told:
+        signal.sigtimedwait([], 0.01)
+    return "late"
+def answer_and_die(fifo):
+    threading.Thread(target=lambda: (open(fifo).read(), os._exit(9))).start()
+    return "x" * 100_000
 def die_later():
     threading.Thread(target=lambda: (open("fifo").read(), os._exit(9))).start()
     return os.getpid()
@@ -104,6 +117,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (package / "__init__.py").write_text("from os import getpid, getppid\n__all__ = ['getpid']\n")
     (package / "inner.py").write_text("def f(): return 'inner'\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     return tmp_path
 
 
@@ -249,12 +263,19 @@ def test_result_that_is_too_large_is_failed_for_good() -> None:
     assert came_of(job) == refused(job, text)
 
 
+def assert_is_quiet(runner: Runner) -> None:
+    """There is nothing to wake up for."""
+    assert runner.wake_at_ns() is None
+    assert select.select(runner.filenos(), [], [], 0) == ([], [], [])
+
+
 def test_payload_larger_than_the_sockets_room_arrives_whole() -> None:
     with a_runner(allow=["yard"]) as runner:
         jobs = [call("yard:size", "x" * 5_000_000), call("yard:size", "x")]
         for job in jobs:
             runner.start(job)
         assert turns(runner, 2) == [done(jobs[0], b"5000000"), done(jobs[1], b"1")]
+        assert_is_quiet(runner)
 
 
 def test_memory_is_bounded_whatever_a_call_prints() -> None:
@@ -409,6 +430,37 @@ def test_call_that_will_not_end_is_killed_after_the_grace_period(home: Path) -> 
         assert turns(runner) == [failed(job, b"time limit of 1 s exceeded")]
 
 
+def test_call_that_returns_after_its_time_limit_has_failed(home: Path) -> None:
+    clock, fifo = SetClock(), a_fifo(home / "fifo")
+    with a_runner(allow=["yard"], clock=clock) as runner:
+        job = call("yard:return_when_told", fifo, time_limit_ns=SECOND_NS)
+        runner.start(job)
+        runner.turn()
+        told(fifo)
+        runner.turn()
+        assert runner.wake_at_ns() == clock.now_ns + SECOND_NS
+        clock.now_ns += SECOND_NS
+        assert turns(runner) == [failed(job, b"time limit of 1 s exceeded")]
+
+
+def test_call_that_was_answered_is_done_though_its_process_died_then(home: Path) -> None:
+    fifo = a_fifo(home / "fifo")
+    with a_runner(allow=["yard"]) as runner:
+        runner.start(call("yard:pid"))
+        pid = int(turns(runner)[0].text)
+        job = call("yard:answer_and_die", fifo)
+        runner.start(job)
+        runner.turn()
+        select.select(runner.filenos(), [], [])
+        Path(fifo).write_text("now")
+        assert has_ended(pid)
+        assert turns(runner) == [done(job, b'"' + b"x" * 100_000 + b'"')]
+
+
+def test_connection_is_not_handed_down_to_what_a_function_starts() -> None:
+    assert came_of(call("yard:hands_down_connection")).text == b"false"
+
+
 def test_time_that_python_takes_to_start_is_not_the_tasks() -> None:
     clock = SetClock()
     with a_runner(allow=["yard"], clock=clock) as runner:
@@ -535,7 +587,7 @@ while True:
 def test_processes_end_with_a_worker_that_is_killed(home: Path) -> None:
     fifos = [a_fifo(home / name) for name in ("one", "two", "three")]
     root = Path(__file__).parent.parent.parent
-    env = {**os.environ, "PYTHONPATH": str(root)}
+    env = {**os.environ, "PYTHONPATH": f"{root}:{os.environ.get('PYTHONPATH', '')}"}
     with subprocess.Popen([sys.executable, "-P", "-c", WORKER], env=env) as worker:
         pids = [int(told(fifo)) for fifo in fifos]
         worker.send_signal(signal.SIGKILL)
@@ -550,15 +602,3 @@ def test_end_of_a_process_is_seen_where_the_kernel_does_not_tell(
         job = call("yard:leave", 3)
         runner.start(job)
         assert turns(runner) == [failed(job, b"the process died: exit status 3")]
-
-
-def test_runner_with_room_is_not_woken_for_nothing() -> None:
-    with a_runner(allow=["yard"]) as runner:
-        runner.start(call("yard:nothing"))
-        turns(runner)
-        assert_is_quiet(runner)
-
-
-def assert_is_quiet(runner: Runner) -> None:
-    assert runner.wake_at_ns() is None
-    assert runner.turn() == []

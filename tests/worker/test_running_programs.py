@@ -11,7 +11,12 @@ import pytest
 
 from taskyard.core.events import Outcome
 from taskyard.core.limits import REASON_BYTES_MAX, SECOND_NS
-from taskyard.worker.limits import KILL_GRACE_NS, OUTPUT_TAIL_BYTES, RESULT_BYTES_MAX
+from taskyard.worker.limits import (
+    KILL_GRACE_NS,
+    OUTPUT_TAIL_BYTES,
+    REAP_INTERVAL_NS,
+    RESULT_BYTES_MAX,
+)
 from taskyard.worker.running import Done, Job
 from tests.worker.running_kit import (
     SetClock,
@@ -50,6 +55,26 @@ child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]
 open(sys.argv[1], "w").write(str(child.pid))
 print("done", flush=True)
 os._exit(0)
+"""
+
+#: Ends at once; what it started prints after that.
+LET_SOMEBODY_ELSE_PRINT = """
+import os, signal, sys
+ended, ends = os.pipe()
+if os.fork():
+    os._exit(0)
+os.close(ends)
+os.read(ended, 1)
+os.write(1, b"late\\n")
+open(sys.argv[1], "w").write(str(os.getpid()))
+signal.pause()
+"""
+
+PRINT_INTO_A_WIDE_PIPE = """
+import fcntl, os, sys
+fcntl.fcntl(1, 1031, 1 << 20)  # F_SETPIPE_SZ
+os.write(1, bytes(500_000))
+open(sys.argv[1], "w").write(str(os.getpid()))
 """
 
 
@@ -321,6 +346,26 @@ def test_what_a_program_left_behind_does_not_hold_up_its_task(tmp_path: Path) ->
         assert has_ended(pid)
 
 
+def test_what_is_in_the_pipes_at_the_end_is_taken(tmp_path: Path) -> None:
+    fifo = a_fifo(tmp_path / "fifo")
+    with a_runner() as runner:
+        job = script(LET_SOMEBODY_ELSE_PRINT, fifo)
+        runner.start(job)
+        runner.turn()
+        told(fifo)
+        assert turns(runner) == [done(job, b"late\n")]
+
+
+def test_what_is_in_a_wide_pipe_at_the_end_is_taken(tmp_path: Path) -> None:
+    fifo = a_fifo(tmp_path / "fifo")
+    with a_runner() as runner:
+        job = script(PRINT_INTO_A_WIDE_PIPE, fifo)
+        runner.start(job)
+        runner.turn()
+        assert has_ended(int(told(fifo)))
+        assert turns(runner) == [done(job, bytes(500_000))]
+
+
 def test_program_that_closes_its_pipes_goes_on(tmp_path: Path) -> None:
     fifo = a_fifo(tmp_path / "fifo")
     with a_runner() as runner:
@@ -376,9 +421,10 @@ def test_runner_leaves_nothing_open_when_it_is_closed() -> None:
 def test_program_gets_its_pipes_in_a_worker_without_standard_files() -> None:
     code = (
         "import os\n"
-        "from tests.worker.running_kit import command, result_of\n"
+        "from tests.worker.running_kit import a_runner, command, result_of\n"
         "report = os.dup(2)\n"
         "for descriptor in (0, 1, 2): os.close(descriptor)\n"
+        "with a_runner(): os.write(1, b'nobody gets this')\n"
         "found = result_of(command('sh', '-c', 'echo one; echo two >&2'))\n"
         "os.write(report, found.text + found.output)\n"
     )
@@ -414,6 +460,11 @@ def test_end_is_seen_where_the_kernel_does_not_tell(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "pidfd_open", without_pidfd)
     job = command("sh", "-c", "echo one; exit 3")
     assert result_of(job) == failed(job, b"exit status 3: one", b"one\n")
+    clock = SetClock()
+    with a_runner(clock=clock) as runner:
+        runner.start(command("sleep", "1000"))
+        runner.turn()
+        assert runner.wake_at_ns() == clock.now_ns + REAP_INTERVAL_NS
 
 
 def test_stopped_program_is_ended_and_not_reported(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from taskyard.bench.stage import Stage
 KINDS: Final[tuple[Kind, ...]] = ("durable", "in memory")
 ECHO: Final[Kind] = "echo"
 
-#: Plain peers at once, the most of which the floor is given for, and tasks that they do in all.
+#: Plain peers at once, the most of which the floor is given for, and tasks that each of them does.
 PLAIN_PEERS: Final = (1, 2, 4, 8)
-PLAIN_COUNT: Final = 16_000
+PLAIN_COUNT: Final = 2_000
 
 CALLS_COUNT: Final = 100_000
 CALLS_WORKERS: Final = 2
@@ -35,7 +35,7 @@ def plain(settings: Settings) -> list[Line]:
     lines: list[Line] = []
     for kind in (*KINDS, ECHO):
         for peers in PLAIN_PEERS:
-            what = f"{peers} plain peers, {kind}"
+            what = f"{peers} plain {'peer' if peers == 1 else 'peers'}, {kind}"
             settings.say(what)
             runs = [_measure_plain(peers, kind, settings) for _ in settings.times()]
             judged = peers == max(PLAIN_PEERS) and kind != ECHO
@@ -49,7 +49,7 @@ def plain(settings: Settings) -> list[Line]:
 
 def _measure_plain(peers: int, kind: Kind, settings: Settings) -> tuple[float, float]:
     """Tasks a second, and CPU microseconds a task."""
-    count = max(1, settings.count(PLAIN_COUNT) // peers)
+    count = settings.count(PLAIN_COUNT)
     with Stage(kind, profile=settings.profile) as stage:
         parts = [Part("plain", stage.endpoint, number, count) for number in range(peers)]
         cast = stage.cast(*parts)

@@ -14,6 +14,9 @@ from taskyard.bench import broker, core
 from taskyard.bench.lines import Line
 from taskyard.bench.settings import Settings
 
+#: A file has no width of its own; the table fits this.
+_WIDTH_IN_A_FILE: Final = 110
+
 #: From here on two decimals tell nothing.
 _NO_DECIMALS: Final = 1000
 
@@ -111,7 +114,10 @@ def show(suite: str, lines: Sequence[Line]) -> None:
         bounds = ["" if mark is None else f"{mark:g}" for mark in (one.floor, one.goal)]
         figures = (_shown(one.best), _shown(one.worst))
         table.add_row(one.what, *figures, one.unit, *bounds, one.verdict)
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console.width = _WIDTH_IN_A_FILE
+    console.print(table)
 
 
 def _shown(figure: float) -> str:

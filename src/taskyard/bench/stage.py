@@ -7,7 +7,6 @@ compared with, is the suites' business.
 import os
 import pstats
 import selectors
-import signal
 import subprocess
 import sys
 import tempfile
@@ -61,10 +60,13 @@ class Process:
             raise RuntimeError(f"{self.what} ended early, with {self._child.wait()}")
         return line
 
+    @property
+    def has_ended(self) -> bool:
+        return self._child.poll() is not None
+
     def check(self) -> None:
-        status = self._child.poll()
-        if status is not None:
-            raise RuntimeError(f"{self.what} ended early, with {status}")
+        if self.has_ended:
+            raise RuntimeError(f"{self.what} ended early, with {self._child.returncode}")
 
     def tell(self) -> None:
         """Let it go on."""
@@ -75,11 +77,20 @@ class Process:
         """CPU time of all its threads so far, user and system, to the nanosecond."""
         return time.clock_gettime_ns(~self.pid << 3 | 2)  # Linux's number for a process's clock
 
-    def end(self, with_signal: signal.Signals | None = None) -> None:
-        """Close its input, or send it a signal, and wait until it is gone."""
-        if with_signal is not None:
-            self._child.send_signal(with_signal)
-        self._child.communicate()
+    def end(self) -> None:
+        """Close its input, which tells a peer to end, and wait until it is gone."""
+        if not self.output.closed:
+            self._child.communicate()
+
+    def terminate(self) -> None:
+        """Ask it to end, and wait until it is gone."""
+        self._child.terminate()
+        self.end()
+
+    def kill(self) -> None:
+        """End it without warning."""
+        self._child.kill()
+        self.end()
 
 
 class Peer(Process):
@@ -135,13 +146,13 @@ class Stage:
         with self._stack:
             for peer in self.peers:
                 peer.end()
-            self.broker.end(signal.SIGTERM)
+            self.broker.terminate()
             if self._profile is not None and error is None:
                 _print_profile(self._profile)
 
     def restart_broker(self) -> None:
         """Kill it without warning, and start it again."""
-        self.broker.end(signal.SIGKILL)
+        self.broker.kill()
         self.broker = Broker(self.state, self._kind, self._profile)
 
     def cast(self, *parts: Part) -> list[Peer]:

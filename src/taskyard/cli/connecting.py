@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from taskyard.cli.local import LOCK_FILE, hired
+from taskyard.client import finding
 from taskyard.client.client import Client
+from taskyard.errors import StateLocked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,6 +19,9 @@ if TYPE_CHECKING:
 
 #: The first answer has to be there within 5 s of the start of the command, which takes a while too.
 FIRST_ANSWER_SECONDS: Final = 4.5
+
+#: What a state directory has that a broker has written to.
+JOURNAL_FILE: Final = "journal.sqlite"
 
 
 class Look(Protocol):
@@ -42,6 +49,23 @@ def connected(talk: Talk) -> Client:
 
 @contextmanager
 def looking(talk: Talk) -> Iterator[Look]:
-    """The same, for verbs that only look."""
-    with connected(talk) as client:
+    """The same, for verbs that only look: they need no broker where one has left its state."""
+    with _offline(talk) or connected(talk) as client:
         yield client
+
+
+def _offline(talk: Talk) -> Client | None:
+    """The state that is meant, if nobody runs on it."""
+    if talk.broker or (talk.state is None and os.environ.get(finding.BROKER_VARIABLE)):
+        return None
+    state = finding.state_directory(talk.state)
+    if not (state / JOURNAL_FILE).exists() or hired(state / LOCK_FILE) is not None:
+        return None
+    from taskyard.cli.offline import Offline  # noqa: PLC0415  # most of the broker, rarely needed
+
+    try:
+        offline = Offline(state)
+    except StateLocked:  # a broker was quicker
+        return None
+    talk.say(f"no broker runs on {state}; this is how it was left")
+    return offline

@@ -46,6 +46,8 @@ def run(group: click.Command, arguments: Sequence[str]) -> int:
     except OSError as error:
         _drop_answer()
         return _report(_in_words(error), talk)
+    except UnicodeEncodeError as error:
+        return _report(UserError(f"{error.object!r} is no text in UTF-8; write it so"), talk)
     except click.ClickException as error:
         error.show()
         return ExitCode.USAGE

@@ -25,6 +25,7 @@ import click
 from msgspec import Struct
 
 from taskyard.errors import ExitCode, StateLocked
+from taskyard.journal import lock
 from taskyard.journal.files import PRIVATE_FILE, make_private_directory
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ PATIENCE_SECONDS: Final = 1.0
 
 #: Not with the current directory in front: a user's `json.py` must not become ours.
 _TASKYARD: Final = ("-P", "-m", "taskyard.cli")
+
+#: Who uses a state directory: locked for as long as it does, with its process id.
+LOCK_FILE: Final = lock.FILE_NAME
 
 #: Who runs `up` on a state directory: locked for as long as it runs, with its process id.
 UP_FILE: Final = "up.pid"

@@ -16,6 +16,7 @@ from taskyard.cli.connecting import looking
 from taskyard.cli.options import Talk, broker_options
 from taskyard.cli.printing import (
     DOCUMENT_VERSION,
+    ROWS_DRAWN_MAX,
     example,
     print_document,
     print_table,
@@ -26,6 +27,7 @@ from taskyard.cli.progress import summary_of
 from taskyard.cli.selecting import scope_options, states_of
 from taskyard.cli.words import count, plain, span
 from taskyard.client.client import scope_of
+from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -33,6 +35,13 @@ if TYPE_CHECKING:
 
 #: Tasks that a list has unless asked otherwise: what fits a few screens.
 LIST_LIMIT: Final = 100
+
+#: What a list shows of a task, and of one that failed.
+_KEYS: Final = ("name", "state", "campaign", "service", "lane", "attempt")
+_KEYS_OF_FAILED: Final = ("name", "campaign", "attempt", "reason")
+
+#: Campaigns and services that a status lists, the latest; --json has more.
+_ROWS_OF_STATUS: Final = 20
 
 #: A path that means stdout.
 _STDOUT: Final = "-"
@@ -45,6 +54,7 @@ _STDOUT: Final = "-"
 @click.option("--match", metavar="TEXT", default="", help="Only names that contain this.")
 @click.option(
     "--limit",
+    metavar="N",
     type=click.IntRange(1),
     default=LIST_LIMIT,
     show_default=True,
@@ -73,8 +83,10 @@ def list_tasks(
         if talk.as_json:
             more = _write_list(views, found)
         else:
-            columns = ("NAME", "STATE", "CAMPAIGN", "SERVICE", "LANE", "ATTEMPT")
-            print_table(columns, (_row(view) for view in views))
+            failed = scope.states == (TaskState.FAILED,)
+            keys = _KEYS_OF_FAILED if failed else _KEYS
+            columns = [key.upper() for key in keys]
+            print_table(columns, ([view[key] for key in keys] for view in views))
             more = next(found, None) is not None
         if more and not talk.quiet:
             click.echo(f"these are the first {limit:,}; --all or --limit N shows more", err=True)
@@ -84,17 +96,16 @@ def _fields(given: dict[str, Any]) -> dict[str, Any]:
     return {key: given[key] for key in ("campaign", "service", "lane")}
 
 
-def _row(view: dict[str, Any]) -> tuple[object, ...]:
-    return tuple(view[key] for key in ("name", "state", "campaign", "service", "lane", "attempt"))
-
-
 def _write_list(views: Iterable[dict[str, Any]], rest: Iterator[object]) -> bool:
     """One document, written as its tasks come. Returns whether there are more."""
     import msgspec  # noqa: PLC0415  # when it is used
 
     click.echo(f'{{"version":{DOCUMENT_VERSION},"document":"list","tasks":[', nl=False)
-    for number, view in enumerate(views):
-        click.echo((b",\n" if number else b"\n") + msgspec.json.encode(view), nl=False)
+    line = iter(views)
+    comma = b""
+    while some := list(islice(line, ROWS_DRAWN_MAX)):
+        click.echo(comma + b"\n" + b",\n".join(map(msgspec.json.encode, some)), nl=False)
+        comma = b","
     more = next(rest, None) is not None
     click.echo(f'\n],"more":{"true" if more else "false"}}}')
     return more
@@ -262,7 +273,11 @@ def _print_status(told: dict[str, Any]) -> None:
     states = ("blocked", "delayed", "ready", "leased", "done", "failed", "cancelled")
     for kind in ("campaigns", "services"):
         named = [one for one in told[kind] if one["name"] and sum(one["counts"].values())]
-        if named:
+        if len(named) > _ROWS_OF_STATUS:
+            click.echo(f"\nthe latest {_ROWS_OF_STATUS} of {len(named):,} {kind}:")
+            named = named[-_ROWS_OF_STATUS:]
+        elif named:
             click.echo()
+        if named:
             columns = (kind[:-1].upper(), *map(str.upper, states))
             print_table(columns, [(one["name"], *one["counts"].values()) for one in named])

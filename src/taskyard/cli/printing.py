@@ -7,6 +7,7 @@ control characters in it can't move the cursor; what is for programs is JSON.
 from __future__ import annotations
 
 import sys
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 #: Of every document that is printed with --json. A new field is no new version.
 DOCUMENT_VERSION: Final = 1
 
-#: Rows that the widths of a table in a pipe are made of; later ones may stand out.
-_ROWS_MEASURED: Final = 1000
+#: A longer table is written plainly also on a terminal: to draw one takes time and memory. In a
+#: pipe the widths of the columns are made of so many rows; later ones may stand out.
+ROWS_DRAWN_MAX: Final = 1000
 
 
 def example(*lines: str) -> str:
@@ -53,10 +55,12 @@ def write_bytes(value: bytes) -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """A table: drawn on a terminal, plain lines in a pipe. Numbers stand to the right."""
-    if sys.stdout.isatty():
-        _draw_table(columns, list(rows))
+    line = iter(rows)
+    first = list(islice(line, ROWS_DRAWN_MAX + 1))
+    if sys.stdout.isatty() and len(first) <= ROWS_DRAWN_MAX:
+        _draw_table(columns, first)
     else:
-        _write_table(columns, rows)
+        _write_table(columns, first, line)
 
 
 def _draw_table(columns: Sequence[str], rows: list[Sequence[object]]) -> None:
@@ -83,16 +87,16 @@ _STYLES: Final = {
 }
 
 
-def _write_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def _write_table(
+    columns: Sequence[str], first: list[Sequence[object]], rest: Iterable[Sequence[object]]
+) -> None:
     """Row by row, in columns as wide as the first rows need."""
-    line = iter(rows)
-    first = [row for _, row in zip(range(_ROWS_MEASURED), line, strict=False)]
     cells = [list(columns), *([_cell(value) for value in row] for row in first)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
-        click.echo(_row(row, widths))
-    for one in line:
-        click.echo(_row([_cell(value) for value in one], widths))
+    line = iter(rest)
+    while cells:
+        click.echo("\n".join([_row(row, widths) for row in cells]))
+        cells = [[_cell(value) for value in row] for row in islice(line, ROWS_DRAWN_MAX)]
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -32,9 +32,13 @@ _STATES_TOLD: Final = ("done", "failed", "cancelled", "leased", "ready", "delaye
 class Meter:
     """Shows how many of some tasks are settled. Use it as a context manager."""
 
-    def __init__(self, talk: Talk, label: str, *, drawn: bool = True) -> None:
-        """Without `drawn` there is no bar: the terminal is used for something else."""
+    def __init__(
+        self, talk: Talk, label: str, *, drawn: bool = True, done: str = "settled"
+    ) -> None:
+        """Without `drawn` there is no bar: the terminal is used for something else. `done` is what
+        has become of those that are counted."""
         self._label = label
+        self._done = done
         self._quiet = talk.quiet
         self._bars: Bars | None = None
         self._bar: TaskID | None = None
@@ -52,7 +56,14 @@ class Meter:
             self._said = time.monotonic()
             of = "" if total is None else f" of {total:,}"
             trouble = f", {failed:,} failed" if failed else ""
-            click.echo(f"{self._label}: {settled:,}{of} settled{trouble}", err=True)
+            click.echo(f"{self._label}: {settled:,}{of} {self._done}{trouble}", err=True)
+
+    def say(self, text: str) -> None:
+        """A line on stderr, above the bar."""
+        if self._bars is None:
+            click.echo(text, err=True)
+        else:
+            self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
         if self._bars is not None:

@@ -13,17 +13,17 @@ from msgspec import Struct
 
 from taskyard.cli import loading
 from taskyard.cli.daemons import SERVICES, cores
-from taskyard.cli.local import Crew, Staff, hired, terminated_like_interrupted
+from taskyard.cli.local import LOCK_FILE, Crew, Staff, hired, terminated_like_interrupted
 from taskyard.cli.options import Talk, json_option, quiet_option, state_option, verbose_option
 from taskyard.cli.pace import Pace
 from taskyard.cli.printing import example, print_document
 from taskyard.cli.words import count, plain, span
+from taskyard.client.campaign.formats import Options
 from taskyard.client.campaign.survey import service_of
 from taskyard.client.client import Client
 from taskyard.core.events import Scope
 from taskyard.core.states import TaskState
 from taskyard.errors import ClientClosed, ExitCode, StateLocked, TimedOut, UserError
-from taskyard.journal.lock import FILE_NAME as LOCK_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -71,6 +71,8 @@ class Hands(NamedTuple):
 @click.option("--allow", multiple=True, metavar="MODULE", help="Offer its functions. Repeatable.")
 @click.option("--no-retry-failed", is_flag=True, help="Leave what failed the last time.")
 @click.option("--skip-bad", is_flag=True, help="Leave out bad lines instead of doing nothing.")
+@click.option("--replay", is_flag=True, help="WfCommons: sleep as long as a task took.")
+@click.option("--speedup", type=float, default=1.0, metavar="N", help="Replay N times as fast.")
 @click.option("--report", metavar="DIR", help="Write a report there. Comes later.")
 @json_option
 @verbose_option
@@ -87,6 +89,8 @@ def run(  # noqa: PLR0913  # an argument an option
     allow: tuple[str, ...],
     no_retry_failed: bool,
     skip_bad: bool,
+    replay: bool,
+    speedup: float,
     report: str | None,
     as_json: bool,
 ) -> ExitCode:
@@ -101,7 +105,7 @@ def run(  # noqa: PLR0913  # an argument an option
     """
     if report is not None:
         raise UserError("--report comes later; leave it out")
-    loaded = loading.read(file, skip_bad=skip_bad)
+    loaded = loading.read(file, Options(replay=replay, speedup=speedup), skip_bad=skip_bad)
     slots = slots or cores()
     staff = Staff(workers, slots, allow, _services(loaded))
     _check_fit(loaded, slots, allow)

@@ -15,6 +15,7 @@ import click
 
 from taskyard.cli.daemons import listen_option, read_listen
 from taskyard.cli.local import (
+    LOCK_FILE,
     UP_FILE,
     Crew,
     Staff,
@@ -32,7 +33,6 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, NoBroker, TaskyardError, TimedOut, UserError
 from taskyard.journal.files import make_private_directory
-from taskyard.journal.lock import FILE_NAME as LOCK_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

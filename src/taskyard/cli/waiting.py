@@ -226,6 +226,8 @@ def report(talk: Talk, verb: str, group: Group, *, settled: bool, **more: object
         counts = {"counts": group.counts, "behind_failure": group.behind_failure}
         print_document(verb, settled=settled, **counts, **more)
         return
+    if talk.quiet:
+        return
     click.echo(f"{group.title}{summary_of(group.counts, group.behind_failure)}", err=True)
     name_failures(group)
 

@@ -169,6 +169,7 @@ class Client:
         *,
         lane: str = "",
         after: Sequence[str] = (),
+        wait_for_unknown: bool = False,
         watch: bool = True,
     ) -> Future:
         """Submit a task that is encoded already. Its future has the result as it was sent: bytes.
@@ -180,7 +181,8 @@ class Client:
         encoded = name.encode()
         future = Future(self, encoded, b"")
         before = tuple([one.encode() for one in after])
-        fixed = (encoded, payload, terms, lane.encode(), before, Unknown.REFUSE)
+        unknown = Unknown.WAIT if wait_for_unknown else Unknown.REFUSE
+        fixed = (encoded, payload, terms, lane.encode(), before, unknown)
         self._courier.send(Parcel(*fixed, future, watch))
         return future
 

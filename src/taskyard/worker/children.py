@@ -5,6 +5,7 @@ output. One that dies, or has to be ended, takes its call with it and is replace
 What a call left running in its process, or changed there, stays until the process ends.
 """
 
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -121,7 +122,10 @@ class Child(Supervised):
     def _on_answer(self, outcome: Outcome, text: bytes) -> None:
         if self.job is None:
             self._on_nonsense()
-        elif not self.is_ending():
+        elif self.is_ending():
+            # Too late, and there is nothing left to put in order.
+            self.process.signal(signal.SIGKILL)
+        else:
             # All that the call printed was in the pipe before its answer was sent.
             self._pipe.drain()
             done = Done(self.job, outcome, text, self._output.value())

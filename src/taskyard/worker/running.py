@@ -196,8 +196,8 @@ class Runner:
 
 
 def _open_null() -> int:
-    """/dev/null, and no number below it is free: a pipe that takes the place of a closed stdout
-    would be overwritten in a child before it is in its place."""
+    """/dev/null, also in place of standard files that are closed: no pipe or socket of ours may
+    take their numbers, and get what is printed."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) < _STANDARD_DESCRIPTORS:
         pass
     return descriptor

@@ -1,0 +1,124 @@
+"""What `map` answers: results to stdout as they are told, failures to stderr, counts at the end.
+
+As a document the answer is one, too, but it is written piece by piece: it may have a million tasks.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import click
+import msgspec
+
+from taskyard.cli.printing import DOCUMENT_VERSION, text_or_base64, write_bytes
+from taskyard.cli.progress import Meter, summary_of
+from taskyard.cli.words import plain
+from taskyard.errors import ExitCode, TaskBlocked, TaskFailed, UserError
+
+if TYPE_CHECKING:
+    from taskyard.cli.options import Talk
+    from taskyard.client.futures import Future
+
+#: Failures that are told one by one; the others are counted.
+FAILURES_TOLD: Final = 20
+
+#: How often the bar is moved: more than that is not seen, and takes time from the results.
+_SHOWN_SECONDS: Final = 0.1
+
+
+class Answer:
+    """Writes results to stdout and failures to stderr, and counts them."""
+
+    def __init__(self, talk: Talk, campaign: str) -> None:
+        self._talk = talk
+        self._campaign = campaign
+        self._counts: Counter[str] = Counter()
+        self._total: int | None = None
+        self._added = 0
+        self._shown = 0.0
+        self._meter = Meter(talk, campaign, drawn=not sys.stdout.isatty())
+
+    def __enter__(self) -> Self:
+        if self._talk.as_json:
+            campaign = msgspec.json.encode(self._campaign).decode()
+            head = f'{{"version":{DOCUMENT_VERSION},"document":"map","campaign":{campaign}'
+            click.echo(f'{head},"tasks":[', nl=False)
+        self._meter.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._meter.__exit__(None, None, None)
+        if kind is None:
+            self._close()
+        elif self._added and issubclass(kind, UserError):
+            goes_on = f"{self._added:,} tasks before it may be under way in campaign"
+            click.echo(f"{goes_on} {plain(self._campaign)}", err=True)
+
+    def _close(self) -> None:
+        counts = dict(self._counts)
+        if self._talk.as_json:
+            click.echo(f'\n],"counts":{msgspec.json.encode(counts).decode()}}}')
+        if self._talk.quiet:
+            return
+        click.echo(f"campaign {plain(self._campaign)}: {summary_of(counts)}", err=True)
+        if counts.get("failed"):
+            retry = f"`taskyard retry --campaign {plain(self._campaign)} --failed`"
+            click.echo(f"{retry} tries the failed ones again", err=True)
+
+    # For the reader of the input.
+
+    def submitted(self, added: int, *, is_all: bool = False) -> None:
+        """So many tasks were submitted."""
+        self._added = added
+        if is_all:
+            self._total = added
+
+    # For the window.
+
+    def tell(self, future: Future) -> None:
+        """What has become of the next task."""
+        state, value, reason = _ending(future)
+        self._counts[state] += 1
+        if self._talk.as_json:
+            self._tell_json(future.name, state, value, reason)
+        elif state == "done":
+            write_bytes(value if not value or value.endswith(b"\n") else value + b"\n")
+        elif self._counts.total() - self._counts["done"] <= FAILURES_TOLD:
+            self.pause()
+            self._meter.say(f"taskyard: {plain(reason)}")
+        now = time.monotonic()
+        if now - self._shown > _SHOWN_SECONDS:
+            self._shown = now
+            self._meter.update(self._counts.total(), self._total, self._counts["failed"])
+
+    def _tell_json(self, name: str, state: str, value: bytes, reason: str) -> None:
+        told: dict[str, Any] = {"name": name, "state": state}
+        told |= text_or_base64("result", value) if state == "done" else {"reason": reason}
+        comma = b"," if self._counts.total() > 1 else b""
+        click.echo(comma + b"\n" + msgspec.json.encode(told), nl=False)
+
+    def pause(self) -> None:
+        """Nothing more is at hand: whoever reads should have what there is."""
+        sys.stdout.flush()
+
+    def exit_code(self) -> ExitCode:
+        if self._counts["failed"] or self._counts["blocked"]:
+            return ExitCode.TASK_FAILED
+        return ExitCode.CANCELLED if self._counts["cancelled"] else ExitCode.GOOD
+
+
+def _ending(future: Future) -> tuple[str, bytes, str]:
+    """The state, the result and the reason of a task; raises what is no ending of a task."""
+    if future.cancelled():
+        return "cancelled", b"", f"task {future.name} was cancelled"
+    error = future.exception()
+    if error is None:
+        return "done", future.result() or b"", ""
+    if isinstance(error, TaskBlocked):
+        return "blocked", b"", str(error)
+    if isinstance(error, TaskFailed):
+        return "failed", b"", str(error)
+    raise error

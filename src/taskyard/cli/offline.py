@@ -1,0 +1,117 @@
+"""Looking at a state directory that no broker runs on: a client without a broker.
+
+It recovers the state as a broker would, under the state's lock, and answers in this process by the
+very code that the broker answers with. It writes nothing. What would change something is refused.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from itertools import count
+from typing import TYPE_CHECKING, NoReturn
+
+from taskyard.broker.answers import Answers
+from taskyard.cli.local import LOCK_FILE, hired
+from taskyard.client.client import Client
+from taskyard.core.events import ClockSet
+from taskyard.core.scheduler import Scheduler
+from taskyard.errors import NoBroker, Refused
+from taskyard.journal import recovery
+from taskyard.journal.checkup import has_traces
+from taskyard.journal.finished import FinishedIndex
+from taskyard.journal.lock import StateLock
+from taskyard.journal.schema import FILE_NAME as JOURNAL_FILE
+from taskyard.journal.sqlite import SqliteStore
+from taskyard.net.clock import SystemClock
+from taskyard.wire import dwork_peer as peer
+from taskyard.wire.dwork import Dwork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from taskyard.core.events import Event
+    from taskyard.wire.dwork_peer import Reply
+
+#: What changes nothing.
+_QUESTIONS = (
+    *(peer.STATS, peer.WORKERS, peer.SHOW, peer.EXPLAIN),
+    *(peer.LIST, peer.RESULTS, peer.OUTPUT),
+)
+
+#: The one who asks.
+_ROUTE = b"\0"
+
+
+def is_stopped(state: Path) -> bool:
+    """There is a state to look at, and nobody holds it."""
+    return (
+        has_traces(state) and (state / JOURNAL_FILE).exists() and hired(state / LOCK_FILE) is None
+    )
+
+
+class Offline(Client):
+    """A stopped state: everything of a client that only looks. Close it, it holds the lock."""
+
+    def __init__(self, state: Path) -> None:
+        """Raises `StateLocked` if somebody uses the state, `JournalDamaged` if it is damaged."""
+        self._state = state
+        self._numbers = count(1)
+        self._open = ExitStack()
+        try:
+            self._open.enter_context(StateLock(state))
+            store = self._open.enter_context(closing(SqliteStore(state)))
+            ledger = recovery.open_ledger(state, store)
+            index = self._open.enter_context(FinishedIndex(state))
+        except BaseException:
+            self._open.close()
+            raise
+        self._index = index if index.covered() is not None else None
+        self._answers = Answers(store, self._index)
+        self._scheduler = Scheduler(ledger)
+        self._dialect = Dwork(1, lambda: 0)
+        self._clock = SystemClock()
+        now_ns = self._clock.monotonic_ns()
+        self._scheduler.resume(now_ns)
+        self._scheduler.handle(ClockSet(now_ns, self._clock.wall_ns()))
+
+    @property
+    def broker(self) -> str:
+        """Where one would be."""
+        return str(self._state)
+
+    def close(self, timeout: float | None = None) -> None:  # noqa: ARG002  # nothing to wait for
+        self._open.close()
+
+    def _ask(self, build: Callable[[int], bytes], wait_ns: int = 0) -> Reply:  # noqa: ARG002
+        number = next(self._numbers)
+        body = build(number)
+        if peer.Reply(body).kind not in _QUESTIONS:
+            self._refuse()
+        now_ns = self._clock.monotonic_ns()
+        for event in self._dialect.take(_ROUTE, [b"", body], now_ns):
+            for reply in self._answered(event, now_ns):
+                if reply.kind == peer.ERROR:
+                    raise Refused(reply.reason or "the question could not be understood")
+                return reply
+        return self._refuse()
+
+    def _answered(self, event: Event, now_ns: int) -> list[Reply]:
+        event.now_ns = now_ns
+        if self._index is not None:
+            recovery.recall_for_event(self._scheduler.ledger, self._index, event)
+        effects = self._scheduler.handle(event)
+        self._answers.complete(effects)
+        replies = [reply for effect in effects for reply in self._dialect.tell(effect)]
+        return [peer.Reply(frames[-1]) for _, frames in replies]
+
+    def _refuse(self) -> NoReturn:
+        raise NoBroker(
+            f"no broker runs on {self._state}; start one with `taskyard up --state {self._state}`"
+        )
+
+    def submit(self, *_what: object, **_options: object) -> NoReturn:
+        """There is nobody to take it."""
+        self._refuse()
+
+    map = submit_all = future = submit

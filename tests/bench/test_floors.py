@@ -1,0 +1,39 @@
+"""How a figure is judged, and which of several runs counts."""
+
+import pytest
+
+from taskyard.bench.floors import Bound
+from taskyard.bench.lines import Line, line
+
+COST = Bound(10.0, 6.5)
+RATE = Bound(25_000, 60_000, at_least=True)
+
+
+@pytest.mark.parametrize(
+    ("bound", "figure", "verdict"),
+    [
+        (COST, 6.5, "goal"),
+        (COST, 6.6, "floor"),
+        (COST, 10.0, "floor"),
+        (COST, 12.5, "missed, 1.25 × floor"),
+        (RATE, 60_000, "goal"),
+        (RATE, 59_999, "floor"),
+        (RATE, 25_000, "floor"),
+        (RATE, 20_000, "missed, 0.80 × floor"),
+    ],
+)
+def test_verdict_says_which_mark_is_reached(bound: Bound, figure: float, verdict: str) -> None:
+    assert bound.verdict(figure) == verdict
+
+
+def test_smallest_cost_counts() -> None:
+    assert line("a", "µs", [8.0, 7.0, 9.0], COST) == Line("a", "µs", 7.0, 9.0, 10.0, 6.5, "floor")
+
+
+def test_largest_rate_counts() -> None:
+    judged = Line("a", "tasks/s", 30_000, 10_000, 25_000, 60_000, "floor")
+    assert line("a", "tasks/s", [10_000, 30_000, 20_000], RATE) == judged
+
+
+def test_largest_figure_counts_where_no_bound_says_so() -> None:
+    assert line("a", "tasks/s", [1.0, 2.0], most_is_best=True) == Line("a", "tasks/s", 2.0, 1.0)
