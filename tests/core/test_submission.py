@@ -245,18 +245,18 @@ def test_refusal_says_what_is_wrong_with_what(yard: Yard) -> None:
         return refused.text
 
     assert text(b"new", after=[[b"nobody"]]) == (
-        "predecessor b'nobody' is not known; submit it first, or in the same batch"
+        "predecessor nobody is not known; submit it first, or in the same batch"
     )
-    assert text(b"new", after=[[b"cancelled"]]) == "predecessor b'cancelled' was cancelled"
+    assert text(b"new", after=[[b"cancelled"]]) == "predecessor cancelled was cancelled"
     assert text(b"ready", payloads=[b"other"]) == (
-        "task b'ready' is known with another payload; give it another name"
+        "task ready is known with another payload; give it another name"
     )
-    assert text(b"ready", campaign=b"c") == "task b'ready' is known in campaign b'', not b'c'"
+    assert text(b"ready", campaign=b"c") == "task ready is known in campaign (none), not c"
     assert text(b"leased", after=[[b"ready"]], repeat=Repeat.EXTEND) == (
-        "task b'leased' is leased and can't be given more to wait for"
+        "task leased is leased and can't be given more to wait for"
     )
     assert text(b"x", b"y", after=[[b"y"], [b"x"]]) == (
-        "the tasks would wait for each other: b'x' before b'y' before b'x'"
+        "the tasks would wait for each other: x before y before x"
     )
 
 

@@ -225,7 +225,7 @@ def test_lane_without_its_service_is_refused(
     kind: type[PauseAsked] | type[ResumeAsked],
 ) -> None:
     yard = Yard()
-    text = "lane b'x' is of some service; say which"
+    text = "lane x is of some service; say which"
     refused = Refused(b"client", 4, Refusal.MALFORMED, text)
     assert yard.handle(kind(0, b"client", lane=b"x", request=4)) == [refused]
     assert yard.records == []

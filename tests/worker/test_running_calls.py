@@ -587,7 +587,8 @@ while True:
 def test_processes_end_with_a_worker_that_is_killed(home: Path) -> None:
     fifos = [a_fifo(home / name) for name in ("one", "two", "three")]
     root = Path(__file__).parent.parent.parent
-    env = {**os.environ, "PYTHONPATH": f"{root}:{os.environ.get('PYTHONPATH', '')}"}
+    search = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(search)}
     with subprocess.Popen([sys.executable, "-P", "-c", WORKER], env=env) as worker:
         pids = [int(told(fifo)) for fifo in fifos]
         worker.send_signal(signal.SIGKILL)

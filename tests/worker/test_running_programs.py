@@ -424,7 +424,9 @@ def test_program_gets_its_pipes_in_a_worker_without_standard_files() -> None:
         "from tests.worker.running_kit import a_runner, command, result_of\n"
         "report = os.dup(2)\n"
         "for descriptor in (0, 1, 2): os.close(descriptor)\n"
-        "with a_runner(): os.write(1, b'nobody gets this')\n"
+        "with a_runner():\n"
+        "    for descriptor in (1, 2): os.write(descriptor, b'nobody gets this')\n"
+        "    assert os.read(0, 1) == b''\n"
         "found = result_of(command('sh', '-c', 'echo one; echo two >&2'))\n"
         "os.write(report, found.text + found.output)\n"
     )

@@ -13,7 +13,6 @@ one, the later ones are asked after together, again and again.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -303,7 +302,7 @@ class Courier:
         self._watch(watched)
 
     def _refused(self, parcels: list[Parcel], reply: Reply) -> None:
-        reason = readable(reply.reason) if reply.kind == peer.ERROR else "the broker is leaving"
+        reason = reply.reason if reply.kind == peer.ERROR else "the broker is leaving"
         for parcel in parcels:
             if parcel.future is not None and not parcel.future.done():
                 name = parcel.name.decode(errors="backslashreplace")
@@ -351,11 +350,6 @@ class Courier:
             self._late_watches.pop(number, None)
             self._line.forget(number)
             self._watch(futures)
-
-
-def readable(reason: str) -> str:
-    """A broker's reason in which names are texts: to a broker they are bytes."""
-    return re.sub(r"\bb'([^']*)'", r"\1", reason)
 
 
 def _submission(parcels: list[Parcel]) -> Submission:

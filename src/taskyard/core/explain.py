@@ -11,6 +11,7 @@ from taskyard.core import graph, policy
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.policy import Hold
 from taskyard.core.states import TaskState
+from taskyard.core.tasks import shown
 
 if TYPE_CHECKING:
     from taskyard.core.agenda import Lane
@@ -56,7 +57,7 @@ def explain(scheduler: Scheduler, name: bytes) -> Explanation:
     """Why a task is where it is."""
     task = scheduler.ledger.tasks.get(name)
     if task is None:
-        return Explanation(Reason.UNKNOWN, f"no task is called {_text(name)}")
+        return Explanation(Reason.UNKNOWN, f"no task is called {shown(name)}")
     return _BY_STATE[task.state](scheduler, task)
 
 
@@ -69,7 +70,7 @@ def _cancelled(_scheduler: Scheduler, _task: Task) -> Explanation:
 
 
 def _failed(scheduler: Scheduler, task: Task) -> Explanation:
-    reason = _text(scheduler.ledger.reasons.get(task.name, b"")) or "no reason given"
+    reason = shown(scheduler.ledger.reasons.get(task.name, b"")) or "no reason given"
     waiting = len(graph.with_dependents([task])) - 1
     wait = "waits" if waiting == 1 else "wait"
     behind = f"; {_count(waiting, 'task')} {wait} behind it" if waiting else ""
@@ -80,7 +81,7 @@ def _failed(scheduler: Scheduler, task: Task) -> Explanation:
 def _leased(scheduler: Scheduler, task: Task) -> Explanation:
     lease = cast("Lease", task.lease)
     seconds = max(0, scheduler.at_ns - lease.at_ns) // SECOND_NS
-    worker = _text(lease.worker.name)
+    worker = shown(lease.worker.name)
     sentence = f"worker {worker} has had it for {seconds} s (attempt {task.attempt})"
     return Explanation(Reason.LEASED, sentence)
 
@@ -90,7 +91,7 @@ def _delayed(scheduler: Scheduler, task: Task) -> Explanation:
     sentence = f"it is due in {seconds} s"
     last = scheduler.ledger.reasons.get(task.name)
     if last:
-        sentence += f", after {_count(task.failures, 'failure')}, the last: {_text(last)}"
+        sentence += f", after {_count(task.failures, 'failure')}, the last: {shown(last)}"
     return Explanation(Reason.TIME, sentence)
 
 
@@ -100,7 +101,7 @@ def _blocked(scheduler: Scheduler, task: Task) -> Explanation:
     unknown = [name for name, waiting in ledger.awaited.items() if task in waiting]
     after = tuple(other.name for other in before) + tuple(unknown)
     named = [_describe(scheduler, other) for other in before[:NAMED_MAX]]
-    named += [f"{_text(name)} (not submitted)" for name in unknown[: NAMED_MAX - len(named)]]
+    named += [f"{shown(name)} (not submitted)" for name in unknown[: NAMED_MAX - len(named)]]
     more = f" and {len(after) - len(named)} more" if len(after) > len(named) else ""
     names = ", ".join(named) + more
     if task.name in ledger.stuck():
@@ -110,14 +111,14 @@ def _blocked(scheduler: Scheduler, task: Task) -> Explanation:
 
 def _describe(scheduler: Scheduler, task: Task) -> str:
     if task.state is TaskState.FAILED:
-        reason = _text(scheduler.ledger.reasons.get(task.name, b""))
-        return f"{_text(task.name)} (FAILED{': ' if reason else ''}{reason})"
-    return f"{_text(task.name)} ({task.state.name})"
+        reason = shown(scheduler.ledger.reasons.get(task.name, b""))
+        return f"{shown(task.name)} (FAILED{': ' if reason else ''}{reason})"
+    return f"{shown(task.name)} ({task.state.name})"
 
 
 def _ready(scheduler: Scheduler, task: Task) -> Explanation:
     hold = lane_hold(scheduler, task.lane)
-    service = _text(task.terms.service)
+    service = shown(task.terms.service)
     if hold is not None:
         return Explanation(_BY_HOLD[hold], f"it is ready, but {hold.value} (service {service})")
     if _too_wide(scheduler, task):
@@ -147,9 +148,6 @@ def lane_hold(scheduler: Scheduler, lane: Lane) -> Hold | None:
         return Hold.NO_WORKER
     return hold or policy.limit(ledger, lane, scheduler.now_ns)
 
-
-def _text(name: bytes) -> str:
-    return name.decode(errors="backslashreplace")
 
 
 def _count(number: int, noun: str) -> str:

@@ -25,7 +25,7 @@ from taskyard.core.limits import (
 )
 from taskyard.core.records import Extended, Submitted
 from taskyard.core.states import CANCELLED, DONE, LEASED
-from taskyard.core.tasks import digest
+from taskyard.core.tasks import digest, shown
 from taskyard.errors import PeerError
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _take_some(ledger: Ledger, event: SubmitAsked, batch: Batch, at_ns: int) -> 
             if event.repeat is Repeat.HARMLESS:
                 _check_same(task, submission, index)
             elif task.state is LEASED:
-                text = f"task {name!r} is leased and can't be given more to wait for"
+                text = f"task {shown(name)} is leased and can't be given more to wait for"
                 raise Refusing(Refusal.BUSY, text)
     if event.repeat is Repeat.EXTEND:
         return _extend(ledger, event, batch, (new, known), at_ns)
@@ -209,11 +209,12 @@ def _check_same(task: Task, submission: Submission, index: int) -> None:
     payload = submission.payload_of(index)
     same = task.payload == (payload if task.ending is None else digest(payload))
     if not same:
-        text = f"task {task.name!r} is known with another payload; give it another name"
+        text = f"task {shown(task.name)} is known with another payload; give it another name"
         raise Refusing(Refusal.CONFLICT, text)
     campaign = submission.terms_of(index).campaign
     if task.terms.campaign != campaign:
-        text = f"task {task.name!r} is known in campaign {task.terms.campaign!r}, not {campaign!r}"
+        known = shown(task.terms.campaign) or "(none)"
+        text = f"task {shown(task.name)} is known in campaign {known}, not {shown(campaign)}"
         raise Refusing(Refusal.CONFLICT, text)
 
 
@@ -268,7 +269,7 @@ def sort_predecessors(
         elif task.state is DONE:
             done.append(name)
         else:
-            raise Refusing(Refusal.CANCELLED, f"predecessor {name!r} was cancelled")
+            raise Refusing(Refusal.CANCELLED, f"predecessor {shown(name)} was cancelled")
     return waiting, done
 
 
@@ -277,7 +278,7 @@ def _sort_unknown(name: bytes, unknown: Unknown, waiting: list[bytes], done: lis
         text = f"a task's name must have 1 to {NAME_BYTES_MAX} bytes"
         raise Refusing(Refusal.BAD_NAME, text)
     if unknown is Unknown.REFUSE:
-        text = f"predecessor {name!r} is not known; submit it first, or in the same batch"
+        text = f"predecessor {shown(name)} is not known; submit it first, or in the same batch"
         raise Refusing(Refusal.UNKNOWN, text)
     (waiting if unknown is Unknown.WAIT else done).append(name)
 
@@ -312,5 +313,5 @@ def check_acyclic(ledger: Ledger, after: dict[bytes, list[bytes]]) -> None:
     """Refuse edges that would close a cycle."""
     names = graph.cycle(ledger.tasks, ledger.awaited, after)
     if names:
-        around = " before ".join(repr(name) for name in [*names, names[0]])
+        around = " before ".join(shown(name) for name in [*names, names[0]])
         raise Refusing(Refusal.CYCLE, f"the tasks would wait for each other: {around}")

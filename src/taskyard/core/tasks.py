@@ -200,3 +200,8 @@ def digest(payload: bytes) -> bytes:
     if len(payload) <= DIGEST_BYTES:
         return payload
     return crc32(payload).to_bytes(4, "big") + payload[: DIGEST_BYTES - 4]
+
+
+def shown(name: bytes) -> str:
+    """A name as a person reads it; a byte that is no text is written as its number."""
+    return name.decode(errors="backslashreplace")

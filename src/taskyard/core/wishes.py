@@ -8,6 +8,7 @@ from taskyard.core import graph, roster, submission, watching
 from taskyard.core.effects import Accepted, Acted, Refusal, Refused, Stop
 from taskyard.core.records import Cancelled, Paused, Resumed, Retried
 from taskyard.core.states import DELAYED, FAILED, Turn
+from taskyard.core.tasks import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -86,7 +87,7 @@ def _lane_of_no_service(
     """Refuse a lane without its service, which would else mean everything."""
     if event.lane is None or event.service:
         return False
-    text = f"lane {event.lane!r} is of some service; say which"
+    text = f"lane {shown(event.lane)} is of some service; say which"
     scheduler.tell(Refused(event.client, event.request, Refusal.MALFORMED, text))
     return True
 

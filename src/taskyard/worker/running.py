@@ -50,9 +50,9 @@ class Runner:
         #: Programs, and children at work or not.
         self._processes: list[Supervised] = []
         self._done: list[Done] = []
-        self._selector = selectors.DefaultSelector()
         _let_children_be_waited_for()
         self._null = _open_null()
+        self._selector = selectors.DefaultSelector()
         self._shared = Shared(
             self._selector, self._report, clock.monotonic_ns, dict(os.environ), self._null
         )
