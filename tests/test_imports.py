@@ -4,6 +4,10 @@ import json
 import subprocess
 import sys
 
+import pytest
+
+import taskyard
+
 #: Prints what importing the core and all its modules adds to an interpreter.
 IMPORT_CORE = """
 import importlib, json, pkgutil, sys
@@ -50,3 +54,13 @@ def test_command_line_loads_no_heavy_package_before_a_verb_asks_for_it() -> None
     code = "import json, sys; import taskyard.cli; print(json.dumps(list(sys.modules)))"
     loaded = top_levels(modules_loaded_by(code))
     assert [name for name in ["msgspec", "pyarrow", "rich", "sqlite3"] if name in loaded] == []
+
+
+def test_what_programs_import_is_there_when_it_is_used() -> None:
+    code = (
+        "import json, taskyard;"
+        "print(json.dumps([getattr(taskyard, name).__name__ for name in taskyard.__all__]))"
+    )
+    assert modules_loaded_by(code) == taskyard.__all__
+    with pytest.raises(AttributeError, match="no attribute 'Clinet'"):
+        taskyard.Clinet  # noqa: B018

@@ -1,6 +1,53 @@
 """Taskyard: a durable broker for campaigns of tasks.
 
-Holds the version and imports nothing, so that `import taskyard` costs nothing.
+The one place that says which version this is (`pyproject.toml` reads it from here), and what a
+program imports: `taskyard.Client` and what goes with it. They are loaded when they are first used,
+because every command imports this package and few of them need a client.
 """
 
+TYPE_CHECKING = False  # as in typing, which is not imported for that
+if TYPE_CHECKING:
+    from taskyard.client.client import Client
+    from taskyard.client.futures import Future, as_completed, wait
+    from taskyard.errors import (
+        ClientClosed,
+        NoBroker,
+        Refused,
+        TaskBlocked,
+        TaskFailed,
+        TaskyardError,
+        TimedOut,
+    )
+
 __version__ = "0.1.0.dev0"
+
+__all__ = [
+    "Client",
+    "ClientClosed",
+    "Future",
+    "NoBroker",
+    "Refused",
+    "TaskBlocked",
+    "TaskFailed",
+    "TaskyardError",
+    "TimedOut",
+    "as_completed",
+    "wait",
+]
+
+_HOMES = {
+    "Client": "taskyard.client.client",
+    "Future": "taskyard.client.futures",
+    "as_completed": "taskyard.client.futures",
+    "wait": "taskyard.client.futures",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415  # with the first use
+
+    found: object = getattr(import_module(_HOMES.get(name, "taskyard.errors")), name)
+    globals()[name] = found
+    return found

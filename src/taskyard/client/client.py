@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from taskyard.client import finding
 from taskyard.client.campaign.submitting import to_submission
 from taskyard.client.campaign.tasks import check
-from taskyard.client.courier import Courier, Parcel, readable
+from taskyard.client.courier import Courier, Parcel
 from taskyard.client.futures import Future, value_of
 from taskyard.core.events import Scope, Unknown
 from taskyard.core.limits import SECOND_NS
@@ -384,7 +384,7 @@ class Client:
         self._courier.ask(build, answer, wait_ns)
         reply = answer.result()
         if reply.kind == peer.ERROR:
-            raise Refused(readable(reply.reason) or "the broker could not understand the request")
+            raise Refused(reply.reason or "the broker could not understand the request")
         return reply
 
 
