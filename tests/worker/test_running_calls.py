@@ -490,6 +490,35 @@ def test_python_that_does_not_start_is_told(home: Path, monkeypatch: pytest.Monk
         assert turns(runner) == [failed(job, text)]
 
 
+#: Says that it is ready when it was told to end, and does not end.
+READY_TOO_LATE = """#!{python}
+import os, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open("up", "w").close()
+open("go").read()
+os.write(int(sys.argv[4]), bytes(4))
+signal.pause()
+"""
+
+
+def test_python_that_is_ready_too_late_is_killed_nevertheless(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, up, go = SetClock(), a_fifo(home / "up"), a_fifo(home / "go")
+    late = a_program(home / "late", READY_TOO_LATE.format(python=sys.executable))
+    monkeypatch.setattr(sys, "executable", late)
+    with a_runner(allow=["yard"], clock=clock) as runner:
+        runner.start(call("yard:nothing"))
+        runner.turn()
+        told(up)
+        clock.now_ns += CHILD_START_NS_MAX
+        runner.turn()
+        Path(go).write_text("")
+        select.select(runner.filenos(), [], [])
+        runner.turn()
+        assert runner.wake_at_ns() == clock.now_ns + KILL_GRACE_NS
+
+
 def test_python_that_is_not_there_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", f"{home}/nothing")
     before = open_descriptors()

@@ -28,7 +28,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import LEASED
 from taskyard.errors import StateLocked
-from taskyard.journal import compaction, recovery
+from taskyard.journal import recovery
 from taskyard.journal.finished import FinishedIndex
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import SqliteStore
@@ -121,6 +121,8 @@ def _open(settings: Settings, stack: ExitStack) -> tuple[Store, Ledger, Finished
         return MemoryStore(), Ledger(), None
     store = stack.enter_context(closing(SqliteStore(settings.state)))
     if store.head.sequence - store.anchor.sequence > ROWS_COMPACTED:
+        from taskyard.journal import compaction  # noqa: PLC0415  # Arrow takes 0.2 s to import
+
         logger.info("compacting the journal, which makes this and later starts quicker")
         compaction.compact(settings.state, store, lambda _step, _done, _total: None)
     ledger = recovery.open_ledger(settings.state, store)

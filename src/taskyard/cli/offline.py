@@ -11,16 +11,13 @@ from itertools import count
 from typing import TYPE_CHECKING, NoReturn
 
 from taskyard.broker.answers import Answers
-from taskyard.cli.local import LOCK_FILE, hired
 from taskyard.client.client import Client
 from taskyard.core.events import ClockSet
 from taskyard.core.scheduler import Scheduler
 from taskyard.errors import NoBroker, Refused
 from taskyard.journal import recovery
-from taskyard.journal.checkup import has_traces
 from taskyard.journal.finished import FinishedIndex
 from taskyard.journal.lock import StateLock
-from taskyard.journal.schema import FILE_NAME as JOURNAL_FILE
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.net.clock import SystemClock
 from taskyard.wire import dwork_peer as peer
@@ -41,13 +38,6 @@ _QUESTIONS = (
 
 #: The one who asks.
 _ROUTE = b"\0"
-
-
-def is_stopped(state: Path) -> bool:
-    """There is a state to look at, and nobody holds it."""
-    return (
-        has_traces(state) and (state / JOURNAL_FILE).exists() and hired(state / LOCK_FILE) is None
-    )
 
 
 class Offline(Client):

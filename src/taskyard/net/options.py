@@ -12,8 +12,9 @@ import zmq
 #: The ZAP domain of what listens; `zap.py` knows who may come in.
 LISTENING_DOMAIN: Final = b"taskyard.listening"
 
-#: The largest frame. A peer that announces a larger one is cut off before any of it is kept.
-FRAME_BYTES_MAX: Final = 64 << 20
+#: The largest frame that a listener takes: room for the longest payload (16 MiB) and what goes with
+#: it. A peer that announces a larger one is cut off before any of it is kept.
+FRAME_BYTES_MAX: Final = 32 << 20
 
 #: The largest number of frames in a message, a route included. ZeroMQ has no such limit.
 FRAMES_MAX: Final = 64
@@ -46,7 +47,6 @@ _COMMON: Final[dict[zmq.SocketOption, int | bytes]] = {
     # Every call says that it does not wait; these say it a second time.
     zmq.SocketOption.SNDTIMEO: 0,
     zmq.SocketOption.RCVTIMEO: 0,
-    zmq.SocketOption.MAXMSGSIZE: FRAME_BYTES_MAX,
     # Half a greeting holds a descriptor for this long and no longer.
     zmq.SocketOption.HANDSHAKE_IVL: HANDSHAKE_MS_MAX,
     # A machine that vanished without a word is noticed after 90 s, also by a peer that only reads.
@@ -62,6 +62,7 @@ _COMMON: Final[dict[zmq.SocketOption, int | bytes]] = {
 
 LISTENING: Final[dict[zmq.SocketOption, int | bytes]] = {
     **_COMMON,
+    zmq.SocketOption.MAXMSGSIZE: FRAME_BYTES_MAX,
     # A message to nobody is refused; without this it is dropped and reported as sent.
     zmq.SocketOption.ROUTER_MANDATORY: 1,
     # A peer that comes back under its old routing id is heard. An id is a route, not a name:
@@ -78,6 +79,9 @@ LISTENING: Final[dict[zmq.SocketOption, int | bytes]] = {
 
 CONNECTING: Final[dict[zmq.SocketOption, int | bytes]] = {
     **_COMMON,
+    # No limit: a peer asked for what its broker sends, and a worker that can't be given its tasks
+    # would be given them again and again.
+    zmq.SocketOption.MAXMSGSIZE: -1,
     # A message may wait for the connection: a first request need not be tried until somebody is
     # there. After a restart the new broker gets what the old one did not take: asked twice is once.
     zmq.SocketOption.IMMEDIATE: 0,

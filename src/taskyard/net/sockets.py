@@ -3,9 +3,10 @@
 A wire counts frames while it receives, because ZeroMQ's limits are a frame's size and a number of
 messages: a message of endless frames passes both. It does not look inside a frame.
 
-Cost of a message of one 200-byte frame and its route, on one core of 2024 (`recv_multipart` and
-`send_multipart` in brackets): receive 2.4 µs (5.5), send 2.0 µs (5.9); a further frame 1.7 and 0.8.
-`getsockopt(RCVMORE)` from Python costs 0.9 µs a frame; a Frame brings the answer along.
+Cost of a message of one 200-byte frame and its route, on one core with Python 3.11 and libzmq 4.3.5
+(`recv_multipart` and `send_multipart` in brackets): receive 2.4 µs (5.5), send 2.0 µs (5.9); each
+further frame 1.7 and 0.8. To find nothing there costs 6 µs, once a turn. Asking ZeroMQ from Python
+whether there is more costs 0.9 µs a frame; a Frame object brings the answer along.
 """
 
 import errno

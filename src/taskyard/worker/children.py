@@ -43,7 +43,8 @@ class Child(Supervised):
         self._output = output
         self._pipe = pipe
         self._inbox = frames.Inbox()
-        self._unsent = b""
+        #: Of an order that is larger than the socket's room. A view: nothing is copied.
+        self._unsent = memoryview(b"")
         self._is_ready = False
         self._is_connected = True
         shared.selector.register(connection, EVENT_READ, self._on_socket)
@@ -59,14 +60,14 @@ class Child(Supervised):
             self.due_ns = self._shared.now_ns() + CHILD_START_NS_MAX
         # What a former call's threads printed since is not this one's.
         self._output.clear()
-        self._send(frames.pack_order(job.name, job.attempt, job.payload))
+        self._send(memoryview(frames.pack_order(job.name, job.attempt, job.payload)))
 
     def _limit_text(self) -> bytes:
         if self._is_ready:
             return super()._limit_text()
         return b"the worker's Python process was not ready for a call within a minute"
 
-    def _send(self, order: bytes) -> None:
+    def _send(self, order: memoryview) -> None:
         try:
             sent = self._socket.send(order)
         except BlockingIOError:
@@ -110,7 +111,8 @@ class Child(Supervised):
     def _on_frame(self, frame: bytes) -> None:
         if not self._is_ready:
             self._is_ready = True
-            self._start_limit()
+            if not self.is_ending():
+                self._start_limit()
             return
         try:
             outcome, text = frames.unpack_answer(frame)

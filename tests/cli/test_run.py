@@ -1,0 +1,268 @@
+"""`taskyard run`: a file from beginning to end, again, interrupted, killed and gone on with."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskyard.cli.offline import Offline
+from tests.cli.processes import (
+    Running,
+    broker,
+    campaign,
+    is_alive,
+    marking,
+    marks,
+    run,
+    started,
+    until,
+)
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+
+
+def counts(directory: Path, state: str = ".taskyard") -> dict[str, int]:
+    """What a stopped state has, states that nobody is in left out."""
+    with Offline(directory / state) as stopped:
+        return {name: number for name, number in stopped.status()["counts"].items() if number}
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that another one has started."""
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def all_children_of(running: Running) -> list[int]:
+    threads = Path(f"/proc/{running.pid}/task").iterdir()
+    return [int(one) for thread in threads for one in (thread / "children").read_text().split()]
+
+
+def test_example_runs_and_run_again_finds_it_done(tmp_path: Path) -> None:
+    file = str(EXAMPLES / "first.jsonl")
+    code, out, err = run(tmp_path, "run", file)
+    assert (code, err) == (0, "first: 12 tasks\n")
+    assert out.startswith("first: 12 done (")
+    with Offline(tmp_path / ".taskyard") as stopped:
+        assert stopped.result("farewell") == "good night\n"
+    code, out, err = run(tmp_path, "run", file)
+    assert (code, err) == (0, "first: 12 tasks: 12 done already\n")
+    assert out.startswith("first: 12 done (")
+
+
+def test_failure_is_told_with_what_waits_behind_it_and_tried_again(tmp_path: Path) -> None:
+    file = str(EXAMPLES / "failing.jsonl")
+    code, out, _ = run(tmp_path, "run", file, "--state", "s")
+    assert code == 1
+    head, failure, why, again = out.splitlines()
+    assert head.startswith("failing: 2 done, 1 failed, 2 behind a failure (")
+    assert failure == "  bad failed after 3 attempts: exit status 1"
+    assert why.endswith("  taskyard why bad --state s")
+    assert again.endswith(f"  taskyard run {file} --state s")
+    code, out, _ = run(tmp_path, "why", "bad", "--state", "s")
+    assert out == "bad: it failed after 3 attempts: exit status 1; 2 tasks wait behind it\n"
+    code, _, err = run(tmp_path, "run", file, "--state", "s")
+    assert code == 1
+    assert "2 done already, 1 failed and tried again, 2 waiting since the last time" in err
+
+
+def test_failure_is_left_if_that_is_asked_for(tmp_path: Path) -> None:
+    file = campaign(tmp_path, [marking("bad", "exit 3"), marking("good")])
+    assert run(tmp_path, "run", file)[0] == 1
+    code, out, err = run(tmp_path, "run", file, "--no-retry-failed", "--json")
+    assert code == 1
+    assert err == "campaign: 2 tasks: 1 done already, 1 failed and left so\n"
+    document = json.loads(out)
+    assert (document["version"], document["document"]) == (1, "run")
+    assert (document["counts"]["failed"], document["counts"]["done"]) == (1, 1)
+    assert [one["name"] for one in document["failures"]] == ["bad"]
+    assert sorted(marks(tmp_path)) == ["bad", "good"]
+
+
+def test_failure_that_is_mended_is_done_the_second_time(tmp_path: Path) -> None:
+    file = campaign(
+        tmp_path, [marking("a", "test -e mended"), {"name": "b", "argv": ["true"], "after": ["a"]}]
+    )
+    assert run(tmp_path, "run", file)[0] == 1
+    (tmp_path / "mended").touch()
+    assert run(tmp_path, "run", file)[0] == 0
+    assert counts(tmp_path) == {"done": 2}
+
+
+def test_killed_in_the_middle_it_leaves_nothing_behind_and_goes_on(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    tasks = [marking(f"quick-{number}") for number in range(5)]
+    tasks += [marking("slow", "cat gate > /dev/null", after=["quick-0"])]
+    tasks += [marking("last", after=["slow"])]
+    file = campaign(tmp_path, tasks)
+    with started(tmp_path, "run", file, "--slots", "2") as running:
+        until(lambda: "slow" in marks(tmp_path) and len(marks(tmp_path)) == 6)
+        children = all_children_of(running)
+        assert len(children) == 2
+        running.send(signal.SIGKILL).process.wait()
+        until(lambda: not any(map(is_alive, children)))
+    with started(tmp_path, "run", file, "--slots", "2") as running:
+        until(lambda: marks(tmp_path).count("slow") == 2)
+        (tmp_path / "gate").write_text("")
+        assert running.end()[0] == 0
+    assert counts(tmp_path) == {"done": 7}
+    begun = marks(tmp_path)
+    assert {name: begun.count(name) for name in begun} == {
+        **{f"quick-{number}": 1 for number in range(5)},
+        **{"slow": 2, "last": 1},
+    }
+
+
+def test_interrupted_it_lets_tasks_finish_and_says_how_to_go_on(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    file = campaign(tmp_path, [marking("a", "cat gate > /dev/null"), marking("b", after=["a"])])
+    with started(tmp_path, "run", file) as running:
+        until(lambda: marks(tmp_path))
+        running.send(signal.SIGINT)
+        assert running.error_line() == "campaign: 2 tasks"
+        assert running.error_line() == "waiting for the tasks that run; Ctrl-C ends them"
+        (tmp_path / "gate").write_text("")
+        code, out, err = running.end()
+    assert (code, out) == (130, "")
+    assert err.endswith("taskyard: interrupted; `taskyard run campaign.jsonl` goes on from here\n")
+    assert counts(tmp_path)["done"] == 1
+    assert run(tmp_path, "run", file)[0] == 0
+    assert marks(tmp_path) == ["a", "b"]
+
+
+def test_interrupted_twice_it_ends_what_runs(tmp_path: Path) -> None:
+    file = campaign(tmp_path, [marking("a", "exec sleep 600")])
+    with started(tmp_path, "run", file) as running:
+        until(lambda: marks(tmp_path))
+        running.send(signal.SIGTERM)
+        assert running.error_line() == "campaign: 1 task"
+        assert running.error_line() == "waiting for the tasks that run; Ctrl-C ends them"
+        running.send(signal.SIGINT)
+        assert running.end()[0] == 130
+    assert counts(tmp_path) == {"ready": 1}
+
+
+def test_broker_and_worker_that_are_killed_are_started_again(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    file = campaign(tmp_path, [marking("a", "cat gate > /dev/null"), marking("b", after=["a"])])
+    with started(tmp_path, "run", file) as running:
+        assert running.error_line() == "campaign: 2 tasks"
+        until(lambda: marks(tmp_path))
+        for child in all_children_of(running):
+            os.kill(child, signal.SIGKILL)
+        said = {running.error_line() for _ in range(2)}
+        assert said == {
+            "the broker died (killed by SIGKILL); starting it again",
+            "worker local-1 died (killed by SIGKILL); starting it again",
+        }
+        until(lambda: marks(tmp_path) == ["a", "a"])
+        (tmp_path / "gate").write_text("")
+        assert running.end()[0] == 0
+
+
+def test_run_ends_when_somebody_else_stops_its_broker(tmp_path: Path) -> None:
+    file = campaign(tmp_path, [marking("a", "exec sleep 600")])
+    with started(tmp_path, "run", file) as running:
+        until(lambda: marks(tmp_path))
+        assert run(tmp_path, "down", "--timeout", "0.1s")[0] == 4
+        code, _, err = running.end()
+    assert code == 130
+    assert "the broker has ended; run it again to go on from here" in err
+
+
+def test_name_that_is_known_with_another_command_is_refused_and_nothing_is_submitted(
+    tmp_path: Path,
+) -> None:
+    assert run(tmp_path, "run", campaign(tmp_path, [marking("a"), marking("b")]))[0] == 0
+    file = campaign(tmp_path, [marking("new"), marking("a"), marking("b", "exit 0")])
+    code, out, err = run(tmp_path, "run", file)
+    assert (code, out) == (2, "")
+    assert err == (
+        "taskyard: campaign.jsonl:3: task b is known with another command; nothing was submitted. "
+        "Give it another name, or another --state to do all of it again\n"
+    )
+    assert counts(tmp_path) == {"done": 2}
+
+
+def test_name_that_is_known_in_another_campaign_is_refused(tmp_path: Path) -> None:
+    file = campaign(tmp_path, [marking("a")])
+    assert run(tmp_path, "run", file)[0] == 0
+    code, _, err = run(tmp_path, "run", file, "--campaign", "other")
+    assert code == 2
+    assert "task a is known in campaign 'campaign', not 'other'; nothing was submitted" in err
+
+
+def test_state_that_is_in_use_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    file = campaign(tmp_path, [marking("a")])
+    with broker(tmp_path) as running:
+        code, _, err = run(tmp_path, "run", file)
+    assert code == 2
+    assert f"is in use by process {running.pid}" in err
+    assert "`taskyard load campaign.jsonl --state .taskyard`" in err
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "reason"),
+    [
+        ({"payload": "x"}, [], "is for a worker of your own (service default)"),
+        ({"argv": ["true"], "slots": 3}, ["--slots", "2"], "takes 3 slots, and a worker here has"),
+        ({"call": "os.path:join"}, ["--allow", "o"], "not allowed; give --allow os.path"),
+        ({"argv": ["true"]}, ["--report", "r"], "--report comes later"),
+        ({"argv": "true"}, [], "campaign.jsonl has 1 bad line"),
+        ({"argv": ["true"], "after": ["x"]}, [], "waits for 'x', which neither the file nor"),
+    ],
+)
+def test_what_could_never_be_done_is_refused_first(
+    tmp_path: Path, task: dict[str, Any], options: list[str], reason: str
+) -> None:
+    file = campaign(tmp_path, [marking("good"), {"name": "a", **task}])
+    code, out, err = run(tmp_path, "run", file, *options)
+    assert (code, out) == (2, "")
+    assert reason in err.replace('"', "'")
+    assert marks(tmp_path) == []
+
+
+def test_bad_lines_are_left_out_if_that_is_asked_for(tmp_path: Path) -> None:
+    tasks: list[dict[str, Any]] = [marking("good"), {"name": "bad"}]
+    tasks += [{"name": "lost", "argv": ["true"], "after": ["nobody"]}]
+    file = campaign(tmp_path, tasks)
+    assert run(tmp_path, "run", file, "--skip-bad")[0] == 0
+    rejected = (tmp_path / "campaign.jsonl.rejected.jsonl").read_text().splitlines()
+    assert [json.loads(line)["line"] for line in rejected] == [2, 3]
+    assert counts(tmp_path) == {"done": 1}
+
+
+def test_functions_and_services_of_the_file_are_served(tmp_path: Path) -> None:
+    tasks = [
+        {"name": "sum", "call": "operator:add", "args": [1, 2]},
+        {"name": "gpu", "argv": ["echo", "gpu"], "service": "gpu"},
+    ]
+    (tmp_path / "work.jsonl.gz").write_bytes(
+        gzip.compress("".join(json.dumps(task) + "\n" for task in tasks).encode())
+    )
+    code, out, _ = run(tmp_path, "run", "work.jsonl.gz", "--allow", "operator", "--workers", "2")
+    assert (code, out.split(" (")[0]) == (0, "work: 2 done")
+    with Offline(tmp_path / ".taskyard") as stopped:
+        assert stopped.result("sum") == 3
+
+
+def test_file_without_tasks_is_done(tmp_path: Path) -> None:
+    code, out, err = run(tmp_path, "run", campaign(tmp_path, []))
+    assert (code, err) == (0, "campaign: 0 tasks\n")
+    assert out.startswith("campaign: 0 done")
+
+
+def test_more_than_one_batch_is_checked_before_any_is_submitted(tmp_path: Path) -> None:
+    tasks = [{"name": f"t{number}", "argv": ["true"], "due": "1h"} for number in range(10_001)]
+    file = campaign(tmp_path, [marking("other"), {"name": "t9", "argv": ["true"]}])
+    assert run(tmp_path, "run", file, "--campaign", "c")[0] == 0
+    tasks[9]["argv"] = ["false"]
+    code, _, err = run(tmp_path, "run", campaign(tmp_path, tasks), "--campaign", "c")
+    assert code == 2
+    assert "campaign.jsonl:10: task t9 is known with another command" in err
+    assert counts(tmp_path) == {"done": 2}

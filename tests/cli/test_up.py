@@ -1,0 +1,147 @@
+"""`taskyard up` and `taskyard down`: started, kept running, stopped in order."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from taskyard.client.client import Client
+from tests.cli.processes import (
+    Running,
+    broker,
+    is_alive,
+    marking,
+    marks,
+    run,
+    started,
+    until,
+    worker,
+)
+from tests.cli.test_run import all_children_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@contextmanager
+def up(directory: Path, *options: str) -> Iterator[tuple[Running, Client]]:
+    """Everything runs, in the foreground of another process."""
+    with started(directory, "up", "--slots", "1", *options) as running:
+        assert running.line() == f"listening native ipc://{directory}/.taskyard/broker.sock"
+        with Client(state=directory / ".taskyard") as client:
+            yield running, client
+
+
+def test_it_works_until_it_is_interrupted(tmp_path: Path) -> None:
+    with up(tmp_path, "--workers", "2", "--allow", "operator") as (running, client):
+        assert client.submit("operator:mul", args=[6, 7]).result(30) == 42
+        children = all_children_of(running)
+        assert len(children) == 3
+        code, out, err = running.send(signal.SIGINT).end()
+    assert (code, out, err) == (0, "", "2 workers started; Ctrl-C stops them\n")
+    assert not any(map(is_alive, children))
+    assert not (tmp_path / ".taskyard" / "up.pid").exists()
+
+
+def test_sigterm_lets_tasks_finish(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    with up(tmp_path) as (running, client):
+        client.submit(marking("a", "cat gate > /dev/null")["argv"], name="a")
+        until(lambda: marks(tmp_path))
+        running.send(signal.SIGTERM)
+        (tmp_path / "gate").write_text("")
+        assert running.end()[0] == 0
+    with broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
+        assert client.show("a")["state"] == "done"
+
+
+def test_what_dies_is_started_again(tmp_path: Path) -> None:
+    with up(tmp_path) as (running, client):
+        until(lambda: client.status()["workers"] == 1)
+        for child in all_children_of(running):
+            os.kill(child, signal.SIGKILL)
+        assert client.submit(["echo", "again"]).result(60) == "again\n"
+        code, _, err = running.terminate()
+    assert code == 0
+    assert "the broker died (killed by SIGKILL); starting it again" in err
+    assert "worker local-1 died (killed by SIGKILL); starting it again" in err
+
+
+def test_killed_it_takes_everything_with_it(tmp_path: Path) -> None:
+    with up(tmp_path) as (running, client):
+        client.submit(["sh", "-c", "echo $$ > pid; exec sleep 600"])
+        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        children = [*all_children_of(running), int((tmp_path / "pid").read_text())]
+        running.kill()
+        until(lambda: not any(map(is_alive, children)))
+
+
+def test_detached_it_returns_when_it_is_ready_and_down_stops_it(tmp_path: Path) -> None:
+    code, out, err = run(tmp_path, "up", "--detach", "--workers", "2", "--slots", "1")
+    try:
+        assert (code, out) == (0, "")
+        pid = int((tmp_path / ".taskyard" / "up.pid").read_text())
+        assert err.startswith(f"up: 2 workers, process {pid}, log in .taskyard/log/up.log; ")
+        with Client(state=tmp_path / ".taskyard") as client:
+            assert client.status()["workers"] == 2
+            assert client.submit(["echo", "hello"]).result(30) == "hello\n"
+        assert run(tmp_path, "up", "--detach")[0] == 2
+    finally:
+        code, out, err = run(tmp_path, "down")
+    assert (code, out, err) == (0, "", "all is stopped\n")
+    until(lambda: not is_alive(pid))
+    assert "2 workers started" in (tmp_path / ".taskyard" / "log" / "up.log").read_text()
+
+
+def test_detached_it_says_why_it_could_not_start(tmp_path: Path) -> None:
+    with broker(tmp_path) as running:
+        code, _, err = run(tmp_path, "up", "--detach")
+    assert code == 2
+    assert f"taskyard: state directory .taskyard is in use by process {running.pid}" in err
+
+
+def test_down_waits_for_what_runs(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    with up(tmp_path) as (running, client):
+        client.submit(marking("a", "cat gate > /dev/null")["argv"], name="a")
+        client.submit(marking("b")["argv"], name="b")
+        until(lambda: marks(tmp_path))
+        with started(tmp_path, "down") as stopping:
+            assert stopping.error_line() == "waiting for 1 worker to finish 1 task"
+            (tmp_path / "gate").write_text("")
+            assert stopping.end() == (0, "", "all is stopped\n")
+        assert running.end()[0] == 0
+    assert marks(tmp_path) == ["a"]
+
+
+def test_down_cuts_short_what_takes_too_long_and_says_so(tmp_path: Path) -> None:
+    with up(tmp_path) as (running, client):
+        client.submit(marking("a", "exec sleep 600")["argv"], name="a")
+        until(lambda: marks(tmp_path))
+        code, _, err = run(tmp_path, "down", "--timeout", "0.2s")
+        assert running.end()[0] == 0
+    assert code == 4
+    assert err.splitlines()[-1] == (
+        "taskyard: 1 task cut short after 0.2 s, to be done again after the next start: a"
+    )
+    with broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
+        assert client.show("a")["state"] == "ready"
+
+
+def test_down_stops_a_broker_and_workers_that_were_started_alone(tmp_path: Path) -> None:
+    with broker(tmp_path) as first, worker(tmp_path) as second:
+        assert run(tmp_path, "down") == (0, "", "all is stopped\n")
+        assert (first.end()[0], second.end()[0]) == (0, 0)
+
+
+def test_down_where_nothing_runs_exits_3(tmp_path: Path) -> None:
+    code, out, err = run(tmp_path, "down")
+    assert (code, out) == (3, "")
+    assert "nothing runs on state directory .taskyard" in err
+
+
+def test_page_comes_later(tmp_path: Path) -> None:
+    assert run(tmp_path, "up", "--page", "127.0.0.1:0")[0] == 2

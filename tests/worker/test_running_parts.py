@@ -1,0 +1,89 @@
+"""The small parts of the runner that need no process: frames, tails, last lines."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskyard.core.events import Outcome
+from taskyard.core.limits import REASON_BYTES_MAX
+from taskyard.worker import frames
+from taskyard.worker.limits import LAST_LINE_BYTES_MAX
+from taskyard.worker.output import Tail, cut_reason, last_line
+from taskyard.worker.processes import task_env
+
+orders = st.lists(st.tuples(st.binary(max_size=20), st.integers(0, 2**63), st.binary(max_size=50)))
+
+
+def pieces(content: bytes, cuts: list[int]) -> list[bytes]:
+    places = sorted({0, len(content), *(cut % (len(content) + 1) for cut in cuts)})
+    return [content[start:end] for start, end in pairwise(places)]
+
+
+@given(orders, st.lists(st.integers(0, 1000)))
+def test_orders_arrive_whole_however_they_are_cut(
+    sent: list[tuple[bytes, int, bytes]], cuts: list[int]
+) -> None:
+    inbox = frames.Inbox()
+    stream = b"".join(frames.pack_order(*order) for order in sent)
+    arrived = [frame for piece in pieces(stream, cuts) for frame in inbox.add(piece)]
+    assert [frames.unpack_order(frame) for frame in arrived] == sent
+    assert inbox.bytes_pending() == 0
+
+
+@pytest.mark.parametrize("outcome", [Outcome.DONE, Outcome.FAILED, Outcome.FAILED_FOR_GOOD])
+def test_answer_arrives_as_it_was_sent(outcome: Outcome) -> None:
+    (frame,) = frames.Inbox().add(frames.pack_answer(outcome, b"text"))
+    assert frames.unpack_answer(frame) == (outcome, b"text")
+
+
+def test_child_that_is_ready_says_so_in_an_empty_frame() -> None:
+    assert frames.Inbox().add(frames.READY) == [b""]
+
+
+@pytest.mark.parametrize("frame", [b"", b"\xff"])
+def test_answer_of_nobody_is_an_error(frame: bytes) -> None:
+    with pytest.raises((IndexError, ValueError)):
+        frames.unpack_answer(frame)
+
+
+@given(st.lists(st.binary(max_size=30)), st.integers(1, 20))
+def test_tail_is_the_end_of_everything(chunks: list[bytes], bytes_max: int) -> None:
+    tail = Tail(bytes_max)
+    for chunk in chunks:
+        tail.add(chunk)
+    everything = b"".join(chunks)
+    assert tail.value() == everything[-bytes_max:]
+    assert tail.bytes_total == len(everything)
+    assert tail.is_cut() == (len(everything) > bytes_max)
+    tail.clear()
+    assert (tail.value(), tail.bytes_total) == (b"", 0)
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        (b"", b""),
+        (b"\n \n", b""),
+        (b"one\ntwo", b"two"),
+        (b"one\r\ntwo\r\n\r\n", b"two"),
+        (b"50%\r100%\n", b"50% 100%"),
+        (b"\x1b[1mbold\x1b[0m\n", b"[1mbold [0m"),
+        (b"\xff\n", "\ufffd".encode()),
+        (b"x" * 10_000, b"x" * LAST_LINE_BYTES_MAX),
+    ],
+)
+def test_last_line_is_what_says_something(output: bytes, line: bytes) -> None:
+    assert last_line(output) == line
+
+
+@given(st.text(min_size=REASON_BYTES_MAX // 4, max_size=REASON_BYTES_MAX + 10))
+def test_reason_is_cut_between_letters(text: str) -> None:
+    reason = cut_reason(text.encode(errors="replace"))
+    assert len(reason) <= REASON_BYTES_MAX
+    assert text.startswith(reason.decode().removesuffix(" [...]"))
+
+
+def test_name_of_any_bytes_fits_the_environment() -> None:
+    assert task_env(b"a\0b", 3) == {"TASKYARD_TASK": "a\\0b", "TASKYARD_ATTEMPT": "3"}
