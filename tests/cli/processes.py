@@ -8,13 +8,13 @@ import signal
 import subprocess
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tests.cli.yard import PATIENCE_SECONDS, TASKYARD, environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 class Running:
@@ -143,3 +143,9 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def all_children_of(running: Running) -> list[int]:
+    """The processes that it has started, by whichever of its threads."""
+    threads = Path(f"/proc/{running.pid}/task").iterdir()
+    return [int(one) for thread in threads for one in (thread / "children").read_text().split()]

@@ -13,7 +13,7 @@ import pytest
 
 from taskyard.cli.offline import Offline
 from tests.cli.processes import (
-    Running,
+    all_children_of,
     broker,
     campaign,
     is_alive,
@@ -31,16 +31,6 @@ def counts(directory: Path, state: str = ".taskyard") -> dict[str, int]:
     """What a stopped state has, states that nobody is in left out."""
     with Offline(directory / state) as stopped:
         return {name: number for name, number in stopped.status()["counts"].items() if number}
-
-
-def children_of(pid: int) -> list[int]:
-    """The processes that another one has started."""
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def all_children_of(running: Running) -> list[int]:
-    threads = Path(f"/proc/{running.pid}/task").iterdir()
-    return [int(one) for thread in threads for one in (thread / "children").read_text().split()]
 
 
 def test_example_runs_and_run_again_finds_it_done(tmp_path: Path) -> None:
@@ -114,7 +104,8 @@ def test_killed_in_the_middle_it_leaves_nothing_behind_and_goes_on(tmp_path: Pat
     begun = marks(tmp_path)
     assert {name: begun.count(name) for name in begun} == {
         **{f"quick-{number}": 1 for number in range(5)},
-        **{"slow": 2, "last": 1},
+        "slow": 2,
+        "last": 1,
     }
 
 

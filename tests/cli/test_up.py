@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from taskyard.client.client import Client
 from tests.cli.processes import (
     Running,
+    all_children_of,
     broker,
     is_alive,
     marking,
@@ -19,7 +20,6 @@ from tests.cli.processes import (
     until,
     worker,
 )
-from tests.cli.test_run import all_children_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -88,7 +88,8 @@ def broker_command(  # noqa: PLR0913  # an option each
     Example: ./yard bench broker --only batches --only plain --json broker.json
     """
     settings = Settings(_whisper(), repeats, quick, huge, profile)
-    _finish("broker", broker.run(settings, only), json_file)
+    suite = "broker --quick" if quick else "broker"
+    _finish(suite, broker.run(settings, only), json_file)
 
 
 def _whisper() -> Callable[[str], None]:

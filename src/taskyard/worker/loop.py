@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 #: How long a wish for tasks may wait at the broker.
 STEAL_NS: Final = 30 * SECOND_NS
 
+#: A worker that has to refuse a task, because the machine gives it no process, asks for no more for
+#: so long: it would be given the same one at once.
+REFUSED_NS: Final = SECOND_NS
+
 #: Results and output in one report; the rest follows in the next.
 REPORT_BYTES_MAX: Final = 4 * 1024 * 1024
 
@@ -91,6 +95,7 @@ class Loop:
         self._heartbeat = 0
         self._heartbeat_due_ns = clock.monotonic_ns()
         self._farewell = 0
+        self._rests_until_ns = 0
         self._ahead = 0
         self._finished = 0
         self._introduction = self._introduce()
@@ -119,13 +124,18 @@ class Loop:
         """Once around: never waits."""
         for reply in self._line.replies():
             self._hear(reply)
-        self._reports += self._hands.turn()
+        self._note(self._hands.turn())
         self._send_reports()
         self._ask_for_tasks()
         self._show_life()
         if self.leaving and not self._held and not self._farewell:
             self._farewell = self._line.ask(lambda number: peer.leave(number, self._settings.name))
         self._line.turn()
+
+    def _note(self, done: list[Done]) -> None:
+        self._reports += done
+        if any(one.outcome is Outcome.REFUSED for one in done):
+            self._rests_until_ns = self._clock.monotonic_ns() + REFUSED_NS
 
     def wake_at_ns(self) -> int:
         """When the next turn is due though nothing arrives."""
@@ -204,7 +214,7 @@ class Loop:
 
     def _room(self) -> int:
         """How many tasks to ask for."""
-        if self.leaving:
+        if self.leaving or self._clock.monotonic_ns() < self._rests_until_ns:
             return 0
         over = len(self._reports) + (len(self._reported) if self._report else 0)
         return max(0, self._settings.slots + self._ahead - (len(self._held) - over))

@@ -1,0 +1,263 @@
+"""The worker's loop, against a broker without sockets and hands that do as they are told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskyard.core.events import Outcome
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Submission, Terms
+from taskyard.net.line import Line
+from taskyard.wire import dwork_peer as peer
+from taskyard.worker.jobs import Done, Job
+from taskyard.worker.loop import REFUSED_NS, REPORT_BYTES_MAX, Loop, Settings
+from tests.wire.kit import Counter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Hands:
+    """Keeps what it is given, and is done when the test says so."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self.stopped: list[tuple[bytes, int]] = []
+        self.begun = 0
+        self._done: list[Done] = []
+
+    def start(self, job: Job) -> None:
+        self.jobs.append(job)
+
+    def stop(self, name: bytes, attempt: int) -> None:
+        self.stopped.append((name, attempt))
+        self.jobs = [job for job in self.jobs if job.key != (name, attempt)]
+
+    def turn(self) -> list[Done]:
+        done, self._done = self._done, []
+        return done
+
+    def unstarted(self) -> list[Job]:
+        waiting, self.jobs = self.jobs[self.begun :], self.jobs[: self.begun]
+        return waiting
+
+    def wake_at_ns(self) -> int | None:
+        return None
+
+    def finish(self, outcome: Outcome = Outcome.DONE, text: bytes = b"result") -> None:
+        self._done.append(Done(self.jobs.pop(0), outcome, text))
+
+
+class Shop(Counter):
+    """One worker at a broker, and the line between them. Keeps `Carrier` and `Clock`."""
+
+    def __init__(self, slots: int = 2) -> None:
+        super().__init__()
+        self.cut_off = False
+        self._inbox: list[list[bytes]] = []
+        #: What the worker has sent, by kind.
+        self.said: list[int] = []
+        self.hands = Hands()
+        settings = Settings(b"w", (b"exec",), slots, incarnation=1)
+        self.loop = Loop(settings, Line(self, self), self.hands, self)
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def send(self, frames: Sequence[bytes]) -> bool:
+        if self.cut_off:
+            return False
+        self.said.append(peer.Reply(frames[1]).kind)
+        events = self.dialect.take(b"worker", list(frames), self.now_ns)
+        self.handle([*events])
+        return True
+
+    def receive(self) -> list[bytes] | None:
+        self._inbox += [[b"", body] for route, body in self.sent if route == b"worker"]
+        self.sent = []
+        return self._inbox.pop(0) if self._inbox else None
+
+    def turn(self, times: int = 3) -> None:
+        for _ in range(times):
+            self.loop.turn()
+
+    def create(self, *names: bytes) -> None:
+        kept = self.sent
+        submission = Submission(list(names), [b"{}"], [Terms(service=b"exec")])
+        self.handle([*self.dialect.take(b"client", [b"", peer.create(1, submission)], self.now_ns)])
+        self.sent = kept + [one for one in self.sent if one not in kept]
+
+    def state(self, name: bytes) -> TaskState:
+        return self.scheduler.ledger.tasks[name].state
+
+    def names(self) -> list[bytes]:
+        return [job.name for job in self.hands.jobs]
+
+
+def test_worker_takes_as_many_tasks_as_it_has_slots() -> None:
+    shop = Shop(slots=2)
+    shop.create(b"a", b"b", b"c")
+    shop.turn()
+    assert shop.names() == [b"a", b"b"]
+
+
+def test_waiting_worker_is_given_work_when_there_is_some() -> None:
+    shop = Shop()
+    shop.turn()
+    shop.create(b"a")
+    shop.turn()
+    assert shop.names() == [b"a"]
+
+
+def test_report_and_next_wish_are_one_message() -> None:
+    shop = Shop(slots=1)
+    shop.create(b"a", b"b")
+    shop.turn()
+    shop.said.clear()
+    shop.hands.finish()
+    shop.turn(1)
+    assert shop.said == [peer.COMPLETE]
+    shop.turn()
+    assert shop.names() == [b"b"]
+    assert shop.state(b"a") is TaskState.DONE
+
+
+def test_failure_is_reported_with_its_reason() -> None:
+    shop = Shop()
+    shop.create(b"a")
+    shop.turn()
+    shop.hands.finish(Outcome.FAILED, b"exit status 3")
+    shop.turn()
+    assert shop.state(b"a") is TaskState.FAILED
+    assert shop.scheduler.ledger.reasons[b"a"] == b"exit status 3"
+
+
+def test_heartbeats_keep_the_lease_of_a_long_task() -> None:
+    shop = Shop()
+    shop.create(b"a")
+    shop.turn()
+    for _ in range(60):
+        shop.pass_time(SECOND_NS)
+        shop.turn()
+    assert shop.state(b"a") is TaskState.LEASED
+    assert shop.scheduler.ledger.tasks[b"a"].attempt == 1
+
+
+def test_cancelled_task_is_stopped_by_the_next_heartbeat() -> None:
+    shop = Shop()
+    shop.create(b"a")
+    shop.turn()
+    cancel = peer.act(9, peer.CANCEL, peer.Scope(names=(b"a",)))
+    shop.handle([*shop.dialect.take(b"client", [b"", cancel], shop.now_ns)])
+    shop.pass_time(SECOND_NS)
+    shop.turn()
+    assert shop.hands.stopped == [(b"a", 1)]
+    assert shop.loop.held == 0
+
+
+def test_report_that_found_nobody_is_sent_when_somebody_is_there() -> None:
+    shop = Shop()
+    shop.create(b"a")
+    shop.turn()
+    shop.cut_off = True
+    shop.hands.finish()
+    shop.turn()
+    assert shop.loop.held == 1
+    shop.cut_off = False
+    shop.turn()
+    assert shop.state(b"a") is TaskState.DONE
+    assert shop.loop.held == 0
+
+
+def test_leaving_worker_gives_back_what_it_has_not_begun_and_finishes_the_rest() -> None:
+    shop = Shop(slots=2)
+    shop.create(b"a", b"b", b"c")
+    shop.turn()
+    shop.hands.begun = 1
+    shop.loop.leave()
+    shop.turn()
+    assert (shop.state(b"a"), shop.state(b"b")) == (TaskState.LEASED, TaskState.READY)
+    assert shop.scheduler.ledger.tasks[b"b"].losses == 0
+    assert not shop.loop.gone
+    shop.hands.finish()
+    shop.turn(5)
+    assert shop.loop.gone
+    assert shop.state(b"a") is TaskState.DONE
+    assert b"w" not in shop.scheduler.ledger.workers
+
+
+def test_work_that_arrives_at_a_leaving_worker_is_given_back() -> None:
+    shop = Shop(slots=1)
+    shop.turn()
+    shop.loop.leave()
+    shop.create(b"a")
+    shop.turn(6)
+    assert shop.hands.jobs == []
+    assert shop.state(b"a") is TaskState.READY
+    assert shop.loop.gone
+
+
+def test_abandoned_tasks_are_ended_and_given_back() -> None:
+    shop = Shop(slots=1)
+    shop.create(b"a")
+    shop.turn()
+    shop.hands.begun = 1
+    shop.loop.leave()
+    shop.loop.abandon(shop.hands.jobs)
+    shop.turn(5)
+    assert shop.hands.stopped == [(b"a", 1)]
+    assert shop.state(b"a") is TaskState.READY
+    assert shop.loop.gone
+
+
+def test_worker_that_is_sent_home_goes() -> None:
+    shop = Shop()
+    shop.turn()
+    drain = peer.ask(9, peer.DRAIN, location=b"w")
+    kept = shop.sent
+    shop.handle([*shop.dialect.take(b"client", [b"", drain], shop.now_ns)])
+    shop.sent = kept + shop.sent
+    shop.turn(5)
+    assert shop.loop.gone
+
+
+def test_worker_that_had_to_refuse_a_task_rests_before_it_asks_again() -> None:
+    shop = Shop(slots=1)
+    shop.create(b"a")
+    shop.turn()
+    shop.hands.finish(Outcome.REFUSED, b"no process to be had")
+    shop.turn(5)
+    assert shop.hands.jobs == []
+    assert shop.state(b"a") is TaskState.READY
+    shop.pass_time(REFUSED_NS)
+    shop.turn()
+    assert shop.names() == [b"a"]
+
+
+def test_quick_tasks_are_asked_for_ahead_and_slow_ones_not() -> None:
+    shop = Shop(slots=1)
+    shop.create(*[b"t%d" % number for number in range(300)])
+    shop.turn()
+    for _ in range(100):
+        shop.hands.finish()
+        shop.turn(2)
+    shop.pass_time(SECOND_NS)
+    shop.turn()
+    assert len(shop.hands.jobs) == 1 + 8
+    for _ in range(2):
+        shop.pass_time(SECOND_NS)
+        shop.turn()
+    assert shop.scheduler.ledger.workers[b"w"].facts.slots_total == 1
+
+
+def test_large_results_leave_in_several_reports() -> None:
+    shop = Shop(slots=3)
+    shop.create(b"a", b"b", b"c")
+    shop.turn()
+    for _ in range(3):
+        shop.hands.finish(text=bytes(REPORT_BYTES_MAX // 2 + 1))
+    shop.said.clear()
+    shop.turn(6)
+    assert shop.said.count(peer.COMPLETE) == 3
+    assert shop.scheduler.ledger.counts[TaskState.DONE] == 3
