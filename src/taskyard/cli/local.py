@@ -77,7 +77,7 @@ class Staff(Struct, frozen=True):
 
     def arguments(self, state: Path, name: str) -> list[str]:
         """The command of one of them."""
-        arguments = ["worker", "--state", str(state), "--name", name, "--quiet", ]
+        arguments = ["worker", "--state", str(state), "--name", name, "--quiet", "--until-eof"]
         if self.slots is not None:
             arguments += ["--slots", str(self.slots)]
         for module in self.allow:
