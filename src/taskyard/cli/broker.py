@@ -7,11 +7,10 @@ import click
 from taskyard.broker.serve import Settings, serve
 from taskyard.cli.daemons import listen_option, log_to_stderr, read_listen, until_eof_option
 from taskyard.cli.options import Talk, quiet_option, state_option, verbose_option
+from taskyard.cli.printing import example
 
 
-@click.command(
-    epilog="\b\nExample:\n  taskyard broker --state ./.taskyard --listen dwork=tcp://127.0.0.1:6125"
-)
+@click.command(epilog=example("broker --state ./.taskyard --listen dwork=tcp://127.0.0.1:6125"))
 @state_option
 @listen_option
 @click.option("--memory", is_flag=True, help="Keep everything in memory: nothing survives.")

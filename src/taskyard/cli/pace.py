@@ -50,7 +50,7 @@ class Pace:
         words = self._words(counts, settled)
         now = time.monotonic()
         if self._bars is not None and self._bar is not None:
-            self._bars.update(self._bar, completed=settled, words=words)
+            self._bars.update(self._bar, completed=settled, words=words.removeprefix(", "))
         elif not self._quiet and now - self._said > LINE_SECONDS:
             self._said = now
             click.echo(

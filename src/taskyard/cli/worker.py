@@ -19,6 +19,7 @@ from taskyard.cli.options import (
     quiet_option,
     verbose_option,
 )
+from taskyard.cli.printing import example
 from taskyard.client import finding
 from taskyard.errors import UserError
 from taskyard.worker.serve import serve, settings_of
@@ -27,9 +28,7 @@ from taskyard.worker.serve import serve, settings_of
 _HEARTBEATS_A_LEASE_MIN = 3
 
 
-@click.command(
-    epilog="\b\nExample:\n  taskyard worker --slots 4 --allow imaging --state ./.taskyard"
-)
+@click.command(epilog=example("worker --slots 4 --allow imaging --state ./.taskyard"))
 @broker_option
 @broker_state_option
 @click.option(

@@ -1,0 +1,112 @@
+"""Looking at a state that no broker runs on: the same answers, and nothing is changed."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskyard.cli.offline import Offline
+from taskyard.client.client import Client
+from taskyard.core.events import Scope
+from taskyard.core.states import TaskState
+from taskyard.errors import NoBroker, StateLocked, UserError
+from tests.cli.processes import broker, campaign, run, started
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the state that a `run` has left."""
+    directory = tmp_path_factory.mktemp("left")
+    tasks = [
+        {"name": "good", "argv": ["echo", "well done"]},
+        {"name": "bad", "argv": ["sh", "-c", "echo trouble >&2; exit 4"]},
+        {"name": "behind", "argv": ["true"], "after": ["bad"]},
+    ]
+    assert run(directory, "run", campaign(directory, tasks))[0] == 1
+    return directory
+
+
+@pytest.fixture
+def state(left: Path, tmp_path: Path) -> Path:
+    """A copy of it, for one test."""
+    shutil.copytree(left / ".taskyard", tmp_path / ".taskyard")
+    return tmp_path / ".taskyard"
+
+
+def test_it_answers_as_the_broker_does(state: Path) -> None:
+    with Offline(state) as stopped:
+        offline = (stopped.status(), stopped.show("bad"), stopped.explain("behind"))
+        more = (stopped.result_bytes("good"), stopped.output("bad"), [*stopped.tasks()])
+    with broker(state.parent), Client(state=state) as client:
+        assert (client.status(), client.show("bad"), client.explain("behind")) == offline
+        assert (client.result_bytes("good"), client.output("bad"), [*client.tasks()]) == more
+
+
+def test_tasks_that_were_moved_out_of_the_journal_are_found(state: Path) -> None:
+    assert run(state.parent, "journal", "compact")[0] == 0
+    with Offline(state) as stopped:
+        assert stopped.result_bytes("good") == b"well done\n"
+        assert stopped.why("good") == "it is done, by attempt 1"
+
+
+def test_it_changes_nothing(state: Path) -> None:
+    with Offline(state) as stopped:
+        records = stopped.status()["records"]
+        stopped.why("behind")
+        list(stopped.tasks(Scope(states=(TaskState.FAILED,))))
+    with Offline(state) as stopped:
+        assert stopped.status()["records"] == records
+
+
+@pytest.mark.parametrize("act", ["cancel", "retry"])
+def test_what_would_change_something_needs_a_broker(state: Path, act: str) -> None:
+    with Offline(state) as stopped:
+        with pytest.raises(NoBroker, match="start one with `taskyard up"):
+            getattr(stopped, act)(["bad"])
+        with pytest.raises(NoBroker):
+            stopped.submit(["true"])
+        with pytest.raises(NoBroker):
+            stopped.drain()
+
+
+def test_task_that_there_is_none_of_is_told_as_ever(state: Path) -> None:
+    with Offline(state) as stopped, pytest.raises(UserError, match="no task is called nobody"):
+        stopped.show("nobody")
+
+
+def test_state_in_use_is_left_alone(state: Path) -> None:
+    with broker(state.parent), pytest.raises(StateLocked):
+        Offline(state)
+
+
+def test_broker_that_is_started_meanwhile_waits_for_the_look_to_end(state: Path) -> None:
+    stopped = Offline(state)
+    with started(state.parent, "broker", "--until-eof", "-v") as running:
+        stopped.why("bad")
+        stopped.close()
+        assert running.line().startswith("listening native")
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["why", "bad"], "bad: it failed after 1 attempt: exit status 4"),
+        (["why", "behind"], "behind: it is behind a failure, waiting for bad (FAILED: exit status"),
+        (["result", "good"], "well done\n"),
+        (["log", "bad"], "trouble\n"),
+        (["status"], "3 tasks: 1 done, 1 failed, 1 behind a failure"),
+        (["list", "--failed"], "NAME"),
+        (["show", "good"], "name "),
+    ],
+)
+def test_verbs_that_look_do_so_on_a_stopped_state(
+    left: Path, words: list[str], answer: str
+) -> None:
+    code, out, err = run(left, *words)
+    assert (code, err) == (0, "no broker runs on .taskyard; this is how it was left\n")
+    assert out.startswith(answer)
