@@ -153,6 +153,31 @@ def test_stream_stays_open_until_nothing_is_left() -> None:
     assert wall.line.open_count == 0
 
 
+def test_stream_that_was_accepted_goes_on_and_may_be_asked_for_in_other_words() -> None:
+    wall = Wall()
+    number = wall.ask(stream=True)
+    wall.answer(number, kind=Q.OK)
+    assert wall.answered() == [number]
+    wall.line.replace(number, peer.watch(number, [b"a"], stream=True))
+    wall.ask()
+    wall.answer(number + 1, broker=2)
+    wall.answered()
+    assert wall.pass_time(1) == [number]
+    assert wall.sent[0].type == Q.Watch
+    wall.answer(number, kind=Q.Watch, n=0)
+    assert wall.answered() == [number]
+    wall.line.replace(number, b"too late")
+    assert wall.line.open_count == 0
+
+
+def test_stream_that_is_refused_is_over() -> None:
+    wall = Wall()
+    number = wall.ask(stream=True)
+    wall.answer(number, kind=Q.Error)
+    assert wall.answered() == [number]
+    assert wall.line.open_count == 0
+
+
 def test_forgotten_request_is_neither_answered_nor_sent() -> None:
     wall = Wall()
     wall.there = False

@@ -300,6 +300,30 @@ def test_streaming_watch_answers_again_and_again_and_shows_life() -> None:
     assert counter.dialect.wake_at_ns() is None
 
 
+def test_create_that_streams_goes_on_as_a_watch() -> None:
+    counter = Extended()
+    terms = [Terms(service=b"exec")]
+    create = peer.create(6, Submission([b"a", b"b"], [b""], terms), stream=True)
+    accepted = Reply(counter.ask(create, b"client"))
+    assert (accepted.kind, accepted.request, accepted.count) == (peer.OK, 6, 2)
+    counter.finish(counter.take(2), texts=[b"1", b"2"])
+    ((_, body),) = [one for one in counter.sent if one[0] == b"client"]
+    told = Reply(body)
+    assert (told.kind, told.request, told.count) == (peer.WATCH, 6, 0)
+    assert told.texts == [b"1", b"2"]
+    assert counter.dialect.wake_at_ns() is None
+    again = [Reply(one) for one in counter.frames([b"", create], b"client")]
+    assert [(one.kind, one.names) for one in again] == [(peer.OK, []), (peer.WATCH, [b"a", b"b"])]
+
+
+def test_create_that_streams_and_is_refused_watches_nothing() -> None:
+    counter = Extended()
+    twice = Submission([b"a", b"a"])
+    assert Reply(counter.ask(peer.create(6, twice, stream=True))).kind == peer.ERROR
+    assert counter.scheduler.watchers == {}
+    assert counter.dialect.wake_at_ns() is None
+
+
 def test_large_results_are_streamed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("taskyard.wire.dwork_replies.TEXT_BYTES_MAX", 10)
     counter = Extended()

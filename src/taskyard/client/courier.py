@@ -109,6 +109,8 @@ class Courier:
         self._creates: dict[int, Batch] = {}
         self._gathered = 0
         self._watches: dict[int, dict[bytes, Future]] = {}
+        #: Submissions whose tasks are watched as soon as they are taken.
+        self._streaming: dict[int, None] = {}
         #: Those of the watches that do not stream.
         self._late_watches: dict[int, None] = {}
         #: Tasks to be asked after together.
@@ -230,8 +232,10 @@ class Courier:
         batches = (*self._creates.values(), *self._suspects)
         for parcels in (*(batch.parcels for batch in batches), self._parcels):
             waiting += [parcel.future for parcel in parcels if parcel.future is not None]
-        for each in (self._creates, self._watches, self._asked, self._late, self._late_watches):
+        for each in (self._creates, self._watches, self._asked, self._late):
             each.clear()
+        for numbers in (self._streaming, self._late_watches):
+            numbers.clear()
         for line in (self._questions, self._suspects, self._wishes, self._parcels):
             line.clear()
         for future in waiting:
@@ -265,13 +269,22 @@ class Courier:
     def _submit(self, batch: Batch) -> None:
         parcels = batch.parcels
         submission, unknown = _submission(parcels), parcels[0].unknown
-        number = self._line.ask(lambda number: peer.create(number, submission, unknown))
+        stream = self._may_stream() and all(
+            parcel.watched and parcel.future is not None for parcel in parcels
+        )
+        number = self._line.ask(
+            lambda number: peer.create(number, submission, unknown, stream=stream),
+            STREAM_NS if stream else 0,
+            stream=stream,
+        )
         self._creates[number] = batch
+        if stream:
+            self._streaming[number] = None
 
     def _hear(self, reply: Reply) -> None:
         number = reply.request
         if number in self._creates:
-            self._submitted(self._creates.pop(number), reply)
+            self._submitted(number, self._creates.pop(number), reply)
         elif number in self._watches:
             self._told(number, reply)
         elif number in self._asked:
@@ -279,18 +292,20 @@ class Courier:
             if not answer.done():
                 answer.set_result(reply)
 
-    def _submitted(self, batch: Batch, reply: Reply) -> None:
+    def _submitted(self, number: int, batch: Batch, reply: Reply) -> None:
         before, parcels = batch
         if reply.kind == peer.OK:
-            self._taken(parcels)
+            self._taken(number, parcels)
         elif len(parcels) > 1 and reply.kind == peer.ERROR:
             middle = len(parcels) // 2
             self._suspects.append(Batch(before, parcels[:middle]))
             self._suspects.append(Batch(before + middle, parcels[middle:]))
         else:
             self._refused(parcels, reply)
+        if reply.kind != peer.OK:
+            self._streaming.pop(number, None)
 
-    def _taken(self, parcels: list[Parcel]) -> None:
+    def _taken(self, number: int, parcels: list[Parcel]) -> None:
         watched: dict[bytes, Future] = {}
         for parcel in parcels:
             if parcel.future is None:
@@ -299,7 +314,13 @@ class Courier:
                 watched[parcel.name] = parcel.future
             elif not parcel.future.done():
                 parcel.future.set_result(None)
-        self._watch(watched)
+        if number in self._streaming:
+            del self._streaming[number]
+            self._watches[number] = watched
+            # Should the broker be another one by then, it need not be told the payloads again.
+            self._line.replace(number, peer.watch(number, list(watched), stream=True))
+        else:
+            self._watch(watched)
 
     def _refused(self, parcels: list[Parcel], reply: Reply) -> None:
         reason = reply.reason if reply.kind == peer.ERROR else "the broker is leaving"
@@ -313,11 +334,13 @@ class Courier:
     def _watch(self, futures: dict[bytes, Future]) -> None:
         if not futures:
             return
-        streams = len(self._watches) - len(self._late_watches)
-        if streams < STREAMS_MAX or not self._late.keys().isdisjoint(futures):
+        if self._may_stream() or not self._late.keys().isdisjoint(futures):
             self._stream(futures)
         else:
             self._late.update(futures)
+
+    def _may_stream(self) -> bool:
+        return len(self._watches) - len(self._late_watches) + len(self._streaming) < STREAMS_MAX
 
     def _stream(self, futures: dict[bytes, Future]) -> None:
         names = list(futures)

@@ -65,6 +65,8 @@ class SubmitAsked(Event):
     request: int = 0
     unknown: Unknown = Unknown.REFUSE
     repeat: Repeat = Repeat.HARMLESS
+    #: If it is taken, tell the client when its tasks are settled, by the same request.
+    watch: bool = False
 
 
 class WorkerAppeared(Event):

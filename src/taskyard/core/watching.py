@@ -32,14 +32,22 @@ def watch_asked(scheduler: Scheduler, event: events.WatchAsked) -> None:
     if event.campaign is not None:
         scheduler.campaign_watchers.setdefault(event.campaign, []).append(watcher)
         _tell_campaigns(scheduler, [event.campaign])
-    known = scheduler.ledger.tasks
-    if event.names == []:
+    if event.names is not None:
+        watch(scheduler, watcher, event.names)
+
+
+def watch(scheduler: Scheduler, watcher: _Watcher, names: list[bytes]) -> None:
+    """Tell somebody when these tasks are settled; of those that are, at once."""
+    if not names:
         scheduler.tell(Told(*watcher, [], [], []))  # nothing to wait for is settled
-    for name in event.names or ():
+    for name in names:
         scheduler.watchers.setdefault(name, []).append(watcher)
-    tasks = [known[name] for name in event.names or () if name in known]
-    tell_settled(scheduler, [task for task in tasks if task.state in _OVER])
-    tell_stuck(scheduler)
+    found = map(scheduler.ledger.tasks.get, names)
+    over = [task for task in found if task is not None and task.state in _OVER]
+    if over:
+        tell_settled(scheduler, over)
+    if scheduler.ledger.counts[FAILED]:
+        tell_stuck(scheduler)
 
 
 def watch_ended(scheduler: Scheduler, event: events.WatchEnded) -> None:

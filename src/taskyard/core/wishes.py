@@ -32,6 +32,8 @@ def submit_asked(scheduler: Scheduler, event: events.SubmitAsked) -> None:
     for record in taken.records:
         scheduler.emit(record)
     scheduler.tell(Accepted(event.client, event.request, taken.new, taken.known))
+    if event.watch:
+        watching.watch(scheduler, (event.client, event.request), event.submission.names)
 
 
 def cancel_asked(scheduler: Scheduler, event: events.CancelAsked) -> None:

@@ -94,6 +94,11 @@ class Line:
         self._send(self._number)
         return self._number
 
+    def replace(self, number: int, body: bytes) -> None:
+        """Ask this, should the request have to be sent again; its last answer may be here."""
+        if number in self._open:
+            self._open[number].body = body
+
     def forget(self, number: int) -> None:
         """Its answer is not wanted any more."""
         self._open.pop(number, None)
@@ -117,8 +122,8 @@ class Line:
             self._notice(reply.broker, number)
         if request is None:
             return False
-        if request.stream and reply.kind == peer.WATCH and reply.count:
-            request.sent_ns = self._heard_ns  # it goes on, and this is a sign of life
+        if request.stream and _goes_on(reply):
+            request.sent_ns = self._heard_ns  # and this is a sign of life
             return True
         self.forget(number)
         if number == self._ping:
@@ -167,6 +172,11 @@ class Line:
         request.sent_ns = 0
         self._unsent[number] = None
         return False
+
+
+def _goes_on(reply: Reply) -> bool:
+    """More answers follow this one: a stream was accepted, or some of it is left."""
+    return reply.kind == peer.OK or (reply.kind == peer.WATCH and reply.count > 0)
 
 
 def _decoded(frames: list[bytes]) -> Reply | None:

@@ -142,10 +142,19 @@ class Reply:
         )
 
 
-def create(request: int, submission: Submission, unknown: Unknown = Unknown.REFUSE) -> bytes:
+def create(
+    request: int,
+    submission: Submission,
+    unknown: Unknown = Unknown.REFUSE,
+    *,
+    stream: bool = False,
+) -> bytes:
+    """Submit tasks; with `stream` the answers go on as those of a watch."""
     query = _Q(type=CREATE, request=request, batch=tasks.submission_columns(submission))
     if unknown is not Unknown.REFUSE:
         query.unknown = _UNKNOWN[unknown]
+    if stream:
+        query.stream = True
     return query.SerializeToString()
 
 

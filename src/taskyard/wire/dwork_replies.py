@@ -36,6 +36,10 @@ def put(desk: Desk, effect: effects.Effect) -> list[Reply]:
 
 
 def _accepted(desk: Desk, effect: effects.Accepted) -> list[Reply]:
+    ticket = desk.tickets.get(effect.request)
+    if ticket is not None and ticket.stream:
+        ticket.kind = _Q.Watch
+        return [desk.reply(ticket, _Q.OK, n=effect.new)]
     count = desk.if_extended(effect.request, n=effect.new)
     return desk.answer(effect.request, _Q.OK, **count)
 

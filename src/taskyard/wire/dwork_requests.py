@@ -69,14 +69,23 @@ def _create(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     if not submission.names:
         raise Malformed("a Create needs tasks")
     asked.extended = asked.extended or says_more
-    number = desk.issue(asked)
+    number = _issue_create(desk, asked, len(submission.names))
     if desk.leaving:
         return [events.AnswerDue(0, asked.route, number)]
     if asked.extended:
         unknown, repeat = _UNKNOWN[asked.query.unknown], events.Repeat.HARMLESS
     else:
         unknown, repeat = events.Unknown.DONE, events.Repeat.EXTEND
-    return [events.SubmitAsked(0, asked.route, submission, number, unknown, repeat)]
+    watch = asked.query.stream
+    return [events.SubmitAsked(0, asked.route, submission, number, unknown, repeat, watch)]
+
+
+def _issue_create(desk: Desk, asked: Asked, count: int) -> int:
+    """A Create that streams is a Watch as soon as it is accepted."""
+    if not asked.query.stream:
+        return desk.issue(asked)
+    desk.check_waiting(asked.route)
+    return desk.issue(asked, ends_ns=asked.now_ns + STREAM_SIGN_NS, left=count, stream=True)
 
 
 def _steal(desk: Desk, asked: Asked) -> Sequence[events.Event]:
