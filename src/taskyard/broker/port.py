@@ -52,6 +52,8 @@ class SocketPort:
         self._numbers = {wire: bytes([number]) for number, wire in enumerate(self._wires)}
         self._clock = clock
         self._poller = poller
+        #: Something else than a socket was ready: a signal, or whatever was added to the poller.
+        self.called = False
         #: A wait is cut short after this, for whoever runs the turns; None: as long as it takes.
         self.wait_ns_max: int | None = None
         for wire in self._wires:
@@ -61,7 +63,9 @@ class SocketPort:
         ready = self._poller.wait(self._shortened(wait_ns))
         now_ns = self._clock.monotonic_ns()
         events: list[Event] = []
-        self._drain([one for one in ready if not isinstance(one, int)], events, now_ns)
+        wires = [one for one in ready if not isinstance(one, int)]
+        self.called = len(wires) < len(ready)
+        self._drain(wires, events, now_ns)
         wake_at_ns = self._dialect.wake_at_ns()
         if wake_at_ns is not None and wake_at_ns <= now_ns:
             events += self._dialect.time_passed(now_ns)
@@ -81,15 +85,15 @@ class SocketPort:
         while wires and messages < MESSAGES_A_TURN_MAX and bytes_taken < BYTES_A_TURN_MAX:
             wire = wires.pop(0)
             number = self._numbers[wire]
-            for _ in range(_MESSAGES_AT_ONCE):
+            for count in range(_MESSAGES_AT_ONCE):
                 frames = wire.receive()
                 if frames is None:
                     break
                 messages += 1
                 bytes_taken += sum(map(len, frames))
                 events += self._dialect.take(number + frames[0], frames[1:], now_ns)
-                if bytes_taken >= BYTES_A_TURN_MAX:
-                    break
+                if bytes_taken >= BYTES_A_TURN_MAX or (not count and not wire.is_readable()):
+                    break  # mostly one message is there: to ask is cheaper than to find none
             else:
                 wires.append(wire)
 

@@ -148,7 +148,7 @@ def _turn_until_told(
 ) -> None:
     while not dialect.leaving:
         broker.turn()
-        if ending():
+        if port.called and ending():
             return
     ledger, farewell_ns = broker.scheduler.ledger, 0
     port.wait_ns_max = FAREWELL_NS // 10

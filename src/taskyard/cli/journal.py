@@ -5,19 +5,16 @@ Owns the words and the documents that these verbs print. What they do is the jou
 
 import contextlib
 import logging
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import click
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
 
 from taskyard.cli.options import Talk, json_option, quiet_option, state_option, verbose_option
+from taskyard.cli.progress import Meter
+from taskyard.cli.words import count
 from taskyard.errors import ExitCode, JournalDamaged, UserError
 from taskyard.journal import checkup, compaction, schema
 from taskyard.journal.checkup import Findings
@@ -114,8 +111,8 @@ def compact(talk: Talk, state: Path, *, as_json: bool) -> None:
     else:
         click.echo(_outcome_in_words(outcome))
         click.echo(
-            f"trimmed {_count(outcome.rows_trimmed, 'row')}, removed "
-            f"{_count(outcome.snapshots_removed, 'older snapshot')}"
+            f"trimmed {count(outcome.rows_trimmed, 'row')}, removed "
+            f"{count(outcome.snapshots_removed, 'older snapshot')}"
         )
 
 
@@ -144,8 +141,8 @@ def _look_live(state: Path, *, deep: bool) -> Findings:
 
 def _run(step: Any, talk: Talk, state: Path) -> Outcome:  # noqa: ANN401  # export or compact
     _require_state(state)
-    with StateLock(state), _opened(state) as store, Meter(talk) as meter:
-        outcome: Outcome = step(state, store, meter)
+    with StateLock(state), _opened(state) as store, Steps(talk) as steps:
+        outcome: Outcome = step(state, store, steps)
         return outcome
 
 
@@ -161,39 +158,16 @@ def _opened(state: Path) -> Iterator[SqliteStore]:
         yield store
 
 
-class Meter:
-    """Shows progress on stderr: a bar on a terminal, a line a step elsewhere."""
+class Steps(Meter):
+    """Shows the steps of a compaction: a bar each on a terminal, a line each elsewhere."""
 
     def __init__(self, talk: Talk) -> None:
-        self._quiet = talk.quiet
-        self._bars: Bars | None = None
-        self._shown: dict[str, TaskID] = {}
-        if sys.stderr.isatty() and not talk.quiet:
-            text, time = TextColumn("{task.description}"), TimeRemainingColumn()
-            columns = (text, BarColumn(), MofNCompleteColumn(), time)
-            self._bars = Bars(*columns, console=Console(stderr=True), transient=True)
+        super().__init__(talk, verb="", tells_end=True)
 
     def __call__(self, step: str, done: int, total: int) -> None:
-        if self._bars is not None:
-            if step not in self._shown:
-                self._shown[step] = self._bars.add_task(step, total=total)
-            self._bars.update(self._shown[step], completed=done)
-        elif done == total and not self._quiet:
-            click.echo(f"{step}: {done} of {total}", err=True)
-
-    def __enter__(self) -> Self:
-        if self._bars is not None:
-            self._bars.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._bars is not None:
-            self._bars.stop()
+        if step != self.label:
+            self.begin(step)
+        self.update(done, total)
 
 
 def _print_document(verb: str, state: Path, content: Findings | Outcome, **more: object) -> None:
@@ -202,17 +176,13 @@ def _print_document(verb: str, state: Path, content: Findings | Outcome, **more:
     click.echo(msgspec.json.encode(document).decode())
 
 
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
-
-
 def _outcome_in_words(outcome: Outcome) -> str:
     if not outcome.rows:
         return f"nothing to export: all is covered up to row {outcome.sequence}"
     return (
-        f"exported {_count(outcome.rows, 'row')}: {_count(outcome.events, 'event')} and "
-        f"{_count(outcome.edges, 'edge')} in {_count(len(outcome.files), 'new file')}\n"
-        f"all is covered up to row {outcome.sequence}: {_count(outcome.unfinished, 'task')} in the "
+        f"exported {count(outcome.rows, 'row')}: {count(outcome.events, 'event')} and "
+        f"{count(outcome.edges, 'edge')} in {count(len(outcome.files), 'new file')}\n"
+        f"all is covered up to row {outcome.sequence}: {count(outcome.unfinished, 'task')} in the "
         f"snapshot, {outcome.ended} more in the index of finished ones"
     )
 
@@ -221,7 +191,7 @@ def _findings_in_words(state: Path, findings: Findings) -> str:
     lines = [f"state directory {state}", *(f"  {line}" for line in _contents(findings))]
     if findings.torn_bytes:
         lines.append(
-            f"  {_count(findings.torn_bytes, 'byte')} of an unfinished write at its end, never "
+            f"  {count(findings.torn_bytes, 'byte')} of an unfinished write at its end, never "
             "acknowledged: not damage"
         )
     if not findings.wrong:
@@ -240,15 +210,15 @@ def _contents(findings: Findings) -> list[str]:
     snapshots = "none"
     if findings.snapshots:
         at = ", ".join(str(sequence) for sequence in findings.snapshots)
-        tasks = _count(findings.snapshot_tasks, "task")
+        tasks = count(findings.snapshot_tasks, "task")
         snapshots = f"of row {at}; {tasks} in the newest that can be read"
     exported = "none"
     if findings.history_parts:
         exported = (
             f"rows {findings.history_first}..{findings.history_last} in "
-            f"{_count(2 * findings.history_parts, 'file')}, {_count(findings.events, 'event')}"
+            f"{count(2 * findings.history_parts, 'file')}, {count(findings.events, 'event')}"
         )
-    ended = f"{_count(findings.finished_tasks, 'task')}, up to row {findings.finished_covers}"
+    ended = f"{count(findings.finished_tasks, 'task')}, up to row {findings.finished_covers}"
     return [
         f"journal    {kept}{trimmed}",
         f"snapshots  {snapshots}",

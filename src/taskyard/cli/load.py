@@ -76,7 +76,7 @@ def _load(
     loaded = loading.read(file, options, skip_bad=given["skip_bad"])
     unknown = Unknown.WAIT if given["wait_for_unknown"] else Unknown.REFUSE
     with connected(talk) as client:
-        with Meter(talk, file, done="submitted") as meter:
+        with Meter(talk, file, verb="submitted") as meter:
             done = loading.submit(
                 *(client, loaded, campaign),
                 skip_bad=given["skip_bad"],

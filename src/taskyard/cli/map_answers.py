@@ -6,7 +6,6 @@ As a document the answer is one, too, but it is written piece by piece: it may h
 from __future__ import annotations
 
 import sys
-import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
 #: Failures that are told one by one; the others are counted.
 FAILURES_TOLD: Final = 20
 
-#: How often the bar is moved: more than that is not seen, and takes time from the results.
-_SHOWN_SECONDS: Final = 0.1
-
 
 class Answer:
     """Writes results to stdout and failures to stderr, and counts them."""
@@ -38,7 +34,6 @@ class Answer:
         self._counts: Counter[str] = Counter()
         self._total: int | None = None
         self._added = 0
-        self._shown = 0.0
         self._meter = Meter(talk, campaign, drawn=not sys.stdout.isatty())
 
     def __enter__(self) -> Self:
@@ -89,10 +84,7 @@ class Answer:
         elif self._counts.total() - self._counts["done"] <= FAILURES_TOLD:
             self.pause()
             self._meter.say(f"taskyard: {plain(reason)}")
-        now = time.monotonic()
-        if now - self._shown > _SHOWN_SECONDS:
-            self._shown = now
-            self._meter.update(self._counts.total(), self._total, self._counts["failed"])
+        self._meter.count(self._counts, self._total, behind_failure=self._counts["blocked"])
 
     def _tell_json(self, name: str, state: str, value: bytes, reason: str) -> None:
         told: dict[str, Any] = {"name": name, "state": state}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from taskyard.cli.rows import Row
     from taskyard.client.client import Client
     from taskyard.client.futures import Future
-
-#: How often the bar of a submission is moved.
-_SHOWN_TASKS: Final = 1000
 
 
 @click.command(
@@ -119,13 +116,12 @@ def _submit(talk: Talk, client: Client, campaign: str, futures: Iterable[Future]
             wrong.append(error)
 
     number = 0
-    with Meter(talk, f"campaign {campaign}", done="submitted") as meter:
+    with Meter(talk, f"campaign {campaign}", verb="submitted") as meter:
         for number, future in enumerate(futures, start=1):
             future.add_done_callback(taken)
             if wrong:
                 break
-            if not number % _SHOWN_TASKS:
-                meter.update(number, None)
+            meter.update(number, None)
         client.status()  # answered when all of it is acknowledged
     if wrong:
         raise wrong[0]

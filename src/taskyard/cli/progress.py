@@ -1,62 +1,107 @@
 """How far it is: a bar on a terminal, a line now and then elsewhere. Always on stderr.
 
-Knows counts of tasks, not where they come from. May be updated by any thread.
+Knows counts and words, not where they come from. One thread at a time may tell it.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import time
+from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 import click
 
-from taskyard.cli.words import count
+from taskyard.cli.words import count, plain, span
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from collections.abc import Callable, Mapping, Sequence
 
     from rich.progress import Progress as Bars
-    from rich.progress import TaskID
 
     from taskyard.cli.options import Talk
 
 #: Where no bar can be drawn, a line this often: a log should say that it goes on, not more.
-LINE_SECONDS: Final = 10.0
+LINE_SECONDS: Final = 5.0
 
+#: The rate is that of so many seconds: it follows a change, and does not jump.
+RATE_SECONDS: Final = 20.0
+
+#: Nobody sees more than this, and to show it takes time from the work.
+_SHOWN_SECONDS: Final = 0.1
 
 #: The states of tasks, in the order in which a person asks for them.
 _STATES_TOLD: Final = ("done", "failed", "cancelled", "leased", "ready", "delayed", "blocked")
 
+#: What is worth saying beside the number of done tasks.
+_BESIDE: Final = (
+    ("failed", "failed"),
+    ("cancelled", "cancelled"),
+    ("behind", "behind a failure"),
+    ("leased", "running"),
+    ("delayed", "waiting for their time"),
+)
+
 
 class Meter:
-    """Shows how many of some tasks are settled. Use it as a context manager."""
+    """Shows how far something is, how quick, and how long it still takes: a context manager."""
 
     def __init__(
-        self, talk: Talk, label: str, *, drawn: bool = True, done: str = "settled"
+        self,
+        talk: Talk,
+        label: str = "",
+        *,
+        verb: str = "done",
+        drawn: bool = True,
+        tells_end: bool = False,
     ) -> None:
-        """Without `drawn` there is no bar: the terminal is used for something else. `done` is what
-        has become of those that are counted."""
-        self._label = label
-        self._done = done
-        self._quiet = talk.quiet
-        self._bars: Bars | None = None
-        self._bar: TaskID | None = None
+        """`verb` is what has become of those that are counted. Without `drawn` there is no bar: the
+        terminal is used for something else. `tells_end` has a line at the end of it, too."""
+        is_terminal = sys.stderr.isatty()
+        self._verb = verb and f" {verb}"
+        self._tells_end = tells_end
+        self._has_lines = not (is_terminal or talk.quiet)  # none between bars, nor among answers
+        self._bars = _bars() if is_terminal and drawn and not talk.quiet else None
+        self._draw: Callable[..., None] | None = None
         self._said = time.monotonic()
-        if sys.stderr.isatty() and not talk.quiet:
-            self._quiet = True  # no lines between the bars, nor among answers
-            self._bars = _bars() if drawn else None
+        self.begin(label)
 
-    def update(self, settled: int, total: int | None, failed: int = 0) -> None:
-        """Show so many; a total of None is not known yet."""
-        if self._bars is not None and self._bar is not None:
-            trouble = f"[red]{failed:,} failed" if failed else ""
-            self._bars.update(self._bar, completed=settled, total=total, trouble=trouble)
-        elif not self._quiet and time.monotonic() - self._said > LINE_SECONDS:
-            self._said = time.monotonic()
+    def begin(self, label: str) -> None:
+        """From here on it is about this; "" is about nothing yet."""
+        self.label = plain(label)
+        self._shown = 0.0
+        #: When how many there were.
+        self._seen: deque[tuple[float, int]] = deque()
+        if self._bars is not None and label:
+            bar = self._bars.add_task(self.label, total=None, words="")
+            self._draw = partial(self._bars.update, bar)
+
+    def count(self, counts: Mapping[str, int], total: int | None, behind_failure: int = 0) -> None:
+        """Show how many tasks are in which state; a total of None is not known yet."""
+        told = {**counts, "behind": behind_failure}
+        ended = sum(told.get(state, 0) for state in ("done", "failed", "cancelled", "behind"))
+        beside = [f"{told[state]:,} {word}" for state, word in _BESIDE if told.get(state)]
+        self.update(ended, total, beside, done=told.get("done", 0))
+
+    def update(
+        self, ended: int, total: int | None, beside: Sequence[str] = (), done: int | None = None
+    ) -> None:
+        """Show that so many are over; `done` of them well, if not all."""
+        now = time.monotonic()
+        if now - self._shown < _SHOWN_SECONDS and ended != total:
+            return
+        self._shown = now
+        words = ", ".join([*beside, *self._pace(now, ended, total)])
+        if self._draw is not None:
+            red = re.sub(r"[\d,]+ failed", r"[red]\g<0>[/]", words)
+            self._draw(completed=ended, total=total, words=red)
+        elif self._has_lines and self._is_line_due(now, is_end=ended == total):
+            self._said = now
             of = "" if total is None else f" of {total:,}"
-            trouble = f", {failed:,} failed" if failed else ""
-            click.echo(f"{self._label}: {settled:,}{of} {self._done}{trouble}", err=True)
+            number = ended if done is None else done
+            click.echo(f"{self.label}: {number:,}{of}{self._verb}{words and ', '}{words}", err=True)
 
     def say(self, text: str) -> None:
         """A line on stderr, above the bar."""
@@ -65,18 +110,27 @@ class Meter:
         else:
             self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    def _is_line_due(self, now: float, *, is_end: bool) -> bool:
+        return (is_end and self._tells_end) or now - self._said > LINE_SECONDS
+
+    def _pace(self, now: float, ended: int, total: int | None) -> list[str]:
+        """How quick it is lately, and how long the rest takes; nothing while that is not known."""
+        self._seen.append((now, ended))
+        while now - self._seen[0][0] > RATE_SECONDS:
+            self._seen.popleft()
+        then, before = self._seen[0]
+        rate = (ended - before) / (now - then) if now - then >= 1 else 0.0
+        if not rate or ended == total:
+            return []
+        words = f"{rate:,.0f}/s" if rate >= 1 else f"{60 * rate:,.1f}/min"
+        return [words] if total is None else [words, f"about {span((total - ended) / rate)} left"]
+
     def __enter__(self) -> Self:
         if self._bars is not None:
             self._bars.start()
-            self._bar = self._bars.add_task(self._label, total=None, trouble="")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bars is not None:
             self._bars.stop()
 
@@ -89,16 +143,14 @@ def _bars() -> Bars:
         Progress,
         TextColumn,
         TimeElapsedColumn,
-        TimeRemainingColumn,
     )
 
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[trouble]}"),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[words]}"),
         console=Console(stderr=True),
         transient=True,
     )

@@ -15,8 +15,8 @@ from taskyard.cli import loading
 from taskyard.cli.daemons import SERVICES, cores
 from taskyard.cli.local import LOCK_FILE, Crew, Staff, hired, terminated_like_interrupted
 from taskyard.cli.options import Talk, json_option, quiet_option, state_option, verbose_option
-from taskyard.cli.pace import Pace
 from taskyard.cli.printing import example, print_document
+from taskyard.cli.progress import Meter
 from taskyard.cli.words import count, plain, span
 from taskyard.client.campaign.formats import Options
 from taskyard.client.campaign.survey import service_of
@@ -133,8 +133,8 @@ def _run(talk: Talk, wish: Wish, submitted: Submitted, hands: Hands) -> None:
     counts = _counts(client, wish.campaign)
     if total and any(counts[state] for state in _UNSETTLED):
         hands.crew.start_workers(hands.staff)
-        with Pace(talk, plain(wish.campaign), sum(counts.values())) as pace:
-            _wait(client, wish.campaign, hands.crew, pace)
+        with Meter(talk, wish.campaign) as meter:
+            _wait(client, wish.campaign, hands.crew, meter)
 
 
 #: Tasks in these states may still run.
@@ -211,10 +211,11 @@ def _counts(client: Client, campaign: str) -> dict[str, int]:
     return {state.name.lower(): 0 for state in TaskState}
 
 
-def _wait(client: Client, campaign: str, crew: Crew, pace: Pace) -> None:
+def _wait(client: Client, campaign: str, crew: Crew, meter: Meter) -> None:
     """Until nothing of the campaign can run any more, or nobody is there to run it."""
     while (over := crew.why_over()) is None:
-        pace.update(_counts(client, campaign))
+        counts = _counts(client, campaign)
+        meter.count(counts, sum(counts.values()))
         try:
             client.wait_campaign(campaign, LOOK_SECONDS)
         except TimedOut:

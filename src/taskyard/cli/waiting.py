@@ -214,8 +214,7 @@ def wait_for(talk: Talk, group: Group, ends: float | None = None) -> bool:
             left = LOOK_SECONDS if ends is None else ends - time.monotonic()
             if group.look(max(0.0, min(LOOK_SECONDS, left))):
                 return True
-            total = sum(group.counts.values())
-            meter.update(total - group.unsettled(), total, group.counts["failed"])
+            meter.count(group.counts, sum(group.counts.values()), group.behind_failure)
             if ends is not None and time.monotonic() >= ends:
                 return False
 

@@ -1,0 +1,140 @@
+"""The lines and bars of what goes on."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskyard.cli.options import Talk
+from taskyard.cli.progress import Meter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    Captured = pytest.CaptureFixture[str]
+
+
+class Watch:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class Terminal(io.StringIO):
+    """Takes what is drawn."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    watch = Watch()
+    monkeypatch.setattr(time, "monotonic", watch)
+    return watch
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    for name, value in (("TERM", "xterm"), ("COLUMNS", "120")):
+        monkeypatch.setenv(name, value)
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", Terminal())
+        yield sys.stderr  # type: ignore[misc]  # what was just put there
+
+
+def counts(**given: int) -> dict[str, int]:
+    states = ("blocked", "delayed", "ready", "leased", "done", "failed", "cancelled")
+    return dict.fromkeys(states, 0) | given
+
+
+def quiet() -> Talk:
+    talk = Talk()
+    talk.quiet = True
+    return talk
+
+
+def test_line_comes_now_and_then_with_rate_and_rest(watch: Watch, capsys: Captured) -> None:
+    with Meter(Talk(), "c") as meter:
+        meter.count(counts(ready=100), 100)
+        assert capsys.readouterr().err == ""
+        watch.seconds += 10
+        meter.count(counts(ready=58, leased=2, done=39, failed=1), 100)
+        meter.count(counts(ready=57, leased=2, done=40, failed=1), 100)
+    assert capsys.readouterr() == (
+        "",
+        "c: 39 of 100 done, 1 failed, 2 running, 4/s, about 15 s left\n",
+    )
+
+
+def test_slow_campaign_has_a_rate_a_minute(watch: Watch, capsys: Captured) -> None:
+    with Meter(Talk(), "c") as meter:
+        meter.count(counts(ready=10), 10)
+        watch.seconds += 20
+        meter.count(counts(delayed=5, done=5), 10)
+    assert "5 waiting for their time, 15.0/min, about 20 s left" in capsys.readouterr().err
+
+
+def test_what_is_behind_a_failure_is_over(watch: Watch, capsys: Captured) -> None:
+    with Meter(Talk(), "c") as meter:
+        meter.count(counts(ready=3), 3)
+        watch.seconds += 10
+        meter.count(counts(done=1, failed=1, blocked=1), 3, behind_failure=1)
+    assert capsys.readouterr().err == "c: 1 of 3 done, 1 failed, 1 behind a failure\n"
+
+
+def test_total_that_is_not_known_is_left_out(watch: Watch, capsys: Captured) -> None:
+    with Meter(Talk(), "c\a", verb="submitted") as meter:
+        meter.update(0, None)
+        watch.seconds += 10
+        meter.update(30_000, None)
+    assert capsys.readouterr().err == "c\\x07: 30,000 submitted, 3,000/s\n"
+
+
+def test_end_of_a_step_is_told_at_once_where_that_is_wanted(watch: Watch, capsys: Captured) -> None:
+    with Meter(Talk(), verb="", tells_end=True) as meter:
+        for step in ("reading", "writing"):
+            meter.begin(step)
+            for done in range(3):
+                meter.update(done, 2)
+    assert watch.seconds == 100
+    assert capsys.readouterr().err == "reading: 2 of 2\nwriting: 2 of 2\n"
+
+
+def test_quiet_shows_nothing(watch: Watch, capsys: Captured) -> None:
+    with Meter(quiet(), "c", tells_end=True) as meter:
+        watch.seconds += 60
+        meter.count(counts(done=1), 1)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_terminal_gets_a_bar_and_lines_above_it(terminal: Terminal) -> None:
+    with Meter(Talk(), "[c]") as meter:
+        meter.count(counts(ready=1, done=39, failed=2), 42)
+        meter.say("a [line]")
+    shown = terminal.getvalue()
+    assert "[c]" in shown
+    assert "41/42" in shown
+    assert "\x1b[31m2 failed" in shown
+    assert "a [line]\n" in shown
+    assert "39 of 42 done" not in shown
+
+
+def test_terminal_that_is_used_for_something_else_is_left_alone(
+    terminal: Terminal, watch: Watch
+) -> None:
+    for meter in (Meter(Talk(), "c", drawn=False), Meter(quiet(), "c")):
+        with meter:
+            watch.seconds += 60
+            meter.count(counts(done=1), 1)
+    assert terminal.getvalue() == ""
