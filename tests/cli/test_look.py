@@ -105,7 +105,7 @@ def test_list_says_when_there_is_more(call: Caller) -> None:
 def test_show_says_all_and_why(call: Caller) -> None:
     lines = dict(line.split(maxsplit=1) for line in call("show", "behind").out.splitlines())
     assert (lines["state"], lines["campaign"], lines["after"]) == ("blocked", "looks", "bad")
-    assert lines["why"].startswith("it is behind a failure, waiting for bad (FAILED: exit status 4")
+    assert lines["why"].startswith("it is behind a failure: bad failed (exit status 4")
     document = call("show", "late", "--json").document()
     assert document["task"]["lane"] == "l"
     assert document["why"].startswith("it is due in 3")
@@ -141,7 +141,8 @@ def test_why_names_what_failed_and_what_waits(call: Caller) -> None:
     assert said.code == 0
     assert said.out.splitlines() == [
         "bad: it failed after 1 attempt: exit status 4: trouble; 2 tasks wait behind it",
-        "far: it is behind a failure, waiting for behind (BLOCKED)",
+        "far: it is behind a failure: bad failed (exit status 4: trouble); it waits for behind "
+        "(BLOCKED)",
         "idle: it is ready, but no worker of its service is connected (service nobody)",
     ]
     tasks = call("why", "far", "--json").document()["tasks"]

@@ -96,7 +96,7 @@ def test_broker_that_is_started_meanwhile_waits_for_the_look_to_end(state: Path)
     ("words", "answer"),
     [
         (["why", "bad"], "bad: it failed after 1 attempt: exit status 4"),
-        (["why", "behind"], "behind: it is behind a failure, waiting for bad (FAILED: exit status"),
+        (["why", "behind"], "behind: it is behind a failure: bad failed (exit status 4"),
         (["result", "good"], "well done\n"),
         (["log", "bad"], "trouble\n"),
         (["status"], "3 tasks: 1 done, 1 failed, 1 behind a failure"),

@@ -13,8 +13,6 @@ from taskyard.cli.options import Talk
 from taskyard.cli.progress import Meter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     Captured = pytest.CaptureFixture[str]
 
 
@@ -42,15 +40,15 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     return watch
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
-    for name, value in (("TERM", "xterm"), ("COLUMNS", "120")):
-        monkeypatch.setenv(name, value)
+def terminal_for(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Stderr from here on. No fixture: between those and the test stderr is exchanged."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
-    with monkeypatch.context() as patched:
-        patched.setattr(sys, "stderr", Terminal())
-        yield sys.stderr  # type: ignore[misc]  # what was just put there
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    return terminal
 
 
 def counts(**given: int) -> dict[str, int]:
@@ -118,7 +116,8 @@ def test_quiet_shows_nothing(watch: Watch, capsys: Captured) -> None:
     assert capsys.readouterr() == ("", "")
 
 
-def test_terminal_gets_a_bar_and_lines_above_it(terminal: Terminal) -> None:
+def test_terminal_gets_a_bar_and_lines_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = terminal_for(monkeypatch)
     with Meter(Talk(), "[c]") as meter:
         meter.count(counts(ready=1, done=39, failed=2), 42)
         meter.say("a [line]")
@@ -131,8 +130,9 @@ def test_terminal_gets_a_bar_and_lines_above_it(terminal: Terminal) -> None:
 
 
 def test_terminal_that_is_used_for_something_else_is_left_alone(
-    terminal: Terminal, watch: Watch
+    monkeypatch: pytest.MonkeyPatch, watch: Watch
 ) -> None:
+    terminal = terminal_for(monkeypatch)
     for meter in (Meter(Talk(), "c", drawn=False), Meter(quiet(), "c")):
         with meter:
             watch.seconds += 60

@@ -127,10 +127,41 @@ def test_task_behind_a_failure(yard: Yard) -> None:
     yard.report(b"w", b"g", Outcome.FAILED)
     yard.submit(b"c", after=[[b"f", b"g"]])
     yard.submit(b"d", after=[[b"c"]])
-    text = "it is behind a failure, waiting for f (FAILED: oh), g (FAILED)"
+    yard.submit(b"e", after=[[b"d", b"f"]])
+    text = "it is behind 2 failures: f failed (oh), g failed"
     assert why(yard, b"c") == Explanation(Reason.FAILURE, text, (b"f", b"g"))
-    expected = "it is behind a failure, waiting for c (BLOCKED)"
-    assert sentence(yard, b"d", Reason.FAILURE) == expected
+    assert sentence(yard, b"d", Reason.FAILURE) == f"{text}; it waits for c (BLOCKED)"
+    assert why(yard, b"e") == Explanation(
+        Reason.FAILURE, f"{text}; it waits for d (BLOCKED)", (b"f", b"d")
+    )
+
+
+def test_task_far_behind_a_failure_is_told_of_that_one_alone(yard: Yard) -> None:
+    yard.submit(b"other", b"bad")
+    yard.take(b"w", 2)
+    yard.report(b"w", b"bad", Outcome.FAILED, texts=[b"exit status 1"])
+    yard.report(b"w", b"other", Outcome.FAILED)
+    yard.submit(b"0", b"beside", after=[[b"bad"], [b"other"]])
+    for step in range(1, 9):
+        yard.submit(b"%d" % step, after=[[b"%d" % (step - 1)]])
+    assert sentence(yard, b"8", Reason.FAILURE) == (
+        "it is behind a failure: bad failed (exit status 1); it waits for 7 (BLOCKED)"
+    )
+
+
+def test_task_behind_many_failures(yard: Yard) -> None:
+    yard.join(b"wide")
+    names = [b"%d" % number for number in range(7)]
+    yard.submit(*reversed(names))
+    yard.take(b"wide", 7)
+    for name in names:
+        yard.report(b"wide", name, Outcome.FAILED)
+    yard.submit(b"a", after=[names])
+    yard.submit(b"b", after=[[b"a"]])
+    assert sentence(yard, b"b", Reason.FAILURE) == (
+        "it is behind 7 failures: 0 failed, 1 failed, 2 failed, 3 failed, 4 failed and 2 more; "
+        "it waits for a (BLOCKED)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -413,6 +413,17 @@ def test_retry_pause_resume_and_drain() -> None:
     assert counter.create(b"c").kind == peer.EXIT
 
 
+def test_broker_that_leaves_has_no_work_for_who_comes_or_comes_back() -> None:
+    counter = Extended()
+    counter.create(b"a", b"b")
+    assigned = counter.take()
+    counter.say(peer.ask(1, peer.DRAIN))
+    (reply,) = counter.steal(name=b"late")
+    assert reply.kind == peer.EXIT
+    assert counter.finish(assigned, count=1).kind == peer.EXIT
+    assert counter.scheduler.ledger.tasks[b"a"].state is TaskState.DONE
+
+
 def test_drained_worker_is_sent_home_when_it_holds_nothing() -> None:
     counter = Extended()
     counter.steal(wait_ns=SECOND_NS)

@@ -49,8 +49,8 @@ class Answer:
         if kind is None:
             self._close()
         elif self._added and issubclass(kind, UserError):
-            goes_on = f"{self._added:,} tasks before it may be under way in campaign"
-            click.echo(f"{goes_on} {plain(self._campaign)}", err=True)
+            look = f"`taskyard list --campaign {plain(self._campaign)}`"
+            click.echo(f"what was submitted before this goes on: {look}", err=True)
 
     def _close(self) -> None:
         counts = dict(self._counts)

@@ -70,7 +70,8 @@ def map_rows(
 ) -> ExitCode:
     """Run a command for every line of a file, or of stdin.
 
-    {} in the command is the line, {#} its number, {column} a field of a table or an object. The
+    {} in the command is the line, {#} its number, {column} a field of a table or an object. A
+    function (--call) gets lines and cells as texts; what is a number with --jsonl stays one. The
     tasks are called CAMPAIGN-NUMBER. Their results are printed one after the other, each ending a
     line; what failed is told on stderr, and it exits 1, or 5 if some were cancelled and none
     failed.

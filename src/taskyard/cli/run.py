@@ -157,7 +157,8 @@ def _check_fit(loaded: Loaded, slots: int, allow: Sequence[str]) -> None:
         if spec.payload is not None:
             raise UserError(
                 f"{place} is for a worker of your own (service {plain(service_of(spec))}), and "
-                "`run` has none; use `taskyard up`, your worker, and `taskyard load`"
+                "`run` has none; use `taskyard up`, your worker, and `taskyard load`. To run a "
+                "command for each line of a list, use `taskyard map`"
             )
         if spec.slots > slots:
             raise UserError(

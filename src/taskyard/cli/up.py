@@ -236,6 +236,7 @@ def down(talk: Talk, *, state: Path, timeout: int) -> ExitCode | None:
     --timeout everything is ended by signal: what ran is given back, and is done again after the
     next start. Then it says what was cut short, and exits 4. If nothing runs there it exits 3.
     """
+    talk.interrupted = "interrupted; it stops when what runs is done: `taskyard down` waits again"
     holders = {name: pid for name in (UP_FILE, LOCK_FILE) if (pid := hired(state / name))}
     if not holders:
         raise NoBroker(f"nothing runs on state directory {state}; give --state if it is another")

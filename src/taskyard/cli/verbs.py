@@ -1,27 +1,23 @@
 """The table of verbs: name, where its command lives, and its line in the help.
 
 To add one, write a click command in a module of its own and name it here as `module:attribute`.
-The line of help is here as well, so that listing the verbs imports none of them.
+The line of help is here as well, so that listing the verbs imports none of them. They stand in the
+order in which a newcomer meets them.
 """
 
 from taskyard.cli.lazy import Verb
 
 VERBS: dict[str, Verb] = {
-    "bench": Verb(
-        "taskyard.bench.cli:main", "Measure Taskyard, side by side with what it should reach."
-    ),
     "run": Verb("taskyard.cli.run:run", "Run a campaign's file from beginning to end."),
+    "map": Verb(
+        "taskyard.cli.mapping:map_rows", "Run a command for every line of a file, or of stdin."
+    ),
     "up": Verb("taskyard.cli.up:up", "Run a broker and workers until they are stopped."),
     "down": Verb(
         "taskyard.cli.up:down",
         "Stop what runs on a state directory, when running tasks are done.",
     ),
-    "broker": Verb("taskyard.cli.broker:broker", "Run a broker in the foreground."),
-    "worker": Verb("taskyard.cli.worker:worker", "Do the tasks of a broker, in the foreground."),
     "submit": Verb("taskyard.cli.submit:submit", "Submit one task, and print its name."),
-    "map": Verb(
-        "taskyard.cli.mapping:map_rows", "Run a command for every line of a file, or of stdin."
-    ),
     "load": Verb("taskyard.cli.load:load", "Load a graph of tasks from a file."),
     "wait": Verb(
         "taskyard.cli.waiting:wait",
@@ -34,12 +30,17 @@ VERBS: dict[str, Verb] = {
     "result": Verb("taskyard.cli.looking:result", "Print the result of a task, byte for byte."),
     "log": Verb("taskyard.cli.looking:log", "Print the end of what a task printed."),
     "why": Verb("taskyard.cli.looking:why", "Say why a task is where it is, in a sentence."),
-    "workers": Verb("taskyard.cli.looking:workers", "List the workers."),
     "status": Verb("taskyard.cli.looking:status", "Say how many tasks there are in each state."),
+    "workers": Verb("taskyard.cli.looking:workers", "List the workers."),
     "retry": Verb("taskyard.cli.acting:retry", "Try failed tasks again, and delayed ones now."),
     "cancel": Verb("taskyard.cli.acting:cancel", "Cancel tasks, and all that wait for them."),
     "drain": Verb("taskyard.cli.acting:drain", "Give workers no more tasks, and send them home."),
+    "broker": Verb("taskyard.cli.broker:broker", "Run a broker in the foreground."),
+    "worker": Verb("taskyard.cli.worker:worker", "Do the tasks of a broker, in the foreground."),
     "journal": Verb(
         "taskyard.cli.journal:journal", "Care for a state directory: check, export, compact."
+    ),
+    "bench": Verb(
+        "taskyard.bench.cli:main", "Measure Taskyard, side by side with what it should reach."
     ),
 }

@@ -55,6 +55,7 @@ def wait(
     """
     if names and campaign:
         raise UserError("give names or --campaign, not both")
+    talk.interrupted = "interrupted; the tasks go on"
     with connected(talk) as client:
         group = group_of(client, names, campaign)
         ends = None if timeout is None else time.monotonic() + timeout / SECOND_NS

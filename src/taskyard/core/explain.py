@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, cast
 
 from msgspec import Struct
@@ -10,10 +11,12 @@ from msgspec import Struct
 from taskyard.core import graph, policy
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.policy import Hold
-from taskyard.core.states import TaskState
+from taskyard.core.states import FAILED, TaskState
 from taskyard.core.tasks import shown
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from taskyard.core.agenda import Lane
     from taskyard.core.scheduler import Scheduler
     from taskyard.core.tasks import Lease, Task
@@ -100,20 +103,44 @@ def _blocked(scheduler: Scheduler, task: Task) -> Explanation:
     before = graph.predecessors(ledger.tasks, task)
     unknown = [name for name, waiting in ledger.awaited.items() if task in waiting]
     after = tuple(other.name for other in before) + tuple(unknown)
-    named = [_describe(scheduler, other) for other in before[:NAMED_MAX]]
-    named += [f"{shown(name)} (not submitted)" for name in unknown[: NAMED_MAX - len(named)]]
-    more = f" and {len(after) - len(named)} more" if len(after) > len(named) else ""
-    names = ", ".join(named) + more
     if task.name in ledger.stuck():
-        return Explanation(Reason.FAILURE, f"it is behind a failure, waiting for {names}", after)
-    return Explanation(Reason.TASKS, f"it waits for {_count(len(after), 'task')}: {names}", after)
+        return Explanation(Reason.FAILURE, _behind(scheduler, task, before), after)
+    known = (_describe(scheduler, other) for other in before)
+    named = _some(chain(known, (f"{shown(name)} (not submitted)" for name in unknown)), len(after))
+    return Explanation(Reason.TASKS, f"it waits for {_count(len(after), 'task')}: {named}", after)
+
+
+def _behind(scheduler: Scheduler, task: Task, before: list[Task]) -> str:
+    """Which failures hold a task back, and through which tasks if not directly."""
+    ledger = scheduler.ledger
+    failed = (ledger.tasks[name] for name in ledger.reasons)
+    found = graph.failures_before(task, [one for one in failed if one.state is FAILED])
+    failures = _some((_failure(scheduler, one) for one in found), len(found))
+    sentence = f"it is behind {'a failure' if len(found) == 1 else f'{len(found)} failures'}"
+    blocked = [one for one in before if one.state is not FAILED]
+    if not blocked:
+        return f"{sentence}: {failures}"
+    waits = _some((_describe(scheduler, one) for one in blocked), len(blocked))
+    return f"{sentence}: {failures}; it waits for {waits}"
+
+
+def _failure(scheduler: Scheduler, task: Task) -> str:
+    reason = shown(scheduler.ledger.reasons[task.name])
+    return f"{shown(task.name)} failed{f' ({reason})' if reason else ''}"
 
 
 def _describe(scheduler: Scheduler, task: Task) -> str:
-    if task.state is TaskState.FAILED:
+    if task.state is FAILED:
         reason = shown(scheduler.ledger.reasons.get(task.name, b""))
         return f"{shown(task.name)} (FAILED{': ' if reason else ''}{reason})"
     return f"{shown(task.name)} ({task.state.name})"
+
+
+def _some(words: Iterable[str], total: int) -> str:
+    """The first few of so many, and how many more there are."""
+    named = list(islice(words, NAMED_MAX))
+    more = f" and {total - len(named)} more" if total > len(named) else ""
+    return ", ".join(named) + more
 
 
 def _ready(scheduler: Scheduler, task: Task) -> Explanation:
@@ -147,7 +174,6 @@ def lane_hold(scheduler: Scheduler, lane: Lane) -> Hold | None:
     if hold is None and not lane.service.workers:
         return Hold.NO_WORKER
     return hold or policy.limit(ledger, lane, scheduler.now_ns)
-
 
 
 def _count(number: int, noun: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from taskyard.core.states import BLOCKED, CANCELLED
+from taskyard.core.states import BLOCKED, CANCELLED, FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -81,6 +81,23 @@ def stuck(failed: Iterable[Task]) -> dict[bytes, Task]:
                 found[name] = dependent
                 line.append(dependent)
     return found
+
+
+def failures_before(task: Task, failed: Iterable[Task]) -> list[Task]:
+    """Those of the failed tasks that a task waits for, directly or not, in the order of their
+    names. Walks over what is behind the failures, and nothing else."""
+    befores: dict[bytes, list[Task]] = {}
+    for before in with_dependents(failed):
+        for dependent in before.dependents_list():
+            befores.setdefault(dependent.name, []).append(before)
+    found = {task.name: task}
+    line = [task]
+    for one in line:  # grows while it is walked
+        for before in befores.get(one.name, ()):
+            if before.name not in found:
+                found[before.name] = before
+                line.append(before)
+    return sorted((one for one in line if one.state is FAILED), key=lambda one: one.name)
 
 
 def cycle(

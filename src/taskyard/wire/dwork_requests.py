@@ -100,8 +100,14 @@ def _steal(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     ends_ns = asked.now_ns + wait_ns if wait_ns else 0
     columns = query.HasField("worker")
     number = desk.issue(asked, worker=worker, columns=columns, ends_ns=ends_ns)
-    told.append(events.WorkAsked(0, worker, count, parks=bool(wait_ns), request=number))
+    asks = events.WorkAsked(0, worker, count, parks=bool(wait_ns), request=number)
+    told.append(_unless_leaving(desk, asked, asks))
     return told
+
+
+def _unless_leaving(desk: Desk, asked: Asked, asks: events.WorkAsked) -> events.Event:
+    """A broker that leaves has no more work, also for who comes just then."""
+    return events.AnswerDue(0, asked.route, asks.request) if desk.leaving else asks
 
 
 def _complete(desk: Desk, asked: Asked) -> Sequence[events.Event]:
@@ -118,7 +124,8 @@ def _complete(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     told += desk.introduce(worker, facts)
     number = desk.issue(asked, worker=worker, columns=True)
     told.append(_reported(desk, worker, report, number))
-    told.append(events.WorkAsked(0, worker, count, parks=False, request=number))
+    asks = events.WorkAsked(0, worker, count, parks=False, request=number)
+    told.append(_unless_leaving(desk, asked, asks))
     return told
 
 

@@ -1,0 +1,155 @@
+"""The commands of README.md and the tutorial are run, block by block, as a reader would type them.
+
+A page is read from top to bottom, in one empty directory of its own:
+
+    ```sh                       is run by a shell, and must end well
+    ```text                     is what the block of commands before it prints
+    <!-- exits N -->            before a block: it ends with N
+    <!-- file: NAME -->         before a block of any language: it is saved under that name
+    <!-- not run: REASON -->    before a block: it is passed over
+
+What differs from run to run (times, process ids, names that are made up) is not compared.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT: Final = Path(__file__).parent.parent
+PAGES: Final = ("README.md", "docs/tutorial.md")
+
+#: What must come has come by then, however busy the machine.
+PATIENCE_SECONDS: Final = 120
+
+#: Blocks of a page that nobody runs: each of them is a promise that nobody checks.
+NOT_RUN_MAX: Final = 2
+
+_BLOCK: Final = re.compile(
+    r"^(?:<!-- (?P<note>[^\n]*) -->\n)?```(?P<language>\w*)\n(?P<body>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+#: What is not the same in every run, and what stands for it.
+_VARYING: Final = (
+    (re.compile(r"\b\d+(?:\.\d+)? s\b"), "# s"),
+    (re.compile(r"\bprocess \d+"), "process #"),
+    (re.compile(r"\b(task|map)-[0-9a-f]{10,16}\b"), r"\1-#"),
+    (re.compile(r"\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"), "TIME"),
+)
+
+
+class Block(NamedTuple):
+    """One fenced block, with the comment that stands right before it."""
+
+    line: int
+    note: str
+    language: str
+    body: str
+
+    @property
+    def is_run(self) -> bool:
+        return self.language == "sh" and not self.note.startswith("not run: ")
+
+    @property
+    def exit_code(self) -> int:
+        found = re.fullmatch(r"exits (\d+)", self.note)
+        return int(found[1]) if found else 0
+
+    @property
+    def file(self) -> str:
+        return self.note.removeprefix("file: ") if self.note.startswith("file: ") else ""
+
+
+def blocks(page: str) -> list[Block]:
+    text = (ROOT / page).read_text()
+    found = []
+    for match in _BLOCK.finditer(text):
+        line = text.count("\n", 0, match.start("body"))
+        found.append(Block(line, match["note"] or "", match["language"], match["body"]))
+    return found
+
+
+def compared(text: str) -> list[str]:
+    """The lines of an output, without what differs from run to run."""
+    for varying, fixed in _VARYING:
+        text = varying.sub(fixed, text)
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Iterator[Path]:
+    """What a reader has: a clone that is set up, and an environment that is active."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    binaries = tmp_path / ".venv" / "bin"
+    binaries.mkdir(parents=True)
+    taskyard = f'#!/bin/sh\nexec "{sys.executable}" -m taskyard.cli "$@"\n'
+    python = f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'
+    for path, script in (
+        (tmp_path / "yard", taskyard),
+        (binaries / "taskyard", taskyard),
+        (binaries / "python", python),
+    ):
+        path.write_text(script)
+        path.chmod(0o755)
+    try:
+        yield tmp_path
+    finally:
+        typed(tmp_path, "test ! -e .taskyard/up.pid || taskyard down --timeout 1s")
+
+
+def typed(directory: Path, commands: str) -> subprocess.CompletedProcess[str]:
+    """Commands as a shell runs them, with all they print in one stream."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("TASKYARD_")}
+    return subprocess.run(
+        ["/bin/sh", "-eu", "-c", commands],
+        cwd=directory,
+        env=own | {"PATH": f"{directory}/.venv/bin:{own['PATH']}"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+    )
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_do_what_the_page_says(page: str, clone: Path) -> None:
+    printed = ""
+    for block in blocks(page):
+        place = f"{page}:{block.line}"
+        if block.file:
+            (clone / block.file).write_text(block.body)
+        elif block.is_run:
+            done = typed(clone, block.body)
+            printed = done.stdout
+            assert done.returncode == block.exit_code, f"{place}: {printed}"
+        elif block.language == "text":
+            assert compared(printed) == compared(block.body), place
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_is_run_saved_or_compared(page: str) -> None:
+    found = blocks(page)
+    assert len(found) == len(re.findall("^```$", (ROOT / page).read_text(), re.MULTILINE))
+    idle = [one for one in found if not (one.is_run or one.file or one.language == "text")]
+    assert all(one.note.startswith("not run: ") for one in idle), [one.line for one in idle]
+    assert len(idle) <= NOT_RUN_MAX
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_note_is_understood(page: str) -> None:
+    form = re.compile(r"exits \d+|file: [\w.-]+|not run: \w.+")
+    notes = re.findall("<!-- (.*?) -->", (ROOT / page).read_text())
+    assert [note for note in notes if not form.fullmatch(note)] == []
+    assert notes == [block.note for block in blocks(page) if block.note]
