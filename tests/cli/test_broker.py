@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.client.client import Client
-from tests.cli.processes import broker, marking, marks, run, started, until, worker
+from tests.kit.processes import Broker, Running, Worker, marking, marks, run, until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def test_it_says_where_it_listens_and_can_be_reached_there(tmp_path: Path) -> None:
-    with started(tmp_path, "broker", "--listen", "dwork=tcp://127.0.0.1:0") as running:
+    with Running(tmp_path, "broker", "--listen", "dwork=tcp://127.0.0.1:0") as running:
         native, dwork = running.line(), running.line()
         assert native == f"listening native ipc://{tmp_path}/.taskyard/broker.sock"
         assert dwork.startswith("listening dwork tcp://127.0.0.1:")
@@ -28,19 +28,19 @@ def test_it_says_where_it_listens_and_can_be_reached_there(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_stops_it_cleanly(tmp_path: Path, number: signal.Signals) -> None:
-    with broker(tmp_path) as running:
+    with Broker(tmp_path) as running:
         assert running.send(number).end() == (0, "", "")
     assert not (tmp_path / ".taskyard" / "broker.sock").exists()
 
 
 def test_it_ends_with_the_stdin_that_it_was_given(tmp_path: Path) -> None:
-    with broker(tmp_path) as running:
+    with Broker(tmp_path) as running:
         running.hang_up()
         assert running.end() == (0, "", "")
 
 
 def test_second_broker_on_the_same_state_is_refused(tmp_path: Path) -> None:
-    with broker(tmp_path) as first:
+    with Broker(tmp_path) as first:
         code, out, err = run(tmp_path, "broker")
         assert (code, out) == (2, "")
         assert err == (
@@ -50,7 +50,7 @@ def test_second_broker_on_the_same_state_is_refused(tmp_path: Path) -> None:
 
 
 def test_damaged_state_is_refused_with_its_exit_code(tmp_path: Path) -> None:
-    with broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
+    with Broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
         client.submit(["true"], name="a")
     journal = tmp_path / ".taskyard" / "journal.sqlite"
     journal.write_bytes(b"no journal" * 1000)
@@ -60,16 +60,16 @@ def test_damaged_state_is_refused_with_its_exit_code(tmp_path: Path) -> None:
 
 
 def test_what_it_acknowledged_is_there_after_a_kill(tmp_path: Path) -> None:
-    with broker(tmp_path) as running, Client(state=tmp_path / ".taskyard") as client:
+    with Broker(tmp_path) as running, Client(state=tmp_path / ".taskyard") as client:
         client.submit(["true"], name="kept", campaign="c")
         client.show("kept")
         running.kill()
-    with broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
+    with Broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
         assert client.show("kept")["state"] == "ready"
 
 
 def test_in_memory_nothing_survives(tmp_path: Path) -> None:
-    with broker(tmp_path, "--memory"), Client(state=tmp_path / ".taskyard") as client:
+    with Broker(tmp_path, "--memory"), Client(state=tmp_path / ".taskyard") as client:
         client.submit(["true"], name="lost")
     assert not (tmp_path / ".taskyard" / "journal.sqlite").exists()
 
@@ -96,8 +96,8 @@ def test_drained_it_ends_when_what_runs_is_done(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
     state = tmp_path / ".taskyard"
     with (
-        broker(tmp_path) as running,
-        worker(tmp_path, "--slots", "1") as working,
+        Broker(tmp_path) as running,
+        Worker(tmp_path, "--slots", "1") as working,
         Client(state=state) as client,
     ):
         client.submit(marking("slow", "cat gate > /dev/null")["argv"], name="slow")
@@ -106,12 +106,12 @@ def test_drained_it_ends_when_what_runs_is_done(tmp_path: Path) -> None:
         assert client.drain() == 1
         (tmp_path / "gate").write_text("")
         assert (running.end()[0], working.end()[0]) == (0, 0)
-    with broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
+    with Broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
         assert client.show("slow")["state"] == "done"
         assert client.show("later")["state"] == "ready"
 
 
 def test_drained_without_workers_it_ends_at_once(tmp_path: Path) -> None:
-    with broker(tmp_path) as running, Client(state=tmp_path / ".taskyard") as client:
+    with Broker(tmp_path) as running, Client(state=tmp_path / ".taskyard") as client:
         assert client.drain() == 0
         assert running.end()[0] == 0

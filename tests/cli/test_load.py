@@ -6,22 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli.yard import Caller, Yard, running
+from tests.cli.yard import Caller
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-
-@pytest.fixture(scope="module")
-def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
-    with running(tmp_path_factory.mktemp("yard") / "state") as running_yard:
-        yield running_yard
-
-
-@pytest.fixture
-def call(yard: Yard, capsysbinary: pytest.CaptureFixture[bytes]) -> Caller:
-    return Caller(yard, capsysbinary)
 
 
 GOOD = """\
@@ -55,7 +43,7 @@ def bad(tmp_path: Path) -> str:
 def test_dry_run_needs_no_broker_and_counts(
     tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    nobody = Caller(Yard(tmp_path / "nobody"), capsysbinary)
+    nobody = Caller(tmp_path / "nobody", capsysbinary)
     said = nobody("load", good(tmp_path, "dry"), "--dry-run")
     assert (said.code, said.err) == (0, "")
     counts = dict(line.split(maxsplit=1) for line in said.out.splitlines()[1:])
@@ -77,7 +65,7 @@ def test_dry_run_needs_no_broker_and_counts(
 def test_dry_run_of_a_bad_file_exits_2_and_tells_every_line(
     tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    nobody = Caller(Yard(tmp_path / "nobody"), capsysbinary)
+    nobody = Caller(tmp_path / "nobody", capsysbinary)
     file = bad(tmp_path)
     said = nobody("load", file, "--dry-run")
     assert said.code == 2
@@ -95,7 +83,7 @@ def test_many_bad_lines_are_counted(
     tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     (tmp_path / "many.jsonl").write_text("{}\n" * 100)
-    nobody = Caller(Yard(tmp_path / "nobody"), capsysbinary)
+    nobody = Caller(tmp_path / "nobody", capsysbinary)
     lines = nobody("load", str(tmp_path / "many.jsonl"), "--dry-run").err.splitlines()
     assert len(lines) == 22
     assert lines[20] == "… and 80 more"

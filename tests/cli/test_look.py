@@ -12,22 +12,11 @@ import pytest
 
 from taskyard.client.client import Client
 from taskyard.core.tasks import Submission, Terms
-from tests.cli.yard import TASKYARD, Caller, Yard, environment, running
+from tests.cli.yard import Caller, Yard, running
+from tests.kit.processes import TASKYARD, environment, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-
-@pytest.fixture(scope="module")
-def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
-    with running(tmp_path_factory.mktemp("yard") / "state") as running_yard:
-        yield running_yard
-
-
-@pytest.fixture
-def call(yard: Yard, capsysbinary: pytest.CaptureFixture[bytes]) -> Caller:
-    return Caller(yard, capsysbinary)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,9 +32,9 @@ def campaign(yard: Yard) -> None:
         '{"name": "late", "argv": ["true"], "due": "1h", "lane": "l"}',
         '{"name": "idle", "payload": "x", "service": "nobody"}',
     ]
-    loaded = yard.run("load", "-", "--campaign", "looks", input="\n".join(lines).encode())
-    assert loaded.returncode == 0, loaded.stderr
-    assert yard.run("wait", "done", "quiet", "bytes", "bad", "behind").returncode == 1
+    (yard.directory / "looks.jsonl").write_text("\n".join(lines))
+    assert run(yard.directory, "load", "looks.jsonl")[0] == 0
+    assert run(yard.directory, "wait", "done", "quiet", "bytes", "bad", "behind")[0] == 1
 
 
 def test_status_counts_as_the_contract_says(call: Caller) -> None:
@@ -138,11 +127,11 @@ def test_log_is_what_was_printed_to_both(call: Caller) -> None:
 
 def test_why_names_what_failed_and_what_waits(call: Caller) -> None:
     said = call("why", "bad", "far", "idle")
+    behind = "it is behind a failure: bad failed (exit status 4: trouble)"
     assert said.code == 0
     assert said.out.splitlines() == [
         "bad: it failed after 1 attempt: exit status 4: trouble; 2 tasks wait behind it",
-        "far: it is behind a failure: bad failed (exit status 4: trouble); it waits for behind "
-        "(BLOCKED)",
+        f"far: {behind}; it waits for behind (BLOCKED)",
         "idle: it is ready, but no worker of its service is connected (service nobody)",
     ]
     tasks = call("why", "far", "--json").document()["tasks"]
@@ -160,9 +149,10 @@ def test_workers_are_listed_with_their_slots(call: Caller) -> None:
     header, row = call("workers").out.splitlines()
     assert header.split() == ["NAME", "STATE", "SERVICES", "SLOTS", "TASKS", "HEARD", "DIALECT"]
     assert "exec, call" in row
-    assert "of 2" in row
     (worker,) = call("workers", "--json").document()["workers"]
     assert worker["services"] == ["exec", "call"]
+    assert worker["slots_total"] >= 2  # and what it takes ahead, once tasks turned out to be short
+    assert f" of {worker['slots_total']} " in row
 
 
 def test_name_can_not_play_tricks_with_the_terminal(call: Caller, yard: Yard) -> None:
@@ -178,12 +168,12 @@ def test_name_can_not_play_tricks_with_the_terminal(call: Caller, yard: Yard) ->
 
 
 def test_table_that_is_cut_short_is_no_error(yard: Yard) -> None:
-    command = yard.command("list", "--all")
-    script = f"set -o pipefail; {shlex.join(command)} | head -1"
+    script = f"set -o pipefail; {shlex.join(TASKYARD)} list --all | head -1"
     done = subprocess.run(
         [str(shutil.which("bash")), "-c", script],
         capture_output=True,
         check=False,
+        cwd=yard.directory,
         env=environment(),
     )
     assert (done.returncode, done.stderr) == (0, b"")
@@ -191,11 +181,11 @@ def test_table_that_is_cut_short_is_no_error(yard: Yard) -> None:
 
 def test_nobody_there_exits_3_within_5_seconds_and_says_what_to_do(tmp_path: Path) -> None:
     begun = time.monotonic()
-    done = Yard(tmp_path / "state").run("status")
+    code, out, err = run(tmp_path, "status")
     assert time.monotonic() - begun < 6
-    assert (done.returncode, done.stdout) == (3, b"")
-    assert b"no broker answers at ipc://" in done.stderr
-    assert b"`taskyard up`" in done.stderr
+    assert (code, out) == (3, "")
+    assert "no broker answers at ipc://" in err
+    assert "`taskyard up`" in err
 
 
 def test_broker_is_found_by_the_environment(yard: Yard, tmp_path: Path) -> None:
@@ -204,7 +194,7 @@ def test_broker_is_found_by_the_environment(yard: Yard, tmp_path: Path) -> None:
         capture_output=True,
         check=False,
         cwd=tmp_path,
-        env=environment(TASKYARD_BROKER=yard.endpoint),
+        env=environment(TASKYARD_BROKER=yard.broker.endpoint),
     )
     assert done.returncode == 0, done.stderr
 
@@ -212,8 +202,8 @@ def test_broker_is_found_by_the_environment(yard: Yard, tmp_path: Path) -> None:
 def test_state_that_a_broker_has_left_can_be_looked_at(
     tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    with running(tmp_path / "state") as left:
-        call = Caller(left, capsysbinary)
+    with running(tmp_path) as left:
+        call = Caller(left.state, capsysbinary)
         assert call("submit", "--name", "sad", "--wait", "--", "false").code == 1
         assert call("submit", "--name", "fine", "--wait", "--", "echo", "hi").code == 0
     assert call("status", "--json").document()["counts"]["failed"] == 1

@@ -3,49 +3,20 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli.yard import PATIENCE_SECONDS, Caller, Yard, environment, running
+from tests.cli.yard import Caller, Yard, running
+from tests.kit.processes import Running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-
-@pytest.fixture(scope="module")
-def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
-    with running(tmp_path_factory.mktemp("yard") / "state") as running_yard:
-        yield running_yard
-
-
-@pytest.fixture
-def call(yard: Yard, capsysbinary: pytest.CaptureFixture[bytes]) -> Caller:
-    return Caller(yard, capsysbinary)
 
 
 def written(path: Path, text: str) -> str:
     path.write_text(text)
     return str(path)
-
-
-@contextmanager
-def started(yard: Yard, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A command in a process of its own, with pipes at all its ends."""
-    with subprocess.Popen(
-        yard.command(*words),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment(),
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def test_results_come_in_the_order_of_the_input(call: Caller, tmp_path: Path) -> None:
@@ -234,60 +205,48 @@ def test_file_that_is_not_there_and_two_files_are_refused(call: Caller, tmp_path
 
 
 def test_line_is_run_before_the_next_one_is_written(yard: Yard) -> None:
-    with started(yard, "map", "--", "echo", "got", "{}") as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        for line in (b"one\n", b"two\n"):
-            process.stdin.write(line)
-            process.stdin.flush()
-            assert process.stdout.readline() == b"got " + line
-        process.stdin.close()
-        assert process.wait(PATIENCE_SECONDS) == 0
+    with Running(yard.directory, "map", "--", "echo", "got", "{}") as mapping:
+        for word in ("one", "two"):
+            mapping.write(f"{word}\n")
+            assert mapping.line() == f"got {word}"
+        mapping.hang_up()
+        assert mapping.end()[0] == 0
 
 
 def test_interrupted_map_says_how_to_go_on(yard: Yard) -> None:
-    with started(yard, "map", "--campaign", "cut", "--", "echo", "{}") as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdin.write(b"one\n")
-        process.stdin.flush()
-        process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE_SECONDS) == 130
-        errors = process.stderr.read().decode()
-    assert errors.strip().startswith("taskyard: interrupted")
-    assert "map --campaign cut" in errors
-    assert "Traceback" not in errors
+    with Running(yard.directory, "map", "--campaign", "cut", "--", "echo", "{}") as mapping:
+        mapping.write("one\n")
+        mapping.line()
+        code, _, err = mapping.send(signal.SIGINT).end()
+    assert code == 130
+    assert err.strip().startswith("taskyard: interrupted")
+    assert "map --campaign cut" in err
+    assert "Traceback" not in err
 
 
 def test_pipe_that_is_closed_is_no_error(yard: Yard) -> None:
-    with started(yard, "map", "-q", "--", "echo", "{}") as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdin.write(b"one\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == b"one\n"
-        process.stdout.close()
-        process.stdin.write(b"two\n" * 3)
-        process.stdin.close()
-        assert process.wait(PATIENCE_SECONDS) == 0
-        assert process.stderr.read() == b""
+    with Running(yard.directory, "map", "-q", "--", "echo", "{}") as mapping:
+        mapping.write("one\n")
+        assert mapping.line() == "one"
+        assert mapping.process.stdout is not None
+        mapping.process.stdout.close()
+        mapping.write("two\n" * 3)
+        mapping.hang_up()
+        assert mapping.end() == (0, "", "")
 
 
 def test_broker_that_is_killed_in_the_middle_loses_and_doubles_nothing(tmp_path: Path) -> None:
     lines = 2_000
     (tmp_path / "lines").write_text("".join(f"{number}\n" for number in range(lines)))
-    ran = tmp_path / "ran"
-    script = f"echo $1 >> {ran}; echo $1"
-    words = ["--lines", str(tmp_path / "lines"), "-q", "--", "sh", "-c", script, "sh", "{}"]
-    with running(tmp_path / "state") as yard, started(yard, "map", *words) as process:
-        assert process.stdout is not None
-        first = [process.stdout.readline() for _ in range(200)]
+    script = "echo $1 >> ran; echo $1"
+    words = ["map", "--lines", "lines", "-q", "--", "sh", "-c", script, "sh", "{}"]
+    with running(tmp_path) as yard, Running(tmp_path, *words) as mapping:
+        first = [mapping.line() for _ in range(200)]
         yard.kill_broker()
         yard.start_broker()
-        rest = process.stdout.read().splitlines(keepends=True)
-        assert process.wait(PATIENCE_SECONDS) == 0
+        assert mapping.process.stdout is not None
+        rest = mapping.process.stdout.read().split()
+        assert mapping.end()[0] == 0
     assert [int(line) for line in (*first, *rest)] == list(range(lines))
-    assert sorted(map(int, ran.read_text().split())) == list(range(lines))
+    ran = (tmp_path / "ran").read_text().split()
+    assert sorted(map(int, ran)) == list(range(lines))

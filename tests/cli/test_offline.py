@@ -12,7 +12,7 @@ from taskyard.client.client import Client
 from taskyard.core.events import Scope
 from taskyard.core.states import TaskState
 from taskyard.errors import NoBroker, StateLocked, UserError
-from tests.cli.processes import broker, campaign, run, started
+from tests.kit.processes import Broker, Running, campaign, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +42,7 @@ def test_it_answers_as_the_broker_does(state: Path) -> None:
     with Offline(state) as stopped:
         offline = (stopped.status(), stopped.show("bad"), stopped.explain("behind"))
         more = (stopped.result_bytes("good"), stopped.output("bad"), [*stopped.tasks()])
-    with broker(state.parent), Client(state=state) as client:
+    with Broker(state.parent), Client(state=state) as client:
         assert (client.status(), client.show("bad"), client.explain("behind")) == offline
         assert (client.result_bytes("good"), client.output("bad"), [*client.tasks()]) == more
 
@@ -80,13 +80,13 @@ def test_task_that_there_is_none_of_is_told_as_ever(state: Path) -> None:
 
 
 def test_state_in_use_is_left_alone(state: Path) -> None:
-    with broker(state.parent), pytest.raises(StateLocked):
+    with Broker(state.parent), pytest.raises(StateLocked):
         Offline(state)
 
 
 def test_broker_that_is_started_meanwhile_waits_for_the_look_to_end(state: Path) -> None:
     stopped = Offline(state)
-    with started(state.parent, "broker", "--until-eof", "-v") as running:
+    with Running(state.parent, "broker", "--until-eof", "-v") as running:
         stopped.why("bad")
         stopped.close()
         assert running.line().startswith("listening native")

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from taskyard.cli.offline import Offline
-from tests.cli.processes import (
+from tests.kit.processes import (
+    Broker,
+    Running,
     all_children_of,
-    broker,
     campaign,
     is_alive,
     marking,
     marks,
     run,
-    started,
     until,
 )
 
@@ -90,13 +90,13 @@ def test_killed_in_the_middle_it_leaves_nothing_behind_and_goes_on(tmp_path: Pat
     tasks += [marking("slow", "cat gate > /dev/null", after=["quick-0"])]
     tasks += [marking("last", after=["slow"])]
     file = campaign(tmp_path, tasks)
-    with started(tmp_path, "run", file, "--slots", "2") as running:
+    with Running(tmp_path, "run", file, "--slots", "2") as running:
         until(lambda: "slow" in marks(tmp_path) and len(marks(tmp_path)) == 6)
         children = all_children_of(running)
         assert len(children) == 2
         running.send(signal.SIGKILL).process.wait()
         until(lambda: not any(map(is_alive, children)))
-    with started(tmp_path, "run", file, "--slots", "2") as running:
+    with Running(tmp_path, "run", file, "--slots", "2") as running:
         until(lambda: marks(tmp_path).count("slow") == 2)
         (tmp_path / "gate").write_text("")
         assert running.end()[0] == 0
@@ -112,7 +112,7 @@ def test_killed_in_the_middle_it_leaves_nothing_behind_and_goes_on(tmp_path: Pat
 def test_interrupted_it_lets_tasks_finish_and_says_how_to_go_on(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
     file = campaign(tmp_path, [marking("a", "cat gate > /dev/null"), marking("b", after=["a"])])
-    with started(tmp_path, "run", file) as running:
+    with Running(tmp_path, "run", file) as running:
         until(lambda: marks(tmp_path))
         running.send(signal.SIGINT)
         assert running.error_line() == "campaign: 2 tasks"
@@ -128,7 +128,7 @@ def test_interrupted_it_lets_tasks_finish_and_says_how_to_go_on(tmp_path: Path) 
 
 def test_interrupted_twice_it_ends_what_runs(tmp_path: Path) -> None:
     file = campaign(tmp_path, [marking("a", "exec sleep 600")])
-    with started(tmp_path, "run", file) as running:
+    with Running(tmp_path, "run", file) as running:
         until(lambda: marks(tmp_path))
         running.send(signal.SIGTERM)
         assert running.error_line() == "campaign: 1 task"
@@ -141,7 +141,7 @@ def test_interrupted_twice_it_ends_what_runs(tmp_path: Path) -> None:
 def test_broker_and_worker_that_are_killed_are_started_again(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
     file = campaign(tmp_path, [marking("a", "cat gate > /dev/null"), marking("b", after=["a"])])
-    with started(tmp_path, "run", file) as running:
+    with Running(tmp_path, "run", file) as running:
         assert running.error_line() == "campaign: 2 tasks"
         until(lambda: marks(tmp_path))
         for child in all_children_of(running):
@@ -158,7 +158,7 @@ def test_broker_and_worker_that_are_killed_are_started_again(tmp_path: Path) -> 
 
 def test_run_ends_when_somebody_else_stops_its_broker(tmp_path: Path) -> None:
     file = campaign(tmp_path, [marking("a", "exec sleep 600")])
-    with started(tmp_path, "run", file) as running:
+    with Running(tmp_path, "run", file) as running:
         until(lambda: marks(tmp_path))
         assert run(tmp_path, "down", "--timeout", "0.1s")[0] == 4
         code, _, err = running.end()
@@ -190,7 +190,7 @@ def test_name_that_is_known_in_another_campaign_is_refused(tmp_path: Path) -> No
 
 def test_state_that_is_in_use_is_refused_with_what_to_do(tmp_path: Path) -> None:
     file = campaign(tmp_path, [marking("a")])
-    with broker(tmp_path) as running:
+    with Broker(tmp_path) as running:
         code, _, err = run(tmp_path, "run", file)
     assert code == 2
     assert f"is in use by process {running.pid}" in err

@@ -8,17 +8,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from taskyard.client.client import Client
-from tests.cli.processes import (
+from tests.kit.processes import (
+    Broker,
     Running,
+    Worker,
     all_children_of,
-    broker,
     is_alive,
     marking,
     marks,
     run,
-    started,
     until,
-    worker,
 )
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 @contextmanager
 def up(directory: Path, *options: str) -> Iterator[tuple[Running, Client]]:
     """Everything runs, in the foreground of another process."""
-    with started(directory, "up", "--slots", "1", *options) as running:
+    with Running(directory, "up", "--slots", "1", *options) as running:
         assert running.line() == f"listening native ipc://{directory}/.taskyard/broker.sock"
         with Client(state=directory / ".taskyard") as client:
             yield running, client
@@ -54,7 +53,7 @@ def test_sigterm_lets_tasks_finish(tmp_path: Path) -> None:
         running.send(signal.SIGTERM)
         (tmp_path / "gate").write_text("")
         assert running.end()[0] == 0
-    with broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
+    with Broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
         assert client.show("a")["state"] == "done"
 
 
@@ -97,7 +96,7 @@ def test_detached_it_returns_when_it_is_ready_and_down_stops_it(tmp_path: Path) 
 
 
 def test_detached_it_says_why_it_could_not_start(tmp_path: Path) -> None:
-    with broker(tmp_path) as running:
+    with Broker(tmp_path) as running:
         code, _, err = run(tmp_path, "up", "--detach")
     assert code == 2
     assert f"taskyard: state directory .taskyard is in use by process {running.pid}" in err
@@ -109,7 +108,7 @@ def test_down_waits_for_what_runs(tmp_path: Path) -> None:
         client.submit(marking("a", "cat gate > /dev/null")["argv"], name="a")
         client.submit(marking("b")["argv"], name="b")
         until(lambda: marks(tmp_path))
-        with started(tmp_path, "down") as stopping:
+        with Running(tmp_path, "down") as stopping:
             assert stopping.error_line() == "waiting for 1 worker to finish 1 task"
             (tmp_path / "gate").write_text("")
             assert stopping.end() == (0, "", "all is stopped\n")
@@ -127,12 +126,12 @@ def test_down_cuts_short_what_takes_too_long_and_says_so(tmp_path: Path) -> None
     assert err.splitlines()[-1] == (
         "taskyard: 1 task cut short after 0.2 s, to be done again after the next start: a"
     )
-    with broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
+    with Broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
         assert client.show("a")["state"] == "ready"
 
 
 def test_down_stops_a_broker_and_workers_that_were_started_alone(tmp_path: Path) -> None:
-    with broker(tmp_path) as first, worker(tmp_path) as second:
+    with Broker(tmp_path) as first, Worker(tmp_path) as second:
         assert run(tmp_path, "down") == (0, "", "all is stopped\n")
         assert (first.end()[0], second.end()[0]) == (0, 0)
 

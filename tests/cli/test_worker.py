@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.client.client import Client
-from tests.cli.processes import (
+from tests.kit.processes import (
+    Broker,
     Running,
-    broker,
+    Worker,
     is_alive,
     marking,
     marks,
     run,
-    started,
     until,
-    worker,
 )
 
 if TYPE_CHECKING:
@@ -31,14 +30,14 @@ if TYPE_CHECKING:
 def client(tmp_path: Path) -> Iterator[Client]:
     """Of a broker that runs for the length of the test."""
     os.mkfifo(tmp_path / "gate")
-    with broker(tmp_path), Client(state=tmp_path / ".taskyard") as connected:
+    with Broker(tmp_path), Client(state=tmp_path / ".taskyard") as connected:
         yield connected
 
 
 @contextmanager
 def attended(directory: Path) -> Iterator[tuple[Running, Client]]:
     """A broker that may be killed, and a client of it."""
-    with broker(directory) as running, Client(state=directory / ".taskyard") as connected:
+    with Broker(directory) as running, Client(state=directory / ".taskyard") as connected:
         yield running, connected
 
 
@@ -56,7 +55,7 @@ def open_gate(directory: Path) -> None:
 def test_sigterm_lets_it_finish_what_runs_and_give_back_the_rest(
     tmp_path: Path, client: Client
 ) -> None:
-    with worker(tmp_path, "--slots", "1") as working:
+    with Worker(tmp_path, "--slots", "1") as working:
         submit_gated(client, tmp_path, "slow")
         client.submit(["true"], name="next")
         working.send(signal.SIGTERM)
@@ -69,7 +68,7 @@ def test_sigterm_lets_it_finish_what_runs_and_give_back_the_rest(
 
 
 def test_second_sigterm_ends_what_runs_and_gives_it_back(tmp_path: Path, client: Client) -> None:
-    with worker(tmp_path, "--slots", "1") as working:
+    with Worker(tmp_path, "--slots", "1") as working:
         submit_gated(client, tmp_path, "slow")
         working.send(signal.SIGTERM)
         assert "leaves when" in working.error_line()
@@ -83,10 +82,10 @@ def test_tasks_of_a_killed_worker_go_to_another_within_the_lease(
     tmp_path: Path, client: Client
 ) -> None:
     short = ("--slots", "1", "--heartbeat", "50ms", "--lease", "300ms")
-    with worker(tmp_path, *short) as doomed:
+    with Worker(tmp_path, *short) as doomed:
         submit_gated(client, tmp_path, "a")
         doomed.kill()
-    with worker(tmp_path, *short):
+    with Worker(tmp_path, *short):
         until(lambda: marks(tmp_path) == ["a", "a"])
         open_gate(tmp_path)
         assert client.wait_names(["a"], 10)["a"].name == "DONE"
@@ -95,10 +94,10 @@ def test_tasks_of_a_killed_worker_go_to_another_within_the_lease(
 
 def test_worker_of_the_same_name_takes_over_at_once(tmp_path: Path, client: Client) -> None:
     named = ("--slots", "1", "--name", "twin", "--lease", "1h")
-    with worker(tmp_path, *named) as doomed:
+    with Worker(tmp_path, *named) as doomed:
         submit_gated(client, tmp_path, "a")
         doomed.kill()
-    with worker(tmp_path, *named):
+    with Worker(tmp_path, *named):
         until(lambda: marks(tmp_path) == ["a", "a"])
         open_gate(tmp_path)
         assert client.wait_names(["a"], 10)["a"].name == "DONE"
@@ -106,30 +105,30 @@ def test_worker_of_the_same_name_takes_over_at_once(tmp_path: Path, client: Clie
 
 def test_task_that_runs_while_the_broker_is_killed_is_run_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
-    with attended(tmp_path) as (first, client), worker(tmp_path, "--slots", "2"):
+    with attended(tmp_path) as (first, client), Worker(tmp_path, "--slots", "2"):
         submit_gated(client, tmp_path, "a", "b")
         first.kill()
         open_gate(tmp_path)
-        with broker(tmp_path):
+        with Broker(tmp_path):
             states = client.wait_names(["a", "b"], 30)
             assert {state.name for state in states.values()} == {"DONE"}
     assert sorted(marks(tmp_path)) == ["a", "b"]
 
 
 def test_it_waits_for_a_broker_and_says_so_once(tmp_path: Path) -> None:
-    with started(tmp_path, "worker", "--until-eof", "--slots", "1", "--name", "early") as waiting:
+    with Running(tmp_path, "worker", "--until-eof", "--slots", "1", "--name", "early") as waiting:
         assert waiting.error_line() == (
             f"no broker answers at ipc://{tmp_path}/.taskyard/broker.sock; "
             "worker early waits for one"
         )
-        with broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
+        with Broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
             assert client.submit(["echo", "hello"]).result(30) == "hello\n"
             assert "worker early works for the broker" in waiting.error_line()
             assert waiting.terminate() == (0, "", "")
 
 
 def test_it_ends_at_once_with_what_runs_when_its_stdin_ends(tmp_path: Path, client: Client) -> None:
-    with worker(tmp_path, "--slots", "1") as working:
+    with Worker(tmp_path, "--slots", "1") as working:
         client.submit(["sh", "-c", "echo $$ > pid; exec sleep 600"], name="long")
         until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
         working.hang_up()
@@ -140,7 +139,7 @@ def test_it_ends_at_once_with_what_runs_when_its_stdin_ends(tmp_path: Path, clie
 def test_without_a_broker_to_report_to_it_leaves_after_the_lease(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
     short = ("--slots", "1", "--heartbeat", "50ms", "--lease", "500ms")
-    with attended(tmp_path) as (first, client), worker(tmp_path, *short) as working:
+    with attended(tmp_path) as (first, client), Worker(tmp_path, *short) as working:
         submit_gated(client, tmp_path, "a")
         first.kill()
         working.send(signal.SIGTERM)
@@ -172,7 +171,7 @@ def test_wrong_option_is_one_line_and_exit_2(
 def test_function_of_a_module_that_is_not_allowed_is_refused_with_what_to_do(
     tmp_path: Path, client: Client
 ) -> None:
-    with worker(tmp_path, "--slots", "1", "--allow", "operator"):
+    with Worker(tmp_path, "--slots", "1", "--allow", "operator"):
         assert client.submit("operator:add", args=[1, 2]).result(30) == 3
         failed = client.submit("os:getpid").exception(30)
         assert "start the worker with --allow os" in str(failed)

@@ -24,7 +24,8 @@ from taskyard.errors import (
     TimedOut,
     UserError,
 )
-from tests.cli.yard import PATIENCE_SECONDS, Yard, running
+from tests.cli.yard import Yard, running
+from tests.kit.processes import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,6 +88,7 @@ def test_order_of_submission_is_kept_for_what_waits(client: Client) -> None:
         client.submit(["true"], name=f"chain-{n}", after=[f"chain-{n - 1}"]) for n in range(1, 50)
     ]
     assert [value(future) for future in futures] == [""] * 50
+    assert value(client.submit(["echo", "hi"], after=[futures[-1], "chain-1"])) == "hi\n"
 
 
 def test_map_makes_a_task_an_item(client: Client) -> None:
@@ -147,6 +149,10 @@ def test_what_is_wrong_at_sight_is_raised_at_once(client: Client) -> None:
         client.submit(["true"], args=[1])
     with pytest.raises(UserError):
         client.submit(["true"], name="")
+    with pytest.raises(UserError, match="import path"):
+        client.submit(print)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="names no function"):
+        client.submit("echo hi")
 
 
 def test_same_task_again_is_the_same_task(client: Client) -> None:

@@ -232,5 +232,7 @@ def test_agenda_looks_at_whatever_comes_first() -> None:
     assert agenda.next_ns() is None
     agenda.expire(7, [b"a"])
     assert agenda.next_ns() == 7
+    agenda.delay(9, [])
+    assert agenda.next_ns() == 7
     agenda.delay(5, [])
     assert agenda.next_ns() == 5

@@ -533,3 +533,15 @@ def test_tasks_of_several_leases_and_lanes_may_be_settled_together() -> None:
     (record,) = yard.records
     assert isinstance(record, Finished)
     assert yard.states(b"a", b"b", b"c", b"d") == [DONE] * 4
+
+
+def test_tasks_of_one_lease_of_which_one_was_leased_anew_may_be_settled_together() -> None:
+    yard = Yard()
+    yard.submit(b"a", b"b")
+    yard.join(b"w")
+    assert yard.take(b"w", 2) == [b"a", b"b"]
+    yard.report(b"w", b"b", Outcome.REFUSED)
+    assert yard.take(b"w") == [b"b"]
+    yard.finish(b"w", b"a", b"b")
+    assert yard.states(b"a", b"b") == [DONE, DONE]
+    assert yard.scheduler.ledger.workers[b"w"].leases == {}

@@ -524,6 +524,25 @@ def test_suspect_that_is_too_wide_for_a_worker_is_left_to_others() -> None:
     assert yard.take(b"large") == [b"bad"]
 
 
+def test_worker_kept_for_a_suspect_that_is_gone_is_given_each_task_once() -> None:
+    yard = Yard()
+    yard.submit(b"wide", slots=3)
+    yard.lose(b"v", b"wide")
+    yard.join(b"w", slots_total=2)
+    yard.submit(b"held")
+    assert yard.take(b"w") == [b"held"]
+    yard.submit(b"bad", priority=1)
+    yard.join(b"u", slots_total=1)
+    assert yard.take(b"u") == [b"bad"]
+    yard.join(b"u", slots_total=1, incarnation=2)
+    yard.leave(b"u")
+    assert yard.take(b"w") == []  # it is kept for the bad one, and the wide one is not for it
+    yard.cancel(b"bad")
+    yard.submit(b"a")
+    yard.finish(b"w", b"held")
+    assert yard.take(b"w", 2) == [b"a"]
+
+
 # Workers.
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskyard.core import image
+from taskyard.core import image, reports
 from taskyard.core.effects import Effect, Noted, Refusal, Refused, Stranger
 from taskyard.core.events import (
     Outcome,
@@ -265,6 +265,16 @@ def test_report_whose_columns_differ_in_length_is_refused_whole(columns: dict[st
     refused = Refused(b"w", 3, Refusal.MALFORMED, text)
     assert yard.finish(b"w", b"a", b"b", request=3, **columns) == [refused]
     assert yard.records == []
+
+
+def test_report_on_more_tasks_than_a_message_may_name_is_refused_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reports, "TASKS_A_MESSAGE_MAX", 1)
+    yard = holding(b"a", b"b")
+    (refused,) = yard.finish(b"w", b"a", b"b")
+    assert isinstance(refused, Refused)
+    assert yard.states(b"a", b"b") == [LEASED, LEASED]
 
 
 # The same name twice.

@@ -13,7 +13,8 @@ from taskyard.client.client import Client
 from taskyard.core.tasks import Submission, Terms
 from taskyard.errors import Refused
 from taskyard.journal.store import DISK_RESERVE_BYTES
-from tests.system.kit import BrokerProcess, count, until
+from tests.kit.processes import until
+from tests.system.kit import Broker, count
 from tests.system.peers import Worker
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def _submit_until_refused(client: Client) -> int:
 def test_full_disk_refuses_submissions_and_takes_completions(tmp_path: Path) -> None:
     with ExitStack() as stack:
         disk = stack.enter_context(small_disk(tmp_path / "disk"))
-        broker = stack.enter_context(BrokerProcess(disk / "state"))
+        broker = stack.enter_context(Broker(disk))
         client = stack.enter_context(Client(broker.endpoint))
         taken = _submit_until_refused(client)
         assert 5 < taken < 40
@@ -61,7 +62,7 @@ def test_full_disk_refuses_submissions_and_takes_completions(tmp_path: Path) -> 
         until(lambda: client.status()["counts"]["done"] == taken, "what was taken is done")
         assert not client.status()["accepting"]
         worker.finish()
-        assert broker.stop() == 0
-        tally, names = count(disk / "state")
+        assert broker.terminate()[0] == 0
+        tally, names = count(disk)
     assert len(names) == taken
     assert (tally.done, tally.completed_twice) == (taken, 0)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
 from taskyard.client.client import Client
-from tests.system.kit import SLOW_DISK, TASKYARD, BrokerProcess, count, until
+from tests.kit.processes import TASKYARD, until
+from tests.system.kit import SLOW_DISK, Broker, count
 from tests.system.peers import PlainProducer, PlainWorker, Producer, Worker
 
 if TYPE_CHECKING:
@@ -24,13 +26,13 @@ def test_broker_killed_twenty_times_under_load_loses_and_doubles_nothing(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     luck = random.Random(3)
-    state = tmp_path / "state"
-    broker = BrokerProcess(state, "--listen", "dwork=tcp://127.0.0.1:0").start()
-    # The port is the system's choice once, and then ours: plain peers know no other.
-    native, plain = broker.endpoints
-    broker.stop()
-    broker = BrokerProcess(state, "--listen", f"dwork={plain}")
-    with broker:
+    with Broker(tmp_path, "--listen", "dwork=tcp://127.0.0.1:0") as broker:
+        # The port is the system's choice once, and then ours: plain peers know no other.
+        native, plain = broker.endpoints
+        broker.terminate()
+    options = ("--listen", f"dwork={plain}")
+    with ExitStack() as stack:
+        broker = stack.enter_context(Broker(tmp_path, *options))
         producer = Producer(native, BATCHES)
         plain_producer = PlainProducer(plain, PLAIN_TASKS)
         workers = [Worker(native, b"worker-%d" % index) for index in range(2)]
@@ -43,7 +45,8 @@ def test_broker_killed_twenty_times_under_load_loses_and_doubles_nothing(
             goal = len(producer.acknowledged) + tasks
             until(partial(_has_sent, producer, goal), f"kill {kill}: {goal} tasks acknowledged")
             broker.kill()
-            broker.start(SLOW_DISK if kill % 2 == 0 else TASKYARD)
+            program = SLOW_DISK if kill % 2 == 0 else TASKYARD
+            broker = stack.enter_context(Broker(tmp_path, *options, program=program))
         for peer in (producer, plain_producer):
             peer.join(120)
             assert not peer.is_alive()
@@ -52,8 +55,8 @@ def test_broker_killed_twenty_times_under_load_loses_and_doubles_nothing(
         until(lambda: _done(native) == wanted, "all tasks done")
         for peer in peers:
             peer.finish()
-        assert broker.stop() == 0
-    tally, names = count(state)
+        assert broker.terminate()[0] == 0
+    tally, names = count(tmp_path)
     lost = {*producer.acknowledged, *plain_producer.acknowledged} - names
     record_property("system lost", len(lost))
     record_property("system killed brokers", KILLS)

@@ -14,7 +14,8 @@ from taskyard.net.context import raise_file_limit
 from taskyard.net.line import Line
 from taskyard.net.poller import Poller
 from taskyard.worker.loop import Loop, Settings
-from tests.system.kit import BrokerProcess, count, until
+from tests.kit.processes import until
+from tests.system.kit import Broker, count
 from tests.system.peers import QuickHands
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Crowd:
 
 def test_broker_killed_while_a_thousand_requests_wait(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        broker = stack.enter_context(BrokerProcess(tmp_path / "state"))
+        broker = stack.enter_context(Broker(tmp_path))
         client = stack.enter_context(Client(broker.endpoint))
         crowd = Crowd(broker.endpoint, stack)
 
@@ -60,7 +61,7 @@ def test_broker_killed_while_a_thousand_requests_wait(tmp_path: Path) -> None:
 
         until(parked, "all workers wait")
         broker.kill()
-        broker.start()
+        broker = stack.enter_context(Broker(tmp_path))
         names = [b"task-%d" % number for number in range(2 * WORKERS)]
         client.create(Submission(names, terms=[Terms(service=b"load")]))
 
@@ -69,6 +70,6 @@ def test_broker_killed_while_a_thousand_requests_wait(tmp_path: Path) -> None:
             return bool(client.status()["counts"]["done"] == len(names))
 
         until(done, "all tasks done")
-        assert broker.stop() == 0
-    tally, _ = count(tmp_path / "state")
+        assert broker.terminate()[0] == 0
+    tally, _ = count(tmp_path)
     assert (tally.done, tally.completed_twice, tally.unfinished) == (2 * WORKERS, 0, 0)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from taskyard.client.client import Client
-from tests.system.kit import TASKYARD, BrokerProcess, count, environment, until
+from tests.kit.processes import Running, until
+from tests.system.kit import Broker, count
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,57 +20,31 @@ KILLS = 8
 TASKS = 150
 
 
-class WorkerProcess:
-    """A worker of its own."""
-
-    def __init__(self, broker: BrokerProcess, name: str, *options: str) -> None:
-        self.name = name
-        self.process = subprocess.Popen(
-            [
-                *(*TASKYARD, "worker", "--broker", broker.endpoint, "--name", name),
-                *("--heartbeat", "200ms", "--lease", "2s", *options),
-            ],
-            env=environment(),
-            stderr=subprocess.DEVNULL,
-        )
-
-    def signal(self, number: int) -> None:
-        self.process.send_signal(number)
-
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            self.signal(signal.SIGKILL)
-        self.process.wait(30)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
+def worker(broker: Broker, directory: Path, name: str, slots: int) -> Running:
+    words = ("worker", "--broker", broker.endpoint, "--name", name, "--slots", str(slots))
+    short = ("--heartbeat", "200ms", "--lease", "2s")
+    return Running(directory, *words, *short, stderr=subprocess.DEVNULL)
 
 
 def test_workers_killed_at_random_lose_and_double_nothing(tmp_path: Path) -> None:
     luck = random.Random(5)
     with ExitStack() as stack:
-        broker = stack.enter_context(BrokerProcess(tmp_path / "state"))
+        broker = stack.enter_context(Broker(tmp_path))
         client = stack.enter_context(Client(broker.endpoint))
         names = (f"worker-{number}" for number in range(100))
-        workers = [
-            stack.enter_context(WorkerProcess(broker, next(names), "--slots", "3"))
-            for _ in range(3)
-        ]
+        workers = [stack.enter_context(worker(broker, tmp_path, next(names), 3)) for _ in range(3)]
         futures = client.map(lambda item: ["sleep", item], ["0.1"] * TASKS, campaign="c")
         for kill in range(1, KILLS + 1):
             goal = kill * TASKS // (KILLS + 2)
             until(partial(_are_done, client, goal), f"{goal} tasks done")
             place = luck.randrange(len(workers))
             workers[place].kill()
-            new = WorkerProcess(broker, next(names), "--slots", "3")
+            new = worker(broker, tmp_path, next(names), 3)
             workers[place] = stack.enter_context(new)
         client.wait_campaign("c", 60)
         assert all(future.exception(10) is None for future in futures)
-        assert broker.stop() == 0
-    tally, submitted = count(tmp_path / "state")
+        assert broker.terminate()[0] == 0
+    tally, submitted = count(tmp_path)
     assert (tally.submitted, tally.done, tally.completed_twice) == (TASKS, TASKS, 0)
     assert tally.leases > tally.done  # some were lost with their workers, and given to others
     assert len(submitted) == TASKS
@@ -78,24 +52,24 @@ def test_workers_killed_at_random_lose_and_double_nothing(tmp_path: Path) -> Non
 
 def test_worker_stopped_past_its_lease_is_too_late(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        broker = stack.enter_context(BrokerProcess(tmp_path / "state"))
+        broker = stack.enter_context(Broker(tmp_path))
         client = stack.enter_context(Client(broker.endpoint))
-        first = stack.enter_context(WorkerProcess(broker, "first", "--slots", "1"))
+        first = stack.enter_context(worker(broker, tmp_path, "first", 1))
         marks = tmp_path / "marks"
         # Nobody stops the child: it ends while its worker can't say so.
         script = f"echo $TASKYARD_ATTEMPT >> {marks}; sleep 0.5"
         client.submit(["sh", "-c", script], name="slow")
         until(lambda: marks.exists() and marks.read_text() == "1\n", "the first attempt runs")
-        first.signal(signal.SIGSTOP)
+        first.send(signal.SIGSTOP)
         try:
-            stack.enter_context(WorkerProcess(broker, "second", "--slots", "1"))
+            stack.enter_context(worker(broker, tmp_path, "second", 1))
             assert client.wait_names(["slow"], 30)
         finally:
-            os.kill(first.process.pid, signal.SIGCONT)
+            first.send(signal.SIGCONT)
         until(lambda: len(client.workers()) == 2, "the first worker is back")
         assert marks.read_text() == "1\n2\n"
-        assert broker.stop() == 0
-    tally, _ = count(tmp_path / "state")
+        assert broker.terminate()[0] == 0
+    tally, _ = count(tmp_path)
     assert (tally.done, tally.completed_twice, tally.leases) == (1, 0, 2)
 
 

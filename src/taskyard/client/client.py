@@ -116,18 +116,20 @@ class Client:
     ) -> Future:
         """Submit one task: an argv, a "module:function" with `args` and `kwargs`, or bytes.
 
-        Options are those of a task in a file: after, service, lane, priority, due, expiry, retries,
-        backoff, time_limit, slots, env, cwd. Returns at once; what is wrong with the task shows in
-        its future, but for what can be seen here.
+        Options are those of a task in a file: after (names or futures), service, lane, priority,
+        due, expiry, retries, backoff, time_limit, slots, env, cwd. Returns at once; what is wrong
+        with the task shows in its future, but for what can be seen here.
         """
+        _check_work(what)
         task = f"{campaign or 'task'}-{self._prefix}-{next(self._count)}" if name is None else name
         if not options and not wait_for_unknown:
             return self._send_plain(task, what, campaign.encode(), (args, kwargs))
+        if "after" in options:
+            options["after"] = _names(options["after"])
         raw = {"name": task, **_work(what, args, kwargs), **options}
         unknown = Unknown.WAIT if wait_for_unknown else Unknown.REFUSE
-        return self._send(to_submission([check(raw)], campaign.encode(), time.time_ns()), unknown)[
-            0
-        ]
+        submission = to_submission([check(raw)], campaign.encode(), time.time_ns())
+        return self._send(submission, unknown)[0]
 
     def map(
         self,
@@ -409,6 +411,29 @@ def scope_of(
 def _parts(names: Sequence[str], size: int) -> Iterator[Sequence[str]]:
     for first in range(0, len(names), size):
         yield names[first : first + size]
+
+
+def _check_work(what: object) -> None:
+    """What is no work at all is best told where it was written."""
+    if callable(what):
+        raise UserError(
+            f"{what!r} can't be sent: give a function by its import path, 'module:function', that "
+            "a worker allows"
+        )
+    if isinstance(what, str) and (":" not in what or " " in what):
+        raise UserError(
+            f"{what!r} names no function: write 'module:function', or a list for a command, such "
+            "as ['echo', 'hi']"
+        )
+
+
+def _names(after: object) -> object:
+    """Futures may stand for the names of their tasks."""
+    if isinstance(after, Future):
+        return [after.name]
+    if isinstance(after, list | tuple):
+        return [one.name if isinstance(one, Future) else one for one in after]
+    return after
 
 
 def _encode(

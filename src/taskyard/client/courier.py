@@ -218,7 +218,8 @@ class Courier:
         self._fail_all(
             NoBroker(
                 f"no broker answers at {self.endpoint} (waited {seconds:g} s); "
-                "start one with `taskyard up` or `taskyard broker`, or give --broker"
+                "start one with `taskyard up` or `taskyard broker`, or say where it is: --broker "
+                "or --state, in Python Client(broker=…) or Client(state=…)"
             )
         )
 

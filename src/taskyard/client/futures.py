@@ -7,6 +7,7 @@ cancelled. A task that is tried again after that has a new story, and needs a ne
 from __future__ import annotations
 
 import concurrent.futures
+import sys
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from taskyard.core.states import TaskState
@@ -102,11 +103,13 @@ def as_completed(
     """Futures as they are settled, whatever became of them."""
     waiting = list(futures)
     done = cast("Iterator[Future]", concurrent.futures.as_completed(waiting, timeout))
-    if not progress:
+    if not progress or not sys.stderr.isatty():
         return done
-    from rich.progress import track  # noqa: PLC0415  # only who wants a bar pays for it
+    from rich.console import Console  # noqa: PLC0415  # only who wants a bar pays for it
+    from rich.progress import track  # noqa: PLC0415
 
-    return iter(track(done, description=_PROGRESS, total=len(waiting)))
+    console = Console(stderr=True)
+    return iter(track(done, description=_PROGRESS, total=len(waiting), console=console))
 
 
 def wait(

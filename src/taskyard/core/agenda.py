@@ -326,5 +326,7 @@ class Agenda(Struct, eq=False):
 
     def next_ns(self) -> int | None:
         """When there is something to do next."""
-        times = [heap[0][0] for heap in (self.due, self.expiry) if heap]
-        return min(times) if times else None
+        if self.due and self.expiry:
+            return min(self.due[0][0], self.expiry[0][0])
+        heap = self.due or self.expiry
+        return heap[0][0] if heap else None

@@ -56,8 +56,7 @@ def _enter_alike(ledger: Ledger, submission: Submission, at_ns: int) -> Tasks:
     lanes = _lanes(service, submission)
     state = DELAYED if terms.due_ns > at_ns else READY
     if submission.after is None:
-        rows = zip(names, payloads, lanes, strict=False)
-        tasks = [Task(name, payload, terms, lane, state) for name, payload, lane in rows]
+        tasks = list(map(Task, names, payloads, repeat(terms), lanes, repeat(state)))
         free = tasks
     else:
         waits = map(len, submission.after)
@@ -78,7 +77,8 @@ def _enter_alike(ledger: Ledger, submission: Submission, at_ns: int) -> Tasks:
         _hold(ledger, free, terms, DELAYED)
         ledger.plan(free)
     elif free:
-        _queue(ledger, free, terms)
+        lane = free[0].lane if submission.lanes is None else one_lane(free)
+        _queue(ledger, free, terms, lane)
     return tasks
 
 
@@ -97,10 +97,9 @@ def _hold(ledger: Ledger, tasks: Tasks, terms: Terms, state: TaskState) -> None:
         lane.tasks += count
 
 
-def _queue(ledger: Ledger, tasks: Tasks, terms: Terms) -> None:
-    """Count new tasks that are ready, and put them in their queues."""
+def _queue(ledger: Ledger, tasks: Tasks, terms: Terms, lane: Lane | None) -> None:
+    """Count new tasks that are ready, and put them in their queues: all in `lane`, if given."""
     ledger.tally(terms, None, READY, len(tasks))
-    lane = one_lane(tasks)
     if lane is None:
         ledger.enter_lanes(tasks, terms.priority)
         return
@@ -122,7 +121,7 @@ def _enter_each(ledger: Ledger, submission: Submission, at_ns: int) -> Tasks:
         task = Task(name, submission.payload_of(index), terms, lane, state, waits)
         task.due_ns = terms.due_ns
         if state is READY:
-            _queue(ledger, [task], terms)
+            _queue(ledger, [task], terms, lane)
         else:
             _hold(ledger, [task], terms, state)
         tasks.append(task)

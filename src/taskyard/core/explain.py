@@ -113,8 +113,9 @@ def _blocked(scheduler: Scheduler, task: Task) -> Explanation:
 def _behind(scheduler: Scheduler, task: Task, before: list[Task]) -> str:
     """Which failures hold a task back, and through which tasks if not directly."""
     ledger = scheduler.ledger
-    failed = (ledger.tasks[name] for name in ledger.reasons)
-    found = graph.failures_before(task, [one for one in failed if one.state is FAILED])
+    tried = (ledger.tasks[name] for name in ledger.reasons)
+    failed = (one for one in tried if one.state is FAILED)
+    found = graph.failures_before(task, chain(failed, ledger.stuck().values()))
     failures = _some((_failure(scheduler, one) for one in found), len(found))
     sentence = f"it is behind {'a failure' if len(found) == 1 else f'{len(found)} failures'}"
     blocked = [one for one in before if one.state is not FAILED]

@@ -83,13 +83,14 @@ def stuck(failed: Iterable[Task]) -> dict[bytes, Task]:
     return found
 
 
-def failures_before(task: Task, failed: Iterable[Task]) -> list[Task]:
-    """Those of the failed tasks that a task waits for, directly or not, in the order of their
-    names. Walks over what is behind the failures, and nothing else."""
+def failures_before(task: Task, hopeless: Iterable[Task]) -> list[Task]:
+    """The failures that a stuck task is behind, directly or not, in the order of their names.
+    `hopeless` are all failed and all stuck tasks: one pass over them."""
     befores: dict[bytes, list[Task]] = {}
-    for before in with_dependents(failed):
+    for before in hopeless:
         for dependent in before.dependents_list():
-            befores.setdefault(dependent.name, []).append(before)
+            if dependent.dependents is not None or dependent is task:  # others lead nowhere
+                befores.setdefault(dependent.name, []).append(before)
     found = {task.name: task}
     line = [task]
     for one in line:  # grows while it is walked

@@ -244,7 +244,7 @@ class Ledger:
         if not tasks:
             return
         lease = tasks[0].lease
-        if lease is not None and [task.lease for task in tasks].count(lease) == len(tasks):
+        if lease is not None and are_all_of(lease, tasks):
             self._release(lease, tasks, lane_counts(tasks) if counts is None else counts)
             return
         for task in tasks:
@@ -266,7 +266,7 @@ class Ledger:
                     self._count_pair(lane, -1)
             if not lane.rotating:
                 lane.service.offer(lane)
-        self._stir_all(tasks)
+        self._stir_all(counts)
         for task in tasks:
             task.lease = None
         lease.left -= len(tasks)
@@ -283,17 +283,17 @@ class Ledger:
             service.serving = sum(lane.workers for lane in service.lanes.values())
         self.serving = sum(service.serving for service in self.services.values())
 
-    def _stir_all(self, tasks: Tasks) -> None:
+    def _stir_all(self, counts: Counts) -> None:
         """Workers may serve less than before: look at their services, or at all of them where
         the broker as a whole has a limit."""
         if self.rules.workers_max:
             self.stirred.update(self.services)
             return
         last = None
-        for task in tasks:
-            if task.terms is not last:
-                last = task.terms
-                self.stirred[last.service] = self.services[last.service]
+        for lane, _ in counts:
+            if lane.service is not last:
+                last = lane.service
+                self.stirred[last.name] = last
 
     def _close(self, lease: Lease) -> None:
         worker = lease.worker
@@ -377,6 +377,14 @@ class Ledger:
         if worker.reserved is not None:
             self.stirred[worker.reserved.name] = worker.reserved
             unreserve(worker.reserved)
+
+
+def are_all_of(lease: Lease, tasks: Tasks) -> bool:
+    """These tasks are out by this lease. Whoever works in batches settles a lease as it was
+    given, which is seen at once: none of it was settled before."""
+    if lease.left == len(tasks) and lease.tasks == tasks:
+        return True
+    return [task.lease for task in tasks].count(lease) == len(tasks)
 
 
 def one_lane(tasks: Tasks) -> Lane | None:

@@ -220,7 +220,7 @@ class Choice:
         """A task charged with a lost worker goes alone, to a worker that holds nothing. One
         worker at a time is kept free for that; the others pass it over."""
         service, worker = lane.service, self.worker
-        suspect = lane.suspect(worker.facts.slots_total or SLOTS_UNLIMITED)
+        suspect = self._suspect(lane)
         if suspect is None:
             return False
         if worker.leases or self.tasks or suspect.terms.slots > self.slots:
@@ -232,11 +232,18 @@ class Choice:
             self.closed = True
         return self.closed
 
+    def _suspect(self, lane: Lane) -> Task | None:
+        """The suspect of a lane that this worker could be lent."""
+        return lane.suspect(self.worker.facts.slots_total or SLOTS_UNLIMITED)
+
     def _redeem(self, service: Service) -> None:
-        """An empty worker gets the suspect that it was kept free for, if it is still there."""
+        """An empty worker gets the suspect that it was kept free for, if it is still there. A lane
+        without one for it has its turn later, and only once: what it took would be taken twice."""
         unreserve(service)
         for lane in service.rotation:
-            if lane.suspects and not self.closed and not (lane.paused or service.paused):
+            if self.closed or lane.paused or service.paused:
+                continue
+            if self._suspect(lane) is not None:
                 self._take(lane)
 
 

@@ -74,9 +74,11 @@ def work_reported(scheduler: Scheduler, event: events.WorkReported) -> None:
 
 def _fit(names: list[bytes], *columns: Sized | None) -> bool:
     """Columns of one length, and not too long for one record."""
-    if len(names) > TASKS_A_MESSAGE_MAX:
-        return False
-    return all(column is None or len(column) == len(names) for column in columns)
+    count = len(names)
+    for column in columns:
+        if column is not None and len(column) != count:
+            return False
+    return count <= TASKS_A_MESSAGE_MAX
 
 
 def _sort(

@@ -95,8 +95,9 @@ def check_shape(submission: Submission) -> None:
         text = f"a task's name must have 1 to {NAME_BYTES_MAX} bytes"
         raise Refusing(Refusal.BAD_NAME, text)
     columns = (submission.terms_at, submission.lanes, submission.after, submission.envelopes)
-    if any(column is not None and len(column) != count for column in columns):
-        raise Refusing(Refusal.MALFORMED, "the submission's columns differ in length")
+    for column in columns:
+        if column is not None and len(column) != count:
+            raise Refusing(Refusal.MALFORMED, "the submission's columns differ in length")
     if len(submission.payloads) not in (1, count):
         raise Refusing(Refusal.MALFORMED, "a payload for each task is needed, or one for all")
     if max(map(len, submission.payloads)) > PAYLOAD_BYTES_MAX:
@@ -132,11 +133,9 @@ def _check_numbers(terms: Terms) -> None:
     if abs(terms.priority) > PRIORITY_MAX:
         text = f"a priority must be from {-PRIORITY_MAX} to {PRIORITY_MAX}, not {terms.priority}"
         raise Refusing(Refusal.MALFORMED, text)
-    numbers = (
-        *(terms.due_ns, terms.expires_ns, terms.expires_hard_ns),
-        *(terms.lease_ns, terms.time_limit_ns, *(terms.retry_delays_ns or ())),
-        *(terms.slots, terms.crashes_max),
-    )
+    times = (terms.due_ns, terms.expires_ns, terms.expires_hard_ns)
+    amounts = (terms.lease_ns, terms.time_limit_ns, terms.slots, terms.crashes_max)
+    numbers = times + amounts + (terms.retry_delays_ns or ())
     if min(numbers) < 0 or max(numbers) > NUMBER_MAX:
         text = f"times, durations and counts must be from 0 to {NUMBER_MAX}"
         raise Refusing(Refusal.MALFORMED, text)

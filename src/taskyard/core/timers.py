@@ -20,19 +20,28 @@ _WAITING = (BLOCKED, DELAYED, READY)
 
 def next_ns(scheduler: Scheduler) -> int | None:
     """When there is something to do next, by the monotonic clock; None for never."""
-    times = [heap[0][0] for heap in (scheduler.silence, scheduler.calls) if heap]
+    times: list[int] = []
+    if scheduler.silence:
+        times.append(scheduler.silence[0][0])
+    if scheduler.calls:
+        times.append(scheduler.calls[0][0])
     agenda_ns = scheduler.ledger.agenda.next_ns()
     if agenda_ns is not None:
         times.append(agenda_ns - scheduler.wall_offset_ns)
     if scheduler.stuck_check_ns:
         times.append(scheduler.stuck_check_ns)
     if scheduler.ledger.rated:
-        times += [
-            service.rate_next_ns
-            for service in scheduler.ledger.services.values()
-            if service.rate_next_ns > scheduler.now_ns and service.rotation and service.parked
-        ]
+        times += _rates_ns(scheduler)
     return min(times) if times else None
+
+
+def _rates_ns(scheduler: Scheduler) -> list[int]:
+    """When the rates of services that have work and workers allow a lease again."""
+    return [
+        service.rate_next_ns
+        for service in scheduler.ledger.services.values()
+        if service.rate_next_ns > scheduler.now_ns and service.rotation and service.parked
+    ]
 
 
 def clock_set(scheduler: Scheduler, event: events.ClockSet) -> None:

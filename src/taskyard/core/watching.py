@@ -76,7 +76,9 @@ def tell_settled(
         told: dict[_Watcher, Told] = {}
         for task, text in zip(tasks, repeat(None) if texts is None else texts, strict=False):
             for watcher in scheduler.watchers.pop(task.name, ()):
-                one = told.setdefault(watcher, Told(*watcher, [], [], []))
+                one = told.get(watcher)
+                if one is None:
+                    one = told[watcher] = Told(*watcher, [], [], [])
                 add(one, scheduler.ledger, task, text)
         for one in told.values():
             scheduler.tell(one)

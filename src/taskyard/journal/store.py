@@ -8,7 +8,9 @@ holds at least one record.
 """
 
 import secrets
+from bisect import bisect_left
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Protocol
 
 from taskyard.errors import JournalFailed
@@ -114,7 +116,9 @@ class MemoryStore:
 
     def row_of(self, record: int) -> Row | None:
         self._check_open()
-        return next((row for row in self._rows if row.holds(record)), None)
+        index = bisect_left(self._rows, record, key=attrgetter("record_last"))
+        found = self._rows[index : index + 1]
+        return found[0] if found and found[0].holds(record) else None
 
     def trim(self, through: int) -> None:
         check_trim(through, self.head)

@@ -66,7 +66,7 @@ class Wire:
 
     def is_readable(self) -> bool:
         """Whether a message is there: to ask costs 2.8 µs, to find none in `receive` 6.9."""
-        return bool(self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)
+        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def _receive_rest(self, frames: list[bytes]) -> bool:
         """Whether all of it was taken. A message arrives whole: its frames need no waiting."""

@@ -246,7 +246,7 @@ def read_limit(value: object) -> int:
     """A duration that is not 0."""
     duration_ns = read_duration(value)
     if not duration_ns:
-        raise BadValue("must be longer than 0; leave it out for no limit")
+        raise BadValue("must be longer than 0")
     return duration_ns
 
 

@@ -1,0 +1,186 @@
+"""The pages say what is so: their links lead somewhere, the tests and verbs that they name exist,
+and their figures are those of the code.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from taskyard.broker import serve
+from taskyard.cli import connecting, local
+from taskyard.cli.verbs import VERBS
+from taskyard.core import limits
+from taskyard.errors import ExitCode
+from taskyard.journal.store import DISK_RESERVE_BYTES
+from taskyard.net.endpoints import IPC_PATH_BYTES_MAX
+from taskyard.net.options import FRAME_BYTES_MAX
+from taskyard.sim.bugs import BUGS
+from taskyard.worker import limits as worker_limits
+from taskyard.worker.loop import Settings
+
+ROOT: Final = Path(__file__).parent.parent
+PAGES: Final = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+GUARANTEES: Final = (ROOT / "docs" / "guarantees.md").read_text()
+OPERATING: Final = (ROOT / "docs" / "operating.md").read_text()
+
+MEBIBYTE: Final = 1024 * 1024
+WORKER: Final = Settings(b"", (), 1, 1)
+
+#: What `./yard` does itself.
+OWN_VERBS: Final = ("setup", "test", "check", "bench")
+
+
+def of(test: str, name: str) -> int:
+    """A number that stands at the top of a test."""
+    found = re.search(rf"^{name} = ([\d_]+)$", (ROOT / "tests" / test).read_text(), re.MULTILINE)
+    assert found, f"{test} has no {name}"
+    return int(found[1])
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def anchors(page: Path) -> list[str]:
+    """What a heading can be reached by, as forges make it."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", one).strip().lower().replace(" ", "-") for one in headings]
+
+
+def is_there(page: Path, link: str) -> bool:
+    path, _, anchor = link.partition("#")
+    target = (page.parent / path).resolve() if path else page
+    return target.exists() and (not anchor or anchor in anchors(target))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    near = [link for link in links if not link.startswith(("http://", "https://"))]
+    assert [link for link in near if not is_there(page, link)] == []
+
+
+def test_every_page_is_in_the_reading_order() -> None:
+    order = (ROOT / "docs" / "README.md").read_text()
+    pages = [page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md"]
+    assert [name for name in pages if f"]({name})" not in order] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_verbs_that_are_named_exist(page: Path) -> None:
+    code = re.findall(r"```.*?```|`[^`\n]+`", page.read_text(), re.DOTALL)
+    form = re.compile(r"(?:(?<![.\w])taskyard|/yard) ([a-z]+)\b")
+    label = "`taskyard snapshot`"  # at the head of a file
+    named = [verb for part in code if part != label for verb in form.findall(part)]
+    known = (*VERBS, *OWN_VERBS)
+    assert [verb for verb in named if verb not in known] == []
+
+
+def test_readme_names_every_verb_that_there_is_and_none_as_missing() -> None:
+    rows = re.findall(
+        r"^\| (`run`.*?) \| (.*?) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    ((today, later),) = rows
+    assert sorted(re.findall(r"`(\w+)`", today)) == sorted(VERBS)
+    assert [verb for verb in re.findall(r"`(\w+)`", later) if verb in VERBS] == []
+
+
+def test_files_that_the_architecture_names_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    core, around = page.partition("Around it,")[::2]
+    in_core = re.findall(r"`(\w+\.py)`", core.partition("Inside `core`")[2])
+    named = [f"core/{one}" for one in in_core] + re.findall(r"`(\w+/\w+\.py)`", around)
+    assert len(named) > 40
+    assert [one for one in named if not (ROOT / "src" / "taskyard" / one).exists()] == []
+
+
+def test_way_of_a_task_goes_through_files_that_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    way = page.partition("## A task's way through the files")[2].partition("## ")[0]
+    names = [path.name for path in (ROOT / "src" / "taskyard").rglob("*.py")]
+    named = re.findall(r"\b\w+\.py\b", way)
+    assert len(named) > 15
+    assert [one for one in named if one not in names] == []
+
+
+def proofs_in(path: Path) -> list[str]:
+    """The tests of a file, as they are called on a command line."""
+    found = []
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            found += [f"{node.name}::{one.name}" for one in node.body if hasattr(one, "name")]
+        elif isinstance(node, ast.FunctionDef):
+            found.append(node.name)
+    return found
+
+
+def test_tests_that_prove_a_guarantee_exist() -> None:
+    proofs = re.findall(r"`(tests/[\w/.]+?)(?:::([\w:]+))?`", GUARANTEES)
+    assert len(proofs) > 20
+    for path, test in proofs:
+        assert (ROOT / path).exists(), path
+        assert not test or test in proofs_in(ROOT / path), f"{path}::{test}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"A loaded broker killed {of('system/test_kills.py', 'KILLS')} times",
+        f"the journal alone, {of('journal/test_crash.py', 'KILLS')} times",
+        f"Workers killed {of('system/test_workers.py', 'KILLS')} times under load",
+        f"under load: {of('system/test_workers.py', 'TASKS')} tasks",
+        f"{of('system/test_waiting.py', 'WORKERS'):,} requests that wait",
+        f"after {limits.CRASHES_MAX} lost workers",
+        f"{WORKER.silence_ns // limits.SECOND_NS} s after its last sign of life",
+        f"Under {DISK_RESERVE_BYTES // MEBIBYTE} MiB free",
+        f"{of('system/test_noise.py', 'MESSAGES'):,} spoilt messages",
+        f"| schedules | {of('sim/test_schedules.py', 'SCHEDULES'):,}, with",
+        f"| {len(BUGS)}, all caught |",
+        f"more than {serve.ROWS_COMPACTED:,} rows",
+    ],
+)
+def test_figures_of_the_guarantees_are_those_of_the_tests(text: str) -> None:
+    assert text in GUARANTEES
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"campaign | {limits.NAME_BYTES_MAX:,} bytes |",
+        f"payload of a task | {limits.PAYLOAD_BYTES_MAX // MEBIBYTE} MiB |",
+        f"result of a task | {worker_limits.RESULT_BYTES_MAX // MEBIBYTE} MiB |",
+        f"output kept of a task | {worker_limits.OUTPUT_TAIL_BYTES // 1024} KiB, the end |",
+        f"reason of a failure | {limits.REASON_BYTES_MAX:,} bytes |",
+        f"unfinished tasks of a broker | {limits.TASKS_MAX:,} |",
+        f"tasks in one message | {limits.TASKS_A_MESSAGE_MAX:,} |",
+        f"tasks that one waits for | {limits.AFTER_MAX:,} |",
+        f"priorities | -{limits.PRIORITY_MAX:,} to {limits.PRIORITY_MAX:,} |",
+        f"steps of `retries` | {limits.RETRIES_MAX:,} |",
+        f"a task survives | {limits.CRASHES_MAX - 1}: it fails with the {limits.CRASHES_MAX}th |",
+        f"frame of a message | {FRAME_BYTES_MAX // MEBIBYTE} MiB |",
+        f"submissions are refused | {DISK_RESERVE_BYTES // MEBIBYTE} MiB |",
+        f"silence of a worker | {WORKER.silence_ns // limits.SECOND_NS} s, `--lease` |",
+        f"heartbeat of a worker | {WORKER.heartbeat_ns // limits.SECOND_NS} s, `--heartbeat` |",
+        f"longer than {IPC_PATH_BYTES_MAX} bytes",
+        f"Under {DISK_RESERVE_BYTES // MEBIBYTE} MiB free",
+        f"more than {serve.ROWS_COMPACTED:,} rows",
+        f"(SIGTERM, {worker_limits.KILL_GRACE_NS // limits.SECOND_NS} s later",
+        f"after {local.RESTART_SECONDS_FIRST} s, then twice as long each time,",
+        f"up to {local.RESTART_SECONDS_MAX:g} s",
+        f"wait {connecting.FIRST_ANSWER_SECONDS} s for one",
+    ],
+)
+def test_limits_for_who_operates_it_are_those_of_the_code(text: str) -> None:
+    assert text in OPERATING
+
+
+def test_exit_codes_are_documented() -> None:
+    table = OPERATING.partition("## Exit codes")[2].partition("##")[0]
+    assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)] == list(
+        ExitCode
+    )
