@@ -154,7 +154,7 @@ def test_task_behind_many_failures(yard: Yard) -> None:
     names = [b"%d" % number for number in range(7)]
     yard.submit(*reversed(names))
     yard.take(b"wide", 7)
-    for name in names:
+    for name in reversed(names):
         yard.report(b"wide", name, Outcome.FAILED)
     yard.submit(b"a", after=[names])
     yard.submit(b"b", after=[[b"a"]])

@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Final, Self
 
 import msgspec
@@ -137,17 +136,12 @@ class Stage:
         self.broker = Broker(self.state, self._kind, self._profile)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._stack:
             for peer in self.peers:
                 peer.end()
             self.broker.terminate()
-            if self._profile is not None and error is None:
+            if self._profile is not None and kind is None:
                 _print_profile(self._profile)
 
     def restart_broker(self) -> None:

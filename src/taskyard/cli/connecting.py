@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 #: The first answer has to be there within 5 s of the start of the command, which takes a while too.
 FIRST_ANSWER_SECONDS: Final = 4.5
+
+#: Who waits longer than this wonders what for.
+SILENT_SECONDS: Final = 0.5
 
 #: What a state directory has that a broker has written to.
 JOURNAL_FILE: Final = "journal.sqlite"
@@ -44,7 +48,20 @@ class Look(Protocol):
 
 def connected(talk: Talk) -> Client:
     """A client of the broker that is meant. Raises `NoBroker`."""
-    return Client(talk.broker, state=talk.state, timeout=FIRST_ANSWER_SECONDS)
+    with _said_if_late(talk, f"waiting for a broker at {finding.endpoint(talk.broker, talk.state)}"):
+        return Client(talk.broker, state=talk.state, timeout=FIRST_ANSWER_SECONDS)
+
+
+@contextmanager
+def _said_if_late(talk: Talk, line: str) -> Iterator[None]:
+    """Say what goes on, if it goes on for long."""
+    timer = threading.Timer(SILENT_SECONDS, talk.say, [line])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 Knows how a verb is found, not which verbs there are: that is `verbs.py`.
 """
 
+import difflib
 from importlib import import_module
 from typing import NamedTuple
 
@@ -38,6 +39,17 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         verb = self.verbs.get(cmd_name)
         return verb.load() if verb else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The verb that is meant. Click would compare a misspelt one with nothing: it is not told
+        of verbs that are not imported."""
+        verb = args[0]
+        close = difflib.get_close_matches(verb, self.verbs)
+        if verb in self.verbs or not close or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        ctx.fail(f"No such command '{verb}'; did you mean {' or '.join(close)}?")
 
     def invoke(self, ctx: click.Context) -> object:
         """Call the verb. Click would end the process with 1 where nobody reads the answer on."""

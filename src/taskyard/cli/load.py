@@ -115,7 +115,7 @@ def _look(talk: Talk, file: str, options: Options, *, take_unknown: bool) -> Exi
     if not bad:
         return ExitCode.GOOD
     if not talk.as_json:
-        _print_bad(bad)
+        loading.print_bad(bad)
     raise UserError(f"{file} has {count(len(bad), 'bad line')}; nothing was submitted")
 
 
@@ -144,10 +144,3 @@ def _print_survey(loaded: Loaded) -> None:
     click.echo(plain(loaded.file))
     for name, value in lines.items():
         click.echo(f"  {name:<10}  {value}")
-
-
-def _print_bad(bad: Sequence[Bad]) -> None:
-    for one in bad[: loading.BAD_SHOWN_MAX]:
-        click.echo(plain(str(one)), err=True)
-    if len(bad) > loading.BAD_SHOWN_MAX:
-        click.echo(f"… and {len(bad) - loading.BAD_SHOWN_MAX:,} more", err=True)

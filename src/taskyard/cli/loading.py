@@ -135,10 +135,7 @@ def _tell_bad(
     """Say what is wrong with a file; `rejected` is all that was, if there is more."""
     if not bad:
         return
-    for one in bad[:BAD_SHOWN_MAX]:
-        click.echo(plain(str(one)), err=True)
-    if len(bad) > BAD_SHOWN_MAX:
-        click.echo(f"… and {len(bad) - BAD_SHOWN_MAX:,} more", err=True)
+    print_bad(bad)
     lines = count(len(bad), "bad line")
     if not skip_bad:
         raise UserError(
@@ -147,6 +144,14 @@ def _tell_bad(
         )
     place = write_rejected(file, bad if rejected is None else rejected)
     click.echo(f"{lines} left out, see {place}", err=True)
+
+
+def print_bad(bad: Sequence[Bad]) -> None:
+    """The first of the bad lines, and how many more there are."""
+    for one in bad[:BAD_SHOWN_MAX]:
+        click.echo(plain(str(one)), err=True)
+    if len(bad) > BAD_SHOWN_MAX:
+        click.echo(f"… and {len(bad) - BAD_SHOWN_MAX:,} more", err=True)
 
 
 def _check_known(client: Client, loaded: Loaded, known: Sequence[TaskSpec], campaign: str) -> None:

@@ -27,6 +27,7 @@ from msgspec import Struct
 from taskyard.errors import ExitCode, StateLocked
 from taskyard.journal import lock
 from taskyard.journal.files import PRIVATE_FILE, make_private_directory
+from taskyard.worker.processes import status_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -146,7 +147,7 @@ class Keeper:
                 break
             if time.monotonic() - began > STEADY_SECONDS:
                 delay = RESTART_SECONDS_FIRST
-            self._say(f"{self.name} died ({_death(self.status)}); starting it again")
+            self._say(f"{self.name} died ({status_text(self.status)}); starting it again")
             if self._stopping.wait(delay):
                 break
             delay = min(2 * delay, RESTART_SECONDS_MAX)
@@ -177,15 +178,6 @@ class Keeper:
 
 def _do_nothing() -> None:
     """Nobody wants to know."""
-
-
-def _death(status: int) -> str:
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
 
 
 class Crew:

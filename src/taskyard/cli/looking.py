@@ -21,7 +21,7 @@ from taskyard.cli.printing import (
     print_document,
     print_table,
     text_or_base64,
-    write_bytes,
+    write_result,
 )
 from taskyard.cli.progress import summary_of
 from taskyard.cli.selecting import scope_options, states_of
@@ -86,7 +86,8 @@ def list_tasks(
             failed = scope.states == (TaskState.FAILED,)
             keys = _KEYS_OF_FAILED if failed else _KEYS
             columns = [key.upper() for key in keys]
-            print_table(columns, ([view[key] for key in keys] for view in views))
+            lines = ([view[key] for key in keys] for view in views)
+            print_table(columns, lines, prose=["REASON"])
             more = next(found, None) is not None
         if more and not talk.quiet:
             click.echo(f"these are the first {limit:,}; --all or --limit N shows more", err=True)
@@ -147,7 +148,7 @@ def _value(key: str, value: object) -> str:
 def result(talk: Talk, name: str, output: str | None) -> None:
     """Print the result of a task, byte for byte.
 
-    Of a command it is what it wrote to stdout, of a function what it returned, as JSON. Exit 1 if
+    On a terminal its last line is ended. Of a command it is what it wrote to stdout, of a function what it returned, as JSON. Exit 1 if
     there is none: the task failed, was cancelled, or is not done yet.
     """
     with looking(talk) as broker:
@@ -157,7 +158,7 @@ def result(talk: Talk, name: str, output: str | None) -> None:
     if talk.as_json:
         print_document("result", name=name, **text_or_base64("result", value))
     elif output in (None, _STDOUT):
-        write_bytes(value)
+        write_result(value)
 
 
 @click.command(epilog=example("log fetch-a"))
@@ -177,7 +178,7 @@ def log(talk: Talk, name: str) -> None:
     if talk.as_json:
         print_document("log", name=name, **text_or_base64("output", printed))
         return
-    write_bytes(printed)
+    write_result(printed)
     if not printed and not talk.quiet:
         click.echo(f"task {plain(name)} ({view['state']}) has printed nothing", err=True)
 
@@ -223,7 +224,7 @@ def workers(talk: Talk) -> None:
     if not found and not talk.quiet:
         click.echo("there are no workers; start one with `taskyard worker`", err=True)
         return
-    columns = ("NAME", "STATE", "SERVICES", "SLOTS", "TASKS", "HEARD", "DIALECT")
+    columns = ("NAME", "STATE", "SERVICES", "USED", "TASKS", "HEARD", "DIALECT")
     print_table(columns, [_worker_row(one) for one in found])
 
 
@@ -272,7 +273,8 @@ def _print_status(told: dict[str, Any]) -> None:
         click.echo("no more tasks are taken: the disk is nearly full")
     states = ("blocked", "delayed", "ready", "leased", "done", "failed", "cancelled")
     for kind in ("campaigns", "services"):
-        named = [one for one in told[kind] if one["name"] and sum(one["counts"].values())]
+        named = [one for one in told[kind] if sum(one["counts"].values())]
+        named.sort(key=lambda one: not one["name"])  # tasks of no campaign come last
         if len(named) > _ROWS_OF_STATUS:
             click.echo(f"\nthe latest {_ROWS_OF_STATUS} of {len(named):,} {kind}:")
             named = named[-_ROWS_OF_STATUS:]

@@ -81,13 +81,13 @@ def map_rows(
     kind, path = _source(given)
     campaign = given["campaign"] or f"map-{secrets.token_hex(5)}"
     encode = _encoder(words, given)
-    if not talk.quiet and not given["campaign"]:
-        click.echo(f"campaign {campaign}", err=True)
-    talk.interrupted = (
-        f"interrupted; what was submitted goes on: `taskyard cancel --campaign {campaign}` ends "
-        f"it, the same `taskyard map --campaign {campaign}` resumes"
-    )
-    with connected(talk) as client:
+    with connected(talk) as client, _told_in_words(campaign, given):
+        if not given["campaign"]:
+            talk.say(f"campaign {campaign}")
+        talk.interrupted = (
+            f"interrupted; what was submitted goes on: `taskyard cancel --campaign {campaign}` "
+            f"ends it, the same `taskyard map --campaign {campaign}` resumes"
+        )
         send = _sender(client, campaign, given, watch=not no_wait)
         futures = (send(f"{campaign}-{row.number}", encode(row)) for row in rows(kind, path))
         if no_wait:

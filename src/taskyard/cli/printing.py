@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
@@ -53,17 +53,31 @@ def write_bytes(value: bytes) -> None:
     sys.stdout.buffer.write(value)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table: drawn on a terminal, plain lines in a pipe. Numbers stand to the right."""
+def write_result(value: bytes) -> None:
+    """The same, but on a terminal the prompt that follows begins a line of its own."""
+    ends_line = not value or value.endswith(b"\n")
+    write_bytes(value if ends_line or not sys.stdout.isatty() else value + b"\n")
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], prose: Sequence[str] = ()
+) -> None:
+    """A table: drawn on a terminal, plain lines in a pipe. Numbers stand to the right.
+
+    Where a terminal is too narrow, the columns of `prose` go on in the next line and others end in
+    an ellipsis: a name in pieces can't be read.
+    """
     line = iter(rows)
     first = list(islice(line, ROWS_DRAWN_MAX + 1))
     if sys.stdout.isatty() and len(first) <= ROWS_DRAWN_MAX:
-        _draw_table(columns, first)
+        _draw_table(columns, first, prose)
     else:
         _write_table(columns, first, line)
 
 
-def _draw_table(columns: Sequence[str], rows: list[Sequence[object]]) -> None:
+def _draw_table(
+    columns: Sequence[str], rows: list[Sequence[object]], prose: Sequence[str]
+) -> None:
     from rich import box  # noqa: PLC0415  # it takes a while to import, and pipes don't need it
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
@@ -72,9 +86,15 @@ def _draw_table(columns: Sequence[str], rows: list[Sequence[object]]) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
         is_number = bool(rows) and all(isinstance(row[index], int) for row in rows)
-        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
+        side: Literal["left", "right"] = "right" if is_number else "left"
+        # Numbers are never cut: the other columns make room for them.
+        table.add_column(column, justify=side, min_width=len(column), no_wrap=is_number)
     for row in rows:
-        table.add_row(*(Text(_cell(value), style=_STYLES.get(str(value), "")) for value in row))
+        cells = [Text(_cell(value), style=_STYLES.get(str(value), "")) for value in row]
+        for column, cell in zip(columns, cells, strict=True):
+            cell.no_wrap = column not in prose
+            cell.overflow = "fold" if column in prose else "ellipsis"
+        table.add_row(*cells)
     Console(highlight=False).print(table)
 
 

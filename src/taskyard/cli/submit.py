@@ -10,7 +10,8 @@ import click
 
 from taskyard.cli.connecting import connected
 from taskyard.cli.options import Talk, broker_options
-from taskyard.cli.printing import example, print_document, text_or_base64, write_bytes
+from taskyard.cli.printing import example, print_document, text_or_base64, write_result
+from taskyard.cli.refusals import in_words
 from taskyard.cli.task_options import (
     TaskKey,
     arguments_of,
@@ -23,7 +24,7 @@ from taskyard.client.campaign.submitting import to_submission
 from taskyard.client.campaign.tasks import check
 from taskyard.core.events import Unknown
 from taskyard.core.states import TaskState
-from taskyard.errors import ExitCode
+from taskyard.errors import ExitCode, Refused
 
 if TYPE_CHECKING:
     from taskyard.client.client import Client
@@ -66,7 +67,11 @@ def submit(
     submission = to_submission([spec], campaign.encode(), time.time_ns())
     unknown = Unknown.WAIT if given["wait_for_unknown"] else Unknown.REFUSE
     with connected(talk) as client:
-        new = client.create(submission, unknown)
+        try:
+            new = client.create(submission, unknown)
+        except Refused as refused:
+            known = f"task {spec.name} is known with another {{}}; give another --name"
+            raise in_words(refused, given, known) from refused
         if not new and not talk.quiet:
             click.echo(f"task {spec.name} is known already: nothing was submitted", err=True)
         if wait:
@@ -96,7 +101,7 @@ def _wait(talk: Talk, client: Client, name: str) -> ExitCode:
         told = {"reason": client.why(name)} if result is None else text_or_base64("result", result)
         print_document("submit", name=name, state=state.name.lower(), **told)
     elif result is not None:
-        write_bytes(result)
+        write_result(result)
     else:
         click.echo(f"taskyard: task {name}: {client.why(name)}", err=True)
     return exit_code_of(state)

@@ -7,7 +7,7 @@ nothing; the interpreter writes each signal's number to a pipe, and the loop ask
 import os
 import signal
 from collections.abc import Iterable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 from taskyard.net.waker import open_pipe, read_pipe
@@ -37,12 +37,7 @@ class Signals:
             self._handlers_before[number] = signal.signal(number, _do_nothing)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._handlers_before.items():
             signal.signal(number, handler)
         self._handlers_before.clear()
