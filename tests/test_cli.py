@@ -167,6 +167,21 @@ def test_wrong_usage_exits_2(arguments: list[str], capsys: pytest.CaptureFixture
     assert "Usage: taskyard" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("sumbit", "No such command 'sumbit'; did you mean submit?"),
+        ("work", "No such command 'work'; did you mean worker or workers?"),
+        ("frobnicate", "No such command 'frobnicate'."),
+    ],
+)
+def test_misspelt_verb_is_told_with_what_may_be_meant(
+    typed: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(taskyard, [typed]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"Error: {told}"
+
+
 def test_file_that_click_cannot_open_is_a_usage_error_not_a_failed_task() -> None:
     assert run(failing_verb(click.FileError("campaign.jsonl", "no such file")), ["act"]) == 2
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -110,6 +111,14 @@ def test_result_is_byte_for_byte(call: Caller, tmp_path: Path) -> None:
     assert call("result", "bytes", "--output", str(tmp_path / "no" / "r")).code == 2
 
 
+def test_result_ends_its_line_on_a_terminal(call: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert call("result", "bytes").out == "\udcff\0\n"
+    assert call("log", "bytes").out == "\udcff\0\n"
+    assert call("result", "done").out == "out\n"
+    assert call("result", "quiet").out == ""
+
+
 def test_task_without_a_result_exits_1_and_says_why(call: Caller) -> None:
     said = call("result", "bad")
     assert said.code == 1
@@ -147,11 +156,11 @@ def test_name_that_nobody_knows_exits_2(call: Caller, verb: str) -> None:
 
 def test_workers_are_listed_with_their_slots(call: Caller) -> None:
     header, row = call("workers").out.splitlines()
-    assert header.split() == ["NAME", "STATE", "SERVICES", "SLOTS", "TASKS", "HEARD", "DIALECT"]
+    assert header.split() == ["NAME", "STATE", "SERVICES", "USED", "TASKS", "HEARD", "DIALECT"]
     assert "exec, call" in row
     (worker,) = call("workers", "--json").document()["workers"]
     assert worker["services"] == ["exec", "call"]
-    assert worker["slots"] >= 2  # more, once it takes short tasks ahead
+    assert worker["slots"] == 2
     assert " of " in row
 
 
@@ -184,8 +193,18 @@ def test_nobody_there_exits_3_within_5_seconds_and_says_what_to_do(tmp_path: Pat
     code, out, err = run(tmp_path, "status")
     assert time.monotonic() - begun < 6
     assert (code, out) == (3, "")
-    assert "no broker answers at ipc://" in err
-    assert "`taskyard up`" in err
+    waiting, told = err.splitlines()
+    assert waiting == f"waiting for a broker at ipc://{tmp_path}/.taskyard/broker.sock"
+    assert "no broker answers at ipc://" in told
+    assert "`taskyard up`" in told
+
+
+def test_map_names_its_campaign_to_a_broker_that_is_there_alone(tmp_path: Path) -> None:
+    code, out, err = run(tmp_path, "map", "-q", "--", "echo", "{}")
+    assert (code, out) == (3, "")
+    assert err.count("\n") == 1
+    err = run(tmp_path, "map", "--", "echo", "{}")[2]
+    assert [line.split()[0] for line in err.splitlines()] == ["waiting", "taskyard:"]
 
 
 def test_broker_is_found_by_the_environment(yard: Yard, tmp_path: Path) -> None:
@@ -211,3 +230,17 @@ def test_state_that_a_broker_has_left_can_be_looked_at(
     assert call("result", "fine").out == "hi\n"
     assert [line.split()[0] for line in call("list").out.splitlines()] == ["NAME", "sad", "fine"]
     assert call("retry", "sad").code == 3
+
+
+def test_status_counts_tasks_of_no_campaign_last(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    with running(tmp_path, worker=False) as yard:
+        call = Caller(yard.state, capsysbinary)
+        call.submit("alone")
+        call.submit("joined", campaign="some")
+        rows = [line.split() for line in call("status").out.splitlines()]
+    assert rows[4:6] == [
+        ["some", "0", "0", "1", "0", "0", "0", "0"],
+        ["-", "0", "0", "1", "0", "0", "0", "0"],
+    ]

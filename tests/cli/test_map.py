@@ -101,7 +101,10 @@ def test_repeated_map_is_harmless_and_another_one_is_refused(call: Caller, tmp_p
     assert call("map", *words) == first
     other = call("map", *words[:-1], "{}{}")
     assert other.code == 2
-    assert "task again-1 was refused: task again-1 is known with another payload" in other.err
+    assert "taskyard: campaign again has task again-1 with another command" in other.err
+    assert other.err.endswith("; give another --campaign\n")
+    other = call("map", "--no-wait", *words[:-1], "{}{}")
+    assert "taskyard: campaign again has task again-1 with another command" in other.err
 
 
 def test_no_wait_only_submits(call: Caller, tmp_path: Path) -> None:
@@ -146,10 +149,32 @@ def test_call_gets_the_line_or_the_values_of_places(call: Caller, tmp_path: Path
     assert known.err == "task calls-1 is known already: nothing was submitted\n"
 
 
+def test_call_gets_the_values_of_json_lines(call: Caller, tmp_path: Path) -> None:
+    lines = written(tmp_path / "lines", '[1, 2.5]\n\n7\n{"a": null}\n"text"\n')
+    words = ["--lines", lines, "--json-lines", "--campaign", "values", "--no-wait", "-q"]
+    assert call("map", *words, "--call", "m:f").code == 0
+    for number, value in enumerate(("[1, 2.5]", "7", '{"a": null}', '"text"'), start=1):
+        name = ["--campaign", "values", "--name", f"values-{number}"]
+        known = call("submit", *name, "--call", "m:f", value)
+        assert known.err == f"task values-{number} is known already: nothing was submitted\n"
+
+
+def test_json_lines_that_make_no_sense_are_refused(call: Caller, tmp_path: Path) -> None:
+    lines = written(tmp_path / "lines", "1\nword\n")
+    said = call("map", "--lines", lines, "--json-lines", "--call", "m:f", "--no-wait")
+    assert said.code == 2
+    assert "lines:2: is no JSON" in said.err
+    said = call("map", "--lines", lines, "--json-lines", "--", "echo", "{}")
+    assert "--json-lines goes with --call" in said.err
+    said = call("map", "--csv", lines, "--json-lines", "--call", "m:f")
+    assert "--json-lines goes with --lines or stdin, not with --csv" in said.err
+
+
 def test_tasks_may_wait_for_one_that_is_there_or_will_be(call: Caller, tmp_path: Path) -> None:
     lines = written(tmp_path / "lines", "a\nb\n")
     words = ["--lines", lines, "-q", "--no-wait", "--after", "signal"]
-    assert "predecessor signal is not known" in call("map", *words, "--", "echo", "{}").err
+    refused = call("map", *words, "--", "echo", "{}").err
+    assert "predecessor signal is not known; submit it first, or give --wait-for-unkn" in refused
     words += ["--wait-for-unknown", "--campaign", "signalled"]
     assert call("map", *words, "--", "echo", "{}").code == 0
     call("submit", "--name", "signal", "--", "true")

@@ -129,6 +129,14 @@ def test_terminal_gets_a_bar_and_lines_above_it(monkeypatch: pytest.MonkeyPatch)
     assert "39 of 42 done" not in shown
 
 
+def test_bar_begins_with_no_total(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = terminal_for(monkeypatch)
+    with Meter(Talk(), "c"):
+        pass
+    assert "0/?" in terminal.getvalue()
+    assert "/100" not in terminal.getvalue()
+
+
 def test_terminal_that_is_used_for_something_else_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, watch: Watch
 ) -> None:

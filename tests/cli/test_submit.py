@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,6 +30,14 @@ def test_options_of_the_command_are_its_own_also_without_dashes(call: Caller) ->
 def test_wait_prints_the_result_as_it_is(call: Caller) -> None:
     said = call("submit", "--wait", "--", "printf", r"a\0\377b")
     assert said == (0, "a\0\udcffb", "")
+
+
+def test_wait_ends_the_line_of_the_result_on_a_terminal(
+    call: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert call("submit", "--wait", "--", "printf", "open").out == "open\n"
+    assert call("submit", "--wait", "--", "echo", "ended").out == "ended\n"
 
 
 def test_wait_for_a_failure_tells_why_and_exits_1(call: Caller) -> None:
@@ -110,13 +119,20 @@ def test_known_task_is_harmless_with_the_same_command_alone(call: Caller) -> Non
     assert again == (0, "twice\n", "task twice is known already: nothing was submitted\n")
     other = call("submit", "--name", "twice", "--", "false")
     assert other.code == 2
-    assert other.err == "taskyard: task twice is known with another payload; give it another name\n"
+    told = "taskyard: task twice is known with another {}; give another --name\n"
+    assert other.err == told.format("command")
+    other = call("submit", "--name", "twice", "--call", "m:f")
+    assert other.err == told.format("call")
+    other = call("submit", "--name", "twice", "--payload", "x")
+    assert other.err == told.format("payload")
 
 
 def test_unknown_predecessor_is_refused_unless_it_is_waited_for(call: Caller) -> None:
     refused = call("submit", "--after", "ghost", "--", "true")
     assert refused.code == 2
-    assert "predecessor ghost is not known" in refused.err
+    assert refused.err == (
+        "taskyard: predecessor ghost is not known; submit it first, or give --wait-for-unknown\n"
+    )
     taken = call(
         "submit", "--name", "hopes", "--after", "ghost", "--wait-for-unknown", "--", "true"
     )

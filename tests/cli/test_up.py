@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -92,7 +93,9 @@ def test_detached_it_returns_when_it_is_ready_and_down_stops_it(tmp_path: Path) 
         code, out, err = run(tmp_path, "down")
     assert (code, out, err) == (0, "", "all is stopped\n")
     until(lambda: not is_alive(pid))
-    assert "2 workers started" in (tmp_path / ".taskyard" / "log" / "up.log").read_text()
+    log = tmp_path / ".taskyard" / "log" / "up.log"
+    assert "2 workers started" in log.read_text()
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
 
 def test_detached_it_says_why_it_could_not_start(tmp_path: Path) -> None:

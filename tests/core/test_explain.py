@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from taskyard.core.events import Outcome, PauseAsked, Rules, RulesSet, Unknown
+from taskyard.core.events import Outcome, PauseAsked, Rules, RulesSet, Unknown, WorkerAppeared
 from taskyard.core.explain import Explanation, Reason, explain
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.workers import WorkerFacts
 from tests.core.kit import Yard
 
 
@@ -241,6 +242,39 @@ def test_task_that_nothing_holds_back(yard: Yard) -> None:
     yard.submit(b"a")
     expected = "it is ready and waits for a worker of service default to ask"
     assert sentence(yard, b"a", Reason.WORKERS_BUSY) == expected
+
+
+def test_task_that_finds_all_slots_in_use(yard: Yard) -> None:
+    yard.submit(b"a", b"b", b"c")
+    yard.take(b"w", 2)
+    expected = "it is ready, but all 2 slots of its 1 worker are in use"
+    assert sentence(yard, b"c", Reason.WORKERS_BUSY) == expected
+    yard.handle(WorkerAppeared(0, b"v", WorkerFacts(slots_total=1), ahead=2))
+    expected = "it is ready and waits for a worker of service default to ask"
+    assert sentence(yard, b"c", Reason.WORKERS_BUSY) == expected
+    yard.submit(b"d", b"e", b"f")
+    yard.take(b"v", 3)
+    expected = "it is ready, but all 3 slots of its 2 workers are in use"
+    assert sentence(yard, b"f", Reason.WORKERS_BUSY) == expected
+    yard.join(b"other", services=(b"other",))
+    assert sentence(yard, b"f", Reason.WORKERS_BUSY) == expected
+
+
+def test_task_that_finds_the_one_slot_in_use() -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=1)
+    yard.submit(b"a", b"b")
+    yard.take(b"w")
+    expected = "it is ready, but the one slot of its worker is in use"
+    assert sentence(yard, b"b", Reason.WORKERS_BUSY) == expected
+
+
+def test_wide_task_that_finds_too_few_slots_free(yard: Yard) -> None:
+    yard.submit(b"a")
+    yard.take(b"w")
+    yard.submit(b"b", slots=2)
+    expected = "it is ready, but takes 2 slots, and no worker has more than 1 free"
+    assert sentence(yard, b"b", Reason.WORKERS_BUSY) == expected
 
 
 def test_every_reason_is_given_in_this_file() -> None:

@@ -248,7 +248,7 @@ def test_quick_tasks_are_asked_for_ahead_and_slow_ones_not() -> None:
     for _ in range(2):
         shop.pass_time(SECOND_NS)
         shop.turn()
-    assert shop.scheduler.ledger.workers[b"w"].facts.slots_total == 1
+    assert shop.scheduler.ledger.workers[b"w"].ahead == 0
 
 
 def test_large_results_leave_in_several_reports() -> None:

@@ -48,7 +48,9 @@ class Look(Protocol):
 
 def connected(talk: Talk) -> Client:
     """A client of the broker that is meant. Raises `NoBroker`."""
-    with _said_if_late(talk, f"waiting for a broker at {finding.endpoint(talk.broker, talk.state)}"):
+    with _said_if_late(
+        talk, f"waiting for a broker at {finding.endpoint(talk.broker, talk.state)}"
+    ):
         return Client(talk.broker, state=talk.state, timeout=FIRST_ANSWER_SECONDS)
 
 

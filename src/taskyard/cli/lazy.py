@@ -47,9 +47,9 @@ class LazyGroup(click.Group):
         of verbs that are not imported."""
         verb = args[0]
         close = difflib.get_close_matches(verb, self.verbs)
-        if verb in self.verbs or not close or ctx.resilient_parsing:
-            return super().resolve_command(ctx, args)
-        ctx.fail(f"No such command '{verb}'; did you mean {' or '.join(close)}?")
+        if verb not in self.verbs and close and not ctx.resilient_parsing:
+            ctx.fail(f"No such command '{verb}'; did you mean {' or '.join(close)}?")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
         """Call the verb. Click would end the process with 1 where nobody reads the answer on."""

@@ -148,8 +148,9 @@ def _value(key: str, value: object) -> str:
 def result(talk: Talk, name: str, output: str | None) -> None:
     """Print the result of a task, byte for byte.
 
-    On a terminal its last line is ended. Of a command it is what it wrote to stdout, of a function what it returned, as JSON. Exit 1 if
-    there is none: the task failed, was cancelled, or is not done yet.
+    Of a command it is what it wrote to stdout, of a function what it returned, as JSON. Only on a
+    terminal a line that it leaves open is ended. Exit 1 if there is none: the task failed, was
+    cancelled, or is not done yet.
     """
     with looking(talk) as broker:
         value = broker.result_bytes(name)

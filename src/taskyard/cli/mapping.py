@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +19,7 @@ from taskyard.cli.map_answers import Answer
 from taskyard.cli.options import Talk, broker_options
 from taskyard.cli.printing import example, print_document
 from taskyard.cli.progress import Meter
+from taskyard.cli.refusals import in_words
 from taskyard.cli.rows import rows
 from taskyard.cli.task_options import check_work, payload_of, task_options, terms_of
 from taskyard.cli.templates import call_encoder, command_encoder, payload_encoder
@@ -26,10 +28,10 @@ from taskyard.cli.words import count, plain
 from taskyard.client.campaign.lines import STDIN
 from taskyard.client.campaign.submitting import to_submission
 from taskyard.client.campaign.tasks import check
-from taskyard.errors import ExitCode, UserError
+from taskyard.errors import ExitCode, Refused, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from concurrent.futures import Future as AnyFuture
 
     from taskyard.cli.rows import Row
@@ -44,12 +46,16 @@ if TYPE_CHECKING:
         "map --lines urls.txt -- curl -sO {}",
         "map --csv jobs.csv --campaign week-7 -- resize {file} --width {width}",
         "map --lines paths.txt --call imaging:thumbnail",
+        "map --lines numbers.txt --json-lines --call statistics:mean",
     ),
 )
 @click.argument("words", nargs=-1, metavar="[--] COMMAND...")
 @click.option("--lines", metavar="FILE", help="A task a line of this file; - is stdin.")
 @click.option("--csv", metavar="FILE", help="A task a row; the first row names the columns.")
 @click.option("--jsonl", metavar="FILE", help="A task a line, each a JSON object.")
+@click.option(
+    "--json-lines", is_flag=True, help="With --call: each line is a JSON value, not a text."
+)
 @click.option("--no-wait", is_flag=True, help="Only submit.")
 @click.option(
     "--keep-order/--as-completed",
@@ -71,10 +77,10 @@ def map_rows(
     """Run a command for every line of a file, or of stdin.
 
     {} in the command is the line, {#} its number, {column} a field of a table or an object. A
-    function (--call) gets lines and cells as texts; what is a number with --jsonl stays one. The
-    tasks are called CAMPAIGN-NUMBER. Their results are printed one after the other, each ending a
-    line; what failed is told on stderr, and it exits 1, or 5 if some were cancelled and none
-    failed.
+    function (--call) gets lines and cells as texts; with --json-lines it gets the number, list or
+    object that a line is, and what is a number with --jsonl stays one. The tasks are called
+    CAMPAIGN-NUMBER. Their results are printed one after the other, each ending a line; what failed
+    is told on stderr, and it exits 1, or 5 if some were cancelled and none failed.
 
     To run it again with the same --campaign and input is harmless: what is done is not done again.
     """
@@ -93,6 +99,17 @@ def map_rows(
         if no_wait:
             return _submit(talk, client, campaign, futures)
         return _submit_and_tell(talk, campaign, futures, in_order=keep_order)
+
+
+@contextmanager
+def _told_in_words(campaign: str, given: dict[str, Any]) -> Iterator[None]:
+    """What the broker refuses, told as it looks from here."""
+    try:
+        yield
+    except Refused as refused:
+        name = str(refused).removeprefix("task ").partition(" was refused: ")[0]
+        known = f"campaign {campaign} has task {name} with another {{}}; give another --campaign"
+        raise in_words(refused, given, known) from refused
 
 
 def _submit_and_tell(
@@ -138,7 +155,14 @@ def _source(given: dict[str, Any]) -> tuple[str, str]:
     kinds = {kind: given[kind] for kind in ("lines", "csv", "jsonl") if given[kind] is not None}
     if len(kinds) > 1:
         raise UserError(f"give one of --{' and --'.join(kinds)}, not several")
-    return next(iter(kinds.items()), ("lines", STDIN))
+    kind, path = next(iter(kinds.items()), ("lines", STDIN))
+    if not given["json_lines"]:
+        return kind, path
+    if given["call"] is None:
+        raise UserError("--json-lines goes with --call: a command gets each line as it is written")
+    if kind != "lines":
+        raise UserError(f"--json-lines goes with --lines or stdin, not with --{kind}")
+    return "json_lines", path
 
 
 def _encoder(words: tuple[str, ...], given: dict[str, Any]) -> Callable[[Row], bytes]:

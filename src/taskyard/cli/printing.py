@@ -75,9 +75,7 @@ def print_table(
         _write_table(columns, first, line)
 
 
-def _draw_table(
-    columns: Sequence[str], rows: list[Sequence[object]], prose: Sequence[str]
-) -> None:
+def _draw_table(columns: Sequence[str], rows: list[Sequence[object]], prose: Sequence[str]) -> None:
     from rich import box  # noqa: PLC0415  # it takes a while to import, and pipes don't need it
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415

@@ -40,12 +40,14 @@ class Row(Struct):
     #: Where it stands, for messages.
     place: str
     text: str
+    #: What a function gets for it: the text, unless it is known to be more.
+    value: object
     #: Of a table or an object: what each column has. None: there are no columns.
     fields: dict[str, object] | None = None
 
 
 def rows(kind: str, path: str = STDIN) -> Iterator[Row]:
-    """The rows of a file: of `lines`, `csv` or `jsonl`. Raises `BadCampaign`."""
+    """The rows of a file: of `lines`, `json_lines`, `csv` or `jsonl`. Raises `BadCampaign`."""
     with opened(path) as stream:
         yield from _KINDS[kind](stream, label_of(path))
 
@@ -68,14 +70,24 @@ def _refuse(place: str, reason: str) -> NoReturn:
 def _line_rows(stream: Stream, label: str) -> Iterator[Row]:
     lines = ((place, text) for place, text in _texts(stream, label) if text.strip())
     for number, (place, text) in enumerate(lines, start=1):
-        yield Row(number, place, text)
+        yield Row(number, place, text, text)
+
+
+def _value_rows(stream: Stream, label: str) -> Iterator[Row]:
+    decode = msgspec.json.Decoder().decode
+    for row in _line_rows(stream, label):
+        try:
+            row.value = decode(row.text)
+        except (ValueError, RecursionError) as wrong:
+            _refuse(row.place, f"is no JSON: {wrong}; a text is written in double quotes")
+        yield row
 
 
 def _object_rows(stream: Stream, label: str) -> Iterator[Row]:
     decode = msgspec.json.Decoder(dict[str, object]).decode
     for row in _line_rows(stream, label):
         try:
-            row.fields = decode(row.text)
+            row.value = row.fields = decode(row.text)
         except (ValueError, RecursionError) as wrong:
             _refuse(row.place, f"is no JSON object: {wrong}")
         yield row
@@ -115,7 +127,8 @@ def _table_rows(stream: Stream, label: str) -> Iterator[Row]:
         if len(values) != len(columns):
             _refuse(place, f"the row has {len(values)} cells, the header {len(columns)}")
         text = "\n".join(text for _, text in cells.taken)
-        yield Row(number, place, text, dict(zip(columns, values, strict=True)))
+        fields: dict[str, object] = dict(zip(columns, values, strict=True))
+        yield Row(number, place, text, fields, fields)
 
 
 def _next_row(reader: Iterator[list[str]], cells: _Cells, label: str) -> list[str] | None:
@@ -135,6 +148,7 @@ def _check_columns(columns: list[str], label: str) -> None:
 
 _KINDS: Final[dict[str, Callable[[Stream, str], Iterator[Row]]]] = {
     "lines": _line_rows,
+    "json_lines": _value_rows,
     "csv": _table_rows,
     "jsonl": _object_rows,
 }

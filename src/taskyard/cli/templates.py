@@ -102,9 +102,7 @@ def _value(word: str, row: Row) -> object:
     key = word[1:-1]
     if key == "#":
         return row.number
-    if key:
-        return _field(key, row)
-    return row.text if row.fields is None else row.fields
+    return _field(key, row) if key else row.value
 
 
 def _field(key: str, row: Row) -> object:

@@ -32,7 +32,7 @@ from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, NoBroker, TaskyardError, TimedOut, UserError
-from taskyard.journal.files import make_private_directory
+from taskyard.journal.files import PRIVATE_FILE, make_private_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -148,7 +148,8 @@ def _detach(talk: Talk, state: Path, workers: int, arguments: list[str]) -> None
     make_private_directory(state)
     log = state / LOG_FILE
     make_private_directory(log.parent)
-    with log.open("ab") as file:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    with os.fdopen(os.open(log, flags, PRIVATE_FILE), "ab") as file:
         began = file.tell()
         child = subprocess.Popen(
             command_of(arguments),

@@ -75,6 +75,8 @@ class WorkerAppeared(Event):
 
     worker: bytes
     facts: WorkerFacts = field(default_factory=WorkerFacts)
+    #: Tasks that it takes beyond its slots.
+    ahead: int = 0
 
 
 class WorkAsked(Event):

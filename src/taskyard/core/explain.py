@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from taskyard.core.agenda import Lane
     from taskyard.core.scheduler import Scheduler
     from taskyard.core.tasks import Lease, Task
+    from taskyard.core.workers import Worker
 
 #: A sentence names this many tasks and counts the rest.
 NAMED_MAX: Final = 5
@@ -155,17 +156,34 @@ def _ready(scheduler: Scheduler, task: Task) -> Explanation:
     if task.losses:
         sentence = f"it lost {_count(task.losses, 'worker')} and waits for one that is empty"
         return Explanation(Reason.ALONE, sentence)
-    sentence = f"it is ready and waits for a worker of service {service} to ask"
-    return Explanation(Reason.WORKERS_BUSY, sentence)
+    full = _full(scheduler, task)
+    sentence = f", but {full}" if full else f" and waits for a worker of service {service} to ask"
+    return Explanation(Reason.WORKERS_BUSY, f"it is ready{sentence}")
+
+
+def _workers(scheduler: Scheduler, task: Task) -> list[Worker]:
+    """Those of its service."""
+    workers = scheduler.ledger.workers.values()
+    return [worker for worker in workers if task.terms.service in worker.facts.services]
 
 
 def _too_wide(scheduler: Scheduler, task: Task) -> bool:
-    slots = [
-        worker.facts.slots_total
-        for worker in scheduler.ledger.workers.values()
-        if task.terms.service in worker.facts.services
-    ]
+    slots = [worker.facts.slots_total for worker in _workers(scheduler, task)]
     return 0 not in slots and all(task.terms.slots > total for total in slots)
+
+
+def _full(scheduler: Scheduler, task: Task) -> str:
+    """That no worker has room for it now; "" if one has."""
+    workers, slots = _workers(scheduler, task), task.terms.slots
+    free = max((worker.slots_free for worker in workers), default=slots)
+    if free >= slots:
+        return ""
+    if free > 0:
+        return f"takes {slots} slots, and no worker has more than {free} free"
+    total = sum(worker.facts.slots_total for worker in workers)
+    if total == 1:
+        return "the one slot of its worker is in use"
+    return f"all {total} slots of its {_count(len(workers), 'worker')} are in use"
 
 
 def lane_hold(scheduler: Scheduler, lane: Lane) -> Hold | None:

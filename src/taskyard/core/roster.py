@@ -44,6 +44,7 @@ def worker_appeared(scheduler: Scheduler, event: events.WorkerAppeared) -> None:
         scheduler.emit(WorkerJoined(scheduler.at_ns, event.worker, facts))
     joined = scheduler.ledger.workers[event.worker]
     joined.heard_ns = scheduler.now_ns
+    joined.ahead = event.ahead
     scheduler.watch_silence(joined)
     has_room(scheduler, joined)
 

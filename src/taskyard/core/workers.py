@@ -55,6 +55,8 @@ class Worker(Struct, eq=False):
     #: The request by which it asked for them; 0: none, or answered.
     asked: int = 0
     heard_ns: int = 0
+    #: Tasks that it takes beyond its slots, so that the next one is at hand.
+    ahead: int = 0
     #: When its silence is looked at next; 0: it is not watched.
     watched_ns: int = 0
     #: The longest lease time of what it holds, where that is longer than its own silence.
@@ -84,10 +86,11 @@ class Worker(Struct, eq=False):
 
     @property
     def slots_free(self) -> int:
-        """Room for further slots, derived from what it holds; a large number where unlimited."""
+        """Room for further slots, derived from what it holds; a large number where unlimited.
+        Below 0 where it holds more than it now takes."""
         if not self.facts.slots_total:
             return SLOTS_UNLIMITED
-        return self.facts.slots_total - self.slots_used - sum(self.slots_kept)
+        return self.facts.slots_total + self.ahead - self.slots_used - sum(self.slots_kept)
 
     @property
     def silent_at_ns(self) -> int:

@@ -79,7 +79,7 @@ class Desk:
         self.tickets: dict[int, Ticket] = {}
         self._number = 0
         #: What workers said of themselves last, so that it is told to the scheduler once.
-        self.facts: dict[bytes, WorkerFacts] = {}
+        self.facts: dict[bytes, tuple[WorkerFacts, int]] = {}
         #: Tasks that a worker should stop; told when its heartbeat is answered.
         self.stops: dict[bytes, effects.Stop] = {}
         #: Requests that wait, by route.
@@ -125,13 +125,13 @@ class Desk:
             self.drop(number)
         return dropped
 
-    def introduce(self, worker: bytes, facts: WorkerFacts) -> list[events.Event]:
+    def introduce(self, worker: bytes, facts: WorkerFacts, ahead: int) -> list[events.Event]:
         """Tell the scheduler who works, if it was not told so already."""
-        known = self.facts.get(worker)
-        if known is facts or known == facts:
+        known = (facts, ahead)
+        if self.facts.get(worker) == known:
             return []
-        self.facts[worker] = facts
-        return [events.WorkerAppeared(0, worker, facts)]
+        self.facts[worker] = known
+        return [events.WorkerAppeared(0, worker, facts, ahead)]
 
     # Time.
 

@@ -158,13 +158,14 @@ def create(
     return query.SerializeToString()
 
 
-def introduction(facts: WorkerFacts) -> Introduction:
+def introduction(facts: WorkerFacts, ahead: int = 0) -> Introduction:
     """What a worker says of itself, to be made once."""
     return pb.WorkerMsg(
         service=facts.services,
         slots=facts.slots_total,
         silence_ns=facts.silence_ns,
         incarnation=facts.incarnation,
+        ahead=ahead,
     )
 
 

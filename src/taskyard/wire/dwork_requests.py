@@ -96,7 +96,7 @@ def _steal(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     wait_ns = _wait_ns(query)
     if wait_ns:
         desk.check_waiting(asked.route)
-    told = desk.introduce(worker, facts)
+    told = desk.introduce(worker, facts, query.worker.ahead)
     ends_ns = asked.now_ns + wait_ns if wait_ns else 0
     columns = query.HasField("worker")
     number = desk.issue(asked, worker=worker, columns=columns, ends_ns=ends_ns)
@@ -121,7 +121,7 @@ def _complete(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     if not steals:
         return [*told, _reported(desk, worker, report, desk.issue(asked))]
     count, facts = _count(query), _facts(asked)
-    told += desk.introduce(worker, facts)
+    told += desk.introduce(worker, facts, query.worker.ahead)
     number = desk.issue(asked, worker=worker, columns=True)
     told.append(_reported(desk, worker, report, number))
     asks = events.WorkAsked(0, worker, count, parks=False, request=number)
@@ -173,10 +173,11 @@ def _heartbeat(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     if len(attempts) != len(report.names):
         raise Malformed("a Heartbeat lists tasks with their attempts")
     held = list(zip(report.names, attempts, strict=True))
-    desk.facts[worker] = facts = _facts(asked)
+    facts, ahead = _facts(asked), query.worker.ahead
+    desk.facts[worker] = (facts, ahead)
     heartbeat_ns = min(query.heartbeat_ns, WAIT_NS_MAX)
     return [
-        events.WorkerAppeared(0, worker, facts),
+        events.WorkerAppeared(0, worker, facts, ahead),
         events.WorkerHeard(0, worker, held, heartbeat_ns, desk.issue(asked)),
     ]
 

@@ -203,14 +203,13 @@ class Loop:
 
     def _introduce(self) -> peer.Introduction:
         settings = self._settings
-        return peer.introduction(
-            WorkerFacts(
-                services=settings.services,
-                slots_total=settings.slots + self._ahead,
-                silence_ns=settings.silence_ns,
-                incarnation=settings.incarnation,
-            )
+        facts = WorkerFacts(
+            services=settings.services,
+            slots_total=settings.slots,
+            silence_ns=settings.silence_ns,
+            incarnation=settings.incarnation,
         )
+        return peer.introduction(facts, self._ahead)
 
     def _room(self) -> int:
         """How many tasks to ask for."""

@@ -1,0 +1,47 @@
+"""Tables as a terminal shows them."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from taskyard.cli.printing import print_table
+
+NAME = "a-name-" * 12
+REASON = "the disk of the machine in the cellar is full, and nobody is there to empty it"
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal of 80 columns without colours."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_name_that_is_too_long_ends_in_an_ellipsis_and_numbers_stay(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    states = ("BLOCKED", "DELAYED", "READY", "LEASED", "DONE", "FAILED", "CANCELLED")
+    print_table(("CAMPAIGN", *states), [(NAME, *([1_000_000] * 2), *([0] * 5)), ("b", *([1] * 7))])
+    header, _, first, second = (
+        line.split() for line in capsys.readouterr().out.splitlines() if line.strip()
+    )
+    assert header == ["CAMPAIGN", *states]
+    assert first[0].startswith("a-name-")
+    assert first[0].endswith("…")
+    assert first[1:] == ["1,000,000", "1,000,000", "0", "0", "0", "0", "0"]
+    assert second == ["b", *(["1"] * 7)]
+
+
+@pytest.mark.usefixtures("narrow")
+def test_prose_goes_on_in_the_next_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_table(("NAME", "REASON"), [("a", REASON)], prose=["REASON"])
+    assert REASON in " ".join(capsys.readouterr().out.split())
