@@ -172,6 +172,7 @@ def test_figures_of_the_guarantees_are_those_of_the_tests(text: str) -> None:
         f"(SIGTERM, {worker_limits.KILL_GRACE_NS // limits.SECOND_NS} s later",
         f"after {local.RESTART_SECONDS_FIRST} s, then twice as long each time,",
         f"up to {local.RESTART_SECONDS_MAX:g} s",
+        f"say so after {connecting.SILENT_SECONDS} s",
         f"wait {connecting.FIRST_ANSWER_SECONDS} s for one",
     ],
 )

@@ -53,6 +53,8 @@ class Scheduler:
         #: Who wants to know when a task, or a campaign, is settled: (client, request).
         self.watchers: dict[bytes, list[tuple[bytes, int]]] = {}
         self.campaign_watchers: dict[bytes, list[tuple[bytes, int]]] = {}
+        #: What each of them has not been told of yet, so that who goes is forgotten by its own.
+        self.watched: dict[tuple[bytes, int], dict[bytes, None]] = {}
         #: When to look for watched tasks that are behind a failure; 0: no need.
         self.stuck_check_ns = 0
         #: Counts assignments: the order in which workers were used.

@@ -40,6 +40,8 @@ def watch(scheduler: Scheduler, watcher: _Watcher, names: list[bytes]) -> None:
     """Tell somebody when these tasks are settled; of those that are, at once."""
     if not names:
         scheduler.tell(Told(*watcher, [], [], []))  # nothing to wait for is settled
+    if names:
+        scheduler.watched.setdefault(watcher, {}).update(dict.fromkeys(names))
     for name in names:
         scheduler.watchers.setdefault(name, []).append(watcher)
     found = map(scheduler.ledger.tasks.get, names)
@@ -51,20 +53,32 @@ def watch(scheduler: Scheduler, watcher: _Watcher, names: list[bytes]) -> None:
 
 
 def watch_ended(scheduler: Scheduler, event: events.WatchEnded) -> None:
-    ended = (event.client, event.request)
-    _forget(scheduler, lambda watcher: watcher == ended)
+    _forget(scheduler, (event.client, event.request))
+    _forget_campaigns(scheduler, lambda watcher: watcher == (event.client, event.request))
 
 
 def client_gone(scheduler: Scheduler, event: events.ClientGone) -> None:
-    _forget(scheduler, lambda watcher: watcher[0] == event.client)
+    for watcher in [one for one in scheduler.watched if one[0] == event.client]:
+        _forget(scheduler, watcher)
+    _forget_campaigns(scheduler, lambda watcher: watcher[0] == event.client)
 
 
-def _forget(scheduler: Scheduler, is_over: Callable[[_Watcher], bool]) -> None:
-    for watchers in (scheduler.watchers, scheduler.campaign_watchers):
-        for name in [*watchers]:
-            watchers[name] = [one for one in watchers[name] if not is_over(one)]
-            if not watchers[name]:
-                del watchers[name]
+def _forget(scheduler: Scheduler, watcher: _Watcher) -> None:
+    """A watch is over: it costs as much as it has left."""
+    for name in scheduler.watched.pop(watcher, ()):
+        others = [one for one in scheduler.watchers[name] if one != watcher]
+        if others:
+            scheduler.watchers[name] = others
+        else:
+            del scheduler.watchers[name]
+
+
+def _forget_campaigns(scheduler: Scheduler, is_over: Callable[[_Watcher], bool]) -> None:
+    watchers = scheduler.campaign_watchers
+    for name in [*watchers]:
+        watchers[name] = [one for one in watchers[name] if not is_over(one)]
+        if not watchers[name]:
+            del watchers[name]
 
 
 def tell_settled(
@@ -80,10 +94,22 @@ def tell_settled(
                 if one is None:
                     one = told[watcher] = Told(*watcher, [], [], [])
                 add(one, scheduler.ledger, task, text)
-        for one in told.values():
+        for watcher, one in told.items():
+            _strike(scheduler.watched, watcher, one.names)
             scheduler.tell(one)
     if scheduler.campaign_watchers:
         _tell_campaigns(scheduler, dict.fromkeys(task.terms.campaign for task in tasks))
+
+
+def _strike(
+    watched: dict[_Watcher, dict[bytes, None]], watcher: _Watcher, names: list[bytes]
+) -> None:
+    """Who watches is told of these, and has so many less to be told of."""
+    left = watched[watcher]
+    for name in names:
+        left.pop(name, None)
+    if not left:
+        del watched[watcher]
 
 
 def add(told: Told, ledger: Ledger, task: Task, text: bytes | None = None) -> None:
