@@ -3,7 +3,7 @@
 import pytest
 
 from taskyard.core import image
-from taskyard.core.effects import Assign, Dismiss, Noted, Stop, Stranger
+from taskyard.core.effects import Assign, Dismiss, Heard, Noted, Stop, Stranger
 from taskyard.core.events import DrainAsked, Outcome, TimePassed, WorkerHeard, WorkProgressed
 from taskyard.core.limits import CRASHES_MAX, SECOND_NS
 from taskyard.core.records import (
@@ -545,3 +545,29 @@ def test_tasks_of_one_lease_of_which_one_was_leased_anew_may_be_settled_together
     yard.finish(b"w", b"a", b"b")
     assert yard.states(b"a", b"b") == [DONE, DONE]
     assert yard.scheduler.ledger.workers[b"w"].leases == {}
+
+
+# What a worker says that it has seen.
+
+
+def test_assignment_that_was_not_sent_yet_is_not_taken_for_lost_however_old() -> None:
+    yard = Yard()
+    yard.join(b"w", silence_ns=100 * TEN_NS, slots_total=5)
+    yard.submit(b"a")
+    (heard,) = yard.handle(WorkerHeard(0, b"w", [], TEN_NS, request=1, seen=0))
+    assert isinstance(heard, Heard)
+    yard.take(b"w")  # its answer is still on its way when the worker speaks again
+    yard.later(500)
+    yard.handle(WorkerHeard(0, b"w", [], TEN_NS, request=2, seen=heard.record))
+    assert yard.state(b"a") is LEASED
+
+
+def test_unlisted_assignment_that_was_sent_before_what_the_worker_has_seen_is_lost() -> None:
+    yard = Yard()
+    yard.join(b"w", silence_ns=100 * TEN_NS, slots_total=5)
+    yard.submit(b"a", b"b")
+    yard.take(b"w", 2)
+    (heard,) = yard.handle(WorkerHeard(0, b"w", [], TEN_NS, request=1, seen=0))
+    assert isinstance(heard, Heard)
+    yard.handle(WorkerHeard(0, b"w", [(b"b", 1)], TEN_NS, request=2, seen=heard.record))
+    assert yard.states(b"a", b"b") == [READY, LEASED]

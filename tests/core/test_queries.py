@@ -12,6 +12,7 @@ from taskyard.core.effects import (
     Counted,
     Explained,
     Found,
+    Heard,
     Listed,
     Noted,
     Nothing,
@@ -618,13 +619,14 @@ def test_progress_that_makes_no_sense_is_refused_if_somebody_waits_for_the_answe
 
 
 def test_heartbeat_is_answered_after_everything_else_if_it_asks_for_it(yard: Yard) -> None:
+    record = yard.scheduler.ledger.record
     told = yard.handle(WorkerHeard(0, b"w", [(b"a", 1)], request=5))
-    assert [type(effect).__name__ for effect in told] == ["Stop", "Noted"]
-    assert told[-1] == Noted(b"w", 5, [])
-    assert yard.handle(WorkerHeard(0, b"w", request=6)) == [Noted(b"w", 6, [])]
+    assert [type(effect).__name__ for effect in told] == ["Stop", "Heard"]
+    assert told[-1] == Heard(b"w", 5, record)
+    assert yard.handle(WorkerHeard(0, b"w", request=6)) == [Heard(b"w", 6, record)]
     assert yard.handle(WorkerHeard(0, b"nobody", request=7)) == [
         Stranger(b"nobody"),
-        Noted(b"nobody", 7, []),
+        Heard(b"nobody", 7, record),
     ]
     assert yard.handle(WorkerHeard(0, b"w")) == []
 

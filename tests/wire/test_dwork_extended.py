@@ -358,12 +358,54 @@ def test_peer_that_is_gone_is_forgotten_with_all_that_it_waited_for() -> None:
     assert counter.scheduler.ledger.tasks[b"default"].state is TaskState.READY
 
 
+def test_worker_that_does_not_introduce_itself_again_is_still_who_it_was() -> None:
+    counter = Extended()
+    counter.create(b"a", b"b")
+    assigned = counter.take()
+    report = pb.Batch(name=assigned.names, attempt=assigned.attempts)
+    body = Q(type=Q.Complete, location=b"w", batch=report, request=3, n=1).SerializeToString()
+    assert counter.say(body, b"w").assigned().names == [b"b"]
+    held = pb.Batch(name=[b"b"], attempt=[1])
+    body = Q(type=Q.Heartbeat, location=b"w", batch=held, request=4).SerializeToString()
+    assert counter.say(body, b"w").names == []
+    assert counter.scheduler.ledger.tasks[b"b"].state is TaskState.LEASED
+    assert counter.scheduler.ledger.tasks[b"a"].state is TaskState.DONE
+
+
+def test_watch_that_is_asked_for_again_takes_the_place_of_the_former() -> None:
+    counter = Extended()
+    counter.create(b"a")
+    for _ in range(WAITING_MAX + 1):
+        assert counter.frames([b"", peer.watch(6, [b"a"], stream=True)]) == []
+    counter.finish(counter.take())
+    assert [Reply(body).request for route, body in counter.sent if route == b"peer"] == [6]
+
+
+def test_create_is_taken_however_many_requests_wait() -> None:
+    counter = Extended()
+    for number in range(WAITING_MAX):
+        counter.frames([b"", peer.watch(number + 10, [b"x"], wait_ns=SECOND_NS)])
+    create = peer.create(6, Submission([b"a"], terms=[Terms(service=b"exec")]), stream=True)
+    assert counter.say(create).kind == peer.OK
+
+
+def test_heartbeat_tells_what_was_sent_before_its_answer() -> None:
+    counter = Extended()
+    counter.create(b"a", b"b")
+    counter.take()
+    first = counter.say(peer.heartbeat(7, b"w", WORKER, [], HEARTBEAT_NS, seen=0), b"w")
+    assert counter.scheduler.ledger.tasks[b"a"].state is TaskState.LEASED
+    counter.take()
+    counter.say(peer.heartbeat(7, b"w", WORKER, [], HEARTBEAT_NS, seen=first.seen), b"w")
+    states = [counter.scheduler.ledger.tasks[name].state for name in (b"a", b"b")]
+    assert states == [TaskState.READY, TaskState.LEASED]
+
+
 def test_requests_that_wait_are_limited() -> None:
     counter = Extended()
-    for _ in range(WAITING_MAX):
-        counter.frames([b"", peer.watch(6, [b"a"], wait_ns=SECOND_NS)])
-    reply = counter.say(peer.watch(6, [b"a"], wait_ns=SECOND_NS))
-    assert reply.kind == peer.ERROR
+    for number in range(WAITING_MAX):
+        counter.frames([b"", peer.watch(number + 10, [b"a"], wait_ns=SECOND_NS)])
+    assert counter.say(peer.watch(6, [b"a"], wait_ns=SECOND_NS)).kind == peer.ERROR
 
 
 def test_documents() -> None:

@@ -1,13 +1,14 @@
 """What answers owe to the journal: results and output that the scheduler does not keep.
 
 The scheduler says in which record a result or a text lies; this puts it into the answer, after the
-commit and before it is sent, because a task may have been done in this very turn. Each row is read
-and decoded once a turn, and the latest few are kept: who asks for one result often asks for its
-neighbours next. It must not know who is answered, nor why.
+commit and before it is sent, because a task may have been done in this very turn. Only so much is
+put in at once: the rest of a large answer follows in the next turns. Each row is read and decoded
+once an answer, and the latest few are kept: who asks for one result often asks for its neighbours
+next. It must not know who is answered, nor why.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
 from typing import Final
@@ -24,8 +25,10 @@ from taskyard.journal.store import Store
 ROWS_KEPT: Final = 8
 ROWS_KEPT_BYTES: Final = 8 * 1024 * 1024
 
-#: Which record, into which answer, at which place of its columns.
-_Owed = tuple[int, Told, int]
+#: Results put into one answer, and into all answers of a turn: what is asked for may be more than
+#: fits the memory. The rest is put in in the next turns.
+ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
+TURN_BYTES_MAX: Final = 4 * ANSWER_BYTES_MAX
 
 
 class Answers:
@@ -36,20 +39,38 @@ class Answers:
         self._index = index
         #: The first record of a row, all of them, and how many bytes they were.
         self._rows: deque[tuple[int, list[AnyRecord], int]] = deque(maxlen=ROWS_KEPT)
+        #: Answers of the last turn that were not whole.
+        self._owing: list[Told] = []
 
-    def complete(self, effects: Iterable[Effect]) -> None:
-        """Put in what these effects owe. Called every turn: most owe nothing."""
-        owed: list[_Owed] = []
+    @property
+    def are_owed(self) -> bool:
+        """Some answers of the last turn were not told whole, and whoever asked waits for it."""
+        return any(told.records for told in self._owing)
+
+    def complete(self, effects: list[Effect]) -> None:
+        """Put in what these effects owe, as far as it fits a turn. Called every turn: most owe
+        nothing.
+
+        An answer that is told with `records` still owes those: whoever tells it takes out what it
+        told, and clears `records` where nobody wants the rest. What is left comes again in front of
+        the next turn's effects, and so does what was not reached, which is taken out of these.
+        """
+        effects[:0] = [told for told in self._owing if told.records]
+        unreached: list[Told] = []
+        owing: list[Told] = []
+        room = TURN_BYTES_MAX
         for effect in effects:
             if type(effect) is Told:
-                if effect.records:
-                    owed += _owed(effect)
+                if effect.records and room > 0:
+                    room -= self._put_in(effect, min(room, ANSWER_BYTES_MAX))
+                    owing.append(effect)
+                elif effect.records:
+                    unreached.append(effect)
             elif type(effect) is Printed and effect.record:
                 effect.text = self._text(effect.record, effect.name)
-        if owed:
-            owed.sort(key=itemgetter(0))
-            for number, group in groupby(owed, key=itemgetter(0)):
-                self._put_results(number, list(group))
+        if unreached:
+            _take_out(effects, unreached)
+        self._owing = [*unreached, *(told for told in owing if told.records)]
         if self._kept_bytes() > ROWS_KEPT_BYTES:
             self._rows.clear()
 
@@ -58,16 +79,32 @@ class Answers:
         record = self._record(number)
         return b"" if record is None else text_in(record, number, name)
 
-    def _put_results(self, number: int, owed: list[_Owed]) -> None:
-        """The results of one record, each to where it is owed."""
-        names = [told.names[place] for _, told, place in owed]
-        record = self._record(number)
-        if record is None:
-            results = [self._archived(number, name) for name in names]
-        else:
-            results = results_in(record, number, names)
-        for (_, told, place), result in zip(owed, results, strict=True):
+    def _put_in(self, told: Told, room: int) -> int:
+        """Fill an answer up, at least with one result. Returns how many bytes were put in."""
+        places = [place for place, text in enumerate(told.texts) if text is None]
+        owed = [*zip(told.records, places, strict=True)]
+        put = 0
+        for place, result in self._results(told.names, sorted(owed)):
+            if put and put + len(result) > room:
+                break
             told.texts[place] = result
+            put += len(result)
+        told.records = [number for number, place in owed if told.texts[place] is None]
+        return put
+
+    def _results(
+        self, names: list[bytes], owed: list[tuple[int, int]]
+    ) -> Iterator[tuple[int, bytes]]:
+        """Places and what belongs there, record by record; each is read when it is needed."""
+        for number, group in groupby(owed, key=itemgetter(0)):
+            places = [place for _, place in group]
+            record = self._record(number)
+            if record is None:
+                for place in places:
+                    yield place, self._archived(number, names[place])
+            else:
+                wanted = [names[place] for place in places]
+                yield from zip(places, results_in(record, number, wanted), strict=True)
 
     def _archived(self, number: int, name: bytes) -> bytes:
         result = None if self._index is None else self._index.result(name)
@@ -94,8 +131,7 @@ class Answers:
         return sum(size for _, _, size in self._rows)
 
 
-def _owed(told: Told) -> list[_Owed]:
-    """The results that are not there yet; from now on nothing says that they are owed."""
-    places = [place for place, text in enumerate(told.texts) if text is None]
-    records, told.records = told.records, []
-    return [(number, told, place) for number, place in zip(records, places, strict=True)]
+def _take_out(effects: list[Effect], unreached: list[Told]) -> None:
+    """Remove these very objects: others may be equal to them."""
+    gone = set(map(id, unreached))
+    effects[:] = [effect for effect in effects if id(effect) not in gone]

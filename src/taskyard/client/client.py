@@ -9,12 +9,13 @@ from __future__ import annotations
 import secrets
 import time
 from concurrent.futures import Future as AnyFuture
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 from taskyard.client import finding
-from taskyard.client.campaign.submitting import to_submission
+from taskyard.client.campaign.submitting import encode_text, to_submission
 from taskyard.client.campaign.tasks import check
 from taskyard.client.courier import Courier, Parcel
 from taskyard.client.futures import Future, value_of
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from taskyard.core.tasks import Submission
     from taskyard.wire.dwork_peer import Reply
 
+_T = TypeVar("_T")
+
 #: How long the first answer of a broker may take.
 TIMEOUT_SECONDS: Final = 5.0
 
@@ -42,11 +45,24 @@ _HASTE_SECONDS: Final = 1.0
 #: What is asked for waits at the broker for at most this long, and is asked again.
 _WAIT_NS: Final = 20 * SECOND_NS
 
+#: How long after its time the answer to who waits with a timeout may be on its way.
+_GRACE_SECONDS: Final = 1.0
+
 #: Tasks in one page of a listing.
 _PAGE: Final = 1000
 
+#: Names in one request: the longest ones still fit a message.
+_NAMES_A_REQUEST: Final = 20_000
+
 #: What to do: a program and its arguments, "module:function", or bytes for who understands them.
 Work = "Sequence[str] | str | bytes"
+
+
+class Ends(NamedTuple):
+    """When who waits has waited long enough, by the monotonic clock, and what was asked for."""
+
+    at: float
+    timeout: float
 
 
 class Client:
@@ -123,12 +139,12 @@ class Client:
         _check_work(what)
         task = f"{campaign or 'task'}-{self._prefix}-{next(self._count)}" if name is None else name
         if not options and not wait_for_unknown:
-            return self._send_plain(task, what, campaign.encode(), (args, kwargs))
+            return self._send_plain(task, what, encode_text(campaign), (args, kwargs))
         if "after" in options:
             options["after"] = _names(options["after"])
         raw = {"name": task, **_work(what, args, kwargs), **options}
         unknown = Unknown.WAIT if wait_for_unknown else Unknown.REFUSE
-        submission = to_submission([check(raw)], campaign.encode(), time.time_ns())
+        submission = to_submission([check(raw)], encode_text(campaign), time.time_ns())
         return self._send(submission, unknown)[0]
 
     def map(
@@ -180,11 +196,11 @@ class Client:
         For loops of many: tasks that share their `terms`, the same object, are sent and kept in
         less room.
         """
-        encoded = name.encode()
+        encoded = encode_text(name)
         future = Future(self, encoded, b"")
-        before = tuple([one.encode() for one in after])
+        before = tuple([encode_text(one) for one in after])
         unknown = Unknown.WAIT if wait_for_unknown else Unknown.REFUSE
-        fixed = (encoded, payload, terms, lane.encode(), before, unknown)
+        fixed = (encoded, payload, terms, encode_text(lane), before, unknown)
         self._courier.send(Parcel(*fixed, future, watch))
         return future
 
@@ -203,7 +219,7 @@ class Client:
         if terms is None:
             terms = Terms(campaign=campaign, service=service)
             self._terms[(service, campaign)] = terms
-        encoded = name.encode()
+        encoded = encode_text(name)
         future = Future(self, encoded, service)
         self._courier.send(Parcel(encoded, payload, terms, b"", (), Unknown.REFUSE, future))
         return future
@@ -226,58 +242,64 @@ class Client:
     def future(self, name: str) -> Future:
         """A future of a task that was submitted before, by whomever."""
         view = self.show(name)
-        future = Future(self, name.encode(), view["service"].encode())
-        self._courier.watch({name.encode(): future})
+        future = Future(self, encode_text(name), view["service"].encode())
+        self._courier.watch({encode_text(name): future})
         return future
 
     def futures(self, names: Sequence[str]) -> list[Future]:
-        """Futures of many. Raises `UserError` if a name is not known."""
+        """Futures of many, one for each name. Raises `UserError` if a name is not known."""
         views = self.views(names)
         made = {
-            name: Future(self, name.encode(), views[name]["service"].encode()) for name in names
+            name: Future(self, encode_text(name), views[name]["service"].encode()) for name in names
         }
         for some in _parts(list(made), _PAGE):
-            self._courier.watch({name.encode(): made[name] for name in some})
-        return list(made.values())
+            self._courier.watch({encode_text(name): made[name] for name in some})
+        return [made[name] for name in names]
 
     # Waiting.
 
     def wait_campaign(self, campaign: str, timeout: float | None = None) -> None:
         """Wait until nothing of a campaign can run any more. Raises `TimedOut`."""
-        self._wait(None, campaign.encode(), timeout, f"campaign {campaign}")
+        self._wait(None, encode_text(campaign), _ends(timeout), f"campaign {campaign}")
 
     def wait_names(
         self, names: Sequence[str], timeout: float | None = None
     ) -> dict[str, TaskState]:
         """Wait until these tasks are settled. Returns where each of them is. Raises `TimedOut`."""
-        encoded = [name.encode() for name in names]
-        return self._wait(encoded, None, timeout, f"{len(names)} tasks")
+        encoded = [*dict.fromkeys(map(encode_text, names))]
+        ends = _ends(timeout)
+        states: dict[str, TaskState] = {}
+        for some in _portions(encoded):
+            states |= self._wait(some, None, ends, f"{len(names)} tasks")
+        return states
 
     def _wait(
-        self, names: list[bytes] | None, campaign: bytes | None, timeout: float | None, what: str
+        self, names: list[bytes] | None, campaign: bytes | None, ends: Ends | None, what: str
     ) -> dict[str, TaskState]:
         """Ask again and again: an answer waits at the broker for a while only."""
-        ends = None if timeout is None else time.monotonic() + timeout
         states: dict[str, TaskState] = {}
         while True:
-            reply = self._watch_once(names, campaign, ends)
+            reply = self._watch_once(names, campaign, ends, what)
             states.update(zip(map(peer.text, reply.names), reply.states, strict=True))
             if not reply.count:
                 return states
             if names is not None:
                 settled = set(reply.names)
                 names = [name for name in names if name not in settled]
-            if ends is not None and time.monotonic() >= ends:
-                raise TimedOut(f"{what}: {reply.count} not settled after {timeout:g} s")
+            if ends is not None and time.monotonic() >= ends.at:
+                raise TimedOut(f"{what}: {reply.count} not settled after {ends.timeout:g} s")
 
     def _watch_once(
-        self, names: list[bytes] | None, campaign: bytes | None, ends: float | None
+        self, names: list[bytes] | None, campaign: bytes | None, ends: Ends | None, what: str
     ) -> Reply:
         wait_ns = _WAIT_NS
         if ends is not None:
-            wait_ns = min(wait_ns, max(0, int((ends - time.monotonic()) * SECOND_NS)))
+            wait_ns = min(wait_ns, max(0, int((ends.at - time.monotonic()) * SECOND_NS)))
         return self._ask(
-            lambda number: peer.watch(number, names, campaign, wait_ns=wait_ns), wait_ns
+            lambda number: peer.watch(number, names, campaign, wait_ns=wait_ns),
+            wait_ns,
+            ends,
+            what,
         )
 
     # Looking.
@@ -291,7 +313,8 @@ class Client:
 
     def show(self, name: str) -> dict[str, Any]:
         """All about a task. Raises `UserError` if there is none of that name."""
-        reply = self._ask(lambda number: peer.ask(number, peer.SHOW, name.encode()))
+        encoded = encode_text(name)
+        reply = self._ask(lambda number: peer.ask(number, peer.SHOW, encoded))
         return dict(_found(reply, name).document())
 
     def views(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -312,7 +335,8 @@ class Client:
 
     def explain(self, name: str) -> dict[str, Any]:
         """Why a task is where it is, with the tasks that it waits for."""
-        return dict(self._document(lambda number: peer.ask(number, peer.EXPLAIN, name.encode())))
+        encoded = encode_text(name)
+        return dict(self._document(lambda number: peer.ask(number, peer.EXPLAIN, encoded)))
 
     def why(self, name: str) -> str:
         """The same in a sentence."""
@@ -320,11 +344,11 @@ class Client:
 
     def tasks(self, scope: Scope | None = None, match: str = "") -> Iterator[dict[str, Any]]:
         """The tasks of a scope, in the order of their submission, page by page."""
-        cursor, asked = 0, scope or Scope()
+        cursor, asked, part = 0, scope or Scope(), encode_text(match)
         while True:
             reply = self._ask(
                 lambda number, cursor=cursor: peer.listing(  # type: ignore[misc]  # a default binds it
-                    number, asked, match.encode(), cursor, _PAGE
+                    number, asked, part, cursor, _PAGE
                 )
             )
             yield from reply.document()
@@ -339,7 +363,8 @@ class Client:
 
     def result_bytes(self, name: str) -> bytes:
         """The same as the worker sent it."""
-        reply = self._ask(lambda number: peer.results(number, [name.encode()]))
+        encoded = encode_text(name)
+        reply = self._ask(lambda number: peer.results(number, [encoded]))
         if not reply.names:
             raise UserError(_unknown(name))
         (state,), (text,) = reply.states, reply.texts
@@ -350,41 +375,75 @@ class Client:
 
     def output(self, name: str) -> bytes:
         """The end of what a task printed; b"" if nothing is kept beside its result."""
-        reply = self._ask(lambda number: peer.ask(number, peer.OUTPUT, name.encode()))
+        encoded = encode_text(name)
+        reply = self._ask(lambda number: peer.ask(number, peer.OUTPUT, encoded))
         (output,) = _found(reply, name).outputs
         return output
 
     # Acting.
 
-    def cancel(self, names: Iterable[str] | None = None, **scope: Any) -> int:  # noqa: ANN401
+    def cancel(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        timeout: float | None = None,
+        **scope: Any,  # noqa: ANN401
+    ) -> int:
         """Cancel tasks, and all that wait for them: names, or campaign, service, lane, states.
-        Returns how many."""
-        return self._act(peer.CANCEL, names, scope)
+        Returns how many. Raises `TimedOut` if the broker does not answer in time."""
+        return self._act(peer.CANCEL, names, scope, timeout)
 
-    def retry(self, names: Iterable[str] | None = None, **scope: Any) -> int:  # noqa: ANN401
-        """Try failed tasks again, and delayed ones now. Returns how many."""
-        return self._act(peer.RETRY, names, scope)
+    def retry(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        timeout: float | None = None,
+        **scope: Any,  # noqa: ANN401
+    ) -> int:
+        """Try failed tasks again, and delayed ones now. Returns how many, or raises `TimedOut`."""
+        return self._act(peer.RETRY, names, scope, timeout)
 
     def drain(self, worker: str | None = None) -> int:
         """Give a worker no more tasks and send it home; without a name all of them, and then the
         broker too. Returns how many workers there were."""
-        location = None if worker is None else worker.encode()
+        location = None if worker is None else encode_text(worker)
         return self._ask(lambda number: peer.ask(number, peer.DRAIN, location=location)).count
 
-    def _act(self, kind: int, names: Iterable[str] | None, scope: dict[str, Any]) -> int:
-        meant = scope_of(names, **scope)
-        return self._ask(lambda number: peer.act(number, kind, meant)).count
+    def _act(
+        self,
+        kind: int,
+        names: Iterable[str] | None,
+        scope: dict[str, Any],
+        timeout: float | None,
+    ) -> int:
+        ends, total = _ends(timeout), 0
+        for some in [None] if names is None else _portions(list(names)):
+            meant = scope_of(some, **scope)
+            build = partial(peer.act, kind=kind, scope=meant)
+            total += self._ask(build, 0, ends, "the tasks").count
+        return total
 
     # Asking.
 
     def _document(self, build: Callable[[int], bytes]) -> Any:  # noqa: ANN401  # JSON
         return self._ask(build).document()
 
-    def _ask(self, build: Callable[[int], bytes], wait_ns: int = 0) -> Reply:
+    def _ask(
+        self,
+        build: Callable[[int], bytes],
+        wait_ns: int = 0,
+        ends: Ends | None = None,
+        what: str = "",
+    ) -> Reply:
         """Ask, wait for the answer, and raise what it refuses."""
         answer: AnyFuture[Reply] = AnyFuture()
         self._courier.ask(build, answer, wait_ns)
-        reply = answer.result()
+        try:
+            reply = answer.result(None if ends is None else _left(ends))
+        except TimeoutError:
+            answer.cancel()
+            timeout = 0.0 if ends is None else ends.timeout
+            raise TimedOut(f"{what}: the broker did not answer within {timeout:g} s") from None
         if reply.kind == peer.ERROR:
             raise Refused(reply.reason or "the broker could not understand the request")
         return reply
@@ -400,12 +459,27 @@ def scope_of(
 ) -> Scope:
     """Which tasks are meant: names, or all that fit everything that is given."""
     return Scope(
-        names=None if names is None else tuple(name.encode() for name in names),
-        campaign=None if campaign is None else campaign.encode(),
-        service=None if service is None else service.encode(),
-        lane=None if lane is None else lane.encode(),
+        names=None if names is None else tuple(encode_text(name) for name in names),
+        campaign=None if campaign is None else encode_text(campaign),
+        service=None if service is None else encode_text(service),
+        lane=None if lane is None else encode_text(lane),
         states=None if states is None else tuple(states),
     )
+
+
+def _ends(timeout: float | None) -> Ends | None:
+    return None if timeout is None else Ends(time.monotonic() + timeout, timeout)
+
+
+def _left(ends: Ends) -> float:
+    """The seconds in which an answer that is given in time is here."""
+    return max(0.0, ends.at - time.monotonic()) + _GRACE_SECONDS
+
+
+def _portions(names: list[_T]) -> Iterator[list[_T]]:
+    """Names that fit a request each; of none, one empty portion: it is asked for all the same."""
+    for first in range(0, max(1, len(names)), _NAMES_A_REQUEST):
+        yield names[first : first + _NAMES_A_REQUEST]
 
 
 def _parts(names: Sequence[str], size: int) -> Iterator[Sequence[str]]:

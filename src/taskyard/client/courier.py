@@ -3,8 +3,10 @@
 Callers leave what they want in the outbox and go on; the courier takes all that is there when it
 comes by. Tasks are gathered: while submissions are under way, later ones wait and leave together,
 so a loop of single calls becomes a few large messages. A submission that is refused is taken apart
-until the task that is to blame is found; the others are taken. A question waits until all that was
-submitted before it is acknowledged: who submits a task and then asks for it finds it.
+until the task that is to blame is found; the others are taken. A refusal counts only when all that
+was submitted before is acknowledged: what a task waits for may still be on its way. A question
+waits until all that was submitted before it is acknowledged: who submits a task and then asks for
+it finds it.
 
 Tasks that somebody has a future of are watched, a submission at a time, as soon as they are
 acknowledged. A broker lets one peer watch a limited number of times: where tasks trickle in one by
@@ -14,12 +16,16 @@ one, the later ones are asked after together, again and again.
 from __future__ import annotations
 
 import threading
+from bisect import insort
 from collections import deque
+from concurrent.futures import InvalidStateError
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from taskyard.client.campaign.submitting import task_bytes
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.tasks import Submission, Terms
-from taskyard.errors import ClientClosed, NoBroker, Refused, TaskyardError
+from taskyard.errors import ClientClosed, NoBroker, Refused, TaskyardError, UserError
 from taskyard.net import sockets
 from taskyard.net.clock import SystemClock
 from taskyard.net.line import Line
@@ -33,12 +39,13 @@ if TYPE_CHECKING:
 
     from taskyard.client.futures import Future
     from taskyard.core.events import Unknown
+    from taskyard.net.sockets import Wire
     from taskyard.wire.dwork_peer import Reply
 
 #: Submissions under way at once: one travels while the next is gathered.
 CREATES_MAX: Final = 2
 
-#: Tasks and bytes of payload in one submission.
+#: Tasks and bytes in one submission.
 TASKS_A_CREATE_MAX: Final = 2_000
 BYTES_A_CREATE_MAX: Final = 4 * 1024 * 1024
 
@@ -96,12 +103,15 @@ class Courier:
         self._parcels: deque[Parcel] = deque()
         #: How many there ever were.
         self._handed_over = 0
+        #: Whoever hands something over holds it, and who ends: nothing comes in after the end.
         self._handing = threading.Lock()
         self._questions: deque[Question] = deque()
         self._wishes: deque[dict[bytes, Future]] = deque()
         self._waker = Waker()
         self._awake = False
         self._stopping = False
+        #: Why the thread ended; None: it has not.
+        self._end: TaskyardError | None = None
         self._room = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="taskyard-client", daemon=True)
         # Of the thread alone from here on.
@@ -116,8 +126,8 @@ class Courier:
         #: Tasks to be asked after together.
         self._late: dict[bytes, Future] = {}
         self._asked: dict[int, AnyFuture[Reply]] = {}
-        #: Submissions that were refused as a whole, to be tried in parts.
-        self._suspects: deque[Batch] = deque()
+        #: Submissions that were refused as a whole, to be tried again or in parts, in order.
+        self._suspects: list[Batch] = []
 
     def start(self) -> None:
         self._thread.start()
@@ -126,19 +136,18 @@ class Courier:
 
     def send(self, parcel: Parcel) -> None:
         """Take a task along. Waits while too many are waiting already."""
-        if self._stopping:
-            raise ClientClosed("the client is closed; open another")
+        task_bytes(parcel.name, parcel.payload, parcel.lane, parcel.after)
         with self._handing:
+            self._check_open()
             self._parcels.append(parcel)
             self._handed_over += 1
-        if len(self._parcels) > OUTBOX_MAX:
+            if not self._awake:
+                self._awake = True
+                self._waker.wake()
+        if len(self._parcels) > OUTBOX_MAX and not self._is_here():
             self._wait_for_room()
-        if not self._awake:
-            self._awake = True
-            self._waker.wake()
 
     def _wait_for_room(self) -> None:
-        self._waker.wake()
         with self._room:
             while len(self._parcels) > OUTBOX_MAX // 2 and self._thread.is_alive():
                 self._room.wait(0.1)
@@ -146,48 +155,82 @@ class Courier:
     def ask(
         self, build: Callable[[int], bytes], answer: AnyFuture[Reply], wait_ns: int = 0
     ) -> None:
-        """Ask the broker something; `answer` gets its reply."""
-        if self._stopping:
-            raise ClientClosed("the client is closed; open another")
-        self._questions.append(Question(build, wait_ns, answer, self._handed_over))
-        self._waker.wake()
+        """Ask the broker something; `answer` gets its reply. Who cancels it before it is sent
+        takes it back."""
+        if self._is_here():
+            raise UserError(
+                "a callback must not wait for the client: it runs in the client's own thread, "
+                "which has the answers to fetch; ask from another thread"
+            )
+        with self._handing:
+            self._check_open()
+            self._questions.append(Question(build, wait_ns, answer, self._handed_over))
+            self._waker.wake()
 
     def watch(self, futures: dict[bytes, Future]) -> None:
         """Watch tasks that were submitted before, by whomever."""
-        if self._stopping:
-            raise ClientClosed("the client is closed; open another")
-        self._wishes.append(futures)
-        self._waker.wake()
+        with self._handing:
+            self._check_open()
+            self._wishes.append(futures)
+            self._waker.wake()
 
     def stop(self, timeout: float | None = None) -> None:
         """Wait until all that was submitted is acknowledged, for so many seconds, then end."""
-        self._stopping = True
-        self._waker.wake()
-        self._thread.join(timeout)
+        with self._handing:
+            self._stopping = True
+            if self._end is None:
+                self._waker.wake()
+        if not self._is_here():
+            self._thread.join(timeout)
+
+    def _check_open(self) -> None:
+        if self._stopping:
+            raise ClientClosed("the client is closed; open another")
+        if self._end is not None:
+            raise self._end
+
+    def _is_here(self) -> bool:
+        """Whether the caller is the thread itself, that is, a future's callback."""
+        return threading.current_thread() is self._thread
 
     # The thread.
 
     def _run(self) -> None:
-        wire = sockets.connect(self.endpoint)
         try:
-            self._line = Line(wire, self._clock)
-            poller = Poller()
-            poller.add(wire)
-            poller.add(self._waker.fileno())
-            while not self._is_over():
-                poller.wait(self._wait_ns())
-                self._turn()
+            wire = sockets.connect(self.endpoint)
+        except Exception as error:  # noqa: BLE001  # it is whoever made the client's to see
+            ours = isinstance(error, TaskyardError)
+            self._finish(error if ours else NoBroker(f"can't connect to {self.endpoint}: {error}"))
+            return
+        try:
+            with closing(wire):
+                self._loop(wire)
         except BaseException as error:  # whoever waits must learn of it
-            self._fail_all(error if isinstance(error, TaskyardError) else ClientClosed(repr(error)))
+            self._finish(ClientClosed(f"the client ended by a mistake of its own: {error!r}"))
             raise
-        finally:
-            self._stopping = True
-            wire.close()
-        self._fail_all(ClientClosed("the client was closed before this was settled"))
+        self._finish(ClientClosed("the client was closed before this was settled"))
+
+    def _loop(self, wire: Wire) -> None:
+        self._line = Line(wire, self._clock)
+        poller = Poller()
+        poller.add(wire)
+        poller.add(self._waker.fileno())
+        while not self._is_over():
+            poller.wait(self._wait_ns())
+            self._turn()
+
+    def _finish(self, error: TaskyardError) -> None:
+        """Nothing comes in any more, and whoever waits is told."""
+        with self._handing:
+            self._end = error
+            self._waker.close()
+        self._fail_all(error)
 
     def _is_over(self) -> bool:
-        sending = self._parcels or self._creates or self._suspects or self._questions
-        return self._stopping and not sending
+        # In this order: what came in before it was stopped is seen.
+        return self._stopping and not (
+            self._parcels or self._creates or self._suspects or self._questions
+        )
 
     def _wait_ns(self) -> int | None:
         wake_at_ns = self._line.wake_at_ns()
@@ -200,20 +243,31 @@ class Courier:
             self._hear(reply)
         while self._wishes:
             self._watch(self._wishes.popleft())
-        while (self._parcels or self._suspects) and len(self._creates) < CREATES_MAX:
-            self._submit(self._suspects.popleft() if self._suspects else self._gather())
+        while len(self._creates) < CREATES_MAX and (batch := self._next_batch()) is not None:
+            self._submit(batch)
         acknowledged = self._acknowledged()
         while self._questions and self._questions[0].after <= acknowledged:
-            question = self._questions.popleft()
-            self._asked[self._line.ask(question.build, question.wait_ns)] = question.answer
+            self._put(self._questions.popleft())
         if self._late and not self._late_watches:
             self._ask_after_late()
         self._line.turn()
         if not self._line.answered and self._line.silent_ns() > self._first_answer_ns:
             self._give_up()
 
+    def _put(self, question: Question) -> None:
+        if not question.answer.set_running_or_notify_cancel():
+            return  # who asked waits no more
+        try:
+            number = self._line.ask(question.build, question.wait_ns)
+        except Exception as error:  # noqa: BLE001  # it is whoever asked's to see
+            question.answer.set_exception(error)
+        else:
+            self._asked[number] = question.answer
+
     def _give_up(self) -> None:
         """Nobody was ever there: whoever waits is told, and the line starts anew."""
+        for number in [*self._creates, *self._watches, *self._asked]:
+            self._line.forget(number)
         seconds = self._first_answer_ns / SECOND_NS
         self._fail_all(
             NoBroker(
@@ -224,8 +278,15 @@ class Courier:
         )
 
     def _fail_all(self, error: TaskyardError) -> None:
-        for number in [*self._creates, *self._watches, *self._asked]:
-            self._line.forget(number)
+        with self._handing:
+            waiting = self._clear()
+        for future in waiting:
+            with suppress(InvalidStateError):  # who asked may give up at the same moment
+                if not future.done():
+                    future.set_exception(error)
+
+    def _clear(self) -> list[AnyFuture[Reply] | Future]:
+        """Drop everything. Returns those that somebody waits for."""
         waiting: list[AnyFuture[Reply] | Future] = [*self._asked.values()]
         waiting += [question.answer for question in self._questions]
         watched = (*self._watches.values(), *self._wishes, self._late)
@@ -239,9 +300,8 @@ class Courier:
             numbers.clear()
         for line in (self._questions, self._suspects, self._wishes, self._parcels):
             line.clear()
-        for future in waiting:
-            if not future.done():
-                future.set_exception(error)
+        self._gathered = self._handed_over
+        return waiting
 
     # Submissions.
 
@@ -250,14 +310,23 @@ class Courier:
         open_batches = (*self._creates.values(), *self._suspects)
         return min([batch.before for batch in open_batches], default=self._gathered)
 
+    def _next_batch(self) -> Batch | None:
+        """What to submit next. A suspect goes when all before it is acknowledged: then its answer
+        is the last word."""
+        if not self._suspects:
+            return self._gather() if self._parcels else None
+        if self._suspects[0].before <= self._acknowledged():
+            return self._suspects.pop(0)
+        return None
+
     def _gather(self) -> Batch:
         """The next tasks that fit one submission: they agree on what an unknown name means."""
         parcels = [self._parcels.popleft()]
-        room = BYTES_A_CREATE_MAX - len(parcels[0].payload)
+        room = BYTES_A_CREATE_MAX - _bytes_of(parcels[0])
         unknown = parcels[0].unknown
         while self._parcels and len(parcels) < TASKS_A_CREATE_MAX:
             following = self._parcels[0]
-            room -= len(following.payload)
+            room -= _bytes_of(following)
             if room < 0 or following.unknown is not unknown:
                 break
             parcels.append(self._parcels.popleft())
@@ -269,15 +338,19 @@ class Courier:
 
     def _submit(self, batch: Batch) -> None:
         parcels = batch.parcels
-        submission, unknown = _submission(parcels), parcels[0].unknown
         stream = self._may_stream() and all(
             parcel.watched and parcel.future is not None for parcel in parcels
         )
-        number = self._line.ask(
-            lambda number: peer.create(number, submission, unknown, stream=stream),
-            STREAM_NS if stream else 0,
-            stream=stream,
-        )
+        try:
+            submission, unknown = _submission(parcels), parcels[0].unknown
+            number = self._line.ask(
+                lambda number: peer.create(number, submission, unknown, stream=stream),
+                STREAM_NS if stream else 0,
+                stream=stream,
+            )
+        except Exception as error:  # noqa: BLE001  # it is whoever submitted it's to see
+            self._blame(batch, error)
+            return
         self._creates[number] = batch
         if stream:
             self._streaming[number] = None
@@ -294,17 +367,29 @@ class Courier:
                 answer.set_result(reply)
 
     def _submitted(self, number: int, batch: Batch, reply: Reply) -> None:
-        before, parcels = batch
         if reply.kind == peer.OK:
-            self._taken(number, parcels)
-        elif len(parcels) > 1 and reply.kind == peer.ERROR:
-            middle = len(parcels) // 2
-            self._suspects.append(Batch(before, parcels[:middle]))
-            self._suspects.append(Batch(before + middle, parcels[middle:]))
+            self._taken(number, batch.parcels)
+            return
+        self._streaming.pop(number, None)
+        if reply.kind != peer.ERROR:
+            self._refuse(batch.parcels, "the broker is leaving")
+        elif batch.before <= self._acknowledged():
+            self._blame(batch, reply.reason)
         else:
-            self._refused(parcels, reply)
-        if reply.kind != peer.OK:
-            self._streaming.pop(number, None)
+            self._suspect(batch)
+
+    def _suspect(self, batch: Batch) -> None:
+        insort(self._suspects, batch, key=_place)
+
+    def _blame(self, batch: Batch, reason: str | Exception) -> None:
+        """It can't be taken: halve it, until one task is left."""
+        before, parcels = batch
+        if len(parcels) == 1:
+            self._refuse(parcels, reason)
+            return
+        middle = len(parcels) // 2
+        self._suspect(Batch(before, parcels[:middle]))
+        self._suspect(Batch(before + middle, parcels[middle:]))
 
     def _taken(self, number: int, parcels: list[Parcel]) -> None:
         watched: dict[bytes, Future] = {}
@@ -323,8 +408,7 @@ class Courier:
         else:
             self._watch(watched)
 
-    def _refused(self, parcels: list[Parcel], reply: Reply) -> None:
-        reason = reply.reason if reply.kind == peer.ERROR else "the broker is leaving"
+    def _refuse(self, parcels: list[Parcel], reason: str | Exception) -> None:
         for parcel in parcels:
             if parcel.future is not None and not parcel.future.done():
                 name = parcel.name.decode(errors="backslashreplace")
@@ -374,6 +458,14 @@ class Courier:
             self._late_watches.pop(number, None)
             self._line.forget(number)
             self._watch(futures)
+
+
+def _place(batch: Batch) -> int:
+    return batch.before
+
+
+def _bytes_of(parcel: Parcel) -> int:
+    return task_bytes(parcel.name, parcel.payload, parcel.lane, parcel.after)
 
 
 def _submission(parcels: list[Parcel]) -> Submission:

@@ -43,9 +43,10 @@ class Future(concurrent.futures.Future[Any]):
         return self._client.why(self.name)
 
     def cancel(self) -> bool:
-        """Cancel the task, also where it runs already. True if it will not be done."""
+        """Cancel the task, also where it runs already. True if it will not be done. Raises
+        `TimedOut` if the broker does not answer in the client's time."""
         if not self.done():
-            self._client.cancel([self.name])
+            self._client.cancel([self.name], timeout=self._client.timeout)
             concurrent.futures.wait([self], timeout=self._client.timeout)
         return self.cancelled()
 

@@ -258,6 +258,15 @@ class Stranger(Effect):
     request: int = 0
 
 
+class Heard(Effect):
+    """To a worker: its sign of life is noted."""
+
+    worker: bytes
+    request: int
+    #: The latest record; what it was given by it and before it was sent before this.
+    record: int
+
+
 class Noted(Effect):
     """To a worker: its report is taken, but for tasks that it does not hold."""
 

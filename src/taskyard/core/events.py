@@ -148,6 +148,9 @@ class WorkerHeard(Event):
     heartbeat_ns: int = 0
     #: 0: nobody waits for an answer.
     request: int = 0
+    #: The `Heard.record` that it was told last: whatever it was given up to that record has reached
+    #: it, or is lost. None: it does not say, and what is two heartbeats old should have.
+    seen: int | None = None
 
 
 class WorkerGone(Event):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from taskyard.core import assigning, watching
-from taskyard.core.effects import Dismiss, Noted, Refusal, Refused, Stop, Stranger
+from taskyard.core.effects import Dismiss, Heard, Noted, Refusal, Refused, Stop, Stranger
 from taskyard.core.limits import (
     HEARTBEATS_UNLISTED_MAX,
     NAME_BYTES_MAX,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from taskyard.core import events
     from taskyard.core.ledger import Ledger
     from taskyard.core.scheduler import Scheduler
-    from taskyard.core.tasks import Task
+    from taskyard.core.tasks import Lease, Task
     from taskyard.core.workers import Worker, WorkerFacts
 
 
@@ -80,27 +80,36 @@ def worker_heard(scheduler: Scheduler, event: events.WorkerHeard) -> None:
     if event.held is not None:
         listed = dict(event.held)
         _stop_zombies(scheduler, event.worker, listed)
-        if worker is not None and event.heartbeat_ns:
-            _take_unlisted(scheduler, worker, listed, event.heartbeat_ns)
+        if worker is not None:
+            _take_unlisted(scheduler, worker, listed, event)
     if event.request:
-        scheduler.tell(Noted(event.worker, event.request, []))
+        scheduler.tell(Heard(event.worker, event.request, scheduler.ledger.record))
 
 
 def _take_unlisted(
-    scheduler: Scheduler, worker: Worker, listed: dict[bytes, int], heartbeat_ns: int
+    scheduler: Scheduler, worker: Worker, listed: dict[bytes, int], event: events.WorkerHeard
 ) -> None:
-    """What a live worker does not list, though it had time to, was lost on the way to it."""
-    given_before_ns = scheduler.now_ns - HEARTBEATS_UNLISTED_MAX * heartbeat_ns
+    """What a live worker does not list, though it must have reached it, was lost on the way."""
     lost = [
         task
         for lease in worker.leases.values()
-        if lease.given_ns <= given_before_ns
+        if _should_have_arrived(scheduler, lease, event)
         for task in lease.tasks
         if task.lease is lease and listed.get(task.name) != task.attempt
     ]
     give_back(scheduler, worker, lost, ReturnReason.UNLISTED)
     if lost:
         has_room(scheduler, worker)
+
+
+def _should_have_arrived(scheduler: Scheduler, lease: Lease, event: events.WorkerHeard) -> bool:
+    """Answers come in order: who was told of a record was told before of what it gave. Time says
+    less: a slow disk can hold an assignment back for longer than any heartbeat."""
+    if event.seen is not None:
+        return lease.number <= event.seen
+    if not event.heartbeat_ns:
+        return False
+    return lease.given_ns <= scheduler.now_ns - HEARTBEATS_UNLISTED_MAX * event.heartbeat_ns
 
 
 def _stop_zombies(scheduler: Scheduler, worker: bytes, listed: dict[bytes, int]) -> None:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from msgspec import Struct
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.errors import Malformed
+from taskyard.errors import Malformed, UserError
+from taskyard.net.options import FRAME_BYTES_MAX
 from taskyard.wire import dwork_peer as peer
 from taskyard.wire.dwork_peer import Reply
 
@@ -86,11 +87,20 @@ class Line:
         return self._clock.monotonic_ns() - self._heard_ns
 
     def ask(self, build: Callable[[int], bytes], wait_ns: int = 0, *, stream: bool = False) -> int:
-        """Send the request that `build` makes for a number. Returns the number."""
+        """Send the request that `build` makes for a number. Returns the number.
+
+        Raises `UserError` if it is larger than a broker takes: it would hang up, again and again.
+        """
         self._number += 1
+        body = build(self._number)
+        if len(body) > FRAME_BYTES_MAX:
+            raise UserError(
+                f"a request of {len(body):,} bytes can't be sent: a broker takes at most "
+                f"{FRAME_BYTES_MAX:,}; ask for less at a time"
+            )
         if not self._open:
             self._heard_ns = self._clock.monotonic_ns()  # nobody was silent: nothing was asked
-        self._open[self._number] = Request(build(self._number), wait_ns, stream)
+        self._open[self._number] = Request(body, wait_ns, stream)
         self._send(self._number)
         return self._number
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 #: A reply: where to, and its frames.
 Reply = tuple[bytes, list[bytes]]
 
+#: Workers whose words are remembered; most that are not there any more never say so.
+FACTS_MAX: Final = 10_000
+
 #: Requests of one route that may wait at once.
 WAITING_MAX: Final = 1000
 
@@ -103,8 +106,23 @@ class Desk:
 
     def check_waiting(self, route: bytes) -> None:
         """Refuse one more request that waits, where there are too many."""
-        if len(self._waiting.get(route, ())) >= WAITING_MAX:
+        if self.has_many_waiting(route):
             raise Malformed(f"{WAITING_MAX} requests of this peer wait already")
+
+    def has_many_waiting(self, route: bytes) -> bool:
+        return len(self._waiting.get(route, ())) >= WAITING_MAX
+
+    def ask_again(self, asked: Asked) -> list[events.Event]:
+        """A watch that is asked for again, by its own number, takes the place of the former."""
+        if not asked.query.HasField("request"):
+            return []
+        request, ended = asked.query.request, []
+        for number in [*self._waiting.get(asked.route, ())]:
+            ticket = self.tickets[number]
+            if ticket.request == request and ticket.kind == _Q.Watch:
+                self.drop(number)
+                ended.append(events.WatchEnded(0, asked.route, number))
+        return [*ended]
 
     def drop(self, number: int) -> Ticket | None:
         """A request is answered, or nobody waits for its answer any more."""
@@ -130,6 +148,8 @@ class Desk:
         known = (facts, ahead)
         if self.facts.get(worker) == known:
             return []
+        if len(self.facts) >= FACTS_MAX:
+            self.facts.clear()  # who is still there says it again
         self.facts[worker] = known
         return [events.WorkerAppeared(0, worker, facts, ahead)]
 

@@ -199,7 +199,7 @@ class ScopeMsg(_message.Message):
     def __init__(self, campaign: _Optional[bytes] = ..., service: _Optional[bytes] = ..., lane: _Optional[bytes] = ..., standing: _Optional[_Iterable[_Union[Standing, str]]] = ..., match: _Optional[bytes] = ...) -> None: ...
 
 class QueryMsg(_message.Message):
-    __slots__ = ("type", "task", "name", "n", "location", "wait_ms", "reason", "request", "batch", "worker", "unknown", "scope", "cursor", "broker", "document", "stream", "heartbeat_ns")
+    __slots__ = ("type", "task", "name", "n", "location", "wait_ms", "reason", "request", "batch", "worker", "unknown", "scope", "cursor", "broker", "document", "stream", "heartbeat_ns", "seen")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         Create: _ClassVar[QueryMsg.Type]
@@ -275,6 +275,7 @@ class QueryMsg(_message.Message):
     DOCUMENT_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_NS_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
     type: QueryMsg.Type
     task: _containers.RepeatedScalarFieldContainer[bytes]
     name: bytes
@@ -292,4 +293,5 @@ class QueryMsg(_message.Message):
     document: bytes
     stream: bool
     heartbeat_ns: int
-    def __init__(self, type: _Optional[_Union[QueryMsg.Type, str]] = ..., task: _Optional[_Iterable[bytes]] = ..., name: _Optional[bytes] = ..., n: _Optional[int] = ..., location: _Optional[bytes] = ..., wait_ms: _Optional[int] = ..., reason: _Optional[bytes] = ..., request: _Optional[int] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., worker: _Optional[_Union[WorkerMsg, _Mapping]] = ..., unknown: _Optional[_Union[QueryMsg.Unknown, str]] = ..., scope: _Optional[_Union[ScopeMsg, _Mapping]] = ..., cursor: _Optional[int] = ..., broker: _Optional[int] = ..., document: _Optional[bytes] = ..., stream: bool = ..., heartbeat_ns: _Optional[int] = ...) -> None: ...
+    seen: int
+    def __init__(self, type: _Optional[_Union[QueryMsg.Type, str]] = ..., task: _Optional[_Iterable[bytes]] = ..., name: _Optional[bytes] = ..., n: _Optional[int] = ..., location: _Optional[bytes] = ..., wait_ms: _Optional[int] = ..., reason: _Optional[bytes] = ..., request: _Optional[int] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., worker: _Optional[_Union[WorkerMsg, _Mapping]] = ..., unknown: _Optional[_Union[QueryMsg.Unknown, str]] = ..., scope: _Optional[_Union[ScopeMsg, _Mapping]] = ..., cursor: _Optional[int] = ..., broker: _Optional[int] = ..., document: _Optional[bytes] = ..., stream: bool = ..., heartbeat_ns: _Optional[int] = ..., seen: _Optional[int] = ...) -> None: ...

@@ -103,6 +103,11 @@ class Reply:
         return self._query.n
 
     @property
+    def seen(self) -> int:
+        """Of a Heartbeat: what the worker was given by this record and before was sent before."""
+        return self._query.seen
+
+    @property
     def cursor(self) -> int:
         return self._query.cursor
 
@@ -212,18 +217,22 @@ def complete(
     return query.SerializeToString()
 
 
-def heartbeat(
+def heartbeat(  # noqa: PLR0913  # one a field
     request: int,
     location: bytes,
     worker: Introduction,
     held: Sequence[tuple[bytes, int]],
     heartbeat_ns: int,
+    *,
+    seen: int | None = None,
 ) -> bytes:
     query = _Q(type=HEARTBEAT, request=request, location=location, heartbeat_ns=heartbeat_ns)
     query.worker.CopyFrom(worker)
     query.batch.SetInParent()
     query.batch.name.extend(name for name, _ in held)
     query.batch.attempt.extend(attempt for _, attempt in held)
+    if seen is not None:
+        query.seen = seen
     return query.SerializeToString()
 
 

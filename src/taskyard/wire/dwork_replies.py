@@ -1,6 +1,9 @@
 """How the native dialect tells effects: each answers the request that it carries the number of.
 
 An effect without an open request makes no reply: its asker is gone, or never waited for one.
+
+Results that do not fit an answer are left out of it, and `n` says how many: a watch that streams
+tells them in its next answers, whoever asked otherwise asks again for the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
     from taskyard.wire.dwork_desk import Desk, Reply, Ticket
 
-#: Results in one answer to a watch that streams; the rest follows in the next.
+#: Results in one answer, but for a single one that is larger; the rest is for the next.
 TEXT_BYTES_MAX: Final = 4 * 1024 * 1024
 
 _Q: Final = pb.QueryMsg
@@ -62,8 +65,7 @@ def _answer_due(desk: Desk, effect: effects.AnswerDue) -> list[Reply]:
         return desk.answer(effect.request, _Q.Exit)
     if ticket.stream:
         return [desk.reply(ticket, _Q.Watch, batch=pb.Batch(), n=ticket.left)]
-    batch = _settled(ticket.told) if ticket.told else {}
-    return desk.answer(effect.request, _Q.Watch, batch=batch, n=ticket.left)
+    return _gathered(desk, effect.request, ticket)
 
 
 # To workers.
@@ -105,14 +107,16 @@ def _stop(desk: Desk, effect: effects.Stop) -> list[Reply]:
     return []
 
 
+def _heard(desk: Desk, effect: effects.Heard) -> list[Reply]:
+    stop = desk.stops.pop(effect.worker, None)
+    batch = pb.Batch(name=stop.names, attempt=stop.attempts) if stop else pb.Batch()
+    return desk.answer(effect.request, _Q.Heartbeat, batch=batch, seen=effect.record)
+
+
 def _noted(desk: Desk, effect: effects.Noted) -> list[Reply]:
     ticket = desk.tickets.get(effect.request)
     if ticket is None:
         return []
-    if ticket.kind == _Q.Heartbeat:
-        stop = desk.stops.pop(effect.worker, None)
-        batch = pb.Batch(name=stop.names, attempt=stop.attempts) if stop else pb.Batch()
-        return desk.answer(effect.request, _Q.Heartbeat, batch=batch)
     if ticket.kind == _Q.Complete and ticket.columns:
         ticket.missing = tuple(effect.missing)  # the answer is what it steals
         return []
@@ -130,28 +134,37 @@ def _noted(desk: Desk, effect: effects.Noted) -> list[Reply]:
 def _told(desk: Desk, effect: effects.Told) -> list[Reply]:
     ticket = desk.tickets.get(effect.request)
     if ticket is None:
+        effect.records = []  # nobody waits for the rest of it
         return []
-    if ticket.kind != _Q.Watch:
-        return desk.answer(effect.request, ticket.kind, batch=_settled(effect))
-    ticket.left -= len(effect.names) or ticket.left  # without names: all of it is settled
     if ticket.stream:
         return _stream(desk, effect, ticket)
+    if ticket.kind == _Q.Watch:
+        ticket.left -= len(effect.names) or ticket.left  # without names: all of it is settled
     _gather(ticket, effect)
-    if ticket.left:
-        return []
-    batch = _settled(ticket.told or effect)
-    return desk.answer(effect.request, _Q.Watch, batch=batch, n=0)
+    return [] if ticket.left else _gathered(desk, effect.request, ticket)
 
 
 def _stream(desk: Desk, effect: effects.Told, ticket: Ticket) -> list[Reply]:
+    told = _take_ready(effect)
+    if effect.names and not told.names:
+        return []  # none of the results is there yet
+    left = ticket.left
+    ticket.left -= len(told.names) or left  # without names: all of it is settled
     replies: list[Reply] = []
-    left = ticket.left + len(effect.names)
-    for part in _parts(effect):
-        left -= len(part.names)
+    for part in _parts(told):
+        left -= len(part.names) or left
         replies.append(desk.reply(ticket, _Q.Watch, batch=_settled(part), n=left))
     if not ticket.left:
         desk.drop(effect.request)
     return replies
+
+
+def _gathered(desk: Desk, request: int, ticket: Ticket) -> list[Reply]:
+    """The one answer to a Watch or to Results, with what was gathered for it."""
+    told = ticket.told
+    if not isinstance(told, _Gathered):
+        return desk.answer(request, ticket.kind, batch={}, n=ticket.left)
+    return desk.answer(request, ticket.kind, batch=_settled(told), n=ticket.left + told.left_out)
 
 
 def _found(desk: Desk, effect: effects.Found) -> list[Reply]:
@@ -212,6 +225,7 @@ _WORDS: Final[dict[type[effects.Effect], Callable[[Desk, Any], list[Reply]]]] = 
     effects.Stranger: _stranger,
     effects.Dismiss: _dismiss,
     effects.Stop: _stop,
+    effects.Heard: _heard,
     effects.Noted: _noted,
     effects.Told: _told,
     effects.Found: _found,
@@ -285,14 +299,40 @@ def _missing(ticket: Ticket) -> dict[str, bytes]:
     return {"reason": b"not held: " + b", ".join(ticket.missing)} if ticket.missing else {}
 
 
+class _Gathered(effects.Told):
+    """What is told to a request that is answered once, as far as it fits an answer."""
+
+    text_bytes: int = 0
+    left_out: int = 0
+
+
 def _gather(ticket: Ticket, effect: effects.Told) -> None:
-    """Keep what is told until all of it is there."""
-    if ticket.told is None:
-        ticket.told = effect
-    else:
-        ticket.told.names += effect.names
-        ticket.told.states += effect.states
-        ticket.told.texts += effect.texts
+    """Keep what is told until the answer is due; what does not fit is only counted."""
+    told = ticket.told
+    if not isinstance(told, _Gathered):
+        told = ticket.told = _Gathered(effect.client, effect.request, [], [], [])
+    for name, state, text in zip(effect.names, effect.states, effect.texts, strict=True):
+        if text is None or (told.names and told.text_bytes + len(text) > TEXT_BYTES_MAX):
+            told.left_out += 1
+            continue
+        told.text_bytes += len(text)
+        told.names.append(name)
+        told.states.append(state)
+        told.texts.append(text)
+    effect.records = []  # who asked asks again for the rest
+
+
+def _take_ready(effect: effects.Told) -> effects.Told:
+    """Take what can be told now out of an effect; the rest of it is told later."""
+    ready = effects.Told(effect.client, effect.request, [], [], [])
+    rest = effects.Told(effect.client, effect.request, [], [], [])
+    for name, state, text in zip(effect.names, effect.states, effect.texts, strict=True):
+        part = rest if text is None else ready
+        part.names.append(name)
+        part.states.append(state)
+        part.texts.append(text)
+    effect.names, effect.states, effect.texts = rest.names, rest.states, rest.texts
+    return ready
 
 
 def _settled(told: effects.Told) -> tasks.Columns:

@@ -69,6 +69,7 @@ def _create(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     if not submission.names:
         raise Malformed("a Create needs tasks")
     asked.extended = asked.extended or says_more
+    told = desk.ask_again(asked)
     number = _issue_create(desk, asked, len(submission.names))
     if desk.leaving:
         return [events.AnswerDue(0, asked.route, number)]
@@ -76,15 +77,16 @@ def _create(desk: Desk, asked: Asked) -> Sequence[events.Event]:
         unknown, repeat = _UNKNOWN[asked.query.unknown], events.Repeat.HARMLESS
     else:
         unknown, repeat = events.Unknown.DONE, events.Repeat.EXTEND
-    watch = asked.query.stream
-    return [events.SubmitAsked(0, asked.route, submission, number, unknown, repeat, watch)]
+    watch = desk.tickets[number].stream
+    told.append(events.SubmitAsked(0, asked.route, submission, number, unknown, repeat, watch))
+    return told
 
 
 def _issue_create(desk: Desk, asked: Asked, count: int) -> int:
-    """A Create that streams is a Watch as soon as it is accepted."""
-    if not asked.query.stream:
+    """A Create that streams is a Watch as soon as it is accepted. It is never refused for what
+    waits already: who is not told asks again."""
+    if not asked.query.stream or desk.has_many_waiting(asked.route):
         return desk.issue(asked)
-    desk.check_waiting(asked.route)
     return desk.issue(asked, ends_ns=asked.now_ns + STREAM_SIGN_NS, left=count, stream=True)
 
 
@@ -92,7 +94,7 @@ def _steal(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     query = asked.query
     _refuse_fields(query, "name", "task", "batch")
     worker, count = _location(query), _count(query)
-    facts = _facts(asked)
+    facts = _facts(desk, asked, worker)
     wait_ns = _wait_ns(query)
     if wait_ns:
         desk.check_waiting(asked.route)
@@ -120,7 +122,7 @@ def _complete(desk: Desk, asked: Asked) -> Sequence[events.Event]:
         told.append(_printed(worker, report))
     if not steals:
         return [*told, _reported(desk, worker, report, desk.issue(asked))]
-    count, facts = _count(query), _facts(asked)
+    count, facts = _count(query), _facts(desk, asked, worker)
     told += desk.introduce(worker, facts, query.worker.ahead)
     number = desk.issue(asked, worker=worker, columns=True)
     told.append(_reported(desk, worker, report, number))
@@ -173,12 +175,13 @@ def _heartbeat(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     if len(attempts) != len(report.names):
         raise Malformed("a Heartbeat lists tasks with their attempts")
     held = list(zip(report.names, attempts, strict=True))
-    facts, ahead = _facts(asked), query.worker.ahead
+    facts, ahead = _facts(desk, asked, worker), query.worker.ahead
     desk.facts[worker] = (facts, ahead)
     heartbeat_ns = min(query.heartbeat_ns, WAIT_NS_MAX)
+    seen = min(query.seen, NUMBER_MAX) if query.HasField("seen") else None
     return [
         events.WorkerAppeared(0, worker, facts, ahead),
-        events.WorkerHeard(0, worker, held, heartbeat_ns, desk.issue(asked)),
+        events.WorkerHeard(0, worker, held, heartbeat_ns, desk.issue(asked), seen),
     ]
 
 
@@ -196,11 +199,13 @@ def _watch(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     campaign = query.scope.campaign if query.scope.HasField("campaign") else None
     if (names is None) == (campaign is None):
         raise Malformed("a Watch needs either names or a campaign")
+    told = desk.ask_again(asked)
     desk.check_waiting(asked.route)
     ends_ns = asked.now_ns + (STREAM_SIGN_NS if query.stream else _wait_ns(query))
     left = 1 if names is None else len(names)
     number = desk.issue(asked, ends_ns=ends_ns, left=left, stream=query.stream)
-    return [events.WatchAsked(0, asked.route, names, campaign, number)]
+    told.append(events.WatchAsked(0, asked.route, names, campaign, number))
+    return told
 
 
 def _cancel(desk: Desk, asked: Asked) -> Sequence[events.Event]:
@@ -310,10 +315,14 @@ def _wait_ns(query: pb.QueryMsg) -> int:
     return min(query.wait_ms * _MILLISECOND_NS, WAIT_NS_MAX)
 
 
-def _facts(asked: Asked) -> WorkerFacts:
-    """A plain worker has no slots, no heartbeat and one service."""
+def _facts(desk: Desk, asked: Asked, worker: bytes) -> WorkerFacts:
+    """What a worker says of itself, now or before. A plain one has no slots, no heartbeat and one
+    service."""
     if not asked.query.HasField("worker"):
-        return _UNINTRODUCED if asked.extended else _PLAIN_WORKER
+        if not asked.extended:
+            return _PLAIN_WORKER
+        known = desk.facts.get(worker)
+        return _UNINTRODUCED if known is None or known[0] == _PLAIN_WORKER else known[0]
     raw = asked.query.worker.SerializeToString()
     return _introduced(raw) if len(raw) > FACTS_REMEMBERED_BYTES else _remembered_facts(raw)
 

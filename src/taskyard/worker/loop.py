@@ -35,6 +35,9 @@ STEAL_NS: Final = 30 * SECOND_NS
 #: so long: it would be given the same one at once.
 REFUSED_NS: Final = SECOND_NS
 
+#: Signs of life that may be unanswered at once.
+HEARTBEATS_OPEN_MAX: Final = 16
+
 #: Results and output in one report; the rest follows in the next.
 REPORT_BYTES_MAX: Final = 4 * 1024 * 1024
 
@@ -92,7 +95,10 @@ class Loop:
         self._reported: list[tuple[bytes, int]] = []
         #: The wish for more under way; it may be the report too.
         self._steal = 0
-        self._heartbeat = 0
+        #: Signs of life that are not answered yet; a slow broker may have several.
+        self._heartbeats: dict[int, None] = {}
+        #: What the broker's last answer to a heartbeat was about: see there.
+        self._seen = 0
         self._heartbeat_due_ns = clock.monotonic_ns()
         self._farewell = 0
         self._rests_until_ns = 0
@@ -148,8 +154,9 @@ class Loop:
         number = reply.request
         if number == self._farewell:
             self.gone = True
-        elif number == self._heartbeat:
-            self._heartbeat = 0
+        elif number in self._heartbeats:
+            del self._heartbeats[number]
+            self._seen = reply.seen
             self._stop(zip(reply.names, reply.attempts, strict=True))
         elif number in (self._report, self._steal):
             self._hear_of_tasks(number, reply)
@@ -268,12 +275,16 @@ class Loop:
             return
         self._look_ahead()
         self._heartbeat_due_ns = now_ns + self._settings.heartbeat_ns
-        self._line.forget(self._heartbeat)
+        if len(self._heartbeats) == HEARTBEATS_OPEN_MAX:
+            oldest = next(iter(self._heartbeats))
+            del self._heartbeats[oldest]
+            self._line.forget(oldest)
         name, worker, held = self._settings.name, self._introduction, [*self._held]
-        heartbeat_ns = self._settings.heartbeat_ns
-        self._heartbeat = self._line.ask(
-            lambda number: peer.heartbeat(number, name, worker, held, heartbeat_ns)
+        heartbeat_ns, seen = self._settings.heartbeat_ns, self._seen
+        number = self._line.ask(
+            lambda number: peer.heartbeat(number, name, worker, held, heartbeat_ns, seen=seen)
         )
+        self._heartbeats[number] = None
 
     def _look_ahead(self) -> None:
         """Ask for more at once if tasks are quick, for less if they are half as quick as that."""

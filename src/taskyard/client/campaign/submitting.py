@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from taskyard.client.campaign.tasks import BadTask, TaskSpec
+from taskyard.core.limits import PAYLOAD_BYTES_MAX
 from taskyard.core.tasks import Submission, Terms
 from taskyard.errors import UserError
 from taskyard.wire.work import CALL, EXEC, encode_call, encode_command
@@ -20,8 +21,15 @@ if TYPE_CHECKING:
 #: Tasks in one submission, unless asked otherwise: one message, one record, a fraction of a second.
 TASKS_A_SUBMISSION: Final = 10_000
 
-#: Payloads in one submission, unless asked otherwise: well under what one message may have.
-PAYLOAD_BYTES_A_SUBMISSION: Final = 8 * 1024 * 1024
+#: Bytes in one submission, unless asked otherwise: well under what one message may have.
+BYTES_A_SUBMISSION: Final = 8 * 1024 * 1024
+
+#: The names that one task has (its own, its lane, those it waits for): with the longest payload
+#: they still fit one message.
+NAMES_BYTES_MAX: Final = 8 * 1024 * 1024
+
+#: What a message has beside a name itself: its mark and its length.
+_NAME_EXTRA_BYTES: Final = 5
 
 _DEFAULT: Final = Terms().service
 
@@ -47,15 +55,46 @@ def to_submission(specs: Sequence[TaskSpec], campaign: bytes, now_ns: int) -> Su
             place = places[key] = len(terms)
             terms.append(_terms(spec, service, campaign, now_ns))
         terms_at.append(place)
-    lanes = [spec.lane.encode() for spec in specs]
-    after = [[name.encode() for name in spec.after] if spec.after else [] for spec in specs]
+    lanes = [encode_text(spec.lane) for spec in specs]
+    after = [[*map(encode_text, spec.after)] if spec.after else [] for spec in specs]
     return Submission(
-        names=[spec.name.encode() for spec in specs],
+        names=[encode_text(spec.name) for spec in specs],
         payloads=payloads if any(payloads) else [b""],
         terms=terms,
         terms_at=terms_at if len(terms) > 1 else None,
         lanes=lanes if any(lanes) else None,
         after=after if any(after) else None,
+    )
+
+
+def encode_text(text: str) -> bytes:
+    """A name as it is sent. Raises `UserError` where it is no Unicode, such as half a character."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{text!r} can't be sent: it is not valid Unicode; use UTF-8") from None
+
+
+def task_bytes(name: bytes, payload: bytes, lane: bytes, after: Sequence[bytes]) -> int:
+    """What a task takes in a message, beside its terms. Raises `UserError` if none has room."""
+    names = len(name) + len(lane) + 3 * _NAME_EXTRA_BYTES
+    if after:
+        names += sum(map(len, after)) + _NAME_EXTRA_BYTES * len(after)
+    if len(payload) > PAYLOAD_BYTES_MAX or names > NAMES_BYTES_MAX:
+        _refuse_large(name, len(payload), names)
+    return names + len(payload)
+
+
+def _refuse_large(name: bytes, payload_bytes: int, names_bytes: int) -> None:
+    shown = name[:100].decode(errors="backslashreplace")
+    if payload_bytes > PAYLOAD_BYTES_MAX:
+        raise BadTask(
+            f"task {shown!r}: a payload of {payload_bytes:,} bytes is too large, at most "
+            f"{PAYLOAD_BYTES_MAX:,} are taken; put it in a file that the task names"
+        )
+    raise BadTask(
+        f"task {shown!r}: names of {names_bytes:,} bytes (its own, its lane, those it waits for) "
+        f"are too much, at most {NAMES_BYTES_MAX:,} are taken; put a task in between"
     )
 
 
@@ -71,7 +110,7 @@ def _work(spec: TaskSpec) -> tuple[bytes, bytes]:
             service, payload = _DEFAULT, spec.payload or b""
     except UserError as wrong:  # values of Parquet or Python that JSON does not have
         raise BadTask(f"task {spec.name!r}: {wrong}") from None
-    return service if spec.service is None else spec.service.encode(), payload
+    return service if spec.service is None else encode_text(spec.service), payload
 
 
 def _terms(spec: TaskSpec, service: bytes, campaign: bytes, now_ns: int) -> Terms:
@@ -97,17 +136,33 @@ def submissions(
     now_ns: int,
     *,
     tasks_max: int = TASKS_A_SUBMISSION,
-    bytes_max: int = PAYLOAD_BYTES_A_SUBMISSION,
+    bytes_max: int = BYTES_A_SUBMISSION,
 ) -> Iterator[Submission]:
-    """All tasks in batches, in order; a batch over `bytes_max` has one task."""
+    """All tasks in batches, in order; a batch over `bytes_max` has one task.
+
+    Raises `BadTask` for one that fits no message.
+    """
     line = iter(specs)
     while batch := list(islice(line, tasks_max)):
         whole = to_submission(batch, campaign, now_ns)
-        if sum(map(len, whole.payloads)) <= bytes_max:
+        lengths = _lengths(whole)
+        if sum(lengths) <= bytes_max:
             yield whole
             continue
-        for first, last in _cuts([len(payload) for payload in whole.payloads], bytes_max):
+        for first, last in _cuts(lengths, bytes_max):
             yield to_submission(batch[first:last], campaign, now_ns)
+
+
+def _lengths(whole: Submission) -> list[int]:
+    return [
+        task_bytes(
+            name,
+            whole.payload_of(index),
+            whole.lanes[index] if whole.lanes else b"",
+            whole.after[index] if whole.after else (),
+        )
+        for index, name in enumerate(whole.names)
+    ]
 
 
 def _cuts(lengths: list[int], bytes_max: int) -> Iterator[tuple[int, int]]:
