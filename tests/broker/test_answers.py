@@ -61,6 +61,7 @@ class Desk:
         self.index = FinishedIndex(directory)
         self.arrived: Sequence[Event] = ()
         self.sent: list[Effect] = []
+        self.waits: list[int | None] = []
         self.broker = Broker(Scheduler(), self, self.store, self, self.index)
 
     def monotonic_ns(self) -> int:
@@ -69,7 +70,7 @@ class Desk:
     wall_ns = monotonic_ns
 
     def receive(self, wait_ns: int | None) -> Sequence[Event]:
-        del wait_ns
+        self.waits.append(wait_ns)
         return self.arrived
 
     def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
@@ -208,6 +209,113 @@ def test_turn_in_which_nothing_is_owed_reads_nothing(desk: Desk) -> None:
     assert desk.store.read == []
 
 
+# More than fits.
+
+
+def commit(*records: AnyRecord) -> MemoryStore:
+    store = MemoryStore()
+    store.commit(encode(list(records)), len(records))
+    return store
+
+
+SUBMITTED = Submitted(0, Submission([b"a"]))
+
+
+class Stream:
+    """Stands for a dialect that tells what is there and keeps the rest in the effect."""
+
+    def __init__(self, store: MemoryStore, *effects: Told) -> None:
+        self.answers = Answers(store, None)
+        self.asked: list[Effect] = list(effects)
+
+    def turn(self) -> list[tuple[int, list[bytes]]]:
+        """Requests and the names that they are told in a turn."""
+        effects, self.asked = self.asked, []
+        self.answers.complete(effects)
+        heard: list[tuple[int, list[bytes]]] = []
+        for effect in effects:
+            assert isinstance(effect, Told)
+            there = [place for place, text in enumerate(effect.texts) if text is not None]
+            heard.append((effect.request, [effect.names[place] for place in there]))
+            for place in reversed(there):
+                del effect.names[place], effect.states[place], effect.texts[place]
+        return heard
+
+
+def letters(*names: bytes, request: int = 0) -> Told:
+    """Asks for results, each in a record of its own."""
+    records = [b"abcdef".index(name) + 2 for name in names]
+    return Told(b"client", request, [*names], [DONE] * len(names), [None] * len(names), records)
+
+
+@pytest.fixture
+def ended() -> MemoryStore:
+    """Tasks a to f are done, each with a result of ten bytes in a row of its own."""
+    store = commit(SUBMITTED)
+    for letter in b"abcdef":
+        done = Finished(0, b"w", [bytes([letter])], [1], [bytes([letter]) * 10])
+        store.commit(encode([done]), 1)
+    return store
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "ANSWER_BYTES_MAX", 25)
+    monkeypatch.setattr(answers, "TURN_BYTES_MAX", 40)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_large_answer_is_put_in_part_by_part(ended: MemoryStore) -> None:
+    stream = Stream(ended, letters(b"a", b"c", b"b", b"e", b"d"))
+    assert stream.turn() == [(0, [b"a", b"b"])]
+    assert stream.answers.are_owed()
+    assert stream.turn() == [(0, [b"c", b"d"])]
+    assert stream.turn() == [(0, [b"e"])]
+    assert not stream.answers.are_owed()
+    assert stream.turn() == []
+
+
+@pytest.mark.usefixtures("narrow")
+def test_result_that_is_larger_than_an_answer_is_put_in_alone(
+    ended: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "ANSWER_BYTES_MAX", 3)
+    stream = Stream(ended, letters(b"a", b"b"))
+    assert [stream.turn(), stream.turn()] == [[(0, [b"a"])], [(0, [b"b"])]]
+
+
+@pytest.mark.usefixtures("narrow")
+def test_answers_of_a_turn_share_its_room_and_those_not_reached_come_first_in_the_next(
+    ended: MemoryStore,
+) -> None:
+    every = (b"a", b"b", b"c", b"d")
+    stream = Stream(ended, *(letters(*every, request=number) for number in (1, 2, 3)))
+    assert stream.turn() == [(1, [b"a", b"b"]), (2, [b"a", b"b"])]
+    assert stream.turn() == [(3, [b"a", b"b"]), (1, [b"c", b"d"])]
+    assert stream.turn() == [(2, [b"c", b"d"]), (3, [b"c", b"d"])]
+    assert stream.turn() == []
+
+
+@pytest.mark.usefixtures("narrow")
+def test_rest_that_nobody_wants_is_not_read(ended: MemoryStore) -> None:
+    stream = Stream(ended)
+    told = letters(b"a", b"b", b"c", b"d")
+    stream.answers.complete([told])
+    told.records = []
+    assert not stream.answers.are_owed()
+    assert stream.turn() == []
+
+
+@pytest.mark.usefixtures("narrow")
+def test_broker_does_not_wait_while_results_are_owed(desk: Desk) -> None:
+    desk.turn(*(WorkReported(0, b"w", [name], texts=[bytes(20)]) for name in (b"a", b"b")))
+    desk.turn(results(b"a"))
+    assert desk.waits == [None] * len(desk.waits)
+    desk.turn(results(b"a", b"b"))
+    desk.turn()
+    assert desk.waits[-1] == 0
+
+
 # Output.
 
 
@@ -235,15 +343,6 @@ def test_output_whose_row_is_trimmed_is_empty(desk: Desk) -> None:
 
 
 # Damage.
-
-
-def commit(*records: AnyRecord) -> MemoryStore:
-    store = MemoryStore()
-    store.commit(encode(list(records)), len(records))
-    return store
-
-
-SUBMITTED = Submitted(0, Submission([b"a"]))
 
 
 def owing(name: bytes, record: int) -> Told:

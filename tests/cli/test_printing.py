@@ -9,6 +9,7 @@ import pytest
 from taskyard.cli.printing import print_table
 
 NAME = "a-name-" * 12
+STATES = ("BLOCKED", "DELAYED", "READY", "LEASED", "DONE", "FAILED", "CANCELLED")
 REASON = "the disk of the machine in the cellar is full, and nobody is there to empty it"
 
 
@@ -26,16 +27,24 @@ def test_name_that_is_too_long_ends_in_an_ellipsis_and_numbers_stay(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    states = ("BLOCKED", "DELAYED", "READY", "LEASED", "DONE", "FAILED", "CANCELLED")
-    print_table(("CAMPAIGN", *states), [(NAME, *([1_000_000] * 2), *([0] * 5)), ("b", *([1] * 7))])
+    print_table(("CAMPAIGN", *STATES), [(NAME, *([1_000_000] * 2), *([0] * 5)), ("b", *([1] * 7))])
     header, _, first, second = (
         line.split() for line in capsys.readouterr().out.splitlines() if line.strip()
     )
-    assert header == ["CAMPAIGN", *states]
+    assert header == ["CAMPAIGN", *STATES]
     assert first[0].startswith("a-name-")
     assert first[0].endswith("…")
     assert first[1:] == ["1,000,000", "1,000,000", "0", "0", "0", "0", "0"]
     assert second == ["b", *(["1"] * 7)]
+
+
+@pytest.mark.usefixtures("narrow")
+def test_name_that_was_made_up_stays_whole_beside_seven_numbers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_table(("CAMPAIGN", *STATES), [("map-b860e126c0", *([100] * 7))])
+    assert "map-b860e126c0" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("narrow")

@@ -124,7 +124,13 @@ def test_batches_have_so_many_tasks_and_keep_their_order() -> None:
 
 
 def test_batches_have_so_many_bytes_or_one_task() -> None:
-    tasks = specs(*({"name": str(size), "payload": "x" * size} for size in (3, 4, 5, 11, 1, 2)))
-    batches = list(submissions(tasks, b"c", NOW_NS, bytes_max=10))
-    assert [batch.names for batch in batches] == [[b"3", b"4"], [b"5"], [b"11"], [b"1", b"2"]]
+    sizes = (300, 400, 500, 1100, 100, 200)
+    tasks = specs(*({"name": str(size), "payload": "x" * size} for size in sizes))
+    batches = list(submissions(tasks, b"c", NOW_NS, bytes_max=1000))
+    assert [batch.names for batch in batches] == [
+        [b"300", b"400"],
+        [b"500"],
+        [b"1100"],
+        [b"100", b"200"],
+    ]
     assert all(len(batch.names) == len(batch.payloads) for batch in batches)

@@ -242,6 +242,27 @@ def test_futures_of_others_are_settled(yard: Yard, client: Client) -> None:
     assert [value(future) for future in client.futures(names)] == [f"{n}\n" for n in range(30)]
 
 
+def test_name_that_is_given_twice_has_its_future_twice(client: Client) -> None:
+    value(client.submit(["echo", "hi"], name="twice"))
+    one, two = client.futures(["twice", "twice"])
+    assert value(one) == value(two) == "hi\n"
+
+
+def test_more_names_than_fit_a_request_go_in_portions(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskyard.client.client._NAMES_A_REQUEST", 3)
+    names = [f"portion-{number}" for number in range(8)]
+    for name in names:
+        client.submit(b"", name=name, service=NOBODY)
+    with pytest.raises(TimedOut, match=r"8 tasks: 8 not settled"):
+        client.wait_names(names, 0.05)
+    assert client.cancel(names) == 8
+    assert client.wait_names(names) == dict.fromkeys(names, TaskState.CANCELLED)
+    assert client.wait_names([]) == {}
+    assert client.cancel([]) == 0
+
+
 def test_client_may_be_used_by_several_threads(client: Client) -> None:
     def submit_some(who: int) -> list[object]:
         return [

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.core import image
+from taskyard.core import effects, image
 from taskyard.core.events import Outcome, Scope, Unknown
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
@@ -15,9 +15,13 @@ from taskyard.core.workers import WorkerFacts
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_peer as peer
 from taskyard.wire import dwork_requests
+from taskyard.wire.dwork import Dwork
 from taskyard.wire.dwork_desk import WAITING_MAX
 from taskyard.wire.dwork_peer import Reply
 from tests.wire.kit import BROKER, Counter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Q = pb.QueryMsg
 FACTS = WorkerFacts(services=(b"exec",), slots_total=4, silence_ns=15 * SECOND_NS, incarnation=9)
@@ -332,6 +336,68 @@ def test_large_results_are_streamed_in_parts(monkeypatch: pytest.MonkeyPatch) ->
     counter.finish(counter.take(3), texts=[b"12345678", b"12345678", b"1"])
     told = [Reply(body) for route, body in counter.sent if route == b"client"]
     assert [(one.names, one.count) for one in told] == [([b"a"], 2), ([b"b", b"c"], 0)]
+
+
+def owing(request: int, *texts: bytes | None) -> effects.Told:
+    """Of tasks a, b…: these results, and None where the journal still owes one."""
+    names = [bytes([letter]) for letter in b"abcdef"[: len(texts)]]
+    records = [number for number, text in enumerate(texts) if text is None]
+    return effects.Told(b"client", request, names, [TaskState.DONE] * len(names), [*texts], records)
+
+
+def test_stream_tells_the_results_that_are_there_and_leaves_the_rest_for_later() -> None:
+    dialect = Dwork(BROKER, lambda: 0)
+    dialect.take(b"client", [b"", peer.watch(6, [b"a", b"b", b"c"], stream=True)], 1)
+    told = owing(1, b"1", None, b"3")
+    ((_, frames),) = dialect.tell(told)
+    assert (Reply(frames[1]).names, Reply(frames[1]).count) == ([b"a", b"c"], 1)
+    assert (told.names, told.texts, told.records) == ([b"b"], [None], [1])
+    assert dialect.tell(told) == []
+    told.texts, told.records = [b"2"], []
+    ((_, frames),) = dialect.tell(told)
+    assert (Reply(frames[1]).names, Reply(frames[1]).count) == ([b"b"], 0)
+
+
+@pytest.mark.parametrize("asks", [peer.results, peer.watch])
+def test_results_that_do_not_fit_one_answer_are_left_out_and_counted(
+    asks: Callable[[int, list[bytes]], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskyard.wire.dwork_replies.TEXT_BYTES_MAX", 10)
+    dialect = Dwork(BROKER, lambda: 0)
+    dialect.take(b"client", [b"", asks(6, [b"a", b"b", b"c", b"d"])], 1)
+    told = owing(1, b"1234567", b"1234567", b"123", None)
+    ((_, frames),) = dialect.tell(told)
+    reply = Reply(frames[1])
+    assert (reply.names, reply.texts) == ([b"a", b"c"], [b"1234567", b"123"])
+    assert (len(reply.states), reply.count) == (2, 2)
+    assert told.records == []
+
+
+def test_result_that_is_larger_than_an_answer_is_told_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("taskyard.wire.dwork_replies.TEXT_BYTES_MAX", 2)
+    dialect = Dwork(BROKER, lambda: 0)
+    dialect.take(b"client", [b"", peer.results(6, [b"a", b"b"])], 1)
+    ((_, frames),) = dialect.tell(owing(1, b"123", b"123"))
+    assert (Reply(frames[1]).names, Reply(frames[1]).count) == ([b"a"], 1)
+
+
+def test_watch_keeps_no_more_results_than_fit_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taskyard.wire.dwork_replies.TEXT_BYTES_MAX", 10)
+    counter = Extended()
+    counter.create(b"a", b"b", b"c")
+    counter.frames([b"", peer.watch(6, [b"a", b"b", b"c"], wait_ns=SECOND_NS)], b"client")
+    for _ in range(2):
+        counter.finish(counter.take(1), texts=[b"12345678"])
+    ((_, body),) = counter.pass_time(SECOND_NS)
+    assert (Reply(body).names, Reply(body).count) == ([b"a"], 2)
+
+
+def test_results_that_nobody_waits_for_are_owed_no_more() -> None:
+    told = owing(1, b"1", None)
+    assert Dwork(BROKER, lambda: 0).tell(told) == []
+    assert told.records == []
 
 
 def test_campaign_is_watched_as_a_whole() -> None:

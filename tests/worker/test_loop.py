@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+import pytest
 
 from taskyard.core.events import Outcome, Scope
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission, Terms
+from taskyard.errors import UserError
 from taskyard.net.line import Line
+from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_peer as peer
 from taskyard.worker.jobs import Done, Job
-from taskyard.worker.loop import REFUSED_NS, REPORT_BYTES_MAX, Loop, Settings
+from taskyard.worker.loop import REFUSED_NS, REPORT_BYTES_MAX, STEAL_NS, Loop, Settings
+from taskyard.worker.serve import Post, settings_of
 from tests.wire.kit import Counter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from taskyard.worker.running import Runner
 
 
 class Hands:
@@ -55,6 +62,7 @@ class Shop(Counter):
     def __init__(self, slots: int = 2) -> None:
         super().__init__()
         self.cut_off = False
+        self.refusing = False
         self._inbox: list[list[bytes]] = []
         #: What the worker has sent, by kind.
         self.said: list[int] = []
@@ -68,7 +76,12 @@ class Shop(Counter):
     def send(self, frames: Sequence[bytes]) -> bool:
         if self.cut_off:
             return False
-        self.said.append(peer.Reply(frames[1]).kind)
+        request = peer.Reply(frames[1])
+        self.said.append(request.kind)
+        if self.refusing and request.kind == peer.COMPLETE:
+            refusal = pb.QueryMsg(type=pb.QueryMsg.Error, reason=b"no", request=request.request)
+            self._inbox.append([b"", refusal.SerializeToString()])
+            return True
         events = self.dialect.take(b"worker", list(frames), self.now_ns)
         self.handle([*events])
         return True
@@ -233,6 +246,81 @@ def test_worker_that_had_to_refuse_a_task_rests_before_it_asks_again() -> None:
     shop.pass_time(REFUSED_NS)
     shop.turn()
     assert shop.names() == [b"a"]
+
+
+def refused_shop(settings: Settings) -> Shop:
+    shop = Shop()
+    shop.loop = Loop(settings, Line(shop, shop), shop.hands, shop)
+    shop.said.clear()
+    return shop
+
+
+REFUSED = {
+    "name": Settings(b"w" * 1025, (b"exec",), 1, incarnation=1),
+    "service": Settings(b"w", (b"s" * 1025,), 1, incarnation=1),
+    "no service": Settings(b"w", (b"",), 1, incarnation=1),
+}
+
+
+@pytest.mark.parametrize("settings", REFUSED.values(), ids=REFUSED)
+def test_worker_that_is_refused_says_why_and_rests_before_it_asks_again(
+    settings: Settings,
+) -> None:
+    shop = refused_shop(settings)
+    shop.turn(100)
+    assert 1 <= shop.said.count(peer.STEAL) <= 2
+    assert shop.loop.trouble.startswith("the broker ")
+    asked = shop.said.count(peer.STEAL)
+    shop.pass_time(REFUSED_NS)
+    shop.turn(100)
+    assert shop.said.count(peer.STEAL) == asked + 1
+
+
+def test_worker_whose_report_is_refused_says_why() -> None:
+    shop = Shop(slots=1)
+    shop.create(b"a")
+    shop.turn()
+    shop.refusing = True
+    shop.hands.finish()
+    shop.turn()
+    assert shop.loop.trouble == ("the broker refuses its report on 1 task(s), to be done again: no")
+    assert shop.loop.held == 0
+    shop.refusing = False
+    shop.pass_time(REFUSED_NS)
+    shop.turn()
+    assert shop.names() == [b"a"]
+    assert shop.loop.trouble == ""
+
+
+def test_worker_for_which_there_is_nothing_asks_again_at_once() -> None:
+    shop = Shop()
+    shop.turn()
+    for _ in range(3):
+        shop.said.clear()
+        for _ in range(STEAL_NS // SECOND_NS + 1):
+            shop.pass_time(SECOND_NS)
+            shop.turn()
+        assert shop.said.count(peer.STEAL) == 1
+    assert shop.loop.trouble == ""
+
+
+def test_trouble_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    shop = refused_shop(REFUSED["name"])
+    post = Post(shop.loop, Line(shop, shop), cast("Runner", None), REFUSED["name"], print)
+    for _ in range(3):
+        shop.turn()
+        post.tell_trouble()
+        shop.pass_time(REFUSED_NS)
+    (record,) = caplog.records
+    assert "the broker refuses it: " in record.getMessage()
+
+
+@pytest.mark.parametrize("name", ["", "w" * 1025, "ä" * 513])
+def test_name_or_service_that_a_broker_would_refuse_is_an_error(name: str) -> None:
+    with pytest.raises(UserError, match="a worker's name has 1 to 1024 bytes"):
+        settings_of(1, ["exec"], name)
+    with pytest.raises(UserError, match="a worker's service has 1 to 1024 bytes"):
+        settings_of(1, ["exec", name])
 
 
 def test_quick_tasks_are_asked_for_ahead_and_slow_ones_not() -> None:

@@ -42,7 +42,6 @@ class Answers:
         #: Answers of the last turn that were not whole.
         self._owing: list[Told] = []
 
-    @property
     def are_owed(self) -> bool:
         """Some answers of the last turn were not told whole, and whoever asked waits for it."""
         return any(told.records for told in self._owing)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
+from taskyard.broker.noise import Noise
 from taskyard.broker.port import SocketPort
 from taskyard.broker.turn import Broker
 from taskyard.core.events import RulesSet
@@ -95,10 +96,12 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         gc.set_threshold(GC_THRESHOLD)
         for (name, _), wire in zip((("native", ""), *settings.listen), wires, strict=True):
             say(f"listening {name} {wire.endpoint}")
+        noise = Noise(lambda: dialect.malformed + sum(wire.dropped for wire in wires), clock)
         _turn_until_told(
             broker,
             port,
             dialect,
+            noise,
             lambda: bool(signals.taken()) or (leash is not None and leash.has_ended()),
         )
         logger.info("stopped: %d rows in the journal", store.head.sequence)
@@ -144,10 +147,11 @@ def _listen(settings: Settings) -> list[Wire]:
 
 
 def _turn_until_told(
-    broker: Broker, port: SocketPort, dialect: Dwork, ending: Callable[[], bool]
+    broker: Broker, port: SocketPort, dialect: Dwork, noise: Noise, ending: Callable[[], bool]
 ) -> None:
     while not dialect.leaving:
         broker.turn()
+        noise.look()
         if port.called and ending():
             return
     ledger, farewell_ns = broker.scheduler.ledger, 0

@@ -80,7 +80,7 @@ class Broker:
         self._undelivered = self.port.send(effects)
 
     def _wait_ns(self) -> int | None:
-        if self._undelivered or self._answers.are_owed:
+        if self._undelivered or self._answers.are_owed():
             return 0
         wake_at_ns = self.scheduler.wake_at_ns()
         return None if wake_at_ns is None else max(0, wake_at_ns - self.clock.monotonic_ns())

@@ -81,7 +81,8 @@ def _draw_table(columns: Sequence[str], rows: list[Sequence[object]], prose: Seq
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    # Close together: at 80 columns a status has room for a name that `map` has made up.
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for index, column in enumerate(columns):
         is_number = bool(rows) and all(isinstance(row[index], int) for row in rows)
         side: Literal["left", "right"] = "right" if is_number else "left"

@@ -295,12 +295,8 @@ class Client:
         wait_ns = _WAIT_NS
         if ends is not None:
             wait_ns = min(wait_ns, max(0, int((ends.at - time.monotonic()) * SECOND_NS)))
-        return self._ask(
-            lambda number: peer.watch(number, names, campaign, wait_ns=wait_ns),
-            wait_ns,
-            ends,
-            what,
-        )
+        build = partial(peer.watch, names=names, campaign=campaign, wait_ns=wait_ns)
+        return self._ask_until(build, wait_ns, ends, what)
 
     # Looking.
 
@@ -420,7 +416,7 @@ class Client:
         for some in [None] if names is None else _portions(list(names)):
             meant = scope_of(some, **scope)
             build = partial(peer.act, kind=kind, scope=meant)
-            total += self._ask(build, 0, ends, "the tasks").count
+            total += self._ask_until(build, 0, ends, "the tasks").count
         return total
 
     # Asking.
@@ -428,25 +424,25 @@ class Client:
     def _document(self, build: Callable[[int], bytes]) -> Any:  # noqa: ANN401  # JSON
         return self._ask(build).document()
 
-    def _ask(
-        self,
-        build: Callable[[int], bytes],
-        wait_ns: int = 0,
-        ends: Ends | None = None,
-        what: str = "",
-    ) -> Reply:
+    def _ask(self, build: Callable[[int], bytes], wait_ns: int = 0) -> Reply:
         """Ask, wait for the answer, and raise what it refuses."""
         answer: AnyFuture[Reply] = AnyFuture()
         self._courier.ask(build, answer, wait_ns)
+        return _accepted(answer.result())
+
+    def _ask_until(
+        self, build: Callable[[int], bytes], wait_ns: int, ends: Ends | None, what: str
+    ) -> Reply:
+        """The same for who does not wait for ever. Raises `TimedOut`."""
+        if ends is None:
+            return self._ask(build, wait_ns)
+        answer: AnyFuture[Reply] = AnyFuture()
+        self._courier.ask(build, answer, wait_ns)
         try:
-            reply = answer.result(None if ends is None else _left(ends))
+            return _accepted(answer.result(_left(ends)))
         except TimeoutError:
-            answer.cancel()
-            timeout = 0.0 if ends is None else ends.timeout
-            raise TimedOut(f"{what}: the broker did not answer within {timeout:g} s") from None
-        if reply.kind == peer.ERROR:
-            raise Refused(reply.reason or "the broker could not understand the request")
-        return reply
+            self._courier.take_back(answer)
+            raise TimedOut(f"{what}: the broker did not answer within {ends.timeout:g} s") from None
 
 
 def scope_of(
@@ -469,6 +465,12 @@ def scope_of(
 
 def _ends(timeout: float | None) -> Ends | None:
     return None if timeout is None else Ends(time.monotonic() + timeout, timeout)
+
+
+def _accepted(reply: Reply) -> Reply:
+    if reply.kind == peer.ERROR:
+        raise Refused(reply.reason or "the broker could not understand the request")
+    return reply
 
 
 def _left(ends: Ends) -> float:

@@ -106,6 +106,7 @@ class Courier:
         #: Whoever hands something over holds it, and who ends: nothing comes in after the end.
         self._handing = threading.Lock()
         self._questions: deque[Question] = deque()
+        self._taken_back: deque[AnyFuture[Reply]] = deque()
         self._wishes: deque[dict[bytes, Future]] = deque()
         self._waker = Waker()
         self._awake = False
@@ -119,6 +120,8 @@ class Courier:
         self._creates: dict[int, Batch] = {}
         self._gathered = 0
         self._watches: dict[int, dict[bytes, Future]] = {}
+        #: How many tasks a watch that streams would name, were it asked for again.
+        self._named: dict[int, int] = {}
         #: Submissions whose tasks are watched as soon as they are taken.
         self._streaming: dict[int, None] = {}
         #: Those of the watches that do not stream.
@@ -155,8 +158,7 @@ class Courier:
     def ask(
         self, build: Callable[[int], bytes], answer: AnyFuture[Reply], wait_ns: int = 0
     ) -> None:
-        """Ask the broker something; `answer` gets its reply. Who cancels it before it is sent
-        takes it back."""
+        """Ask the broker something; `answer` gets its reply."""
         if self._is_here():
             raise UserError(
                 "a callback must not wait for the client: it runs in the client's own thread, "
@@ -166,6 +168,14 @@ class Courier:
             self._check_open()
             self._questions.append(Question(build, wait_ns, answer, self._handed_over))
             self._waker.wake()
+
+    def take_back(self, answer: AnyFuture[Reply]) -> None:
+        """Nobody waits for this answer any more."""
+        answer.cancel()
+        with self._handing:
+            if self._end is None:
+                self._taken_back.append(answer)
+                self._waker.wake()
 
     def watch(self, futures: dict[bytes, Future]) -> None:
         """Watch tasks that were submitted before, by whomever."""
@@ -199,8 +209,9 @@ class Courier:
         try:
             wire = sockets.connect(self.endpoint)
         except Exception as error:  # noqa: BLE001  # it is whoever made the client's to see
-            ours = isinstance(error, TaskyardError)
-            self._finish(error if ours else NoBroker(f"can't connect to {self.endpoint}: {error}"))
+            if not isinstance(error, TaskyardError):
+                error = NoBroker(f"can't connect to {self.endpoint}: {error}")
+            self._finish(error)
             return
         try:
             with closing(wire):
@@ -241,6 +252,8 @@ class Courier:
         self._awake = False
         for reply in self._line.replies():
             self._hear(reply)
+        while self._taken_back:
+            self._drop(self._taken_back.popleft())
         while self._wishes:
             self._watch(self._wishes.popleft())
         while len(self._creates) < CREATES_MAX and (batch := self._next_batch()) is not None:
@@ -263,6 +276,11 @@ class Courier:
             question.answer.set_exception(error)
         else:
             self._asked[number] = question.answer
+
+    def _drop(self, answer: AnyFuture[Reply]) -> None:
+        for number in [number for number, asked in self._asked.items() if asked is answer]:
+            del self._asked[number]
+            self._line.forget(number)
 
     def _give_up(self) -> None:
         """Nobody was ever there: whoever waits is told, and the line starts anew."""
@@ -294,7 +312,7 @@ class Courier:
         batches = (*self._creates.values(), *self._suspects)
         for parcels in (*(batch.parcels for batch in batches), self._parcels):
             waiting += [parcel.future for parcel in parcels if parcel.future is not None]
-        for each in (self._creates, self._watches, self._asked, self._late):
+        for each in (self._creates, self._watches, self._named, self._asked, self._late):
             each.clear()
         for numbers in (self._streaming, self._late_watches):
             numbers.clear()
@@ -403,8 +421,7 @@ class Courier:
         if number in self._streaming:
             del self._streaming[number]
             self._watches[number] = watched
-            # Should the broker be another one by then, it need not be told the payloads again.
-            self._line.replace(number, peer.watch(number, list(watched), stream=True))
+            self._name_anew(number)
         else:
             self._watch(watched)
 
@@ -433,6 +450,7 @@ class Courier:
             lambda number: peer.watch(number, names, stream=True), STREAM_NS, stream=True
         )
         self._watches[number] = futures
+        self._named[number] = len(names)
 
     def _ask_after_late(self) -> None:
         late, self._late = list(self._late.items()), {}
@@ -455,9 +473,19 @@ class Courier:
                 future.settle(state, text)
         if not futures or number in self._late_watches or reply.kind == peer.ERROR:
             del self._watches[number]
+            self._named.pop(number, None)
             self._late_watches.pop(number, None)
             self._line.forget(number)
             self._watch(futures)
+        elif 2 * len(futures) <= self._named[number]:
+            self._name_anew(number)
+
+    def _name_anew(self, number: int) -> None:
+        """Should the broker be another one by then, it is asked for what is left, and need not be
+        told payloads again."""
+        futures = self._watches[number]
+        self._named[number] = len(futures)
+        self._line.replace(number, peer.watch(number, list(futures), stream=True))
 
 
 def _place(batch: Batch) -> int:

@@ -324,6 +324,8 @@ def _gather(ticket: Ticket, effect: effects.Told) -> None:
 
 def _take_ready(effect: effects.Told) -> effects.Told:
     """Take what can be told now out of an effect; the rest of it is told later."""
+    if not effect.records:
+        return effect
     ready = effects.Told(effect.client, effect.request, [], [], [])
     rest = effects.Told(effect.client, effect.request, [], [], [])
     for name, state, text in zip(effect.names, effect.states, effect.texts, strict=True):

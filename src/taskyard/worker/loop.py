@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 STEAL_NS: Final = 30 * SECOND_NS
 
 #: A worker that has to refuse a task, because the machine gives it no process, asks for no more for
-#: so long: it would be given the same one at once.
+#: so long: it would be given the same one at once. Likewise one that is refused by the broker.
 REFUSED_NS: Final = SECOND_NS
 
 #: Signs of life that may be unanswered at once.
@@ -95,6 +95,9 @@ class Loop:
         self._reported: list[tuple[bytes, int]] = []
         #: The wish for more under way; it may be the report too.
         self._steal = 0
+        self._stole_ns = 0
+        #: Wishes in a row that the broker did not let wait.
+        self._turned_away = 0
         #: Signs of life that are not answered yet; a slow broker may have several.
         self._heartbeats: dict[int, None] = {}
         #: What the broker's last answer to a heartbeat was about: see there.
@@ -105,6 +108,8 @@ class Loop:
         self._ahead = 0
         self._finished = 0
         self._introduction = self._introduce()
+        #: Why the broker refuses what it is asked; empty while it does not.
+        self.trouble = ""
         #: No more tasks: it ends when it holds none.
         self.leaving = False
         #: It has said goodbye, and was heard.
@@ -141,7 +146,7 @@ class Loop:
     def _note(self, done: list[Done]) -> None:
         self._reports += done
         if any(one.outcome is Outcome.REFUSED for one in done):
-            self._rests_until_ns = self._clock.monotonic_ns() + REFUSED_NS
+            self._rest()
 
     def wake_at_ns(self) -> int:
         """When the next turn is due though nothing arrives."""
@@ -162,17 +167,40 @@ class Loop:
             self._hear_of_tasks(number, reply)
 
     def _hear_of_tasks(self, number: int, reply: Reply) -> None:
-        if number == self._report:
+        is_report, is_steal = number == self._report, number == self._steal
+        if is_report:
             self._report = 0
             for key in self._reported:  # durable, or not ours any more: either way it is over
                 self._held.pop(key, None)
-        if number != self._steal:
-            return
-        self._steal = 0
-        if reply.kind == peer.TRANSFER:
+        if is_steal:
+            self._steal = 0
+        if reply.kind == peer.ERROR:
+            self._be_refused(reply.reason, len(self._reported) if is_report else 0)
+        elif is_steal and reply.kind == peer.NOT_FOUND and not is_report:
+            self._be_turned_away()
+        else:
+            self.trouble, self._turned_away = "", 0
+        if is_steal and reply.kind == peer.TRANSFER:
             self._take(reply.assigned())
-        elif reply.kind == peer.EXIT:
+        elif is_steal and reply.kind == peer.EXIT:
             self.leave()
+
+    def _be_refused(self, reason: str, reports: int) -> None:
+        """The broker will say the same of the next message: don't ask at once."""
+        what = f"its report on {reports} task(s), to be done again" if reports else "it"
+        self.trouble = f"the broker refuses {what}: {reason}"
+        self._rest()
+
+    def _be_turned_away(self) -> None:
+        """Nothing to do. A broker that says so at once, again and again, does not know us."""
+        waited_ns = self._clock.monotonic_ns() - self._stole_ns
+        self._turned_away = self._turned_away + 1 if waited_ns < STEAL_NS // 2 else 0
+        if self._turned_away > 1:
+            self.trouble = "the broker does not take it on; see what the broker logs"
+            self._rest()
+
+    def _rest(self) -> None:
+        self._rests_until_ns = self._clock.monotonic_ns() + REFUSED_NS
 
     def _take(self, assigned: peer.Assigned) -> None:
         jobs: list[Job] = []
@@ -265,6 +293,7 @@ class Loop:
         if self._steal or not count:
             return
         name, worker = self._settings.name, self._introduction
+        self._stole_ns = self._clock.monotonic_ns()
         self._steal = self._line.ask(
             lambda number: peer.steal(number, name, worker, count, STEAL_NS), STEAL_NS
         )

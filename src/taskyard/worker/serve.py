@@ -7,13 +7,15 @@ it waits for one, except that it does not stay for ever to deliver its last repo
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Final
 
-from taskyard.core.limits import SECOND_NS
+from taskyard.core.limits import NAME_BYTES_MAX, SECOND_NS
+from taskyard.errors import UserError
 from taskyard.net import sockets
 from taskyard.net.clock import SystemClock
 from taskyard.net.leash import Leash
@@ -26,11 +28,16 @@ from taskyard.worker.running import Runner
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+logger = logging.getLogger("taskyard.worker")
+
 #: How long to wait for a broker that does not answer a goodbye.
 FAREWELL_NS: Final = 2 * SECOND_NS
 
 #: A broker that was not heard for so long is missed aloud.
 MISSED_NS: Final = 2 * SECOND_NS
+
+#: How much of a name that is no good is shown.
+_SHOWN: Final = 40
 
 
 def name_of_this_process() -> bytes:
@@ -41,13 +48,24 @@ def name_of_this_process() -> bytes:
 def settings_of(
     slots: int, services: Sequence[str], name: str | None = None, **more: int
 ) -> Settings:
+    """Raises UserError where a broker would refuse whatever such a worker says."""
     return Settings(
-        name=name.encode() if name else name_of_this_process(),
-        services=tuple(service.encode() for service in services),
+        name=_checked("name", name) if name is not None else name_of_this_process(),
+        services=tuple(_checked("service", service) for service in services),
         slots=slots,
         incarnation=secrets.randbits(62),
         **more,
     )
+
+
+def _checked(what: str, given: str) -> bytes:
+    encoded = given.encode(errors="surrogateescape")
+    if not 0 < len(encoded) <= NAME_BYTES_MAX:
+        raise UserError(
+            f"a worker's {what} has 1 to {NAME_BYTES_MAX} bytes, this one has {len(encoded)}: "
+            f"{given[:_SHOWN]!r}"
+        )
+    return encoded
 
 
 def serve(
@@ -85,6 +103,7 @@ def serve(
                 post.leave()
             loop.turn()
             post.watch_broker(endpoint)
+            post.tell_trouble()
 
 
 class Post:
@@ -105,6 +124,8 @@ class Post:
         self._say = say
         #: What was said last of the broker: it is there, it is not; None: nothing yet.
         self._is_there: bool | None = None
+        #: What was logged last of the broker's refusals.
+        self._trouble = ""
 
     def watch_broker(self, endpoint: str) -> None:
         """Say once that the broker is not there, and once that it is."""
@@ -117,6 +138,13 @@ class Post:
         else:
             self._say(f"no broker answers at {endpoint}; worker {self._name()} waits for one")
         self._is_there = is_there
+
+    def tell_trouble(self) -> None:
+        """Log once why the broker refuses this worker."""
+        if self._loop.trouble != self._trouble:
+            self._trouble = self._loop.trouble
+            if self._trouble:
+                logger.warning("worker %s: %s", self._name(), self._trouble)
 
     def leave(self) -> None:
         """Go when what runs is done; asked again, give that back too."""

@@ -1,0 +1,47 @@
+"""Messages that made no sense: counted elsewhere, told to the log from here, now and then.
+
+Anybody who can connect can send nonsense as fast as the net allows, so what is logged is a count,
+at most once in a while. It must not know what was wrong with a message: its sender is told that.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from taskyard.core.limits import SECOND_NS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskyard.broker.turn import Clock
+
+logger = logging.getLogger("taskyard.broker")
+
+#: A person sees it soon enough, and a flood makes six lines a minute.
+WARNING_NS: Final = 10 * SECOND_NS
+
+
+class Noise:
+    """Warns of a count that rises."""
+
+    def __init__(self, count: Callable[[], int], clock: Clock) -> None:
+        self._count = count
+        self._clock = clock
+        self._told = count()
+        self._told_ns = 0
+
+    def look(self) -> None:
+        """Called every turn: mostly there is nothing to say."""
+        count = self._count()
+        if count == self._told:
+            return
+        now_ns = self._clock.monotonic_ns()
+        if self._told_ns and now_ns - self._told_ns < WARNING_NS:
+            return
+        fresh, self._told, self._told_ns = count - self._told, count, now_ns
+        logger.warning(
+            "%d message(s) made no sense and were refused, %d since the start; "
+            "look for a peer that speaks another dialect or version",
+            *(fresh, count),
+        )

@@ -1,0 +1,55 @@
+"""Nonsense is told to the log as a count, at most once in a while."""
+
+import logging
+
+import pytest
+
+from taskyard.broker.noise import WARNING_NS, Noise
+
+
+class Din:
+    """A count that rises, and a clock."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.now_ns = 1
+        self.noise = Noise(lambda: self.count, self)
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    wall_ns = monotonic_ns
+
+    def hear(self, count: int, after_ns: int = 0) -> None:
+        self.count += count
+        self.now_ns += after_ns
+        self.noise.look()
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """How the warnings begin, each told once."""
+    texts = [record.getMessage().split(";")[0] for record in caplog.records]
+    assert {record.levelno for record in caplog.records} <= {logging.WARNING}
+    caplog.clear()
+    return texts
+
+
+def test_silence_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    Din().hear(0, WARNING_NS)
+    assert told(caplog) == []
+
+
+def test_first_nonsense_is_told_at_once_and_more_of_it_after_a_while(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    din = Din()
+    din.hear(1)
+    assert told(caplog) == ["1 message(s) made no sense and were refused, 1 since the start"]
+    for _ in range(5):
+        din.hear(2)
+    din.hear(1, WARNING_NS - 1)
+    assert told(caplog) == []
+    din.hear(1, 1)
+    assert told(caplog) == ["12 message(s) made no sense and were refused, 13 since the start"]
+    din.hear(0, WARNING_NS)
+    assert told(caplog) == []
