@@ -403,3 +403,24 @@ def test_watch_is_asked_for_again_without_what_is_settled(stage: Stage, client: 
         again[query.request] = query
     assert again[asked.request].type == Q.Watch
     assert names(again[asked.request]) == ["b", "d"]
+
+
+def test_late_tasks_get_a_watch_of_their_own_when_there_are_enough(
+    stage: Stage, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(courier, "STREAMS_MAX", 1)
+    monkeypatch.setattr(courier, "LATE_STREAM_TASKS_MIN", 3)
+
+    def submit(name: str) -> None:
+        client.submit(b"", name=name)
+        stage.say(stage.hear(), Q.OK)
+
+    submit("a")
+    submit("b")
+    asked = stage.hear()
+    assert (names(asked), asked.stream) == (["b"], False)
+    submit("c")
+    submit("d")
+    stage.say(asked, Q.Watch, n=1)
+    asked = stage.hear()
+    assert (sorted(names(asked)), asked.stream) == (["b", "c", "d"], True)

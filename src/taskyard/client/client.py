@@ -260,34 +260,38 @@ class Client:
 
     def wait_campaign(self, campaign: str, timeout: float | None = None) -> None:
         """Wait until nothing of a campaign can run any more. Raises `TimedOut`."""
-        self._wait(None, encode_text(campaign), _ends(timeout), f"campaign {campaign}")
+        ends, what = _ends(timeout), f"campaign {campaign}"
+        _check_settled(self._wait(None, encode_text(campaign), ends, what)[1], ends, what)
 
     def wait_names(
         self, names: Sequence[str], timeout: float | None = None
     ) -> dict[str, TaskState]:
         """Wait until these tasks are settled. Returns where each of them is. Raises `TimedOut`."""
         encoded = [*dict.fromkeys(map(encode_text, names))]
-        ends = _ends(timeout)
+        ends, what = _ends(timeout), f"{len(names)} tasks"
         states: dict[str, TaskState] = {}
+        left = 0
         for some in _portions(encoded):
-            states |= self._wait(some, None, ends, f"{len(names)} tasks")
+            settled, missing = self._wait(some, None, ends, what)
+            states |= settled
+            left += missing
+        _check_settled(left, ends, what)
         return states
 
     def _wait(
         self, names: list[bytes] | None, campaign: bytes | None, ends: Ends | None, what: str
-    ) -> dict[str, TaskState]:
-        """Ask again and again: an answer waits at the broker for a while only."""
+    ) -> tuple[dict[str, TaskState], int]:
+        """Ask again and again: an answer waits at the broker for a while only. Returns what is
+        settled, and how many are not when the time is over."""
         states: dict[str, TaskState] = {}
         while True:
             reply = self._watch_once(names, campaign, ends, what)
             states.update(zip(map(peer.text, reply.names), reply.states, strict=True))
-            if not reply.count:
-                return states
+            if not reply.count or (ends is not None and time.monotonic() >= ends.at):
+                return states, reply.count
             if names is not None:
                 settled = set(reply.names)
                 names = [name for name in names if name not in settled]
-            if ends is not None and time.monotonic() >= ends.at:
-                raise TimedOut(f"{what}: {reply.count} not settled after {ends.timeout:g} s")
 
     def _watch_once(
         self, names: list[bytes] | None, campaign: bytes | None, ends: Ends | None, what: str
@@ -471,6 +475,11 @@ def _accepted(reply: Reply) -> Reply:
     if reply.kind == peer.ERROR:
         raise Refused(reply.reason or "the broker could not understand the request")
     return reply
+
+
+def _check_settled(left: int, ends: Ends | None, what: str) -> None:
+    if left and ends is not None:
+        raise TimedOut(f"{what}: {left} not settled after {ends.timeout:g} s")
 
 
 def _left(ends: Ends) -> float:

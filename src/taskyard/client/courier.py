@@ -10,7 +10,8 @@ it finds it.
 
 Tasks that somebody has a future of are watched, a submission at a time, as soon as they are
 acknowledged. A broker lets one peer watch a limited number of times: where tasks trickle in one by
-one, the later ones are asked after together, again and again.
+one, the later ones are asked after together, again and again, until there are enough of them for a
+watch of their own.
 """
 
 from __future__ import annotations
@@ -52,8 +53,16 @@ BYTES_A_CREATE_MAX: Final = 4 * 1024 * 1024
 #: A watch that streams shows life more often than this.
 STREAM_NS: Final = 20 * SECOND_NS
 
-#: Watches that stream at once, well under what a broker allows.
+#: Watches that stream at once whatever they are about, well under what a broker allows.
 STREAMS_MAX: Final = 200
+
+#: Late tasks that are worth one more, twice as many after every so many more: however many tasks
+#: there are, a small part of them is asked after again and again, and a broker's limit is far.
+LATE_STREAM_TASKS_MIN: Final = 500
+LATE_STREAMS_A_STEP: Final = 50
+
+#: And so many at most: their names, however long, fit one message.
+LATE_STREAM_TASKS_MAX: Final = 20_000
 
 #: How long an answer about the tasks beyond those may wait for one of them to be settled, and how
 #: many tasks it may be about: their results come in one message.
@@ -442,7 +451,10 @@ class Courier:
             self._late.update(futures)
 
     def _may_stream(self) -> bool:
-        return len(self._watches) - len(self._late_watches) + len(self._streaming) < STREAMS_MAX
+        return self._streams() < STREAMS_MAX
+
+    def _streams(self) -> int:
+        return len(self._watches) - len(self._late_watches) + len(self._streaming)
 
     def _stream(self, futures: dict[bytes, Future]) -> None:
         names = list(futures)
@@ -453,17 +465,24 @@ class Courier:
         self._named[number] = len(names)
 
     def _ask_after_late(self) -> None:
-        late, self._late = list(self._late.items()), {}
-        for first in range(0, len(late), LATE_TASKS_MAX):
-            futures = dict(late[first : first + LATE_TASKS_MAX])
-            number = self._line.ask(
-                lambda number, names=list(futures): peer.watch(  # type: ignore[misc]  # a default binds it
-                    number, names, wait_ns=LATE_NS
-                ),
-                LATE_NS,
-            )
-            self._watches[number] = futures
-            self._late_watches[number] = None
+        late, self._late = self._late, {}
+        steps = max(0, self._streams() - STREAMS_MAX) // LATE_STREAMS_A_STEP
+        stream = self._may_stream() or len(late) >= LATE_STREAM_TASKS_MIN << steps
+        ask, size = (
+            (self._stream, LATE_STREAM_TASKS_MAX) if stream else (self._ask_after, LATE_TASKS_MAX)
+        )
+        several = list(late.items())
+        for first in range(0, len(several), size):
+            ask(dict(several[first : first + size]))
+
+    def _ask_after(self, futures: dict[bytes, Future]) -> None:
+        names = list(futures)
+        number = self._line.ask(
+            lambda number: peer.watch(number, names, wait_ns=LATE_NS),
+            LATE_NS,
+        )
+        self._watches[number] = futures
+        self._late_watches[number] = None
 
     def _told(self, number: int, reply: Reply) -> None:
         futures = self._watches[number]
