@@ -55,6 +55,10 @@ class Stage:
                 return query
             self.say(query, Q.OK)
 
+    def is_quiet(self) -> bool:
+        """Nothing is asked for a while, which is shorter than until a sign of life is wanted."""
+        return self.wire.receive() is None and not self._poller.wait(SECOND_NS // 10)
+
     def say(self, asked: Q, kind: Q.Type, reason: bytes = b"", **more: Any) -> None:
         answer = Q(type=kind, request=asked.request, broker=self.process, reason=reason, **more)
         assert self.wire.send([self._route, b"", answer.SerializeToString()])
@@ -104,6 +108,7 @@ def test_refusal_does_not_count_while_an_earlier_submission_is_open(
     behind = client.submit(b"", name="behind", after=["first"])
     stage.say(stage.hear(), Q.Error, b"predecessor first is not known")
     lost = client.submit(b"", name="later")
+    assert stage.is_quiet()
     stage.say(first, Q.OK)
     again = stage.hear()
     assert names(again) == ["behind"]
@@ -277,6 +282,7 @@ def test_question_that_was_given_up_is_not_asked_again(
         assert asked.type == Q.Stats
         stage.say(asked, Q.Stats, document=b"{}")
         status.result(PATIENCE_SECONDS)
+    assert stage.is_quiet()
 
 
 class Overtaken(deque[Any]):

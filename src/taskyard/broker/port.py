@@ -1,12 +1,15 @@
 """The broker's sockets and the dialects spoken on them, as one port of its turn.
 
-Owns which socket a message came in by and which one its answer leaves by. What the messages mean
-is the dialects' business.
+Owns which socket a message came in by and which one its answer leaves by, and who does not read its
+answers: what such a peer asks is passed over, because it can't be told what was done, until it has
+taken what it was answered before. What the messages mean is the dialects' business.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
+
+from taskyard.core.limits import SECOND_NS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +25,14 @@ if TYPE_CHECKING:
 #: one waits for the last.
 MESSAGES_A_TURN_MAX: Final = 256
 BYTES_A_TURN_MAX: Final = 16 * 1024 * 1024
+
+#: Answers kept for a peer that does not read, beside ZeroMQ's queue: those to all that a turn took
+#: in from it, because what follows is passed over; with more bytes than this, some are lost.
+BACKLOG_MAX: Final = MESSAGES_A_TURN_MAX
+BACKLOG_BYTES_MAX: Final = 16 * 1024 * 1024
+
+#: How soon to try again to send them: nothing tells when a peer has begun to read.
+RETRY_NS: Final = SECOND_NS // 50
 
 #: Messages taken from one socket before the next one has its turn.
 _MESSAGES_AT_ONCE: Final = 32
@@ -52,6 +63,9 @@ class SocketPort:
         self._numbers = {wire: bytes([number]) for number, wire in enumerate(self._wires)}
         self._clock = clock
         self._poller = poller
+        #: Answers that peers did not take yet, in order.
+        self._backlogs: dict[bytes, list[list[bytes]]] = {}
+        self._retry_at_ns = 0
         #: Something else than a socket was ready: a signal, or whatever was added to the poller.
         self.called = False
         #: A wait is cut short after this, for whoever runs the turns; None: as long as it takes.
@@ -63,6 +77,8 @@ class SocketPort:
         ready = self._poller.wait(self._shortened(wait_ns))
         now_ns = self._clock.monotonic_ns()
         events: list[Event] = []
+        if self._backlogs and now_ns >= self._retry_at_ns:
+            self._retry(now_ns)
         wires = [one for one in ready if not isinstance(one, int)]
         self.called = len(wires) < len(ready)
         self._drain(wires, events, now_ns)
@@ -77,6 +93,8 @@ class SocketPort:
         waits = [wait_ns, self.wait_ns_max]
         if wake_at_ns is not None:
             waits.append(max(0, wake_at_ns - self._clock.monotonic_ns()))
+        if self._backlogs:
+            waits.append(RETRY_NS)
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _drain(self, wires: list[Wire], events: list[Event], now_ns: int) -> None:
@@ -91,7 +109,9 @@ class SocketPort:
                     break
                 messages += 1
                 bytes_taken += sum(map(len, frames))
-                events += self._dialect.take(number + frames[0], frames[1:], now_ns)
+                route = number + frames[0]
+                if route not in self._backlogs:
+                    events += self._dialect.take(route, frames[1:], now_ns)
                 if bytes_taken >= BYTES_A_TURN_MAX or (not count and not wire.is_readable()):
                     break  # mostly one message is there: to ask is cheaper than to find none
             else:
@@ -101,6 +121,32 @@ class SocketPort:
         undelivered: list[Event] = []
         for effect in effects:
             for route, frames in self._dialect.tell(effect):
-                if not self._wires[route[0]].send([route[1:], *frames]):
+                if route in self._backlogs:
+                    self._keep(route, frames)
+                elif not self._send(route, frames):
                     undelivered += self._dialect.cut(route)
         return undelivered
+
+    def _send(self, route: bytes, frames: list[bytes]) -> bool:
+        """Whether it was sent; what a full queue refuses is kept."""
+        wire = self._wires[route[0]]
+        sent = wire.send([route[1:], *frames])
+        if not sent and wire.is_full:
+            self._backlogs[route] = [frames]
+        return sent
+
+    def _keep(self, route: bytes, frames: list[bytes]) -> None:
+        backlog = self._backlogs[route]
+        kept_bytes = sum(len(frame) for kept in backlog for frame in kept)
+        if len(backlog) < BACKLOG_MAX and kept_bytes < BACKLOG_BYTES_MAX:
+            backlog.append(frames)
+
+    def _retry(self, now_ns: int) -> None:
+        """Send what peers did not take before; who is gone, or has taken it all, owes nothing."""
+        self._retry_at_ns = now_ns + RETRY_NS
+        for route, backlog in [*self._backlogs.items()]:
+            wire = self._wires[route[0]]
+            while backlog and wire.send([route[1:], *backlog[0]]):
+                del backlog[0]
+            if not backlog or not wire.is_full:
+                del self._backlogs[route]

@@ -37,6 +37,8 @@ class Wire:
         self.endpoint = endpoint
         #: Messages of too many frames.
         self.dropped = 0
+        #: Why `send` refused last: the peer is there and does not read. Else it is not there.
+        self.is_full = False
         #: For the poller.
         self.socket = socket
         self._file = file
@@ -93,10 +95,12 @@ class Wire:
                 send_frame(frame, _NOW_AND_MORE)
             send_frame(frames[-1], _NOW)
         except zmq.Again:
+            self.is_full = True
             return False
         except zmq.ZMQError as error:
             if error.errno != errno.EHOSTUNREACH:
                 raise
+            self.is_full = False
             return False
         return True
 
