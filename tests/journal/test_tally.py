@@ -1,0 +1,89 @@
+"""The tally: what a journal proves, and that it notices what must never happen."""
+
+from taskyard.core.records import (
+    Aged,
+    Cancelled,
+    Extended,
+    Failed,
+    Finished,
+    Leased,
+    Retried,
+    Returned,
+    ReturnReason,
+    Stale,
+    Submitted,
+    WorkerLeft,
+)
+from taskyard.core.tasks import Submission
+from taskyard.journal.tally import Counting, Tally
+
+
+def tally(*records: object) -> Tally:
+    counting = Counting()
+    counting.add(records)  # type: ignore[arg-type]
+    return counting.tally()
+
+
+def submitted(*names: bytes, after: list[list[bytes]] | None = None) -> Submitted:
+    return Submitted(0, Submission(list(names), after=after))
+
+
+def leased(*names: bytes) -> Leased:
+    return Leased(0, b"w", list(names), [1] * len(names), 0)
+
+
+def finished(*names: bytes) -> Finished:
+    return Finished(0, b"w", list(names), [1] * len(names))
+
+
+def test_every_task_comes_to_one_end() -> None:
+    told = tally(
+        submitted(b"a", b"b", b"c", b"d", b"e"),
+        leased(b"a", b"b"),
+        finished(b"a"),
+        Failed(0, b"w", [b"b"], [1], [b"why"]),
+        Cancelled(0, [b"c"]),
+        Aged(0, [b"d"]),
+        WorkerLeft(0, b"w", b"left"),
+        Stale(0, b"w", [b"a"], [1]),
+    )
+    expected = Tally(submitted=5, done=1, failed=2, cancelled=1, unfinished=1, leases=2, stale=1)
+    assert told == expected
+    assert told.is_sound
+
+
+def test_retried_task_is_unfinished_again() -> None:
+    told = tally(submitted(b"a"), Failed(0, b"w", [b"a"], [1], [b""]), Retried(0, [b"a"]))
+    assert (told.failed, told.unfinished) == (0, 1)
+
+
+def test_second_completion_is_noticed_but_not_of_a_new_generation() -> None:
+    twice = tally(submitted(b"a"), finished(b"a"), finished(b"a"))
+    assert (twice.completed_twice, twice.is_sound) == (1, False)
+    anew = tally(submitted(b"a"), finished(b"a"), submitted(b"a"), finished(b"a"))
+    assert (anew.submitted, anew.done, anew.completed_twice) == (2, 2, 0)
+
+
+def test_lease_before_its_predecessor_is_done_is_noticed() -> None:
+    chain = submitted(b"a", b"b", after=[[], [b"a"]])
+    assert tally(chain, leased(b"b")).dependencies_broken == 1
+    assert tally(chain, leased(b"a"), finished(b"a"), leased(b"b")).is_sound
+
+
+def test_predecessors_that_were_given_later_count_too() -> None:
+    extended = Extended(0, [b"b"], [[b"a"]])
+    assert tally(submitted(b"a", b"b"), extended, leased(b"b")).dependencies_broken == 1
+    returned = Returned(0, b"w", [b"b"], [1], ReturnReason.TRANSFERRED, [[b"a"]])
+    early = tally(submitted(b"a", b"b"), leased(b"b"), returned, leased(b"b"))
+    assert early.dependencies_broken == 1
+
+
+def test_predecessor_that_is_submitted_anew_was_done_all_the_same() -> None:
+    chain = submitted(b"a", b"b", after=[[], [b"a"]])
+    told = tally(chain, leased(b"a"), finished(b"a"), submitted(b"a"), leased(b"b"))
+    assert told.is_sound
+
+
+def test_task_that_nobody_submitted_is_noticed() -> None:
+    assert tally(finished(b"ghost")).unknown == 1
+    assert tally(Returned(0, b"w", [b"ghost"], [1], ReturnReason.LEFT)).unknown == 0
