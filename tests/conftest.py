@@ -10,6 +10,9 @@ from collections import Counter
 import pytest
 from hypothesis import settings
 
+# What a test starts should print as it does for a user, not as for whoever runs the tests.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None, max_examples=2_000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))

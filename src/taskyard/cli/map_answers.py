@@ -58,6 +58,7 @@ class Answer:
             click.echo(f'\n],"counts":{msgspec.json.encode(counts).decode()}}}')
         if self._talk.quiet:
             return
+        self.pause()  # the last result stands before the summary, also in one pipe
         click.echo(f"campaign {plain(self._campaign)}: {summary_of(counts)}", err=True)
         if counts.get("failed"):
             retry = f"`taskyard retry --campaign {plain(self._campaign)} --failed`"
