@@ -22,7 +22,7 @@ from taskyard.client.futures import Future, value_of
 from taskyard.core.events import Scope, Unknown
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Terms
+from taskyard.core.tasks import Terms, shown
 from taskyard.errors import Refused, TaskFailed, TimedOut, UserError
 from taskyard.wire import dwork_peer as peer
 from taskyard.wire import work
@@ -286,7 +286,7 @@ class Client:
         states: dict[str, TaskState] = {}
         while True:
             reply = self._watch_once(names, campaign, ends, what)
-            states.update(zip(map(peer.text, reply.names), reply.states, strict=True))
+            states.update(zip(map(shown, reply.names), reply.states, strict=True))
             if not reply.count or (ends is not None and time.monotonic() >= ends.at):
                 return states, reply.count
             if names is not None:
@@ -370,7 +370,7 @@ class Client:
         (state,), (text,) = reply.states, reply.texts
         if state is TaskState.DONE:
             return text
-        reason = f": {peer.text(text)}" if text else ""
+        reason = f": {shown(text)}" if text else ""
         raise TaskFailed(f"task {name} has no result, it is {state.name}{reason}")
 
     def output(self, name: str) -> bytes:

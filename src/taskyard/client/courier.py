@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskyard.client.campaign.submitting import task_bytes
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.tasks import Submission, Terms
+from taskyard.core.tasks import Submission, Terms, shown
 from taskyard.errors import ClientClosed, NoBroker, Refused, TaskyardError, UserError
 from taskyard.net import sockets
 from taskyard.net.clock import SystemClock
@@ -437,8 +437,8 @@ class Courier:
     def _refuse(self, parcels: list[Parcel], reason: str | Exception) -> None:
         for parcel in parcels:
             if parcel.future is not None and not parcel.future.done():
-                name = parcel.name.decode(errors="backslashreplace")
-                parcel.future.set_exception(Refused(f"task {name} was refused: {reason}"))
+                text = f"task {shown(parcel.name)} was refused: {reason}"
+                parcel.future.set_exception(Refused(text))
 
     # Watches.
 

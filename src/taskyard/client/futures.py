@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from taskyard.core.states import TaskState
+from taskyard.core.tasks import shown
 from taskyard.errors import TaskBlocked, TaskFailed
 from taskyard.wire import work
 
@@ -31,7 +32,7 @@ class Future(concurrent.futures.Future[Any]):
 
     @property
     def name(self) -> str:
-        return self._name.decode(errors="backslashreplace")
+        return shown(self._name)
 
     @property
     def state(self) -> str:
@@ -79,7 +80,7 @@ class Future(concurrent.futures.Future[Any]):
 def value_of(service: bytes, text: bytes) -> Any:  # noqa: ANN401  # whatever the task returned
     """The result as Python sees it: what a program printed, what a function returned, bytes."""
     if service == work.EXEC:
-        return text.decode(errors="backslashreplace")
+        return shown(text)
     if service == work.CALL:
         return work.decode_value(text)
     return text
@@ -87,7 +88,7 @@ def value_of(service: bytes, text: bytes) -> Any:  # noqa: ANN401  # whatever th
 
 def _failure(name: str, state: TaskState, text: bytes) -> TaskFailed:
     if state is TaskState.FAILED:
-        reason = text.decode(errors="backslashreplace") or "no reason given"
+        reason = shown(text) or "no reason given"
         return TaskFailed(f"task {name} failed: {reason}")
     return TaskBlocked(
         f"task {name} waits behind a task that failed; `taskyard why {name}` says which"

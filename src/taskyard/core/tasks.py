@@ -203,5 +203,5 @@ def digest(payload: bytes) -> bytes:
 
 
 def shown(name: bytes) -> str:
-    """A name as a person reads it; a byte that is no text is written as its number."""
+    """Bytes as a person reads them; a byte that is no text is written as its number."""
     return name.decode(errors="backslashreplace")

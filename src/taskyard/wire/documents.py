@@ -13,6 +13,7 @@ import msgspec
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
+from taskyard.core.tasks import shown
 
 if TYPE_CHECKING:
     from taskyard.core.effects import Stats, TaskView, WorkerView
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
 _MILLISECOND_NS: Final = SECOND_NS // 1000
 
 encode = msgspec.json.Encoder().encode
-
-
-def text(value: bytes) -> str:
-    return value.decode(errors="backslashreplace")
 
 
 def seconds(ns: int) -> float | None:
@@ -37,11 +34,11 @@ def counts(values: list[int]) -> dict[str, int]:
 
 def task(view: TaskView) -> dict[str, Any]:
     return {
-        "name": text(view.name),
+        "name": shown(view.name),
         "state": view.state.name.lower(),
-        "campaign": text(view.campaign),
-        "service": text(view.service),
-        "lane": text(view.lane),
+        "campaign": shown(view.campaign),
+        "service": shown(view.service),
+        "lane": shown(view.lane),
         "priority": view.priority,
         "slots": view.slots,
         "attempt": view.attempt,
@@ -49,9 +46,9 @@ def task(view: TaskView) -> dict[str, Any]:
         "losses": view.losses,
         "waits_for": view.waits,
         "dependents": view.dependents,
-        "after": [text(name) for name in view.after],
-        "worker": text(view.worker) or None,
-        "reason": text(view.reason),
+        "after": [shown(name) for name in view.after],
+        "worker": shown(view.worker) or None,
+        "reason": shown(view.reason),
         "submitted": seconds(view.submitted_ns),
         "due": seconds(view.due_ns),
         "leased": seconds(view.leased_ns),
@@ -67,9 +64,9 @@ def stats(told: Stats) -> dict[str, Any]:
         "records": told.records,
         "accepting": told.accepting,
         "paused": told.paused,
-        "campaigns": [{"name": text(name), "counts": counts(of)} for name, of in told.campaigns],
+        "campaigns": [{"name": shown(name), "counts": counts(of)} for name, of in told.campaigns],
         "services": [
-            {"name": text(name), "counts": counts(of), "workers": workers}
+            {"name": shown(name), "counts": counts(of), "workers": workers}
             for name, of, workers in told.services
         ],
     }
@@ -77,10 +74,10 @@ def stats(told: Stats) -> dict[str, Any]:
 
 def worker(view: WorkerView) -> dict[str, Any]:
     return {
-        "name": text(view.name),
+        "name": shown(view.name),
         "state": view.state.name.lower(),
-        "dialect": text(view.dialect),
-        "services": [text(name) for name in view.services],
+        "dialect": shown(view.dialect),
+        "services": [shown(name) for name in view.services],
         "slots": view.slots_total,
         "slots_used": view.slots_used,
         "tasks": view.held,
@@ -91,8 +88,8 @@ def worker(view: WorkerView) -> dict[str, Any]:
 
 def explanation(name: bytes, told: Explanation) -> dict[str, Any]:
     return {
-        "name": text(name),
+        "name": shown(name),
         "reason": told.reason.value,
         "sentence": told.sentence,
-        "after": [text(one) for one in told.after],
+        "after": [shown(one) for one in told.after],
     }

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from taskyard.core.events import Outcome, Scope, Unknown
 from taskyard.core.states import TaskState
+from taskyard.core.tasks import shown
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_tasks as tasks
 
@@ -49,11 +50,6 @@ _STATES: Final = tuple(TaskState)
 #: What a worker says of itself; opaque to whoever carries it around.
 Introduction = pb.WorkerMsg
 _MILLISECOND_NS: Final = 1_000_000
-
-
-def text(value: bytes) -> str:
-    """Bytes of the wire as a person reads them."""
-    return value.decode(errors="backslashreplace")
 
 
 class Assigned(Struct):
@@ -96,7 +92,7 @@ class Reply:
 
     @property
     def reason(self) -> str:
-        return text(self._query.reason)
+        return shown(self._query.reason)
 
     @property
     def count(self) -> int:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Raw, Struct
 
+from taskyard.core.tasks import shown
 from taskyard.errors import PeerError, UserError
 
 #: The service of tasks that run a program, and of those that call a function.
@@ -114,7 +115,7 @@ def decode(payload: bytes, service: bytes) -> Command | Call:
         work = _decoder(payload, service).decode(payload)
     except _DECODE_ERRORS as error:
         raise PeerError(
-            f"the payload is nothing that a worker of {_shown(service)} can do: {error}"
+            f"the payload is nothing that a worker of {shown(service)} can do: {error}"
         ) from error
     _check(work)
     return work
@@ -174,7 +175,3 @@ def decode_value(encoded: bytes) -> Any:  # noqa: ANN401 - whatever was sent
         return _plain_values.decode(encoded)
     except _DECODE_ERRORS as error:
         raise PeerError(f"a value is not JSON: {error}") from error
-
-
-def _shown(service: bytes) -> str:
-    return service.decode(errors="backslashreplace")

@@ -15,6 +15,7 @@ from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core.limits import NAME_BYTES_MAX, SECOND_NS
+from taskyard.core.tasks import shown
 from taskyard.errors import UserError
 from taskyard.net import sockets
 from taskyard.net.clock import SystemClock
@@ -96,11 +97,12 @@ def serve(
         if leash is not None:
             poller.add(leash.fileno())
         while not loop.gone and not post.is_given_up():
-            poller.wait(max(0, loop.wake_at_ns() - clock.monotonic_ns()))
-            if leash is not None and leash.has_ended():
+            ready = poller.wait(max(0, loop.wake_at_ns() - clock.monotonic_ns()))
+            if leash is not None and leash.fileno() in ready and leash.has_ended():
                 return
-            for _ in signals.taken():
-                post.leave()
+            if signals.fileno() in ready:
+                for _ in signals.taken():
+                    post.leave()
             loop.turn()
             post.watch_broker(endpoint)
             post.tell_trouble()
@@ -177,7 +179,7 @@ class Post:
         return True
 
     def _name(self) -> str:
-        return self._settings.name.decode(errors="backslashreplace")
+        return shown(self._settings.name)
 
 
 def _tasks(count: int) -> str:
