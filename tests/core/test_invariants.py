@@ -165,7 +165,19 @@ def in_rotation_unawares(yard: Yard) -> None:
 
 def empty_lease(yard: Yard) -> None:
     worker = worker_of(yard)
-    worker.leases[999] = Lease(worker, 999, 0, 0, 0, [])
+    worker.leases[999] = Lease(worker, 999, 0, 0, 0, [], [], [], [])
+
+
+def lease_of_other_names(yard: Yard) -> None:
+    lease_of(yard).names = [b"other"] * len(lease_of(yard).names)
+
+
+def lease_of_other_attempts(yard: Yard) -> None:
+    lease_of(yard).attempts = [9] * len(lease_of(yard).attempts)
+
+
+def lease_of_other_lanes(yard: Yard) -> None:
+    lease_of(yard).counts = []
 
 
 def lease_of_another(yard: Yard) -> None:
@@ -263,6 +275,9 @@ PLANTS: dict[str, Plant] = {
     "tasks left of a lease": lambda y: bump(lease_of(y), "left"),
     "a lease that names another worker": lease_of_another,
     "a lease of nothing": empty_lease,
+    "names of a lease": lease_of_other_names,
+    "attempts of a lease": lease_of_other_attempts,
+    "lanes of a lease": lease_of_other_lanes,
     "a suspect among others": suspect_among_others,
     "delayed and on no agenda": forget_agenda,
     "delayed and on the agenda for another time": plan_at_another_time,

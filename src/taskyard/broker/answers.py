@@ -44,7 +44,7 @@ class Answers:
 
     def are_owed(self) -> bool:
         """Some answers of the last turn were not told whole, and whoever asked waits for it."""
-        return any(told.records for told in self._owing)
+        return bool(self._owing) and any(told.records for told in self._owing)
 
     def complete(self, effects: list[Effect]) -> None:
         """Put in what these effects owe, as far as it fits a turn. Called every turn: most owe
@@ -54,7 +54,8 @@ class Answers:
         told, and clears `records` where nobody wants the rest. What is left comes again in front of
         the next turn's effects, and so does what was not reached, which is taken out of these.
         """
-        effects[:0] = [told for told in self._owing if told.records]
+        if self._owing:
+            effects[:0] = [told for told in self._owing if told.records]
         unreached: list[Told] = []
         owing: list[Told] = []
         room = TURN_BYTES_MAX
@@ -69,8 +70,8 @@ class Answers:
                 effect.text = self._text(effect.record, effect.name)
         if unreached:
             _take_out(effects, unreached)
-        self._owing = [*unreached, *(told for told in owing if told.records)]
-        if self._kept_bytes() > ROWS_KEPT_BYTES:
+        self._owing = [*unreached, *[told for told in owing if told.records]]
+        if self._rows and self._kept_bytes() > ROWS_KEPT_BYTES:
             self._rows.clear()
 
     def _text(self, number: int, name: bytes) -> bytes:

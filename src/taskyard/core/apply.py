@@ -23,7 +23,7 @@ from taskyard.core.workers import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskyard.core.ledger import Ledger, Tasks
+    from taskyard.core.ledger import Counts, Ledger, Tasks
     from taskyard.core.records import AnyRecord
 
 
@@ -48,27 +48,36 @@ def _extended(ledger: Ledger, record: records.Extended, tasks: Tasks) -> None:
 
 def _leased(ledger: Ledger, record: records.Leased, tasks: Tasks) -> None:
     worker = ledger.workers[record.worker]
-    lease = Lease(worker, ledger.record, record.at_ns, record.lease_ns, len(tasks), tasks)
     counts = lane_counts(tasks)
+    given = (worker, ledger.record, record.at_ns, record.lease_ns)
+    lease = Lease(*given, len(tasks), tasks, record.names, record.attempts, counts)
     ledger.dequeue(tasks, counts)
     ledger.move(tasks, Cause.LEASED)
     for task, attempt in zip(tasks, record.attempts, strict=True):
         task.lease = lease
         task.attempt = attempt
-    ledger.entrust(lease, tasks, counts)
+    ledger.entrust(lease, tasks)
     worker.patience_ns = max(worker.patience_ns, record.lease_ns)
 
 
 def _finished(ledger: Ledger, record: records.Finished, tasks: Tasks) -> None:
     if record.keeps_slots:
         ledger.workers[record.worker].slots_kept += [task.terms.slots for task in tasks]
-    counts = lane_counts(tasks)
+    counts = _counts_of(tasks)
     ledger.release(tasks, counts)
     ledger.move(tasks, Cause.COMPLETED)
     ledger.end(tasks, Ending(ledger.record, record.at_ns), counts)
     released = graph.released_by(tasks)
     if released:
         _let_go(ledger, released, record.at_ns)
+
+
+def _counts_of(tasks: Tasks) -> Counts:
+    """How many of which lane: known already where a lease is settled as it was given."""
+    lease = tasks[0].lease if tasks else None
+    if lease is not None and lease.tasks == tasks:
+        return lease.counts
+    return lane_counts(tasks)
 
 
 def _let_go(ledger: Ledger, tasks: Tasks, at_ns: int) -> None:

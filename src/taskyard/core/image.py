@@ -253,10 +253,12 @@ def _restore_workers(ledger: Ledger, image: Image, tasks: list[Task]) -> None:
         ledger.enlist(worker)
     for one in image.leases:
         out = [tasks[place] for place in one.tasks]
-        lease = Lease(workers[one.worker], one.number, one.at_ns, one.lease_ns, len(out), out)
+        given = (workers[one.worker], one.number, one.at_ns, one.lease_ns)
+        names, attempts = [task.name for task in out], [task.attempt for task in out]
+        lease = Lease(*given, len(out), out, names, attempts, lane_counts(out))
         for task in out:
             task.lease = lease
-        ledger.entrust(lease, out, lane_counts(out))
+        ledger.entrust(lease, out)
 
 
 def portrait(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from taskyard.core.ledger import lane_counts
 from taskyard.core.policy import lane_tasks_max
 from taskyard.core.states import TASK_STATES_ENDED, TaskState, WorkerState
 from taskyard.errors import TaskyardError
@@ -182,6 +183,11 @@ def _check_worker(ledger: Ledger, worker: Worker) -> None:
         _equal(lease.left, len(out), f"tasks left of lease {lease.number} of {name!r}")
         _require(lease.worker is worker, f"holder of lease {lease.number}")
         _require(lease.left > 0, f"lease {lease.number} of {name!r} is empty")
+        _equal(lease.names, [task.name for task in lease.tasks], f"names of lease {lease.number}")
+        attempts = dict(zip(lease.names, lease.attempts, strict=True))
+        wrong = [task.name for task in out if attempts[task.name] != task.attempt]
+        _equal(wrong, [], f"attempts of lease {lease.number}")
+        _equal(lease.counts, lane_counts(lease.tasks), f"lanes of lease {lease.number}")
     _check_suspects_alone(name, held)
 
 

@@ -200,13 +200,13 @@ class Ledger:
                 lane.line.take(tasks[start : start + count])
             start += count
 
-    def entrust(self, lease: Lease, tasks: Tasks, counts: Counts) -> None:
+    def entrust(self, lease: Lease, tasks: Tasks) -> None:
         """Count leased tasks at their worker and their lanes."""
         worker = lease.worker
         worker.leases[lease.number] = lease
         worker.slots_used += self._slots(tasks)
         limited = self.limited
-        for lane, count in counts:
+        for lane, count in lease.counts:
             if not lane.leased:
                 lane.holder = worker
                 if limited:
@@ -298,7 +298,7 @@ class Ledger:
     def _close(self, lease: Lease) -> None:
         worker = lease.worker
         del worker.leases[lease.number]
-        lease.tasks = []
+        lease.tasks, lease.names, lease.attempts, lease.counts = [], [], [], []
         if not worker.leases or lease.lease_ns > worker.facts.silence_ns:
             others = [other.lease_ns for other in worker.leases.values()]
             worker.patience_ns = max(others, default=0)

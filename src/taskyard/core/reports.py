@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from taskyard.core import events
     from taskyard.core.scheduler import Scheduler
-    from taskyard.core.tasks import Task
+    from taskyard.core.tasks import Lease, Task
 
 #: The rest of a lane is put off for this long if its schedule says nothing.
 DEFER_ALL_NS_DEFAULT: Final = 60 * SECOND_NS
@@ -88,9 +88,11 @@ def _sort(
     them; and the places of the others."""
     known, names = scheduler.ledger.tasks, event.names
     worker = event.worker
+    if names:
+        lease = _whole_lease(known.get(names[0]), event)
+        if lease is not None:
+            return lease.tasks, None, []
     found = list(map(known.get, names))
-    if found and _is_whole_lease(worker, found, event.attempts):
-        return cast("list[Task]", found), None, []
     if found and all(found) and len(names) == len(dict.fromkeys(names)):  # tasks are true
         tasks = cast("list[Task]", found)
         if _all_held(worker, tasks, event.attempts):
@@ -108,16 +110,15 @@ def _sort(
     return [known[names[index]] for index in kept], kept, stale
 
 
-def _is_whole_lease(
-    worker: bytes, found: Sequence[Task | None], attempts: list[int] | None
-) -> bool:
-    """The report is on a lease as it was given: whoever works in batches reports so."""
-    lease = found[0].lease if found[0] is not None else None
-    if lease is None or lease.worker.name != worker or lease.tasks != found:
-        return False
+def _whole_lease(first: Task | None, event: events.WorkReported) -> Lease | None:
+    """The lease of this task, if the report is on all of it as it was given: whoever works in
+    batches reports so."""
+    lease = None if first is None else first.lease
+    if lease is None or lease.worker.name != event.worker or lease.names != event.names:
+        return None
     if lease.left != len(lease.tasks):  # some of it was settled before, or given to another
-        return False
-    return attempts is None or attempts == [task.attempt for task in lease.tasks]
+        return None
+    return lease if event.attempts in (None, lease.attempts) else None
 
 
 def _all_held(worker: bytes, tasks: list[Task], attempts: list[int] | None) -> bool:

@@ -109,6 +109,11 @@ class Lease(Struct, gc=False, eq=False):
     left: int
     #: All its tasks; emptied when the last one is settled.
     tasks: list[Task]
+    #: Their names and attempts, as whoever settles the whole of it reports them.
+    names: list[bytes]
+    attempts: list[int]
+    #: How many of which lane, in order.
+    counts: list[tuple[Lane, int]]
     #: When it was given, by the monotonic clock. Volatile: after a recovery it has its full time.
     given_ns: int = 0
 

@@ -20,11 +20,7 @@ _WAITING = (BLOCKED, DELAYED, READY)
 
 def next_ns(scheduler: Scheduler) -> int | None:
     """When there is something to do next, by the monotonic clock; None for never."""
-    times: list[int] = []
-    if scheduler.silence:
-        times.append(scheduler.silence[0][0])
-    if scheduler.calls:
-        times.append(scheduler.calls[0][0])
+    times = [heap[0][0] for heap in (scheduler.silence, scheduler.calls) if heap]
     agenda_ns = scheduler.ledger.agenda.next_ns()
     if agenda_ns is not None:
         times.append(agenda_ns - scheduler.wall_offset_ns)
