@@ -26,6 +26,8 @@ class Desk:
     A peer has room for so many answers; one that has no entry is not there.
     """
 
+    prefix = b""
+
     def __init__(self) -> None:
         self.room: dict[bytes, int] = {b"slow": 2, b"quick": 1000}
         self.heard: list[tuple[bytes, int]] = []

@@ -18,6 +18,7 @@ from taskyard.wire import dwork_requests
 from taskyard.wire.dwork import Dwork
 from taskyard.wire.dwork_desk import WAITING_MAX
 from taskyard.wire.dwork_peer import Reply
+from taskyard.wire.numbering import numbers
 from tests.wire.kit import BROKER, Counter
 
 if TYPE_CHECKING:
@@ -338,6 +339,10 @@ def test_large_results_are_streamed_in_parts(monkeypatch: pytest.MonkeyPatch) ->
     assert [(one.names, one.count) for one in told] == [([b"a"], 2), ([b"b", b"c"], 0)]
 
 
+#: What a dialect calls the first request that it is told.
+FIRST = next(numbers(0))
+
+
 def owing(request: int, *texts: bytes | None) -> effects.Told:
     """Of tasks a, b…: these results, and None where the journal still owes one."""
     names = [bytes([letter]) for letter in b"abcdef"[: len(texts)]]
@@ -348,7 +353,7 @@ def owing(request: int, *texts: bytes | None) -> effects.Told:
 def test_stream_tells_the_results_that_are_there_and_leaves_the_rest_for_later() -> None:
     dialect = Dwork(BROKER, lambda: 0)
     dialect.take(b"client", [b"", peer.watch(6, [b"a", b"b", b"c"], stream=True)], 1)
-    told = owing(1, b"1", None, b"3")
+    told = owing(FIRST, b"1", None, b"3")
     ((_, frames),) = dialect.tell(told)
     assert (Reply(frames[1]).names, Reply(frames[1]).count) == ([b"a", b"c"], 1)
     assert (told.names, told.texts, told.records) == ([b"b"], [None], [1])
@@ -365,7 +370,7 @@ def test_results_that_do_not_fit_one_answer_are_left_out_and_counted(
     monkeypatch.setattr("taskyard.wire.dwork_replies.TEXT_BYTES_MAX", 10)
     dialect = Dwork(BROKER, lambda: 0)
     dialect.take(b"client", [b"", asks(6, [b"a", b"b", b"c", b"d"])], 1)
-    told = owing(1, b"1234567", b"1234567", b"123", None)
+    told = owing(FIRST, b"1234567", b"1234567", b"123", None)
     ((_, frames),) = dialect.tell(told)
     reply = Reply(frames[1])
     assert (reply.names, reply.texts) == ([b"a", b"c"], [b"1234567", b"123"])
@@ -379,7 +384,7 @@ def test_result_that_is_larger_than_an_answer_is_told_alone(
     monkeypatch.setattr("taskyard.wire.dwork_replies.TEXT_BYTES_MAX", 2)
     dialect = Dwork(BROKER, lambda: 0)
     dialect.take(b"client", [b"", peer.results(6, [b"a", b"b"])], 1)
-    ((_, frames),) = dialect.tell(owing(1, b"123", b"123"))
+    ((_, frames),) = dialect.tell(owing(FIRST, b"123", b"123"))
     assert (Reply(frames[1]).names, Reply(frames[1]).count) == ([b"a"], 1)
 
 
@@ -395,7 +400,7 @@ def test_watch_keeps_no_more_results_than_fit_its_answer(monkeypatch: pytest.Mon
 
 
 def test_results_that_nobody_waits_for_are_owed_no_more() -> None:
-    told = owing(1, b"1", None)
+    told = owing(FIRST, b"1", None)
     assert Dwork(BROKER, lambda: 0).tell(told) == []
     assert told.records == []
 

@@ -41,6 +41,9 @@ _MESSAGES_AT_ONCE: Final = 32
 class Dialect(Protocol):
     """One wire language, with whatever it must remember of its peers."""
 
+    #: The names of its workers begin with it; empty where they choose them.
+    prefix: bytes
+
     def take(self, route: bytes, frames: Sequence[bytes], now_ns: int) -> Sequence[Event]: ...
 
     def tell(self, effect: Effect) -> Sequence[Reply]: ...

@@ -101,7 +101,9 @@ def lease(scheduler: Scheduler, worker: Worker, count: int) -> bool:
     lane = one_lane(tasks)
     lanes = [task.lane.name for task in tasks] if lane is None else [lane.name] * len(tasks)
     columns = (names, attempts, payloads, terms, lanes, lease_ns)
-    scheduler.tell(Assign(worker.name, *columns, scheduler.at_ns, worker.asked))
+    kept = scheduler.ledger.envelopes
+    envelopes = [kept.get(name, b"") for name in names] if kept else None
+    scheduler.tell(Assign(worker.name, *columns, scheduler.at_ns, worker.asked, envelopes))
     worker.asked = 0
     _note_use(scheduler, worker, tasks)
     return True

@@ -218,6 +218,8 @@ class Assign(Effect):
     at_ns: int = 0
     #: The wish that this fulfils; 0: it asked for nothing in particular.
     request: int = 0
+    #: What the dialect that each came in by keeps beside its payload; None: none of them has any.
+    envelopes: list[bytes] | None = None
 
 
 class Nothing(Effect):

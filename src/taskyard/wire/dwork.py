@@ -40,8 +40,11 @@ _OWN_FIELDS: Final = tuple(field.name for field in _Q.DESCRIPTOR.fields if field
 class Dwork:
     """All peers of this dialect, on however many sockets."""
 
-    def __init__(self, broker: int, luck: Callable[[], int]) -> None:
-        self._desk = Desk(broker, luck)
+    #: Its workers choose their names.
+    prefix = b""
+
+    def __init__(self, broker: int, luck: Callable[[], int], dialect: int = 0) -> None:
+        self._desk = Desk(broker, luck, dialect)
         #: Messages that made no sense, for the log and the statistics.
         self.malformed = 0
 

@@ -15,6 +15,7 @@ from msgspec import Struct
 from taskyard.core import effects, events
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire.numbering import numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,13 +75,13 @@ class Ticket(Struct):
 class Desk:
     """Tickets, and what is remembered of workers."""
 
-    def __init__(self, broker: int, luck: Callable[[], int]) -> None:
+    def __init__(self, broker: int, luck: Callable[[], int], dialect: int = 0) -> None:
         #: Tells this process from the one before it.
         self._broker = broker
         #: Any number from 0 to 2**32.
         self.luck = luck
         self.tickets: dict[int, Ticket] = {}
-        self._number = 0
+        self._numbers = numbers(dialect)
         #: What workers said of themselves last, so that it is told to the scheduler once.
         self.facts: dict[bytes, tuple[WorkerFacts, int]] = {}
         #: Tasks that a worker should stop; told when its heartbeat is answered.
@@ -97,12 +98,12 @@ class Desk:
         query = asked.query
         request = query.request if query.HasField("request") else None
         ticket = Ticket(asked.route, query.type, request, asked.extended, **more)
-        self._number += 1
-        self.tickets[self._number] = ticket
+        number = next(self._numbers)
+        self.tickets[number] = ticket
         if ticket.ends_ns:
-            self._waiting.setdefault(asked.route, {})[self._number] = None
-            heappush(self._ends, (ticket.ends_ns, self._number))
-        return self._number
+            self._waiting.setdefault(asked.route, {})[number] = None
+            heappush(self._ends, (ticket.ends_ns, number))
+        return number
 
     def check_waiting(self, route: bytes) -> None:
         """Refuse one more request that waits, where there are too many."""

@@ -16,6 +16,7 @@ from taskyard.core.workers import WorkerFacts
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_tasks as tasks
+from taskyard.wire.numbering import PREFIXES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -295,8 +296,11 @@ def _refuse_fields(query: pb.QueryMsg, *fields: str) -> None:
 
 
 def _location(query: pb.QueryMsg) -> bytes:
-    tasks.check_name(query.location, "a location")
-    return query.location
+    location = query.location
+    tasks.check_name(location, "a location")
+    if location.startswith(PREFIXES):
+        raise Malformed("a location must not begin with the name of another dialect and a colon")
+    return location
 
 
 def _name(query: pb.QueryMsg) -> bytes:
