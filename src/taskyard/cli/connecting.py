@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -48,10 +47,14 @@ class Look(Protocol):
 
 def connected(talk: Talk) -> Client:
     """A client of the broker that is meant. Raises `NoBroker`."""
-    with _said_if_late(
-        talk, f"waiting for a broker at {finding.endpoint(talk.broker, talk.state)}"
-    ):
-        return Client(talk.broker, state=talk.state, timeout=FIRST_ANSWER_SECONDS)
+    endpoint = _place(talk).endpoint()
+    with _said_if_late(talk, f"waiting for a broker at {endpoint}"):
+        key = talk.key or talk.settings().broker.key
+        return Client(endpoint, key=key, timeout=FIRST_ANSWER_SECONDS)
+
+
+def _place(talk: Talk) -> finding.Place:
+    return finding.place(talk.broker, talk.state, settings=talk.settings())
 
 
 @contextmanager
@@ -75,9 +78,9 @@ def looking(talk: Talk) -> Iterator[Look]:
 
 def _offline(talk: Talk) -> Client | None:
     """The state that is meant, if nobody runs on it."""
-    if talk.broker or (talk.state is None and os.environ.get(finding.BROKER_VARIABLE)):
+    broker, state = _place(talk)
+    if broker is not None:
         return None
-    state = finding.state_directory(talk.state)
     if not (state / JOURNAL_FILE).exists() or hired(state / LOCK_FILE) is not None:
         return None
     from taskyard.cli.offline import Offline  # noqa: PLC0415  # most of the broker, rarely needed

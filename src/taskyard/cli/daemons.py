@@ -9,30 +9,65 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from taskyard.cli.options import Decorated, Talk, remember
 from taskyard.errors import UserError
 from taskyard.net import endpoints
+from taskyard.settings.files import BadSettings
 
 if TYPE_CHECKING:
-    from taskyard.cli.options import Talk
+    from taskyard.settings.sections import Settings
 
 #: What a broker can listen to, and what it will.
 DIALECTS: Final = ("dwork",)
 DIALECTS_LATER: Final = ("round-robin", "ping-pong", "wmp")
 
-#: What a worker serves unless told otherwise: programs and functions.
-SERVICES: Final = ("exec", "call")
+
+def _remember_owner(context: click.Context, _option: click.Parameter, given: bool) -> bool:  # noqa: FBT001  # click's signature
+    context.ensure_object(Talk).has_owner = given
+    return given
+
 
 until_eof_option = click.option(
     "--until-eof",
     is_flag=True,
+    is_eager=True,
+    callback=_remember_owner,
     help="Stop also when stdin ends: for programs that start it and must not leave it behind.",
 )
 
-listen_option = click.option(
-    "--listen",
-    multiple=True,
-    metavar="DIALECT=ENDPOINT",
-    help="Listen there, too: dwork=tcp://127.0.0.1:6125. Port 0 takes a free one. Repeatable.",
+
+def _as_set(
+    context: click.Context, _option: click.Parameter, given: tuple[str, ...]
+) -> tuple[str, ...]:
+    """What is given is all: then the section of the settings is left aside."""
+    talk = context.ensure_object(Talk)
+    if context.resilient_parsing or given or talk.native_only:
+        return given
+    return listen_of(talk.settings())
+
+
+def listen_option(command: Decorated) -> Decorated:
+    """For verbs that start a broker which others can come to."""
+    listen = click.option(
+        "--listen",
+        multiple=True,
+        callback=_as_set,
+        metavar="DIALECT=ENDPOINT",
+        help="Listen there, too: dwork=tcp://127.0.0.1:6125. Port 0 takes a free one. Repeatable.",
+    )
+    native_only = click.option(
+        "--native-only",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=remember("native_only"),
+        help="Listen nowhere else, whatever the settings say.",
+    )
+    return listen(native_only(command))
+
+
+secure_option = click.option(
+    "--secure", is_flag=True, help="Demand keys on TCP of this machine, too."
 )
 
 
@@ -55,6 +90,25 @@ def read_listen(listen: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
             raise UserError(f"--listen {given} must be DIALECT=ENDPOINT: dwork=tcp://127.0.0.1:0")
         pairs.append((check_dialect(dialect), endpoints.check(endpoint)))
     return tuple(pairs)
+
+
+def listen_of(settings: Settings) -> tuple[str, ...]:
+    """Where to listen by the settings, as it would be given. Raises `BadSettings`."""
+    return tuple(pair for dialect in settings.listen for pair in listen_pairs(settings, dialect))
+
+
+def listen_pairs(settings: Settings, dialect: str) -> tuple[str, ...]:
+    """The same for one of the dialects that are set."""
+    found = settings.listen[dialect]
+    # The two of ping-pong belong together; others listen at each by itself.
+    values = (",".join(found),) if dialect == "ping-pong" else found
+    pairs = tuple(f"{dialect}={value}" for value in values)
+    try:
+        read_listen(pairs)
+    except UserError as wrong:
+        path = f"listen.{dialect}"
+        raise BadSettings(f"{settings.all[path].origin}: {path}: {wrong}") from wrong
+    return pairs
 
 
 def log_to_stderr(talk: Talk, who: str) -> None:

@@ -14,7 +14,7 @@ import click
 
 from taskyard import __version__
 from taskyard.cli.lazy import LazyGroup
-from taskyard.cli.options import Talk, verbose_option
+from taskyard.cli.options import Talk, config_option, verbose_option
 from taskyard.cli.verbs import VERBS
 from taskyard.cli.words import plain
 from taskyard.errors import ExitCode, TaskyardError, UserError
@@ -22,6 +22,7 @@ from taskyard.errors import ExitCode, TaskyardError, UserError
 
 @click.group(cls=LazyGroup, verbs=VERBS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="%(prog)s %(version)s")
+@config_option
 @verbose_option
 def taskyard() -> None:
     """Run campaigns of tasks, durably, on however many workers there are."""

@@ -183,15 +183,25 @@ def _do_nothing() -> None:
 class Crew:
     """One broker and some workers. Use it as a context manager, which stops them."""
 
-    def __init__(self, state: Path, say: Callable[[str], None], listen: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        state: Path,
+        say: Callable[[str], None],
+        listen: Sequence[str] = (),
+        config: Path | None = None,
+    ) -> None:
         self._state = state
         self._say = say
+        #: So that all of them read the settings that we have read.
+        self._common = [] if config is None else ["--config", str(config)]
         #: Where the broker listens, as it said.
         self.listening: list[str] = []
         self._expected = 1 + len(listen)
-        arguments = ["broker", "--state", str(state), "--until-eof"]
+        arguments = ["broker", "--state", str(state), "--until-eof", *self._common]
         for pair in listen:
             arguments += ["--listen", pair]
+        if not listen:  # whatever the settings say
+            arguments.append("--native-only")
         self.broker = Keeper("the broker", arguments, say, self._hear)
         self.workers: list[Keeper] = []
 
@@ -209,7 +219,8 @@ class Crew:
     def start_workers(self, staff: Staff) -> None:
         for number in range(1, staff.workers + 1):
             name = f"local-{number}"
-            worker = Keeper(f"worker {name}", staff.arguments(self._state, name), self._say)
+            arguments = [*staff.arguments(self._state, name), *self._common]
+            worker = Keeper(f"worker {name}", arguments, self._say)
             self.workers.append(worker)
             worker.start()
 

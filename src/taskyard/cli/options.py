@@ -1,14 +1,18 @@
 """Options that verbs have in common, each defined once.
 
 An option of this file stores what it was given in the `Talk` of the call, so that it means the same
-before the verb and after it.
+before the verb and after it; or it is one that the settings know, who say what it is if it is not
+given.
 """
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from taskyard.settings.sections import Settings
 
 Decorated = TypeVar("Decorated", bound=Callable[..., object])
 
@@ -21,7 +25,7 @@ class Duration(click.ParamType[int]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        from taskyard.client.campaign.values import BadValue, read_limit  # noqa: PLC0415  # when used
+        from taskyard.settings.values import BadValue, read_limit  # noqa: PLC0415  # when used
 
         if isinstance(value, int):
             return value
@@ -48,13 +52,32 @@ class Talk:
         self.broker: str | None = None
         #: The state directory; None: as the environment says, or the usual one.
         self.state: Path | None = None
+        #: The key file; None: as the environment or the settings say.
+        self.key: Path | None = None
+        #: The settings file; None: as the environment says, or the nearest one.
+        self.config: Path | None = None
+        #: A broker listens at its native socket alone.
+        self.native_only = False
+        #: Somebody started it who has told the user what there is to say of the settings.
+        self.has_owner = False
         #: What to say when it is interrupted.
         self.interrupted = "interrupted"
+        self._settings: Settings | None = None
 
     def say(self, line: str) -> None:
         """Tell the user what goes on, beside the answer."""
         if not self.quiet:
             click.echo(line, err=True)
+
+    def settings(self) -> "Settings":
+        """The environment's, the file's and the defaults. Raises `BadSettings`."""
+        if self._settings is None:
+            from taskyard.settings.load import load  # noqa: PLC0415  # `--help` does without
+
+            self._settings = load(self.config)
+            for stranger in () if self.has_owner else self._settings.strangers:
+                self.say(f"taskyard: {stranger}")
+        return self._settings
 
 
 def _remember_verbose(context: click.Context, _option: click.Parameter, given: bool) -> None:  # noqa: FBT001  # click's signature
@@ -88,14 +111,51 @@ quiet_option = click.option(
     help="Show no progress.",
 )
 
-state_option = click.option(
-    "--state",
+
+def remember(name: str) -> Callable[[click.Context, click.Parameter, object], None]:
+    """Store what an option was given in the `Talk`, under this name."""
+
+    def remember(context: click.Context, _option: click.Parameter, given: object) -> None:
+        if given:
+            setattr(context.ensure_object(Talk), name, given)
+
+    return remember
+
+
+config_option = click.option(
+    "--config",
     type=click.Path(path_type=Path),
-    default=".taskyard",
-    envvar="TASKYARD_STATE",
-    metavar="DIR",
-    help="The state directory; ./.taskyard if not given.",
+    metavar="FILE",
+    is_eager=True,
+    expose_value=False,
+    callback=remember("config"),
+    help="The settings file; the nearest taskyard.toml, here or above, if not given.",
 )
+
+
+def setting_option(path: str, *names: str, **more: Any) -> Callable[[Decorated], Decorated]:  # noqa: ANN401  # click's
+    """An option that is as the settings say where it is not given."""
+
+    def choose(context: click.Context, _option: click.Parameter, given: object) -> object:
+        if context.resilient_parsing:
+            return given
+        settings = context.ensure_object(Talk).settings()
+        return settings.value(path) if given in (None, ()) else given
+
+    return click.option(*names, callback=choose, **more)
+
+
+def state_option(command: Decorated) -> Decorated:
+    """For verbs that work on a state directory themselves."""
+    option = setting_option(
+        "broker.state",
+        "--state",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help="The state directory; ./.taskyard if not given.",
+    )
+    return config_option(option(command))
+
 
 #: For verbs that talk to a broker: what is not given is left to `client.finding`.
 broker_option = click.option(
@@ -111,19 +171,18 @@ broker_state_option = click.option(
     help="The broker's state directory; ./.taskyard if not given.",
 )
 
+key_option = click.option(
+    "--key",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    expose_value=False,
+    callback=remember("key"),
+    help="The key to come with, for a broker that demands one; or TASKYARD_KEY.",
+)
+
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Answer with one JSON document, for programs."
 )
-
-
-def _remember(name: str) -> Callable[[click.Context, click.Parameter, object], None]:
-    """Store what an option was given in the `Talk`, under this name."""
-
-    def remember(context: click.Context, _option: click.Parameter, given: object) -> None:
-        if given:
-            setattr(context.ensure_object(Talk), name, given)
-
-    return remember
 
 
 def broker_options(command: Decorated) -> Decorated:
@@ -131,11 +190,13 @@ def broker_options(command: Decorated) -> Decorated:
     for option in (
         verbose_option,
         quiet_option,
+        config_option,
+        key_option,
         click.option(
             "--json",
             is_flag=True,
             expose_value=False,
-            callback=_remember("as_json"),
+            callback=remember("as_json"),
             help="Answer with one JSON document, for programs.",
         ),
         click.option(
@@ -143,14 +204,14 @@ def broker_options(command: Decorated) -> Decorated:
             type=click.Path(path_type=Path),
             metavar="DIR",
             expose_value=False,
-            callback=_remember("state"),
+            callback=remember("state"),
             help="The broker's state directory; ./.taskyard if not given.",
         ),
         click.option(
             "--broker",
             metavar="URL",
             expose_value=False,
-            callback=_remember("broker"),
+            callback=remember("broker"),
             help="Where the broker is, if not in the state directory; or TASKYARD_BROKER.",
         ),
     ):

@@ -12,9 +12,16 @@ import click
 from msgspec import Struct
 
 from taskyard.cli import loading
-from taskyard.cli.daemons import SERVICES, cores
+from taskyard.cli.daemons import cores
 from taskyard.cli.local import LOCK_FILE, Crew, Staff, hired, terminated_like_interrupted
-from taskyard.cli.options import Talk, json_option, quiet_option, state_option, verbose_option
+from taskyard.cli.options import (
+    Talk,
+    json_option,
+    quiet_option,
+    setting_option,
+    state_option,
+    verbose_option,
+)
 from taskyard.cli.printing import example, print_document
 from taskyard.cli.progress import Meter
 from taskyard.cli.words import count, plain, span
@@ -24,6 +31,7 @@ from taskyard.client.client import Client
 from taskyard.core.events import Scope
 from taskyard.core.states import TaskState
 from taskyard.errors import ClientClosed, ExitCode, StateLocked, TimedOut, UserError
+from taskyard.settings.keys import PROCESSES_MAX, SERVICES, SLOTS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,13 +70,27 @@ class Hands(NamedTuple):
 
 @click.command(epilog=example("run examples/first.jsonl --workers 2", "why bad"))
 @click.argument("file", type=click.Path())
-@click.option("--workers", type=click.IntRange(1, 1000), default=1, help="Worker processes; 1.")
-@click.option(
-    "--slots", type=click.IntRange(1, 100_000), help="Tasks at once a worker; one a core."
+@setting_option(
+    "worker.processes",
+    "--workers",
+    type=click.IntRange(1, PROCESSES_MAX),
+    help="Worker processes; 1.",
+)
+@setting_option(
+    "worker.slots",
+    "--slots",
+    type=click.IntRange(1, SLOTS_MAX),
+    help="Tasks at once a worker; one a core.",
 )
 @state_option
 @click.option("--campaign", metavar="NAME", help="Its name; that of the file if not given.")
-@click.option("--allow", multiple=True, metavar="MODULE", help="Offer its functions. Repeatable.")
+@setting_option(
+    "worker.allow",
+    "--allow",
+    multiple=True,
+    metavar="MODULE",
+    help="Offer its functions. Repeatable.",
+)
 @click.option("--no-retry-failed", is_flag=True, help="Leave what failed the last time.")
 @click.option("--skip-bad", is_flag=True, help="Leave out bad lines instead of doing nothing.")
 @click.option("--replay", is_flag=True, help="WfCommons: sleep as long as a task took.")
@@ -108,12 +130,13 @@ def run(  # noqa: PLR0913  # an argument an option
     loaded = loading.read(file, Options(replay=replay, speedup=speedup), skip_bad=skip_bad)
     slots = slots or cores()
     staff = Staff(workers, slots, allow, _services(loaded))
+    _check_workers(talk, workers)
     _check_fit(loaded, slots, allow)
     _check_free(state, file)
     name = campaign or loading.campaign_of(file)
     wish = Wish(file, name, state, skip_bad, not no_retry_failed, as_json)
     talk.interrupted = f"interrupted; `{_again(wish)}` goes on from here"
-    with terminated_like_interrupted(), Crew(state, talk.say) as crew:
+    with terminated_like_interrupted(), Crew(state, talk.say, config=talk.config) as crew:
         crew.start_broker()
         with Client(state=state) as client, _hung_up_with(crew, client):
             began = time.monotonic()
@@ -148,6 +171,15 @@ def _services(loaded: Loaded) -> tuple[str, ...]:
     """Everything that the file's commands and functions need."""
     named = (service_of(spec) for spec in loaded.specs if spec.payload is None)
     return tuple(dict.fromkeys([*SERVICES, *named]))
+
+
+def _check_workers(talk: Talk, workers: int) -> None:
+    """Somebody who runs brokers alone may have set that there are no workers."""
+    if not workers:
+        origin = talk.settings().all["worker.processes"].origin
+        raise UserError(
+            f"`run` needs a worker, and worker.processes is 0 ({origin}); give --workers"
+        )
 
 
 def _check_fit(loaded: Loaded, slots: int, allow: Sequence[str]) -> None:

@@ -24,7 +24,14 @@ from taskyard.cli.local import (
     on_duty,
     terminated_like_interrupted,
 )
-from taskyard.cli.options import DURATION, Talk, quiet_option, state_option, verbose_option
+from taskyard.cli.options import (
+    DURATION,
+    Talk,
+    quiet_option,
+    setting_option,
+    state_option,
+    verbose_option,
+)
 from taskyard.cli.printing import example
 from taskyard.cli.words import count, plain
 from taskyard.client.client import Client
@@ -33,6 +40,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, NoBroker, TaskyardError, TimedOut, UserError
 from taskyard.journal.files import PRIVATE_FILE, make_private_directory
+from taskyard.settings.keys import PROCESSES_MAX, SLOTS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,14 +64,29 @@ _SIGNALS: Final = ((signal.SIGTERM, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKIL
 
 
 @click.command(epilog=example("up --workers 2 --detach"))
-@click.option("--workers", type=click.IntRange(0, 1000), default=1, help="Worker processes; 1.")
-@click.option(
-    "--slots", type=click.IntRange(1, 100_000), help="Tasks at once a worker; one a core."
+@setting_option(
+    "worker.processes",
+    "--workers",
+    type=click.IntRange(0, PROCESSES_MAX),
+    help="Worker processes; 1.",
+)
+@setting_option(
+    "worker.slots",
+    "--slots",
+    type=click.IntRange(1, SLOTS_MAX),
+    help="Tasks at once a worker; one a core.",
 )
 @state_option
 @listen_option
-@click.option("--allow", multiple=True, metavar="MODULE", help="Offer its functions. Repeatable.")
-@click.option(
+@setting_option(
+    "worker.allow",
+    "--allow",
+    multiple=True,
+    metavar="MODULE",
+    help="Offer its functions. Repeatable.",
+)
+@setting_option(
+    "worker.services",
     "--service",
     "services",
     multiple=True,
@@ -99,6 +122,7 @@ def up(  # noqa: PLR0913  # an argument an option
     if detach:
         arguments = ["up", "--workers", str(workers), "--state", str(state)]
         arguments += _given(slots=slots, listen=listen, allow=allow, service=services)
+        arguments += _given(config=talk.config) + ([] if listen else ["--native-only"])
         _detach(talk, state, workers, arguments)
         return None
     staff = Staff(workers, slots, allow, services)
@@ -107,7 +131,7 @@ def up(  # noqa: PLR0913  # an argument an option
 
 
 def _stay(talk: Talk, state: Path, staff: Staff, listen: tuple[str, ...]) -> ExitCode | None:
-    crew = Crew(state, _with_time(talk.say), listen)
+    crew = Crew(state, _with_time(talk.say), listen, talk.config)
     try:
         with on_duty(state), crew:
             crew.start_broker()

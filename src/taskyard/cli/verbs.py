@@ -23,6 +23,7 @@ VERBS: dict[str, Verb] = {
         "taskyard.cli.waiting:wait",
         "Wait until tasks are settled: some by name, a campaign, or all that there are.",
     ),
+    "watch": Verb("taskyard.cli.watch:watch", "Show what happens, as it happens."),
     "list": Verb(
         "taskyard.cli.looking:list_tasks", "List tasks, in the order of their submission."
     ),
@@ -32,13 +33,30 @@ VERBS: dict[str, Verb] = {
     "why": Verb("taskyard.cli.looking:why", "Say why a task is where it is, in a sentence."),
     "status": Verb("taskyard.cli.looking:status", "Say how many tasks there are in each state."),
     "workers": Verb("taskyard.cli.looking:workers", "List the workers."),
+    "services": Verb(
+        "taskyard.cli.services:services", "List the services, with what waits and who works."
+    ),
     "retry": Verb("taskyard.cli.acting:retry", "Try failed tasks again, and delayed ones now."),
     "cancel": Verb("taskyard.cli.acting:cancel", "Cancel tasks, and all that wait for them."),
+    "pause": Verb(
+        "taskyard.cli.pausing:pause", "Give workers nothing more of a service, a lane, or at all."
+    ),
+    "resume": Verb("taskyard.cli.pausing:resume", "Undo a pause."),
     "drain": Verb("taskyard.cli.acting:drain", "Give workers no more tasks, and send them home."),
     "broker": Verb("taskyard.cli.broker:broker", "Run a broker in the foreground."),
     "worker": Verb("taskyard.cli.worker:worker", "Do the tasks of a broker, in the foreground."),
+    "relay": Verb("taskyard.cli.relay:relay", "Hand messages on between workers and managers."),
+    "config": Verb(
+        "taskyard.cli.config:config", "Show every setting, its value and where that came from."
+    ),
+    "keys": Verb(
+        "taskyard.cli.keys:keys", "Make keys for guests of a broker, list and revoke them."
+    ),
     "journal": Verb(
         "taskyard.cli.journal:journal", "Care for a state directory: check, export, compact."
+    ),
+    "completion": Verb(
+        "taskyard.cli.completion:completion", "Print what lets a shell complete what is typed."
     ),
     "bench": Verb(
         "taskyard.bench.cli:main", "Measure Taskyard, side by side with what it should reach."

@@ -4,35 +4,38 @@ from pathlib import Path
 
 import click
 
-from taskyard.cli.daemons import (
-    SERVICES,
-    check_dialect,
-    cores,
-    log_to_stderr,
-    until_eof_option,
-)
+from taskyard.cli.daemons import check_dialect, cores, log_to_stderr, until_eof_option
 from taskyard.cli.options import (
     DURATION,
     Talk,
     broker_option,
     broker_state_option,
+    config_option,
+    key_option,
     quiet_option,
+    setting_option,
     verbose_option,
 )
 from taskyard.cli.printing import example
 from taskyard.client import finding
 from taskyard.errors import UserError
-from taskyard.worker.serve import serve, settings_of
-
-#: A worker that may be silent for less than so many heartbeats would be given up for one lost.
-_HEARTBEATS_A_LEASE_MIN = 3
+from taskyard.settings.keys import SLOTS_MAX
+from taskyard.settings.load import HEARTBEATS_A_LEASE_MIN
+from taskyard.wire.pickled import PICKLE
+from taskyard.worker.serve import name_for, serve, settings_of
 
 
 @click.command(epilog=example("worker --slots 4 --allow imaging --state ./.taskyard"))
 @broker_option
 @broker_state_option
-@click.option(
-    "--slots", type=click.IntRange(1, 100_000), metavar="N", help="Tasks at once; one a core."
+@key_option
+@config_option
+@setting_option(
+    "worker.slots",
+    "--slots",
+    type=click.IntRange(1, SLOTS_MAX),
+    metavar="N",
+    help="Tasks at once; one a core.",
 )
 @click.option(
     "--service",
@@ -41,16 +44,25 @@ _HEARTBEATS_A_LEASE_MIN = 3
     metavar="S",
     help="A kind of tasks to do; exec and call if not given. Repeatable.",
 )
-@click.option(
+@setting_option(
+    "worker.allow",
     "--allow",
     multiple=True,
     metavar="MODULE",
     help="Offer the functions of this module and those below it. Repeatable.",
 )
-@click.option("--name", metavar="NAME", help="What to call it; host and process if not given.")
-@click.option("--heartbeat", type=DURATION, default="1s", help="How often to show life; 1s.")
 @click.option(
-    "--lease", type=DURATION, default="15s", help="Silence after which others get its tasks; 15s."
+    "--allow-pickle",
+    is_flag=True,
+    help="Offer the service pickle: call whatever function is sent along.",
+)
+@click.option("--name", metavar="NAME", help="What to call it; host and process if not given.")
+@setting_option("lease.heartbeat", "--heartbeat", type=DURATION, help="How often to show life; 1s.")
+@setting_option(
+    "lease.expire",
+    "--lease",
+    type=DURATION,
+    help="Silence after which others get its tasks; 15s.",
 )
 @click.option("--dialect", default="dwork", metavar="D", help="The language to speak; dwork.")
 @click.option("--agent", metavar="COMMAND", help="Feed tasks to this program. Comes later.")
@@ -66,6 +78,7 @@ def worker(  # noqa: PLR0913  # an argument an option
     slots: int | None,
     services: tuple[str, ...],
     allow: tuple[str, ...],
+    allow_pickle: bool,
     name: str | None,
     heartbeat: int,
     lease: int,
@@ -76,7 +89,9 @@ def worker(  # noqa: PLR0913  # an argument an option
     """Do the tasks of a broker, in the foreground.
 
     Programs (service exec) run in the directory in which the worker was started. Functions (service
-    call) are those of modules that are allowed by name. Without a broker it waits for one.
+    call) are those of modules that are allowed by name; with --allow-pickle, functions that come
+    along (service pickle) are called too: whoever can reach the broker can then do here what you
+    can. Without a broker it waits for one.
 
     SIGTERM and Ctrl-C let it leave: it takes no more, finishes what runs, and exits 0. A second one
     ends what runs and gives it back.
@@ -84,12 +99,21 @@ def worker(  # noqa: PLR0913  # an argument an option
     check_dialect(dialect)
     if agent is not None:
         raise UserError("--agent comes later; this version runs programs and functions")
-    if lease < _HEARTBEATS_A_LEASE_MIN * heartbeat:
+    if lease < HEARTBEATS_A_LEASE_MIN * heartbeat:
         raise UserError(
             "--lease must be at least three times --heartbeat, or one lost message costs the tasks"
         )
     log_to_stderr(talk, "worker")
     more = {"heartbeat_ns": heartbeat, "silence_ns": lease}
-    settings = settings_of(slots or cores(), services or SERVICES, name, **more)
-    endpoint = finding.endpoint(broker, state)
-    serve(endpoint, settings, allow, talk.say, until_eof=until_eof)
+    services = services or _usual_services(talk, allow_pickle=allow_pickle)
+    endpoint = finding.endpoint(broker, state, settings=talk.settings())
+    key = finding.key_for(endpoint, talk.key, settings=talk.settings())
+    settings = settings_of(slots or cores(), services, name_for(key, name), **more)
+    how = (endpoint, settings, allow, talk.say)
+    serve(*how, key=key, allow_pickle=allow_pickle, until_eof=until_eof)
+
+
+def _usual_services(talk: Talk, *, allow_pickle: bool) -> tuple[str, ...]:
+    """Those that are set; what is allowed besides is served, too."""
+    more = (PICKLE.decode(),) if allow_pickle else ()
+    return tuple(dict.fromkeys(talk.settings().worker.services + more))

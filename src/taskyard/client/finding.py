@@ -1,35 +1,96 @@
-"""Where the broker is, if nobody says: the flag, the environment, then the state directory."""
+"""Where the broker is, and by which key: as was said, as the environment or the settings file says,
+or in the usual state directory.
+
+A broker goes before a state directory that was named in the same place. A state directory means its
+own broker: one that was given is not overruled by a broker of the environment, nor one of the
+environment by a broker of the file.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, NamedTuple
 
-from taskyard.net import endpoints
+from taskyard.errors import UserError
+from taskyard.net import endpoints, keys
+from taskyard.settings.files import BadSettings
+from taskyard.settings.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-BROKER_VARIABLE: Final = "TASKYARD_BROKER"
-STATE_VARIABLE: Final = "TASKYARD_STATE"
-STATE_DEFAULT: Final = "./.taskyard"
+    from taskyard.net.keys import GuestKey
+    from taskyard.settings.sections import Settings
 
 
-def state_directory(
-    state: str | Path | None = None, environment: Mapping[str, str] = os.environ
-) -> Path:
-    """The state directory that is meant."""
-    return Path(state or environment.get(STATE_VARIABLE) or STATE_DEFAULT)
+class Place(NamedTuple):
+    """Where a broker is."""
+
+    #: Its endpoint, if it was named; None: it is that of the state directory.
+    broker: str | None
+    state: Path
+
+    def endpoint(self) -> str:
+        """What to connect to."""
+        return endpoints.check_peer(self.broker) if self.broker else endpoints.native(self.state)
+
+
+def place(
+    broker: str | None = None,
+    state: str | Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+    settings: Settings | None = None,
+) -> Place:
+    """The place that is meant. Settings are looked for only if nothing is given, unless they are
+    here already."""
+    if state:
+        return Place(broker or None, Path(state))
+    settings = settings or load(environment=environment)
+    is_nearer = settings.source("broker.url") >= settings.source("broker.state")
+    named = broker or (url_of(settings) if is_nearer else None)
+    return Place(named, settings.broker.state)
+
+
+def url_of(settings: Settings) -> str | None:
+    """The broker's endpoint, if one is set. Raises `BadSettings` if it can't be connected to."""
+    url = settings.broker.url
+    try:
+        return endpoints.check_peer(url) if url is not None else None
+    except UserError as wrong:
+        raise BadSettings(f"{settings.all['broker.url'].origin}: broker.url: {wrong}") from wrong
 
 
 def endpoint(
     broker: str | None = None,
     state: str | Path | None = None,
     environment: Mapping[str, str] = os.environ,
+    settings: Settings | None = None,
 ) -> str:
-    """The endpoint to connect to. A state directory that is given means its own broker."""
-    given = broker or (None if state else environment.get(BROKER_VARIABLE))
-    if given:
-        return endpoints.check_peer(given)
-    return endpoints.native(state_directory(state, environment))
+    """The endpoint to connect to."""
+    if broker:
+        return endpoints.check_peer(broker)
+    return place(broker, state, environment, settings).endpoint()
+
+
+def key_for(
+    endpoint: str,
+    key: str | Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+    settings: Settings | None = None,
+) -> GuestKey | None:
+    """The key to come with. Only TCP asks for one: on other sockets the kernel says who comes.
+    Raises UserError."""
+    if not endpoint.startswith("tcp://"):
+        return None
+    path = Path(key) if key else (settings or load(environment=environment)).broker.key
+    return None if path is None else keys.read_guest(path)
+
+
+def hint(endpoint: str, key: GuestKey | None) -> str:
+    """What else to look at, where nobody answers over TCP."""
+    if not endpoint.startswith("tcp://"):
+        return ""
+    if key is None:
+        return "; if that broker demands keys, give yours: --key, or Client(key=…)"
+    return f"; the key {key.name} is good for one broker alone: see that it is the one there"

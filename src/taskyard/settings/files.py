@@ -1,0 +1,176 @@
+"""The settings file: where it is, what it says, and in which line.
+
+Owns `taskyard.toml` as a file. What its keys mean it does not know.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+
+from taskyard.errors import UserError
+from taskyard.settings.keys import CONFIG_VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+FILE_NAME: Final = "taskyard.toml"
+
+#: Larger ones are something else: all of it is read before anything is said about it.
+FILE_BYTES_MAX: Final = 1 << 20
+
+_HEADER = re.compile(r"\s*\[.*\]\s*(?:#.*)?")
+_ASSIGNMENT = re.compile(r"(?P<name>[^=#]+)=")
+_AT_LINE = re.compile(
+    r"(?P<reason>.*) \(at (?:line (?P<line>\d+), column \d+|end of document)\)", re.DOTALL
+)
+
+Names = tuple[str, ...]
+
+
+class BadSettings(UserError):
+    """Settings can't be used as they are."""
+
+
+class Document(Struct, frozen=True):
+    """What a file says; nothing, if there is none."""
+
+    file: Path | None
+    content: dict[str, Any]
+    #: The line of each section and key that was found.
+    lines: dict[Names, int]
+
+    def line(self, *path: str) -> int:
+        """The line of a key, or of the nearest thing around it that has one; 0 if nothing has."""
+        lengths = range(len(path), 0, -1)
+        return next((self.lines[path[:n]] for n in lengths if path[:n] in self.lines), 0)
+
+    def place(self, *path: str) -> str:
+        """`FILE:LINE` of a key, or `FILE`."""
+        line = self.line(*path)
+        return f"{self.file}:{line}" if line else str(self.file)
+
+
+def find(config: Path | None, environment: Mapping[str, str]) -> Path | None:
+    """The file that counts: as was said, as the variable says, or the nearest one above here."""
+    if config is not None:
+        return config
+    named = environment.get(CONFIG_VARIABLE)
+    return Path(named) if named else _search()
+
+
+def _search() -> Path | None:
+    """In the working directory and those above it, as other tools find a project's file.
+
+    One that somebody else has put where anybody may write, such as /tmp, is passed over: it could
+    name a broker that reads along.
+    """
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # it was removed under us
+        return None
+    for directory in (here, *here.parents):
+        if _is_ours(directory, directory / FILE_NAME):
+            return Path(FILE_NAME) if directory == here else directory / FILE_NAME
+    return None
+
+
+def _is_ours(directory: Path, file: Path) -> bool:
+    try:
+        found = file.stat()
+        is_open = directory.stat().st_mode & stat.S_IWOTH
+    except OSError:  # not there, or not to be seen
+        return False
+    return stat.S_ISREG(found.st_mode) and (not is_open or found.st_uid == os.getuid())
+
+
+def read(file: Path | None) -> Document:
+    """What a file says. Raises `BadSettings` for one that can't be read or is no TOML."""
+    if file is None:
+        return Document(None, {}, {})
+    import tomllib  # noqa: PLC0415  # most calls have no file
+
+    text = _text_of(file)
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as wrong:
+        raise BadSettings(_in_words(file, text, str(wrong))) from None
+    except RecursionError:
+        raise BadSettings(f"{file}: its lists or tables are nested too deeply") from None
+    lines: dict[Names, int] = {}
+    for path, number in _lines(text, content):
+        for length in range(1, len(path) + 1):
+            lines.setdefault(path[:length], number)
+    return Document(file, content, lines)
+
+
+def _text_of(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        hint = f"give --config or {CONFIG_VARIABLE} a file that is there and yours"
+        raise BadSettings(f"can't read the settings in {file}: {reason}; {hint}") from error
+    if len(content) > FILE_BYTES_MAX:
+        raise BadSettings(f"{file} is larger than {FILE_BYTES_MAX:,} bytes: no settings file")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as wrong:
+        line = content.count(b"\n", 0, wrong.start) + 1
+        raise BadSettings(f"{file}:{line}: is no text in UTF-8; write it so") from None
+
+
+def _in_words(file: Path, text: str, wrong: str) -> str:
+    found = _AT_LINE.fullmatch(wrong)
+    if found is None:
+        return f"{file}: is no TOML: {wrong}"
+    line = found["line"] or len(text.rstrip().splitlines())
+    return f"{file}:{line}: is no TOML: {found['reason']}"
+
+
+def _lines(text: str, content: dict[str, Any]) -> Iterator[tuple[Names, int]]:
+    """Where keys and sections stand. What only looks like one, inside a long text, is none of
+    those that were read, or is taken for one: then a place that is told is wrong, and no value."""
+    section: Names = ()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if _HEADER.fullmatch(line):
+            path = _chain(line)
+            if path and _is_in(content, path):
+                section = path
+                yield path, number
+        elif found := _ASSIGNMENT.match(line):
+            path = section + _chain(f"{found['name']} = 0")
+            if len(path) > len(section) and _is_in(content, path):
+                yield path, number
+
+
+def _chain(line: str) -> Names:
+    """The names in one line of TOML, from the outermost on; none if it is no line by itself."""
+    import tomllib  # noqa: PLC0415  # loaded already: there is a file
+
+    try:
+        inner: object = tomllib.loads(line)
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return ()
+    path = []
+    while isinstance(inner, dict | list) and inner:
+        if isinstance(inner, list):
+            inner = inner[0]
+        else:
+            ((name, inner),) = inner.items()
+            path.append(name)
+    return tuple(path)
+
+
+def _is_in(content: object, path: Names) -> bool:
+    for name in path:
+        if not isinstance(content, dict) or name not in content:
+            return False
+        content = content[name]
+    return True

@@ -1,0 +1,280 @@
+"""What kinds of values settings have: how each is read, and how it is written again.
+
+A kind goes three ways: from a file's value to ours (`read`), back (`written`), and from the text of
+a variable to a file's value (`from_text`). There and back again is the same value.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import Struct
+
+from taskyard.settings.values import (
+    LISTS,
+    UNITS_NS,
+    BadValue,
+    duration_text,
+    integer_reader,
+    read_duration,
+    read_limit,
+    read_multiples,
+    read_name,
+    read_text,
+    shown,
+)
+
+#: What is a path from the directory of its file, if it does not begin at the root.
+_IPC: Final = "ipc://"
+
+_ENDPOINT = re.compile(r"(?:tcp|ipc)://\S+")
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+]|[^\s:/[\]]+):([0-9]{1,5})")
+_PORT_MAX: Final = 65_535
+_RATE = re.compile(r"([1-9][0-9]{0,8})/(s|m|h|d)")
+_PERCENT = re.compile(r"([0-9]{1,3})%?")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
+_FLOAT = re.compile(r"[0-9]{1,20}\.[0-9]{1,20}")
+_CLASS_OF_GLOB = re.compile(r"\[!?[^]]+]")
+
+#: What ping-pong listens at: its backend and its frontend.
+_PAIR: Final = 2
+
+
+class Rate(Struct, frozen=True):
+    """So many tasks in so much time."""
+
+    tasks: int
+    #: One of the units in which rates are written.
+    unit: str
+
+    @property
+    def interval_ns(self) -> int:
+        """From one task to the next, on average."""
+        return UNITS_NS[self.unit] // self.tasks
+
+
+def _same(value: Any) -> Any:  # noqa: ANN401  # whatever it is
+    return value
+
+
+class Kind(Struct, frozen=True):
+    """One kind of value."""
+
+    #: What may be written, for the tables of the pages.
+    words: str
+    #: Of a file's value; raises `BadValue`.
+    read: Callable[[object], Any]
+    #: As a file has it.
+    written: Callable[[Any], Any] = _same
+    #: What the text of a variable is in a file.
+    from_text: Callable[[str], object] = _same
+    #: The same, where paths begin at a directory.
+    rebased: Callable[[Any, Path], Any] = lambda value, _directory: value
+    #: What the name of a field ends in that holds such a value.
+    suffix: str = ""
+
+    def text(self, value: object) -> str:
+        """For people, and for a variable."""
+        written = self.written(value)
+        if isinstance(written, list):
+            return ", ".join(str(one) for one in written)
+        return str(written).lower() if isinstance(written, bool) else str(written)
+
+
+# From the text of a variable to what a file would have.
+
+
+def _numbers(text: str) -> object:
+    """A number, or several between commas."""
+    parts = [_number(part.strip()) for part in text.strip("[] ").split(",") if part.strip()]
+    return parts[0] if len(parts) == 1 and "[" not in text else parts
+
+
+def _number(text: str) -> object:
+    """What is none is left to the reader, who says so."""
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return float(text) if _FLOAT.fullmatch(text) else text
+
+
+def _texts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _boolean(text: str) -> object:
+    return {"true": True, "false": False}.get(text, text)
+
+
+# Readers.
+
+
+def _read_directory(value: object) -> Path:
+    text = read_text(value)
+    if "://" in text:
+        raise BadValue(f"must be a directory, not {shown(text)}: no database holds the state yet")
+    if not text or "\0" in text:
+        raise BadValue(f"must be a directory, such as ./.taskyard, not {shown(text)}")
+    return Path(text)
+
+
+def _read_file(value: object) -> Path:
+    text = read_text(value)
+    if not text or "\0" in text:
+        raise BadValue(f"must be a file, such as ./guest.key, not {shown(text)}")
+    return Path(text)
+
+
+def _read_endpoint(value: object) -> str:
+    if isinstance(value, str) and _ENDPOINT.fullmatch(value):
+        return value
+    example = "such as tcp://127.0.0.1:6125 or ipc://PATH"
+    raise BadValue(f"must be an endpoint, {example}, not {shown(value)}")
+
+
+def _read_endpoints(value: object) -> tuple[str, ...]:
+    given = value if isinstance(value, LISTS) else (value,)
+    return tuple(_read_endpoint(one) for one in given)
+
+
+def _read_pair(value: object) -> tuple[str, ...]:
+    if not isinstance(value, LISTS) or len(value) != _PAIR:
+        raise BadValue(f"must be a list of two endpoints, backend and frontend, not {shown(value)}")
+    return _read_endpoints(value)
+
+
+def _read_address(value: object) -> str:
+    found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    if found is None or int(found[1]) > _PORT_MAX:
+        raise BadValue(f"must be HOST:PORT, such as 127.0.0.1:6180, not {shown(value)}")
+    return found[0]
+
+
+def _list_reader(
+    example: str, read_one: Callable[[object], str]
+) -> Callable[[object], tuple[str, ...]]:
+    def read_list(value: object) -> tuple[str, ...]:
+        if not isinstance(value, LISTS):
+            raise BadValue(f"must be a list, such as {example}, not {shown(value)}")
+        try:
+            return tuple(dict.fromkeys(read_one(one) for one in value))
+        except BadValue as bad:
+            raise BadValue(f"must be a list, such as {example}; one of it {bad}") from None
+
+    return read_list
+
+
+def _read_names(value: object) -> tuple[str, ...]:
+    names = _list_reader('["exec", "call"]', read_name)(value)
+    if not names:
+        raise BadValue('must have a name at least, such as ["exec", "call"]')
+    return names
+
+
+def _read_module(value: object) -> str:
+    text = read_text(value)
+    if not all(part.isidentifier() for part in text.split(".")):
+        raise BadValue(f"must be the name of a module, such as imaging.small, not {shown(text)}")
+    return text
+
+
+def _read_rate(value: object) -> Rate:
+    found = _RATE.fullmatch(value.replace(" ", "")) if isinstance(value, str) else None
+    if found is None:
+        raise BadValue(f"must be tasks in a time, such as 10/s, 5/m or 100/h, not {shown(value)}")
+    return Rate(int(found[1]), found[2])
+
+
+def _read_percent(value: object) -> int:
+    found = _PERCENT.fullmatch(str(value)) if type(value) in (int, str) else None
+    if found is None or int(found[1]) > 100:  # noqa: PLR2004  # per cent
+        raise BadValue(f"must be from 0% to 100%, not {shown(value)}")
+    return int(found[1])
+
+
+def _read_boolean(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise BadValue(f"must be true or false, not {shown(value)}")
+    return value
+
+
+def _read_command(value: object) -> tuple[str, ...]:
+    try:
+        words = shlex.split(value) if isinstance(value, str) else value
+    except ValueError as wrong:
+        raise BadValue(f"must be a command: {wrong} in {shown(value)}") from None
+    if not isinstance(words, LISTS) or not words or not all(isinstance(one, str) for one in words):
+        raise BadValue(f"must be a command, such as 'agents/smtp --verbose', not {shown(value)}")
+    return tuple(words)
+
+
+def _read_glob(value: object) -> str:
+    text = read_name(value)
+    if "[" in _CLASS_OF_GLOB.sub("", text):
+        raise BadValue(f"must be a pattern, such as smtp/*, and {shown(text)} has a [ without a ]")
+    return text
+
+
+# Written again.
+
+
+def _span(duration_ns: int) -> str:
+    """A duration in as few and as large units as hold it exactly."""
+    parts, rest_ns = [], duration_ns
+    for unit in ("d", "h", "m"):
+        number, rest_ns = divmod(rest_ns, UNITS_NS[unit])
+        parts.append(f"{number}{unit}" if number else "")
+    if rest_ns or not any(parts):
+        parts.append(duration_text(rest_ns))
+    return "".join(parts)
+
+
+def _from_directory(endpoint: str, directory: Path) -> str:
+    path = endpoint.removeprefix(_IPC)
+    return endpoint if path == endpoint else f"{_IPC}{directory / path}"
+
+
+def _all_from_directory(endpoints: tuple[str, ...], directory: Path) -> tuple[str, ...]:
+    return tuple(_from_directory(one, directory) for one in endpoints)
+
+
+def _one_or_list(values: tuple[str, ...]) -> object:
+    return values[0] if len(values) == 1 else list(values)
+
+
+def integer(lowest: int, highest: int) -> Kind:
+    return Kind(f"{lowest:,} to {highest:,}", integer_reader(lowest, highest), from_text=_number)
+
+
+def choice(*values: str) -> Kind:
+    def read_choice(value: object) -> str:
+        if value not in values:
+            raise BadValue(f"must be {' or '.join(values)}, not {shown(value)}")
+        return str(value)
+
+    return Kind(" or ".join(values), read_choice)
+
+
+DIRECTORY: Final = Kind(
+    "a directory", _read_directory, str, rebased=lambda path, directory: directory / path
+)
+FILE: Final = Kind("a file", _read_file, str, rebased=lambda path, directory: directory / path)
+ENDPOINT: Final = Kind("an endpoint", _read_endpoint, rebased=_from_directory)
+ENDPOINTS: Final = Kind(
+    "an endpoint, or a list of them", _read_endpoints, _one_or_list, _texts, _all_from_directory
+)
+PAIR: Final = Kind("a list of two endpoints", _read_pair, list, _texts, _all_from_directory)
+ADDRESS: Final = Kind("HOST:PORT", _read_address)
+DURATION: Final = Kind("a duration over 0", read_limit, _span, suffix="_ns")
+DURATION_OR_NONE: Final = Kind("a duration", read_duration, _span, suffix="_ns")
+NAMES: Final = Kind("a list of names", _read_names, list, _texts)
+MODULES: Final = Kind("a list of modules", _list_reader('["imaging"]', _read_module), list, _texts)
+MULTIPLES: Final = Kind("a number, or a list of multiples", read_multiples, list, _numbers)
+RATE: Final = Kind("tasks in a time: 10/s", _read_rate, lambda rate: f"{rate.tasks}/{rate.unit}")
+PERCENT: Final = Kind("0% to 100%", _read_percent, lambda percent: f"{percent}%")
+BOOLEAN: Final = Kind("true or false", _read_boolean, from_text=_boolean)
+COMMAND: Final = Kind("a command", _read_command, shlex.join)
+GLOB: Final = Kind("a pattern: smtp/*", _read_glob)

@@ -1,0 +1,289 @@
+"""Settings put together: for each key the flag, else the variable, else the file, else the default.
+
+Everything that is wrong is gathered, so that it can be told at once. What a file has and nobody
+knows is an error: it was meant for something. A variable that nobody knows is only told: it may
+be there for another version, or for a program of the user's own, and an error would keep every
+command from running, also those of tasks, who did not set it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+from taskyard.settings import files
+from taskyard.settings.files import BadSettings, Document
+from taskyard.settings.keys import (
+    CONFIG_VARIABLE,
+    DEFAULTS,
+    KEYS,
+    OTHER_VARIABLES,
+    PREFIX,
+    SECTIONS,
+    SERVICE,
+    Key,
+    service_keys,
+)
+from taskyard.settings.sections import (
+    BrokerSection,
+    LeaseSection,
+    Origin,
+    ServiceSection,
+    Setting,
+    Settings,
+    Source,
+    WorkerSection,
+)
+from taskyard.settings.values import BadValue, read_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+#: A worker that may be silent for less than so many heartbeats would be given up for one lost.
+HEARTBEATS_A_LEASE_MIN: Final = 3
+
+#: What is in no line of the file is told after all that is.
+_NO_LINE: Final = 1 << 31
+
+
+def load(
+    config: Path | None = None,
+    flags: Mapping[str, tuple[str, object]] | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Settings:
+    """The settings that count here. `flags` has, by path, options and what they were given:
+    `{"broker.state": ("--state", "there")}`. Raises `BadSettings`."""
+    reading = _Reading(files.read(files.find(config, environment)), environment, flags or {})
+    settings = reading.settings()
+    if settings is not None:
+        return settings
+    first, *more = reading.problems
+    rest = f" (and {len(more)} more; `taskyard config check` tells all)" if more else ""
+    raise BadSettings(first + rest)
+
+
+def problems(
+    config: Path | None = None, environment: Mapping[str, str] = os.environ
+) -> tuple[list[str], Settings | None]:
+    """All that is wrong, a line each, in the order of the file; and the settings, if nothing is."""
+    try:
+        document = files.read(files.find(config, environment))
+    except BadSettings as bad:
+        return [str(bad)], None
+    reading = _Reading(document, environment, {})
+    settings = reading.settings()
+    return reading.problems, settings
+
+
+class _Reading:
+    """One look at everything."""
+
+    def __init__(
+        self,
+        document: Document,
+        environment: Mapping[str, str],
+        flags: Mapping[str, tuple[str, object]],
+    ) -> None:
+        self._document = document
+        self._environment = environment
+        self._flags = flags
+        #: What is wrong, with its line in the file.
+        self._wrongs: list[tuple[int, str]] = []
+
+    @property
+    def problems(self) -> list[str]:
+        """In the order of the file; then those of variables and flags."""
+        return [told for _, told in sorted(self._wrongs, key=lambda one: one[0] or _NO_LINE)]
+
+    def settings(self) -> Settings | None:
+        """None if there is anything wrong."""
+        services = self._services()
+        of_services = [key for name in services for key in service_keys(f"{SERVICE}.{name}")]
+        keys = (*KEYS, *service_keys(DEFAULTS), *of_services)
+        self._look_for_strangers()
+        found = {key.path: self._setting(key) for key in keys}
+        if not self._wrongs:
+            self._check_lease(found)
+        if self._wrongs:
+            return None
+        return _put_together(self._document.file, found, services, self._unknown_variables(keys))
+
+    # What the file has that nobody knows.
+
+    def _services(self) -> list[str]:
+        """The services that the file has a section for."""
+        section = self._document.content.get(SERVICE, {})
+        if not isinstance(section, dict):
+            self._wrong((SERVICE,), "service must be sections, one a service: [service.NAME]")
+            return []
+        names = []
+        for name, table in section.items():
+            try:
+                read_name(name)
+            except BadValue as bad:
+                self._wrong((SERVICE, name), f"the name of a service {bad}")
+                continue
+            if isinstance(table, dict):
+                names.append(name)
+            else:
+                self._wrong((SERVICE, name), f"service.{name} must be a section: [service.{name}]")
+        return names
+
+    def _look_for_strangers(self) -> None:
+        for section, table in self._document.content.items():
+            if section == SERVICE:
+                for name, inner in table.items() if isinstance(table, dict) else ():
+                    if isinstance(inner, dict):
+                        self._look_inside((SERVICE, name), inner, service_keys(f"{SERVICE}.{name}"))
+            elif section not in (*SECTIONS, DEFAULTS):
+                self._wrong((section,), _unknown_section(section, table))
+            elif not isinstance(table, dict):
+                self._wrong((section,), f"{section} must be a section: [{section}]")
+            else:
+                self._look_inside((section,), table, _keys_of(section))
+
+    def _look_inside(
+        self, path: tuple[str, ...], table: dict[str, Any], keys: Sequence[Key]
+    ) -> None:
+        known = [key.name for key in keys]
+        for name in table:
+            if name not in known:
+                self._wrong((*path, name), _unknown_key(".".join(path), name, known))
+
+    def _unknown_variables(self, keys: Sequence[Key]) -> tuple[str, ...]:
+        known = [*(key.environment for key in keys), CONFIG_VARIABLE, *OTHER_VARIABLES]
+        ours = [name for name in self._environment if name.startswith(PREFIX)]
+        return tuple(
+            f"the variable {name} is no setting{_meant(name, known)}"
+            for name in ours
+            if name not in known
+        )
+
+    # What each key is.
+
+    def _setting(self, key: Key) -> Setting:
+        """What counts. All that was given is read, so that what is wrong shows also where it does
+        not count."""
+        setting = Setting(key, key.default, Origin(Source.DEFAULT))
+        for origin, raw in self._given(key):
+            try:
+                value = key.kind.read(raw)
+            except BadValue as bad:
+                self._tell(origin, key, f"{key.path} {bad}")
+                continue
+            if origin.source is Source.FILE and self._document.file is not None:
+                value = key.kind.rebased(value, self._document.file.parent)
+            setting = Setting(key, value, origin)
+        return setting
+
+    def _given(self, key: Key) -> list[tuple[Origin, object]]:
+        """What was given for a key, the weakest first."""
+        given: list[tuple[Origin, object]] = []
+        path = _path_of(key)
+        table: object = self._document.content
+        for name in path:
+            table = table.get(name) if isinstance(table, dict) else None
+        if table is not None:
+            given.append((Origin(Source.FILE, self._document.place(*path)), table))
+        if text := self._environment.get(key.environment):
+            origin = Origin(Source.ENVIRONMENT, key.environment)
+            given.append((origin, key.kind.from_text(text)))
+        if key.path in self._flags:
+            flag, raw = self._flags[key.path]
+            given.append((Origin(Source.FLAG, flag), raw))
+        return given
+
+    def _check_lease(self, found: dict[str, Setting]) -> None:
+        heartbeat, expire = found["lease.heartbeat"], found["lease.expire"]
+        if expire.value < HEARTBEATS_A_LEASE_MIN * heartbeat.value:
+            latest = max(heartbeat, expire, key=lambda one: one.origin.source)
+            self._tell(
+                latest.origin,
+                latest.key,
+                f"lease.expire, {expire.told()}, must be at least three times lease.heartbeat, "
+                f"{heartbeat.told()}, or one lost message costs the tasks",
+            )
+
+    def _tell(self, origin: Origin, key: Key, reason: str) -> None:
+        in_file = origin.source is Source.FILE
+        line = self._document.line(*_path_of(key)) if in_file else _NO_LINE
+        self._wrongs.append((line, f"{origin.place}: {reason}"))
+
+    def _wrong(self, path: tuple[str, ...], reason: str) -> None:
+        """Something is in the file that should not be there."""
+        told = f"{self._document.place(*path)}: {reason}"
+        self._wrongs.append((self._document.line(*path), told))
+
+
+def _path_of(key: Key) -> tuple[str, ...]:
+    """The names that lead to a key in a file. The name of a service may have dots in it."""
+    return (*key.section.split(".", 1), key.name)
+
+
+def _keys_of(section: str) -> Sequence[Key]:
+    if section == DEFAULTS:
+        return service_keys(DEFAULTS)
+    return [key for key in KEYS if key.section == section]
+
+
+def _put_together(
+    file: Path | None,
+    found: dict[str, Setting],
+    services: Sequence[str],
+    strangers: tuple[str, ...],
+) -> Settings:
+    def fields(section: str) -> dict[str, Any]:
+        of_section = (one for one in found.values() if one.key.section == section)
+        return {one.key.field: one.value for one in of_section}
+
+    dialects = (one for one in found.values() if one.key.section == "listen")
+    is_listed = [key.path for key in KEYS]
+    return Settings(
+        broker=BrokerSection(**fields("broker")),
+        listen={one.key.name: one.value for one in dialects if one.value is not None},
+        lease=LeaseSection(**fields("lease")),
+        worker=WorkerSection(**fields("worker")),
+        defaults=ServiceSection(**fields(DEFAULTS)),
+        services={name: ServiceSection(**fields(f"{SERVICE}.{name}")) for name in services},
+        all={
+            path: one
+            for path, one in found.items()
+            if path in is_listed or one.origin.source is not Source.DEFAULT
+        },
+        file=file,
+        strangers=strangers,
+    )
+
+
+# Words for what nobody knows.
+
+
+def _unknown_section(section: str, content: object) -> str:
+    homes = [key.section for key in KEYS if key.name == section]
+    if not isinstance(content, dict) and homes:
+        return f"{section} belongs into a section: [{homes[0]}]"
+    known = [f"[{one}]" for one in (*SECTIONS, DEFAULTS)] + [f"[{SERVICE}.NAME]"]
+    what = f"section [{section}]" if isinstance(content, dict) else f"setting {section}"
+    close = difflib.get_close_matches(section, [*SECTIONS, DEFAULTS, SERVICE], n=1)
+    if close:
+        meant = f"[{close[0]}.NAME]" if close[0] == SERVICE else f"[{close[0]}]"
+        return f"there is no {what}; did you mean {meant}?"
+    return f"there is no {what}; the sections are {', '.join(known)}"
+
+
+def _unknown_key(section: str, name: str, known: Sequence[str]) -> str:
+    wrong = f"there is no setting {section}.{name}"
+    homes = [key.section for key in KEYS if key.name == name and key.section != section]
+    close = difflib.get_close_matches(name, known, n=1)
+    if close:
+        return f"{wrong}; did you mean {close[0]}?"
+    if homes:
+        return f"{wrong}; did you mean {homes[0]}.{name}?"
+    return f"{wrong}; those of [{section}] are {', '.join(known)}"
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    return f"; did you mean {close[0]}?" if close else ", and is left aside"

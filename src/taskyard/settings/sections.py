@@ -1,0 +1,114 @@
+"""What the settings are when all is read: a struct a section, and where each value came from.
+
+Plain values, checked, in the units of their names. Nothing here knows how they were found.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from taskyard.settings.keys import Key
+from taskyard.settings.kinds import Rate
+
+
+class Source(IntEnum):
+    """Where a value comes from: a higher one goes before a lower one."""
+
+    DEFAULT = 0
+    FILE = 1
+    ENVIRONMENT = 2
+    FLAG = 3
+
+
+class Origin(Struct, frozen=True):
+    """Where one value came from."""
+
+    source: Source
+    #: `taskyard.toml:3`, `TASKYARD_STATE`, `--state`; nothing for a default.
+    place: str = ""
+
+    def __str__(self) -> str:
+        return self.place or self.source.name.lower()
+
+
+class Setting(Struct, frozen=True):
+    """One value that counts."""
+
+    key: Key
+    value: Any
+    origin: Origin
+
+    def told(self) -> str:
+        """The setting in a message: `15s (default)`."""
+        return f"{self.key.text(self.value)} ({self.origin})"
+
+
+class BrokerSection(Struct, frozen=True):
+    url: str | None
+    state: Path
+    key: Path | None
+    page: str | None
+
+
+class LeaseSection(Struct, frozen=True):
+    heartbeat_ns: int
+    expire_ns: int
+
+
+class WorkerSection(Struct, frozen=True):
+    processes: int
+    #: None: one a core.
+    slots: int | None
+    services: tuple[str, ...]
+    allow: tuple[str, ...]
+
+
+class ServiceSection(Struct, frozen=True):
+    """`[defaults]`, or one `[service.NAME]`; None where nothing is said."""
+
+    match: str | None = None
+    lane: str | None = None
+    command: tuple[str, ...] | None = None
+    workers_max: int | None = None
+    lane_workers_max: int | None = None
+    interval_ns: int | None = None
+    retries: tuple[float, ...] | None = None
+    jitter: int | None = None
+    expiry_ns: int | None = None
+    expiry_hard_ns: int | None = None
+    order: str | None = None
+    overfeed: int | None = None
+    idle_max_ns: int | None = None
+    hunger_max_ns: int | None = None
+    hold: bool | None = None
+    debounce_ns: int | None = None
+    rate: Rate | None = None
+    report_after_ns: int | None = None
+
+
+class Settings(Struct, frozen=True):
+    """All of it."""
+
+    broker: BrokerSection
+    #: Endpoints by dialect, of those that are set.
+    listen: dict[str, tuple[str, ...]]
+    lease: LeaseSection
+    worker: WorkerSection
+    defaults: ServiceSection
+    services: dict[str, ServiceSection]
+    #: Every setting by its path, with its origin: all of the table, and what is set for services.
+    all: dict[str, Setting]
+    #: The file that was read.
+    file: Path | None
+    #: Variables that look like settings and are none, each with what it may have been meant for.
+    strangers: tuple[str, ...]
+
+    def value(self, path: str) -> Any:  # noqa: ANN401  # whatever it is
+        return self.all[path].value
+
+    def source(self, path: str) -> Source:
+        return self.all[path].origin.source

@@ -1,0 +1,153 @@
+"""Values that people write: names, numbers, durations, multiples, whatever they are written in.
+
+A reader takes a value of TOML, JSON, a cell, a variable or Python and returns it in the form that
+we keep, or raises `BadValue` with what is wrong about it; who calls knows which key it was.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import timedelta
+from decimal import Decimal
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from taskyard.core.limits import NAME_BYTES_MAX, NUMBER_MAX, RETRIES_MAX, SECOND_NS
+from taskyard.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: A value in a message is cut to this length: it is to be recognised, not read.
+SHOWN_CHARACTERS: Final = 60
+
+#: Equal texts become one object; a campaign has few different ones, or one a task.
+TEXTS_KEPT: Final = 4096
+
+UNITS_NS: Final = {
+    "d": 86_400 * SECOND_NS,
+    "h": 3600 * SECOND_NS,
+    "m": 60 * SECOND_NS,
+    "s": SECOND_NS,
+    "ms": SECOND_NS // 1000,
+}
+_NUMBER = r"([0-9]{1,20}(?:\.[0-9]{1,20})?)"
+_DURATION = re.compile("".join(f"(?:{_NUMBER}{unit})?" for unit in UNITS_NS))
+_SECONDS = re.compile(_NUMBER)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+#: TOML and JSON have lists; Python may give tuples.
+LISTS: Final = (list, tuple)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+class BadValue(UserError):
+    """A value can't be used. The text follows the name of its key: `must be …`."""
+
+
+def shown(value: object) -> str:
+    """A value as it is shown in a message."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
+
+
+def read_name(value: object) -> str:
+    """A name of a task, a service or a lane: one line of text."""
+    text = read_text(value)
+    if is_plain(text):
+        return text
+    if not text:
+        raise BadValue("must not be empty")
+    if _CONTROL.search(text):
+        raise BadValue(f"must not have control characters, such as those in {shown(text)}")
+    try:
+        length = len(text.encode())
+    except UnicodeEncodeError:
+        raise BadValue(f"is not Unicode text: {shown(text)}") from None
+    if length > NAME_BYTES_MAX:
+        raise BadValue(f"has {length} bytes; at most {NAME_BYTES_MAX} are allowed")
+    return text
+
+
+def is_plain(text: str) -> bool:
+    """Nearly every name is: then nothing more needs to be looked at."""
+    return text.isascii() and text.isprintable() and 0 < len(text) <= NAME_BYTES_MAX
+
+
+def read_text(value: object) -> str:
+    if not isinstance(value, str):
+        raise BadValue(f"must be text, not {shown(value)}")
+    return value
+
+
+def integer_reader(lowest: int, highest: int) -> Callable[[object], int]:
+    def read_integer(value: object) -> int:
+        if type(value) is not int or not lowest <= value <= highest:
+            raise BadValue(f"must be a whole number from {lowest} to {highest}, not {shown(value)}")
+        return value
+
+    return read_integer
+
+
+def read_duration(value: object) -> int:
+    """Nanoseconds, of a text such as 1h30m or of a number of seconds."""
+    duration_ns = None
+    if isinstance(value, str):
+        duration_ns = text_ns(value.strip())
+    elif isinstance(value, timedelta):
+        duration_ns = value // _MICROSECOND * 1000
+    elif type(value) is int or (type(value) is float and math.isfinite(value)):
+        duration_ns = int(Decimal(str(value)) * SECOND_NS)
+    if duration_ns is None:
+        example = "such as 90s, 5m or 1h30m, or a number of seconds"
+        raise BadValue(f"must be a duration, {example}, not {shown(value)}")
+    if not 0 <= duration_ns <= NUMBER_MAX:
+        raise BadValue(f"must be from 0 seconds to 292 years, not {shown(value)}")
+    return duration_ns
+
+
+@lru_cache(TEXTS_KEPT)
+def text_ns(text: str) -> int | None:
+    """Nanoseconds; None of a text that is no duration."""
+    if _SECONDS.fullmatch(text):
+        return int(Decimal(text) * SECOND_NS)
+    found = _DURATION.fullmatch(text)
+    if not text or not found:
+        return None
+    parts = zip(found.groups(), UNITS_NS.values(), strict=True)
+    return int(sum(Decimal(number) * unit_ns for number, unit_ns in parts if number))
+
+
+def read_limit(value: object) -> int:
+    """A duration that is not 0."""
+    duration_ns = read_duration(value)
+    if not duration_ns:
+        raise BadValue("must be longer than 0")
+    return duration_ns
+
+
+def read_multiples(value: object) -> tuple[float, ...]:
+    """A retry schedule, in multiples of the interval: a number n is n times one interval."""
+    if type(value) is int and 0 <= value <= RETRIES_MAX:
+        return _ones(value)
+    if not isinstance(value, LISTS):
+        limits = f"a number from 0 to {RETRIES_MAX}, or a list of multiples"
+        raise BadValue(f"must be {limits}, such as [1, 2, 5], not {shown(value)}")
+    if len(value) > RETRIES_MAX:
+        raise BadValue(f"has {len(value)} steps; at most {RETRIES_MAX} are allowed")
+    for multiple in value:
+        if type(multiple) not in (int, float) or not 0 <= multiple <= NUMBER_MAX:
+            raise BadValue(f"must have multiples of 0 or more, not {shown(multiple)}")
+    return tuple(value)
+
+
+@lru_cache(RETRIES_MAX + 1)
+def _ones(count: int) -> tuple[float, ...]:
+    """One object for all tasks with so many retries."""
+    return (1,) * count
+
+
+def duration_text(duration_ns: int) -> str:
+    """A duration as a file has it, exactly."""
+    seconds, rest_ns = divmod(duration_ns, SECOND_NS)
+    return f"{seconds}.{rest_ns:09}".rstrip("0") + "s" if rest_ns else f"{seconds}s"

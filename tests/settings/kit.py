@@ -1,0 +1,29 @@
+"""A settings file in a directory, and what comes of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskyard.settings.load import load, problems
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taskyard.settings.sections import Settings
+
+
+def written(directory: Path, text: str) -> Path:
+    file = directory / "taskyard.toml"
+    file.write_text(text)
+    return file
+
+
+def loaded(file: Path | None = None, **variables: str) -> Settings:
+    return load(file, environment=variables)
+
+
+def wrong(file: Path | None = None, **variables: str) -> list[str]:
+    """All that is wrong, without the directory of the file."""
+    found, settings = problems(file, variables)
+    assert bool(found) is (settings is None)
+    return [one.removeprefix(f"{file.parent}/" if file else "") for one in found]

@@ -1,0 +1,68 @@
+"""Which broker is meant: the broker or the state that was named nearest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from taskyard.client import finding
+from taskyard.net import endpoints
+from taskyard.settings.files import BadSettings
+from tests.settings.kit import written
+
+FLAG, VARIABLE, FILE = "tcp://127.0.0.1:1", "tcp://127.0.0.1:2", "tcp://127.0.0.1:3"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def native(state: str) -> str:
+    return endpoints.native(Path(state))
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "file", "expected"),
+    [
+        ({"broker": FLAG, "state": "s"}, {"BROKER": VARIABLE}, {"url": FILE}, FLAG),
+        ({"broker": FLAG}, {"STATE": "s"}, {}, FLAG),
+        ({"state": "a"}, {"BROKER": VARIABLE, "STATE": "b"}, {"url": FILE}, "a"),
+        ({}, {"BROKER": VARIABLE, "STATE": "b"}, {"url": FILE, "state": "c"}, VARIABLE),
+        ({}, {"BROKER": VARIABLE}, {"state": "c"}, VARIABLE),
+        ({}, {"STATE": "b"}, {"url": FILE, "state": "c"}, "b"),
+        ({}, {}, {"url": FILE, "state": "c"}, FILE),
+        ({}, {}, {"url": FILE}, FILE),
+        ({}, {}, {"state": "c"}, "c"),
+        ({}, {}, {}, ".taskyard"),
+    ],
+)
+def test_nearest_word_counts_and_a_state_means_its_own_broker(
+    flags: dict[str, str],
+    variables: dict[str, str],
+    file: dict[str, str],
+    expected: str,
+    tmp_path: Path,
+) -> None:
+    lines = "".join(f'{name} = "{value}"\n' for name, value in file.items())
+    written(tmp_path, f"[broker]\n{lines}")
+    environment = {f"TASKYARD_{name}": value for name, value in variables.items()}
+    found = finding.endpoint(flags.get("broker"), flags.get("state"), environment)
+    assert found == (expected if expected.startswith("tcp:") else native(expected))
+
+
+def test_who_says_where_the_broker_is_needs_no_good_file(tmp_path: Path) -> None:
+    written(tmp_path, "no toml")
+    assert finding.endpoint(FLAG) == FLAG
+    assert finding.endpoint(state="s") == native("s")
+    with pytest.raises(BadSettings, match=r"^taskyard.toml:1: is no TOML: "):
+        finding.endpoint(environment={})
+
+
+def test_endpoint_that_cannot_be_connected_to_is_told_with_its_place(tmp_path: Path) -> None:
+    written(tmp_path, '[broker]\nurl = "tcp://127.0.0.1:0"\n')
+    with pytest.raises(BadSettings) as raised:
+        finding.endpoint(environment={})
+    told = "taskyard.toml:2: broker.url: endpoint tcp://127.0.0.1:0 has no port to connect to; "
+    assert str(raised.value).startswith(told)

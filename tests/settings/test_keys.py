@@ -1,0 +1,145 @@
+"""The table of keys: every row is whole, and every struct has the fields of its section."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from taskyard.settings import sections
+from taskyard.settings.keys import (
+    CONFIG_VARIABLE,
+    DEFAULTS,
+    KEYS,
+    OTHER_VARIABLES,
+    SERVICE,
+    Key,
+    service_keys,
+)
+from taskyard.settings.kinds import Rate
+from taskyard.settings.load import load
+from taskyard.settings.sections import Source
+from tests.settings.kit import written
+
+ALL: Final = (*KEYS, *service_keys(DEFAULTS), *service_keys(f"{SERVICE}.smtp"))
+
+#: Of each key a value as a file has it, and what it is to us.
+VALUES: Final[dict[str, tuple[Any, Any]]] = {
+    "url": ("tcp://127.0.0.1:6125", "tcp://127.0.0.1:6125"),
+    "state": ("/var/yard", Path("/var/yard")),
+    "key": ("/var/me.key", Path("/var/me.key")),
+    "page": ("127.0.0.1:6180", "127.0.0.1:6180"),
+    "dwork": (["tcp://127.0.0.1:1", "ipc:///a"], ("tcp://127.0.0.1:1", "ipc:///a")),
+    "round-robin": ("tcp://127.0.0.1:6714", ("tcp://127.0.0.1:6714",)),
+    "ping-pong": (["ipc:///back", "ipc:///front"], ("ipc:///back", "ipc:///front")),
+    "wmp": ("tcp://127.0.0.1:6014", ("tcp://127.0.0.1:6014",)),
+    "heartbeat": ("1.5s", 1_500_000_000),
+    "expire": ("1m30s", 90_000_000_000),
+    "processes": (0, 0),
+    "slots": (7, 7),
+    "services": (["exec", "gpu"], ("exec", "gpu")),
+    "allow": (["imaging", "math.more"], ("imaging", "math.more")),
+    "match": ("smtp/*", "smtp/*"),
+    "lane": ("disk-[0-9]", "disk-[0-9]"),
+    "command": ("agents/smtp 'two words'", ("agents/smtp", "two words")),
+    "workers_max": (20, 20),
+    "lane_workers_max": (1, 1),
+    "interval": ("1m", 60_000_000_000),
+    "retries": ([1, 2.5, 34], (1, 2.5, 34)),
+    "jitter": ("10%", 10),
+    "expiry": ("5d", 5 * 86_400_000_000_000),
+    "expiry_hard": ("1d2h3m4.5s", 93_784_500_000_000),
+    "order": ("age", "age"),
+    "overfeed": (10, 10),
+    "idle_max": ("3m", 180_000_000_000),
+    "hunger_max": ("2h", 7_200_000_000_000),
+    "hold": (True, True),
+    "debounce": ("0s", 0),
+    "rate": ("10/s", Rate(10, "s")),
+    "report_after": ("4h", 14_400_000_000_000),
+}
+
+each_key = pytest.mark.parametrize("key", ALL, ids=lambda key: str(key.path))
+
+
+def as_toml(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(as_toml(one) for one in value)}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+@each_key
+def test_every_key_has_a_sentence_and_a_variable(key: Key) -> None:
+    assert re.fullmatch(r"[A-Z].*\.", key.help)
+    assert re.fullmatch(r"TASKYARD_[A-Z_]+", key.environment)
+    assert key.unset
+    assert key.kind.words
+
+
+@each_key
+def test_value_goes_there_and_back_again(key: Key) -> None:
+    raw, value = VALUES[key.name]
+    kind = key.kind
+    assert kind.read(raw) == value
+    assert kind.written(value) == raw
+    assert kind.read(kind.from_text(kind.text(value))) == value
+
+
+@each_key
+def test_default_is_a_value_that_could_be_written(key: Key) -> None:
+    if key.default is not None:
+        assert key.kind.read(key.kind.written(key.default)) == key.default
+
+
+@each_key
+def test_key_is_read_from_the_file_with_its_line(key: Key, tmp_path: Path) -> None:
+    raw, value = VALUES[key.name]
+    section = key.section.replace("service.smtp", 'service."smtp"')
+    # A lease has to be long enough for the heartbeat of the example.
+    more = '\n[lease]\nexpire = "1m"\n' if key.section != "lease" else ""
+    text = f"# first\n\n[{section}]\n# before\n{key.name} = {as_toml(raw)} # after\n{more}"
+    settings = load(written(tmp_path, text), environment={})
+    found = settings.all[key.path]
+    assert (found.value, found.origin.source) == (value, Source.FILE)
+    assert found.origin.place == f"{tmp_path}/taskyard.toml:5"
+
+
+@each_key
+def test_key_is_read_from_its_variable(key: Key, tmp_path: Path) -> None:
+    _, value = VALUES[key.name]
+    file = written(tmp_path, "[service.smtp]\n")
+    settings = load(file, environment={key.environment: key.kind.text(value)})
+    found = settings.all[key.path]
+    assert (found.value, found.origin.source) == (value, Source.ENVIRONMENT)
+    assert found.origin.place == key.environment
+    assert settings.strangers == ()
+
+
+def test_variables_are_told_apart() -> None:
+    names = [*(key.environment for key in ALL), CONFIG_VARIABLE, *OTHER_VARIABLES]
+    assert len(names) == len(dict.fromkeys(names))
+
+
+def test_variables_that_existed_before_the_table_keep_their_names() -> None:
+    names = {key.path: key.environment for key in KEYS}
+    assert names["broker.url"] == "TASKYARD_BROKER"
+    assert names["broker.state"] == "TASKYARD_STATE"
+    assert names["lease.expire"] == "TASKYARD_LEASE_EXPIRE"
+    assert names["listen.round-robin"] == "TASKYARD_LISTEN_ROUND_ROBIN"
+
+
+@pytest.mark.parametrize(
+    ("section", "struct"),
+    [
+        ("broker", sections.BrokerSection),
+        ("lease", sections.LeaseSection),
+        ("worker", sections.WorkerSection),
+        ("service.smtp", sections.ServiceSection),
+    ],
+)
+def test_section_has_the_fields_of_its_keys(section: str, struct: type[Any]) -> None:
+    assert [key.field for key in ALL if key.section == section] == list(struct.__struct_fields__)

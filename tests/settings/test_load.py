@@ -1,0 +1,278 @@
+"""Precedence, what is wrong and how it is told, what nobody knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from taskyard.core.limits import SECOND_NS
+from taskyard.settings.files import BadSettings
+from taskyard.settings.kinds import Rate
+from taskyard.settings.load import load
+from taskyard.settings.sections import ServiceSection, Source
+from tests.settings.kit import loaded, written, wrong
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file is found that is not named."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+
+
+def test_flag_goes_before_variable_before_file_before_default(tmp_path: Path) -> None:
+    file = written(tmp_path, '[broker]\nstate = "/of-file"\n')
+    variables = {"TASKYARD_STATE": "of-variable"}
+    flags = {"broker.state": ("--state", "of-flag")}
+    found = [
+        load(environment={}),
+        load(file, environment={}),
+        load(file, environment=variables),
+        load(file, flags, variables),
+    ]
+    assert [(str(one.broker.state), one.source("broker.state")) for one in found] == [
+        (".taskyard", Source.DEFAULT),
+        ("/of-file", Source.FILE),
+        ("of-variable", Source.ENVIRONMENT),
+        ("of-flag", Source.FLAG),
+    ]
+    assert [str(one.all["broker.state"].origin) for one in found] == [
+        "default",
+        f"{file}:2",
+        "TASKYARD_STATE",
+        "--state",
+    ]
+
+
+def test_without_anything_all_is_as_ever() -> None:
+    settings = loaded()
+    assert (settings.broker.url, settings.broker.state) == (None, Path(".taskyard"))
+    assert (settings.lease.heartbeat_ns, settings.lease.expire_ns) == (SECOND_NS, 15 * SECOND_NS)
+    assert (settings.worker.processes, settings.worker.slots) == (1, None)
+    assert (settings.worker.services, settings.worker.allow) == (("exec", "call"), ())
+    assert (settings.listen, settings.services, settings.file) == ({}, {}, None)
+    assert settings.defaults == ServiceSection()
+
+
+def test_empty_variable_is_as_good_as_none() -> None:
+    assert loaded(TASKYARD_STATE="", TASKYARD_CONFIG="").broker.state == Path(".taskyard")
+
+
+def test_paths_begin_at_the_directory_of_the_file_and_those_of_variables_here(
+    tmp_path: Path,
+) -> None:
+    text = '[broker]\nstate = "yard"\nurl = "ipc://b.sock"\n[listen]\ndwork = "ipc://d.sock"\n'
+    file = written(tmp_path, text + 'wmp = "tcp://127.0.0.1:1"\n')
+    settings = loaded(file)
+    assert settings.broker.state == tmp_path / "yard"
+    assert settings.broker.url == f"ipc://{tmp_path}/b.sock"
+    assert settings.listen["dwork"] == (f"ipc://{tmp_path}/d.sock",)
+    assert settings.listen["wmp"] == ("tcp://127.0.0.1:1",)
+    assert loaded(file, TASKYARD_STATE="here").broker.state == Path("here")
+
+
+def test_services_and_their_defaults_are_read(tmp_path: Path) -> None:
+    text = '[defaults]\nretries = 2\n[service."smtp.out"]\nmatch = "smtp/*"\nrate = "10/s"\n'
+    settings = loaded(written(tmp_path, text), TASKYARD_SERVICE_SMTP_OUT_HOLD="true")
+    assert settings.defaults == ServiceSection(retries=(1, 1))
+    assert settings.services == {
+        "smtp.out": ServiceSection(match="smtp/*", rate=Rate(10, "s"), hold=True)
+    }
+    set_for_services = [path for path in settings.all if path.startswith(("defaults", "service"))]
+    assert set_for_services == [
+        "defaults.retries",
+        "service.smtp.out.match",
+        "service.smtp.out.hold",
+        "service.smtp.out.rate",
+    ]
+
+
+def test_rate_knows_its_interval() -> None:
+    assert Rate(10, "s").interval_ns == SECOND_NS // 10
+    assert Rate(1, "h").interval_ns == 3600 * SECOND_NS
+
+
+# Wrong values.
+
+
+@pytest.mark.parametrize(
+    ("section", "line", "told"),
+    [
+        ("broker", "url = 3", "broker.url must be an endpoint, such as tcp://127.0.0.1:6125"),
+        ("broker", 'url = "localhost:1"', "broker.url must be an endpoint, such as tcp"),
+        ("broker", 'state = ""', "broker.state must be a directory, such as ./.taskyard, not ''"),
+        ("broker", "state = true", "broker.state must be text, not True"),
+        ("broker", 'state = "postgresql://h/d"', "broker.state must be a directory, not 'postgre"),
+        ("broker", 'page = "6180"', "broker.page must be HOST:PORT, such as 127.0.0.1:6180"),
+        ("broker", 'page = "h:99999"', "broker.page must be HOST:PORT"),
+        ("listen", 'dwork = ["tcp://127.0.0.1:1", 2]', "listen.dwork must be an endpoint, such"),
+        ("listen", 'ping-pong = "tcp://h:1"', "listen.ping-pong must be a list of two endpoints"),
+        ("listen", 'ping-pong = ["ipc://a"]', "listen.ping-pong must be a list of two endpoints"),
+        ("lease", 'heartbeat = "soon"', "lease.heartbeat must be a duration, such as 90s, 5m or"),
+        ("lease", "heartbeat = 0", "lease.heartbeat must be longer than 0"),
+        ("lease", "expire = -1", "lease.expire must be from 0 seconds to 292 years, not -1"),
+        ("lease", "expire = inf", "lease.expire must be a duration"),
+        ("lease", "expire = 2031-05-04", "lease.expire must be a duration"),
+        ("worker", "processes = 1001", "worker.processes must be a whole number from 0 to 1000"),
+        ("worker", 'slots = "4"', "worker.slots must be a whole number from 1 to 100000, not '4'"),
+        ("worker", "slots = true", "worker.slots must be a whole number from 1 to 100000"),
+        ("worker", 'allow = "imaging"', 'worker.allow must be a list, such as ["imaging"], not'),
+        ("worker", 'allow = ["a b"]', 'worker.allow must be a list, such as ["imaging"]; one of'),
+        ("worker", "services = []", "worker.services must have a name at least"),
+        ("worker", 'services = ["a\\nb"]', "worker.services must be a list, such as"),
+        ("service.s", 'rate = "10"', "service.s.rate must be tasks in a time, such as 10/s, 5/m"),
+        ("service.s", 'rate = "0/s"', "service.s.rate must be tasks in a time"),
+        ("service.s", 'rate = "1/ms"', "service.s.rate must be tasks in a time"),
+        ("service.s", 'match = "a[b"', "service.s.match must be a pattern, such as smtp/*, and"),
+        ("service.s", 'match = ""', "service.s.match must not be empty"),
+        ("service.s", 'command = "a \'b"', "service.s.command must be a command: No closing"),
+        ("service.s", 'command = ""', "service.s.command must be a command, such as 'agents/smtp"),
+        ("service.s", "jitter = 101", "service.s.jitter must be from 0% to 100%, not 101"),
+        ("service.s", "hold = 1", "service.s.hold must be true or false, not 1"),
+        ("service.s", 'order = "size"', "service.s.order must be random or age, not 'size'"),
+        ("service.s", "retries = [-1]", "service.s.retries must have multiples of 0 or more"),
+        ("service.s", 'idle_max = "3"\nidle_max = 1', "is no TOML: Cannot overwrite a value"),
+        ("defaults", 'interval = ""', "defaults.interval must be a duration"),
+    ],
+)
+def test_wrong_value_is_told_with_its_line(
+    section: str, line: str, told: str, tmp_path: Path
+) -> None:
+    (found,) = wrong(written(tmp_path, f"[{section}]\n{line}\n"))
+    place, _, reason = found.partition(": ")
+    assert place == f"taskyard.toml:{1 + len(line.splitlines())}"
+    assert reason.startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "told"),
+    [
+        ("TASKYARD_WORKER_SLOTS", "many", "worker.slots must be a whole number from 1 to 100000"),
+        ("TASKYARD_LEASE_EXPIRE", "soon", "lease.expire must be a duration"),
+        ("TASKYARD_BROKER", "here", "broker.url must be an endpoint"),
+        ("TASKYARD_LISTEN_PING_PONG", "ipc://a", "listen.ping-pong must be a list of two"),
+        ("TASKYARD_DEFAULTS_RETRIES", "1,two", "defaults.retries must have multiples of 0 or"),
+        ("TASKYARD_DEFAULTS_HOLD", "yes", "defaults.hold must be true or false, not 'yes'"),
+    ],
+)
+def test_wrong_variable_is_told_with_its_name(variable: str, text: str, told: str) -> None:
+    (found,) = wrong(None, **{variable: text})
+    assert found.startswith(f"{variable}: {told}")
+
+
+def test_lists_are_written_with_commas_in_a_variable() -> None:
+    settings = loaded(
+        TASKYARD_WORKER_ALLOW="imaging, math",
+        TASKYARD_LISTEN_PING_PONG="ipc:///b,ipc:///f",
+        TASKYARD_DEFAULTS_RETRIES="1, 2.5",
+    )
+    assert settings.worker.allow == ("imaging", "math")
+    assert settings.listen == {"ping-pong": ("ipc:///b", "ipc:///f")}
+    assert settings.defaults == ServiceSection(retries=(1, 2.5))
+    assert loaded(TASKYARD_DEFAULTS_RETRIES="3").defaults == ServiceSection(retries=(1, 1, 1))
+    assert loaded(TASKYARD_DEFAULTS_RETRIES="[3]").defaults == ServiceSection(retries=(3,))
+
+
+def test_wrong_value_is_told_also_where_it_does_not_count(tmp_path: Path) -> None:
+    file = written(tmp_path, "[worker]\nslots = 0\n")
+    assert wrong(file, TASKYARD_WORKER_SLOTS="2") == [
+        "taskyard.toml:2: worker.slots must be a whole number from 1 to 100000, not 0"
+    ]
+
+
+def test_lease_that_is_too_short_for_its_heartbeat_is_told(tmp_path: Path) -> None:
+    file = written(tmp_path, '[lease]\nheartbeat = "6s"\n')
+    (told,) = wrong(file)
+    assert told == (
+        "taskyard.toml:2: lease.expire, 15s (default), must be at least three times "
+        f"lease.heartbeat, 6s ({file}:2), or one lost message costs the tasks"
+    )
+    assert loaded(file, TASKYARD_LEASE_EXPIRE="18s").lease.expire_ns == 18 * SECOND_NS
+
+
+# What nobody knows.
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            '[broker]\nsate = "x"',
+            "2: there is no setting broker.sate; did you mean state?",
+        ),
+        ("[lease]\n\nbeat = 1", "3: there is no setting lease.beat; did you mean heartbeat?"),
+        ("[lease]\nslots = 1", "2: there is no setting lease.slots; did you mean worker.slots?"),
+        (
+            "[lease]\nx = 1",
+            "2: there is no setting lease.x; those of [lease] are heartbeat, expire",
+        ),
+        ("[brokr]\nstate = 1", "1: there is no section [brokr]; did you mean [broker]?"),
+        ("[services.smtp]", "1: there is no section [services]; did you mean [service.NAME]?"),
+        ('state = "x"', "1: state belongs into a section: [broker]"),
+        ("zzz = 1", "1: there is no setting zzz; the sections are [broker], [listen], [lease], "),
+        ("[zzz]", "1: there is no section [zzz]; the sections are [broker], [listen], [lease], "),
+        ("broker = 3", "1: broker must be a section: [broker]"),
+        ("[[broker]]", "1: broker must be a section: [broker]"),
+        ("service = 3", "1: service must be sections, one a service: [service.NAME]"),
+        ("[service]\nrate = 3", "2: service.rate must be a section: [service.rate]"),
+        ('[service.""]\nrate = 3', "1: the name of a service must not be empty"),
+        (
+            "[service.smtp]\nrates = 3",
+            "2: there is no setting service.smtp.rates; did you mean rate?",
+        ),
+        (
+            '[defaults]\nmatch = "x"',
+            "2: there is no setting defaults.match; those of [defaults] are workers_max, ",
+        ),
+        ("[lease]\nexpire =", "2: is no TOML: Invalid value"),
+        ("[lease", "1: is no TOML: Expected ']' at the end of a table declaration"),
+        ("broker.sate = 1", "1: there is no setting broker.sate; did you mean state?"),
+        ("broker = {sate = 1}", "1: there is no setting broker.sate; did you mean state?"),
+    ],
+)
+def test_unknown_and_misplaced_names_are_told_with_what_may_be_meant(
+    text: str, told: str, tmp_path: Path
+) -> None:
+    found, *_ = wrong(written(tmp_path, text))
+    assert found.startswith(f"taskyard.toml:{told}")
+
+
+def test_all_that_is_wrong_is_told_in_the_order_of_the_file(tmp_path: Path) -> None:
+    text = "[worker]\nslots = 0\nslot = 1\n[brokr]\n[service.s]\nhold = 2\n[lease]\nexpire = 0\n"
+    found = wrong(written(tmp_path, text), TASKYARD_STATE="a://b")
+    assert [one.partition(": ")[0] for one in found] == [
+        "taskyard.toml:2",
+        "taskyard.toml:3",
+        "taskyard.toml:4",
+        "taskyard.toml:6",
+        "taskyard.toml:8",
+        "TASKYARD_STATE",
+    ]
+
+
+def test_first_thing_that_is_wrong_is_raised_with_the_number_of_others(tmp_path: Path) -> None:
+    file = written(tmp_path, "[worker]\nslots = 0\nslot = 1\nallow = 3\n")
+    with pytest.raises(BadSettings) as raised:
+        load(file, environment={})
+    assert str(raised.value) == (
+        f"{file}:2: worker.slots must be a whole number from 1 to 100000, not 0 "
+        "(and 2 more; `taskyard config check` tells all)"
+    )
+
+
+def test_variables_that_are_no_settings_are_told_and_left_aside() -> None:
+    settings = loaded(
+        TASKYARD_SATE="x",
+        TASKYARD_ZZZ="x",
+        TASKYARD_TASK="a",
+        TASKYARD_ATTEMPT="1",
+        TASKYARD_BENCH_PROFILE="f",
+        TASKYARD_SERVICE_SMTP_RATE="10/s",
+        TASK="x",
+    )
+    assert settings.broker.state == Path(".taskyard")
+    assert settings.strangers == (
+        "the variable TASKYARD_SATE is no setting; did you mean TASKYARD_STATE?",
+        "the variable TASKYARD_ZZZ is no setting, and is left aside",
+        "the variable TASKYARD_SERVICE_SMTP_RATE is no setting, and is left aside",
+    )
