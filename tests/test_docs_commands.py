@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT: Final = Path(__file__).parent.parent
-PAGES: Final = ("README.md", "docs/tutorial.md")
+PAGES: Final = ("README.md", "docs/tutorial.md", "docs/python.md")
 
 #: What must come has come by then, however busy the machine.
 PATIENCE_SECONDS: Final = 120

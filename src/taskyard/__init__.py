@@ -7,7 +7,10 @@ because every command imports this package and few of them need a client.
 
 TYPE_CHECKING = False  # as in typing, which is not imported for that
 if TYPE_CHECKING:
+    from taskyard.client.aio import AsyncClient, AsyncFuture
+    from taskyard.client.campaigns import AsyncCampaign, Campaign
     from taskyard.client.client import Client
+    from taskyard.client.executor import Executor, ExecutorBroken
     from taskyard.client.futures import Future, as_completed, wait
     from taskyard.errors import (
         ClientClosed,
@@ -22,8 +25,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "AsyncCampaign",
+    "AsyncClient",
+    "AsyncFuture",
+    "Campaign",
     "Client",
     "ClientClosed",
+    "Executor",
+    "ExecutorBroken",
     "Future",
     "NoBroker",
     "Refused",
@@ -36,7 +45,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncCampaign": "taskyard.client.campaigns",
+    "AsyncClient": "taskyard.client.aio",
+    "AsyncFuture": "taskyard.client.aio",
+    "Campaign": "taskyard.client.campaigns",
     "Client": "taskyard.client.client",
+    "Executor": "taskyard.client.executor",
+    "ExecutorBroken": "taskyard.client.executor",
     "Future": "taskyard.client.futures",
     "as_completed": "taskyard.client.futures",
     "wait": "taskyard.client.futures",

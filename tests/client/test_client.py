@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -147,6 +148,8 @@ def test_what_is_wrong_at_sight_is_raised_at_once(client: Client) -> None:
         client.submit(["true"], retries="many")
     with pytest.raises(UserError):
         client.submit(["true"], args=[1])
+    with pytest.raises(UserError, match="args and kwargs go with a function"):
+        client.submit(b"", kwargs={"a": 1}, retries=1)
     with pytest.raises(UserError):
         client.submit(["true"], name="")
     with pytest.raises(UserError, match="import path"):
@@ -231,8 +234,9 @@ def test_looking_at_what_nobody_knows(client: Client) -> None:
     for look in (client.show, client.result_bytes, client.output, client.future):
         with pytest.raises(UserError, match="no task is called no-such"):
             look("no-such")
+    client.submit(["true"], name="known")
     with pytest.raises(UserError, match=r"no task is called no-such \(and 1 more\)"):
-        client.futures(["w1", "no-such", "nor-this"])
+        client.futures(["known", "no-such", "nor-this"])
     assert client.explain("no-such")["reason"] == "unknown"
 
 
@@ -251,7 +255,7 @@ def test_name_that_is_given_twice_has_its_future_twice(client: Client) -> None:
 def test_more_names_than_fit_a_request_go_in_portions(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskyard.client.client._NAMES_A_REQUEST", 3)
+    monkeypatch.setattr("taskyard.client.asking.NAMES_A_REQUEST", 3)
     names = [f"portion-{number}" for number in range(8)]
     for name in names:
         client.submit(b"", name=name, service=NOBODY)
@@ -317,6 +321,17 @@ def test_interrupted_client_does_not_wait_for_a_broker_that_is_gone(tmp_path: Pa
         yard.kill_broker()
     client.submit(["true"])
     client.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+
+
+def test_look_with_a_timeout_does_not_wait_for_a_broker_that_is_gone(tmp_path: Path) -> None:
+    with running(tmp_path / "state", worker=False) as yard:
+        client = Client(state=yard.state)
+        yard.kill_broker()
+    looks = (client.status, client.workers, partial(client.show, "t"), partial(client.why, "t"))
+    for look in looks:
+        with pytest.raises(TimedOut, match=r"the broker did not answer within 0.05 s$"):
+            look(timeout=0.05)
+    client.close(0)
 
 
 def test_broker_killed_in_the_middle_of_submissions_loses_and_doubles_none(tmp_path: Path) -> None:

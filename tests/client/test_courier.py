@@ -255,7 +255,7 @@ def test_names_count_where_batches_are_cut(
 def test_timeout_is_kept_while_nobody_answers(
     stage: Stage, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskyard.client.client._GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("taskyard.client.asking.GRACE_SECONDS", 0.05)
     future = client.submit(b"", name="a")
     stage.say(stage.hear(), Q.OK)
     with pytest.raises(TimedOut, match=r"1 tasks: the broker did not answer within 0.05 s"):
@@ -271,7 +271,7 @@ def test_timeout_is_kept_while_nobody_answers(
 def test_question_that_was_given_up_is_not_asked_again(
     stage: Stage, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskyard.client.client._GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("taskyard.client.asking.GRACE_SECONDS", 0.0)
     with pytest.raises(TimedOut):
         client.wait_campaign("given-up", 0.05)
     assert stage.hear().scope.campaign == b"given-up"
@@ -326,7 +326,7 @@ def test_question_put_while_the_client_is_closed_is_still_asked(
 def test_failure_to_connect_is_raised_where_the_client_is_made(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_endpoint: str) -> NoReturn:
+    def fail(*_: object) -> NoReturn:
         raise OSError("too many open files")
 
     monkeypatch.setattr(sockets, "connect", fail)

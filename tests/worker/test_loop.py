@@ -292,6 +292,15 @@ def test_worker_whose_report_is_refused_says_why() -> None:
     assert shop.loop.trouble == ""
 
 
+def test_worker_whose_sign_of_life_is_refused_says_why() -> None:
+    shop = Shop(slots=1)
+    shop.turn()
+    shop.refusing = True
+    shop.pass_time(SECOND_NS)
+    shop.turn()
+    assert shop.loop.trouble == "the broker refuses it: no"
+
+
 def test_worker_for_which_there_is_nothing_asks_again_at_once() -> None:
     shop = Shop()
     shop.turn()

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack, closing
 from itertools import count
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from taskyard.broker.answers import Answers
+from taskyard.client import asking
 from taskyard.client.client import Client
 from taskyard.core.events import ClockSet
 from taskyard.core.scheduler import Scheduler
-from taskyard.errors import NoBroker, Refused
+from taskyard.errors import NoBroker
 from taskyard.journal import recovery
 from taskyard.journal.finished import FinishedIndex
 from taskyard.journal.lock import StateLock
@@ -24,11 +25,13 @@ from taskyard.wire import dwork_peer as peer
 from taskyard.wire.dwork import Dwork
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
+    from taskyard.client.asking import Conversation, Query
     from taskyard.core.events import Event
     from taskyard.wire.dwork_peer import Reply
+
+_T = TypeVar("_T")
 
 #: What changes nothing.
 _QUESTIONS = (
@@ -73,16 +76,16 @@ class Offline(Client):
     def close(self, timeout: float | None = None) -> None:  # noqa: ARG002  # nothing to wait for
         self._open.close()
 
-    def _ask(self, build: Callable[[int], bytes], wait_ns: int = 0) -> Reply:  # noqa: ARG002
-        number = next(self._numbers)
-        body = build(number)
+    def _converse(self, conversation: Conversation[_T]) -> _T:
+        return asking.converse(conversation, self._answer)
+
+    def _answer(self, query: Query) -> Reply:
+        body = query.build(next(self._numbers))
         if peer.Reply(body).kind not in _QUESTIONS:
             self._refuse()
         now_ns = self._clock.monotonic_ns()
         for event in self._dialect.take(_ROUTE, [b"", body], now_ns):
             for reply in self._answered(event, now_ns):
-                if reply.kind == peer.ERROR:
-                    raise Refused(reply.reason or "the question could not be understood")
                 return reply
         return self._refuse()
 

@@ -19,10 +19,12 @@ from __future__ import annotations
 import threading
 from bisect import insort
 from collections import deque
+from concurrent.futures import Future as AnyFuture
 from concurrent.futures import InvalidStateError
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from taskyard.client import finding
 from taskyard.client.campaign.submitting import task_bytes
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.tasks import Submission, Terms, shown
@@ -36,10 +38,10 @@ from taskyard.wire import dwork_peer as peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Future as AnyFuture
 
-    from taskyard.client.futures import Future
+    from taskyard.client.futures import Promise
     from taskyard.core.events import Unknown
+    from taskyard.net.keys import GuestKey
     from taskyard.net.sockets import Wire
     from taskyard.wire.dwork_peer import Reply
 
@@ -82,7 +84,7 @@ class Parcel(NamedTuple):
     lane: bytes
     after: tuple[bytes, ...]
     unknown: Unknown
-    future: Future | None
+    future: Promise | None
     #: The future is settled when the task is, not as soon as it is taken.
     watched: bool = True
 
@@ -106,9 +108,25 @@ class Question(NamedTuple):
 class Courier:
     """Runs in its own thread from `start` to `stop`. Its public methods may be called by any."""
 
-    def __init__(self, endpoint: str, first_answer_ns: int) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        first_answer_ns: int,
+        *,
+        patient: bool = True,
+        key: GuestKey | None = None,
+        turned: Callable[[], None] | None = None,
+    ) -> None:
+        """Without `patient` nobody ever waits to hand a task over, however many there are. `turned`
+        is called by the thread when it has settled all that it can for now."""
         self.endpoint = endpoint
+        self._key = key
+        #: Done when the thread has ended.
+        self.ended: AnyFuture[None] = AnyFuture()
+        self.ended.set_running_or_notify_cancel()  # who waits for it can't cancel it
         self._first_answer_ns = first_answer_ns
+        self._patient = patient
+        self._turned = turned or (lambda: None)
         self._parcels: deque[Parcel] = deque()
         #: How many there ever were.
         self._handed_over = 0
@@ -116,7 +134,7 @@ class Courier:
         self._handing = threading.Lock()
         self._questions: deque[Question] = deque()
         self._taken_back: deque[AnyFuture[Reply]] = deque()
-        self._wishes: deque[dict[bytes, Future]] = deque()
+        self._wishes: deque[dict[bytes, Promise]] = deque()
         self._waker = Waker()
         self._awake = False
         self._stopping = False
@@ -128,7 +146,7 @@ class Courier:
         self._clock = SystemClock()
         self._creates: dict[int, Batch] = {}
         self._gathered = 0
-        self._watches: dict[int, dict[bytes, Future]] = {}
+        self._watches: dict[int, dict[bytes, Promise]] = {}
         #: How many tasks a watch that streams would name, were it asked for again.
         self._named: dict[int, int] = {}
         #: Submissions whose tasks are watched as soon as they are taken.
@@ -136,7 +154,7 @@ class Courier:
         #: Those of the watches that do not stream.
         self._late_watches: dict[int, None] = {}
         #: Tasks to be asked after together.
-        self._late: dict[bytes, Future] = {}
+        self._late: dict[bytes, Promise] = {}
         self._asked: dict[int, AnyFuture[Reply]] = {}
         #: Submissions that were refused as a whole, to be tried again or in parts, in order.
         self._suspects: list[Batch] = []
@@ -156,7 +174,7 @@ class Courier:
             if not self._awake:
                 self._awake = True
                 self._waker.wake()
-        if len(self._parcels) > OUTBOX_MAX and not self._is_here():
+        if len(self._parcels) > OUTBOX_MAX and self._patient and not self._is_here():
             self._wait_for_room()
 
     def _wait_for_room(self) -> None:
@@ -186,7 +204,7 @@ class Courier:
                 self._taken_back.append(answer)
                 self._waker.wake()
 
-    def watch(self, futures: dict[bytes, Future]) -> None:
+    def watch(self, futures: dict[bytes, Promise]) -> None:
         """Watch tasks that were submitted before, by whomever."""
         with self._handing:
             self._check_open()
@@ -216,7 +234,7 @@ class Courier:
 
     def _run(self) -> None:
         try:
-            wire = sockets.connect(self.endpoint)
+            wire = sockets.connect(self.endpoint, self._key)
         except Exception as error:  # noqa: BLE001  # it is whoever made the client's to see
             if not isinstance(error, TaskyardError):
                 error = NoBroker(f"can't connect to {self.endpoint}: {error}")
@@ -225,6 +243,9 @@ class Courier:
         try:
             with closing(wire):
                 self._loop(wire)
+        except Refused as refused:
+            self._finish(refused)
+            return
         except BaseException as error:  # whoever waits must learn of it
             self._finish(ClientClosed(f"the client ended by a mistake of its own: {error!r}"))
             raise
@@ -238,6 +259,8 @@ class Courier:
         while not self._is_over():
             poller.wait(self._wait_ns())
             self._turn()
+            self._turned()
+            wire.check_welcome(self._line.silent_ns())
 
     def _finish(self, error: TaskyardError) -> None:
         """Nothing comes in any more, and whoever waits is told."""
@@ -245,6 +268,8 @@ class Courier:
             self._end = error
             self._waker.close()
         self._fail_all(error)
+        self._turned()
+        self.ended.set_result(None)
 
     def _is_over(self) -> bool:
         # In this order: what came in before it was stopped is seen.
@@ -301,6 +326,7 @@ class Courier:
                 f"no broker answers at {self.endpoint} (waited {seconds:g} s); "
                 "start one with `taskyard up` or `taskyard broker`, or say where it is: --broker "
                 "or --state, in Python Client(broker=…) or Client(state=…)"
+                f"{finding.hint(self.endpoint, self._key)}"
             )
         )
 
@@ -312,9 +338,9 @@ class Courier:
                 if not future.done():
                     future.set_exception(error)
 
-    def _clear(self) -> list[AnyFuture[Reply] | Future]:
+    def _clear(self) -> list[AnyFuture[Reply] | Promise]:
         """Drop everything. Returns those that somebody waits for."""
-        waiting: list[AnyFuture[Reply] | Future] = [*self._asked.values()]
+        waiting: list[AnyFuture[Reply] | Promise] = [*self._asked.values()]
         waiting += [question.answer for question in self._questions]
         watched = (*self._watches.values(), *self._wishes, self._late)
         waiting += [future for futures in watched for future in futures.values()]
@@ -419,7 +445,7 @@ class Courier:
         self._suspect(Batch(before + middle, parcels[middle:]))
 
     def _taken(self, number: int, parcels: list[Parcel]) -> None:
-        watched: dict[bytes, Future] = {}
+        watched: dict[bytes, Promise] = {}
         for parcel in parcels:
             if parcel.future is None:
                 continue
@@ -442,7 +468,7 @@ class Courier:
 
     # Watches.
 
-    def _watch(self, futures: dict[bytes, Future]) -> None:
+    def _watch(self, futures: dict[bytes, Promise]) -> None:
         if not futures:
             return
         if self._may_stream() or not self._late.keys().isdisjoint(futures):
@@ -456,7 +482,7 @@ class Courier:
     def _streams(self) -> int:
         return len(self._watches) - len(self._late_watches) + len(self._streaming)
 
-    def _stream(self, futures: dict[bytes, Future]) -> None:
+    def _stream(self, futures: dict[bytes, Promise]) -> None:
         names = list(futures)
         number = self._line.ask(
             lambda number: peer.watch(number, names, stream=True), STREAM_NS, stream=True
@@ -475,7 +501,7 @@ class Courier:
         for first in range(0, len(several), size):
             ask(dict(several[first : first + size]))
 
-    def _ask_after(self, futures: dict[bytes, Future]) -> None:
+    def _ask_after(self, futures: dict[bytes, Promise]) -> None:
         names = list(futures)
         number = self._line.ask(
             lambda number: peer.watch(number, names, wait_ns=LATE_NS),

@@ -2,37 +2,68 @@
 
 A future is settled when its task is: with the result, with `TaskFailed` or `TaskBlocked`, or as
 cancelled. A task that is tried again after that has a new story, and needs a new future.
+
+What futures of both clients have in common is here, too; those of `AsyncClient` are in `aio`.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import sys
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast, overload
 
+from taskyard.client import progress as drawing
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import shown
 from taskyard.errors import TaskBlocked, TaskFailed
 from taskyard.wire import work
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import AsyncIterator, Iterable, Iterator
 
+    from taskyard.client.aio import AsyncClient, AsyncFuture
     from taskyard.client.client import Client
 
 
-class Future(concurrent.futures.Future[Any]):
+class Promise(Protocol):
+    """What the courier keeps: the ends of a future at which it is settled."""
+
+    def done(self) -> bool: ...
+
+    def settle(self, state: TaskState, text: bytes) -> None: ...
+
+    def set_result(self, result: Any, /) -> None: ...  # noqa: ANN401  # whatever there is
+
+    def set_exception(self, exception: BaseException, /) -> None: ...
+
+
+class TaskFuture:
+    """A future's side that knows its task."""
+
+    _client: Client | AsyncClient
+    _name: bytes
+    _service: bytes
+
+    @property
+    def name(self) -> str:
+        return shown(self._name)
+
+    def _repr_html_(self) -> str:
+        """For notebooks. Never raises, and takes a second at most."""
+        from taskyard.client import html  # noqa: PLC0415  # only notebooks need it
+
+        return html.of_future(self._client, self)  # type: ignore[arg-type]  # it is one of the two
+
+
+class Future(TaskFuture, concurrent.futures.Future[Any]):
     """What will become of a task."""
+
+    _client: Client
 
     def __init__(self, client: Client, name: bytes, service: bytes) -> None:
         super().__init__()
         self._client = client
         self._name = name
         self._service = service
-
-    @property
-    def name(self) -> str:
-        return shown(self._name)
 
     @property
     def state(self) -> str:
@@ -60,21 +91,28 @@ class Future(concurrent.futures.Future[Any]):
         """The task is settled: whoever waits for it is told."""
         if self.done():
             return
-        if state is TaskState.CANCELLED:
+        value, error = outcome_of(self.name, self._service, state, text)
+        if error is None:
+            self.set_result(value)
+        elif isinstance(error, concurrent.futures.CancelledError):
             super().cancel()
             self.set_running_or_notify_cancel()
-        elif state is TaskState.DONE:
-            self._settle_done(text)
         else:
-            self.set_exception(_failure(self.name, state, text))
-
-    def _settle_done(self, text: bytes) -> None:
-        try:
-            value = value_of(self._service, text)
-        except Exception as error:  # noqa: BLE001  # it is whoever asks for the result's to see
             self.set_exception(error)
-        else:
-            self.set_result(value)
+
+
+def outcome_of(
+    name: str, service: bytes, state: TaskState, text: bytes
+) -> tuple[Any, Exception | None]:
+    """What has become of a settled task: its value, or what is raised instead."""
+    if state is TaskState.CANCELLED:
+        return None, concurrent.futures.CancelledError(f"task {name} was cancelled")
+    if state is not TaskState.DONE:
+        return None, _failure(name, state, text)
+    try:
+        return value_of(service, text), None
+    except Exception as error:  # noqa: BLE001  # it is whoever asks for the result's to see
+        return None, error
 
 
 def value_of(service: bytes, text: bytes) -> Any:  # noqa: ANN401  # whatever the task returned
@@ -95,29 +133,84 @@ def _failure(name: str, state: TaskState, text: bytes) -> TaskFailed:
     )
 
 
-#: The bar is drawn on terminals only; in a pipe nothing is.
-_PROGRESS: Final = "tasks"
+@overload
+def as_completed(
+    futures: Iterable[Future], timeout: float | None = None, *, progress: bool = False
+) -> Iterator[Future]: ...
+
+
+@overload
+def as_completed(
+    futures: Iterable[AsyncFuture], timeout: float | None = None, *, progress: bool = False
+) -> AsyncIterator[AsyncFuture]: ...
 
 
 def as_completed(
-    futures: Iterable[Future], timeout: float | None = None, *, progress: bool = False
-) -> Iterator[Future]:
-    """Futures as they are settled, whatever became of them."""
-    waiting = list(futures)
-    done = cast("Iterator[Future]", concurrent.futures.as_completed(waiting, timeout))
-    if not progress or not sys.stderr.isatty():
-        return done
-    from rich.console import Console  # noqa: PLC0415  # only who wants a bar pays for it
-    from rich.progress import track  # noqa: PLC0415
+    futures: Iterable[Future] | Iterable[AsyncFuture],
+    timeout: float | None = None,
+    *,
+    progress: bool = False,
+) -> Iterator[Future] | AsyncIterator[AsyncFuture]:
+    """Futures as they are settled, whatever became of them: `for`, or of an `AsyncClient`'s
+    `async for`. With `progress` a bar is drawn, on a terminal or in a notebook; in a pipe nothing
+    is. Raises `TimeoutError` if they are not all settled in time."""
+    waiting = list(dict.fromkeys(futures))
+    if not waiting:
+        return _Nothing()
+    if not isinstance(waiting[0], Future):
+        from taskyard.client.aio import as_completed_async  # noqa: PLC0415  # asyncio takes a while
 
-    console = Console(stderr=True)
-    return iter(track(done, description=_PROGRESS, total=len(waiting), console=console))
+        return as_completed_async(cast("list[AsyncFuture]", waiting), timeout, progress=progress)
+    return _as_completed(cast("list[Future]", waiting), timeout, progress=progress)
+
+
+def _as_completed(
+    waiting: list[Future], timeout: float | None, *, progress: bool
+) -> Iterator[Future]:
+    done = cast("Iterator[Future]", concurrent.futures.as_completed(waiting, timeout))
+    if not progress:
+        return done
+    return drawing.followed(done, len(waiting))
+
+
+class _Nothing:
+    """No futures, of whichever kind."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401  # there is none
+        raise StopIteration
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:  # noqa: ANN401  # there is none
+        raise StopAsyncIteration
 
 
 def wait(
     futures: Iterable[Future],
     timeout: float | None = None,
     return_when: str = concurrent.futures.ALL_COMPLETED,
+    *,
+    progress: bool = False,
 ) -> concurrent.futures._base.DoneAndNotDoneFutures[Any]:
-    """Wait until futures are settled, as `concurrent.futures.wait` does."""
-    return concurrent.futures.wait(list(futures), timeout, return_when)
+    """Wait until futures are settled, as `concurrent.futures.wait` does. With `progress` a bar is
+    drawn meanwhile. Those of an `AsyncClient` go with `asyncio.wait`."""
+    waiting = list(futures)
+    if not progress:
+        return concurrent.futures.wait(waiting, timeout, return_when)
+    try:
+        for settled in as_completed(waiting, timeout, progress=True):
+            if _is_enough(settled, return_when):
+                break
+    except TimeoutError:
+        pass  # those that are settled are returned
+    return concurrent.futures.wait(waiting, 0, return_when)
+
+
+def _is_enough(settled: Future, return_when: str) -> bool:
+    if return_when == concurrent.futures.FIRST_EXCEPTION:
+        return not settled.cancelled() and settled.exception() is not None
+    return return_when == concurrent.futures.FIRST_COMPLETED

@@ -1,4 +1,5 @@
 """What a worker is asked to do: the payloads of `exec` and `call`, and what comes back of a call.
+Pickled calls have a file of their own, `pickled`; here they are told from the others.
 
 A payload is one JSON object: `{"argv": [...]}` or `{"call": "module:function", "args": [...],
 "kwargs": {...}}`, each with `env` and `cwd` if need be. A key that is not known is refused: to do
@@ -18,6 +19,8 @@ from msgspec import Meta, Raw, Struct
 
 from taskyard.core.tasks import shown
 from taskyard.errors import PeerError, UserError
+from taskyard.wire import pickled
+from taskyard.wire.pickled import PICKLE, Pickled
 
 #: The service of tasks that run a program, and of those that call a function.
 EXEC: Final = b"exec"
@@ -109,8 +112,10 @@ def _encode(payload: Command | _EncodedCall) -> bytes:
         raise UserError(f"a task's command can't be sent as JSON: {error}") from error
 
 
-def decode(payload: bytes, service: bytes) -> Command | Call:
-    """What a task of that service is to do; a service of another name may be of either kind."""
+def decode(payload: bytes, service: bytes) -> Command | Call | Pickled:
+    """What a task of that service is to do; a service of another name may be of any kind."""
+    if service == PICKLE or (service not in (EXEC, CALL) and pickled.is_pickled(payload)):
+        return pickled.decode(payload)
     try:
         work = _decoder(payload, service).decode(payload)
     except _DECODE_ERRORS as error:
@@ -119,6 +124,13 @@ def decode(payload: bytes, service: bytes) -> Command | Call:
         ) from error
     _check(work)
     return work
+
+
+def decode_call(payload: bytes) -> Call | Pickled:
+    """The same of a payload that is known to be a call of either kind."""
+    if pickled.is_pickled(payload):
+        return pickled.decode(payload)
+    return _calls.decode(payload)
 
 
 def _decoder(

@@ -8,9 +8,14 @@ the machine), unless the module lists it in `__all__`. Must not know processes.
 import importlib
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from taskyard.errors import UserError
+
+PICKLE_REFUSAL: Final = (
+    "pickled functions are not allowed here; start the worker with --allow-pickle if you trust "
+    "everybody who can reach its broker"
+)
 
 
 def is_allowed(module: str, allow: Sequence[str]) -> bool:

@@ -16,13 +16,20 @@ from typing import Any, NoReturn
 
 from taskyard.core.events import Outcome
 from taskyard.errors import UserError
-from taskyard.wire.work import CALL, Call, decode, encode_value
+from taskyard.wire import pickled
+from taskyard.wire.pickled import Pickled
+from taskyard.wire.work import Call, decode_call, encode_value
 from taskyard.worker import allowing, frames
-from taskyard.worker.limits import READ_BYTES_MAX, RESULT_BYTES_MAX
+from taskyard.worker.limits import PICKLED_BYTES_MAX, READ_BYTES_MAX, RESULT_BYTES_MAX
+from taskyard.worker.origins import Origins
 from taskyard.worker.output import cut_reason
 from taskyard.worker.processes import task_env
 
-Answer = tuple[Outcome, bytes]
+#: The outcome, the result or the reason, and what belongs at the end of the output.
+Answer = tuple[Outcome, bytes, bytes]
+
+#: Their frames say nothing to a user.
+_OWN_FILES = (__file__, allowing.__file__, pickled.__file__)
 
 
 class _Refused(Exception):
@@ -35,16 +42,18 @@ class Caller:
     def __init__(self, allow: Sequence[str]) -> None:
         self._allow = allow
         self._functions: dict[str, Callable[..., Any]] = {}
+        self._origins = Origins()
         self._directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
 
     def answer(self, name: bytes, attempt: int, payload: bytes) -> Answer:
         """Whatever the function does becomes an answer, unless it ends the process."""
-        call = decode(payload, CALL)
-        assert isinstance(call, Call)  # noqa: S101 - the worker looked before it sent it here
+        work = decode_call(payload)
         os.environ.update(task_env(name, attempt))
         try:
-            with _added_to_environment(call.env or {}):
-                return self._answer(call)
+            if isinstance(work, Pickled):
+                return self._answer_pickled(work)
+            with _added_to_environment(work.env or {}):
+                return self._answer(work)
         finally:
             # Wherever a function went, the next one begins where the worker is.
             os.fchdir(self._directory)
@@ -52,29 +61,46 @@ class Caller:
 
     def _answer(self, call: Call) -> Answer:
         try:
-            return Outcome.DONE, self._result(call)
+            return Outcome.DONE, self._result(call), b""
         except SystemExit as error:
             _leave(error)
         except _Refused as error:
-            return Outcome.FAILED_FOR_GOOD, cut_reason(str(error).encode(errors="replace"))
+            return _refusal(error)
         except BaseException as error:  # noqa: BLE001 - none of them may end the process
             _print_traceback(error)
-            return Outcome.FAILED, cut_reason(_text(error).encode(errors="replace"))
+            return _failure(error)
+
+    def _answer_pickled(self, call: Pickled) -> Answer:
+        """As Python's own executors do it: an exception of any kind goes back to the caller."""
+        try:
+            return Outcome.DONE, self._pickled_result(call), b""
+        except _Refused as error:
+            return _refusal(error)
+        except BaseException as error:  # noqa: BLE001 - none of them may end the process
+            return _failure(error, pickled.encode_exception(error, _print_traceback(error)))
 
     def _result(self, call: Call) -> bytes:
         if call.cwd is not None:
             os.chdir(call.cwd)
         value = self._function(call.call)(*call.args, **call.kwargs)
         try:
-            result = encode_value(value, "result")
+            return _fitting(encode_value(value, "result"), RESULT_BYTES_MAX)
         except UserError as error:
             raise _Refused(str(error)) from error
-        if len(result) > RESULT_BYTES_MAX:
-            raise _Refused(
-                f"the result has {len(result)} bytes, and {RESULT_BYTES_MAX} is the limit; "
-                "write it to a file and return the file's name"
-            )
-        return result
+
+    def _pickled_result(self, call: Pickled) -> bytes:
+        try:
+            self._origins.enter(call.origin)
+            function, args, kwargs = pickled.unpickle(call.call)
+        except UserError as error:
+            raise _Refused(str(error)) from error
+        except Exception as error:
+            raise _Refused(_not_unpickled(call, error)) from error
+        value = function(*args, **kwargs)
+        try:
+            return _fitting(pickled.pickle_result(value), PICKLED_BYTES_MAX)
+        except UserError as error:
+            raise _Refused(str(error)) from error
 
     def _function(self, call: str) -> Callable[..., Any]:
         function = self._functions.get(call)
@@ -102,6 +128,30 @@ def _added_to_environment(added: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def _fitting(result: bytes, bytes_max: int) -> bytes:
+    if len(result) > bytes_max:
+        raise _Refused(
+            f"the result has {len(result)} bytes, and {bytes_max} is the limit; "
+            "write it to a file and return the file's name"
+        )
+    return result
+
+
+def _refusal(error: _Refused) -> Answer:
+    return Outcome.FAILED_FOR_GOOD, cut_reason(str(error).encode(errors="replace")), b""
+
+
+def _failure(error: BaseException, line: bytes = b"") -> Answer:
+    return Outcome.FAILED, cut_reason(_text(error).encode(errors="replace")), line
+
+
+def _not_unpickled(call: Pickled, error: Exception) -> str:
+    text = f"the call can't be unpickled by the worker: {_text(error)}"
+    if call.origin.main is None and call.origin.main_module is None and b"_main__" in call.call:
+        text += "; what is defined in an interactive session has to be put in a file"
+    return text
+
+
 def _flush() -> None:
     """So that all that was printed is in the pipe before the answer is sent."""
     for stream in (sys.stdout, sys.stderr):
@@ -120,14 +170,15 @@ def _leave(error: SystemExit) -> NoReturn:
     os._exit((status or 0) & 0xFF)
 
 
-def _print_traceback(error: BaseException) -> None:
-    """From the function on: our own frames say nothing to a user."""
+def _print_traceback(error: BaseException) -> str:
+    """From the function on. Returns what was printed."""
     frame = error.__traceback__
-    while frame is not None and frame.tb_frame.f_code.co_filename in (__file__, allowing.__file__):
+    while frame is not None and frame.tb_frame.f_code.co_filename in _OWN_FILES:
         frame = frame.tb_next
     _flush()
     text = "".join(traceback.format_exception(type(error), error, frame))
     _write(2, text.encode(errors="backslashreplace"))
+    return text
 
 
 def _text(error: BaseException) -> str:
@@ -155,8 +206,8 @@ def serve(descriptor: int, allow: Sequence[str]) -> None:
     _write(descriptor, frames.READY)
     while received := os.read(descriptor, READ_BYTES_MAX):
         for frame in inbox.add(received):
-            outcome, text = caller.answer(*frames.unpack_order(frame))
-            _write(descriptor, frames.pack_answer(outcome, text))
+            answer = caller.answer(*frames.unpack_order(frame))
+            _write(descriptor, frames.pack_answer(*answer))
 
 
 def main() -> None:

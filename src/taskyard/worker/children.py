@@ -1,4 +1,4 @@
-"""Tasks of `call`: functions by import path, in Python processes that are kept for the next call.
+"""Tasks of `call` and `pickle`: functions, in Python processes that are kept for the next call.
 
 A child does one call at a time; what it prints between an order and its answer is that call's
 output. One that dies, or has to be ended, takes its call with it and is replaced for the next one.
@@ -18,8 +18,8 @@ from taskyard.worker.jobs import Done, Job
 from taskyard.worker.limits import (
     CHILD_START_NS_MAX,
     OUTPUT_TAIL_BYTES,
+    PICKLED_BYTES_MAX,
     READ_BYTES_MAX,
-    RESULT_BYTES_MAX,
 )
 from taskyard.worker.output import Tail
 from taskyard.worker.processes import Process, Streams, start, status_text
@@ -29,7 +29,7 @@ from taskyard.worker.supervising import Pipe, Shared, Supervised
 _PROGRAM: Final = ("-P", "-m", "taskyard.worker.child")
 
 #: No answer of ours is longer; more is something else that writes to our socket.
-_ANSWER_BYTES_MAX: Final = RESULT_BYTES_MAX + READ_BYTES_MAX
+_ANSWER_BYTES_MAX: Final = PICKLED_BYTES_MAX + READ_BYTES_MAX
 
 
 class Child(Supervised):
@@ -115,13 +115,13 @@ class Child(Supervised):
                 self._start_limit()
             return
         try:
-            outcome, text = frames.unpack_answer(frame)
-        except (IndexError, ValueError):
+            answer = frames.unpack_answer(frame)
+        except ValueError:
             self._on_nonsense()
         else:
-            self._on_answer(outcome, text)
+            self._on_answer(*answer)
 
-    def _on_answer(self, outcome: Outcome, text: bytes) -> None:
+    def _on_answer(self, outcome: Outcome, text: bytes, output_end: bytes) -> None:
         if self.job is None:
             self._on_nonsense()
         elif self.is_ending():
@@ -130,7 +130,7 @@ class Child(Supervised):
         else:
             # All that the call printed was in the pipe before its answer was sent.
             self._pipe.drain()
-            done = Done(self.job, outcome, text, self._output.value())
+            done = Done(self.job, outcome, text, self._output.value() + output_end)
             self._rest()
             self._shared.report(done)
 

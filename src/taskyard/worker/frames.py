@@ -1,7 +1,8 @@
 """What a worker and its Python child processes say to each other over their socket.
 
 A frame is its length and that many bytes. An order names a task and carries its payload as it came
-from the broker; an answer is one byte of outcome and the text. The first frame of a child is empty:
+from the broker; an answer is one byte of outcome, the text, and what belongs at the end of the
+task's output. The first frame of a child is empty:
 it is ready. Bytes only: no sockets here.
 """
 
@@ -12,7 +13,8 @@ from taskyard.core.events import Outcome
 _LENGTH = Struct("<I")
 _ORDER = Struct("<IQH")  # length of the rest, attempt, length of the name
 _ORDER_REST = Struct("<QH")
-_ANSWER = Struct("<IB")  # length of the rest, outcome
+_ANSWER = Struct("<IBI")  # length of the rest, outcome, length of the text
+_ANSWER_REST = Struct("<BI")
 
 READY = _LENGTH.pack(0)
 
@@ -51,10 +53,15 @@ def unpack_order(frame: bytes) -> tuple[bytes, int, bytes]:
     return frame[start : start + name_length], attempt, frame[start + name_length :]
 
 
-def pack_answer(outcome: Outcome, text: bytes) -> bytes:
-    return _ANSWER.pack(1 + len(text), outcome) + text
+def pack_answer(outcome: Outcome, text: bytes, output_end: bytes = b"") -> bytes:
+    length = _ANSWER_REST.size + len(text) + len(output_end)
+    return _ANSWER.pack(length, outcome, len(text)) + text + output_end
 
 
-def unpack_answer(frame: bytes) -> tuple[Outcome, bytes]:
+def unpack_answer(frame: bytes) -> tuple[Outcome, bytes, bytes]:
     """Raises ValueError for a frame that no child of ours has sent."""
-    return Outcome(frame[0]), frame[1:]
+    if len(frame) < _ANSWER_REST.size:
+        raise ValueError("an answer has an outcome and a text")
+    outcome, text_length = _ANSWER_REST.unpack_from(frame)
+    start = _ANSWER_REST.size
+    return Outcome(outcome), frame[start : start + text_length], frame[start + text_length :]

@@ -2,10 +2,14 @@
 
 from typing import Final
 
-from taskyard.core.limits import SECOND_NS
+from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 
 #: What a task gives back travels in a message and is kept in the journal; more belongs in a file.
 RESULT_BYTES_MAX: Final = 1 << 20
+
+#: What a pickled call gives back may be as much as it may be given: values that are handed from one
+#: call to the next, as Python's own executors do it.
+PICKLED_BYTES_MAX: Final = PAYLOAD_BYTES_MAX
 
 #: The end of what a task printed is enough to see what went wrong.
 OUTPUT_TAIL_BYTES: Final = 16 << 10

@@ -161,6 +161,9 @@ class Loop:
             self.gone = True
         elif number in self._heartbeats:
             del self._heartbeats[number]
+            if reply.kind == peer.ERROR:
+                self._be_refused(reply.reason, 0)
+                return
             self._seen = reply.seen
             self._stop(zip(reply.names, reply.attempts, strict=True))
         elif number in (self._report, self._steal):

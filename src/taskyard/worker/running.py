@@ -2,8 +2,8 @@
 
 One thread, driven by the worker's loop: poll `filenos()` for reading until `wake_at_ns()`, then
 take a `turn()`. Nothing here blocks, except `close`, which waits for processes that it has killed.
-Programs (`exec`) get a process each, functions (`call`) are called in Python processes that are
-kept. Jobs beyond the free slots wait in the order in which they came.
+Programs (`exec`) get a process each, functions (`call`, `pickle`) are called in Python processes
+that are kept. Jobs beyond the free slots wait in the order in which they came.
 
 Knows nothing of brokers, sockets to them, or their messages.
 """
@@ -18,8 +18,9 @@ from typing import Final, Protocol
 
 from taskyard.core.events import Outcome
 from taskyard.errors import PeerError
+from taskyard.wire.pickled import Pickled
 from taskyard.wire.work import Call, Command, decode
-from taskyard.worker.allowing import is_allowed, refusal
+from taskyard.worker.allowing import PICKLE_REFUSAL, is_allowed, refusal
 from taskyard.worker.children import Child, start_child
 from taskyard.worker.jobs import Done, Job
 from taskyard.worker.limits import REAP_INTERVAL_NS
@@ -40,13 +41,17 @@ class Clock(Protocol):
 
 
 class Runner:
-    """Up to `slots` jobs at once; functions of the modules in `allow`, and of those below them."""
+    """Up to `slots` jobs at once; functions of the modules in `allow`, and of those below them;
+    with `allow_pickle` also whatever function comes along."""
 
-    def __init__(self, slots: int, allow: Sequence[str], clock: Clock) -> None:
+    def __init__(
+        self, slots: int, allow: Sequence[str], clock: Clock, *, allow_pickle: bool = False
+    ) -> None:
         self.slots_total = slots
         self._allow = list(allow)
+        self._allow_pickle = allow_pickle
         self._clock = clock
-        self._waiting: deque[tuple[Job, Command | Call]] = deque()
+        self._waiting: deque[tuple[Job, Command | Call | Pickled]] = deque()
         #: Programs, and children at work or not.
         self._processes: list[Supervised] = []
         self._done: list[Done] = []
@@ -78,11 +83,20 @@ class Runner:
         except PeerError as error:
             self._refuse(job, str(error))
             return
-        module = work.call.partition(":")[0] if isinstance(work, Call) else None
-        if module is not None and not is_allowed(module, self._allow):
-            self._refuse(job, refusal(module))
+        reason = self._refusal(work)
+        if reason is not None:
+            self._refuse(job, reason)
         else:
             self._waiting.append((job, work))
+
+    def _refusal(self, work: Command | Call | Pickled) -> str | None:
+        """Why it is not allowed here; None if it is."""
+        if isinstance(work, Pickled):
+            return None if self._allow_pickle else PICKLE_REFUSAL
+        module = work.call.partition(":")[0] if isinstance(work, Call) else None
+        if module is None or is_allowed(module, self._allow):
+            return None
+        return refusal(module)
 
     def running(self) -> list[Job]:
         """All jobs that are neither done nor stopped, at work or waiting."""
@@ -159,11 +173,11 @@ class Runner:
         slots_used = self.slots_used
         return slots_used == 0 or slots_used + self._waiting[0][0].slots <= self.slots_total
 
-    def _begin(self, job: Job, work: Command | Call) -> None:
-        if isinstance(work, Call):
-            self._begin_call(job)
-        else:
+    def _begin(self, job: Job, work: Command | Call | Pickled) -> None:
+        if isinstance(work, Command):
             self._begin_program(job, work)
+        else:
+            self._begin_call(job)
 
     def _begin_program(self, job: Job, command: Command) -> None:
         try:

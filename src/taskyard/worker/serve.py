@@ -23,11 +23,14 @@ from taskyard.net.leash import Leash
 from taskyard.net.line import Line
 from taskyard.net.poller import Poller
 from taskyard.net.signals import Signals
+from taskyard.wire.roles import Role, may_speak_as, with_article
 from taskyard.worker.loop import Loop, Settings
 from taskyard.worker.running import Runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from taskyard.net.keys import GuestKey
 
 logger = logging.getLogger("taskyard.worker")
 
@@ -44,6 +47,25 @@ _SHOWN: Final = 40
 def name_of_this_process() -> bytes:
     """A worker's name if nobody gives one: where it runs, and which process it is."""
     return f"{socket.gethostname()}-{os.getpid()}".encode()
+
+
+def name_for(key: GuestKey | None, name: str | None) -> str | None:
+    """The name under which this key lets it work; None: the usual one. Raises UserError."""
+    if key is None or key.role is Role.ADMIN:
+        return name
+    if key.role is not Role.WORKER:
+        raise UserError(
+            f"the key {key.name} is {with_article(key.role)}'s, and can't be worked with; make a "
+            "worker's with `taskyard keys new NAME --role worker`"
+        )
+    if name is None:
+        return f"{key.name}/{name_of_this_process().decode()}"
+    if not may_speak_as(key.name, name.encode(errors="surrogateescape")):
+        raise UserError(
+            f"the key {key.name} is for workers named {key.name} or {key.name}/…, not for "
+            f"{name[:_SHOWN]!r}; give such a --name, or none"
+        )
+    return name
 
 
 def settings_of(
@@ -69,23 +91,27 @@ def _checked(what: str, given: str) -> bytes:
     return encoded
 
 
-def serve(
+def serve(  # noqa: PLR0913  # the last ones are named
     endpoint: str,
     settings: Settings,
     allow: Sequence[str],
     say: Callable[[str], None],
     *,
+    key: GuestKey | None = None,
+    allow_pickle: bool = False,
     until_eof: bool = False,
 ) -> None:
     """Work for a broker until told to stop, or sent home. `say` is told what a user should know.
 
-    With `until_eof` the end of stdin ends it at once, with what runs: its owner was killed.
+    Raises `Refused` if the broker does not want the key: to wait for it would be in vain. With
+    `until_eof` the end of stdin ends it at once, with what runs: its owner was killed.
     """
     with ExitStack() as stack:
         clock = SystemClock()
         signals = stack.enter_context(Signals())
-        runner = stack.enter_context(closing(Runner(settings.slots, allow, clock)))
-        wire = stack.enter_context(closing(sockets.connect(endpoint)))
+        runner = Runner(settings.slots, allow, clock, allow_pickle=allow_pickle)
+        stack.enter_context(closing(runner))
+        wire = stack.enter_context(closing(sockets.connect(endpoint, key)))
         line = Line(wire, clock)
         loop = Loop(settings, line, runner, clock)
         leash = Leash() if until_eof else None
@@ -104,6 +130,7 @@ def serve(
                 for _ in signals.taken():
                     post.leave()
             loop.turn()
+            wire.check_welcome(line.silent_ns())
             post.watch_broker(endpoint)
             post.tell_trouble()
 

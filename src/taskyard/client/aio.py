@@ -1,0 +1,514 @@
+"""The client for `asyncio`: the names of `Client`, awaited where they wait.
+
+Nothing here blocks the loop, and no pool of threads is used: the courier's thread does the talking,
+as it does for `Client`, and what it brings is handed to the loop. What comes at once is handed over
+at once: ten thousand tasks that end together wake the loop a few times, not ten thousand times.
+
+A client and its futures belong to the loop in which the client was made: they are awaited there.
+Who gives up waiting (a timeout, a cancelled asyncio task) changes nothing for the Taskyard task,
+and may wait again; to cancel that, `await future.cancel()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Coroutine
+from concurrent.futures import CancelledError
+from concurrent.futures import Future as AnyFuture
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+from taskyard.client import asking, finding
+from taskyard.client.campaigns import AsyncCampaign
+from taskyard.client.client import HASTE_SECONDS, TIMEOUT_SECONDS
+from taskyard.client.courier import Courier
+from taskyard.client.futures import TaskFuture, outcome_of
+from taskyard.client.progress import Meter
+from taskyard.client.sending import Sender
+from taskyard.core.events import Scope, Unknown
+from taskyard.core.limits import SECOND_NS
+from taskyard.wire import dwork_peer as peer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
+    from contextvars import Context
+    from types import TracebackType
+
+    from taskyard.client.asking import Conversation, Query
+    from taskyard.core.states import TaskState
+    from taskyard.core.tasks import Submission, Terms
+    from taskyard.wire.dwork_peer import Reply
+
+_T = TypeVar("_T")
+
+#: What is to be awaited, or made an asyncio task of.
+Awaited = Coroutine[Any, Any, _T]
+
+#: Tasks that are submitted before the loop gets its turn, and acknowledged before more are: what
+#: waits to be sent takes memory, and nobody may block here until there is room.
+_TASKS_A_TURN: Final = 1_000
+_TASKS_UNDER_WAY_MAX: Final = 20_000
+
+
+class Landing:
+    """Where what the courier's thread brings waits for the loop, which is woken once for all that
+    comes in a turn, and for all that comes until it looks."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._arrived: deque[tuple[AsyncFuture, Any, BaseException | None]] = deque()
+        self._awake = False
+
+    def bring(self, future: AsyncFuture, value: object, error: BaseException | None) -> None:
+        """For the courier's thread."""
+        self._arrived.append((future, value, error))
+
+    def wake(self) -> None:
+        """For the courier's thread, when it has brought all that it has for now."""
+        if self._arrived and not self._awake:
+            self._awake = True
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self.loop.call_soon_threadsafe(self._look)
+
+    def _look(self) -> None:
+        # In this order: what comes after the count wakes the loop again.
+        self._awake = False
+        for _ in range(len(self._arrived)):
+            future, value, error = self._arrived.popleft()
+            future.land(value, error)
+
+
+class AsyncFuture(TaskFuture, Awaitable[Any]):
+    """What will become of a task. To be awaited, as often as one likes, and by several at once.
+
+    It is no `asyncio.Future`: those are cancelled with whoever awaits them, and a task is not. It
+    goes with `asyncio.wait`, `gather`, `wait_for`, `timeout` and `as_completed` all the same.
+    """
+
+    _client: AsyncClient
+
+    def __init__(self, client: AsyncClient, landing: Landing, name: bytes, service: bytes) -> None:
+        self._client = client
+        self._landing = landing
+        self._name = name
+        self._service = service
+        self._done = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+        self._callbacks: list[tuple[Callable[[AsyncFuture], object], Context | None]] = []
+
+    @property
+    def state(self) -> Awaited[str]:
+        """Where the task is: blocked, delayed, ready, leased, done, failed or cancelled."""
+        return self._state()
+
+    async def _state(self) -> str:
+        return str((await self._client.show(self.name))["state"])
+
+    def why(self) -> Awaited[str]:
+        """What the task waits for, or how it ended, in a sentence."""
+        return self._client.why(self.name)
+
+    async def cancel(self) -> bool:
+        """Cancel the task, also where it runs already. True if it will not be done. Raises
+        `TimedOut` if the broker does not answer in the client's time."""
+        if not self._done:
+            await self._client.cancel([self.name], timeout=self._client.timeout)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._client.timeout):
+                    await self._settled()
+        return self.cancelled()
+
+    def done(self) -> bool:
+        return self._done
+
+    def cancelled(self) -> bool:
+        return isinstance(self._error, CancelledError)
+
+    def result(self) -> Any:  # noqa: ANN401  # whatever the task returned
+        """Raises what awaiting it raises, and `InvalidStateError` while there is no result."""
+        if not self._done:
+            raise asyncio.InvalidStateError(
+                f"task {self.name} is not settled yet; await its future"
+            )
+        if self._error is not None:
+            raise self._error.with_traceback(None)  # of those who asked before
+        return self._value
+
+    def exception(self) -> BaseException | None:
+        """What awaiting it raises; itself raised only if the task was cancelled."""
+        if not self._done or self.cancelled():
+            self.result()
+        return self._error
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        yield from self._settled().__await__()
+        return self.result()
+
+    async def _settled(self) -> None:
+        """Wait, with a future of one's own: that one may be cancelled."""
+        if self._done:
+            return
+        waiter = self._landing.loop.create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            if not self._done:  # else there are none left
+                self._waiters.remove(waiter)
+
+    def add_done_callback(
+        self, callback: Callable[[AsyncFuture], object], *, context: Context | None = None
+    ) -> None:
+        """Have this called by the loop, once the task is settled."""
+        if self._done:
+            self._landing.loop.call_soon(callback, self, context=context)
+        else:
+            self._callbacks.append((callback, context))
+
+    def remove_done_callback(self, callback: Callable[[AsyncFuture], object]) -> int:
+        """Returns how many there were."""
+        left = [one for one in self._callbacks if one[0] != callback]
+        removed = len(self._callbacks) - len(left)
+        self._callbacks = left
+        return removed
+
+    def __repr__(self) -> str:
+        how = "pending"
+        if self._done:
+            how = "cancelled" if self.cancelled() else "failed" if self._error else "done"
+        return f"<AsyncFuture of task {self.name!r}: {how}>"
+
+    # For the courier, in its thread.
+
+    def settle(self, state: TaskState, text: bytes) -> None:
+        """The task is settled: whoever waits for it is told by the loop."""
+        self._landing.bring(self, *outcome_of(self.name, self._service, state, text))
+
+    def set_result(self, result: Any, /) -> None:  # noqa: ANN401  # whatever there is
+        self._landing.bring(self, result, None)
+
+    def set_exception(self, exception: BaseException, /) -> None:
+        self._landing.bring(self, None, exception)
+
+    # For the loop.
+
+    def land(self, value: object, error: BaseException | None) -> None:
+        """What came first counts."""
+        if self._done:
+            return
+        self._value, self._error, self._done = value, error, True
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        for callback, context in self._callbacks:
+            self._landing.loop.call_soon(callback, self, context=context)
+        self._waiters, self._callbacks = [], []
+
+
+class AsyncClient:
+    """A line to a broker. Use it as an asynchronous context manager, or `close` it."""
+
+    def __init__(
+        self,
+        broker: str | None = None,
+        *,
+        state: str | Path | None = None,
+        key: str | Path | None = None,
+        timeout: float = TIMEOUT_SECONDS,
+    ) -> None:
+        """Connect to a broker: by its endpoint, or by its state directory; with a key, as `Client`
+        does. To be made where a loop runs.
+
+        `async with` raises `NoBroker` if nobody answers within `timeout` seconds; without it,
+        whatever is awaited first does. A broker that was there once may be restarted: then the
+        client waits for it and goes on.
+        """
+        landing = Landing(asyncio.get_running_loop())
+        self.timeout = timeout
+        endpoint = finding.endpoint(broker, state)
+        key_found = finding.key_for(endpoint, key)
+        self._courier = Courier(
+            endpoint,
+            int(timeout * SECOND_NS),
+            patient=False,
+            key=key_found,
+            turned=landing.wake,
+        )
+        self._sender = Sender(self._courier, partial(AsyncFuture, self, landing))
+        self._courier.start()
+
+    @property
+    def broker(self) -> str:
+        """The endpoint of the broker."""
+        return self._courier.endpoint
+
+    async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as Client's
+        """Wait until all that was submitted is acknowledged, for so many seconds at most, then
+        hang up. Who is cancelled meanwhile waits no longer."""
+        self._courier.stop(0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await asyncio.wrap_future(self._courier.ended)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.status()
+        except BaseException:
+            await self.close(HASTE_SECONDS)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # Who is cancelled does not wait for a broker that may never come back.
+        hasty = kind is not None and not issubclass(kind, Exception)
+        await self.close(HASTE_SECONDS if hasty else None)
+
+    def __repr__(self) -> str:
+        return f"<AsyncClient of {self.broker}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks. Never raises, and takes a second at most."""
+        from taskyard.client import html  # noqa: PLC0415  # only notebooks need it
+
+        return html.of_client(self)
+
+    # Submitting.
+
+    def submit(  # noqa: PLR0913  # all but the first are named
+        self,
+        what: Sequence[str] | str | bytes,
+        *,
+        name: str | None = None,
+        campaign: str = "",
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        wait_for_unknown: bool = False,
+        **options: Any,  # noqa: ANN401  # the keys of a task, checked there
+    ) -> AsyncFuture:
+        """Submit one task, as `Client.submit` does. Nothing to await: it returns at once, however
+        many tasks wait to be sent. For many, `map` also gives the loop its turn."""
+        return self._sender.submit(
+            what, name, campaign, (args, kwargs), options, wait_for_unknown=wait_for_unknown
+        )
+
+    async def map(
+        self,
+        what: str | Callable[[Any], Sequence[str]],
+        items: Iterable[Any],
+        *,
+        campaign: str = "",
+        **options: Any,  # noqa: ANN401  # the keys of a task, checked there
+    ) -> list[AsyncFuture]:
+        """Submit a task an item, as `Client.map` does. Goes on when there is room for more."""
+        return await self._taken(self._sender.submit_each(what, items, campaign, options))
+
+    async def submit_all(
+        self, submission: Submission, unknown: Unknown = Unknown.REFUSE, *, watch: bool = True
+    ) -> list[AsyncFuture]:
+        """Submit a batch of tasks as columns. Without `watch` nobody waits for them."""
+        return await self._taken(self._sender.submit_all(submission, unknown, watch=watch))
+
+    async def _taken(self, sent: Iterable[AsyncFuture | None]) -> list[AsyncFuture]:
+        """The futures of tasks that are sent as this goes on."""
+        futures: list[AsyncFuture] = []
+        for number, future in enumerate(sent, start=1):
+            if future is not None:
+                futures.append(future)
+            if number % _TASKS_UNDER_WAY_MAX == 0:
+                await self._converse(asking.sign_of_life())
+            elif number % _TASKS_A_TURN == 0:
+                await asyncio.sleep(0)
+        return futures
+
+    def create(self, submission: Submission, unknown: Unknown = Unknown.REFUSE) -> Awaited[int]:
+        """Submit a batch whole or not at all, and wait until it is taken. Returns how many of its
+        tasks are new. Raises `Refused`."""
+        return self._converse(asking.create(submission, unknown))
+
+    def submit_encoded(  # noqa: PLR0913  # the last ones are named
+        self,
+        name: str,
+        payload: bytes,
+        terms: Terms,
+        *,
+        lane: str = "",
+        after: Sequence[str] = (),
+        wait_for_unknown: bool = False,
+        watch: bool = True,
+    ) -> AsyncFuture:
+        """Submit a task that is encoded already, as `Client.submit_encoded` does."""
+        how = {"wait_for_unknown": wait_for_unknown, "watch": watch}
+        return self._sender.submit_encoded(name, payload, terms, lane, after, **how)
+
+    async def future(self, name: str) -> AsyncFuture:
+        """A future of a task that was submitted before, by whomever."""
+        return (await self.futures([name]))[0]
+
+    async def futures(self, names: Sequence[str]) -> list[AsyncFuture]:
+        """Futures of many, one for each name. Raises `UserError` if a name is not known."""
+        made = self._sender.watch(await self._converse(asking.services_of(names)))
+        return [made[name] for name in names]
+
+    async def futures_of(self, campaign: str) -> list[AsyncFuture]:
+        """Futures of all tasks that a campaign has now, in the order of their submission."""
+        services = await self._converse(asking.services_in(campaign))
+        return [*self._sender.watch(services).values()]
+
+    def campaign(self, name: str) -> AsyncCampaign:
+        """The tasks that were submitted with this campaign's name, and will be."""
+        return AsyncCampaign(self, name)
+
+    # Waiting.
+
+    def wait_campaign(self, campaign: str, timeout: float | None = None) -> Awaited[None]:
+        """Wait until nothing of a campaign can run any more. Raises `TimedOut`."""
+        return self._converse(asking.wait_campaign(campaign, timeout))
+
+    def wait_names(
+        self, names: Sequence[str], timeout: float | None = None
+    ) -> Awaited[dict[str, TaskState]]:
+        """Wait until these tasks are settled. Returns where each of them is. Raises `TimedOut`."""
+        return self._converse(asking.wait_names(names, timeout))
+
+    # Looking. Who gives no timeout waits for a broker that is restarted, however long that takes.
+
+    def status(self, timeout: float | None = None) -> Awaited[dict[str, Any]]:
+        """Counts of tasks by state, campaigns, services and workers."""
+        return self._converse(asking.status(timeout))
+
+    def counts(self, campaign: str, timeout: float | None = None) -> Awaited[dict[str, int]]:
+        """How many tasks of a campaign are in each state."""
+        return self._converse(asking.counts_of(campaign, timeout))
+
+    def workers(self, timeout: float | None = None) -> Awaited[list[dict[str, Any]]]:
+        return self._converse(asking.workers(timeout))
+
+    def show(self, name: str, timeout: float | None = None) -> Awaited[dict[str, Any]]:
+        """All about a task. Raises `UserError` if there is none of that name."""
+        return self._converse(asking.show(name, timeout))
+
+    def views(self, names: Sequence[str]) -> Awaited[dict[str, dict[str, Any]]]:
+        """All about some tasks, by name. Raises `UserError` if one of them is not known."""
+        return self._converse(asking.views(names))
+
+    def known(self, names: Sequence[str]) -> Awaited[dict[str, dict[str, Any]]]:
+        """The same of those that there are."""
+        return self._converse(asking.known(names))
+
+    def explain(self, name: str, timeout: float | None = None) -> Awaited[dict[str, Any]]:
+        """Why a task is where it is, with the tasks that it waits for."""
+        return self._converse(asking.explain(name, timeout))
+
+    def why(self, name: str, timeout: float | None = None) -> Awaited[str]:
+        """The same in a sentence."""
+        return self._converse(asking.why(name, timeout))
+
+    async def tasks(
+        self, scope: Scope | None = None, match: str = ""
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The tasks of a scope, in the order of their submission, page by page: `async for`."""
+        some, cursor = await self._converse(asking.page(scope or Scope(), match))
+        while True:
+            for view in some:
+                yield view
+            if not cursor:
+                return
+            some, cursor = await self._converse(asking.page(scope or Scope(), match, cursor))
+
+    def result(self, name: str) -> Awaited[Any]:
+        """The result of a task that is done. Raises `TaskFailed` if there is none."""
+        return self._converse(asking.result(name))
+
+    def result_bytes(self, name: str) -> Awaited[bytes]:
+        """The same as the worker sent it."""
+        return self._converse(asking.result_bytes(name))
+
+    def output(self, name: str) -> Awaited[bytes]:
+        """The end of what a task printed; b"" if nothing is kept beside its result."""
+        return self._converse(asking.output(name))
+
+    # Acting.
+
+    def cancel(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        timeout: float | None = None,
+        **scope: Any,  # noqa: ANN401
+    ) -> Awaited[int]:
+        """Cancel tasks, and all that wait for them: names, or campaign, service, lane, states.
+        Returns how many. Raises `TimedOut` if the broker does not answer in time."""
+        return self._converse(asking.act(peer.CANCEL, names, scope, timeout))
+
+    def retry(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        timeout: float | None = None,
+        **scope: Any,  # noqa: ANN401
+    ) -> Awaited[int]:
+        """Try failed tasks again, and delayed ones now. Returns how many, or raises `TimedOut`."""
+        return self._converse(asking.act(peer.RETRY, names, scope, timeout))
+
+    def drain(self, worker: str | None = None) -> Awaited[int]:
+        """Give a worker no more tasks and send it home; without a name all of them, and then the
+        broker too. Returns how many workers there were."""
+        return self._converse(asking.drain(worker))
+
+    # Asking.
+
+    async def _converse(self, conversation: Conversation[_T]) -> _T:
+        try:
+            query = next(conversation)
+            while True:
+                query = conversation.send(await self._answer(query))
+        except StopIteration as end:
+            known: _T = end.value
+            return known
+
+    async def _answer(self, query: Query) -> Reply:
+        answer: AnyFuture[Reply] = AnyFuture()
+        self._courier.ask(query.build, answer, query.wait_ns)
+        try:
+            async with asyncio.timeout(query.seconds_left):
+                return await asyncio.wrap_future(answer)
+        except TimeoutError:
+            self._courier.take_back(answer)
+            raise query.timed_out() from None
+        except asyncio.CancelledError:
+            self._courier.take_back(answer)
+            raise
+
+
+async def as_completed_async(
+    futures: Sequence[AsyncFuture],
+    timeout: float | None = None,  # noqa: ASYNC109  # as the standard library's
+    *,
+    progress: bool = False,
+) -> AsyncIterator[AsyncFuture]:
+    """Futures as they are settled; `taskyard.as_completed` is for those of both kinds."""
+    arrived: asyncio.Queue[AsyncFuture] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    ends = None if timeout is None else loop.time() + timeout
+    for future in futures:
+        future.add_done_callback(arrived.put_nowait)
+    try:
+        with Meter(len(futures), drawn=progress) as meter:
+            for _ in futures:
+                async with asyncio.timeout_at(ends):
+                    settled = await arrived.get()
+                meter.count(settled)
+                yield settled
+    finally:
+        for future in futures:
+            future.remove_done_callback(arrived.put_nowait)

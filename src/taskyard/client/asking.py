@@ -1,0 +1,363 @@
+"""What a client asks, and what it makes of the answers: conversations that know no line.
+
+A conversation is a generator: it yields a query, is sent the reply, and returns what its caller
+wanted to know. Who leads it waits in a way of its own: `Client` blocks, `AsyncClient` awaits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import Future as AnyFuture
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from taskyard.client.campaign.submitting import encode_text
+from taskyard.client.futures import value_of
+from taskyard.core.events import Scope, Unknown
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import shown
+from taskyard.errors import Refused, TaskFailed, TimedOut, UserError
+from taskyard.wire import dwork_peer as peer
+from taskyard.wire.dwork_peer import Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from taskyard.client.courier import Courier
+    from taskyard.core.tasks import Submission
+
+_T = TypeVar("_T")
+
+#: What is asked for waits at the broker for at most this long, and is asked again.
+WAIT_NS: Final = 20 * SECOND_NS
+
+#: How long after its time the answer may be on its way that waited at the broker until then.
+GRACE_SECONDS: Final = 1.0
+
+#: Tasks in one page of a listing.
+PAGE: Final = 1000
+
+#: Names in one request: the longest ones still fit a message.
+NAMES_A_REQUEST: Final = 20_000
+
+#: A task as the broker describes it.
+View = dict[str, Any]
+
+
+class Ends(NamedTuple):
+    """When who waits has waited long enough, by the monotonic clock, and what was asked for."""
+
+    at: float
+    timeout: float
+
+    @classmethod
+    def after(cls, timeout: float | None) -> Ends | None:
+        return None if timeout is None else cls(time.monotonic() + timeout, timeout)
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self.at - time.monotonic())
+
+
+class Query(NamedTuple):
+    """A request, and how long somebody waits for its answer."""
+
+    build: Callable[[int], bytes]
+    #: How long the answer may take because it waits for something.
+    wait_ns: int = 0
+    ends: Ends | None = None
+    grace_seconds: float = 0.0
+    #: What is waited for, in an error's words.
+    what: str = ""
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The seconds in which an answer that is given in time is here; None: it may take ever."""
+        return None if self.ends is None else self.ends.seconds_left + self.grace_seconds
+
+    def timed_out(self) -> TimedOut:
+        seconds = 0.0 if self.ends is None else self.ends.timeout
+        about = self.what and f"{self.what}: "
+        return TimedOut(f"{about}the broker did not answer within {seconds:g} s")
+
+
+#: What is asked, in turn with the replies, until it is known.
+Conversation = Generator[Query, Reply, _T]
+
+
+def converse(conversation: Conversation[_T], answered: Callable[[Query], Reply]) -> _T:
+    """Lead a conversation; `answered` has the answer to each query."""
+    try:
+        query = next(conversation)
+        while True:
+            query = conversation.send(answered(query))
+    except StopIteration as end:
+        known: _T = end.value
+        return known
+
+
+def wait_for_answer(courier: Courier, query: Query) -> Reply:
+    """Ask a broker, and wait until it has answered."""
+    answer: AnyFuture[Reply] = AnyFuture()
+    courier.ask(query.build, answer, query.wait_ns)
+    try:
+        return answer.result(query.seconds_left)
+    except TimeoutError:
+        courier.take_back(answer)
+        raise query.timed_out() from None
+
+
+def _asked(query: Query) -> Conversation[Reply]:
+    """One query. Raises what its answer refuses."""
+    reply = yield query
+    if reply.kind == peer.ERROR:
+        raise Refused(reply.reason or "the broker could not understand the request")
+    return reply
+
+
+def _document(
+    kind: int, name: str | None = None, timeout: float | None = None
+) -> Conversation[Any]:
+    """All about a task, or about everything, as JSON."""
+    encoded = None if name is None else encode_text(name)
+    build = partial(peer.ask, kind=kind, name=encoded)
+    reply = yield from _asked(Query(build, ends=Ends.after(timeout), what=name or ""))
+    return _found(reply, name or "").document()
+
+
+# Looking.
+
+
+def status(timeout: float | None = None) -> Conversation[dict[str, Any]]:
+    return dict((yield from _document(peer.STATS, timeout=timeout)))
+
+
+def workers(timeout: float | None = None) -> Conversation[list[dict[str, Any]]]:
+    return list((yield from _document(peer.WORKERS, timeout=timeout)))
+
+
+def show(name: str, timeout: float | None = None) -> Conversation[View]:
+    return dict((yield from _document(peer.SHOW, name, timeout)))
+
+
+def explain(name: str, timeout: float | None = None) -> Conversation[dict[str, Any]]:
+    return dict((yield from _document(peer.EXPLAIN, name, timeout)))
+
+
+def why(name: str, timeout: float | None = None) -> Conversation[str]:
+    return str((yield from explain(name, timeout))["sentence"])
+
+
+def state_and_why(name: str, timeout: float) -> Conversation[tuple[str, str]]:
+    """Both within one time."""
+    ends = Ends(time.monotonic() + timeout, timeout)
+    view = yield from show(name, timeout)
+    sentence = yield from why(name, ends.seconds_left)
+    return view["state"], sentence
+
+
+def page(
+    scope: Scope, match: str = "", cursor: int = 0, ends: Ends | None = None
+) -> Conversation[tuple[list[View], int]]:
+    """Some tasks of a scope, and where the next page begins: 0 after the last."""
+    build = partial(peer.listing, scope=scope, match=encode_text(match), cursor=cursor, count=PAGE)
+    reply = yield from _asked(Query(build, ends=ends))
+    return reply.document(), reply.cursor
+
+
+def _all_pages(scope: Scope, ends: Ends | None = None) -> Conversation[list[View]]:
+    found, cursor = yield from page(scope, ends=ends)
+    while cursor:
+        more, cursor = yield from page(scope, cursor=cursor, ends=ends)
+        found += more
+    return found
+
+
+def known(names: Sequence[str]) -> Conversation[dict[str, View]]:
+    """All about those of these tasks that there are."""
+    found: dict[str, View] = {}
+    for first in range(0, len(names), PAGE):
+        some = yield from _all_pages(scope_of(names[first : first + PAGE]))
+        found |= {view["name"]: view for view in some}
+    return found
+
+
+def views(names: Sequence[str]) -> Conversation[dict[str, View]]:
+    found = yield from known(names)
+    unknown = [name for name in names if name not in found]
+    if unknown:
+        more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+        raise UserError(_unknown(unknown[0] + more))
+    return found
+
+
+def services_of(names: Sequence[str]) -> Conversation[dict[str, bytes]]:
+    """The services of tasks, by name. Raises `UserError` if one of them is not known."""
+    found = yield from views(names)
+    return {name: found[name]["service"].encode() for name in names}
+
+
+def services_in(campaign: str) -> Conversation[dict[str, bytes]]:
+    """The same of all tasks of a campaign."""
+    found = yield from _all_pages(scope_of(campaign=campaign))
+    return {view["name"]: view["service"].encode() for view in found}
+
+
+def counts_of(campaign: str, timeout: float | None = None) -> Conversation[dict[str, int]]:
+    """How many tasks of a campaign are in each state. The broker counts the latest campaigns only;
+    of an older one the tasks are."""
+    ends = Ends.after(timeout)
+    told = yield from status(timeout)
+    for one in told["campaigns"]:
+        if one["name"] == campaign:
+            return dict(one["counts"])
+    counts = dict.fromkeys(told["counts"], 0)
+    for view in (yield from _all_pages(scope_of(campaign=campaign), ends)):
+        counts[view["state"]] += 1
+    return counts
+
+
+def result(name: str) -> Conversation[Any]:
+    view = yield from show(name)
+    return value_of(view["service"].encode(), (yield from result_bytes(name)))
+
+
+def result_bytes(name: str) -> Conversation[bytes]:
+    reply = yield from _asked(Query(partial(peer.results, names=[encode_text(name)])))
+    if not reply.names:
+        raise UserError(_unknown(name))
+    (ended,), (text,) = reply.states, reply.texts
+    if ended is TaskState.DONE:
+        return text
+    reason = f": {shown(text)}" if text else ""
+    raise TaskFailed(f"task {name} has no result, it is {ended.name}{reason}")
+
+
+def output(name: str) -> Conversation[bytes]:
+    build = partial(peer.ask, kind=peer.OUTPUT, name=encode_text(name))
+    reply = yield from _asked(Query(build))
+    (printed,) = _found(reply, name).outputs
+    return printed
+
+
+# Acting.
+
+
+def create(submission: Submission, unknown: Unknown) -> Conversation[int]:
+    build = partial(peer.create, submission=submission, unknown=unknown)
+    reply = yield from _asked(Query(build))
+    if reply.kind == peer.EXIT:
+        raise Refused("the broker is leaving and takes no more tasks; start it again")
+    return reply.count
+
+
+def act(
+    kind: int, names: Iterable[str] | None, scope: dict[str, Any], timeout: float | None
+) -> Conversation[int]:
+    """Cancel or retry tasks. Returns how many."""
+    ends, total = Ends.after(timeout), 0
+    for some in [None] if names is None else _portions(list(names)):
+        build = partial(peer.act, kind=kind, scope=scope_of(some, **scope))
+        reply = yield from _asked(Query(build, ends=ends, what="the tasks"))
+        total += reply.count
+    return total
+
+
+def drain(worker: str | None) -> Conversation[int]:
+    location = None if worker is None else encode_text(worker)
+    reply = yield from _asked(Query(partial(peer.ask, kind=peer.DRAIN, location=location)))
+    return reply.count
+
+
+def sign_of_life() -> Conversation[None]:
+    """Answered when all that was submitted before is acknowledged."""
+    yield from _asked(Query(partial(peer.ask, kind=peer.OK)))
+
+
+# Waiting.
+
+
+def wait_campaign(campaign: str, timeout: float | None) -> Conversation[None]:
+    ends, what = Ends.after(timeout), f"campaign {campaign}"
+    _, left = yield from _settled(None, encode_text(campaign), ends, what)
+    if left and ends is not None:
+        raise TimedOut(f"{what} is not settled after {ends.timeout:g} s")
+
+
+def wait_names(names: Sequence[str], timeout: float | None) -> Conversation[dict[str, TaskState]]:
+    encoded = [*dict.fromkeys(map(encode_text, names))]
+    ends, what = Ends.after(timeout), f"{len(names)} tasks"
+    states: dict[str, TaskState] = {}
+    left = 0
+    for some in _portions(encoded):
+        settled, missing = yield from _settled(some, None, ends, what)
+        states |= settled
+        left += missing
+    if left and ends is not None:
+        raise TimedOut(f"{what}: {left} not settled after {ends.timeout:g} s")
+    return states
+
+
+def _settled(
+    names: list[bytes] | None, campaign: bytes | None, ends: Ends | None, what: str
+) -> Conversation[tuple[dict[str, TaskState], int]]:
+    """Ask again and again: an answer waits at the broker for a while only. Returns what is
+    settled, and how many are not when the time is over."""
+    states: dict[str, TaskState] = {}
+    while True:
+        reply = yield from _asked(_watch(names, campaign, ends, what))
+        states.update(zip(map(shown, reply.names), reply.states, strict=True))
+        if not reply.count or (ends is not None and not ends.seconds_left):
+            return states, reply.count
+        if names is not None:
+            settled = set(reply.names)
+            names = [name for name in names if name not in settled]
+
+
+def _watch(
+    names: list[bytes] | None, campaign: bytes | None, ends: Ends | None, what: str
+) -> Query:
+    wait_ns = WAIT_NS
+    if ends is not None:
+        wait_ns = min(wait_ns, int(ends.seconds_left * SECOND_NS))
+    build = partial(peer.watch, names=names, campaign=campaign, wait_ns=wait_ns)
+    return Query(build, wait_ns, ends, GRACE_SECONDS, what)
+
+
+# What they share.
+
+
+def scope_of(
+    names: Iterable[str] | None = None,
+    *,
+    campaign: str | None = None,
+    service: str | None = None,
+    lane: str | None = None,
+    states: Sequence[TaskState] | None = None,
+) -> Scope:
+    """Which tasks are meant: names, or all that fit everything that is given."""
+    return Scope(
+        names=None if names is None else tuple(encode_text(name) for name in names),
+        campaign=None if campaign is None else encode_text(campaign),
+        service=None if service is None else encode_text(service),
+        lane=None if lane is None else encode_text(lane),
+        states=None if states is None else tuple(states),
+    )
+
+
+def _portions(names: list[_T]) -> Iterator[list[_T]]:
+    """Names that fit a request each; of none, one empty portion: it is asked for all the same."""
+    for first in range(0, max(1, len(names)), NAMES_A_REQUEST):
+        yield names[first : first + NAMES_A_REQUEST]
+
+
+def _found(reply: Reply, name: str) -> Reply:
+    if reply.kind == peer.NOT_FOUND:
+        raise UserError(_unknown(name))
+    return reply
+
+
+def _unknown(name: str) -> str:
+    return f"no task is called {name}; `taskyard list` shows those that there are"

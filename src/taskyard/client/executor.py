@@ -1,0 +1,463 @@
+"""The executor: `concurrent.futures.Executor` over a broker, for any function that can be pickled.
+
+Owns what a caller of the standard's interface sees, and settles its futures: what the client says
+of a task becomes a value or an exception here, in a thread of its own, so that a callback may use
+the executor. Without a broker it has a household: a broker and workers that end with it.
+
+A task that is leased counts as running: it can't be cancelled any more. Unpickles what its own
+tasks returned, so the broker and its workers have to be trusted.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import logging
+import os
+import secrets
+import sys
+import threading
+import time
+import weakref
+from concurrent.futures import BrokenExecutor
+from concurrent.futures import Future as AnyFuture
+from functools import partial
+from itertools import count, islice
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+
+from taskyard.client.campaign.submitting import encode_text
+from taskyard.client.client import TIMEOUT_SECONDS, Client
+from taskyard.client.household import Household, Staff
+from taskyard.client.origins import Origins
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Terms
+from taskyard.errors import TaskFailed, TaskyardError, UserError
+from taskyard.wire import pickled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+logger = logging.getLogger("taskyard.executor")
+
+#: What can still be called off: no worker has it.
+WAITING: Final = (TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY)
+_WAITING_NAMES: Final = tuple(state.name.lower() for state in WAITING)
+
+#: A broker of its own answers by then, however busy the machine: if it dies, that is told at once.
+ANSWER_SECONDS: Final = 60.0
+
+#: When the interpreter ends, what was submitted to somebody else's broker is delivered for so long.
+FAREWELL_SECONDS: Final = 5.0
+
+#: Tasks are named for their functions; a longer name says no more.
+_NAME_CHARACTERS_MAX: Final = 40
+
+
+class ExecutorBroken(TaskyardError, BrokenExecutor):
+    """The processes of an executor's own have ended, and what they held is lost."""
+
+
+class CallFuture(AnyFuture[_T]):
+    """What will become of a call."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        super().__init__()
+        self._engine = engine
+        self._name = name
+        self._claiming = threading.Lock()
+        self._is_claimed = False
+
+    @property
+    def name(self) -> str:
+        """The name of its task."""
+        return self._name
+
+    @property
+    def state(self) -> str:
+        """Where the task is: blocked, delayed, ready, leased, done, failed or cancelled."""
+        client = self._engine.client
+        return str(client.show(self._name, client.timeout)["state"])
+
+    def why(self) -> str:
+        """What the task waits for, or how it ended, in a sentence."""
+        client = self._engine.client
+        return client.why(self._name, client.timeout)
+
+    def running(self) -> bool:
+        """Whether a worker has it, as far as the broker knows."""
+        if self.done():
+            return False
+        try:
+            return self.state == TaskState.LEASED.name.lower()
+        except TaskyardError:
+            return False
+
+    def cancel(self) -> bool:
+        """Call it off if no worker has it yet. True if it will not be done."""
+        if not self.done() and self._engine.withdraw([self._name]):
+            self.settle_cancelled()
+        return self.cancelled()
+
+    # For the engine. Whoever comes first settles it; nothing is raised for those who come later.
+
+    def settle_result(self, value: _T) -> None:
+        if self._claim():
+            self.set_result(value)
+
+    def settle_exception(self, error: BaseException) -> None:
+        if self._claim():
+            self.set_exception(error)
+
+    def settle_cancelled(self) -> None:
+        if self._claim():
+            super().cancel()
+            self.set_running_or_notify_cancel()
+
+    def _claim(self) -> bool:
+        with self._claiming:
+            is_first, self._is_claimed = not self._is_claimed, True
+        return is_first
+
+
+class Engine:
+    """The client, the household if there is one, and the thread that settles futures. Does not know
+    the executor, which may be forgotten while calls are under way."""
+
+    def __init__(self, service: str, household: Staff | None, client: Client | None) -> None:
+        self._prefix = secrets.token_hex(5)
+        self.campaign = f"executor-{self._prefix}"
+        self._terms = Terms(campaign=encode_text(self.campaign), service=encode_text(service))
+        self._numbers = count(1)
+        self._origins = Origins()
+        self._client = client
+        #: There is a client, or there never will be.
+        self._is_connected = threading.Event()
+        #: Guards all that follows.
+        self._changing = threading.RLock()
+        self._is_stopping = False
+        self._broken = ""
+        self._pending: dict[str, CallFuture[Any]] = {}
+        #: Calls that came before there was a client, with their payloads; None: there is one.
+        self._early: list[tuple[CallFuture[Any], bytes]] | None = []
+        #: Calls whose tasks are settled; None: look whether there is more to do.
+        self._arrived: SimpleQueue[tuple[CallFuture[Any], AnyFuture[Any]] | None] = SimpleQueue()
+        self._settler = threading.Thread(
+            target=self._settle_all, name="taskyard-executor", daemon=True
+        )
+        self._household = None if household is None else Household(household, self._be_broken)
+        _engines.add(self)
+        self._settler.start()
+
+    @property
+    def client(self) -> Client:
+        """Waits for it: the broker of a household takes a moment to start."""
+        self._is_connected.wait()
+        if self._client is None:
+            raise ExecutorBroken(f"the executor is broken: {self._broken}; make another")
+        return self._client
+
+    # For callers.
+
+    def submit(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        named: Callable[..., Any] | None = None,
+    ) -> CallFuture[Any]:
+        """Send a call; its task is called after `named`, or after the function itself."""
+        name = f"{_name_of(named or function)}-{self._prefix}-{next(self._numbers)}"
+        future: CallFuture[Any] = CallFuture(self, name)
+        with self._changing:
+            self._check_open()
+            self._pending[name] = future
+        try:
+            call = pickled.pickle_call(function, args, kwargs)
+            payload = pickled.encode(call, self._origins.of(call))
+        except UserError as error:  # as the standard has it: who asks for the result is told
+            self._settle(future, partial(future.settle_exception, error))
+            return future
+        if not self._keeps(future, payload):
+            self._send(self.client, future, payload)
+        return future
+
+    def _keeps(self, future: CallFuture[Any], payload: bytes) -> bool:
+        """Whether it is sent later, because there is no client yet."""
+        with self._changing:
+            if self._early is not None:
+                self._early.append((future, payload))
+            return self._early is not None
+
+    def _send(self, client: Client, future: CallFuture[Any], payload: bytes) -> None:
+        try:
+            task = client.submit_encoded(future.name, payload, self._terms)
+        except TaskyardError as error:
+            self._settle(future, partial(future.settle_exception, error))
+        else:
+            task.add_done_callback(lambda settled: self._arrived.put((future, settled)))
+
+    def _check_open(self) -> None:
+        if self._broken:
+            raise ExecutorBroken(f"the executor is broken: {self._broken}; make another")
+        if self._is_stopping:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        if _is_exiting:
+            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    def withdraw(self, names: Sequence[str]) -> int:
+        """Call off those that no worker has. Returns how many."""
+        client = self.client
+        try:
+            states = {name: view["state"] for name, view in self._views(names).items()}
+            waiting = [name for name in names if states.get(name) in _WAITING_NAMES]
+            if not waiting:
+                return 0
+            return client.cancel(waiting, states=WAITING, timeout=client.timeout)
+        except TaskyardError as error:  # then they go on, and who asked is told so
+            logger.warning("could not cancel %d call(s): %s", len(names), error)
+            return 0
+
+    def _views(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        if len(names) > 1:
+            return self.client.known(names)
+        return {names[0]: self.client.show(names[0], self.client.timeout)}
+
+    def stop(self, *, cancel_pending: bool = False) -> None:
+        """Take no more calls, and end when those that were taken are settled."""
+        with self._changing:
+            self._is_stopping = True
+            cancel_pending = cancel_pending and bool(self._pending)
+        if cancel_pending:
+            try:
+                client = self.client
+                client.cancel(campaign=self.campaign, states=WAITING, timeout=client.timeout)
+            except TaskyardError as error:
+                logger.warning("could not cancel the calls that wait: %s", error)
+        self._arrived.put(None)
+
+    def join(self) -> None:
+        if threading.current_thread() is not self._settler:
+            self._settler.join()
+
+    def leave(self) -> None:
+        """The interpreter ends. Calls that are in our own hands are finished, as the standard has
+        it; what somebody else's broker was given goes on without us."""
+        self.stop()
+        if self._household is not None:
+            self.join()
+        elif self._client is not None:
+            self._client.close(FAREWELL_SECONDS)
+
+    # The thread.
+
+    def _settle_all(self) -> None:
+        try:
+            self._connect()
+            while not self._is_over():
+                arrived = self._arrived.get()
+                if arrived is not None:
+                    self._settle_task(*arrived)
+        finally:
+            self._close()
+
+    def _connect(self) -> None:
+        """Find the household's broker, and send it what came meanwhile."""
+        try:
+            if self._client is None and self._household is not None:
+                self._client = Client(self._household.endpoint(), timeout=ANSWER_SECONDS)
+        except Exception as error:  # noqa: BLE001  # it is whoever waits for a call's to see
+            self._be_broken(str(error))
+        with self._changing:
+            early, self._early = self._early or [], None
+            if self._client is not None:
+                for call in early:
+                    self._send(self._client, *call)
+        self._is_connected.set()  # only now: who asks for a call that came early finds it
+
+    def _is_over(self) -> bool:
+        with self._changing:
+            return (self._is_stopping or bool(self._broken)) and not self._pending
+
+    def _close(self) -> None:
+        _engines.discard(self)
+        if self._client is not None:
+            self._client.close(0 if self._broken else None)
+        if self._household is not None:
+            self._household.stop()
+
+    def _settle_task(self, future: CallFuture[Any], task: AnyFuture[Any]) -> None:
+        if task.cancelled():
+            self._settle(future, future.settle_cancelled)
+            return
+        value, error = self._outcome(future.name, task)
+        if error is None:
+            self._settle(future, partial(future.settle_result, value))
+        else:
+            self._settle(future, partial(future.settle_exception, error))
+
+    def _settle(self, future: CallFuture[Any], settle: Callable[[], None]) -> None:
+        """Until its callbacks have run it is pending."""
+        try:
+            settle()
+        except BaseException:
+            logger.exception("a callback of call %s raised", future.name)
+        finally:
+            self._forget(future.name)
+
+    def _forget(self, name: str) -> None:
+        with self._changing:
+            self._pending.pop(name, None)
+        if self._is_stopping:  # it may have been the last one
+            self._arrived.put(None)
+
+    def _outcome(self, name: str, task: AnyFuture[Any]) -> tuple[Any, BaseException | None]:
+        error = task.exception()
+        if error is None:
+            try:
+                return pickled.unpickle(task.result()), None
+            except Exception as unpickling:  # noqa: BLE001  # a class of a user's may raise anything
+                text = f"the result of {name} can't be unpickled here: {unpickling!r}"
+                return None, TaskFailed(text).with_traceback(unpickling.__traceback__)
+        if not isinstance(error, TaskFailed):
+            return None, error
+        return None, self._raised(name, error)
+
+    def _raised(self, name: str, error: TaskFailed) -> BaseException:
+        """What the function raised; where that did not come along, how its task failed."""
+        try:
+            raised, traceback = pickled.decode_exception(self.client.output(name))
+        except TaskyardError:
+            return error
+        if raised is None and traceback:
+            error.__cause__ = pickled.RemoteTraceback(traceback)
+        return error if raised is None else raised
+
+    def _be_broken(self, why: str) -> None:
+        """Called by the household: whoever waits must not wait for the thread, which may wait for
+        the broker itself."""
+        self._broken = self._broken or why
+        with self._changing:
+            pending = [*self._pending.values()]
+        for future in pending:
+            error = ExecutorBroken(f"call {future.name} is lost with its executor: {why}")
+            self._settle(future, partial(future.settle_exception, error))
+        self._arrived.put(None)
+
+
+class Executor(concurrent.futures.Executor):
+    """Calls functions in other processes, as `concurrent.futures.ProcessPoolExecutor` does: in
+    those of a broker's workers that allow pickled calls, or in some of its own."""
+
+    def __init__(  # noqa: PLR0913  # all but the first are named
+        self,
+        broker: str | None = None,
+        *,
+        state: str | Path | None = None,
+        workers: int | None = None,
+        slots: int | None = None,
+        service: str = pickled.PICKLE.decode(),
+        timeout: float = TIMEOUT_SECONDS,
+    ) -> None:
+        """Work for a broker, by its endpoint or its state directory; raises `NoBroker` if it does
+        not answer within `timeout` seconds. With neither it starts a broker of its own, and
+        `workers` processes (1) that do `slots` calls at once each (one a core); all of them end
+        with it.
+
+        Calls are of that `service`: a worker has to offer it, and to allow pickled calls.
+        """
+        _refuse_while_imported()
+        # What a worker returns names the script by the name under which it runs it.
+        sys.modules.setdefault(pickled.MAIN_NAME, sys.modules["__main__"])
+        if broker is None and state is None:
+            staff = Staff(_positive("workers", workers, 1), _positive("slots", slots), service)
+            self._max_workers = staff.workers * staff.slots
+            engine = Engine(service, staff, None)
+        elif workers is not None or slots is not None:
+            raise UserError("workers and slots are of an executor that starts its own broker")
+        else:
+            engine = Engine(service, None, Client(broker, state=state, timeout=timeout))
+        self._engine = engine
+        # Forgotten without a shutdown, it ends when its calls are done.
+        weakref.finalize(self, engine.stop).atexit = False
+
+    def submit(
+        self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
+    ) -> CallFuture[_T]:
+        """Have a function called. What can't be pickled is told by the future."""
+        return self._engine.submit(fn, args, kwargs)
+
+    def map(
+        self,
+        fn: Callable[..., _T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+    ) -> Iterator[_T]:
+        """The values of a function for many arguments, in their order; `chunksize` of them are one
+        task. Raises `TimeoutError` if they are not there in time."""
+        if chunksize < 1:
+            raise ValueError("chunksize must be >= 1.")
+        ends = None if timeout is None else time.monotonic() + timeout
+        rows = zip(*iterables, strict=False)
+        chunks = iter(lambda: [*islice(rows, chunksize)], [])
+        engine = self._engine
+        futures = [engine.submit(pickled.call_each, (fn, chunk), {}, fn) for chunk in chunks]
+        return self._values(futures, ends)
+
+    def _values(self, futures: list[CallFuture[list[_T]]], ends: float | None) -> Iterator[_T]:
+        futures.reverse()
+        try:
+            while futures:
+                left = None if ends is None else ends - time.monotonic()
+                values = futures[-1].result(left)
+                futures.pop()  # so that nothing keeps a value that was handed over
+                yield from values
+        finally:
+            if futures:
+                self._engine.withdraw([future.name for future in futures])
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002  # the standard's
+        """Take no more calls. With `wait`, return when all are settled and all processes ended."""
+        self._engine.stop(cancel_pending=cancel_futures)
+        if wait:
+            self._engine.join()
+
+
+#: Those that are not closed.
+_engines: set[Engine] = set()
+_is_exiting = False
+
+
+def _leave_all() -> None:
+    global _is_exiting  # noqa: PLW0603  # there is one interpreter
+    _is_exiting = True
+    for engine in [*_engines]:
+        engine.leave()
+
+
+atexit.register(_leave_all)
+
+
+def _refuse_while_imported() -> None:
+    if os.environ.get(pickled.IMPORTING_VARIABLE):
+        raise RuntimeError(
+            "the script makes an Executor when a worker imports it to find its functions; put what "
+            'only the program itself should do under `if __name__ == "__main__":`'
+        )
+
+
+def _positive(what: str, given: int | None, usual: int | None = None) -> int:
+    number = given if given is not None else usual or os.cpu_count() or 1
+    if number < 1:
+        raise ValueError(f"{what} must be at least 1, not {number}")
+    return number
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    name = getattr(function, "__name__", None) or type(function).__name__
+    return str(name)[:_NAME_CHARACTERS_MAX]

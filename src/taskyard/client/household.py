@@ -1,0 +1,178 @@
+"""A broker and workers of an executor's own: processes that nobody else uses, and that end with it.
+
+Their stdin is a pipe from here: when this process ends, however it ends, they end too. What they
+keep is in memory, and in a temporary directory for the socket. A worker that dies is started again,
+under its own name, so that what it held is done again at once; if the broker dies, everything is
+lost, and whoever owns the household is told.
+
+They are started as commands: nothing of the broker or the worker is imported here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from taskyard.errors import NoBroker
+from taskyard.net import endpoints
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+#: Not with the current directory in front: a user's `json.py` must not become ours.
+_TASKYARD: Final = ("-P", "-m", "taskyard.cli")
+
+_BROKER: Final = "broker"
+
+#: What was told to end has ended by then, or is killed.
+END_SECONDS: Final = 5.0
+
+#: A worker that dies so often in a row, each time within so many seconds, would do so for ever.
+DEATHS_MAX: Final = 5
+STEADY_SECONDS: Final = 10.0
+
+#: And is started again after so long.
+RESTART_SECONDS: Final = 0.2
+
+
+class Staff(Struct, frozen=True):
+    """The workers to start."""
+
+    workers: int
+    slots: int
+    service: str
+
+
+class Household:
+    """Starts everything when made, and does not wait for it."""
+
+    def __init__(self, staff: Staff, on_broken: Callable[[str], None]) -> None:
+        self._staff = staff
+        self._on_broken = on_broken
+        self._stopping = threading.Event()
+        self._changing = threading.Lock()
+        self.state = Path(tempfile.mkdtemp(prefix="taskyard-"))
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._threads: list[threading.Thread] = []
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self) -> None:
+        self._open(_BROKER)
+        names = [f"worker-{number}" for number in range(1, self._staff.workers + 1)]
+        for name in names:
+            self._open(name)
+        self._have_kept(_BROKER, self._keep_broker)
+        for name in names:
+            self._have_kept(name, self._keep_worker)
+
+    def _have_kept(self, name: str, keep: Callable[[str], None]) -> None:
+        told = f"taskyard keeper of {name}"
+        thread = threading.Thread(target=keep, args=(name,), name=told, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def endpoint(self) -> str:
+        """Where the broker listens; waits until it does. Raises NoBroker if it can't be started."""
+        said = self._processes[_BROKER].stdout
+        assert said is not None  # noqa: S101 - it is a pipe
+        if not said.readline():
+            raise NoBroker("a broker of its own can't be started; see what it printed")
+        return endpoints.native(self.state)
+
+    def pids(self) -> list[int]:
+        """The broker's first."""
+        return [process.pid for process in self._processes.values()]
+
+    def stop(self) -> None:
+        """End everything at once, and wait until it has ended."""
+        with self._changing:
+            self._stopping.set()
+        for process in reversed(self._processes.values()):
+            _hang_up(process)
+        for process in self._processes.values():
+            _await_end(process)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+        shutil.rmtree(self.state, ignore_errors=True)
+
+    # Keeping.
+
+    def _keep_broker(self, name: str) -> None:
+        status = self._processes[name].wait()
+        if not self._stopping.is_set():
+            self._on_broken(f"its broker ended, with exit status {status}, and all it held is lost")
+
+    def _keep_worker(self, name: str) -> None:
+        deaths = 0
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            status = self._processes[name].wait()
+            if self._stopping.is_set():
+                return
+            deaths = 1 if time.monotonic() - began > STEADY_SECONDS else deaths + 1
+            if deaths == DEATHS_MAX:
+                self._on_broken(f"its worker ended {deaths} times, last with exit status {status}")
+                return
+            if not self._stopping.wait(RESTART_SECONDS):
+                self._open(name)
+
+    def _open(self, name: str) -> None:
+        with self._changing:
+            if self._stopping.is_set():
+                return
+            if name in self._processes:
+                _hang_up(self._processes[name])
+            is_broker = name == _BROKER
+            self._processes[name] = subprocess.Popen(
+                [sys.executable, *_TASKYARD, *self._arguments(name)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE if is_broker else subprocess.DEVNULL,
+                # A group of its own: Ctrl-C is this process's to answer.
+                process_group=0,
+                # The settings around us are meant for other brokers; a worker does its tasks here.
+                cwd=self.state if is_broker else None,
+                env=_without_settings() if is_broker else None,
+            )
+
+    def _arguments(self, name: str) -> Sequence[str]:
+        common = ("--state", str(self.state), "--until-eof", "--quiet")
+        if name == _BROKER:
+            return ("broker", "--memory", *common)
+        staff = self._staff
+        more = ("--name", name, "--slots", str(staff.slots))
+        return ("worker", *common, *more, "--service", staff.service, "--allow-pickle")
+
+
+def _without_settings() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("TASKYARD_")}
+
+
+def _hang_up(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        with suppress(OSError):
+            process.stdin.close()
+
+
+def _await_end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

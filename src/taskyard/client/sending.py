@@ -1,0 +1,204 @@
+"""What a caller wants done becomes tasks on their way, and futures of them.
+
+Shared by `Client` and `AsyncClient`, which differ in the futures that they make. It checks and
+encodes; what is sent when is the courier's business.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from taskyard.client.campaign.submitting import encode_text, to_submission
+from taskyard.client.campaign.tasks import check
+from taskyard.client.courier import Parcel
+from taskyard.client.futures import TaskFuture
+from taskyard.core.events import Unknown
+from taskyard.core.tasks import Terms
+from taskyard.errors import UserError
+from taskyard.wire import work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from taskyard.client.courier import Courier
+    from taskyard.client.futures import Promise
+    from taskyard.core.tasks import Submission
+
+_F = TypeVar("_F", bound="Promise")
+
+#: Tasks that are watched together: their names fit one message.
+_WATCHED_TOGETHER: Final = 1000
+
+
+class Sender(Generic[_F]):
+    """Hands tasks to a courier. `make` gives the future of a task: by its name and service."""
+
+    def __init__(self, courier: Courier, make: Callable[[bytes, bytes], _F]) -> None:
+        self._courier = courier
+        self._make = make
+        #: Names that nobody else will make.
+        self._prefix = secrets.token_hex(5)
+        self._count = count(1)
+        #: Terms that are used again and again: by service and campaign.
+        self._terms: dict[tuple[bytes, bytes], Terms] = {}
+
+    def submit(  # noqa: PLR0913  # one a key
+        self,
+        what: Sequence[str] | str | bytes,
+        name: str | None,
+        campaign: str,
+        arguments: tuple[Sequence[Any] | None, Mapping[str, Any] | None],
+        options: dict[str, Any],
+        *,
+        wait_for_unknown: bool = False,
+    ) -> _F:
+        """Send one task: an argv, a "module:function" with its arguments, or bytes."""
+        _check_work(what, arguments)
+        task = f"{campaign or 'task'}-{self._prefix}-{next(self._count)}" if name is None else name
+        if not options and not wait_for_unknown:
+            return self._submit_plain(task, what, encode_text(campaign), arguments)
+        raw = {"name": task, **_work(what, *arguments), **options}
+        if "after" in options:
+            raw["after"] = _names(options["after"])
+        unknown = Unknown.WAIT if wait_for_unknown else Unknown.REFUSE
+        submission = to_submission([check(raw)], encode_text(campaign), time.time_ns())
+        future = self._make(submission.names[0], submission.terms_of(0).service)
+        self._send(submission, 0, unknown, future)
+        return future
+
+    def _submit_plain(
+        self,
+        name: str,
+        what: Sequence[str] | str | bytes,
+        campaign: bytes,
+        arguments: tuple[Sequence[Any] | None, Mapping[str, Any] | None],
+    ) -> _F:
+        """A task with nothing special: the quick way for loops of many."""
+        if not name:
+            raise UserError("a task's name must not be empty")
+        service, payload = _encode(what, *arguments)
+        terms = self._terms.get((service, campaign))
+        if terms is None:
+            terms = Terms(campaign=campaign, service=service)
+            self._terms[(service, campaign)] = terms
+        encoded = encode_text(name)
+        future = self._make(encoded, service)
+        self._courier.send(Parcel(encoded, payload, terms, b"", (), Unknown.REFUSE, future))
+        return future
+
+    def submit_each(
+        self,
+        what: str | Callable[[Any], Sequence[str]],
+        items: Iterable[Any],
+        campaign: str,
+        options: dict[str, Any],
+    ) -> Iterator[_F]:
+        """Send a task an item, when its future is asked for."""
+        for item in items:
+            if callable(what):
+                yield self.submit(what(item), None, campaign, (None, None), options)
+            else:
+                yield self.submit(what, None, campaign, ([item], None), options)
+
+    def submit_all(
+        self, submission: Submission, unknown: Unknown, *, watch: bool = True
+    ) -> Iterator[_F | None]:
+        """Send a task a row, when its future is asked for; without `watch` there is none."""
+        for index, name in enumerate(submission.names):
+            future = self._make(name, submission.terms_of(index).service) if watch else None
+            self._send(submission, index, unknown, future)
+            yield future
+
+    def _send(
+        self, submission: Submission, index: int, unknown: Unknown, future: _F | None
+    ) -> None:
+        name, payload = submission.names[index], submission.payload_of(index)
+        lane = submission.lanes[index] if submission.lanes else b""
+        after = tuple(submission.after[index]) if submission.after else ()
+        terms = submission.terms_of(index)
+        self._courier.send(Parcel(name, payload, terms, lane, after, unknown, future))
+
+    def submit_encoded(  # noqa: PLR0913  # one a key
+        self,
+        name: str,
+        payload: bytes,
+        terms: Terms,
+        lane: str,
+        after: Sequence[str],
+        *,
+        wait_for_unknown: bool,
+        watch: bool,
+    ) -> _F:
+        """Send a task that is encoded already."""
+        encoded = encode_text(name)
+        future = self._make(encoded, b"")
+        before = tuple([encode_text(one) for one in after])
+        unknown = Unknown.WAIT if wait_for_unknown else Unknown.REFUSE
+        fixed = (encoded, payload, terms, encode_text(lane), before, unknown)
+        self._courier.send(Parcel(*fixed, future, watch))
+        return future
+
+    def watch(self, services: Mapping[str, bytes]) -> dict[str, _F]:
+        """Futures of tasks that were submitted before, by whomever: by their names."""
+        made = {name: self._make(encode_text(name), service) for name, service in services.items()}
+        names = list(made)
+        for first in range(0, len(names), _WATCHED_TOGETHER):
+            some = names[first : first + _WATCHED_TOGETHER]
+            self._courier.watch({encode_text(name): made[name] for name in some})
+        return made
+
+
+def _check_work(what: object, arguments: tuple[object, object]) -> None:
+    """What is no work at all is best told where it was written."""
+    if any(arguments) and not isinstance(what, str):
+        raise UserError("args and kwargs go with a function, given as 'module:function'")
+    if callable(what):
+        raise UserError(
+            f"{what!r} can't be sent: give a function by its import path, 'module:function', that "
+            "a worker allows"
+        )
+    if isinstance(what, str) and (":" not in what or " " in what):
+        raise UserError(
+            f"{what!r} names no function: write 'module:function', or a list for a command, such "
+            "as ['echo', 'hi']"
+        )
+
+
+def _names(after: object) -> object:
+    """Futures may stand for the names of their tasks."""
+    if isinstance(after, list | tuple):
+        return [_name(one) for one in after]
+    return [after.name] if isinstance(after, TaskFuture) else after
+
+
+def _name(one: object) -> object:
+    return one.name if isinstance(one, TaskFuture) else one
+
+
+def _encode(
+    what: Sequence[str] | str | bytes,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+) -> tuple[bytes, bytes]:
+    """The service and the payload of a task with nothing special."""
+    if isinstance(what, str):
+        return work.CALL, work.encode_call(what, args or (), kwargs)
+    if isinstance(what, bytes):
+        return b"default", what
+    return work.EXEC, work.encode_command(what)
+
+
+def _work(
+    what: Sequence[str] | str | bytes,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """The same as keys of a task."""
+    if isinstance(what, str):
+        return {"call": what, "args": args, "kwargs": kwargs}
+    if isinstance(what, bytes):
+        return {"payload": what}
+    return {"argv": list(what)}

@@ -1,0 +1,407 @@
+"""A ping-pong worker of ours: says READY, does jobs one after the other, pings all the while.
+
+Owns the dialogue with one broker over one connection. READY is said only with empty hands. A broker
+that is not heard is given up when there is nothing to do: the socket is closed and another opened.
+With a job in hand it is waited for; but if the connection was renewed meanwhile, which the broker's
+count of our pings betrays by beginning anew, the job is another worker's now, so it is ended and
+nothing is said of it.
+
+Gets its sockets, hands and clock as arguments.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Final, Protocol
+
+from msgspec import Struct
+
+from taskyard.core.events import Outcome
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.tasks import shown
+from taskyard.net import sockets
+from taskyard.net.clock import SystemClock
+from taskyard.net.leash import Leash
+from taskyard.net.poller import Poller
+from taskyard.net.signals import Signals
+from taskyard.wire.ping_pong_words import (
+    DISCONNECT,
+    ERROR,
+    EXIT,
+    FRAMES,
+    FRAMES_MAX,
+    NO_RESULTS,
+    PING,
+    PONG,
+    READY,
+    is_count,
+)
+from taskyard.worker.jobs import Done, Job
+from taskyard.worker.serve import name_of_this_process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from taskyard.net.sockets import Wire
+    from taskyard.worker.running import Runner
+
+logger = logging.getLogger("taskyard.worker")
+
+#: A worker that can't start a process says READY again after so long: it would get the same job.
+REFUSED_NS: Final = SECOND_NS
+
+#: How long to wait for a broker that does not answer a goodbye.
+FAREWELL_NS: Final = SECOND_NS
+
+#: How soon to try again to send what could not be sent.
+RESEND_NS: Final = SECOND_NS // 10
+
+
+class Settings(Struct, frozen=True):
+    """The dialect's constants, on the worker's side."""
+
+    ping_ns: int = SECOND_NS
+    #: BROKER_TIMEOUT, and N_TIMEOUTS of them in a row.
+    broker_timeout_ns: int = SECOND_NS
+    timeouts: int = 3
+    #: What jobs are taken for where they are documents: see `wire.work`.
+    service: bytes = b"default"
+
+    @property
+    def silence_ns(self) -> int:
+        return self.broker_timeout_ns * self.timeouts
+
+
+class Carrier(Protocol):
+    """What carries the frames."""
+
+    def receive(self) -> list[bytes] | None: ...
+
+    def send(self, frames: Sequence[bytes]) -> bool: ...
+
+
+class Plug(Protocol):
+    """Opens sockets to the broker, and closes them."""
+
+    def open(self) -> Carrier: ...
+
+    def close(self, carrier: Carrier) -> None: ...
+
+
+class Hands(Protocol):
+    """Who does the work: the runner, or one that feeds a program."""
+
+    def start(self, job: Job) -> None: ...
+
+    def stop(self, name: bytes, attempt: int) -> None: ...
+
+    def turn(self) -> list[Done]: ...
+
+    def wake_at_ns(self) -> int | None: ...
+
+
+class Clock(Protocol):
+    def monotonic_ns(self) -> int: ...
+
+
+class Loop:
+    """One worker, one broker, one job at a time."""
+
+    def __init__(self, settings: Settings, plug: Plug, hands: Hands, clock: Clock) -> None:
+        self._settings = settings
+        self._plug = plug
+        self._hands = hands
+        self._clock = clock
+        #: Jobs in hand; more than one only from a broker that does not keep to the dialogue.
+        self._held: list[Job] = []
+        self._jobs = 0
+        #: Messages that could not be sent yet.
+        self._unsent: list[list[bytes]] = []
+        #: Of this socket: pings sent, and the broker's own count of them when it said one last.
+        self._pings = self._counted = 0
+        #: Answers that the broker owes us.
+        self._owed = 0
+        self._ping_due_ns = 0
+        #: The broker has answered READY; until then it is said instead of PING.
+        self._is_enlisted = False
+        #: When to say READY again after having left; 0: it was said.
+        self._ready_at_ns = 0
+        #: When to stop waiting for an answer to the goodbye; 0: it was not said.
+        self._farewell_ns = 0
+        #: The broker was heard on some socket.
+        self.answered = False
+        #: No more jobs: it ends when it has none.
+        self.leaving = False
+        #: It was told to exit, or has said goodbye.
+        self.gone = False
+        #: When the broker was heard, and since when that is awaited on this socket.
+        self._heard_ns = self._awaited_ns = clock.monotonic_ns()
+        self._wire = plug.open()
+        self._say_ready()
+
+    @property
+    def is_working(self) -> bool:
+        return bool(self._held)
+
+    def silent_ns(self) -> int:
+        """How long nothing was heard."""
+        return self._clock.monotonic_ns() - self._heard_ns
+
+    def leave(self) -> None:
+        """Take no more jobs, and go when what is in hand is done."""
+        self.leaving = True
+
+    def abandon(self) -> None:
+        """End what is in hand: the goodbye gives it back."""
+        for job in self._held:
+            self._hands.stop(*job.key)
+        self._held.clear()
+
+    def turn(self) -> None:
+        """Once around: never waits."""
+        while not self.gone and (frames := self._wire.receive()) is not None:
+            self._hear(frames)
+        for done in self._hands.turn():
+            if done.job in self._held:
+                self._held.remove(done.job)
+                self._report(done)
+        if self.gone:
+            return
+        self._send_unsent()
+        if self.leaving and not self._held:
+            self._say_goodbye()
+        else:
+            self._show_life()
+            self._give_up_silent_broker()
+
+    def wake_at_ns(self) -> int:
+        """When the next turn is due though nothing arrives."""
+        times = [self._farewell_ns or self._ready_at_ns or self._ping_due_ns]
+        if not self._held:
+            times.append(self._awaited_ns + self._settings.silence_ns)
+        if self._unsent:
+            times.append(self._clock.monotonic_ns() + RESEND_NS)
+        hands_ns = self._hands.wake_at_ns()
+        return min(times if hands_ns is None else [*times, hands_ns])
+
+    # What the broker says.
+
+    def _hear(self, frames: list[bytes]) -> None:
+        if not FRAMES <= len(frames) <= FRAMES_MAX or frames[0]:
+            return  # no message of this dialect
+        self._heard_ns = self._awaited_ns = self._clock.monotonic_ns()
+        self.answered = True
+        word = frames[1]
+        if word == PONG:
+            self._owed -= 1
+            if len(frames) == FRAMES:
+                self._is_enlisted = True
+            elif is_count(frames[2]):
+                self._compare(int(frames[2]))
+        elif word == EXIT:
+            self.abandon()
+            self.gone = True
+        elif len(frames) == FRAMES and not self.leaving:
+            self._take(word)
+
+    def _compare(self, count: int) -> None:
+        """A count that does not go on is another connection's: to the broker we are a newcomer,
+        and who may be at another job gets none until it says READY."""
+        is_renewed = count <= self._counted
+        self._counted = count
+        if not is_renewed or self._ready_at_ns or self.leaving:
+            return
+        if self._held:
+            logger.warning("the connection to the broker was renewed: its job is another's now")
+            self.abandon()
+        self._say_ready()
+
+    def _take(self, payload: bytes) -> None:
+        self._is_enlisted = True
+        self._jobs += 1
+        job = Job(b"ping-pong-%d" % self._jobs, 1, self._settings.service, payload)
+        self._held.append(job)
+        self._hands.start(job)
+
+    # What the broker is told.
+
+    def _report(self, done: Done) -> None:
+        """A failure is no result: it has a word of its own. A job that this machine can't begin is
+        for others, and a goodbye gives it back."""
+        if done.outcome is Outcome.REFUSED:
+            self._rest(done)
+        elif done.outcome is not Outcome.DONE:
+            self._send(ERROR, done.text)
+        elif done.text in NO_RESULTS:
+            self._send(ERROR, b"its result is %s, a word of the dialogue" % done.text)
+        else:
+            self._send(done.text)
+
+    def _rest(self, done: Done) -> None:
+        logger.warning("a job goes back: %s", shown(done.text))
+        self._send(DISCONNECT)
+        self._counted = 0
+        self._ready_at_ns = self._clock.monotonic_ns() + REFUSED_NS
+
+    def _say_ready(self) -> None:
+        self._ready_at_ns = 0
+        self._is_enlisted = False
+        self._owed += 1
+        self._send(READY)
+        self._ping_due_ns = self._clock.monotonic_ns() + self._settings.ping_ns
+
+    def _ping(self) -> None:
+        self._pings += 1
+        self._owed += 1
+        # One that can't be sent is not missed.
+        self._wire.send([b"", PING, b"%d" % self._pings])
+        self._ping_due_ns = self._clock.monotonic_ns() + self._settings.ping_ns
+
+    def _show_life(self) -> None:
+        now_ns = self._clock.monotonic_ns()
+        if now_ns < (self._ready_at_ns or self._ping_due_ns):
+            return
+        if self._ready_at_ns or not (self._is_enlisted or self._held):
+            self._say_ready()
+        else:
+            self._ping()
+
+    def _give_up_silent_broker(self) -> None:
+        now_ns = self._clock.monotonic_ns()
+        if self._held or now_ns - self._awaited_ns < self._settings.silence_ns:
+            return
+        self._plug.close(self._wire)
+        self._wire = self._plug.open()
+        self._awaited_ns = now_ns
+        self._unsent.clear()
+        self._pings = self._counted = self._owed = 0
+        self._say_ready()
+
+    def _say_goodbye(self) -> None:
+        """Nobody answers a goodbye, and what a closed socket had not sent is lost: so it is
+        followed by a ping, and the answer to that shows that both have arrived."""
+        now_ns = self._clock.monotonic_ns()
+        if not self._farewell_ns:
+            self._farewell_ns = now_ns + FAREWELL_NS
+            self._send(DISCONNECT)
+            self._ping()
+        elif self._owed <= 0 or now_ns >= self._farewell_ns:
+            self.gone = True
+
+    def _send(self, *words: bytes) -> None:
+        self._unsent.append([b"", *words])
+        self._send_unsent()
+
+    def _send_unsent(self) -> None:
+        while self._unsent and self._wire.send(self._unsent[0]):
+            del self._unsent[0]
+
+
+class _Sockets:
+    """Keeps `Plug`, and has them watched."""
+
+    def __init__(self, endpoint: str, poller: Poller) -> None:
+        self._endpoint = endpoint
+        self._poller = poller
+        self._wires: list[Wire] = []
+
+    def open(self) -> Wire:
+        wire = sockets.connect(self._endpoint)
+        self._wires.append(wire)
+        self._poller.add(wire)
+        return wire
+
+    def close(self, carrier: Carrier) -> None:
+        for wire in [one for one in self._wires if one is carrier]:
+            self._wires.remove(wire)
+            self._poller.remove(wire)
+            wire.close()
+
+    def close_all(self) -> None:
+        for wire in [*self._wires]:
+            self.close(wire)
+
+
+def serve(  # noqa: PLR0913  # the last ones are named
+    endpoint: str,
+    hire: Callable[[Clock], Runner],
+    say: Callable[[str], None],
+    *,
+    slots: int = 1,
+    settings: Settings | None = None,
+    until_eof: bool = False,
+) -> None:
+    """Work for a broker until told to stop, or to exit: `slots` workers, each with a connection and
+    hands of its own, which `hire` gets. `say` is told what a user should know.
+
+    With `until_eof` the end of stdin ends it at once, with what runs: its owner was killed.
+    """
+    with ExitStack() as stack:
+        clock, poller = SystemClock(), Poller()
+        signals = stack.enter_context(Signals())
+        plug = _Sockets(endpoint, poller)
+        stack.callback(plug.close_all)
+        crew = Crew(endpoint, say)
+        poller.add(signals.fileno())
+        for _ in range(slots):
+            hands = stack.enter_context(closing(hire(clock)))
+            for descriptor in hands.filenos():
+                poller.add(descriptor)
+            crew.loops.append(Loop(settings or Settings(), plug, hands, clock))
+        leash = Leash() if until_eof else None
+        if leash is not None:
+            poller.add(leash.fileno())
+        while loops := crew.at_post():
+            wake_at_ns = min(loop.wake_at_ns() for loop in loops)
+            ready = poller.wait(max(0, wake_at_ns - clock.monotonic_ns()))
+            if leash is not None and leash.fileno() in ready and leash.has_ended():
+                return
+            if signals.fileno() in ready:
+                for _ in signals.taken():
+                    crew.leave()
+            for loop in loops:
+                loop.turn()
+            crew.watch_broker()
+
+
+class Crew:
+    """The loops of one process, and what is said of them."""
+
+    def __init__(self, endpoint: str, say: Callable[[str], None]) -> None:
+        self.loops: list[Loop] = []
+        self._endpoint = endpoint
+        self._say = say
+        self._name = shown(name_of_this_process())
+        #: What was said last of the broker: it is there, it is not; None: nothing yet.
+        self._is_there: bool | None = None
+
+    def at_post(self) -> list[Loop]:
+        return [loop for loop in self.loops if not loop.gone]
+
+    def leave(self) -> None:
+        """Go when what runs is done; asked again, end that and give it back."""
+        loops = self.at_post()
+        if all(loop.leaving for loop in loops):
+            for loop in loops:
+                loop.abandon()
+            return
+        for loop in loops:
+            loop.leave()
+        working = sum(loop.is_working for loop in loops)
+        if working:
+            what = "its job is" if working == 1 else f"its {working} jobs are"
+            self._say(f"worker {self._name} leaves when {what} done; once more ends what runs")
+
+    def watch_broker(self) -> None:
+        """Say once that the broker is not there, and once that it is."""
+        missed_ns = Settings().broker_timeout_ns * 2
+        is_there = any(one.answered and one.silent_ns() <= missed_ns for one in self.loops)
+        is_missed = all(one.silent_ns() > missed_ns for one in self.loops)
+        if is_there is self._is_there or (not is_there and not is_missed):
+            return
+        if is_there:
+            self._say(f"worker {self._name} works for the broker at {self._endpoint}")
+        else:
+            self._say(f"no broker answers at {self._endpoint}; worker {self._name} waits for one")
+        self._is_there = is_there

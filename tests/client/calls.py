@@ -1,0 +1,100 @@
+"""Functions that the tests of the executor have called in other processes: it imports little."""
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from taskyard import Executor
+
+
+class Odd(Exception):
+    """With an argument that it keeps under a name of its own."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class OneWay(Exception):
+    """Can be pickled, and can't be unpickled."""
+
+    def __init__(self, _first: int, _second: int) -> None:
+        super().__init__("one way")
+
+
+def sorted_pairs(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], list[tuple[str, Any]]]:
+    return args, sorted(kwargs.items())
+
+
+def refuse_odd(number: int) -> int:
+    if number % 2:
+        raise Odd(number)
+    return number
+
+
+def raise_this(error: BaseException) -> NoReturn:
+    raise error
+
+
+def raise_one_way() -> NoReturn:
+    raise OneWay(1, 2)
+
+
+def raise_large() -> NoReturn:
+    raise ValueError("x" * 200_000)
+
+
+def give_function() -> Any:
+    return lambda: None
+
+
+def task_and_process(_number: int) -> tuple[str, int]:
+    return os.environ["TASKYARD_TASK"], os.getpid()
+
+
+def read(fifo: str) -> str:
+    """Waits until somebody writes."""
+    return Path(fifo).read_text()
+
+
+def write(fifo: str) -> str:
+    """Waits until somebody reads."""
+    Path(fifo).write_text("met")
+    return "met"
+
+
+def begin_and_read(begun: str, fifo: str) -> str:
+    """Tells that it has begun, then waits."""
+    with Path(begun).open("a") as file:
+        file.write("x")
+    return read(fifo)
+
+
+def crash() -> None:
+    os._exit(7)
+
+
+def fault() -> None:
+    ctypes.string_at(0)
+
+
+def size(content: bytes) -> int:
+    return len(content)
+
+
+def make(bytes_count: int) -> bytes:
+    return bytes(bytes_count)
+
+
+def print_and_double(number: int) -> int:
+    sys.stdout.write("doubling\n")
+    sys.stderr.write("here\n")
+    return 2 * number
+
+
+def sum_elsewhere(numbers: list[int]) -> int:
+    """With an executor of its own."""
+    with Executor(slots=1) as executor:
+        return executor.submit(sum, numbers).result()

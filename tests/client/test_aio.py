@@ -1,0 +1,700 @@
+"""The client for asyncio: the same as `Client`, awaited; and what `asyncio` itself does to it."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import contextvars
+import inspect
+import threading
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskyard.client import aio, courier
+from taskyard.client.aio import AsyncClient, AsyncFuture
+from taskyard.client.campaign.submitting import to_submission
+from taskyard.client.campaign.tasks import check
+from taskyard.client.campaigns import AsyncCampaign, Campaign
+from taskyard.client.client import Client, scope_of
+from taskyard.client.futures import Future, as_completed
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Submission, Terms
+from taskyard.errors import (
+    ClientClosed,
+    NoBroker,
+    Refused,
+    TaskBlocked,
+    TaskFailed,
+    TimedOut,
+    UserError,
+)
+from tests.cli.yard import Yard, running
+from tests.client.test_courier import Q, Stage
+from tests.kit.processes import PATIENCE_SECONDS, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+    from pathlib import Path
+
+    Story = Callable[[AsyncClient], Coroutine[Any, Any, None]]
+
+#: A service that no worker offers: its tasks wait.
+NOBODY = "nobody"
+
+
+@pytest.fixture(scope="module")
+def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
+    with running(tmp_path_factory.mktemp("yard") / "state", worker=False) as running_yard:
+        yield running_yard.start_worker("--allow", "operator", "--allow", "builtins")
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    played = Stage(tmp_path / "broker.sock")
+    with contextlib.closing(played.wire):
+        yield played
+
+
+def play(yard: Yard, story: Story) -> None:
+    """What happens with a client, from beginning to end."""
+
+    async def all_of_it() -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS), AsyncClient(state=yard.state) as client:
+            await story(client)
+
+    asyncio.run(all_of_it())
+
+
+@asynccontextmanager
+async def welcomed(stage: Stage) -> AsyncIterator[AsyncClient]:
+    """A client of a broker that the test plays, which has answered once."""
+    client = AsyncClient(stage.wire.endpoint)
+    status = asyncio.create_task(client.status())
+    stage.say(await heard(stage), Q.Stats, document=b"{}")
+    await status
+    try:
+        yield client
+    finally:
+        await client.close(0)
+
+
+async def heard(stage: Stage) -> Q:
+    """What is asked next. The broker is played in another thread, so that the loop goes on."""
+    return await asyncio.to_thread(stage.hear)
+
+
+async def acknowledged(stage: Stage, count: int) -> dict[str, Q]:
+    """Take so many tasks, in however many requests they come. Returns that of each."""
+    taken: dict[str, Q] = {}
+    while len(taken) < count:
+        asked = await heard(stage)
+        stage.say(asked, Q.OK)
+        taken |= {name.decode(): asked for name in asked.batch.name}
+    return taken
+
+
+# The same names.
+
+
+def names_of(kind: type) -> list[str]:
+    return sorted(name for name in dir(kind) if not name.startswith("_"))
+
+
+def parameters_of(kind: type, name: str) -> list[tuple[Any, ...]] | None:
+    member = inspect.getattr_static(kind, name)
+    if not callable(member):
+        return None
+    parameters = inspect.signature(member).parameters.values()
+    return [(one.name, one.kind, one.default, one.annotation) for one in parameters]
+
+
+@pytest.mark.parametrize("pair", [(Client, AsyncClient), (Campaign, AsyncCampaign)])
+def test_names_and_parameters_are_those_of_the_blocking_one(pair: tuple[type, type]) -> None:
+    blocking, awaited = pair
+    assert names_of(blocking) == names_of(awaited)
+    for name in [*names_of(blocking), "__init__"]:
+        if name != "__init__" or blocking is Client:
+            assert parameters_of(blocking, name) == parameters_of(awaited, name), name
+
+
+def test_future_has_the_names_of_a_blocking_one() -> None:
+    own = [name for name in vars(Future) if not name.startswith("_")]
+    standard = ["name", "done", "cancelled", "result", "exception", "add_done_callback"]
+    assert [name for name in own + standard if not hasattr(AsyncFuture, name)] == []
+
+
+# What becomes of tasks.
+
+
+def test_task_is_submitted_and_awaited(yard: Yard) -> None:
+    async def story(client: AsyncClient) -> None:
+        assert await client.submit(["echo", "hi"]) == "hi\n"
+        assert await client.submit("operator:add", args=[20, 22]) == 42
+        named = client.submit("builtins:dict", kwargs={"a": [1, None]}, name="named", retries=1)
+        assert (named.name, await named) == ("named", {"a": [1, None]})
+        after = client.submit(["echo", "then"], after=[named])
+        assert await after == "then\n"
+
+    play(yard, story)
+
+
+def test_failure_is_raised_with_its_reason_as_often_as_it_is_awaited(yard: Yard) -> None:
+    async def story(client: AsyncClient) -> None:
+        future = client.submit(["sh", "-c", "echo why >&2; exit 3"], name="fails")
+        behind = client.submit(["true"], name="behind", after=["fails"])
+        for _ in range(2):
+            with pytest.raises(TaskFailed, match=r"^task fails failed: exit status 3: why$"):
+                await future
+        with pytest.raises(TaskBlocked):
+            await behind
+        assert isinstance(future.exception(), TaskFailed)
+        assert await future.state == "failed"
+        assert (await future.why()).startswith("it failed after 1 attempt: exit status 3: why")
+        assert repr(future) == "<AsyncFuture of task 'fails': failed>"
+
+    play(yard, story)
+
+
+def test_refused_task_is_found_inside_a_batch(yard: Yard) -> None:
+    async def story(client: AsyncClient) -> None:
+        await client.submit(["true"], name="taken")
+        futures = [client.submit(["echo", str(n)]) for n in range(100)]
+        with pytest.raises(Refused, match="task taken was refused"):
+            await client.submit(["false"], name="taken")
+        assert await asyncio.gather(*futures) == [f"{n}\n" for n in range(100)]
+        with pytest.raises(UserError, match="names no function"):
+            client.submit("echo hi")
+        with pytest.raises(UserError, match="go with a function"):
+            client.submit(["echo"], args=[1], retries=1)
+
+    play(yard, story)
+
+
+def test_cancelled_task_raises_what_a_blocking_future_raises(yard: Yard) -> None:
+    """And not asyncio's own, which would say that whoever awaits it was cancelled."""
+
+    async def story(client: AsyncClient) -> None:
+        future = client.submit(b"", service=NOBODY)
+        behind = client.submit(["true"], after=[future])
+        assert await future.cancel()
+        for one in (future, behind):
+            with pytest.raises(concurrent.futures.CancelledError, match="was cancelled"):
+                await one
+            with pytest.raises(concurrent.futures.CancelledError):
+                one.exception()
+        done = client.submit(["true"])
+        await done
+        assert not await done.cancel()
+        assert repr(future).endswith(": cancelled>")
+
+    play(yard, story)
+
+
+def test_future_is_asked_only_when_there_is_a_result(yard: Yard) -> None:
+    async def story(client: AsyncClient) -> None:
+        future = client.submit(b"", service=NOBODY)
+        for ask in (future.result, future.exception):
+            with pytest.raises(asyncio.InvalidStateError, match="is not settled yet"):
+                ask()
+        assert not future.done()
+        assert not future.cancelled()
+        await future.cancel()
+
+    play(yard, story)
+
+
+# With asyncio.
+
+
+def test_futures_go_with_what_asyncio_has_for_them(yard: Yard) -> None:
+    async def story(client: AsyncClient) -> None:
+        futures = await client.map("operator:neg", range(20))
+        assert await asyncio.gather(*futures) == [-n for n in range(20)]
+        assert sorted([await one for one in asyncio.as_completed(futures)]) == list(range(-19, 1))
+        assert await asyncio.wait_for(futures[3], 1) == -3
+        assert await asyncio.shield(futures[4]) == -4
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(twice(future)) for future in futures]
+        assert [task.result() for task in tasks] == [-2 * n for n in range(20)]
+
+    async def twice(future: AsyncFuture) -> Any:
+        return 2 * await future
+
+    play(yard, story)
+
+
+def test_wait_tells_which_are_settled(yard: Yard) -> None:
+    async def story(client: AsyncClient) -> None:
+        good, never = client.submit(["true"]), client.submit(b"", service=NOBODY)
+        bad = client.submit(["false"])
+        for when, settled in (("FIRST_COMPLETED", good), ("FIRST_EXCEPTION", bad)):
+            waiting: Any = {settled, never}  # it takes whatever has the callbacks of a future
+            done, pending = await asyncio.wait(waiting, return_when=when)
+            assert (done, pending) == ({settled}, {never})
+        assert (await asyncio.wait([never], timeout=0.01))[1] == {never}  # type: ignore[type-var]
+        await never.cancel()
+
+    play(yard, story)
+
+
+def test_timeout_of_who_waits_changes_nothing_for_the_task(yard: Yard) -> None:
+    async def story(client: AsyncClient) -> None:
+        future = client.submit(b"", service=NOBODY)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(future, 0.01)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await future
+        assert (future.done(), await future.state) == (False, "ready")
+        assert await future.cancel()
+
+    play(yard, story)
+
+
+def test_cancelled_waiter_leaves_the_task_and_the_other_waiters_alone(yard: Yard) -> None:
+    async def story(client: AsyncClient) -> None:
+        future = client.submit(b"", service=NOBODY)
+
+        async def awaits() -> None:
+            await future
+
+        first, second = asyncio.create_task(awaits()), asyncio.create_task(awaits())
+        together = asyncio.gather(future, asyncio.sleep(PATIENCE_SECONDS))
+        await asyncio.sleep(0)
+        assert first.cancel()
+        assert together.cancel()
+        assert isinstance((await asyncio.gather(first, return_exceptions=True))[0], BaseException)
+        assert first.cancelled()
+        assert (future.done(), second.done(), await future.state) == (False, False, "ready")
+        await future.cancel()
+        with pytest.raises(concurrent.futures.CancelledError):
+            await second
+        with pytest.raises(asyncio.CancelledError):
+            await together
+
+    play(yard, story)
+
+
+def test_callbacks_are_called_by_the_loop(yard: Yard) -> None:
+    called: list[tuple[AsyncFuture, str, int]] = []
+    mark: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="")
+
+    def note(future: AsyncFuture) -> None:
+        called.append((future, mark.get(), threading.get_ident()))
+
+    def unwanted(_future: AsyncFuture) -> None:
+        raise AssertionError
+
+    async def story(client: AsyncClient) -> None:
+        future = client.submit(["true"])
+        context = contextvars.copy_context()
+        context.run(mark.set, "mine")
+        future.add_done_callback(note)
+        future.add_done_callback(note, context=context)
+        future.add_done_callback(unwanted)
+        assert future.remove_done_callback(unwanted) == 1
+        assert future.remove_done_callback(unwanted) == 0
+        await future
+        future.add_done_callback(note)
+        await asyncio.sleep(0)
+        here = threading.get_ident()
+        assert called == [(future, "", here), (future, "mine", here), (future, "", here)]
+
+    play(yard, story)
+
+
+def counting(loop: asyncio.AbstractEventLoop, patch: pytest.MonkeyPatch) -> list[object]:
+    """How often another thread wakes the loop from here on."""
+    woken: list[object] = []
+    wake = loop.call_soon_threadsafe
+
+    def counted(callback: Any, *words: Any, context: Any = None) -> asyncio.Handle:
+        woken.append(callback)
+        return wake(callback, *words, context=context)
+
+    patch.setattr(loop, "call_soon_threadsafe", counted)
+    return woken
+
+
+def test_ten_thousand_futures_wake_the_loop_a_few_times(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(client: AsyncClient) -> None:
+        futures = [client.submit(b"", service=NOBODY) for _ in range(10_000)]
+        await client.status()  # all of them are taken
+        woken = counting(asyncio.get_running_loop(), monkeypatch)
+        assert await client.cancel(service=NOBODY) == 10_000
+        settled = await asyncio.gather(*futures, return_exceptions=True)
+        assert {type(one) for one in settled} == {concurrent.futures.CancelledError}
+        assert len(woken) < 200
+
+    play(yard, story)
+
+
+def test_what_arrives_while_the_loop_is_busy_wakes_it_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with welcomed(stage) as client:
+            held = [client.submit(b"", name=name) for name in ("a", "b", "c")]
+            taken = await acknowledged(stage, 3)
+            woken = counting(asyncio.get_running_loop(), monkeypatch)
+            for name, asked in taken.items():
+                stage.settle(asked, name, left=1)
+            until(lambda: len(landed(held[0])) == 3, "all three are there")  # the loop is busy
+            assert not any(future.done() for future in held)
+            await asyncio.gather(*held)
+            assert len(woken) == 1
+
+    asyncio.run(story())
+
+
+def test_what_came_first_counts(stage: Stage) -> None:
+    async def story() -> None:
+        async with welcomed(stage) as client:
+            future = client.submit(b"", name="a")
+            stage.settle((await acknowledged(stage, 1))["a"], "a", left=0)
+            until(lambda: landed(future), "the result is there")
+            future.set_exception(ClientClosed("closed a moment later"))
+            assert await future == b""
+            await asyncio.sleep(0)
+            assert future.exception() is None
+
+    asyncio.run(story())
+
+
+def landed(future: AsyncFuture) -> Any:
+    return future._landing._arrived  # noqa: SLF001
+
+
+# Looking and acting.
+
+
+def test_looks_are_awaited(yard: Yard) -> None:
+    async def story(client: AsyncClient) -> None:
+        future = client.submit(["sh", "-c", "echo out; echo err >&2"], name="seen")
+        await future
+        assert (await client.show("seen"))["state"] == "done"
+        assert (await client.status())["counts"]["done"] >= 1
+        assert await client.result("seen") == "out\n"
+        assert await client.result_bytes("seen") == b"out\n"
+        assert b"err" in await client.output("seen")
+        assert await client.why("seen") == (await client.explain("seen"))["sentence"]
+        assert list(await client.known(["seen", "no-such"])) == ["seen"]
+        assert (await client.views(["seen"]))["seen"]["attempt"] == 1
+        assert len(await client.workers()) == 1
+        assert await (await client.future("seen")) == "out\n"
+        with pytest.raises(UserError, match="no task is called no-such"):
+            await client.future("no-such")
+
+    play(yard, story)
+
+
+def test_tasks_come_page_by_page(yard: Yard) -> None:
+    async def story(client: AsyncClient) -> None:
+        names = [f"page-{n:04}".encode() for n in range(2_500)]
+        terms = Terms(campaign=b"pages", service=NOBODY.encode())
+        assert await client.create(Submission(names, [b""], [terms])) == 2_500
+        scope = scope_of(campaign="pages")
+        assert [one["name"].encode() async for one in client.tasks(scope)] == names
+        assert len([one async for one in client.tasks(match="page-249")]) == 10
+        assert await client.cancel(campaign="pages") == 2_500
+
+    play(yard, story)
+
+
+def test_waiting_for_names_and_campaigns(yard: Yard) -> None:
+    async def story(client: AsyncClient) -> None:
+        client.submit(["true"], name="w1", campaign="w")
+        client.submit(["false"], name="w2", campaign="w")
+        await client.wait_campaign("w", PATIENCE_SECONDS)
+        states = await client.wait_names(["w1", "w2"])
+        assert states == {"w1": TaskState.DONE, "w2": TaskState.FAILED}
+        assert await client.retry(["w2"]) == 1
+        client.submit(b"", name="w3", campaign="w", service=NOBODY)
+        with pytest.raises(TimedOut, match=r"1 not settled after 0.05 s"):
+            await client.wait_names(["w3"], 0.05)
+        await client.cancel(["w3"])
+
+    play(yard, story)
+
+
+def test_batches_are_submitted_as_columns(yard: Yard) -> None:
+    async def story(client: AsyncClient) -> None:
+        tasks = [check({"name": f"column-{n}", "argv": ["echo", str(n)]}) for n in range(3)]
+        futures = await client.submit_all(to_submission(tasks, b"columns", 0))
+        assert await asyncio.gather(*futures) == ["0\n", "1\n", "2\n"]
+        unwatched = to_submission([check({"name": "alone", "argv": ["true"]})], b"columns", 0)
+        assert await client.submit_all(unwatched, watch=False) == []
+        await client.wait_names(["alone"], PATIENCE_SECONDS)
+        terms = Terms(service=b"exec")
+        raw = client.submit_encoded("raw", b'{"argv":["printf","\\\\377"]}', terms)
+        assert await raw == b"\xff"
+        taken = client.submit_encoded("raw-2", b'{"argv":["true"]}', terms, watch=False)
+        assert await taken is None
+
+    play(yard, story)
+
+
+def test_as_completed_gives_futures_with_their_names(yard: Yard) -> None:
+    async def story(client: AsyncClient) -> None:
+        futures = [client.submit(["echo", name], name=f"ac-{name}") for name in "abc"]
+        twice = [*futures, futures[0]]
+        found = [(done.name, done.result()) async for done in as_completed(twice)]
+        assert sorted(found) == [("ac-a", "a\n"), ("ac-b", "b\n"), ("ac-c", "c\n")]
+        late = client.submit(b"", service=NOBODY)
+        settled = as_completed([late, futures[0]], 0.05)
+        assert await anext(settled) is futures[0]
+        with pytest.raises(TimeoutError):
+            await anext(settled)
+        await late.cancel()
+
+    play(yard, story)
+
+
+def test_as_completed_of_nothing_is_nothing_of_either_kind() -> None:
+    async def story() -> list[AsyncFuture]:
+        nothing: list[AsyncFuture] = []
+        return [done async for done in as_completed(nothing)]
+
+    assert asyncio.run(story()) == []
+    blocking: list[Future] = []
+    assert list(as_completed(blocking)) == []
+
+
+# The worst.
+
+
+def test_nobody_there_is_told_in_time(tmp_path: Path) -> None:
+    async def with_a_context() -> None:
+        async with AsyncClient(state=tmp_path / "state", timeout=0.2):
+            raise AssertionError
+
+    async def without() -> None:
+        client = AsyncClient(state=tmp_path / "state", timeout=0.2)
+        try:
+            await client.submit(["true"])
+        finally:
+            await client.close()
+
+    before = couriers()
+    for story in (with_a_context, without):
+        with pytest.raises(NoBroker, match=r"no broker answers at ipc://.*waited 0.2 s"):
+            asyncio.run(story())
+    until(lambda: couriers() <= before, "their threads end")
+
+
+def couriers() -> set[threading.Thread]:
+    return {one for one in threading.enumerate() if one.name == "taskyard-client"}
+
+
+def test_client_is_made_where_a_loop_runs(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        AsyncClient(state=tmp_path)
+
+
+def test_loop_goes_on_while_an_answer_does_not_come(stage: Stage) -> None:
+    async def story() -> None:
+        async with welcomed(stage) as client:
+            looking = asyncio.create_task(client.status(timeout=0.3))
+            turns = 0
+            while not looking.done():
+                turns += 1
+                await asyncio.sleep(0.01)
+            assert turns > 3
+            with pytest.raises(TimedOut, match=r"^the broker did not answer within 0.3 s$"):
+                await looking
+
+    asyncio.run(story())
+
+
+def test_question_of_who_waits_no_more_is_not_asked_again(stage: Stage) -> None:
+    async def story() -> None:
+        async with welcomed(stage) as client:
+            waiting = asyncio.create_task(client.wait_campaign("given-up"))
+            assert (await heard(stage)).scope.campaign == b"given-up"
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            looking = asyncio.create_task(client.show("given-up", timeout=0.05))
+            assert (await heard(stage)).type == Q.Show
+            with pytest.raises(TimedOut):
+                await looking
+            stage.process = 2  # whatever is open is sent again
+            status = asyncio.create_task(client.status())
+            asked = await heard(stage)
+            assert asked.type == Q.Stats
+            stage.say(asked, Q.Stats, document=b"{}")
+            await status
+            assert stage.is_quiet()
+
+    asyncio.run(story())
+
+
+def test_submitting_never_waits_however_full_the_outbox_is(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(courier, "OUTBOX_MAX", 0)
+
+    async def story() -> None:
+        async with welcomed(stage) as client:
+            assert len([client.submit(b"") for _ in range(5_000)]) == 5_000
+
+    asyncio.run(story())
+
+
+def test_map_goes_on_when_what_it_sent_is_acknowledged(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aio, "_TASKS_UNDER_WAY_MAX", 2)
+    taken = []
+
+    def items() -> Iterator[str]:
+        for number in range(4):
+            taken.append(number)
+            yield str(number)
+
+    async def story() -> None:
+        async with welcomed(stage) as client:
+            mapping = asyncio.create_task(client.map(lambda item: ["echo", item], items()))
+            first = await heard(stage)
+            assert (taken, mapping.done()) == ([0, 1], False)
+            stage.say(first, Q.OK)
+            await acknowledged(stage, 4 - len(first.batch.name))
+            assert taken == [0, 1, 2, 3]
+            hearing = asyncio.create_task(heard(stage))  # gives signs of life
+            assert len(await mapping) == 4
+            client.submit(b"")
+            await hearing
+
+    asyncio.run(story())
+
+
+def test_closed_client_settles_its_futures_and_takes_no_more(yard: Yard) -> None:
+    async def story() -> None:
+        client = AsyncClient(state=yard.state)
+        future = client.submit(b"", name="left", service=NOBODY)
+        await client.close()
+        with pytest.raises(ClientClosed):
+            await future
+        with pytest.raises(ClientClosed):
+            client.submit(["true"])
+        with pytest.raises(ClientClosed):
+            await client.status()
+        await client.close()
+
+    asyncio.run(story())
+    with Client(state=yard.state) as other:  # closing waited until it was taken
+        assert other.cancel(["left"]) == 1
+
+
+def test_closing_waits_for_acknowledgements_unless_it_is_cancelled(stage: Stage) -> None:
+    async def story() -> None:
+        async with welcomed(stage) as client:
+            client.submit(b"", name="a")
+            asked = await heard(stage)
+            began = time.monotonic()
+            await client.close(0.05)
+            closing = asyncio.create_task(client.close())
+            await asyncio.sleep(0.05)
+            assert not closing.done()
+            closing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+            assert time.monotonic() - began < PATIENCE_SECONDS / 2
+            stage.say(asked, Q.OK)
+            await client.close()
+
+    asyncio.run(story())
+
+
+def test_cancelled_context_does_not_wait_for_a_broker_that_is_gone(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aio, "HASTE_SECONDS", 0.05)
+
+    async def story() -> None:
+        client = AsyncClient(stage.wire.endpoint)
+
+        async def inside() -> None:
+            async with client:
+                client.submit(b"")
+                await asyncio.sleep(PATIENCE_SECONDS)
+
+        running_inside = asyncio.create_task(inside())
+        stage.say(await heard(stage), Q.Stats, document=b"{}")
+        asked = await heard(stage)
+        running_inside.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running_inside
+        stage.say(asked, Q.OK)
+        await client.close()
+
+    asyncio.run(story())
+
+
+def test_what_arrives_after_the_loop_was_closed_is_dropped(stage: Stage) -> None:
+    """Neither does the courier's thread stumble over it."""
+    kept: list[AsyncClient] = []
+    asked: list[Q] = []
+
+    async def story() -> None:
+        client = AsyncClient(stage.wire.endpoint)
+        kept.append(client)
+        client.submit(b"", name="a")
+        asked.append(await heard(stage))
+
+    asyncio.run(story())
+    stage.say(asked[0], Q.OK)
+    stage.settle(asked[0], "a", left=0)
+    kept[0]._courier.stop()  # noqa: SLF001
+
+
+def test_future_is_awaited_in_the_loop_of_its_client(yard: Yard) -> None:
+    async def story(client: AsyncClient) -> None:
+        future = client.submit(b"", service=NOBODY)
+
+        async def elsewhere() -> None:
+            await future
+
+        with pytest.raises(RuntimeError, match="attached to a different loop"):
+            await asyncio.to_thread(asyncio.run, elsewhere())
+        assert await future.cancel()
+
+    play(yard, story)
+
+
+def test_several_loops_have_a_client_each(yard: Yard) -> None:
+    async def negative(number: int) -> Any:
+        async with AsyncClient(state=yard.state) as client:
+            return await client.submit("operator:neg", args=[number])
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        results = pool.map(lambda number: asyncio.run(negative(number)), range(8))
+        assert list(results) == [-number for number in range(8)]
+
+
+def test_broker_killed_in_the_middle_loses_and_doubles_none(tmp_path: Path) -> None:
+    count = 5_000
+
+    async def story(yard: Yard) -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS), AsyncClient(state=yard.state) as client:
+            futures = [client.submit(b"", service=NOBODY) for _ in range(count // 2)]
+            await asyncio.sleep(0)
+            yard.kill_broker()
+            futures += [client.submit(b"", service=NOBODY) for _ in range(count // 2)]
+            status = asyncio.create_task(client.status())
+            await asyncio.to_thread(yard.start_broker)
+            counts = (await status)["counts"]
+            assert counts["ready"] == sum(counts.values()) == count
+            yard.kill_broker()
+            await asyncio.to_thread(yard.start_broker)
+            assert await client.cancel(service=NOBODY) == count
+            settled = await asyncio.gather(*futures, return_exceptions=True)
+            assert {type(one) for one in settled} == {concurrent.futures.CancelledError}
+
+    with running(tmp_path / "state", worker=False) as yard:
+        asyncio.run(story(yard))

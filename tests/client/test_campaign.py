@@ -1,0 +1,103 @@
+"""Campaigns as objects, of both clients."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskyard.client.aio import AsyncClient
+from taskyard.client.client import Client
+from taskyard.core import limits
+from taskyard.errors import TimedOut
+from tests.cli.yard import Yard, running
+from tests.kit.processes import PATIENCE_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: A service that no worker offers: its tasks wait.
+NOBODY = "nobody"
+
+
+@pytest.fixture(scope="module")
+def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
+    with running(tmp_path_factory.mktemp("yard") / "state") as running_yard:
+        yield running_yard
+
+
+@pytest.fixture
+def client(yard: Yard) -> Iterator[Client]:
+    with Client(state=yard.state) as connected:
+        yield connected
+
+
+def some(counts: dict[str, int]) -> dict[str, int]:
+    """Those states that somebody is in."""
+    assert len(counts) == 7
+    return {state: count for state, count in counts.items() if count}
+
+
+def test_campaign_is_what_was_submitted_with_its_name(client: Client) -> None:
+    campaign = client.campaign("thumbs")
+    assert some(campaign.status()) == {}
+    with pytest.raises(TimedOut, match=r"^campaign thumbs is not settled after 0.05 s$"):
+        campaign.wait(0.05)
+    client.submit(["echo", "a"], name="a", campaign="thumbs")
+    client.submit(["false"], name="b", campaign="thumbs")
+    client.submit(["true"], name="c", campaign="thumbs", after=["b"])
+    client.submit(["true"], name="of-another", campaign="other")
+    campaign.wait(PATIENCE_SECONDS)
+    assert some(campaign.status()) == {"done": 1, "failed": 1, "blocked": 1}
+    assert [task["name"] for task in campaign.tasks()] == ["a", "b", "c"]
+    assert [task["name"] for task in campaign.tasks("b")] == ["b"]
+    assert campaign.name == "thumbs"
+    assert repr(campaign) == f"<Campaign 'thumbs' of {client.broker}>"
+    first = campaign.futures()[0]
+    assert (first.name, first.result(PATIENCE_SECONDS)) == ("a", "a\n")
+    assert campaign.retry() == 1
+    campaign.wait(PATIENCE_SECONDS)
+
+
+def test_campaign_is_cancelled_as_a_whole(client: Client) -> None:
+    campaign = client.campaign("waits")
+    client.map(lambda item: ["echo", item], "abc", campaign="waits", service=NOBODY)
+    with pytest.raises(TimedOut, match=r"^campaign waits is not settled after 0.05 s$"):
+        campaign.wait(0.05)
+    futures = campaign.futures()
+    assert campaign.cancel() == 3
+    assert some(campaign.status()) == {"cancelled": 3}
+    for future in futures:
+        with pytest.raises(CancelledError):
+            future.result(PATIENCE_SECONDS)
+
+
+def test_campaign_that_the_broker_counts_no_more_is_counted_here(client: Client) -> None:
+    client.submit(b"", campaign="old", service=NOBODY)
+    rows = limits.STATS_ROWS_MAX
+    for number in range(rows):
+        client.submit(b"", campaign=f"newer-{number}", service=NOBODY)
+    told = client.status()["campaigns"]
+    assert len(told) == rows
+    assert "old" not in [one["name"] for one in told]
+    assert some(client.campaign("old").status()) == {"ready": 1}
+    assert client.cancel(service=NOBODY) == rows + 1
+
+
+def test_campaign_is_awaited_the_same_way(yard: Yard) -> None:
+    async def story() -> None:
+        async with AsyncClient(state=yard.state) as client:
+            campaign = client.campaign("awaited")
+            await client.map(lambda item: ["echo", item], "abc", campaign="awaited")
+            await campaign.wait(PATIENCE_SECONDS)
+            assert some(await campaign.status()) == {"done": 3}
+            names = [task["name"] async for task in campaign.tasks()]
+            futures = await campaign.futures()
+            assert [future.name for future in futures] == names
+            assert await asyncio.gather(*futures) == ["a\n", "b\n", "c\n"]
+            assert (await campaign.retry(), await campaign.cancel()) == (0, 0)
+            assert repr(campaign) == f"<AsyncCampaign 'awaited' of {client.broker}>"
+
+    asyncio.run(story())

@@ -1,0 +1,646 @@
+"""The executor keeps the promises of `concurrent.futures`, over real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import gc
+import os
+import pickle
+import signal
+import threading
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION, as_completed, wait
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import taskyard
+from taskyard import Executor, ExecutorBroken, NoBroker, TaskFailed
+from taskyard.client.executor import CallFuture
+from taskyard.errors import UserError
+from taskyard.wire.pickled import RemoteTraceback
+from tests.client import calls
+from tests.kit.processes import PATIENCE_SECONDS, Broker, Worker, is_alive, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+AnyFuture = concurrent.futures.Future[Any]
+
+#: Between two looks at the clock that a test makes itself.
+SOON = 0.05
+
+
+@pytest.fixture(scope="module")
+def executor() -> Iterator[Executor]:
+    """With room for two calls at once."""
+    with Executor(slots=2) as shared:
+        yield shared
+
+
+@contextmanager
+def an_executor() -> Iterator[Executor]:
+    """With room for one call. If the test fails, nobody waits for the calls that are under way."""
+    with Executor(slots=1) as own:
+        try:
+            yield own
+        except BaseException:
+            own._engine._be_broken("the test failed")  # noqa: SLF001
+            raise
+
+
+class Gate:
+    """Calls that have begun, and wait until the gate is opened, once for each."""
+
+    def __init__(self, directory: Path) -> None:
+        self._begun = directory / "begun"
+        self._fifo = directory / "gate"
+        os.mkfifo(self._fifo)
+        self._begun.touch()
+
+    def submit(self, executor: Executor) -> CallFuture[str]:
+        """Returns when it has begun."""
+        before = self.begun
+        future = self.submit_later(executor)
+        until(lambda: self.begun > before)
+        return future
+
+    def submit_later(self, executor: Executor) -> CallFuture[str]:
+        return executor.submit(calls.begin_and_read, str(self._begun), str(self._fifo))
+
+    @property
+    def begun(self) -> int:
+        return len(self._begun.read_text())
+
+    def open(self) -> None:
+        self._fifo.write_text("open")
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)
+
+
+def value(future: AnyFuture) -> Any:
+    return future.result(PATIENCE_SECONDS)
+
+
+def error_of(future: AnyFuture) -> BaseException:
+    error = future.exception(PATIENCE_SECONDS)
+    assert error is not None
+    return error
+
+
+def children() -> list[int]:
+    """The processes of this one."""
+    threads = Path("/proc/self/task").iterdir()
+    found = []
+    for thread in threads:
+        with suppress(OSError):
+            found += [int(one) for one in (thread / "children").read_text().split()]
+    return found
+
+
+# Calls.
+
+
+def test_it_is_an_executor_and_its_futures_are_futures(executor: Executor) -> None:
+    assert isinstance(executor, concurrent.futures.Executor)
+    assert isinstance(executor.submit(pow, 2, 3), concurrent.futures.Future)
+
+
+def test_arguments_of_any_name_arrive(executor: Executor) -> None:
+    future = executor.submit(calls.sorted_pairs, 1, "b", fn=2, self=3, timeout=4)
+    assert value(future) == ((1, "b"), [("fn", 2), ("self", 3), ("timeout", 4)])
+
+
+def test_call_runs_in_another_process(executor: Executor) -> None:
+    assert value(executor.submit(os.getpid)) != os.getpid()
+
+
+def test_future_knows_its_task(executor: Executor) -> None:
+    future = executor.submit(pow, 2, 3)
+    assert future.name.startswith("pow-")
+    assert value(future) == 8
+    assert future.state == "done"
+    assert "done" in future.why().lower()
+
+
+def test_two_calls_run_at_once(executor: Executor, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    both = [executor.submit(calls.write, str(fifo)), executor.submit(calls.read, str(fifo))]
+    assert [value(future) for future in both] == ["met", "met"]
+
+
+def test_large_arguments_and_results_pass(executor: Executor) -> None:
+    content = os.urandom(5 << 20)
+    assert value(executor.submit(calls.size, content)) == len(content)
+    assert value(executor.submit(calls.make, 5 << 20)) == bytes(5 << 20)
+
+
+def test_what_is_over_the_limit_is_told_and_ends_only_that_call(executor: Executor) -> None:
+    assert "at most 16,777,216 are taken" in str(
+        error_of(executor.submit(calls.size, bytes(17 << 20)))
+    )
+    too_large = error_of(executor.submit(calls.make, 17 << 20))
+    assert isinstance(too_large, TaskFailed)
+    assert "write it to a file and return the file's name" in str(too_large)
+    assert value(executor.submit(pow, 2, 3)) == 8
+
+
+def test_task_of_a_call_starts_another_executor(executor: Executor) -> None:
+    assert value(executor.submit(calls.sum_elsewhere, [1, 2, 3])) == 6
+
+
+def test_what_a_call_prints_does_not_disturb_it(executor: Executor) -> None:
+    assert value(executor.submit(calls.print_and_double, 4)) == 8
+
+
+# Exceptions.
+
+
+def test_exception_comes_back_with_its_traceback(executor: Executor) -> None:
+    error = error_of(executor.submit(calls.refuse_odd, 3))
+    assert isinstance(error, calls.Odd)
+    assert error.number == 3
+    assert isinstance(error.__cause__, RemoteTraceback)
+    told = str(error.__cause__)
+    assert "raise Odd(number)" in told
+    assert "Odd: 3" in told
+    assert "taskyard/worker" not in told
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, BaseException])
+def test_exception_of_any_kind_comes_back(executor: Executor, kind: type[BaseException]) -> None:
+    error = error_of(executor.submit(calls.raise_this, kind(3)))
+    assert type(error) is kind
+    assert error.args == (3,)
+    assert value(executor.submit(pow, 2, 3)) == 8
+
+
+def test_exception_that_can_not_be_unpickled_is_told_with_its_traceback(executor: Executor) -> None:
+    error = error_of(executor.submit(calls.raise_one_way))
+    assert isinstance(error, TaskFailed)
+    assert "tests.client.calls.OneWay: one way" in str(error)
+    assert "raise OneWay(1, 2)" in str(error.__cause__)
+
+
+def test_exception_that_is_too_large_is_told_with_its_traceback(executor: Executor) -> None:
+    error = error_of(executor.submit(calls.raise_large))
+    assert isinstance(error, TaskFailed)
+    assert "ValueError: xxx" in str(error)
+    assert isinstance(error.__cause__, RemoteTraceback)
+
+
+@pytest.mark.parametrize("crash", [calls.crash, calls.fault])
+def test_call_that_ends_its_process_fails_alone(executor: Executor, crash: Any) -> None:
+    futures = [executor.submit(pow, 2, 3), executor.submit(crash), executor.submit(pow, 2, 4)]
+    error = error_of(futures[1])
+    assert isinstance(error, TaskFailed)
+    assert "the process died" in str(error)
+    assert (value(futures[0]), value(futures[2])) == (8, 16)
+    assert value(executor.submit(pow, 2, 5)) == 32
+
+
+def test_what_can_not_be_pickled_is_named_by_the_future(executor: Executor) -> None:
+    lock = threading.Lock()
+    failed: dict[str, AnyFuture] = {
+        "function <function": executor.submit(lambda: None),
+        "argument 2, of type lock, can't": executor.submit(pow, 1, lock),  # type: ignore[arg-type]
+        "argument 'key', of type lock, can't": executor.submit(calls.sorted_pairs, key=lock),
+        "the result, of type function, can't": executor.submit(calls.give_function),
+    }
+    for text, future in failed.items():
+        assert text in str(error_of(future))
+        assert "can't be pickled" in str(error_of(future))
+    assert value(executor.submit(pow, 2, 3)) == 8
+
+
+def test_lambda_is_told_what_to_do_instead(executor: Executor) -> None:
+    error = error_of(executor.submit(lambda: None))
+    assert isinstance(error, UserError)
+    assert "defined at the top of a module" in str(error)
+
+
+# Map.
+
+
+def test_map_keeps_the_order(executor: Executor) -> None:
+    assert list(executor.map(pow, range(50), range(50))) == [n**n for n in range(50)]
+
+
+def test_map_ends_with_the_shortest(executor: Executor) -> None:
+    assert list(executor.map(pow, [2, 3, 4], [1, 2])) == [2, 9]
+    assert list(executor.map(pow, [], [1])) == []
+
+
+@pytest.mark.parametrize("chunksize", [1, 3, 1000])
+def test_map_raises_where_the_exception_is_due(executor: Executor, chunksize: int) -> None:
+    values = executor.map(calls.refuse_odd, [0, 2, 4, 1, 6], chunksize=chunksize)
+    if chunksize < 4:
+        assert [next(values) for _ in range(3)] == [0, 2, 4]
+    with pytest.raises(calls.Odd):
+        next(values)
+    with pytest.raises(StopIteration):
+        next(values)
+
+
+def test_map_submits_at_once_and_gives_values_when_asked(executor: Executor) -> None:
+    taken = []
+
+    def items() -> Iterator[int]:
+        for number in range(3):
+            taken.append(number)
+            yield number
+
+    values = executor.map(abs, items())
+    assert taken == [0, 1, 2]
+    assert next(values) == 0
+
+
+def test_map_gives_up_after_its_time(executor: Executor, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    values = executor.map(calls.read, [str(fifo)], timeout=SOON)
+    with pytest.raises(TimeoutError):
+        next(values)
+    fifo.write_text("")
+
+
+def test_chunk_is_one_task(executor: Executor) -> None:
+    done = list(executor.map(calls.task_and_process, range(10), chunksize=4))
+    assert [done.count(one) for one in dict.fromkeys(done)] == [4, 4, 2]
+    assert done[0][0].startswith("task_and_process-")
+
+
+@pytest.mark.parametrize("chunksize", [0, -1])
+def test_chunk_of_nothing_is_refused(executor: Executor, chunksize: int) -> None:
+    with pytest.raises(ValueError, match="chunksize must be >= 1"):
+        executor.map(abs, [1], chunksize=chunksize)
+
+
+def test_map_that_is_given_up_calls_off_what_waits(gate: Gate, tmp_path: Path) -> None:
+    marked = tmp_path / "marked"
+    with an_executor() as own:
+        held = gate.submit(own)
+        values = own.map(marked.touch, [0o600] * 20, timeout=0)
+        with pytest.raises(TimeoutError):
+            next(values)
+        gate.open()
+        assert value(held) == "open"
+        assert value(own.submit(pow, 2, 3)) == 8
+    assert not marked.exists()
+
+
+# Waiting.
+
+
+def test_wait_for_the_first(executor: Executor, gate: Gate) -> None:
+    slow: AnyFuture = gate.submit(executor)
+    quick: AnyFuture = executor.submit(pow, 2, 3)
+    done, left = wait([slow, quick], PATIENCE_SECONDS, return_when=FIRST_COMPLETED)
+    assert (done, left) == ({quick}, {slow})
+    gate.open()
+    assert wait([slow], PATIENCE_SECONDS).not_done == set()
+
+
+def test_wait_for_the_first_exception(executor: Executor, gate: Gate) -> None:
+    slow: AnyFuture = gate.submit(executor)
+    good, bad = executor.submit(pow, 2, 3), executor.submit(calls.refuse_odd, 1)
+    several: list[AnyFuture] = [slow, good, bad]
+    done, left = wait(several, PATIENCE_SECONDS, return_when=FIRST_EXCEPTION)
+    assert bad in done
+    assert slow in left
+    gate.open()
+    done, left = wait(several, PATIENCE_SECONDS, return_when=ALL_COMPLETED)
+    assert (len(done), left) == (3, set())
+
+
+def test_wait_gives_up_after_its_time(executor: Executor, gate: Gate) -> None:
+    slow = gate.submit(executor)
+    assert wait([slow], SOON).not_done == {slow}
+    with pytest.raises(TimeoutError):
+        slow.result(SOON)
+    with pytest.raises(TimeoutError):
+        slow.exception(SOON)
+    gate.open()
+    assert value(slow) == "open"
+
+
+def test_as_completed_gives_each_once_as_it_comes(executor: Executor, gate: Gate) -> None:
+    slow: AnyFuture = gate.submit(executor)
+    quick: AnyFuture = executor.submit(pow, 2, 3)
+    coming = as_completed([slow, quick, quick, slow], PATIENCE_SECONDS)
+    assert next(coming) is quick
+    gate.open()
+    assert list(coming) == [slow]
+
+
+def test_as_completed_gives_up_after_its_time(executor: Executor, gate: Gate) -> None:
+    slow, quick = gate.submit(executor), executor.submit(pow, 2, 3)
+    assert value(quick) == 8
+    both: list[AnyFuture] = [slow, quick]
+    coming = as_completed(both, SOON)
+    assert next(coming) is quick
+    with pytest.raises(TimeoutError):
+        next(coming)
+    gate.open()
+    assert value(slow) == "open"
+
+
+def test_callback_is_called_with_its_future(executor: Executor) -> None:
+    called: list[Any] = []
+    seen = threading.Event()
+    future = executor.submit(pow, 2, 3)
+    future.add_done_callback(called.append)
+    future.add_done_callback(lambda _: seen.set())
+    assert seen.wait(PATIENCE_SECONDS)
+    assert called == [future]
+
+
+def test_callback_that_raises_disturbs_nobody(
+    executor: Executor, caplog: pytest.LogCaptureFixture, gate: Gate
+) -> None:
+    seen = threading.Event()
+    future = gate.submit(executor)
+    future.add_done_callback(lambda _: calls.raise_this(ValueError("mine")))
+    future.add_done_callback(lambda _: seen.set())
+    gate.open()
+    assert seen.wait(PATIENCE_SECONDS)
+    assert value(executor.submit(pow, 2, 3)) == 8
+    assert "mine" in caplog.text
+
+
+def test_callback_may_use_the_executor(gate: Gate) -> None:
+    with an_executor() as own:
+        first = gate.submit(own)
+        waiting = own.submit(pow, 2, 3)
+        said: list[Any] = []
+        called = threading.Event()
+
+        def ask(_: object) -> None:
+            said.extend((first.state, waiting.cancel(), own.submit(pow, 2, 4)))
+            called.set()
+
+        refused = own.submit(lambda: None)
+        assert refused.done()
+        refused.add_done_callback(ask)
+        assert called.wait(PATIENCE_SECONDS)
+        assert said[:2] == ["leased", True]
+        done = threading.Event()
+        first.add_done_callback(lambda _: done.set() if first.state == "done" else None)
+        gate.open()
+        assert done.wait(PATIENCE_SECONDS)
+        assert value(said[2]) == 16
+
+
+# Asyncio.
+
+
+def test_asyncio_runs_calls_in_it(executor: Executor) -> None:
+    async def gathered() -> list[Any]:
+        loop = asyncio.get_running_loop()
+        return await asyncio.gather(
+            *(loop.run_in_executor(executor, pow, 2, number) for number in range(5))
+        )
+
+    assert asyncio.run(gathered()) == [1, 2, 4, 8, 16]
+
+
+def test_asyncio_hears_of_exceptions(executor: Executor) -> None:
+    async def failing() -> None:
+        await asyncio.get_running_loop().run_in_executor(executor, calls.refuse_odd, 1)
+
+    with pytest.raises(calls.Odd):
+        asyncio.run(failing())
+
+
+def test_asyncio_that_gives_up_calls_off_what_waits(gate: Gate, tmp_path: Path) -> None:
+    async def impatient(own: Executor) -> None:
+        later = asyncio.get_running_loop().run_in_executor(own, (tmp_path / "marked").touch)
+        await asyncio.wait_for(later, SOON)
+
+    with an_executor() as own:
+        held = gate.submit(own)
+        with pytest.raises(TimeoutError):
+            asyncio.run(impatient(own))
+        gate.open()
+        assert value(held) == "open"
+    assert not (tmp_path / "marked").exists()
+
+
+# Cancelling.
+
+
+def test_call_that_waits_can_be_cancelled_and_one_that_runs_can_not(gate: Gate) -> None:
+    with an_executor() as own:
+        running, waiting = gate.submit(own), gate.submit_later(own)
+        assert (running.running(), waiting.running()) == (True, False)
+        assert not running.cancel()
+        assert waiting.cancel()
+        assert waiting.cancel()
+        assert (waiting.cancelled(), waiting.done(), waiting.running()) == (True, True, False)
+        assert wait([waiting], PATIENCE_SECONDS).done == {waiting}
+        with pytest.raises(concurrent.futures.CancelledError):
+            waiting.result()
+        gate.open()
+        assert value(running) == "open"
+        assert not running.cancel()
+    assert gate.begun == 1
+
+
+def test_shutdown_calls_off_what_waits_if_asked(gate: Gate) -> None:
+    own = Executor(slots=1)
+    running = gate.submit(own)
+    waiting = [gate.submit_later(own) for _ in range(20)]
+    own.shutdown(wait=False, cancel_futures=True)
+    assert wait(waiting, PATIENCE_SECONDS).not_done == set()
+    assert all(future.cancelled() for future in waiting)
+    gate.open()
+    assert value(running) == "open"
+    own.shutdown()
+    assert gate.begun == 1
+
+
+# Starting and ending.
+
+
+def test_shutdown_waits_for_all_calls(tmp_path: Path) -> None:
+    own = Executor(slots=2)
+    futures = [own.submit((tmp_path / str(number)).touch) for number in range(20)]
+    own.shutdown()
+    assert all(future.done() for future in futures)
+    assert len(list(tmp_path.iterdir())) == 20
+
+
+def test_nothing_is_taken_after_a_shutdown() -> None:
+    own = Executor(slots=1)
+    own.shutdown()
+    own.shutdown()
+    with pytest.raises(RuntimeError, match="cannot schedule new futures after shutdown"):
+        own.submit(pow, 2, 3)
+    with pytest.raises(RuntimeError, match="cannot schedule new futures after shutdown"):
+        own.map(abs, [1])
+
+
+def test_shutdown_that_does_not_wait_lets_calls_finish(gate: Gate) -> None:
+    before = children()
+    own = Executor(slots=1)
+    first, second = gate.submit(own), own.submit(pow, 2, 3)
+    own.shutdown(wait=False)
+    assert not first.done()
+    gate.open()
+    assert (value(first), value(second)) == ("open", 8)
+    until(lambda: children() == before, "its processes end")
+
+
+def test_submit_does_not_wait_for_the_broker_to_start() -> None:
+    with an_executor() as own:
+        future = own.submit(pow, 2, 3)
+        assert own._engine._client is None  # noqa: SLF001  # a broker's start takes far longer
+        assert value(future) == 8
+
+
+def test_call_that_came_before_the_broker_can_be_asked_after() -> None:
+    with an_executor() as own:
+        future = own.submit(pow, 2, 3)
+        assert future.state in ("ready", "leased", "done")
+        assert future.cancel() or value(future) == 8
+
+
+def test_nothing_is_left_behind(executor: Executor) -> None:
+    assert value(executor.submit(pow, 2, 3)) == 8  # what a process has once is there now
+    before = (children(), threading.active_count(), len(list(Path("/proc/self/fd").iterdir())))
+    with Executor(workers=2, slots=1) as own:
+        assert list(own.map(abs, range(20))) == list(range(20))
+        state = own._engine._household.state  # type: ignore[union-attr]  # noqa: SLF001
+        assert len(children()) == len(before[0]) + 3
+    gc.collect()
+    after = (children(), threading.active_count(), len(list(Path("/proc/self/fd").iterdir())))
+    assert after == before
+    assert not state.exists()
+
+
+def test_executor_that_is_forgotten_ends_when_its_calls_are_done(gate: Gate) -> None:
+    before = children()
+    own = Executor(slots=1)
+    future = gate.submit(own)
+    del own
+    gc.collect()
+    gate.open()
+    assert value(future) == "open"
+    until(lambda: children() == before, "its processes end")
+
+
+def test_worker_that_is_killed_is_replaced_and_its_calls_are_done_again(gate: Gate) -> None:
+    with an_executor() as own:
+        future = gate.submit(own)
+        _, worker = own._engine._household.pids()  # type: ignore[union-attr]  # noqa: SLF001
+        os.kill(worker, signal.SIGKILL)
+        until(lambda: gate.begun == 2)
+        gate.open()
+        assert value(future) == "open"
+
+
+def test_executor_whose_broker_is_killed_is_broken(gate: Gate) -> None:
+    with an_executor() as own:
+        futures: list[AnyFuture] = [gate.submit(own), own.submit(pow, 2, 3)]
+        broker, _ = own._engine._household.pids()  # type: ignore[union-attr]  # noqa: SLF001
+        os.kill(broker, signal.SIGKILL)
+        for future in futures:
+            assert isinstance(error_of(future), ExecutorBroken)
+            assert isinstance(error_of(future), concurrent.futures.BrokenExecutor)
+        with pytest.raises(ExecutorBroken, match="make another"):
+            own.submit(pow, 2, 3)
+
+
+@pytest.mark.parametrize("options", [{"workers": 0}, {"slots": 0}])
+def test_executor_of_nobody_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be at least 1, not 0"):
+        Executor(**options)
+
+
+# With a broker that is there.
+
+
+def test_without_a_broker_where_one_should_be_it_says_so(tmp_path: Path) -> None:
+    with pytest.raises(NoBroker):
+        Executor(state=tmp_path, timeout=0.2)
+
+
+def test_workers_are_not_its_own_where_a_broker_is_given(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="workers and slots are of an executor that starts its own"):
+        Executor(state=tmp_path, slots=2)
+
+
+def test_only_workers_that_allow_pickled_calls_get_them(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker, Worker(tmp_path), Executor(broker.endpoint) as shared:
+        future = shared.submit(pow, 2, 3)
+        assert future.state == "ready"
+        with Worker(tmp_path, "--allow-pickle"):
+            assert value(future) == 8
+
+
+def test_calls_outlive_a_broker_that_is_restarted(tmp_path: Path, gate: Gate) -> None:
+    with Broker(tmp_path) as broker, Worker(tmp_path, "--allow-pickle", "--slots", "1"):
+        shared = Executor(broker.endpoint)
+        future, later = gate.submit(shared), shared.submit(pow, 2, 3)
+        assert later.state == "ready"
+        broker.kill()
+        with Broker(tmp_path):
+            gate.open()
+            assert (value(future), value(later)) == ("open", 8)
+            shared.shutdown()
+    assert gate.begun == 1
+
+
+def test_worker_of_another_service_refuses_what_it_does_not_allow(tmp_path: Path) -> None:
+    with (
+        Broker(tmp_path) as broker,
+        Worker(tmp_path, "--service", "cpu"),
+        Executor(broker.endpoint, service="cpu") as shared,
+    ):
+        error = error_of(shared.submit(pow, 2, 3))
+    assert "start the worker with --allow-pickle" in str(error)
+
+
+def test_worker_of_another_service_does_what_it_allows(tmp_path: Path) -> None:
+    with (
+        Broker(tmp_path) as broker,
+        Worker(tmp_path, "--service", "cpu", "--allow-pickle"),
+        Executor(broker.endpoint, service="cpu") as shared,
+    ):
+        assert value(shared.submit(pow, 2, 3)) == 8
+        failed = error_of(shared.submit(calls.refuse_odd, 1))
+        assert isinstance(failed, calls.Odd)
+
+
+def test_failed_call_is_failed_for_everybody(tmp_path: Path) -> None:
+    """What a shared broker tells of it is what it is."""
+    with (
+        Broker(tmp_path) as broker,
+        Worker(tmp_path, "--allow-pickle"),
+        Executor(broker.endpoint) as shared,
+        taskyard.Client(broker.endpoint) as client,
+    ):
+        future = shared.submit(calls.refuse_odd, 1)
+        assert isinstance(error_of(future), calls.Odd)
+        assert client.show(future.name)["state"] == "failed"
+        assert "raise Odd(number)" in client.output(future.name).decode()
+
+
+def test_pids_of_a_household_are_alive_as_long_as_it_is() -> None:
+    with an_executor() as own:
+        pids = own._engine._household.pids()  # type: ignore[union-attr]  # noqa: SLF001
+        assert all(map(is_alive, pids))
+    assert not any(map(is_alive, pids))
+
+
+def test_future_can_not_be_pickled_by_mistake(executor: Executor) -> None:
+    future = executor.submit(pow, 2, 3)
+    with pytest.raises(TypeError):
+        pickle.dumps(future)
+    assert value(future) == 8

@@ -1,0 +1,28 @@
+"""docs/executor.md is run, as the README and the tutorial are."""
+
+from pathlib import Path
+
+from taskyard.core.limits import PAYLOAD_BYTES_MAX
+from taskyard.wire.pickled import EXCEPTION_BYTES_MAX
+from taskyard.worker.limits import PICKLED_BYTES_MAX
+from tests import test_docs_commands as pages
+
+PAGE = "docs/executor.md"
+
+clone = pages.clone
+
+
+def test_page_does_what_it_says(clone: Path) -> None:
+    pages.test_commands_do_what_the_page_says(PAGE, clone)
+
+
+def test_everything_on_it_is_run() -> None:
+    pages.test_every_block_is_run_saved_or_compared(PAGE)
+    pages.test_every_note_is_understood(PAGE)
+
+
+def test_limits_are_those_of_the_code() -> None:
+    page = (pages.ROOT / PAGE).read_text()
+    assert PAYLOAD_BYTES_MAX == PICKLED_BYTES_MAX
+    assert f"| {PICKLED_BYTES_MAX >> 20} MiB each, pickled" in page
+    assert f"more than about {EXCEPTION_BYTES_MAX * 3 // 4 >> 10} KiB" in page

@@ -1,0 +1,246 @@
+"""The bar beside futures: on a real terminal, in a notebook, and nothing in a pipe."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import CancelledError
+from concurrent.futures import Future as AnyFuture
+from pty import openpty
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskyard.client import progress
+from taskyard.client.aio import AsyncClient
+from taskyard.client.client import Client
+from taskyard.client.futures import Future, as_completed, wait
+from tests.cli.yard import Yard, running
+from tests.kit.processes import PATIENCE_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: A service that no worker offers: its tasks wait.
+NOBODY = "nobody"
+
+SCRIPT = """
+import taskyard
+with taskyard.Client() as client:
+    futures = client.map("operator:neg", range(20)) + [client.submit(["false"])]
+    for done in taskyard.as_completed(futures, progress=True):
+        if done.exception() is None:
+            print("got", -done.result())
+"""
+
+
+@pytest.fixture(scope="module")
+def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
+    with running(tmp_path_factory.mktemp("yard") / "state", worker=False) as running_yard:
+        yield running_yard.start_worker("--allow", "operator")
+
+
+@pytest.fixture
+def client(yard: Yard) -> Iterator[Client]:
+    with Client(state=yard.state) as connected:
+        yield connected
+
+
+def run_script(yard: Yard, **streams: Any) -> str:
+    """Run it with these streams; returns what it wrote to stdout, where that is a pipe."""
+    environment = {**os.environ, "TASKYARD_STATE": str(yard.state), "TERM": "xterm"}
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        environment.pop(name, None)
+    environment["COLUMNS"] = "120"
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        **streams,
+        env=environment,
+        text=True,
+        check=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    return done.stdout or ""
+
+
+def on_terminal(yard: Yard, **streams: Any) -> tuple[str, str]:
+    """Run the script with stderr on a real terminal: what it wrote there, and to stdout."""
+    reader, writer = openpty()
+    try:
+        written = run_script(yard, stderr=writer, **streams)
+    finally:
+        os.close(writer)
+    drawn = b""
+    while True:
+        try:
+            part = os.read(reader, 65_536)
+        except OSError:  # so ends a terminal that nobody writes to any more
+            break
+        drawn += part
+    os.close(reader)
+    return drawn.decode(), written
+
+
+def plain(drawn: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn)
+
+
+def test_terminal_gets_a_bar_and_a_pipe_what_is_printed(yard: Yard) -> None:
+    drawn, printed = on_terminal(yard, stdout=subprocess.PIPE)
+    assert "21/21" in plain(drawn)
+    assert "1 failed" in plain(drawn)
+    assert "got" not in drawn
+    assert sorted(printed.split()) == sorted(["got"] * 20 + [str(n) for n in range(20)])
+
+
+def test_in_a_pipe_nothing_is_drawn(yard: Yard) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        capture_output=True,
+        env={**os.environ, "TASKYARD_STATE": str(yard.state)},
+        text=True,
+        check=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert run.stderr == ""
+    assert len(run.stdout.splitlines()) == 20
+
+
+class Cell:
+    """What a notebook's `display` draws, and where it is drawn again."""
+
+    def __init__(self) -> None:
+        self.drawn: list[dict[str, str]] = []
+
+    def __call__(self, bundle: dict[str, str], *, raw: bool, display_id: bool) -> Cell:
+        assert raw
+        assert display_id
+        assert self.drawn == []
+        self.drawn.append(bundle)
+        return self
+
+    def update(self, bundle: dict[str, str], *, raw: bool) -> None:
+        assert raw
+        self.drawn.append(bundle)
+
+    def texts(self) -> list[str]:
+        return [bundle["text/plain"] for bundle in self.drawn]
+
+
+@pytest.fixture
+def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
+    cell = Cell()
+    monkeypatch.setattr(progress, "notebook_display", lambda: cell)
+    return cell
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that is set by hand: its only item."""
+    seconds = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
+    return seconds
+
+
+def settled(outcome: object) -> AnyFuture[Any]:
+    future: AnyFuture[Any] = AnyFuture()
+    if outcome is CancelledError:
+        future.cancel()
+    elif isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+    return future
+
+
+def test_notebook_gets_a_bar_that_is_drawn_again(cell: Cell, clock: list[float]) -> None:
+    outcomes = [1, ValueError(), CancelledError, *range(96), 1]
+    for _ in progress.followed([settled(one) for one in outcomes], 100):
+        clock[0] += 0.0625
+    texts = cell.texts()
+    assert texts[0] == "0/100"
+    assert texts[1:3] == ["3/100, 1 failed, 1 cancelled", "5/100, 1 failed, 1 cancelled"]
+    assert "33/100, 1 failed, 1 cancelled, 16/s, about 4 s left" in texts
+    assert texts[-1] == "100/100, 1 failed, 1 cancelled"
+    assert len(texts) == 51
+    assert all("<div" in bundle["text/html"] for bundle in cell.drawn)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.2, "0 s"), (59, "59 s"), (61, "1 min 1 s"), (7_320, "2 h 2 min"), (4e6, "1,111 h 6 min")],
+)
+def test_time_left_has_two_units_at_most(seconds: float, words: str) -> None:
+    assert progress.span(seconds) == words
+
+
+def test_slow_tasks_have_a_rate_a_minute(cell: Cell, clock: list[float]) -> None:
+    for _ in progress.followed([settled(1), settled(1)], 4):
+        clock[0] += 10
+    assert "6.0/min" in cell.texts()[-1]
+
+
+def test_bar_stays_as_it_was_when_the_loop_is_left(client: Client, cell: Cell) -> None:
+    for _ in as_completed(client.map("operator:neg", range(5)), progress=True):
+        break
+    assert cell.texts()[-1].startswith("1/5")
+
+
+def test_waiting_draws_too_and_returns_what_the_standard_one_does(
+    client: Client, cell: Cell
+) -> None:
+    futures = client.map("operator:neg", range(5))
+    done, not_done = wait(futures, PATIENCE_SECONDS, progress=True)
+    assert (done, not_done) == (set(futures), set())
+    assert cell.texts()[-1] == "5/5"
+
+
+@pytest.mark.parametrize(
+    ("when", "argv"), [("FIRST_COMPLETED", ["true"]), ("FIRST_EXCEPTION", ["false"])]
+)
+def test_waiting_with_a_bar_ends_when_it_is_enough(
+    client: Client, cell: Cell, when: str, argv: list[str]
+) -> None:
+    late, soon = client.submit(b"", service=NOBODY), client.submit(argv)
+    assert wait([late, soon], None, when, progress=True) == ({soon}, {late})
+    assert cell.texts()[-1].startswith("1/2")
+    late.cancel()
+
+
+def test_waiting_with_a_bar_ends_when_the_time_is_up(client: Client, cell: Cell) -> None:
+    late = client.submit(b"", service=NOBODY)
+    assert wait([late], 0.05, progress=True) == (set(), {late})
+    assert cell.texts() == ["0/1", "0/1"]
+    late.cancel()
+
+
+def test_what_is_awaited_draws_too(yard: Yard, cell: Cell) -> None:
+    async def story() -> None:
+        async with AsyncClient(state=yard.state) as client:
+            futures = await client.map("operator:neg", range(5))
+            found = [done.result() async for done in as_completed(futures, progress=True)]
+            assert sorted(found) == [-4, -3, -2, -1, 0]
+
+    asyncio.run(story())
+    assert cell.texts()[-1] == "5/5"
+
+
+def test_neither_plain_python_nor_ipython_on_a_terminal_is_a_notebook(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert progress.notebook_display() is None
+    for shell in (None, object()):
+        found = type("IPython", (), {"get_ipython": staticmethod(lambda shell=shell: shell)})
+        monkeypatch.setitem(sys.modules, "IPython", found)
+        assert progress.notebook_display() is None
+
+
+def test_drawing_is_left_out_unless_it_is_wanted(client: Client, cell: Cell) -> None:
+    futures: list[Future] = client.map("operator:neg", range(5))
+    assert len(list(as_completed(futures))) == 5
+    assert len(wait(futures).done) == 5
+    assert cell.drawn == []

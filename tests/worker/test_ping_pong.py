@@ -1,0 +1,487 @@
+"""Our ping-pong worker: its loop against a broker without sockets, and the real thing."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+import zmq
+
+from taskyard.core.events import DrainAsked, Outcome
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.states import TaskState
+from taskyard.wire.work import encode_command
+from taskyard.worker.feeding import Feeder
+from taskyard.worker.jobs import Done, Job
+from taskyard.worker.ping_pong import FAREWELL_NS, REFUSED_NS, Crew, Loop, Settings
+from tests.kit.processes import PATIENCE_SECONDS, environment, until
+from tests.wire.ping_pong_host import Host, a_host
+from tests.wire.ping_pong_kit import BACKEND, W2, Hall
+from tests.worker.running_kit import RealClock, turn_until_quiet, turns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+READY, LEASED, DONE = TaskState.READY, TaskState.LEASED, TaskState.DONE
+
+
+class Hands:
+    """Keeps what it is given, and is done when the test says so."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self.stopped: list[bytes] = []
+        self._done: list[Done] = []
+
+    def start(self, job: Job) -> None:
+        self.jobs.append(job)
+
+    def stop(self, name: bytes, attempt: int) -> None:
+        del attempt
+        self.stopped.append(name)
+        self.jobs = [job for job in self.jobs if job.name != name]
+
+    def turn(self) -> list[Done]:
+        done, self._done = self._done, []
+        return done
+
+    def wake_at_ns(self) -> int | None:
+        return None
+
+    def finish(self, outcome: Outcome = Outcome.DONE, text: bytes = b"result") -> None:
+        self._done.append(Done(self.jobs.pop(0), outcome, text))
+
+
+class Connection:
+    """One socket of the worker. Its id at the broker can change while it is open."""
+
+    def __init__(self, shop: Shop) -> None:
+        self.shop = shop
+        self.identity = shop.next_identity()
+        self.inbox: list[list[bytes]] = []
+        self.is_open = True
+
+    def send(self, frames: Sequence[bytes]) -> bool:
+        assert self.is_open
+        if self.shop.is_jammed:
+            return False
+        self.shop.said.append(list(frames[1:]))
+        if not self.shop.is_cut_off:
+            told = self.shop.hall.at(BACKEND + self.identity, *frames)
+            self.inbox += [[b"", *words] for words in told]
+        return True
+
+    def receive(self) -> list[bytes] | None:
+        assert self.is_open
+        if self.shop.is_cut_off:
+            return None
+        self.inbox += [[b"", *words] for words in self.shop.hall.to_worker(self.identity)]
+        return self.inbox.pop(0) if self.inbox else None
+
+
+class Shop:
+    """One worker at a broker. Keeps `Plug` and `Clock`."""
+
+    def __init__(self) -> None:
+        self.hall = Hall()
+        self.hands = Hands()
+        #: What the worker has said, without the delimiter.
+        self.said: list[list[bytes]] = []
+        #: Nothing arrives; nothing can even be sent.
+        self.is_cut_off = self.is_jammed = False
+        self.connections: list[Connection] = []
+        self._identities = 0
+        self.loop = Loop(Settings(), self, self.hands, self)
+
+    def monotonic_ns(self) -> int:
+        return self.hall.now_ns
+
+    def next_identity(self) -> bytes:
+        self._identities += 1
+        return b"\0\0\0\0%c" % (100 + self._identities)
+
+    def open(self) -> Connection:
+        self.connections.append(Connection(self))
+        return self.connections[-1]
+
+    def close(self, carrier: object) -> None:
+        assert carrier is self.connections[-1]
+        self.connections[-1].is_open = False
+
+    def turn(self, times: int = 2) -> None:
+        for _ in range(times):
+            self.loop.turn()
+
+    def later(self, seconds: float) -> None:
+        """In steps in which the worker turns when it wants to."""
+        ends_ns = self.hall.now_ns + int(seconds * SECOND_NS)
+        while self.hall.now_ns < ends_ns:
+            step_ns = min(max(self.loop.wake_at_ns() - self.hall.now_ns, 10**6), 10**9)
+            self.hall.later(min(step_ns, ends_ns - self.hall.now_ns) / SECOND_NS)
+            if not self.loop.gone:
+                self.turn()
+
+    def is_gone(self) -> bool:
+        return self.loop.gone
+
+    def words(self) -> list[bytes]:
+        """What was said since the last look, without the counts of pings."""
+        said, self.said = self.said, []
+        return [one[0] for one in said]
+
+    def give(self, job: bytes) -> None:
+        assert self.hall.client(job, job) == []
+        self.turn()
+
+
+def test_says_ready_pings_every_second_and_numbers_its_pings() -> None:
+    shop = Shop()
+    shop.later(3)
+    assert shop.said == [[b"READY"], [b"PING", b"1"], [b"PING", b"2"], [b"PING", b"3"]]
+
+
+def test_does_a_job_pings_meanwhile_and_says_its_result() -> None:
+    shop = Shop()
+    shop.give(b"job")
+    assert [job.payload for job in shop.hands.jobs] == [b"job"]
+    shop.later(100)  # longer than a lease
+    assert {*shop.words()} == {b"READY", b"PING"}
+    shop.hands.finish()
+    shop.turn()
+    assert shop.words() == [b"result"]
+    assert shop.hall.to_client(b"job") == [[b"result"]]
+    shop.give(b"next")
+    assert [job.payload for job in shop.hands.jobs] == [b"next"]
+
+
+def test_says_why_a_job_failed() -> None:
+    shop = Shop()
+    shop.give(b"job")
+    shop.hands.finish(Outcome.FAILED, b"exit status 1")
+    shop.turn()
+    assert shop.said[-1] == [b"ERROR", b"exit status 1"]
+    assert shop.hall.to_client(b"job") == [[b"ERROR", b"exit status 1"]]
+
+
+@pytest.mark.parametrize("word", [b"READY", b"PING", b"DISCONNECT"])
+def test_result_that_would_be_taken_for_a_word_is_a_failure(word: bytes) -> None:
+    shop = Shop()
+    shop.give(b"job")
+    shop.hands.finish(text=word)
+    shop.turn()
+    ((error, reason),) = shop.hall.to_client(b"job")
+    assert (error, word in reason) == (b"ERROR", True)
+
+
+def test_job_that_can_t_be_begun_here_goes_back_and_the_worker_rests() -> None:
+    shop = Shop()
+    shop.hall.worker(W2, b"READY")
+    shop.give(b"job")
+    shop.words()
+    shop.hands.finish(Outcome.REFUSED, b"no process")
+    shop.turn()
+    assert shop.words() == [b"DISCONNECT"]
+    assert shop.hall.to_worker(W2) == [[b"job"]]
+    shop.later(REFUSED_NS / SECOND_NS)
+    assert shop.words() == [b"READY"]
+    assert len(shop.hall.workers()) == 2
+
+
+def test_opens_another_socket_after_n_timeouts_without_a_word() -> None:
+    shop = Shop()
+    shop.later(2)
+    shop.words()
+    shop.is_cut_off = True
+    shop.later(2)
+    assert len(shop.connections) == 1
+    shop.later(1)
+    assert len(shop.connections) == 2
+    assert shop.words()[-1] == b"READY"
+    shop.is_cut_off = False
+    shop.later(1)
+    assert shop.words() == [b"READY"]  # the first one was not answered
+    shop.give(b"job")
+    assert [job.payload for job in shop.hands.jobs] == [b"job"]
+
+
+def test_keeps_its_socket_and_its_job_while_it_works_and_the_broker_is_silent() -> None:
+    shop = Shop()
+    shop.give(b"job")
+    shop.is_cut_off = True
+    shop.later(50)
+    shop.is_cut_off = False
+    assert len(shop.connections) == 1
+    shop.later(1)
+    shop.hands.finish()
+    shop.turn()
+    assert shop.hall.to_client(b"job") == [[b"result"]]
+
+
+def test_job_of_a_connection_that_was_renewed_is_ended_and_nothing_is_said_of_it() -> None:
+    shop = Shop()
+    shop.later(3)
+    shop.give(b"job")
+    shop.later(3)
+    shop.connections[0].identity = shop.next_identity()  # the socket reconnected, silently
+    shop.words()
+    shop.later(1)
+    assert shop.words() == [b"PING", b"READY"]
+    assert shop.hands.stopped == [b"ping-pong-1"]
+    assert [job.payload for job in shop.hands.jobs] == []
+    shop.later(3)  # the broker has noticed that the former connection is silent
+    assert [job.payload for job in shop.hands.jobs] == [b"job"]
+    shop.hands.finish()
+    shop.turn()
+    assert shop.hall.to_client(b"job") == [[b"result"]]
+
+
+def test_result_is_sent_when_it_can_be() -> None:
+    shop = Shop()
+    shop.give(b"job")
+    shop.is_jammed = True
+    shop.hands.finish()
+    shop.turn()
+    shop.is_jammed = False
+    shop.turn()
+    assert shop.hall.to_client(b"job") == [[b"result"]]
+
+
+def test_exits_when_it_is_told_to() -> None:
+    shop = Shop()
+    shop.hall.handle([DrainAsked(0, b"x")])
+    shop.turn()
+    assert shop.is_gone()
+    assert shop.words() == [b"READY"]
+
+
+def test_leaves_at_once_if_it_has_no_job() -> None:
+    shop = Shop()
+    shop.turn()
+    shop.words()
+    shop.loop.leave()
+    shop.turn()
+    assert shop.words() == [b"DISCONNECT", b"PING"]
+    assert shop.is_gone()
+    assert shop.hall.workers() == []
+
+
+def test_leaves_when_its_job_is_done_and_what_it_is_given_meanwhile_goes_back() -> None:
+    shop = Shop()
+    shop.give(b"job")
+    assert shop.hall.client(b"next", b"next") == []
+    shop.loop.leave()
+    shop.later(5)
+    assert not shop.is_gone()
+    shop.hands.finish()
+    shop.turn(3)
+    assert shop.is_gone()
+    assert shop.hall.to_client(b"job") == [[b"result"]]
+    done, following = shop.hall.scheduler.ledger.tasks.values()
+    assert (done.state, following.state, following.losses) == (DONE, READY, 0)
+
+
+def test_asked_a_second_time_it_ends_its_job_and_gives_it_back() -> None:
+    shop = Shop()
+    crew = Crew("here", lambda _text: None)
+    crew.loops.append(shop.loop)
+    shop.give(b"job")
+    crew.leave()
+    shop.turn()
+    assert not shop.is_gone()
+    crew.leave()
+    shop.turn()
+    assert shop.is_gone()
+    assert shop.hands.stopped == [b"ping-pong-1"]
+    assert [*shop.hall.states().values()] == [READY]
+
+
+def test_waits_for_an_answer_to_its_goodbye_but_not_for_ever() -> None:
+    shop = Shop()
+    shop.turn()
+    shop.is_cut_off = True
+    shop.loop.leave()
+    shop.turn()
+    assert not shop.is_gone()
+    shop.later(FAREWELL_NS / SECOND_NS + 0.1)
+    assert shop.is_gone()
+
+
+@pytest.mark.parametrize(
+    "frames", [[], [b""], [b"x", b"EXIT"], [b"", b"a", b"b"], [b"", b"EXIT", b"", b""]]
+)
+def test_what_is_no_message_is_passed_over(frames: list[bytes]) -> None:
+    shop = Shop()
+    shop.connections[0].inbox.append(frames)
+    shop.turn()
+    assert not shop.is_gone()
+    assert shop.hands.jobs == []
+
+
+# A program that is fed.
+
+
+@contextmanager
+def a_feeder(*argv: str) -> Iterator[Feeder]:
+    feeder = Feeder(1, argv, RealClock())
+    try:
+        yield feeder
+    finally:
+        feeder.close()
+
+
+def job(payload: bytes) -> Job:
+    return Job(b"t", 1, b"default", payload)
+
+
+@pytest.mark.parametrize("payload", [b"", b"text", b"\0\xff" * 200_000], ids=len)
+def test_job_is_what_the_program_reads_and_its_output_is_the_result(payload: bytes) -> None:
+    with a_feeder("cat") as feeder:
+        feeder.start(job(payload))
+        (done,) = turns(feeder)
+        assert (done.outcome, done.text) == (Outcome.DONE, payload)
+
+
+def test_program_that_does_not_read_its_job_is_no_trouble() -> None:
+    with a_feeder("true") as feeder:
+        feeder.start(job(b"x" * 1_000_000))
+        (done,) = turns(feeder)
+        assert (done.outcome, done.text) == (Outcome.DONE, b"")
+
+
+def test_program_that_is_not_there_fails_each_job() -> None:
+    with a_feeder("no-such-program") as feeder:
+        feeder.start(job(b"x"))
+        (done,) = turns(feeder)
+        assert (done.outcome, done.text) == (Outcome.FAILED, b"no such program: no-such-program")
+
+
+def test_fed_program_can_be_stopped() -> None:
+    with a_feeder("sleep", "1000") as feeder:
+        feeder.start(job(b""))
+        feeder.turn()
+        feeder.stop(b"t", 1)
+        assert turn_until_quiet(feeder) == []
+
+
+# The real thing.
+
+#: A worker as a process: where to, how many, and the program to feed, if any.
+MAIN = """
+import sys
+from taskyard.worker.feeding import Feeder
+from taskyard.worker.ping_pong import serve
+from taskyard.worker.running import Runner
+endpoint, slots, *command = sys.argv[1:]
+def hire(clock):
+    return Feeder(1, command, clock) if command else Runner(1, (), clock)
+def say(text):
+    print(text, flush=True)
+serve(endpoint, hire, say, slots=int(slots), until_eof=True)
+"""
+
+
+@contextmanager
+def a_worker(endpoint: str, *command: str, slots: int = 1) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", MAIN, endpoint, str(slots), *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert "works for the broker at" in process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+class Client:
+    """Knows nothing but pyzmq."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+
+    def send(self, job: bytes) -> None:
+        self._socket.send(job)
+
+    def receive(self) -> list[bytes]:
+        return self._socket.recv_multipart()
+
+    def ask(self, job: bytes) -> list[bytes]:
+        self.send(job)
+        return self.receive()
+
+
+@contextmanager
+def a_client(host: Host) -> Iterator[Client]:
+    with zmq.Context() as context, context.socket(zmq.REQ) as socket:
+        socket.linger = 0
+        socket.rcvtimeo = PATIENCE_SECONDS * 1000
+        socket.connect(host.frontend)
+        yield Client(socket)
+
+
+def test_jobs_are_fed_to_a_program_or_say_themselves_what_to_run(tmp_path: Path) -> None:
+    with a_host(tmp_path) as host, a_client(host) as client:
+        with a_worker(host.backend, "tr", "a-z", "A-Z") as worker:
+            assert client.ask(b"shout") == [b"SHOUT"]
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait(PATIENCE_SECONDS) == 0
+        until(lambda: host.workers() == 0)
+        with a_worker(host.backend, slots=2):
+            assert client.ask(encode_command(["echo", "hello"])) == [b"hello\n"]
+            assert client.ask(encode_command(["sh", "-c", "exit 3"])) == [
+                b"ERROR",
+                b"exit status 3",
+            ]
+            assert client.ask(b"nonsense")[0] == b"ERROR"
+            until(lambda: host.workers() == 2)
+
+
+def test_killed_worker_s_job_is_given_to_another_and_sigterm_lets_one_finish(
+    tmp_path: Path,
+) -> None:
+    script = f"read job; touch {tmp_path}/begun; while [ ! -e {tmp_path}/go ]; do sleep 0.01; done"
+    with a_host(tmp_path) as host, a_client(host) as client:
+        with a_worker(host.backend, "sh", "-c", script) as first:
+            client.send(b"job\n")
+            until((tmp_path / "begun").exists)
+            first.kill()
+        (tmp_path / "begun").unlink()
+        with a_worker(host.backend, "sh", "-c", f"{script}; echo $job") as second:
+            until((tmp_path / "begun").exists, "the job is another's")
+            second.send_signal(signal.SIGTERM)
+            assert second.stdout is not None
+            assert "leaves when its job is done" in second.stdout.readline()
+            (tmp_path / "go").touch()
+            assert client.receive() == [b"job\n"]
+            assert second.wait(PATIENCE_SECONDS) == 0
+        until(lambda: host.workers() == 0)
+
+
+def test_worker_finds_a_broker_that_was_restarted(tmp_path: Path) -> None:
+    with a_host(tmp_path) as host:
+        backend = host.backend
+        worker = a_worker(backend, "cat")
+        process = worker.__enter__()
+    try:
+        assert process.stdout is not None
+        assert "no broker answers" in process.stdout.readline()
+        with a_host(tmp_path, backend=backend) as host, a_client(host) as client:
+            assert client.ask(b"again") == [b"again"]
+    finally:
+        worker.__exit__(None, None, None)
+
+
+def test_end_of_stdin_ends_it(tmp_path: Path) -> None:
+    with a_host(tmp_path) as host, a_worker(host.backend, "cat") as worker:
+        assert worker.stdin is not None
+        worker.stdin.close()
+        assert worker.wait(PATIENCE_SECONDS) == 0
