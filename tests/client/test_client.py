@@ -319,8 +319,11 @@ def test_interrupted_client_does_not_wait_for_a_broker_that_is_gone(tmp_path: Pa
     with running(tmp_path / "state", worker=False) as yard:
         client = Client(state=yard.state)
         yard.kill_broker()
-    client.submit(["true"])
+    future = client.submit(["true"])
     client.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert "taskyard-client" not in [thread.name for thread in threading.enumerate()]
+    with pytest.raises(ClientClosed):
+        future.result(0)
 
 
 def test_look_with_a_timeout_does_not_wait_for_a_broker_that_is_gone(tmp_path: Path) -> None:

@@ -71,6 +71,9 @@ LATE_STREAM_TASKS_MAX: Final = 20_000
 LATE_NS: Final = SECOND_NS // 2
 LATE_TASKS_MAX: Final = 1_000
 
+#: How long the thread may take to end when nothing is waited for: a callback may be at work.
+ABANDON_SECONDS: Final = 1.0
+
 #: Tasks that wait to be sent. Who submits more waits until there is room.
 OUTBOX_MAX: Final = 100_000
 
@@ -138,6 +141,7 @@ class Courier:
         self._waker = Waker()
         self._awake = False
         self._stopping = False
+        self._abandoned = False
         #: Why the thread ended; None: it has not.
         self._end: TaskyardError | None = None
         self._room = threading.Condition()
@@ -212,13 +216,23 @@ class Courier:
             self._waker.wake()
 
     def stop(self, timeout: float | None = None) -> None:
-        """Wait until all that was submitted is acknowledged, for so many seconds, then end."""
+        """Wait until all that was submitted is acknowledged, for so many seconds, then end: what
+        is not acknowledged by then is not waited for."""
         with self._handing:
             self._stopping = True
-            if self._end is None:
-                self._waker.wake()
-        if not self._is_here():
-            self._thread.join(timeout)
+            self._wake()
+        if self._is_here():
+            return
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            with self._handing:
+                self._abandoned = True
+                self._wake()
+            self._thread.join(ABANDON_SECONDS)
+
+    def _wake(self) -> None:
+        if self._end is None:
+            self._waker.wake()
 
     def _check_open(self) -> None:
         if self._stopping:
@@ -273,8 +287,9 @@ class Courier:
 
     def _is_over(self) -> bool:
         # In this order: what came in before it was stopped is seen.
-        return self._stopping and not (
-            self._parcels or self._creates or self._suspects or self._questions
+        return self._abandoned or (
+            self._stopping
+            and not (self._parcels or self._creates or self._suspects or self._questions)
         )
 
     def _wait_ns(self) -> int | None:

@@ -32,7 +32,7 @@ from taskyard.client.household import Household, Staff
 from taskyard.client.origins import Origins
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Terms
-from taskyard.errors import TaskFailed, TaskyardError, UserError
+from taskyard.errors import ExitCode, TaskFailed, TaskyardError, UserError
 from taskyard.wire import pickled
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ _NAME_CHARACTERS_MAX: Final = 40
 
 class ExecutorBroken(TaskyardError, BrokenExecutor):
     """The processes of an executor's own have ended, and what they held is lost."""
+
+    exit_code = ExitCode.NO_BROKER
 
 
 class CallFuture(AnyFuture[_T]):
