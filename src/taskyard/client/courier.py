@@ -146,7 +146,10 @@ class Courier:
         self._end: TaskyardError | None = None
         self._room = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="taskyard-client", daemon=True)
-        # Of the thread alone from here on.
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """What is the thread's alone."""
         self._clock = SystemClock()
         self._creates: dict[int, Batch] = {}
         self._gathered = 0

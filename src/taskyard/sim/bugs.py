@@ -34,7 +34,7 @@ from taskyard.core import (
 from taskyard.core.ledger import Ledger
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Task
+from taskyard.core.tasks import Lease, Task
 from taskyard.core.workers import Worker
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chain, recovery
@@ -93,11 +93,13 @@ def _nothing(*_arguments: Any, **_named: Any) -> None:
 def settled_lease_believed() -> Iterator[None]:
     """A report on a whole lease counts, though some of it was settled or given to another."""
 
-    def is_whole_lease(worker: bytes, found: list[Task | None], _attempts: Any) -> bool:
-        lease = found[0].lease if found[0] is not None else None
-        return lease is not None and lease.worker.name == worker and lease.tasks == found
+    def whole_lease(first: Task | None, event: events.WorkReported) -> Lease | None:
+        lease = None if first is None else first.lease
+        if lease is None or lease.worker.name != event.worker or lease.names != event.names:
+            return None
+        return lease
 
-    with swapped(reports, "_is_whole_lease", is_whole_lease):
+    with swapped(reports, "_whole_lease", whole_lease):
         yield
 
 
