@@ -47,7 +47,8 @@ def arm(killer: Killer) -> None:
     os.rename = killer.step(os.rename)
     os.unlink = killer.step(os.unlink)
     finished.IndexWriter.commit = killer.step(finished.IndexWriter.commit)  # type: ignore[method-assign]
-    finished.IndexWriter.add = killer.step(finished.IndexWriter.add)  # type: ignore[method-assign]
+    write = killer.step(finished.IndexWriter._write)  # noqa: SLF001
+    finished.IndexWriter._write = write  # type: ignore[method-assign] # noqa: SLF001
     SqliteStore.trim = killer.step(SqliteStore.trim)  # type: ignore[method-assign]
 
 
@@ -97,6 +98,7 @@ def killed_at(directory: Path, nth: int) -> bool:
 def main(state: Path, parent: Path) -> None:
     compaction.TRIM_ROWS_A_STEP = 20  # type: ignore[misc]  # final for everybody else
     history.EVENTS_A_FILE_MAX = EVENTS_A_FILE  # type: ignore[misc]
+    finished.TASKS_A_TRANSACTION = 2
     nth, killed = 1, True
     while killed:
         directory = parent / f"{nth:03}"

@@ -87,22 +87,57 @@ class TestAdding:
             assert index.result(b"a") == b"new"
             assert index.verify() == 1
 
-    def test_what_is_not_committed_never_was(self, tmp_path: Path) -> None:
+    def test_what_was_added_is_covered_only_when_that_is_said(self, tmp_path: Path) -> None:
         add(tmp_path, done(b"a"))
-        with closing(IndexWriter(tmp_path, IDENTITY)) as writer:
+        later = Head(6, 10, b"d" * 32)
+        with closing(IndexWriter(tmp_path, IDENTITY)) as writer, FinishedIndex(tmp_path) as index:
             writer.add([done(b"b")])
-        with FinishedIndex(tmp_path) as index:
-            assert index.find([b"b"]) == []
-            assert index.verify() == 1
+            assert index.covered() == (IDENTITY, HEAD)
+            assert index.verify() == index.count_written() == 2
+            writer.commit(later)
+            assert index.covered() == (IDENTITY, later)
 
     def test_reader_goes_on_while_a_compaction_writes(self, tmp_path: Path) -> None:
         add(tmp_path, done(b"a"))
         with FinishedIndex(tmp_path) as index, closing(IndexWriter(tmp_path, IDENTITY)) as writer:
             assert index.count() == 1
             writer.add([done(b"b")])
-            assert index.find([b"a", b"b"]) == [done(b"a")[0]]
+            assert len(index.find([b"a", b"b"])) == 2
             writer.commit(HEAD)
             assert len(index.find([b"a", b"b"])) == 2
+
+    def test_no_transaction_is_large(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        sizes: list[int] = []
+        write = IndexWriter._write  # noqa: SLF001
+
+        def counted(self: IndexWriter, some: list[Finishing]) -> None:
+            sizes.append(len(some))
+            write(self, some)
+
+        monkeypatch.setattr(IndexWriter, "_write", counted)
+        monkeypatch.setattr(finished, "TASKS_A_TRANSACTION", 3)
+        monkeypatch.setattr(finished, "SYNC_BYTES", 100)
+        long = [done(b"long %d" % number, result=b"x" * 60) for number in range(4)]
+        add(tmp_path, *[done(b"%d" % number) for number in range(7)], *long)
+        assert sizes == [3, 3, 3, 2]  # by number, by number, one short and two long ones, the rest
+        with FinishedIndex(tmp_path) as index:
+            assert index.verify() == 11
+
+    def test_log_is_cut_back_when_all_is_added(self, tmp_path: Path) -> None:
+        with FinishedIndex(tmp_path) as index:
+            add(tmp_path, *[done(b"%d" % number) for number in range(1000)])
+            assert index.count() == 1000  # it is open, so that the log stays
+            add(tmp_path, *[done(b"more %d" % number) for number in range(1000)])
+            assert (tmp_path / finished.LOG_NAME).stat().st_size == 0
+
+    def test_names_are_walked_in_their_order(self, tmp_path: Path) -> None:
+        names = [b"", b"\0", b"a", b"b", b"\xff"]
+        add(tmp_path, *map(done, reversed(names)))
+        with FinishedIndex(tmp_path) as index:
+            assert index.names(None, 2) == names[:2]
+            assert index.names(names[1], 2) == names[2:4]
+            assert index.names(names[3], 2) == names[4:]
+            assert index.names(names[4], 2) == []
 
     def test_index_is_private(self, tmp_path: Path) -> None:
         add(tmp_path / "state", done(b"a"))

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def test_files_and_directory_are_private(tmp_path: Path) -> None:
 def test_commits_are_synced_and_the_log_is_merged_by_us(store: SqliteStore) -> None:
     assert setting(store, "journal_mode") == "wal"
     assert setting(store, "synchronous") == 2
-    assert setting(store, "locking_mode") == "exclusive"
+    assert setting(store, "locking_mode") == "normal"
     assert setting(store, "wal_autocheckpoint") == 0
     assert setting(store, "page_size") == module.PAGE_BYTES
     assert setting(store, "mmap_size") == 0
@@ -419,12 +420,46 @@ def test_failed_close_is_told(tmp_path: Path) -> None:
     again.close()
 
 
-def test_journal_in_use_by_another_program_is_not_opened(
-    store: SqliteStore, tmp_path: Path
+def test_journal_that_another_program_writes_is_not_opened(
+    store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit(store, 1)
-    with pytest.raises(JournalFailed, match="end the other program that has this file open"):
-        SqliteStore(tmp_path)
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0)
+    with closing(sqlite3.connect(tmp_path / DATABASE, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(JournalFailed, match="end the other program that has this file open"):
+            SqliteStore(tmp_path)
+
+
+def test_two_writers_never_both_acknowledge_a_row(store: SqliteStore, tmp_path: Path) -> None:
+    """The lock of the state directory keeps them apart; should it fail, this does."""
+    with closing(SqliteStore(tmp_path)) as other:
+        commit(other, 1)
+        with pytest.raises(JournalFailed, match="writing row 1 failed"):
+            commit(store, 1)
+
+
+def test_reader_holds_up_neither_commits_nor_the_close(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path)
+    commit(store, 1)
+    with closing(sqlite3.connect(tmp_path / DATABASE, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM journal").fetchone() == (1,)
+        commit(store, 2)
+        store.trim(1)
+        store.close()
+    with closing(SqliteStore(tmp_path)) as again:
+        assert (again.anchor.sequence, again.head.sequence) == (1, 3)
+
+
+def test_used_bytes_fall_when_rows_are_trimmed(store: SqliteStore) -> None:
+    empty = store.used_bytes()
+    for _ in range(10):
+        store.commit(b"x" * 100_000, 1)
+    full = store.used_bytes()
+    assert full - empty >= 1_000_000
+    store.trim(9)
+    assert store.used_bytes() < empty + 200_000
 
 
 class Answering:

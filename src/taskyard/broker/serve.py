@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import random
-import secrets
 import signal
 import time
 from contextlib import ExitStack, closing
@@ -20,7 +18,12 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
-from taskyard.broker.noise import Noise
+from taskyard.broker import compacting
+from taskyard.broker.archive import Archive
+from taskyard.broker.compacting import Compactor
+from taskyard.broker.doors import NATIVE, Doors
+from taskyard.broker.guests import Guests, keyring_for
+from taskyard.broker.noise import NOT_ALLOWED, Noise
 from taskyard.broker.port import SocketPort
 from taskyard.broker.turn import Broker
 from taskyard.core.events import RulesSet
@@ -34,25 +37,24 @@ from taskyard.journal.finished import FinishedIndex
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore, Store
-from taskyard.net import endpoints, sockets
+from taskyard.net import endpoints
 from taskyard.net.clock import SystemClock
 from taskyard.net.leash import Leash
 from taskyard.net.poller import Poller
 from taskyard.net.signals import Signals
-from taskyard.wire.dwork import Dwork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskyard.net.sockets import Wire
+    from taskyard.net.keyring import Keyring
 
 logger = logging.getLogger("taskyard.broker")
 
 #: Millions of small objects that are never part of a cycle: look for cycles rarely.
 GC_THRESHOLD: Final = 50_000
 
-#: Rows that are read again at every start: with more than this they are compacted first.
-ROWS_COMPACTED: Final = 200_000
+#: With more rows than this, which every start reads again, the journal is compacted.
+ROWS_COMPACTED: Final = compacting.ROWS_MAX
 
 #: With no task out any more, workers that were sent home may take this long to say goodbye.
 FAREWELL_NS: Final = 2 * SECOND_NS
@@ -67,44 +69,53 @@ class Settings(Struct, frozen=True):
     state: Path
     #: Beside the native socket: (dialect, endpoint).
     listen: tuple[tuple[str, str], ...] = ()
+    #: Demand keys on TCP of this machine, too, and not only beyond it.
+    secure: bool = False
     #: Keep the journal in memory: nothing survives the process.
     in_memory: bool = False
     #: Stop also when stdin ends.
     until_eof: bool = False
     rules: RulesSet = field(default_factory=lambda: RulesSet(0))
+    #: When the journal is compacted beside the turns.
+    compact: compacting.Limits = compacting.Limits()
 
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
     """Run a broker until SIGTERM, SIGINT or a drain. `say` is told where it listens when it is
     ready."""
+    keyring = keyring_for(settings.state, settings.listen, secure=settings.secure)
     with ExitStack() as stack:
         stack.enter_context(_locked(settings.state))
         signals = stack.enter_context(Signals([signal.SIGTERM, signal.SIGINT]))
-        store, ledger, index = _open(settings, stack)
-        wires = [stack.enter_context(closing(wire)) for wire in _listen(settings)]
-        dialect = Dwork(secrets.randbits(63) | 1, lambda: random.getrandbits(32))
         clock, poller = SystemClock(), Poller()
+        opened = _open(settings, clock, stack)
+        doors = stack.enter_context(closing(Doors(opened.store.identity)))
+        _listen(doors, settings, keyring)
         poller.add(signals.fileno())
         leash = Leash() if settings.until_eof else None
         if leash is not None:
             poller.add(leash.fileno())
-        port = SocketPort(dialect, wires, poller, clock)
-        broker = Broker(Scheduler(ledger), port, store, clock, index)
+        guests = None if keyring is None else Guests(keyring, doors.dwork)
+        port = SocketPort(doors.dialect(), doors.wires, poller, clock, guests)
+        broker = opened.broker(port, clock)
         broker.scheduler.handle(settings.rules)
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
-        for (name, _), wire in zip((("native", ""), *settings.listen), wires, strict=True):
-            say(f"listening {name} {wire.endpoint}")
-        noise = Noise(lambda: dialect.malformed + sum(wire.dropped for wire in wires), clock)
+        for line in doors.lines():
+            say(line)
+        noises = (
+            Noise(doors.malformed, clock),
+            Noise(lambda: doors.dwork.refused, clock, NOT_ALLOWED),
+        )
         _turn_until_told(
             broker,
             port,
-            dialect,
-            noise,
+            doors,
+            _Chores(noises, opened.compactor),
             lambda: bool(signals.taken()) or (leash is not None and leash.has_ended()),
         )
-        logger.info("stopped: %d rows in the journal", store.head.sequence)
+        logger.info("stopped: %d rows in the journal", broker.store.head.sequence)
 
 
 def _locked(state: Path) -> StateLock:
@@ -119,41 +130,63 @@ def _locked(state: Path) -> StateLock:
         time.sleep(LOCK_NS / SECOND_NS / 20)
 
 
-def _open(settings: Settings, stack: ExitStack) -> tuple[Store, Ledger, FinishedIndex | None]:
+class _Opened(Struct):
+    """A state, recovered. In memory there is nothing to compact it to."""
+
+    store: Store
+    ledger: Ledger
+    archive: Archive | None = None
+    compactor: Compactor | None = None
+
+    def broker(self, port: SocketPort, clock: SystemClock) -> Broker:
+        broker = Broker(Scheduler(self.ledger), port, self.store, clock, self.archive)
+        broker.committed = None if self.archive is None else self.archive.committed
+        return broker
+
+
+def _open(settings: Settings, clock: SystemClock, stack: ExitStack) -> _Opened:
+    state = settings.state
     if settings.in_memory:
-        return MemoryStore(), Ledger(), None
-    store = stack.enter_context(closing(SqliteStore(settings.state)))
-    if store.head.sequence - store.anchor.sequence > ROWS_COMPACTED:
-        from taskyard.journal import compaction  # noqa: PLC0415  # Arrow takes 0.2 s to import
-
-        logger.info("compacting the journal, which makes this and later starts quicker")
-        compaction.compact(settings.state, store, lambda _step, _done, _total: None)
-    ledger = recovery.open_ledger(settings.state, store)
-    index = stack.enter_context(FinishedIndex(settings.state))
-    return store, ledger, index if index.covered() is not None else None
+        return _Opened(MemoryStore(), Ledger())
+    store = stack.enter_context(closing(SqliteStore(state)))
+    ledger = recovery.open_ledger(state, store)
+    index = stack.enter_context(FinishedIndex(state))
+    archive = Archive(index, ledger, store.head.sequence)
+    compactor = Compactor(state, store, archive, clock, settings.compact)
+    stack.enter_context(closing(compactor))
+    return _Opened(store, ledger, archive, compactor)
 
 
-def _listen(settings: Settings) -> list[Wire]:
-    """The native socket first. What is open already is closed if another one can't be opened."""
-    wires: list[Wire] = []
-    try:
-        for endpoint in (endpoints.native(settings.state), *(one for _, one in settings.listen)):
-            wires.append(sockets.listen(endpoint))  # noqa: PERF401  # else the first ones leak
-    except BaseException:
-        for wire in wires:
-            wire.close()
-        raise
-    return wires
+def _listen(doors: Doors, settings: Settings, keyring: Keyring | None) -> None:
+    """The native socket first."""
+    doors.open(NATIVE, [endpoints.native(settings.state)])
+    for dialect, text in settings.listen:
+        doors.open(dialect, endpoints.several(text), keyring, secure=settings.secure)
+
+
+class _Chores:
+    """What is looked at between two turns."""
+
+    def __init__(self, noises: tuple[Noise, ...], compactor: Compactor | None) -> None:
+        self._noises = noises
+        self._compactor = compactor
+
+    def look(self) -> int | None:
+        """How soon to look again."""
+        for noise in self._noises:
+            noise.look()
+        return None if self._compactor is None else self._compactor.look()
 
 
 def _turn_until_told(
-    broker: Broker, port: SocketPort, dialect: Dwork, noise: Noise, ending: Callable[[], bool]
+    broker: Broker, port: SocketPort, doors: Doors, chores: _Chores, ending: Callable[[], bool]
 ) -> None:
-    while not dialect.leaving:
+    while not doors.dwork.leaving:
         broker.turn()
-        noise.look()
+        port.wait_ns_max = chores.look()
         if port.called and ending():
             return
+    doors.leave()
     ledger, farewell_ns = broker.scheduler.ledger, 0
     port.wait_ns_max = FAREWELL_NS // 10
     while ledger.counts[LEASED] or ledger.workers:

@@ -6,13 +6,15 @@ everything that arrived meanwhile. The loop gets its port, store and clock as ar
 simulator runs this very code. It knows nothing of sockets, dialects or SQLite.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from taskyard.broker.answers import Answers
+from taskyard.broker.following import Following
 from taskyard.core.effects import Effect
 from taskyard.core.events import ClockSet, Event, RoomChanged, TimePassed
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.records import AnyRecord
 from taskyard.core.scheduler import Scheduler
 from taskyard.journal.encoding import encode
 from taskyard.journal.recovery import EndedIndex, recall_for_event
@@ -61,7 +63,10 @@ class Broker:
         self.clock = clock
         #: Ended tasks that are no longer in memory; None while there are none.
         self.index = index
+        #: Told of each row when it is durable: its sequence and its records.
+        self.committed: Callable[[int, Sequence[AnyRecord]], None] | None = None
         self._answers = Answers(store, index)
+        self._following = Following(store, scheduler.ledger, index)
         self._undelivered: Sequence[Event] = ()
         self._room_checked_ns: int | None = None
         self._bytes_since_check = 0
@@ -74,13 +79,16 @@ class Broker:
         records = self.scheduler.take_records()
         if records:
             body = encode(records)
-            self.store.commit(body, len(records))
+            head = self.store.commit(body, len(records))
+            if self.committed is not None:
+                self.committed(head.sequence, records)
             self._bytes_since_check += len(body)
         self._answers.complete(effects)
+        self._following.complete(effects, records)
         self._undelivered = self.port.send(effects)
 
     def _wait_ns(self) -> int | None:
-        if self._undelivered or self._answers.are_owed():
+        if self._undelivered or self._answers.are_owed() or self._following.are_due():
             return 0
         wake_at_ns = self.scheduler.wake_at_ns()
         return None if wake_at_ns is None else max(0, wake_at_ns - self.clock.monotonic_ns())

@@ -4,8 +4,15 @@ from pathlib import Path
 
 import click
 
+from taskyard.broker.compacting import Limits
 from taskyard.broker.serve import Settings, serve
-from taskyard.cli.daemons import listen_option, log_to_stderr, read_listen, until_eof_option
+from taskyard.cli.daemons import (
+    listen_option,
+    log_to_stderr,
+    read_listen,
+    secure_option,
+    until_eof_option,
+)
 from taskyard.cli.options import Talk, quiet_option, state_option, verbose_option
 from taskyard.cli.printing import example
 
@@ -13,13 +20,22 @@ from taskyard.cli.printing import example
 @click.command(epilog=example("broker --state ./.taskyard --listen dwork=tcp://127.0.0.1:6125"))
 @state_option
 @listen_option
+@secure_option
 @click.option("--memory", is_flag=True, help="Keep everything in memory: nothing survives.")
+@click.option("--compact-after-rows", type=click.IntRange(min=1), hidden=True)
 @until_eof_option
 @verbose_option
 @quiet_option
 @click.pass_obj
-def broker(
-    talk: Talk, state: Path, listen: tuple[str, ...], *, memory: bool, until_eof: bool
+def broker(  # noqa: PLR0913  # one for each option
+    talk: Talk,
+    state: Path,
+    listen: tuple[str, ...],
+    *,
+    secure: bool,
+    memory: bool,
+    compact_after_rows: int | None,
+    until_eof: bool,
 ) -> None:
     """Run a broker in the foreground.
 
@@ -27,9 +43,22 @@ def broker(
     The native socket in that directory is always open; each --listen opens one more. When it is
     ready it prints a line for each: `listening DIALECT ENDPOINT`.
 
+    Beyond this machine it listens to guests with keys alone, which `taskyard keys` makes; with
+    --secure on TCP of this machine, too.
+
+    It keeps that directory small by itself: a process beside it moves what is over into
+    finished.sqlite and history/ now and then.
+
     SIGTERM and Ctrl-C stop it: workers wait for it and come back. A second broker on the same state
     directory is refused (exit 2), a damaged state too (exit 6).
     """
     log_to_stderr(talk, "broker")
-    settings = Settings(state, read_listen(listen), in_memory=memory, until_eof=until_eof)
+    settings = Settings(
+        state,
+        read_listen(listen),
+        secure=secure,
+        in_memory=memory,
+        until_eof=until_eof,
+        compact=Limits() if compact_after_rows is None else Limits(rows=compact_after_rows),
+    )
     serve(settings, click.echo)

@@ -15,7 +15,7 @@ import msgspec
 from taskyard.cli.options import Talk, json_option, quiet_option, state_option, verbose_option
 from taskyard.cli.progress import Meter
 from taskyard.cli.words import count
-from taskyard.errors import ExitCode, JournalDamaged, UserError
+from taskyard.errors import ExitCode, JournalDamaged, StateLocked, UserError
 from taskyard.journal import checkup, compaction, schema
 from taskyard.journal.checkup import Findings
 from taskyard.journal.compaction import Outcome
@@ -40,7 +40,8 @@ def _example(line: str) -> str:
 def journal() -> None:
     """Care for a state directory: check, export, compact.
 
-    The broker must be stopped first; `check --live` looks at the state of a running one.
+    The broker must be stopped first; `check --live` looks at the state of a running one. A running
+    broker compacts its journal by itself, after every 200,000 rows or so.
     """
 
 
@@ -141,9 +142,16 @@ def _look_live(state: Path, *, deep: bool) -> Findings:
 
 def _run(step: Any, talk: Talk, state: Path) -> Outcome:  # noqa: ANN401  # export or compact
     _require_state(state)
-    with StateLock(state), _opened(state) as store, Steps(talk) as steps:
+    with _locked(state), _opened(state) as store, Steps(talk) as steps:
         outcome: Outcome = step(state, store, steps)
         return outcome
+
+
+def _locked(state: Path) -> StateLock:
+    try:
+        return StateLock(state)
+    except StateLocked as error:
+        raise StateLocked(f"{error}; a running broker compacts its journal by itself") from error
 
 
 @contextlib.contextmanager

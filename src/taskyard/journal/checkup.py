@@ -209,9 +209,12 @@ def _look_at_fit(directory: Path, store: Store, covered: int, findings: Findings
 
 
 def _compare_with_replay(directory: Path, store: Store, covered: int, findings: Findings) -> None:
-    """The newest snapshot must be what the rows from the next older one on lead to."""
+    """The newest snapshot must be what the rows from the next older one on lead to. While rows are
+    being trimmed, those are there no longer."""
     ledger, sequence = recovery.base(directory, store, covered)
-    if sequence <= store.anchor.sequence:
+    trimmed = store.anchor.sequence
+    older = [one for one in snapshot.sequences(directory) if trimmed <= one < sequence]
+    if sequence <= trimmed or (trimmed and not older):
         return
     head = recovery.head_at(store, sequence)
     replayed = _replayed(store, *recovery.base(directory, store, sequence - 1), head)

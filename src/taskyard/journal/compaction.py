@@ -5,12 +5,13 @@ live scheduler: it replays the rows with `apply`, wherever they can be read, and
 everything else. Each step is durable before the next begins, and can be done again:
 
     1. history files       what is there already is believed, and the replay goes over it
-    2. finished.sqlite     one transaction: ended tasks, and up to which row it is complete
+    2. finished.sqlite     ended tasks, and at last up to which row it is complete
     3. snapshot            without ended tasks, which the index has
     4. rows trimmed        `compact` only; in bounded steps, after all of the above was looked at
     5. older snapshots     `compact` only
 
-Killed after any of them, the next run comes to the same end. The caller has locked the state.
+Killed after any of them, the next run comes to the same end. The caller has locked the state, or is
+started by who has: a broker lets `export` run beside its turns (`compacting`), and does the rest.
 """
 
 import logging
@@ -29,7 +30,7 @@ from taskyard.journal import chronicle, history, recovery, schema, snapshot
 from taskyard.journal.files import PUT_BACK
 from taskyard.journal.finished import FinishedIndex, Finishing, IndexWriter
 from taskyard.journal.history import Part, PartWriter
-from taskyard.journal.store import Head, Row, Store
+from taskyard.journal.store import Head, Row, Store, StoreReader
 
 #: Rows trimmed at a time: a live broker takes a turn in between.
 TRIM_ROWS_A_STEP: Final = 256
@@ -63,7 +64,7 @@ def _silent(_step: str, _done: int, _total: int) -> None:
     pass
 
 
-def export(directory: Path, store: Store, progress: Progress = _silent) -> Outcome:
+def export(directory: Path, store: StoreReader, progress: Progress = _silent) -> Outcome:
     """Write history, index and snapshot of all rows. Nothing is forgotten."""
     with FinishedIndex(directory) as index:
         covered = recovery.check_index(index, store)
@@ -90,7 +91,7 @@ def compact(directory: Path, store: Store, progress: Progress = _silent) -> Outc
     return outcome
 
 
-def check_covered(directory: Path, store: Store, head: Head) -> None:
+def check_covered(directory: Path, store: StoreReader, head: Head) -> None:
     """Read back all that will stand in for the rows up to `head`, before they are forgotten."""
     if head.sequence == 0:
         return
@@ -132,7 +133,7 @@ def _failed(directory: Path, error: Exception) -> JournalFailed:
     return schema.write_error(error, "compacting the journal", directory)
 
 
-def _history_end(directory: Path, store: Store) -> int:
+def _history_end(directory: Path, store: StoreReader) -> int:
     """The last row of the history, whose files follow one another; what a killed compaction left
     is taken away."""
     whole, broken = history.parts(directory)
@@ -157,7 +158,7 @@ def _history_end(directory: Path, store: Store) -> int:
     return reached
 
 
-def _base(directory: Path, store: Store, reached: int, covered: int) -> tuple[Ledger, int]:
+def _base(directory: Path, store: StoreReader, reached: int, covered: int) -> tuple[Ledger, int]:
     """Where the replay begins: before the first row that history or index lack. If history was
     taken away for rows that are trimmed, it can't be made again, and goes on from what is there."""
     try:
@@ -178,7 +179,7 @@ def _base(directory: Path, store: Store, reached: int, covered: int) -> tuple[Le
 class _Pass:
     """One replay over the rows after a base, and all that it makes."""
 
-    def __init__(self, directory: Path, store: Store, ledger: Ledger, reached: int) -> None:
+    def __init__(self, directory: Path, store: StoreReader, ledger: Ledger, reached: int) -> None:
         self._directory = directory
         self._store = store
         self._ledger = ledger

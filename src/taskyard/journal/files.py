@@ -5,9 +5,14 @@ Knows nothing of what is in them.
 
 import os
 from pathlib import Path
+from typing import Final
 
 PRIVATE_DIRECTORY = 0o700
 PRIVATE_FILE = 0o600
+
+#: What is written before it is synced. The disk does one sync after the other: whoever has a small
+#: one to make, as a broker in its turn has, waits for the large one of somebody else.
+SYNC_BYTES: Final = 4 * 1024 * 1024
 
 #: How a message about damage ends where nothing smaller helps.
 PUT_BACK = "put the state directory back from a copy, or give another --state"
@@ -22,12 +27,16 @@ def make_private_directory(directory: Path) -> None:
 
 
 def create_private(path: Path, content: bytes) -> None:
-    """Write and sync a whole new file, in place of what an earlier attempt left there."""
+    """Write and sync a whole new file, in place of what an earlier attempt left there. A long one
+    is synced as it grows."""
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, PRIVATE_FILE), "wb") as file:
-        file.write(content)
-        file.flush()
+        for start in range(0, len(content), SYNC_BYTES):
+            if start:
+                os.fdatasync(file.fileno())
+            file.write(memoryview(content)[start : start + SYNC_BYTES])
+            file.flush()
         os.fsync(file.fileno())
 
 

@@ -1,8 +1,8 @@
 """The index of finished tasks: what is kept of ended tasks when the journal's rows are trimmed.
 
 One SQLite table, `finished.sqlite`: name to how it ended, enough to know a repeated submission
-again (`core.tasks.Ended`), and the result. A compaction adds to it in one transaction that also
-says up to which row the index is complete: `covered`. A name that ended twice has its newest end.
+again (`core.tasks.Ended`), and the result. A compaction adds to it, and says at last up to which
+row the index is complete: `covered`. A name that ended twice has its newest end.
 
 SQLite does not notice a flipped byte, so every row carries checksums and is verified when it is
 read; that no row is missing is known from their count, and looked at by `verify`.
@@ -10,7 +10,7 @@ read; that no row is missing is known from their count, and looked at by `verify
 
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final, Self
 from zlib import crc32
@@ -22,7 +22,13 @@ from taskyard.core.tasks import Ended
 from taskyard.errors import FormatUnknown, JournalDamaged
 from taskyard.journal import schema
 from taskyard.journal.chain import Head, origin, seal, unseal
-from taskyard.journal.files import PUT_BACK, create_private, make_private_directory, sync_directory
+from taskyard.journal.files import (
+    PUT_BACK,
+    SYNC_BYTES,
+    create_private,
+    make_private_directory,
+    sync_directory,
+)
 from taskyard.journal.schema import DiskErrors
 
 FILE_NAME: Final = "finished.sqlite"
@@ -46,7 +52,11 @@ _UPSERT = (
     "at_ns = excluded.at_ns, checksum = excluded.checksum, result = excluded.result, "
     "result_checksum = excluded.result_checksum WHERE excluded.record > record"
 )
+_COUNT = "SELECT value FROM meta WHERE key = 'count'"
 _ENDED = "name, state, campaign, service, attempt, digest, record, at_ns, checksum"
+
+#: Ended tasks added at once, unless their results are long: about as much as is synced at once.
+TASKS_A_TRANSACTION = 5_000
 
 #: SQLite before 3.32 takes no more than 999 values a statement.
 _NAMES_A_QUERY = 500
@@ -95,6 +105,20 @@ class FinishedIndex:
         found = self._fetch("SELECT count(*) FROM finished")
         return int(found[0][0]) if found else 0
 
+    def count_written(self) -> int:
+        """The same as it was written down, which costs no walk over all of it."""
+        found = self._fetch(_COUNT)
+        return int(found[0][0]) if found and isinstance(found[0][0], int) else 0
+
+    def names(self, after: bytes | None, count: int) -> list[bytes]:
+        """The next names in their order, after one of them; None for the first."""
+        if after is None:
+            found = self._fetch("SELECT name FROM finished ORDER BY name LIMIT ?", [count])
+        else:
+            query = "SELECT name FROM finished WHERE name > ? ORDER BY name LIMIT ?"
+            found = self._fetch(query, [after, count])
+        return [name for (name,) in found]
+
     def find(self, names: list[bytes]) -> list[Ended]:
         """Those of these names that have ended, in no order."""
         found: list[Ended] = []
@@ -119,7 +143,7 @@ class FinishedIndex:
         for *ended, result, result_checksum in self._walk():
             _result(_ended(ended).name, result, result_checksum)
             count += 1
-        written = self._fetch("SELECT value FROM meta WHERE key = 'count'")
+        written = self._fetch(_COUNT)
         if written and written[0][0] != count:
             wrong = f"{FILE_NAME} has {count} rows where {written[0][0]} were written"
             raise JournalDamaged(wrong, _LOST)
@@ -155,8 +179,8 @@ class FinishedIndex:
 
 
 class IndexWriter:
-    """One transaction that adds ended tasks: all of them are there when `commit` returns, or
-    none."""
+    """Adds ended tasks, some at a time, and says at last up to which row they are all there. What
+    was added before that does no harm: the rows that tell of it are still kept."""
 
     def __init__(self, directory: Path, identity: bytes) -> None:
         self._identity = identity
@@ -167,32 +191,65 @@ class IndexWriter:
                 _create(directory, identity)
             self._connection = connect(self._path)
             _check_format(self._connection)
-            self._connection.execute("BEGIN IMMEDIATE")
         except DiskErrors as error:
             raise self._failed(error) from error
 
     def add(self, finished: Iterable[Finishing]) -> None:
+        """In the order of names, so that each page of a large index is written once; those of one
+        name in the order in which it ended."""
+        for some in _portions(sorted(finished, key=_name_of)):
+            self._write(some)
+
+    def _write(self, some: list[Finishing]) -> None:
+        """One transaction, merged at once: its syncs are short, and its log is."""
+        execute = self._connection.execute
         try:
-            self._connection.executemany(_UPSERT, map(_columns, finished))
+            execute("BEGIN IMMEDIATE")
+            count = execute(_COUNT).fetchone()[0] + self._count_new(some)
+            self._connection.executemany(_UPSERT, map(_columns, some))
+            execute("UPDATE meta SET value = ? WHERE key = 'count'", (count,))
+            execute("COMMIT")
+            execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         except DiskErrors as error:
             raise self._failed(error) from error
+
+    def _count_new(self, some: list[Finishing]) -> int:
+        """To count all rows afterwards would be a walk over all of them."""
+        names, known = [*dict.fromkeys(map(_name_of, some))], 0
+        for start in range(0, len(names), _NAMES_A_QUERY):
+            asked = names[start : start + _NAMES_A_QUERY]
+            marks = ",".join("?" * len(asked))
+            query = f"SELECT count(*) FROM finished WHERE name IN ({marks})"  # noqa: S608 - marks
+            known += self._connection.execute(query, asked).fetchone()[0]
+        return len(names) - known
 
     def commit(self, head: Head) -> None:
         """Let the index cover the rows up to `head`. It is durable when this returns."""
         try:
-            count = self._connection.execute("SELECT count(*) FROM finished").fetchone()[0]
-            meta = [("covered", seal(self._identity, head)), ("count", count)]
-            self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta)
-            self._connection.execute("COMMIT")
+            covered = seal(self._identity, head)
+            self._connection.execute("UPDATE meta SET value = ? WHERE key = 'covered'", (covered,))
         except DiskErrors as error:
             raise self._failed(error) from error
 
     def close(self) -> None:
-        """What was not committed never was."""
+        """The log is cut back. All is on disk: where that fails, whoever writes next does it."""
+        with suppress(*DiskErrors):
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         self._connection.close()
 
     def _failed(self, error: Exception) -> Exception:
         return schema.write_error(error, "adding to the index of finished tasks", self._path)
+
+
+def _portions(finished: list[Finishing]) -> Iterator[list[Finishing]]:
+    start = size = 0
+    for place, (_, result) in enumerate(finished, 1):
+        size += len(result or b"")
+        if place - start == TASKS_A_TRANSACTION or size > SYNC_BYTES:
+            yield finished[start:place]
+            start, size = place, 0
+    if start < len(finished):
+        yield finished[start:]
 
 
 #: What follows from an index that can't be read.
@@ -241,6 +298,10 @@ def _check_format(connection: sqlite3.Connection) -> None:
     tables = connection.execute("SELECT name, sql FROM sqlite_schema").fetchall()
     if tables != list(TABLES.items()):
         raise JournalDamaged(f"the list of tables in {FILE_NAME} is damaged", _LOST)
+
+
+def _name_of(finishing: Finishing) -> bytes:
+    return finishing[0].name
 
 
 def _columns(finishing: Finishing) -> tuple[object, ...]:

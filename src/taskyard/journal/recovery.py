@@ -21,19 +21,19 @@ from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
 from taskyard.core.records import AnyRecord, Finished, Progressed
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Ended
+from taskyard.core.tasks import Ended, Task
 from taskyard.errors import JournalDamaged
 from taskyard.journal import snapshot
 from taskyard.journal.encoding import decode
 from taskyard.journal.files import PUT_BACK
 from taskyard.journal.finished import FinishedIndex
 from taskyard.journal.snapshot import Snapshot
-from taskyard.journal.store import Head, Row, Store
+from taskyard.journal.store import Head, Row, StoreReader
 
 logger = logging.getLogger("taskyard.journal")
 
 
-def open_ledger(directory: Path, store: Store) -> Ledger:
+def open_ledger(directory: Path, store: StoreReader) -> Ledger:
     """The ledger as of the newest row of a state directory's journal."""
     with FinishedIndex(directory) as index:
         covered = check_index(index, store)
@@ -41,7 +41,7 @@ def open_ledger(directory: Path, store: Store) -> Ledger:
     return recover(store, ledger, sequence)
 
 
-def recover(store: Store, ledger: Ledger | None = None, after: int = 0) -> Ledger:
+def recover(store: StoreReader, ledger: Ledger | None = None, after: int = 0) -> Ledger:
     """The ledger as of the newest row, from a snapshot's ledger or an empty one."""
     ledger = Ledger() if ledger is None else ledger
     for row in store.rows(after):
@@ -71,7 +71,7 @@ def records_of(row: Row, before: int) -> list[AnyRecord]:
     return records
 
 
-def base(directory: Path, store: Store, through: int) -> tuple[Ledger, int]:
+def base(directory: Path, store: StoreReader, through: int) -> tuple[Ledger, int]:
     """Where to begin: the newest sound snapshot of a row up to `through` and its sequence, or, if
     no row was ever trimmed, an empty ledger and 0. Refuses what can't be made whole again."""
     wrong: list[str] = []
@@ -89,7 +89,7 @@ def base(directory: Path, store: Store, through: int) -> tuple[Ledger, int]:
     return Ledger(), 0
 
 
-def _usable(directory: Path, store: Store, through: int) -> Iterator[int]:
+def _usable(directory: Path, store: StoreReader, through: int) -> Iterator[int]:
     """The rows up to `through` with snapshots that the kept rows go on from, newest first."""
     for sequence in snapshot.sequences(directory):
         if sequence > store.head.sequence:
@@ -103,7 +103,7 @@ def _usable(directory: Path, store: Store, through: int) -> Iterator[int]:
             yield sequence
 
 
-def check_snapshot(found: Snapshot, store: Store) -> None:
+def check_snapshot(found: Snapshot, store: StoreReader) -> None:
     """Refuse a snapshot that was not taken of this journal's own row."""
     name = snapshot.path_of(Path(), found.head.sequence).name
     if found.identity != store.identity:
@@ -112,7 +112,7 @@ def check_snapshot(found: Snapshot, store: Store) -> None:
         raise snapshot.damaged(name, "is of another story of this journal")
 
 
-def head_at(store: Store, sequence: int) -> Head:
+def head_at(store: StoreReader, sequence: int) -> Head:
     """The head of a row that is kept, or of the last one that was trimmed."""
     if sequence == store.anchor.sequence:
         return store.anchor
@@ -127,7 +127,7 @@ def _no_base(anchor: Head, wrong: list[str]) -> JournalDamaged:
     )
 
 
-def check_index(index: FinishedIndex, store: Store) -> int:
+def check_index(index: FinishedIndex, store: StoreReader) -> int:
     """The last row whose ended tasks are in the index; refuse an index that lacks some."""
     covered = index.covered()
     if covered is None:
@@ -225,14 +225,22 @@ _NAMES: dict[type[events.Event], Callable[[Any], Iterable[bytes]]] = {
 def archivable(ledger: Ledger, record: int) -> list[bytes]:
     """What a live ledger can forget (`Ledger.archive`) once the index covers this record: tasks
     that ended up to it, and those that were recalled since."""
-    return [
-        task.name
-        for task in ledger.tasks.values()
-        if task.ending is not None and task.ending.record <= record
-    ]
+    return _ended_by(ledger.tasks.values(), record)
 
 
-def result_of(store: Store, index: FinishedIndex, ledger: Ledger, name: bytes) -> bytes | None:
+def archivable_among(ledger: Ledger, names: Iterable[bytes], record: int) -> list[bytes]:
+    """The same of these names alone. A name may have begun anew since, and ended again."""
+    found = map(ledger.tasks.get, names)
+    return _ended_by((task for task in found if task is not None), record)
+
+
+def _ended_by(tasks: Iterable[Task], record: int) -> list[bytes]:
+    return [task.name for task in tasks if task.ending is not None and task.ending.record <= record]
+
+
+def result_of(
+    store: StoreReader, index: FinishedIndex, ledger: Ledger, name: bytes
+) -> bytes | None:
     """The result of a DONE task, from its journal row or the index; None if it is not DONE."""
     task = ledger.tasks.get(name)
     if task is None:
@@ -257,7 +265,7 @@ def results_in(record: AnyRecord, number: int, names: list[bytes]) -> list[bytes
     return [results[name] for name in names]
 
 
-def text_at(store: Store, number: int, name: bytes) -> bytes | None:
+def text_at(store: StoreReader, number: int, name: bytes) -> bytes | None:
     """The end of what a task had printed as of that record; None if its row is trimmed."""
     row = store.row_of(number)
     if row is None:

@@ -17,7 +17,15 @@ from taskyard.errors import JournalFailed
 from taskyard.journal import chain
 from taskyard.journal.chain import Head, Row
 
-__all__ = ["BODY_BYTES_MAX", "DISK_RESERVE_BYTES", "Head", "MemoryStore", "Row", "Store"]
+__all__ = [
+    "BODY_BYTES_MAX",
+    "DISK_RESERVE_BYTES",
+    "Head",
+    "MemoryStore",
+    "Row",
+    "Store",
+    "StoreReader",
+]
 
 #: Below this much free disk the broker refuses submissions, so that workers can still complete what
 #: they hold: room for a log at its longest, for merging it, and for one more snapshot (16 + 16 +
@@ -28,8 +36,9 @@ DISK_RESERVE_BYTES = 64 * 1024 * 1024
 BODY_BYTES_MAX = 500_000_000
 
 
-class Store(Protocol):
-    """The durable story. Not safe for two calls at once; which thread calls does not matter."""
+class StoreReader(Protocol):
+    """The durable story, to read. Not safe for two calls at once; which thread calls does not
+    matter."""
 
     @property
     def identity(self) -> bytes:
@@ -46,10 +55,6 @@ class Store(Protocol):
         """The head of the last trimmed row, from which verification starts; the origin if none."""
         ...
 
-    def commit(self, body: bytes, records: int) -> Head:
-        """Append one row that holds `records` records. It is durable when this returns."""
-        ...
-
     def rows(self, after: int = 0) -> Iterator[Row]:
         """The rows kept now with a sequence above `after`, each verified before it is handed out.
 
@@ -59,6 +64,14 @@ class Store(Protocol):
 
     def row_of(self, record: int) -> Row | None:
         """The row that holds this record, verified; None if it is trimmed or not written yet."""
+        ...
+
+
+class Store(StoreReader, Protocol):
+    """The durable story, and its one writer."""
+
+    def commit(self, body: bytes, records: int) -> Head:
+        """Append one row that holds `records` records. It is durable when this returns."""
         ...
 
     def trim(self, through: int) -> None:

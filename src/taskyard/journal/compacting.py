@@ -1,0 +1,104 @@
+"""The program that compacts a journal beside its broker, as far as that can be done beside it.
+
+Started as `python -P -m taskyard.journal.compacting STATE HEAD`, with HEAD the sealed head up to
+which to go, in hexadecimal. It makes history, index and snapshot and reads them back; the rows are
+the broker's, and so is what is in its memory. It prints a `Report` in JSON.
+
+It lets others have the processor first, leaves the disk's reserve to the broker, and ends with it:
+its stdin is a pipe from there, and when the kernel closes the other end it sends SIGIO, which ends
+this at once (Linux; elsewhere SIGIO is ignored, and it looks who its parent is now and then). A
+process that ends anywhere in between leaves what the next one can go on from.
+"""
+
+import fcntl
+import gc
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from taskyard.errors import JournalFailed, TaskyardError
+from taskyard.journal import chain, compaction
+from taskyard.journal.beside import Report
+from taskyard.journal.files import free_bytes
+from taskyard.journal.reading import JournalReader
+from taskyard.journal.store import DISK_RESERVE_BYTES
+
+#: The broker and its workers go first; where they want it all, a quarter of a processor is left for
+#: this, because it has to come to its end.
+NICENESS: Final = 5
+
+#: Rows between two looks at the disk and at the parent: some megabytes.
+ROWS_A_LOOK: Final = 256
+
+#: As in the broker: millions of small objects that are never part of a cycle.
+GC_THRESHOLD: Final = 50_000
+
+
+def run(directory: Path, sealed: bytes, look: Callable[[], None]) -> Report:
+    """Compact beside the broker, up to a sealed head. `look` may raise to end it."""
+    found = chain.unseal(sealed)
+    if found is None:
+        return Report(failed="the head to go up to is damaged on its way here; try again")
+
+    def progress(_step: str, done: int, _total: int) -> None:
+        if done % ROWS_A_LOOK == 0:
+            look()
+
+    try:
+        with JournalReader(directory, *found) as reader:
+            outcome = compaction.export(directory, reader, progress)
+            look()
+            compaction.check_covered(directory, reader, reader.head)
+        return Report("", outcome.rows, outcome.events, outcome.ended, outcome.unfinished)
+    except TaskyardError as error:
+        return Report(failed=str(error))
+
+
+class Watch:
+    """Looks whether to go on: the parent lives, and the disk has room for it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._parent = os.getppid()
+
+    def __call__(self) -> None:
+        if os.getppid() != self._parent:
+            os._exit(1)
+        free = free_bytes(self._directory)
+        if free < DISK_RESERVE_BYTES:
+            raise JournalFailed(
+                f"compacting {self._directory} was given up with {free} bytes left on its disk, "
+                "which are kept for completions; free some space there"
+            )
+
+
+def end_with_stdin() -> None:
+    """Ask for SIGIO when the other end of stdin is closed; it may be closed already."""
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(0, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+    looking = select.poll()
+    looking.register(0, select.POLLIN)
+    if looking.poll(0):
+        os._exit(1)
+
+
+def main(arguments: list[str]) -> None:
+    end_with_stdin()
+    os.nice(NICENESS)
+    gc.set_threshold(GC_THRESHOLD)
+    directory = Path(arguments[0])
+    report = run(directory, bytes.fromhex(arguments[1]), Watch(directory))
+    os.write(1, msgspec.json.encode(report) + b"\n")
+    # Not the long way out: to free millions of objects one by one takes longer than some steps.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,109 @@
+"""What tests of a live compaction share: a broker over lists, and a clock that they move."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from taskyard.broker.archive import Archive
+from taskyard.broker.compacting import Compactor, Limits
+from taskyard.broker.turn import Broker
+from taskyard.core.effects import Accepted, Assign, Effect, Found, Told
+from taskyard.core.events import (
+    Event,
+    LookupAsked,
+    ResultsAsked,
+    SubmitAsked,
+    WorkAsked,
+    WorkerAppeared,
+    WorkReported,
+)
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.scheduler import Scheduler
+from taskyard.core.tasks import Submission
+from taskyard.core.workers import WorkerFacts
+from taskyard.journal import recovery
+from taskyard.journal.finished import FinishedIndex
+from taskyard.journal.sqlite import SqliteStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+#: Limits that nothing reaches.
+NEVER = Limits(rows=10**9, rows_bytes=10**15, ended=10**9)
+
+
+class Desk:
+    """A broker on a real journal, with a port and a clock that are the test's."""
+
+    def __init__(self, directory: Path, limits: Limits = NEVER) -> None:
+        self.directory = directory
+        self.now_ns = SECOND_NS
+        self.store = SqliteStore(directory)
+        self.index = FinishedIndex(directory)
+        self.ledger = recovery.open_ledger(directory, self.store)
+        self.archive = Archive(self.index, self.ledger, self.store.head.sequence)
+        self.broker = Broker(Scheduler(self.ledger), self, self.store, self, self.archive)
+        self.broker.committed = self.archive.committed
+        self.compactor = Compactor(directory, self.store, self.archive, self, limits)
+        self._arrived: Sequence[Event] = ()
+        self.sent: list[Effect] = []
+        self.turn(WorkerAppeared(0, b"w", WorkerFacts(slots_total=0)))
+
+    def fill_filter(self) -> None:
+        """What a compactor does first of all."""
+        while self.archive.wants_filter:
+            self.look()
+
+    def close(self) -> None:
+        self.compactor.close()
+        self.index.close()
+        self.store.close()
+
+    def monotonic_ns(self) -> int:
+        self.now_ns += 1
+        return self.now_ns
+
+    def wall_ns(self) -> int:
+        return self.now_ns
+
+    def receive(self, wait_ns: int | None) -> Sequence[Event]:
+        del wait_ns
+        return self._arrived
+
+    def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
+        self.sent = [*effects]
+        return ()
+
+    def turn(self, *events: Event) -> list[Effect]:
+        self._arrived = events
+        self.broker.turn()
+        return self.sent
+
+    def submit(self, *names: bytes, **more: Any) -> Effect:
+        [answer] = self.turn(SubmitAsked(0, b"c", Submission([*names], **more)))
+        return answer
+
+    def do(self, *names: bytes) -> None:
+        """Submit tasks and finish them; the result is the name in capitals."""
+        answer = self.submit(*names)
+        assert isinstance(answer, Accepted)
+        taken = self.turn(WorkAsked(0, b"w", len(names)))
+        [assign] = [effect for effect in taken if isinstance(effect, Assign)]
+        results = [name.upper() for name in assign.names]
+        self.turn(WorkReported(0, b"w", assign.names, assign.attempts, texts=results))
+
+    def results(self, *names: bytes) -> list[bytes | None]:
+        [told] = self.turn(ResultsAsked(0, b"c", [*names]))
+        assert isinstance(told, Told)
+        return told.texts
+
+    def found(self, *names: bytes) -> list[bytes]:
+        [found] = self.turn(LookupAsked(0, b"c", [*names]))
+        assert isinstance(found, Found)
+        return [view.name for view in found.views]
+
+    def look(self, seconds: float = 10) -> int | None:
+        """After so long, which is as long as it wants to wait for anything."""
+        self.now_ns += int(seconds * SECOND_NS)
+        return self.compactor.look()

@@ -1,0 +1,40 @@
+"""The filter of names: it may doubt a new name, and never calls a known one new."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskyard.journal.names import NameFilter
+
+
+@given(st.lists(st.binary(max_size=8)), st.lists(st.binary(max_size=8)))
+def test_no_name_that_was_added_is_ever_called_new(added: list[bytes], others: list[bytes]) -> None:
+    names = NameFilter(capacity_min=1)  # far too small: most places are taken twice
+    names.add(added)
+    assert set(added) <= set(names.known(added + others))
+
+
+def test_hundred_thousand_names_are_all_known_again() -> None:
+    added = [b"task-%d" % number for number in range(100_000)]
+    names = NameFilter(len(added), capacity_min=1)
+    names.add(added)
+    # Other objects with the same bytes, as they come from the wire.
+    assert names.known([bytes(bytearray(name)) for name in added]) == added
+
+
+def test_few_new_names_are_doubted() -> None:
+    names = NameFilter(50_000, capacity_min=1)
+    names.add(b"task-%d" % number for number in range(50_000))
+    doubted = names.known([b"new-%d" % number for number in range(50_000)])
+    assert len(doubted) < 50_000 // 10
+
+
+def test_empty_filter_knows_nothing() -> None:
+    assert NameFilter().known([b"", b"a"]) == []
+
+
+def test_filter_says_when_it_has_become_too_small() -> None:
+    names = NameFilter(4, capacity_min=1)
+    names.add([b"a", b"b", b"c", b"d"])
+    assert (names.capacity, names.is_full) == (4, False)
+    names.add([b"e"])
+    assert names.is_full

@@ -1,0 +1,79 @@
+"""`taskyard` whose broker is killed when its compaction comes to a step, the first argument.
+
+A broker that is started so starts this program beside it, too. What is done there kills the broker
+and waits for its own end; what is done in the broker itself kills it as well. The processes beside
+it write their ids to the file `children`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from taskyard.broker.archive import Archive
+from taskyard.cli.entry import main
+from taskyard.journal import beside, snapshot
+from taskyard.journal.sqlite import SqliteStore
+
+CHILD = "beside"
+
+#: What is done beside the broker, and what in it: killed before the call of that name.
+STEPS_BESIDE = {
+    "begin": "export",
+    "history": "finish",
+    "index": "_write",
+    "covered": "commit",
+    "snapshot": "write",
+    "look": "check_covered",
+    "report": "write",
+}
+STEPS_WITHIN: dict[str, tuple[Any, str]] = {
+    "trim": (SqliteStore, "_forget"),
+    "drop": (snapshot, "remove"),
+    "forget": (Archive, "_forget"),
+}
+
+
+def compact_beside(step: str, words: list[str]) -> None:
+    from taskyard.journal import compacting, compaction  # noqa: PLC0415  # Arrow: not in the broker
+    from taskyard.journal.finished import IndexWriter  # noqa: PLC0415
+    from taskyard.journal.history import PartWriter  # noqa: PLC0415
+
+    with Path("children").open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    owners: dict[str, Any] = {
+        "begin": compaction,
+        "history": PartWriter,
+        "index": IndexWriter,
+        "covered": IndexWriter,
+        "snapshot": snapshot,
+        "look": compaction,
+        "report": os,
+    }
+    if step in owners:
+        setattr(owners[step], STEPS_BESIDE[step], kill_broker_beside)
+    compacting.NICENESS = 0  # type: ignore[misc]  # other tests run beside this one
+    compacting.main(words)
+
+
+def kill_broker_beside(*_: Any, **__: Any) -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+    while True:
+        signal.pause()
+
+
+def kill_broker(*_: Any, **__: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    step, *words = sys.argv[1:]
+    if words[0] == CHILD:
+        compact_beside(step, words[1:])
+    beside.PROGRAM = (sys.executable, __file__, step, CHILD)
+    if step in STEPS_WITHIN:
+        setattr(*STEPS_WITHIN[step], kill_broker)
+    main(words)
