@@ -27,6 +27,7 @@ class Desk:
     """
 
     prefix = b""
+    is_secure = False
 
     def __init__(self) -> None:
         self.room: dict[bytes, int] = {b"slow": 2, b"quick": 1000}

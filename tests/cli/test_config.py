@@ -243,14 +243,11 @@ def test_flag_to_listen_replaces_what_the_file_says(tmp_path: Path) -> None:
         assert broker.terminate() == (0, "", "")
 
 
-def test_dialect_that_is_not_spoken_yet_is_told_with_its_place(tmp_path: Path) -> None:
-    settings_file(tmp_path, '[listen]\nwmp = "tcp://127.0.0.1:0"\n')
+def test_endpoint_that_can_not_be_used_is_told_with_its_place(tmp_path: Path) -> None:
+    settings_file(tmp_path, '[listen]\nwmp = ["tcp://127.0.0.1:0", "tcp://nowhere"]\n')
     code, out, err = run(tmp_path, "broker")
     assert (code, out) == (2, "")
-    assert err == (
-        "taskyard: taskyard.toml:2: listen.wmp: the dialect wmp comes later; "
-        "this version speaks dwork\n"
-    )
+    assert err.startswith("taskyard: taskyard.toml:2: listen.wmp")
     assert not (tmp_path / ".taskyard").exists()
 
 

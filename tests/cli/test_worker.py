@@ -153,7 +153,9 @@ def test_without_a_broker_to_report_to_it_leaves_after_the_lease(tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--dialect", "wmp"], "the dialect wmp comes later"),
+        (["--dialect", "smtp"], "there is no dialect 'smtp'"),
+        (["--broker", "ipc://a", "--broker", "ipc://b"], "has one broker: give --broker once"),
+        (["--command", "'"], "is no command"),
         (["--agent", "cat"], "--agent comes later"),
         (["--lease", "2s"], "--lease must be at least three times --heartbeat"),
         (["--heartbeat", "soon"], "must be a duration"),

@@ -13,6 +13,8 @@ from taskyard.core.effects import (
     Explained,
     Found,
     Heard,
+    Holding,
+    Holdings,
     Listed,
     Noted,
     Nothing,
@@ -29,6 +31,7 @@ from taskyard.core.effects import (
 from taskyard.core.events import (
     Event,
     ExplainAsked,
+    HoldingsAsked,
     ListAsked,
     LookupAsked,
     Misunderstood,
@@ -109,6 +112,7 @@ QUESTIONS: list[Event] = [
     StatsAsked(0, b"client"),
     *(ExplainAsked(0, b"client", name) for name in (b"a done", b"d blocked", b"g ready")),
     WorkersAsked(0, b"client"),
+    HoldingsAsked(0, b"client", b""),
     ResultsAsked(0, b"client", [b"a done", b"nobody"]),
     OutputAsked(0, b"client", b"c leased"),
     OutputAsked(0, b"client", b"nobody"),
@@ -454,6 +458,19 @@ def test_workers_are_listed_with_what_they_hold_and_when_they_were_heard(yard: Y
 
 def test_empty_yard_has_no_workers() -> None:
     assert Yard().handle(WorkersAsked(0, b"client")) == [Rostered(b"client", 0, [])]
+
+
+def test_what_workers_of_a_dialect_hold_is_told_with_their_envelopes(yard: Yard) -> None:
+    yard.join(b"v:1", slots_total=3, dialect=b"v")
+    yard.submit(b"a", b"b", b"c", envelopes=[b"A", b"B", b"C"])
+    yard.take(b"v:1", 3)
+    yard.finish(b"v:1", b"b", keeps_slots=True)
+    ledger = yard.scheduler.ledger
+    terms = ledger.tasks[b"a"].terms
+    facts = ledger.workers[b"v:1"].facts
+    held = Holding(b"v:1", facts, [b"a", b"c"], [1, 1], [terms, terms], [b"A", b"C"], [1])
+    assert yard.handle(HoldingsAsked(0, b"client", b"v:", 4)) == [Holdings(b"client", 4, [held])]
+    assert yard.handle(HoldingsAsked(0, b"client", b"x:", 4)) == [Holdings(b"client", 4, [])]
 
 
 # Results.

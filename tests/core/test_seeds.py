@@ -54,6 +54,21 @@ def test_round_robin_gives_each_message_to_the_worker_used_least_recently() -> N
     assert [send(b"m%d" % number) for number in range(6)] == [[b"w1"], [b"w2"], [b"w3"]] * 2
 
 
+def test_round_robin_newcomer_stands_at_the_top_of_the_table() -> None:
+    yard = Yard()
+    for worker in (b"a", b"c", b"b"):
+        yard.join(worker, slots_total=2, standing=True, dialect=b"round-robin")
+
+    def send(name: bytes) -> list[bytes]:
+        return [one.worker for one in yard.submit(name) if isinstance(one, Assign)]
+
+    assert [send(b"m%d" % number) for number in range(4)] == [[b"b"], [b"c"], [b"a"], [b"b"]]
+    yard.join(b"d", slots_total=2, standing=True, dialect=b"round-robin")
+    assert send(b"new") == [b"d"]
+    yard.join(b"a", slots_total=3, standing=True, dialect=b"round-robin")  # it stays where it is
+    assert send(b"next") == [b"c"]
+
+
 def test_round_robin_queues_when_all_slots_are_taken_and_drains_at_once_when_one_frees() -> None:
     yard = Yard()
     for worker in (b"w1", b"w2", b"w3"):
@@ -389,3 +404,31 @@ def test_wmp_ready_of_a_worker_is_answered_with_wake_never_with_a_job() -> None:
     yard.submit(b"job")
     yard.join(b"w", slots_total=1, called=True)
     assert yard.ask(b"w", parks=True) == [Wake(b"w", b"default")]
+
+
+def test_wmp_ready_stands_until_the_slots_are_full() -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=2, called=True)
+    yard.ask(b"w", parks=True)
+    assert yard.submit(b"1", b"2", b"3")[1:] == [Wake(b"w", b"default")]
+    effects = yard.ask(b"w")
+    assert assigned(effects) == [b"1"]
+    assert effects[1:] == [Wake(b"w", b"default")]
+    effects = yard.ask(b"w")
+    assert assigned(effects) == [b"2"]
+    assert effects[1:] == []
+    assert yard.finish(b"w", b"1") == [Noted(b"w", 0, [])]
+    assert yard.ask(b"w", parks=True) == [Wake(b"w", b"default")]
+
+
+def test_wmp_worker_that_asks_without_ready_is_not_called_after_its_task() -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=3, called=True)
+    yard.ask(b"w", parks=True)
+    yard.submit(*(b"%d" % number for number in range(9)))
+    for _ in range(3):
+        yard.ask(b"w")
+    yard.finish(b"w", b"0", b"1")
+    effects = yard.ask(b"w")
+    assert assigned(effects) == [b"3"]
+    assert effects[1:] == []

@@ -10,8 +10,16 @@ import pytest
 
 from taskyard.errors import UserError
 from taskyard.net import endpoints
-from taskyard.net.endpoints import IPC_PATH_BYTES_MAX, check, check_peer, native
-from taskyard.net.sockets import listen
+from taskyard.net.endpoints import (
+    IPC_PATH_BYTES_MAX,
+    check,
+    check_peer,
+    is_beyond,
+    native,
+    parse,
+    parse_peer,
+)
+from taskyard.net.sockets import connect, listen
 from tests.net.kit import peers
 
 
@@ -136,28 +144,55 @@ def test_relative_path_is_made_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    "endpoint",
+    ("given", "spelled"),
     [
-        "tcp://*:6125",
-        "tcp://0.0.0.0:6125",
-        "tcp://10.1.2.3:6125",
-        "tcp://example.org:6125",
-        "tcp://eth0:6125",
-        "tcp://lo:6125",
-        "tcp://[::]:6125",
-        "tcp://[::ffff:10.1.2.3]:6125",
-        "tcp://[127.0.0.1]:6125",
-        "tcp://localhost.example.org:6125",
+        ("tcp://10.1.2.3:06125", "tcp://10.1.2.3:6125"),
+        ("tcp://[fd00:0::2]:6125", "tcp://[fd00::2]:6125"),
     ],
 )
-def test_endpoint_beyond_this_machine_is_refused(endpoint: str) -> None:
+def test_address_beyond_this_machine_is_an_endpoint_and_known_as_such(
+    given: str, spelled: str
+) -> None:
+    assert check(given) == check_peer(given) == spelled
+    assert is_beyond(parse(given))
+    with pytest.raises(UserError, match=r"goes beyond this machine: that needs keys; make one wi"):
+        listen(given)
+    with pytest.raises(UserError, match=r"is beyond this machine, and is reached with a key alone"):
+        connect(given)
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:6125", "tcp://[::]:6125"])
+def test_all_addresses_are_for_listeners_alone(endpoint: str) -> None:
+    assert check(endpoint) == endpoint
+    assert is_beyond(parse(endpoint))
+    with pytest.raises(
+        UserError, match=r"stands for all addresses of a machine, and nobody can be"
+    ):
+        check_peer(endpoint)
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:1", "tcp://[::1]:1", "ipc:///run/yard"])
+def test_what_only_this_machine_reaches_is_not_beyond(endpoint: str) -> None:
+    assert not is_beyond(parse(endpoint))
+
+
+@pytest.mark.parametrize("host", ["example.org", "Node-7", "localhost.example.org", "lo"])
+def test_name_of_a_machine_is_for_peers_alone_and_beyond(host: str) -> None:
+    endpoint = f"tcp://{host}:6125"
+    assert check_peer(endpoint) == endpoint.lower()
+    assert is_beyond(parse_peer(endpoint))
+    with pytest.raises(UserError, match=r"has no address that a socket can have; give tcp://127"):
+        check(endpoint)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["*", "1.2.3", "256.1.1.1", "[127.0.0.1]", "[::ffff:10.1.2.3]", "[fe80::1%eth0]", "a_b", "-x"],
+)
+def test_what_is_neither_address_nor_name_is_refused(host: str) -> None:
     for checked in (check, check_peer):
-        with pytest.raises(UserError) as caught:
-            checked(endpoint)
-        assert str(caught.value) == (
-            f"endpoint {endpoint} goes beyond this machine: that needs keys, which are not there "
-            "yet; give tcp://127.0.0.1:PORT or ipc://PATH"
-        )
+        with pytest.raises(UserError, match=r"has no address that a socket can have; give tcp://1"):
+            checked(f"tcp://{host}:6125")
 
 
 @pytest.mark.parametrize(

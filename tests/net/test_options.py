@@ -8,8 +8,14 @@ import pytest
 import zmq
 
 from taskyard.net.context import context
-from taskyard.net.options import CONNECTING, CONTEXT, LISTENING, state_options
-from taskyard.net.sockets import Wire, connect, listen
+from taskyard.net.options import (
+    CONNECTING,
+    CONNECTING_BY_NAME,
+    CONTEXT,
+    LISTENING,
+    state_options,
+)
+from taskyard.net.sockets import Wire, connect, connect_by_name, listen
 from tests.net.kit import PATIENCE_MS, arrived, needs_ipv6, peers
 
 #: ZeroMQ takes these and does not tell them; the tests below see them at work.
@@ -42,6 +48,21 @@ def test_peer_has_every_option_as_stated(listener: Wire) -> None:
     with closing(connect(listener.endpoint)) as peer:
         assert stated(peer, CONNECTING) == readable(CONNECTING)
         assert peer.socket.getsockopt(zmq.SocketOption.ZAP_DOMAIN) == b""
+
+
+def test_peer_that_goes_by_a_name_has_every_option_as_stated(listener: Wire) -> None:
+    with closing(connect_by_name(listener.endpoint, "me")) as peer:
+        assert stated(peer, CONNECTING_BY_NAME) == readable(CONNECTING_BY_NAME)
+        name = peer.socket.getsockopt(zmq.SocketOption.ROUTING_ID)
+        assert name == listener.endpoint.encode() + b":me"
+        assert not peer.send([b"nobody", b"lost"])
+
+
+def test_listener_has_the_name_of_its_endpoint_if_it_is_to_and_none_else(listener: Wire) -> None:
+    assert listener.socket.getsockopt(zmq.SocketOption.ROUTING_ID) == b""
+    with closing(listen("tcp://127.0.0.1:0", is_named=True)) as wire:
+        assert stated(wire, LISTENING) == readable(LISTENING)
+        assert wire.socket.getsockopt(zmq.SocketOption.ROUTING_ID) == wire.endpoint.encode()
 
 
 @pytest.mark.parametrize("option", WRITE_ONLY)

@@ -10,10 +10,11 @@ import pytest
 import zmq
 
 from taskyard.core.limits import SECOND_NS
+from taskyard.errors import UserError
 from taskyard.net.options import FRAME_BYTES_MAX, FRAMES_MAX, MESSAGES_WAITING_MAX
 from taskyard.net.poller import Poller
-from taskyard.net.sockets import Wire, connect, listen
-from tests.net.kit import PYTHON, arrived, peers
+from taskyard.net.sockets import Wire, connect, connect_by_name, listen
+from tests.net.kit import PATIENCE_MS, PYTHON, arrived, peers
 
 
 @pytest.fixture(params=["tcp", "ipc"])
@@ -164,8 +165,49 @@ def test_connection_that_can_not_be_made_leaves_no_socket(monkeypatch: pytest.Mo
     with pytest.raises(zmq.ZMQError):
         connect("tcp://127.0.0.1:1")
     monkeypatch.undo()
-    assert len(closed) == 1
+    assert len({id(socket) for socket in closed}) == 1
     closed[0].close()
+
+
+def test_two_that_go_by_names_address_each_other_before_and_after_a_restart() -> None:
+    with closing(listen("tcp://127.0.0.1:0", is_named=True)) as first:
+        server = first.endpoint.encode()
+        peer = connect_by_name(first.endpoint, "me")
+        with closing(peer):
+            assert peer.send([server, b"", b"ahead of the connection"])
+            assert arrived(first) == [server + b":me", b"", b"ahead of the connection"]
+            assert first.send([server + b":me", b"", b"back"])
+            assert arrived(peer) == [server, b"", b"back"]
+            first.close()
+            with closing(listen(first.endpoint, is_named=True)) as second:
+                poller = Poller()
+                poller.add(second)
+                while not poller.wait(SECOND_NS // 50):  # as above
+                    assert peer.send([server, b"again"])
+                assert arrived(second) == [server + b":me", b"again"]
+                assert second.send([server + b":me", b"there"])
+                assert arrived(peer) == [server, b"there"]
+
+
+def test_router_that_knows_nothing_but_the_endpoint_finds_who_is_named_by_it() -> None:
+    with (
+        closing(listen("tcp://127.0.0.1:0", is_named=True)) as wire,
+        zmq.Context() as foreign,
+        foreign.socket(zmq.ROUTER) as router,
+    ):
+        server = wire.endpoint.encode()
+        router.setsockopt(zmq.LINGER, 0)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.setsockopt(zmq.ROUTING_ID, server + b":bare")
+        router.connect(wire.endpoint)
+        assert router.poll(PATIENCE_MS, zmq.POLLOUT)  # they have greeted each other
+        router.send_multipart([server, b"hello"])
+        assert arrived(wire) == [server + b":bare", b"hello"]
+
+
+def test_name_beyond_this_machine_is_refused() -> None:
+    with pytest.raises(UserError, match="beyond this machine"):
+        connect_by_name("tcp://192.0.2.1:6714", "me")
 
 
 #: Ends with everything still open.

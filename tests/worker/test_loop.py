@@ -78,7 +78,7 @@ class Shop(Counter):
             return False
         request = peer.Reply(frames[1])
         self.said.append(request.kind)
-        if self.refusing and request.kind == peer.COMPLETE:
+        if self.refusing and request.kind in (peer.COMPLETE, peer.HEARTBEAT):
             refusal = pb.QueryMsg(type=pb.QueryMsg.Error, reason=b"no", request=request.request)
             self._inbox.append([b"", refusal.SerializeToString()])
             return True

@@ -1,4 +1,4 @@
-"""Messages that made no sense: counted elsewhere, told to the log from here, now and then.
+"""Messages that are refused: counted elsewhere, told to the log from here, now and then.
 
 Anybody who can connect can send nonsense as fast as the net allows, so what is logged is a count,
 at most once in a while. It must not know what was wrong with a message: its sender is told that.
@@ -21,13 +21,24 @@ logger = logging.getLogger("taskyard.broker")
 #: A person sees it soon enough, and a flood makes six lines a minute.
 WARNING_NS: Final = 10 * SECOND_NS
 
+#: What there is to say of some, with how many are new and how many there were.
+NO_SENSE: Final = (
+    "%d message(s) made no sense and were refused, %d since the start; "
+    "look for a peer that speaks another dialect or version"
+)
+NOT_ALLOWED: Final = (
+    "%d request(s) were refused because of the key that they came by, %d since the start; "
+    "`taskyard keys list` says which key is for what"
+)
+
 
 class Noise:
     """Warns of a count that rises."""
 
-    def __init__(self, count: Callable[[], int], clock: Clock) -> None:
+    def __init__(self, count: Callable[[], int], clock: Clock, words: str = NO_SENSE) -> None:
         self._count = count
         self._clock = clock
+        self._words = words
         self._told = count()
         self._told_ns = 0
 
@@ -40,8 +51,4 @@ class Noise:
         if self._told_ns and now_ns - self._told_ns < WARNING_NS:
             return
         fresh, self._told, self._told_ns = count - self._told, count, now_ns
-        logger.warning(
-            "%d message(s) made no sense and were refused, %d since the start; "
-            "look for a peer that speaks another dialect or version",
-            *(fresh, count),
-        )
+        logger.warning(self._words, fresh, count)

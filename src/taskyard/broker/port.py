@@ -2,7 +2,8 @@
 
 Owns which socket a message came in by and which one its answer leaves by, and who does not read its
 answers: what such a peer asks is passed over, because it can't be told what was done, until it has
-taken what it was answered before. What the messages mean is the dialects' business.
+taken what it was answered before. What comes by a socket that demands keys goes through `guests`.
+What the messages mean is the dialects' business.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from taskyard.core.limits import SECOND_NS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from taskyard.broker.guests import Guests
     from taskyard.broker.turn import Clock
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
@@ -59,10 +61,17 @@ class SocketPort:
     """Keeps `turn.Port`. A route is the number of a socket and the peer's id there."""
 
     def __init__(
-        self, dialect: Dialect, wires: Sequence[Wire], poller: Poller, clock: Clock
+        self,
+        dialect: Dialect,
+        wires: Sequence[Wire],
+        poller: Poller,
+        clock: Clock,
+        guests: Guests | None = None,
     ) -> None:
         self._dialect = dialect
         self._wires = list(wires)
+        #: None: no socket demands keys.
+        self._guests = guests
         self._numbers = {wire: bytes([number]) for number, wire in enumerate(self._wires)}
         self._clock = clock
         self._poller = poller
@@ -80,6 +89,9 @@ class SocketPort:
         ready = self._poller.wait(self._shortened(wait_ns))
         now_ns = self._clock.monotonic_ns()
         events: list[Event] = []
+        if self._guests is not None:
+            for route in self._guests.look():
+                events += self._cut(route)
         if self._backlogs and now_ns >= self._retry_at_ns:
             self._retry(now_ns)
         wires = [one for one in ready if not isinstance(one, int)]
@@ -113,12 +125,31 @@ class SocketPort:
                 messages += 1
                 bytes_taken += sum(map(len, frames))
                 route = number + frames[0]
-                if route not in self._backlogs:
+                if wire.is_secure:
+                    events += self._take_from_guest(wire.user, route, frames[1:], now_ns)
+                elif route not in self._backlogs:
                     events += self._dialect.take(route, frames[1:], now_ns)
                 if bytes_taken >= BYTES_A_TURN_MAX or (not count and not wire.is_readable()):
                     break  # mostly one message is there: to ask is cheaper than to find none
             else:
                 wires.append(wire)
+
+    def _take_from_guest(
+        self, user: str, route: bytes, frames: Sequence[bytes], now_ns: int
+    ) -> Sequence[Event]:
+        if self._guests is None:
+            return ()  # nobody can say who it is
+        told: list[Event] = []
+        if self._guests.is_another(user, route):
+            told += self._cut(route)
+        if route not in self._backlogs:
+            told += self._guests.take(user, route, frames, now_ns)
+        return told
+
+    def _cut(self, route: bytes) -> Sequence[Event]:
+        """Whatever waits to be told there is dropped."""
+        self._backlogs.pop(route, None)
+        return self._dialect.cut(route)
 
     def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
         undelivered: list[Event] = []
@@ -133,6 +164,8 @@ class SocketPort:
     def _send(self, route: bytes, frames: list[bytes]) -> bool:
         """Whether it was sent; what a full queue refuses is kept."""
         wire = self._wires[route[0]]
+        if wire.is_secure and (self._guests is None or not self._guests.may_be_told(route)):
+            return False
         sent = wire.send([route[1:], *frames])
         if not sent and wire.is_full:
             self._backlogs[route] = [frames]

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskyard.cli.connecting import connected
+from taskyard.cli.choosing import FLAGS, scope_from, scope_options
+from taskyard.cli.completion import complete_name
 from taskyard.cli.options import Talk, broker_options
 from taskyard.cli.printing import example, print_document
-from taskyard.cli.selecting import scope_options, states_of
+from taskyard.cli.reaching import connected
 from taskyard.cli.words import count
 from taskyard.core.states import TaskState
 from taskyard.errors import UserError
@@ -25,7 +26,7 @@ _NOT_ENDED: Final = [
 
 
 @click.command(epilog=example("retry fetch-a", "retry --campaign thumbs --failed"))
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
 @scope_options
 @broker_options
 @click.pass_obj
@@ -35,8 +36,11 @@ def retry(talk: Talk, /, names: tuple[str, ...], **given: Any) -> None:  # noqa:
     By name, or all that fit what is given; --failed alone means every failed task. What waits
     behind them goes on when they are done.
     """
+    from taskyard.client import steering  # noqa: PLC0415  # when it is used
+
     with connected(talk) as client:
-        retried = client.retry(**_chosen(client, names, given))
+        _check(client, names, given)
+        retried = client.retry(names) if names else steering.retry(client, scope_from(given))
     if talk.as_json:
         print_document("retry", retried=retried)
     elif retried:
@@ -46,7 +50,7 @@ def retry(talk: Talk, /, names: tuple[str, ...], **given: Any) -> None:  # noqa:
 
 
 @click.command(epilog=example("cancel fetch-a", "cancel --campaign thumbs"))
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
 @scope_options
 @click.option(
     "--all", "everything", is_flag=True, help="Every task that is not ended; needs --yes."
@@ -67,11 +71,14 @@ def cancel(
 
     By name, or all that fit what is given. A task that runs is ended. What is done stays done.
     """
+    from taskyard.client import steering  # noqa: PLC0415  # when it is used
+
     if everything:
         _check_all(names, given, yes=yes)
         given["only"] = [state.name.lower() for state in _NOT_ENDED]
     with connected(talk) as client:
-        cancelled = client.cancel(**_chosen(client, names, given))
+        _check(client, names, given)
+        cancelled = client.cancel(names) if names else steering.cancel(client, scope_from(given))
     if talk.as_json:
         print_document("cancel", cancelled=cancelled)
     elif cancelled:
@@ -87,17 +94,14 @@ def _check_all(names: tuple[str, ...], given: dict[str, Any], *, yes: bool) -> N
         raise UserError("--all cancels every task of the broker; give --yes, too, if you mean it")
 
 
-def _chosen(client: Client, names: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
-    """The scope of an act. Names have to be known: one that is mistyped should not pass."""
+def _check(client: Client, names: tuple[str, ...], given: dict[str, Any]) -> None:
+    """An act is on names or on a scope. Names have to be known: a mistyped one should not pass."""
+    if names and any(given.values()):
+        raise UserError(f"names and options both choose tasks: give names, or {FLAGS}")
+    if not names and not any(given.values()):
+        raise UserError(f"say which tasks: names, {FLAGS}")
     if names:
-        if any(given.values()):
-            raise UserError("give names, or --campaign, --service, --lane, --only or --failed")
         client.views(names)
-        return {"names": names}
-    if not any(given.values()):
-        raise UserError("say which tasks: names, --campaign, --service, --lane, --only or --failed")
-    fields = {key: given[key] for key in ("campaign", "service", "lane")}
-    return {**fields, "states": states_of(given)}
 
 
 @click.command(epilog=example("drain host-4711", "drain --all"))

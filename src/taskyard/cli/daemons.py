@@ -17,9 +17,10 @@ from taskyard.settings.files import BadSettings
 if TYPE_CHECKING:
     from taskyard.settings.sections import Settings
 
-#: What a broker can listen to, and what it will.
-DIALECTS: Final = ("dwork",)
-DIALECTS_LATER: Final = ("round-robin", "ping-pong", "wmp")
+#: What a broker can listen to, each with how many endpoints it has, and what it will.
+SIDES: Final = {"dwork": 1, "ping-pong": 2, "wmp": 1}
+DIALECTS: Final = tuple(SIDES)
+DIALECTS_LATER: Final = ("round-robin",)
 
 
 def _remember_owner(context: click.Context, _option: click.Parameter, given: bool) -> bool:  # noqa: FBT001  # click's signature
@@ -76,7 +77,9 @@ def check_dialect(dialect: str) -> str:
     if dialect in DIALECTS:
         return dialect
     if dialect in DIALECTS_LATER:
-        raise UserError(f"the dialect {dialect} comes later; this version speaks dwork")
+        raise UserError(
+            f"the dialect {dialect} comes later; this version speaks {', '.join(DIALECTS)}"
+        )
     known = ", ".join(DIALECTS + DIALECTS_LATER)
     raise UserError(f"there is no dialect {dialect!r}; the dialects are {known}")
 
@@ -88,8 +91,17 @@ def read_listen(listen: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
         dialect, sign, endpoint = given.partition("=")
         if not sign:
             raise UserError(f"--listen {given} must be DIALECT=ENDPOINT: dwork=tcp://127.0.0.1:0")
-        pairs.append((check_dialect(dialect), endpoints.check(endpoint)))
+        pairs.append((check_dialect(dialect), _check_endpoints(dialect, endpoint)))
     return tuple(pairs)
+
+
+def _check_endpoints(dialect: str, given: str) -> str:
+    """In their one spelling."""
+    found = [endpoints.check(one) for one in endpoints.several(given)]
+    if len(found) != SIDES[dialect]:
+        form, what = ("BACKEND,FRONTEND", "two") if SIDES[dialect] > 1 else ("ENDPOINT", "one")
+        raise UserError(f"{dialect} listens at {what}, not {len(found)}: give {dialect}={form}")
+    return ",".join(found)
 
 
 def listen_of(settings: Settings) -> tuple[str, ...]:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskyard.cli.connecting import looking
+from taskyard.cli.choosing import campaign_option, scope_from, scope_options
+from taskyard.cli.completion import complete_name
 from taskyard.cli.options import Talk, broker_options
+from taskyard.cli.pausing import pauses_of
 from taskyard.cli.printing import (
     DOCUMENT_VERSION,
     ROWS_DRAWN_MAX,
@@ -24,9 +26,8 @@ from taskyard.cli.printing import (
     write_result,
 )
 from taskyard.cli.progress import summary_of
-from taskyard.cli.selecting import scope_options, states_of
+from taskyard.cli.reaching import looking
 from taskyard.cli.words import count, plain, span
-from taskyard.client.client import scope_of
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, UserError
 
@@ -51,7 +52,6 @@ _STDOUT: Final = "-"
     "list", epilog=example("list --campaign thumbs --failed", "list --match fetch --all")
 )
 @scope_options
-@click.option("--match", metavar="TEXT", default="", help="Only names that contain this.")
 @click.option(
     "--limit",
     metavar="N",
@@ -66,7 +66,6 @@ _STDOUT: Final = "-"
 def list_tasks(
     talk: Talk,
     /,
-    match: str,
     limit: int,
     *,
     everything: bool,
@@ -77,8 +76,8 @@ def list_tasks(
     Those that fit everything that is given.
     """
     with looking(talk) as broker:
-        scope = scope_of(**_fields(given), states=states_of(given))
-        found = iter(broker.tasks(scope, match))
+        scope = scope_from(given)
+        found = iter(broker.tasks(scope))
         views = found if everything else islice(found, limit)
         if talk.as_json:
             more = _write_list(views, found)
@@ -91,10 +90,6 @@ def list_tasks(
             more = next(found, None) is not None
         if more and not talk.quiet:
             click.echo(f"these are the first {limit:,}; --all or --limit N shows more", err=True)
-
-
-def _fields(given: dict[str, Any]) -> dict[str, Any]:
-    return {key: given[key] for key in ("campaign", "service", "lane")}
 
 
 def _write_list(views: Iterable[dict[str, Any]], rest: Iterator[object]) -> bool:
@@ -113,7 +108,7 @@ def _write_list(views: Iterable[dict[str, Any]], rest: Iterator[object]) -> bool
 
 
 @click.command(epilog=example("show fetch-a"))
-@click.argument("name")
+@click.argument("name", shell_complete=complete_name)
 @broker_options
 @click.pass_obj
 def show(talk: Talk, name: str) -> None:
@@ -141,7 +136,7 @@ def _value(key: str, value: object) -> str:
 
 
 @click.command(epilog=example("result fetch-a --output a.bin"))
-@click.argument("name")
+@click.argument("name", shell_complete=complete_name)
 @click.option("--output", metavar="FILE", help="Write it there instead of to stdout.")
 @broker_options
 @click.pass_obj
@@ -163,7 +158,7 @@ def result(talk: Talk, name: str, output: str | None) -> None:
 
 
 @click.command(epilog=example("log fetch-a"))
-@click.argument("name")
+@click.argument("name", shell_complete=complete_name)
 @broker_options
 @click.pass_obj
 def log(talk: Talk, name: str) -> None:
@@ -185,7 +180,7 @@ def log(talk: Talk, name: str) -> None:
 
 
 @click.command(epilog=example("why join", "why fetch-a fetch-b"))
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_name)
 @broker_options
 @click.pass_obj
 def why(talk: Talk, names: tuple[str, ...]) -> None:
@@ -236,21 +231,27 @@ def _worker_row(one: dict[str, Any]) -> tuple[object, ...]:
     return (one["name"], one["state"], services, slots, one["tasks"], heard, one["dialect"])
 
 
-@click.command(epilog=example("status", "status --campaign thumbs --json"))
-@click.option("--campaign", metavar="NAME", help="Of this campaign only.")
+@click.command(epilog=example("status", "status --campaign thumbs --json", "status --line"))
+@campaign_option
+@click.option("--line", is_flag=True, help="One line of STATE=NUMBER, for scripts.")
 @broker_options
 @click.pass_obj
-def status(talk: Talk, campaign: str | None) -> ExitCode:
+def status(talk: Talk, campaign: str | None, *, line: bool) -> ExitCode:
     """Say how many tasks there are in each state.
 
-    And how many campaigns, services and workers.
+    And how many campaigns, services and workers. The line of --line never changes but for further
+    words at its end: blocked=0 delayed=0 ready=3 leased=2 done=95 failed=0 cancelled=0.
     """
+    if line and talk.as_json:
+        raise UserError("give --line or --json, not both")
     with looking(talk) as broker:
         told = broker.status()
     if campaign is not None:
         told = _of_campaign(told, campaign)
     if talk.as_json:
         print_document("status", **told)
+    elif line:
+        click.echo(" ".join(f"{state}={number}" for state, number in told["counts"].items()))
     else:
         _print_status(told)
     return ExitCode.GOOD
@@ -268,8 +269,8 @@ def _print_status(told: dict[str, Any]) -> None:
     if "workers" not in told:
         return
     click.echo(f"{count(told['workers'], 'worker')}")
-    if told["paused"]:
-        click.echo("everything is paused; `taskyard resume` goes on")
+    if pauses := pauses_of(told):
+        click.echo(f"{pauses}; `taskyard resume` goes on")
     if not told["accepting"]:
         click.echo("no more tasks are taken: the disk is nearly full")
     states = ("blocked", "delayed", "ready", "leased", "done", "failed", "cancelled")

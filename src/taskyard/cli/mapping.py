@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskyard.cli.connecting import connected
 from taskyard.cli.map_answers import Answer
 from taskyard.cli.options import Talk, broker_options
 from taskyard.cli.printing import example, print_document
 from taskyard.cli.progress import Meter
+from taskyard.cli.reaching import connected
 from taskyard.cli.refusals import in_words
 from taskyard.cli.rows import rows
 from taskyard.cli.task_options import check_work, payload_of, task_options, terms_of

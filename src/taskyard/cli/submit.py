@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskyard.cli.connecting import connected
+from taskyard.cli.completion import complete_campaign
 from taskyard.cli.options import Talk, broker_options
 from taskyard.cli.printing import example, print_document, text_or_base64, write_result
+from taskyard.cli.reaching import connected
 from taskyard.cli.refusals import in_words
 from taskyard.cli.task_options import (
     TaskKey,
@@ -22,6 +23,7 @@ from taskyard.cli.task_options import (
 )
 from taskyard.client.campaign.submitting import to_submission
 from taskyard.client.campaign.tasks import check
+from taskyard.client.steering import create_after
 from taskyard.core.events import Unknown
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, Refused
@@ -40,6 +42,13 @@ if TYPE_CHECKING:
 )
 @click.argument("words", nargs=-1, metavar="[--] COMMAND...")
 @click.option("--wait", is_flag=True, help="Wait until it is settled, and print its result.")
+@click.option(
+    "--after-campaign",
+    type=TaskKey("name", "NAME"),
+    multiple=True,
+    shell_complete=complete_campaign,
+    help="Wait for all tasks that a campaign has now and that have not ended. Repeatable.",
+)
 @task_options
 @click.option("--name", type=TaskKey("name", "NAME"), help="Its name; made up if not given.")
 @broker_options
@@ -68,7 +77,7 @@ def submit(
     unknown = Unknown.WAIT if given["wait_for_unknown"] else Unknown.REFUSE
     with connected(talk) as client:
         try:
-            new = client.create(submission, unknown)
+            new = create_after(client, submission, given["after_campaign"], unknown)
         except Refused as refused:
             known = f"task {spec.name} is known with another {{}}; give another --name"
             raise in_words(refused, given, known) from refused

@@ -12,6 +12,7 @@ from typing import Any, Final
 import click
 import msgspec
 
+from taskyard.cli.completion import complete_name
 from taskyard.cli.options import Decorated
 from taskyard.client.campaign.cells import from_cell
 from taskyard.client.campaign.tasks import KEYS
@@ -81,7 +82,13 @@ def task_options(command: Decorated) -> Decorated:
         command = click.option(flag, type=kind, help=text)(command)
     for option in (
         click.option("--env", type=Setting(), multiple=True, help="A variable. Repeatable."),
-        click.option("--after", type=_NAME, multiple=True, help="Wait for a task. Repeatable."),
+        click.option(
+            "--after",
+            type=_NAME,
+            multiple=True,
+            shell_complete=complete_name,
+            help="Wait for a task. Repeatable.",
+        ),
         click.option(
             "--wait-for-unknown",
             is_flag=True,
@@ -118,7 +125,9 @@ def check_work(words: tuple[str, ...], given: dict[str, Any]) -> None:
     if given["call"] is not None and given["payload"] is not None:
         raise UserError("give --call or --payload, not both")
     if given["payload"] is not None and words:
-        raise UserError(f"--payload goes without a command, and there is {shown(words[0])}")
+        raise UserError(
+            f"--payload goes without a command, and there is {shown(words[0])}; leave one out"
+        )
     if given["call"] is None and given["payload"] is None and not words:
         raise UserError("say what to do: a command after --, or --call, or --payload")
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import concurrent.futures
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import click
 
-from taskyard.cli.connecting import connected
+from taskyard.cli.choosing import scope_from, subject_options
+from taskyard.cli.completion import complete_name
 from taskyard.cli.options import DURATION, Talk, broker_options
 from taskyard.cli.printing import example, print_document
 from taskyard.cli.progress import Meter, summary_of
-from taskyard.cli.task_options import TaskKey
+from taskyard.cli.reaching import connected
 from taskyard.cli.words import count, plain, span
 from taskyard.client.client import scope_of
 from taskyard.core.limits import SECOND_NS
@@ -39,25 +40,34 @@ _RUNNABLE: Final = ("delayed", "ready", "leased")
 
 
 @click.command(epilog=example("wait fetch-a fetch-b", "wait --campaign thumbs --timeout 1h30m"))
-@click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--campaign", type=TaskKey("name", "NAME"), help="All tasks of this campaign.")
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
+@subject_options
 @click.option("--timeout", type=DURATION, help="Wait no longer than this: 90s, 5m.")
 @broker_options
 @click.pass_obj
 def wait(
-    talk: Talk, /, names: tuple[str, ...], campaign: str | None, timeout: int | None
+    talk: Talk,
+    /,
+    names: tuple[str, ...],
+    timeout: int | None,
+    **given: Any,  # noqa: ANN401  # the options of a scope
 ) -> ExitCode:
     """Wait until tasks are settled: some by name, a campaign, or all that there are.
+
+    With --service, --lane or --match for those that there are now and fit everything that is given.
 
     Settled is what is done, failed, cancelled, or waits behind a failure, so that nothing can run
     any more without somebody's help. Exit 0 if all are done, 1 if some failed or wait behind a
     failure, 5 if some were cancelled and none failed, 4 if the time is up.
     """
-    if names and campaign:
-        raise UserError("give names or --campaign, not both")
+    if names and any(given.values()):
+        raise UserError(
+            "names and options both choose tasks: give names, or --campaign, --service, --lane or "
+            "--match"
+        )
     talk.interrupted = "interrupted; the tasks go on"
     with connected(talk) as client:
-        group = group_of(client, names, campaign)
+        group = _chosen(client, names, given)
         ends = None if timeout is None else time.monotonic() + timeout / SECOND_NS
         settled = wait_for(talk, group, ends)
         report(talk, "wait", group, settled=settled)
@@ -206,6 +216,16 @@ def group_of(client: Client, names: Sequence[str] = (), campaign: str | None = N
     if names:
         return _Named(client, names)
     return _Everything(client) if campaign is None else _Campaign(client, campaign)
+
+
+def _chosen(client: Client, names: Sequence[str], given: dict[str, Any]) -> Group:
+    """Those tasks, a campaign as a whole, or what fits by now."""
+    if not any(given[key] for key in ("service", "lane", "match")):
+        return group_of(client, names, given["campaign"])
+    found = [view["name"] for view in client.tasks(scope_from(given))]
+    if not found:
+        raise UserError("no task fits that; `taskyard list` with the same options shows which do")
+    return _Named(client, found)
 
 
 def wait_for(talk: Talk, group: Group, ends: float | None = None) -> bool:

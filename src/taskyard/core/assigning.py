@@ -84,6 +84,9 @@ def park(scheduler: Scheduler, worker: Worker, count: int) -> None:
     if worker.state is not DRAINING:
         worker.turn(Turn.ASKED)
         worker.wanted = count
+        if policy.begins_to_wait_in_line(worker):
+            scheduler.uses += 1
+            worker.used = scheduler.uses
         policy.park(scheduler.ledger, worker)
 
 
@@ -139,9 +142,12 @@ def _note_use(scheduler: Scheduler, worker: Worker, tasks: list[Task]) -> None:
     if scheduler.ledger.rated:
         for task in tasks:
             policy.rate_spend(task.lane.service, 1, scheduler.now_ns)
+    waited = worker.state in (PARKED, CALLED)
     worker.turn(Turn.SERVED)
     if worker.facts.standing:
         park(scheduler, worker, worker.slots_free)
+    elif worker.facts.called and waited and worker.slots_free > 0:
+        park(scheduler, worker, worker.wanted)  # it waits for as long as it has room
 
 
 def match(scheduler: Scheduler) -> None:

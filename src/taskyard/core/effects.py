@@ -10,9 +10,12 @@ from enum import Enum
 
 from msgspec import Struct, field
 
+from taskyard.core.events import Scope
 from taskyard.core.explain import Explanation
+from taskyard.core.records import AnyRecord
 from taskyard.core.states import TaskState, WorkerState
 from taskyard.core.tasks import Terms
+from taskyard.core.workers import WorkerFacts
 
 
 class Refusal(Enum):
@@ -148,6 +151,8 @@ class Stats(Struct, gc=False):
     campaigns: list[tuple[bytes, list[int]]]
     #: With the number of workers that offer each.
     services: list[tuple[bytes, list[int], int]]
+    #: What is paused: a service (no lane), or a lane of it. Lanes where there are not too many.
+    pauses: list[tuple[bytes, bytes | None]] = field(default_factory=list)
 
 
 class Counted(Effect):
@@ -191,6 +196,27 @@ class Rostered(Effect):
     workers: list[WorkerView]
 
 
+class Holding(Struct, gc=False):
+    """What a worker holds, oldest first, as columns."""
+
+    worker: bytes
+    facts: WorkerFacts
+    names: list[bytes]
+    attempts: list[int]
+    terms: list[Terms]
+    envelopes: list[bytes]
+    #: Slots of what it has answered and not yet freed, oldest first.
+    slots_kept: list[int]
+
+
+class Holdings(Effect):
+    """To a client: what workers hold."""
+
+    client: bytes
+    request: int
+    holdings: list[Holding]
+
+
 class Printed(Effect):
     """To a client: the end of what a task printed."""
 
@@ -202,6 +228,23 @@ class Printed(Effect):
     #: The record that holds it; 0: it has printed nothing. The shell puts the text in.
     record: int
     text: bytes = b""
+
+
+class Followed(Effect):
+    """To a client that follows: what was decided after a record. The shell keeps it back until
+    there is something, and puts that in."""
+
+    client: bytes
+    request: int
+    #: The last record that the client has seen, with this answer.
+    cursor: int
+    count: int
+    scope: Scope
+    journal: bytes
+    #: What was decided, by number, with the tasks of the scope alone.
+    records: list[tuple[int, AnyRecord]] = field(default_factory=list)
+    #: Why nothing can be told from that record on; "": it can.
+    text: str = ""
 
 
 class Assign(Effect):

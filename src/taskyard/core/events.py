@@ -67,6 +67,8 @@ class SubmitAsked(Event):
     repeat: Repeat = Repeat.HARMLESS
     #: If it is taken, tell the client when its tasks are settled, by the same request.
     watch: bool = False
+    #: Each of its tasks waits, too, for all of these campaigns that has not ended by now.
+    after_campaigns: tuple[bytes, ...] = ()
 
 
 class WorkerAppeared(Event):
@@ -160,6 +162,17 @@ class WorkerGone(Event):
     request: int = 0
 
 
+class WorkerLost(Event):
+    """A worker is gone without a goodbye, by whatever its dialect knows of it: what it held goes to
+    others."""
+
+    worker: bytes
+    #: For the history.
+    reason: bytes = b"silent"
+    #: What it held may be why it is gone. Else it never got that, or nobody wants it any more.
+    charged: bool = True
+
+
 class WorkerCut(Event):
     """What was sent to a worker could not be delivered. It is no longer parked."""
 
@@ -189,6 +202,8 @@ class Scope(Struct, frozen=True):
     service: bytes | None = None
     lane: bytes | None = None
     states: tuple[TaskState, ...] | None = None
+    #: A part of the name.
+    match: bytes = b""
 
 
 class CancelAsked(Event):
@@ -294,6 +309,15 @@ class WorkersAsked(Event):
     request: int = 0
 
 
+class HoldingsAsked(Event):
+    """What do the workers hold whose names begin so? For a dialect that has to know it again after
+    a restart."""
+
+    client: bytes
+    prefix: bytes
+    request: int = 0
+
+
 class ResultsAsked(Event):
     """What became of these tasks? Told at once of those that are known, settled or not."""
 
@@ -310,11 +334,26 @@ class OutputAsked(Event):
     request: int = 0
 
 
+class Follows(Struct, frozen=True):
+    """What somebody wants to be told who follows what is decided."""
+
+    #: The last record that it has seen; None: it wants what comes from now on.
+    cursor: int | None = None
+    #: Records at most in the answer.
+    count: int = 1000
+    #: Only of these tasks; states and names are not looked at.
+    scope: Scope = Scope()
+    #: The journal that the cursor is of; b"": it has not followed it before.
+    journal: bytes = b""
+
+
 class AnswerDue(Event):
     """A dialect answers a request by itself; the answer passes through here to keep its place."""
 
     client: bytes
     request: int
+    #: The answer is what was decided, when there is something: the journal's to tell.
+    follows: Follows | None = None
 
 
 class Rules(Struct, frozen=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import Enum
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from taskyard.core.agenda import unreserve
 from taskyard.core.limits import (
@@ -28,6 +28,17 @@ if TYPE_CHECKING:
     from taskyard.core.ledger import Ledger
     from taskyard.core.tasks import Task
     from taskyard.core.workers import Worker
+
+
+#: What workers of a dialect can't be told, because it means something else there: a task with such
+#: a payload, or such a name and no payload, is left to other workers.
+UNTELLABLE: Final[dict[bytes, tuple[bytes, ...]]] = {b"ping-pong": (b"PONG", b"EXIT")}
+
+#: Workers of these dialects stand in line: who has waited longest is served first.
+IN_LINE: Final = (b"ping-pong",)
+
+#: Workers of these dialects come in at the top: who came last is served first, once.
+AT_TOP: Final = (b"round-robin",)
 
 
 class Hold(Enum):
@@ -100,6 +111,7 @@ class Choice:
         self.begun: dict[Service, int] = {}
         #: There are such limits at all.
         self.limited = ledger.limited
+        self.untellable = UNTELLABLE.get(worker.facts.dialect, ())
         #: Nothing more for this worker, whatever lies in other lanes.
         self.closed = ledger.paused or holds_suspect(worker) or is_reserved(worker)
 
@@ -133,7 +145,7 @@ class Choice:
         """Give each lane in rotation its turn, once."""
         rotation, lane_room = service.rotation, lane_tasks_max(service)
         rated = bool(service.rules.rate_interval_ns)
-        plain = not (service.wide or service.suspects or rated or self.limited)
+        plain = not (service.wide or service.suspects or rated or self.limited or self.untellable)
         gone_on, chosen = self.gone_on, self.tasks
         for _ in range(len(rotation)):
             lane = rotation.popleft()
@@ -169,7 +181,7 @@ class Choice:
         room = self._room(lane, begins=begins)
         if room <= 0 or (lane.suspects and self._take_suspect(lane)):
             return
-        tasks = self._fitting(lane, room) if service.wide else lane.peek(room)
+        tasks = self._fitting(lane, room) if service.wide else self._next(lane, room)
         self.tasks += tasks
         self.count = min(self.count - len(tasks), self._slots_left())
         if tasks and begins:
@@ -207,7 +219,7 @@ class Choice:
         chosen: list[Task] = []
         slots = self._slots_left()
         slots_most = self.worker.facts.slots_total or SLOTS_UNLIMITED
-        for task in lane.peek(room + WIDE_LOOKAHEAD):
+        for task in self._next(lane, room + WIDE_LOOKAHEAD):
             if task.terms.slots > slots_most:
                 continue
             slots -= task.terms.slots
@@ -215,6 +227,22 @@ class Choice:
                 break
             chosen.append(task)
         return chosen
+
+    def _next(self, lane: Lane, count: int) -> list[Task]:
+        """The next tasks that the worker can be told of. What is behind others is found, however
+        many those are."""
+        if not self.untellable:
+            return lane.peek(count)
+        looked = count
+        while True:
+            seen = lane.peek(looked)
+            tellable = [task for task in seen if self._can_tell(task)]
+            if len(tellable) >= count or len(seen) < looked:
+                return tellable[:count]
+            looked *= 4
+
+    def _can_tell(self, task: Task) -> bool:
+        return (task.payload or task.name) not in self.untellable
 
     def _take_suspect(self, lane: Lane) -> bool:
         """A task charged with a lost worker goes alone, to a worker that holds nothing. One
@@ -234,7 +262,13 @@ class Choice:
 
     def _suspect(self, lane: Lane) -> Task | None:
         """The suspect of a lane that this worker could be lent."""
-        return lane.suspect(self.worker.facts.slots_total or SLOTS_UNLIMITED)
+        slots_most = self.worker.facts.slots_total or SLOTS_UNLIMITED
+        suspect = lane.suspect(slots_most)
+        if suspect is None or self._can_tell(suspect):
+            return suspect
+        others = [task for task in lane.suspects or () if self._can_tell(task)]
+        fitting = [task for task in others if task.terms.slots <= slots_most]
+        return max(fitting, key=lambda task: task.terms.priority, default=None)
 
     def _redeem(self, service: Service) -> None:
         """An empty worker gets the suspect that it was kept free for, if it is still there. A lane
@@ -255,6 +289,12 @@ def _left(maximum: int, count: int) -> int:
 def lane_tasks_max(service: Service) -> int:
     """Tasks of one named lane that may be out at once."""
     return service.rules.lane_workers_max * (1 + service.rules.overfeed) or TASKS_MAX
+
+
+def begins_to_wait_in_line(worker: Worker) -> bool:
+    """Its place is behind those that wait already, whenever it was used last."""
+    in_line = worker.facts.dialect in IN_LINE
+    return in_line and worker.listed != worker.used and worker.slots_free > 0
 
 
 def is_reserved(worker: Worker) -> bool:

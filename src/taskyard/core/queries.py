@@ -9,14 +9,17 @@ and output, is named by its record; the shell puts it in.
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from taskyard.core import watching
 from taskyard.core.effects import (
     AnswerDue,
     Counted,
     Explained,
+    Followed,
     Found,
+    Holding,
+    Holdings,
     Listed,
     Printed,
     Refusal,
@@ -42,11 +45,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from taskyard.core import events
+    from taskyard.core.agenda import Service
     from taskyard.core.events import Scope
     from taskyard.core.ledger import Ledger
     from taskyard.core.scheduler import Scheduler
     from taskyard.core.tasks import Task
     from taskyard.core.workers import Worker
+
+#: Lanes of one service that are looked at, to say which are paused: some 50 µs. Who has more
+#: of them asks why a task waits.
+PAUSES_LANES_MAX: Final = 2000
 
 
 def misunderstood(scheduler: Scheduler, event: events.Misunderstood) -> None:
@@ -54,7 +62,13 @@ def misunderstood(scheduler: Scheduler, event: events.Misunderstood) -> None:
 
 
 def answer_due(scheduler: Scheduler, event: events.AnswerDue) -> None:
-    scheduler.tell(AnswerDue(event.client, event.request))
+    follows = event.follows
+    if follows is None:
+        scheduler.tell(AnswerDue(event.client, event.request))
+        return
+    cursor = scheduler.ledger.record if follows.cursor is None else follows.cursor
+    what = (cursor, follows.count, follows.scope, follows.journal)
+    scheduler.tell(Followed(event.client, event.request, *what))
 
 
 def lookup_asked(scheduler: Scheduler, event: events.LookupAsked) -> None:
@@ -165,7 +179,9 @@ def _page(tasks: Iterable[Task], total: int, event: events.ListAsked) -> tuple[l
     rest = islice(tasks, cursor, end)
     while cursor < end:
         step = list(islice(rest, LIST_STEP))
-        fitting = _fitting(step, event.scope, event.match)[: count - len(found)]
+        fitting = _fitting(step, event.scope, event.match or event.scope.match)[
+            : count - len(found)
+        ]
         found += fitting
         if len(found) == count:
             cursor += step.index(fitting[-1]) + 1
@@ -205,8 +221,21 @@ def stats_asked(scheduler: Scheduler, event: events.StatsAsked) -> None:
         paused=ledger.paused,
         campaigns=[(one.name, [*one.counts]) for one in campaigns],
         services=[(one.name, [*one.counts], one.workers) for one in services],
+        pauses=_pauses(services),
     )
     scheduler.tell(Counted(event.client, event.request, stats))
+
+
+def _pauses(services: list[Service]) -> list[tuple[bytes, bytes | None]]:
+    """Services that are paused, and lanes."""
+    pauses: list[tuple[bytes, bytes | None]] = []
+    for service in services:
+        if service.paused:
+            pauses.append((service.name, None))
+        if len(service.lanes) <= PAUSES_LANES_MAX:
+            paused = [lane.name for lane in service.lanes.values() if lane.paused]
+            pauses += [(service.name, name) for name in paused]
+    return pauses
 
 
 def explain_asked(scheduler: Scheduler, event: events.ExplainAsked) -> None:
@@ -234,6 +263,20 @@ def _worker_view(worker: Worker, now_ns: int) -> WorkerView:
         incarnation=facts.incarnation,
         silence_ns=facts.silence_ns,
     )
+
+
+def holdings_asked(scheduler: Scheduler, event: events.HoldingsAsked) -> None:
+    ledger = scheduler.ledger
+    holdings = []
+    for worker in ledger.workers.values():
+        if worker.name.startswith(event.prefix):
+            held = worker.held()
+            names = [task.name for task in held]
+            attempts, terms = [task.attempt for task in held], [task.terms for task in held]
+            envelopes = [ledger.envelopes.get(name, b"") for name in names]
+            columns = (names, attempts, terms, envelopes)
+            holdings.append(Holding(worker.name, worker.facts, *columns, [*worker.slots_kept]))
+    scheduler.tell(Holdings(event.client, event.request, holdings))
 
 
 def results_asked(scheduler: Scheduler, event: events.ResultsAsked) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from taskyard.core import assigning, watching
+from taskyard.core import assigning, policy, watching
 from taskyard.core.effects import Dismiss, Heard, Noted, Refusal, Refused, Stop, Stranger
 from taskyard.core.limits import (
     HEARTBEATS_UNLISTED_MAX,
@@ -43,6 +43,9 @@ def worker_appeared(scheduler: Scheduler, event: events.WorkerAppeared) -> None:
     if worker is None or worker.facts != facts:
         scheduler.emit(WorkerJoined(scheduler.at_ns, event.worker, facts))
     joined = scheduler.ledger.workers[event.worker]
+    if worker is None and facts.dialect in policy.AT_TOP:
+        scheduler.tops -= 1
+        joined.used = scheduler.tops
     joined.heard_ns = scheduler.now_ns
     joined.ahead = event.ahead
     scheduler.watch_silence(joined)
@@ -141,6 +144,15 @@ def worker_gone(scheduler: Scheduler, event: events.WorkerGone) -> None:
     scheduler.tell(Noted(event.worker, event.request, []))
 
 
+def worker_lost(scheduler: Scheduler, event: events.WorkerLost) -> None:
+    worker = scheduler.ledger.workers.get(event.worker)
+    if worker is None:
+        return
+    if not event.charged:
+        give_back(scheduler, worker, worker.held(), ReturnReason.UNLISTED)
+    fell_silent(scheduler, worker, event.reason)
+
+
 def worker_cut(scheduler: Scheduler, event: events.WorkerCut) -> None:
     worker = scheduler.ledger.workers.get(event.worker)
     if worker is None:
@@ -158,12 +170,12 @@ def not_called(ledger: Ledger, worker: Worker) -> None:
         ledger.stirred[worker.called_for] = ledger.service(worker.called_for)
 
 
-def fell_silent(scheduler: Scheduler, worker: Worker) -> None:
+def fell_silent(scheduler: Scheduler, worker: Worker, reason: bytes = b"silent") -> None:
     """A worker was not heard for too long: what it held goes to others, and it is gone."""
     not_called(scheduler.ledger, worker)
     assigning.answer_wish(scheduler, worker)
     _lose(scheduler, worker, None)
-    scheduler.emit(WorkerLeft(scheduler.at_ns, worker.name, b"silent"))
+    scheduler.emit(WorkerLeft(scheduler.at_ns, worker.name, reason))
 
 
 def dismiss_if_drained(scheduler: Scheduler, worker: Worker) -> None:

@@ -59,6 +59,8 @@ class Scheduler:
         self.stuck_check_ns = 0
         #: Counts assignments: the order in which workers were used.
         self.uses = 0
+        #: The same for who comes and stands before all others; -1 stands for nowhere.
+        self.tops = -1
         self._records: list[AnyRecord] = []
         self._effects: list[Effect] = []
 
@@ -147,11 +149,13 @@ _DECIDERS: dict[type, Callable[[Scheduler, Any], None]] = {
     events.StatsAsked: queries.stats_asked,
     events.ExplainAsked: queries.explain_asked,
     events.WorkersAsked: queries.workers_asked,
+    events.HoldingsAsked: queries.holdings_asked,
     events.ResultsAsked: queries.results_asked,
     events.OutputAsked: queries.output_asked,
     events.WorkerAppeared: roster.worker_appeared,
     events.WorkerHeard: roster.worker_heard,
     events.WorkerGone: roster.worker_gone,
+    events.WorkerLost: roster.worker_lost,
     events.WorkerCut: roster.worker_cut,
     events.WorkAsked: assigning.work_asked,
     events.WaitEnded: assigning.wait_ended,

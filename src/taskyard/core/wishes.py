@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from taskyard.core import graph, roster, submission, watching
 from taskyard.core.effects import Accepted, Acted, Refusal, Refused, Stop
+from taskyard.core.limits import AFTER_MAX
 from taskyard.core.records import Cancelled, Paused, Resumed, Retried
 from taskyard.core.states import DELAYED, FAILED, Turn
 from taskyard.core.tasks import shown
@@ -25,6 +28,7 @@ def submit_asked(scheduler: Scheduler, event: events.SubmitAsked) -> None:
         scheduler.tell(Refused(event.client, event.request, Refusal.FULL, text))
         return
     try:
+        event = _with_campaigns(scheduler.ledger, event)
         taken = submission.decide(scheduler.ledger, event, scheduler.at_ns)
     except submission.Refusing as refusing:
         scheduler.tell(Refused(event.client, event.request, refusing.refusal, refusing.text))
@@ -34,6 +38,41 @@ def submit_asked(scheduler: Scheduler, event: events.SubmitAsked) -> None:
     scheduler.tell(Accepted(event.client, event.request, taken.new, taken.known))
     if event.watch:
         watching.watch(scheduler, (event.client, event.request), event.submission.names)
+
+
+def _with_campaigns(ledger: Ledger, event: events.SubmitAsked) -> events.SubmitAsked:
+    """The submission with what has not ended of whole campaigns among what its tasks wait for. An
+    edge a task and predecessor: what is too much for one task is too much for a batch."""
+    if not event.after_campaigns:
+        return event
+    asked = event.submission
+    names = _unended(ledger, event.after_campaigns, dict.fromkeys(asked.names))
+    if len(names) * len(asked.names) > AFTER_MAX:
+        wanted = " and ".join(shown(name) for name in event.after_campaigns)
+        raise submission.Refusing(
+            Refusal.TOO_MANY,
+            f"campaign {wanted} has {len(names)} tasks that have not ended, and one submission of "
+            f"{len(asked.names)} can wait for {AFTER_MAX} in all; let one task wait for them and "
+            "others for that, or submit when some have ended",
+        )
+    after = [[*own, *names] for own in asked.after or [[] for _ in asked.names]]
+    return structs.replace(event, submission=structs.replace(asked, after=after))
+
+
+def _unended(
+    ledger: Ledger, campaigns: tuple[bytes, ...], without: dict[bytes, None]
+) -> list[bytes]:
+    """The tasks of campaigns that have not ended, but for these."""
+    for name in campaigns:
+        if name not in ledger.campaigns:
+            text = f"campaign {shown(name)} is not known; submit its tasks first"
+            raise submission.Refusing(Refusal.UNKNOWN, text)
+    found = [
+        task.name
+        for task in ledger.tasks.values()
+        if task.ending is None and task.terms.campaign in campaigns
+    ]
+    return [name for name in found if name not in without]
 
 
 def cancel_asked(scheduler: Scheduler, event: events.CancelAsked) -> None:
@@ -119,4 +158,5 @@ def _within(scope: events.Scope, task: Task) -> bool:
         and (scope.service is None or task.terms.service == scope.service)
         and (scope.lane is None or task.lane.name == scope.lane)
         and (scope.states is None or task.state in scope.states)
+        and (not scope.match or scope.match in task.name)
     )

@@ -1,7 +1,9 @@
 """Where sockets are: the native endpoint of a state directory, and which endpoints a user may give.
 
-An endpoint is `ipc://PATH` or `tcp://LOOPBACK:PORT`. What can be reached from other machines needs
-keys, and is refused while there are none. Opens nothing but the private directory for long paths.
+An endpoint is `ipc://PATH` or `tcp://ADDRESS:PORT`. What is beyond this machine needs keys:
+`is_beyond` tells it, and `sockets.py` sees to it. A broker listens at addresses alone; a peer may
+also go by the name of a machine, because a key tells the broker from whoever answers to its name.
+Opens nothing but the private directory for long paths.
 """
 
 import hashlib
@@ -28,12 +30,19 @@ SHORT_PLACE = Path("/tmp")  # noqa: S108 - anybody may write there, so the owner
 #: 64 bits of a path tell the states of one user apart.
 _DIGEST_CHARACTERS: Final = 16
 
+_COMMA = re.compile(r",(?=(?:tcp|ipc)://)")
 _TCP = re.compile(r"tcp://(?P<host>\[[^]/]*]|[^]:/;[]+):(?P<port>\*|[0-9]{1,5})")
 _GOOD_FORMS = "give tcp://127.0.0.1:PORT or ipc://PATH"
 
+#: The name of a machine: what DNS takes, and no address of four numbers.
+_NAME = re.compile(
+    r"(?=.{1,253}\Z)(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)*"
+    r"[A-Za-z](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+)
+
 
 class Tcp(NamedTuple):
-    """A loopback address, without brackets. Port 0 takes a free one."""
+    """An address, without brackets, or the name of a machine. Port 0 takes a free one."""
 
     host: str
     port: int
@@ -46,6 +55,11 @@ class Tcp(NamedTuple):
     @property
     def is_ipv6(self) -> bool:
         return ":" in self.host
+
+    @property
+    def is_loopback(self) -> bool:
+        """Nobody but this machine reaches it; a name is never taken to be."""
+        return not _NAME.fullmatch(self.host) and ipaddress.ip_address(self.host).is_loopback
 
 
 class Ipc(NamedTuple):
@@ -76,13 +90,35 @@ def check(endpoint: str) -> str:
 
 def check_peer(endpoint: str) -> str:
     """The endpoint to connect to, in its one spelling."""
-    place = parse(endpoint)
-    if isinstance(place, Tcp) and place.port == 0:
+    return str(parse_peer(endpoint))
+
+
+def is_beyond(place: Tcp | Ipc) -> bool:
+    """Whether it can be reached from other machines, or is on one."""
+    return isinstance(place, Tcp) and not place.is_loopback
+
+
+def parse_peer(endpoint: str) -> Tcp | Ipc:
+    """What an endpoint to connect to says: it has a port, and may name a machine."""
+    place = parse(endpoint, by_name=True)
+    if isinstance(place, Ipc):
+        return place
+    if place.port == 0:
         raise UserError(f"endpoint {endpoint} has no port to connect to; {_GOOD_FORMS}")
-    return str(place)
+    if place.host in ("0.0.0.0", "::"):  # noqa: S104 - it is refused
+        raise UserError(
+            f"endpoint {endpoint} stands for all addresses of a machine, and nobody can be reached "
+            "there; give one of them"
+        )
+    return place
 
 
-def parse(endpoint: str) -> Tcp | Ipc:
+def several(given: str) -> list[str]:
+    """The endpoints of a list with commas. A path may have a comma of its own."""
+    return _COMMA.split(given)
+
+
+def parse(endpoint: str, *, by_name: bool = False) -> Tcp | Ipc:
     """What an endpoint says. Raises UserError with what is wrong and what to do."""
     if endpoint.startswith("ipc://"):
         return _parse_ipc(endpoint)
@@ -92,7 +128,7 @@ def parse(endpoint: str) -> Tcp | Ipc:
     port = 0 if match["port"] == "*" else int(match["port"])
     if port > PORT_MAX:
         raise UserError(f"endpoint {endpoint} has a port over {PORT_MAX}; {_GOOD_FORMS}")
-    return Tcp(_loopback(match["host"], endpoint), port)
+    return Tcp(_host(match["host"], endpoint, by_name=by_name), port)
 
 
 def _parse_ipc(endpoint: str) -> Ipc:
@@ -113,26 +149,28 @@ def _parse_ipc(endpoint: str) -> Ipc:
     return Ipc(path)
 
 
-def _loopback(host: str, endpoint: str) -> str:
-    # A name is never looked up: what it says may change, and ZeroMQ tries one address alone.
+def _host(host: str, endpoint: str, *, by_name: bool) -> str:
     if host.lower() == "localhost":
         return "127.0.0.1"
+    if by_name and _NAME.fullmatch(host):
+        return host.lower()
     try:
-        address = _address(host)
+        return str(_address(host))
     except ValueError:
-        address = None
-    if address is None or not address.is_loopback:
+        # A name is never looked up for a listener: what it says may change.
         raise UserError(
-            f"endpoint {endpoint} goes beyond this machine: that needs keys, which are not there "
-            f"yet; {_GOOD_FORMS}"
-        )
-    return str(address)
+            f"endpoint {endpoint} has no address that a socket can have; {_GOOD_FORMS}, and "
+            "beyond this machine an address of it, or tcp://0.0.0.0:PORT for all of them"
+        ) from None
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    if host.startswith("["):
-        return ipaddress.IPv6Address(host[1:-1])
-    return ipaddress.IPv4Address(host)
+    if not host.startswith("["):
+        return ipaddress.IPv4Address(host)
+    address = ipaddress.IPv6Address(host[1:-1])
+    if address.scope_id or address.ipv4_mapped:
+        raise ValueError  # one has two spellings, the other means different things on each machine
+    return address
 
 
 def _fits(path: str) -> bool:

@@ -5,12 +5,15 @@ or hold what a dead peer left. Times are in ZeroMQ's units, so the names say whi
 """
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, TypeAlias
 
 import zmq
 
 #: The ZAP domain of what listens; `zap.py` knows who may come in.
 LISTENING_DOMAIN: Final = b"taskyard.listening"
+
+#: How the domains begin of what listens and demands keys.
+SECURE_DOMAIN: Final = b"taskyard.secure"
 
 #: The largest frame that a listener takes: room for the longest payload (16 MiB) and what goes with
 #: it. A peer that announces a larger one is cut off before any of it is kept.
@@ -39,7 +42,9 @@ CONTEXT: Final[dict[zmq.ContextOption, int]] = {
     zmq.ContextOption.IO_THREADS: 1,
 }
 
-_COMMON: Final[dict[zmq.SocketOption, int | bytes]] = {
+_Options: TypeAlias = dict[zmq.SocketOption, int | bytes]
+
+_COMMON: Final[_Options] = {
     # What is not sent when a wire closes is not waited for: peers ask again.
     zmq.SocketOption.LINGER: 0,
     zmq.SocketOption.SNDHWM: MESSAGES_WAITING_MAX,
@@ -77,6 +82,21 @@ LISTENING: Final[dict[zmq.SocketOption, int | bytes]] = {
     zmq.SocketOption.BACKLOG: BACKLOG,
 }
 
+
+def secured(domain: bytes, secret: bytes) -> dict[zmq.SocketOption, int | bytes]:
+    """The options of a listener that demands keys, with the broker's own."""
+    return {
+        **LISTENING,
+        zmq.SocketOption.ZAP_DOMAIN: domain,
+        # Nobody takes another's route: its answers are not for all guests. Who comes back under an
+        # id of its own choosing, before the old connection is known to be dead, is not heard; our
+        # peers choose none.
+        zmq.SocketOption.ROUTER_HANDOVER: 0,
+        zmq.SocketOption.CURVE_SERVER: 1,
+        zmq.SocketOption.CURVE_SECRETKEY: secret,
+    }
+
+
 CONNECTING: Final[dict[zmq.SocketOption, int | bytes]] = {
     **_COMMON,
     # No limit: a peer asked for what its broker sends, and a worker that can't be given its tasks
@@ -94,6 +114,32 @@ CONNECTING: Final[dict[zmq.SocketOption, int | bytes]] = {
     # connects and refuses a greeting never tries again. Junk met once would make it deaf for good.
     zmq.SocketOption.ZAP_ENFORCE_DOMAIN: 0,
 }
+
+
+def named(identity: bytes, options: _Options) -> _Options:
+    """The same options for a socket that others address by a name of its own choosing."""
+    return {**options, zmq.SocketOption.ROUTING_ID: identity}
+
+
+#: Of a ROUTER that connects: it and who it connects to address each other by name.
+CONNECTING_BY_NAME: Final[_Options] = {
+    **CONNECTING,
+    # As for a listener: what is for nobody is refused, not dropped.
+    zmq.SocketOption.ROUTER_MANDATORY: 1,
+    # It has one connection; whoever else says the same name is not let in its place.
+    zmq.SocketOption.ROUTER_HANDOVER: 0,
+}
+
+
+def by_key(secret: bytes, public: str, broker: str) -> dict[zmq.SocketOption, int | bytes]:
+    """The options of a peer with a key: it talks to the broker that has the other half of `broker`,
+    and to nobody else."""
+    return {
+        **CONNECTING,
+        zmq.SocketOption.CURVE_SECRETKEY: secret,
+        zmq.SocketOption.CURVE_PUBLICKEY: public.encode("ascii"),
+        zmq.SocketOption.CURVE_SERVERKEY: broker.encode("ascii"),
+    }
 
 
 def state_options(

@@ -1,19 +1,27 @@
 """Who may connect. ZeroMQ asks over ZAP (its RFC 27) before a connection carries a message.
 
-The questions come on an inproc endpoint to one thread of the process. `answer` is pure and total:
-whatever it is asked it says no, unless a rule says yes. Knows domains and addresses, no messages.
+The questions come on an inproc endpoint to one thread of the process. `answer` is total: whatever
+it is asked it says no, unless a rule says yes. On a plain socket the address is the rule, on one
+that demands keys it is the key, and nothing else. Knows domains, addresses and keys, no messages.
 """
 
 import ipaddress
+import itertools
+import logging
 import os
 import resource
 import threading
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import zmq
 
-from taskyard.net.options import LISTENING_DOMAIN
+from taskyard.errors import UserError
+from taskyard.net import keys
+from taskyard.net.keyring import Keyring
+from taskyard.net.options import LISTENING_DOMAIN, SECURE_DOMAIN
+
+logger = logging.getLogger("taskyard.net")
 
 ENDPOINT: Final = "inproc://zeromq.zap.01"
 VERSION: Final = b"1.0"
@@ -28,10 +36,21 @@ DESCRIPTORS_KEPT_MAX: Final = 1_024
 #: Where the limit is small, this part of it is kept.
 DESCRIPTORS_KEPT_SHARE: Final = 4
 
-_COME_IN: Final = (b"200", b"")
+
+class Verdict(NamedTuple):
+    """A status of ZAP, why, and by which key whoever asked is known from now on."""
+
+    status: bytes
+    text: bytes = b""
+    user: bytes = b""
+
+
+_COME_IN: Final = Verdict(b"200")
 #: ZeroMQ's peers come back after this one, but never after a 400.
-_LATER: Final = (b"300", b"no descriptor left")
-_MALFORMED: Final = (b"500", b"malformed request")
+_LATER: Final = Verdict(b"300", b"no descriptor left")
+_KEYS_UNREADABLE: Final = Verdict(b"300", b"keys can't be read")
+_MALFORMED: Final = Verdict(b"500", b"malformed request")
+_BROKEN: Final = Verdict(b"500", b"internal error")
 
 
 def is_of_this_machine(address: str) -> bool:
@@ -48,26 +67,74 @@ RULES: Final[dict[tuple[bytes, bytes], Callable[[str], bool]]] = {
 }
 
 
+#: By domain: whose keys open it. Filled before the socket is bound, read by the thread.
+_keyrings: dict[bytes, Keyring] = {}
+_doors = itertools.count(1)
+
+#: What was logged last of keys that can't be read: peers ask again and again.
+_complaint: list[str] = [""]
+
+
+def demand_keys(keyring: Keyring) -> bytes:
+    """A domain of its own, where nobody comes in without a key of this ring."""
+    domain = b"%s.%d" % (SECURE_DOMAIN, next(_doors))
+    # The thread's own: the ring that was given belongs to whoever gave it.
+    _keyrings[domain] = Keyring(keyring.state)
+    return domain
+
+
 def answer(request: Sequence[bytes]) -> list[bytes]:
     """The reply to one question, whatever is in it."""
     try:
-        status, text = _verdict(request)
+        verdict = _verdict(request)
     except ValueError:
-        status, text = _MALFORMED
+        verdict = _MALFORMED
+    except Exception:
+        # Who can't be judged is not let in, and the next one is judged all the same.
+        logger.exception("a connection was refused by a mistake of ours")
+        verdict = _BROKEN
     request_id = request[1] if len(request) > 1 else b""
-    return [VERSION, request_id, status, text, b"", b""]
+    return [VERSION, request_id, verdict.status, verdict.text, verdict.user, b""]
 
 
-def _verdict(request: Sequence[bytes]) -> tuple[bytes, bytes]:
+def _verdict(request: Sequence[bytes]) -> Verdict:
     if len(request) < _FRAMES_MIN or request[0] != VERSION:
         return _MALFORMED
     _, _, domain, address, _, mechanism = request[:_FRAMES_MIN]
+    if domain in _keyrings and mechanism == b"CURVE":
+        verdict = _verdict_on_key(_keyrings[domain], request[_FRAMES_MIN:])
+    else:
+        verdict = _verdict_on_address(domain, mechanism, address)
+    return _LATER if verdict.status == _COME_IN.status and not descriptors_left() else verdict
+
+
+def _verdict_on_address(domain: bytes, mechanism: bytes, address: bytes) -> Verdict:
     rule = RULES.get((domain, mechanism))
     if rule is None:
-        return b"400", b"unknown domain or mechanism"
-    if not rule(address.decode("ascii")):
-        return b"400", b"not from here"
-    return _COME_IN if descriptors_left() else _LATER
+        return Verdict(b"400", b"unknown domain or mechanism")
+    return _COME_IN if rule(address.decode("ascii")) else Verdict(b"400", b"not from here")
+
+
+def _verdict_on_key(keyring: Keyring, credentials: Sequence[bytes]) -> Verdict:
+    """Known by the key itself, not by its name: a name may get another key one day."""
+    (raw,) = credentials
+    public = keys.public_text(raw)
+    try:
+        guest = keyring.find(public)
+    except UserError as error:
+        _complain(str(error))
+        return _KEYS_UNREADABLE
+    _complain("")
+    if guest is None or guest.role is None:
+        return Verdict(b"400", b"unknown or revoked key")
+    return Verdict(b"200", user=public.encode("ascii"))
+
+
+def _complain(text: str) -> None:
+    """Once, until something else is wrong or nothing is."""
+    if text and text != _complaint[0]:
+        logger.warning("nobody comes in by a key: %s", text)
+    _complaint[0] = text
 
 
 def descriptors_left() -> bool:

@@ -2,94 +2,220 @@ r"""What is looked at as JSON: tasks, workers, statistics, explanations.
 
 Owns the names of the fields, which scripts rely on: one may be added, none renamed or removed.
 Names are text; a byte that is none is shown as \x and its number. Times are in seconds since the
-epoch, to the millisecond, and null where there is none.
+epoch, to the millisecond, and null where there is none. What was decided, record by record, is in
+`record_documents`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec import Struct
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.states import TaskState
 from taskyard.core.tasks import shown
 
 if TYPE_CHECKING:
-    from taskyard.core.effects import Stats, TaskView, WorkerView
-    from taskyard.core.explain import Explanation
+    from taskyard.core import effects
+    from taskyard.core.explain import Explanation as Explained
 
 _MILLISECOND_NS: Final = SECOND_NS // 1000
 
 encode = msgspec.json.Encoder().encode
 
 
+class Document(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Base of all documents, and of what they are made of."""
+
+
+class Counts(Document):
+    """How many tasks are in each state."""
+
+    blocked: int
+    delayed: int
+    ready: int
+    leased: int
+    done: int
+    failed: int
+    cancelled: int
+
+
+class Task(Document):
+    """A task."""
+
+    name: str
+    #: One of the fields of `Counts`.
+    state: str
+    campaign: str
+    service: str
+    #: Empty: the open lane of its service.
+    lane: str
+    priority: int
+    slots: int
+    attempt: int
+    failures: int
+    #: Workers that were lost with it.
+    losses: int
+    waits_for: int
+    dependents: int
+    #: Some of those that hold it up, where it was asked for by name.
+    after: list[str]
+    worker: str | None
+    #: Of its latest failure.
+    reason: str
+    submitted: float | None
+    due: float | None
+    leased: float | None
+    ended: float | None
+
+
+class Campaign(Document):
+    """A campaign."""
+
+    name: str
+    counts: Counts
+
+
+class Service(Document):
+    """A service."""
+
+    name: str
+    counts: Counts
+    #: That offer it.
+    workers: int
+
+
+class Pause(Document):
+    """A service that is paused, or a lane of it."""
+
+    service: str
+    lane: str | None
+
+
+class Stats(Document):
+    """How much of everything there is."""
+
+    counts: Counts
+    #: Blocked tasks that nothing can release any more.
+    behind_failure: int
+    workers: int
+    #: Decisions since the journal began.
+    records: int
+    accepting: bool
+    #: Everything is paused.
+    paused: bool
+    campaigns: list[Campaign]
+    services: list[Service]
+    #: Services and lanes that are paused; not the lanes of a service that has thousands of them.
+    pauses: list[Pause]
+
+
+class Worker(Document):
+    """A worker."""
+
+    name: str
+    state: str
+    dialect: str
+    services: list[str]
+    #: 0: no limit.
+    slots: int
+    slots_used: int
+    tasks: int
+    #: Seconds since its last sign of life, and the most that it may be silent.
+    heard_ago: float
+    silence_max: float | None
+
+
+class Explanation(Document):
+    """Why a task is where it is."""
+
+    name: str
+    reason: str
+    sentence: str
+    #: The tasks that it waits for.
+    after: list[str]
+
+
 def seconds(ns: int) -> float | None:
     return ns // _MILLISECOND_NS / 1000 if ns else None
 
 
-def counts(values: list[int]) -> dict[str, int]:
-    return {state.name.lower(): values[state] for state in TaskState}
+def counts(values: list[int]) -> Counts:
+    blocked, delayed, ready, leased, done, failed, cancelled = values
+    return Counts(
+        blocked=blocked,
+        delayed=delayed,
+        ready=ready,
+        leased=leased,
+        done=done,
+        failed=failed,
+        cancelled=cancelled,
+    )
 
 
-def task(view: TaskView) -> dict[str, Any]:
-    return {
-        "name": shown(view.name),
-        "state": view.state.name.lower(),
-        "campaign": shown(view.campaign),
-        "service": shown(view.service),
-        "lane": shown(view.lane),
-        "priority": view.priority,
-        "slots": view.slots,
-        "attempt": view.attempt,
-        "failures": view.failures,
-        "losses": view.losses,
-        "waits_for": view.waits,
-        "dependents": view.dependents,
-        "after": [shown(name) for name in view.after],
-        "worker": shown(view.worker) or None,
-        "reason": shown(view.reason),
-        "submitted": seconds(view.submitted_ns),
-        "due": seconds(view.due_ns),
-        "leased": seconds(view.leased_ns),
-        "ended": seconds(view.ended_ns),
-    }
+def task(view: effects.TaskView) -> Task:
+    return Task(
+        name=shown(view.name),
+        state=view.state.name.lower(),
+        campaign=shown(view.campaign),
+        service=shown(view.service),
+        lane=shown(view.lane),
+        priority=view.priority,
+        slots=view.slots,
+        attempt=view.attempt,
+        failures=view.failures,
+        losses=view.losses,
+        waits_for=view.waits,
+        dependents=view.dependents,
+        after=[shown(name) for name in view.after],
+        worker=shown(view.worker) or None,
+        reason=shown(view.reason),
+        submitted=seconds(view.submitted_ns),
+        due=seconds(view.due_ns),
+        leased=seconds(view.leased_ns),
+        ended=seconds(view.ended_ns),
+    )
 
 
-def stats(told: Stats) -> dict[str, Any]:
-    return {
-        "counts": counts(told.counts),
-        "behind_failure": told.stuck,
-        "workers": told.workers,
-        "records": told.records,
-        "accepting": told.accepting,
-        "paused": told.paused,
-        "campaigns": [{"name": shown(name), "counts": counts(of)} for name, of in told.campaigns],
-        "services": [
-            {"name": shown(name), "counts": counts(of), "workers": workers}
+def stats(told: effects.Stats) -> Stats:
+    return Stats(
+        counts=counts(told.counts),
+        behind_failure=told.stuck,
+        workers=told.workers,
+        records=told.records,
+        accepting=told.accepting,
+        paused=told.paused,
+        campaigns=[Campaign(name=shown(name), counts=counts(of)) for name, of in told.campaigns],
+        services=[
+            Service(name=shown(name), counts=counts(of), workers=workers)
             for name, of, workers in told.services
         ],
-    }
+        pauses=[
+            Pause(service=shown(name), lane=None if lane is None else shown(lane))
+            for name, lane in told.pauses
+        ],
+    )
 
 
-def worker(view: WorkerView) -> dict[str, Any]:
-    return {
-        "name": shown(view.name),
-        "state": view.state.name.lower(),
-        "dialect": shown(view.dialect),
-        "services": [shown(name) for name in view.services],
-        "slots": view.slots_total,
-        "slots_used": view.slots_used,
-        "tasks": view.held,
-        "heard_ago": seconds(view.heard_ns_ago) or 0.0,
-        "silence_max": seconds(view.silence_ns),
-    }
+def worker(view: effects.WorkerView) -> Worker:
+    return Worker(
+        name=shown(view.name),
+        state=view.state.name.lower(),
+        dialect=shown(view.dialect),
+        services=[shown(name) for name in view.services],
+        slots=view.slots_total,
+        slots_used=view.slots_used,
+        tasks=view.held,
+        heard_ago=seconds(view.heard_ns_ago) or 0.0,
+        silence_max=seconds(view.silence_ns),
+    )
 
 
-def explanation(name: bytes, told: Explanation) -> dict[str, Any]:
-    return {
-        "name": shown(name),
-        "reason": told.reason.value,
-        "sentence": told.sentence,
-        "after": [shown(one) for one in told.after],
-    }
+def explanation(name: bytes, told: Explained) -> Explanation:
+    return Explanation(
+        name=shown(name),
+        reason=told.reason.value,
+        sentence=told.sentence,
+        after=[shown(one) for one in told.after],
+    )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from taskyard.core import effects, events
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire import dwork_replies, dwork_requests
+from taskyard.wire import dwork_replies, dwork_requests, roles
 from taskyard.wire.dwork_desk import Asked, Desk, Reply, Ticket
 from taskyard.wire.dwork_tasks import parse
 
@@ -47,23 +47,38 @@ class Dwork:
         self._desk = Desk(broker, luck, dialect)
         #: Messages that made no sense, for the log and the statistics.
         self.malformed = 0
+        #: Requests of guests that may not ask them, for the log.
+        self.refused = 0
 
     @property
     def leaving(self) -> bool:
         """Everybody was told to go: the broker may end when nothing is out any more."""
         return self._desk.leaving
 
-    def take(self, route: bytes, frames: Sequence[bytes], now_ns: int) -> Sequence[events.Event]:
-        """What a message says. Whatever it is, this returns."""
+    def take(
+        self,
+        route: bytes,
+        frames: Sequence[bytes],
+        now_ns: int,
+        guest: roles.Guest | None = None,
+    ) -> Sequence[events.Event]:
+        """What a message says. Whatever it is, this returns. Without a guest it came by a socket
+        that is for those who may do everything."""
         asked = Asked(route, _NOTHING, extended=False, now_ns=now_ns)
         try:
             asked.query = query = parse(_Q, _body(frames))
             asked.extended = query.type >= _OWN or any(map(query.HasField, _OWN_FIELDS))
+            if guest is not None and (reason := roles.refusal(guest, query)):
+                self.refused += 1
+                return self._refuse(asked, reason)
             return dwork_requests.understand(self._desk, asked)
         except Malformed as malformed:
             self.malformed += 1
-            number = self._desk.issue(asked)
-            return [events.Misunderstood(0, route, number, str(malformed))]
+            return self._refuse(asked, str(malformed))
+
+    def _refuse(self, asked: Asked, reason: str) -> Sequence[events.Event]:
+        number = self._desk.issue(asked)
+        return [events.Misunderstood(0, asked.route, number, reason)]
 
     def tell(self, effect: effects.Effect) -> list[Reply]:
         """The replies that an effect makes: mostly one."""

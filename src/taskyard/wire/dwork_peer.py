@@ -39,6 +39,7 @@ OUTPUT, WORKERS, PAUSE, RESUME, RESULTS = (
     *(_Q.Output, _Q.Workers, _Q.Pause),
     *(_Q.Resume, _Q.Results),
 )
+FOLLOW = _Q.Follow
 
 _UNKNOWN: Final = {
     Unknown.REFUSE: _Q.Refuse,
@@ -108,6 +109,11 @@ class Reply:
         return self._query.cursor
 
     @property
+    def journal(self) -> bytes:
+        """Of a Follow: which journal the cursor is of."""
+        return self._query.journal
+
+    @property
     def names(self) -> list[bytes]:
         """Tasks that the answer lists: not found, to be stopped, settled."""
         return self._query.batch.name[:]
@@ -149,9 +155,11 @@ def create(
     unknown: Unknown = Unknown.REFUSE,
     *,
     stream: bool = False,
+    after_campaigns: Sequence[bytes] = (),
 ) -> bytes:
     """Submit tasks; with `stream` the answers go on as those of a watch."""
     query = _Q(type=CREATE, request=request, batch=tasks.submission_columns(submission))
+    query.batch.after_campaign.extend(after_campaigns)
     if unknown is not Unknown.REFUSE:
         query.unknown = _UNKNOWN[unknown]
     if stream:
@@ -188,6 +196,8 @@ class Reports(Struct):
     outcomes: list[Outcome] = []
     texts: list[bytes] = []
     outputs: list[bytes] = []
+    #: Of RETRY_AT.
+    retry_at_ns: list[int] = []
 
 
 def complete(
@@ -206,6 +216,8 @@ def complete(
         columns["text"] = reports.texts
     if any(reports.outputs):
         columns["output"] = reports.outputs
+    if any(reports.retry_at_ns):
+        columns["retry_at_ns"] = reports.retry_at_ns
     query = _Q(type=COMPLETE, request=request, location=location, batch=columns)
     if count and worker is not None:
         query.n = count
@@ -229,6 +241,17 @@ def heartbeat(  # noqa: PLR0913  # one a field
     query.batch.attempt.extend(attempt for _, attempt in held)
     if seen is not None:
         query.seen = seen
+    return query.SerializeToString()
+
+
+def progress(
+    request: int, location: bytes, held: Sequence[tuple[bytes, int]], outputs: Sequence[bytes]
+) -> bytes:
+    """Tell what tasks have printed so far."""
+    query = _Q(type=PROGRESS, request=request, location=location)
+    query.batch.name.extend(name for name, _ in held)
+    query.batch.attempt.extend(attempt for _, attempt in held)
+    query.batch.output.extend(outputs)
     return query.SerializeToString()
 
 
@@ -288,6 +311,28 @@ def listing(
     return query.SerializeToString()
 
 
+def follow(  # noqa: PLR0913  # one a field
+    request: int,
+    cursor: int | None = None,
+    *,
+    journal: bytes = b"",
+    scope: Scope | None = None,
+    count: int = 0,
+    wait_ns: int = 0,
+) -> bytes:
+    """Ask what was decided after a record; None: what is decided from now on."""
+    query = _Q(type=FOLLOW, request=request, wait_ms=wait_ns // _MILLISECOND_NS)
+    if cursor is not None:
+        query.cursor = cursor
+    if journal:
+        query.journal = journal
+    if scope is not None:
+        _fill_scope(query, scope)
+    if count:
+        query.n = count
+    return query.SerializeToString()
+
+
 def _fill_scope(query: pb.QueryMsg, scope: Scope) -> None:
     if scope.names is not None:
         query.batch.SetInParent()
@@ -296,6 +341,8 @@ def _fill_scope(query: pb.QueryMsg, scope: Scope) -> None:
         value = getattr(scope, field)
         if value is not None:
             setattr(query.scope, field, value)
+    if scope.match:
+        query.scope.match = scope.match
     query.scope.standing.extend(scope.states or ())  # type: ignore[arg-type]  # the same numbers
 
 

@@ -15,6 +15,7 @@ from taskyard.core.states import TaskState
 from taskyard.wire import documents
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_tasks as tasks
+from taskyard.wire.record_documents import record_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,6 +62,8 @@ def _answer_due(desk: Desk, effect: effects.AnswerDue) -> list[Reply]:
     ticket = desk.tickets.get(effect.request)
     if ticket is None:
         return []
+    if ticket.kind == _Q.Follow:
+        return []  # whoever keeps its answer back gives it
     if ticket.kind != _Q.Watch:
         return desk.answer(effect.request, _Q.Exit)
     if ticket.stream:
@@ -208,6 +211,14 @@ def _rostered(desk: Desk, effect: effects.Rostered) -> list[Reply]:
     return desk.answer(effect.request, _Q.Workers, document=document)
 
 
+def _followed(desk: Desk, effect: effects.Followed) -> list[Reply]:
+    where = {"cursor": effect.cursor, "journal": effect.journal}
+    if effect.text:
+        return desk.answer(effect.request, _Q.NotFound, reason=effect.text.encode(), **where)
+    told = documents.encode([record_document(*one) for one in effect.records])
+    return desk.answer(effect.request, _Q.Follow, document=told, **where)
+
+
 def _printed(desk: Desk, effect: effects.Printed) -> list[Reply]:
     if not effect.found:
         return desk.answer(effect.request, _Q.NotFound)
@@ -234,6 +245,7 @@ _WORDS: Final[dict[type[effects.Effect], Callable[[Desk, Any], list[Reply]]]] = 
     effects.Explained: _explained,
     effects.Rostered: _rostered,
     effects.Printed: _printed,
+    effects.Followed: _followed,
 }
 
 

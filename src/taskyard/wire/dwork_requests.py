@@ -37,6 +37,9 @@ SILENCE_NS: Final = 15 * SECOND_NS
 #: Tasks in one listing if it does not say.
 LIST_COUNT: Final = 100
 
+#: Records in one answer to who follows, if it does not say.
+FOLLOW_COUNT: Final = 1000
+
 #: A worker says the same of itself with every request: so much of it is remembered, if it is no
 #: longer than this.
 FACTS_REMEMBERED: Final = 1024
@@ -78,8 +81,10 @@ def _create(desk: Desk, asked: Asked) -> Sequence[events.Event]:
         unknown, repeat = _UNKNOWN[asked.query.unknown], events.Repeat.HARMLESS
     else:
         unknown, repeat = events.Unknown.DONE, events.Repeat.EXTEND
-    watch = desk.tickets[number].stream
-    told.append(events.SubmitAsked(0, asked.route, submission, number, unknown, repeat, watch))
+    watch, campaigns = desk.tickets[number].stream, tuple(asked.query.batch.after_campaign)
+    told.append(
+        events.SubmitAsked(*(0, asked.route, submission, number, unknown, repeat, watch), campaigns)
+    )
     return told
 
 
@@ -209,6 +214,18 @@ def _watch(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     return told
 
 
+def _follow(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+    query = asked.query
+    cursor = min(query.cursor, NUMBER_MAX) if query.HasField("cursor") else None
+    count, scope, wait_ns = _count(query, FOLLOW_COUNT), _scope(query), _wait_ns(query)
+    if scope.names is not None or scope.states is not None:
+        raise Malformed("a Follow is of a campaign, a service, a lane or a part of the name")
+    desk.check_waiting(asked.route)
+    number = desk.issue(asked, ends_ns=asked.now_ns + wait_ns)
+    follows = events.Follows(cursor, count, scope, query.journal)
+    return [events.AnswerDue(0, asked.route, number, follows)]
+
+
 def _cancel(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     return [events.CancelAsked(0, asked.route, _some(asked.query), desk.issue(asked))]
 
@@ -281,6 +298,7 @@ _MEANINGS: Final[dict[int, Callable[[Desk, Asked], Sequence[events.Event]]]] = {
     _Q.Pause: _pause,
     _Q.Resume: _pause,
     _Q.Results: _results,
+    _Q.Follow: _follow,
 }
 
 
@@ -372,7 +390,7 @@ def _scope(query: pb.QueryMsg) -> events.Scope:
     """Which tasks are meant."""
     if query.HasField("batch"):
         tasks.check_count(len(query.batch.name))
-        return events.Scope(names=tuple(query.batch.name))
+        return events.Scope(names=tuple(query.batch.name), match=query.scope.match)
     scope = query.scope
     states = tuple(_STATES[value] for value in scope.standing)
     return events.Scope(
@@ -380,6 +398,7 @@ def _scope(query: pb.QueryMsg) -> events.Scope:
         service=scope.service if scope.HasField("service") else None,
         lane=scope.lane if scope.HasField("lane") else None,
         states=states or None,
+        match=scope.match,
     )
 
 

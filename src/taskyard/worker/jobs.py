@@ -15,6 +15,8 @@ class Job(Struct, frozen=True):
     #: 0: as long as it takes.
     time_limit_ns: int = 0
     slots: int = 1
+    #: b"": it is in none.
+    lane: bytes = b""
 
     @property
     def key(self) -> tuple[bytes, int]:
@@ -26,9 +28,11 @@ class Done(Struct):
 
     job: Job
     #: DONE, FAILED, FAILED_FOR_GOOD (another attempt would end the same), or REFUSED (this worker
-    #: has no room for it at the moment).
+    #: has no room for it at the moment). An agent's may be any other, too.
     outcome: Outcome
     #: The result if it is DONE, else the reason.
     text: bytes = b""
     #: The end of what was printed; b"" where it would add nothing to the text.
     output: bytes = b""
+    #: Of RETRY_AT, by the wall clock.
+    retry_at_ns: int = 0

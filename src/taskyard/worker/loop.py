@@ -38,6 +38,9 @@ REFUSED_NS: Final = SECOND_NS
 #: Signs of life that may be unanswered at once.
 HEARTBEATS_OPEN_MAX: Final = 16
 
+#: How often to tell how tasks go, at most: each time is a record in the journal.
+PROGRESS_NS: Final = SECOND_NS
+
 #: Results and output in one report; the rest follows in the next.
 REPORT_BYTES_MAX: Final = 4 * 1024 * 1024
 
@@ -103,6 +106,11 @@ class Loop:
         #: What the broker's last answer to a heartbeat was about: see there.
         self._seen = 0
         self._heartbeat_due_ns = clock.monotonic_ns()
+        #: What tasks have printed that the broker was not told yet.
+        self._printed: dict[tuple[bytes, int], bytes] = {}
+        #: The message of that under way, and when the next one may leave.
+        self._progress = 0
+        self._progress_due_ns = 0
         self._farewell = 0
         self._rests_until_ns = 0
         self._ahead = 0
@@ -139,18 +147,28 @@ class Loop:
         self._send_reports()
         self._ask_for_tasks()
         self._show_life()
+        self._tell_progress()
         if self.leaving and not self._held and not self._farewell:
             self._farewell = self._line.ask(lambda number: peer.leave(number, self._settings.name))
         self._line.turn()
 
+    def show_progress(self, job: Job, printed: bytes) -> None:
+        """Let the broker know what a task has printed so far: the newest, and not too often."""
+        if job.key in self._held:
+            self._printed[job.key] = printed
+
     def _note(self, done: list[Done]) -> None:
         self._reports += done
+        for one in done:  # the report tells it all
+            self._printed.pop(one.job.key, None)
         if any(one.outcome is Outcome.REFUSED for one in done):
             self._rest()
 
     def wake_at_ns(self) -> int:
         """When the next turn is due though nothing arrives."""
         times = [self._heartbeat_due_ns, self._line.wake_at_ns(), self._hands.wake_at_ns()]
+        if self._printed and not self._progress:
+            times.append(self._progress_due_ns)
         return min(time for time in times if time is not None)
 
     # What the broker says.
@@ -166,6 +184,8 @@ class Loop:
                 return
             self._seen = reply.seen
             self._stop(zip(reply.names, reply.attempts, strict=True))
+        elif number == self._progress:
+            self._progress = 0
         elif number in (self._report, self._steal):
             self._hear_of_tasks(number, reply)
 
@@ -214,6 +234,7 @@ class Loop:
                     *(name, assigned.attempts[index], terms.service, assigned.payloads[index]),
                     time_limit_ns=terms.time_limit_ns,
                     slots=terms.slots,
+                    lane=assigned.lanes[index] if assigned.lanes else b"",
                 )
             )
         fresh = [job for job in jobs if job.key not in self._held]
@@ -231,6 +252,7 @@ class Loop:
         for name, attempt in unwanted:
             self._hands.stop(name, attempt)
             self._held.pop((name, attempt), None)
+            self._printed.pop((name, attempt), None)
         if unwanted:
             self._reports = [done for done in self._reports if done.job.key not in unwanted]
 
@@ -269,6 +291,7 @@ class Loop:
             outcomes=[one.outcome for one in done],
             texts=[one.text for one in done],
             outputs=[one.output for one in done],
+            retry_at_ns=[one.retry_at_ns for one in done],
         )
         self._report = -1  # under way, so that its tasks are not counted twice
         count = 0 if self._steal else self._room()
@@ -317,6 +340,15 @@ class Loop:
             lambda number: peer.heartbeat(number, name, worker, held, heartbeat_ns, seen=seen)
         )
         self._heartbeats[number] = None
+
+    def _tell_progress(self) -> None:
+        now_ns = self._clock.monotonic_ns()
+        if not self._printed or self._progress or now_ns < self._progress_due_ns:
+            return
+        self._progress_due_ns = now_ns + PROGRESS_NS
+        name, held, printed = self._settings.name, [*self._printed], [*self._printed.values()]
+        self._printed.clear()
+        self._progress = self._line.ask(lambda number: peer.progress(number, name, held, printed))
 
     def _look_ahead(self) -> None:
         """Ask for more at once if tasks are quick, for less if they are half as quick as that."""

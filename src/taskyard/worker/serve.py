@@ -24,6 +24,7 @@ from taskyard.net.line import Line
 from taskyard.net.poller import Poller
 from taskyard.net.signals import Signals
 from taskyard.wire.roles import Role, may_speak_as, with_article
+from taskyard.worker.feeding import hire
 from taskyard.worker.loop import Loop, Settings
 from taskyard.worker.running import Runner
 
@@ -98,10 +99,12 @@ def serve(  # noqa: PLR0913  # the last ones are named
     say: Callable[[str], None],
     *,
     key: GuestKey | None = None,
+    command: Sequence[str] | None = None,
     allow_pickle: bool = False,
     until_eof: bool = False,
 ) -> None:
     """Work for a broker until told to stop, or sent home. `say` is told what a user should know.
+    `command` is fed the tasks that don't say what to do.
 
     Raises `Refused` if the broker does not want the key: to wait for it would be in vain. With
     `until_eof` the end of stdin ends it at once, with what runs: its owner was killed.
@@ -109,7 +112,7 @@ def serve(  # noqa: PLR0913  # the last ones are named
     with ExitStack() as stack:
         clock = SystemClock()
         signals = stack.enter_context(Signals())
-        runner = Runner(settings.slots, allow, clock, allow_pickle=allow_pickle)
+        runner = hire(settings.slots, clock, command, allow, allow_pickle=allow_pickle)
         stack.enter_context(closing(runner))
         wire = stack.enter_context(closing(sockets.connect(endpoint, key)))
         line = Line(wire, clock)

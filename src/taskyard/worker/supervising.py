@@ -56,6 +56,10 @@ class Pipe:
         finally:
             os.close(self._writing)
 
+    def is_open(self) -> bool:
+        """Somebody may still write."""
+        return self._reading is not None
+
     def drain(self) -> None:
         """Take what is there."""
         bytes_left = DRAIN_BYTES_MAX

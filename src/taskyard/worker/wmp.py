@@ -11,7 +11,6 @@ itself when all managers have sent it home.
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -24,11 +23,8 @@ from taskyard.net.leash import Leash
 from taskyard.net.poller import Poller
 from taskyard.net.signals import Signals
 from taskyard.wire import wmp_peer
-from taskyard.wire.pickled import PICKLE
-from taskyard.wire.work import CALL, EXEC, Command
+from taskyard.worker.feeding import hire
 from taskyard.worker.jobs import Job
-from taskyard.worker.programs import not_started, start_program
-from taskyard.worker.running import Runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -36,6 +32,7 @@ if TYPE_CHECKING:
     from taskyard.net.sockets import Wire
     from taskyard.worker.jobs import Done
     from taskyard.worker.loop import Settings
+    from taskyard.worker.running import Runner
 
 #: What the protocol calls the ends of a task. It has no word for a failure that is for good.
 STATUSES: Final = {
@@ -54,9 +51,6 @@ MISSED_NS: Final = 10 * SECOND_NS
 
 #: How long a goodbye may take to leave: nobody answers it.
 GOODBYE_MS: Final = 500
-
-#: Services whose payloads say themselves what is to be done, also beside a program that is fed.
-_TOLD: Final = (EXEC, CALL, PICKLE)
 
 
 class Carrier(Protocol):
@@ -83,42 +77,6 @@ class Hands(Protocol):
     def unstarted(self) -> list[Job]: ...
 
     def wake_at_ns(self) -> int | None: ...
-
-
-class Feeding(Runner):
-    """Runs one program for every task of a service that does not say what to do."""
-
-    def __init__(
-        self,
-        slots: int,
-        allow: Sequence[str],
-        clock: Clock,
-        argv: Sequence[str],
-        *,
-        allow_pickle: bool = False,
-    ) -> None:
-        super().__init__(slots, allow, clock, allow_pickle=allow_pickle)
-        self._argv = list(argv)
-
-    def start(self, job: Job) -> None:
-        if job.service in _TOLD:
-            super().start(job)
-        else:
-            self._waiting.append((job, Command(self._argv)))
-
-    def _begin_program(self, job: Job, command: Command) -> None:
-        if job.service in _TOLD:
-            super()._begin_program(job, command)
-            return
-        try:
-            # A file and not a pipe: it takes any payload at once, and nobody has to feed it.
-            with tempfile.TemporaryFile() as stdin:
-                stdin.write(job.payload)
-                stdin.seek(0)
-                shared = self._shared._replace(null=stdin.fileno())
-                self._processes.append(start_program(job, command, shared))
-        except (OSError, ValueError) as error:
-            self._report(not_started(job, command, error))
 
 
 class Loop:
@@ -230,11 +188,7 @@ def serve(  # noqa: PLR0913  # the last ones are named
     with ExitStack() as stack:
         clock, poller = SystemClock(), Poller()
         signals = stack.enter_context(Signals())
-        runner = (
-            Runner(settings.slots, allow, clock, allow_pickle=allow_pickle)
-            if command is None
-            else Feeding(settings.slots, allow, clock, command, allow_pickle=allow_pickle)
-        )
+        runner = hire(settings.slots, clock, command, allow, allow_pickle=allow_pickle)
         stack.enter_context(closing(runner))
         wires = [stack.enter_context(closing(sockets.connect(one))) for one in endpoints]
         for wire in wires:

@@ -1,0 +1,129 @@
+"""The doors of a broker: which sockets are open, and which dialect is spoken at each.
+
+Owns the table of dialects. One that is spoken at several endpoints is one dialect with one memory.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from typing import TYPE_CHECKING, Final, Protocol
+
+from msgspec import Struct
+
+from taskyard.broker.guests import demands_keys
+from taskyard.broker.port import Dialect
+from taskyard.broker.switchboard import Switchboard
+from taskyard.net import sockets
+from taskyard.wire import ping_pong, wmp
+from taskyard.wire.dwork import Dwork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from taskyard.net.keyring import Keyring
+    from taskyard.net.sockets import Wire
+
+NATIVE: Final = "native"
+DWORK: Final = "dwork"
+
+
+class Spoken(Dialect, Protocol):
+    """A dialect that counts what made no sense, and can be told that the broker leaves."""
+
+    malformed: int
+    leaving: bool
+
+
+#: What builds each dialect: one for each of its endpoints. It is given the number of the first, and
+#: the identity of the journal.
+_BUILDERS: Final[dict[str, Callable[[int, bytes], Sequence[Spoken]]]] = {
+    "ping-pong": lambda number, _identity: ping_pong.at_broker(number, _luck),
+    "wmp": lambda number, identity: [wmp.at_broker(number, identity, luck=_luck)],
+}
+
+#: Every dialect that a broker can listen to.
+DIALECTS: Final = (DWORK, *_BUILDERS)
+
+
+def _luck() -> int:
+    return random.getrandbits(32)
+
+
+class Door(Struct):
+    """A dialect at its endpoints."""
+
+    name: str
+    wires: list[Wire]
+
+    def __str__(self) -> str:
+        return f"{self.name} {','.join(wire.endpoint for wire in self.wires)}"
+
+
+class Doors:
+    """All of them, open. Close it."""
+
+    def __init__(self, identity: bytes) -> None:
+        """`identity` is that of the journal."""
+        self._identity = identity
+        #: The native dialect, which guests with keys speak.
+        self.dwork = Dwork(secrets.randbits(63) | 1, _luck)
+        #: The others, from number 1 on, and the numbers of each by name.
+        self._others: list[Spoken] = []
+        self._numbers: dict[str, list[int]] = {DWORK: [0]}
+        #: For each socket, the number of its dialect.
+        self._spoken: list[int] = []
+        self._open: list[Door] = []
+
+    def open(
+        self,
+        name: str,
+        places: Sequence[str],
+        keyring: Keyring | None = None,
+        *,
+        secure: bool = False,
+    ) -> None:
+        """Open a door: one socket for each of the dialect's sides."""
+        numbers = self._speak(DWORK if name == NATIVE else name)
+        door = Door(name, [])
+        self._open.append(door)
+        for number, place in zip(numbers, places, strict=True):
+            is_secure = name != NATIVE and demands_keys(name, place, secure=secure)
+            door.wires.append(sockets.listen(place, keyring if is_secure else None))
+            self._spoken.append(number)
+
+    def _speak(self, name: str) -> list[int]:
+        """The numbers of a dialect, which is made when it is first needed."""
+        if name not in self._numbers:
+            first = 1 + len(self._others)
+            self._others += _BUILDERS[name](first, self._identity)
+            self._numbers[name] = [*range(first, 1 + len(self._others))]
+        return self._numbers[name]
+
+    @property
+    def wires(self) -> list[Wire]:
+        return [wire for door in self._open for wire in door.wires]
+
+    def lines(self) -> list[str]:
+        """A line for each door, as it is told when all is ready."""
+        return [f"listening {door}" for door in self._open]
+
+    def dialect(self) -> Dialect:
+        """What a port speaks. Where there is one dialect, there is nothing to choose."""
+        if not self._others:
+            return self.dwork
+        return Switchboard([self.dwork, *self._others], self._spoken)
+
+    def malformed(self) -> int:
+        """Messages that made no sense, over all dialects and sockets."""
+        dropped = sum(wire.dropped for wire in self.wires)
+        return dropped + self.dwork.malformed + sum(one.malformed for one in self._others)
+
+    def leave(self) -> None:
+        """The native dialect was told that the broker leaves: the others must know, too."""
+        for dialect in self._others:
+            dialect.leaving = True
+
+    def close(self) -> None:
+        for wire in self.wires:
+            wire.close()

@@ -1,0 +1,211 @@
+"""Who follows what is decided: record by record, from any record that the journal still has.
+
+The scheduler says after which record somebody wants to be told; this keeps the answer back until
+there is something, and puts it in after the commit, so nobody hears of what a crash could undo. An
+answer is bounded, and who wants more asks again with the number of the last record: no place in
+the stream is kept here for anybody, so a slow follower costs nothing, and a restart loses nothing.
+
+The latest rows are at hand while somebody follows; what is older is read from the journal, a little
+each turn. It must not know how answers are written, nor what they are for.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from taskyard.broker.excerpts import excerpt, names_in
+from taskyard.core.effects import AnswerDue, Effect, Followed
+from taskyard.core.events import Scope
+from taskyard.core.ledger import Ledger
+from taskyard.core.records import AnyRecord
+from taskyard.errors import JournalDamaged
+from taskyard.journal.files import PUT_BACK
+from taskyard.journal.recovery import EndedIndex, recall_for, records_of
+from taskyard.journal.store import Store
+
+#: Records in one answer, and the tasks that they name: some hundred kilobytes, and a few
+#: milliseconds for whoever writes it.
+RECORDS_MAX: Final = 1000
+NAMES_MAX: Final = 10_000
+
+#: Reasons of failures in one answer: each may be long.
+REASON_BYTES_MAX: Final = 1024 * 1024
+
+#: Records that are looked at for one turn's answers, the tasks that they name, and the bytes of the
+#: rows that are read for that: who is far behind must not hold up everybody else's answers.
+TURN_RECORDS_MAX: Final = 2 * RECORDS_MAX
+TURN_NAMES_MAX: Final = 2 * NAMES_MAX
+TURN_BYTES_MAX: Final = 4 * 1024 * 1024
+
+#: The latest rows that are kept at hand: who has just been told asks again within some turns.
+ROWS_KEPT: Final = 64
+NAMES_KEPT: Final = 4 * NAMES_MAX
+
+#: So many rows after somebody asked last, nobody follows any more.
+ROWS_FOLLOWED: Final = 1000
+
+#: Answers that are kept back; the oldest is told that there is nothing, and asks again.
+WAITING_MAX: Final = 1000
+
+_EVERYTHING: Final = Scope()
+
+
+class _Room:
+    """What may still be looked at and read in this turn."""
+
+    def __init__(self) -> None:
+        self.records = TURN_RECORDS_MAX
+        self.names = TURN_NAMES_MAX
+        self.bytes = TURN_BYTES_MAX
+
+    def __bool__(self) -> bool:
+        return self.records > 0 and self.names > 0 and self.bytes > 0
+
+
+class Following:
+    """Completes the answers to those who follow."""
+
+    def __init__(self, store: Store, ledger: Ledger, index: EndedIndex | None) -> None:
+        self._store = store
+        self._ledger = ledger
+        self._index = index
+        #: Answers that wait for something to be decided, by request.
+        self._waiting: dict[int, Followed] = {}
+        #: Answers that there is something for.
+        self._due: deque[Followed] = deque()
+        #: The latest rows: the first record's number, the records, the tasks that they name.
+        self._rows: deque[tuple[int, Sequence[AnyRecord], int]] = deque()
+        self._names_kept = 0
+        #: Somebody follows for so many rows more.
+        self._followed = 0
+
+    @property
+    def rows_kept(self) -> int:
+        """How many rows are at hand."""
+        return len(self._rows)
+
+    def are_due(self) -> bool:
+        """Some answers were not reached in the last turn."""
+        return bool(self._due)
+
+    def complete(self, effects: list[Effect], records: Sequence[AnyRecord]) -> None:
+        """Take answers to followers out of these effects, and put in those that can be told now.
+        Called every turn, with the records that it has made durable."""
+        asked = [effect for effect in effects if type(effect) is Followed]
+        if asked:
+            effects[:] = [effect for effect in effects if type(effect) is not Followed]
+            self._followed = ROWS_FOLLOWED
+        if not self._followed:
+            return
+        if records:
+            self._keep(records)
+            self._due.extend(self._waiting.values())
+            self._waiting.clear()
+        effects += self._given_up(effects, asked)
+        effects += self._told()
+
+    def _keep(self, records: Sequence[AnyRecord]) -> None:
+        """Have the latest rows at hand, for as long as somebody follows."""
+        if not self._waiting and not self._due:
+            self._followed -= 1
+        if not self._followed:
+            self._rows.clear()
+            self._names_kept = 0
+            return
+        names = sum(map(names_in, records))
+        self._rows.append((self._store.head.record - len(records) + 1, records, names))
+        self._names_kept += names
+        while len(self._rows) > ROWS_KEPT or (
+            self._names_kept > NAMES_KEPT and len(self._rows) > 1
+        ):
+            self._names_kept -= self._rows.popleft()[2]
+
+    def _given_up(self, effects: list[Effect], asked: list[Followed]) -> list[Followed]:
+        """Who asks either waits or is due. Returns those who have waited long enough, which may be
+        no time at all."""
+        for one in asked:
+            if self._check(one) and one.cursor == self._store.head.record:
+                self._waiting[one.request] = one
+            else:
+                self._due.append(one)
+        over = [effect.request for effect in effects if type(effect) is AnswerDue]
+        ended = [self._waiting.pop(number) for number in over if number in self._waiting]
+        while len(self._waiting) > WAITING_MAX:
+            ended.append(self._waiting.pop(next(iter(self._waiting))))
+        return ended
+
+    def _check(self, one: Followed) -> bool:
+        """Whether there is, or will be, something after its cursor; else say why not."""
+        head, first, identity = self._store.head.record, self._store.anchor.record, one.journal
+        one.journal = self._store.identity
+        if (identity and identity != one.journal) or one.cursor > head:
+            one.text = (
+                f"record {one.cursor} is of another journal, or of one that was put back: begin "
+                "anew, without a cursor"
+            )
+            one.cursor = head
+        elif one.cursor < first:
+            one.text = (
+                f"records {one.cursor + 1} to {first} are no longer in the journal; the history "
+                f"has them. Go on from record {first}"
+            )
+            one.cursor = first
+        return not one.text
+
+    def _told(self) -> list[Followed]:
+        """The answers whose turn it is, as far as a turn has room for them."""
+        told: list[Followed] = []
+        room = _Room()
+        while self._due and room:
+            one = self._due.popleft()
+            if not one.text and self._check(one):  # what it wants may have been trimmed meanwhile
+                self._put_in(one, room)
+            told.append(one)
+        return told
+
+    def _put_in(self, one: Followed, room: _Room) -> None:
+        """Fill an answer up, at least with one record, if it is wanted."""
+        count, names, reasons = min(one.count, RECORDS_MAX), NAMES_MAX, REASON_BYTES_MAX
+        for number, record in self._after(one.cursor, room):
+            room.records -= 1
+            room.names -= names_in(record)
+            part = self._part(record, one.scope)
+            if part is not None:
+                names -= names_in(part)
+                reasons -= sum(map(len, getattr(part, "reasons", ())))
+                if one.records and (names < 0 or reasons < 0):
+                    return
+                one.records.append((number, part))
+            one.cursor = number
+            if len(one.records) == count or not room:
+                return
+
+    def _after(self, cursor: int, room: _Room) -> Iterator[tuple[int, AnyRecord]]:
+        """The records after this one, as far as a turn reads."""
+        number = cursor + 1
+        while number <= self._store.head.record:
+            first, records = self._row_of(number, room)
+            for record in records[number - first :]:
+                yield number, record
+                number += 1
+            if not room:
+                return
+
+    def _row_of(self, number: int, room: _Room) -> tuple[int, Sequence[AnyRecord]]:
+        if self._rows and self._rows[0][0] <= number:
+            for first, records, _ in reversed(self._rows):
+                if first <= number:
+                    return first, records
+        row = self._store.row_of(number)
+        if row is None:
+            raise JournalDamaged(f"record {number} is neither trimmed nor there", PUT_BACK)
+        room.bytes -= len(row.body)
+        return row.record_first, records_of(row, row.record_first - 1)
+
+    def _part(self, record: AnyRecord, scope: Scope) -> AnyRecord | None:
+        """What a record says of the tasks of a scope; None if nothing."""
+        if scope == _EVERYTHING:
+            return record
+        if self._index is not None:
+            recall_for(self._ledger, self._index, getattr(record, "names", ()))
+        return excerpt(record, scope, self._ledger.tasks)

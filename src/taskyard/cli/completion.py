@@ -1,0 +1,114 @@
+"""`taskyard completion`: what lets a shell complete verbs, options, campaigns and tasks' names.
+
+The scripts are click's: they call this very command, which says what could follow. Names come from
+the broker, if one answers at once. Whoever presses a key does not want to hear what went wrong, so
+nothing here is ever an error, nor takes longer than a moment.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from taskyard.cli.options import Talk
+from taskyard.cli.printing import example
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskyard.wire.dwork_peer import Reply
+
+#: A broker that has not answered by then is not waited for.
+ANSWER_SECONDS: Final = 0.2
+
+#: Names that a shell is told: it shows no more of them at once.
+NAMES_MAX: Final = 100
+
+#: Of a broker with millions of tasks, so many are searched for a beginning: one page, some 10 ms.
+_PAGE: Final = 1000
+
+_SHELLS: Final = ("bash", "zsh", "fish")
+
+
+@click.command(epilog=example("completion bash >> ~/.bashrc", "completion fish | source"))
+@click.argument("shell", type=click.Choice(_SHELLS))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print what lets a shell complete what is typed.
+
+    Verbs and options, and campaigns and tasks by name as the broker knows them. For bash and zsh,
+    put it into the file that they read when they start.
+    """
+    from click.shell_completion import get_completion_class  # noqa: PLC0415  # when it is used
+
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise click.UsageError(f"{shell} can't be completed for; give one of {', '.join(_SHELLS)}")
+    root = context.find_root()
+    click.echo(kind(root.command, {}, "taskyard", "_TASKYARD_COMPLETE").source())
+
+
+def complete_name(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
+    """Names of tasks that begin so."""
+    names = [view["name"] for view in _asked(context, _tasks(begun)) or ()]
+    return [name for name in names if name.startswith(begun)][:NAMES_MAX]
+
+
+def complete_campaign(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
+    """Campaigns that begin so, the latest first."""
+    return _counted(context, "campaigns", begun)
+
+
+def complete_service(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
+    """Services that begin so."""
+    return _counted(context, "services", begun)
+
+
+def _counted(context: click.Context, kind: str, begun: str) -> list[str]:
+    from taskyard.wire import dwork_peer as peer  # noqa: PLC0415  # only when a name is completed
+
+    told = _asked(context, lambda: peer.ask(1, peer.STATS)) or {kind: ()}
+    names = [one["name"] for one in reversed(told[kind]) if one["name"]]
+    return [name for name in names if name.startswith(begun)][:NAMES_MAX]
+
+
+def _tasks(begun: str) -> Callable[[], bytes]:
+    from taskyard.core.events import Scope  # noqa: PLC0415
+    from taskyard.wire import dwork_peer as peer  # noqa: PLC0415
+
+    return lambda: peer.listing(1, Scope(), begun.encode(), count=_PAGE)
+
+
+def _asked(context: click.Context, build: Callable[[], bytes]) -> Any:  # noqa: ANN401  # JSON
+    """What the broker that is meant says; None if it is not there, or slow, or anything else."""
+    talk = context.find_object(Talk) or Talk()
+    with suppress(Exception):
+        reply = _answer(talk, build())
+        return None if reply is None else reply.document()
+    return None
+
+
+def _answer(talk: Talk, body: bytes) -> Reply | None:
+    """The client would wait for longer, and takes longer to import."""
+    from taskyard.client import finding  # noqa: PLC0415
+    from taskyard.core.limits import SECOND_NS  # noqa: PLC0415
+    from taskyard.net import sockets  # noqa: PLC0415
+    from taskyard.net.poller import Poller  # noqa: PLC0415
+    from taskyard.wire.dwork_peer import Reply  # noqa: PLC0415
+
+    ends = time.monotonic() + ANSWER_SECONDS
+    place = finding.place(talk.broker, talk.state, settings=talk.settings())
+    with closing(sockets.connect(place.endpoint())) as wire:
+        poller = Poller()
+        poller.add(wire)
+        is_sent = False
+        while (left := ends - time.monotonic()) > 0:
+            is_sent = is_sent or wire.send([b"", body])
+            poller.wait(int((left if is_sent else min(left, 0.005)) * SECOND_NS))
+            frames = wire.receive()
+            if frames is not None:
+                return Reply(frames[-1])
+    return None

@@ -1,0 +1,423 @@
+"""WMP at a manager: workers' messages to events, effects to messages. No sockets, no clock.
+
+The broker is the manager. A worker is known by the id in its headers, and reached by the way that
+it was heard from last: a route, and the path behind it where relays are in between. READY is a
+level that the scheduler remembers, WAKE is its call, a GIVE is answered at once with TAKE or NO, in
+the same turn.
+
+A worker that was not heard for a while is asked whether it is there, so that an idle one need not
+say so by itself, and one behind a relay learns the way to this manager. WMP has no word for "I did
+not understand": such messages are counted. The frames are `wmp_frames`' business, the other end is
+`wmp_peer`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from msgspec import Struct, structs
+
+from taskyard.core import effects, events
+from taskyard.core.events import Outcome
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.workers import WorkerFacts
+from taskyard.errors import Malformed
+from taskyard.wire import numbering, roles
+from taskyard.wire import wmp_frames as wmp
+from taskyard.wire.wmp_frames import Side, name_of, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+#: A message: where to, and its frames.
+Reply = tuple[bytes, list[bytes]]
+
+#: A worker's services where it names none.
+SERVICES_DEFAULT: Final = (b"default",)
+
+#: A worker that was not heard for so long is asked whether it is there. It has the time to answer
+#: twice before its silence is too long.
+PING_NS: Final = 5 * SECOND_NS
+
+#: Silence after which a worker has left, and what it held goes to others.
+SILENCE_NS: Final = 15 * SECOND_NS
+
+#: Silence after which the way to a worker is forgotten; the scheduler has given it up long before.
+FORGOTTEN_NS: Final = 4 * SILENCE_NS
+
+#: Workers to whom the way is remembered, those that were heard last.
+PEERS_MAX: Final = 10_000
+
+#: How often a worker may promise a sign of life, between these.
+HEARTBEAT_NS_MIN: Final = SECOND_NS // 10
+HEARTBEAT_NS_MAX: Final = 600 * SECOND_NS
+
+_MILLISECOND_NS: Final = SECOND_NS // 1000
+
+_OUTCOMES: Final = {
+    "error": Outcome.FAILED,
+    "refused": Outcome.REFUSED,
+    # It stopped what it was told to stop, so this is about a lease that is over. Should it not be,
+    # nobody is to blame.
+    "cancelled": Outcome.REFUSED,
+}
+
+#: A report of a worker is about a percentage between these; what it says beyond is cut.
+_PERCENT_MAX: Final = 100
+
+
+class Peer(Struct):
+    """The way to a worker."""
+
+    route: bytes
+    path: tuple[bytes, ...]
+    heard_ns: int
+    #: What it said of itself in its last READY; None: it has sent none that is remembered.
+    facts: WorkerFacts | None = None
+
+
+class Heard(Struct):
+    """Where a message came from, and when."""
+
+    route: bytes
+    path: tuple[bytes, ...]
+    worker: bytes
+    now_ns: int
+
+
+class Ticket(Struct):
+    """A message of a worker that is answered in this turn, or one of ours that has its place."""
+
+    route: bytes
+    path: tuple[bytes, ...]
+    worker: bytes
+    #: GIVE: the lock's id; None: it was no GIVE.
+    lock: wmp.LockId | None = None
+
+
+class Wmp:
+    """All workers of this dialect, on however many sockets."""
+
+    prefix = numbering.WMP
+
+    def __init__(
+        self, dialect: int, manager: str, luck: Callable[[], int], silence_ns: int = SILENCE_NS
+    ) -> None:
+        self._numbers = numbering.numbers(dialect)
+        #: Who we are to workers; the same after a restart, or reports on what was taken before it
+        #: would be another manager's.
+        self._manager = manager
+        self._luck = luck
+        self._silence_ns = silence_ns
+        #: Those that were neither heard nor asked for longest first.
+        self._peers: dict[bytes, Peer] = {}
+        #: When each of them was heard, or asked whether it is there.
+        self._attended_ns: dict[bytes, int] = {}
+        #: Who is reached by each route: a relay's has many.
+        self._behind: dict[bytes, dict[bytes, None]] = {}
+        self._tickets: dict[int, Ticket] = {}
+        #: Messages that made no sense, or were meant for another manager.
+        self.malformed = 0
+        #: Nobody is taken on any more: the broker is about to leave.
+        self.leaving = False
+
+    # What workers say.
+
+    def take(
+        self, route: bytes, frames: Sequence[bytes], now_ns: int, who: object | None = None
+    ) -> list[events.Event]:
+        """What a message says. Whatever it is, this returns."""
+        try:
+            return self._understand(route, frames, now_ns, who)
+        except Malformed:
+            self.malformed += 1
+            return []
+
+    def _understand(
+        self, route: bytes, frames: Sequence[bytes], now_ns: int, who: object | None
+    ) -> list[events.Event]:
+        path, told, payload = wmp.decode(frames, Side.WORKER)
+        worker = self.prefix + name_of(told.worker, "worker's id", wmp.WORKER_BYTES_MAX)
+        heard = Heard(route, path, worker, now_ns)
+        refusal = _refusal(who, heard)
+        if refusal:
+            return [events.Misunderstood(0, route, self._issue(heard), refusal)]
+        if getattr(told, "manager", None) not in (None, self._manager):
+            raise Malformed("it is meant for another manager")
+        return self._MEANINGS[type(told)](self, heard, told, payload)
+
+    def _ready(self, heard: Heard, told: wmp.Ready, _payload: bytes) -> list[events.Event]:
+        if self.leaving and heard.worker not in self._peers:
+            number = self._issue(heard)
+            return [events.Misunderstood(0, heard.route, number, "this manager is leaving")]
+        facts = WorkerFacts(
+            services=_services(told.services) or SERVICES_DEFAULT,
+            slots_total=told.slots,
+            silence_ns=self._silence_ns,
+            incarnation=told.incarnation,
+            called=True,
+            dialect=b"wmp",
+        )
+        self._attend(heard).facts = facts
+        return [
+            events.WorkerAppeared(0, heard.worker, facts),
+            events.WorkAsked(0, heard.worker, told.slots),
+        ]
+
+    def _give(self, heard: Heard, told: wmp.Give, _payload: bytes) -> list[events.Event]:
+        services = _services(told.services)
+        peer = self._attend(heard)
+        said: list[events.Event] = []
+        if peer.facts is not None and services and services != peer.facts.services:
+            peer.facts = structs.replace(peer.facts, services=services)
+            said.append(events.WorkerAppeared(0, heard.worker, peer.facts))
+        number = self._issue(heard, told.request)
+        return [*said, events.WorkAsked(0, heard.worker, 1, parks=False, request=number)]
+
+    def _done(self, heard: Heard, told: wmp.Done, payload: bytes) -> list[events.Event]:
+        report = events.WorkReported(
+            *(0, heard.worker, [name_of(told.task)], [told.attempt]),
+            outcomes=None if told.status == "ok" else [_OUTCOMES[told.status]],
+            texts=[payload],
+            luck=self._luck(),
+        )
+        self._attend(heard)
+        return [report]
+
+    def _status(self, heard: Heard, told: wmp.Status, _payload: bytes) -> list[events.Event]:
+        name = name_of(told.task)
+        self._attend(heard)
+        if told.percent is None and told.text is None:
+            return [events.WorkerHeard(0, heard.worker)]
+        percent = int(min(max(told.percent or 0, 0), _PERCENT_MAX))
+        text = (told.text or "").encode()
+        return [
+            events.WorkProgressed(0, heard.worker, [name], [told.attempt], [percent], [text]),
+        ]
+
+    def _ping(self, heard: Heard, told: wmp.WorkerPing, _payload: bytes) -> list[events.Event]:
+        sign = self._sign(heard, told)
+        sign.request = self._issue(heard)
+        return [sign]
+
+    def _pong(self, heard: Heard, told: wmp.WorkerPong, _payload: bytes) -> list[events.Event]:
+        return [self._sign(heard, told)]
+
+    def _sign(self, heard: Heard, told: wmp.WorkerPing | wmp.WorkerPong) -> events.WorkerHeard:
+        sign = events.WorkerHeard(0, heard.worker)
+        if told.held is not None:
+            promised_ns = told.heartbeat_ms * _MILLISECOND_NS or PING_NS
+            sign.held = [(name_of(task), attempt) for task, attempt in told.held]
+            sign.heartbeat_ns = min(max(promised_ns, HEARTBEAT_NS_MIN), HEARTBEAT_NS_MAX)
+        self._attend(heard)
+        return sign
+
+    def _bye(self, heard: Heard, _told: wmp.WorkerBye, _payload: bytes) -> list[events.Event]:
+        self._forget(heard.worker)
+        return [events.WorkerGone(0, heard.worker)]
+
+    _MEANINGS: ClassVar[dict[type, Callable[..., list[events.Event]]]] = {
+        wmp.Ready: _ready,
+        wmp.Give: _give,
+        wmp.Done: _done,
+        wmp.Status: _status,
+        wmp.WorkerPing: _ping,
+        wmp.WorkerPong: _pong,
+        wmp.WorkerBye: _bye,
+    }
+
+    # What the scheduler says.
+
+    def tell(self, effect: effects.Effect) -> list[Reply]:
+        """The messages that an effect makes."""
+        telling = self._TELLINGS.get(type(effect))
+        return [] if telling is None else telling(self, effect)
+
+    def _wake(self, effect: effects.Wake) -> list[Reply]:
+        return self._to(effect.worker, wmp.Wake(text_of(effect.service), self._manager))
+
+    def _assign(self, effect: effects.Assign) -> list[Reply]:
+        ticket = self._tickets.pop(effect.request, None)
+        if ticket is None or ticket.lock is None:
+            return []  # nobody asked: it is given back when it is not listed
+        sent: list[Reply] = []
+        for index, name in enumerate(effect.names):
+            terms = effect.terms[index]
+            take = wmp.Take(
+                request=ticket.lock,
+                task=text_of(name),
+                attempt=effect.attempts[index],
+                service=text_of(terms.service),
+                lease_ms=effect.lease_ns // _MILLISECOND_NS,
+                manager=self._manager,
+                time_limit_ms=-(-terms.time_limit_ns // _MILLISECOND_NS),
+                slots=terms.slots,
+            )
+            sent.append(_reply(ticket, take, effect.payloads[index] or name))
+        return sent
+
+    def _nothing(self, effect: effects.Nothing) -> list[Reply]:
+        return self._unlock(self._tickets.pop(effect.request, None))
+
+    def _dismiss(self, effect: effects.Dismiss) -> list[Reply]:
+        bye = wmp.ManagerBye(self._id(effect.worker), "no more work for you", self._manager)
+        ticket = self._tickets.pop(effect.request, None)
+        if ticket is not None:
+            return [*self._unlock(ticket), _reply(ticket, bye)]
+        return self._to(effect.worker, bye)
+
+    def _stranger(self, effect: effects.Stranger) -> list[Reply]:
+        """Its silence was too long, or it never said READY: whatever READY it sent is void."""
+        peer = self._peers.get(effect.worker)
+        if peer is not None:
+            peer.facts = None
+        return self._unlock(self._tickets.pop(effect.request, None))
+
+    def _heard(self, effect: effects.Heard) -> list[Reply]:
+        ticket = self._tickets.pop(effect.request, None)
+        if ticket is None:
+            return []
+        peer = self._peers.get(effect.worker)
+        ready = peer is not None and peer.facts is not None
+        return [_reply(ticket, wmp.ManagerPong(self._id(effect.worker), ready, self._manager))]
+
+    def _stop(self, effect: effects.Stop) -> list[Reply]:
+        return [
+            reply
+            for name, attempt in zip(effect.names, effect.attempts, strict=True)
+            for reply in self._to(effect.worker, wmp.Cancel(text_of(name), attempt, self._manager))
+        ]
+
+    def _answer_due(self, effect: effects.AnswerDue) -> list[Reply]:
+        ticket = self._tickets.pop(effect.request, None)
+        if ticket is None:
+            return []
+        peer = self._peers.get(ticket.worker)
+        ready = peer is not None and peer.facts is not None
+        return [_reply(ticket, wmp.ManagerPing(self._id(ticket.worker), ready, self._manager))]
+
+    def _refused(self, effect: effects.Refused) -> list[Reply]:
+        """Who comes too late, or by a key that is not good for this."""
+        ticket = self._tickets.pop(effect.request, None)
+        if ticket is None:
+            return []
+        return [_reply(ticket, wmp.ManagerBye(self._id(ticket.worker), effect.text, self._manager))]
+
+    _TELLINGS: ClassVar[dict[type, Callable[..., list[Reply]]]] = {
+        effects.Wake: _wake,
+        effects.Assign: _assign,
+        effects.Nothing: _nothing,
+        effects.Dismiss: _dismiss,
+        effects.Stranger: _stranger,
+        effects.Heard: _heard,
+        effects.Stop: _stop,
+        effects.AnswerDue: _answer_due,
+        effects.Refused: _refused,
+    }
+
+    def _unlock(self, ticket: Ticket | None) -> list[Reply]:
+        if ticket is None or ticket.lock is None:
+            return []
+        return [_reply(ticket, wmp.No(ticket.lock, self._manager))]
+
+    def _to(self, worker: bytes, told: wmp.FromManager) -> list[Reply]:
+        """To a worker, by the way that it was heard from last, if it is known."""
+        peer = self._peers.get(worker)
+        return [] if peer is None else [_reply(peer, told)]
+
+    def _id(self, worker: bytes) -> str:
+        return text_of(worker.removeprefix(self.prefix))
+
+    def _issue(self, heard: Heard, lock: wmp.LockId | None = None) -> int:
+        number = next(self._numbers)
+        self._tickets[number] = Ticket(heard.route, heard.path, heard.worker, lock)
+        return number
+
+    # Who is where.
+
+    def cut(self, route: bytes) -> list[events.Event]:
+        """Nothing reaches that route any more: whoever is behind it has to say READY again."""
+        cut = [*self._behind.get(route, ())]
+        for worker in cut:
+            self._forget(worker)
+        return [events.WorkerCut(0, worker) for worker in cut]
+
+    def wake_at_ns(self) -> int | None:
+        """When the first worker has been quiet for too long."""
+        for attended_ns in self._attended_ns.values():
+            return attended_ns + PING_NS
+        return None
+
+    def time_passed(self, now_ns: int) -> list[events.Event]:
+        """Ask those who have been quiet whether they are there."""
+        asked: list[events.Event] = []
+        for worker, attended_ns in [*self._attended_ns.items()]:
+            if attended_ns + PING_NS > now_ns:
+                break
+            peer = self._peers[worker]
+            if peer.heard_ns + FORGOTTEN_NS <= now_ns:
+                self._forget(worker)
+                continue
+            self._put_last(worker, now_ns)
+            number = self._issue(Heard(peer.route, peer.path, worker, now_ns))
+            asked.append(events.AnswerDue(0, peer.route, number))
+        return asked
+
+    def _attend(self, heard: Heard) -> Peer:
+        """Note the way by which a worker was heard."""
+        peer = self._peers.get(heard.worker)
+        if peer is None:
+            if len(self._peers) >= PEERS_MAX:
+                self._forget(next(iter(self._attended_ns)))
+            peer = Peer(heard.route, heard.path, heard.now_ns)
+            self._peers[heard.worker] = peer
+            self._behind.setdefault(heard.route, {})[heard.worker] = None
+        elif peer.route != heard.route:
+            self._unlist(heard.worker, peer.route)
+            self._behind.setdefault(heard.route, {})[heard.worker] = None
+        peer.route, peer.path, peer.heard_ns = heard.route, heard.path, heard.now_ns
+        self._put_last(heard.worker, heard.now_ns)
+        return peer
+
+    def _put_last(self, worker: bytes, now_ns: int) -> None:
+        self._attended_ns.pop(worker, None)
+        self._attended_ns[worker] = now_ns
+
+    def _forget(self, worker: bytes) -> None:
+        peer = self._peers.pop(worker, None)
+        if peer is not None:
+            del self._attended_ns[worker]
+            self._unlist(worker, peer.route)
+
+    def _unlist(self, worker: bytes, route: bytes) -> None:
+        behind = self._behind[route]
+        del behind[worker]
+        if not behind:
+            del self._behind[route]
+
+
+def _services(told: list[str] | None) -> tuple[bytes, ...]:
+    return tuple(dict.fromkeys(name_of(one, "service") for one in told or ()))
+
+
+def _reply(to: Ticket | Peer, told: wmp.FromManager, payload: bytes | None = None) -> Reply:
+    return to.route, wmp.encode(to.path, told, payload)
+
+
+def _refusal(who: object | None, heard: Heard) -> str:
+    """Why whoever came in by a key may not say this; empty: it may. A worker's key is bound to its
+    name; that of a relay, which is a worker's key too, vouches for all that are behind it."""
+    if not isinstance(who, roles.Guest):
+        return ""
+    if who.role not in (roles.Role.WORKER, roles.Role.ADMIN):
+        return f"the key {who.name} may not take tasks; ask for a worker's key"
+    own = heard.worker.removeprefix(numbering.WMP)
+    if who.role is roles.Role.ADMIN or heard.path or roles.may_speak_as(who.name, own):
+        return ""
+    return f"the key {who.name} is for workers named {who.name} or {who.name}/…; give such a name"
+
+
+def at_broker(dialect: int, identity: bytes, **more: Any) -> Wmp:  # noqa: ANN401  # handed on
+    """The dialect as a broker speaks it: its number, and the identity of its journal, which is the
+    same after a restart. `luck` is any number from 0 to 2**32."""
+    return Wmp(dialect, identity.hex(), **more)

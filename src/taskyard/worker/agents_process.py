@@ -1,0 +1,349 @@
+"""One agent: a child program that is fed tasks by the line, and reports on them by the line.
+
+Owns its process, its pipes, and the tasks that it holds. It is ended if it is silent for too long
+with a task, if a task of it exceeds its time limit, or if it writes what no agent writes; what it
+says from then on does not count. Which task it gets, and when there is another agent, is the
+pool's business.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from taskyard.core.events import Outcome
+from taskyard.core.limits import SECOND_NS
+from taskyard.wire.hungry import (
+    IDLE,
+    LARVA,
+    LEAVING,
+    LINE_BYTES_MAX,
+    Comment,
+    Conversation,
+    Garbage,
+    Heard,
+    Key,
+    Report,
+)
+from taskyard.worker.agents_input import Feed, Murmur
+from taskyard.worker.jobs import Done, Job
+from taskyard.worker.limits import (
+    AGENT_CLOSED_NS_MAX,
+    AGENT_FINISH_NS_MAX,
+    AGENT_GARBAGE_LINES_MAX,
+    AGENT_HUNGER_NS_MAX,
+    AGENT_IDLE_NS_MAX,
+    AGENT_IDLE_TOLD_NS,
+    CHILD_START_NS_MAX,
+    OUTPUT_TAIL_BYTES,
+    PROGRESS_BYTES_MAX,
+    RESULT_BYTES_MAX,
+)
+from taskyard.worker.output import Tail, cut_reason, last_line
+from taskyard.worker.processes import Process, Streams, start, status_text
+from taskyard.worker.supervising import Pipe, Shared, Supervised
+
+
+class AgentSettings(Struct, frozen=True):
+    """Which program is fed, and how."""
+
+    argv: tuple[str, ...]
+    #: Tasks that an agent may hold beyond the one in hand.
+    overfeed: int = 0
+    #: How long an agent may have nothing to do before it is let go.
+    idle_ns_max: int = AGENT_IDLE_NS_MAX
+    #: How long an agent may be silent with a task before it is ended.
+    hunger_ns_max: int = AGENT_HUNGER_NS_MAX
+
+
+class World(Struct, frozen=True):
+    """What an agent is given by its pool."""
+
+    shared: Shared
+    settings: AgentSettings
+    #: For the times that an agent names.
+    wall_ns: Callable[[], int]
+    #: Takes the end of what a task has printed so far.
+    tell: Callable[[Job, bytes], None]
+
+
+class Lines(Struct, frozen=True):
+    """The three pipes."""
+
+    stdin: Feed
+    stdout: Pipe
+    stderr: Pipe
+
+
+class Agent(Supervised):
+    """One running program, and the tasks that it holds."""
+
+    def __init__(self, process: Process, lines: Lines, world: World) -> None:
+        super().__init__(process, world.shared)
+        self._lines = lines
+        self._world = world
+        self._conversation = Conversation(world.settings.overfeed)
+        self._jobs: dict[Key, Job] = {}
+        #: Those of its tasks that nobody wants any more.
+        self._unwanted: dict[Key, None] = {}
+        self._printed = Tail(OUTPUT_TAIL_BYTES)
+        self._murmur = Murmur(f"agent {process.pid}", world.shared.now_ns)
+        self._garbage_lines = 0
+        now_ns = world.shared.now_ns()
+        #: When it was fed, or said something.
+        self._heard_ns = now_ns
+        #: When the oldest of its tasks became that: its time began then at the latest.
+        self._since_ns = now_ns
+        #: What to do when `due_ns` has come.
+        self._when_due: Callable[[], None] = self._give_up_larva
+        #: It has reported on a task; or it got one, at least.
+        self._is_useful = False
+        self.has_eaten = False
+        #: If it comes to nothing, that is its own fault.
+        self._is_blamed = True
+        #: What it was to be given, and has not got a byte of. Known when it has ended.
+        self.regained: list[Job] = []
+        #: How it ended.
+        self.epitaph = b""
+        self._plan()
+
+    def can_eat(self) -> bool:
+        return not self.is_ending() and self._lines.stdin.is_open() and self._conversation.can_eat()
+
+    def is_larva(self) -> bool:
+        return self._conversation.state is LARVA and not self.is_ending()
+
+    def is_leaving(self) -> bool:
+        """It will take no more, whoever wants that."""
+        return self.is_ending() or self._conversation.state is LEAVING
+
+    def is_empty(self) -> bool:
+        return not self._jobs
+
+    def has_failed(self) -> bool:
+        """It ended without having been of any use; the next one may fare likewise."""
+        return self._is_blamed and not self._is_useful
+
+    def jobs(self) -> list[Job]:
+        """Those that somebody waits for."""
+        return [job for key, job in self._jobs.items() if key not in self._unwanted]
+
+    def feed(self, job: Job) -> None:
+        """Give it a task; only if it `can_eat`."""
+        self._heard_ns = self._shared.now_ns()
+        if not self._jobs:
+            self._since_ns = self._heard_ns
+            self._printed.clear()  # what it said before is nobody's
+        self._jobs[job.key] = job
+        self._lines.stdin.send(self._conversation.feed(job.key, job.lane, job.payload), job.key)
+        self._plan()
+
+    def run_out(self) -> None:
+        """There is nothing for it now. It is told so if that lasts."""
+        if self._jobs:
+            self._conversation.run_out()
+
+    def dismiss(self) -> None:
+        """Let it finish and exit; only if it holds nothing."""
+        if not self.is_leaving():
+            self._is_blamed = False
+            self._heard_ns = self._shared.now_ns()
+            self._lines.stdin.send(self._conversation.dismiss())
+            self._lines.stdin.end()
+            self._plan()
+
+    def drop(self, key: Key) -> None:
+        """Nobody wants this task any more. The language has no word for that: if it holds nothing
+        else it is ended, else the report is not passed on."""
+        if key in self._jobs:
+            self._unwanted[key] = None
+            self._end_if_in_vain()
+
+    def _end_if_in_vain(self) -> None:
+        if self._unwanted and len(self._unwanted) == len(self._jobs):
+            self._is_blamed = False
+            self.end(b"cancelled")
+
+    def end(self, reason: bytes) -> None:
+        if not self.has_ended:  # its number may be somebody else's by now
+            super().end(reason)
+
+    # What it says.
+
+    def hear(self, chunk: bytes) -> None:
+        """From its stdout."""
+        if self.is_ending():
+            return
+        for heard in self._conversation.hear(chunk):
+            self._take_in(heard)
+            if self.is_ending():
+                return
+        if self._conversation.is_overfull:
+            self.end(b"the agent wrote a line of more than %d bytes" % LINE_BYTES_MAX)
+        self._plan()
+
+    def hear_aside(self, chunk: bytes) -> None:
+        """From its stderr."""
+        self._printed.add(chunk)
+        self._murmur.add(chunk)
+
+    def _take_in(self, heard: Heard) -> None:
+        self._heard_ns = self._shared.now_ns()
+        if isinstance(heard, Report):
+            self._settle(heard)
+        elif isinstance(heard, Comment):
+            self._remark(heard.text)
+        elif isinstance(heard, Garbage):
+            self._complain(heard.reason)
+
+    def _remark(self, text: bytes) -> None:
+        self._murmur.say(text, logging.INFO)
+        if text and self._jobs:
+            self._printed.add(text + b"\n")
+            oldest = next(iter(self._jobs.values()))
+            self._world.tell(oldest, self._printed.value()[-PROGRESS_BYTES_MAX:])
+
+    def _complain(self, reason: str) -> None:
+        self._garbage_lines += 1
+        self._murmur.say(reason.encode())
+        if self._garbage_lines > AGENT_GARBAGE_LINES_MAX:
+            self.end(b"the agent does not speak the language: " + cut_reason(reason.encode()))
+
+    def _settle(self, report: Report) -> None:
+        self._is_useful = self.has_eaten = True
+        self._garbage_lines = 0
+        self._since_ns = self._heard_ns
+        job = self._jobs.pop(report.key)
+        self._lines.stderr.drain()  # what it wrote there before its report
+        if report.key in self._unwanted:
+            del self._unwanted[report.key]
+        else:
+            self._shared.report(self._done(job, report))
+        self._printed.clear()
+        self._end_if_in_vain()
+
+    def _done(self, job: Job, report: Report) -> Done:
+        output = self._printed.value()
+        if report.outcome is Outcome.DONE:
+            result = report.detail[-RESULT_BYTES_MAX:]
+            return Done(job, report.outcome, result, _note(report.detail) + output + report.text)
+        text = report.text or last_line(report.detail) or b"the agent gave no reason"
+        retry_ns = report.retry_ns + (self._world.wall_ns() if report.is_from_now else 0)
+        output = (output + report.detail)[-OUTPUT_TAIL_BYTES:]
+        return Done(job, report.outcome, cut_reason(text), output, retry_ns)
+
+    # What is due.
+
+    def enforce(self) -> None:
+        if self.is_ending():
+            super().enforce()
+        else:
+            self._when_due()
+
+    def _plan(self) -> None:
+        """What it takes up, and what is to be done next if it does nothing."""
+        self.slots = max((job.slots for job in self._jobs.values()), default=0)
+        if not self.is_ending():
+            self.due_ns, self._when_due = min(self._moments(), key=lambda moment: moment[0])
+
+    def _moments(self) -> Sequence[tuple[int, Callable[[], None]]]:
+        quiet_ns, settings = self._heard_ns, self._world.settings
+        if self._conversation.state is LEAVING:
+            return [(quiet_ns + AGENT_FINISH_NS_MAX, self._lose_patience)]
+        closed = [(quiet_ns + AGENT_CLOSED_NS_MAX, self._give_up_mute)] if self._is_mute() else []
+        if self._conversation.state is LARVA:
+            return [*closed, (quiet_ns + CHILD_START_NS_MAX, self._give_up_larva)]
+        if not self._jobs:
+            idle = (quiet_ns + settings.idle_ns_max, self.dismiss)
+            if self._conversation.state is IDLE or not self.can_eat():
+                return [*closed, idle]
+            return [*closed, idle, (quiet_ns + AGENT_IDLE_TOLD_NS, self._tell_idle)]
+        hunger = (quiet_ns + settings.hunger_ns_max, self._give_up_silent)
+        limit_ns = next(iter(self._jobs.values())).time_limit_ns
+        if not limit_ns:
+            return [*closed, hunger]
+        return [*closed, hunger, (self._since_ns + limit_ns, self._give_up_slow)]
+
+    def _is_mute(self) -> bool:
+        """Nothing can come of it any more; most likely it is about to end."""
+        return not self._lines.stdout.is_open() or (
+            not self._jobs and not self._lines.stdin.is_open()
+        )
+
+    def look_at_pipes(self) -> None:
+        """They may have been closed since."""
+        if self._is_mute() and not self.is_ending():
+            self._plan()
+
+    def _tell_idle(self) -> None:
+        self._lines.stdin.send(self._conversation.run_out())
+        self._plan()
+
+    def _give_up_larva(self) -> None:
+        seconds = CHILD_START_NS_MAX // SECOND_NS
+        self.end(b"the agent did not say #hungry within %d s of its start" % seconds)
+
+    def _give_up_mute(self) -> None:
+        self.end(b"the agent closed its stdin or stdout")
+
+    def _give_up_silent(self) -> None:
+        seconds = self._world.settings.hunger_ns_max / SECOND_NS
+        self.end(b"the agent said nothing for %g s" % seconds)
+
+    def _give_up_slow(self) -> None:
+        self._is_blamed = False
+        limit_ns = next(iter(self._jobs.values())).time_limit_ns
+        self.end(b"time limit of %g s exceeded" % (limit_ns / SECOND_NS))
+
+    def _lose_patience(self) -> None:
+        self.end(b"the agent was told to finish, and did not")
+
+    # Its end.
+
+    def _conclude(self, status: int) -> None:
+        # It may have died after its report. Of one that was ended nothing is believed.
+        self._lines.stdout.drain()
+        self._lines.stderr.drain()
+        self._lines.stdout.close()
+        self._lines.stderr.close()
+        untouched = self._lines.stdin.untouched()
+        self._lines.stdin.close()
+        self._murmur.end()
+        self.epitaph = self._ending or self._how_it_died(status)
+        for job in self.jobs():
+            if job.key in untouched:
+                self.regained.append(job)
+            else:
+                self.has_eaten = True
+                self._shared.report(
+                    Done(job, Outcome.FAILED, cut_reason(self.epitaph), self._printed.value())
+                )
+        self._jobs.clear()
+
+    def _how_it_died(self, status: int) -> bytes:
+        text = b"the agent died: " + status_text(status).encode()
+        line = last_line(self._printed.value())
+        return text + b": " + line if line else text
+
+
+def _note(detail: bytes) -> bytes:
+    if len(detail) <= RESULT_BYTES_MAX:
+        return b""
+    note = b"[the agent's result had %d bytes, these are the last %d of them]\n"
+    return note % (len(detail), RESULT_BYTES_MAX)
+
+
+def start_agent(world: World) -> Agent:
+    """Raises OSError or ValueError if it can't be started."""
+    shared = world.shared
+    # The pipes are read in a turn of the pool, when the agent has long been there.
+    stdout = Pipe(shared.selector, lambda chunk: agent.hear(chunk))  # noqa: PLW0108  # but not yet
+    with stdout.given() as stdout_writing:
+        stderr = Pipe(shared.selector, lambda chunk: agent.hear_aside(chunk))  # noqa: PLW0108  # likewise
+        with stderr.given() as stderr_writing:
+            stdin = Feed(shared.selector)
+            with stdin.given() as stdin_reading:
+                streams = Streams(stdin_reading, stdout_writing, stderr_writing)
+                process = start(world.settings.argv, streams, shared.env)
+    agent = Agent(process, Lines(stdin, stdout, stderr), world)
+    return agent

@@ -1,0 +1,289 @@
+"""Guests at the broker's port: who is refused, who is cut off, and what is never sent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from taskyard.broker import guests
+from taskyard.broker.guests import Guests, demands_keys, keyring_for
+from taskyard.broker.port import RETRY_NS, SocketPort
+from taskyard.core.effects import Acted
+from taskyard.core.events import ClientGone, Event, StatsAsked
+from taskyard.errors import UserError
+from taskyard.net.keyring import Keyring
+from taskyard.net.keys import read_guest
+from taskyard.wire.roles import NOBODY, Guest, Role
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from taskyard.core.effects import Effect
+    from taskyard.net.poller import Poller
+    from taskyard.net.sockets import Wire
+    from taskyard.wire.dwork_desk import Reply
+
+
+class Desk:
+    """A secure wire, a dialect of numbers, a poller and a clock, over real keys."""
+
+    prefix = b""
+    is_secure = True
+
+    def __init__(self, directory: Path) -> None:
+        self.ring = Keyring(directory / "state")
+        self.users: dict[str, str] = {}
+        for name in ("one", "two"):
+            self.make(name)
+        self.user = ""
+        self.room = 1000
+        self.is_full = True
+        self.heard: list[tuple[bytes, int]] = []
+        self.taken: list[Guest | None] = []
+        self.now_ns = 1
+        self._inbox: list[list[bytes]] = []
+        self.guests = Guests(Keyring(self.ring.state), self)
+        self.port = SocketPort(self, [cast("Wire", self)], cast("Poller", self), self, self.guests)
+
+    def make(self, name: str) -> str:
+        out = self.ring.state.parent / f"{name}-{len(self.ring.entries())}.key"
+        self.ring.new(name, Role.VIEWER, out)
+        self.users[name] = read_guest(out).secret.public()
+        return self.users[name]
+
+    # The wire.
+
+    def receive(self) -> list[bytes] | None:
+        return self._inbox.pop(0) if self._inbox else None
+
+    def is_readable(self) -> bool:
+        return bool(self._inbox)
+
+    def send(self, frames: Sequence[bytes]) -> bool:
+        route, body = frames
+        if not self.room:
+            return False
+        self.room -= 1
+        self.heard.append((route, int(body)))
+        return True
+
+    # The poller and the clock.
+
+    def add(self, wire: Wire) -> None: ...
+
+    def wait(self, wait_ns: int | None) -> list[Wire]:
+        del wait_ns
+        return [cast("Wire", self)]
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    wall_ns = monotonic_ns
+
+    # The dialect.
+
+    def take(
+        self, route: bytes, frames: Sequence[bytes], now_ns: int, guest: Guest | None = None
+    ) -> Sequence[Event]:
+        self.taken.append(guest)
+        return [StatsAsked(now_ns, route, int(frames[0]))]
+
+    def tell(self, effect: Effect) -> Sequence[Reply]:
+        assert isinstance(effect, Acted)
+        return [(effect.client, [b"%d" % effect.request])]
+
+    def cut(self, route: bytes) -> Sequence[Event]:
+        return [ClientGone(0, route)]
+
+    def wake_at_ns(self) -> int | None:
+        return None
+
+    def time_passed(self, now_ns: int) -> Sequence[Event]:
+        del now_ns
+        return ()
+
+    # The test.
+
+    def hear(self, name: str = "one", route: bytes = b"peer", *numbers: int) -> list[Event]:
+        """What the port makes of these messages by that key."""
+        self.user = self.users.get(name, name)
+        self._inbox = [[route, b"%d" % number] for number in numbers]
+        return [*self.port.receive(None)]
+
+    def answer(self, number: int, route: bytes = b"peer") -> list[Event]:
+        return [*self.port.send([Acted(b"\x00" + route, number, 0)])]
+
+
+GONE = ClientGone(0, b"\x00peer")
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+def asked(number: int, route: bytes = b"peer") -> StatsAsked:
+    return StatsAsked(1, b"\x00" + route, number)
+
+
+def test_guest_is_known_by_name_and_role_and_answered(desk: Desk) -> None:
+    assert desk.hear("one", b"peer", 1) == [asked(1)]
+    assert desk.taken == [Guest("one", Role.VIEWER)]
+    assert desk.answer(1) == []
+    assert desk.heard == [(b"peer", 1)]
+
+
+def test_key_that_nobody_knows_is_nobodys(desk: Desk) -> None:
+    desk.hear("x" * 40, b"peer", 1)
+    desk.hear("", b"peer", 2)
+    assert desk.taken == [NOBODY, NOBODY]
+
+
+def test_revoked_guest_is_cut_off_before_anything_of_the_turn(desk: Desk) -> None:
+    desk.hear("one", b"peer", 1)
+    desk.hear("two", b"other", 2)
+    desk.ring.revoke("one")
+    assert desk.hear("two", b"other", 3) == [GONE, asked(3, b"other")]
+    assert desk.answer(1) == [GONE]
+    assert desk.answer(3, b"other") == []
+    assert desk.heard == [(b"other", 3)]
+
+
+def test_next_message_of_a_revoked_guest_is_refused_and_its_refusal_told(desk: Desk) -> None:
+    desk.hear("one", b"peer", 1)
+    desk.ring.revoke("one")
+    assert desk.hear("one", b"peer", 2) == [GONE, asked(2)]
+    assert desk.taken == [Guest("one", Role.VIEWER), Guest("one", None)]
+    assert desk.answer(2) == []
+
+
+def test_new_key_of_the_same_name_does_not_bring_the_old_one_back(desk: Desk) -> None:
+    old = desk.users["one"]
+    desk.hear(old, b"peer", 1)
+    desk.ring.revoke("one")
+    desk.make("one")
+    desk.hear(old, b"peer", 2)
+    assert desk.taken[1] == Guest("one", None)
+    desk.hear("one", b"peer", 3)
+    assert desk.taken[2] == Guest("one", Role.VIEWER)
+
+
+def test_whoever_never_spoke_is_told_nothing(desk: Desk) -> None:
+    assert desk.answer(1) == [GONE]
+    assert desk.heard == []
+
+
+def test_answers_of_one_guest_are_not_for_the_next_at_the_same_route(desk: Desk) -> None:
+    desk.hear("one", b"peer", 1)
+    desk.room = 0
+    assert desk.answer(1) == [GONE]
+    assert desk.hear("two", b"peer", 2) == [GONE, asked(2)]
+    desk.room = 9
+    desk.now_ns += RETRY_NS
+    desk.hear("two")
+    assert desk.heard == []
+
+
+def test_guest_that_does_not_read_is_passed_over(desk: Desk) -> None:
+    desk.hear("one", b"peer", 1)
+    desk.room = 0
+    desk.answer(1)
+    assert desk.hear("one", b"peer", 2) == []
+    desk.room = 9
+    desk.now_ns += RETRY_NS
+    assert [event.now_ns for event in desk.hear("one", b"peer", 3)] == [desk.now_ns]
+    assert desk.heard == [(b"peer", 1)]
+
+
+def test_what_waits_to_be_taken_by_a_revoked_guest_is_dropped(desk: Desk) -> None:
+    desk.hear("one", b"peer", 1)
+    desk.room = 0
+    desk.answer(1)
+    desk.ring.revoke("one")
+    desk.room = 9
+    desk.now_ns += RETRY_NS
+    assert desk.hear() == [GONE]
+    assert desk.heard == []
+
+
+def test_nobody_is_served_while_the_keys_can_not_be_read(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.hear("one", b"peer", 1)
+    desk.ring.directory.chmod(0o755)
+    assert desk.hear("one", b"peer", 2) == [GONE, asked(2)]
+    desk.hear("one", b"peer", 3)
+    assert desk.taken[1:] == [NOBODY, NOBODY]
+    desk.ring.directory.chmod(0o700)
+    desk.hear("one", b"peer", 4)
+    assert desk.taken[3] == Guest("one", Role.VIEWER)
+    (record,) = caplog.records
+    assert "nobody with a key is served: " in record.getMessage()
+
+
+def test_routes_are_bounded_and_the_last_heard_stay(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guests, "ROUTES_MAX", 2)
+    for route in (b"a", b"b", b"a", b"c"):
+        desk.hear("one", route, 1)
+    assert [desk.guests.may_be_told(b"\x00" + route) for route in (b"a", b"b", b"c")] == [
+        *(True, False, True)
+    ]
+
+
+def test_secure_wire_without_guests_hears_and_tells_nobody(desk: Desk) -> None:
+    desk.port = SocketPort(desk, [cast("Wire", desk)], cast("Poller", desk), desk)
+    assert desk.hear("one", b"peer", 1) == []
+    assert desk.answer(1) == [GONE]
+    assert desk.heard == []
+
+
+# Which sockets demand keys.
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "secure", "demanded"),
+    [
+        ("ipc:///run/broker.sock", True, False),
+        ("tcp://127.0.0.1:0", False, False),
+        ("tcp://[::1]:0", False, False),
+        ("tcp://127.0.0.1:0", True, True),
+        ("tcp://0.0.0.0:0", False, True),
+        ("tcp://10.1.2.3:6125", False, True),
+        ("tcp://[::]:0", False, True),
+    ],
+)
+def test_keys_are_demanded_beyond_this_machine_and_where_asked_for(
+    endpoint: str, *, secure: bool, demanded: bool
+) -> None:
+    assert demands_keys("dwork", endpoint, secure=secure) is demanded
+
+
+def test_dialect_whose_messages_are_not_checked_is_for_this_machine_alone() -> None:
+    assert not demands_keys("round-robin", "tcp://127.0.0.1:0", secure=False)
+    with pytest.raises(UserError, match=r"round-robin can't be spoken beyond this machine, at tcp"):
+        demands_keys("round-robin", "tcp://0.0.0.0:0", secure=False)
+    with pytest.raises(UserError, match=r"can't be spoken with --secure, .* without --secure, or"):
+        demands_keys("round-robin", "tcp://127.0.0.1:0", secure=True)
+
+
+def test_broker_that_demands_keys_needs_one_that_is_good(tmp_path: Path) -> None:
+    beyond = [("dwork", "tcp://0.0.0.0:0")]
+    assert keyring_for(tmp_path, [("dwork", "tcp://127.0.0.1:0")], secure=False) is None
+    told = (
+        rf"^tcp://0.0.0.0:0 goes beyond this machine and needs keys, and {tmp_path} has none that "
+        rf"is good; make one with `taskyard keys new NAME --role producer --state {tmp_path}`$"
+    )
+    with pytest.raises(UserError, match=told):
+        keyring_for(tmp_path, beyond, secure=False)
+    with pytest.raises(UserError, match=r"tcp://127.0.0.1:0 is to be secure and needs keys"):
+        keyring_for(tmp_path, [("dwork", "tcp://127.0.0.1:0")], secure=True)
+    ring = Keyring(tmp_path)
+    ring.new("one", Role.VIEWER, tmp_path / "one.key")
+    assert keyring_for(tmp_path, beyond, secure=False) is not None
+    ring.revoke("one")
+    with pytest.raises(UserError, match=told):
+        keyring_for(tmp_path, beyond, secure=False)

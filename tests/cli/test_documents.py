@@ -1,0 +1,169 @@
+"""The documents of --json are frozen: what verbs print is what the schemas say, and the schemas
+change on purpose or not at all.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from taskyard.cli import documents
+from taskyard.cli.entry import run, taskyard
+from tests.kit.processes import Broker
+
+if TYPE_CHECKING:
+    from tests.cli.yard import Caller, Yard
+
+ROOT = Path(__file__).parents[2]
+SCHEMAS = ROOT / "docs" / "schemas"
+
+
+def test_schemas_are_made_from_the_documents(tmp_path: Path) -> None:
+    documents.main(str(tmp_path))
+    made = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    kept = {path.name: path.read_text() for path in SCHEMAS.iterdir()}
+    assert made == kept, "on purpose? then: python -m taskyard.cli.documents docs/schemas"
+
+
+def documents_printed() -> set[str]:
+    """The names in all calls of `print_document`, and of whoever else writes one."""
+    found: set[str] = set()
+    for path in sorted((ROOT / "src" / "taskyard" / "cli").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print_document":
+                name = node.args[0]
+                found |= {str(name.value)} if isinstance(name, ast.Constant) else set()
+    return found
+
+
+def test_every_document_that_is_printed_has_a_schema() -> None:
+    assert documents_printed() - set(documents.DOCUMENTS) == set()
+    assert "show" in documents_printed()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def campaign(yard: Yard) -> None:
+    lines = [
+        {"name": "done", "argv": ["echo", "out"]},
+        {"name": "bytes", "argv": ["printf", "\\377"]},
+        {"name": "bad", "argv": ["false"]},
+        {"name": "behind", "argv": ["true"], "after": ["bad"]},
+        {"name": "late", "argv": ["true"], "due": "1h", "lane": "l"},
+    ]
+    (yard.directory / "bad.jsonl").write_text('{"nam": 1}\n')
+    (yard.directory / "quick.jsonl").write_text('{"name": "quick", "argv": ["true"]}\n')
+    (yard.directory / "sad.jsonl").write_text('{"name": "sad", "argv": ["false"]}\n')
+    file = yard.directory / "frozen.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    state = ["--state", str(yard.state)]
+    assert run(taskyard, ["load", *state, str(file)]) == 0
+    assert run(taskyard, ["wait", *state, "done", "bytes", "bad"]) == 1
+
+
+#: A verb with its options, and the exit code of it.
+VERBS = [
+    ("status", 0),
+    ("status --campaign frozen", 0),
+    ("list", 0),
+    ("list --limit 1", 0),
+    ("list --campaign nobody", 0),
+    ("show behind", 0),
+    ("result done", 0),
+    ("result bytes", 0),
+    ("log done", 0),
+    ("log bytes", 0),
+    ("why behind late", 0),
+    ("workers", 0),
+    ("services", 0),
+    ("submit -- true", 0),
+    ("submit --wait -- echo hi", 0),
+    ("submit --wait -- false", 1),
+    ("submit --wait -- printf \\377", 0),
+    ("map --no-wait --lines FILE -- echo {}", 0),
+    ("map --lines FILE -- echo {}", 0),
+    ("map --lines FILE -- false {}", 1),
+    ("load FILE", 0),
+    ("load FILE --dry-run", 0),
+    ("load BAD --dry-run", 2),
+    ("load QUICK --wait", 0),
+    ("wait done", 0),
+    ("wait --lane l --timeout 0.01", 4),
+    ("retry bad", 0),
+    ("cancel --match nobody-of-that-kind", 0),
+    ("pause --service exec", 0),
+    ("resume --service exec", 0),
+    ("watch --since 0 --campaign quick --until-settled", 0),
+]
+
+
+@pytest.mark.parametrize(("words", "code"), VERBS, ids=[words for words, _ in VERBS])
+def test_what_is_printed_is_what_the_schema_says(
+    call: Caller, yard: Yard, words: str, code: int
+) -> None:
+    files = {"FILE": "frozen.jsonl", "BAD": "bad.jsonl", "QUICK": "quick.jsonl"}
+    verb, *given = [
+        str(yard.directory / files[one]) if one in files else one for one in words.split()
+    ]
+    said = call(verb, "--json", *given)
+    assert said.code == code, said.err
+    assert said.out
+    for line in said.out.splitlines() if verb == "watch" else [said.out]:
+        documents.check(line)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "config --json",
+        "config check --json",
+        "journal check --json --state STATE",
+        "journal export --json --state STATE",
+        "journal compact --json --state STATE",
+        "keys new --json --state STATE --role viewer --out STATE/guest.key guest",
+        "keys list --json --state STATE",
+        "keys revoke --json --state STATE guest",
+        "run --json --state STATE FILE",
+    ],
+)
+def test_what_needs_no_broker_prints_what_the_schema_says(
+    words: str, stopped: Path, yard: Yard, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    if "revoke" in words or "list" in words:
+        new = f"keys new --state {stopped} --role viewer --out {stopped}/{len(words)}.key"
+        run(taskyard, [*new.split(), "guest"])
+    file = str(yard.directory / "sad.jsonl")
+    given = words.replace("STATE", str(stopped)).replace("FILE", file).split()
+    capsysbinary.readouterr()
+    assert run(taskyard, given) in (0, 1)
+    documents.check(capsysbinary.readouterr().out)
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """The state that a broker has left."""
+    state = tmp_path / "state"
+    with Broker(tmp_path, "--state", str(state)) as broker:
+        assert broker.terminate()[0] == 0
+    return state
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"version": 2, "document": "retry", "retried": 1},
+        {"version": 1, "document": "retry"},
+        {"version": 1, "document": "retry", "retried": "1"},
+        {"version": 1, "document": "retry", "retried": 1, "more": 1},
+        {"version": 1, "document": "frobnicate"},
+        {"version": 1, "document": "watch", "kind": "finished", "record": 1},
+        {"version": 3, "document": "watch", "kind": "cancelled", "record": 1, "at": 1, "names": []},
+    ],
+)
+def test_document_that_is_another_one_is_seen(spoilt: dict[str, object]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        documents.check(json.dumps(spoilt))

@@ -1,0 +1,147 @@
+"""Tasks that are chosen by more than their names: a part of the name, and whole campaigns to wait
+for; what is paused; where who follows begins.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskyard.core import queries, wishes
+from taskyard.core.effects import Accepted, Acted, Counted, Effect, Followed, Refusal, Refused
+from taskyard.core.events import (
+    AnswerDue,
+    CancelAsked,
+    Follows,
+    Outcome,
+    PauseAsked,
+    ResumeAsked,
+    RetryAsked,
+    Scope,
+    StatsAsked,
+    SubmitAsked,
+)
+from taskyard.core.records import Submitted
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Submission, Terms
+from tests.core.kit import Yard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
+
+
+@pytest.mark.parametrize("asked", [CancelAsked, RetryAsked])
+def test_act_is_on_names_that_contain_the_match(
+    asked: Callable[[int, bytes, Scope], CancelAsked | RetryAsked],
+) -> None:
+    yard = Yard()
+    yard.submit(b"fetch-a", b"fetch-b", b"join", campaign=b"c", due_ns=10**18)
+    yard.submit(b"fetch-c", due_ns=10**18)
+    act = asked(0, b"client", Scope(campaign=b"c", match=b"etch"))
+    assert yard.handle(act) == [Acted(b"client", 0, 2)]
+    assert yard.states(b"join", b"fetch-c") == [DELAYED, DELAYED]
+
+
+def submit_after(yard: Yard, *campaigns: bytes, names: tuple[bytes, ...] = (b"z",)) -> list[Effect]:
+    submission = Submission(list(names), terms=[Terms(campaign=b"late")])
+    return yard.handle(SubmitAsked(0, b"client", submission, after_campaigns=campaigns))
+
+
+def test_task_waits_for_all_of_a_campaign_that_has_not_ended() -> None:
+    yard = Yard()
+    yard.submit(b"done", b"failed", b"ready", b"cancelled", campaign=b"c")
+    yard.submit(b"other", campaign=b"d")
+    yard.join(b"w")
+    yard.take(b"w", 2)
+    yard.finish(b"w", b"done")
+    yard.report(b"w", b"failed", Outcome.FAILED_FOR_GOOD)
+    yard.cancel(b"cancelled")
+    assert submit_after(yard, b"c") == [Accepted(b"client", 0, 1)]
+    (record,) = yard.records
+    assert isinstance(record, Submitted)
+    assert record.submission.after == [[b"failed", b"ready"]]
+    assert yard.state(b"z") is BLOCKED
+    yard.retry(b"failed")
+    assert sorted(yard.take(b"w", 9)) == [b"failed", b"other", b"ready"]
+    yard.finish(b"w", b"failed", b"ready")
+    assert yard.state(b"z") is READY
+
+
+def test_campaign_that_is_over_holds_nobody_up_and_one_of_no_task_is_refused() -> None:
+    yard = Yard()
+    yard.submit(b"a", campaign=b"c")
+    yard.cancel(b"a")
+    submit_after(yard, b"c")
+    assert yard.state(b"z") is READY
+    assert submit_after(yard, b"c", b"nobody", names=(b"y",)) == [
+        Refused(
+            *(b"client", 0, Refusal.UNKNOWN),
+            "campaign nobody is not known; submit its tasks first",
+        )
+    ]
+    assert yard.records == []
+
+
+def test_task_does_not_wait_for_itself_among_its_campaign() -> None:
+    yard = Yard()
+    yard.submit(b"a", campaign=b"late")
+    submit_after(yard, b"late", names=(b"y", b"z"))
+    (record,) = yard.records
+    assert isinstance(record, Submitted)
+    assert record.submission.after == [[b"a"], [b"a"]]
+    assert submit_after(yard, b"late", names=(b"y", b"z")) == [Accepted(b"client", 0, 0, 2)]
+    submit_after(yard, b"late", names=(b"y", b"x"))
+    (record,) = yard.records
+    assert isinstance(record, Submitted)
+    assert record.submission.after == [[b"a", b"z"]]
+
+
+def test_more_than_can_be_waited_for_is_refused_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wishes, "AFTER_MAX", 5)
+    yard = Yard()
+    yard.submit(b"a", b"b", b"c", campaign=b"c")
+    submit_after(yard, b"c")
+    (refused,) = submit_after(yard, b"c", names=(b"x", b"y"))
+    assert isinstance(refused, Refused)
+    assert refused.refusal is Refusal.TOO_MANY
+    assert refused.text == (
+        "campaign c has 3 tasks that have not ended, and one submission of 2 can wait for 5 in "
+        "all; let one task wait for them and others for that, or submit when some have ended"
+    )
+    assert yard.records == []
+
+
+# What is asked beside that.
+
+
+def test_services_and_lanes_that_are_paused_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    yard = Yard()
+    yard.submit(b"a", b"b", b"c", lanes=[b"", b"l", b"m"])
+    yard.submit(b"d", service=b"other")
+    yard.handle(PauseAsked(0, b"client", b"default", b"l"))
+    yard.handle(PauseAsked(0, b"client", b"other"))
+
+    def pauses() -> list[tuple[bytes, bytes | None]]:
+        (counted,) = yard.handle(StatsAsked(0, b"client"))
+        assert isinstance(counted, Counted)
+        return counted.stats.pauses
+
+    assert pauses() == [(b"default", b"l"), (b"other", None)]
+    monkeypatch.setattr(queries, "PAUSES_LANES_MAX", 1)
+    assert pauses() == [(b"other", None)]
+    yard.handle(ResumeAsked(0, b"client", b"other"))
+    assert pauses() == []
+
+
+def test_who_follows_is_told_from_where_the_journal_is_to_tell() -> None:
+    yard = Yard()
+    yard.submit(b"a")
+    record, scope = yard.scheduler.ledger.record, Scope(campaign=b"c")
+    now = AnswerDue(0, b"client", 3, Follows(None, 7, scope, b"journal"))
+    assert yard.handle(now) == [Followed(b"client", 3, record, 7, scope, b"journal")]
+    then = AnswerDue(0, b"client", 4, Follows(0))
+    assert yard.handle(then) == [Followed(b"client", 4, 0, 1000, Scope(), b"")]
+    assert yard.records == []

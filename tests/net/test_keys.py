@@ -1,0 +1,314 @@
+"""Keys in files: private or refused, never shown, and known as soon as they are there."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import zmq
+from zmq.utils import z85
+
+from taskyard.core.limits import SECOND_NS
+from taskyard.errors import UserError
+from taskyard.journal.files import put_private
+from taskyard.net import keyring as keyring_module
+from taskyard.net import keys
+from taskyard.net.clock import SystemClock
+from taskyard.net.keyring import BROKER_FILE, Keyring
+from taskyard.net.keys import Secret, read_guest
+from taskyard.wire.roles import Guest, Role
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Keyring:
+    return Keyring(tmp_path / "state")
+
+
+def made(ring: Keyring, name: str, role: Role = Role.PRODUCER) -> Path:
+    """A new key's file."""
+    out = ring.state.parent / f"{name}-{len(ring.entries())}.key"
+    ring.new(name, role, out)
+    return out
+
+
+def public_of(file: Path) -> str:
+    return read_guest(file).secret.public()
+
+
+def test_key_that_was_made_is_known_and_its_file_has_both_halves(ring: Keyring) -> None:
+    key = read_guest(made(ring, "ci-bot"))
+    assert (key.name, key.role) == ("ci-bot", Role.PRODUCER)
+    assert key.broker == ring.secret().public()
+    assert ring.find(key.secret.public()) == Guest("ci-bot", Role.PRODUCER)
+
+
+def test_all_that_is_made_is_private(ring: Keyring) -> None:
+    old = os.umask(0)
+    try:
+        file = made(ring, "ci-bot")
+    finally:
+        os.umask(old)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert ring.state.stat().st_mode & 0o777 == 0o700
+    assert ring.directory.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in ring.directory.iterdir()} == {0o600}
+
+
+def test_brokers_own_key_is_made_once(ring: Keyring) -> None:
+    brokers = [read_guest(made(ring, name)).broker for name in ("one", "two")]
+    assert brokers[0] == brokers[1]
+
+
+def test_secret_is_in_its_file_and_nowhere_else(ring: Keyring) -> None:
+    file = made(ring, "ci-bot")
+    key = read_guest(file)
+    secret = key.secret.reveal().decode()
+    assert secret in file.read_text()
+    assert not any(secret in path.read_text() for path in ring.directory.iterdir())
+    assert secret not in repr(key)
+    file.write_text(file.read_text().replace('role = "producer"', f'role = "{secret}"'))
+    with pytest.raises(UserError) as caught:
+        read_guest(file)
+    assert secret not in f"{caught.value!r} {caught.value.__cause__!r}"
+
+
+def test_file_that_is_there_is_never_written_over(ring: Keyring, tmp_path: Path) -> None:
+    out = tmp_path / "kept"
+    out.write_text("mine")
+    with pytest.raises(UserError, match=r"kept is there already, and a key is never written over"):
+        ring.new("ci-bot", Role.VIEWER, out)
+    assert out.read_text() == "mine"
+    assert ring.entries() == []
+
+
+def test_file_that_can_not_be_written_leaves_no_key(ring: Keyring, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"can't write .*: No such file or directory; give another"):
+        ring.new("ci-bot", Role.VIEWER, tmp_path / "nowhere" / "x.key")
+    assert ring.entries() == []
+
+
+def test_key_that_can_not_be_kept_leaves_no_file(
+    ring: Keyring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(ring, "other")
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(keyring_module, "put_private", refuse)
+    out = tmp_path / "lost.key"
+    with pytest.raises(UserError, match=r"can't write in .*: No space left on device; make room"):
+        ring.new("ci-bot", Role.VIEWER, out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-x", "x.", "ä", "a b", "x\n", "x" * 65])
+def test_name_that_could_be_taken_for_something_else_is_refused(ring: Keyring, name: str) -> None:
+    with pytest.raises(UserError, match=r"a key can't be named .* a name has 1 to 64 letters"):
+        ring.new(name, Role.VIEWER, ring.state.parent / "x.key")
+    assert not ring.state.exists()
+
+
+def test_name_is_one_keys_at_a_time(ring: Keyring) -> None:
+    old = public_of(made(ring, "ci-bot"))
+    with pytest.raises(UserError, match=r"there is a key ci-bot already; give another name, or re"):
+        made(ring, "ci-bot")
+    ring.revoke("ci-bot")
+    new = public_of(made(ring, "ci-bot", Role.ADMIN))
+    assert ring.find(old) == Guest("ci-bot", None)
+    assert ring.find(new) == Guest("ci-bot", Role.ADMIN)
+    assert [bool(entry.revoked_ns) for entry in ring.entries()] == [True, False]
+
+
+def test_keys_made_at_the_same_time_by_many_are_all_there_and_one_a_name(ring: Keyring) -> None:
+    refused: list[UserError] = []
+
+    def make(number: int) -> None:
+        try:
+            Keyring(ring.state).new(
+                f"guest-{number // 2}", Role.VIEWER, ring.state.parent / f"{number}.key"
+            )
+        except UserError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=make, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(ring.entries()), len(refused)) == (8, 8)
+    assert len({read_guest(file).broker for file in ring.state.parent.glob("*.key")}) == 1
+
+
+def test_revoked_key_is_known_as_such_by_whoever_looked_before(ring: Keyring) -> None:
+    file = made(ring, "ci-bot")
+    other = Keyring(ring.state)
+    assert other.find(public_of(file)) == Guest("ci-bot", Role.PRODUCER)
+    ring.revoke("ci-bot")
+    assert other.find(public_of(file)) == Guest("ci-bot", None)
+    assert not ring.has_guests()
+
+
+def test_what_can_not_be_revoked_is_told(ring: Keyring) -> None:
+    with pytest.raises(UserError, match=r"there is no key 'ci-bot'; `taskyard keys list` has them"):
+        ring.revoke("ci-bot")
+    made(ring, "ci-bot")
+    ring.revoke("ci-bot")
+    with pytest.raises(UserError, match=r"the key ci-bot was revoked before; nothing is left to d"):
+        ring.revoke("ci-bot")
+
+
+def test_key_whose_file_was_removed_is_nobodys(ring: Keyring) -> None:
+    public = public_of(made(ring, "ci-bot"))
+    assert ring.find(public)
+    (entry,) = ring.directory.glob("*.guest")
+    entry.unlink()
+    assert ring.find(public) is None
+
+
+def test_aged_directory_is_not_read_again_and_a_fresh_one_is(
+    ring: Keyring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two changes within one step of the file system's clock look like one."""
+    made(ring, "ci-bot")
+    changed_ns = ring.directory.stat().st_ctime_ns
+    for age_ns, readings in ((0, 1), (SECOND_NS // 20, 2), (SECOND_NS, 3), (SECOND_NS, 3)):
+        now_ns = changed_ns + age_ns
+        monkeypatch.setattr(SystemClock, "wall_ns", lambda now_ns=now_ns: now_ns)
+        ring.look()
+        assert ring.readings == readings
+
+
+# What is open to others, damaged or not there.
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o610, 0o602, 0o777])
+def test_key_file_that_is_open_to_others_is_refused_with_what_mends_it(
+    ring: Keyring, mode: int
+) -> None:
+    file = made(ring, "ci-bot")
+    file.chmod(mode)
+    told = rf"is open to others \(mode 0{mode:o}\), .*; chmod 600 {file}, and make new keys if"
+    with pytest.raises(UserError, match=told):
+        read_guest(file)
+    file.chmod(0o400)
+    assert read_guest(file).name == "ci-bot"
+
+
+@pytest.mark.parametrize("mode", [0o750, 0o705, 0o711])
+def test_directory_that_is_open_to_others_makes_nobody_known(ring: Keyring, mode: int) -> None:
+    public = public_of(made(ring, "ci-bot"))
+    assert ring.find(public)
+    ring.directory.chmod(mode)
+    looks = (lambda: ring.find(public), ring.entries, lambda: ring.revoke("ci-bot"))
+    for look in looks:
+        with pytest.raises(UserError, match=rf"is open to others .* chmod 700 {ring.directory}"):
+            look()
+    ring.directory.chmod(0o700)
+    assert ring.find(public)
+
+
+@pytest.mark.parametrize("name", [BROKER_FILE, "*.guest"])
+def test_file_of_the_broker_that_is_open_to_others_makes_nobody_known(
+    ring: Keyring, name: str
+) -> None:
+    public = public_of(made(ring, "ci-bot"))
+    (file,) = ring.directory.glob(name)
+    file.chmod(0o644)
+    with pytest.raises(UserError, match=r"is open to others .* chmod 600"):
+        ring.secret() if name == BROKER_FILE else ring.find(public)
+
+
+def test_what_belongs_to_somebody_else_is_refused(
+    ring: Keyring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = made(ring, "ci-bot")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    for look in (lambda: read_guest(file), ring.entries):
+        with pytest.raises(UserError, match=r"belongs to user \d+, not to you, .* or chown \d+ /"):
+            look()
+
+
+def test_damaged_file_of_one_guest_makes_nobody_known(ring: Keyring) -> None:
+    public = public_of(made(ring, "ci-bot"))
+    made(ring, "other")
+    assert ring.find(public)
+    put_private(ring.directory / "0123456789abcdef.guest", b"role = ")
+    with pytest.raises(UserError, match=r"guest is not the key file that it should be, or is dam"):
+        ring.find(public)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "secret",
+        'name = "x"\nrole = "king"\nsecret = "S"\nbroker = "B"',
+        'name = "../x"\nrole = "viewer"\nsecret = "S"\nbroker = "B"',
+        'name = "x"\nrole = "viewer"\nsecret = "short"\nbroker = "B"',
+        'name = "x"\nrole = "viewer"\nsecret = 7\nbroker = "B"',
+        'name = "x"\nrole = "viewer"\nsecret = "S"\nbroker = "short"',
+        "x" * 20_000,
+    ],
+)
+def test_what_is_no_key_file_is_refused(tmp_path: Path, text: str) -> None:
+    public, secret = (half.decode() for half in zmq.curve_keypair())
+    file = tmp_path / "x.key"
+    keys.create_key_file(file, text.replace('"S"', f'"{secret}"').replace('"B"', f'"{public}"'))
+    with pytest.raises(UserError, match=r"x.key is not the key file that it should be"):
+        read_guest(file)
+
+
+def test_file_that_is_not_there_or_no_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"there is no key file .*x.key; give the one that you were"
+    ):
+        read_guest(tmp_path / "x.key")
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(UserError, match=r"pipe is not the key file that it should be"):
+        read_guest(tmp_path / "pipe")
+    with pytest.raises(UserError, match=r"x can't be read: Not a directory; see that it is yours"):
+        read_guest(tmp_path / "pipe" / "x")
+
+
+def test_without_a_directory_nobody_is_known(ring: Keyring) -> None:
+    assert ring.entries() == []
+    assert not ring.has_guests()
+    with pytest.raises(UserError, match=r"keys can't be read: No such file or directory; see that"):
+        ring.find("x" * 40)
+    with pytest.raises(UserError, match=r"has no key of the broker; make it with `taskyard keys n"):
+        ring.secret()
+
+
+def test_file_in_place_of_the_directory_makes_nobody_known(ring: Keyring) -> None:
+    ring.state.mkdir()
+    ring.directory.write_text("")
+    ring.directory.chmod(0o600)
+    for look in (ring.entries, ring.look):
+        with pytest.raises(UserError, match=r"keys can't be read: Not a directory; see that it is"):
+            look()
+    with pytest.raises(UserError, match=r"can't use .* for keys: .*; see that it is a directory"):
+        ring.new("ci-bot", Role.VIEWER, ring.state.parent / "x.key")
+
+
+def test_guests_are_bounded(ring: Keyring, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(ring, "one")
+    made(ring, "two")
+    monkeypatch.setattr(keyring_module, "GUESTS_MAX", 1)
+    with pytest.raises(UserError, match=r"has 2 guests, more than 1; remove files of revoked ones"):
+        ring.look()
+
+
+def test_secret_is_of_the_right_form_and_public_keys_of_the_right_length() -> None:
+    with pytest.raises(ValueError, match=r"^$"):
+        Secret("x" * 39)
+    assert repr(Secret("x" * 40)) == "Secret(…)"
+    public = zmq.curve_keypair()[0]
+    assert keys.public_text(z85.decode(public)) == public.decode()
+    with pytest.raises(ValueError, match=r"a public key has 32 bytes"):
+        keys.public_text(b"x" * 31)

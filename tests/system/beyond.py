@@ -1,0 +1,60 @@
+"""Run by a test in a network of its own: a broker beyond loopback, reached with keys alone."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from taskyard.client.client import Client
+from taskyard.errors import NoBroker, UserError
+from taskyard.net import endpoints
+from taskyard.net.keyring import Keyring
+from taskyard.wire.roles import Role
+from tests.kit.processes import Broker, Running, run
+
+#: Of nobody: RFC 5737.
+ADDRESS = "192.0.2.77"
+
+
+def main(directory: Path) -> list[str]:
+    """What came of it, a word a step."""
+    make_address()
+    listen = ("--listen", f"dwork=tcp://{ADDRESS}:0")
+    told = ["refused" if run(directory, "broker", *listen)[0] == 2 else "opened"]
+    ring = Keyring(directory / ".taskyard")
+    for role in (Role.PRODUCER, Role.WORKER):
+        ring.new(role.value, role, directory / f"{role}.key")
+    with Broker(directory, "--listen", "dwork=tcp://0.0.0.0:0") as broker:
+        endpoint = f"tcp://{ADDRESS}:{broker.endpoints[1].rpartition(':')[2]}"
+        words = ("worker", "--broker", endpoint, "--key", "worker.key", "--until-eof")
+        with (
+            Running(directory, *words),
+            Client(endpoint, key=directory / "producer.key") as client,
+        ):
+            told.append("done" if client.submit(["true"]).result(30) == "" else "lost")
+        told.append(try_without_a_key(endpoint))
+    return told
+
+
+def make_address() -> None:
+    ip = shutil.which("ip")
+    assert ip
+    for words in ("link set lo up", f"address add {ADDRESS}/32 dev lo"):
+        subprocess.run([ip, *words.split()], check=True)
+
+
+def try_without_a_key(endpoint: str) -> str:
+    """Our client refuses; made to try all the same, it finds nobody."""
+    try:
+        Client(endpoint)
+    except UserError:
+        endpoints.Tcp.is_loopback = property(lambda _: True)  # type: ignore[assignment, method-assign]
+    try:
+        Client(endpoint, timeout=1).close()
+    except NoBroker:
+        return "nobody"
+    return "came in"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(" ".join(main(Path(sys.argv[1]))))

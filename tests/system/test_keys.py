@@ -1,0 +1,297 @@
+"""Keys and roles between real processes: who comes in, what they may do, and what a revoked key
+still gets, which is nothing."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskyard.client.client import Client
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.workers import WorkerFacts
+from taskyard.errors import NoBroker, Refused, TaskyardError
+from taskyard.net import sockets
+from taskyard.net.clock import SystemClock
+from taskyard.net.keyring import Keyring
+from taskyard.net.keys import GuestKey, make_secret, read_guest
+from taskyard.net.line import Line
+from taskyard.net.poller import Poller
+from taskyard.wire import dwork_peer as peer
+from taskyard.wire.roles import Role
+from tests.kit.processes import Broker, Running, run, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: A broker that is there answers much sooner.
+NOBODY_SECONDS = 1.0
+
+ROOT = Path(__file__).parents[2]
+
+
+class Yard:
+    """A broker that demands keys, and a key of each role."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self.directory = directory
+        self.ring = Keyring(directory / ".taskyard")
+        for role in Role:
+            self.ring.new(role.value, role, self.file(role))
+        options = ("--secure", "--listen", "dwork=tcp://127.0.0.1:0")
+        self.broker = stack.enter_context(Broker(directory, *options))
+        self._stack = stack
+
+    @property
+    def endpoint(self) -> str:
+        return self.broker.endpoints[1]
+
+    def file(self, role: Role) -> Path:
+        return self.directory / f"{role}.key"
+
+    def client(self, role: Role, **more: Any) -> Client:
+        """By that role's key."""
+        client = Client(self.endpoint, key=self.file(role), **more)
+        self._stack.callback(client.close, 0)
+        return client
+
+    def owner(self) -> Client:
+        """By the native socket, which demands none."""
+        return self._stack.enter_context(Client(self.broker.endpoint))
+
+    def worker(self, *options: str) -> Running:
+        words = ("worker", "--broker", self.endpoint, "--key", str(self.file(Role.WORKER)))
+        running = Running(self.directory, *words, "--until-eof", *options)
+        return self._stack.enter_context(running)
+
+
+@contextmanager
+def yard_in(directory: Path) -> Iterator[Yard]:
+    with ExitStack() as stack:
+        yield Yard(directory, stack)
+
+
+@pytest.fixture
+def yard(tmp_path: Path) -> Iterator[Yard]:
+    with yard_in(tmp_path) as yard:
+        yield yard
+
+
+class Peer:
+    """A line by a key, for what a client or a worker of ours would never say."""
+
+    def __init__(self, endpoint: str, key: GuestKey) -> None:
+        self._wire = sockets.connect(endpoint, key)
+        self.line = Line(self._wire, SystemClock())
+        self._poller = Poller()
+        self._poller.add(self._wire)
+
+    def answer(self) -> peer.Reply:
+        while not (replies := self.line.replies()):
+            assert self._poller.wait(20 * SECOND_NS)
+        return replies[0]
+
+    def close(self) -> None:
+        self._wire.close()
+
+
+def tasks_of(client: Client) -> int:
+    counts: dict[str, int] = client.status()["counts"]
+    return sum(counts.values())
+
+
+def test_task_goes_from_a_producers_key_to_a_workers_and_back(yard: Yard) -> None:
+    yard.worker("--slots", "1")
+    future = yard.client(Role.PRODUCER).submit(["echo", "hello"], name="a")
+    assert future.result(30) == "hello\n"
+    viewer = yard.client(Role.VIEWER)
+    assert viewer.result("a") == "hello\n"
+    (worker,) = viewer.workers()
+    assert worker["name"].startswith("worker/")
+
+
+def test_each_may_do_its_own_and_is_told_what_it_may_not(yard: Yard) -> None:
+    viewer, producer = yard.client(Role.VIEWER), yard.client(Role.PRODUCER)
+    producer.submit(["true"], name="a", service="nobody's")
+    assert producer.show("a")["state"] == "ready"  # it is acknowledged
+    assert viewer.show("a")["state"] == "ready"
+    with pytest.raises(
+        Refused, match=r"the key viewer is a viewer's and may not cancel tasks; ask"
+    ):
+        viewer.cancel(["a"])
+    with pytest.raises(Refused, match=r"may not submit tasks; ask for a producer's key"):
+        viewer.submit(["true"], name="b").result(30)
+    with pytest.raises(Refused, match=r"the key producer is a producer's and may not send workers"):
+        producer.drain()
+    assert [task["name"] for task in viewer.tasks()] == ["a"]
+    assert viewer.show("a")["state"] == "ready"
+    assert producer.cancel(["a"]) == 1
+    assert yard.client(Role.ADMIN).drain() == 0
+    assert yard.broker.end()[0] == 0
+
+
+def test_worker_can_not_submit_or_look(yard: Yard) -> None:
+    with pytest.raises(Refused, match=r"the key worker is a worker's and may not see the status"):
+        yard.client(Role.WORKER)
+    words = ("submit", "--broker", yard.endpoint, "--key", "worker.key", "--", "true")
+    code, out, err = run(yard.directory, *words)
+    assert (code, out) == (2, "")
+    assert "the key worker is a worker's and may not " in err
+    assert tasks_of(yard.owner()) == 0
+
+
+def test_worker_can_not_work_under_another_name(yard: Yard) -> None:
+    code, _, err = yard.worker("--name", "somebody-else").end()
+    assert code == 2
+    assert "the key worker is for workers named worker or worker/…, not for 'somebody-else'" in err
+    owner = yard.owner()
+    owner.submit(["true"], name="a")
+    with closing(Peer(yard.endpoint, read_guest(yard.file(Role.WORKER)))) as liar:
+        facts = peer.introduction(WorkerFacts((b"exec",), slots_total=1))
+        liar.line.ask(lambda number: peer.steal(number, b"somebody-else", facts, 1))
+        reply = liar.answer()
+    assert reply.kind == peer.ERROR
+    assert "not for 'somebody-else'" in reply.reason
+    assert owner.workers() == []
+    assert owner.show("a")["state"] == "ready"
+
+
+def test_nobody_comes_in_without_a_key(yard: Yard) -> None:
+    with pytest.raises(NoBroker, match=r"if that broker demands keys, give yours: --key, or Clie"):
+        Client(yard.endpoint, timeout=NOBODY_SECONDS)
+    host, _, port = yard.endpoint.removeprefix("tcp://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as page:
+        page.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\n\x01\x00x")
+        with suppress(ConnectionResetError):
+            while page.recv(4096):
+                pass
+    assert tasks_of(yard.client(Role.VIEWER)) == 0
+
+
+def test_unknown_key_is_refused(yard: Yard) -> None:
+    known = read_guest(yard.file(Role.ADMIN))
+    unknown = GuestKey("admin", Role.ADMIN, make_secret(), known.broker)
+    with closing(Peer(yard.endpoint, unknown)) as stranger:
+        stranger.line.ask(lambda number: peer.ask(number, peer.STATS))
+        with pytest.raises(Refused, match=r"refuses the key admin: it does not know it, or it was"):
+            until(lambda: stranger._wire.check_welcome(SECOND_NS))  # noqa: SLF001
+    assert yard.owner().status()["workers"] == 0
+
+
+def test_key_that_was_revoked_before_is_refused_by_name_and_exit_code(yard: Yard) -> None:
+    yard.ring.revoke("viewer")
+    with pytest.raises(Refused, match=r"refuses the key viewer: it does not know it, or it was re"):
+        yard.client(Role.VIEWER)
+    words = ("status", "--broker", yard.endpoint, "--key", "viewer.key")
+    assert run(yard.directory, *words)[0] == 2
+    yard.ring.revoke("worker")
+    assert yard.worker().end()[0] == 2
+
+
+def test_key_that_is_revoked_while_connected_is_refused_with_the_next_message(yard: Yard) -> None:
+    viewer, producer = yard.client(Role.VIEWER), yard.client(Role.PRODUCER)
+    assert tasks_of(viewer) == 0
+    code, out, _ = run(yard.directory, "keys", "revoke", "viewer")
+    assert (code, out.split()[:2]) == (0, ["revoked", "viewer,"])
+    with pytest.raises(
+        Refused, match=r"the key viewer was revoked; ask whoever runs the broker fo"
+    ):
+        viewer.status()
+    assert tasks_of(producer) == 0
+
+
+def test_new_key_of_the_same_name_does_not_open_the_old_connection(yard: Yard) -> None:
+    old = yard.client(Role.ADMIN)
+    yard.ring.revoke("admin")
+    yard.ring.new("admin", Role.ADMIN, yard.directory / "new.key")
+    with Client(yard.endpoint, key=yard.directory / "new.key") as new:
+        assert tasks_of(new) == 0
+    with pytest.raises(Refused, match=r"the key admin was revoked"):
+        old.status()
+
+
+def test_key_that_is_revoked_while_its_worker_waits_gets_no_task(yard: Yard) -> None:
+    owner = yard.owner()
+    yard.worker("--slots", "1", "--heartbeat", "20s", "--lease", "60s")
+    until(lambda: [one["state"] for one in owner.workers()] == ["parked"], "a parked worker")
+    yard.ring.revoke("worker")
+    owner.submit(["true"], name="a")
+    assert owner.show("a")["state"] == "ready"
+    yard.ring.new("worker", Role.WORKER, yard.directory / "new.key")
+    words = ("worker", "--broker", yard.endpoint, "--key", "new.key", "--until-eof")
+    with Running(yard.directory, *words):
+        assert owner.wait_names(["a"], 30)
+
+
+def test_worker_with_a_revoked_key_says_so(yard: Yard) -> None:
+    worker = yard.worker("--slots", "1", "--heartbeat", "50ms")
+    assert " works for the broker at " in worker.error_line()
+    yard.ring.revoke("worker")
+    assert "the broker refuses it: the key worker was revoked; ask" in worker.error_line()
+
+
+def test_guest_does_not_talk_to_another_broker(yard: Yard, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    with yard_in(other) as another, pytest.raises(NoBroker, match=r"good for one broker alone"):
+        Client(another.endpoint, key=yard.file(Role.ADMIN), timeout=NOBODY_SECONDS)
+
+
+def test_keys_that_are_open_to_others_open_nothing(yard: Yard) -> None:
+    viewer, owner = yard.client(Role.VIEWER), yard.owner()
+    yard.ring.directory.chmod(0o755)
+    with pytest.raises(Refused, match=r"the broker does not know this key"):
+        viewer.status()
+    with pytest.raises(NoBroker):
+        yard.client(Role.ADMIN, timeout=NOBODY_SECONDS)
+    assert tasks_of(owner) == 0
+    yard.ring.directory.chmod(0o700)
+    assert tasks_of(viewer) == 0
+
+
+def test_keys_outlive_a_restart(yard: Yard) -> None:
+    yard.broker.kill()
+    port = yard.endpoint.rpartition(":")[2]
+    options = ("--secure", "--listen", f"dwork=tcp://127.0.0.1:{port}")
+    with Broker(yard.directory, *options):
+        assert tasks_of(yard.client(Role.VIEWER)) == 0
+
+
+def test_client_whose_key_is_revoked_while_the_broker_is_away_does_not_wait_for_ever(
+    yard: Yard,
+) -> None:
+    viewer = yard.client(Role.VIEWER)
+    viewer.status()
+    yard.broker.kill()
+    yard.ring.revoke("viewer")
+    port = yard.endpoint.rpartition(":")[2]
+    options = ("--secure", "--listen", f"dwork=tcp://127.0.0.1:{port}")
+    with Broker(yard.directory, *options), pytest.raises(TaskyardError, match=r"the key viewer"):
+        viewer.status()
+
+
+def own_network() -> list[str]:
+    """What runs a command in a network of its own, where nobody else is: nothing here listens to
+    the world. Empty: this machine can't."""
+    unshare, ip = shutil.which("unshare"), shutil.which("ip")
+    if unshare is None or ip is None:
+        return []
+    words = [unshare, "--map-root-user", "--net"]
+    done = subprocess.run([*words, ip, "link"], capture_output=True, check=False)
+    return words if done.returncode == 0 else []
+
+
+OWN_NETWORK = own_network()
+
+
+@pytest.mark.skipif(not OWN_NETWORK, reason="no network namespaces here")
+def test_beyond_this_machine_keys_open_and_nothing_else_does(tmp_path: Path) -> None:
+    words = [*OWN_NETWORK, sys.executable, "-m", "tests.system.beyond", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+    assert (done.returncode, done.stdout.split()) == (0, ["refused", "done", "nobody"]), done.stderr

@@ -1,0 +1,51 @@
+"""A manager as a process: a broker on a state directory that speaks its own tongue and WMP.
+
+python wmp_host.py STATE WMP-ENDPOINT
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from taskyard.broker.port import SocketPort
+from taskyard.broker.switchboard import Switchboard
+from taskyard.broker.turn import Broker
+from taskyard.core.scheduler import Scheduler
+from taskyard.journal import recovery
+from taskyard.journal.lock import StateLock
+from taskyard.journal.sqlite import SqliteStore
+from taskyard.net import endpoints, sockets
+from taskyard.net.clock import SystemClock
+from taskyard.net.poller import Poller
+from taskyard.net.signals import Signals
+from taskyard.wire.dwork import Dwork
+from taskyard.wire.wmp import at_broker
+
+
+def main(state: Path, endpoint: str) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(StateLock(state))
+        signals = stack.enter_context(Signals())
+        store = stack.enter_context(closing(SqliteStore(state)))
+        ledger = recovery.open_ledger(state, store)
+        wires = [
+            stack.enter_context(closing(sockets.listen(one)))
+            for one in (endpoints.native(state), endpoint)
+        ]
+        native = Dwork(secrets.randbits(63) | 1, lambda: 0)
+        dialect = Switchboard([native, at_broker(1, store.identity, luck=lambda: 0)], [0, 1])
+        poller, clock = Poller(), SystemClock()
+        poller.add(signals.fileno())
+        port = SocketPort(dialect, wires, poller, clock)
+        broker = Broker(Scheduler(ledger), port, store, clock)
+        for name, wire in zip(("native", "wmp"), wires, strict=True):
+            print(f"listening {name} {wire.endpoint}", flush=True)  # noqa: T201  # its purpose
+        while not (port.called and signals.taken()):
+            broker.turn()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

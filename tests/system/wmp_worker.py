@@ -1,0 +1,25 @@
+"""A WMP worker as a process: one program is fed all tasks.
+
+    python wmp_worker.py NAME SLOTS SERVICE[,SERVICE…] ENDPOINT[,ENDPOINT…] PROGRAM…
+
+Without a program, tasks say themselves what is to be done.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from taskyard.worker import wmp
+from taskyard.worker.serve import settings_of
+
+
+def main(name: str, slots: str, services: str, endpoints: str, *program: str) -> None:
+    def say(line: str) -> None:
+        print(line, flush=True)  # noqa: T201  # its purpose
+
+    settings = settings_of(int(slots), services.split(","), name)
+    wmp.serve(endpoints.split(","), settings, (), say, command=program or None)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,89 @@
+"""A real broker that listens to ping-pong, in a thread of the test."""
+
+from __future__ import annotations
+
+import random
+import threading
+from contextlib import ExitStack, closing, contextmanager
+from typing import TYPE_CHECKING
+
+from taskyard.broker.port import SocketPort
+from taskyard.broker.switchboard import Switchboard
+from taskyard.broker.turn import Broker
+from taskyard.core.ledger import Ledger
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.scheduler import Scheduler
+from taskyard.journal.store import MemoryStore
+from taskyard.net import endpoints, sockets
+from taskyard.net.clock import SystemClock
+from taskyard.net.poller import Poller
+from taskyard.net.waker import Waker
+from taskyard.wire.dwork import Dwork
+from taskyard.wire.ping_pong import Settings, at_broker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from taskyard.net.sockets import Wire
+
+#: Short, so that tests need not wait.
+QUICK = Settings(expire_ns=3 * SECOND_NS // 2, lease_ns=4 * SECOND_NS)
+
+
+class Host:
+    """What it listens to, and the state that it keeps."""
+
+    def __init__(self, wires: list[Wire], settings: Settings) -> None:
+        self.native, self.backend, self.frontend = (wire.endpoint for wire in wires)
+        luck = lambda: random.getrandbits(32)  # noqa: E731  # as the broker has it
+        self.dialects = at_broker(1, luck, settings)
+        board = Switchboard([Dwork(1, luck), *self.dialects], [0, 1, 2])
+        self.waker = Waker()
+        poller = Poller()
+        poller.add(self.waker.fileno())
+        clock = SystemClock()
+        port = SocketPort(board, wires, poller, clock)
+        self.broker = Broker(Scheduler(Ledger()), port, MemoryStore(), clock)
+        self.is_stopping = False
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            while not self.is_stopping:
+                self.broker.turn()
+        except BaseException as error:  # noqa: BLE001  # told where the test ends
+            self.error = error
+
+    def workers(self) -> int:
+        return len(self.broker.scheduler.ledger.workers)
+
+    def is_out(self) -> bool:
+        """Some task is leased."""
+        tasks = [*self.broker.scheduler.ledger.tasks.values()]
+        return any(task.lease is not None for task in tasks)
+
+
+@contextmanager
+def a_host(
+    directory: Path,
+    backend: str = "tcp://127.0.0.1:0",
+    frontend: str = "tcp://127.0.0.1:0",
+    settings: Settings = QUICK,
+) -> Iterator[Host]:
+    """It forgets everything when the `with` ends."""
+    with ExitStack() as stack:
+        places = (endpoints.native(directory), backend, frontend)
+        wires = [stack.enter_context(closing(sockets.listen(place))) for place in places]
+        host = Host(wires, settings)
+        stack.callback(host.waker.close)
+        thread = threading.Thread(target=host.run)
+        thread.start()
+        try:
+            yield host
+        finally:
+            host.is_stopping = True
+            host.waker.wake()
+            thread.join()
+        if host.error is not None:
+            raise host.error

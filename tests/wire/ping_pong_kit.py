@@ -1,0 +1,124 @@
+"""What the tests of ping-pong share: a broker of three dialects without sockets or disk."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskyard.broker.switchboard import Switchboard
+from taskyard.core import invariants
+from taskyard.core.effects import Told
+from taskyard.core.events import ClockSet, TimePassed
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.scheduler import Scheduler
+from taskyard.wire import dwork_peer as peer
+from taskyard.wire.dwork import Dwork
+from taskyard.wire.ping_pong import Settings, at_broker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from taskyard.broker.port import Dialect
+    from taskyard.core.events import Event
+    from taskyard.core.records import AnyRecord
+    from taskyard.core.states import TaskState
+    from taskyard.core.tasks import Submission
+
+#: The wall clock when the tests begin.
+WALL_NS = 1_700_000_000 * SECOND_NS
+
+#: Of each dialect: the number of its socket.
+NATIVE, BACKEND, FRONTEND = b"\0", b"\1", b"\2"
+
+#: Connections as ZeroMQ names them.
+W1, W2, W3 = b"\0\0\0\0\1", b"\0\0\0\0\2", b"\0\0\0\0\3"
+
+
+class Hall:
+    """Frames in, frames out, in order, on a native socket, a backend and a frontend."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.scheduler = Scheduler()
+        self._settings = settings or Settings()
+        self.open(luck=7)
+        self.now_ns = SECOND_NS
+        #: What was sent because of the latest event, and when all were told to.
+        self.sent: list[tuple[bytes, list[bytes]]] = []
+        #: Routes that nothing reaches.
+        self.dead: list[bytes] = []
+        self.handle([ClockSet(self.now_ns, WALL_NS)])
+
+    def open(self, luck: int) -> None:
+        """Dialects that remember nothing: a broker's start."""
+        self.backend, self.frontend = at_broker(1, lambda: luck, self._settings)
+        dialects: list[Dialect] = [Dwork(77, lambda: 0), self.backend, self.frontend]
+        self.board = Switchboard(dialects, [0, 1, 2])
+
+    def handle(self, events: Iterable[Event]) -> None:
+        """Events of one turn; what they bring about follows in the next."""
+        events = [*events]
+        while events:
+            effects = []
+            for event in events:
+                event.now_ns = self.now_ns
+                effects += self.scheduler.handle(event)
+                invariants.check(self.scheduler)
+            events = []
+            for effect in effects:
+                if isinstance(effect, Told):  # there is no journal that owes a result
+                    effect.texts = [text or b"" for text in effect.texts]
+                    effect.records = []
+                for route, frames in self.board.tell(effect):
+                    if route in self.dead:
+                        events += self.board.cut(route)
+                    else:
+                        self.sent.append((route, frames))
+            events += self._due()
+
+    def _due(self) -> list[Event]:
+        wake_at_ns = self.board.wake_at_ns()
+        if wake_at_ns is None or wake_at_ns > self.now_ns:
+            return []
+        return [*self.board.time_passed(self.now_ns)]
+
+    def said_to(self, route: bytes) -> list[list[bytes]]:
+        """What was sent there, without the delimiter; it is taken away."""
+        heard = [frames for to, frames in self.sent if to == route]
+        self.sent = [one for one in self.sent if one[0] != route]
+        assert all(frames[0] == b"" for frames in heard)
+        return [frames[1:] for frames in heard]
+
+    def at(self, route: bytes, *frames: bytes) -> list[list[bytes]]:
+        """What a peer that sends these frames is told, now or before."""
+        self.handle(self.board.take(route, frames, self.now_ns))
+        return self.said_to(route)
+
+    def worker(self, identity: bytes, *words: bytes) -> list[list[bytes]]:
+        return self.at(BACKEND + identity, b"", *words)
+
+    def to_worker(self, identity: bytes) -> list[list[bytes]]:
+        return self.said_to(BACKEND + identity)
+
+    def client(self, identity: bytes, *words: bytes) -> list[list[bytes]]:
+        return self.at(FRONTEND + identity, b"", *words)
+
+    def to_client(self, identity: bytes) -> list[list[bytes]]:
+        return self.said_to(FRONTEND + identity)
+
+    def create(self, submission: Submission) -> None:
+        """By the native dialect."""
+        answers = self.at(NATIVE + b"cli", b"", peer.create(1, submission))
+        assert [peer.Reply(frames[-1]).kind for frames in answers] == [peer.OK]
+
+    def later(self, seconds: float) -> None:
+        """Let time pass, in steps: who shows life does it meanwhile."""
+        self.now_ns += int(seconds * SECOND_NS)
+        self.handle([*self._due(), TimePassed(self.now_ns)])
+
+    def states(self) -> dict[bytes, TaskState]:
+        return {name: task.state for name, task in self.scheduler.ledger.tasks.items()}
+
+    def workers(self) -> list[bytes]:
+        return sorted(self.scheduler.ledger.workers)
+
+    def records(self) -> list[AnyRecord]:
+        return self.scheduler.take_records()

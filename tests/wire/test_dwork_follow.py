@@ -1,0 +1,135 @@
+"""Following over the wire: what is asked, what is told, and that no record is left out."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from taskyard.core import records
+from taskyard.core.effects import Followed
+from taskyard.core.events import AnswerDue, Follows, Scope
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.records import AnyRecord, ReturnReason
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Submission, Terms
+from taskyard.core.workers import WorkerFacts
+from taskyard.wire import dwork_peer as peer
+from taskyard.wire.dwork import Dwork
+from taskyard.wire.dwork_peer import Reply
+from taskyard.wire.record_documents import AnyRecordDocument, record_document
+from tests.wire.kit import BROKER, Counter
+
+W, NAMES, ATTEMPTS = b"w", [b"a", b"\xff"], [1, 2]
+TERMS = [Terms(campaign=b"c", due_ns=1_500_000_000), Terms(service=b"s", expires_ns=2 * SECOND_NS)]
+EVERY: list[AnyRecord] = [
+    records.Submitted(
+        SECOND_NS,
+        Submission(NAMES, [b"SECRET"], TERMS, [0, 1], [b"", b"l"], [[], [b"a"]], [b"SECRET"] * 2),
+        [[b"x"], []],
+    ),
+    records.Extended(1, NAMES, [[b"x"], []]),
+    records.Leased(1, W, NAMES, ATTEMPTS, 5),
+    records.Finished(1, W, NAMES, ATTEMPTS, [b"SECRET", b""]),
+    records.Failed(1, W, NAMES, ATTEMPTS, [b"oh", b""]),
+    records.Postponed(1, W, NAMES, ATTEMPTS, [SECOND_NS, 0], [b"oh", b""], own_fault=False),
+    records.Returned(1, W, NAMES, ATTEMPTS, ReturnReason.LEFT, [[b"x"], []]),
+    records.Expired(1, W, NAMES, ATTEMPTS),
+    records.CameDue(1, NAMES),
+    records.Aged(1, NAMES),
+    records.Cancelled(1, NAMES),
+    records.Retried(1, NAMES),
+    records.Progressed(1, W, NAMES, ATTEMPTS, [3, 4], [b"SECRET", b""]),
+    records.Stale(1, W, NAMES, ATTEMPTS),
+    records.WorkerJoined(1, W, WorkerFacts((b"s",), 3, dialect=b"d")),
+    records.WorkerLeft(1, W, b"silent"),
+    records.SlotsFreed(1, W, 2),
+    records.Paused(1, b"s", None),
+    records.Resumed(1, b"s", b"l"),
+]
+
+
+def told(record: AnyRecord) -> dict[str, Any]:
+    encoded = msgspec.json.encode(record_document(7, record))
+    msgspec.json.decode(encoded, type=AnyRecordDocument)
+    document: dict[str, Any] = msgspec.json.decode(encoded)
+    return document
+
+
+def test_every_kind_of_record_is_told() -> None:
+    assert [type(record) for record in EVERY] == [*get_args(AnyRecord)]
+
+
+@pytest.mark.parametrize("record", EVERY, ids=lambda one: type(one).__name__)
+def test_record_is_told_by_number_and_names_without_its_contents(record: AnyRecord) -> None:
+    document = told(record)
+    assert document["record"] == 7
+    assert document.get("names", ["a", r"\xff"]) == ["a", r"\xff"]
+    assert "SECRET" not in msgspec.json.encode(document).decode()
+
+
+def test_submission_is_told_with_what_its_tasks_wait_for() -> None:
+    document = told(EVERY[0])
+    assert (document["kind"], document["at"]) == ("submitted", 1.0)
+    assert [one["campaign"] for one in document["terms"]] == ["c", ""]
+    assert [(one["due"], one["expires"]) for one in document["terms"]] == [(1.5, None), (None, 2.0)]
+    assert (document["terms_at"], document["lanes"]) == ([0, 1], ["", "l"])
+    assert (document["after"], document["after_done"]) == ([[], ["a"]], [["x"], []])
+
+
+def asked(**given: Any) -> AnswerDue:
+    (event,) = Dwork(BROKER, lambda: 0).take(b"peer", [b"", peer.follow(5, **given)], 1)
+    assert isinstance(event, AnswerDue)
+    return event
+
+
+def test_request_says_from_where_and_of_what() -> None:
+    scope = Scope(campaign=b"c", service=b"s", lane=b"l", match=b"m")
+    event = asked(cursor=9, journal=b"j", scope=scope, count=3, wait_ns=SECOND_NS)
+    assert event.follows == Follows(9, 3, scope, b"j")
+    assert asked().follows == Follows(None, 1000, Scope(), b"")
+
+
+@pytest.mark.parametrize("scope", [Scope(names=(b"a",)), Scope(states=(TaskState.DONE,))])
+def test_names_and_states_are_not_followed(scope: Scope) -> None:
+    assert Reply(Counter().ask(peer.follow(5, scope=scope))).kind == peer.ERROR
+
+
+def test_answer_says_where_to_go_on() -> None:
+    counter = Counter()
+    scope = Scope()
+    (event,) = counter.dialect.take(b"peer", [b"", peer.follow(5)], counter.now_ns)
+    assert isinstance(event, AnswerDue)
+    effect = Followed(b"peer", event.request, 8, 1, scope, b"j", [(8, EVERY[10])])
+    ((_, frames),) = counter.dialect.tell(effect)
+    reply = Reply(frames[1])
+    assert (reply.kind, reply.request, reply.cursor, reply.journal) == (peer.FOLLOW, 5, 8, b"j")
+    assert [one["kind"] for one in reply.document()] == ["cancelled"]
+    assert counter.dialect.tell(effect) == []
+
+
+def test_what_can_not_be_told_has_a_reason() -> None:
+    counter = Counter()
+    (event,) = counter.dialect.take(b"peer", [b"", peer.follow(5, 1)], counter.now_ns)
+    assert isinstance(event, AnswerDue)
+    effect = Followed(b"peer", event.request, 8, 1, Scope(), b"j", text="trimmed")
+    ((_, frames),) = counter.dialect.tell(effect)
+    reply = Reply(frames[1])
+    assert (reply.kind, reply.cursor, reply.reason) == (peer.NOT_FOUND, 8, "trimmed")
+
+
+def test_time_that_is_up_is_told_by_whoever_keeps_the_answer() -> None:
+    counter = Counter()
+    events = counter.dialect.take(b"peer", [b"", peer.follow(5, wait_ns=9)], counter.now_ns)
+    assert len(events) == 1
+    assert counter.pass_time(SECOND_NS) == []
+
+
+def test_create_waits_for_whole_campaigns() -> None:
+    counter = Counter()
+    first = Submission([b"a"], terms=[Terms(campaign=b"c")])
+    assert Reply(counter.ask(peer.create(1, first))).kind == peer.OK
+    second = peer.create(2, Submission([b"z"]), after_campaigns=[b"c"])
+    assert Reply(counter.ask(second)).count == 1
+    assert counter.scheduler.ledger.tasks[b"z"].waits == 1

@@ -1,0 +1,254 @@
+"""Roles × requests: every cell of the table, asked of a real dialect and scheduler.
+
+What each role may do is written down here once more, by hand, so that a change of the table is
+noticed. `python -m tests.wire.test_roles` prints the table as it was asked, not as it is written.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from taskyard.core.tasks import Submission, Terms
+from taskyard.core.workers import WorkerFacts
+from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire import dwork_peer as peer
+from taskyard.wire import dwork_requests
+from taskyard.wire.roles import NOBODY, RIGHTS, Guest, Role, may_speak_as, refusal
+from tests.wire.kit import Counter
+
+Q = pb.QueryMsg
+
+#: The key of each role; a worker's is bound to its name.
+GUESTS: Final = {role: Guest(f"a-{role}", role) for role in Role}
+WORKER: Final = b"a-worker/1"
+
+#: Who may what: viewer, producer, worker, admin.
+TABLE: Final = {
+    "OK": "vpwa",
+    "Lookup": "vpwa",
+    "Stats": "vp-a",
+    "List": "vp-a",
+    "Show": "vp-a",
+    "Explain": "vp-a",
+    "Workers": "vp-a",
+    "Watch": "vp-a",
+    "Follow": "vp-a",
+    "Results": "vp-a",
+    "Output": "vp-a",
+    "Create": "-p-a",
+    "Cancel": "-p-a",
+    "Retry": "-p-a",
+    "Steal": "--wa",
+    "Complete": "--wa",
+    "Transfer": "--wa",
+    "Progress": "--wa",
+    "Heartbeat": "--wa",
+    "Exit": "--wa",
+    "Drain": "---a",
+    "Pause": "---a",
+    "Resume": "---a",
+}
+
+CELLS: Final = [(request, role) for request in TABLE for role in Role]
+
+
+def requests(location: bytes = WORKER) -> dict[str, bytes]:
+    """A good request of every type. The worker holds `held`, nobody holds `ready`."""
+    held = pb.Batch(name=[b"held"], attempt=[1])
+
+    def asked(kind: str, **fields: Any) -> bytes:
+        return Q(type=kind, request=7, **fields).SerializeToString()
+
+    def reported(kind: str) -> bytes:
+        return asked(kind, location=location, batch=held)
+
+    one = pb.Batch(name=[b"ready"])
+    return {
+        "OK": asked("OK"),
+        "Lookup": asked("Lookup", name=b"ready"),
+        "Stats": asked("Stats"),
+        "List": asked("List"),
+        "Show": asked("Show", name=b"ready"),
+        "Explain": asked("Explain", name=b"ready"),
+        "Workers": asked("Workers"),
+        "Watch": asked("Watch", batch=one),
+        "Follow": asked("Follow"),
+        "Results": asked("Results", batch=one),
+        "Output": asked("Output", name=b"ready"),
+        "Create": peer.create(7, Submission([b"new"], [b""], [Terms()])),
+        "Cancel": asked("Cancel", batch=one),
+        "Retry": asked("Retry", batch=one),
+        "Steal": asked("Steal", location=location),
+        "Complete": reported("Complete"),
+        "Transfer": reported("Transfer"),
+        "Progress": reported("Progress"),
+        "Heartbeat": reported("Heartbeat"),
+        "Exit": asked("Exit", location=location),
+        "Drain": asked("Drain"),
+        "Pause": asked("Pause"),
+        "Resume": asked("Resume"),
+    }
+
+
+class Yard(Counter):
+    """A broker whose socket demands keys, with a task to take and one that is held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ask(peer.create(1, Submission([b"held"], [b""], [Terms()])))
+        self.ask(peer.steal(2, WORKER, peer.introduction(WorkerFacts(slots_total=1)), 1))
+        self.ask(peer.create(3, Submission([b"ready"], [b""], [Terms()])))
+        self.before = self.scheduler.ledger.record
+
+    def ask_as(self, guest: Guest, body: bytes) -> list[Q]:
+        """What it is answered."""
+        self.sent = []
+        self.handle([*self.dialect.take(b"peer", [b"", body], self.now_ns, guest)])
+        return [Q.FromString(body) for _, body in self.sent]
+
+    def changed(self) -> bool:
+        return self.scheduler.ledger.record != self.before
+
+
+def is_allowed(request: str, role: Role) -> tuple[bool, str]:
+    """Whether it is, and if not the reason that the peer is told. A refusal changes nothing."""
+    yard = Yard()
+    answers = yard.ask_as(GUESTS[role], requests()[request])
+    if not yard.dialect.refused:
+        assert [one for one in answers if one.type == Q.Error] == []
+        return True, ""
+    assert [one.type for one in answers] == [Q.Error]
+    assert not yard.changed()
+    return False, answers[0].reason.decode()
+
+
+@pytest.mark.parametrize(("request_name", "role"), CELLS)
+def test_each_role_may_ask_what_its_row_says_and_nothing_else(
+    request_name: str, role: Role
+) -> None:
+    allowed, reason = is_allowed(request_name, role)
+    assert allowed is (role[0] in TABLE[request_name])
+    if not allowed:
+        article = "an" if role is Role.ADMIN else "a"
+        assert reason.startswith(f"the key a-{role} is {article} {role}'s and may not ")
+        assert reason.endswith("'s key")
+
+
+def test_every_request_that_is_understood_has_its_row_here_and_in_the_table() -> None:
+    understood = sorted(Q.Type.Name(kind) for kind in dwork_requests._MEANINGS)  # noqa: SLF001
+    assert sorted(TABLE) == sorted(requests()) == understood
+    assert sorted(Q.Type.Name(kind) for kind in RIGHTS) == understood
+
+
+def test_request_without_a_row_is_for_admins_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(RIGHTS, Q.Lookup)
+    assert [role for role in Role if is_allowed("Lookup", role)[0]] == [Role.ADMIN]
+
+
+def test_without_a_guest_everything_is_allowed() -> None:
+    """The native socket: the kernel says that it is the broker's own user."""
+    for body in requests(b"anybody").values():
+        yard = Yard()
+        yard.frames([b"", body])
+        assert yard.dialect.refused == 0
+
+
+@pytest.mark.parametrize("guest", [Guest("a-admin", None), NOBODY])
+@pytest.mark.parametrize("request_name", TABLE)
+def test_revoked_and_unknown_keys_may_nothing(guest: Guest, request_name: str) -> None:
+    yard = Yard()
+    (answer,) = yard.ask_as(guest, requests()[request_name])
+    reason = "the key a-admin was revoked; " if guest.name else "the broker does not know this key"
+    assert answer.type == Q.Error
+    assert answer.reason.decode().startswith(reason)
+    assert not yard.changed()
+
+
+BY_WORKER: Final = [name for name, roles in TABLE.items() if roles == "--wa"]
+
+
+@pytest.mark.parametrize("request_name", BY_WORKER)
+@pytest.mark.parametrize("location", [b"a-worker2", b"a-worke", b"other", b"a-worker\0/x", b"/"])
+def test_worker_may_not_speak_for_another(request_name: str, location: bytes) -> None:
+    yard = Yard()
+    (answer,) = yard.ask_as(GUESTS[Role.WORKER], requests(location)[request_name])
+    assert answer.type == Q.Error
+    told = "the key a-worker is for workers named a-worker or a-worker/…, not for "
+    assert answer.reason.decode().startswith(told)
+    assert not yard.changed()
+
+
+@pytest.mark.parametrize("request_name", BY_WORKER)
+def test_admin_may_speak_for_any_worker(request_name: str) -> None:
+    yard = Yard()
+    yard.ask_as(GUESTS[Role.ADMIN], requests(WORKER)[request_name])
+    assert yard.dialect.refused == 0
+
+
+def test_worker_without_a_name_is_refused_by_its_role_before_anything_else() -> None:
+    assert refusal(GUESTS[Role.WORKER], Q(type=Q.Steal))
+    assert not may_speak_as("w", b"")
+    assert may_speak_as("w", b"w")
+    assert may_speak_as("w", b"w/")
+
+
+def test_long_name_is_not_told_whole() -> None:
+    reason = refusal(GUESTS[Role.WORKER], Q(type=Q.Steal, location=b"x" * 1_000_000))
+    assert len(reason) < 250
+
+
+def test_plain_peer_is_told_no_in_its_own_words() -> None:
+    plain = Q(type=Q.Steal, location=b"w").SerializeToString()
+    (answer,) = Yard().ask_as(GUESTS[Role.VIEWER], plain)
+    assert answer == Q(type=Q.Error)
+
+
+def test_nonsense_of_a_guest_is_nonsense() -> None:
+    yard = Yard()
+    (answer,) = yard.ask_as(GUESTS[Role.VIEWER], b"\xff")
+    assert answer.type == Q.Error
+    assert (yard.dialect.malformed, yard.dialect.refused) == (1, 0)
+
+
+#: The rows of the page, by how they begin, and the requests behind them.
+PAGE_ROWS: Final = {
+    "look": "Stats List Show Explain Workers Watch Follow Results Output",
+    "act on tasks": "Create Cancel Retry",
+    "work": "Steal Complete Transfer Progress Heartbeat Exit",
+    "rule": "Drain Pause Resume",
+}
+
+
+def test_page_has_the_same_table() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    for title, requests in PAGE_ROWS.items():
+        (cells,) = re.findall(rf"^\| {title}: .*? ((?:\| (?:yes|-) ){{4}})\|$", page, re.MULTILINE)
+        told = "".join(
+            role[0] if cell == "yes" else "-"
+            for role, cell in zip(Role, re.findall(r"yes|-", cells), strict=True)
+        )
+        assert {TABLE[request] for request in requests.split()} == {told}
+
+
+def printed() -> str:
+    """The table, each cell asked."""
+    lines = ["| request | " + " | ".join(Role) + " |", "|---|" + "---|" * len(Role)]
+    for request in TABLE:
+        cells = ["yes" if is_allowed(request, role)[0] else "-" for role in Role]
+        lines.append(f"| {request} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def test_table_is_printed_with_what_was_asked() -> None:
+    """To see it: `pytest -s`."""
+    table = printed()
+    print(f"\n{table}")  # noqa: T201
+    assert table.count("yes") == sum(len(row.replace("-", "")) for row in TABLE.values())
+
+
+if __name__ == "__main__":
+    print(printed())  # noqa: T201

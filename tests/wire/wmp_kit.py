@@ -1,0 +1,111 @@
+"""Helpers for tests of WMP: a manager without sockets, spoken to in plain frames and plain JSON.
+
+The frames are written here by hand, from the page: the code under test has no say in them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from taskyard.core import invariants
+from taskyard.core.events import ClockSet, SubmitAsked, TimePassed
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.scheduler import Scheduler
+from taskyard.core.tasks import Submission, Terms
+from taskyard.wire.wmp import Wmp
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskyard.core.events import Event
+    from taskyard.core.tasks import Task
+
+COMMANDS = (
+    *("READY", "WAKE", "GIVE", "TAKE", "NO", "DONE"),
+    *("STATUS", "CANCEL", "PING", "PONG", "BYE"),
+)
+
+#: What the manager calls itself.
+ME = "m"
+
+WALL_NS = 1_700_000_000 * SECOND_NS
+
+
+class Said(NamedTuple):
+    """One message, read."""
+
+    command: str
+    headers: dict[str, Any]
+    payload: bytes | None = None
+
+
+def frames(command: str, headers: dict[str, Any], payload: bytes | None = None) -> list[bytes]:
+    number = COMMANDS.index(command) + 1
+    message = [b"", b"WMP01", bytes([number]), json.dumps(headers).encode()]
+    return message if payload is None else [*message, payload]
+
+
+def read(message: Sequence[bytes]) -> Said:
+    """A message without a path."""
+    assert message[:2] == [b"", b"WMP01"]
+    command, headers, *payload = message[2:]
+    assert len(payload) <= 1
+    name = COMMANDS[command[0] - 1]
+    return Said(name, json.loads(headers), payload[0] if payload else None)
+
+
+class Manager:
+    """Frames in, frames out, as on one socket."""
+
+    def __init__(self, **how: Any) -> None:
+        self.scheduler = Scheduler()
+        self.dialect = Wmp(1, ME, lambda: 0, **how)
+        self.now_ns = SECOND_NS
+        #: All that was sent by the last call: route, path, message.
+        self.sent: list[tuple[bytes, list[bytes], Said]] = []
+        self.handle([ClockSet(self.now_ns, WALL_NS)])
+
+    def handle(self, events: Sequence[Event]) -> list[Said]:
+        self.sent = []
+        for event in events:
+            event.now_ns = self.now_ns
+            for effect in self.scheduler.handle(event):
+                for route, message in self.dialect.tell(effect):
+                    at = message.index(b"")
+                    self.sent.append((route, message[:at], read(message[at:])))
+        invariants.check(self.scheduler)
+        return [said for _, _, said in self.sent]
+
+    def take(
+        self, message: list[bytes], route: bytes = b"r", path: Sequence[bytes] = (), who: Any = None
+    ) -> list[Said]:
+        return self.handle(self.dialect.take(route, [*path, *message], self.now_ns, who))
+
+    def say(
+        self,
+        command: str,
+        headers: dict[str, Any],
+        payload: bytes | None = None,
+        route: bytes = b"r",
+        path: Sequence[bytes] = (),
+    ) -> list[Said]:
+        """What is sent because a worker says this."""
+        return self.take(frames(command, headers, payload), route, path)
+
+    def submit(self, *names: bytes, payload: bytes = b"payload", **terms: Any) -> list[Said]:
+        submission = Submission(list(names), [payload], [Terms(**terms)])
+        return self.handle([SubmitAsked(0, b"client", submission)])
+
+    def pass_time(self, ns: int) -> list[Said]:
+        self.now_ns += ns
+        return self.handle([TimePassed(self.now_ns), *self.dialect.time_passed(self.now_ns)])
+
+    def task(self, name: bytes) -> Task:
+        return self.scheduler.ledger.tasks[name]
+
+    def ready(self, worker: str = "w", **more: Any) -> list[Said]:
+        return self.say("READY", {"worker": worker, **more}, route=worker.encode())
+
+    def given(self, worker: str = "w", request: Any = "1") -> list[Said]:
+        return self.say("GIVE", {"worker": worker, "request": request}, route=worker.encode())
