@@ -1,11 +1,13 @@
 """`taskyard worker`: does the tasks of a broker, in the foreground."""
 
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any, Final
 
 import click
 
-from taskyard.cli.daemons import check_dialect, cores, log_to_stderr, until_eof_option
-from taskyard.cli.foreign import places, words, work_ping_pong, work_wmp
+from taskyard.cli import foreign
+from taskyard.cli.daemons import check_dialect, log_to_stderr, until_eof_option
+from taskyard.cli.foreign import Given
 from taskyard.cli.options import (
     DURATION,
     Talk,
@@ -22,7 +24,7 @@ from taskyard.errors import UserError
 from taskyard.settings.keys import SLOTS_MAX
 from taskyard.settings.load import HEARTBEATS_A_LEASE_MIN
 from taskyard.wire.pickled import PICKLE
-from taskyard.worker.serve import name_for, serve, settings_of
+from taskyard.worker.serve import name_for, serve
 
 
 @click.command(epilog=example("worker --slots 4 --allow imaging --state ./.taskyard"))
@@ -85,23 +87,7 @@ from taskyard.worker.serve import name_for, serve, settings_of
 @verbose_option
 @quiet_option
 @click.pass_obj
-def worker(  # noqa: PLR0913  # an argument an option
-    talk: Talk,
-    *,
-    brokers: tuple[str, ...],
-    state: Path | None,
-    slots: int | None,
-    services: tuple[str, ...],
-    allow: tuple[str, ...],
-    allow_pickle: bool,
-    name: str | None,
-    heartbeat: int,
-    lease: int,
-    dialect: str,
-    command: str | None,
-    agent: str | None,
-    until_eof: bool,
-) -> None:
+def worker(talk: Talk, /, **options: Any) -> None:  # noqa: ANN401  # as `Given` says
     """Do the tasks of a broker, in the foreground.
 
     Programs (service exec) run in the directory in which the worker was started. Functions (service
@@ -115,37 +101,43 @@ def worker(  # noqa: PLR0913  # an argument an option
     SIGTERM and Ctrl-C let it leave: it takes no more, finishes what runs, and exits 0. A second one
     ends what runs and gives it back.
     """
-    check_dialect(dialect)
-    if agent is not None:
+    given = Given(**options)
+    _check(given)
+    log_to_stderr(talk, "worker")
+    _WAYS[given.dialect](talk, given)
+
+
+def _check(given: Given) -> None:
+    check_dialect(given.dialect)
+    if given.agent is not None:
         raise UserError("--agent comes later; this version runs programs and functions")
-    if lease < HEARTBEATS_A_LEASE_MIN * heartbeat:
+    if given.lease < HEARTBEATS_A_LEASE_MIN * given.heartbeat:
         raise UserError(
             "--lease must be at least three times --heartbeat, or one lost message costs the tasks"
         )
-    if len(brokers) > 1 and dialect != "wmp":
-        raise UserError(f"a worker of {dialect} has one broker: give --broker once")
-    log_to_stderr(talk, "worker")
-    argv = words(command)
-    runs = {"allow_pickle": allow_pickle, "until_eof": until_eof}
-    more = {"heartbeat_ns": heartbeat, "silence_ns": lease}
-    slots = slots or cores()
-    if dialect == "ping-pong":
-        (place,) = places(talk, dialect, brokers)
-        work_ping_pong(talk, place, argv, allow, slots, **runs)
-    elif dialect == "wmp":
-        managers = places(talk, dialect, brokers)
-        settings = settings_of(slots, services or ("default",), name, **more)
-        work_wmp(talk, managers, settings, argv, allow, **runs)
-    else:
-        services = services or _usual_services(talk, allow_pickle=allow_pickle)
-        broker = brokers[0] if brokers else None
-        endpoint = finding.endpoint(broker, state, settings=talk.settings())
-        key = finding.key_for(endpoint, talk.key, settings=talk.settings())
-        settings = settings_of(slots, services, name_for(key, name), **more)
-        serve(endpoint, settings, allow, talk.say, key=key, command=argv, **runs)
+    if len(given.brokers) > 1 and given.dialect != "wmp":
+        raise UserError(f"a worker of {given.dialect} has one broker: give --broker once")
+
+
+def _work(talk: Talk, given: Given) -> None:
+    """In the native dialect."""
+    services = given.services or _usual_services(talk, allow_pickle=given.allow_pickle)
+    broker = given.brokers[0] if given.brokers else None
+    endpoint = finding.endpoint(broker, given.state, settings=talk.settings())
+    key = finding.key_for(endpoint, talk.key, settings=talk.settings())
+    settings = given.settings(services, name_for(key, given.name))
+    serve(endpoint, settings, given.allow, talk.say, key=key, **given.running())
 
 
 def _usual_services(talk: Talk, *, allow_pickle: bool) -> tuple[str, ...]:
     """Those that are set; what is allowed besides is served, too."""
     more = (PICKLE.decode(),) if allow_pickle else ()
     return tuple(dict.fromkeys(talk.settings().worker.services + more))
+
+
+#: How to work, by dialect.
+_WAYS: Final[dict[str, Callable[[Talk, Given], None]]] = {
+    "dwork": _work,
+    "ping-pong": foreign.work_ping_pong,
+    "wmp": foreign.work_wmp,
+}
