@@ -336,3 +336,13 @@ def test_worker_that_comes_back_as_another_process_is_not_drained_any_more() -> 
     yard.submit(b"a")
     yard.join(b"w", slots_total=0, incarnation=2)
     assert yard.take(b"w") == [b"a"]
+
+
+def test_names_and_states_together_mean_those_that_fit_both() -> None:
+    yard = Yard()
+    yard.submit(b"out", b"waiting")
+    yard.join(b"w")
+    yard.take(b"w")
+    scope = Scope(names=(b"out", b"waiting"), states=(READY,))
+    assert yard.handle(CancelAsked(0, b"client", scope)) == [acted(1)]
+    assert yard.states(b"out", b"waiting") == [LEASED, CANCELLED]

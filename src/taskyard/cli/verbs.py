@@ -45,7 +45,9 @@ VERBS: dict[str, Verb] = {
     "drain": Verb("taskyard.cli.acting:drain", "Give workers no more tasks, and send them home."),
     "broker": Verb("taskyard.cli.broker:broker", "Run a broker in the foreground."),
     "worker": Verb("taskyard.cli.worker:worker", "Do the tasks of a broker, in the foreground."),
-    "relay": Verb("taskyard.cli.relay:relay", "Hand messages on between WMP workers and their managers."),
+    "relay": Verb(
+        "taskyard.cli.relay:relay", "Hand messages on between WMP workers and their managers."
+    ),
     "config": Verb(
         "taskyard.cli.config:config", "Show every setting, its value and where that came from."
     ),

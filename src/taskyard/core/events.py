@@ -195,7 +195,7 @@ class DrainAsked(Event):
 
 
 class Scope(Struct, frozen=True):
-    """Which tasks a wish is about: these names, or all that fit everything that is given."""
+    """Which tasks a wish is about: those that fit everything that is given."""
 
     names: tuple[bytes, ...] | None = None
     campaign: bytes | None = None

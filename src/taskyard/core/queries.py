@@ -192,15 +192,14 @@ def _page(tasks: Iterable[Task], total: int, event: events.ListAsked) -> tuple[l
 
 def _fitting(tasks: list[Task], scope: Scope, match: bytes) -> list[Task]:
     """Those of these tasks that fit everything that is given; by columns, which is quick."""
-    if scope.names is None:
-        if scope.states is not None:
-            tasks = [task for task in tasks if task.state in scope.states]
-        if scope.campaign is not None:
-            tasks = [task for task in tasks if task.terms.campaign == scope.campaign]
-        if scope.service is not None:
-            tasks = [task for task in tasks if task.terms.service == scope.service]
-        if scope.lane is not None:
-            tasks = [task for task in tasks if task.lane.name == scope.lane]
+    if scope.states is not None:
+        tasks = [task for task in tasks if task.state in scope.states]
+    if scope.campaign is not None:
+        tasks = [task for task in tasks if task.terms.campaign == scope.campaign]
+    if scope.service is not None:
+        tasks = [task for task in tasks if task.terms.service == scope.service]
+    if scope.lane is not None:
+        tasks = [task for task in tasks if task.lane.name == scope.lane]
     if not match:
         return tasks
     if match not in b"\n".join([task.name for task in tasks]):

@@ -146,10 +146,12 @@ def drain_asked(scheduler: Scheduler, event: events.DrainAsked) -> None:
 
 
 def tasks_in(ledger: Ledger, scope: events.Scope) -> list[Task]:
-    """The tasks that a wish is about."""
-    if scope.names is not None:
-        return [ledger.tasks[name] for name in dict.fromkeys(scope.names) if name in ledger.tasks]
-    return [task for task in ledger.tasks.values() if _within(scope, task)]
+    """The tasks that a wish is about: those that fit everything that is given."""
+    known = ledger.tasks
+    if scope.names is None:
+        return [task for task in known.values() if _within(scope, task)]
+    named = [known[name] for name in dict.fromkeys(scope.names) if name in known]
+    return [task for task in named if _within(scope, task)]
 
 
 def _within(scope: events.Scope, task: Task) -> bool:

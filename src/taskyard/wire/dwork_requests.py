@@ -388,12 +388,14 @@ def _printed(worker: bytes, report: tasks.Report) -> events.WorkProgressed:
 
 def _scope(query: pb.QueryMsg) -> events.Scope:
     """Which tasks are meant."""
+    names = None
     if query.HasField("batch"):
         tasks.check_count(len(query.batch.name))
-        return events.Scope(names=tuple(query.batch.name), match=query.scope.match)
+        names = tuple(query.batch.name)
     scope = query.scope
     states = tuple(_STATES[value] for value in scope.standing)
     return events.Scope(
+        names=names,
         campaign=scope.campaign if scope.HasField("campaign") else None,
         service=scope.service if scope.HasField("service") else None,
         lane=scope.lane if scope.HasField("lane") else None,
