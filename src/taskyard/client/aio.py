@@ -250,10 +250,13 @@ class AsyncClient:
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as Client's
         """Wait until all that was submitted is acknowledged, for so many seconds at most, then
         hang up. Who is cancelled meanwhile waits no longer."""
-        self._courier.stop(0)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                await asyncio.wrap_future(self._courier.ended)
+        self._courier.begin_to_stop()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await asyncio.wrap_future(self._courier.ended)
+        finally:
+            self._courier.abandon()
 
     async def __aenter__(self) -> Self:
         try:

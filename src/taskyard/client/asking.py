@@ -80,7 +80,10 @@ class Query(NamedTuple):
     def timed_out(self) -> TimedOut:
         seconds = 0.0 if self.ends is None else self.ends.timeout
         about = self.what and f"{self.what}: "
-        return TimedOut(f"{about}the broker did not answer within {seconds:g} s")
+        return TimedOut(
+            f"{about}the broker did not answer within {seconds:g} s; give it more time, or see "
+            "that it runs"
+        )
 
 
 #: What is asked, in turn with the replies, until it is known.
@@ -113,7 +116,7 @@ def _asked(query: Query) -> Conversation[Reply]:
     """One query. Raises what its answer refuses."""
     reply = yield query
     if reply.kind == peer.ERROR:
-        raise Refused(reply.reason or "the broker could not understand the request")
+        raise Refused(reply.reason or "the broker did not understand it; start one of this version")
     return reply
 
 
@@ -232,7 +235,9 @@ def result_bytes(name: str) -> Conversation[bytes]:
     if ended is TaskState.DONE:
         return text
     reason = f": {shown(text)}" if text else ""
-    raise TaskFailed(f"task {name} has no result, it is {ended.name}{reason}")
+    raise TaskFailed(
+        f"task {name} has no result, it is {ended.name}{reason}; `taskyard why {name}` says more"
+    )
 
 
 def output(name: str) -> Conversation[bytes]:
@@ -283,7 +288,10 @@ def wait_campaign(campaign: str, timeout: float | None) -> Conversation[None]:
     ends, what = Ends.after(timeout), f"campaign {campaign}"
     _, left = yield from _settled(None, encode_text(campaign), ends, what)
     if left and ends is not None:
-        raise TimedOut(f"{what} is not settled after {ends.timeout:g} s")
+        raise TimedOut(
+            f"{what} is not settled after {ends.timeout:g} s; `taskyard status` says how far it "
+            "is, wait again to go on"
+        )
 
 
 def wait_names(names: Sequence[str], timeout: float | None) -> Conversation[dict[str, TaskState]]:
@@ -296,7 +304,10 @@ def wait_names(names: Sequence[str], timeout: float | None) -> Conversation[dict
         states |= settled
         left += missing
     if left and ends is not None:
-        raise TimedOut(f"{what}: {left} not settled after {ends.timeout:g} s")
+        raise TimedOut(
+            f"{what}: {left} not settled after {ends.timeout:g} s; `taskyard why NAME` says what "
+            "holds one up, wait again to go on"
+        )
     return states
 
 

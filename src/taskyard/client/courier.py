@@ -221,17 +221,25 @@ class Courier:
     def stop(self, timeout: float | None = None) -> None:
         """Wait until all that was submitted is acknowledged, for so many seconds, then end: what
         is not acknowledged by then is not waited for."""
-        with self._handing:
-            self._stopping = True
-            self._wake()
+        self.begin_to_stop()
         if self._is_here():
             return
         self._thread.join(timeout)
         if self._thread.is_alive():
-            with self._handing:
-                self._abandoned = True
-                self._wake()
+            self.abandon()
             self._thread.join(ABANDON_SECONDS)
+
+    def begin_to_stop(self) -> None:
+        """Take nothing more, and end when all that was submitted is acknowledged."""
+        with self._handing:
+            self._stopping = True
+            self._wake()
+
+    def abandon(self) -> None:
+        """End at once."""
+        with self._handing:
+            self._abandoned = True
+            self._wake()
 
     def _wake(self) -> None:
         if self._end is None:
@@ -254,7 +262,10 @@ class Courier:
             wire = sockets.connect(self.endpoint, self._key)
         except Exception as error:  # noqa: BLE001  # it is whoever made the client's to see
             if not isinstance(error, TaskyardError):
-                error = NoBroker(f"can't connect to {self.endpoint}: {error}")
+                text = (
+                    f"can't connect to {self.endpoint}: {error}; see that this is where it listens"
+                )
+                error = NoBroker(text)
             self._finish(error)
             return
         try:
@@ -264,9 +275,13 @@ class Courier:
             self._finish(refused)
             return
         except BaseException as error:  # whoever waits must learn of it
-            self._finish(ClientClosed(f"the client ended by a mistake of its own: {error!r}"))
+            text = f"the client ended by a mistake of its own: {error!r}; make another, and tell us"
+            self._finish(ClientClosed(text))
             raise
-        self._finish(ClientClosed("the client was closed before this was settled"))
+        text = (
+            "the client was closed before this was settled; ask another client for it by its name"
+        )
+        self._finish(ClientClosed(text))
 
     def _loop(self, wire: Wire) -> None:
         self._line = Line(wire, self._clock)

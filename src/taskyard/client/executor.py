@@ -323,7 +323,10 @@ class Engine:
             try:
                 return pickled.unpickle(task.result()), None
             except Exception as unpickling:  # noqa: BLE001  # a class of a user's may raise anything
-                text = f"the result of {name} can't be unpickled here: {unpickling!r}"
+                text = (
+                    f"the result of {name} can't be unpickled here: {unpickling!r}; see that its "
+                    "module can be imported here"
+                )
                 return None, TaskFailed(text).with_traceback(unpickling.__traceback__)
         if not isinstance(error, TaskFailed):
             return None, error
@@ -346,7 +349,8 @@ class Engine:
         with self._changing:
             pending = [*self._pending.values()]
         for future in pending:
-            error = ExecutorBroken(f"call {future.name} is lost with its executor: {why}")
+            text = f"call {future.name} is lost with its executor: {why}; submit it to another"
+            error = ExecutorBroken(text)
             self._settle(future, partial(future.settle_exception, error))
         self._arrived.put(None)
 
@@ -380,7 +384,10 @@ class Executor(concurrent.futures.Executor):
             self._max_workers = staff.workers * staff.slots
             engine = Engine(service, staff, None)
         elif workers is not None or slots is not None:
-            raise UserError("workers and slots are of an executor that starts its own broker")
+            raise UserError(
+                "workers and slots are of an executor that starts its own broker; leave them out, "
+                "or the broker and state"
+            )
         else:
             engine = Engine(service, None, Client(broker, state=state, timeout=timeout))
         self._engine = engine

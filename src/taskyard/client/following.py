@@ -89,5 +89,8 @@ def _asked(
         return Told(reply.document(), reply.cursor, reply.journal)
     is_gap = reply.kind == peer.NOT_FOUND and since is not None and since < reply.cursor
     if not is_gap or (journal and journal != reply.journal):
-        raise Refused(reply.reason or "the broker can't be followed; it may be an older version")
+        raise Refused(
+            reply.reason
+            or "the broker can't be followed; if it is of another version, start this one's"
+        )
     return Told([], reply.cursor, reply.journal, reply.reason)

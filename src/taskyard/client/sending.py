@@ -154,7 +154,7 @@ class Sender(Generic[_F]):
 def _check_work(what: object, arguments: tuple[object, object]) -> None:
     """What is no work at all is best told where it was written."""
     if any(arguments) and not isinstance(what, str):
-        raise UserError("args and kwargs go with a function, given as 'module:function'")
+        raise UserError("args and kwargs are for a function: give it as 'module:function'")
     if callable(what):
         raise UserError(
             f"{what!r} can't be sent: give a function by its import path, 'module:function', that "

@@ -62,7 +62,7 @@ def _count(client: Client, build: Callable[[int], bytes]) -> int:
 def _asked(build: Callable[[int], bytes]) -> Conversation[int]:
     reply = yield Query(build)
     if reply.kind == peer.ERROR:
-        raise Refused(reply.reason or "the broker could not understand the request")
+        raise Refused(reply.reason or "the broker did not understand it; start one of this version")
     if reply.kind == peer.EXIT:
         raise Refused("the broker is leaving and takes no more tasks; start it again")
     return reply.count

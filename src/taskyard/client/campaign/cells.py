@@ -22,14 +22,16 @@ def _json(text: str) -> object:
     try:
         return msgspec.json.decode(text)
     except (ValueError, RecursionError) as wrong:
-        raise BadValue(f"is no JSON ({wrong}): {shown(text)}") from None
+        raise BadValue(f"must be JSON ({wrong}), not {shown(text)}") from None
 
 
 def _split(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as wrong:
-        raise BadValue(f"can't be split into words ({wrong}): {shown(text)}") from None
+        raise BadValue(
+            f"can't be split into words ({wrong}); mend the quotes in {shown(text)}"
+        ) from None
 
 
 def _words(text: str) -> object:

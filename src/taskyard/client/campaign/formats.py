@@ -85,7 +85,9 @@ def _check_options(options: Options, form: Format) -> None:
     if not options.speedup > 0:
         raise UserError(f"the speedup must be more than 0, not {options.speedup}")
     if options.replay and form is not Format.WFCOMMONS:
-        raise UserError(f"only WfCommons can be replayed, and this is {form.value}")
+        raise UserError(
+            f"only WfCommons can be replayed, and this is {form.value}; leave the replay out"
+        )
     if options.speedup != 1 and not options.replay:
         raise UserError("a speedup is for a replay; ask for one, or leave the speedup out")
 

@@ -71,9 +71,13 @@ def opened(path: str) -> Iterator[Stream]:
             stream = stack.enter_context(_file(path))
             packed = stream.peek(len(_GZIP)).startswith(_GZIP)
         except OSError as wrong:
-            raise BadCampaign(f"{label_of(path)}: can't be read: {wrong.strerror}") from None
+            raise BadCampaign(
+                f"{label_of(path)}: can't be read: {wrong.strerror}; give a file that is yours"
+            ) from None
         except ValueError:  # a NUL in the name
-            raise BadCampaign(f"{path!r}: is no file name") from None
+            raise BadCampaign(
+                f"{path!r}: is no file name; give one without NUL characters"
+            ) from None
         yield stack.enter_context(gzip.GzipFile(fileobj=stream)) if packed else stream
 
 
@@ -111,7 +115,9 @@ def whole(stream: Stream, label: str, bytes_max: int) -> bytes:
     for chunk in _chunks(stream, label):
         length += len(chunk)
         if length > bytes_max:
-            raise BadCampaign(f"{label}:1: has more than {bytes_max} bytes")
+            raise BadCampaign(
+                f"{label}:1: has more than {bytes_max} bytes; give it in parts, or as JSONL"
+            )
         chunks.append(chunk)
     return b"".join(chunks)
 

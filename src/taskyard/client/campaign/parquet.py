@@ -37,7 +37,9 @@ def rows(path: str) -> Iterator[tuple[int, object]]:
                     yield number, _row(names, cells)
     except (pa.ArrowException, OSError) as wrong:
         reason = str(wrong).partition("\n")[0]
-        raise BadCampaign(f"{path}:{number + 1}: is no whole Parquet file: {reason}") from None
+        raise BadCampaign(
+            f"{path}:{number + 1}: is no whole Parquet file: {reason}; write it anew"
+        ) from None
 
 
 def _check_columns(names: list[str], path: str) -> None:

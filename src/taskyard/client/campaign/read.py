@@ -216,5 +216,7 @@ def write_rejected(path: str | Path, bad: Iterable[Bad]) -> Path:
                 file.write(encoder.encode(one) + b"\n")
         os.replace(unfinished, place)  # noqa: PTH105  # the same, said plainly
     except OSError as wrong:
-        raise BadCampaign(f"{place}: can't be written: {wrong.strerror}") from None
+        raise BadCampaign(
+            f"{place}: can't be written: {wrong.strerror}; give a place that is yours to write"
+        ) from None
     return place

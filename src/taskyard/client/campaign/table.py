@@ -94,9 +94,9 @@ def _columns(cells: Sequence[str], place: str) -> list[str]:
     for name in names:
         check_column(name, place)
         if names.count(name) > 1:
-            raise BadCampaign(f"{place}: the header has {shown(name)} twice")
+            raise BadCampaign(f"{place}: the header has {shown(name)} twice; leave one out")
     if "name" not in names:
-        raise BadCampaign(f'{place}: the header has no "name"; it has {shown(names)}')
+        raise BadCampaign(f'{place}: the header must have "name"; it has {shown(names)}')
     return names
 
 

@@ -141,7 +141,7 @@ def check(raw: object) -> TaskSpec:
     except BadValue as bad:
         raise BadTask(f'"{key}" {bad}') from None
     if "name" not in given:
-        raise BadTask('has no "name"')
+        raise BadTask('has no "name"; give it one of its own')
     spec = TaskSpec(**given)
     _check_work(spec)
     if len(given) > _KEYS_OF_A_PLAIN_TASK:
@@ -172,7 +172,7 @@ def _check_work(spec: TaskSpec) -> None:
     if ways > 1:
         raise BadTask('must have one of "argv", "call" and "payload", not several')
     if spec.call is None and (spec.args is not None or spec.kwargs is not None):
-        raise BadTask('has "args" or "kwargs" without a "call"')
+        raise BadTask('has "args" or "kwargs" without a "call"; say what to call')
     if spec.payload is not None and (spec.env is not None or spec.cwd is not None):
         raise BadTask('has "env" or "cwd", which only "argv" and "call" can use')
 
@@ -180,15 +180,15 @@ def _check_work(spec: TaskSpec) -> None:
 def _check_terms(spec: TaskSpec, given: dict[str, Any]) -> None:
     """Values that are good alone may contradict each other."""
     if spec.name in spec.after:
-        raise BadTask(f'waits for itself: {shown(spec.name)} is in its own "after"')
+        raise BadTask(f'waits for itself: {shown(spec.name)} is in its own "after"; leave it out')
     if spec.retries is None:
         if "backoff_ns" in given:
             raise BadTask('has "backoff" without "retries"; say how often to try again')
     elif spec.retries and max(spec.retries) * spec.backoff_ns > NUMBER_MAX:
-        raise BadTask('"retries" times "backoff" is longer than 292 years')
+        raise BadTask('"retries" times "backoff" must be less than 292 years')
     due, expiry = spec.due, spec.expiry
     if due and expiry and due.from_now == expiry.from_now and expiry.ns <= due.ns:
-        raise BadTask('"expiry" is not later than "due", so it could never run')
+        raise BadTask('"expiry" must be later than "due", or it could never run')
 
 
 def to_raw(spec: TaskSpec) -> dict[str, object]:

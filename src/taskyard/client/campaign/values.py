@@ -82,7 +82,9 @@ def read_names(value: object) -> tuple[str, ...]:
     if not isinstance(value, LISTS):
         raise BadValue(f'must be a list of names, such as ["first", "second"], not {shown(value)}')
     if len(value) > AFTER_MAX:
-        raise BadValue(f"has {len(value)} names; at most {AFTER_MAX} are allowed")
+        raise BadValue(
+            f"must have at most {AFTER_MAX} names, not {len(value)}; put a task in between"
+        )
     try:
         plain = all(value) and is_plain("".join(value))
         names = value if plain else [read_name(name) for name in value]
@@ -112,7 +114,7 @@ def read_words(value: object) -> list[str]:
 def _check_passable(text: str) -> None:
     """What is handed to another program by the system ends at a zero byte."""
     if "\0" in text:
-        raise BadValue(f"can't have a NUL character: {shown(text)}")
+        raise BadValue(f"must not have a NUL character: {shown(text)}")
 
 
 def read_directory(value: object) -> str:
@@ -131,7 +133,7 @@ def read_environment(value: object) -> dict[str, str]:
             raise BadValue(f"must have texts only; write {shown(setting)} in quotes")
         _check_passable(name + setting)
         if not name or "=" in name:
-            raise BadValue(f"can't set a variable called {shown(name)}")
+            raise BadValue(f"must name variables, and {shown(name)} can't be one's name")
     return dict(value)
 
 
@@ -164,7 +166,7 @@ def read_payload(value: object) -> bytes:
         try:
             return value.encode()
         except UnicodeEncodeError:
-            raise BadValue(f"is not Unicode text: {shown(value)}") from None
+            raise BadValue(f"must be Unicode text, not {shown(value)}") from None
     if isinstance(value, list | dict):
         return msgspec.json.encode(value)
     raise BadValue(f"must be text, a list or an object, not {shown(value)}")
@@ -198,7 +200,7 @@ def _text_when(text: str) -> When:
 
 def _later(duration_ns: int, value: object) -> When:
     if duration_ns > FROM_NOW_NS_MAX:
-        example = "a date is written as 2031-05-04T12:00:00Z"
+        example = "write a date as 2031-05-04T12:00:00Z"
         raise BadValue(f"is more than ten years from now ({shown(value)}); {example}")
     return When(duration_ns, from_now=True)
 

@@ -95,7 +95,9 @@ def _document(stream: Stream, label: str) -> Document:
     try:
         return msgspec.json.decode(text, type=Document)
     except (ValueError, RecursionError) as wrong:
-        raise BadCampaign(f"{label}:1: is no WfCommons document: {wrong}") from None
+        raise BadCampaign(
+            f"{label}:1: is no WfCommons document: {wrong}; say --format if it is another"
+        ) from None
 
 
 def _specified(document: Document, label: str) -> list[Specified | Unreadable]:
