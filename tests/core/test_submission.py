@@ -247,7 +247,8 @@ def test_refusal_says_what_is_wrong_with_what(yard: Yard) -> None:
     assert text(b"new", after=[[b"nobody"]]) == (
         "predecessor nobody is not known; submit it first, or in the same batch"
     )
-    assert text(b"new", after=[[b"cancelled"]]) == "predecessor cancelled was cancelled"
+    said = text(b"new", after=[[b"cancelled"]])
+    assert said == "predecessor cancelled was cancelled; submit that anew, or leave it out"
     assert text(b"ready", payloads=[b"other"]) == (
         "task ready is known with another payload; give it another name"
     )

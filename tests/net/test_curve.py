@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,9 @@ OVER = (
 )
 
 
+NUMBERS = itertools.count()
+
+
 @pytest.fixture
 def ring(tmp_path: Path) -> Keyring:
     ring = Keyring(tmp_path / "state")
@@ -60,7 +64,11 @@ def stranger(ring: Keyring) -> GuestKey:
 
 def be_turned_away(listener: Wire, key: GuestKey | None = None) -> None:
     """Connect, send something, and wait until that connection has come to nothing."""
-    with listener.socket.get_monitor_socket(OVER) as monitor:
+    # Under a name of its own: the usual one is the listener's when it closes.
+    address = f"inproc://turned-away-{next(NUMBERS)}"
+    listener.socket.monitor(address, OVER)
+    with context().socket(zmq.PAIR) as monitor:
+        monitor.connect(address)
         with closing(connect(listener.endpoint, key)) as peer:
             peer.send([b"hello"])
             assert monitor.poll(PATIENCE_MS)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskyard.core import effects, image
-from taskyard.core.events import Outcome, Scope, Unknown
+from taskyard.core.events import Outcome, Scope, Unknown, WorkerAppeared
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission, Terms
@@ -543,6 +543,13 @@ def test_drained_worker_is_sent_home_when_it_holds_nothing() -> None:
     counter.say(peer.ask(1, peer.DRAIN, location=b"w"))
     ((_, body),) = [one for one in counter.sent if one[0] == b"w"]
     assert Reply(body).kind == peer.EXIT
+
+
+def test_worker_of_another_dialect_is_drained_by_its_name() -> None:
+    counter = Extended()
+    facts = WorkerFacts(dialect=b"wmp")
+    counter.scheduler.handle(WorkerAppeared(0, b"wmp:w", facts))
+    assert counter.say(peer.ask(1, peer.DRAIN, location=b"wmp:w")).count == 1
 
 
 MALFORMED = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tracemalloc
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskyard.core.events import Outcome
-from taskyard.core.limits import SECOND_NS
+from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.errors import IllegalTransition
 from taskyard.wire import hungry
 from taskyard.wire.hungry import (
@@ -358,3 +359,52 @@ def test_nasty_input_changes_nothing(stream: bytes) -> None:
     conversation = fed(A)
     conversation.hear(stream)
     assert (list(conversation.held), conversation.is_overfull) == ([A], False)
+
+
+# The page.
+
+PAGE = (Path(__file__).parents[2] / "docs" / "dialects" / "hungry.md").read_text()
+
+
+def test_dialogue_of_the_page_is_understood() -> None:
+    dialogue = PAGE.partition("## A dialogue")[2].split("```")[1].strip("\n").splitlines()
+    conversation = Conversation()
+    heard: list[hungry.Heard] = []
+    for line in dialogue:
+        way, text = line[0], line[2:].replace("⇥", "\t").encode()
+        if way == "←":
+            heard += conversation.hear(text + b"\n")
+        elif text == b"#idle":
+            assert conversation.run_out() == text + b"\n"
+        elif text:
+            encoded, lane, payload = text.split(b"\t")
+            key = key_of(encoded)
+            assert key is not None
+            assert conversation.can_eat()
+            assert conversation.feed(key, unescape(lane), unescape(payload)) == text + b"\n"
+        else:
+            assert conversation.dismiss() == b"\n"
+    assert conversation.state is AgentState.LEAVING
+    assert [one.outcome for one in heard if isinstance(one, Report)] == [
+        Outcome.DONE,
+        Outcome.RETRY_AT,
+        Outcome.FAILED_FOR_GOOD,
+    ]
+    assert not any(isinstance(one, Garbage) for one in heard)
+
+
+def test_page_names_every_status_and_every_state() -> None:
+    statuses = PAGE.partition("## Reports")[2].partition("\n11.")[0]
+    assert [name for name in hungry.STATUSES if f"`{name.decode()}" not in statuses] == []
+    assert [state.name for state in AgentState if f"| {state.name} |" not in PAGE] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"has at most {LINE_BYTES_MAX >> 20} MiB",
+        f"a payload, {PAYLOAD_BYTES_MAX >> 20} MiB",
+    ],
+)
+def test_figures_of_the_page_are_those_of_the_code(text: str) -> None:
+    assert text in PAGE

@@ -15,7 +15,7 @@ from taskyard.broker.guests import demands_keys
 from taskyard.broker.port import Dialect
 from taskyard.broker.switchboard import Switchboard
 from taskyard.net import sockets
-from taskyard.wire import ping_pong, wmp
+from taskyard.wire import ping_pong, round_robin, wmp
 from taskyard.wire.dwork import Dwork
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Spoken(Dialect, Protocol):
 #: the identity of the journal.
 _BUILDERS: Final[dict[str, Callable[[int, bytes], Sequence[Spoken]]]] = {
     "ping-pong": lambda number, _identity: ping_pong.at_broker(number, _luck),
+    "round-robin": lambda number, _identity: [round_robin.at_broker(number, _luck)],
     "wmp": lambda number, identity: [wmp.at_broker(number, identity, luck=_luck)],
 }
 
@@ -89,7 +90,12 @@ class Doors:
         self._open.append(door)
         for number, place in zip(numbers, places, strict=True):
             is_secure = name != NATIVE and demands_keys(name, place, secure=secure)
-            door.wires.append(sockets.listen(place, keyring if is_secure else None))
+            keys, dialect = keyring if is_secure else None, self._dialects()[number]
+            if isinstance(dialect, round_robin.RoundRobin):
+                dialect.spoken_at(len(self._spoken))
+            # The peers of round-robin know the socket by its endpoint.
+            is_named = name == "round-robin"
+            door.wires.append(sockets.listen(place, keys, is_named=is_named))
             self._spoken.append(number)
 
     def _speak(self, name: str) -> list[int]:
@@ -99,6 +105,10 @@ class Doors:
             self._others += _BUILDERS[name](first, self._identity)
             self._numbers[name] = [*range(first, 1 + len(self._others))]
         return self._numbers[name]
+
+    def _dialects(self) -> list[Dialect]:
+        """All of them, by number."""
+        return [self.dwork, *self._others]
 
     @property
     def wires(self) -> list[Wire]:
@@ -112,7 +122,7 @@ class Doors:
         """What a port speaks. Where there is one dialect, there is nothing to choose."""
         if not self._others:
             return self.dwork
-        return Switchboard([self.dwork, *self._others], self._spoken)
+        return Switchboard(self._dialects(), self._spoken)
 
     def malformed(self) -> int:
         """Messages that made no sense, over all dialects and sockets."""

@@ -17,10 +17,9 @@ from taskyard.settings.files import BadSettings
 if TYPE_CHECKING:
     from taskyard.settings.sections import Settings
 
-#: What a broker can listen to, each with how many endpoints it has, and what it will.
-SIDES: Final = {"dwork": 1, "ping-pong": 2, "wmp": 1}
+#: What a broker can listen to, each with how many endpoints it has.
+SIDES: Final = {"dwork": 1, "ping-pong": 2, "round-robin": 1, "wmp": 1}
 DIALECTS: Final = tuple(SIDES)
-DIALECTS_LATER: Final = ("round-robin",)
 
 
 def _remember_owner(context: click.Context, _option: click.Parameter, given: bool) -> bool:  # noqa: FBT001  # click's signature
@@ -76,12 +75,7 @@ def check_dialect(dialect: str) -> str:
     """The dialect, if it is spoken."""
     if dialect in DIALECTS:
         return dialect
-    if dialect in DIALECTS_LATER:
-        raise UserError(
-            f"the dialect {dialect} comes later; this version speaks {', '.join(DIALECTS)}"
-        )
-    known = ", ".join(DIALECTS + DIALECTS_LATER)
-    raise UserError(f"there is no dialect {dialect!r}; the dialects are {known}")
+    raise UserError(f"there is no dialect {dialect!r}; use one of {', '.join(DIALECTS)}")
 
 
 def read_listen(listen: tuple[str, ...]) -> tuple[tuple[str, str], ...]:

@@ -48,6 +48,10 @@ VERBS: dict[str, Verb] = {
     "relay": Verb(
         "taskyard.cli.relay:relay", "Hand messages on between WMP workers and their managers."
     ),
+    "rr": Verb(
+        "taskyard.cli.rr:rr",
+        "Run a round-robin server, its workers and its clients, each with a prompt.",
+    ),
     "config": Verb(
         "taskyard.cli.config:config", "Show every setting, its value and where that came from."
     ),

@@ -168,8 +168,8 @@ class Ledger:
                 else:
                     lane.ready += 1
                     (line.front if front else line.items).append(task)
-                if not lane.rotating:
-                    self.stir(lane)
+                # Also one that rotates: it may be there for what it had, and have had nothing.
+                self.stir(lane)
             return
         if front:
             queue.front.extend(reversed(tasks))

@@ -77,7 +77,9 @@ def decide(ledger: Ledger, event: SubmitAsked, at_ns: int) -> Taken:
     _check_room(ledger, len(submission.names))
     batch = _survey(submission)
     if len(batch.places) != len(submission.names):
-        raise Refusing(Refusal.DUPLICATE, "a name stands twice in one submission")
+        raise Refusing(
+            Refusal.DUPLICATE, "a name stands twice in one submission; give each its own"
+        )
     if ledger.tasks.keys().isdisjoint(batch.places):
         return _take_new(ledger, event, submission, batch, at_ns)
     return _take_some(ledger, event, batch, at_ns)
@@ -87,7 +89,7 @@ def check_shape(submission: Submission) -> None:
     """Columns that fit together, names and numbers within their limits."""
     count = len(submission.names)
     if not count:
-        raise Refusing(Refusal.EMPTY, "the submission has no tasks")
+        raise Refusing(Refusal.EMPTY, "the submission has no tasks; send at least one")
     if count > TASKS_A_MESSAGE_MAX:
         text = f"{count} tasks in one submission; send at most {TASKS_A_MESSAGE_MAX}"
         raise Refusing(Refusal.TOO_MANY, text)
@@ -129,7 +131,8 @@ def _check_terms(submission: Submission) -> None:
 
 def _check_numbers(terms: Terms) -> None:
     if len(terms.retry_delays_ns or ()) > RETRIES_MAX:
-        raise Refusing(Refusal.TOO_MANY, f"a task can be retried at most {RETRIES_MAX} times")
+        text = f"a task can be retried at most {RETRIES_MAX} times; give it fewer retries"
+        raise Refusing(Refusal.TOO_MANY, text)
     if abs(terms.priority) > PRIORITY_MAX:
         text = f"a priority must be from {-PRIORITY_MAX} to {PRIORITY_MAX}, not {terms.priority}"
         raise Refusing(Refusal.MALFORMED, text)
@@ -213,7 +216,8 @@ def _check_same(task: Task, submission: Submission, index: int) -> None:
     campaign = submission.terms_of(index).campaign
     if task.terms.campaign != campaign:
         known = shown(task.terms.campaign) or "(none)"
-        text = f"task {shown(task.name)} is known in campaign {known}, not {shown(campaign)}"
+        named = f"task {shown(task.name)} is known in campaign {known}, not {shown(campaign)}"
+        text = f"{named}; give it another name"
         raise Refusing(Refusal.CONFLICT, text)
 
 
@@ -268,7 +272,8 @@ def sort_predecessors(
         elif task.state is DONE:
             done.append(name)
         else:
-            raise Refusing(Refusal.CANCELLED, f"predecessor {shown(name)} was cancelled")
+            text = f"predecessor {shown(name)} was cancelled; submit that anew, or leave it out"
+            raise Refusing(Refusal.CANCELLED, text)
     return waiting, done
 
 

@@ -263,7 +263,9 @@ def _results(desk: Desk, asked: Asked) -> Sequence[events.Event]:
 
 def _drain(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     """Without a worker's name everybody is meant, the broker too."""
-    worker = _location(asked.query) if asked.query.HasField("location") else None
+    worker = asked.query.location if asked.query.HasField("location") else None
+    if worker is not None:
+        tasks.check_name(worker, "a location")  # of whatever dialect
     desk.leaving = desk.leaving or worker is None
     return [events.DrainAsked(0, asked.route, worker, desk.issue(asked))]
 

@@ -81,18 +81,25 @@ def encode(call: bytes, origin: Origin) -> bytes:
     try:
         return msgspec.json.encode(origin) + b"\n" + call
     except (TypeError, ValueError) as error:
-        raise UserError(f"the path of a script can't be sent as JSON: {error}") from error
+        raise UserError(
+            f"the path of a script can't be sent as JSON: {error}; give it a name in UTF-8"
+        ) from error
 
 
 def decode(payload: bytes) -> Pickled:
     """Raises PeerError for what `encode` did not make. Unpickles nothing."""
     if not is_pickled(payload):
-        raise PeerError("the payload is no pickled call, which is all that this service takes")
+        raise PeerError(
+            "the payload is no pickled call, which is all that this service takes; submit by an "
+            "Executor, or to another service"
+        )
     origin, _, call = payload.partition(b"\n")
     try:
         return Pickled(call, _origins.decode(origin))
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        raise PeerError(f"the payload is no pickled call of this version: {error}") from error
+        raise PeerError(
+            f"the payload is no pickled call of this version: {error}; use one on both sides"
+        ) from error
 
 
 # Calls.
@@ -174,7 +181,9 @@ def pickle_result(value: object) -> bytes:
         return pickle.dumps(value, PROTOCOL)
     except Exception as error:
         kind = type(value).__name__
-        raise UserError(f"the result, of type {kind}, can't be pickled: {error}") from error
+        raise UserError(
+            f"the result, of type {kind}, can't be pickled: {error}; give back plain data"
+        ) from error
 
 
 class RemoteTraceback(Exception):

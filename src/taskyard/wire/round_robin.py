@@ -58,7 +58,7 @@ class Responded(Struct):
 
 
 class RoundRobin:
-    """All peers of this dialect, on however many sockets; their numbers are `doors`."""
+    """All peers of this dialect, on however many sockets; the numbers of these are `doors`."""
 
     prefix = ROUND_ROBIN
 
@@ -93,6 +93,10 @@ class RoundRobin:
         self.dropped = 0
         #: The broker ends for good: nobody may register.
         self.leaving = False
+
+    def spoken_at(self, door: int) -> None:
+        """It is spoken on one socket more."""
+        self._table.doors.append(bytes([door]))
 
     @property
     def stale(self) -> int:

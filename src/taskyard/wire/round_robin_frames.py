@@ -56,8 +56,10 @@ ID_BYTES_MAX: Final = 255
 #: The key of a message that has arguments besides: it is a word, and kept beside the payload.
 KEY_BYTES_MAX: Final = 1024
 
-#: A wire takes 64 frames; whoever passes a message on adds an address to it.
+#: A wire takes 64 frames. Whoever passes a message on adds an address to it, and so does whoever
+#: receives it: the server takes messages that are not too long for a worker after that.
 FRAMES_MAX: Final = 60
+PEER_FRAMES_MAX: Final = 64
 
 #: Workers are handed all that they have slots for, and ZeroMQ keeps 1,000 messages for a peer that
 #: does not read.
@@ -101,10 +103,10 @@ class Message(Struct, frozen=True):
         return tuple(reversed(self.bottom))
 
 
-def parse(frames: Sequence[bytes]) -> Message:
+def parse(frames: Sequence[bytes], frames_max: int = FRAMES_MAX) -> Message:
     """What the frames say. Raises `Malformed`, whatever they are."""
-    if not _FRAMES_MIN <= len(frames) <= FRAMES_MAX:
-        raise Malformed(f"a message has {_FRAMES_MIN} to {FRAMES_MAX} frames, not {len(frames)}")
+    if not _FRAMES_MIN <= len(frames) <= frames_max:
+        raise Malformed(f"a message has {_FRAMES_MIN} to {frames_max} frames, not {len(frames)}")
     empty = [place for place, frame in enumerate(frames) if not frame]
     if not empty or empty[-1] < empty[0] + _FRAMES_MIN - 1:
         raise Malformed("the command, its id and its arguments stand between two empty frames")
@@ -124,7 +126,7 @@ def parse(frames: Sequence[bytes]) -> Message:
 
 def received(frames: Sequence[bytes]) -> Message:
     """The same, at a peer: what came with the sender's name in front has it at the bottom."""
-    return parse([*frames[1:], frames[0]])
+    return parse([*frames[1:], frames[0]], PEER_FRAMES_MAX)
 
 
 def error(text: str) -> bytes:

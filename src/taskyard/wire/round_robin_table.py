@@ -44,6 +44,10 @@ RETURNED_MAX: Final = 1000
 #: The scheduler is told of a worker's life at most so often.
 LIFE_NS: Final = SECOND_NS
 
+#: After a restart a worker is looked for this soon, then after twice as long each time: it connects
+#: again by itself, and gets nothing before it is heard.
+RECALL_NS: Final = SECOND_NS // 4
+
 #: Taken off the slots of a worker that nothing reaches: it gets nothing until it is heard.
 _UNREACHABLE: Final = 1 << 40
 
@@ -117,8 +121,9 @@ class Table:
 
     def __init__(self, settings: Settings, doors: Iterable[int]) -> None:
         self._settings = settings
-        #: The numbers of the sockets that this dialect is spoken on.
-        self._doors = [bytes([door]) for door in doors]
+        #: The numbers of the sockets that this dialect is spoken on: where to look for who was not
+        #: heard since this process began.
+        self.doors = [bytes([door]) for door in doors]
         #: By identity, and by name.
         self._peers: dict[bytes, Peer] = {}
         self._named: dict[bytes, Peer] = {}
@@ -224,11 +229,11 @@ class Table:
                 report.keeps_slots = True
         if len(result) <= PAYLOAD_BYTES_MAX:
             return [report]
-        # A failure keeps no slot.
+        # A failure keeps no slot: that it is taken is told before, or another would have it.
         text = b"its result has %d bytes, and can have %d" % (len(result), PAYLOAD_BYTES_MAX)
         report.outcomes, report.texts = [Outcome.FAILED_FOR_GOOD], [text]
         lease.is_void = True
-        return [report, self._appear(peer)] if peer.is_enlisted else [report]
+        return [self._appear(peer), report] if peer.is_enlisted else [report]
 
     def not_taken(self, lease: Lease, worker: bytes) -> None:
         """The scheduler had no use for an answer, and kept no slot for it: the worker has that
@@ -375,7 +380,7 @@ class Table:
             peer.is_enlisted = False
             return [events.WorkerLost(0, peer.name)]
         peer.pinged_ns = self.now_ns
-        routes = [peer.route] if peer.route else [door + peer.identity for door in self._doors]
+        routes = [peer.route] if peer.route else [door + peer.identity for door in self.doors]
         return [ping(route) for route in routes]
 
     def _watch(self, peer: Peer) -> None:
@@ -388,8 +393,11 @@ class Table:
         if not peer.is_enlisted:
             return peer.heard_ns + FORGET_NS
         attended_ns = max(peer.heard_ns, peer.pinged_ns)
+        ping_after_ns = self._settings.heartbeat_ns
+        if not peer.route:
+            ping_after_ns = min(ping_after_ns, max(RECALL_NS, attended_ns - peer.heard_ns))
         silent_ns = peer.heard_ns + self._patience_ns(peer)
-        return min(attended_ns + self._settings.heartbeat_ns, silent_ns)
+        return min(attended_ns + ping_after_ns, silent_ns)
 
     def _patience_ns(self, peer: Peer) -> int:
         asked_ns = max((lease.lease_ns for lease in peer.leases.values()), default=0)

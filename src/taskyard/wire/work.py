@@ -109,7 +109,9 @@ def _encode(payload: Command | _EncodedCall) -> bytes:
     try:
         return _payloads.encode(payload)
     except (TypeError, ValueError) as error:
-        raise UserError(f"a task's command can't be sent as JSON: {error}") from error
+        raise UserError(
+            f"a task's command can't be sent as JSON: {error}; give words that are Unicode text"
+        ) from error
 
 
 def decode(payload: bytes, service: bytes) -> Command | Call | Pickled:
@@ -120,7 +122,8 @@ def decode(payload: bytes, service: bytes) -> Command | Call | Pickled:
         work = _decoder(payload, service).decode(payload)
     except _DECODE_ERRORS as error:
         raise PeerError(
-            f"the payload is nothing that a worker of {shown(service)} can do: {error}"
+            f"the payload is nothing that a worker of {shown(service)} can do: {error}; submit it "
+            "to another service"
         ) from error
     _check(work)
     return work
@@ -152,13 +155,13 @@ def _check(work: Command | Call) -> None:
         texts = [*texts, *work.env, *work.env.values()]
         for name in work.env:
             if not name or "=" in name:
-                raise PeerError(f"{name!r} can't be the name of an environment variable")
+                raise PeerError(f"{name!r} can't be the name of a variable; leave it out of env")
     for text in texts:
         if "\0" in text:
-            raise PeerError(f"{text!r} has a NUL character, which no command can be given")
+            raise PeerError(f"{text!r} must not have a NUL character: no command can be given one")
     if isinstance(work, Command):
         if not work.argv[0]:
-            raise PeerError("the first word of argv is empty: it has to name a program")
+            raise PeerError("the first word of argv is empty: it must name a program")
     elif not all(work.call.partition(":")):
         raise PeerError(f"{work.call!r} names no function: write module:function")
 
@@ -171,7 +174,7 @@ def encode_value(value: Any, what: str = "value") -> bytes:  # noqa: ANN401 - wh
         return _values.encode(value).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(
-            f"{what} of type {type(value).__name__} can't be sent as JSON: {error}"
+            f"{what} of type {type(value).__name__} can't be sent as JSON: {error}; give plain data"
         ) from error
 
 
@@ -186,4 +189,6 @@ def decode_value(encoded: bytes) -> Any:  # noqa: ANN401 - whatever was sent
     try:
         return _plain_values.decode(encoded)
     except _DECODE_ERRORS as error:
-        raise PeerError(f"a value is not JSON: {error}") from error
+        raise PeerError(
+            f"a value is not JSON: {error}; ask for the result's bytes instead"
+        ) from error

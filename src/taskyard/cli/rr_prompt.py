@@ -1,0 +1,233 @@
+"""A prompt: one command a line, from a terminal or a pipe, while something else goes on.
+
+Owns stdin and stdout. In a pipe nobody sees what is typed, so each command is written after its
+prompt, and what is printed reads the same as in a terminal. The end of stdin is `quit`. What the
+commands do is the programs' business.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Final, Protocol
+
+from taskyard.cli.words import plain
+from taskyard.net.signals import Signals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from taskyard.net.clock import SystemClock
+    from taskyard.net.poller import Poller
+
+_STDIN: Final = 0
+_READ_BYTES: Final = 65_536
+
+#: A longer line is no command.
+LINE_BYTES_MAX: Final = 4096
+
+#: Digits of a number that a command takes.
+NUMBER_DIGITS_MAX: Final = 6
+
+QUIT: Final = "quit"
+
+
+class Console:
+    """What is printed, and where the prompt stands. For several threads at once."""
+
+    def __init__(self, who: str, debug: int) -> None:
+        self._prompt = f"{who}> "
+        self._debug = debug
+        self._is_prompting = False
+        self._printing = threading.Lock()
+        self._echoes = not os.isatty(_STDIN)
+
+    def say(self, level: int, text: str) -> None:
+        """Tell something that is for this debug level and those above."""
+        if level > self._debug:
+            return
+        with self._printing:
+            if self._is_prompting:
+                _write("\n")  # somebody may be typing
+            _write(plain(text) + "\n")
+            if self._is_prompting:
+                _write(self._prompt)
+
+    def prompt(self) -> None:
+        """Ask for a command; once is enough."""
+        with self._printing:
+            if not self._is_prompting:
+                _write(self._prompt)
+            self._is_prompting = True
+
+    def took(self, line: str) -> None:
+        """A command was typed."""
+        with self._printing:
+            if not self._is_prompting:
+                _write(self._prompt)
+            self._is_prompting = False
+            if self._echoes:
+                _write(plain(line) + "\n")
+
+    def leave(self) -> None:
+        """Nothing more is asked for."""
+        with self._printing:
+            if self._is_prompting:
+                _write("\n")
+            self._is_prompting = False
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+class Lines:
+    """Lines of stdin, as they come."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self.has_ended = False
+
+    def read(self) -> None:
+        """Take in what is there; waits where nothing is."""
+        try:
+            part = os.read(_STDIN, _READ_BYTES)
+        except OSError:  # there is no stdin
+            part = b""
+        self._rest += part
+        self.has_ended = not part
+
+    def next(self) -> str | None:
+        """The next whole line; at the end, what there is."""
+        line, end, rest = self._rest.partition(b"\n")
+        if end or (self.has_ended and line):
+            self._rest = rest
+        elif len(line) <= LINE_BYTES_MAX:
+            return None
+        else:
+            self._rest = b""
+        return line.decode(errors="replace").strip()
+
+
+def typed() -> Iterator[str]:
+    """Lines of stdin, waited for, up to its end."""
+    lines = Lines()
+    while True:
+        while (line := lines.next()) is not None:
+            yield line
+        if lines.has_ended:
+            return
+        lines.read()
+
+
+class Program(Protocol):
+    """What is commanded."""
+
+    #: By their words; those of the second take a number.
+    commands: dict[str, Callable[[], None]]
+    counted: dict[str, Callable[[int], None]]
+
+    @property
+    def is_busy(self) -> bool: ...
+
+    @property
+    def is_over(self) -> bool: ...
+
+    def turn(self) -> None: ...
+
+    def wake_at_ns(self) -> int | None: ...
+
+
+def obey(
+    line: str,
+    commands: Mapping[str, Callable[[], None]],
+    counted: Mapping[str, Callable[[int], None]],
+    console: Console,
+) -> None:
+    """Carry out one command, or say why not."""
+    word, _, rest = line.partition(" ")
+    number = rest.strip()
+    if word in commands and not number:
+        commands[word]()
+    elif word in counted and _is_number(number):
+        counted[word](int(number))
+    elif word in counted:
+        console.say(0, f"{word} takes a number, up to {'9' * NUMBER_DIGITS_MAX}: {word} 100")
+    elif word:
+        known = [*commands, *(f"{one} N" for one in counted)]
+        console.say(0, f"there is no command {line!r}; the commands are {', '.join(known)}")
+
+
+def _is_number(text: str) -> bool:
+    return (
+        text.isascii() and text.isdecimal() and 0 < len(text) <= NUMBER_DIGITS_MAX and int(text) > 0
+    )
+
+
+class _Conversation:
+    """Commands, one after the other."""
+
+    def __init__(self, program: Program, console: Console) -> None:
+        self._program = program
+        self._console = console
+        self.lines = Lines()
+        self.is_quitting = False
+
+    @property
+    def wants_line(self) -> bool:
+        return not (self._program.is_busy or self.is_quitting or self.lines.has_ended)
+
+    def go_on(self) -> bool:
+        """Take the next command, if it may be taken; whether there was one."""
+        if self._program.is_busy or self.is_quitting:
+            return False
+        line = self.lines.next()
+        if line is not None:
+            self._console.took(line)
+            self.is_quitting = line == QUIT
+            obey(line, self._program.commands, self._program.counted, self._console)
+        elif self.lines.has_ended:
+            self.quit()
+        else:
+            self._console.prompt()
+        return line is not None
+
+    def quit(self) -> None:
+        self.is_quitting = True
+        self._console.leave()
+        self._program.commands[QUIT]()
+
+
+def converse(program: Program, poller: Poller, clock: SystemClock, console: Console) -> None:
+    """Run a program by the commands of stdin, until it is over. A signal is `quit`, a second one
+    ends it at once."""
+    conversation = _Conversation(program, console)
+    with Signals() as signals:
+        poller.add(signals.fileno())
+        while not program.is_over:
+            while conversation.go_on():
+                pass
+            wants_line = conversation.wants_line
+            if wants_line:
+                poller.add(_STDIN)
+            ready = poller.wait(_wait_ns(program, clock))
+            if wants_line:
+                poller.remove(_STDIN)
+            if _STDIN in ready:
+                conversation.lines.read()
+            if signals.fileno() in ready and signals.taken():
+                if conversation.is_quitting:
+                    break
+                conversation.quit()
+            program.turn()
+        poller.remove(signals.fileno())
+    console.leave()
+
+
+def _wait_ns(program: Program, clock: SystemClock) -> int | None:
+    if program.is_over:
+        return 0
+    wake_at_ns = program.wake_at_ns()
+    return None if wake_at_ns is None else max(0, wake_at_ns - clock.monotonic_ns())

@@ -1,0 +1,313 @@
+"""Round-robin's worker program: registers, answers PING and STREAM, and starts more of its kind.
+
+`Loop` is the dialogue of one worker with its server, over one connection; `Crew` is what a person
+at a prompt commands: the first worker and those that `bulk` starts, all in one process. They take
+their messages one after the other, so a slot is room in a queue.
+
+They get their sockets and clock as arguments. Who reads the commands and prints what is said is the
+command line's business.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from itertools import count
+from typing import TYPE_CHECKING, Final, Protocol
+
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.tasks import shown
+from taskyard.errors import Malformed
+from taskyard.wire import round_robin_frames as lmq
+from taskyard.wire.round_robin_frames import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from taskyard.net.poller import Poller
+    from taskyard.net.sockets import Wire
+
+#: What a worker says that it has, as the published one does.
+SLOTS: Final = 10
+
+#: Workers after `bulk`, with the one that it is said to.
+BULK_WORKERS: Final = 10
+
+#: How often a registered worker asks whether the server still knows it.
+ONGOING_NS: Final = 10 * SECOND_NS
+
+#: A server that does not answer within this is not there.
+ANSWER_NS: Final = 5 * SECOND_NS
+
+#: Nobody answers a goodbye, and what a closed socket had not sent is lost: so it is followed by a
+#: PING, and the PONG shows that both have arrived. A server that is gone is waited for so long.
+FAREWELL_NS: Final = SECOND_NS
+
+#: How soon to try again to send what could not be sent.
+RESEND_NS: Final = SECOND_NS // 10
+
+#: Digits of the size that a STREAM asks for: a result can have 16 MiB.
+STREAM_DIGITS_MAX: Final = 7
+
+#: What is said from which debug level on.
+ERRORS, BASIC, SUMMARIES = 0, 1, 5
+
+
+class Carrier(Protocol):
+    """What carries the frames."""
+
+    endpoint: str
+
+    def receive(self) -> list[bytes] | None: ...
+
+    def send(self, frames: Sequence[bytes]) -> bool: ...
+
+
+class Clock(Protocol):
+    def monotonic_ns(self) -> int: ...
+
+
+class Loop:
+    """One worker, one server."""
+
+    def __init__(
+        self, wire: Carrier, clock: Clock, name: str, say: Callable[[int, str], None]
+    ) -> None:
+        self._wire = wire
+        self._clock = clock
+        self._server = wire.endpoint.encode()
+        self._say = say
+        self.name = name
+        #: Messages that could not be sent yet.
+        self._unsent: list[list[bytes]] = []
+        self._numbers = count(1)
+        #: Requests that are not answered: their keys, and until when they are waited for.
+        self._asked: dict[bytes, tuple[bytes, int]] = {}
+        self._ongoing_due_ns = 0
+        self.is_registered = False
+        #: Messages that it did.
+        self.messages = 0
+        self._send(Message(lmq.PING, self._number()))
+
+    @property
+    def is_waiting(self) -> bool:
+        """REGISTER, or a goodbye, is not answered yet."""
+        return any(key in (lmq.REGISTER, lmq.DEREGISTER) for key, _ in self._asked.values())
+
+    def register(self) -> None:
+        self._ask(lmq.REGISTER, b"%d" % SLOTS)
+
+    def deregister(self) -> None:
+        """Fire and forget; but see FAREWELL_NS."""
+        self.is_registered = False
+        self._send(Message(lmq.EXEC, b"WORKER", [lmq.DEREGISTER]))
+        number = self._number()
+        self._asked[number] = (lmq.DEREGISTER, self._clock.monotonic_ns() + FAREWELL_NS)
+        self._send(Message(lmq.PING, number))
+
+    def turn(self) -> None:
+        """Once around: never waits."""
+        while (frames := self._wire.receive()) is not None:
+            try:
+                self._hear(lmq.received(frames))
+            except Malformed:
+                continue  # no message of this dialect
+        self._send_unsent()
+        now_ns = self._clock.monotonic_ns()
+        for number, (key, until_ns) in [*self._asked.items()]:
+            if now_ns >= until_ns:
+                del self._asked[number]
+                if key == lmq.REGISTER:
+                    self._say(ERRORS, f"no server answers at {self._wire.endpoint}")
+        if self.is_registered and now_ns >= self._ongoing_due_ns:
+            self._ongoing_due_ns = now_ns + ONGOING_NS
+            self._ask(lmq.ONGOING)
+
+    def wake_at_ns(self) -> int | None:
+        times = [until_ns for _, until_ns in self._asked.values()]
+        if self.is_registered:
+            times.append(self._ongoing_due_ns)
+        if self._unsent:
+            times.append(self._clock.monotonic_ns() + RESEND_NS)
+        return min(times, default=None)
+
+    # What the server says.
+
+    def _hear(self, message: Message) -> None:
+        if message.command == lmq.PING:
+            self._send(Message(lmq.PONG, message.id))
+        elif message.command == lmq.PONG:
+            self._asked.pop(message.id, None)
+        elif message.command == lmq.RESPONSE:
+            key, _ = self._asked.pop(message.id, (b"", 0))
+            self._answered(key, lmq.failure(message.arguments))
+        elif message.command in (lmq.EXEC, lmq.TRACKEXEC) and self.is_registered:
+            self._do(message)  # what comes after the goodbye is another's
+
+    def _answered(self, key: bytes, failure: str) -> None:
+        if key == lmq.REGISTER:
+            self.is_registered = not failure
+            self._ongoing_due_ns = self._clock.monotonic_ns() + ONGOING_NS
+            if failure:
+                self._say(ERRORS, f"{self.name} can't register: {failure}")
+            else:
+                self._say(BASIC, f"{self.name} is registered with {SLOTS} slots")
+        elif key == lmq.ONGOING and failure and self.is_registered:
+            self._say(BASIC, f"{self.name} is not known any more, and registers again")
+            self.register()
+
+    def _do(self, message: Message) -> None:
+        """Whatever comes of it, its slot is free after that."""
+        self.messages += 1
+        self._say(BASIC, f"{self.name} got {_shown(message)}")
+        if message.command == lmq.TRACKEXEC:
+            way_back = message.way_back()[1:]
+            self._send(Message(lmq.RESPONSE, message.id, _result(message.arguments), way_back))
+        self._send(Message(lmq.EXEC, self._number(), [lmq.INCREMENT]))
+
+    # What the server is told.
+
+    def _number(self) -> bytes:
+        return b"%d" % next(self._numbers)
+
+    def _ask(self, *arguments: bytes) -> None:
+        number = self._number()
+        self._asked[number] = (arguments[0], self._clock.monotonic_ns() + ANSWER_NS)
+        self._send(Message(lmq.TRACKEXEC, number, arguments))
+
+    def _send(self, message: Message) -> None:
+        self._unsent.append([self._server, *message.frames()])
+        self._send_unsent()
+
+    def _send_unsent(self) -> None:
+        while self._unsent and self._wire.send(self._unsent[0]):
+            del self._unsent[0]
+
+
+def _result(arguments: Sequence[bytes]) -> list[bytes]:
+    """What a message is answered: a PING with what came with it, a STREAM with as many bytes as it
+    asks for."""
+    key = arguments[0] if arguments else b""
+    if key == lmq.PING_KEY:
+        return [*arguments[1:]]
+    if key != lmq.STREAM:
+        return [lmq.error("this worker knows PING and STREAM alone")]
+    size = arguments[2] if len(arguments) > 2 else b""  # noqa: PLR2004  # key, stream, size
+    if not (size.isdigit() and len(size) <= STREAM_DIGITS_MAX):
+        return [lmq.error(f"STREAM has an id and a size, of at most {STREAM_DIGITS_MAX} digits")]
+    return [bytes(int(size))]
+
+
+def _shown(message: Message) -> str:
+    key = message.arguments[0] if message.arguments else b""
+    what = {lmq.PING_KEY: "PING", lmq.STREAM: "STREAM"}.get(key, "a message")
+    client = message.bottom[-2] if len(message.bottom) > 1 else b"elsewhere"
+    return f"{what} from {shown(client)}"
+
+
+class Crew:
+    """The first worker, those that it starts, and the commands for them."""
+
+    def __init__(
+        self,
+        plug: Callable[[str], Wire],
+        poller: Poller,
+        clock: Clock,
+        say: Callable[[int, str], None],
+    ) -> None:
+        """`plug` opens a socket under a suffix that nobody else has."""
+        self._plug = plug
+        self._poller = poller
+        self._clock = clock
+        self._say = say
+        self._token = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self._wires: dict[Loop, Wire] = {}
+        self._first = self._hire("worker")
+        self._children: list[Loop] = []
+        #: Children that have said goodbye.
+        self._leaving: list[Loop] = []
+        self._is_quitting = False
+        self.commands = {
+            "register": self._first.register,
+            "deregister": self._deregister,
+            "bulk": self._bulk,
+            "endbulk": self._end_bulk,
+            "quit": self._quit,
+        }
+        #: None of them takes a number.
+        self.counted: dict[str, Callable[[int], None]] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """The last command is not carried out yet."""
+        return bool(self._leaving) or any(loop.is_waiting for loop in self._loops)
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_quitting and not self.is_busy
+
+    @property
+    def _loops(self) -> list[Loop]:
+        return [self._first, *self._children, *self._leaving]
+
+    def turn(self) -> None:
+        for loop in self._loops:
+            loop.turn()
+        if self._leaving and not any(loop.is_waiting for loop in self._leaving):
+            for child in self._leaving:
+                self._fire(child)
+            self._say(BASIC, f"{len(self._leaving)} child workers have ended")
+            self._leaving = []
+
+    def wake_at_ns(self) -> int | None:
+        times = [loop.wake_at_ns() for loop in self._loops]
+        return min((at_ns for at_ns in times if at_ns is not None), default=None)
+
+    def close(self) -> None:
+        for loop in [*self._wires]:
+            self._fire(loop)
+
+    def _hire(self, name: str) -> Loop:
+        wire = self._plug(f"{name}-{self._token}")
+        self._poller.add(wire)
+        loop = Loop(wire, self._clock, name, self._say)
+        self._wires[loop] = wire
+        return loop
+
+    def _fire(self, loop: Loop) -> None:
+        wire = self._wires.pop(loop)
+        self._poller.remove(wire)
+        wire.close()
+
+    # Commands.
+
+    def _deregister(self) -> None:
+        if not self._first.is_registered:
+            self._say(ERRORS, "the worker is not registered")
+            return
+        self._first.deregister()
+        self._say(BASIC, "worker is deregistered")
+
+    def _bulk(self) -> None:
+        if self._children:
+            self._say(ERRORS, "there are child workers already; endbulk ends them")
+            return
+        self._children = [self._hire(f"child-{number}") for number in range(1, BULK_WORKERS)]
+        for child in self._children:
+            child.register()
+
+    def _end_bulk(self) -> None:
+        if not self._children:
+            self._say(ERRORS, "there are no child workers; bulk starts some")
+            return
+        for child in self._children:
+            child.deregister()
+            self._say(SUMMARIES, f"{child.name} passed {child.messages} messages")
+        self._leaving, self._children = self._children, []
+
+    def _quit(self) -> None:
+        if self._children:
+            self._end_bulk()
+        if self._first.is_registered:
+            self._deregister()
+        self._is_quitting = True

@@ -1,0 +1,84 @@
+"""A real broker that listens to round-robin, in a thread of the test."""
+
+from __future__ import annotations
+
+import random
+import threading
+from contextlib import ExitStack, closing, contextmanager
+from typing import TYPE_CHECKING
+
+from taskyard.broker.port import SocketPort
+from taskyard.broker.switchboard import Switchboard
+from taskyard.broker.turn import Broker
+from taskyard.core.ledger import Ledger
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.scheduler import Scheduler
+from taskyard.journal.store import MemoryStore
+from taskyard.net import endpoints, sockets
+from taskyard.net.clock import SystemClock
+from taskyard.net.poller import Poller
+from taskyard.net.waker import Waker
+from taskyard.wire.dwork import Dwork
+from taskyard.wire.round_robin import Settings, at_broker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from taskyard.net.sockets import Wire
+
+#: Short, so that tests need not wait.
+QUICK = Settings(heartbeat_ns=SECOND_NS // 5, expire_ns=SECOND_NS)
+
+
+class Host:
+    """Where it listens, and the state that it keeps."""
+
+    def __init__(self, wires: list[Wire], settings: Settings, ledger: Ledger) -> None:
+        self.native, self.endpoint = (wire.endpoint for wire in wires)
+        luck = lambda: random.getrandbits(32)  # noqa: E731  # as the broker has it
+        self.dialect = at_broker(1, luck, settings, doors=[1])
+        board = Switchboard([Dwork(1, luck), self.dialect], [0, 1])
+        self.waker = Waker()
+        poller = Poller()
+        poller.add(self.waker.fileno())
+        clock = SystemClock()
+        port = SocketPort(board, wires, poller, clock)
+        self.broker = Broker(Scheduler(ledger), port, MemoryStore(), clock)
+        self.is_stopping = False
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            while not self.is_stopping:
+                self.broker.turn()
+        except BaseException as error:  # noqa: BLE001  # told where the test ends
+            self.error = error
+
+    def workers(self) -> int:
+        return len(self.broker.scheduler.ledger.workers)
+
+
+@contextmanager
+def a_host(
+    directory: Path,
+    endpoint: str = "tcp://127.0.0.1:0",
+    settings: Settings = QUICK,
+    ledger: Ledger | None = None,
+) -> Iterator[Host]:
+    """It forgets everything but its ledger when the `with` ends."""
+    with ExitStack() as stack:
+        native = stack.enter_context(closing(sockets.listen(endpoints.native(directory))))
+        wire = stack.enter_context(closing(sockets.listen(endpoint, is_named=True)))
+        host = Host([native, wire], settings, Ledger() if ledger is None else ledger)
+        stack.callback(host.waker.close)
+        thread = threading.Thread(target=host.run)
+        thread.start()
+        try:
+            yield host
+        finally:
+            host.is_stopping = True
+            host.waker.wake()
+            thread.join()
+        if host.error is not None:
+            raise host.error

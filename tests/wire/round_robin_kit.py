@@ -1,0 +1,147 @@
+"""What the tests of round-robin share: a broker of two dialects without sockets or disk."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskyard.broker.switchboard import Switchboard
+from taskyard.core import image, invariants
+from taskyard.core.effects import Told
+from taskyard.core.events import ClockSet, TimePassed
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.records import Finished
+from taskyard.core.scheduler import Scheduler
+from taskyard.journal.encoding import decode, encode
+from taskyard.wire import dwork_peer as peer
+from taskyard.wire.dwork import Dwork
+from taskyard.wire.round_robin import Settings, at_broker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from taskyard.core.events import Event
+    from taskyard.core.states import TaskState
+    from taskyard.core.tasks import Submission
+
+#: The wall clock when the tests begin.
+WALL_NS = 1_700_000_000 * SECOND_NS
+
+NATIVE, SERVER = b"\0", b"\1"
+
+#: The server, two workers and two clients, by their identities.
+SRV = b"tcp://127.0.0.1:6714"
+W1, W2 = SRV + b":w1", SRV + b":w2"
+C1, C2 = SRV + b":c1", SRV + b":c2"
+
+LMQ = b"LMQv100"
+
+
+def lmq(command: int, number: bytes, *arguments: bytes) -> list[bytes]:
+    """The frames of a message without addresses."""
+    return [b"", LMQ, bytes([command]), number, *arguments, b""]
+
+
+class Hall:
+    """Frames in, frames out, in order, on a native socket and one of round-robin.
+
+    Frames of `says` are as a peer sends them, without the server's address, which its own ROUTER
+    takes off; those of `hears` are as its program has them, with the server's at the bottom.
+    """
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.scheduler = Scheduler()
+        self._settings = settings or Settings()
+        self.now_ns = SECOND_NS
+        self.sent: list[tuple[bytes, list[bytes]]] = []
+        #: By task.
+        self.results: dict[bytes, bytes] = {}
+        #: Identities that nothing reaches.
+        self.dead: list[bytes] = []
+        self.start(luck=7)
+
+    def start(self, luck: int) -> None:
+        """Dialects that remember nothing: a broker's start."""
+        self.dialect = at_broker(1, lambda: luck, self._settings, doors=[1])
+        self.board = Switchboard([Dwork(77, lambda: 0), self.dialect], [0, 1])
+        self.handle([ClockSet(self.now_ns, WALL_NS), *self._due()])
+
+    def restart(self) -> None:
+        """As after a kill: what is durable is there, encoded and decoded, and nothing else."""
+        self.scheduler.take_records()
+        ledger = image.restore(image.take(self.scheduler.ledger))
+        self.scheduler = Scheduler(ledger)
+        self.scheduler.resume(self.now_ns)
+        self.sent = []
+        self.start(luck=8)
+
+    def handle(self, events: Iterable[Event]) -> None:
+        """Events of one turn; what they bring about follows in the next."""
+        events = [*events]
+        while events:
+            effects = []
+            for event in events:
+                event.now_ns = self.now_ns
+                effects += self.scheduler.handle(event)
+                invariants.check(self.scheduler)
+            for record in decode(encode(self.scheduler.take_records())):
+                if isinstance(record, Finished):
+                    self.results.update(zip(record.names, record.results or [], strict=False))
+            events = []
+            for effect in effects:
+                if isinstance(effect, Told):  # there is no journal that owes a result
+                    effect.texts = [text or b"" for text in effect.texts]
+                    effect.records = []
+                for route, frames in self.board.tell(effect):
+                    if route[1:] in self.dead:
+                        events += self.board.cut(route)
+                    else:
+                        self.sent.append((route, frames))
+            events += self._due()
+
+    def _due(self) -> list[Event]:
+        wake_at_ns = self.board.wake_at_ns()
+        if wake_at_ns is None or wake_at_ns > self.now_ns:
+            return []
+        return [*self.board.time_passed(self.now_ns)]
+
+    def says(self, identity: bytes, *frames: bytes) -> list[list[bytes]]:
+        """What a peer that sends these frames hears, now or before."""
+        self.handle(self.board.take(SERVER + identity, frames, self.now_ns))
+        return self.hears(identity)
+
+    def hears(self, identity: bytes) -> list[list[bytes]]:
+        """What was sent there; it is taken away."""
+        route = SERVER + identity
+        heard = [[*frames, SRV] for to, frames in self.sent if to == route]
+        self.sent = [one for one in self.sent if one[0] != route]
+        return heard
+
+    def register(self, identity: bytes, slots: bytes = b"10") -> list[list[bytes]]:
+        """What follows the answer."""
+        first, *rest = self.says(identity, *lmq(4, b"reg", b"\x08", slots))
+        assert first == [b"", LMQ, b"\x06", b"reg", b"", SRV]
+        return rest
+
+    def increment(self, identity: bytes) -> list[list[bytes]]:
+        return self.says(identity, *lmq(3, b"inc", b"\x07"))
+
+    def create(self, submission: Submission) -> None:
+        """By the native dialect."""
+        self.handle(self.board.take(NATIVE + b"cli", [b"", peer.create(1, submission)], 0))
+        answers = [frames for route, frames in self.sent if route == NATIVE + b"cli"]
+        assert [peer.Reply(frames[-1]).kind for frames in answers] == [peer.OK]
+        self.sent = [one for one in self.sent if one[0] != NATIVE + b"cli"]
+
+    def later(self, seconds: float) -> None:
+        self.now_ns += int(seconds * SECOND_NS)
+        self.handle([*self._due(), TimePassed(self.now_ns)])
+
+    def states(self) -> list[TaskState]:
+        return [task.state for task in self.scheduler.ledger.tasks.values()]
+
+    def free(self, identity: bytes) -> int:
+        """Slots of a worker that are free."""
+        return self.scheduler.ledger.workers[b"round-robin:" + identity].slots_free
+
+    def workers(self) -> list[bytes]:
+        return sorted(self.scheduler.ledger.workers)

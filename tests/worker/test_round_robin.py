@@ -1,0 +1,179 @@
+"""The round-robin worker's dialogue, frame by frame, with a server that is played."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskyard.core.limits import SECOND_NS
+from taskyard.worker.round_robin import ANSWER_NS, FAREWELL_NS, ONGOING_NS, Loop
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SRV, CLI = b"tcp://127.0.0.1:6714", b"tcp://127.0.0.1:6714:cli"
+LMQ = b"LMQv100"
+
+
+class Stage:
+    """A wire and a clock in one: what the server says goes in, what it is told comes out."""
+
+    endpoint = SRV.decode()
+
+    def __init__(self) -> None:
+        self.now_ns = SECOND_NS
+        self.sent: list[list[bytes]] = []
+        self.arriving: list[list[bytes]] = []
+        self.is_full = False
+        self.said: list[str] = []
+        self.loop = Loop(self, self, "w", lambda _level, text: self.said.append(text))
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def receive(self) -> list[bytes] | None:
+        return self.arriving.pop(0) if self.arriving else None
+
+    def send(self, frames: Sequence[bytes]) -> bool:
+        if not self.is_full:
+            self.sent.append([*frames])
+        return not self.is_full
+
+    def told(self) -> list[list[bytes]]:
+        """What the server was told; the frames after its address, empty frame and version."""
+        sent, self.sent = self.sent, []
+        assert all(frames[0] == SRV for frames in sent)
+        return [frames[1:] for frames in sent]
+
+    def hears(self, *frames: bytes) -> list[list[bytes]]:
+        """What it says to a message of the server's."""
+        self.arriving.append([SRV, *frames])
+        self.loop.turn()
+        return self.told()
+
+    def later(self, ns: int) -> list[list[bytes]]:
+        self.now_ns += ns
+        self.loop.turn()
+        return self.told()
+
+    def registered(self) -> Stage:
+        self.told()
+        self.loop.register()
+        ((*_, number, _key, _slots, _),) = self.told()
+        assert self.hears(*lmq(6, number)) == []
+        assert self.loop.is_registered
+        return self
+
+
+def lmq(command: int, number: bytes, *arguments: bytes) -> list[bytes]:
+    return [b"", LMQ, bytes([command]), number, *arguments, b""]
+
+
+def test_it_shakes_hands_and_registers() -> None:
+    stage = Stage()
+    assert stage.told() == [lmq(1, b"1")]
+    stage.loop.register()
+    assert stage.told() == [lmq(4, b"2", b"\x08", b"10")]
+    assert stage.loop.is_waiting
+    stage.hears(*lmq(6, b"2"))
+    assert stage.loop.is_registered
+    assert not stage.loop.is_waiting
+
+
+def test_refusal_to_register_is_said() -> None:
+    stage = Stage()
+    stage.loop.register()
+    stage.hears(*lmq(6, b"2", b"ERROR no room"))
+    assert not stage.loop.is_registered
+    assert stage.said == ["w can't register: no room"]
+
+
+def test_server_that_does_not_answer_is_said() -> None:
+    stage = Stage()
+    stage.loop.register()
+    assert stage.loop.wake_at_ns() == SECOND_NS + ANSWER_NS
+    stage.later(ANSWER_NS)
+    assert stage.said == [f"no server answers at {stage.endpoint}"]
+    assert not stage.loop.is_waiting
+
+
+@pytest.mark.parametrize(
+    ("message", "result"),
+    [
+        ([b"\x01"], []),
+        ([b"\x01", b"echo"], [b"echo"]),
+        ([b"\x0a", b"stream", b"4"], [bytes(4)]),
+        ([b"\x0a", b"stream"], [b"ERROR STREAM has an id and a size, of at most 7 digits"]),
+        ([b"\x0a", b"s", b"99999999"], [b"ERROR STREAM has an id and a size, of at most 7 digits"]),
+        ([b"other"], [b"ERROR this worker knows PING and STREAM alone"]),
+        ([], [b"ERROR this worker knows PING and STREAM alone"]),
+    ],
+)
+def test_tracked_message_is_answered_by_its_way_and_its_slot_is_free_then(
+    message: list[bytes], result: list[bytes]
+) -> None:
+    stage = Stage().registered()
+    assert stage.hears(*lmq(4, b"id", *message), CLI) == [
+        [CLI, *lmq(6, b"id", *result)],
+        lmq(3, b"3", b"\x07"),
+    ]
+
+
+def test_task_of_another_dialect_is_answered_to_the_server_itself() -> None:
+    stage = Stage().registered()
+    told = stage.hears(*lmq(4, b"1/task", b"\x01"))
+    assert told == [lmq(6, b"1/task"), lmq(3, b"3", b"\x07")]
+
+
+def test_message_that_wants_no_answer_gets_none() -> None:
+    stage = Stage().registered()
+    assert stage.hears(*lmq(3, b"id", b"\x01"), CLI) == [lmq(3, b"3", b"\x07")]
+    assert stage.loop.messages == 1
+
+
+def test_ping_is_answered_registered_or_not() -> None:
+    assert Stage().hears(*lmq(1, b"there?"))[1:] == [lmq(2, b"there?")]
+
+
+def test_goodbye_is_followed_by_a_ping_and_waits_for_its_answer() -> None:
+    stage = Stage().registered()
+    stage.loop.deregister()
+    assert stage.told() == [lmq(3, b"WORKER", b"\x09"), lmq(1, b"3")]
+    assert stage.loop.is_waiting
+    assert stage.hears(*lmq(4, b"id", b"\x01"), CLI) == []  # it is another's by now
+    stage.hears(*lmq(2, b"3"))
+    assert not stage.loop.is_waiting
+
+
+def test_goodbye_to_a_server_that_is_gone_ends() -> None:
+    stage = Stage().registered()
+    stage.loop.deregister()
+    stage.later(FAREWELL_NS)
+    assert not stage.loop.is_waiting
+
+
+def test_worker_that_is_not_known_any_more_registers_again() -> None:
+    stage = Stage().registered()
+    assert stage.later(ONGOING_NS) == [lmq(4, b"3", b"ongoing")]
+    assert stage.hears(*lmq(6, b"3")) == []
+    assert stage.later(ONGOING_NS) == [lmq(4, b"4", b"ongoing")]
+    assert stage.hears(*lmq(6, b"4", b"ERROR register first")) == [lmq(4, b"5", b"\x08", b"10")]
+
+
+def test_what_can_not_be_sent_is_sent_later_in_order() -> None:
+    stage = Stage().registered()
+    stage.is_full = True
+    assert stage.hears(*lmq(4, b"id", b"\x01"), CLI) == []
+    assert stage.loop.wake_at_ns() is not None
+    stage.is_full = False
+    assert [frames[-4:] for frames in stage.later(0)] == [
+        lmq(6, b"id")[-4:],
+        lmq(3, b"3", b"\x07")[-4:],
+    ]
+
+
+def test_junk_is_passed_over() -> None:
+    stage = Stage().registered()
+    for frames in ([], [b""] * 63, [b"x"], [b"", b"LMQv200", b"\x04", b"id", b""]):
+        assert stage.hears(*frames) == []
