@@ -326,9 +326,9 @@ def test_trouble_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("name", ["", "w" * 1025, "ä" * 513])
 def test_name_or_service_that_a_broker_would_refuse_is_an_error(name: str) -> None:
-    with pytest.raises(UserError, match="a worker's name has 1 to 1024 bytes"):
+    with pytest.raises(UserError, match="a worker's name must have 1 to 1024 bytes"):
         settings_of(1, ["exec"], name)
-    with pytest.raises(UserError, match="a worker's service has 1 to 1024 bytes"):
+    with pytest.raises(UserError, match="a worker's service must have 1 to 1024 bytes"):
         settings_of(1, ["exec", name])
 
 

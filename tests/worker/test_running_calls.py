@@ -248,6 +248,7 @@ def test_process_that_dies_between_calls_is_replaced_without_a_word(home: Path) 
 def test_result_that_is_no_json_is_failed_for_good() -> None:
     job = call("yard:strange")
     text = b"result of type set can't be sent as JSON: Object of type set is not JSON serializable"
+    text += b"; give plain data"
     assert came_of(job) == refused(job, text)
     assert came_of(call("yard:lost")).text.startswith(b"result of type float can't be sent as")
 

@@ -11,6 +11,7 @@ from msgspec import Struct
 from taskyard.cli.daemons import cores
 from taskyard.errors import UserError
 from taskyard.net import endpoints
+from taskyard.worker.agents import AgentSettings, read_command
 from taskyard.worker.feeding import hire
 from taskyard.worker.serve import settings_of
 
@@ -55,6 +56,10 @@ class Given(Struct, frozen=True):
         if not argv:
             raise UserError("--command is empty: give a program, and its arguments after it")
         return argv
+
+    def agents(self) -> AgentSettings | None:
+        """What --agent says."""
+        return None if self.agent is None else AgentSettings(read_command(self.agent))
 
     def settings(self, services: Sequence[str], name: str | None) -> Settings:
         more = {"heartbeat_ns": self.heartbeat, "silence_ns": self.lease}

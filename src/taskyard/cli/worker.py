@@ -82,7 +82,11 @@ from taskyard.worker.serve import name_for, serve
     help="Run this for tasks of other services than exec and call: it reads the payload from "
     "stdin, and what it prints is the result.",
 )
-@click.option("--agent", metavar="COMMAND", help="Feed tasks to this program. Comes later.")
+@click.option(
+    "--agent",
+    metavar="COMMAND",
+    help="Feed all tasks to this program, a line each, and keep it for the next ones; one a slot.",
+)
 @until_eof_option
 @verbose_option
 @quiet_option
@@ -93,7 +97,8 @@ def worker(talk: Talk, /, **options: Any) -> None:  # noqa: ANN401  # as `Given`
     Programs (service exec) run in the directory in which the worker was started. Functions (service
     call) are those of modules that are allowed by name; with --allow-pickle, functions that come
     along (service pickle) are called too: whoever can reach the broker can then do here what you
-    can. Payloads of other services are for --command. Without a broker it waits for one.
+    can. Payloads of other services are for --command, or for --agent: a program that reads tasks
+    and writes reports, line by line. Without a broker it waits for one.
 
     In the dialects ping-pong and wmp it is a worker of the service default, unless wmp is told
     another by --service; --broker is where a broker listens to them.
@@ -108,15 +113,28 @@ def worker(talk: Talk, /, **options: Any) -> None:  # noqa: ANN401  # as `Given`
 
 
 def _check(given: Given) -> None:
-    check_dialect(given.dialect)
+    if check_dialect(given.dialect) not in _WAYS:
+        raise UserError(
+            f"this verb does not speak {given.dialect}; use `taskyard rr worker`, or one of "
+            f"{', '.join(_WAYS)}"
+        )
     if given.agent is not None:
-        raise UserError("--agent comes later; this version runs programs and functions")
+        _check_agent(given)
     if given.lease < HEARTBEATS_A_LEASE_MIN * given.heartbeat:
         raise UserError(
             "--lease must be at least three times --heartbeat, or one lost message costs the tasks"
         )
     if len(given.brokers) > 1 and given.dialect != "wmp":
         raise UserError(f"a worker of {given.dialect} has one broker: give --broker once")
+
+
+def _check_agent(given: Given) -> None:
+    if not given.services:
+        raise UserError("--agent needs --service: say which tasks the program can do")
+    if given.dialect != "dwork":
+        raise UserError(f"--agent goes with --dialect dwork, not with {given.dialect}")
+    if given.command is not None:
+        raise UserError("give --agent or --command, not both: each is for all other services")
 
 
 def _work(talk: Talk, given: Given) -> None:
@@ -126,7 +144,8 @@ def _work(talk: Talk, given: Given) -> None:
     endpoint = finding.endpoint(broker, given.state, settings=talk.settings())
     key = finding.key_for(endpoint, talk.key, settings=talk.settings())
     settings = given.settings(services, name_for(key, given.name))
-    serve(endpoint, settings, given.allow, talk.say, key=key, **given.running())
+    how = {**given.running(), "agents": given.agents()}
+    serve(endpoint, settings, given.allow, talk.say, key=key, **how)
 
 
 def _usual_services(talk: Talk, *, allow_pickle: bool) -> tuple[str, ...]:

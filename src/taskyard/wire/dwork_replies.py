@@ -95,11 +95,13 @@ def _nothing(desk: Desk, effect: effects.Nothing) -> list[Reply]:
 def _stranger(desk: Desk, effect: effects.Stranger) -> list[Reply]:
     """It has left, or was silent for too long: when it asks again it is introduced again."""
     desk.facts.pop(effect.worker, None)
-    return desk.answer(effect.request, _Q.NotFound)
+    ticket = desk.tickets.get(effect.request)
+    return desk.answer(effect.request, _Q.NotFound, **_missing(ticket))
 
 
 def _dismiss(desk: Desk, effect: effects.Dismiss) -> list[Reply]:
-    return desk.answer(effect.request, _Q.Exit)
+    ticket = desk.tickets.get(effect.request)
+    return desk.answer(effect.request, _Q.Exit, **_missing(ticket))
 
 
 def _stop(desk: Desk, effect: effects.Stop) -> list[Reply]:
@@ -306,9 +308,11 @@ def _columns(effect: effects.Assign) -> tasks.Columns:
     return columns
 
 
-def _missing(ticket: Ticket) -> dict[str, bytes]:
+def _missing(ticket: Ticket | None) -> dict[str, bytes]:
     """Of a Complete with a Steal in it: what was not the worker's."""
-    return {"reason": b"not held: " + b", ".join(ticket.missing)} if ticket.missing else {}
+    if ticket is None or not ticket.missing:
+        return {}
+    return {"reason": b"not held: " + b", ".join(ticket.missing)}
 
 
 class _Gathered(effects.Told):

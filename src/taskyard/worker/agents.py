@@ -43,7 +43,7 @@ def read_command(command: str) -> tuple[str, ...]:
     try:
         argv = tuple(shlex.split(command))
     except ValueError as error:
-        raise UserError(f"--agent {command!r} is no command: {error}") from None
+        raise UserError(f"--agent {command!r} is no command: {error}; mend its quotes") from None
     if not argv:
         raise UserError("--agent is empty: give a program, and its arguments after it")
     try:
@@ -154,6 +154,8 @@ class AgentRunner(running.Runner):
     def _lacks_an_agent(self) -> bool:
         """There is a task for which there is room, and more tasks than agents about to ask."""
         agents = self._agents()
+        if any(agent.is_ending() and agent.has_failed() for agent in agents):
+            return False  # first see it dead: the next one would fare likewise
         staying = [agent for agent in agents if not agent.is_leaving()]
         larvae = [agent for agent in staying if agent.is_larva()]
         return (

@@ -266,9 +266,10 @@ class Agent(Supervised):
 
     def _is_mute(self) -> bool:
         """Nothing can come of it any more; most likely it is about to end."""
-        return not self._lines.stdout.is_open() or (
-            not self._jobs and not self._lines.stdin.is_open()
-        )
+        if not self._lines.stdout.is_open():
+            return True
+        stdin = self._lines.stdin
+        return not stdin.is_open() and len(stdin.untouched()) == len(self._jobs)
 
     def look_at_pipes(self) -> None:
         """They may have been closed since."""

@@ -40,7 +40,10 @@ def find_function(call: str, allow: Sequence[str]) -> Callable[..., Any]:
     if not _is_offered(module, path, home, allow):
         raise UserError(f"{call} comes from {home}: {refusal(home)}")
     if not callable(function):
-        raise UserError(f"{call} is not a function, but of type {type(function).__name__}")
+        kind = type(function).__name__
+        raise UserError(
+            f"{call} is not a function, but of type {kind}; give one that can be called"
+        )
     found: Callable[..., Any] = function
     return found
 
@@ -52,7 +55,10 @@ def _walk(module: ModuleType, path: str) -> tuple[object, str]:
     for name in path.split("."):
         # Through classes alone: through a module that it imported one could reach anything.
         if found is not module and not isinstance(found, type):
-            raise UserError(f"{module.__name__}:{path} leads through {found!r}, which is no class")
+            raise UserError(
+                f"{module.__name__}:{path} leads through {found!r}, which is no class; give a "
+                "function of the module, or a method of a class of it"
+            )
         found = getattr(found, name)
         home = getattr(found, "__module__", None) or home
     return found, home

@@ -30,10 +30,10 @@ KILL_GRACE_NS: Final = 2 * SECOND_NS
 #: A Python process that is not ready for its first call by then will never be.
 CHILD_START_NS_MAX: Final = 60 * SECOND_NS
 
-#: An agent that holds tasks and has said nothing for so long hangs. Who works longer says a comment.
+#: An agent that holds tasks and has said nothing for so long hangs. Who works longer says so.
 AGENT_HUNGER_NS_MAX: Final = 3600 * SECOND_NS
 
-#: An agent that has nothing to do for so long is let go: it is started anew when there is something.
+#: An agent that has nothing to do for so long is let go; there will be another one when need be.
 AGENT_IDLE_NS_MAX: Final = 180 * SECOND_NS
 
 #: A hungry agent is told that there is nothing for it after so long: the next task takes a moment
@@ -50,8 +50,8 @@ AGENT_CLOSED_NS_MAX: Final = SECOND_NS
 #: a program that does not speak the language, and its task would never end.
 AGENT_GARBAGE_LINES_MAX: Final = 100
 
-#: After an agent that came to nothing the next one waits so long, and twice as long each time, up to
-#: the maximum: a program that can't work must not be started a thousand times a second.
+#: After an agent that came to nothing the next one waits so long, and twice as long each time, up
+#: to the maximum: a program that can't work must not be started a thousand times a second.
 AGENT_RESTART_NS: Final = SECOND_NS // 10
 AGENT_RESTART_NS_MAX: Final = 10 * SECOND_NS
 

@@ -24,6 +24,7 @@ from taskyard.net.line import Line
 from taskyard.net.poller import Poller
 from taskyard.net.signals import Signals
 from taskyard.wire.roles import Role, may_speak_as, with_article
+from taskyard.worker.agents import AgentRunner
 from taskyard.worker.feeding import hire
 from taskyard.worker.loop import Loop, Settings
 from taskyard.worker.running import Runner
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from taskyard.net.keys import GuestKey
+    from taskyard.worker.agents import AgentSettings
 
 logger = logging.getLogger("taskyard.worker")
 
@@ -86,8 +88,8 @@ def _checked(what: str, given: str) -> bytes:
     encoded = given.encode(errors="surrogateescape")
     if not 0 < len(encoded) <= NAME_BYTES_MAX:
         raise UserError(
-            f"a worker's {what} has 1 to {NAME_BYTES_MAX} bytes, this one has {len(encoded)}: "
-            f"{given[:_SHOWN]!r}"
+            f"a worker's {what} must have 1 to {NAME_BYTES_MAX} bytes, this one has "
+            f"{len(encoded)}: {given[:_SHOWN]!r}"
         )
     return encoded
 
@@ -100,11 +102,12 @@ def serve(  # noqa: PLR0913  # the last ones are named
     *,
     key: GuestKey | None = None,
     command: Sequence[str] | None = None,
+    agents: AgentSettings | None = None,
     allow_pickle: bool = False,
     until_eof: bool = False,
 ) -> None:
     """Work for a broker until told to stop, or sent home. `say` is told what a user should know.
-    `command` is fed the tasks that don't say what to do.
+    `command` is fed the tasks that don't say what to do; `agents` are fed all of them.
 
     Raises `Refused` if the broker does not want the key: to wait for it would be in vain. With
     `until_eof` the end of stdin ends it at once, with what runs: its owner was killed.
@@ -112,11 +115,14 @@ def serve(  # noqa: PLR0913  # the last ones are named
     with ExitStack() as stack:
         clock = SystemClock()
         signals = stack.enter_context(Signals())
-        runner = hire(settings.slots, clock, command, allow, allow_pickle=allow_pickle)
+        pool = None if agents is None else AgentRunner(settings.slots, agents, clock)
+        runner = pool or hire(settings.slots, clock, command, allow, allow_pickle=allow_pickle)
         stack.enter_context(closing(runner))
         wire = stack.enter_context(closing(sockets.connect(endpoint, key)))
         line = Line(wire, clock)
         loop = Loop(settings, line, runner, clock)
+        if pool is not None:
+            pool.tell = loop.show_progress
         leash = Leash() if until_eof else None
         post = Post(loop, line, runner, settings, say)
         poller = Poller()
