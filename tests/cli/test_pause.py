@@ -29,7 +29,7 @@ def test_paused_service_gets_no_work_until_it_is_resumed(call: Caller) -> None:
     assert call("why", "held").out == (
         "held: it is ready, but its service is paused (service exec)\n"
     )
-    assert "paused: service exec; `taskyard resume` goes on\n" in call("status").out
+    assert "paused: service exec; `taskyard resume --all` undoes that" in call("status").out
     (row,) = [line for line in call("services").out.splitlines() if line.startswith("exec ")]
     assert row.split()[-1] == "yes"
     assert call("resume", "--service", "exec") == (0, "nothing is paused\n", "")

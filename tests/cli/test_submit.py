@@ -74,7 +74,7 @@ def test_function_gets_its_arguments_as_json(call: Caller) -> None:
 def test_argument_that_is_no_json_is_told_with_how_to_write_it(call: Caller) -> None:
     said = call("submit", "--call", "imaging:thumbnail", "a.png")
     assert said.code == 2
-    assert "argument 1 of the call, 'a.png', is no JSON; a text is written '\"a.png\"'" in said.err
+    assert "argument 1 of the call, 'a.png', is no JSON; write a text '\"a.png\"'" in said.err
 
 
 def test_payload_comes_from_a_file(call: Caller, tmp_path: Path) -> None:
@@ -174,3 +174,17 @@ def test_documents_have_what_a_program_needs(call: Caller) -> None:
     assert (waited["state"], waited["result"]) == ("done", "é\n")
     failed = call("submit", "--name", "doc3", "--json", "--wait", "--", "false").document()
     assert (failed["state"], "exit status 1" in failed["reason"]) == ("failed", True)
+
+
+def test_result_that_was_cut_is_told_where_it_is_read(call: Caller) -> None:
+    made = "head -c 1100000 /dev/zero"
+    said = call("submit", "--wait", "--name", "long", "--", "sh", "-c", made)
+    assert said.code == 0
+    assert "it may be the end of a longer one; `taskyard log long` says so" in said.err
+    assert "may be the end of a longer one" in call("result", "long").err
+
+
+def test_name_that_was_forgotten_is_not_taken_from_the_dashes(call: Caller) -> None:
+    said = call("submit", "--name", "--", "echo", "hi")
+    assert (said.code, said.out) == (2, "")
+    assert "--name has no value" in said.err

@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from taskyard.bench import broker, core
+from taskyard.bench import broker, core, dialects
 from taskyard.bench.lines import Line
 from taskyard.bench.settings import Settings
 
@@ -90,6 +90,20 @@ def broker_command(  # noqa: PLR0913  # an option each
     settings = Settings(_whisper(), repeats, quick, huge, profile)
     suite = "broker --quick" if quick else "broker"
     _finish(suite, broker.run(settings, only), json_file)
+
+
+@main.command("dialects")
+@repeats_option
+@click.option("--quick", is_flag=True, help="Small numbers: whether it runs, not how fast.")
+@json_option
+def dialects_command(repeats: int, json_file: Path | None, *, quick: bool) -> None:
+    """A task at a time in every dialect, beside our own.
+
+    Example: ./yard bench dialects --json dialects.json
+    """
+    settings = Settings(_whisper(), repeats, quick)
+    suite = "dialects --quick" if quick else "dialects"
+    _finish(suite, dialects.run(settings), json_file)
 
 
 def _whisper() -> Callable[[str], None]:

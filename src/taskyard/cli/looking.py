@@ -22,6 +22,7 @@ from taskyard.cli.printing import (
     example,
     print_document,
     print_table,
+    tell_if_cut,
     text_or_base64,
     write_result,
 )
@@ -155,6 +156,7 @@ def result(talk: Talk, name: str, output: str | None) -> None:
         print_document("result", name=name, **text_or_base64("result", value))
     elif output in (None, _STDOUT):
         write_result(value)
+    tell_if_cut(name, value)
 
 
 @click.command(epilog=example("log fetch-a"))
@@ -270,7 +272,7 @@ def _print_status(told: dict[str, Any]) -> None:
         return
     click.echo(f"{count(told['workers'], 'worker')}")
     if pauses := pauses_of(told):
-        click.echo(f"{pauses}; `taskyard resume` goes on")
+        click.echo(f"{pauses}; `taskyard resume --all` undoes that, or --service and --lane")
     if not told["accepting"]:
         click.echo("no more tasks are taken: the disk is nearly full")
     states = ("blocked", "delayed", "ready", "leased", "done", "failed", "cancelled")

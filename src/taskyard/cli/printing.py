@@ -59,6 +59,19 @@ def write_result(value: bytes) -> None:
     write_bytes(value if ends_line or not sys.stdout.isatty() else value + b"\n")
 
 
+def tell_if_cut(name: str, value: bytes) -> None:
+    """A result as long as one may be is mostly the end of a longer one."""
+    from taskyard.worker.limits import RESULT_BYTES_MAX  # noqa: PLC0415  # few verbs have results
+
+    if len(value) == RESULT_BYTES_MAX:
+        click.echo(
+            f"taskyard: the result of {name} has {RESULT_BYTES_MAX} bytes, the most that are kept: "
+            f"it may be the end of a longer one; `taskyard log {name}` says so, write to a file "
+            "instead",
+            err=True,
+        )
+
+
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], prose: Sequence[str] = ()
 ) -> None:

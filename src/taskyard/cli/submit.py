@@ -10,7 +10,13 @@ import click
 
 from taskyard.cli.completion import complete_campaign
 from taskyard.cli.options import Talk, broker_options
-from taskyard.cli.printing import example, print_document, text_or_base64, write_result
+from taskyard.cli.printing import (
+    example,
+    print_document,
+    tell_if_cut,
+    text_or_base64,
+    write_result,
+)
 from taskyard.cli.reaching import connected
 from taskyard.cli.refusals import in_words
 from taskyard.cli.task_options import (
@@ -26,7 +32,7 @@ from taskyard.client.campaign.tasks import check
 from taskyard.client.steering import create_after
 from taskyard.core.events import Unknown
 from taskyard.core.states import TaskState
-from taskyard.errors import ExitCode, Refused
+from taskyard.errors import ExitCode, Refused, UserError
 
 if TYPE_CHECKING:
     from taskyard.client.client import Client
@@ -71,6 +77,8 @@ def submit(
     1 if it failed or waits behind a failure, 5 if it was cancelled.
     """
     campaign = given["campaign"] or ""
+    if name == "--":
+        raise UserError("--name has no value: give one before the --, or leave it out")
     raw = {"name": name or f"{campaign or 'task'}-{secrets.token_hex(8)}", **terms_of(given)}
     spec = check(raw | _work(words, given))
     submission = to_submission([spec], campaign.encode(), time.time_ns())
@@ -111,6 +119,7 @@ def _wait(talk: Talk, client: Client, name: str) -> ExitCode:
         print_document("submit", name=name, state=state.name.lower(), **told)
     elif result is not None:
         write_result(result)
+        tell_if_cut(name, result)
     else:
         click.echo(f"taskyard: task {name}: {client.why(name)}", err=True)
     return exit_code_of(state)

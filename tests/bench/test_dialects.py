@@ -1,0 +1,22 @@
+"""Every case of the dialects' suite runs, with tiny numbers, and fills its lines. No times."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from taskyard.bench import dialects
+from taskyard.bench.cli import main
+
+LINES = {"round-robin": ["INCREMENT to next message, p50", "INCREMENT to next message, p99"]}
+
+
+@pytest.mark.parametrize("case", dialects.CASES)
+def test_case_fills_its_lines(case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(dialects, "CASES", {case: dialects.CASES[case]})
+    words = ["dialects", "--quick", "--repeats", "1"]
+    done = CliRunner().invoke(main, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    for what in (case, "all processes", *LINES.get(case, ())):
+        assert what in done.output

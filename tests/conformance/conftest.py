@@ -1,0 +1,56 @@
+"""One broker for many scenarios; each finds it empty."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conformance.yard import Yard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Holder:
+    """The yard of this process. One that could not be swept is left aside."""
+
+    def __init__(self, directories: pytest.TempPathFactory) -> None:
+        self._directories = directories
+        self._yard: Yard | None = None
+
+    def get(self) -> Yard:
+        if self._yard is None:
+            self._yard = Yard(self._directories.mktemp("yard"))
+        return self._yard
+
+    def drop(self) -> None:
+        if self._yard is not None:
+            with self._yard:
+                self._yard = None
+
+
+@pytest.fixture(scope="session")
+def holder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Holder]:
+    holder = Holder(tmp_path_factory)
+    yield holder
+    holder.drop()
+
+
+@pytest.fixture
+def yard(holder: Holder) -> Iterator[Yard]:
+    yard = holder.get()
+    yield yard
+    try:
+        yard.sweep()
+    except BaseException:
+        holder.drop()
+        raise
+
+
+@pytest.fixture
+def own_yard(tmp_path: Path) -> Iterator[Yard]:
+    """For who ends its broker."""
+    with Yard(tmp_path) as yard:
+        yield yard

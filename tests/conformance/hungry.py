@@ -1,0 +1,163 @@
+"""The driver of a hungry worker: our worker host as a process, and agents that say what we say."""
+
+from __future__ import annotations
+
+import selectors
+import shlex
+import signal
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.conformance import dwork_plain
+from tests.conformance.bare import Until, unique
+from tests.conformance.skills import Job, Worker
+from tests.kit import processes
+
+AGENT = Path(__file__).with_name("agent.py")
+
+_ESCAPES = ((b"\\", b"\\\\"), (b"\t", b"\\t"), (b"\n", b"\\n"), (b"\r", b"\\r"))
+
+
+def escape(field: bytes) -> bytes:
+    for raw, escaped in _ESCAPES:
+        field = field.replace(raw, escaped)
+    return field
+
+
+def unescape(field: bytes) -> bytes:
+    parts = field.split(b"\\\\")
+    for raw, escaped in _ESCAPES[1:]:
+        parts = [part.replace(escaped, raw) for part in parts]
+    return b"\\".join(parts)
+
+
+class Agent:
+    """One agent, as its program would see it."""
+
+    def __init__(self, pipe: socket.socket) -> None:
+        self.pipe = pipe
+        self._half = b""
+        self.say(b"#hungry")
+
+    def say(self, *lines: bytes) -> None:
+        self.pipe.sendall(b"".join(line + b"\n" for line in lines))
+
+    def lines(self) -> list[bytes] | None:
+        """Those that have come; None: it was told to end."""
+        chunk = self.pipe.recv(1 << 20)
+        *lines, self._half = (self._half + chunk).split(b"\n")
+        return lines if chunk and b"" not in lines else None
+
+
+class HungryWorker(Worker):
+    kind = "hungry"
+    cannot = {  # noqa: RUF012  # never changed
+        "lists": "an agent does not list what it holds; its host does",
+        "heartbeat": "an agent need not show life: its host does, as long as it runs",
+        "cancel": "an agent can't be told to stop a task; its host ends it",
+        "late reports": "an agent ends with its tasks: there is nobody left to report late",
+    }
+
+    def __init__(self, endpoint: str, slots: int = 1) -> None:
+        self._endpoint = endpoint
+        self._name = unique("hungry")
+        self._directory = tempfile.TemporaryDirectory()
+        path = str(Path(self._directory.name) / "agents")
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(path)
+        self._listener.listen()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._agents: list[Agent] = []
+        self._jobs: list[Job] = []
+        agent = shlex.join([sys.executable, "-ISE", str(AGENT), path])
+        self._host = processes.Worker(
+            Path(self._directory.name),
+            *("--broker", endpoint, "--service", "default", "--agent", agent),
+            *("--slots", str(slots), "--name", self._name.decode()),
+            *("--heartbeat", "200ms", "--lease", "1500ms"),
+        )
+
+    def take_soon(self, seconds: float) -> Job | None:
+        ends = Until(seconds)
+        while not self._jobs:
+            ready = self._selector.select(ends.left)
+            if not ready:
+                return None
+            for key, _ in ready:
+                if key.fileobj is self._listener:
+                    self._welcome()
+                else:
+                    self._hear(key.data)
+        return self._jobs.pop(0)
+
+    def _welcome(self) -> None:
+        agent = Agent(self._listener.accept()[0])
+        self._agents.append(agent)
+        self._selector.register(agent.pipe, selectors.EVENT_READ, agent)
+
+    def _hear(self, agent: Agent) -> None:
+        lines = agent.lines()
+        if lines is None:
+            self._selector.unregister(agent.pipe)
+            agent.pipe.close()
+            self._agents.remove(agent)
+            return
+        for line in lines:
+            if line != b"#idle":
+                task, _lane, payload = line.split(b"\t")
+                self._jobs.append(Job(unescape(payload), (agent, task)))
+
+    def _report(self, job: Job, detail: bytes, status: bytes) -> None:
+        agent, task = job.mark
+        agent.say(task + b"\t" + escape(detail) + b"\t" + status, b"#hungry")
+
+    def done(self, job: Job, result: bytes) -> None:
+        self._report(job, result, b"ok")
+
+    def fail(self, job: Job, reason: bytes) -> None:
+        self._report(job, b"", b"deferred " + reason)
+
+    def fail_for_good(self, job: Job, reason: bytes) -> None:
+        self._report(job, b"", b"error " + reason)
+
+    def give_back(self, job: Job) -> None:
+        self._report(job, b"", b"deferback")
+
+    def progress(self, job: Job, percent: int, text: bytes) -> None:
+        del percent
+        job.mark[0].say(b"# " + text)
+
+    def sent_home(self, seconds: float) -> bool:
+        ends = Until(seconds)
+        while ends and self._host.process.poll() is None:
+            self.take_soon(0.01)
+        return self._host.process.poll() == 0
+
+    def malform(self) -> None:
+        """By each agent that it has."""
+        for agent in self._agents:
+            agent.say(b"\xff\xfe what?", b"no/1\tsuch\ttask", b"#HUNGRY?")
+
+    def leave(self) -> None:
+        """Told twice it gives back what it holds; with empty hands once is enough."""
+        self._host.send(signal.SIGTERM)
+        if self._host.error_line():
+            self._host.send(signal.SIGTERM)
+        self._host.end()
+
+    def vanish(self) -> None:
+        self._host.kill()
+
+    def close(self) -> None:
+        """In a hurry: it is killed, and its goodbye is said for it."""
+        with self._host, self._listener, self._selector, self._directory:
+            for agent in self._agents:
+                agent.pipe.close()
+            if self._host.process.poll() is None:
+                self._host.kill()
+        line = dwork_plain.Line(self._endpoint)
+        line.ask(dwork_plain.number(1, dwork_plain.EXIT) + dwork_plain.text(6, self._name))
+        line.bare.close()

@@ -1,0 +1,170 @@
+"""A broker that speaks every dialect, a ruler who looks at it, and whoever works with it.
+
+Owns the processes and closes the peers. `DRIVERS` is the table of dialects: a dialect that is in it
+is in every scenario.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from taskyard.wire import dwork_pb2 as pb
+from tests.conformance import (
+    dwork_extended,
+    dwork_plain,
+    hungry,
+    ping_pong,
+    round_robin,
+    wmp,
+)
+from tests.kit import processes
+
+if TYPE_CHECKING:
+    from tests.conformance.skills import Client, Peer, Worker
+
+Q = pb.QueryMsg
+
+CLIENTS: Final[dict[str, type[Client]]] = {
+    one.kind: one
+    for one in (
+        dwork_plain.PlainClient,
+        dwork_extended.ExtendedClient,
+        round_robin.TrackingClient,
+        ping_pong.FrontendClient,
+    )
+}
+WORKERS: Final[dict[str, type[Worker]]] = {
+    one.kind: one
+    for one in (
+        dwork_plain.PlainWorker,
+        dwork_extended.ExtendedWorker,
+        round_robin.RegisteredWorker,
+        ping_pong.BackendWorker,
+        wmp.WmpWorker,
+        hungry.HungryWorker,
+    )
+}
+
+#: The dialects of a broker, each with how many endpoints it has.
+DOORS: Final = {"dwork": 1, "round-robin": 1, "ping-pong": 2, "wmp": 1}
+
+SHORT_TIMES: Final = (sys.executable, str(Path(__file__).with_name("short_times.py")))
+
+#: In a hurry nothing takes longer, but a machine may be busy.
+PATIENCE_SECONDS: Final = 20.0
+
+
+class Ruler:
+    """Looks at the broker by its native socket, and orders."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.line = dwork_extended.Line(endpoint)
+
+    def document(self, kind: int, **fields: Any) -> Any:
+        return json.loads(self.line.must(kind, type=kind, **fields).document)
+
+    def counts(self) -> dict[str, int]:
+        """How many tasks are in each state."""
+        counts: dict[str, int] = self.document(Q.Stats)["counts"]
+        return counts
+
+    def workers(self) -> list[dict[str, Any]]:
+        workers: list[dict[str, Any]] = self.document(Q.Workers)
+        return workers
+
+    def tasks(self, *standing: pb.Standing) -> list[dict[str, Any]]:
+        """Those that stand so, as documents."""
+        scope = pb.ScopeMsg(standing=standing)
+        tasks: list[dict[str, Any]] = self.document(Q.List, scope=scope, n=1000)
+        return tasks
+
+    def unsettled(self) -> list[dict[str, Any]]:
+        return self.tasks(pb.Blocked, pb.Delayed, pb.ReadyToGo, pb.Leased)
+
+    def show(self, name: str) -> dict[str, Any]:
+        shown: dict[str, Any] = self.document(Q.Show, name=name.encode())
+        return shown
+
+    def output(self, name: str) -> bytes:
+        """What a task has printed, or said of how far it is."""
+        answer = self.line.must(Q.Output, Q.NotFound, type=Q.Output, name=name.encode())
+        return b"".join(answer.batch.output)
+
+    def cancel_all(self) -> None:
+        scope = pb.ScopeMsg(standing=[pb.Blocked, pb.Delayed, pb.ReadyToGo, pb.Leased])
+        self.line.must(Q.OK, type=Q.Cancel, scope=scope)
+
+    def cancel(self, name: str) -> None:
+        batch = pb.Batch(name=[name.encode()])
+        self.line.must(Q.OK, type=Q.Cancel, batch=batch)
+
+    def drain(self, worker: str | None = None) -> None:
+        """A worker, or everybody and the broker."""
+        fields = {} if worker is None else {"location": worker.encode()}
+        self.line.must(Q.OK, type=Q.Drain, **fields)
+
+
+class Yard:
+    """Close it, or use it in a `with`."""
+
+    def __init__(self, directory: Path, program: tuple[str, ...] = SHORT_TIMES) -> None:
+        self._directory = directory
+        self._program = program
+        self._places = {
+            name: ",".join(["tcp://127.0.0.1:0"] * sides) for name, sides in DOORS.items()
+        }
+        self._peers: list[Peer] = []
+        self._start()
+
+    def _start(self) -> None:
+        options = [f"{name}={places}" for name, places in self._places.items()]
+        words = [word for option in options for word in ("--listen", option)]
+        self.broker = processes.Broker(self._directory, *words, program=self._program, stderr=None)
+        # The same places after a restart.
+        self._places = dict(zip(self._places, self.broker.endpoints[1:], strict=True))
+        self.ruler = Ruler(self.broker.endpoint)
+
+    def restart(self) -> None:
+        """Kill it without warning, and start it again where it was."""
+        self.broker.kill()
+        self.ruler.line.bare.close()
+        with self.broker:
+            self._start()
+
+    def client(self, kind: str) -> Client:
+        place = {"ping-pong": self._places["ping-pong"].split(",")[-1]}.get(kind)
+        client = CLIENTS[kind](place or self._place(kind))  # type: ignore[call-arg]
+        self._peers.append(client)
+        return client
+
+    def worker(self, kind: str, slots: int = 1) -> Worker:
+        worker = WORKERS[kind](self._place(kind), slots)  # type: ignore[call-arg]
+        self._peers.append(worker)
+        return worker
+
+    def _place(self, kind: str) -> str:
+        if kind == "hungry" or kind.startswith("dwork"):
+            return self._places["dwork"]
+        return self._places[kind].split(",")[0]
+
+    def sweep(self) -> None:
+        """Send everybody home, and see that nothing is left for the next scenario."""
+        peers, self._peers = self._peers, []
+        for peer in peers:
+            peer.close()
+        self.ruler.cancel_all()
+        processes.until(lambda: not self.ruler.workers(), "all workers have left")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        peers, self._peers = self._peers, []
+        for peer in peers:
+            peer.close()
+        self.ruler.line.bare.close()
+        with self.broker:
+            pass
