@@ -127,6 +127,23 @@ def test_future_has_the_names_of_a_blocking_one() -> None:
     assert [name for name in own + standard if not hasattr(AsyncFuture, name)] == []
 
 
+# Steering and following.
+
+
+def test_service_is_paused_and_resumed_and_what_happens_is_followed(yard: Yard) -> None:
+    async def story(client: AsyncClient) -> None:
+        told = client.follow()
+        assert (await anext(told)).records == []  # from now on
+        await client.pause("of-nobody")
+        assert [one["service"] for one in (await client.status())["pauses"]] == ["of-nobody"]
+        await client.resume("of-nobody")
+        assert (await client.status())["pauses"] == []
+        kinds = [one["kind"] for one in (await anext(told)).records]
+        assert kinds[:1] == ["paused"]
+
+    play(yard, story)
+
+
 # What becomes of tasks.
 
 
@@ -168,7 +185,7 @@ def test_refused_task_is_found_inside_a_batch(yard: Yard) -> None:
         assert await asyncio.gather(*futures) == [f"{n}\n" for n in range(100)]
         with pytest.raises(UserError, match="names no function"):
             client.submit("echo hi")
-        with pytest.raises(UserError, match="go with a function"):
+        with pytest.raises(UserError, match="are for a function"):
             client.submit(["echo"], args=[1], retries=1)
 
     play(yard, story)
@@ -506,7 +523,7 @@ def test_loop_goes_on_while_an_answer_does_not_come(stage: Stage) -> None:
                 turns += 1
                 await asyncio.sleep(0.01)
             assert turns > 3
-            with pytest.raises(TimedOut, match=r"^the broker did not answer within 0.3 s$"):
+            with pytest.raises(TimedOut, match=r"^the broker did not answer within 0.3 s;"):
                 await looking
 
     asyncio.run(story())

@@ -174,7 +174,7 @@ def test_gzip_is_known_by_its_look_and_workflows_may_be_compressed() -> None:
 def test_file_that_can_not_be_opened_is_refused(name: str, reason: str) -> None:
     with pytest.raises(BadCampaign) as refused:
         read_campaign(name)
-    assert str(refused.value) == f"{name}: can't be read: {reason}"
+    assert str(refused.value) == f"{name}: can't be read: {reason}; see that it is there and yours"
 
 
 def test_name_that_no_file_can_have_is_refused() -> None:
@@ -287,8 +287,8 @@ def test_table_without_commas_may_have_semicolons_or_tabs(content: bytes) -> Non
     ("header", "reason"),
     [
         (b"name,cmd", "c.csv:1: the table has an unknown column 'cmd'; did you mean \"argv\"?"),
-        (b"\nargv,after", "c.csv:2: the header has no \"name\"; it has ['argv', 'after']"),
-        (b"name,argv,argv", "c.csv:1: the header has 'argv' twice"),
+        (b"\nargv,after", "c.csv:2: the header must have \"name\"; it has ['argv', 'after']"),
+        (b"name,argv,argv", "c.csv:1: the header has 'argv' twice; leave one out"),
         (b"na\xffme", "c.csv:1: the line is not UTF-8 (byte 3); save the file as UTF-8"),
     ],
 )
@@ -347,7 +347,7 @@ def test_bad_comma_lines_are_reported() -> None:
         "c.dwork:3: a name has spaces: 'plain prose'; a line is task,dependency,…",
         "c.dwork:4: the line is not UTF-8 (byte 1); save the file as UTF-8",
         "c.dwork:5: the line has NUL bytes, as a file has that was not written to its end",
-        "c.dwork:6: waits for itself: 'd' is in its own \"after\"",
+        "c.dwork:6: waits for itself: 'd' is in its own \"after\"; leave it out",
         "c.dwork:7: waits for 'a', which was rejected (line 1)",
     ]
 
@@ -399,7 +399,7 @@ def test_bad_rows_of_parquet_are_reported_by_their_number(monkeypatch: pytest.Mo
     loaded = read_campaign("c.parquet")
     assert names(loaded) == ["a"]
     assert [complaint[:22] for complaint in complaints(loaded)] == [
-        'c.parquet:2: "argv" is',
+        'c.parquet:2: "argv" mu',
         "c.parquet:3: says noth",
         'c.parquet:4: has no "n',
         'c.parquet:5: "argv" ca',
@@ -489,7 +489,9 @@ def test_document_that_is_no_workflow_is_refused(content: bytes, reason: str) ->
 
 def test_workflow_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wfcommons, "DOCUMENT_BYTES_MAX", 100)
-    assert refusal("w.json", b'{"workflow": ' + b" " * 100) == ("w.json:1: has more than 100 bytes")
+    assert refusal("w.json", b'{"workflow": ' + b" " * 100) == (
+        "w.json:1: has more than 100 bytes; give it in parts, or as JSONL"
+    )
 
 
 # --- which format
@@ -539,7 +541,10 @@ def test_list_of_tasks_is_refused_with_advice() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (Options(replay=True), "only WfCommons can be replayed, and this is jsonl"),
+        (
+            Options(replay=True),
+            "only WfCommons can be replayed, and this is jsonl; leave the replay out",
+        ),
         (Options(speedup=0), "the speedup must be more than 0, not 0"),
         (Options(speedup=float("nan")), "the speedup must be more than 0, not nan"),
         (

@@ -144,15 +144,21 @@ def test_number_of_retries_is_as_many_single_intervals() -> None:
     ("raw", "reason"),
     [
         ([], 'must be an object with "name" and more, not []'),
-        ({}, 'has no "name"'),
-        ({"name": None}, 'has no "name"'),
+        ({}, 'has no "name"; give it one of its own'),
+        ({"name": None}, 'has no "name"; give it one of its own'),
         ({"name": "a"}, 'says nothing to do; give "argv", "call" or "payload"'),
         (
             {"name": "a", "argv": ["x"], "payload": "y"},
             'must have one of "argv", "call" and "payload", not several',
         ),
-        ({"name": "a", "argv": ["x"], "args": []}, 'has "args" or "kwargs" without a "call"'),
-        ({"name": "a", "payload": "x", "kwargs": {}}, 'has "args" or "kwargs" without a "call"'),
+        (
+            {"name": "a", "argv": ["x"], "args": []},
+            'has "args" or "kwargs" without a "call"; say what to call',
+        ),
+        (
+            {"name": "a", "payload": "x", "kwargs": {}},
+            'has "args" or "kwargs" without a "call"; say what to call',
+        ),
         (
             {"name": "a", "payload": "x", "cwd": "y"},
             'has "env" or "cwd", which only "argv" and "call" can use',
@@ -186,17 +192,21 @@ def test_unknown_key_is_refused_with_a_suggestion(key: str, advice: str) -> None
         ("name", 7, "must be text, not 7"),
         ("name", "a\nb", "must not have control characters, such as those in 'a\\nb'"),
         ("name", "\0", "must not have control characters, such as those in '\\x00'"),
-        ("name", "é" * 513, "has 1026 bytes; at most 1024 are allowed"),
-        ("name", "\ud800", "is not Unicode text: '\\ud800'"),
+        ("name", "é" * 513, "must have at most 1024 bytes, not 1026"),
+        ("name", "\ud800", "must be Unicode text, not '\\ud800'"),
         ("argv", "echo hi", 'must be a list of words, such as ["sleep", "1"], not \'echo hi\''),
         ("argv", [], "must name a program first"),
         ("argv", ["", "x"], "must name a program first"),
         ("argv", ["sleep", 1], "must have words only; write 1 in quotes"),
-        ("argv", ["x\0"], "can't have a NUL character: 'x\\x00'"),
+        ("argv", ["x\0"], "must not have a NUL character: 'x\\x00'"),
         ("after", "b", 'must be a list of names, such as ["first", "second"], not \'b\''),
         ("after", ["b", ""], "has a name that must not be empty"),
         ("after", ["b", 1], "must have names only; write 1 in quotes"),
-        ("after", ["b"] * (AFTER_MAX + 1), "has 100001 names; at most 100000 are allowed"),
+        (
+            "after",
+            ["b"] * (AFTER_MAX + 1),
+            "must have at most 100000 names, not 100001; put a task in between",
+        ),
         ("service", "", "must not be empty"),
         ("lane", 3, "must be text, not 3"),
         ("priority", 1001, "must be a whole number from -1000 to 1000, not 1001"),
@@ -206,10 +216,7 @@ def test_unknown_key_is_refused_with_a_suggestion(key: str, advice: str) -> None
         ("due", "2031-05-04T12:00", "must say its time zone, such as 2031-05-04T12:00:00Z for UTC"),
         (
             *("due", 1_935_655_200),
-            (
-                "is more than ten years from now (1935655200); "
-                "a date is written as 2031-05-04T12:00:00Z"
-            ),
+            ("is more than ten years from now (1935655200); write a date as 2031-05-04T12:00:00Z"),
         ),
         ("due", "1969-12-31T00:00:00Z", "must be from 1970 to 2262, not 1969-12-31T00:00:00+00:00"),
         (
@@ -225,7 +232,7 @@ def test_unknown_key_is_refused_with_a_suggestion(key: str, advice: str) -> None
         ),
         ("retries", [1, -1], "must have multiples of 0 or more, not -1"),
         ("retries", [float("nan")], "must have multiples of 0 or more, not nan"),
-        ("retries", [1] * 1001, "has 1001 steps; at most 1000 are allowed"),
+        ("retries", [1] * 1001, "must have at most 1000 steps, not 1001"),
         (
             *("time_limit", "soon"),
             "must be a duration, such as 90s, 5m or 1h30m, or a number of seconds, not 'soon'",
@@ -233,8 +240,8 @@ def test_unknown_key_is_refused_with_a_suggestion(key: str, advice: str) -> None
         ("time_limit", 0, "must be longer than 0"),
         ("env", ["A=1"], 'must be an object, such as {"LANG": "C"}, not [\'A=1\']'),
         ("env", {"A": 1}, "must have texts only; write 1 in quotes"),
-        ("env", {"A=B": "1"}, "can't set a variable called 'A=B'"),
-        ("env", {"A": "\0"}, "can't have a NUL character: 'A\\x00'"),
+        ("env", {"A=B": "1"}, "must have names of variables, not 'A=B'"),
+        ("env", {"A": "\0"}, "must not have a NUL character: 'A\\x00'"),
         ("cwd", "", "must not be empty"),
     ],
 )
@@ -256,7 +263,7 @@ def test_wrong_value_is_refused_with_its_key(key: str, value: object, reason: st
         ({"call": "a:b", "args": "x"}, "\"args\" must be a list, not 'x'"),
         ({"call": "a:b", "kwargs": []}, '"kwargs" must be an object, not []'),
         ({"payload": 1}, '"payload" must be text, a list or an object, not 1'),
-        ({"payload": "\ud800"}, "\"payload\" is not Unicode text: '\\ud800'"),
+        ({"payload": "\ud800"}, "\"payload\" must be Unicode text, not '\\ud800'"),
     ],
 )
 def test_wrong_call_or_payload_is_refused(keys: dict[str, object], reason: str) -> None:
@@ -266,13 +273,13 @@ def test_wrong_call_or_payload_is_refused(keys: dict[str, object], reason: str) 
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [
-        ({"after": ["b", "a"]}, "waits for itself: 'a' is in its own \"after\""),
+        ({"after": ["b", "a"]}, "waits for itself: 'a' is in its own \"after\"; leave it out"),
         ({"backoff": "1m"}, 'has "backoff" without "retries"; say how often to try again'),
         (
             {"retries": [10**9], "backoff": "365d"},
-            '"retries" times "backoff" is longer than 292 years',
+            '"retries" times "backoff" must be less than 292 years',
         ),
-        ({"due": "2m", "expiry": "1m"}, '"expiry" is not later than "due", so it could never run'),
+        ({"due": "2m", "expiry": "1m"}, '"expiry" must be later than "due", or it could never run'),
     ],
 )
 def test_values_that_contradict_each_other_are_refused(

@@ -644,3 +644,10 @@ def test_future_can_not_be_pickled_by_mistake(executor: Executor) -> None:
     with pytest.raises(TypeError):
         pickle.dumps(future)
     assert value(future) == 8
+
+
+def test_size_of_a_standard_pool_is_taken_for_slots() -> None:
+    with Executor(max_workers=2) as executor:
+        assert executor.submit(pow, 2, 3).result(PATIENCE_SECONDS) == 8
+    with pytest.raises(UserError, match="slots and max_workers are the same"):
+        Executor(max_workers=2, slots=2)

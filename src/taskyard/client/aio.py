@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from taskyard.client import asking, finding
+from taskyard.client import asking, finding, following
 from taskyard.client.campaigns import AsyncCampaign
 from taskyard.client.client import HASTE_SECONDS, TIMEOUT_SECONDS
 from taskyard.client.courier import Courier
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from taskyard.client.asking import Conversation, Query
+    from taskyard.client.following import Told
     from taskyard.core.states import TaskState
     from taskyard.core.tasks import Submission, Terms
     from taskyard.wire.dwork_peer import Reply
@@ -467,6 +468,22 @@ class AsyncClient:
         """Give a worker no more tasks and send it home; without a name all of them, and then the
         broker too. Returns how many workers there were."""
         return self._converse(asking.drain(worker))
+
+    def pause(self, service: str | None = None, lane: str | None = None) -> Awaited[None]:
+        """Give workers nothing more of a lane, of a service (no lane), or at all (no service)."""
+        return self._converse(asking.pause(service, lane))
+
+    def resume(self, service: str | None = None, lane: str | None = None) -> Awaited[None]:
+        """Undo that pause; others stay."""
+        return self._converse(asking.resume(service, lane))
+
+    async def follow(
+        self, since: int | None = None, scope: Scope | None = None
+    ) -> AsyncIterator[Told]:
+        """What the broker decides after record `since`, or from now on, for ever, as it happens;
+        perhaps with no records, for a sign of life. Raises `Refused` if there is no such record."""
+        async for told in following.follow_async(self._converse, since, scope):
+            yield told
 
     # Asking.
 

@@ -181,6 +181,7 @@ def _all_pages(scope: Scope, ends: Ends | None = None) -> Conversation[list[View
 def known(names: Sequence[str]) -> Conversation[dict[str, View]]:
     """All about those of these tasks that there are."""
     found: dict[str, View] = {}
+    _check_names(names)
     for first in range(0, len(names), PAGE):
         some = yield from _all_pages(scope_of(names[first : first + PAGE]))
         found |= {view["name"]: view for view in some}
@@ -263,6 +264,7 @@ def act(
 ) -> Conversation[int]:
     """Cancel or retry tasks. Returns how many."""
     ends, total = Ends.after(timeout), 0
+    _check_names(names)
     for some in [None] if names is None else _portions(list(names)):
         build = partial(peer.act, kind=kind, scope=scope_of(some, **scope))
         reply = yield from _asked(Query(build, ends=ends, what="the tasks"))
@@ -274,6 +276,18 @@ def drain(worker: str | None) -> Conversation[int]:
     location = None if worker is None else encode_text(worker)
     reply = yield from _asked(Query(partial(peer.ask, kind=peer.DRAIN, location=location)))
     return reply.count
+
+
+def pause(service: str | None, lane: str | None) -> Conversation[None]:
+    yield from _asked(Query(partial(peer.act, kind=peer.PAUSE, scope=_paused(service, lane))))
+
+
+def resume(service: str | None, lane: str | None) -> Conversation[None]:
+    yield from _asked(Query(partial(peer.act, kind=peer.RESUME, scope=_paused(service, lane))))
+
+
+def _paused(service: str | None, lane: str | None) -> Scope:
+    return scope_of(service=service, lane=lane)
 
 
 def sign_of_life() -> Conversation[None]:
@@ -295,6 +309,7 @@ def wait_campaign(campaign: str, timeout: float | None) -> Conversation[None]:
 
 
 def wait_names(names: Sequence[str], timeout: float | None) -> Conversation[dict[str, TaskState]]:
+    _check_names(names)
     encoded = [*dict.fromkeys(map(encode_text, names))]
     ends, what = Ends.after(timeout), f"{len(names)} tasks"
     states: dict[str, TaskState] = {}
@@ -356,6 +371,12 @@ def scope_of(
         lane=None if lane is None else encode_text(lane),
         states=None if states is None else tuple(states),
     )
+
+
+def _check_names(names: object) -> None:
+    """A text is a list of names, too, to Python: one of each letter."""
+    if isinstance(names, str | bytes):
+        raise UserError(f"{names!r} is one name where a list of names is wanted; give [{names!r}]")
 
 
 def _portions(names: list[_T]) -> Iterator[list[_T]]:

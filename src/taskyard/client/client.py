@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from taskyard.client import asking, finding
+from taskyard.client import asking, finding, following
 from taskyard.client.asking import scope_of
 from taskyard.client.campaigns import Campaign
 from taskyard.client.courier import Courier
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from taskyard.client.asking import Conversation
+    from taskyard.client.following import Told
     from taskyard.core.states import TaskState
     from taskyard.core.tasks import Submission, Terms
 
@@ -277,6 +278,19 @@ class Client:
         """Give a worker no more tasks and send it home; without a name all of them, and then the
         broker too. Returns how many workers there were."""
         return self._converse(asking.drain(worker))
+
+    def pause(self, service: str | None = None, lane: str | None = None) -> None:
+        """Give workers nothing more of a lane, of a service (no lane), or at all (no service)."""
+        return self._converse(asking.pause(service, lane))
+
+    def resume(self, service: str | None = None, lane: str | None = None) -> None:
+        """Undo that pause; others stay."""
+        return self._converse(asking.resume(service, lane))
+
+    def follow(self, since: int | None = None, scope: Scope | None = None) -> Iterator[Told]:
+        """What the broker decides after record `since`, or from now on, for ever, as it happens;
+        perhaps with no records, for a sign of life. Raises `Refused` if there is no such record."""
+        return following.follow(self, since, scope)
 
     def _converse(self, conversation: Conversation[_T]) -> _T:
         return asking.converse(conversation, partial(asking.wait_for_answer, self._courier))

@@ -366,19 +366,24 @@ class Executor(concurrent.futures.Executor):
         state: str | Path | None = None,
         workers: int | None = None,
         slots: int | None = None,
+        max_workers: int | None = None,
         service: str = pickled.PICKLE.decode(),
         timeout: float = TIMEOUT_SECONDS,
     ) -> None:
         """Work for a broker, by its endpoint or its state directory; raises `NoBroker` if it does
         not answer within `timeout` seconds. With neither it starts a broker of its own, and
         `workers` processes (1) that do `slots` calls at once each (one a core); all of them end
-        with it.
+        with it. `max_workers` is another word for `slots`, that of the standard's pools.
 
         Calls are of that `service`: a worker has to offer it, and to allow pickled calls.
         """
         _refuse_while_imported()
         # What a worker returns names the script by the name under which it runs it.
         sys.modules.setdefault(pickled.MAIN_NAME, sys.modules["__main__"])
+        if max_workers is not None:
+            if slots is not None:
+                raise UserError("slots and max_workers are the same; give one of them")
+            slots = max_workers
         if broker is None and state is None:
             staff = Staff(_positive("workers", workers, 1), _positive("slots", slots), service)
             self._max_workers = staff.workers * staff.slots

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from taskyard.errors import UserError
-from taskyard.net import endpoints, keys
+from taskyard.net import endpoints
 from taskyard.settings.files import BadSettings
 from taskyard.settings.load import load
 
@@ -84,7 +84,11 @@ def key_for(
     if not endpoint.startswith("tcp://"):
         return None
     path = Path(key) if key else (settings or load(environment=environment)).broker.key
-    return None if path is None else keys.read_guest(path)
+    if path is None:
+        return None
+    from taskyard.net import keys  # noqa: PLC0415  # most calls have none, and a shell may wait
+
+    return keys.read_guest(path)
 
 
 def hint(endpoint: str, key: GuestKey | None) -> str:

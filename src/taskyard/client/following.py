@@ -6,6 +6,7 @@ from there. What a compaction has taken out of the journal meanwhile is told as 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +20,7 @@ from taskyard.errors import Refused
 from taskyard.wire import dwork_peer as peer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from taskyard.client.asking import Conversation
     from taskyard.client.client import Client
@@ -66,6 +67,21 @@ def follow(
         if told.records and len(told.records) < RECORDS:
             time.sleep(PAUSE_SECONDS)
         told = asks(told.cursor, told.journal, wait_ns=wait_ns)
+
+
+async def follow_async(
+    converse: Callable[[Conversation[Told]], Awaitable[Told]],
+    since: int | None = None,
+    scope: Scope | None = None,
+    wait_ns: int = WAIT_NS,
+) -> AsyncIterator[Told]:
+    """The same of a client that is awaited: `converse` leads a conversation."""
+    told = await converse(_asked(since, b"", scope, 0))
+    while True:
+        yield told
+        if told.records and len(told.records) < RECORDS:
+            await asyncio.sleep(PAUSE_SECONDS)
+        told = await converse(_asked(told.cursor, told.journal, scope, wait_ns))
 
 
 def look(

@@ -1,13 +1,11 @@
-"""What a client asks of a broker beside tasks by name: acts on a scope, pauses, campaigns to wait
-for.
-"""
+"""What a client asks of a broker beside tasks by name: acts on a scope, campaigns to wait for."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING
 
-from taskyard.client.asking import Query, scope_of
+from taskyard.client.asking import Query
 from taskyard.client.campaign.submitting import encode_text
 from taskyard.core.events import Unknown
 from taskyard.errors import Refused
@@ -30,16 +28,6 @@ def cancel(client: Client, scope: Scope) -> int:
 def retry(client: Client, scope: Scope) -> int:
     """Try failed tasks of a scope again, and delayed ones now. Returns how many."""
     return _count(client, partial(peer.act, kind=peer.RETRY, scope=scope))
-
-
-def pause(client: Client, service: str | None = None, lane: str | None = None) -> None:
-    """Give nothing more of a lane, of a service (no lane), or at all (no service) to workers."""
-    _count(client, partial(peer.act, kind=peer.PAUSE, scope=scope_of(service=service, lane=lane)))
-
-
-def resume(client: Client, service: str | None = None, lane: str | None = None) -> None:
-    """Undo that pause; others stay."""
-    _count(client, partial(peer.act, kind=peer.RESUME, scope=scope_of(service=service, lane=lane)))
 
 
 def create_after(

@@ -72,7 +72,7 @@ def opened(path: str) -> Iterator[Stream]:
             packed = stream.peek(len(_GZIP)).startswith(_GZIP)
         except OSError as wrong:
             raise BadCampaign(
-                f"{label_of(path)}: can't be read: {wrong.strerror}; give a file that is yours"
+                f"{label_of(path)}: can't be read: {wrong.strerror}; see that it is there and yours"
             ) from None
         except ValueError:  # a NUL in the name
             raise BadCampaign(

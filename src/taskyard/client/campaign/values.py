@@ -133,7 +133,7 @@ def read_environment(value: object) -> dict[str, str]:
             raise BadValue(f"must have texts only; write {shown(setting)} in quotes")
         _check_passable(name + setting)
         if not name or "=" in name:
-            raise BadValue(f"must name variables, and {shown(name)} can't be one's name")
+            raise BadValue(f"must have names of variables, not {shown(name)}")
     return dict(value)
 
 
