@@ -1,5 +1,6 @@
 """The frame of the command line: verbs found late, errors as one line and an exit code."""
 
+import re
 import sys
 
 import click
@@ -64,7 +65,6 @@ def test_exit_codes_never_change() -> None:
         (UserError, 2),
         (StateLocked, 2),
         (StateError, 6),
-        (JournalDamaged, 6),
         (JournalFailed, 6),
         (IllegalTransition, 6),
     ],
@@ -86,9 +86,23 @@ def test_verbose_shows_where_an_error_came_from(
     assert errors.endswith("\ntaskyard: it broke\n")
 
 
-def test_error_that_is_not_of_the_tree_is_a_bug_and_shows_itself() -> None:
-    with pytest.raises(ZeroDivisionError):
-        run(failing_verb(ZeroDivisionError()), ["act"])
+def test_damage_is_one_line_that_names_the_check(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(failing_verb(JournalDamaged("row 3 is missing", "it is lost")), ["act"]) == 6
+    told = (
+        "taskyard: row 3 is missing: it is lost; `taskyard journal check` tells all that is wrong\n"
+    )
+    assert capsys.readouterr() == ("", told)
+
+
+def test_error_that_is_not_of_the_tree_is_a_bug_and_says_where(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(failing_verb(ZeroDivisionError()), ["act"]) == 6
+    errors = capsys.readouterr().err
+    assert re.fullmatch(
+        r"taskyard: a mistake of Taskyard's own at cli/entry.py:\d+: ZeroDivisionError\(\); .*\n",
+        errors,
+    )
 
 
 def test_file_that_the_system_refuses_is_one_line_and_exit_2(
@@ -217,9 +231,11 @@ def test_verb_is_imported_when_it_is_typed(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == "hello\n"
 
 
-def test_table_that_names_no_command_is_told_apart_from_a_missing_verb() -> None:
-    with pytest.raises(TypeError, match="taskyard:__version__ is not a click command"):
-        run(lazy_group("taskyard:__version__"), ["greet"])
+def test_table_that_names_no_command_is_told_apart_from_a_missing_verb(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(lazy_group("taskyard:__version__"), ["greet"]) == 6
+    assert "taskyard:__version__ is not a click command" in capsys.readouterr().err
 
 
 def test_verbs_of_the_table_exist_and_say_of_themselves_what_the_table_says() -> None:

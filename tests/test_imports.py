@@ -3,10 +3,14 @@
 import json
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 import taskyard
+
+ROOT = Path(__file__).parent.parent
 
 #: Prints what importing the core and all its modules adds to an interpreter.
 IMPORT_CORE = """
@@ -64,3 +68,29 @@ def test_what_programs_import_is_there_when_it_is_used() -> None:
     assert modules_loaded_by(code) == taskyard.__all__
     with pytest.raises(AttributeError, match="no attribute 'Clinet'"):
         taskyard.Clinet  # noqa: B018
+
+
+#: What `taskyard --help` may take on a machine that has nothing else to do.
+HELP_SECONDS_MAX = 0.3
+
+#: Direct dependencies of an install without extras.
+DEPENDENCIES_MAX = 8
+
+
+def test_help_is_there_before_anybody_wonders() -> None:
+    # In processor time, and the best of some: other tests run beside it.
+    code = (
+        "import json, time, taskyard.cli.entry as entry\n"
+        "code = entry.run(entry.taskyard, ['--help'])\n"
+        "print(json.dumps([time.process_time()]).rjust(40))"
+    )
+    took = min(
+        float(json.loads(subprocess.check_output([sys.executable, "-c", code]).splitlines()[-1])[0])
+        for _ in range(5)
+    )
+    assert took < HELP_SECONDS_MAX
+
+
+def test_core_install_is_small() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert 0 < len(project["dependencies"]) <= DEPENDENCIES_MAX

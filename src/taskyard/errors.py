@@ -14,7 +14,7 @@ line and leaves with the class's exit code; nobody else turns an error into a nu
     │   └── TaskBlocked        it waits behind a task that failed
     ├── TimedOut               what was waited for did not come in time
     ├── ClientClosed           nobody listens for an answer any more
-    ├── ExecutorBroken         an executor's own processes are gone, and what they held; it stands in
+    ├── ExecutorBroken         an executor's own processes are gone, and what they held; it is in
     │                          `client.executor`: its other base takes 20 ms to import
     ├── StateError             the disk's, or ours: what is kept can't be trusted or kept on
     │   ├── FormatUnknown      written by another version of Taskyard

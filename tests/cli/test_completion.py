@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,41 @@ def test_script_calls_back_with_the_name_that_is_answered(
 def test_verbs_and_options_are_completed(tmp_path: Path) -> None:
     assert completed(tmp_path, "wa") == ["wait", "watch"]
     assert "--campaign" in completed(tmp_path, "list", "--c")
+
+
+def test_verbs_are_completed_without_importing_them(tmp_path: Path) -> None:
+    loaded = subprocess.run(
+        [sys.executable, "-X", "importtime", *TASKYARD[1:]],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=environment(
+            _TASKYARD_COMPLETE="bash_complete", COMP_WORDS="taskyard w", COMP_CWORD="1"
+        ),
+    )
+    assert "worker" in loaded.stdout
+    heavy = ("taskyard.cli.worker", "msgspec", "zmq", "google.protobuf", "traceback", "difflib")
+    names = [line.rpartition("|")[2].strip() for line in loaded.stderr.splitlines()]
+    assert [name for name in names if name in heavy] == []
+
+
+def test_name_is_completed_without_what_only_listeners_need(yard: Yard, call: Caller) -> None:
+    call.submit("lean-1")
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *TASKYARD[1:]],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=yard.directory,
+        env=environment(
+            _TASKYARD_COMPLETE="bash_complete", COMP_WORDS="taskyard show lean", COMP_CWORD="2"
+        ),
+    )
+    assert done.stdout == "plain,lean-1\n"
+    names = [line.rpartition("|")[2].strip() for line in done.stderr.splitlines()]
+    heavy = ("taskyard.net.zap", "taskyard.net.keys", "taskyard.client.client", "asyncio")
+    assert [name for name in names if name in heavy] == []
 
 
 def test_names_and_campaigns_are_the_brokers(yard: Yard, call: Caller) -> None:

@@ -71,7 +71,7 @@ def test_dry_run_of_a_bad_file_exits_2_and_tells_every_line(
     assert said.code == 2
     told = [line.partition(": ")[0] for line in said.err.splitlines()]
     assert told == [f"{file}:{line}" for line in (1, 2, 4, 5, 6)] + ["taskyard"]
-    assert said.err.endswith("has 5 bad lines; nothing was submitted\n")
+    assert said.err.endswith("has 5 bad lines; mend them: nothing was submitted\n")
     document = nobody("load", file, "--dry-run", "--json").document()
     assert [one["line"] for one in document["bad"]] == [1, 2, 4, 5, 6]
     assert document["cycles"] == [["a", "b"]]

@@ -121,7 +121,10 @@ def test_result_ends_its_line_on_a_terminal(call: Caller, monkeypatch: pytest.Mo
 def test_task_without_a_result_exits_1_and_says_why(call: Caller) -> None:
     said = call("result", "bad")
     assert said.code == 1
-    assert said.err == ("taskyard: task bad has no result, it is FAILED: exit status 4: trouble\n")
+    assert said.err == (
+        "taskyard: task bad has no result, it is FAILED: exit status 4: trouble; "
+        "`taskyard why bad` says more\n"
+    )
     assert call("result", "late").code == 1
 
 

@@ -206,7 +206,7 @@ def test_document_has_every_task(call: Caller, tmp_path: Path) -> None:
         ("lines", "a\n", "echo", "write {} in the command"),
         ("lines", "a\n\xff", "echo {}", "lines:2: the line is not UTF-8"),
         ("csv", "a,b\n1\n", "echo {a}", "csv:2: the row has 1 cells, the header 2"),
-        ("csv", "a,b\n1,2\n", "echo {c}", "csv:2: has no column 'c'; there are 'a', 'b'"),
+        ("csv", "a,b\n1,2\n", "echo {c}", "csv:2: has no column 'c'; use 'a', 'b'"),
         ("csv", "a,a\n1,2\n", "echo {a}", "csv:1: the header has 'a' twice"),
         ("csv", 'a\n"1', "echo {a}", "csv:2: the row is no CSV"),
         ("jsonl", "{}\n[1]\n", "echo {}", "jsonl:2: is no JSON object"),

@@ -252,7 +252,9 @@ def test_refusal_says_what_is_wrong_with_what(yard: Yard) -> None:
     assert text(b"ready", payloads=[b"other"]) == (
         "task ready is known with another payload; give it another name"
     )
-    assert text(b"ready", campaign=b"c") == "task ready is known in campaign (none), not c"
+    assert text(b"ready", campaign=b"c") == (
+        "task ready is known in campaign (none), not c; give it another name"
+    )
     assert text(b"leased", after=[[b"ready"]], repeat=Repeat.EXTEND) == (
         "task leased is leased and can't be given more to wait for"
     )

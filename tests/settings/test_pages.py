@@ -18,7 +18,7 @@ PAGE: Final = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
 
 
 def test_page_has_the_table_of_the_code() -> None:
-    assert table() in PAGE
+    assert table() in PAGE, "run ./yard docs"
 
 
 def test_table_has_what_is_used_and_nothing_else() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskyard.core import effects, image
-from taskyard.core.events import Outcome, Scope, Unknown, WorkerAppeared
+from taskyard.core.events import Outcome, Scope, Unknown, WorkerAppeared, WorkerLost
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission, Terms
@@ -197,6 +197,25 @@ def test_complete_of_an_old_attempt_is_not_found_and_changes_nothing() -> None:
     assert counter.scheduler.ledger.tasks[b"a"].state is TaskState.LEASED
     both = counter.finish(assigned, count=1)
     assert (both.kind, both.reason) == (peer.NOT_FOUND, "not held: a")
+
+
+def test_complete_with_a_steal_of_a_worker_that_was_given_up_says_what_was_not_held() -> None:
+    counter = Extended()
+    counter.create(b"a")
+    assigned = counter.take()
+    counter.scheduler.handle(WorkerLost(counter.now_ns, b"w"))
+    lost = counter.finish(assigned, count=1)
+    assert (lost.kind, lost.reason) == (peer.NOT_FOUND, "not held: a")
+
+
+def test_complete_with_a_steal_of_a_worker_that_is_sent_home_says_what_was_not_held() -> None:
+    counter = Extended()
+    counter.create(b"a")
+    assigned = counter.take()
+    counter.say(peer.act(1, peer.CANCEL, Scope(names=(b"a",))))
+    counter.say(peer.ask(1, peer.DRAIN, location=b"w"))
+    home = counter.finish(assigned, count=1)
+    assert (home.kind, home.reason) == (peer.EXIT, "not held: a")
 
 
 def test_failed_task_is_tried_again_by_its_schedule() -> None:

@@ -19,6 +19,7 @@ from taskyard.cli.printing import example
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from taskyard.net.keys import GuestKey
     from taskyard.wire.dwork_peer import Reply
 
 #: A broker that has not answered by then is not waited for.
@@ -94,14 +95,26 @@ def _asked(context: click.Context, build: Callable[[], bytes]) -> Any:  # noqa: 
 def _answer(talk: Talk, body: bytes) -> Reply | None:
     """The client would wait for longer, and takes longer to import."""
     from taskyard.client import finding  # noqa: PLC0415
+    from taskyard.wire.dwork_peer import Reply  # noqa: PLC0415
+
+    settings = None if talk.state else talk.settings()
+    endpoint = finding.place(talk.broker, talk.state, settings=settings).endpoint()
+    if endpoint.startswith("ipc://"):
+        from taskyard.net import glance  # noqa: PLC0415
+
+        answer = glance.ask(endpoint, body, int(ANSWER_SECONDS * 1000))
+        return None if answer is None else Reply(answer)
+    return _answer_over_tcp(endpoint, finding.key_for(endpoint, talk.key), body)
+
+
+def _answer_over_tcp(endpoint: str, key: GuestKey | None, body: bytes) -> Reply | None:
     from taskyard.core.limits import SECOND_NS  # noqa: PLC0415
     from taskyard.net import sockets  # noqa: PLC0415
     from taskyard.net.poller import Poller  # noqa: PLC0415
     from taskyard.wire.dwork_peer import Reply  # noqa: PLC0415
 
     ends = time.monotonic() + ANSWER_SECONDS
-    place = finding.place(talk.broker, talk.state, settings=talk.settings())
-    with closing(sockets.connect(place.endpoint())) as wire:
+    with closing(sockets.connect(endpoint, key)) as wire:
         poller = Poller()
         poller.add(wire)
         is_sent = False

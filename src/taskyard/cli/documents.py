@@ -2,9 +2,7 @@
 
 A field may be added; none is renamed, removed, or given another meaning without a new version. The
 schemas in `docs/schemas` are made from this file, and a test compares them, so that a document
-changes on purpose or not at all:
-
-    python -m taskyard.cli.documents docs/schemas
+changes on purpose or not at all: `./yard docs` makes them.
 
 Verbs build their documents as they go, some piece by piece; here is what comes out of it.
 """
@@ -12,8 +10,6 @@ Verbs build their documents as they go, some piece by piece; here is what comes 
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
@@ -410,14 +406,10 @@ def file_name(name: str) -> str:
     return f"{name.replace(' ', '-')}.json"
 
 
-def main(directory: str) -> None:
-    """Write all schemas."""
-    place = Path(directory)
-    place.mkdir(parents=True, exist_ok=True)
-    for name in DOCUMENTS:
-        text = json.dumps(schema(name), indent=2, sort_keys=True, ensure_ascii=False)
-        (place / file_name(name)).write_text(f"{text}\n")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+def schemas() -> dict[str, str]:
+    """The text of every schema, by the name of its file."""
+    return {
+        file_name(name): json.dumps(schema(name), indent=2, sort_keys=True, ensure_ascii=False)
+        + "\n"
+        for name in DOCUMENTS
+    }

@@ -6,7 +6,6 @@ or returns nothing when all is good.
 
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -17,7 +16,7 @@ from taskyard.cli.lazy import LazyGroup
 from taskyard.cli.options import Talk, config_option, verbose_option
 from taskyard.cli.verbs import VERBS
 from taskyard.cli.words import plain
-from taskyard.errors import ExitCode, TaskyardError, UserError
+from taskyard.errors import ExitCode, JournalDamaged, TaskyardError, UserError
 
 
 @click.group(cls=LazyGroup, verbs=VERBS, context_settings={"help_option_names": ["-h", "--help"]})
@@ -40,22 +39,29 @@ def run(group: click.Command, arguments: Sequence[str]) -> int:
     try:
         answer = group.main(arguments, prog_name="taskyard", standalone_mode=False, obj=talk)
         _flush_answer()
-    except TaskyardError as error:
-        return _report(error, talk)
     except BrokenPipeError:  # nobody reads on, as `head` does: no error
         _drop_answer()
-    except OSError as error:
-        _drop_answer()
-        return _report(_in_words(error), talk)
-    except UnicodeEncodeError as error:
-        return _report(UserError(f"{error.object!r} is no text in UTF-8; write it so"), talk)
     except click.ClickException as error:
         error.show()
         return ExitCode.USAGE
     except click.Abort:
         click.echo(f"taskyard: {talk.interrupted}", err=True)
         return ExitCode.INTERRUPTED
+    except Exception as error:  # noqa: BLE001  # also a mistake of ours is told in a line
+        return _report(_of_the_tree(error), talk)
     return answer if isinstance(answer, int) else ExitCode.GOOD
+
+
+def _of_the_tree(error: Exception) -> TaskyardError:
+    """Whatever went wrong, as an error of ours."""
+    if isinstance(error, TaskyardError):
+        return error
+    if isinstance(error, OSError):
+        _drop_answer()
+        return _in_words(error)
+    if isinstance(error, UnicodeEncodeError):
+        return UserError(f"{error.object!r} is no text in UTF-8; write it so")
+    return _mistake(error)
 
 
 def _flush_answer() -> None:
@@ -84,9 +90,28 @@ def _in_words(error: OSError) -> UserError:
     return told
 
 
+def _mistake(error: Exception) -> TaskyardError:
+    """What nobody foresaw, with the innermost place of ours on its way."""
+    import traceback  # noqa: PLC0415  # as below
+
+    ours = __file__.removesuffix("cli/entry.py")
+    way = [step for step in traceback.extract_tb(error.__traceback__) if ours in step.filename]
+    place = "".join(f" at {step.filename.removeprefix(ours)}:{step.lineno}" for step in way[-1:])
+    told = TaskyardError(
+        f"a mistake of Taskyard's own{place}: {error!r}; give -v, and tell its makers what it shows"
+    )
+    told.__cause__ = error
+    return told
+
+
 def _report(error: TaskyardError, talk: Talk) -> int:
-    """Say in one line what happened; where it came from only to those who ask."""
-    if talk.verbose:
+    """Say in one line what happened; where it came from only to those who ask, and to a log."""
+    if talk.verbose or (talk.has_owner and type(error) is TaskyardError):
+        import traceback  # noqa: PLC0415  # it takes longer to import than `--help` has
+
         traceback.print_exception(error)
-    click.echo(f"taskyard: {plain(' '.join(str(error).splitlines()))}", err=True)
+    text = " ".join(str(error).splitlines())
+    if isinstance(error, JournalDamaged) and "`taskyard journal check" not in text:
+        text += "; `taskyard journal check` tells all that is wrong"
+    click.echo(f"taskyard: {plain(text)}", err=True)
     return error.exit_code

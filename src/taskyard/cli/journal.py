@@ -151,7 +151,9 @@ def _locked(state: Path) -> StateLock:
     try:
         return StateLock(state)
     except StateLocked as error:
-        raise StateLocked(f"{error}; a running broker compacts its journal by itself") from error
+        raise StateLocked(
+            f"{error}; leave it to the broker: a running one compacts its journal by itself"
+        ) from error
 
 
 @contextlib.contextmanager

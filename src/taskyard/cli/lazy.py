@@ -3,11 +3,13 @@
 Knows how a verb is found, not which verbs there are: that is `verbs.py`.
 """
 
-import difflib
 from importlib import import_module
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
 class Verb(NamedTuple):
@@ -46,10 +48,25 @@ class LazyGroup(click.Group):
         """The verb that is meant. Click would compare a misspelt one with nothing: it is not told
         of verbs that are not imported."""
         verb = args[0]
+        if verb in self.verbs or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        import difflib  # noqa: PLC0415  # for who mistypes
+
         close = difflib.get_close_matches(verb, self.verbs)
-        if verb not in self.verbs and close and not ctx.resilient_parsing:
+        if close:
             ctx.fail(f"No such command '{verb}'; did you mean {' or '.join(close)}?")
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        """Verbs and options that begin so. Click would import every verb to learn its help."""
+        from click.shell_completion import CompletionItem  # noqa: PLC0415  # for a shell alone
+
+        verbs = [
+            CompletionItem(name, help=verb.summary)
+            for name, verb in self.verbs.items()
+            if name.startswith(incomplete)
+        ]
+        return verbs + click.Command.shell_complete(self, ctx, incomplete)
 
     def invoke(self, ctx: click.Context) -> object:
         """Call the verb. Click would end the process with 1 where nobody reads the answer on."""

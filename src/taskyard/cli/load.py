@@ -116,7 +116,7 @@ def _look(talk: Talk, file: str, options: Options, *, take_unknown: bool) -> Exi
         return ExitCode.GOOD
     if not talk.as_json:
         loading.print_bad(bad)
-    raise UserError(f"{file} has {count(len(bad), 'bad line')}; nothing was submitted")
+    raise UserError(f"{file} has {count(len(bad), 'bad line')}; mend them: nothing was submitted")
 
 
 def _with_strangers(loaded: Loaded) -> Sequence[Bad]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -14,10 +14,7 @@ from taskyard.cli.words import plain
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from taskyard.cli.options import Decorated
-    from taskyard.client.client import Client
 
 
 def _pause_options(command: Decorated) -> Decorated:
@@ -42,9 +39,7 @@ def pause(talk: Talk, service: str | None, lane: str | None, *, everything: bool
     What they have they finish. Tasks are taken as before, and wait. It outlives a restart of the
     broker. Says what is paused then.
     """
-    from taskyard.client import steering  # noqa: PLC0415  # when it is used
-
-    _act(talk, "pause", steering.pause, (service, lane), everything=everything)
+    _act(talk, "pause", (service, lane), everything=everything)
 
 
 @click.command(epilog=example("resume --service smtp", "resume --all"))
@@ -57,15 +52,12 @@ def resume(talk: Talk, service: str | None, lane: str | None, *, everything: boo
     The one that was made with the same options: a service that was paused by itself stays paused
     when everything goes on. Says what is paused then.
     """
-    from taskyard.client import steering  # noqa: PLC0415  # when it is used
-
-    _act(talk, "resume", steering.resume, (service, lane), everything=everything)
+    _act(talk, "resume", (service, lane), everything=everything)
 
 
 def _act(
     talk: Talk,
-    verb: str,
-    act: Callable[[Client, str | None, str | None], None],
+    verb: Literal["pause", "resume"],
     what: tuple[str | None, str | None],
     *,
     everything: bool,
@@ -80,7 +72,8 @@ def _act(
     with connected(talk) as client:
         if service and service not in _names(client.status()):
             raise UserError(f"no service is called {service}; `taskyard services` lists them")
-        act(client, service, lane)
+        act = client.pause if verb == "pause" else client.resume
+        act(service, lane)
         told = client.status()
     if talk.as_json:
         print_document(verb, paused=told["paused"], pauses=told["pauses"])

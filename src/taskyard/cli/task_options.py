@@ -150,5 +150,5 @@ def _json(number: int, word: str) -> object:
     except (ValueError, RecursionError):
         text = msgspec.json.encode(word).decode(errors="replace")
         raise UserError(
-            f"argument {number} of the call, {shown(word)}, is no JSON; a text is written '{text}'"
+            f"argument {number} of the call, {shown(word)}, is no JSON; write a text '{text}'"
         ) from None

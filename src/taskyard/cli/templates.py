@@ -36,7 +36,10 @@ def command_encoder(
     def encode(row: Row) -> bytes:
         argv = [fill(word, row) for word in words]
         if not argv[0] or "\0" in "".join(argv):
-            raise UserError(f"{row.place}: makes no command that can be run: {shown(argv)}")
+            raise UserError(
+                f"{row.place}: makes no command that can be run: {shown(argv)}; it must begin "
+                "with a program, and can't have a NUL character"
+            )
         return encode_command(argv, env, cwd)
 
     return encode
@@ -76,7 +79,8 @@ def _constant(word: str) -> object:
         return msgspec.json.decode(word)
     except (ValueError, RecursionError):
         raise UserError(
-            f"argument {shown(word)} of the call is neither JSON nor one place such as {{}}"
+            f"argument {shown(word)} of the call is neither JSON nor one place; write a text in "
+            "quotes, or {} alone"
         ) from None
 
 
@@ -108,6 +112,6 @@ def _value(word: str, row: Row) -> object:
 def _field(key: str, row: Row) -> object:
     fields = row.fields or {}
     if key not in fields:
-        known = f"there are {', '.join(map(shown, fields))}" if fields else "there are no columns"
-        raise UserError(f"{row.place}: has no column {shown(key)}; {known}")
+        known = ", ".join(map(shown, fields)) or "{}: a line has no columns"
+        raise UserError(f"{row.place}: has no column {shown(key)}; use {known}")
     return fields[key]

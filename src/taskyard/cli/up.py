@@ -209,7 +209,10 @@ def _await_ready(
             raise _ended(status, said.removeprefix("taskyard: "))
         if hired(state / UP_FILE) == child.pid and _ready_workers(state) >= workers:
             return
-    raise TimedOut(f"`up` (process {child.pid}) is not ready after {READY_SECONDS:g} s")
+    raise TimedOut(
+        f"`up` (process {child.pid}) is not ready after {READY_SECONDS:g} s; see its log in "
+        f"{state}; `taskyard down` stops it"
+    )
 
 
 def _ended(status: int, said: str) -> TaskyardError:

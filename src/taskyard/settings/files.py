@@ -101,7 +101,9 @@ def read(file: Path | None) -> Document:
     except tomllib.TOMLDecodeError as wrong:
         raise BadSettings(_in_words(file, text, str(wrong))) from None
     except RecursionError:
-        raise BadSettings(f"{file}: its lists or tables are nested too deeply") from None
+        raise BadSettings(
+            f"{file}: its lists or tables are nested too deeply; leave some out"
+        ) from None
     lines: dict[Names, int] = {}
     for path, number in _lines(text, content):
         for length in range(1, len(path) + 1):
@@ -118,7 +120,9 @@ def _text_of(file: Path) -> str:
         hint = f"give --config or {CONFIG_VARIABLE} a file that is there and yours"
         raise BadSettings(f"can't read the settings in {file}: {reason}; {hint}") from error
     if len(content) > FILE_BYTES_MAX:
-        raise BadSettings(f"{file} is larger than {FILE_BYTES_MAX:,} bytes: no settings file")
+        raise BadSettings(
+            f"{file} is larger than {FILE_BYTES_MAX:,} bytes: no settings file; give another"
+        )
     try:
         return content.decode()
     except UnicodeDecodeError as wrong:

@@ -134,8 +134,8 @@ KEYS: Final = (
     ),
     _listen("dwork", kinds.ENDPOINTS, is_used=True),
     _listen("round-robin", kinds.ENDPOINTS),
-    _listen("ping-pong", kinds.PAIR),
-    _listen("wmp", kinds.ENDPOINTS),
+    _listen("ping-pong", kinds.PAIR, is_used=True),
+    _listen("wmp", kinds.ENDPOINTS, is_used=True),
     _key("lease", "heartbeat", kinds.DURATION, SECOND_NS, "How often a worker shows life."),
     _key(
         "lease",

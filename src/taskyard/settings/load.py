@@ -8,7 +8,6 @@ command from running, also those of tasks, who did not set it.
 
 from __future__ import annotations
 
-import difflib
 import os
 from typing import TYPE_CHECKING, Any, Final
 
@@ -266,7 +265,7 @@ def _unknown_section(section: str, content: object) -> str:
         return f"{section} belongs into a section: [{homes[0]}]"
     known = [f"[{one}]" for one in (*SECTIONS, DEFAULTS)] + [f"[{SERVICE}.NAME]"]
     what = f"section [{section}]" if isinstance(content, dict) else f"setting {section}"
-    close = difflib.get_close_matches(section, [*SECTIONS, DEFAULTS, SERVICE], n=1)
+    close = _close(section, [*SECTIONS, DEFAULTS, SERVICE])
     if close:
         meant = f"[{close[0]}.NAME]" if close[0] == SERVICE else f"[{close[0]}]"
         return f"there is no {what}; did you mean {meant}?"
@@ -276,7 +275,7 @@ def _unknown_section(section: str, content: object) -> str:
 def _unknown_key(section: str, name: str, known: Sequence[str]) -> str:
     wrong = f"there is no setting {section}.{name}"
     homes = [key.section for key in KEYS if key.name == name and key.section != section]
-    close = difflib.get_close_matches(name, known, n=1)
+    close = _close(name, known)
     if close:
         return f"{wrong}; did you mean {close[0]}?"
     if homes:
@@ -284,6 +283,13 @@ def _unknown_key(section: str, name: str, known: Sequence[str]) -> str:
     return f"{wrong}; those of [{section}] are {', '.join(known)}"
 
 
+def _close(name: str, known: Sequence[str], cutoff: float = 0.6) -> list[str]:
+    """The one that is spelt most alike, if any is."""
+    import difflib  # noqa: PLC0415  # for who mistypes
+
+    return difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+
+
 def _meant(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    close = _close(name, known, 0.8)
     return f"; did you mean {close[0]}?" if close else ", and is left aside"

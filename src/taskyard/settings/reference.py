@@ -1,7 +1,5 @@
 """The table of settings for the pages, made from the table of keys: what nothing asks for yet is
-left out.
-
-To write it anew: `python -m taskyard.settings.reference`.
+left out. `./yard docs` puts it into docs/settings.md.
 """
 
 from __future__ import annotations
@@ -20,9 +18,3 @@ def _row(key: Key) -> str:
     default = key.text(key.default)
     shown = default if default == key.unset else f"`{default}`"
     return f"| `{key.path}` | {key.kind.words} | {shown} | `{key.environment}` | {key.help} |\n"
-
-
-if __name__ == "__main__":
-    import sys
-
-    sys.stdout.write(table())

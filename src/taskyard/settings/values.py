@@ -63,9 +63,9 @@ def read_name(value: object) -> str:
     try:
         length = len(text.encode())
     except UnicodeEncodeError:
-        raise BadValue(f"is not Unicode text: {shown(text)}") from None
+        raise BadValue(f"must be Unicode text, not {shown(text)}") from None
     if length > NAME_BYTES_MAX:
-        raise BadValue(f"has {length} bytes; at most {NAME_BYTES_MAX} are allowed")
+        raise BadValue(f"must have at most {NAME_BYTES_MAX} bytes, not {length}")
     return text
 
 
@@ -134,7 +134,7 @@ def read_multiples(value: object) -> tuple[float, ...]:
         limits = f"a number from 0 to {RETRIES_MAX}, or a list of multiples"
         raise BadValue(f"must be {limits}, such as [1, 2, 5], not {shown(value)}")
     if len(value) > RETRIES_MAX:
-        raise BadValue(f"has {len(value)} steps; at most {RETRIES_MAX} are allowed")
+        raise BadValue(f"must have at most {RETRIES_MAX} steps, not {len(value)}")
     for multiple in value:
         if type(multiple) not in (int, float) or not 0 <= multiple <= NUMBER_MAX:
             raise BadValue(f"must have multiples of 0 or more, not {shown(multiple)}")

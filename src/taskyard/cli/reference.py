@@ -1,0 +1,260 @@
+"""docs/reference.md, made from the code: commands, exit codes, documents, the Python interface.
+
+Reads what click and the modules say of themselves, so that it can't say anything else. What has a
+page of its own is linked to.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from enum import Enum
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Final
+
+import click
+
+import taskyard
+from taskyard.cli import documents
+from taskyard.cli.entry import taskyard as root
+from taskyard.errors import ExitCode
+
+#: What each number means; whoever operates it reads the same words in operating.md.
+EXIT_MEANINGS: Final = {
+    ExitCode.GOOD: "good",
+    ExitCode.TASK_FAILED: "some task failed, or waits behind a failure",
+    ExitCode.USAGE: "usage or settings: an option, a file, a name, a state that is in use",
+    ExitCode.NO_BROKER: "no broker there",
+    ExitCode.TIMED_OUT: "timed out",
+    ExitCode.CANCELLED: "some task was cancelled, and none failed",
+    ExitCode.STATE_DAMAGED: "the state is damaged, or can't be written",
+    ExitCode.INTERRUPTED: "interrupted",
+}
+
+_HEAD: Final = """# Reference
+
+Made from the code by `./yard docs`; a test compares.
+
+- [Commands](#commands): every verb, its options, examples
+- [Exit codes](#exit-codes)
+- [Settings](settings.md#every-setting), on a page of their own
+- [Errors](errors.md): all that can be said, likewise
+- [JSON documents](#json-documents): what `--json` prints
+- [Python](#python): what a program imports
+
+"""
+
+_DOCUMENTS: Final = """## JSON documents
+
+With `--json` a verb answers with one document on stdout (`watch`: one a line), which opens with
+`version` and `document`, the verb. The schemas are [JSON Schema](https://json-schema.org). A field
+may be added to a version, none is taken away or given another meaning.
+
+| document | schema |
+|---|---|
+"""
+
+_PYTHON: Final = """## Python
+
+`import taskyard` has these names; [python.md](python.md) and [executor.md](executor.md) tell how to
+use them.
+
+"""
+
+_TESTING: Final = """`import taskyard.testing` has, for tests of programs that use Taskyard:
+
+"""
+
+#: Which options every verb has, so that they need not stand in each table.
+_COMMON: Final = ("verbose", "quiet", "help", "config")
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [_HEAD, *_commands(), *_exit_codes(), *_documents(), *_python()]
+    return "".join(parts).rstrip() + "\n"
+
+
+# Commands.
+
+
+def _commands() -> Iterator[str]:
+    yield "## Commands\n\nAll of them take `-h`, `-v` (show where an error came from, too)"
+    yield " and `--config FILE`; most take `-q` (show no progress).\n\n"
+    context = click.Context(root, info_name="taskyard")
+    for command, below in _walk(root, context):
+        yield from _command(command, below)
+
+
+def _walk(
+    group: click.Group, context: click.Context
+) -> Iterator[tuple[click.Command, click.Context]]:
+    """Every command, with those of a group after it."""
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if command is None or command.hidden:
+            continue
+        below = click.Context(command, context, info_name=name)
+        yield command, below
+        if isinstance(command, click.Group):
+            yield from _walk(command, below)
+
+
+def _command(command: click.Command, context: click.Context) -> Iterator[str]:
+    usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+    yield f"### {context.command_path}\n\n```text\n{usage}\n```\n\n"
+    yield _prose(inspect.cleandoc(command.help or ""))
+    records = [*_options(command, context)]
+    if records:
+        yield "| option | |\n|---|---|\n"
+        yield from (f"| `{_cell(names)}` | {_cell(text)} |\n" for names, text in records)
+        yield "\n"
+    if command.epilog:
+        _, *lines = inspect.cleandoc(command.epilog.replace("\b", "")).strip().splitlines()
+        yield "```text\n" + "".join(f"{line.strip()}\n" for line in lines) + "```\n\n"
+
+
+def _options(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
+    for parameter in command.params:
+        record = parameter.get_help_record(context)
+        if record is not None and record[1] and parameter.name not in _COMMON:
+            yield record
+
+
+def _prose(text: str) -> str:
+    """A docstring as Markdown: paragraphs are one line each, unless click is to keep them."""
+    paragraphs = text.replace("\f", "").split("\n\n")
+    return "".join(f"{_paragraph(one)}\n\n" for one in paragraphs if one.strip())
+
+
+def _paragraph(text: str) -> str:
+    if text.startswith("\b"):
+        kept = text.removeprefix("\b").strip("\n")
+        return f"```text\n{kept}\n```"
+    return re.sub(r"([<*])", r"\\\1", " ".join(text.split()))
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+# Exit codes and documents.
+
+
+def _exit_codes() -> Iterator[str]:
+    yield "## Exit codes\n\nThey never change.\n\n| code | meaning |\n|---|---|\n"
+    yield from (f"| {int(code)} | {meaning} |\n" for code, meaning in EXIT_MEANINGS.items())
+    yield "\n"
+
+
+def _documents() -> Iterator[str]:
+    yield _DOCUMENTS
+    for name in documents.DOCUMENTS:
+        file = documents.file_name(name)
+        yield f"| `taskyard {name} --json` | [{file}](schemas/{file}) |\n"
+    yield "\n"
+
+
+# Python.
+
+
+def _python() -> Iterator[str]:
+    yield _PYTHON
+    yield from _module(taskyard, taskyard.__all__)
+    testing = import_module("taskyard.testing")
+    yield _TESTING
+    yield from _module(testing, [*_own_names(testing)])
+
+
+def _own_names(module: ModuleType) -> Iterator[str]:
+    for name, value in vars(module).items():
+        is_own = getattr(value, "__module__", "") == module.__name__
+        if is_own and not name.startswith("_") and callable(value):
+            yield name
+
+
+def _module(module: ModuleType, names: list[str]) -> Iterator[str]:
+    for name in names:
+        found = getattr(module, name)
+        if isinstance(found, type) and issubclass(found, BaseException):
+            bases = ", ".join(base.__name__ for base in found.__bases__)
+            yield f"### {module.__name__}.{name}({bases})\n\n{_sentence(found)}\n\n"
+        else:
+            yield f"### {module.__name__}.{name}\n\n{_signed(name, found)}{_sentence(found)}\n\n"
+            yield from _members(found)
+
+
+def _members(found: object) -> Iterator[str]:
+    """What a class of ours offers, a row each."""
+    names = [name for name in dir(found) if _is_offered(found, name)] if _is_class(found) else []
+    if names:
+        yield "| | |\n|---|---|\n"
+        for name in names:
+            member = inspect.getattr_static(found, name)
+            yield f"| `{_cell(_member(name, member))}` | {_cell(_sentence(member))} |\n"
+        yield "\n"
+
+
+def _is_class(found: object) -> bool:
+    return isinstance(found, type)
+
+
+def _is_offered(found: object, name: str) -> bool:
+    """Members of ours, not those of the standard library's bases."""
+    home = next(
+        (one for one in getattr(found, "__mro__", ()) if name in vars(one)), object
+    ).__module__
+    return not name.startswith("_") and home.startswith("taskyard")
+
+
+def _member(name: str, member: object) -> str:
+    if isinstance(member, classmethod | staticmethod):
+        member = member.__func__
+    if not callable(member):
+        return name
+    is_async = "async " if inspect.iscoroutinefunction(member) else ""
+    return f"{is_async}{name}{_signature(member)}"
+
+
+def _signed(name: str, found: Callable[..., Any]) -> str:
+    return f"```python\n{name}{_signature(found)}\n```\n\n"
+
+
+class _AsWritten(str):
+    """An annotation that is shown without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _signature(found: Callable[..., Any]) -> str:
+    """As it is written, but for what a caller does not give: self and cls."""
+    signature = inspect.signature(found)
+    kept = [
+        one.replace(annotation=_shown(one.annotation), default=_shown_value(one.default))
+        for one in signature.parameters.values()
+        if one.name not in ("self", "cls")
+    ]
+    returned = _shown(signature.return_annotation)
+    if isinstance(found, type):
+        returned = inspect.Signature.empty
+    return str(signature.replace(parameters=kept, return_annotation=returned))
+
+
+def _shown(annotation: object) -> object:
+    return _AsWritten(annotation) if isinstance(annotation, str) else annotation
+
+
+def _shown_value(default: object) -> object:
+    return _AsWritten(str(default)) if isinstance(default, Enum) else default
+
+
+def _sentence(found: object) -> str:
+    """The first sentence of a docstring."""
+    text = " ".join((inspect.getdoc(found) or "").split())
+    first, dot, _ = text.partition(". ")
+    return first + "." if dot else text
