@@ -232,8 +232,7 @@ class _Worker:
         except BaseException as error:  # noqa: BLE001  # it is the task's own
             printed = traceback.format_exc()
             reason = "".join(traceback.format_exception_only(error)).strip()
-            is_pickled = pickled.is_pickled(payload)
-            line = pickled.encode_exception(error, printed) if is_pickled else b""
+            line = _exception_line(error, printed, payload)
             return Outcome.FAILED, cut_reason(reason.encode()), printed.encode() + line
         return Outcome.DONE, result, b""
 
@@ -293,3 +292,11 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401  # a fixture
             yield running
 
     return yard_broker
+
+
+def _exception_line(error: BaseException, printed: str, payload: bytes) -> bytes:
+    """How the exception of a pickled call goes back to its executor."""
+    if not pickled.is_pickled(payload):
+        return b""
+    token = pickled.decode(payload).origin.token
+    return pickled.encode_exception(error, printed, token)

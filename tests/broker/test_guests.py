@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from taskyard.wire.dwork_desk import Reply
 
 
+#: Ids as ZeroMQ gives them.
+PEER, OTHER, A, B, C = (b"\0%04d" % number for number in range(5))
+
+
 class Desk:
     """A secure wire, a dialect of numbers, a poller and a clock, over real keys."""
 
@@ -106,17 +110,17 @@ class Desk:
 
     # The test.
 
-    def hear(self, name: str = "one", route: bytes = b"peer", *numbers: int) -> list[Event]:
+    def hear(self, name: str = "one", route: bytes = PEER, *numbers: int) -> list[Event]:
         """What the port makes of these messages by that key."""
         self.user = self.users.get(name, name)
         self._inbox = [[route, b"%d" % number] for number in numbers]
         return [*self.port.receive(None)]
 
-    def answer(self, number: int, route: bytes = b"peer") -> list[Event]:
+    def answer(self, number: int, route: bytes = PEER) -> list[Event]:
         return [*self.port.send([Acted(b"\x00" + route, number, 0)])]
 
 
-GONE = ClientGone(0, b"\x00peer")
+GONE = ClientGone(0, b"\x00" + PEER)
 
 
 @pytest.fixture
@@ -124,49 +128,49 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
-def asked(number: int, route: bytes = b"peer") -> StatsAsked:
+def asked(number: int, route: bytes = PEER) -> StatsAsked:
     return StatsAsked(1, b"\x00" + route, number)
 
 
 def test_guest_is_known_by_name_and_role_and_answered(desk: Desk) -> None:
-    assert desk.hear("one", b"peer", 1) == [asked(1)]
+    assert desk.hear("one", PEER, 1) == [asked(1)]
     assert desk.taken == [Guest("one", Role.VIEWER)]
     assert desk.answer(1) == []
-    assert desk.heard == [(b"peer", 1)]
+    assert desk.heard == [(PEER, 1)]
 
 
 def test_key_that_nobody_knows_is_nobodys(desk: Desk) -> None:
-    desk.hear("x" * 40, b"peer", 1)
-    desk.hear("", b"peer", 2)
+    desk.hear("x" * 40, PEER, 1)
+    desk.hear("", PEER, 2)
     assert desk.taken == [NOBODY, NOBODY]
 
 
 def test_revoked_guest_is_cut_off_before_anything_of_the_turn(desk: Desk) -> None:
-    desk.hear("one", b"peer", 1)
-    desk.hear("two", b"other", 2)
+    desk.hear("one", PEER, 1)
+    desk.hear("two", OTHER, 2)
     desk.ring.revoke("one")
-    assert desk.hear("two", b"other", 3) == [GONE, asked(3, b"other")]
+    assert desk.hear("two", OTHER, 3) == [GONE, asked(3, OTHER)]
     assert desk.answer(1) == [GONE]
-    assert desk.answer(3, b"other") == []
-    assert desk.heard == [(b"other", 3)]
+    assert desk.answer(3, OTHER) == []
+    assert desk.heard == [(OTHER, 3)]
 
 
 def test_next_message_of_a_revoked_guest_is_refused_and_its_refusal_told(desk: Desk) -> None:
-    desk.hear("one", b"peer", 1)
+    desk.hear("one", PEER, 1)
     desk.ring.revoke("one")
-    assert desk.hear("one", b"peer", 2) == [GONE, asked(2)]
+    assert desk.hear("one", PEER, 2) == [GONE, asked(2)]
     assert desk.taken == [Guest("one", Role.VIEWER), Guest("one", None)]
     assert desk.answer(2) == []
 
 
 def test_new_key_of_the_same_name_does_not_bring_the_old_one_back(desk: Desk) -> None:
     old = desk.users["one"]
-    desk.hear(old, b"peer", 1)
+    desk.hear(old, PEER, 1)
     desk.ring.revoke("one")
     desk.make("one")
-    desk.hear(old, b"peer", 2)
+    desk.hear(old, PEER, 2)
     assert desk.taken[1] == Guest("one", None)
-    desk.hear("one", b"peer", 3)
+    desk.hear("one", PEER, 3)
     assert desk.taken[2] == Guest("one", Role.VIEWER)
 
 
@@ -176,10 +180,10 @@ def test_whoever_never_spoke_is_told_nothing(desk: Desk) -> None:
 
 
 def test_answers_of_one_guest_are_not_for_the_next_at_the_same_route(desk: Desk) -> None:
-    desk.hear("one", b"peer", 1)
+    desk.hear("one", PEER, 1)
     desk.room = 0
     assert desk.answer(1) == [GONE]
-    assert desk.hear("two", b"peer", 2) == [GONE, asked(2)]
+    assert desk.hear("two", PEER, 2) == [GONE, asked(2)]
     desk.room = 9
     desk.now_ns += RETRY_NS
     desk.hear("two")
@@ -187,18 +191,18 @@ def test_answers_of_one_guest_are_not_for_the_next_at_the_same_route(desk: Desk)
 
 
 def test_guest_that_does_not_read_is_passed_over(desk: Desk) -> None:
-    desk.hear("one", b"peer", 1)
+    desk.hear("one", PEER, 1)
     desk.room = 0
     desk.answer(1)
-    assert desk.hear("one", b"peer", 2) == []
+    assert desk.hear("one", PEER, 2) == []
     desk.room = 9
     desk.now_ns += RETRY_NS
-    assert [event.now_ns for event in desk.hear("one", b"peer", 3)] == [desk.now_ns]
-    assert desk.heard == [(b"peer", 1)]
+    assert [event.now_ns for event in desk.hear("one", PEER, 3)] == [desk.now_ns]
+    assert desk.heard == [(PEER, 1)]
 
 
 def test_what_waits_to_be_taken_by_a_revoked_guest_is_dropped(desk: Desk) -> None:
-    desk.hear("one", b"peer", 1)
+    desk.hear("one", PEER, 1)
     desk.room = 0
     desk.answer(1)
     desk.ring.revoke("one")
@@ -211,13 +215,13 @@ def test_what_waits_to_be_taken_by_a_revoked_guest_is_dropped(desk: Desk) -> Non
 def test_nobody_is_served_while_the_keys_can_not_be_read(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    desk.hear("one", b"peer", 1)
+    desk.hear("one", PEER, 1)
     desk.ring.directory.chmod(0o755)
-    assert desk.hear("one", b"peer", 2) == [GONE, asked(2)]
-    desk.hear("one", b"peer", 3)
+    assert desk.hear("one", PEER, 2) == [GONE, asked(2)]
+    desk.hear("one", PEER, 3)
     assert desk.taken[1:] == [NOBODY, NOBODY]
     desk.ring.directory.chmod(0o700)
-    desk.hear("one", b"peer", 4)
+    desk.hear("one", PEER, 4)
     assert desk.taken[3] == Guest("one", Role.VIEWER)
     (record,) = caplog.records
     assert "nobody with a key is served: " in record.getMessage()
@@ -227,16 +231,16 @@ def test_routes_are_bounded_and_the_last_heard_stay(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guests, "ROUTES_MAX", 2)
-    for route in (b"a", b"b", b"a", b"c"):
+    for route in (A, B, A, C):
         desk.hear("one", route, 1)
-    assert [desk.guests.may_be_told(b"\x00" + route) for route in (b"a", b"b", b"c")] == [
+    assert [desk.guests.may_be_told(b"\x00" + route) for route in (A, B, C)] == [
         *(True, False, True)
     ]
 
 
 def test_secure_wire_without_guests_hears_and_tells_nobody(desk: Desk) -> None:
     desk.port = SocketPort(desk, [cast("Wire", desk)], cast("Poller", desk), desk)
-    assert desk.hear("one", b"peer", 1) == []
+    assert desk.hear("one", PEER, 1) == []
     assert desk.answer(1) == [GONE]
     assert desk.heard == []
 
@@ -287,3 +291,10 @@ def test_broker_that_demands_keys_needs_one_that_is_good(tmp_path: Path) -> None
     ring.revoke("one")
     with pytest.raises(UserError, match=told):
         keyring_for(tmp_path, beyond, secure=False)
+
+
+def test_guest_that_chose_its_id_is_passed_over(desk: Desk) -> None:
+    """Whoever takes the id of one that is gone would be told what was for that one."""
+    assert desk.hear("one", b"chosen", 1) == []
+    assert desk.hear("one", b"\0chosen", 2) == []
+    assert desk.hear("one", PEER, 3) == [asked(3)]

@@ -20,6 +20,7 @@ import taskyard
 from taskyard import Executor, ExecutorBroken, NoBroker, TaskFailed
 from taskyard.client.executor import CallFuture
 from taskyard.errors import UserError
+from taskyard.wire import pickled
 from taskyard.wire.pickled import RemoteTraceback
 from tests.client import calls
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Worker, is_alive, until
@@ -651,3 +652,12 @@ def test_size_of_a_standard_pool_is_taken_for_slots() -> None:
         assert executor.submit(pow, 2, 3).result(PATIENCE_SECONDS) == 8
     with pytest.raises(UserError, match="slots and max_workers are the same"):
         Executor(max_workers=2, slots=2)
+
+
+def test_what_a_call_prints_is_never_unpickled(
+    executor: Executor,
+) -> None:
+    line = pickled.encode_exception(ValueError("planted"), "nowhere")
+    error = executor.submit(calls.print_and_exit, line.decode()).exception(PATIENCE_SECONDS)
+    assert isinstance(error, TaskFailed)
+    assert "planted" not in repr(error)

@@ -75,3 +75,29 @@ def test_limit_that_the_system_does_not_take_stays(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(resource, "getrlimit", lambda _: (10, resource.RLIM_INFINITY))
     monkeypatch.setattr(resource, "setrlimit", refuse)
     raise_file_limit()
+
+
+#: Prints the id that a ROUTER gives to its first peer.
+FIRST_ID = """
+import sys
+from taskyard.net.poller import Poller
+from taskyard.net.sockets import connect, listen
+
+listener = listen(f"ipc://{sys.argv[1]}/ids.sock")
+peer, poller = connect(listener.endpoint), Poller()
+poller.add(listener)
+peer.send([b"hello"])
+while (frames := listener.receive()) is None:
+    assert poller.wait(20 * 10**9)
+print(frames[0].hex())
+"""
+
+
+def test_no_two_processes_give_the_same_routing_ids(tmp_path: Path) -> None:
+    given = [
+        subprocess.run(
+            [PYTHON, "-c", FIRST_ID, str(tmp_path)], check=True, capture_output=True, text=True
+        ).stdout
+        for _ in range(3)
+    ]
+    assert len(set(given)) == 3

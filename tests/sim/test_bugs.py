@@ -39,6 +39,6 @@ def test_command_says_who_caught_a_planted_bug(capsys: pytest.CaptureFixture[str
 
 
 def test_command_fails_when_a_promise_is_broken(capsys: pytest.CaptureFixture[str]) -> None:
-    with BUGS["retry_never_ends"]():
+    with BUGS["ticket_answered_twice"]():
         assert main(["--schedules", "20"]) == 1
     assert "seed " in capsys.readouterr().out

@@ -2,10 +2,8 @@
 
 from random import Random
 
-from taskyard.core.effects import Effect, Nothing
-from taskyard.core.events import Event, WorkAsked, WorkerCut
 from taskyard.sim.clock import Timeline
-from taskyard.sim.network import Link, Network, copied
+from taskyard.sim.network import Link, Network, Parcel
 from taskyard.sim.plan import Faults
 
 
@@ -13,17 +11,20 @@ class End:
     """Both ends of a network: a broker that keeps what it gets, and a peer."""
 
     def __init__(self, faults: Faults, *, tight: bool) -> None:
-        self.name = b"w"
         self.up = True
-        self.events: list[Event] = []
-        self.effects: list[Effect] = []
+        self.parcels: list[Parcel] = []
+        self.answers: list[tuple[bytes, ...]] = []
         self.broken = 0
         self.timeline = Timeline()
         self.network = Network(self.timeline, Random(1), faults, self)
-        self.link = self.network.connect(self, tight=tight)
+        self.link = self.network.connect(self, 3, tight=tight)
+        self.route = self.link.route
 
-    def take(self, message: Event | Effect) -> None:
-        (self.effects if isinstance(message, Effect) else self.events).append(message)  # type: ignore[arg-type]
+    def take(self, message: Parcel | tuple[bytes, ...]) -> None:
+        if isinstance(message, Parcel):
+            self.parcels.append(message)
+        else:
+            self.answers.append(message)
 
     def link_broke(self, link: Link) -> None:
         assert link is self.link
@@ -31,9 +32,9 @@ class End:
 
     def ask(self, *counts: int) -> list[int]:
         for count in counts:
-            self.network.to_broker(self.link, WorkAsked(0, self.name, count))
+            self.network.to_broker(self.link, [b"", b"%d" % count])
         self.pass_time()
-        return [event.count for event in self.events if isinstance(event, WorkAsked)]
+        return [int(parcel.frames[1]) for parcel in self.parcels]
 
     def pass_time(self) -> None:
         self.timeline.run_until(self.timeline.now_ns + 60_000_000_000)
@@ -66,27 +67,28 @@ def test_drop_breaks_a_tight_link_and_tells_the_peer() -> None:
 
 def test_cut_link_lets_nothing_pass_that_way_until_it_is_mended() -> None:
     end = End(Faults(), tight=False)
-    end.network.cut(b"w", to_broker=True, to_peer=False)
+    end.network.cut(end.route, to_broker=True, to_peer=False)
     assert end.ask(1) == []
-    assert end.network.to_peer(Nothing(b"w", settled=False), 0) is None
+    assert end.network.to_peer(end.route, [b"", b"PONG"], 0)
     end.pass_time()
-    assert len(end.effects) == 1
-    end.network.mend(b"w")
+    assert end.answers == [(b"", b"PONG")]
+    end.network.mend(end.route)
     assert end.ask(2) == [2]
 
 
 def test_mended_tight_link_is_broken_because_something_may_be_lost() -> None:
     end = End(Faults(), tight=True)
-    end.network.cut(b"w", to_broker=True, to_peer=True)
-    end.network.mend(b"w")
+    end.network.cut(end.route, to_broker=True, to_peer=True)
+    end.network.mend(end.route)
     end.pass_time()
     assert end.broken == 1
 
 
-def test_effect_for_nobody_is_told_as_undeliverable() -> None:
-    end = End(Faults(undeliverable_told=1.0), tight=False)
-    end.network.disconnect(b"w")
-    assert end.network.to_peer(Nothing(b"w", settled=False), 0) == WorkerCut(0, b"w")
+def test_message_for_nobody_is_noticed_or_not() -> None:
+    for told in (0.0, 1.0):
+        end = End(Faults(undeliverable_told=told), tight=False)
+        end.network.disconnect(end.link)
+        assert end.network.to_peer(end.route, [b"", b"PONG"], 0) is not bool(told)
 
 
 def test_what_waits_for_a_dead_broker_arrives_when_it_is_back() -> None:
@@ -98,8 +100,8 @@ def test_what_waits_for_a_dead_broker_arrives_when_it_is_back() -> None:
     assert end.ask() == [1]
 
 
-def test_copy_shares_nothing() -> None:
-    event = WorkAsked(0, b"w", 1)
-    other = copied(event)
-    assert other == event
-    assert other is not event
+def test_route_is_the_door_and_the_id_that_was_chosen_or_given() -> None:
+    end = End(Faults(), tight=False)
+    chosen = end.network.connect(end, 4, b"tcp://sim:w", tight=True)
+    assert (end.route[:2], chosen.route) == (b"\x03\0", b"\x04tcp://sim:w")
+    assert end.network.connect(end, 3, tight=False).route != end.route

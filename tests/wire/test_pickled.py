@@ -143,3 +143,11 @@ def test_traceback_without_an_end_is_cut() -> None:
 )
 def test_output_without_an_exception_has_none(output: bytes) -> None:
     assert pickled.decode_exception(output) == (None, "")
+
+
+def test_exception_counts_only_behind_the_token_of_its_call() -> None:
+    line = pickled.encode_exception(ValueError("a"), "where", "0123")
+    error, told = pickled.decode_exception(line, "0123")
+    assert (repr(error), told) == ("ValueError('a')", "where")
+    assert pickled.decode_exception(line, "4567") == (None, "")
+    assert pickled.decode_exception(line) == (None, "")

@@ -781,3 +781,11 @@ def test_page_has_the_figures_of_the_code() -> None:
     ):
         assert said in page
     assert CRASHES_MAX == 5  # "five workers"
+
+
+def test_name_of_a_worker_does_not_tell_its_id_where_there_is_a_secret() -> None:
+    route = BACKEND + b"\0\1\2\3\4"
+    assert ping_pong_backend.name_of(route).endswith(b"-0001020304")
+    hidden = ping_pong_backend.name_of(route, b"secret")
+    assert b"01020304" not in hidden
+    assert hidden != ping_pong_backend.name_of(route, b"other")

@@ -9,7 +9,7 @@ next. It must not know who is answered, nor why.
 
 from collections import deque
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import groupby, takewhile
 from operator import itemgetter
 from typing import Final
 
@@ -30,6 +30,11 @@ ROWS_KEPT_BYTES: Final = 8 * 1024 * 1024
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
 TURN_BYTES_MAX: Final = 4 * ANSWER_BYTES_MAX
 
+#: Rows and entries of the index that are read for the answers of a turn, and the rows' bytes:
+#: small results may lie in as many rows, or in large ones. Some 0.1 s, which everybody else waits.
+TURN_READS_MAX: Final = 500
+TURN_READ_BYTES_MAX: Final = 2 * TURN_BYTES_MAX
+
 
 class Answers:
     """Completes answers from the journal's rows and, where those are trimmed, from the index."""
@@ -41,6 +46,9 @@ class Answers:
         self._rows: deque[tuple[int, list[AnyRecord], int]] = deque(maxlen=ROWS_KEPT)
         #: Answers of the last turn that were not whole.
         self._owing: list[Told] = []
+        #: What may still be read in this turn.
+        self._reads = TURN_READS_MAX
+        self._read_bytes = TURN_READ_BYTES_MAX
 
     def are_owed(self) -> bool:
         """Some answers of the last turn were not told whole, and whoever asked waits for it."""
@@ -59,9 +67,10 @@ class Answers:
         unreached: list[Told] = []
         owing: list[Told] = []
         room = TURN_BYTES_MAX
+        self._reads, self._read_bytes = TURN_READS_MAX, TURN_READ_BYTES_MAX
         for effect in effects:
             if type(effect) is Told:
-                if effect.records and room > 0:
+                if effect.records and room > 0 and self._may_read():
                     room -= self._put_in(effect, min(room, ANSWER_BYTES_MAX))
                     owing.append(effect)
                 elif effect.records:
@@ -95,18 +104,25 @@ class Answers:
     def _results(
         self, names: list[bytes], owed: list[tuple[int, int]]
     ) -> Iterator[tuple[int, bytes]]:
-        """Places and what belongs there, record by record; each is read when it is needed."""
+        """Places and what belongs there, record by record, as far as a turn reads; each is read
+        when it is needed."""
         for number, group in groupby(owed, key=itemgetter(0)):
+            if not self._may_read():
+                return
             places = [place for _, place in group]
             record = self._record(number)
             if record is None:
-                for place in places:
+                for place in takewhile(lambda _: self._may_read(), places):
                     yield place, self._archived(number, names[place])
             else:
                 wanted = [names[place] for place in places]
                 yield from zip(places, results_in(record, number, wanted), strict=True)
 
+    def _may_read(self) -> bool:
+        return self._reads > 0 and self._read_bytes > 0
+
     def _archived(self, number: int, name: bytes) -> bytes:
+        self._reads -= 1
         result = None if self._index is None else self._index.result(name)
         if result is None:
             wrong = f"record {number}, which says how {name!r} ended, is trimmed and not indexed"
@@ -121,6 +137,8 @@ class Answers:
         row = self._store.row_of(number)
         if row is None:
             return None
+        self._reads -= 1
+        self._read_bytes -= len(row.body)
         while self._rows and self._kept_bytes() + len(row.body) > ROWS_KEPT_BYTES:
             self._rows.popleft()
         records = records_of(row, row.record_first - 1)

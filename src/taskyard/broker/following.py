@@ -17,7 +17,7 @@ from taskyard.broker.excerpts import excerpt, names_in
 from taskyard.core.effects import AnswerDue, Effect, Followed
 from taskyard.core.events import Scope
 from taskyard.core.ledger import Ledger
-from taskyard.core.records import AnyRecord
+from taskyard.core.records import AnyRecord, Submitted
 from taskyard.errors import JournalDamaged
 from taskyard.journal.files import PUT_BACK
 from taskyard.journal.recovery import EndedIndex, recall_for, records_of
@@ -37,9 +37,11 @@ TURN_RECORDS_MAX: Final = 2 * RECORDS_MAX
 TURN_NAMES_MAX: Final = 2 * NAMES_MAX
 TURN_BYTES_MAX: Final = 4 * 1024 * 1024
 
-#: The latest rows that are kept at hand: who has just been told asks again within some turns.
+#: The latest rows that are kept at hand, the tasks that they name, and their payloads, results and
+#: other texts: who has just been told asks again within some turns.
 ROWS_KEPT: Final = 64
 NAMES_KEPT: Final = 4 * NAMES_MAX
+BYTES_KEPT: Final = 8 * 1024 * 1024
 
 #: So many rows after somebody asked last, nobody follows any more.
 ROWS_FOLLOWED: Final = 1000
@@ -48,6 +50,10 @@ ROWS_FOLLOWED: Final = 1000
 WAITING_MAX: Final = 1000
 
 _EVERYTHING: Final = Scope()
+
+#: Columns of records and submissions that may be long.
+_TEXTS: Final = ("names", "payloads", "envelopes", "results", "reasons", "texts")
+_LISTS: Final = ("after", "after_done")
 
 
 class _Room:
@@ -73,9 +79,11 @@ class Following:
         self._waiting: dict[int, Followed] = {}
         #: Answers that there is something for.
         self._due: deque[Followed] = deque()
-        #: The latest rows: the first record's number, the records, the tasks that they name.
-        self._rows: deque[tuple[int, Sequence[AnyRecord], int]] = deque()
+        #: The latest rows: the first record's number, the records, the tasks that they name, and
+        #: how many bytes they hold.
+        self._rows: deque[tuple[int, Sequence[AnyRecord], int, int]] = deque()
         self._names_kept = 0
+        self._bytes_kept = 0
         #: Somebody follows for so many rows more.
         self._followed = 0
 
@@ -103,22 +111,35 @@ class Following:
             self._waiting.clear()
         effects += self._given_up(effects, asked)
         effects += self._told()
+        if self._bytes_kept > BYTES_KEPT:  # one large row, of which who waited is told by now
+            self._let_go()
 
     def _keep(self, records: Sequence[AnyRecord]) -> None:
         """Have the latest rows at hand, for as long as somebody follows."""
         if not self._waiting and not self._due:
             self._followed -= 1
         if not self._followed:
-            self._rows.clear()
-            self._names_kept = 0
+            self._let_go()
             return
-        names = sum(map(names_in, records))
-        self._rows.append((self._store.head.record - len(records) + 1, records, names))
+        names, size = sum(map(names_in, records)), sum(map(_bytes_in, records))
+        self._rows.append((self._store.head.record - len(records) + 1, records, names, size))
         self._names_kept += names
-        while len(self._rows) > ROWS_KEPT or (
-            self._names_kept > NAMES_KEPT and len(self._rows) > 1
-        ):
-            self._names_kept -= self._rows.popleft()[2]
+        self._bytes_kept += size
+        while len(self._rows) > 1 and self._are_many():
+            _, _, names, size = self._rows.popleft()
+            self._names_kept -= names
+            self._bytes_kept -= size
+
+    def _are_many(self) -> bool:
+        return (
+            len(self._rows) > ROWS_KEPT
+            or self._names_kept > NAMES_KEPT
+            or self._bytes_kept > BYTES_KEPT
+        )
+
+    def _let_go(self) -> None:
+        self._rows.clear()
+        self._names_kept = self._bytes_kept = 0
 
     def _given_up(self, effects: list[Effect], asked: list[Followed]) -> list[Followed]:
         """Who asks either waits or is due. Returns those who have waited long enough, which may be
@@ -193,7 +214,7 @@ class Following:
 
     def _row_of(self, number: int, room: _Room) -> tuple[int, Sequence[AnyRecord]]:
         if self._rows and self._rows[0][0] <= number:
-            for first, records, _ in reversed(self._rows):
+            for first, records, _, _ in reversed(self._rows):
                 if first <= number:
                     return first, records
         row = self._store.row_of(number)
@@ -209,3 +230,17 @@ class Following:
         if self._index is not None:
             recall_for(self._ledger, self._index, getattr(record, "names", ()))
         return excerpt(record, scope, self._ledger.tasks)
+
+
+def _bytes_in(record: AnyRecord) -> int:
+    """About how many bytes a record holds: its texts, without their numbers."""
+    held: list[object] = [record]
+    if type(record) is Submitted:
+        held.append(record.submission)
+    size = 0
+    for one in held:
+        for field in _TEXTS:
+            size += sum(map(len, getattr(one, field, None) or ()))
+        for field in _LISTS:
+            size += sum(sum(map(len, names)) for names in getattr(one, field, None) or ())
+    return size

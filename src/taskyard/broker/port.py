@@ -8,6 +8,7 @@ What the messages mean is the dialects' business.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
 from taskyard.core.limits import SECOND_NS
@@ -36,6 +37,9 @@ BACKLOG_BYTES_MAX: Final = 16 * 1024 * 1024
 #: How soon to try again to send them: nothing tells when a peer has begun to read.
 RETRY_NS: Final = SECOND_NS // 50
 
+#: The number of a socket, and an id as ZeroMQ makes it: a zero byte and four of a count.
+_GIVEN_BYTES: Final = 6
+
 #: Messages taken from one socket before the next one has its turn.
 _MESSAGES_AT_ONCE: Final = 32
 
@@ -57,6 +61,21 @@ class Dialect(Protocol):
     def time_passed(self, now_ns: int) -> Sequence[Event]: ...
 
 
+class Backlog:
+    """Answers that a peer did not take, in order."""
+
+    def __init__(self) -> None:
+        self.answers: deque[list[bytes]] = deque()
+        self.bytes_kept = 0
+
+    def add(self, frames: list[bytes]) -> None:
+        self.answers.append(frames)
+        self.bytes_kept += sum(map(len, frames))
+
+    def remove_first(self) -> None:
+        self.bytes_kept -= sum(map(len, self.answers.popleft()))
+
+
 class SocketPort:
     """Keeps `turn.Port`. A route is the number of a socket and the peer's id there."""
 
@@ -76,7 +95,7 @@ class SocketPort:
         self._clock = clock
         self._poller = poller
         #: Answers that peers did not take yet, in order.
-        self._backlogs: dict[bytes, list[list[bytes]]] = {}
+        self._backlogs: dict[bytes, Backlog] = {}
         self._retry_at_ns = 0
         #: Something else than a socket was ready: a signal, or whatever was added to the poller.
         self.called = False
@@ -139,6 +158,8 @@ class SocketPort:
     ) -> Sequence[Event]:
         if self._guests is None:
             return ()  # nobody can say who it is
+        if not _is_given(route):
+            return ()  # who is gone may be told something there that is for nobody else
         told: list[Event] = []
         if self._guests.is_another(user, route):
             told += self._cut(route)
@@ -164,25 +185,38 @@ class SocketPort:
     def _send(self, route: bytes, frames: list[bytes]) -> bool:
         """Whether it was sent; what a full queue refuses is kept."""
         wire = self._wires[route[0]]
-        if wire.is_secure and (self._guests is None or not self._guests.may_be_told(route)):
+        if not self._may_be_told(wire, route):
             return False
         sent = wire.send([route[1:], *frames])
         if not sent and wire.is_full:
-            self._backlogs[route] = [frames]
+            self._backlogs[route] = Backlog()
+            self._backlogs[route].add(frames)
         return sent
 
     def _keep(self, route: bytes, frames: list[bytes]) -> None:
         backlog = self._backlogs[route]
-        kept_bytes = sum(len(frame) for kept in backlog for frame in kept)
-        if len(backlog) < BACKLOG_MAX and kept_bytes < BACKLOG_BYTES_MAX:
-            backlog.append(frames)
+        if len(backlog.answers) < BACKLOG_MAX and backlog.bytes_kept < BACKLOG_BYTES_MAX:
+            backlog.add(frames)
 
     def _retry(self, now_ns: int) -> None:
         """Send what peers did not take before; who is gone, or has taken it all, owes nothing."""
         self._retry_at_ns = now_ns + RETRY_NS
         for route, backlog in [*self._backlogs.items()]:
             wire = self._wires[route[0]]
-            while backlog and wire.send([route[1:], *backlog[0]]):
-                del backlog[0]
-            if not backlog or not wire.is_full:
-                del self._backlogs[route]
+            if self._may_be_told(wire, route):
+                while backlog.answers and wire.send([route[1:], *backlog.answers[0]]):
+                    backlog.remove_first()
+                if backlog.answers and wire.is_full:
+                    continue
+            del self._backlogs[route]
+
+    def _may_be_told(self, wire: Wire, route: bytes) -> bool:
+        """Whoever came in by a key that is no longer good is told nothing."""
+        if not wire.is_secure:
+            return True
+        return self._guests is not None and self._guests.may_be_told(route)
+
+
+def _is_given(route: bytes) -> bool:
+    """ZeroMQ gave this id, the peer did not choose it."""
+    return len(route) == _GIVEN_BYTES and route[1] == 0

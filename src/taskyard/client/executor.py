@@ -26,6 +26,8 @@ from itertools import count, islice
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
+from msgspec import structs
+
 from taskyard.client.campaign.submitting import encode_text
 from taskyard.client.client import TIMEOUT_SECONDS, Client
 from taskyard.client.household import Household, Staff
@@ -135,6 +137,7 @@ class Engine:
         self.campaign = f"executor-{self._prefix}"
         self._terms = Terms(campaign=encode_text(self.campaign), service=encode_text(service))
         self._numbers = count(1)
+        self._token = secrets.token_hex(16)
         self._origins = Origins()
         self._client = client
         #: There is a client, or there never will be.
@@ -180,7 +183,8 @@ class Engine:
             self._pending[name] = future
         try:
             call = pickled.pickle_call(function, args, kwargs)
-            payload = pickled.encode(call, self._origins.of(call))
+            origin = structs.replace(self._origins.of(call), token=self._token)
+            payload = pickled.encode(call, origin)
         except UserError as error:  # as the standard has it: who asks for the result is told
             self._settle(future, partial(future.settle_exception, error))
             return future
@@ -335,7 +339,7 @@ class Engine:
     def _raised(self, name: str, error: TaskFailed) -> BaseException:
         """What the function raised; where that did not come along, how its task failed."""
         try:
-            raised, traceback = pickled.decode_exception(self.client.output(name))
+            raised, traceback = pickled.decode_exception(self.client.output(name), self._token)
         except TaskyardError:
             return error
         if raised is None and traceback:

@@ -24,6 +24,9 @@ PATIENCE_SECONDS: Final = 5.0
 
 _ANCHOR = "SELECT value FROM meta WHERE key = 'anchor'"
 
+#: A row's head without its body, which may be megabytes: a search looks at many and wants one.
+_HEAD = "SELECT record_last, chain FROM journal WHERE sequence = ?"
+
 
 class StoredRows:
     """The rows after an anchor up to a head; whoever inherits says where they lie."""
@@ -84,12 +87,24 @@ class StoredRows:
         """The head stored there, believed: all was verified when the journal was opened."""
         if sequence == self._anchor.sequence:
             return self._anchor
-        return self._stored(sequence).head
+        try:
+            found = self._connection.execute(_HEAD, (sequence,)).fetchall()
+        except DiskErrors as error:
+            raise schema.read_error(error, f"row {sequence}") from error
+        if not found:
+            raise self._missing(sequence)
+        ((record, link),) = found
+        if not isinstance(record, int) or not isinstance(link, bytes):
+            raise JournalDamaged(f"row {sequence} is not a row", f"it can't be read: {PUT_BACK}")
+        return Head(sequence, record, link)
 
     def _stored(self, sequence: int) -> Row:
         for row in schema.select_rows(self._connection, "WHERE sequence = ?", sequence):
             return row
-        raise JournalDamaged(
+        raise self._missing(sequence)
+
+    def _missing(self, sequence: int) -> JournalDamaged:
+        return JournalDamaged(
             f"row {sequence} is missing in {self._path}", f"it is lost: {PUT_BACK}"
         )
 

@@ -4,8 +4,10 @@ A forked child gets a context of its own: the parent's threads did not come with
 """
 
 import contextlib
+import ctypes
 import os
 import resource
+import secrets
 import threading
 
 import zmq
@@ -29,11 +31,19 @@ def context() -> zmq.Context[zmq.Socket[bytes]]:
 
 
 def _open() -> zmq.Context[zmq.Socket[bytes]]:
+    _seed_routing_ids()
     opened: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     for option, value in CONTEXT.items():
         opened.set(option, value)
     zap.start(opened)
     return opened
+
+
+def _seed_routing_ids() -> None:
+    """Let nobody know what ids a ROUTER gives: ZeroMQ counts them up from C's `rand`, which nobody
+    seeds, so that they are the same in every process. A peer may choose its own id, and ZeroMQ ends
+    the process when it is about to give one that a peer has chosen."""
+    ctypes.CDLL(None).srand(ctypes.c_uint(secrets.randbits(32)))
 
 
 def _leave_to_parent() -> None:

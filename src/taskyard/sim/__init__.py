@@ -7,17 +7,21 @@ very loops and machines that the product runs; its checkers share no code with w
     python -m taskyard.sim --schedules 2000   many, counted; seeds that broke a promise are named
     python -m taskyard.sim --bugs             plant each bug and say which schedule caught it
 
-A schedule is a broker (`broker.turn.Broker` itself, on a simulated port, disk and clock), a few
-clients that submit and wish, and workers of every kind of dialect, who speak events and hear
-effects over the network. `plan` draws how big the world is and what goes wrong in it, `scenario`
-lets it happen. After some seconds everything heals: no more faults, new workers, what was paused
-goes on. Then all tasks must come to their end. `story` reads the journal as it becomes durable with
-a second machine of its own, `checkers` compare it with what peers were told.
+A schedule is a broker (`broker.turn.Broker` itself, on a simulated port, disk and clock, behind the
+adapters of `wire/`), a few clients that submit and wish, and workers of every kind of dialect. What
+goes over the network is bytes: `doors` says which dialect is spoken where, `tongues` and
+`dwork_tongue` how peers speak. `plan` draws how big the world is and what goes wrong in it,
+`scenario` lets it happen. After some seconds everything heals: no more faults, new workers, what
+was paused goes on. Then all tasks must come to their end. `story` reads the journal as it becomes
+durable with a second machine of its own, `checkers` compare it with what peers meant and were told,
+never with what the adapters made of it.
 
 To read a run: the first lines are what was drawn. Then come lines of virtual seconds and what
-happened: `says` is a peer's event as it leaves, `sends` an effect as it leaves the broker, `hears`
-an effect as it arrives. If a promise was broken, the line before the digest names the checker, and
-tells the story of the task. `-q` runs the same schedule with only the verdict.
+happened: `says` is what a peer means by a message that leaves, `sends` an effect as the broker
+tells it, `hears` what a peer makes of what arrives. The bytes themselves are part of the digest. If
+a promise was broken, the line before the digest names the checker, and tells the story of the task.
+`-q` runs the same schedule with only the verdict.
 
-Not simulated yet: the dialects' bytes, relays, the worker's own loop, two brokers on one database.
+Not simulated: hungry agents, who are children of a worker and have no network; relays, the worker's
+own loop, two brokers on one database.
 """

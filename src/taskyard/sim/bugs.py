@@ -1,4 +1,5 @@
 """Planted bugs: each replaces one function of the real code by a broken one, and must be caught.
+Those of the core, the journal and the broker's turn are here, those of the dialects beside it.
 
 A simulator that does not catch these would not catch the next real one either. They are found by
 the checkers alone, without `core.invariants`. Each is a context manager with one sentence that
@@ -8,9 +9,9 @@ says what is broken.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, suppress
+from typing import Any, Final
 
 from msgspec import structs
 
@@ -39,41 +40,13 @@ from taskyard.core.workers import Worker
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chain, recovery
 from taskyard.journal.encoding import encode
+from taskyard.sim import dialect_bugs
 from taskyard.sim.clock import SimClock
+from taskyard.sim.planting import BUGS, Planted, plant, swapped, swapped_item
 
-Planted: TypeAlias = Callable[[], AbstractContextManager[None]]
-
-#: Every planted bug by name.
-BUGS: Final[dict[str, Planted]] = {}
+__all__ = ["BUGS", "Planted", "dialect_bugs"]
 
 _DECIDERS: Final[dict[type, Any]] = scheduler._DECIDERS  # noqa: SLF001 - a bug is planted inside
-
-
-def plant(function: Callable[[], Iterator[None]]) -> Planted:
-    planted = BUGS[function.__name__] = contextmanager(function)
-    return planted
-
-
-@contextmanager
-def swapped(owner: Any, name: str, broken: Any) -> Iterator[None]:
-    """Another attribute for a while; of a module or a class."""
-    sound = vars(owner)[name]
-    setattr(owner, name, broken)
-    try:
-        yield
-    finally:
-        setattr(owner, name, sound)
-
-
-@contextmanager
-def swapped_item(table: dict[type, Any], key: type, broken: Any) -> Iterator[None]:
-    """Another entry of a table for a while."""
-    sound = table[key]
-    table[key] = broken
-    try:
-        yield
-    finally:
-        table[key] = sound
 
 
 def applying(record: type) -> dict[type, Any]:

@@ -10,26 +10,39 @@ from __future__ import annotations
 from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from taskyard.core import effects, events
 from taskyard.core import records as r
 from taskyard.core.events import Outcome, Repeat, Unknown
 from taskyard.core.records import ReturnReason
 from taskyard.journal.encoding import decode
+from taskyard.sim.doors import Door
+from taskyard.sim.network import Parcel
 from taskyard.sim.plan import SECOND_NS
 from taskyard.sim.story import (
+    BLOCKED,
+    CANCELLED,
     DELAYED,
     DONE,
     ENDED,
+    FAILED,
+    READY,
     WAITING,
     Story,
     Violation,
 )
+from taskyard.sim.tongues import DO, argument_of
+from taskyard.wire import numbering, ping_pong_backend, round_robin_table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
     from taskyard.core.ledger import Ledger
     from taskyard.core.states import TaskState
+    from taskyard.core.tasks import Submission, Terms
     from taskyard.journal.chain import Row
     from taskyard.sim.clock import SimClock, Timeline
     from taskyard.sim.plan import Plan
@@ -38,6 +51,42 @@ __all__ = ["Checker", "Violation"]
 
 #: A silent worker's leases end within its lease time and this (G4).
 LATE_NS_MAX: Final = SECOND_NS
+
+#: A worker of round-robin may be silent for this much longer: it can't be told that what it holds
+#: was cancelled, and what that allows it is still allowed.
+VOID_NS_MAX: Final = 10 * SECOND_NS
+
+#: When all is well again, a task that could be leased is, within this.
+READY_NS_MAX: Final = 45 * SECOND_NS
+
+#: What a client says of its tasks; the rest of their terms is the broker's.
+_ASKED_TERMS: Final = (
+    *("campaign", "service", "priority", "due_ns", "expires_ns", "expires_hard_ns"),
+    *("retry_delays_ns", "lease_ns", "time_limit_ns", "slots", "crashes_max"),
+)
+
+#: WMP's WAKE and what answers a GIVE, and where in a message commands and headers are.
+_WAKE: Final = b"\x02"
+_TAKE_OR_NO: Final = (b"\x04", b"\x05")
+_COMMAND_AT, _HEADERS_AT = 2, 3
+
+#: LMQ's TRACKEXEC has its command at the same place, and its arguments from here on.
+_TRACKEXEC: Final = b"\x04"
+_ARGUMENTS_AT: Final = 4
+
+#: How the broker names tasks of clients who give no names.
+_NAMED_BY_BROKER: Final = (b"ping-pong-", b"round-robin-")
+
+_MINDED_BY_DIALECT: Final = (numbering.PING_PONG, numbering.ROUND_ROBIN)
+
+#: The name of a worker by its route, where its dialect makes it of that.
+_WORKER_OF: Final[dict[int, Callable[[bytes], bytes]]] = {
+    Door.NATIVE: lambda _route: b"",
+    Door.PING_FRONTEND: lambda _route: b"",
+    Door.WMP: lambda _route: b"",
+    Door.PING_BACKEND: ping_pong_backend.name_of,
+    Door.ROUND_ROBIN: lambda route: round_robin_table.name_of(route[1:]),
+}
 
 #: The broker's wall clock may be this far from the true one when it decides.
 WALL_DRIFT_NS_MAX: Final = SECOND_NS // 50
@@ -97,18 +146,32 @@ class Checker:
         self._draining: dict[bytes, None] = {}
         self._drain_next: dict[bytes, None] = {}
         self._full_ns: int | None = None
+        #: Routes that turned out to lead nowhere, of this process of the broker.
+        self._cut: dict[bytes, None] = {}
+        #: Which workers were woken for each service in this turn, by their routes.
+        self._woken: dict[bytes, dict[bytes, None]] = {}
+        #: How many tasks of each service were ready in this turn, and are no more.
+        self._were_ready: dict[bytes, int] = {}
+        #: Names of jobs that have none but the broker's, by their payloads.
+        self._job_names: dict[bytes, bytes] = {}
+        #: (worker, task) that were sent to workers whose silence their dialects mind.
+        self._jobs: dict[tuple[bytes, bytes], None] = {}
         self._jumps = plan.faults.clock_jump > 0
 
     # The broker.
 
-    def received(self, arrived: list[Event]) -> None:
+    def received(self, arrived: Sequence[Parcel | events.RulesSet]) -> None:
+        """What peers meant by what the broker received; not what its adapters made of it."""
         now_ns = self._timeline.now_ns
-        self._turn = arrived
+        self._turn = []
+        for one in arrived:
+            self._turn += one.said if isinstance(one, Parcel) else [one]
         self._lists = []
         self._given_up = {}
+        self._woken, self._were_ready = {}, {}
         if self._up_ns is None:
             self._up_ns = now_ns
-        for event in arrived:
+        for event in self._turn:
             if isinstance(event, _SHOWS_LIFE):
                 self._heard_ns[event.worker] = now_ns
                 if isinstance(event, events.WorkerHeard) and event.held is not None:
@@ -125,6 +188,34 @@ class Checker:
                 names = [name for name in known if event.worker in (None, name)]
                 self._drain_next.update(dict.fromkeys(names))
 
+    def sent(self, route: bytes, frames: Sequence[bytes]) -> None:
+        """What leaves the broker, as far as peers alone could not judge it."""
+        if route[0] == Door.PING_BACKEND:
+            what = self._real(frames[1].removeprefix(DO))
+            self._jobs[ping_pong_backend.name_of(route), what] = None
+        elif route[0] == Door.ROUND_ROBIN and frames[_COMMAND_AT] == _TRACKEXEC:
+            what = self._real(argument_of(frames[_ARGUMENTS_AT:]))
+            self._jobs[round_robin_table.name_of(route[1:]), what] = None
+        elif route[0] == Door.WMP and frames[_COMMAND_AT] == _WAKE:
+            self._check_herd(route, msgspec.json.decode(frames[_HEADERS_AT])["service"].encode())
+        elif route[0] == Door.WMP and frames[_COMMAND_AT] in _TAKE_OR_NO:
+            for woken in self._woken.values():
+                woken.pop(route, None)  # it came
+
+    def _check_herd(self, route: bytes, service: bytes) -> None:
+        """One task never calls a crowd."""
+        woken = self._woken.setdefault(service, {})
+        woken[route] = None
+        tales = self.story.tasks.values()
+        ready = sum(one.state is READY and one.terms.service == service for one in tales)
+        ready += self._were_ready.get(service, 0)
+        if len(woken) > ready:
+            raise Violation("herd", f"{len(woken)} workers are woken for {ready} tasks")
+
+    def cut(self, route: bytes) -> None:
+        """The broker notices that nobody is there."""
+        self._cut[route] = None
+
     def turned(self) -> None:
         """A turn of the broker is over."""
         self._draining.update(self._drain_next)
@@ -134,6 +225,7 @@ class Checker:
         self._up_ns = None
         self._turn = []
         self._draining, self._drain_next = {}, {}
+        self._cut = {}
         self.story.lease_times_ns = {}
 
     def recovered(self, ledger: Ledger) -> None:
@@ -184,6 +276,11 @@ class Checker:
     def row_durable(self, row: Row) -> None:
         for record in decode(row.body):
             self._before(record)
+            for name in getattr(record, "names", ()):
+                tale = self.story.tasks.get(name)
+                if tale is not None and tale.state is READY:
+                    service = tale.terms.service
+                    self._were_ready[service] = self._were_ready.get(service, 0) + 1
             self.story.tell(record, self._timeline.now_ns)
             self._after(record)
 
@@ -204,28 +301,39 @@ class Checker:
             self._check_leased(record)
 
     def _after(self, record: r.AnyRecord) -> None:
+        self._keep_texts(record)
+        if isinstance(record, r.Finished | r.Failed | r.Postponed | r.Returned | r.Expired):
+            for name, attempt in zip(record.names, record.attempts, strict=True):
+                self._ends.setdefault((name, attempt), []).append(record)
+                self._jobs.pop((record.worker, name), None)
+            if isinstance(record, r.Finished) or (
+                isinstance(record, r.Failed | r.Postponed) and record.own_fault
+            ):
+                self._check_reported(record)
+        elif isinstance(record, r.Cancelled):
+            for key in [key for key in self._jobs if key[1] in record.names]:
+                del self._jobs[key]
+        elif isinstance(record, r.WorkerLeft):
+            self._draining.pop(record.worker, None)
+            self._drain_next.pop(record.worker, None)
+
+    def _keep_texts(self, record: r.AnyRecord) -> None:
+        """Results and outputs that somebody may be told."""
         if isinstance(record, r.Finished):
             for name, result in zip(record.names, record.results or repeat(b""), strict=False):
                 self._results.setdefault(name, {})[result] = None
         elif isinstance(record, r.Progressed):
             for name, text in zip(record.names, record.texts, strict=True):
                 self._outputs.setdefault(name, {})[text] = None
-        if isinstance(record, r.Finished | r.Failed | r.Postponed | r.Returned | r.Expired):
-            for name, attempt in zip(record.names, record.attempts, strict=True):
-                self._ends.setdefault((name, attempt), []).append(record)
-            if isinstance(record, r.Finished) or (
-                isinstance(record, r.Failed | r.Postponed) and record.own_fault
-            ):
-                self._check_reported(record)
-        elif isinstance(record, r.WorkerLeft):
-            self._draining.pop(record.worker, None)
-            self._drain_next.pop(record.worker, None)
 
     def _check_submitted(self, record: r.Submitted) -> None:
         """What a client asked to wait for is waited for, or done, or was to be taken as done."""
         if self._full_ns is not None and self._timeline.now_ns > self._full_ns + 2 * SECOND_NS:
             raise Violation("full", "a submission was taken while the disk is full")
         submission = record.submission
+        if submission.names[0].startswith(_NAMED_BY_BROKER):
+            self._check_job(submission)
+            return
         for index, name in enumerate(submission.names):
             former = self.story.tasks.get(name)
             if former is not None and name not in self._extendable:
@@ -233,8 +341,36 @@ class Checker:
             asked = [one for one in self._turn if isinstance(one, events.SubmitAsked)]
             own = [one for one in asked if name in one.submission.names]
             kept = submission.after[index] if submission.after is not None else []
-            if not any(self._waits_as_asked(name, kept, one) for one in own):
-                raise Violation("dependency", f"{name!r} waits for {kept}, and was asked in {own}")
+            own = [one for one in own if self._waits_as_asked(name, kept, one)]
+            if not own:
+                raise Violation("dependency", f"{name!r} waits for {kept}, and was not asked to")
+            if not any(_is_as_asked(record, index, name, one) for one in own):
+                raise Violation("asked", f"{name!r} is not what was asked for in {own}")
+
+    def _check_job(self, submission: Submission) -> None:
+        """A job without a name is made once, as often as it was asked for."""
+        job, name = submission.payloads[0], submission.names[0]
+        asked = [one for one in self._turn if isinstance(one, events.SubmitAsked)]
+        if not any(one.submission.names == [job] for one in asked):
+            raise Violation("asked", f"nobody asked for {job!r}")
+        if job in self._job_names:
+            raise Violation("twice", f"{job!r} was asked for once, and made twice")
+        self._job_names[job] = name
+
+    def _real(self, name: bytes) -> bytes:
+        """The name of a task, where peers know it by its payload."""
+        return self._job_names.get(name, name)
+
+    def job_told(self, job: bytes, text: bytes, *, failed: bool) -> None:
+        """A client is told what came of a job; a job that failed may never have been taken."""
+        name = self._real(job)
+        if failed and name is job:
+            return
+        ends = (FAILED, CANCELLED, BLOCKED) if failed else (DONE,)  # behind a failure
+        if not any((name, end) in self.story.been for end in ends):
+            raise Violation("told", f"{job!r} was told as {text!r}, and never was {ends}")
+        if not failed and text not in self._results.get(name, {}):
+            raise Violation("told", f"{text!r} was never the result of {job!r}")
 
     def _waits_as_asked(self, name: bytes, kept: list[bytes], asked: events.SubmitAsked) -> bool:
         if asked.submission.after is None:
@@ -257,15 +393,32 @@ class Checker:
 
     def _check_lost(self, worker: bytes) -> None:
         """A worker was given up: it came back as another process, or it was silent."""
-        appeared = [one for one in self._turn if isinstance(one, events.WorkerAppeared)]
-        if not any(one.worker == worker for one in appeared):
+        if not self._appeared_anew(worker):
             self._check_silent(worker)
+
+    def _appeared_anew(self, worker: bytes) -> bool:
+        known = self.story.workers[worker].facts.incarnation
+        said = [one for one in self._turn if isinstance(one, events.WorkerAppeared)]
+        return any(one.worker == worker and one.facts.incarnation != known for one in said)
+
+    def _is_lost_by_dialect(self, worker: bytes) -> bool:
+        """A worker of ping-pong is lost with its connection; it and one of round-robin also by a
+        silence that their dialects mind, while the core minds only a longer one."""
+        if worker not in self._heard_ns:
+            return True  # not since the broker's start: there is no way to it
+        silent_ns = self._timeline.now_ns - self._heard_ns[worker]
+        return silent_ns >= self._plan.size.silence_ns or self._is_cut(worker)
+
+    def _is_cut(self, worker: bytes) -> bool:
+        return worker in [_WORKER_OF[route[0]](route) for route in self._cut]
 
     def _check_silent(self, worker: bytes) -> None:
         """Looked at with the first record that gives a worker up, while it still holds all."""
         if worker in self._given_up:
             return
         self._given_up[worker] = None
+        if worker.startswith(_MINDED_BY_DIALECT) and self._is_lost_by_dialect(worker):
+            return
         hand = self.story.workers[worker]
         held_ns = [tale.terms.lease_ns for tale in hand.held.values()]
         silence_ns = hand.facts.silence_ns and max([hand.facts.silence_ns, *held_ns])
@@ -273,8 +426,10 @@ class Checker:
         now_ns = self._timeline.now_ns
         if not silence_ns or now_ns < heard_ns + silence_ns:
             raise Violation("early", f"{worker!r} was given up too early: heard at {heard_ns}")
-        ends_ns = max(heard_ns + max(silence_ns, hand.patience_ns), hand.eased_ns)
-        if now_ns > ends_ns + LATE_NS_MAX:
+        ends_ns = max(heard_ns + max(silence_ns, hand.patience_ns), hand.eased_ns) + LATE_NS_MAX
+        if worker.startswith(numbering.ROUND_ROBIN):
+            ends_ns += VOID_NS_MAX
+        if now_ns > ends_ns:
             raise Violation("late", f"{worker!r} was given up too late: heard at {heard_ns}")
 
     def check_silence(self) -> None:
@@ -285,9 +440,18 @@ class Checker:
         for name, hand in self.story.workers.items():
             silence_ns = max(hand.facts.silence_ns, hand.patience_ns)
             heard_ns = max(self._heard_ns.get(name, 0), self._up_ns)
-            ends_ns = max(heard_ns + silence_ns, hand.eased_ns)
-            if silence_ns and now_ns > ends_ns + LATE_NS_MAX:
+            ends_ns = max(heard_ns + silence_ns, hand.eased_ns) + LATE_NS_MAX
+            if name.startswith(numbering.ROUND_ROBIN):
+                ends_ns += VOID_NS_MAX
+            if silence_ns and now_ns > ends_ns:
                 raise Violation("late", f"{name!r} is silent since {heard_ns}: {hand}")
+
+    def check_ready(self, revived_ns: int) -> None:
+        """When all is well nothing waits for long that a worker could have."""
+        for tale in self.story.tasks.values():
+            waits_ns = self._timeline.now_ns - max(tale.since_ns, revived_ns)
+            late = tale.state is READY and waits_ns > READY_NS_MAX
+            self.story.require(not late, "forgotten", "is ready, and nobody gets it", tale)
 
     def check_due(self) -> None:
         """What waits for time does not wait much longer; where nobody sets the clock."""
@@ -302,6 +466,10 @@ class Checker:
         """Nothing is taken from a worker without a reason that it gave itself."""
         own = [one for one in self._turn if getattr(one, "worker", None) == record.worker]
         reason = record.reason
+        if record.worker.startswith(_MINDED_BY_DIALECT) and reason is not ReturnReason.LEFT:
+            if not self._is_lost_by_dialect(record.worker) and self._was_sent(record):
+                raise Violation("taken", f"{record} and the worker is there")
+            return
         if reason is ReturnReason.RESTARTED:
             kinds: tuple[type, ...] = (events.WorkerAppeared,)
         elif reason is ReturnReason.LEFT:
@@ -317,6 +485,10 @@ class Checker:
             raise Violation("taken", f"{record} and the worker said nothing of it")
         if reason is ReturnReason.UNLISTED:
             self._check_unlisted(record)
+
+    def _was_sent(self, record: r.Returned) -> bool:
+        """To a worker whose hands may still be full when it is to get the next, or who is gone."""
+        return any((record.worker, name) in self._jobs for name in record.names)
 
     def _check_unlisted(self, record: r.Returned) -> None:
         lists = [held for worker, held in self._lists if worker == record.worker]
@@ -379,7 +551,9 @@ class Checker:
             raise Violation("told", f"{name!r} was never {state.name}")
 
     def assigned(self, assign: effects.Assign) -> None:
-        for name, attempt in zip(assign.names, assign.attempts, strict=True):
+        for name, attempt in zip(map(self._real, assign.names), assign.attempts, strict=True):
+            if not attempt and (name, assign.worker) in self.story.lent:
+                continue  # its dialect does not say which attempt it is
             if self.story.leases.get((name, attempt)) != assign.worker:
                 raise Violation("lost", f"lease {attempt} of {name!r} is not in the journal")
 
@@ -387,8 +561,11 @@ class Checker:
         self, worker: bytes, names: list[bytes], attempts: list[int] | None, outcomes: list[Outcome]
     ) -> None:
         told = [ANY_ATTEMPT] * len(names) if attempts is None else attempts
-        for name, attempt, outcome in zip(names, told, outcomes, strict=True):
+        for name, attempt, outcome in zip(map(self._real, names), told, outcomes, strict=True):
             self._reports.setdefault((worker, name, attempt), {})[outcome] = None
+
+    def was_cancelled(self, name: bytes) -> bool:
+        return (self._real(name), CANCELLED) in self.story.been
 
     def worker_noted(self, event: Event, noted: effects.Noted) -> None:
         """What was noted is in the journal."""
@@ -427,3 +604,19 @@ class Checker:
         for name, hand in self.story.workers.items():
             if hand.held:
                 raise Violation("stuck", f"{name!r} still holds {[*hand.held]}")
+
+
+def _is_as_asked(record: r.Submitted, index: int, name: bytes, asked: events.SubmitAsked) -> bool:
+    """What became of a client's words on their way: nothing is lost, nothing added."""
+    kept, said = record.submission, asked.submission
+    place = said.names.index(name)
+    lanes = [
+        b"" if one.lanes is None else one.lanes[at] for one, at in ((kept, index), (said, place))
+    ]
+    payloads = kept.payload_of(index), said.payload_of(place)
+    terms = _asked_terms(kept.terms_of(index)), _asked_terms(said.terms_of(place))
+    return lanes[0] == lanes[1] and payloads[0] == payloads[1] and terms[0] == terms[1]
+
+
+def _asked_terms(terms: Terms) -> list[object]:
+    return [getattr(terms, field) for field in _ASKED_TERMS]

@@ -3,6 +3,9 @@
 What runs here is `broker.turn.Broker` itself, over a port, a store and a clock of the simulator. A
 turn that finds nothing says how long it would wait; the host lets that time pass, or less if
 something arrives. That is a poller that wakes up once too often, which a real one may do too.
+
+Between the network's bytes and the broker's events stand the adapters of `wire/`, behind the
+broker's own switchboard: see `doors`.
 """
 
 from __future__ import annotations
@@ -20,10 +23,13 @@ from taskyard.core.events import Event, RulesSet
 from taskyard.core.scheduler import Scheduler
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import recovery
+from taskyard.sim import doors
 from taskyard.sim.checkers import Violation
 from taskyard.sim.disk import Crashed, SimIndex, SimStore
+from taskyard.sim.network import Parcel
 
 if TYPE_CHECKING:
+    from taskyard.broker.switchboard import Switchboard
     from taskyard.core.ledger import Ledger
     from taskyard.sim.world import World
 
@@ -34,7 +40,7 @@ _decode_image = msgspec.msgpack.Decoder(image.Image).decode
 TURNS_AT_ONCE_MAX: Final = 200
 
 #: The core's own invariants are looked at every so many turns: they cost more than the turn.
-INVARIANTS_TURNS: Final = 16
+INVARIANTS_TURNS: Final = 32
 
 #: What one turn receives at most.
 RECEIVED_MAX: Final = 50
@@ -45,8 +51,10 @@ class Host:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._inbox: list[Event] = []
+        self._inbox: list[Parcel | RulesSet] = []
         self._broker: Broker | None = None
+        #: The dialects of the running broker.
+        self._doors: Switchboard = doors.open_all(world.plan, self._luck)
         self._idle = False
         self._wait_ns: int | None = None
         #: Only the newest planned run counts.
@@ -77,9 +85,9 @@ class Host:
 
     # The port.
 
-    def take(self, event: Event) -> None:
+    def take(self, parcel: Parcel) -> None:
         """Something arrives."""
-        self._inbox.append(event)
+        self._inbox.append(parcel)
         if self._idle:
             self._plan_run(0)
 
@@ -87,10 +95,20 @@ class Host:
         alone = bool(self._inbox) and isinstance(self._inbox[0], RulesSet)
         count = 1 if alone else RECEIVED_MAX  # else the checkers could not tell which rules hold
         arrived, self._inbox = self._inbox[:count], self._inbox[count:]
-        self._idle = not arrived and wait_ns != 0
-        self._wait_ns = wait_ns
         self._world.checker.received(arrived)
-        return arrived
+        now_ns = self._world.clock.monotonic_ns()
+        events: list[Event] = []
+        for one in arrived:
+            if isinstance(one, Parcel):
+                events += self._doors.take(one.route, one.frames, now_ns)
+            else:
+                events.append(one)
+        wake_at_ns = self._doors.wake_at_ns()
+        if wake_at_ns is not None and wake_at_ns <= now_ns:
+            events += self._doors.time_passed(now_ns)
+        self._idle = not arrived and not events and wait_ns != 0
+        self._wait_ns = wait_ns
+        return events
 
     def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
         world = self._world
@@ -99,11 +117,24 @@ class Host:
         for effect in effects:
             if world.luck.random() < world.faults.crash_between_sends:
                 raise Crashed("between the commit and a reply")
-            world.trace("sends", effect)
-            lost = world.network.to_peer(effect, leaves_ns)
-            if lost is not None:
-                undelivered.append(lost)
+            for route, frames in self._doors.tell(effect):
+                world.trace("sends", effect, frames)
+                world.checker.sent(route, frames)
+                if not world.network.to_peer(route, frames, leaves_ns):
+                    world.checker.cut(route)
+                    undelivered += self._doors.cut(route)
         return undelivered
+
+    def _luck(self) -> int:
+        return self._world.luck.randrange(1 << 32)
+
+    def _wait_for_doors(self) -> int | None:
+        """How long to wait, if a dialect wants to be woken earlier than the broker."""
+        wake_at_ns = self._doors.wake_at_ns()
+        if wake_at_ns is None:
+            return self._wait_ns
+        waits_ns = max(0, wake_at_ns - self._world.clock.monotonic_ns())
+        return waits_ns if self._wait_ns is None else min(waits_ns, self._wait_ns)
 
     # The machine.
 
@@ -127,6 +158,7 @@ class Host:
         ledger = self._recover(self.store)
         world.checker.recovered(ledger)
         self._compare(ledger)
+        self._doors = doors.open_all(world.plan, self._luck)
         self._broker = Broker(Scheduler(ledger), self, self.store, world.clock, self._index)
         self._inbox = [self._rules]
         world.trace("broker starts", self.store.head.sequence)
@@ -205,8 +237,9 @@ class Host:
                 self._plan_run(took_ns)
                 return
             if self._idle:
-                if self._wait_ns is not None:
-                    self._plan_run(self._wait_ns)
+                wait_ns = self._wait_for_doors()
+                if wait_ns is not None:
+                    self._plan_run(wait_ns)
                 return
 
     def _turn(self, broker: Broker) -> None:

@@ -1,48 +1,44 @@
 """The simulated network: links that drop, double, reorder, delay, part, and break.
 
-A link joins one peer's process to the broker. A loose link is a network with relays in between:
-each message fares by itself. A tight link is one TCP connection: in order, nothing doubled, and
-what a loose link would drop breaks a tight one, which loses what is under way and tells the peer.
-Whatever passes is copied, so that nothing is shared between peers and the broker.
+A link joins one connection of a peer to a socket of the broker; frames pass over it, bytes and
+nothing else. A loose link is a network with relays in between: each message fares by itself. A
+tight link is one TCP connection: in order, nothing doubled, and what a loose link would drop breaks
+a tight one, which loses what is under way and tells the peer.
+
+Beside the frames a message to the broker carries what its peer meant by it. That is for the
+checkers alone: whoever decodes the frames never sees it.
 """
 
 from __future__ import annotations
 
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
-import msgspec
+from msgspec import Struct
 
-from taskyard.core.effects import Effect
-from taskyard.core.events import ClientGone, Event, WorkerCut
+from taskyard.core.events import Event
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from taskyard.sim.clock import Timeline
     from taskyard.sim.plan import Faults
 
-_T = TypeVar("_T")
 
-_encode = msgspec.msgpack.Encoder().encode
-_decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {}
+class Parcel(Struct, frozen=True):
+    """A message to the broker."""
 
-
-def copied(message: _T) -> _T:
-    """The same message in other objects, as if it had been bytes in between."""
-    kind = type(message)
-    decoder = _decoders.get(kind)
-    if decoder is None:
-        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
-    decoded: _T = decoder.decode(_encode(message))
-    return decoded
+    route: bytes
+    frames: tuple[bytes, ...]
+    #: What the peer meant, for the checkers.
+    said: tuple[Event, ...] = ()
 
 
 class Receiver(Protocol):
     """A peer, as the network sees it."""
 
-    name: bytes
-
-    def take(self, effect: Effect) -> None: ...
+    def take(self, frames: tuple[bytes, ...]) -> None: ...
 
     def link_broke(self, link: Link) -> None: ...
 
@@ -50,17 +46,19 @@ class Receiver(Protocol):
 class Inbox(Protocol):
     """The broker, as the network sees it."""
 
-    def take(self, event: Event) -> None: ...
+    def take(self, parcel: Parcel) -> None: ...
 
     @property
     def up(self) -> bool: ...
 
 
 class Link:
-    """The way between the broker and one process of a peer."""
+    """The way between a socket of the broker and one connection of a peer."""
 
-    def __init__(self, peer: Receiver, *, tight: bool) -> None:
+    def __init__(self, peer: Receiver, route: bytes, *, tight: bool) -> None:
         self.peer = peer
+        #: The socket's number, and the id that the socket gave to this connection.
+        self.route = route
         self.tight = tight
         self.open = True
         self.cut_to_broker = False
@@ -69,39 +67,42 @@ class Link:
 
 
 class Network:
-    """All links, by the name of the peer's process."""
+    """All links, by their routes."""
 
     def __init__(self, timeline: Timeline, luck: Random, faults: Faults, broker: Inbox) -> None:
         self._timeline = timeline
         self._luck = luck
         self._faults = faults
         self._broker = broker
-        self._waiting: list[tuple[Link, Event]] = []
+        self._waiting: list[tuple[Link, Parcel]] = []
+        self._connections = 0
         self.links: dict[bytes, Link] = {}
 
-    def connect(self, peer: Receiver, *, tight: bool) -> Link:
-        link = self.links[peer.name] = Link(peer, tight=tight)
+    def connect(self, peer: Receiver, door: int, identity: bytes = b"", *, tight: bool) -> Link:
+        """A new connection. Who chooses no id gets one as ZeroMQ gives them: a zero byte, and never
+        the same."""
+        self._connections += 1
+        given = b"\0" + self._connections.to_bytes(4, "big")
+        route = bytes([door]) + (identity or given)
+        link = self.links[route] = Link(peer, route, tight=tight)
         return link
 
-    def disconnect(self, name: bytes) -> None:
+    def disconnect(self, link: Link) -> None:
         """Nobody is there any more. What is under way to the broker still arrives."""
-        self.links.pop(name, None)
+        self.links.pop(link.route, None)
 
-    def to_broker(self, link: Link, event: Event) -> None:
+    def to_broker(self, link: Link, frames: Sequence[bytes], said: tuple[Event, ...] = ()) -> None:
         if link.open and not link.cut_to_broker:
-            self._carry(link, event, 0)
+            self._carry(link, Parcel(link.route, tuple(frames), said), 0)
 
-    def to_peer(self, effect: Effect, leaves_ns: int) -> Event | None:
-        """Send an effect. Returns what becomes of it if there is nobody to send it to."""
-        name: bytes = getattr(effect, "worker", b"") or getattr(effect, "client", b"")
-        link = self.links.get(name)
+    def to_peer(self, route: bytes, frames: Sequence[bytes], leaves_ns: int) -> bool:
+        """Send a message. False: there is nobody, and that was noticed."""
+        link = self.links.get(route)
         if link is None:
-            if self._luck.random() >= self._faults.undeliverable_told:
-                return None
-            return WorkerCut(0, name) if hasattr(effect, "worker") else ClientGone(0, name)
+            return self._luck.random() >= self._faults.undeliverable_told
         if not link.cut_to_peer:
-            self._carry(link, effect, leaves_ns)
-        return None
+            self._carry(link, tuple(frames), leaves_ns)
+        return True
 
     def broker_went_down(self) -> None:
         """Every connection breaks; loose links are mended by themselves, tight ones tell."""
@@ -111,19 +112,19 @@ class Network:
 
     def broker_came_up(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for link, event in waiting:
+        for link, parcel in waiting:
             if link.open:
-                self._broker.take(event)
+                self._broker.take(parcel)
 
-    def cut(self, name: bytes, *, to_broker: bool, to_peer: bool) -> None:
+    def cut(self, route: bytes, *, to_broker: bool, to_peer: bool) -> None:
         """Let nothing pass, one way or both."""
-        link = self.links[name]
+        link = self.links[route]
         link.cut_to_broker = link.cut_to_broker or to_broker
         link.cut_to_peer = link.cut_to_peer or to_peer
 
-    def mend(self, name: bytes) -> None:
+    def mend(self, route: bytes) -> None:
         """End a cut. A tight link that was cut is broken: something may be lost in between."""
-        link = self.links.get(name)
+        link = self.links.get(route)
         if link is None or not (link.cut_to_broker or link.cut_to_peer):
             return
         link.cut_to_broker = link.cut_to_peer = False
@@ -131,10 +132,10 @@ class Network:
             self._break(link)
 
     def heal(self) -> None:
-        for name in [*self.links]:
-            self.mend(name)
+        for route in [*self.links]:
+            self.mend(route)
 
-    def _carry(self, link: Link, message: Event | Effect, leaves_ns: int) -> None:
+    def _carry(self, link: Link, message: Parcel | tuple[bytes, ...], leaves_ns: int) -> None:
         luck, faults = self._luck, self._faults
         if luck.random() < faults.drop:
             if link.tight:
@@ -145,21 +146,21 @@ class Network:
             late_ns = luck.randrange(faults.delay_ns_max)
             self._send_one(link, message, self._timeline.now_ns + late_ns)
 
-    def _send_one(self, link: Link, message: Event | Effect, leaves_ns: int) -> None:
+    def _send_one(self, link: Link, message: Parcel | tuple[bytes, ...], leaves_ns: int) -> None:
         luck, faults = self._luck, self._faults
         delay_ns = luck.randrange(faults.latency_ns_max) + 1
         if luck.random() < faults.delay:
             delay_ns += luck.randrange(faults.delay_ns_max)
         arrives_ns = max(self._timeline.now_ns, leaves_ns) + delay_ns
-        way = isinstance(message, Effect)
+        way = isinstance(message, Parcel)
         if link.tight or not faults.reorder:
             arrives_ns = link.last_ns[way] = max(arrives_ns, link.last_ns[way])
-        self._timeline.at(arrives_ns, partial(self._arrive, link, copied(message)))
+        self._timeline.at(arrives_ns, partial(self._arrive, link, message))
 
-    def _arrive(self, link: Link, message: Event | Effect) -> None:
+    def _arrive(self, link: Link, message: Parcel | tuple[bytes, ...]) -> None:
         if not link.open:
             return
-        if isinstance(message, Effect):
+        if not isinstance(message, Parcel):
             if not link.cut_to_peer:
                 link.peer.take(message)
         elif link.cut_to_broker:
@@ -171,7 +172,6 @@ class Network:
 
     def _break(self, link: Link) -> None:
         link.open = False
-        if self.links.get(link.peer.name) is link:
-            del self.links[link.peer.name]
+        self.links.pop(link.route, None)
         broke = partial(link.peer.link_broke, link)
         self._timeline.after(self._luck.randrange(100_000_000), broke)

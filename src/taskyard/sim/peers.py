@@ -1,51 +1,46 @@
-"""Peers: what all of them share, and clients.
+"""Peers: what all of them share.
 
 A peer is a process behind a link. It can crash, hang (take nothing, send nothing, and then go on
-as if nothing had been), and be started again. Peers speak events and understand effects; they know
-nothing of the broker but its answers, and repeat what is not answered.
+as if nothing had been), and be started again. What peers mean is told in events, what they
+understand in effects; what goes over the network are the frames that their tongues make of it. They
+know nothing of the broker but its answers, and repeat what is not answered.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from taskyard.core import effects, events
-from taskyard.core.effects import Effect, Refusal
+from taskyard.sim.doors import Door
 from taskyard.sim.plan import SECOND_NS
+from taskyard.sim.story import Violation
+from taskyard.sim.tongues import PlainTongue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from taskyard.core.effects import Effect
     from taskyard.core.events import Event
     from taskyard.sim.network import Link
     from taskyard.sim.world import World
 
+#: How long somebody waits for the answer to its only request.
+LOCKSTEP_NS: Final = 6 * SECOND_NS
 
-#: What a client may say; each is answered.
-Wish: TypeAlias = (
-    events.SubmitAsked
-    | events.CancelAsked
-    | events.RetryAsked
-    | events.PauseAsked
-    | events.ResumeAsked
-    | events.WatchAsked
-    | events.DrainAsked
-    | events.LookupAsked
-    | events.ListAsked
-    | events.StatsAsked
-    | events.ExplainAsked
-    | events.WorkersAsked
-    | events.ResultsAsked
-    | events.OutputAsked
-    | events.Misunderstood
-)
+
+class Tongue(Protocol):
+    """One dialect, as one process of a peer speaks it."""
+
+    def say(self, said: Sequence[Event]) -> list[bytes]: ...
+
+    def hear(self, frames: Sequence[bytes]) -> Sequence[Effect]: ...
 
 
 class Peer:
     """A process behind a link."""
 
     tight = False
+    door = Door.NATIVE
 
     def __init__(self, world: World, name: bytes) -> None:
         self.world = world
@@ -65,6 +60,7 @@ class Peer:
         self.alive, self.hung = True, False
         self.process += 1
         self._backlog = []
+        self.learn()
         self.connect()
         self.world.trace("starts", self.name)
         self.begin()
@@ -73,7 +69,13 @@ class Peer:
         """A new connection; what was under way on the former one is lost."""
         if self._link is not None:
             self._link.open = False
-        self._link = self.world.network.connect(self, tight=self.tight)
+            self.world.network.disconnect(self._link)
+        identity = self.identity()
+        self._link = self.world.network.connect(self, self.door, identity, tight=self.tight)
+
+    def identity(self) -> bytes:
+        """The id that it chooses for its connection; empty: the broker's socket gives it one."""
+        return b""
 
     def crash(self) -> None:
         if self.alive:
@@ -84,7 +86,8 @@ class Peer:
         """The process is over. What it has sent may still arrive."""
         self.alive = False
         self.process += 1
-        self.world.network.disconnect(self.name)
+        if self._link is not None:
+            self.world.network.disconnect(self._link)
 
     def hang(self, for_ns: int) -> None:
         if self.alive and not self.hung:
@@ -101,19 +104,24 @@ class Peer:
         for action in backlog:
             self._do(process, action)
 
-    def take(self, effect: Effect) -> None:
+    def take(self, frames: tuple[bytes, ...]) -> None:
         """Something arrives from the broker."""
         if self.alive:
-            self._do(self.process, partial(self._hear, effect))
+            self._do(self.process, partial(self._hear, frames))
 
-    def _hear(self, effect: Effect) -> None:
-        self.world.trace("hears", effect)
-        self.on(effect)
+    def _hear(self, frames: tuple[bytes, ...]) -> None:
+        for effect in self.tongue.hear(frames):
+            self.world.trace("hears", effect)
+            self.on(effect)
 
-    def send(self, event: Event) -> None:
-        self.world.trace("says", event)
+    def send(self, *said: Event) -> None:
+        """Say this, in one message."""
+        self.transmit(self.tongue.say(said), said)
+
+    def transmit(self, frames: Sequence[bytes], said: tuple[Event, ...]) -> None:
+        self.world.trace("says", said[-1], frames)
         if self._link is not None:
-            self.world.network.to_broker(self._link, event)
+            self.world.network.to_broker(self._link, frames, said)
 
     def after(self, delay_ns: int, action: Callable[[], None]) -> None:
         """Plan something for this process."""
@@ -134,11 +142,22 @@ class Peer:
     def reconnect(self) -> None:
         self.connect()
 
+    @property
+    def is_well(self) -> bool:
+        """Whatever it says now arrives and is answered."""
+        return self.world.revived and self._link is not None and self._link.open
+
     def chance(self, probability: float) -> bool:
         return probability > 0 and self.luck.random() < probability
 
     # For each kind of peer.
 
+    tongue: Tongue
+
+    def learn(self) -> None:
+        """Begin to speak, as a new process that remembers nothing."""
+        raise NotImplementedError
+
     def begin(self) -> None:
         raise NotImplementedError
 
@@ -146,72 +165,46 @@ class Peer:
         raise NotImplementedError
 
 
-class Client(Peer):
-    """Submits and wishes. A wish that is not answered is repeated, word for word."""
+class Lockstep(Peer):
+    """One request, one answer, in turns: a REQ socket. What is not answered for long is lost, and a
+    new connection is made."""
 
-    def __init__(self, world: World, name: bytes) -> None:
-        super().__init__(world, name)
-        #: What it will say, and when; said again from there by its next process.
-        self.script: list[tuple[int, Callable[[], Wish | None]]] = []
-        self._said: dict[int, Wish] = {}
-        self.open: dict[int, Wish] = {}
-        self._request = 0
+    tight = True
 
-    def begin(self) -> None:
-        now_ns = self.world.timeline.now_ns
-        for request in [*self.open]:
-            self._ask(request)
-        for when_ns, make in self.script:
-            if when_ns > now_ns:
-                self.after(when_ns - now_ns, partial(self.wish, make))
+    def __init__(self, world: World, name: bytes, *more: Any) -> None:  # noqa: ANN401 - as below
+        super().__init__(world, name, *more)
+        self.tongue: PlainTongue
+        #: Rises with each request and each answer.
+        self.asked = 0
+        #: What it will say when it is answered.
+        self.line: list[Event] = []
 
-    def wish(self, make: Callable[[], Wish | None]) -> None:
-        """Say something new."""
-        event = make()
-        if event is None:
+    def learn(self) -> None:
+        self.tongue = PlainTongue()
+
+    def connect(self) -> None:
+        super().connect()
+        self.tongue.forget()
+        self.line = []
+
+    def send(self, *said: Event) -> None:
+        if self.tongue.waits:
+            self.line.append(said[-1])
             return
-        self._request += 1
-        event.request = self._request
-        event.client = self.name
-        self._said[self._request] = self.open[self._request] = event
-        self._ask(self._request)
+        self.asked += 1
+        super().send(*said)
+        no_answer = partial(self._no_answer, self.asked, is_well=self.is_well)
+        self.after(LOCKSTEP_NS, no_answer)
 
-    def _ask(self, request: int) -> None:
-        event = self.open.get(request)
-        if event is None:
+    def _hear(self, frames: tuple[bytes, ...]) -> None:
+        self.asked += 1
+        super()._hear(frames)
+        if self.alive and self.line and not self.tongue.waits:
+            self.send(self.line.pop(0))
+
+    def _no_answer(self, asked: int, *, is_well: bool) -> None:
+        if asked != self.asked:
             return
-        self.send(event)
-        patience_ns = (20 if isinstance(event, events.WatchAsked) else 2) * SECOND_NS
-        if not (self.world.healed and isinstance(event, events.WatchAsked)):
-            self.after(patience_ns, partial(self._ask, request))
-
-    def relent(self) -> None:
-        """It no longer wants what would hold things up."""
-        for request in [*self.open]:
-            if isinstance(self.open[request], events.PauseAsked | events.DrainAsked):
-                del self.open[request]
-
-    def ask_again(self) -> None:
-        """Everything that is not answered, once more."""
-        for request in [*self.open]:
-            self.send(self.open[request])
-
-    def repeat(self) -> None:
-        """Say something again that was answered before. It must be harmless."""
-        said = [one for one in self._said.values() if isinstance(one, events.SubmitAsked)]
-        harmless = [one for one in said if one.repeat is events.Repeat.HARMLESS]
-        if harmless:
-            self.send(self.luck.choice(harmless))
-
-    def on(self, effect: Effect) -> None:
-        request: int = getattr(effect, "request", 0)
-        event = self._said.get(request)
-        self.world.checker.client_heard(event, effect)
-        if isinstance(effect, effects.Refused) and effect.refusal is Refusal.FULL:
-            return  # asks again when its patience ends
-        if isinstance(event, events.WatchAsked) and isinstance(effect, effects.Told):
-            left = [name for name in event.names or () if name not in effect.names]
-            if event.names is not None and left:
-                event.names = left
-                return
-        self.open.pop(request, None)
+        if is_well:
+            raise Violation("unanswered", f"{self.name!r} waits for an answer")
+        self.reconnect()

@@ -85,6 +85,8 @@ class Size(Struct):
     """How much there is of everything."""
 
     clients: int
+    #: Others, by their dialects.
+    other_clients: tuple[str, ...]
     services: int
     lanes: int
     campaigns: int
@@ -113,7 +115,6 @@ class Wants(Struct):
     wide: float
     lease: float
     poison: float
-    extend: float
     repeat: float
     cancel: float
     retry: float
@@ -148,6 +149,7 @@ def chance(luck: Random, probability: float) -> bool:
     return luck.random() < probability
 
 
+CLIENT_KINDS: Final = ("plain", "ping", "round-robin")
 WORKER_KINDS: Final = ("pull", "plain", "standing", "called", "ping")
 
 
@@ -155,7 +157,8 @@ def draw(seed: int) -> Plan:
     """The plan of a seed."""
     luck = Random(seed)
     size = _draw_size(luck)
-    services = [b"s%d" % number for number in range(size.services)]
+    # Plain dwork and ping-pong know no other than the first.
+    services = [b"default", *(b"s%d" % number for number in range(1, size.services))]
     limited = chance(luck, 0.5)
     return Plan(
         seed=seed,
@@ -172,6 +175,7 @@ def _draw_size(luck: Random) -> Size:
     heartbeat_ns = luck.choice((500, 1000)) * MILLISECOND_NS
     return Size(
         clients=luck.choice((1, 1, 2, 3)),
+        other_clients=tuple(kind for kind in CLIENT_KINDS if chance(luck, 0.25)),
         services=luck.choice((1, 1, 2, 3)),
         lanes=luck.choice((1, 2, 4)),
         campaigns=luck.choice((1, 2)),
@@ -197,15 +201,14 @@ def _draw_wants(luck: Random) -> Wants:
         after_unknown=some(0.3),
         cycle=some(0.2),
         due=some(0.1, 0.3),
-        expires=some(0.1, 0.3),
+        expires=some(0.2, 0.5),
         priority=some(0.3, 0.6),
         retries=some(0.5, 1.0),
         wide=some(0.2) if chance(luck, 0.5) else 0.0,
         lease=some(0.3),
         poison=some(0.05, 0.2),
-        extend=some(0.3, 0.6),
         repeat=some(0.3),
-        cancel=some(0.1, 0.2),
+        cancel=some(0.2, 0.5),
         retry=some(0.3),
         pause=some(0.2),
         watch=some(0.3, 0.6),

@@ -19,4 +19,9 @@ REGRESSIONS: Final[dict[int, str]] = {
     265: "likewise",
     580: "a task from a snapshot never ended by its hard expiry",
     709: "a retried task that was too old waited for ever",
+    171: "a worker of another dialect could not be drained by its name",
+    575: "a worker that was given up was not told that its Complete with a Steal came to nothing",
+    268: "a worker of round-robin whose message was cancelled got more than it has slots for",
+    554: "a worker of round-robin that was not heard since a restart lost what it holds",
+    1296: "a cancelled message of a long lease let its worker be silent for as long",
 }

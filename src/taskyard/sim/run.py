@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from taskyard.sim.bugs import Planted
-    from taskyard.sim.peers import Wish
+    from taskyard.sim.clients import Wish
 
 #: After the faults, beyond a late copy that is delayed: what is under way arrives.
 SETTLE_NS: Final = SECOND_NS // 2
@@ -90,11 +90,15 @@ def _live(world: World) -> None:
     scenario.heal()
     timeline.run_until(timeline.now_ns + delay_ns + SETTLE_NS)
     scenario.revive()
+    revived_ns = timeline.now_ns
     ends_ns = timeline.now_ns + DRAIN_NS_MAX
     while not _drained(world, scenario):
         timeline.run_until(timeline.now_ns + SECOND_NS // 2)
         world.checker.check_silence()
         world.checker.check_due()
+        if any(tale.name in world.poisoned for tale in world.checker.story.unsettled()):
+            revived_ns = timeline.now_ns  # it kills worker after worker, and others wait
+        world.checker.check_ready(revived_ns)
         if timeline.now_ns > ends_ns:
             raise _stuck(world, scenario)
     world.checker.check_end(world.host.ledger, world.poisoned)

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from taskyard.core import events
 from taskyard.core.events import Repeat, Scope, Unknown
 from taskyard.core.tasks import Submission, Terms
-from taskyard.sim.peers import Client, Wish
+from taskyard.sim.clients import CLIENTS, Client, JobClient, Wish
 from taskyard.sim.plan import MILLISECOND_NS, SECOND_NS, Faults, chance, draw_rules
+from taskyard.sim.story import LEASED
+from taskyard.sim.tongues import DO
 from taskyard.sim.workers import KINDS, Worker
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ class Scenario:
         self.world.host.start()
         for number in range(self.plan.size.clients):
             self._add_client(b"c%d" % number)
+        for kind in self.plan.size.other_clients:
+            self._add_other_client(kind)
         for number, kind in enumerate(self.plan.size.workers):
             self._add_worker(kind, b"w%d" % number)
         self.world.timeline.after(SECOND_NS // 4, self._misfortune)
@@ -57,6 +61,19 @@ class Scenario:
                 client.script.append((later_ns + 1, wish))
             if self.luck.random() < self.plan.wants.repeat:
                 self.world.timeline.at(when_ns + SECOND_NS, partial(self._repeat, client))
+        client.start()
+
+    def _add_other_client(self, kind: str) -> None:
+        """One that has few words: it submits, and some can look."""
+        client = CLIENTS[kind](self.world, b"c-" + kind.encode())
+        self.clients.append(client)
+        for _ in range(self.luck.choice((1, 3, 6))):
+            when_ns = 1 + self.luck.randrange(self.plan.size.faulty_ns)
+            if isinstance(client, JobClient):
+                client.script.append((when_ns, client.job))
+            else:
+                client.script.append((when_ns, self._extend))
+                client.script.append((when_ns + SECOND_NS, self._look))
         client.start()
 
     def _add_worker(self, kind: str, name: bytes) -> None:
@@ -87,9 +104,30 @@ class Scenario:
                 self.world.poisoned[name] = None
         event = events.SubmitAsked(0, b"", Submission(names))
         self._shape(event, event.submission)
-        if event.repeat is Repeat.HARMLESS or not self.world.names:
-            self.world.names += names
+        self.world.names += names
         return event
+
+    def _extend(self) -> Wish:
+        """In plain dwork: what is known waits for more, or begins again if it has ended."""
+        luck = self.luck
+        names = [self._new_name() for _ in range(luck.randrange(self.plan.size.batch) + 1)]
+        known = luck.choice(self.world.names or names)
+        if chance(luck, 0.5) and known not in names:
+            names[0] = known
+        submission = Submission(names)
+        if chance(luck, 0.5):
+            submission.after = [self._after(submission, index) for index in range(len(names))]
+        self.world.names += [name for name in names if name not in self.world.names]
+        repeat, unknown = Repeat.EXTEND, Unknown.DONE
+        return events.SubmitAsked(0, b"", submission, unknown=unknown, repeat=repeat)
+
+    def _look(self) -> Wish:
+        names = self.world.names or [b"nobody"]
+        looks: list[Wish] = [
+            events.StatsAsked(0, b""),
+            events.LookupAsked(0, b"", [self.luck.choice(names)]),
+        ]
+        return self.luck.choice(looks)
 
     def _new_name(self) -> bytes:
         if self.promised and chance(self.luck, 0.5):
@@ -101,7 +139,9 @@ class Scenario:
         submission.terms = [self._terms() for _ in range(luck.choice((1, 1, 2, 3)))]
         if len(submission.terms) > 1:
             submission.terms_at = [luck.randrange(len(submission.terms)) for _ in range(count)]
-        submission.payloads = [b"p"] if chance(luck, 0.5) else [*submission.names]
+        # Without a payload a task is its name; some workers are told nothing else of it.
+        payloads = [DO + name for name in submission.names]
+        submission.payloads = [b""] if chance(luck, 0.5) else payloads
         if luck.random() < wants.lane:
             lanes = [b"", *(b"l%d" % lane for lane in range(self.plan.size.lanes))]
             submission.lanes = [luck.choice(lanes) for _ in range(count)]
@@ -113,12 +153,6 @@ class Scenario:
                 promise = b"u%d" % luck.randrange(1000)
                 submission.after[-1].append(promise)
                 self.promised.append(promise)
-        if luck.random() < wants.extend and self.world.names:
-            event.repeat = Repeat.EXTEND
-            known = luck.choice(self.world.names)
-            if known not in submission.names:
-                submission.names[0] = known
-                submission.payloads = [b"p"]
 
     def _after(self, submission: Submission, index: int) -> list[bytes]:
         luck, wants = self.luck, self.plan.wants
@@ -169,9 +203,13 @@ class Scenario:
         return Scope(names=tuple(luck.choice(names) for _ in range(luck.randrange(3) + 1)))
 
     def _cancel(self) -> Wish | None:
-        if self.luck.random() < self.plan.wants.cancel:
-            return events.CancelAsked(0, b"", self._scope())
-        return None
+        if self.luck.random() >= self.plan.wants.cancel:
+            return None
+        tales = self.world.checker.story.tasks.values()
+        at_work = [tale.name for tale in tales if tale.state is LEASED]
+        if at_work and chance(self.luck, 0.5):
+            return events.CancelAsked(0, b"", Scope(names=(self.luck.choice(at_work),)))
+        return events.CancelAsked(0, b"", self._scope())
 
     def _retry(self) -> Wish | None:
         if self.luck.random() < self.plan.wants.retry:
@@ -198,8 +236,8 @@ class Scenario:
     def _drain(self) -> Wish | None:
         if self.luck.random() >= self.plan.wants.drain:
             return None
-        worker = self.luck.choice([None, *(worker.name for worker in self.workers)])
-        return events.DrainAsked(0, b"", worker)
+        # Without a name the broker itself would be told to leave.
+        return events.DrainAsked(0, b"", self.luck.choice(self.workers).name)
 
     def _ask(self) -> Wish | None:
         luck, known = self.luck, self.world.names or [b"nobody"]
@@ -207,8 +245,8 @@ class Scenario:
             return None
         names = luck.sample(known, min(3, len(known)))
         questions: list[Wish] = [
-            events.LookupAsked(0, b"", names),
-            events.LookupAsked(0, b"", names),
+            events.LookupAsked(0, b"", names[:1]),
+            events.LookupAsked(0, b"", names[:1]),
             events.ResultsAsked(0, b"", names),
             events.ResultsAsked(0, b"", names),
             events.OutputAsked(0, b"", names[0]),
@@ -307,8 +345,8 @@ class Scenario:
         world.healed = True
         perfect = Faults()
         for name in perfect.__struct_fields__:
-            if name != "restart_ns_max":
-                setattr(world.faults, name, getattr(perfect, name))
+            setattr(world.faults, name, getattr(perfect, name))
+        world.faults.restart_ns_max = 100 * MILLISECOND_NS
         world.network.heal()
         world.clock.heal()
         if world.host.store.full:
@@ -318,6 +356,7 @@ class Scenario:
 
     def revive(self) -> None:
         """Everybody comes back, what was paused goes on, and new workers come."""
+        self.world.revived = True
         for client in self.clients:
             client.relent()
             client.start()
@@ -328,7 +367,8 @@ class Scenario:
                 worker.start()
                 worker.on_free()
         for number, service in enumerate(self.services):
-            kind = self.luck.choice(("pull", "standing", "called"))
+            kinds = ("pull", "called") if number else ("pull", "standing", "called")
+            kind = self.luck.choice(kinds)
             fresh = KINDS[kind](self.world, b"h%d" % number, (service,), 4)
             self.workers.append(fresh)
             fresh.start()

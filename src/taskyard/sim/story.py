@@ -60,6 +60,8 @@ class Tale(Struct):
     generation: int = 1
     #: It ended FAILED and was asked to be tried again all the same, however old it is.
     forgiven: bool = False
+    #: When it came to its state, in virtual time.
+    since_ns: int = 0
     lines: list[str] = field(default_factory=list)
 
     @property
@@ -100,6 +102,8 @@ class Story:
         self.lease_times_ns: dict[bytes, list[int]] = {}
         #: (name, attempt) to the worker.
         self.leases: dict[tuple[bytes, int], bytes] = {}
+        #: (name, worker) of the same.
+        self.lent: dict[tuple[bytes, bytes], None] = {}
         #: (name, state) that were ever so.
         self.been: dict[tuple[bytes, TaskState], None] = {}
         self._wide: dict[bytes, None] = {}
@@ -183,6 +187,7 @@ class Story:
 
     def _move(self, tale: Tale, state: TaskState, why: str) -> None:
         tale.state = state
+        tale.since_ns = self.now_ns
         tale.lines.append(f"{self.now_ns} {state.name} {why}")
         self.been[tale.name, state] = None
 
@@ -282,6 +287,7 @@ class Story:
             tale.worker = record.worker
             hand.held[tale.name] = tale
             self.leases[tale.name, attempt] = record.worker
+            self.lent[tale.name, record.worker] = None
             self._move(tale, LEASED, f"{attempt} to {record.worker!r}")
         hand.patience_ns = max(hand.patience_ns, record.lease_ns)
         self._check_slots(record.worker, hand)

@@ -1,12 +1,14 @@
-"""Workers of every kind, each as faithful to its dialect as the events allow.
+"""Workers of every kind: how each of them works, whatever words it has for it.
 
-    pull      asks and parks; heartbeats that list what it holds; says attempts; a loose link
-    called    is woken, then asks; else like pull
-    plain     asks without parking, no heartbeat; says goodbye first after a lost answer; tight
-    standing  round-robin: wants work while a slot is free, keeps slots until it frees them; tight
-    ping      one slot, heartbeats that list nothing; another name after a broken link; tight
+    pull      our native dialect: asks and parks; heartbeats that list what it holds; says attempts
+    called    WMP: is woken, then asks; repeats a report until it is told to forget it; loose
+    plain     dwork: asks without parking, no heartbeat; begins with a goodbye; tight
+    standing  round-robin: has what it has slots for, keeps them until it says INCREMENT; tight
+    ping      ping-pong: one task at a time, no attempts; somebody new with each connection; tight
 
-A worker that touches a poisoned task dies of it, but for plain ones, whose loss nobody can notice.
+What a dialect has no word for its workers don't say: plain ones and those of ping-pong know no
+attempts, plain and standing ones can't fail, nobody but pull can tell why. A worker that touches a
+poisoned task dies of it, but for plain ones, whose loss nobody can notice: they give it back.
 """
 
 from __future__ import annotations
@@ -19,8 +21,13 @@ from msgspec import Struct
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.core.workers import WorkerFacts
-from taskyard.sim.peers import Peer
+from taskyard.sim.doors import DEFAULT, Door
+from taskyard.sim.dwork_tongue import DworkTongue
+from taskyard.sim.peers import Lockstep, Peer
 from taskyard.sim.plan import MILLISECOND_NS, SECOND_NS
+from taskyard.sim.story import Violation
+from taskyard.sim.tongues import PingTongue, RoundRobinTongue, WmpTongue
+from taskyard.wire import numbering, ping_pong_backend, round_robin_table
 
 if TYPE_CHECKING:
     from taskyard.core.effects import Effect
@@ -29,6 +36,15 @@ if TYPE_CHECKING:
 
 #: How long a worker waits for an answer before it repeats itself.
 PATIENCE_NS: Final = 1500 * MILLISECOND_NS
+
+#: How long a Steal may wait, at most.
+WAIT_NS_MAX: Final = 60 * SECOND_NS
+
+#: A slot that is locked for a manager's word is free again after this.
+LOCK_NS: Final = 3 * SECOND_NS
+
+#: A report that was settled need not be listed any longer than this.
+FORGET_NS: Final = 8 * SECOND_NS
 
 _STRANGE: Final = (
     Outcome.FAILED_FOR_GOOD,
@@ -42,6 +58,7 @@ _STRANGE: Final = (
 class Held(Struct):
     """A task in a worker's hands."""
 
+    #: 0: its dialect does not say.
     attempt: int
     #: It is done with it, and says so until that is noted.
     reported: bool = False
@@ -53,6 +70,9 @@ class Worker(Peer):
     kind = ""
     says_attempts = True
     dies_of_poison = True
+    #: It has words for how far it is, and for giving a task back.
+    says_progress = True
+    gives_back = True
 
     def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
         super().__init__(world, name)
@@ -87,17 +107,24 @@ class Worker(Peer):
         self.appear()
         self.after(self.luck.randrange(self.heartbeat_ns) + 1, self.beat)
 
+    def who(self) -> events.WorkerAppeared:
+        return events.WorkerAppeared(0, self.name, self.facts())
+
+    def next_request(self) -> int:
+        self.request += 1
+        return self.request
+
     def appear(self) -> None:
-        self.send(events.WorkerAppeared(0, self.name, self.facts()))
+        """Say that it is there."""
 
     def beat(self) -> None:
         """Heartbeat, and whatever else is to be done from time to time."""
         self.after(self.heartbeat_ns, self.beat)
-        self.send(self.heartbeat())
+        self.show_life()
         self.maybe_report()
 
-    def heartbeat(self) -> Event:
-        return events.WorkerHeard(0, self.name)
+    def show_life(self) -> None:
+        self.send(events.WorkerHeard(0, self.name))
 
     # Work.
 
@@ -116,15 +143,17 @@ class Worker(Peer):
         elif isinstance(effect, effects.Dismiss):
             self.on_dismiss()
         elif isinstance(effect, effects.Nothing):
-            self.on_nothing()
+            self.on_nothing(effect)
         elif isinstance(effect, effects.Wake):
             self.on_wake()
+        elif isinstance(effect, effects.Heard):
+            self.on_heard(effect)
 
     def on_assign(self, assign: effects.Assign) -> None:
         self.world.checker.assigned(assign)
         self.assigned = assign
         for name, attempt in zip(assign.names, assign.attempts, strict=True):
-            if self.seen.get(name, 0) >= attempt:
+            if attempt and self.seen.get(name, 0) >= attempt:
                 continue  # a copy, or one that was overtaken
             self.seen[name] = attempt
             self.held[name] = Held(attempt)
@@ -143,13 +172,14 @@ class Worker(Peer):
             self.world.trace("dies of", name)
             self.die()
             return
-        if self.chance(self.world.faults.progress):
-            told = events.WorkProgressed(
-                0, self.name, [name], [attempt], [50], [b"half of " + name]
-            )
+        if self.says_progress and self.chance(self.world.faults.progress):
+            output = b"half of " + name
+            told = events.WorkProgressed(0, self.name, [name], [attempt], [50], [output])
+            told.request = self.next_request()
             self.send(told)
         held.reported = True
-        if self.chance(self.world.faults.transfers):
+        poisoned = name in self.world.poisoned and not self.dies_of_poison
+        if poisoned or (self.gives_back and self.chance(self.world.faults.transfers)):
             self.give_back(name)
         else:
             self.done.append(name)
@@ -172,8 +202,7 @@ class Worker(Peer):
     def report(self, names: list[bytes]) -> None:
         if not names:
             return
-        self.request += 1
-        report = events.WorkReported(0, self.name, names, request=self.request)
+        report = events.WorkReported(0, self.name, names, request=self.next_request())
         if self.says_attempts:
             report.attempts = [self.held[name].attempt for name in names]
         outcomes = [self.outcome(name) for name in names]
@@ -193,8 +222,8 @@ class Worker(Peer):
         names, attempts = assign.names, assign.attempts
         if any(name in self.world.poisoned for name in names):
             return  # nobody can have done that
-        self.request += 1
-        report = events.WorkReported(0, self.name, names, attempts, request=self.request)
+        request = self.next_request()
+        report = events.WorkReported(0, self.name, names, attempts, request=request)
         done = [Outcome.DONE] * len(names)
         self.world.checker.reporting(self.name, names, attempts, done)
         self.say_until_noted(report)
@@ -210,13 +239,13 @@ class Worker(Peer):
 
     def give_back(self, name: bytes) -> None:
         """Give a task back, perhaps with another one, perhaps to wait for others first."""
-        self.request += 1
         names = [name, *(other for other, one in self.held.items() if not one.reported)][:2]
         for one in names:
             self.held[one].reported = True
-        known = self.world.names
+        known = self.world.names or names
         after = [[self.luck.choice(known)] for _ in names] if self.chance(0.5) else None
-        returned = events.WorkReturned(0, self.name, names, after=after, request=self.request)
+        request = self.next_request()
+        returned = events.WorkReturned(0, self.name, names, after=after, request=request)
         returned.unknown = self.luck.choice([*events.Unknown])
         self.say_until_noted(returned)
 
@@ -228,31 +257,34 @@ class Worker(Peer):
         event = self.open.get(request)
         if event is not None:
             self.send(event)
-            self.after(PATIENCE_NS, partial(self._say_again, request))
+            patience = partial(self._lose_patience, request, is_well=self.is_well)
+            self.after(PATIENCE_NS, patience)
+
+    def _lose_patience(self, request: int, *, is_well: bool) -> None:
+        if is_well and request in self.open:
+            raise Violation("unanswered", f"{self.name!r}: {self.open[request]}")
+        self._say_again(request)
 
     def on_noted(self, noted: effects.Noted) -> None:
         event = self.open.pop(noted.request, None)
         if isinstance(event, events.WorkReported | events.WorkReturned):
             self.world.checker.worker_noted(event, noted)
-            settled = event.names
             if isinstance(event, events.WorkReturned) and noted.missing:
-                settled = noted.missing  # it comes back whole or not at all
-                self.report([name for name in event.names if name in self.still(settled)])
-            for name in settled:
+                self.do_after_all(event.names)  # it goes back whole or not at all
+                return
+            for name in event.names:
                 self.let_go(name)
             self.on_free()
 
-    def still(self, gone: list[bytes]) -> list[bytes]:
-        """What it holds without these."""
-        return [name for name in self.held if name not in gone]
+    def do_after_all(self, names: list[bytes]) -> None:
+        """What could not be given back is done, if it is still there."""
+        self.report([name for name in names if name in self.held])
 
     def on_refused(self, refused: effects.Refused) -> None:
         """It can't be given back as it wished: it does it after all."""
         event = self.open.pop(refused.request, None)
         if isinstance(event, events.WorkReturned):
-            for name in event.names:
-                if name in self.held:
-                    self.report([name])
+            self.do_after_all(event.names)
 
     def let_go(self, name: bytes) -> None:
         held = self.held.get(name)
@@ -274,23 +306,28 @@ class Worker(Peer):
     def on_stranger(self) -> None:
         self.appear()
 
-    def on_nothing(self) -> None:
+    def on_nothing(self, nothing: effects.Nothing) -> None:
         """There is no work now."""
 
     def on_wake(self) -> None:
         """There is work."""
 
+    def on_heard(self, heard: effects.Heard) -> None:
+        """The broker is there."""
+
     def on_dismiss(self) -> None:
         if not self.held:
             self.retired = True
-            self.send(events.WorkerGone(0, self.name))
-            self.end()
+            self.leave()
+
+    def leave(self) -> None:
+        self.send(events.WorkerGone(0, self.name, self.next_request()))
+        self.end()
 
     def stop(self) -> None:
         """Told to stop by its owner: it gives back what it holds, and leaves."""
         if self.alive and not self.hung:
-            self.send(events.WorkerGone(0, self.name))
-            self.end()
+            self.leave()
 
 
 class Pull(Worker):
@@ -300,51 +337,88 @@ class Pull(Worker):
 
     def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
         super().__init__(world, name, services, slots)
+        #: On a connection that keeps the order of answers it says which it has seen.
+        self.tight = self.chance(0.5)
         self.asked_ns = 0
+        #: The number of its latest wish.
+        self.asking = 0
         #: It came when all was well, asks once and waits: the broker must not forget it.
         self.trusting = world.healed
+
+    def learn(self) -> None:
+        self.tongue = tongue = DworkTongue(doubles=self.world.doubles and not self.tight)
+        tongue.says_seen = self.tight
+        tongue.wait_ns = WAIT_NS_MAX if self.trusting else 4 * self.heartbeat_ns
 
     def begin(self) -> None:
         super().begin()
         self.ask()
 
-    def heartbeat(self) -> Event:
+    def show_life(self) -> None:
         held = [(name, one.attempt) for name, one in self.held.items()]
-        return events.WorkerHeard(0, self.name, held, self.heartbeat_ns)
+        request = self.next_request()
+        heard = events.WorkerHeard(0, self.name, held, self.heartbeat_ns, request)
+        self.send(self.who(), heard)
 
     def beat(self) -> None:
         super().beat()
         if self.chance(self.world.faults.facts_change):
             self.slots = self.luck.choice((1, 2, 4))
-            self.appear()
         waited_ns = self.world.timeline.now_ns - max(self.asked_ns, self.heard_ns)
         if waited_ns > 2 * self.heartbeat_ns and not self.trusting:
             self.ask()  # its wish, or the answer, may be lost
 
+    @property
+    def room(self) -> int:
+        return self.slots - len(self.held) if self.slots else 3
+
     def ask(self) -> None:
-        room = self.slots - len(self.held) if self.slots else 3
-        if room > 0:
+        if self.room > 0:
             self.asked_ns = self.world.timeline.now_ns
-            self.send(events.WorkAsked(0, self.name, room))
+            self.asking = self.next_request()
+            asks = events.WorkAsked(0, self.name, self.room, request=self.asking)
+            self.send(self.who(), asks)
+
+    def say_until_noted(self, event: events.WorkReported | events.WorkReturned) -> None:
+        """Sometimes it asks for more in the same breath."""
+        if isinstance(event, events.WorkReturned) or not self.chance(0.3):
+            super().say_until_noted(event)
+            return
+        self.open[event.request] = event
+        room, request = self.room + len(event.names), event.request
+        asks = events.WorkAsked(0, self.name, max(1, room), parks=False, request=request)
+        self.send(event, self.who(), asks)
+        self.after(PATIENCE_NS, partial(self._lose_patience, request, is_well=self.is_well))
+
+    def on_nothing(self, nothing: effects.Nothing) -> None:
+        if nothing.request == self.asking:
+            self.after(self.heartbeat_ns // 8, self.ask)
 
     def on_free(self) -> None:
         self.ask()
 
-    def on_stranger(self) -> None:
-        super().on_stranger()
-        self.ask()
 
-
-class Called(Pull):
+class Called(Worker):
     """Says that it is ready, is woken when there is work, and asks then."""
 
     kind = "called"
+    door = Door.WMP
+    gives_back = False
 
     def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
-        super().__init__(world, name, services, slots)
+        super().__init__(world, numbering.WMP + name, services, max(1, slots))
         #: It lives and never comes when it is called; somebody else must be, then.
         self.sleeps = self.chance(world.faults.deaf / 2)
-        self.trusting = self.trusting or self.sleeps
+        #: It came when all was well, and says READY when it has room: the broker must remember it.
+        self.trusting = world.healed
+        #: Slots that wait for the manager's word.
+        self.locks: dict[int, None] = {}
+        self.ready_ns = 0
+        self.tongue: WmpTongue
+
+    def learn(self) -> None:
+        self.tongue = WmpTongue(self.name)
+        self.locks = {}
 
     def facts(self) -> WorkerFacts:
         facts = super().facts()
@@ -352,42 +426,139 @@ class Called(Pull):
             facts.services, facts.slots_total, facts.silence_ns, facts.incarnation, called=True
         )
 
+    @property
+    def room(self) -> int:
+        working = sum(not one.reported for one in self.held.values())
+        return self.slots - working - len(self.locks)
+
+    def appear(self) -> None:
+        """READY, if it is."""
+        if self.room > 0:
+            self.ready_ns = self.world.timeline.now_ns
+            self.send(self.who(), events.WorkAsked(0, self.name, self.slots))
+
+    def show_life(self) -> None:
+        self.show(answers=False)
+
+    def show(self, *, answers: bool) -> None:
+        self.tongue.answers = answers
+        held = [(name, one.attempt) for name, one in self.held.items()]
+        self.send(events.WorkerHeard(0, self.name, held, self.heartbeat_ns))
+
+    def beat(self) -> None:
+        super().beat()
+        waited_ns = self.world.timeline.now_ns - self.ready_ns
+        if waited_ns > 2 * self.heartbeat_ns and not self.trusting:
+            self.appear()  # it may be lost, or forgotten
+
+    def on_heard(self, heard: effects.Heard) -> None:
+        if heard.request:
+            self.show(answers=True)
+        if not heard.record:
+            self.appear()
+
     def on_wake(self) -> None:
-        if self.sleeps:
+        if self.sleeps or self.room <= 0:
             return
-        room = self.slots - len(self.held) if self.slots else 1
-        if room > 0:
-            self.asked_ns = self.world.timeline.now_ns
-            self.send(events.WorkAsked(0, self.name, room, parks=False))
+        request = self.next_request()
+        self.locks[request] = None
+        self.send(events.WorkAsked(0, self.name, 1, parks=False, request=request))
+        unlock = partial(self.unlock, request, is_well=self.is_well)
+        self.after(LOCK_NS, unlock)
 
-    def on_nothing(self) -> None:
-        self.after(self.heartbeat_ns // 4, self.ask)
+    def unlock(self, request: int, *, is_well: bool) -> None:
+        if request in self.locks:
+            del self.locks[request]
+            if is_well:
+                raise Violation("unanswered", f"GIVE {request} of {self.name!r}")
+            self.appear()
+
+    def on_nothing(self, nothing: effects.Nothing) -> None:
+        self.locks.pop(nothing.request, None)
+
+    def on_assign(self, assign: effects.Assign) -> None:
+        self.locks.pop(assign.request, None)
+        super().on_assign(assign)
+        self.appear()
+
+    def report(self, names: list[bytes]) -> None:
+        """One by one. What is refused is not spoken of again."""
+        for name in names:
+            held = self.held[name]
+            outcome = self.outcome(name)
+            self.say_done(name, held.attempt, outcome)
+            if outcome is Outcome.REFUSED:
+                del self.held[name]
+        if names:
+            self.on_free()
+
+    def say_done(self, name: bytes, attempt: int, outcome: Outcome) -> None:
+        report = events.WorkReported(0, self.name, [name], [attempt], [outcome])
+        report.texts = [b"%s by %s" % (name, self.name)]
+        report.request = self.next_request()
+        self.world.checker.reporting(self.name, [name], [attempt], [outcome])
+        if outcome is Outcome.REFUSED:
+            self.send(report)
+        else:
+            self.say_until_noted(report)
+            check = partial(self.should_forget, report.request, is_well=self.is_well)
+            self.after(FORGET_NS, check)
+
+    def should_forget(self, request: int, *, is_well: bool) -> None:
+        """It lists what it has reported, and is told to forget it."""
+        if is_well and request in self.open:
+            raise Violation("unanswered", f"{self.name!r} may not forget {self.open[request]}")
+
+    def _say_again(self, request: int) -> None:
+        """Until the manager says that it may forget it."""
+        event = self.open.get(request)
+        if event is not None:
+            self.send(event)
+            self.after(PATIENCE_NS, partial(self._say_again, request))
+
+    def outcome(self, name: bytes) -> Outcome:
+        outcome = super().outcome(name)
+        return outcome if outcome in (Outcome.DONE, Outcome.FAILED) else Outcome.REFUSED
+
+    def on_stop(self, stop: effects.Stop) -> None:
+        (name,), (attempt,) = stop.names, stop.attempts
+        held = self.held.get(name)
+        if held is None or held.attempt != attempt:
+            return
+        if held.reported:
+            del self.held[name]
+            for request in [*self.open]:
+                event = self.open[request]
+                if isinstance(event, events.WorkReported) and event.names == [name]:
+                    del self.open[request]
+        elif not self.chance(self.world.faults.deaf):
+            del self.held[name]
+            self.say_done(name, attempt, Outcome.REFUSED)
+            self.on_free()
+
+    def on_free(self) -> None:
+        self.appear()
 
 
-class Plain(Worker):
+class Plain(Lockstep, Worker):
     """One request, one answer; no heartbeat, no attempts. Asks again and again."""
 
     kind = "plain"
-    tight = True
     says_attempts = False
     dies_of_poison = False
+    says_progress = False
 
     def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
-        super().__init__(world, name, services, slots)
-        self.asked = 0
-
-    def facts(self) -> WorkerFacts:
-        return WorkerFacts(self.services, slots_total=0, dialect=b"plain")
+        super().__init__(world, name, (DEFAULT,), slots)
+        del services
 
     def begin(self) -> None:
-        self.held, self.open, self.seen, self.done = {}, {}, {}, []
         self.leave_and_ask()
 
     def leave_and_ask(self) -> None:
         """What it may have been given and does not know of goes back first."""
         self.held, self.open, self.seen, self.done = {}, {}, {}, []
         self.send(events.WorkerGone(0, self.name))
-        self.appear()
         self.ask()
 
     def reconnect(self) -> None:
@@ -395,72 +566,127 @@ class Plain(Worker):
         self.process += 1
         self.leave_and_ask()
 
+    def say_until_noted(self, event: events.WorkReported | events.WorkReturned) -> None:
+        self.open[event.request] = event
+        self.send(event)
+
     def ask(self) -> None:
-        if self.held:
-            return
-        self.asked += 1
-        self.send(events.WorkAsked(0, self.name, 1, parks=False))
-        self.after(4 * PATIENCE_NS, partial(self.no_answer, self.asked))
+        if not self.held:
+            self.send(events.WorkAsked(0, self.name, 1, parks=False))
 
-    def no_answer(self, asked: int) -> None:
-        if asked == self.asked and not self.held:
+    def outcome(self, name: bytes) -> Outcome:
+        del name
+        return Outcome.DONE
+
+    def do_after_all(self, names: list[bytes]) -> None:
+        """But for what nobody can do: that is given back by leaving."""
+        if any(name in self.world.poisoned for name in names):
             self.reconnect()
+        else:
+            super().do_after_all(names)
 
-    def on_assign(self, assign: effects.Assign) -> None:
-        self.asked += 1
-        super().on_assign(assign)
-
-    def on_nothing(self) -> None:
-        self.asked += 1
+    def on_nothing(self, nothing: effects.Nothing) -> None:
+        del nothing
         self.after(self.heartbeat_ns // 2, self.ask)
 
     def on_free(self) -> None:
         self.ask()
 
-    def on_stranger(self) -> None:
-        """It says who it is with every request."""
-        self.asked += 1
-
     def on_dismiss(self) -> None:
-        self.asked += 1
-        super().on_dismiss()
+        """There is no more work: it ends, and somebody starts it again."""
+        self.end()
+        self.world.timeline.after(self.heartbeat_ns, self.start)
+
+    def leave(self) -> None:
+        """Whatever it still waits to say is forgotten, and nobody waits for the answer."""
+        self.tongue.forget()
+        self.send(events.WorkerGone(0, self.name))
+        self.end()
 
 
 class Standing(Worker):
     """Wants work whenever it has a free slot. A slot is free when it says so."""
 
     kind = "standing"
+    door = Door.ROUND_ROBIN
     tight = True
     says_attempts = False
+    says_progress = False
+    gives_back = False
 
-    def facts(self) -> WorkerFacts:
-        facts = super().facts()
-        return WorkerFacts(
-            facts.services, max(1, self.slots), facts.silence_ns, facts.incarnation, standing=True
-        )
+    def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
+        super().__init__(world, name, (DEFAULT,), max(1, slots))
+        self.own_name = name
+        self.tongue: RoundRobinTongue
+        self.connections = 0
+        #: Messages that it got and has not said INCREMENT for.
+        self.taken: list[bytes] = []
+        del services
+
+    def learn(self) -> None:
+        """Its words need its name, which it takes when it connects."""
+
+    def identity(self) -> bytes:
+        """Another one each time: it can't know what was lost on the way, so it begins anew."""
+        self.connections += 1
+        return b"tcp://sim:%s-%d" % (self.own_name, self.connections)
+
+    def connect(self) -> None:
+        super().connect()
+        if self._link is not None:
+            self.name = round_robin_table.name_of(self._link.route[1:])
+            self.tongue = RoundRobinTongue(self.name)
+            self.heard_ns = self.world.timeline.now_ns
+            self.taken = []
+
+    def appear(self) -> None:
+        self.send(self.who())
 
     def reconnect(self) -> None:
-        """It can't know what was lost on the way, so it begins anew."""
-        self.connect()
         self.process += 1
+        self.connect()
         self.begin()
 
-    def report(self, names: list[bytes]) -> None:
-        if not names:
-            return
-        self.request += 1
-        outcomes = [self.outcome(name) for name in names]
-        report = events.WorkReported(
-            0, self.name, names, outcomes=outcomes, request=self.request, keeps_slots=True
-        )
-        self.world.checker.reporting(self.name, names, report.attempts, outcomes)
-        self.say_until_noted(report)
-        for outcome in outcomes:
-            if outcome is Outcome.DONE:
-                delay_ns = self.luck.randrange(SECOND_NS // 10) + 1
-                self.after(delay_ns, self.free)
+    def beat(self) -> None:
+        if self.world.timeline.now_ns - self.heard_ns > 4 * self.heartbeat_ns:
+            self.reconnect()
+        else:
+            super().beat()
 
-    def free(self) -> None:
+    def show_life(self) -> None:
+        self.show(answers=False)
+
+    def show(self, *, answers: bool) -> None:
+        self.tongue.answers = answers
+        self.send(events.WorkerHeard(0, self.name))
+
+    def on_heard(self, heard: effects.Heard) -> None:
+        if heard.request:
+            self.show(answers=True)
+
+    def on_stranger(self) -> None:
+        """It was given up: what it has in hand is nobody's any more."""
+        self.reconnect()
+
+    def on_assign(self, assign: effects.Assign) -> None:
+        self.taken += assign.names
+        wanted = [name for name in self.taken if not self.world.checker.was_cancelled(name)]
+        if len(wanted) > self.slots:  # it is not told of cancelled ones, so others come instead
+            raise Violation("slots", f"{self.name!r} has {self.slots} slots, and gets {assign}")
+        super().on_assign(assign)
+
+    def report(self, names: list[bytes]) -> None:
+        """Said once: there is no answer to it."""
+        for name in names:
+            report = events.WorkReported(0, self.name, [name], keeps_slots=True)
+            report.texts = [b"%s by %s" % (name, self.name)]
+            self.world.checker.reporting(self.name, [name], None, [Outcome.DONE])
+            del self.held[name]
+            self.send(report)
+            self.after(self.luck.randrange(SECOND_NS // 10) + 1, partial(self.free, name))
+
+    def free(self, name: bytes) -> None:
+        self.taken.remove(name)
         self.send(events.SlotFreed(0, self.name))
 
 
@@ -468,42 +694,66 @@ class Ping(Worker):
     """One task at a time. It has no lasting name: each connection is somebody new."""
 
     kind = "ping"
+    door = Door.PING_BACKEND
     tight = True
     says_attempts = False
+    says_progress = False
+    gives_back = False
 
     def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
-        super().__init__(world, name, services, slots)
-        self.first_name = name
+        super().__init__(world, name, (DEFAULT,), 1)
+        #: It can ping while it works.
+        self.is_pinging = self.chance(0.5)
+        del services, slots
 
-    def facts(self) -> WorkerFacts:
-        return WorkerFacts(self.services, 1, self.world.plan.size.silence_ns, dialect=b"ping")
+    def learn(self) -> None:
+        """Its words need its name, which a connection gives it."""
 
-    def begin(self) -> None:
-        super().begin()
-        self.ask()
+    def connect(self) -> None:
+        super().connect()
+        if self._link is not None:
+            self.name = ping_pong_backend.name_of(self._link.route)
+            self.tongue = PingTongue(self.name)
+            self.heard_ns = self.world.timeline.now_ns
 
-    def start(self) -> None:
-        if not self.alive:
-            self.name = b"%s.%d" % (self.first_name, self.process)
-            super().start()
+    def appear(self) -> None:
+        self.send(self.who(), events.WorkAsked(0, self.name))
 
     def reconnect(self) -> None:
         self.process += 1
-        self.name = b"%s.%d" % (self.first_name, self.process)
         self.connect()
         self.begin()
 
-    def ask(self) -> None:
-        self.send(events.WorkAsked(0, self.name, 1))
+    def beat(self) -> None:
+        silent_ns = self.world.timeline.now_ns - self.heard_ns
+        if silent_ns > 4 * self.heartbeat_ns and (self.is_pinging or not self.held):
+            self.reconnect()
+        elif self.held and not self.is_pinging:
+            self.after(self.heartbeat_ns, self.beat)
+        else:
+            super().beat()
 
-    def on_free(self) -> None:
-        if not self.held:
-            self.ask()
+    def report(self, names: list[bytes]) -> None:
+        """Said once: said again it would be taken for the next one's."""
+        for name in names:
+            outcome = self.outcome(name)
+            report = events.WorkReported(0, self.name, [name], None, [outcome])
+            report.texts = [b"%s by %s" % (name, self.name)]
+            self.world.checker.reporting(self.name, [name], None, [outcome])
+            del self.held[name]
+            self.send(report)
 
-    def on_stranger(self) -> None:
-        self.held = {}
-        super().on_stranger()
-        self.ask()
+    def on_assign(self, assign: effects.Assign) -> None:
+        if self.held:
+            raise Violation("hands", f"{self.name!r} is at {[*self.held]}, and gets {assign.names}")
+        super().on_assign(assign)
+
+    def outcome(self, name: bytes) -> Outcome:
+        return Outcome.FAILED if super().outcome(name) else Outcome.DONE
+
+    def on_dismiss(self) -> None:
+        self.retired = True
+        self.end()
 
 
 KINDS: Final[dict[str, type[Worker]]] = {

@@ -16,7 +16,7 @@ from taskyard.sim.plan import SECOND_NS
 from taskyard.sim.words import brief
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from taskyard.sim.peers import Peer
     from taskyard.sim.plan import Plan
@@ -48,15 +48,20 @@ class World:
         #: Tasks that kill their worker.
         self.poisoned: dict[bytes, None] = {}
         self.healed = False
+        #: It is well for long enough that nothing of before is under way: all is answered.
+        self.revived = False
+        #: Messages may be doubled, now or by what is still under way.
+        self.doubles = plan.faults.duplicate > 0
         self.events = 0
         self._say = say
         self._hash = hashlib.sha256()
 
-    def trace(self, what: str, thing: object = "") -> None:
-        """Something happened: part of the digest, and a line for whoever listens."""
+    def trace(self, what: str, thing: object = "", frames: Sequence[bytes] = ()) -> None:
+        """Something happened: part of the digest, and a line for whoever listens. The bytes that
+        went over the network are not shown."""
         self.events += 1
         now_ns = self.timeline.now_ns
-        self._hash.update(_encode((now_ns, what, thing)))
+        self._hash.update(_encode((now_ns, what, thing, frames)))
         if self._say is not None:
             self._say(f"{now_ns / SECOND_NS:.6f} {what} {brief(thing)}")
 

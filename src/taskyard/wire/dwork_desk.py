@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from taskyard.core import effects, events
+from taskyard.core.limits import TASKS_MAX
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.numbering import numbers
@@ -30,6 +31,10 @@ FACTS_MAX: Final = 10_000
 
 #: Requests of one route that may wait at once.
 WAITING_MAX: Final = 1000
+
+#: Names that one route may watch at once: as many as there can be tasks. More are of tasks that
+#: nobody will ever submit, and each is kept in memory until then.
+WATCHED_NAMES_MAX: Final = TASKS_MAX
 
 _Q: Final = pb.QueryMsg
 
@@ -113,17 +118,37 @@ class Desk:
     def has_many_waiting(self, route: bytes) -> bool:
         return len(self._waiting.get(route, ())) >= WAITING_MAX
 
+    def check_watched(self, asked: Asked, count: int) -> None:
+        """Refuse to watch so many names more, where there are too many."""
+        if self.would_watch_many(asked, count):
+            raise Malformed(
+                f"{count} names more would make over {WATCHED_NAMES_MAX} that this peer watches at "
+                "once: watch them when others are settled, or watch their campaign"
+            )
+
+    def would_watch_many(self, asked: Asked, count: int) -> bool:
+        """What is asked for again does not count twice."""
+        waiting = self._waiting.get(asked.route, {}).keys() - self._former(asked)
+        return count + sum(self.tickets[number].left for number in waiting) > WATCHED_NAMES_MAX
+
     def ask_again(self, asked: Asked) -> list[events.Event]:
         """A watch that is asked for again, by its own number, takes the place of the former."""
+        former = self._former(asked)
+        for number in former:
+            self.drop(number)
+        return [events.WatchEnded(0, asked.route, number) for number in former]
+
+    def _former(self, asked: Asked) -> list[int]:
+        """The watches that have the number of this request."""
         if not asked.query.HasField("request"):
             return []
-        request, ended = asked.query.request, []
-        for number in [*self._waiting.get(asked.route, ())]:
-            ticket = self.tickets[number]
-            if ticket.request == request and ticket.kind == _Q.Watch:
-                self.drop(number)
-                ended.append(events.WatchEnded(0, asked.route, number))
-        return [*ended]
+        request = asked.query.request
+        waiting = [(number, self.tickets[number]) for number in self._waiting.get(asked.route, ())]
+        return [
+            number
+            for number, ticket in waiting
+            if ticket.request == request and ticket.kind == _Q.Watch
+        ]
 
     def drop(self, number: int) -> Ticket | None:
         """A request is answered, or nobody waits for its answer any more."""
@@ -146,13 +171,16 @@ class Desk:
 
     def introduce(self, worker: bytes, facts: WorkerFacts, ahead: int) -> list[events.Event]:
         """Tell the scheduler who works, if it was not told so already."""
-        known = (facts, ahead)
-        if self.facts.get(worker) == known:
+        if self.facts.get(worker) == (facts, ahead):
             return []
-        if len(self.facts) >= FACTS_MAX:
+        return [self.appeared(worker, facts, ahead)]
+
+    def appeared(self, worker: bytes, facts: WorkerFacts, ahead: int) -> events.Event:
+        """What a worker says of itself, to tell and to remember."""
+        if len(self.facts) >= FACTS_MAX and worker not in self.facts:
             self.facts.clear()  # who is still there says it again
-        self.facts[worker] = known
-        return [events.WorkerAppeared(0, worker, facts, ahead)]
+        self.facts[worker] = (facts, ahead)
+        return events.WorkerAppeared(0, worker, facts, ahead)
 
     # Time.
 

@@ -90,8 +90,12 @@ def _create(desk: Desk, asked: Asked) -> Sequence[events.Event]:
 
 def _issue_create(desk: Desk, asked: Asked, count: int) -> int:
     """A Create that streams is a Watch as soon as it is accepted. It is never refused for what
-    waits already: who is not told asks again."""
-    if not asked.query.stream or desk.has_many_waiting(asked.route):
+    waits or is watched already: who is not told asks again."""
+    if (
+        not asked.query.stream
+        or desk.has_many_waiting(asked.route)
+        or desk.would_watch_many(asked, count)
+    ):
         return desk.issue(asked)
     return desk.issue(asked, ends_ns=asked.now_ns + STREAM_SIGN_NS, left=count, stream=True)
 
@@ -182,11 +186,10 @@ def _heartbeat(desk: Desk, asked: Asked) -> Sequence[events.Event]:
         raise Malformed("a Heartbeat lists tasks with their attempts")
     held = list(zip(report.names, attempts, strict=True))
     facts, ahead = _facts(desk, asked, worker), query.worker.ahead
-    desk.facts[worker] = (facts, ahead)
     heartbeat_ns = min(query.heartbeat_ns, WAIT_NS_MAX)
     seen = min(query.seen, NUMBER_MAX) if query.HasField("seen") else None
     return [
-        events.WorkerAppeared(0, worker, facts, ahead),
+        desk.appeared(worker, facts, ahead),
         events.WorkerHeard(0, worker, held, heartbeat_ns, desk.issue(asked), seen),
     ]
 
@@ -205,6 +208,7 @@ def _watch(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     campaign = query.scope.campaign if query.scope.HasField("campaign") else None
     if (names is None) == (campaign is None):
         raise Malformed("a Watch needs either names or a campaign")
+    desk.check_watched(asked, len(names or ()))
     told = desk.ask_again(asked)
     desk.check_waiting(asked.route)
     ends_ns = asked.now_ns + (STREAM_SIGN_NS if query.stream else _wait_ns(query))

@@ -60,6 +60,9 @@ class Origin(
     main_module: str | None = None
     #: Where else modules were looked for there, beside the places of Python's own.
     path: tuple[str, ...] = ()
+    #: What stands before an exception that comes back. Whatever else a task prints, such as a text
+    #: that somebody sent it, is not unpickled.
+    token: str = ""
 
 
 class Pickled(Struct, frozen=True):
@@ -193,33 +196,38 @@ class RemoteTraceback(Exception):
         return f'\n"""\n{self.args[0]}"""'
 
 
-def encode_exception(error: BaseException, traceback: str) -> bytes:
+def encode_exception(error: BaseException, traceback: str, token: str = "") -> bytes:
     """The line that carries an exception. Where that can't be pickled, or is too large, it carries
     the traceback alone."""
+    mark = _mark(token)
     traceback = traceback[-TRACEBACK_CHARACTERS_MAX:]
     try:
         pickled = pickle.dumps((error, traceback), PROTOCOL)
         unpickle(pickled)  # an exception of its own making may be one-way
     except Exception:  # noqa: BLE001  # a class of a user's may raise anything
         pickled = b""
-    line = _EXCEPTION_MARK + base64.b64encode(pickled) + b"\n"
+    line = mark + base64.b64encode(pickled) + b"\n"
     if not pickled or len(line) > EXCEPTION_BYTES_MAX:
-        line = _EXCEPTION_MARK + base64.b64encode(_without_error(traceback)) + b"\n"
+        line = mark + base64.b64encode(_without_error(traceback)) + b"\n"
     return line
+
+
+def _mark(token: str) -> bytes:
+    return _EXCEPTION_MARK + token.encode() + b" "
 
 
 def _without_error(traceback: str) -> bytes:
     return pickle.dumps((None, traceback), PROTOCOL)
 
 
-def decode_exception(output: bytes) -> tuple[BaseException | None, str]:
+def decode_exception(output: bytes, token: str = "") -> tuple[BaseException | None, str]:
     """The exception, with where it was raised as its cause, and that traceback; None and "" where
-    there are none."""
+    there are none, or none of the call with this token."""
     line = output.rstrip().rpartition(b"\n")[2]
-    if not line.startswith(_EXCEPTION_MARK):
+    if not line.startswith(_mark(token)):
         return None, ""
     try:
-        error, traceback = unpickle(base64.b64decode(line.removeprefix(_EXCEPTION_MARK)))
+        error, traceback = unpickle(base64.b64decode(line.removeprefix(_mark(token))))
         if isinstance(error, BaseException):
             error.__cause__ = RemoteTraceback(traceback)
     except Exception:  # noqa: BLE001  # classes that are not here, or not the same

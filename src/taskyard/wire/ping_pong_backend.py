@@ -14,6 +14,7 @@ commits that it rests on.
 from __future__ import annotations
 
 from enum import Enum
+from hashlib import blake2b
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
@@ -186,7 +187,8 @@ class Backend:
         """Remember who is there, if it wants work and there is room."""
         if word not in (READY, PING) or len(self._peers) >= PEERS_MAX:
             return None
-        peer = Peer(route, name_of(route), heard_ns=self._now_ns, since_ns=self._now_ns)
+        name = name_of(route, self._settings.secret)
+        peer = Peer(route, name, heard_ns=self._now_ns, since_ns=self._now_ns)
         self._peers[route] = self._named[peer.name] = peer
         return peer
 
@@ -432,10 +434,12 @@ def _chose_its_id(route: bytes) -> bool:
     return route[1:2] != b"\0"
 
 
-def name_of(route: bytes) -> bytes:
-    """The socket's number and the connection's id: as it is if one can type it, else as digits."""
+def name_of(route: bytes, secret: bytes = b"") -> bytes:
+    """The socket's number and the connection's id: as it is if one can type it, else as digits, of
+    which none tells what the id is."""
     socket, identity = route[:1].hex().encode(), route[1:]
     is_text = identity.isascii() and identity.decode("latin-1").isprintable()
     if identity and is_text:
         return PING_PONG + socket + b"/" + identity
-    return PING_PONG + socket + b"-" + identity.hex().encode()
+    digits = blake2b(identity, digest_size=8, key=secret).hexdigest() if secret else identity.hex()
+    return PING_PONG + socket + b"-" + digits.encode()

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 WAITING_MAX: Final = 1000
 
 
+#: Refusals in a row that one client is told: they all leave in one turn.
+REFUSALS_MAX: Final = 1_000
+
+
 class Asked(Struct, eq=False):
     """A request that is not answered yet."""
 
@@ -106,7 +110,10 @@ class Frontend:
         """In its turn, too. Those in a row are counted, or refusals would fill the memory."""
         queue = self._clients.get(route)
         if queue and queue[-1].is_full:
-            queue[-1].times += 1
+            if queue[-1].times < REFUSALS_MAX:
+                queue[-1].times += 1
+            else:
+                self.malformed += 1  # it does not listen: what it sends on is not answered
             return []
         asked = Asked(route, is_full=True)
         if queue:

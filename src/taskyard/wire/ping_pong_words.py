@@ -49,6 +49,9 @@ class Settings(Struct, frozen=True):
     services: tuple[bytes, ...] = (b"default",)
     #: Jobs of clients that may wait for their answers at once; further ones are refused.
     queue_max: int = 100_000
+    #: Hides the ids of connections in the names of workers: who knows one could guess the next.
+    #: Empty: they are shown.
+    secret: bytes = b""
 
 
 def is_count(frame: bytes) -> bool:

@@ -322,7 +322,7 @@ class Table:
         facts = WorkerFacts(
             services=self._settings.services,
             slots_total=peer.slots,
-            silence_ns=self._settings.expire_ns + self._settings.heartbeat_ns,
+            silence_ns=self._settings.expire_ns + max(self._settings.heartbeat_ns, LIFE_NS),
             standing=True,
             dialect=lmq.DIALECT,
         )
@@ -400,7 +400,8 @@ class Table:
         return min(attended_ns + ping_after_ns, silent_ns)
 
     def _patience_ns(self, peer: Peer) -> int:
-        asked_ns = max((lease.lease_ns for lease in peer.leases.values()), default=0)
+        leases = [lease for lease in peer.leases.values() if not lease.is_void]
+        asked_ns = max((lease.lease_ns for lease in leases), default=0)
         return max(self._settings.expire_ns, asked_ns)
 
 

@@ -77,7 +77,8 @@ class Caller:
         except _Refused as error:
             return _refusal(error)
         except BaseException as error:  # noqa: BLE001 - none of them may end the process
-            return _failure(error, pickled.encode_exception(error, _print_traceback(error)))
+            printed = _print_traceback(error)
+            return _failure(error, pickled.encode_exception(error, printed, call.origin.token))
 
     def _result(self, call: Call) -> bytes:
         if call.cwd is not None:

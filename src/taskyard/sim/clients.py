@@ -1,0 +1,248 @@
+"""Clients of every dialect: what they want, and how they ask for it until they are answered.
+
+    Client            our native dialect, with every wish there is; loose
+    PlainClient       dwork: Creates, which extend what is known, and looks; tight
+    PingClient        ping-pong's frontend: jobs, answered in the order of their asking; tight
+    RoundRobinClient  TRACKEXECs of LMQ's round robin, answered by their ids; tight
+
+Jobs of the last two have no names: a job is known by its payload, and one that may be lost is asked
+for again as another.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from taskyard.core import effects, events
+from taskyard.core.effects import Effect, Refusal
+from taskyard.core.tasks import Submission
+from taskyard.sim.doors import Door
+from taskyard.sim.dwork_tongue import DworkTongue, streams
+from taskyard.sim.peers import Lockstep, Peer
+from taskyard.sim.plan import SECOND_NS
+from taskyard.sim.story import Violation
+from taskyard.sim.tongues import JOB, JobTongue, PingJobTongue, RoundRobinJobTongue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskyard.sim.world import World
+
+#: What a client may say; each is answered.
+Wish: TypeAlias = (
+    events.SubmitAsked
+    | events.CancelAsked
+    | events.RetryAsked
+    | events.PauseAsked
+    | events.ResumeAsked
+    | events.WatchAsked
+    | events.DrainAsked
+    | events.LookupAsked
+    | events.ListAsked
+    | events.StatsAsked
+    | events.ExplainAsked
+    | events.WorkersAsked
+    | events.ResultsAsked
+    | events.OutputAsked
+    | events.Misunderstood
+)
+
+#: A client whose job was refused because there are too many asks again after this.
+FULL_NS: Final = SECOND_NS // 2
+
+
+class Client(Peer):
+    """Speaks our native dialect: submits and wishes. A wish that is not answered is repeated, word
+    for word."""
+
+    def __init__(self, world: World, name: bytes) -> None:
+        super().__init__(world, name)
+        #: What it will say, and when; said again from there by its next process.
+        self.script: list[tuple[int, Callable[[], Wish | None]]] = []
+        self._said: dict[int, Wish] = {}
+        self.open: dict[int, Wish] = {}
+        self._request = 0
+        #: Requests that were refused for now.
+        self._full: dict[int, bool] = {}
+
+    def learn(self) -> None:
+        self.tongue = DworkTongue(doubles=self.world.doubles)
+
+    def begin(self) -> None:
+        now_ns = self.world.timeline.now_ns
+        for request in [*self.open]:
+            self._ask(request)
+        for when_ns, make in self.script:
+            if when_ns > now_ns:
+                self.after(when_ns - now_ns, partial(self.wish, make))
+
+    def wish(self, make: Callable[[], Wish | None]) -> None:
+        """Say something new."""
+        event = make()
+        if event is None:
+            return
+        self._request += 1
+        event.request = self._request
+        event.client = self.name
+        self._said[self._request] = self.open[self._request] = event
+        self._ask(self._request)
+
+    def _ask(self, request: int) -> None:
+        event = self.open.get(request)
+        if event is None:
+            return
+        self.send(event)
+        patience_ns = (20 if isinstance(event, events.WatchAsked) else 2) * SECOND_NS
+        if not (self.world.healed and isinstance(event, events.WatchAsked)):
+            lose = partial(self._lose_patience, request, is_well=self.is_well)
+            self.after(patience_ns, lose)
+
+    def _lose_patience(self, request: int, *, is_well: bool) -> None:
+        if is_well and request in self.open and not self._full.pop(request, False):
+            raise Violation("unanswered", f"{self.name!r}: {self.open[request]}")
+        self._ask(request)
+
+    def relent(self) -> None:
+        """It no longer wants what would hold things up."""
+        for request in [*self.open]:
+            if isinstance(self.open[request], events.PauseAsked | events.DrainAsked):
+                del self.open[request]
+
+    def ask_again(self) -> None:
+        """Everything that is not answered, once more."""
+        for request in [*self.open]:
+            self.send(self.open[request])
+
+    def repeat(self) -> None:
+        """Say something again that was answered before. It must be harmless."""
+        said = [one for one in self._said.values() if isinstance(one, events.SubmitAsked)]
+        harmless = [one for one in said if one.repeat is events.Repeat.HARMLESS]
+        if harmless:
+            self.send(self.luck.choice(harmless))
+
+    def on(self, effect: Effect) -> None:
+        request: int = getattr(effect, "request", 0)
+        event = self._said.get(request)
+        self.world.checker.client_heard(event, effect)
+        if isinstance(effect, effects.Refused) and effect.refusal is Refusal.FULL:
+            self._full[request] = True  # asks again when its patience ends
+            return
+        if isinstance(event, events.WatchAsked) and isinstance(effect, effects.AnswerDue):
+            self.send(event)  # its time was up, and not all is settled
+            return
+        if isinstance(event, events.WatchAsked) and isinstance(effect, effects.Told):
+            left = [name for name in event.names or () if name not in effect.names]
+            if event.names is not None and left:
+                event.names = left
+                if not streams(request):
+                    self.send(event)  # that was the only answer
+                return
+        self.open.pop(request, None)
+
+
+class PlainClient(Lockstep, Client):
+    """Says what dwork's own clients can say."""
+
+    def reconnect(self) -> None:
+        self.process += 1
+        self.connect()
+        self.begin()
+
+    def _ask(self, request: int) -> None:
+        event = self.open.get(request)
+        if event is not None:
+            self.send(event)
+
+    def repeat(self) -> None:
+        """It would not be harmless."""
+
+
+class JobClient(Client):
+    """Sends jobs and wants their results."""
+
+    tight = True
+
+    def __init__(self, world: World, name: bytes) -> None:
+        super().__init__(world, name)
+        self.tongue: JobTongue
+        self.jobs = 0
+
+    def job(self) -> events.SubmitAsked:
+        """A job that nobody has asked for before."""
+        self.jobs += 1
+        payload = b"%s%s-%d" % (JOB, self.name, self.jobs)
+        return events.SubmitAsked(0, b"", Submission([payload], [payload]))
+
+    def begin(self) -> None:
+        """What a former connection asked for may be lost, so it is asked for anew."""
+        self.tongue.forget()
+        open_, self.open = len(self.open), {}
+        for _ in range(open_):
+            self.wish(self.job)
+        now_ns = self.world.timeline.now_ns
+        for when_ns, make in self.script:
+            if when_ns > now_ns:
+                self.after(when_ns - now_ns, partial(self.wish, make))
+
+    def reconnect(self) -> None:
+        self.process += 1
+        self.connect()
+        self.begin()
+
+    def _ask(self, request: int) -> None:
+        """Once: asked again it would be another job."""
+        self.send(self.open[request])
+
+    def ask_again(self) -> None:
+        """It waits."""
+
+    def repeat(self) -> None:
+        """It would be another job."""
+
+    def on(self, effect: Effect) -> None:
+        request: int = getattr(effect, "request", 0)
+        event = self.open.pop(request, None)
+        if not isinstance(event, events.SubmitAsked):
+            raise Violation("answers", f"{effect} answers what was never asked, or was answered")
+        if isinstance(effect, effects.Refused) and effect.refusal is Refusal.FULL:
+            self.after(FULL_NS, partial(self.wish, self.job))
+            return
+        text = effect.text.encode() if isinstance(effect, effects.Refused) else b""
+        if isinstance(effect, effects.Told):
+            text = effect.texts[0] or b""
+        failed = isinstance(effect, effects.Refused)
+        self.world.checker.job_told(event.submission.names[0], text, failed=failed)
+
+
+class PingClient(JobClient):
+    """Ping-pong: a message is a job, the answers come in order."""
+
+    door = Door.PING_FRONTEND
+
+    def learn(self) -> None:
+        self.tongue = PingJobTongue()
+
+
+class RoundRobinClient(JobClient):
+    """LMQ: a job has an id, and its answer the same."""
+
+    door = Door.ROUND_ROBIN
+
+    def __init__(self, world: World, name: bytes) -> None:
+        super().__init__(world, name)
+        self.connections = 0
+
+    def learn(self) -> None:
+        self.tongue = RoundRobinJobTongue()
+
+    def identity(self) -> bytes:
+        self.connections += 1
+        return b"tcp://sim:%s-%d" % (self.name, self.connections)
+
+
+CLIENTS: Final[dict[str, type[Client]]] = {
+    "plain": PlainClient,
+    "ping": PingClient,
+    "round-robin": RoundRobinClient,
+}

@@ -1,0 +1,265 @@
+"""Planted bugs of the dialects: what an adapter may make of good bytes, and must be caught.
+
+Beside `bugs`, whose rules hold here too: the checkers alone find them.
+"""
+# ruff: noqa: ANN401, SLF001 - a broken function takes whatever the sound one takes, and is inside
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
+
+from taskyard.core import effects, events
+from taskyard.core.events import Outcome
+from taskyard.sim.planting import plant, swapped, swapped_item
+from taskyard.wire import dwork_requests, dwork_tasks, wmp, wmp_frames
+from taskyard.wire.dwork import Dwork
+from taskyard.wire.dwork_desk import Desk
+from taskyard.wire.ping_pong_backend import WAITING, WORKING, Backend
+from taskyard.wire.ping_pong_frontend import Frontend
+from taskyard.wire.round_robin import RoundRobin
+from taskyard.wire.round_robin_table import Table
+from taskyard.wire.wmp import Wmp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def _nothing(*_arguments: Any, **_named: Any) -> list[Any]:
+    """Say nothing."""
+    return []
+
+
+# Our native dialect.
+
+
+@plant
+def ticket_answered_twice() -> Iterator[None]:
+    """A request gets its answer two times."""
+    sound = Desk.answer
+
+    def answer(self: Desk, *arguments: Any, **fields: Any) -> Any:
+        return 2 * sound(self, *arguments, **fields)
+
+    with swapped(Desk, "answer", answer):
+        yield
+
+
+@plant
+def terms_lost_on_the_wire() -> Iterator[None]:
+    """A submission's priorities are not read."""
+    sound = dwork_tasks.terms_of
+
+    def terms_of(raw: bytes) -> Any:
+        return structs.replace(sound(raw), priority=0)
+
+    with swapped(dwork_tasks, "terms_of", terms_of):
+        yield
+
+
+@plant
+def outcome_lost_on_the_wire() -> Iterator[None]:
+    """Whatever a worker reports, it is done."""
+    sound = dwork_tasks.report_of
+
+    def report_of(query: Any) -> Any:
+        return structs.replace(sound(query), outcomes=None)
+
+    with swapped(dwork_tasks, "report_of", report_of):
+        yield
+
+
+@plant
+def goodbye_not_heard() -> Iterator[None]:
+    """A plain worker says Exit, is told OK, and its tasks stay its own."""
+
+    def leave(desk: Any, asked: Any) -> Any:
+        return [events.StatsAsked(0, asked.route, desk.issue(asked))]
+
+    with swapped_item(dwork_requests._MEANINGS, dwork_requests._Q.Exit, leave):
+        yield
+
+
+@plant
+def stream_ends_with_its_first_sign() -> Iterator[None]:
+    """Who watches is told that the broker is there, and nothing any more."""
+    sound = Dwork._watch_ended
+
+    def watch_ended(self: Dwork, number: int, ticket: Any, now_ns: int) -> Any:
+        told = sound(self, number, ticket, now_ns)
+        self._desk.drop(number)
+        return told
+
+    with swapped(Dwork, "_watch_ended", watch_ended):
+        yield
+
+
+# Ping-pong.
+
+
+@plant
+def ping_makes_a_busy_worker_ready() -> Iterator[None]:
+    """A worker that pings while it works is taken for one that waits."""
+    sound = Backend._pinged
+
+    def pinged(self: Backend, peer: Any, *, is_counted: bool) -> Any:
+        told = sound(self, peer, is_counted=is_counted)
+        return [*told, *self._enlist(peer)] if peer.standing is WORKING else told
+
+    with swapped(Backend, "_pinged", pinged):
+        yield
+
+
+@plant
+def stale_result_taken_for_the_new_job() -> Iterator[None]:
+    """A worker whose job was cancelled gets another one before it has answered the first."""
+
+    def let_finish(_self: Backend, peer: Any) -> None:
+        peer.standing = WAITING
+
+    with swapped(Backend, "_let_finish", let_finish):
+        yield
+
+
+@plant
+def answers_out_of_order() -> Iterator[None]:
+    """A client of ping-pong is answered when a job is done, whichever it asked for first."""
+
+    def answer(self: Frontend, number: int, frames: list[bytes]) -> Any:
+        asked = self._requests.pop(number, None)
+        if asked is None:
+            return []
+        self._clients[asked.route].remove(asked)
+        return [(asked.route, frames)]
+
+    with swapped(Frontend, "_answer", answer):
+        yield
+
+
+@plant
+def lost_worker_keeps_its_job() -> Iterator[None]:
+    """The silence of a worker of ping-pong is minded by nobody."""
+    sound = Backend._enlist
+
+    def enlist(self: Backend, peer: Any) -> Any:
+        appeared: Any = sound(self, peer)[0]
+        appeared.facts = structs.replace(appeared.facts, silence_ns=0)
+        return [appeared]
+
+    def end_wait(self: Backend, peer: Any) -> Any:
+        peer.heard_ns = self._now_ns
+        return []
+
+    with swapped(Backend, "_enlist", enlist), swapped(Backend, "_end_wait", end_wait):
+        yield
+
+
+# WMP.
+
+
+@plant
+def wake_herd() -> Iterator[None]:
+    """Whoever is called, everybody is woken."""
+
+    def wake(self: Wmp, effect: effects.Wake) -> Any:
+        told = wmp_frames.Wake(wmp_frames.text_of(effect.service), self._manager)
+        return [reply for worker in self._peers for reply in self._to(worker, told)]
+
+    with swapped_item(Wmp._TELLINGS, effects.Wake, wake):
+        yield
+
+
+@plant
+def lock_never_released() -> Iterator[None]:
+    """A GIVE for which there is nothing is not answered."""
+    with swapped_item(Wmp._TELLINGS, effects.Nothing, _nothing):
+        yield
+
+
+@plant
+def ready_forgotten() -> Iterator[None]:
+    """A worker that says READY is known, and not called."""
+    sound = Wmp._ready
+
+    def ready(self: Wmp, *arguments: Any) -> Any:
+        return sound(self, *arguments)[:1]
+
+    with swapped_item(Wmp._MEANINGS, wmp_frames.Ready, ready):
+        yield
+
+
+@plant
+def error_taken_for_ok() -> Iterator[None]:
+    """A task that failed is done, by what WMP's worker says."""
+    with swapped_item(wmp._OUTCOMES, "error", Outcome.DONE):
+        yield
+
+
+@plant
+def cancel_names_another_attempt() -> Iterator[None]:
+    """A worker of WMP is told to forget an attempt that it does not have."""
+    sound = Wmp._stop
+
+    def stop(self: Wmp, effect: effects.Stop) -> Any:
+        attempts = [attempt + 1 for attempt in effect.attempts]
+        return sound(self, structs.replace(effect, attempts=attempts))
+
+    with swapped_item(Wmp._TELLINGS, effects.Stop, stop):
+        yield
+
+
+# Round-robin.
+
+
+@plant
+def increment_frees_two_slots() -> Iterator[None]:
+    """A worker that frees a slot is taken for one that has freed two."""
+    sound = Table.increment
+
+    def increment(self: Table, peer: Any) -> Any:
+        return [*sound(self, peer), *sound(self, peer)]
+
+    with swapped(Table, "increment", increment):
+        yield
+
+
+@plant
+def response_frees_the_slot() -> Iterator[None]:
+    """The slot of an answered message is free at once, before INCREMENT."""
+    sound = Table.respond
+
+    def respond(self: Table, *arguments: Any) -> Any:
+        told = sound(self, *arguments)
+        for report in told:
+            if isinstance(report, events.WorkReported):
+                report.keeps_slots = False
+        return told
+
+    with swapped(Table, "respond", respond):
+        yield
+
+
+@plant
+def message_made_twice() -> Iterator[None]:
+    """A message of a client of round-robin becomes two tasks."""
+    sound = RoundRobin._submit
+
+    def submit(self: RoundRobin, *arguments: Any) -> Any:
+        return [*sound(self, *arguments), *sound(self, *arguments)]
+
+    with swapped(RoundRobin, "_submit", submit):
+        yield
+
+
+@plant
+def response_to_another() -> Iterator[None]:
+    """The answer to one message of a client goes out under the id of another."""
+    sound = RoundRobin._settle
+
+    def settle(self: RoundRobin, effect: effects.Told) -> Any:
+        first = next(iter(self._asked), effect.request)
+        return sound(self, structs.replace(effect, request=first))
+
+    with swapped(RoundRobin, "_settle", settle):
+        yield

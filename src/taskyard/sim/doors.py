@@ -1,0 +1,48 @@
+"""The broker's sockets in the simulated world: which dialect is spoken at which door.
+
+What stands behind them are the adapters of `wire/` and the broker's own switchboard, made anew for
+every process of the broker: a restart forgets all that they knew of their peers.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+from taskyard.broker.switchboard import Switchboard
+from taskyard.sim.plan import SECOND_NS
+from taskyard.wire import ping_pong, round_robin, wmp
+from taskyard.wire.dwork import Dwork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskyard.sim.plan import Plan
+
+#: What plain dwork and ping-pong know as the only service there is.
+DEFAULT: Final = b"default"
+
+#: The same for all processes of a broker, as its journal is.
+MANAGER: Final = bytes(16)
+
+
+class Door(IntEnum):
+    """A socket; its dialect has the same number."""
+
+    NATIVE = 0
+    PING_BACKEND = 1
+    PING_FRONTEND = 2
+    WMP = 3
+    ROUND_ROBIN = 4
+
+
+def open_all(plan: Plan, luck: Callable[[], int]) -> Switchboard:
+    """All dialects of one process of the broker."""
+    silence_ns = plan.size.silence_ns
+    patience = ping_pong.Settings(expire_ns=silence_ns, lease_ns=2 * silence_ns)
+    backend, frontend = ping_pong.at_broker(Door.PING_BACKEND, luck, patience)
+    manager = wmp.at_broker(Door.WMP, MANAGER, luck=luck, silence_ns=silence_ns)
+    table = round_robin.Settings(heartbeat_ns=SECOND_NS, expire_ns=silence_ns)
+    server = round_robin.at_broker(Door.ROUND_ROBIN, luck, table, [Door.ROUND_ROBIN])
+    native = Dwork(luck() | 1, luck)
+    return Switchboard([native, backend, frontend, manager, server], [*Door])

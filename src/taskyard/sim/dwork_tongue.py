@@ -1,0 +1,336 @@
+"""How a peer speaks our native dialect: what it means in frames, and what it is answered.
+
+A request has a number and its answer the same one, so answers may come late, twice or not at all.
+What is answered more often than it was asked, where the network doubles nothing, is a finding.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from taskyard.core import effects, events
+from taskyard.core.effects import Refusal
+from taskyard.core.states import TaskState
+from taskyard.sim.story import Violation
+from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire import dwork_peer as peer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from taskyard.core.effects import Effect
+    from taskyard.core.events import Event
+
+_Q: Final = pb.QueryMsg
+
+_UNKNOWN: Final = {
+    events.Unknown.REFUSE: _Q.Refuse,
+    events.Unknown.WAIT: _Q.Await,
+    events.Unknown.DONE: _Q.TakeAsDone,
+}
+
+#: What the broker says when it takes no more tasks for now.
+_FULL: Final = "send more when"
+
+#: A Watch of which the answers stream, or one that is answered once, by its number.
+STREAMS_OF: Final = 3
+WATCH_NS: Final = 5_000_000_000
+
+
+def streams(request: int) -> bool:
+    return request % STREAMS_OF != 0
+
+
+class DworkTongue:
+    """One process of a client or a worker."""
+
+    def __init__(self, *, doubles: bool) -> None:
+        #: What was asked by each number.
+        self._asked: dict[int, Event] = {}
+        #: The network may double messages.
+        self._doubles = doubles
+        self._open: Counter[int] = Counter()
+        #: Of heartbeats: the latest record that the broker has said.
+        self.seen: int | None = None
+        self.says_seen = False
+        #: How long a Steal may wait.
+        self.wait_ns = 0
+        #: Completes with a Steal in them, by number: repeated, they are the same again.
+        self._along: dict[int, bytes] = {}
+
+    def say(self, said: Sequence[Event]) -> list[bytes]:
+        """The message that says this; the last event is what it is about."""
+        event: Any = said[-1]
+        if event.request not in self._along:
+            self._asked[event.request] = event
+        self._open[event.request] += 1
+        return [b"", self._SAYINGS[type(event)](self, event, said)]
+
+    # What clients say.
+
+    def _submit(self, event: events.SubmitAsked, _said: Sequence[Event]) -> bytes:
+        return peer.create(event.request, event.submission, event.unknown)
+
+    def _act(self, event: events.CancelAsked | events.RetryAsked, _said: Sequence[Event]) -> bytes:
+        kind = peer.CANCEL if isinstance(event, events.CancelAsked) else peer.RETRY
+        return peer.act(event.request, kind, event.scope)
+
+    def _pause(self, event: events.PauseAsked | events.ResumeAsked, _: Sequence[Event]) -> bytes:
+        kind = peer.PAUSE if isinstance(event, events.PauseAsked) else peer.RESUME
+        scope = events.Scope(service=event.service, lane=event.lane)
+        return peer.act(event.request, kind, scope)
+
+    def _watch(self, event: events.WatchAsked, _said: Sequence[Event]) -> bytes:
+        return peer.watch(
+            *(event.request, event.names, event.campaign),
+            stream=streams(event.request),
+            wait_ns=WATCH_NS,
+        )
+
+    def _drain(self, event: events.DrainAsked, _said: Sequence[Event]) -> bytes:
+        return peer.ask(event.request, peer.DRAIN, location=event.worker)
+
+    def _lookup(self, event: events.LookupAsked, _said: Sequence[Event]) -> bytes:
+        kind = peer.SHOW if event.request % 2 else peer.LOOKUP
+        return peer.ask(event.request, kind, name=event.names[0])
+
+    def _list(self, event: events.ListAsked, _said: Sequence[Event]) -> bytes:
+        return peer.listing(event.request, event.scope, event.match, event.cursor, event.count)
+
+    def _results(self, event: events.ResultsAsked, _said: Sequence[Event]) -> bytes:
+        return peer.results(event.request, event.names)
+
+    def _ask_of_one(
+        self, event: events.ExplainAsked | events.OutputAsked, _said: Sequence[Event]
+    ) -> bytes:
+        kind = peer.EXPLAIN if isinstance(event, events.ExplainAsked) else peer.OUTPUT
+        return peer.ask(event.request, kind, name=event.name)
+
+    def _stats(self, event: events.StatsAsked, _said: Sequence[Event]) -> bytes:
+        return peer.ask(event.request, peer.STATS)
+
+    def _workers(self, event: events.WorkersAsked, _said: Sequence[Event]) -> bytes:
+        return peer.ask(event.request, peer.WORKERS)
+
+    def _nonsense(self, event: events.Misunderstood, _said: Sequence[Event]) -> bytes:
+        return peer.ask(event.request, peer.NOT_FOUND)
+
+    # What workers say.
+
+    def _steal(self, event: events.WorkAsked, said: Sequence[Event]) -> bytes:
+        wait_ns = self.wait_ns if event.parks else 0
+        who = _introduction(said)
+        if isinstance(said[0], events.WorkReported):
+            query = _report(said[0], event.request)
+            query.n = event.count
+            query.worker.CopyFrom(who)
+            along = self._along[event.request] = query.SerializeToString()
+            return along
+        return peer.steal(event.request, event.worker, who, event.count, wait_ns)
+
+    def _heartbeat(self, event: events.WorkerHeard, said: Sequence[Event]) -> bytes:
+        seen = self.seen if self.says_seen else None
+        return peer.heartbeat(
+            *(event.request, event.worker, _introduction(said)),
+            *(event.held or [], event.heartbeat_ns),
+            seen=seen,
+        )
+
+    def _complete(self, event: events.WorkReported, _said: Sequence[Event]) -> bytes:
+        along = self._along.get(event.request)
+        return along or _report(event, event.request).SerializeToString()
+
+    def _transfer(self, event: events.WorkReturned, _said: Sequence[Event]) -> bytes:
+        query = _Q(type=peer.TRANSFER, request=event.request, location=event.worker)
+        query.batch.name.extend(event.names)
+        query.unknown = _UNKNOWN[event.unknown]
+        for after in event.after or ():
+            query.batch.after.extend(after)
+            query.batch.after_count.append(len(after))
+        return query.SerializeToString()
+
+    def _progress(self, event: events.WorkProgressed, _said: Sequence[Event]) -> bytes:
+        query = _Q(type=peer.PROGRESS, request=event.request, location=event.worker)
+        query.batch.name.extend(event.names)
+        query.batch.attempt.extend(event.attempts or ())
+        query.batch.percent.extend(event.percents or ())
+        query.batch.output.extend(event.texts or ())
+        return query.SerializeToString()
+
+    def _leave(self, event: events.WorkerGone, _said: Sequence[Event]) -> bytes:
+        return peer.leave(event.request, event.worker)
+
+    _SAYINGS: ClassVar[dict[type, Callable[..., bytes]]] = {
+        events.SubmitAsked: _submit,
+        events.CancelAsked: _act,
+        events.RetryAsked: _act,
+        events.PauseAsked: _pause,
+        events.ResumeAsked: _pause,
+        events.WatchAsked: _watch,
+        events.DrainAsked: _drain,
+        events.LookupAsked: _lookup,
+        events.ListAsked: _list,
+        events.ResultsAsked: _results,
+        events.OutputAsked: _ask_of_one,
+        events.ExplainAsked: _ask_of_one,
+        events.StatsAsked: _stats,
+        events.WorkersAsked: _workers,
+        events.Misunderstood: _nonsense,
+        events.WorkAsked: _steal,
+        events.WorkerHeard: _heartbeat,
+        events.WorkReported: _complete,
+        events.WorkReturned: _transfer,
+        events.WorkProgressed: _progress,
+        events.WorkerGone: _leave,
+    }
+
+    # What they hear.
+
+    def hear(self, frames: Sequence[bytes]) -> list[Effect]:
+        """What an answer means to whoever asked."""
+        answer = _Q.FromString(frames[1])
+        request = answer.request
+        event = self._asked.get(request)
+        if event is None:
+            raise Violation("answers", f"{answer} answers what was never asked")
+        self._count(event, request)
+        if answer.type == peer.ERROR:
+            text = answer.reason.decode()
+            refusal = Refusal.FULL if _FULL in text else Refusal.MALFORMED
+            return [effects.Refused(b"", request, refusal, text)]
+        if isinstance(event, events.WorkAsked):
+            return _work(event, answer, is_noted=request in self._along)
+        if hasattr(event, "worker") and not isinstance(event, events.DrainAsked):
+            return self._of_worker(event, answer)
+        return self._of_client(event, answer)
+
+    def _count(self, event: Event, request: int) -> None:
+        if isinstance(event, events.WatchAsked):
+            return  # it is answered again and again, or not at all if it is asked anew
+        self._open[request] -= 1
+        if self._open[request] < 0 and not self._doubles:
+            raise Violation("answers", f"{event} was answered more often than it was asked")
+
+    def _of_client(self, event: Any, answer: pb.QueryMsg) -> list[Effect]:  # noqa: ANN401
+        request = answer.request
+        if answer.type in (peer.WATCH, peer.RESULTS):
+            return _told(answer)
+        if isinstance(event, events.SubmitAsked) and answer.type == peer.OK:
+            return [effects.Accepted(b"", request, answer.n)]
+        if isinstance(event, events.OutputAsked):
+            text = answer.batch.output[0] if answer.type == peer.OUTPUT else b""
+            return [effects.Printed(b"", request, event.name, bool(text), 0, text)]
+        if answer.HasField("document"):
+            return [_shown(event, answer)]
+        return [effects.AnswerDue(b"", request)]
+
+    def _of_worker(self, event: Any, answer: pb.QueryMsg) -> list[Effect]:  # noqa: ANN401
+        worker, request = event.worker, answer.request
+        if answer.type == peer.HEARTBEAT:
+            self.seen = answer.seen
+            names, attempts = answer.batch.name[:], answer.batch.attempt[:]
+            heard = effects.Heard(worker, request, answer.seen)
+            return [effects.Stop(worker, names, attempts), heard] if names else [heard]
+        if answer.type == peer.NOT_FOUND:
+            missing = [pb.TaskMsg.FromString(raw).name for raw in answer.task]
+            return [effects.Noted(worker, request, missing or _names(event))]
+        if answer.type == peer.OK:
+            return [effects.Noted(worker, request, [])]
+        raise Violation("answers", f"{answer} is no answer to {event}")
+
+
+def _names(event: Event) -> list[bytes]:
+    """Nothing of it was done."""
+    return [*getattr(event, "names", [])]
+
+
+def _introduction(said: Sequence[Event]) -> peer.Introduction:
+    facts = next(one.facts for one in said if isinstance(one, events.WorkerAppeared))
+    return peer.introduction(facts)
+
+
+def _report(event: events.WorkReported, request: int) -> pb.QueryMsg:
+    query = _Q(type=peer.COMPLETE, request=request, location=event.worker)
+    batch = query.batch
+    batch.name.extend(event.names)
+    batch.attempt.extend(event.attempts or ())
+    batch.outcome.extend(event.outcomes or ())  # type: ignore[arg-type]  # the same numbers
+    batch.text.extend(event.texts or ())
+    batch.retry_at_ns.extend(event.retry_at_ns or ())
+    return query
+
+
+def _work(event: events.WorkAsked, answer: pb.QueryMsg, *, is_noted: bool) -> list[Effect]:
+    """The answer to a Steal; of one inside a Complete the reason says what was not held."""
+    worker, request = event.worker, event.request
+    told: list[Effect] = []
+    if is_noted:
+        missing = answer.reason.removeprefix(b"not held: ").split(b", ") if answer.reason else []
+        told.append(effects.Noted(worker, request, missing))
+    if answer.type == peer.TRANSFER:
+        batch = answer.batch
+        columns = (batch.name[:], batch.attempt[:], batch.payload[:])
+        told.append(effects.Assign(worker, *columns, [], batch.lane[:], 0, request=request))
+    elif answer.type == peer.EXIT:
+        told.append(effects.Dismiss(worker, request))
+    elif answer.type == peer.NOT_FOUND:
+        told.append(effects.Nothing(worker, settled=False, request=request))
+    else:
+        raise Violation("answers", f"{answer} is no answer to a Steal")
+    return told
+
+
+def _told(answer: pb.QueryMsg) -> list[Effect]:
+    """Of a Watch: what is settled; nothing, if it only shows that the broker is there."""
+    batch = answer.batch
+    states = [TaskState(value) for value in batch.standing]
+    told = effects.Told(b"", answer.request, batch.name[:], states, [*batch.text])
+    if answer.type == peer.WATCH and answer.n and not told.names:
+        return [] if streams(answer.request) else [effects.AnswerDue(b"", answer.request)]
+    return [told]
+
+
+def _document(answer: pb.QueryMsg) -> Any:  # noqa: ANN401 - JSON
+    return peer.Reply(answer.SerializeToString()).document()
+
+
+def _shown(event: Event, answer: pb.QueryMsg) -> Effect:
+    request, document = answer.request, _document(answer)
+    if isinstance(event, events.LookupAsked):
+        return effects.Found(b"", request, [_view(document)])
+    if isinstance(event, events.ListAsked):
+        return effects.Listed(b"", request, [*map(_view, document)], answer.cursor)
+    if isinstance(event, events.StatsAsked):
+        return effects.Counted(b"", request, _stats(document))
+    return effects.AnswerDue(b"", request)
+
+
+def _view(document: dict[str, Any]) -> effects.TaskView:
+    return effects.TaskView(
+        name=document["name"].encode(),
+        state=TaskState[document["state"].upper()],
+        campaign=document["campaign"].encode(),
+        service=document["service"].encode(),
+        lane=document["lane"].encode(),
+        priority=document["priority"],
+        attempt=document["attempt"],
+        failures=document["failures"],
+        losses=document["losses"],
+        slots=document["slots"],
+        submitted_ns=0,
+        worker=(document["worker"] or "").encode(),
+    )
+
+
+def _stats(document: dict[str, Any]) -> effects.Stats:
+    return effects.Stats(
+        counts=[*document["counts"].values()],
+        stuck=document["behind_failure"],
+        workers=document["workers"],
+        records=document["records"],
+        accepting=document["accepting"],
+        paused=document["paused"],
+        campaigns=[],
+        services=[],
+    )

@@ -1,0 +1,38 @@
+"""How bugs are planted: a function of the real code is swapped for a broken one, and back."""
+# ruff: noqa: ANN401 - a broken function takes whatever the sound one takes
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final, TypeAlias
+
+Planted: TypeAlias = Callable[[], AbstractContextManager[None]]
+
+#: Every planted bug by name.
+BUGS: Final[dict[str, Planted]] = {}
+
+
+def plant(function: Callable[[], Iterator[None]]) -> Planted:
+    planted = BUGS[function.__name__] = contextmanager(function)
+    return planted
+
+
+@contextmanager
+def swapped(owner: Any, name: str, broken: Any) -> Iterator[None]:
+    """Another attribute for a while; of a module or a class."""
+    sound = vars(owner)[name]
+    setattr(owner, name, broken)
+    try:
+        yield
+    finally:
+        setattr(owner, name, sound)
+
+
+@contextmanager
+def swapped_item(table: dict[Any, Any], key: Any, broken: Any) -> Iterator[None]:
+    """Another entry of a table for a while."""
+    sound = table[key]
+    table[key] = broken
+    try:
+        yield
+    finally:
+        table[key] = sound
