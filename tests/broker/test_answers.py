@@ -296,6 +296,38 @@ def test_answers_of_a_turn_share_its_room_and_those_not_reached_come_first_in_th
     assert stream.turn() == []
 
 
+def test_rows_that_a_turn_reads_are_bounded(
+    ended: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "TURN_READS_MAX", 2)
+    stream = Stream(ended, letters(b"a", b"b", b"c", request=1), letters(b"d", request=2))
+    assert stream.turn() == [(1, [b"a", b"b"])]
+    assert stream.answers.are_owed()
+    assert stream.turn() == [(2, [b"d"]), (1, [b"c"])]
+    assert not stream.answers.are_owed()
+
+
+def test_bytes_of_the_rows_that_a_turn_reads_are_bounded(
+    ended: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "TURN_READ_BYTES_MAX", 1)
+    stream = Stream(ended, letters(b"a", b"b"), letters(b"c", request=1))
+    assert [stream.turn() for _ in range(3)] == [[(0, [b"a"])], [(1, [b"c"])], [(0, [b"b"])]]
+
+
+def test_results_that_a_turn_reads_from_the_index_are_bounded(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.turn(finish(b"a", b"b", b"c"))
+    desk.restart()
+    monkeypatch.setattr(answers, "TURN_READS_MAX", 2)
+    (effect,) = desk.turn(results(b"a", b"b", b"c"))
+    assert isinstance(effect, Told)
+    assert effect.texts == [b"of a", b"of b", None]
+    (effect,) = desk.turn()
+    assert effect == told(b"a", b"b", b"c")
+
+
 @pytest.mark.usefixtures("narrow")
 def test_rest_that_nobody_wants_is_not_read(ended: MemoryStore) -> None:
     stream = Stream(ended)

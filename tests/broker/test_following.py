@@ -338,3 +338,37 @@ def test_nothing_is_kept_when_nobody_follows_any_more(
     head = desk.store.head.record
     asked = Followed(b"follower", 1, head + 1, 1000, Scope(), b"")
     assert [rows_kept(asked), *(rows_kept() for _ in range(5))] == [1, 2, 2, 0, 0, 0]
+
+
+def test_rows_at_hand_are_bounded_by_their_bytes(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "BYTES_KEPT", 250)
+    kept = Following(desk.store, desk.broker.scheduler.ledger, None)
+
+    def rows_kept(record: AnyRecord, *effects: Effect) -> int:
+        desk.store.commit(encode([record]), 1)
+        kept.complete([*effects], [record])
+        return kept.rows_kept
+
+    text = bytes(99)
+    submitted = Submitted(0, Submission([b"a"], [text]))
+    finished = Finished(0, b"w", [b"a"], [1], [text])
+    waits = Submitted(0, Submission([b"a"], after=[[bytes(50), bytes(49)]]))
+    asked = Followed(b"follower", 1, desk.store.head.record + 1, 1000, Scope(), b"")
+    assert rows_kept(submitted, asked) == 1
+    assert [rows_kept(one) for one in (finished, waits, submitted)] == [2, 2, 2]
+    assert rows_kept(WorkerLeft(0, b"w", b"")) == 3
+
+
+def test_row_that_is_too_large_to_be_kept_is_told_and_let_go(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "BYTES_KEPT", 5)
+    head = desk.store.head.record
+    desk.turn(desk.follow(None), desk.follow(None))
+    told = desk.turn(desk.submit(b"c"))
+    assert [numbers(one) for one in told] == [[head + 1]] * 2
+    assert desk.store.read == []
+    (again,) = desk.turn(desk.follow(head))
+    assert (numbers(again), desk.store.read) == ([head + 1], [head + 1])

@@ -514,6 +514,25 @@ def test_changed_row_is_not_handed_out_by_record(store: SqliteStore) -> None:
         store.row_of(5)
 
 
+def test_row_is_found_without_reading_the_bodies_of_others(store: SqliteStore) -> None:
+    commit(store, 50)
+    statements: list[str] = []
+    store._connection.set_trace_callback(statements.append)  # noqa: SLF001
+    row = store.row_of(33)
+    assert row is not None
+    assert (row.sequence, row.body) == (17, b"body 16")
+    assert len(statements) > 2
+    assert sum("body" in statement for statement in statements) == 1
+
+
+@pytest.mark.parametrize("change", ["record_last = 'x'", "chain = 7"])
+def test_row_whose_head_is_none_is_damage(store: SqliteStore, change: str) -> None:
+    commit(store, 4)
+    store._connection.execute(f"UPDATE journal SET {change} WHERE sequence = 2")  # noqa: SLF001
+    with pytest.raises(JournalDamaged, match="row 2 is not a row"):
+        store.row_of(5)
+
+
 def test_check_reports_a_sound_journal(store: SqliteStore, tmp_path: Path) -> None:
     commit(store, 5)
     store.trim(2)

@@ -14,7 +14,7 @@ from taskyard.core.tasks import Submission, Terms
 from taskyard.core.workers import WorkerFacts
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_peer as peer
-from taskyard.wire import dwork_requests
+from taskyard.wire import dwork_desk, dwork_requests
 from taskyard.wire.dwork import Dwork
 from taskyard.wire.dwork_desk import WAITING_MAX
 from taskyard.wire.dwork_peer import Reply
@@ -496,6 +496,60 @@ def test_requests_that_wait_are_limited() -> None:
     for number in range(WAITING_MAX):
         counter.frames([b"", peer.watch(number + 10, [b"a"], wait_ns=SECOND_NS)])
     assert counter.say(peer.watch(6, [b"a"], wait_ns=SECOND_NS)).kind == peer.ERROR
+
+
+def test_watched_names_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dwork_desk, "WATCHED_NAMES_MAX", 3)
+    counter = Extended()
+    counter.create(b"a", b"b")
+    assert counter.frames([b"", peer.watch(6, [b"a", b"b"], stream=True)]) == []
+    refused = counter.say(peer.watch(7, [b"c", b"d"], stream=True))
+    assert (refused.kind, refused.request) == (peer.ERROR, 7)
+    assert "watch them when others are settled" in refused.reason
+    assert counter.frames([b"", peer.watch(7, [b"c", b"d"], stream=True)], b"another") == []
+    counter.finish(counter.take())
+    assert counter.frames([b"", peer.watch(7, [b"c", b"d"], stream=True)]) == []
+
+
+def test_watch_that_is_asked_for_again_with_too_many_names_leaves_the_former(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dwork_desk, "WATCHED_NAMES_MAX", 2)
+    counter = Extended()
+    counter.create(b"a")
+    for names in ([b"a"], [b"a", b"b"], [b"a"]):
+        assert counter.frames([b"", peer.watch(6, names, stream=True)]) == []
+    assert counter.say(peer.watch(6, [b"a", b"b", b"c"], stream=True)).kind == peer.ERROR
+    counter.finish(counter.take())
+    told = [Reply(body) for route, body in counter.sent if route == b"peer"]
+    assert [(one.request, one.names) for one in told] == [(6, [b"a"])]
+
+
+def test_create_is_taken_however_many_names_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dwork_desk, "WATCHED_NAMES_MAX", 2)
+    counter = Extended()
+    terms = [Terms(service=b"exec")]
+    for number, name in enumerate((b"a", b"b", b"c")):
+        create = peer.create(number, Submission([name], terms=terms), stream=True)
+        assert counter.say(create).kind == peer.OK
+    counter.finish(counter.take(3))
+    assert [Reply(body).request for route, body in counter.sent if route == b"peer"] == [0, 1]
+
+
+def test_heartbeats_are_remembered_of_so_many_workers_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dwork_desk, "FACTS_MAX", 2)
+    desk = dwork_desk.Desk(BROKER, lambda: 0)
+
+    def beat(worker: bytes) -> list[bytes]:
+        query = Q.FromString(peer.heartbeat(7, worker, WORKER, [], HEARTBEAT_NS, seen=0))
+        appeared, _ = dwork_requests.understand(desk, dwork_desk.Asked(b"r", query, True, 1))  # noqa: FBT003
+        assert isinstance(appeared, WorkerAppeared)
+        return [*desk.facts]
+
+    heard = [beat(worker) for worker in (b"u", b"v", b"u", b"w")]
+    assert heard == [[b"u"], [b"u", b"v"], [b"u", b"v"], [b"w"]]
 
 
 def test_documents() -> None:

@@ -45,6 +45,9 @@ _KEYS_OF_FAILED: Final = ("name", "campaign", "attempt", "reason")
 #: Campaigns and services that a status lists, the latest; --json has more.
 _ROWS_OF_STATUS: Final = 20
 
+#: What a task in such a state has printed is at hand.
+_GOING_ON: Final = ("blocked", "delayed", "ready", "leased")
+
 #: A path that means stdout.
 _STDOUT: Final = "-"
 
@@ -178,7 +181,8 @@ def log(talk: Talk, name: str) -> None:
         return
     write_result(printed)
     if not printed and not talk.quiet:
-        click.echo(f"task {plain(name)} ({view['state']}) has printed nothing", err=True)
+        ended = "" if view["state"] in _GOING_ON else ", or it is in the history by now"
+        click.echo(f"task {plain(name)} ({view['state']}) has printed nothing{ended}", err=True)
 
 
 @click.command(epilog=example("why join", "why fetch-a fetch-b"))

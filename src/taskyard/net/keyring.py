@@ -128,7 +128,13 @@ class Keyring:
         """
         keys.check_name(name)
         with self._changing():
-            if any(one.name == name and not one.revoked_ns for one in self.entries()):
+            entries = self.entries()
+            if len(entries) >= GUESTS_MAX:
+                raise UserError(
+                    f"{self.directory} has {len(entries):,} guests, and more can't be known; "
+                    "remove files of revoked ones"
+                )
+            if any(one.name == name and not one.revoked_ns for one in entries):
                 raise UserError(
                     f"there is a key {name} already; give another name, or revoke it first with "
                     f"`taskyard keys revoke {name}`"
