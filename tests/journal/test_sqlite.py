@@ -525,10 +525,10 @@ def test_row_is_found_without_reading_the_bodies_of_others(store: SqliteStore) -
     assert sum("body" in statement for statement in statements) == 1
 
 
-@pytest.mark.parametrize("change", ["record_last = 'x'", "chain = 7"])
-def test_row_whose_head_is_none_is_damage(store: SqliteStore, change: str) -> None:
+@pytest.mark.parametrize("changed", ["record_last = 'x'", "chain = 7"])
+def test_row_whose_head_is_none_is_damage(store: SqliteStore, tmp_path: Path, changed: str) -> None:
     commit(store, 4)
-    store._connection.execute(f"UPDATE journal SET {change} WHERE sequence = 2")  # noqa: SLF001
+    change(tmp_path, f"UPDATE journal SET {changed} WHERE sequence = 2")  # noqa: S608
     with pytest.raises(JournalDamaged, match="row 2 is not a row"):
         store.row_of(5)
 

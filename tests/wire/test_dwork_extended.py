@@ -12,9 +12,9 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission, Terms
 from taskyard.core.workers import WorkerFacts
+from taskyard.wire import dwork_desk, dwork_requests
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_peer as peer
-from taskyard.wire import dwork_desk, dwork_requests
 from taskyard.wire.dwork import Dwork
 from taskyard.wire.dwork_desk import WAITING_MAX
 from taskyard.wire.dwork_peer import Reply
