@@ -26,7 +26,7 @@ def shorten() -> None:
 
 
 def _with(build: Callable[..., Any], more: dict[str, Any]) -> Callable[..., Any]:
-    return lambda *given, **named: build(*given, **named, **more)
+    return lambda *given, **named: build(*given, **{**named, **more})
 
 
 if __name__ == "__main__":

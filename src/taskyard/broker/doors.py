@@ -39,7 +39,7 @@ class Spoken(Dialect, Protocol):
 #: the identity of the journal.
 _BUILDERS: Final[dict[str, Callable[[int, bytes], Sequence[Spoken]]]] = {
     "ping-pong": lambda number, _identity: ping_pong.at_broker(
-        number, _luck, ping_pong.Settings(secret=secrets.token_bytes(16))
+        number, _luck, settings=ping_pong.Settings(secret=secrets.token_bytes(16))
     ),
     "round-robin": lambda number, _identity: [round_robin.at_broker(number, _luck)],
     "wmp": lambda number, identity: [wmp.at_broker(number, identity, luck=_luck)],
