@@ -4,8 +4,10 @@
 speed. HYPOTHESIS_PROFILE=search looks for new examples instead.
 """
 
+import logging
 import os
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -16,6 +18,17 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None, max_examples=2_000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+@pytest.fixture(autouse=True)
+def _restored_logger() -> Iterator[None]:
+    """A verb that is called in this process sets the logger up as for its own."""
+    logger = logging.getLogger("taskyard")
+    level, handlers, propagate = logger.level, [*logger.handlers], logger.propagate
+    yield
+    logger.setLevel(level)
+    logger.handlers[:] = handlers
+    logger.propagate = propagate
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
