@@ -7,7 +7,6 @@ speed. HYPOTHESIS_PROFILE=search looks for new examples instead.
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -21,14 +20,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 @pytest.fixture(autouse=True)
-def _restored_logger() -> Iterator[None]:
-    """A verb that is called in this process sets the logger up as for its own."""
-    logger = logging.getLogger("taskyard")
-    level, handlers, propagate = logger.level, [*logger.handlers], logger.propagate
-    yield
-    logger.setLevel(level)
-    logger.handlers[:] = handlers
-    logger.propagate = propagate
+def _fresh_loggers() -> None:
+    """A verb that was called in this process has set them up for itself."""
+    logging.getLogger("taskyard").handlers.clear()
+    for name in [one for one in logging.root.manager.loggerDict if one.startswith("taskyard")]:
+        logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
