@@ -45,6 +45,7 @@ class Archive:
         #: The last record that the index covers.
         covered = index.covered()
         self._record = 0 if covered is None else covered[1].record
+        self.holds_any = covered is not None
         #: Every name that is in the index and not in memory; None until it has been filled.
         self._filter: NameFilter | None = None
         names = archivable(ledger, ledger.record)
@@ -79,6 +80,7 @@ class Archive:
     def forget(self, sequence: int, record: int) -> Iterator[None]:
         """The index covers the rows up to this one: what ended there can leave memory."""
         self._record = record
+        self.holds_any = True
         while self._ended and self._ended[0][0] <= sequence:
             names: list[bytes] = []
             while self._ended and self._ended[0][0] <= sequence and len(names) < NAMES_A_STEP:

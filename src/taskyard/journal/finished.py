@@ -76,6 +76,9 @@ _encode = msgspec.msgpack.Encoder().encode
 class FinishedIndex:
     """The index, to look up. Without a file it is empty; it may appear while this is open."""
 
+    #: It may, at any time.
+    holds_any = True
+
     def __init__(self, directory: Path) -> None:
         self.path = directory / FILE_NAME
         self._connection: sqlite3.Connection | None = None

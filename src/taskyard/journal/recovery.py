@@ -156,6 +156,11 @@ def check_index(index: FinishedIndex, store: StoreReader) -> int:
 class EndedIndex(Protocol):
     """Where ended tasks are found that are no longer in memory."""
 
+    @property
+    def holds_any(self) -> bool:
+        """False: all that ever ended is in memory, so nobody need ask."""
+        ...
+
     def find(self, names: list[bytes]) -> list[Ended]:
         """Those of these names that have ended, in no order."""
         ...
@@ -176,7 +181,7 @@ def recall_for(ledger: Ledger, index: EndedIndex, names: Iterable[bytes]) -> Non
 
 def recall_for_event(ledger: Ledger, index: EndedIndex, event: events.Event) -> None:
     """The same for whatever names an event speaks of. The broker calls it before `handle`."""
-    names = _NAMES.get(type(event))
+    names = _NAMES.get(type(event)) if index.holds_any else None
     if names is not None:
         recall_for(ledger, index, names(event))
 

@@ -115,6 +115,8 @@ class SimStore(MemoryStore):
 class SimIndex:
     """The index of ended tasks, on the same disk. Keeps `journal.recovery.EndedIndex`."""
 
+    holds_any = True
+
     def __init__(self) -> None:
         self._ended: dict[bytes, Ended] = {}
         #: Of rows that are trimmed.
