@@ -6,7 +6,6 @@ from there. What a compaction has taken out of the journal meanwhile is told as 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -76,6 +75,8 @@ async def follow_async(
     wait_ns: int = WAIT_NS,
 ) -> AsyncIterator[Told]:
     """The same of a client that is awaited: `converse` leads a conversation."""
+    import asyncio  # noqa: PLC0415  # who awaits has it already, others take 25 ms to import it
+
     told = await converse(_asked(since, b"", scope, 0))
     while True:
         yield told
