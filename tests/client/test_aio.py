@@ -643,12 +643,11 @@ def test_cancelled_context_does_not_wait_for_a_broker_that_is_gone(
 
         running_inside = asyncio.create_task(inside())
         stage.say(await heard(stage), Q.Stats, document=b"{}")
-        asked = await heard(stage)
+        await heard(stage)
         running_inside.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running_inside
-        stage.say(asked, Q.OK)
-        await client.close()
+        await client.close()  # it has hung up: there is nothing to wait for
 
     asyncio.run(story())
 
