@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from taskyard.broker import serve
+from taskyard.broker import compacting
 from taskyard.cli import connecting, local
 from taskyard.cli.verbs import VERBS
 from taskyard.core import limits
@@ -141,7 +141,7 @@ def test_tests_that_prove_a_guarantee_exist() -> None:
         f"{of('system/test_noise.py', 'MESSAGES'):,} spoilt messages",
         f"| schedules | {of('sim/test_schedules.py', 'SCHEDULES'):,}, with",
         f"| {len(BUGS)}, all caught |",
-        f"more than {serve.ROWS_COMPACTED:,} rows",
+        f"more than {compacting.ROWS_MAX:,} rows",
     ],
 )
 def test_figures_of_the_guarantees_are_those_of_the_tests(text: str) -> None:
@@ -168,7 +168,7 @@ def test_figures_of_the_guarantees_are_those_of_the_tests(text: str) -> None:
         f"heartbeat of a worker | {WORKER.heartbeat_ns // limits.SECOND_NS} s, `--heartbeat` |",
         f"longer than {IPC_PATH_BYTES_MAX} bytes",
         f"Under {DISK_RESERVE_BYTES // MEBIBYTE} MiB free",
-        f"more than {serve.ROWS_COMPACTED:,} rows",
+        f"more than {compacting.ROWS_MAX:,} rows",
         f"(SIGTERM, {worker_limits.KILL_GRACE_NS // limits.SECOND_NS} s later",
         f"after {local.RESTART_SECONDS_FIRST} s, then twice as long each time,",
         f"up to {local.RESTART_SECONDS_MAX:g} s",

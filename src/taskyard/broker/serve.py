@@ -53,9 +53,6 @@ logger = logging.getLogger("taskyard.broker")
 #: Millions of small objects that are never part of a cycle: look for cycles rarely.
 GC_THRESHOLD: Final = 50_000
 
-#: With more rows than this, which every start reads again, the journal is compacted.
-ROWS_COMPACTED: Final = compacting.ROWS_MAX
-
 #: With no task out any more, workers that were sent home may take this long to say goodbye.
 FAREWELL_NS: Final = 2 * SECOND_NS
 
