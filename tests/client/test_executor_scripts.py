@@ -216,12 +216,14 @@ def test_nothing_is_left_of_a_program_that_is_killed(
 def test_interruption_is_the_programs_own(tmp_path: Path) -> None:
     """Its processes are in groups of their own: a call goes on while the program cleans up."""
     os.mkfifo(tmp_path / "fifo")
+    told, waits = 'print("running", flush=True)', "future.result()"
     code = dedent(WAITING).replace(
-        "future.result()",
-        "try:\n    future.result()\n"
+        f"{told}\n{waits}",  # in one: it is interrupted as soon as it has told
+        f"try:\n    {told}\n    {waits}\n"
         "except KeyboardInterrupt:\n    print('interrupted', flush=True)\n"
-        "print(future.result())",
+        f"print({waits})",
     )
+    assert "interrupted" in code
     (tmp_path / "script.py").write_text(code)
     with Running(tmp_path, "script.py", "fifo", program=PYTHON) as running:
         assert running.line() == "running"
