@@ -24,6 +24,5 @@ def loaded(file: Path | None = None, **variables: str) -> Settings:
 
 def wrong(file: Path | None = None, **variables: str) -> list[str]:
     """All that is wrong, without the directory of the file."""
-    found, settings = problems(file, variables)
-    assert bool(found) is (settings is None)
+    found, _ = problems(file, variables)
     return [one.removeprefix(f"{file.parent}/" if file else "") for one in found]

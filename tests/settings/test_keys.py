@@ -42,7 +42,7 @@ VALUES: Final[dict[str, tuple[Any, Any]]] = {
     "services": (["exec", "gpu"], ("exec", "gpu")),
     "allow": (["imaging", "math.more"], ("imaging", "math.more")),
     "match": ("smtp/*", "smtp/*"),
-    "lane": ("disk-[0-9]", "disk-[0-9]"),
+    "lane": ("{host}-{{{0}}}", "{host}-{{{0}}}"),
     "command": ("agents/smtp 'two words'", ("agents/smtp", "two words")),
     "workers_max": (20, 20),
     "lane_workers_max": (1, 1),

@@ -127,6 +127,10 @@ def test_rate_knows_its_interval() -> None:
         ("service.s", 'match = ""', "service.s.match must not be empty"),
         ("service.s", 'command = "a \'b"', "service.s.command must be a command: No closing"),
         ("service.s", 'command = ""', "service.s.command must be a command, such as 'agents/smtp"),
+        ("service.s", 'command = [""]', "service.s.command must name a program first and have no"),
+        ("service.s", 'lane = "{host"', "service.s.lane must have the names of fields in braces"),
+        ("service.s", 'lane = "a}"', "service.s.lane must have the names of fields in braces"),
+        ("service.s", 'lane = "{}"', "service.s.lane must have the names of fields in braces"),
         ("service.s", "jitter = 101", "service.s.jitter must be from 0% to 100%, not 101"),
         ("service.s", "hold = 1", "service.s.hold must be true or false, not 1"),
         ("service.s", 'order = "size"', "service.s.order must be random or age, not 'size'"),
@@ -188,6 +192,35 @@ def test_lease_that_is_too_short_for_its_heartbeat_is_told(tmp_path: Path) -> No
         f"lease.heartbeat, 6s ({file}:2), or one lost message costs the tasks"
     )
     assert loaded(file, TASKYARD_LEASE_EXPIRE="18s").lease.expire_ns == 18 * SECOND_NS
+
+
+def test_lease_is_compared_also_where_other_things_are_wrong(tmp_path: Path) -> None:
+    file = written(tmp_path, '[worker]\nslots = 0\n[lease]\nheartbeat = "6s"\n')
+    assert [one.partition(": ")[0] for one in wrong(file)] == [
+        "taskyard.toml:2",
+        "taskyard.toml:4",
+    ]
+    file = written(tmp_path, '[lease]\nheartbeat = "soon"\nexpire = "1s"\n')
+    (told,) = wrong(file)  # nobody knows how it would compare
+    assert told.startswith("taskyard.toml:2: lease.heartbeat must be a duration")
+
+
+def test_schedule_that_goes_beyond_all_clocks_is_told_where_it_is_made(tmp_path: Path) -> None:
+    text = (
+        '[defaults]\ninterval = "1000d"\n[service.s]\nretries = [200]\n[service.t]\nhold = true\n'
+    )
+    assert wrong(written(tmp_path, text)) == [
+        "taskyard.toml:4: service.s.retries times defaults.interval must be less than 292 years"
+    ]
+
+
+def test_second_service_for_the_same_lanes_is_told(tmp_path: Path) -> None:
+    text = '[service.s]\n[service.t]\nmatch = "s/*"\n[service.u]\nmatch = "s/a"\n'
+    (told,) = wrong(written(tmp_path, text))
+    assert told == (
+        "taskyard.toml:2: [service.t] is for s/*, and so is [service.s] before it, which counts; "
+        "leave one out"
+    )
 
 
 # What nobody knows.

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from taskyard.cli.entry import run, taskyard
-from taskyard.settings.keys import KEYS
-from taskyard.settings.reference import table
-from tests.settings.kit import written
+from taskyard.settings.changes import between
+from taskyard.settings.keys import DEFAULTS, KEYS, service_keys
+from taskyard.settings.reference import service_table, table
+from taskyard.settings.values import read_duration
+from taskyard.worker.limits import AGENT_HUNGER_NS_MAX, AGENT_IDLE_NS_MAX
+from tests.settings.kit import loaded, written
 
 if TYPE_CHECKING:
     import pytest
@@ -17,8 +20,29 @@ if TYPE_CHECKING:
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
 
 
-def test_page_has_the_table_of_the_code() -> None:
+#: What is shown: files, and what is printed.
+BLOCKS: Final = re.findall(r"```(?:toml|text)\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_page_has_the_tables_of_the_code() -> None:
     assert table() in PAGE, "run ./yard docs"
+    assert service_table() in PAGE, "run ./yard docs"
+
+
+def test_services_of_the_page_are_good_and_changed_as_it_says(tmp_path: Path) -> None:
+    text, log = BLOCKS[2:]
+    before = loaded(written(tmp_path, text))
+    lower = text.replace("workers_max = 20", "workers_max = 5")
+    listen = '[listen]\ndwork = "tcp://127.0.0.1:1"\n'
+    after = loaded(written(tmp_path, lower + listen))
+    told = between(before, after).sentence()
+    assert log == f"taskyard broker: read the settings: {told}\n"
+
+
+def test_what_agents_are_allowed_is_what_the_worker_allows_them() -> None:
+    unset = {key.name: key.unset for key in service_keys(DEFAULTS)}
+    assert read_duration(unset["idle_max"]) == AGENT_IDLE_NS_MAX
+    assert read_duration(unset["hunger_max"]) == AGENT_HUNGER_NS_MAX
 
 
 def test_table_has_what_is_used_and_nothing_else() -> None:
@@ -30,7 +54,7 @@ def test_table_has_what_is_used_and_nothing_else() -> None:
 def test_example_of_the_page_is_shown_as_the_page_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    example, printed = re.findall(r"```(?:toml|text)\n(.*?)```", PAGE, re.DOTALL)
+    example, printed, *_ = BLOCKS
     written(tmp_path, example)
     monkeypatch.chdir(tmp_path)
     assert run(taskyard, ["config"]) == 0

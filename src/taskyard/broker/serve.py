@@ -2,8 +2,8 @@
 
 Owns the order of starting and stopping. The state is locked before it is read, recovered before
 anybody can connect, and closed after the last answer has left. SIGTERM and SIGINT finish the turn
-at hand and end it: workers wait and come back. When it was told to drain, it ends when no task is
-out any more.
+at hand and end it: workers wait and come back. SIGHUP has the settings read again. When it was told
+to drain, it ends when no task is out any more.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from taskyard.broker.doors import NATIVE, Doors
 from taskyard.broker.guests import Guests, keyring_for
 from taskyard.broker.noise import NOT_ALLOWED, Noise
 from taskyard.broker.port import SocketPort
+from taskyard.broker.reloading import Reloading
 from taskyard.broker.turn import Broker
 from taskyard.core.events import RulesSet
 from taskyard.core.ledger import Ledger
@@ -41,7 +42,8 @@ from taskyard.net import endpoints
 from taskyard.net.clock import SystemClock
 from taskyard.net.leash import Leash
 from taskyard.net.poller import Poller
-from taskyard.net.signals import Signals
+from taskyard.net.signals import ENDING, Signals
+from taskyard.net.terminal import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,30 +74,31 @@ class Settings(Struct, frozen=True):
     in_memory: bool = False
     #: Stop also when stdin ends.
     until_eof: bool = False
+    #: How services are run, where nobody reads the settings again.
     rules: RulesSet = field(default_factory=lambda: RulesSet(0))
     #: When the journal is compacted beside the turns.
     compact: compacting.Limits = compacting.Limits()
 
 
-def serve(settings: Settings, say: Callable[[str], None]) -> None:
+def serve(
+    settings: Settings, say: Callable[[str], None], reloading: Reloading | None = None
+) -> None:
     """Run a broker until SIGTERM, SIGINT or a drain. `say` is told where it listens when it is
-    ready."""
+    ready. Its rules are those of `reloading`, if there is one."""
     keyring = keyring_for(settings.state, settings.listen, secure=settings.secure)
     with ExitStack() as stack:
         stack.enter_context(_locked(settings.state))
-        signals = stack.enter_context(Signals([signal.SIGTERM, signal.SIGINT]))
+        orders = _Orders(settings, reloading, stack)
         clock, poller = SystemClock(), Poller()
         opened = _open(settings, clock, stack)
         doors = stack.enter_context(closing(Doors(opened.store.identity)))
         _listen(doors, settings, keyring)
-        poller.add(signals.fileno())
-        leash = Leash() if settings.until_eof else None
-        if leash is not None:
-            poller.add(leash.fileno())
+        for number in orders.filenos():
+            poller.add(number)
         guests = None if keyring is None else Guests(keyring, doors.dwork)
         port = SocketPort(doors.dialect(), doors.wires, poller, clock, guests)
         broker = opened.broker(port, clock)
-        broker.scheduler.handle(settings.rules)
+        broker.hand_in(settings.rules if reloading is None else reloading.rules)
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
@@ -105,13 +108,8 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
             Noise(doors.malformed, clock),
             Noise(lambda: doors.dwork.refused, clock, NOT_ALLOWED),
         )
-        _turn_until_told(
-            broker,
-            port,
-            doors,
-            _Chores(noises, opened.compactor),
-            lambda: bool(signals.taken()) or (leash is not None and leash.has_ended()),
-        )
+        chores = _Chores(noises, opened.compactor)
+        _turn_until_told(broker, port, doors, chores, lambda: orders.are_to_end(broker))
         logger.info("stopped: %d rows in the journal", broker.store.head.sequence)
 
 
@@ -159,6 +157,34 @@ def _listen(doors: Doors, settings: Settings, keyring: Keyring | None) -> None:
     doors.open(NATIVE, [endpoints.native(settings.state)])
     for dialect, text in settings.listen:
         doors.open(dialect, endpoints.several(text), keyring, secure=settings.secure)
+
+
+class _Orders:
+    """What comes from outside the sockets: signals, and the end of stdin."""
+
+    def __init__(self, settings: Settings, reloading: Reloading | None, stack: ExitStack) -> None:
+        self._reloading = reloading
+        self._terminal = Terminal()
+        numbers = ENDING if reloading is None else (*ENDING, signal.SIGHUP)
+        self._signals = stack.enter_context(Signals(numbers))
+        self._leash = Leash() if settings.until_eof else None
+
+    def filenos(self) -> list[int]:
+        """Readable when there may be an order."""
+        found = [self._signals.fileno()]
+        return found if self._leash is None else [*found, self._leash.fileno()]
+
+    def are_to_end(self, broker: Broker) -> bool:
+        """Whether the broker is to end; if only its settings are to be read again, they are."""
+        taken = self._signals.taken()
+        if any(number in ENDING for number in taken):
+            return True
+        if taken and self._terminal.is_gone():
+            return True  # nobody sent it: whoever started the broker has left
+        rules = self._reloading.again() if taken and self._reloading is not None else None
+        if rules is not None:
+            broker.hand_in(rules)
+        return self._leash is not None and self._leash.has_ended()
 
 
 class _Chores:

@@ -67,6 +67,7 @@ class Broker:
         self.committed: Callable[[int, Sequence[AnyRecord]], None] | None = None
         self._answers = Answers(store, index)
         self._following = Following(store, scheduler.ledger, index)
+        #: What the next turn begins with: what could not be sent, and what was handed in.
         self._undelivered: Sequence[Event] = ()
         self._room_checked_ns: int | None = None
         self._bytes_since_check = 0
@@ -86,6 +87,10 @@ class Broker:
         self._answers.complete(effects)
         self._following.complete(effects, records)
         self._undelivered = self.port.send(effects)
+
+    def hand_in(self, event: Event) -> None:
+        """Have the next turn begin with something that came by no port."""
+        self._undelivered = [*self._undelivered, event]
 
     def _wait_ns(self) -> int | None:
         if self._undelivered or self._answers.are_owed() or self._following.are_due():

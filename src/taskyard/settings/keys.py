@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
@@ -34,7 +34,7 @@ PROCESSES_MAX: Final = 1000
 #: Tasks at once in one worker process: each of them is a process, too.
 SLOTS_MAX: Final = 100_000
 
-#: Workers at once, of a service: more than a broker serves.
+#: Workers at once, of a service or of all: more than a broker serves.
 _WORKERS_MAX: Final = 1_000_000
 
 #: What a worker serves unless told otherwise: programs and functions.
@@ -132,6 +132,13 @@ KEYS: Final = (
         unset="nowhere",
         is_used=False,
     ),
+    _key(
+        "broker",
+        "workers_max",
+        kinds.integer(0, _WORKERS_MAX),
+        0,
+        "Lanes served at once, over all services; 0 for no limit.",
+    ),
     _listen("dwork", kinds.ENDPOINTS, is_used=True),
     _listen("round-robin", kinds.ENDPOINTS),
     _listen("ping-pong", kinds.PAIR, is_used=True),
@@ -176,26 +183,107 @@ KEYS: Final = (
     ),
 )
 
+
+class _ServiceKey(NamedTuple):
+    """A row of the table of services."""
+
+    name: str
+    kind: Kind
+    #: What it is where nobody sets it.
+    unset: str
+    help: str
+
+
 #: What can be set for each service; those of `[defaults]` are for all that do not set it.
-_SERVICE_KEYS: Final[tuple[tuple[str, Kind, str], ...]] = (
-    ("match", kinds.GLOB, "The tasks that it is for, by service and lane."),
-    ("lane", kinds.GLOB, "The lanes that it is for."),
-    ("command", kinds.COMMAND, "The agent to start."),
-    ("workers_max", kinds.integer(0, _WORKERS_MAX), "Workers at once; 0 for no limit."),
-    ("lane_workers_max", kinds.integer(0, _WORKERS_MAX), "Workers at once for a lane."),
-    ("interval", kinds.DURATION, "What the steps of `retries` are multiples of."),
-    ("retries", kinds.MULTIPLES, "When to try again: a multiple of the interval each time."),
-    ("jitter", kinds.PERCENT, "How much longer a retry may wait, by chance."),
-    ("expiry", kinds.DURATION, "The age at which a task is given up at its next retry."),
-    ("expiry_hard", kinds.DURATION, "The age at which a task is given up."),
-    ("order", kinds.choice("random", "age"), "The order of a lane's tasks."),
-    ("overfeed", kinds.integer(0, LEASE_TASKS_MAX), "Tasks handed over ahead, in a lane."),
-    ("idle_max", kinds.DURATION, "How long an agent may be idle."),
-    ("hunger_max", kinds.DURATION, "How long an agent may be silent with a task."),
-    ("hold", kinds.BOOLEAN, "Keep its tasks until they are released."),
-    ("debounce", kinds.DURATION_OR_NONE, "How long to gather tasks before a lane begins."),
-    ("rate", kinds.RATE, "Tasks in a time, over all workers."),
-    ("report_after", kinds.DURATION, "The age at which a waiting task is reported."),
+_SERVICE_KEYS: Final[tuple[_ServiceKey, ...]] = (
+    _ServiceKey(
+        "match",
+        kinds.GLOB,
+        "NAME/*",
+        "The tasks that it is for, by `service/lane`; `*` stands for anything, also `/`. The first "
+        "section of the file that fits counts.",
+    ),
+    _ServiceKey(
+        "lane",
+        kinds.TEMPLATE,
+        "none",
+        "The lane of a task that gives none, made of its fields: `{host}`.",
+    ),
+    _ServiceKey(
+        "command", kinds.COMMAND, "none", "The agent that worker hosts start when there is work."
+    ),
+    _ServiceKey(
+        "workers_max",
+        kinds.integer(0, _WORKERS_MAX),
+        "0",
+        "Lanes served at once, counted over all workers; 0 for no limit.",
+    ),
+    _ServiceKey(
+        "lane_workers_max",
+        kinds.integer(0, _WORKERS_MAX),
+        "1",
+        "Workers that serve one lane at once: 1 does its tasks one after the other, 0 is no limit. "
+        "Tasks without a lane have none.",
+    ),
+    _ServiceKey("interval", kinds.DURATION, "1s", "What the steps of `retries` are multiples of."),
+    _ServiceKey(
+        "retries",
+        kinds.MULTIPLES,
+        "never",
+        "When to try a task again that says nothing itself: after so many intervals each time; a "
+        "number is so many times one interval.",
+    ),
+    _ServiceKey(
+        "jitter", kinds.PERCENT, "0%", "How much longer a retry may wait, by chance, never less."
+    ),
+    _ServiceKey(
+        "expiry", kinds.DURATION, "never", "The age at which a task that was tried is given up."
+    ),
+    _ServiceKey(
+        "expiry_hard",
+        kinds.DURATION,
+        "never",
+        "The age at which a task is given up, tried or not.",
+    ),
+    _ServiceKey(
+        "order",
+        kinds.choice("random", "age"),
+        "age",
+        "The order of a lane's tasks of one priority: `age` or `random`.",
+    ),
+    _ServiceKey(
+        "overfeed",
+        kinds.integer(0, LEASE_TASKS_MAX),
+        "0",
+        "Tasks of a lane that are handed over beyond the one in hand.",
+    ),
+    _ServiceKey("idle_max", kinds.DURATION, "3m", "How long an agent may be idle."),
+    _ServiceKey(
+        "hunger_max",
+        kinds.DURATION,
+        "1h",
+        "How long an agent may be silent while it holds a task.",
+    ),
+    _ServiceKey(
+        "hold",
+        kinds.BOOLEAN,
+        "false",
+        "Tasks wait until somebody asks: `taskyard retry --service S --lane L` lets those that are "
+        "there run.",
+    ),
+    _ServiceKey(
+        "debounce",
+        kinds.DURATION_OR_NONE,
+        "0s",
+        "How long a lane gathers tasks before it begins.",
+    ),
+    _ServiceKey("rate", kinds.RATE, "no limit", "Tasks leased in a time, over all workers."),
+    _ServiceKey(
+        "report_after",
+        kinds.DURATION,
+        "never",
+        "The age at which a task that has not ended is reported as late, once.",
+    ),
 )
 
 #: Of one service alone.
@@ -207,15 +295,15 @@ def service_keys(section: str) -> tuple[Key, ...]:
     return tuple(
         Key(
             section,
-            name,
-            kind,
+            row.name,
+            row.kind,
             None,
-            sentence,
-            variable_of(*section.split(".", 1), name),
-            is_used=False,
+            row.help,
+            variable_of(*section.split(".", 1), row.name),
+            row.unset,
         )
-        for name, kind, sentence in _SERVICE_KEYS
-        if section != DEFAULTS or name not in _NO_DEFAULTS
+        for row in _SERVICE_KEYS
+        if section != DEFAULTS or row.name not in _NO_DEFAULTS
     )
 
 

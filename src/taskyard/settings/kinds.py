@@ -38,6 +38,7 @@ _RATE = re.compile(r"([1-9][0-9]{0,8})/(s|m|h|d)")
 _PERCENT = re.compile(r"([0-9]{1,3})%?")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
 _FLOAT = re.compile(r"[0-9]{1,20}\.[0-9]{1,20}")
+_PLACE = re.compile(r"\{[\w.-]+(?: [\w.-]+)*\}")
 _CLASS_OF_GLOB = re.compile(r"\[!?[^]]+]")
 
 #: What ping-pong listens at: its backend and its frontend.
@@ -208,6 +209,8 @@ def _read_command(value: object) -> tuple[str, ...]:
         raise BadValue(f"must be a command: {wrong} in {shown(value)}") from None
     if not isinstance(words, LISTS) or not words or not all(isinstance(one, str) for one in words):
         raise BadValue(f"must be a command, such as 'agents/smtp --verbose', not {shown(value)}")
+    if not words[0] or "\0" in "".join(words):
+        raise BadValue(f"must name a program first and have no NUL character, not {shown(value)}")
     return tuple(words)
 
 
@@ -215,6 +218,16 @@ def _read_glob(value: object) -> str:
     text = read_name(value)
     if "[" in _CLASS_OF_GLOB.sub("", text):
         raise BadValue(f"must be a pattern, such as smtp/*, and {shown(text)} has a [ without a ]")
+    return text
+
+
+def _read_template(value: object) -> str:
+    """A text with places for a task's fields, `{host}`; `{{` and `}}` are braces."""
+    text = read_name(value)
+    plain = _PLACE.sub("", text.replace("{{", "").replace("}}", ""))
+    if "{" in plain or "}" in plain:
+        example = "such as {host}, and {{ or }} for a brace"
+        raise BadValue(f"must have the names of fields in braces, {example}, not {shown(text)}")
     return text
 
 
@@ -278,3 +291,4 @@ PERCENT: Final = Kind("0% to 100%", _read_percent, lambda percent: f"{percent}%"
 BOOLEAN: Final = Kind("true or false", _read_boolean, from_text=_boolean)
 COMMAND: Final = Kind("a command", _read_command, shlex.join)
 GLOB: Final = Kind("a pattern: smtp/*", _read_glob)
+TEMPLATE: Final = Kind("a text with {field} in it", _read_template)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Final
 
+from taskyard.core.limits import NUMBER_MAX
 from taskyard.settings import files
 from taskyard.settings.files import BadSettings, Document
 from taskyard.settings.keys import (
@@ -56,7 +57,7 @@ def load(
     `{"broker.state": ("--state", "there")}`. Raises `BadSettings`."""
     reading = _Reading(files.read(files.find(config, environment)), environment, flags or {})
     settings = reading.settings()
-    if settings is not None:
+    if not reading.problems:
         return settings
     first, *more = reading.problems
     rest = f" (and {len(more)} more; `taskyard config check` tells all)" if more else ""
@@ -66,7 +67,8 @@ def load(
 def problems(
     config: Path | None = None, environment: Mapping[str, str] = os.environ
 ) -> tuple[list[str], Settings | None]:
-    """All that is wrong, a line each, in the order of the file; and the settings, if nothing is."""
+    """All that is wrong, a line each, in the order of the file; and the settings without that, so
+    that whoever knows more about them can go on looking. None: there is nothing to look at."""
     try:
         document = files.read(files.find(config, environment))
     except BadSettings as bad:
@@ -90,23 +92,24 @@ class _Reading:
         self._flags = flags
         #: What is wrong, with its line in the file.
         self._wrongs: list[tuple[int, str]] = []
+        #: Settings that something wrong was given for: what they are here was not meant.
+        self._spoilt: set[str] = set()
 
     @property
     def problems(self) -> list[str]:
         """In the order of the file; then those of variables and flags."""
         return [told for _, told in sorted(self._wrongs, key=lambda one: one[0] or _NO_LINE)]
 
-    def settings(self) -> Settings | None:
-        """None if there is anything wrong."""
+    def settings(self) -> Settings:
+        """With what is good; the rest of it is as if nobody had said it."""
         services = self._services()
         of_services = [key for name in services for key in service_keys(f"{SERVICE}.{name}")]
         keys = (*KEYS, *service_keys(DEFAULTS), *of_services)
         self._look_for_strangers()
         found = {key.path: self._setting(key) for key in keys}
-        if not self._wrongs:
-            self._check_lease(found)
-        if self._wrongs:
-            return None
+        self._check_lease(found)
+        self._check_retries(found, services)
+        self._check_matches(found, services)
         return _put_together(self._document.file, found, services, self._unknown_variables(keys))
 
     # What the file has that nobody knows.
@@ -171,6 +174,7 @@ class _Reading:
                 value = key.kind.read(raw)
             except BadValue as bad:
                 self._tell(origin, key, f"{key.path} {bad}")
+                self._spoilt.add(key.path)
                 continue
             if origin.source is Source.FILE and self._document.file is not None:
                 value = key.kind.rebased(value, self._document.file.parent)
@@ -196,6 +200,8 @@ class _Reading:
 
     def _check_lease(self, found: dict[str, Setting]) -> None:
         heartbeat, expire = found["lease.heartbeat"], found["lease.expire"]
+        if self._is_spoilt(heartbeat, expire):
+            return
         if expire.value < HEARTBEATS_A_LEASE_MIN * heartbeat.value:
             latest = max(heartbeat, expire, key=lambda one: one.origin.source)
             self._tell(
@@ -204,6 +210,37 @@ class _Reading:
                 f"lease.expire, {expire.told()}, must be at least three times lease.heartbeat, "
                 f"{heartbeat.told()}, or one lost message costs the tasks",
             )
+
+    def _check_retries(self, found: dict[str, Setting], services: Sequence[str]) -> None:
+        """The retries and the interval of a service may stand in different sections."""
+        for section in (DEFAULTS, *(f"{SERVICE}.{name}" for name in services)):
+            retries, interval = (
+                _of_service(found, section, name) for name in ("retries", "interval")
+            )
+            is_own = section in (retries.key.section, interval.key.section)
+            if not is_own or self._is_spoilt(retries, interval):
+                continue
+            together = ServiceSection(retries=retries.value, interval_ns=interval.value)
+            if together.longest_wait_ns > NUMBER_MAX:
+                latest = max(retries, interval, key=lambda one: one.origin.source)
+                what = f"{retries.key.path} times {interval.key.path}"
+                self._tell(latest.origin, latest.key, f"{what} must be less than 292 years")
+
+    def _check_matches(self, found: dict[str, Setting], services: Sequence[str]) -> None:
+        """The first section that fits counts: another one for the same is for nothing."""
+        firsts: dict[str, str] = {}
+        for name in services:
+            setting = found[f"{SERVICE}.{name}.match"]
+            if self._is_spoilt(setting):
+                continue
+            match = ServiceSection(match=setting.value).match_for(name)
+            first = firsts.setdefault(match, name)
+            if first != name:
+                what = f"[service.{name}] is for {match}, and so is [service.{first}] before it"
+                self._wrong((SERVICE, name), f"{what}, which counts; leave one out")
+
+    def _is_spoilt(self, *settings: Setting) -> bool:
+        return any(one.key.path in self._spoilt for one in settings)
 
     def _tell(self, origin: Origin, key: Key, reason: str) -> None:
         in_file = origin.source is Source.FILE
@@ -225,6 +262,12 @@ def _keys_of(section: str) -> Sequence[Key]:
     if section == DEFAULTS:
         return service_keys(DEFAULTS)
     return [key for key in KEYS if key.section == section]
+
+
+def _of_service(found: dict[str, Setting], section: str, name: str) -> Setting:
+    """What counts for a service: its own, or that of all services."""
+    own, common = found[f"{section}.{name}"], found[f"{DEFAULTS}.{name}"]
+    return common if own.value is None and common.value is not None else own
 
 
 def _put_together(

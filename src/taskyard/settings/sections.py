@@ -5,14 +5,22 @@ Plain values, checked, in the units of their names. Nothing here knows how they 
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 
+from taskyard.core.limits import SECOND_NS
 from taskyard.settings.keys import Key
 from taskyard.settings.kinds import Rate
+
+#: What `retries` are multiples of where nobody says; the same as for a task's own.
+INTERVAL_NS: Final = SECOND_NS
+
+#: What means something in a pattern.
+_SPECIAL: Final = re.compile(r"[*?[]")
 
 
 class Source(IntEnum):
@@ -52,6 +60,7 @@ class BrokerSection(Struct, frozen=True):
     state: Path
     key: Path | None
     page: str | None
+    workers_max: int
 
 
 class LeaseSection(Struct, frozen=True):
@@ -88,6 +97,16 @@ class ServiceSection(Struct, frozen=True):
     debounce_ns: int | None = None
     rate: Rate | None = None
     report_after_ns: int | None = None
+
+    def match_for(self, name: str) -> str:
+        """The lanes that the section of this name is for: if it does not say, all of the service
+        of that name."""
+        return self.match or f"{_SPECIAL.sub(lambda found: f'[{found[0]}]', name)}/*"
+
+    @property
+    def longest_wait_ns(self) -> float:
+        """The longest step of its schedule."""
+        return max(self.retries or (0,)) * (self.interval_ns or INTERVAL_NS)
 
 
 class Settings(Struct, frozen=True):
