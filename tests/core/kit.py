@@ -8,10 +8,12 @@ each test of a decision is also a test of the journal's encoding and of recovery
 from typing import Any
 
 from taskyard.core import image, invariants
+from taskyard.core.agenda import Lane
 from taskyard.core.apply import apply
 from taskyard.core.effects import Assign, Effect, Noted
 from taskyard.core.events import (
     CancelAsked,
+    Clause,
     ClockSet,
     Event,
     Outcome,
@@ -111,6 +113,10 @@ class Yard:
         """Run every service by these rules."""
         return self.handle(RulesSet(0, defaults=Rules(**fields), workers_max=workers_max))
 
+    def clauses(self, *clauses: Clause, workers_max: int = 0) -> list[Effect]:
+        """Run lanes by these clauses, and the others by no rules."""
+        return self.handle(RulesSet(0, clauses, workers_max=workers_max))
+
     def cancel(self, *names: bytes) -> list[Effect]:
         return self.handle(CancelAsked(0, b"client", Scope(names=names)))
 
@@ -133,6 +139,11 @@ class Yard:
         assert sorted(self.take(worker, len(names))) == sorted(names)
         self.join(worker, slots_total=0, incarnation=2)
         self.leave(worker)
+
+
+def a_lane(name: bytes = b"lane") -> Lane:
+    """A lane of a yard of its own."""
+    return Ledger().service(b"default").lane(name)
 
 
 def assigned(effects: list[Effect]) -> list[bytes]:

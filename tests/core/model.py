@@ -177,7 +177,7 @@ class Model:
             if not task.failed:
                 task.due_ns, task.delayed = self.now_ns + delays[task.failures], True
             task.failures += 1
-        elif outcome is Outcome.RETRY_AT:
+        elif outcome is Outcome.RETRY_AT or (outcome is Outcome.DEFER_BACK and retry_at_ns):
             task.due_ns, task.delayed = retry_at_ns, True
 
     def release(self, done: bytes) -> None:

@@ -3,13 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskyard.core.agenda import CURSOR_MAX, Agenda, Lane, Queue, Service
+from taskyard.core.agenda import CURSOR_MAX, Agenda, Queue
 from taskyard.core.events import PauseAsked, ResumeAsked
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Task, Terms
-from tests.core.kit import Yard
+from tests.core.kit import Yard, a_lane
 
-LANE = Lane(b"lane", Service(b"default"))
+LANE = a_lane()
 
 
 def task(number: int, priority: int = 0) -> Task:
@@ -98,8 +98,8 @@ def test_queue_behaves_as_two_plain_lists(operations: list[tuple[str, int]]) -> 
         elif line:
             some = line[: luck % len(line) + 1] if operation == "next" else [line[luck % len(line)]]
             if operation == "cancel":
-                queue.stale += 1
                 some[0].state = TaskState.CANCELLED
+                queue.void(1)
             else:
                 assert operation == "any" or numbers(queue.peek(len(some))) == numbers(some)
                 queue.take(some)
@@ -113,7 +113,7 @@ def test_queue_behaves_as_two_plain_lists(operations: list[tuple[str, int]]) -> 
 
 
 def test_lane_orders_by_priority_and_then_as_its_queues_do() -> None:
-    lane = Lane(b"lane", Service(b"default"))
+    lane = a_lane()
     given = [task(1), task(2, priority=5), task(3, priority=-1), task(4, priority=5)]
     for one in given:
         lane.add(one, front=False)
@@ -127,7 +127,7 @@ def test_lane_orders_by_priority_and_then_as_its_queues_do() -> None:
 
 
 def test_task_that_lost_a_worker_is_set_apart() -> None:
-    lane = Lane(b"lane", Service(b"default"))
+    lane = a_lane()
     lost, worse = task(1), task(2, priority=9)
     lost.attempt = worse.attempt = 1
     lane.add(task(0), front=False)
@@ -176,7 +176,7 @@ def test_deleted_lane_that_was_in_rotation_gives_nothing() -> None:
     yard.submit(b"a", b"b", b"c", lanes=[b"x", b"x", b"y"])
     yard.cancel(b"a", b"b")
     assert yard.take(b"w", 9) == [b"c"]
-    rotation = yard.scheduler.ledger.services[b"default"].rotation
+    rotation = yard.scheduler.ledger.services[b"default"].rotating()
     assert b"x" not in [lane.name for lane in rotation]
 
 

@@ -4,14 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskyard.core import graph
-from taskyard.core.agenda import Lane, Service
 from taskyard.core.events import Outcome, Repeat, Unknown
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Task, Terms
-from tests.core.kit import Yard
+from tests.core.kit import Yard, a_lane
 
 BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
-LANE = Lane(b"", Service(b"default"))
+LANE = a_lane(b"")
 
 
 def task(name: bytes, state: TaskState = BLOCKED) -> Task:

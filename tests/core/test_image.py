@@ -147,6 +147,26 @@ def test_lane_with_nothing_but_a_suspect_can_be_restored_and_served() -> None:
     yard.finish(b"w", b"a")
 
 
+def test_payload_that_tasks_share_is_there_once() -> None:
+    yard = Yard()
+    payload = b"shared" * 100
+    yard.submit(b"own", payloads=[b"own"])
+    yard.submit(b"a", b"b", b"c", payloads=[payload])
+    taken = image.take(yard.scheduler.ledger)
+    assert (taken.payloads, taken.payload_at) == ([b"own", payload], [0, 1, 1, 1])
+    restored = again(yard.scheduler.ledger)
+    own, *shared = [task.payload for task in restored.tasks.values()]
+    assert (own, shared) == (b"own", [payload] * 3)
+    assert all(one is shared[0] for one in shared)
+
+
+def test_payloads_that_are_not_worth_a_number_are_there_as_they_are() -> None:
+    yard = Yard()
+    yard.submit(b"a", b"b", payloads=[b"abc"])
+    taken = image.take(yard.scheduler.ledger)
+    assert (taken.payloads, taken.payload_at) == ([b"abc"] * 2, [])
+
+
 # Ended tasks that are moved to an index outside memory.
 
 

@@ -10,11 +10,12 @@ from taskyard.core.events import Outcome, RulesSet, Unknown
 from taskyard.core.invariants import Violated
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.regimes import Regime
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState, WorkerState
 from taskyard.core.tasks import Ending, Lease
 from taskyard.core.workers import Worker
-from tests.core.kit import Yard
+from tests.core.kit import Yard, a_lane
 
 BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
 
@@ -88,6 +89,10 @@ def ledger_of(yard: Yard) -> Ledger:
     return yard.scheduler.ledger
 
 
+def regime_of(yard: Yard) -> Regime:
+    return service_of(yard).branches[0].regime
+
+
 def queue_of(yard: Yard, name: bytes = b"ready") -> Queue:
     return lane_of(yard, name).queue(0)
 
@@ -122,7 +127,7 @@ def queue_under_another_priority(yard: Yard) -> None:
 
 def unset_suspect(yard: Yard) -> None:
     lane = lane_of(yard, b"suspect")
-    lane.suspects = []
+    lane.with_rare().suspects = []
     lane.service.suspects -= 1
     lane.queue(0).items.append(yard[b"suspect"])
 
@@ -130,7 +135,7 @@ def unset_suspect(yard: Yard) -> None:
 def suspect_without_loss(yard: Yard) -> None:
     lane, task = lane_of(yard, b"ready"), yard[b"ready"]
     lane.queue(0).discard(task)
-    lane.suspects = [task]
+    lane.with_rare().suspects = [task]
     lane.service.suspects += 1
 
 
@@ -141,26 +146,26 @@ def reserve_without_knowing(yard: Yard) -> None:
 def out_of_rotation(yard: Yard) -> None:
     lane = lane_of(yard, b"suspect")
     lane.rotating = False
-    if lane in lane.service.rotation:
-        lane.service.rotation.remove(lane)
+    if lane in lane.branch.rotation:
+        lane.branch.rotation.remove(lane)
 
 
 def rotating_and_not_in_rotation(yard: Yard) -> None:
     lane = lane_of(yard, b"suspect")
     lane.rotating = True
-    while lane in lane.service.rotation:
-        lane.service.rotation.remove(lane)
+    while lane in lane.branch.rotation:
+        lane.branch.rotation.remove(lane)
 
 
 def twice_in_rotation(yard: Yard) -> None:
     lane = lane_of(yard, b"suspect")
     lane.rotating = True
-    lane.service.rotation.extend([lane, lane])
+    lane.branch.rotation.extend([lane, lane])
 
 
 def in_rotation_unawares(yard: Yard) -> None:
-    lane = Lane(b"odd", service_of(yard))
-    service_of(yard).rotation.append(lane)
+    lane = Lane(b"odd", service_of(yard), service_of(yard).branches[0])
+    lane.branch.rotation.append(lane)
 
 
 def empty_lease(yard: Yard) -> None:
@@ -221,7 +226,7 @@ def lose_dependent(yard: Yard) -> None:
 
 
 def unknown_service(yard: Yard) -> None:
-    yard[b"ready"].lane = Lane(b"x", Service(b"default"))
+    yard[b"ready"].lane = a_lane(b"x")
 
 
 def share_alone(yard: Yard, name: bytes) -> None:
@@ -250,7 +255,7 @@ PLANTS: dict[str, Plant] = {
     "a count of a campaign": lambda y: count_up(ledger_of(y).campaigns[b""].counts, READY),
     "a count of a service": lambda y: count_up(service_of(y).counts, READY),
     "pairs of lanes and workers": lambda y: bump(ledger_of(y), "serving"),
-    "pairs of a service": lambda y: bump(service_of(y), "serving"),
+    "pairs of a clause": lambda y: bump(regime_of(y), "serving"),
     "workers of a service": lambda y: bump(service_of(y), "workers"),
     "suspects of a service": lambda y: bump(service_of(y), "suspects"),
     "a reserve that its worker does not know": reserve_without_knowing,
@@ -296,10 +301,10 @@ def test_contradiction_is_seen(yard: Yard, plant: Plant) -> None:
 
 
 def test_violation_says_what_is_kept_and_what_follows(yard: Yard) -> None:
-    bump(service_of(yard), "serving", 5)
+    bump(regime_of(yard), "serving", 5)
     with pytest.raises(Violated) as raised:
         invariants.check(yard.scheduler)
-    assert str(raised.value) == ("serving of b'default': 7 is kept, but 2 follows from the state")
+    assert str(raised.value) == ("serving of clause b'': 7 is kept, but 2 follows from the state")
 
 
 def test_new_scheduler_has_no_contradictions() -> None:

@@ -473,6 +473,7 @@ def test_nobody_is_charged_for_a_task_that_comes_back_by(way: str) -> None:
             yard.report(b"w", b"a", Outcome.REFUSED)
         elif way == "back":
             yard.report(b"w", b"a", Outcome.DEFER_BACK)
+            yard.later(1)
         else:
             yard.report(b"w", b"a", Outcome.RETRY_AT)
             yard.later(0)

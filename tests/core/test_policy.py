@@ -7,6 +7,7 @@ import pytest
 from taskyard.core import policy
 from taskyard.core.effects import Accepted, Acted, Effect, Nothing, Wake
 from taskyard.core.events import (
+    Clause,
     DrainAsked,
     Outcome,
     PauseAsked,
@@ -235,7 +236,7 @@ def test_broker_limit_lets_go_in_every_service() -> None:
 
 def test_limit_of_one_service_does_not_count_what_another_begins() -> None:
     yard = Yard()
-    yard.handle(RulesSet(0, services={b"y": Rules(workers_max=1)}))
+    yard.handle(RulesSet(0, (Clause(b"y", b"y/*", Rules(workers_max=1)),)))
     yard.submit(b"x", service=b"x")
     yard.submit(b"y", service=b"y")
     yard.join(b"w", services=(b"x", b"y"), slots_total=2)
@@ -265,7 +266,7 @@ def test_rate_is_kept_on_average_and_unused_rate_is_saved_for_a_moment() -> None
 
 def test_rate_of_one_service_is_not_spent_by_another() -> None:
     yard = Yard()
-    yard.handle(RulesSet(0, services={b"x": Rules(rate_interval_ns=SECOND_NS)}))
+    yard.handle(RulesSet(0, (Clause(b"x", b"x/*", Rules(rate_interval_ns=SECOND_NS)),)))
     yard.submit(b"x0", b"x1", service=b"x")
     yard.submit(b"y0", b"y1", service=b"y")
     yard.join(b"w", services=(b"y", b"x"), slots_total=9)

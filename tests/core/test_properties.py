@@ -12,9 +12,10 @@ from taskyard.core.effects import Accepted, Assign, Effect, Noted
 from taskyard.core.events import Outcome, PauseAsked, Repeat, ResumeAsked, Unknown, WorkReported
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.records import Postponed
 from taskyard.core.scheduler import Scheduler
 from tests.core.kit import Yard
-from tests.core.model import Model, ModelWorker
+from tests.core.model import READY, Model, ModelWorker
 
 TASKS = [b"a", b"b", b"c", b"d", b"e", b"f"]
 WORKERS = [b"u", b"v", b"w"]
@@ -149,8 +150,19 @@ class Story(RuleBasedStateMachine):
         taken = self.model.holds(worker, name, attempt)
         assert effects[0] == Noted(worker, 0, [] if taken else [name])
         if taken:
+            if outcome is Outcome.DEFER_BACK:
+                retry_at_ns = self.put_back(name, task.terms["lane"])
             self.model.settle(name, outcome, retry_at_ns)
         self.see(effects)
+
+    def put_back(self, name: bytes, lane: bytes) -> int:
+        """When a task comes due again that goes to the end of its lane; 0 if it is ready there.
+        It must not be, if it is alone."""
+        tasks = self.model.tasks.values()
+        others = [one for one in tasks if one.state is READY and one.terms["lane"] == lane]
+        postponed = isinstance(self.yard.records[0], Postponed)
+        assert others or postponed
+        return self.yard[name].due_ns if postponed else 0
 
     @rule(name=workers, task=st.sampled_from(TASKS), attempt=st.integers(0, 3))
     def report_of_a_zombie(self, name: bytes, task: bytes, attempt: int) -> None:

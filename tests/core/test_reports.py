@@ -17,7 +17,7 @@ from taskyard.core.events import (
     WorkReported,
     WorkReturned,
 )
-from taskyard.core.limits import REASON_BYTES_MAX, SECOND_NS
+from taskyard.core.limits import CRASH_DELAY_NS, CRASHES_MAX, REASON_BYTES_MAX, SECOND_NS
 from taskyard.core.records import (
     Failed,
     Finished,
@@ -27,7 +27,7 @@ from taskyard.core.records import (
     SlotsFreed,
     Stale,
 )
-from taskyard.core.reports import DEFER_ALL_NS_DEFAULT, retry_delay_ns
+from taskyard.core.reports import PUT_OFF_NS_MIN, retry_delay_ns
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard, assigned, missing
 
@@ -88,6 +88,26 @@ def test_failure_follows_the_schedule_and_then_is_final() -> None:
     yard.report(b"w", b"a", Outcome.FAILED, texts=[b"third"])
     assert (yard.state(b"a"), yard[b"a"].failures) == (FAILED, 3)
     assert yard.scheduler.ledger.reasons == {b"a": b"third"}
+
+
+def test_task_that_its_program_died_with_is_tried_as_often_as_one_that_loses_workers() -> None:
+    yard = holding(b"a")
+    for crash in range(1, CRASHES_MAX):
+        yard.report(b"w", b"a", Outcome.CRASHED, texts=[b"died"])
+        due_ns = yard.scheduler.at_ns + CRASH_DELAY_NS
+        assert yard.records[-1] == Postponed(
+            due_ns - SECOND_NS, b"w", [b"a"], [crash], [due_ns], [b"died"]
+        )
+        yard.later(1)
+        assert yard.take(b"w") == [b"a"]
+    yard.report(b"w", b"a", Outcome.CRASHED, texts=[b"died"])
+    assert (yard.state(b"a"), yard[b"a"].failures) == (FAILED, CRASHES_MAX)
+
+
+def test_crash_follows_the_schedule_while_that_lasts() -> None:
+    yard = holding(b"a", retry_delays_ns=(7 * SECOND_NS,))
+    yard.report(b"w", b"a", Outcome.CRASHED)
+    assert yard[b"a"].due_ns == 7 * SECOND_NS
 
 
 def test_schedule_of_the_task_overrides_that_of_its_service() -> None:
@@ -175,7 +195,7 @@ def test_deferral_of_a_lane_without_a_schedule_puts_the_rest_off_for_a_while() -
     yard.take(b"w")
     yard.report(b"w", b"a", Outcome.DEFER_ALL)
     assert yard.states(b"a", b"b") == [FAILED, DELAYED]
-    assert yard[b"b"].due_ns == DEFER_ALL_NS_DEFAULT
+    assert yard[b"b"].due_ns == PUT_OFF_NS_MIN
 
 
 def test_deferral_in_the_open_lane_is_about_the_task_alone() -> None:

@@ -20,6 +20,7 @@ from taskyard.core.effects import (
 )
 from taskyard.core.events import (
     CancelAsked,
+    Clause,
     DrainAsked,
     Outcome,
     Repeat,
@@ -194,8 +195,9 @@ def test_zmailer_only_one_agent_is_on_a_thread() -> None:
 
 def test_zmailer_limits_of_agents_in_a_ring_and_in_all() -> None:
     yard = Yard()
-    rules = {b"smtp": Rules(workers_max=2), b"uucp": Rules(workers_max=2)}
-    yard.handle(RulesSet(0, rules, workers_max=3))
+    rules = Rules(workers_max=2)
+    clauses = Clause(b"smtp", b"smtp/*", rules), Clause(b"uucp", b"uucp/*", rules)
+    yard.handle(RulesSet(0, clauses, workers_max=3))
     for service in (b"smtp", b"uucp"):
         names = [service + b"-%d" % number for number in range(3)]
         yard.submit(*names, lanes=names, service=service)

@@ -1,10 +1,11 @@
 """Submissions: taken whole or not at all, repeated without harm, extended, refused."""
 
 from typing import Any
+from zlib import crc32
 
 import pytest
 
-from taskyard.core import image, limits, submission
+from taskyard.core import image, limits, submission, tasks
 from taskyard.core.effects import Accepted, Refusal, Refused
 from taskyard.core.events import Outcome, Repeat, RoomChanged, SubmitAsked, Unknown
 from taskyard.core.records import Extended, Submitted
@@ -108,6 +109,44 @@ def test_one_payload_may_be_shared_by_all() -> None:
     send(yard, Submission([b"a", b"b"], payloads=[b"same"]))
     send(yard, Submission([b"c", b"d"], payloads=[b"same"], after=[[], [b"a"]]))
     assert [yard[name].payload for name in (b"a", b"b", b"c", b"d")] == [b"same"] * 4
+
+
+def test_shared_payload_stays_shared_where_some_of_its_tasks_are_known() -> None:
+    yard = Yard()
+    payload = b"shared" * 100
+    send(yard, Submission([b"a", b"b"], payloads=[payload]))
+    again = bytes(bytearray(payload))
+    send(yard, Submission([b"a", b"c", b"d"], payloads=[again]))
+    (record,) = yard.records
+    assert isinstance(record, Submitted)
+    assert record.submission.payloads == [payload]
+    assert yard[b"a"].payload is yard[b"b"].payload
+    assert yard[b"c"].payload is yard[b"d"].payload
+
+
+def test_shared_payload_is_looked_at_once_to_know_its_tasks_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    yard = Yard()
+    payload = b"shared" * 100
+    names = [b"task-%d" % number for number in range(10)]
+    yard.join(b"w", slots_total=5)
+    send(yard, Submission(names, payloads=[payload]))
+    looks: list[bytes] = []
+
+    def told_crc32(one: bytes) -> int:
+        looks.append(one)
+        return crc32(one)
+
+    monkeypatch.setattr(tasks, "crc32", told_crc32)
+    for name in yard.take(b"w", 5):
+        yard.finish(b"w", name)
+    assert len(looks) == 2  # by the scheduler, and by the ledger that is recovered beside it
+    known = yard.submit(*names, payloads=[bytes(bytearray(payload))])
+    assert known == [Accepted(b"client", 0, new=0, known=10)]
+    assert len(looks) == 3
+    assert refusal(yard.submit(*names, payloads=[b"other" * 100])) is Refusal.CONFLICT
+    assert refusal(yard.submit(*names[5:], payloads=[b"other" * 100])) is Refusal.CONFLICT
 
 
 def test_submitted_tasks_know_when_that_was() -> None:

@@ -10,13 +10,17 @@ from hypothesis import strategies as st
 
 from taskyard.core.events import (
     CancelAsked,
+    Clause,
     ClientGone,
     DrainAsked,
     Event,
+    ExpireAsked,
     ExplainAsked,
+    LanesAsked,
     ListAsked,
     LookupAsked,
     Misunderstood,
+    MoveAsked,
     Outcome,
     OutputAsked,
     PauseAsked,
@@ -25,6 +29,7 @@ from taskyard.core.events import (
     ResumeAsked,
     RetryAsked,
     Rules,
+    RulesAsked,
     RulesSet,
     Scope,
     SlotFreed,
@@ -109,7 +114,18 @@ rules = st.fixed_dictionaries(
         "rate_interval_ns": st.sampled_from([0, 0, SECOND_NS]),
         "retry_delays_ns": st.sampled_from([(), (SECOND_NS,)]),
         "jitter_percent": st.sampled_from([0, 50]),
+        "interval_ns": st.sampled_from([SECOND_NS, 3 * SECOND_NS]),
+        "expiry_ns": st.sampled_from([0, 0, 4 * SECOND_NS]),
+        "expiry_hard_ns": st.sampled_from([0, 0, 0, 6 * SECOND_NS]),
+        "report_after_ns": st.sampled_from([0, 0, 2 * SECOND_NS]),
+        "is_random": st.booleans(),
+        "is_held": st.sampled_from([False, False, True]),
+        "debounce_ns": st.sampled_from([0, 0, SECOND_NS]),
     }
+)
+clauses = st.lists(
+    st.tuples(st.sampled_from([b"default/1", b"*/2", b"x/*", b"*", b"default/[12]"]), rules),
+    max_size=2,
 )
 scopes = st.fixed_dictionaries(
     {
@@ -154,7 +170,17 @@ STEPS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "wait ended": st.fixed_dictionaries({"worker": worker}),
     "questions": st.fixed_dictionaries({"names": names}),
     "client gone": st.just({}),
-    "rules": st.fixed_dictionaries({"rules": rules, "workers_max": st.sampled_from([0, 0, 1])}),
+    "move": st.fixed_dictionaries(
+        {
+            "scope": scopes,
+            "service": st.none() | service,
+            "lane": st.none() | lane,
+        }
+    ),
+    "expire": scopes,
+    "rules": st.fixed_dictionaries(
+        {"rules": rules, "clauses": clauses, "workers_max": st.sampled_from([0, 0, 1])}
+    ),
     "clock": st.fixed_dictionaries({"seconds": st.integers(0, 20)}),
     "time": st.fixed_dictionaries({"seconds": seconds}),
 }
@@ -228,6 +254,8 @@ def _ask_everything(yard: Yard, names: list[bytes]) -> list[Any]:
         ListAsked(0, b"client", Scope(), names[0], cursor=len(names), count=2),
         StatsAsked(0, b"client"),
         ExplainAsked(0, b"client", names[0]),
+        LanesAsked(0, b"client", count=2),
+        RulesAsked(0, b"client", services=(b"default",)),
         WorkersAsked(0, b"client"),
         ResultsAsked(0, b"client", names),
         OutputAsked(0, b"client", names[0]),
@@ -245,8 +273,20 @@ def _hear(yard: Yard, worker: bytes, lists: int | None) -> list[Any]:
     return yard.handle(WorkerHeard(0, worker, held, SECOND_NS))
 
 
-def _rules(yard: Yard, rules: dict[str, Any], workers_max: int) -> list[Any]:
-    return yard.handle(RulesSet(0, defaults=Rules(**rules), workers_max=workers_max))
+def _rules(
+    yard: Yard, rules: dict[str, Any], clauses: list[tuple[bytes, dict[str, Any]]], workers_max: int
+) -> list[Any]:
+    made = tuple(
+        Clause(b"clause %d" % number, match, Rules(**own))
+        for number, (match, own) in enumerate(clauses)
+    )
+    return yard.handle(RulesSet(0, made, Rules(**rules), workers_max))
+
+
+def _move(
+    yard: Yard, scope: dict[str, Any], service: bytes | None, lane: bytes | None
+) -> list[Any]:
+    return yard.handle(MoveAsked(0, b"client", Scope(**scope), service, lane))
 
 
 _TAKE: dict[str, Callable[..., list[Any]]] = {
@@ -265,6 +305,8 @@ _TAKE: dict[str, Callable[..., list[Any]]] = {
     "drain": lambda yard, worker: yard.handle(DrainAsked(0, b"client", worker)),
     "cancel": lambda yard, **given: yard.handle(CancelAsked(0, b"client", Scope(**given))),
     "retry": lambda yard, **given: yard.handle(RetryAsked(0, b"client", Scope(**given))),
+    "move": _move,
+    "expire": lambda yard, **given: yard.handle(ExpireAsked(0, b"client", Scope(**given))),
     "pause": lambda yard, **given: yard.handle(PauseAsked(0, b"client", **given)),
     "resume": lambda yard, **given: yard.handle(ResumeAsked(0, b"client", **given)),
     "watch": lambda yard, **given: yard.handle(WatchAsked(0, b"watcher", **given)),

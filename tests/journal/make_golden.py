@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from taskyard.core import image
+from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
 from taskyard.core.records import (
     Aged,
@@ -23,9 +24,12 @@ from taskyard.core.records import (
     Failed,
     Finished,
     Leased,
+    Moved,
     Paused,
     Postponed,
     Progressed,
+    Released,
+    Reported,
     Resumed,
     Retried,
     Returned,
@@ -38,12 +42,14 @@ from taskyard.core.records import (
 )
 from taskyard.core.tasks import Submission, Terms
 from taskyard.core.workers import WorkerFacts
-from taskyard.journal import compaction
+from taskyard.journal import compaction, snapshot
 from taskyard.journal.encoding import JOURNAL_FORMAT, encode
 from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.store import Head
 from tests.journal.stories import go_on, rich_story
 
 GOLDEN = Path(__file__).parent / "golden"
+GOLDEN_SNAPSHOTS = Path(__file__).parent / "golden_snapshots"
 
 #: The row after which the golden state directory was compacted.
 COMPACTED_AT = 30
@@ -103,6 +109,13 @@ RECORDS: list[AnyRecord] = [
     Paused(18, b"service", b"lane"),
     Paused(18, b"", None),
     Resumed(19, b"service", None),
+    # Since format 2.
+    Submitted(1, Submission([b"late"], terms=[Terms(report_ns=9)])),
+    Aged(10, [b"a"], b"reason"),
+    Moved(20, [b"a"], b"service", b"lane"),
+    Moved(20, [b"a"], None, None),
+    Reported(21, [b"a"]),
+    Released(22, [b"a", b"b"]),
 ]
 
 
@@ -148,7 +161,17 @@ def make_state(directory: Path) -> Ledger:
     return with_story.scheduler.ledger
 
 
+def make_snapshot() -> bytes:
+    """A snapshot of tasks of which some share a payload."""
+    ledger = Ledger()
+    apply(ledger, Submitted(1, Submission([b"bundle/0", b"bundle/1"], [b"shared" * 100])))
+    apply(ledger, Submitted(2, Submission([b"other"], [b"own"])))
+    head = Head(2, ledger.record, bytes(32))
+    return snapshot.encode(b"sixteen bytes ..", head, image.take(ledger))
+
+
 def main() -> None:
+    _make_golden_snapshot()
     version = GOLDEN / f"format-{JOURNAL_FORMAT}"
     if version.exists():
         sys.stdout.write(f"{version} is there, and stays as it is\n")
@@ -161,6 +184,14 @@ def main() -> None:
         leftover.unlink()
     (version / "whole").rmdir()
     sys.stdout.write(f"made {version}\n")
+
+
+def _make_golden_snapshot() -> None:
+    path = GOLDEN_SNAPSHOTS / f"format-{snapshot.FORMAT}.snapshot"
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(make_snapshot())
+        sys.stdout.write(f"made {path}\n")
 
 
 if __name__ == "__main__":

@@ -10,11 +10,16 @@ from typing import Any
 from taskyard.core import image
 from taskyard.core.effects import Effect
 from taskyard.core.events import (
+    Clause,
     Event,
+    ExpireAsked,
+    MoveAsked,
     Outcome,
     PauseAsked,
     Repeat,
     ResumeAsked,
+    Rules,
+    Scope,
     SlotFreed,
     Unknown,
     WorkProgressed,
@@ -64,6 +69,7 @@ def rich_story(store: Store) -> WritingYard:
     _troubles(yard)
     _wishes(yard)
     _late_turns(yard)
+    _lanes(yard)
     return yard
 
 
@@ -136,6 +142,23 @@ def _late_turns(yard: WritingYard) -> None:
     yard.later(60)
     yard.ask(b"w4", 1)
     yard.ask(b"w1", 2)
+
+
+def _lanes(yard: WritingYard) -> None:
+    """A lane that is held and let go, runs with tasks that are put off, moves, expiry, lateness."""
+    held = Clause(b"held", b"smtp/held", Rules(is_held=True))
+    late = Clause(b"late", b"default/late", Rules(report_after_ns=SECOND_NS))
+    yard.clauses(held, late)
+    yard.submit(b"h1", b"h2", b"h3", lanes=[b"held"] * 3, service=b"smtp")
+    yard.retry(b"h2")
+    yard.submit(b"r1", b"r2", b"r3", lanes=[b"run"] * 3, service=b"bulk")
+    yard.join(b"w5", services=(b"bulk",), slots_total=1)
+    yard.take(b"w5")
+    yard.report(b"w5", b"r1", Outcome.DEFER_BACK)
+    yard.submit(b"n1", b"n2", lanes=[b"late", b"late"])
+    yard.later(2)
+    yard.handle(MoveAsked(0, b"client", Scope(names=(b"n2", b"tomorrow")), b"smtp", b"elsewhere"))
+    yard.handle(ExpireAsked(0, b"client", Scope(names=(b"n1",))))
 
 
 def told(directory: Path) -> WritingYard:

@@ -194,7 +194,7 @@ class TestKilled:
         clean = runs[-1]
         assert [run["killed"] for run in runs] == [True] * (len(runs) - 1) + [False]
         assert len(runs) > 20
-        assert len(clean["files"]) == 5
+        assert len(clean["files"]) == 7
         assert [run for run in runs if run | {"killed": False} != clean] == []
 
     @pytest.mark.parametrize("step", ["index", "snapshot", "trim"])

@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 
+from taskyard.core import image
 from taskyard.core.records import AnyRecord
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged, StateError
@@ -13,9 +14,19 @@ from taskyard.journal import checkup, encoding, recovery, snapshot
 from taskyard.journal.encoding import JOURNAL_FORMAT, decode, encode
 from taskyard.journal.finished import FinishedIndex
 from taskyard.journal.sqlite import SqliteStore
-from tests.journal.make_golden import COMPACTED_AT, GOLDEN, RECORDS, described, record_lines
+from tests.journal.make_golden import (
+    COMPACTED_AT,
+    GOLDEN,
+    GOLDEN_SNAPSHOTS,
+    RECORDS,
+    described,
+    record_lines,
+)
 
 VERSIONS = sorted(GOLDEN.iterdir())
+
+#: Of the formats since the first, which is in the golden state directory.
+SNAPSHOTS = sorted(GOLDEN_SNAPSHOTS.iterdir())
 
 
 @pytest.fixture(params=VERSIONS, ids=lambda path: path.name)
@@ -72,7 +83,9 @@ class TestDecoding:
     def test_every_version_that_has_a_golden_file_has_a_reader(self) -> None:
         golden = [int(path.name.removeprefix("format-")) for path in VERSIONS]
         assert golden == sorted(encoding._READERS)  # noqa: SLF001 - the ritual's other half
-        assert set(snapshot._READERS) <= set(golden)  # noqa: SLF001 - likewise
+        snapshots = [int(path.stem.removeprefix("format-")) for path in SNAPSHOTS]
+        assert [1, *snapshots] == sorted(snapshot._READERS)  # noqa: SLF001 - likewise
+        assert max(snapshots) == snapshot.FORMAT
 
 
 class TestStateDirectory:
@@ -86,6 +99,13 @@ class TestStateDirectory:
         taken = snapshot.read(state, COMPACTED_AT)
         assert taken.head.sequence == COMPACTED_AT
         assert b"hopeful" in taken.image.names
+
+    @pytest.mark.parametrize("path", SNAPSHOTS, ids=lambda path: path.stem)
+    def test_golden_snapshot_of_later_formats_is_read(self, path: Path) -> None:
+        ledger = image.restore(snapshot.decode(path.read_bytes(), path.name).image)
+        first, second, other = ledger.named([b"bundle/0", b"bundle/1", b"other"])
+        assert first.payload is second.payload
+        assert (first.payload, other.payload) == (b"shared" * 100, b"own")
 
     def test_golden_index_is_read(self, state: Path) -> None:
         with FinishedIndex(state) as index:

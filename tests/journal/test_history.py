@@ -170,8 +170,9 @@ class TestEvents:
         assert (put_off["reason"], put_off["own_fault"]) == ("busy", False)
         assert put_off["due"] == datetime(2026, 1, 1, 0, 0, 10, tzinfo=UTC)
         returned = {row["reason"] for row in of_kind(events, "returned")}
-        assert returned == {"transferred", "restarted", "left"}
-        assert {row["reason"] for row in of_kind(events, "aged")} == {"too old"}
+        assert returned == {"transferred", "restarted", "left", "deferred_back"}
+        aged = {row["reason"] for row in of_kind(events, "aged")}
+        assert aged == {"too old", "expired on request"}
 
     def test_progress_tells_percent_and_text(self, events: Rows) -> None:
         (row,) = of_kind(events, "progressed")

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from taskyard.core import records as r
-from taskyard.core.events import Rules
+from taskyard.core.events import Clause, Rules
 from taskyard.core.records import ReturnReason
 from taskyard.core.tasks import Submission, Terms
 from taskyard.core.workers import WorkerFacts
@@ -57,7 +57,7 @@ def failed(name: bytes, *, own_fault: bool) -> r.Failed:
 
 def told(*records: r.AnyRecord, rules: Rules | None = None) -> Story:
     story = Story(plan.draw(0))
-    story.rules = {b"s0": rules or Rules(), b"s1": Rules()}
+    story.lanes.set_rules((Clause(b"s0", b"s0/*", rules or Rules()),), Rules())
     story.broker_workers_max = 0
     for record in records:
         story.tell(record, 0)

@@ -15,7 +15,7 @@ from msgspec import structs
 from taskyard.core import entering, graph, records
 from taskyard.core.agenda import unreserve
 from taskyard.core.ledger import lane_counts
-from taskyard.core.records import RETURNS_CHARGED, RETURNS_TO_BACK
+from taskyard.core.records import RETURNS_CHARGED, RETURNS_TO_BACK, ReturnReason
 from taskyard.core.states import FAILED, READY, Cause
 from taskyard.core.tasks import Ending, Lease, Terms
 from taskyard.core.workers import Worker
@@ -40,7 +40,7 @@ def apply(ledger: Ledger, record: AnyRecord, tasks: Tasks | None = None) -> None
 
 
 def _extended(ledger: Ledger, record: records.Extended, tasks: Tasks) -> None:
-    ledger.dequeue([task for task in tasks if task.state is READY])
+    ledger.withdraw([task for task in tasks if task.state is READY])
     for task, names in zip(tasks, record.after, strict=True):
         ledger.wait_for(task, names)
     ledger.move([task for task in tasks if task.state is not FAILED], Cause.BLOCKED)
@@ -101,7 +101,7 @@ def _failed(ledger: Ledger, record: records.Failed, tasks: Tasks) -> None:
 
 def _postponed(ledger: Ledger, record: records.Postponed, tasks: Tasks) -> None:
     held = [task for task in tasks if task.lease is not None]
-    ledger.dequeue([task for task in tasks if task.lease is None])
+    ledger.withdraw([task for task in tasks if task.lease is None])
     ledger.release(held)
     for task in held:
         task.failures += record.own_fault
@@ -116,13 +116,22 @@ def _postponed(ledger: Ledger, record: records.Postponed, tasks: Tasks) -> None:
 
 
 def _returned(ledger: Ledger, record: records.Returned, tasks: Tasks) -> None:
+    blameless = record.reason not in (*RETURNS_CHARGED, *RETURNS_TO_BACK)
+    released = [(lane, lane.released) for lane, _ in lane_counts(tasks)] if blameless else []
     ledger.release(tasks)
+    for lane, count in released:
+        if count:  # it was not tried after all
+            lane.with_rare().released = count
     charged = record.reason in RETURNS_CHARGED
     for index, task in enumerate(tasks):
         task.excused += not charged
         if record.after is not None:
             ledger.wait_for(task, record.after[index])
-    ledger.requeue(tasks, Cause.RETURNED, front=record.reason not in RETURNS_TO_BACK)
+    back = record.reason is ReturnReason.DEFERRED_BACK
+    front = record.reason not in RETURNS_TO_BACK
+    ledger.requeue(tasks, Cause.RETURNED, front=front, put_off=back)
+    for lane, _ in released:
+        lane.keep_within()
     ledger.mind_age(tasks, record.at_ns)
 
 
@@ -134,23 +143,26 @@ def _expired(ledger: Ledger, record: records.Expired, tasks: Tasks) -> None:
 
 def _came_due(ledger: Ledger, _record: records.CameDue, tasks: Tasks) -> None:
     ledger.move(tasks, Cause.CAME_DUE)
-    ledger.enqueue(tasks)
+    ledger.enqueue(tasks, put_off=True)
 
 
-def _aged(ledger: Ledger, _record: records.Aged, tasks: Tasks) -> None:
-    ledger.dequeue([task for task in tasks if task.state is READY])
+def _aged(ledger: Ledger, record: records.Aged, tasks: Tasks) -> None:
+    ledger.withdraw([task for task in tasks if task.state is READY])
     ledger.move(tasks, Cause.AGED)
     for task in tasks:
-        ledger.reasons[task.name] = b"too old"
+        ledger.reasons[task.name] = record.reason
 
 
 def _cancelled(ledger: Ledger, record: records.Cancelled, tasks: Tasks) -> None:
     ledger.release([task for task in tasks if task.lease is not None])
+    ready = [task for task in tasks if task.state is READY]
     for task in tasks:
-        if task.state is READY:
-            task.lane.forget(task)
         task.dependents = None
     ledger.move(tasks, Cause.CANCELLED)
+    for task in ready:
+        task.lane.forget(task)
+    for lane, count in lane_counts(ready):
+        lane.forgot(count)
     ledger.end(tasks, Ending(ledger.record, record.at_ns), lane_counts(tasks))
 
 
@@ -162,7 +174,38 @@ def _retried(ledger: Ledger, record: records.Retried, tasks: Tasks) -> None:
             task.failures, task.excused = 0, task.attempt
             task.terms = renewed.setdefault(id(task.terms), _unexpired(task.terms, record.at_ns))
             ledger.reasons.pop(task.name, None)
+            if 0 < task.terms.report_ns <= record.at_ns:
+                ledger.agenda.report(task.terms.report_ns, [task.name])  # it was no use before
     ledger.requeue(tasks, Cause.RETRIED, front=False)
+
+
+def _released(ledger: Ledger, _record: records.Released, tasks: Tasks) -> None:
+    named: dict[int, Tasks] = {}
+    for task in tasks:
+        named.setdefault(id(task.lane), []).append(task)
+    for some in named.values():
+        lane = some[0].lane
+        if len(some) < lane.ready:
+            ledger.dequeue(some)
+            ledger.enqueue(some, front=True)
+        rare = lane.with_rare()
+        rare.released = min(rare.released + len(some), lane.ready + lane.leased)
+        ledger.stir(lane)
+
+
+def _moved(ledger: Ledger, record: records.Moved, tasks: Tasks) -> None:
+    renewed: dict[int, Terms] = {}
+    for task in tasks:
+        terms = task.terms
+        if record.service is not None and record.service != terms.service:
+            other = structs.replace(terms, service=record.service)
+            terms = renewed.setdefault(id(task.terms), other)
+        name = task.lane.name if record.lane is None else record.lane
+        ledger.change_lane(task, ledger.service(terms.service).lane(name), terms)
+
+
+def _reported(ledger: Ledger, record: records.Reported) -> None:
+    ledger.reported.update(dict.fromkeys(record.names))
 
 
 def _unexpired(terms: Terms, at_ns: int) -> Terms:
@@ -225,7 +268,7 @@ def _hold(ledger: Ledger, service_name: bytes, lane_name: bytes | None, *, held:
         return
     lane = service.lane(lane_name)
     lane.paused = held
-    service.offer(lane)
+    lane.branch.offer(lane)
     service.drop_if_empty(lane)
 
 
@@ -241,6 +284,8 @@ _APPLY_TO_TASKS: dict[type, Callable[[Ledger, Any, Tasks], None]] = {
     records.Aged: _aged,
     records.Cancelled: _cancelled,
     records.Retried: _retried,
+    records.Released: _released,
+    records.Moved: _moved,
 }
 
 _APPLY: dict[type, Callable[[Ledger, Any], None]] = {
@@ -252,4 +297,5 @@ _APPLY: dict[type, Callable[[Ledger, Any], None]] = {
     records.SlotsFreed: _slots_freed,
     records.Paused: _paused,
     records.Resumed: _resumed,
+    records.Reported: _reported,
 }

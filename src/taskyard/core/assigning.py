@@ -139,9 +139,9 @@ def _note_use(scheduler: Scheduler, worker: Worker, tasks: list[Task]) -> None:
     lane = tasks[-1].lane
     worker.lane_run = worker.lane_run + len(tasks) if lane is worker.lane else len(tasks)
     worker.lane = lane
-    if scheduler.ledger.rated:
+    if scheduler.ledger.regimes.rated:
         for task in tasks:
-            policy.rate_spend(task.lane.service, 1, scheduler.now_ns)
+            policy.rate_spend(task.lane.branch.regime, 1, scheduler.now_ns)
     waited = worker.state in (PARKED, CALLED)
     worker.turn(Turn.SERVED)
     if worker.facts.standing:
@@ -156,14 +156,14 @@ def match(scheduler: Scheduler) -> None:
     while stirred:
         name = next(iter(stirred))
         service = stirred.pop(name)
-        if service.parked and service.rotation:
+        if service.parked and service.has_work:
             _serve(scheduler, service)
         stirred.pop(name, None)  # what serving it stirred in itself has been served
 
 
 def _serve(scheduler: Scheduler, service: Service) -> None:
     passed_over: list[Worker] = []
-    while service.rotation and _is_open(scheduler, service):
+    while _is_open(scheduler, service):
         worker = policy.next_parked(scheduler.ledger, service)
         if worker is None:
             break
@@ -175,16 +175,19 @@ def _serve(scheduler: Scheduler, service: Service) -> None:
 
 
 def _is_open(scheduler: Scheduler, service: Service) -> bool:
-    """Nothing refuses all workers of a service at once."""
+    """There may be something to lease, and nothing refuses all workers of a service at once."""
     if scheduler.ledger.paused or service.paused:
         return False
-    return policy.rate_room(service, scheduler.now_ns) > 0
+    for branch in service.branches:
+        if branch.rotation and policy.rate_room(branch.regime, scheduler.now_ns) > 0:
+            return True
+    return False
 
 
 def _call(scheduler: Scheduler, worker: Worker, service: Service) -> bool:
     """Tell a worker to come and ask, if there is something for it; but call no more workers
     than there are ready tasks."""
-    ready = sum(lane.ready for lane in service.rotation if not lane.paused)
+    ready = sum(lane.ready for lane in service.rotating() if not lane.paused)
     if _called(scheduler, service) >= ready:
         return False
     if not policy.Choice(scheduler.ledger, worker, worker.wanted, scheduler.now_ns).make():

@@ -10,8 +10,8 @@ from enum import Enum
 
 from msgspec import Struct, field
 
-from taskyard.core.events import Scope
-from taskyard.core.explain import Explanation
+from taskyard.core.events import Clause, Scope
+from taskyard.core.explain import Explanation, Reason
 from taskyard.core.records import AnyRecord
 from taskyard.core.states import TaskState, WorkerState
 from taskyard.core.tasks import Terms
@@ -172,6 +172,59 @@ class Explained(Effect):
     explanation: Explanation
 
 
+class LaneView(Struct, gc=False):
+    """What there is to see of a lane. All times are of the wall clock, 0 where there is none."""
+
+    service: bytes
+    #: b"": the open lane.
+    lane: bytes
+    #: The clause by whose rules it is run; b"": the defaults.
+    clause: bytes
+    #: Workers that may serve lanes of that clause at once; 0 for no limit.
+    clause_limit: int
+    #: Its unfinished tasks, and how many of them are in which state; the others have failed.
+    tasks: int
+    ready: int
+    blocked: int
+    delayed: int
+    leased: int
+    #: How many workers hold what is leased.
+    workers: int
+    #: Tasks that may be out at once; 0 for no limit.
+    limit: int
+    #: When its oldest task was submitted, and how often a task of it was tried, of those that are
+    #: out, put off, or next.
+    oldest_ns: int
+    attempts: int
+    #: When the next of its tasks comes due.
+    next_due_ns: int
+    #: Why it is where it is, and that in a sentence.
+    reason: Reason
+    sentence: str
+
+
+class LanesTold(Effect):
+    """To a client: a page of lanes."""
+
+    client: bytes
+    request: int
+    lanes: list[LaneView]
+    #: There are others after these.
+    more: bool
+
+
+class RulesTold(Effect):
+    """To a client: the rules of the lanes that it asked for."""
+
+    client: bytes
+    request: int
+    #: Another number when they have changed.
+    version: int
+    #: Those that may fit a lane of these services, the first that fits holds; at the end, by the
+    #: name b"", what holds for all others.
+    clauses: tuple[Clause, ...]
+
+
 class WorkerView(Struct, gc=False):
     """What there is to see of a worker."""
 
@@ -186,6 +239,8 @@ class WorkerView(Struct, gc=False):
     dialect: bytes
     incarnation: int
     silence_ns: int
+    #: Why it can't start its agents; b"": all is well, or nobody said so.
+    trouble: bytes = b""
 
 
 class Rostered(Effect):

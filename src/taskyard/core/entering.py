@@ -15,7 +15,7 @@ from taskyard.core.states import BLOCKED, DELAYED, READY, TaskState
 from taskyard.core.tasks import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from taskyard.core.agenda import Lane, Service
     from taskyard.core.ledger import Ledger, Tasks
@@ -44,7 +44,9 @@ def submitted(ledger: Ledger, record: Submitted) -> None:
         for task, attempt in zip(tasks, record.attempts, strict=True):
             task.attempt = task.excused = attempt
             ledger.outputs.pop(task.name, None)  # what the generation before has printed
-    _mind_hard_expiry(ledger, submission)
+    agenda = ledger.agenda
+    _mind(submission, [terms.expires_hard_ns for terms in submission.terms], agenda.expire)
+    _mind(submission, [terms.report_ns for terms in submission.terms], agenda.report)
 
 
 def _enter_alike(ledger: Ledger, submission: Submission, at_ns: int) -> Tasks:
@@ -103,6 +105,8 @@ def _queue(ledger: Ledger, tasks: Tasks, terms: Terms, lane: Lane | None) -> Non
     if lane is None:
         ledger.enter_lanes(tasks, terms.priority)
         return
+    if ledger.gathers and not (lane.ready or lane.leased):
+        ledger.gathering.append(lane)
     lane.tasks += len(tasks)
     lane.ready += len(tasks)
     lane.queue(terms.priority).items += tasks
@@ -141,8 +145,10 @@ def _link(ledger: Ledger, tasks: Tasks, after: list[list[bytes]]) -> None:
                 ledger.await_one(task, name)
 
 
-def _mind_hard_expiry(ledger: Ledger, submission: Submission) -> None:
-    times = [terms.expires_hard_ns for terms in submission.terms]
+def _mind(
+    submission: Submission, times: list[int], mind: Callable[[int, list[bytes]], None]
+) -> None:
+    """Put tasks on the agenda for the times of their terms, where they have one."""
     if not any(times):
         return
     together: dict[int, list[bytes]] = {}
@@ -150,5 +156,5 @@ def _mind_hard_expiry(ledger: Ledger, submission: Submission) -> None:
     for name, place in zip(submission.names, places, strict=True):
         if times[place]:
             together.setdefault(times[place], []).append(name)
-    for expires_ns, names in together.items():
-        ledger.agenda.expire(expires_ns, names)
+    for when_ns, names in together.items():
+        mind(when_ns, names)

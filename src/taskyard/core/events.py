@@ -11,6 +11,7 @@ from enum import Enum, IntEnum
 
 from msgspec import Struct, field
 
+from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission
 from taskyard.core.workers import WorkerFacts
@@ -41,6 +42,7 @@ class Outcome(IntEnum):
     DEFER_ALL = 4  #: this task and the rest of its lane: try again by the schedule
     DEFER_BACK = 5  #: to the end of its lane
     REFUSED = 6  #: could not take it
+    CRASHED = 7  #: what did it died with it, and maybe with others: by the schedule, if that lasts
 
 
 class Event(Struct, gc=False):
@@ -153,6 +155,8 @@ class WorkerHeard(Event):
     #: The `Heard.record` that it was told last: whatever it was given up to that record has reached
     #: it, or is lost. None: it does not say, and what is two heartbeats old should have.
     seen: int | None = None
+    #: Why it can't start its agents; b"": all is well. None: it says nothing new.
+    trouble: bytes | None = None
 
 
 class WorkerGone(Event):
@@ -213,7 +217,27 @@ class CancelAsked(Event):
 
 
 class RetryAsked(Event):
-    """FAILED tasks start anew, DELAYED ones are due at once."""
+    """FAILED tasks start anew, DELAYED ones are due at once; whatever is then ready in a held lane
+    may go, once."""
+
+    client: bytes
+    scope: Scope
+    request: int = 0
+
+
+class MoveAsked(Event):
+    """Tasks shall wait in another lane, of the same service or of another. What is out stays."""
+
+    client: bytes
+    scope: Scope
+    #: None: each stays in its service, or keeps the name of its lane.
+    service: bytes | None = None
+    lane: bytes | None = None
+    request: int = 0
+
+
+class ExpireAsked(Event):
+    """Waiting tasks shall end as if they had grown too old. What is out stays."""
 
     client: bytes
     scope: Scope
@@ -302,6 +326,28 @@ class ExplainAsked(Event):
     request: int = 0
 
 
+class LanesAsked(Event):
+    """Which lanes are there, and what do they wait for? Page by page, by name."""
+
+    client: bytes
+    request: int = 0
+    #: None: of all services.
+    service: bytes | None = None
+    #: A pattern for the lane's name: `*` stands for anything. None: all lanes.
+    lane: bytes | None = None
+    #: The last one of the page before, by service and name; None: the first page.
+    after: tuple[bytes, bytes] | None = None
+    count: int = 100
+
+
+class RulesAsked(Event):
+    """By which rules are the lanes of these services run?"""
+
+    client: bytes
+    request: int = 0
+    services: tuple[bytes, ...] = ()
+
+
 class WorkersAsked(Event):
     """Which workers are there?"""
 
@@ -357,9 +403,9 @@ class AnswerDue(Event):
 
 
 class Rules(Struct, frozen=True):
-    """How a service is run. Settings, not history: never journalled."""
+    """How lanes are run. Settings, not history: never journalled."""
 
-    #: Workers that may serve its lanes at once; 0 for no limit.
+    #: Workers that may serve lanes of the clause at once; 0 for no limit.
     workers_max: int = 0
     #: Workers that may serve one lane at once; 0 for no limit. The open lane has none.
     lane_workers_max: int = 1
@@ -369,13 +415,43 @@ class Rules(Struct, frozen=True):
     rate_interval_ns: int = 0
     retry_delays_ns: tuple[int, ...] = ()
     jitter_percent: int = 0
+    #: What the steps of a schedule are multiples of; a task that is put back alone waits for it.
+    interval_ns: int = SECOND_NS
+    #: Age at which a task ends that was tried, and tried or not, if it sets none; 0 for never.
+    expiry_ns: int = 0
+    expiry_hard_ns: int = 0
+    #: Age at which a task that has not ended is reported as late; 0 for never.
+    report_after_ns: int = 0
+    #: Ready tasks of a lane go in no particular order, else by age.
+    is_random: bool = False
+    #: Its lanes lease nothing until somebody asks for them.
+    is_held: bool = False
+    #: A lane that gets work begins this long after the first of it.
+    debounce_ns: int = 0
+    # For worker hosts and clients, handed on and never looked at; 0 and empty where not set.
+    #: What starts an agent, in one line.
+    command: bytes = b""
+    idle_ns_max: int = 0
+    hunger_ns_max: int = 0
+    #: The lane of tasks that name none, made from their fields.
+    lane_template: bytes = b""
+
+
+class Clause(Struct, frozen=True):
+    """Rules for lanes: for those that `match` fits, as `service/lane`, and no clause before it.
+    The open lane of a service has an empty name."""
+
+    name: bytes
+    #: `*` stands for anything, also `/`.
+    match: bytes = b"*"
+    rules: Rules = Rules()
 
 
 class RulesSet(Event):
-    """The settings of all services, anew."""
+    """The settings of all services, anew. What no clause fits is run by `defaults`."""
 
-    services: dict[bytes, Rules] = field(default_factory=dict)
-    defaults: Rules = field(default_factory=Rules)
+    clauses: tuple[Clause, ...] = ()
+    defaults: Rules = Rules()
     #: Workers that may serve lanes at once, over all services; 0 for no limit.
     workers_max: int = 0
 

@@ -1,4 +1,5 @@
-"""Why a task waits, in a sentence. Reasons are one closed list; nothing here changes anything."""
+"""Why a task or a lane waits, in a sentence. Reasons are one closed list; nothing here changes
+anything."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from taskyard.core.states import FAILED, TaskState
 from taskyard.core.tasks import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from taskyard.core.agenda import Lane
     from taskyard.core.scheduler import Scheduler
@@ -25,9 +26,12 @@ if TYPE_CHECKING:
 #: A sentence names this many tasks and counts the rest.
 NAMED_MAX: Final = 5
 
+#: A worker is worth a word when one part in so many of the silence that it is allowed has passed.
+SILENT_SHARE: Final = 3
+
 
 class Reason(Enum):
-    """What a task waits for, or why it does not."""
+    """What a task or a lane waits for, or why it does not."""
 
     UNKNOWN = "unknown"
     DONE = "done"
@@ -38,14 +42,41 @@ class Reason(Enum):
     FAILURE = "behind a failure"
     TIME = "waits for its time"
     PAUSED = "paused"
+    HELD = "held"
+    GATHERING = "gathering"
     LIMIT_BROKER = "broker limit"
     LIMIT_SERVICE = "service limit"
     LIMIT_LANE = "lane limit"
     RATE = "rate"
     NO_WORKER = "no worker"
+    TROUBLE = "agent failing to start"
+    SILENT = "worker silent"
     NO_ROOM = "no worker is large enough"
     WORKERS_BUSY = "workers busy"
     ALONE = "must run alone"
+    SERVED = "being served"
+    IDLE = "idle"
+
+
+#: What a lane can wait for, or why it does not, the first that holds: never anything else.
+LANE_REASONS: Final = (
+    Reason.PAUSED,
+    Reason.HELD,
+    Reason.GATHERING,
+    Reason.NO_WORKER,
+    Reason.TROUBLE,
+    Reason.SILENT,
+    Reason.LIMIT_BROKER,
+    Reason.LIMIT_SERVICE,
+    Reason.LIMIT_LANE,
+    Reason.RATE,
+    Reason.WORKERS_BUSY,
+    Reason.SERVED,
+    Reason.TIME,
+    Reason.TASKS,
+    Reason.FAILED,
+    Reason.IDLE,
+)
 
 
 class Explanation(Struct, frozen=True):
@@ -87,7 +118,20 @@ def _leased(scheduler: Scheduler, task: Task) -> Explanation:
     seconds = max(0, scheduler.at_ns - lease.at_ns) // SECOND_NS
     worker = shown(lease.worker.name)
     sentence = f"worker {worker} has had it for {seconds} s (attempt {task.attempt})"
+    silent = _silence(scheduler, lease.worker)
+    if silent:
+        return Explanation(Reason.SILENT, f"{sentence}, and {silent}")
     return Explanation(Reason.LEASED, sentence)
+
+
+def _silence(scheduler: Scheduler, worker: Worker) -> str:
+    """That a worker was not heard for suspiciously long, and what follows; "" if it was."""
+    silence_ns = worker.silence_ns
+    quiet_ns = scheduler.now_ns - worker.heard_ns
+    if not silence_ns or quiet_ns * SILENT_SHARE <= silence_ns:
+        return ""
+    left = max(0, silence_ns - quiet_ns) // SECOND_NS
+    return f"has not been heard for {quiet_ns // SECOND_NS} s; in {left} s its tasks go to others"
 
 
 def _delayed(scheduler: Scheduler, task: Task) -> Explanation:
@@ -149,7 +193,8 @@ def _ready(scheduler: Scheduler, task: Task) -> Explanation:
     hold = lane_hold(scheduler, task.lane)
     service = shown(task.terms.service)
     if hold is not None:
-        return Explanation(_BY_HOLD[hold], f"it is ready, but {hold.value} (service {service})")
+        why = _hold_text(scheduler, task.lane, hold)
+        return Explanation(_BY_HOLD[hold], f"it is ready, but {why} (service {service})")
     if _too_wide(scheduler, task):
         sentence = f"it is ready, but takes {task.terms.slots} slots, and no worker has so many"
         return Explanation(Reason.NO_ROOM, sentence)
@@ -161,10 +206,33 @@ def _ready(scheduler: Scheduler, task: Task) -> Explanation:
     return Explanation(Reason.WORKERS_BUSY, f"it is ready{sentence}")
 
 
+def _hold_text(scheduler: Scheduler, lane: Lane, hold: Hold) -> str:
+    """Why a lane gives no task, and what to do where somebody has to."""
+    if hold is Hold.HELD:
+        return f"{hold.value}: {release_command(lane)}"
+    if hold is Hold.TROUBLE:
+        troubled = _of_service(scheduler, lane.service.name)
+        return f"{hold.value}: {shown(troubled[0].trouble)}"
+    if hold is Hold.GATHERING:
+        seconds = max(0, lane.begins_ns - scheduler.now_ns) / SECOND_NS
+        return f"{hold.value}, in {seconds:.1f} s"
+    return str(hold.value)
+
+
+def release_command(lane: Lane) -> str:
+    """What lets a held lane go, once."""
+    where = f"--service {shown(lane.service.name)}"
+    return f"taskyard retry {where}{f' --lane {shown(lane.name)}' if lane.name else ''}"
+
+
+def _of_service(scheduler: Scheduler, name: bytes) -> list[Worker]:
+    workers = scheduler.ledger.workers.values()
+    return [worker for worker in workers if name in worker.facts.services]
+
+
 def _workers(scheduler: Scheduler, task: Task) -> list[Worker]:
     """Those of its service."""
-    workers = scheduler.ledger.workers.values()
-    return [worker for worker in workers if task.terms.service in worker.facts.services]
+    return _of_service(scheduler, task.terms.service)
 
 
 def _too_wide(scheduler: Scheduler, task: Task) -> bool:
@@ -189,15 +257,98 @@ def _full(scheduler: Scheduler, task: Task) -> str:
 def lane_hold(scheduler: Scheduler, lane: Lane) -> Hold | None:
     """Why a lane with ready tasks gives none: the first that refuses."""
     ledger = scheduler.ledger
-    hold = policy.paused(ledger, lane)
+    hold = policy.paused(ledger, lane) or policy.held_back(lane, scheduler.now_ns)
     if hold is None and not lane.service.workers:
         return Hold.NO_WORKER
+    if hold is None and _is_troubled(scheduler, lane):
+        return Hold.TROUBLE
     return hold or policy.limit(ledger, lane, scheduler.now_ns)
+
+
+def _is_troubled(scheduler: Scheduler, lane: Lane) -> bool:
+    """Nobody serves a lane, and no worker of its service can start an agent."""
+    if lane.leased:
+        return False
+    return all(worker.trouble for worker in _of_service(scheduler, lane.service.name))
+
+
+def explain_lane(
+    scheduler: Scheduler, lane: Lane, waits: Mapping[TaskState, int], next_due_ns: int
+) -> Explanation:
+    """Why a lane is where it is. `waits` says how many of its tasks are blocked, delayed, failed;
+    what is ready and out it knows itself."""
+    hold = policy.paused(scheduler.ledger, lane)
+    if hold is not None:
+        return Explanation(_BY_HOLD[hold], LANE_SENTENCES[hold])
+    silent = _silent_holder(scheduler, lane)
+    if lane.ready:
+        hold = lane_hold(scheduler, lane)
+        if hold not in (None, Hold.LIMIT_LANE) or not silent:
+            return _lane_ready(scheduler, lane, hold)
+    if silent:
+        return Explanation(Reason.SILENT, silent)
+    if lane.leased:
+        workers = "1 worker has" if lane.workers == 1 else f"{lane.workers} workers have"
+        return Explanation(Reason.SERVED, f"{workers} {_count(lane.leased, 'task')} of it")
+    return _lane_waits(scheduler, waits, next_due_ns)
+
+
+def _lane_ready(scheduler: Scheduler, lane: Lane, hold: Hold | None) -> Explanation:
+    """A lane that has ready tasks."""
+    if hold is not None:
+        return Explanation(_BY_HOLD[hold], _lane_sentence(scheduler, lane, hold))
+    sentence = "it waits for a worker of its service that has room and asks"
+    return Explanation(Reason.WORKERS_BUSY, sentence)
+
+
+def _lane_waits(
+    scheduler: Scheduler, waits: Mapping[TaskState, int], next_due_ns: int
+) -> Explanation:
+    """A lane that has neither ready tasks nor any out."""
+    if waits[TaskState.DELAYED]:
+        seconds = max(0, next_due_ns - scheduler.at_ns) // SECOND_NS
+        return Explanation(Reason.TIME, f"the next of its tasks is due in {seconds} s")
+    if waits[TaskState.BLOCKED]:
+        return Explanation(Reason.TASKS, "its tasks wait for other tasks")
+    if waits[TaskState.FAILED]:
+        sentence = f"{_count(waits[TaskState.FAILED], 'task')} of it failed, and nothing else waits"
+        return Explanation(Reason.FAILED, sentence)
+    return Explanation(Reason.IDLE, "it has no tasks")
+
+
+def _lane_sentence(scheduler: Scheduler, lane: Lane, hold: Hold) -> str:
+    more = _hold_text(scheduler, lane, hold).removeprefix(hold.value)
+    return LANE_SENTENCES[hold] + more
+
+
+def _silent_holder(scheduler: Scheduler, lane: Lane) -> str:
+    """That a worker which serves a lane was not heard for suspiciously long; "" if none is."""
+    holders = [] if lane.holder is None else [lane.holder]
+    for worker in [*holders, *(lane.shares or ())]:
+        silent = _silence(scheduler, worker)
+        if silent:
+            return f"worker {shown(worker.name)}, which serves it, {silent}"
+    return ""
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
+
+#: The same of a lane as of a task that is ready in it.
+LANE_SENTENCES: Final = {
+    Hold.PAUSED_BROKER: "everything is paused",
+    Hold.PAUSED_SERVICE: "its service is paused",
+    Hold.PAUSED_LANE: "it is paused",
+    Hold.HELD: "it is held until somebody asks for it",
+    Hold.GATHERING: "it gathers more tasks before it begins",
+    Hold.LIMIT_BROKER: "the broker's limit of workers at once is reached",
+    Hold.LIMIT_SERVICE: "its service's limit of workers at once is reached",
+    Hold.LIMIT_LANE: "as much of it is out as may be at once",
+    Hold.RATE: "its service's rate is used up for the moment",
+    Hold.NO_WORKER: "no worker of its service is connected",
+    Hold.TROUBLE: "no worker of its service can start its agent",
+}
 
 _BY_STATE = {
     TaskState.BLOCKED: _blocked,
@@ -213,6 +364,9 @@ _BY_HOLD = {
     Hold.PAUSED_BROKER: Reason.PAUSED,
     Hold.PAUSED_SERVICE: Reason.PAUSED,
     Hold.PAUSED_LANE: Reason.PAUSED,
+    Hold.HELD: Reason.HELD,
+    Hold.GATHERING: Reason.GATHERING,
+    Hold.TROUBLE: Reason.TROUBLE,
     Hold.LIMIT_BROKER: Reason.LIMIT_BROKER,
     Hold.LIMIT_SERVICE: Reason.LIMIT_SERVICE,
     Hold.LIMIT_LANE: Reason.LIMIT_LANE,

@@ -8,7 +8,7 @@ go on alike.
 from __future__ import annotations
 
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct, field
 
@@ -20,6 +20,10 @@ from taskyard.core.workers import Worker, WorkerFacts
 
 if TYPE_CHECKING:
     from taskyard.core.agenda import Lane
+
+
+#: What it takes to say which payload a task has.
+_PLACE_BYTES: Final = 5
 
 
 class QueueImage(Struct, array_like=True, gc=False):
@@ -36,6 +40,11 @@ class LaneImage(Struct, array_like=True, gc=False):
     paused: bool
     queues: list[QueueImage]
     suspects: list[int]
+    #: What waits for the next run, and how many tasks there are to go before it, at most.
+    later: list[int] = field(default_factory=list)
+    run_left: int = 0
+    #: Tasks that may be tried though the lane is held.
+    released: int = 0
 
 
 class ServiceImage(Struct, array_like=True, gc=False):
@@ -89,6 +98,10 @@ class Image(Struct, array_like=True, gc=False):
     reasons: dict[bytes, bytes] = field(default_factory=dict)
     envelopes: dict[bytes, bytes] = field(default_factory=dict)
     outputs: dict[bytes, int] = field(default_factory=dict)
+    #: Which of `payloads` each task has; empty: each its own. Tasks may share one of megabytes.
+    payload_at: list[int] = field(default_factory=list)
+    #: Tasks that were reported as late.
+    reported: list[bytes] = field(default_factory=list)
 
 
 def take(ledger: Ledger) -> Image:
@@ -99,6 +112,7 @@ def take(ledger: Ledger) -> Image:
     terms_at = {id(one): place for place, one in enumerate(terms)}
     lanes = _lanes(ledger, tasks)
     lane_at = {id(lane): place for place, lane in enumerate(lanes)}
+    payloads, payload_at = _payloads(tasks)
     services = list(ledger.services.values())
     service_at = {one.name: place for place, one in enumerate(services)}
     return Image(
@@ -111,7 +125,7 @@ def take(ledger: Ledger) -> Image:
         workers=[WorkerImage(w.name, w.facts, w.slots_kept) for w in ledger.workers.values()],
         terms=terms,
         names=[task.name for task in tasks],
-        payloads=[task.payload for task in tasks],
+        payloads=payloads,
         terms_at=[terms_at[id(task.terms)] for task in tasks],
         lane_at=[lane_at[id(task.lane)] for task in tasks],
         states=[task.state for task in tasks],
@@ -120,11 +134,7 @@ def take(ledger: Ledger) -> Image:
         failures=[task.failures for task in tasks],
         excused=[task.excused for task in tasks],
         due_ns=[task.due_ns for task in tasks],
-        endings={
-            place: (task.ending.record, task.ending.at_ns)
-            for place, task in enumerate(tasks)
-            if task.ending is not None
-        },
+        endings=_endings(tasks),
         dependents={
             place: [places[id(one)] for one in task.dependents_list() if id(one) in places]
             for place, task in enumerate(tasks)
@@ -138,7 +148,27 @@ def take(ledger: Ledger) -> Image:
         reasons=ledger.reasons,
         envelopes=ledger.envelopes,
         outputs=ledger.outputs,
+        payload_at=payload_at,
+        reported=list(ledger.reported),
     )
+
+
+def _endings(tasks: list[Task]) -> dict[int, tuple[int, int]]:
+    return {
+        place: (task.ending.record, task.ending.at_ns)
+        for place, task in enumerate(tasks)
+        if task.ending is not None
+    }
+
+
+def _payloads(tasks: list[Task]) -> tuple[list[bytes], list[int]]:
+    """The payloads, and which of them each task has, if any is shared that is worth a number."""
+    own = [task.payload for task in tasks]
+    different = {id(payload): payload for payload in own}
+    if sum(map(len, own)) - sum(map(len, different.values())) < len(own) * _PLACE_BYTES:
+        return own, []
+    places = {one: place for place, one in enumerate(different)}
+    return list(different.values()), [places[id(payload)] for payload in own]
 
 
 def _lanes(ledger: Ledger, tasks: list[Task]) -> list[Lane]:
@@ -156,11 +186,14 @@ def _lane_image(lane: Lane, services: dict[bytes, int], places: dict[int, int]) 
         return [places[id(task)] for task in tasks if task.state is READY]
 
     queues = [
-        QueueImage(queue.priority, at(queue.items[queue.cursor :]), at(queue.front))
-        for queue in lane.queues
+        QueueImage(queue.priority, at(queue.line()), at(queue.front)) for queue in lane.queues
     ]
     service = services[lane.service.name]
-    return LaneImage(service, lane.name, lane.paused, queues, at(lane.suspects or []))
+    image = LaneImage(service, lane.name, lane.paused, queues, at(lane.suspects or []))
+    if lane.rare is not None:
+        image.later = at(list(lane.rare.later.values()))
+        image.run_left, image.released = lane.rare.run_left, lane.rare.released
+    return image
 
 
 def _lease_images(ledger: Ledger, places: dict[int, int]) -> list[LeaseImage]:
@@ -188,6 +221,8 @@ def restore(image: Image) -> Ledger:
     ledger.plan([task for task in tasks if task.state is DELAYED])
     if any(terms.expires_ns or terms.expires_hard_ns for terms in image.terms):
         ledger.mind_age([task for task in tasks if task.ending is None], NUMBER_MAX)
+    ledger.reported = dict.fromkeys(image.reported)
+    _restore_lateness(ledger, image, tasks)
     ledger.reasons, ledger.envelopes = image.reasons, image.envelopes
     ledger.outputs = image.outputs
     return ledger
@@ -199,7 +234,7 @@ def _restore_tasks(ledger: Ledger, image: Image) -> list[Task]:
     ]
     columns = zip(
         image.names,
-        image.payloads,
+        [image.payloads[place] for place in image.payload_at] or image.payloads,
         [image.terms[place] for place in image.terms_at],
         [lanes[place] for place in image.lane_at],
         image.states,
@@ -230,13 +265,28 @@ def _restore_lane(lane: Lane, one: LaneImage, tasks: list[Task]) -> None:
         queue.items += [tasks[place] for place in queue_image.items]
         queue.front += [tasks[place] for place in queue_image.front]
         lane.ready += len(queue_image.items) + len(queue_image.front)
-    if one.suspects:
-        lane.suspects = [tasks[place] for place in one.suspects]
-        lane.ready += len(one.suspects)
+    if one.suspects or one.later or one.released:
+        rare = lane.with_rare()
+        rare.suspects = [tasks[place] for place in one.suspects] or None
+        rare.later = {id(tasks[place]): tasks[place] for place in one.later}
+        rare.run_left, rare.released = one.run_left, one.released
+        lane.ready += len(one.suspects) + len(one.later)
         lane.service.suspects += len(one.suspects)
     if lane.ready:
-        lane.service.offer(lane)
+        lane.branch.offer(lane)
     lane.service.drop_if_empty(lane)
+
+
+def _restore_lateness(ledger: Ledger, image: Image, tasks: list[Task]) -> None:
+    """Tasks that are to be reported one day, and were not yet."""
+    if not any(terms.report_ns for terms in image.terms):
+        return
+    together: dict[int, list[bytes]] = {}
+    for task in tasks:
+        if task.terms.report_ns and task.ending is None and task.name not in ledger.reported:
+            together.setdefault(task.terms.report_ns, []).append(task.name)
+    for late_ns, names in together.items():
+        ledger.agenda.report(late_ns, names)
 
 
 def _restore_graph(ledger: Ledger, image: Image, tasks: list[Task]) -> None:
@@ -286,6 +336,19 @@ def portrait(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
             for lane in service.lanes.values()
             if lane.ready
         },
+        "runs": {
+            (lane.service.name, lane.name): (len(lane.rare.later), lane.rare.run_left)
+            for service in ledger.services.values()
+            for lane in service.lanes.values()
+            if lane.rare is not None and lane.rare.later
+        },
+        "released": {
+            (lane.service.name, lane.name): lane.released
+            for service in ledger.services.values()
+            for lane in service.lanes.values()
+            if lane.released
+        },
+        "reported": sorted(ledger.reported),
         "awaited": {name: _names(tasks) for name, tasks in sorted(ledger.awaited.items())},
         "reasons": dict(ledger.reasons),
         "envelopes": dict(ledger.envelopes),

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taskyard.core.ledger import lane_counts
-from taskyard.core.policy import lane_tasks_max
 from taskyard.core.states import TASK_STATES_ENDED, TaskState, WorkerState
 from taskyard.errors import TaskyardError
 
@@ -44,9 +43,11 @@ def check_ledger(ledger: Ledger) -> None:
     for worker in ledger.workers.values():
         _check_worker(ledger, worker)
     if ledger.limited:
-        serving = sum(service.serving for service in ledger.services.values())
-        _equal(ledger.serving, serving, "pairs of lanes and workers")
+        _check_pairs(ledger)
     _check_agenda(ledger)
+    for name in ledger.reported:
+        known = ledger.tasks.get(name)
+        _require(known is not None and known.ending is None, f"{name!r} is late, and has ended")
     for name in ledger.outputs:
         _require(name in ledger.tasks, f"output of {name!r}, which nobody knows")
 
@@ -116,15 +117,17 @@ def _check_service(ledger: Ledger, service: Service) -> None:
     _require(kept_free is None or kept_free.reserved is service, f"reserve of {service.name!r}")
     for lane in lanes:
         _check_lane(ledger, lane)
-    if ledger.limited:
-        pairs = sum(lane.workers for lane in lanes)
-        _equal(service.serving, pairs, f"serving of {service.name!r}")
     offers = sum(service.name in worker.facts.services for worker in ledger.workers.values())
     _equal(service.workers, offers, f"workers of {service.name!r}")
-    places = {id(lane): lane for lane in service.rotation}
-    _equal(len(service.rotation), len(places), f"lanes in rotation of {service.name!r}")
-    _require(all(lane.rotating for lane in service.rotation), "a lane rotates unawares")
+    rotating = list(service.rotating())
+    places = {id(lane): lane for lane in rotating}
+    _equal(len(rotating), len(places), f"lanes in rotation of {service.name!r}")
+    _require(all(lane.rotating for lane in rotating), "a lane rotates unawares")
+    for branch in service.branches:
+        strange = [lane.name for lane in branch.rotation if lane.branch is not branch]
+        _equal(strange, [], f"lanes of others in a branch of {service.name!r}")
     for lane in lanes:
+        _require(lane.branch is service.branch_of(lane.name), f"rules of lane {lane.name!r}")
         _equal(lane.rotating, id(lane) in places, f"that lane {lane.name!r} is in rotation")
     waiting = [lane.name for lane in lanes if lane.ready and not lane.rotating]
     for name in waiting:
@@ -132,9 +135,33 @@ def _check_service(ledger: Ledger, service: Service) -> None:
 
 
 def _is_held(ledger: Ledger, lane: Lane) -> bool:
-    workers_max = lane.service.rules.lane_workers_max
-    full = lane.leased >= lane_tasks_max(lane.service) or 0 < workers_max <= lane.workers
-    return lane.paused or lane.service.paused or ledger.paused or (bool(lane.name) and full)
+    workers_max = lane.rules.lane_workers_max
+    full = lane.leased >= lane.branch.regime.lane_room or 0 < workers_max <= lane.workers
+    held = lane.rules.is_held and lane.released <= lane.leased
+    paused = lane.paused or lane.service.paused or ledger.paused
+    return paused or held or lane.begins_ns > 0 or (bool(lane.name) and full)
+
+
+def _check_pairs(ledger: Ledger) -> None:
+    """Who serves which lane, as limits count it."""
+    lanes = [lane for service in ledger.services.values() for lane in service.lanes.values()]
+    _equal(ledger.serving, sum(lane.workers for lane in lanes), "pairs of lanes and workers")
+    for regime in ledger.regimes:
+        pairs = sum(lane.workers for lane in lanes if lane.branch.regime is regime)
+        _equal(regime.serving, pairs, f"serving of clause {regime.clause.name!r}")
+
+
+def _check_run(lane: Lane, where: str) -> None:
+    """What is put off waits for a run that is not over, and for no longer than that."""
+    rare = lane.rare
+    if rare is None or not rare.later:
+        return
+    _require(lane.name, f"what was put off waits in {where}, which has no runs")
+    _require(rare.run_left > 0, f"a run of {where} is over, and what it put off still waits")
+    _require(lane.ready > len(rare.later), f"all that is ready in {where} waits for its next run")
+    for task in rare.later.values():
+        _require(task.state is TaskState.READY, f"{task.name!r} waits for a run of {where}")
+        _require(task.attempt > 0, f"{task.name!r} was put off in {where}, and never tried")
 
 
 def _check_lane(ledger: Ledger, lane: Lane) -> None:
@@ -157,10 +184,14 @@ def _check_lane(ledger: Ledger, lane: Lane) -> None:
         queued = ready.pop(task.name, None) is task
         _require(queued, f"{task.name!r} is queued wrongly in {where}")
     _require(not ready, f"READY tasks of {where} are in no queue: {[*ready]}")
+    _check_run(lane, where)
+    _require(lane.released <= lane.ready + lane.leased, f"more is released than is in {where}")
     for task in lane.suspects or ():
         _require(task.losses > 0, f"{task.name!r} is suspected without a loss")
     for queue in lane.queues:
         line = [*queue.front, *queue.items[queue.cursor :]]
+        void = sum((queue.gone or {}).values())
+        _require(void <= queue.stale, f"void entries of {where}")
         _equal(queue.stale, len(line) - len(queue.in_order()), f"stale entries of {where}")
         for task in queue.in_order():
             _require(not task.losses, f"{task.name!r} lost a worker and is not set apart")
@@ -209,6 +240,8 @@ def _check_agenda(ledger: Ledger) -> None:
 def _check_volatile(scheduler: Scheduler) -> None:
     ledger = scheduler.ledger
     _require(not ledger.stirred, "a service was stirred and not looked at")
+    _require(not ledger.gathering, "a lane got work, and nobody asked whether it gathers")
+    _check_gathering(scheduler)
     watched = dict.fromkeys(scheduler.silence)
     for worker in ledger.workers.values():
         if worker.silent_at_ns:
@@ -217,6 +250,15 @@ def _check_volatile(scheduler: Scheduler) -> None:
             _require(minded, f"nobody minds the silence of {worker.name!r} in time")
         if worker.state is WorkerState.PARKED and worker.slots_free > 0:
             _check_listed(ledger, worker)
+
+
+def _check_gathering(scheduler: Scheduler) -> None:
+    """A lane that gathers tasks begins one day."""
+    planned = {(id(lane), begins_ns): True for begins_ns, _, lane in scheduler.gathering}
+    for service in scheduler.ledger.services.values():
+        for lane in service.lanes.values():
+            minded = not lane.begins_ns or (id(lane), lane.begins_ns) in planned
+            _require(minded, f"nobody minds when lane {lane.name!r} begins")
 
 
 def _check_listed(ledger: Ledger, worker: Worker) -> None:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from taskyard.core import graph
 from taskyard.core.agenda import OPEN_LANE, Agenda, Lane, Queue, Service, unreserve
 from taskyard.core.events import RulesSet
+from taskyard.core.regimes import Regimes
 from taskyard.core.states import FAILED, READY, TASK_TARGETS, Cause, TaskState
-from taskyard.core.tasks import DIGEST_BYTES, Campaign, Ended, Ending, Lease, Task, Terms, digest
+from taskyard.core.tasks import DIGEST_BYTES, Campaign, Digests, Ended, Ending, Lease, Task, Terms
 from taskyard.core.workers import Worker
 from taskyard.errors import IllegalTransition
 
@@ -45,33 +46,50 @@ class Ledger:
         self.envelopes: dict[bytes, bytes] = {}
         #: The latest record of what a task printed, for tasks that have printed.
         self.outputs: dict[bytes, int] = {}
+        #: Unfinished tasks that were reported as late.
+        self.reported: dict[bytes, None] = {}
         #: How many tasks are in each state, by `TaskState`; archived ones stay counted.
         self.counts = [0] * len(TaskState)
         #: Some tasks take more than one slot, so that room must be counted.
         self.wide = False
         self.paused = False
-        #: Pairs of a lane and a worker that serves it, over all services; kept while `limited`.
+        #: Pairs of a lane and a worker that serves it, over all services; kept while limited.
         self.serving = 0
         #: Number of the latest record.
         self.record = 0
         #: What `stuck` found, as of a record.
         self._stuck: tuple[int, dict[bytes, Task]] = (-1, {})
+        self._digests = Digests()
         self.agenda = Agenda()
         #: Services where something changed that may allow a lease. Volatile.
         self.stirred: dict[bytes, Service] = {}
-        #: How services are run. Settings, not history: volatile.
+        #: Lanes that got work and may have to gather more before they begin. Volatile.
+        self.gathering: list[Lane] = []
+        #: How lanes are run. Settings, not history: volatile.
         self.rules = RulesSet(0)
-        #: Some service has a rate; the broker or some service has a limit of workers.
-        self.rated = False
+        self.regimes = Regimes(self.rules)
+        #: Some regime has a limit of workers, or the broker; some regime's lanes gather tasks.
         self.limited = False
+        self.gathers = False
 
     def service(self, name: bytes) -> Service:
         """A service by name, made when it is first needed."""
         service = self.services.get(name)
         if service is None:
-            rules = self.rules.services.get(name, self.rules.defaults)
-            service = self.services[name] = Service(name, rules)
+            service = self.services[name] = Service(name)
+            service.run_by(self.regimes.of_service(name))
         return service
+
+    def set_rules(self, rules: RulesSet) -> None:
+        """Run all lanes by these rules from now on."""
+        self.rules = rules
+        self.regimes = Regimes(rules, self.regimes)
+        self.limited, self.gathers = self.regimes.limited, self.regimes.gathers
+        for service in self.services.values():
+            service.run_by(self.regimes.of_service(service.name))
+        if self.limited:
+            self._count_pairs()
+        self.stirred.update(self.services)
 
     def campaign(self, name: bytes) -> Campaign:
         """A campaign by name, made when it is first needed."""
@@ -145,6 +163,8 @@ class Ledger:
 
     def enter_lanes(self, tasks: Tasks, priority: int) -> None:
         """Count new READY tasks of one priority in their lanes, and queue them there."""
+        if self.gathers:
+            self._note_work(tasks)
         for task in tasks:
             lane = task.lane
             lane.tasks += 1
@@ -156,15 +176,23 @@ class Ledger:
             if not lane.rotating:
                 self.stir(lane)
 
-    def enqueue(self, tasks: Tasks, *, front: bool = False) -> None:
-        """Queue READY tasks in their lanes. Those that come back in front keep their order."""
+    def _note_work(self, tasks: Tasks) -> None:
+        """Lanes that had nothing to do are about to get work."""
+        lanes = {id(task.lane): task.lane for task in tasks}
+        self.gathering += [lane for lane in lanes.values() if not (lane.ready or lane.leased)]
+
+    def enqueue(self, tasks: Tasks, *, front: bool = False, put_off: bool = False) -> None:
+        """Queue READY tasks in their lanes. Those that come back in front keep their order; those
+        that were put off wait for the next run of their lane."""
+        if self.gathers:
+            self._note_work(tasks)
         queue = one_queue(tasks)
         if queue is None:
             for task in reversed(tasks) if front else tasks:
                 lane = task.lane
                 line = lane.line
                 if task.attempt or task.terms.priority != line.priority:
-                    lane.add(task, front=front)
+                    lane.add(task, front=front, put_off=put_off)
                 else:
                     lane.ready += 1
                     (line.front if front else line.items).append(task)
@@ -182,14 +210,15 @@ class Ledger:
         """Something changed that may allow a lease of this lane."""
         service = lane.service
         if not lane.rotating:
-            service.offer(lane)
+            lane.branch.offer(lane)
         self.stirred[service.name] = service
 
     def dequeue(self, tasks: Tasks, counts: Counts | None = None) -> None:
         """Take READY tasks out of their queues."""
         start = 0
         for lane, count in lane_counts(tasks) if counts is None else counts:
-            if lane.others is not None or lane.suspects is not None:
+            rare = lane.rare
+            if lane.others is not None or (rare is not None and (rare.suspects or rare.later)):
                 for task in tasks[start : start + count]:
                     lane.remove(task)
             elif count == 1:
@@ -198,7 +227,16 @@ class Ledger:
             else:
                 lane.ready -= count
                 lane.line.take(tasks[start : start + count])
+            if rare is not None:
+                lane.went(count)
             start += count
+
+    def withdraw(self, tasks: Tasks) -> None:
+        """Take READY tasks out of their queues that are not leased: nobody tries them now."""
+        self.dequeue(tasks)
+        for task in tasks:
+            if task.lane.rare is not None:
+                task.lane.keep_within()
 
     def entrust(self, lease: Lease, tasks: Tasks) -> None:
         """Count leased tasks at their worker and their lanes."""
@@ -264,8 +302,10 @@ class Ledger:
                 lane.holder = None
                 if limited:
                     self._count_pair(lane, -1)
+            if lane.rare is not None and lane.rare.released:
+                lane.rare.released = max(0, lane.rare.released - count)
             if not lane.rotating:
-                lane.service.offer(lane)
+                lane.branch.offer(lane)
         self._stir_all(counts)
         for task in tasks:
             task.lease = None
@@ -274,21 +314,29 @@ class Ledger:
             self._close(lease)
 
     def _count_pair(self, lane: Lane, by: int) -> None:
-        lane.service.serving += by
+        lane.branch.regime.serving += by
         self.serving += by
 
-    def count_pairs(self) -> None:
+    def _count_pairs(self) -> None:
         """Count who serves which lane, when limits are set: without limits nobody counts."""
+        self.serving = 0
+        for regime in self.regimes:
+            regime.serving = 0
         for service in self.services.values():
-            service.serving = sum(lane.workers for lane in service.lanes.values())
-        self.serving = sum(service.serving for service in self.services.values())
+            for lane in service.lanes.values():
+                if lane.leased:
+                    self._count_pair(lane, lane.workers)
 
     def _stir_all(self, counts: Counts) -> None:
-        """Workers may serve less than before: look at their services, or at all of them where
-        the broker as a whole has a limit."""
+        """Workers may serve less than before: look at their services, and where there are limits
+        at all that those are over."""
         if self.rules.workers_max:
             self.stirred.update(self.services)
             return
+        if self.limited:
+            for lane, _ in counts:
+                for branch in lane.branch.regime.branches:
+                    self.stirred[branch.service.name] = branch.service
         last = None
         for lane, _ in counts:
             if lane.service is not last:
@@ -311,12 +359,12 @@ class Ledger:
         for task in tasks:
             task.ending = ending
             if len(task.payload) > DIGEST_BYTES:
-                task.payload = digest(task.payload)
+                task.payload = self._digests.of(task.payload)
         for lane, count in counts:
             lane.tasks -= count
             if not lane.tasks:
                 lane.service.drop_if_empty(lane)
-        for index in (self.reasons, self.envelopes):
+        for index in (self.reasons, self.envelopes, self.reported):
             if index:
                 for task in tasks:
                     index.pop(task.name, None)
@@ -345,13 +393,32 @@ class Ledger:
         else:
             graph.link(before, task)
 
-    def requeue(self, tasks: Tasks, cause: Cause, *, front: bool) -> None:
+    def requeue(self, tasks: Tasks, cause: Cause, *, front: bool, put_off: bool = False) -> None:
         """Tasks that wait for nothing but a worker go to their queues; the others stay BLOCKED."""
         blocked = [task for task in tasks if task.waits]
         ready = [task for task in tasks if not task.waits] if blocked else tasks
         self.move(blocked, Cause.BLOCKED)
         self.move(ready, cause)
-        self.enqueue(ready, front=front)
+        self.enqueue(ready, front=front, put_off=put_off)
+
+    def change_lane(self, task: Task, lane: Lane, terms: Terms) -> None:
+        """Let a task that is not out wait in another lane, by these terms: of its service."""
+        ready = task.state is READY
+        if ready:
+            self.withdraw([task])
+        former, service = task.lane, task.lane.service
+        former.tasks -= 1
+        if lane.service is not service:
+            service.counts[task.state] -= 1
+            lane.service.counts[task.state] += 1
+        if terms.slots != 1:
+            lane.service.wide = True
+        task.lane, task.terms = lane, terms
+        lane.tasks += 1
+        if not former.tasks:
+            service.drop_if_empty(former)
+        if ready:
+            self.enqueue([task])
 
     def plan(self, tasks: Tasks) -> None:
         """Put DELAYED tasks on the agenda; those that come due together share an entry."""

@@ -25,6 +25,9 @@ AFTER_MAX: Final = 100_000
 #: A task that was lost with its worker this many times is held to have killed it.
 CRASHES_MAX: Final = 5
 
+#: And one that its program died with has this long until it is tried again, where no schedule says.
+CRASH_DELAY_NS: Final = SECOND_NS
+
 #: A worker that goes on with its lane lets another lane have its turn after this many tasks, so
 #: that a lane which is never empty can't keep a worker for ever.
 LANE_RUN_TASKS_MAX: Final = 100
@@ -65,6 +68,10 @@ TIMER_TASKS_MAX: Final = 10_000
 
 #: A page of a listing: one message, and a millisecond of the broker's time.
 LIST_TASKS_MAX: Final = 1000
+
+#: A page of lanes, likewise; and how many of a lane's next tasks it looks at.
+LIST_LANES_MAX: Final = 1000
+LANE_LOOK_MAX: Final = 100
 
 #: How far one page looks for tasks that fit, so that a rare one holds up nobody else's answer.
 LIST_SCAN_MAX: Final = 200_000

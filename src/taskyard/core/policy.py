@@ -2,7 +2,8 @@
 
 A worker that asks goes on with its lane if it has one, else takes the next lane of its services
 in rotation. Limits apply in this order, and the first that refuses is the lane's reason: broker,
-service, lane, rate. Workers are served least recently used first.
+service, lane, rate; the service's are those of the clause that the lane is run by. Workers are
+served least recently used first.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from enum import Enum
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
+from zlib import crc32
 
 from taskyard.core.agenda import unreserve
 from taskyard.core.limits import (
@@ -24,8 +26,9 @@ from taskyard.core.states import PARKED
 from taskyard.core.workers import SLOTS_UNLIMITED
 
 if TYPE_CHECKING:
-    from taskyard.core.agenda import Lane, Service
+    from taskyard.core.agenda import Branch, Lane, Service
     from taskyard.core.ledger import Ledger
+    from taskyard.core.regimes import Regime
     from taskyard.core.tasks import Task
     from taskyard.core.workers import Worker
 
@@ -47,11 +50,14 @@ class Hold(Enum):
     PAUSED_BROKER = "everything is paused"
     PAUSED_SERVICE = "its service is paused"
     PAUSED_LANE = "its lane is paused"
+    HELD = "its lane is held until somebody asks for it"
+    GATHERING = "its lane gathers more tasks before it begins"
     LIMIT_BROKER = "the broker's limit of workers at once is reached"
     LIMIT_SERVICE = "its service's limit of workers at once is reached"
     LIMIT_LANE = "its lane's limit of workers at once is reached"
     RATE = "its service's rate is used up for the moment"
     NO_WORKER = "no worker of its service is connected"
+    TROUBLE = "no worker of its service can start its agent"
 
 
 def paused(ledger: Ledger, lane: Lane) -> Hold | None:
@@ -63,35 +69,42 @@ def paused(ledger: Ledger, lane: Lane) -> Hold | None:
     return Hold.PAUSED_LANE if lane.paused else None
 
 
+def held_back(lane: Lane, now_ns: int) -> Hold | None:
+    """What the rules of a lane let it wait for, beside limits."""
+    if lane.rules.is_held and lane.released <= lane.leased:
+        return Hold.HELD
+    return Hold.GATHERING if lane.begins_ns > now_ns else None
+
+
 def limit(ledger: Ledger, lane: Lane, now_ns: int) -> Hold | None:
     """The limit that refuses one more worker a task of a lane."""
-    service = lane.service
+    regime = lane.branch.regime
     if _left(ledger.rules.workers_max, ledger.serving) <= 0:
         return Hold.LIMIT_BROKER
-    if _left(service.rules.workers_max, service.serving) <= 0:
+    if _left(regime.rules.workers_max, regime.serving) <= 0:
         return Hold.LIMIT_SERVICE
-    if lane.name and _left(service.rules.lane_workers_max, lane.workers) <= 0:
+    if lane.name and _left(regime.rules.lane_workers_max, lane.workers) <= 0:
         return Hold.LIMIT_LANE
-    if lane.name and lane.leased >= lane_tasks_max(service):
+    if lane.name and lane.leased >= regime.lane_room:
         return Hold.LIMIT_LANE
-    return None if rate_room(service, now_ns) else Hold.RATE
+    return None if rate_room(regime, now_ns) else Hold.RATE
 
 
-def rate_room(service: Service, now_ns: int) -> int:
-    """How many tasks the service's rate allows now."""
-    interval_ns = service.rules.rate_interval_ns
+def rate_room(regime: Regime, now_ns: int) -> int:
+    """How many tasks the regime's rate allows now."""
+    interval_ns = regime.rules.rate_interval_ns
     if not interval_ns:
         return TASKS_MAX
-    since_ns = max(service.rate_next_ns, now_ns - RATE_SAVED_NS_MAX)
+    since_ns = max(regime.rate_next_ns, now_ns - RATE_SAVED_NS_MAX)
     return (now_ns - since_ns) // interval_ns + 1 if now_ns >= since_ns else 0
 
 
-def rate_spend(service: Service, count: int, now_ns: int) -> None:
-    """Count leased tasks against the service's rate."""
-    interval_ns = service.rules.rate_interval_ns
+def rate_spend(regime: Regime, count: int, now_ns: int) -> None:
+    """Count leased tasks against the regime's rate."""
+    interval_ns = regime.rules.rate_interval_ns
     if interval_ns:
-        since_ns = max(service.rate_next_ns, now_ns - RATE_SAVED_NS_MAX)
-        service.rate_next_ns = since_ns + count * interval_ns
+        since_ns = max(regime.rate_next_ns, now_ns - RATE_SAVED_NS_MAX)
+        regime.rate_next_ns = since_ns + count * interval_ns
 
 
 class Choice:
@@ -104,13 +117,20 @@ class Choice:
         self.slots = worker.slots_free
         #: How many tasks more.
         self.count = min(count, self.slots, LEASE_TASKS_MAX)
+        #: How many of these in lanes that are overfed, which don't count as tasks of their own.
+        self.extra = min(worker.ahead, LEASE_TASKS_MAX - self.count)
         self.tasks: list[Task] = []
         #: The lane that it went on with.
         self.gone_on: Lane | None = None
-        #: Lanes of each service that it begins to serve by this choice, which count for limits.
-        self.begun: dict[Service, int] = {}
-        #: There are such limits at all.
+        #: Lanes of each regime that it begins to serve by this choice, which count for limits.
+        self.begun: dict[Regime, int] = {}
+        #: There are such limits at all; there is one of the broker as a whole.
         self.limited = ledger.limited
+        self.broker_limited = bool(ledger.rules.workers_max)
+        #: Tasks chosen of each regime that has a rate.
+        self.spent: dict[Regime, int] = {}
+        #: Lanes that have had their turn, by id; kept where a lane could be met again.
+        self.taken: dict[int, Lane] = {}
         self.untellable = UNTELLABLE.get(worker.facts.dialect, ())
         #: Nothing more for this worker, whatever lies in other lanes.
         self.closed = ledger.paused or holds_suspect(worker) or is_reserved(worker)
@@ -127,7 +147,7 @@ class Choice:
                 break
             name = services[(worker.service_next + turn) % len(services)]
             service = self.ledger.services.get(name)
-            if service is not None and service.rotation and not service.paused:
+            if service is not None and not service.paused and service.has_work:
                 self._rotate(service)
         return self.tasks
 
@@ -137,17 +157,40 @@ class Choice:
         known = service.name in self.worker.facts.services
         if not known or service.paused or lane.paused or not lane.name:
             return
+        if not lane.branch.regime.is_plain and held_back(lane, self.now_ns):
+            return
         if self.worker.lane_run < LANE_RUN_TASKS_MAX:
             self.gone_on = lane
             self._take(lane)
 
     def _rotate(self, service: Service) -> None:
         """Give each lane in rotation its turn, once."""
-        rotation, lane_room = service.rotation, lane_tasks_max(service)
-        rated = bool(service.rules.rate_interval_ns)
-        plain = not (service.wide or service.suspects or rated or self.limited or self.untellable)
+        branches = service.branches
+        if len(branches) == 1:
+            self._rotate_branch(branches[0], len(branches[0].rotation))
+            return
+        turns = {branch: len(branch.rotation) for branch in branches if branch.rotation}
+        while turns and self.count > 0 and not self.closed:
+            branch = min(turns, key=_turn_of_branch)
+            goes_on = self._rotate_branch(branch, 1)
+            branch.had_turn()
+            turns[branch] -= 1
+            if not goes_on or not turns[branch]:
+                del turns[branch]
+
+    def _rotate_branch(self, branch: Branch, turns: int) -> bool:
+        """Give the next lanes of a branch their turn; False when its limits allow no more."""
+        if branch.regime.is_plain and not self.broker_limited:
+            self._rotate_plainly(branch, turns)
+            return True
+        return self._rotate_counting(branch, turns)
+
+    def _rotate_plainly(self, branch: Branch, turns: int) -> None:
+        """Lanes that have no limits but their own."""
+        rotation, lane_room, service = branch.rotation, branch.regime.lane_room, branch.service
+        plain = not (service.wide or service.suspects or self.untellable)
         gone_on, chosen = self.gone_on, self.tasks
-        for _ in range(len(rotation)):
+        for _ in range(turns):
             lane = rotation.popleft()
             if not lane.ready or lane.paused or (lane.leased >= lane_room and lane.name):
                 lane.rotating = False  # offered again when it has work, or a lease less
@@ -172,45 +215,113 @@ class Choice:
             if self.count <= 0:
                 break
 
+    def _rotate_counting(self, branch: Branch, turns: int) -> bool:
+        """Lanes that others count for, or that wait for more than a worker."""
+        regime, rotation = branch.regime, branch.rotation
+        for _ in range(turns):
+            if not self._is_open(regime):
+                self._serve_own(regime)
+                return False
+            if self.count <= 0 or self.closed:
+                break
+            lane = rotation.popleft()
+            full = lane.leased >= regime.lane_room and lane.name
+            if not lane.ready or lane.paused or full or held_back(lane, self.now_ns):
+                lane.rotating = False  # offered again when that is over
+                continue
+            rotation.append(lane)
+            if lane is not self.gone_on:
+                self._take(lane)
+        return True
+
+    def _is_open(self, regime: Regime) -> bool:
+        """Its limits, over all its lanes, let a worker begin with one more."""
+        if regime.rules.rate_interval_ns and self._rate_left(regime) <= 0:
+            return False
+        return self._may_begin(regime)
+
+    def _serve_own(self, regime: Regime) -> None:
+        """No lane may be begun, but those that the worker serves already have room perhaps."""
+        if regime.rules.rate_interval_ns and self._rate_left(regime) <= 0:
+            return
+        leases = self.worker.leases.values()
+        own = {id(lane): lane for lease in leases for lane, _ in lease.counts}
+        for lane in own.values():
+            if self.closed or self.count <= 0:
+                break
+            fits = lane.branch.regime is regime and lane.service.name in self.worker.facts.services
+            if not fits or not lane.ready or lane.paused or lane.service.paused:
+                continue
+            if lane is not self.gone_on and not held_back(lane, self.now_ns):
+                self._take(lane)
+
+    def _rate_left(self, regime: Regime) -> int:
+        return rate_room(regime, self.now_ns) - self.spent.get(regime, 0)
+
     def _take(self, lane: Lane) -> None:
         """Choose what a lane has for this worker."""
-        service = lane.service
+        regime = lane.branch.regime
         begins = not lane.is_served_by(self.worker)
-        if begins and not self._may_begin(service):
+        if self.limited and (id(lane) in self.taken or (begins and not self._may_begin(regime))):
             return
         room = self._room(lane, begins=begins)
-        if room <= 0 or (lane.suspects and self._take_suspect(lane)):
+        if room <= 0 or (lane.rare is not None and lane.suspects and self._take_suspect(lane)):
             return
-        tasks = self._fitting(lane, room) if service.wide else self._next(lane, room)
+        tasks = self._fitting(lane, room) if lane.service.wide else self._next(lane, room)
         self.tasks += tasks
-        self.count = min(self.count - len(tasks), self._slots_left())
-        if tasks and begins:
-            self.begun[service] = self.begun.get(service, 0) + 1
+        extra = self._extra_of(lane, len(tasks), begins=begins)
+        self.extra -= extra
+        self.count = min(self.count - len(tasks) + extra, self._slots_left())
+        if not regime.is_plain or self.limited:
+            self._count_taken(lane, len(tasks), begins=begins)
+
+    def _count_taken(self, lane: Lane, count: int, *, begins: bool) -> None:
+        """Keep what limits and rates are counted by, and what must not be met twice."""
+        regime = lane.branch.regime
+        self.taken[id(lane)] = lane
+        if count and begins:
+            self.begun[regime] = self.begun.get(regime, 0) + 1
+        if regime.rules.rate_interval_ns:
+            self.spent[regime] = self.spent.get(regime, 0) + count
+
+    def _extra_of(self, lane: Lane, count: int, *, begins: bool) -> int:
+        """How many of so many tasks of a lane are beyond the one in hand: a worker that takes tasks
+        ahead asks for tasks in hand, and gets these with them."""
+        overfeed = lane.rules.overfeed
+        if not self.extra or not overfeed or not lane.name:
+            return 0
+        in_hand = -(-count // (1 + overfeed))
+        return min(self.extra, count - in_hand + (not begins and count > 0))
 
     def _slots_left(self) -> int:
         if not self.ledger.wide:
             return self.slots - len(self.tasks)
         return self.slots - sum(task.terms.slots for task in self.tasks)
 
-    def _may_begin(self, service: Service) -> bool:
+    def _may_begin(self, regime: Regime) -> bool:
         """The limits of workers at once allow one more pair of a lane and a worker."""
         if not self.limited:
             return True
         ledger, begun = self.ledger, self.begun
         if _left(ledger.rules.workers_max, ledger.serving + sum(begun.values())) <= 0:
             return False
-        return _left(service.rules.workers_max, service.serving + begun.get(service, 0)) > 0
+        return _left(regime.rules.workers_max, regime.serving + begun.get(regime, 0)) > 0
 
     def _room(self, lane: Lane, *, begins: bool) -> int:
         """How many tasks of a lane its own limits and the rate allow this worker."""
-        room, service = self.count, lane.service
+        room, regime = self.count, lane.branch.regime
         if lane.name:
-            if begins and _left(service.rules.lane_workers_max, lane.workers) <= 0:
+            if begins and _left(regime.rules.lane_workers_max, lane.workers) <= 0:
                 return 0
-            room = min(room, lane_tasks_max(service) - lane.leased)
-        if service.rules.rate_interval_ns:
-            taken = sum(task.lane.service is service for task in self.tasks)
-            room = min(room, rate_room(service, self.now_ns) - taken)
+            if regime.rules.overfeed:
+                room = min(room + self.extra, self._slots_left())
+            room = min(room, regime.lane_room - lane.leased)
+        if regime.is_plain:
+            return room
+        if regime.rules.rate_interval_ns:
+            room = min(room, self._rate_left(regime))
+        if regime.rules.is_held:
+            room = min(room, lane.released - lane.leased)
         return room
 
     def _fitting(self, lane: Lane, room: int) -> list[Task]:
@@ -232,14 +343,20 @@ class Choice:
         """The next tasks that the worker can be told of. What is behind others is found, however
         many those are."""
         if not self.untellable:
-            return lane.peek(count)
+            return lane.peek(count) if lane.branch.regime.is_plain else self._see(lane, count)
         looked = count
         while True:
-            seen = lane.peek(looked)
+            seen = self._see(lane, looked)
             tellable = [task for task in seen if self._can_tell(task)]
             if len(tellable) >= count or len(seen) < looked:
                 return tellable[:count]
             looked *= 4
+
+    def _see(self, lane: Lane, count: int) -> list[Task]:
+        """The next tasks, in the order of the lane's rules. Luck is where the journal stands."""
+        if not lane.rules.is_random:
+            return lane.peek(count)
+        return lane.draw(count, crc32(lane.name, self.ledger.record))
 
     def _can_tell(self, task: Task) -> bool:
         return (task.payload or task.name) not in self.untellable
@@ -274,8 +391,8 @@ class Choice:
         """An empty worker gets the suspect that it was kept free for, if it is still there. A lane
         without one for it has its turn later, and only once: what it took would be taken twice."""
         unreserve(service)
-        for lane in service.rotation:
-            if self.closed or lane.paused or service.paused:
+        for lane in service.rotating():
+            if self.closed or lane.paused or service.paused or held_back(lane, self.now_ns):
                 continue
             if self._suspect(lane) is not None:
                 self._take(lane)
@@ -286,9 +403,8 @@ def _left(maximum: int, count: int) -> int:
     return maximum - count if maximum else TASKS_MAX
 
 
-def lane_tasks_max(service: Service) -> int:
-    """Tasks of one named lane that may be out at once."""
-    return service.rules.lane_workers_max * (1 + service.rules.overfeed) or TASKS_MAX
+def _turn_of_branch(branch: Branch) -> int:
+    return branch.turn
 
 
 def begins_to_wait_in_line(worker: Worker) -> bool:

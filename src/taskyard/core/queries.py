@@ -261,6 +261,7 @@ def _worker_view(worker: Worker, now_ns: int) -> WorkerView:
         dialect=facts.dialect,
         incarnation=facts.incarnation,
         silence_ns=facts.silence_ns,
+        trouble=worker.trouble,
     )
 
 

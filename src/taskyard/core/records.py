@@ -122,9 +122,10 @@ class CameDue(Record, tag=9):
 
 
 class Aged(Record, tag=10):
-    """Waiting tasks grew too old."""
+    """Waiting tasks grew too old, or somebody said so."""
 
     names: list[bytes]
+    reason: bytes = b"too old"
 
 
 class Cancelled(Record, tag=11):
@@ -189,6 +190,27 @@ class Resumed(Record, tag=19):
     lane: bytes | None
 
 
+class Moved(Record, tag=20):
+    """Tasks wait in another lane."""
+
+    names: list[bytes]
+    #: None: each stays in its service, or keeps the name of its lane.
+    service: bytes | None
+    lane: bytes | None
+
+
+class Reported(Record, tag=21):
+    """Tasks that have not ended are late. Each is said to be so once."""
+
+    names: list[bytes]
+
+
+class Released(Record, tag=22):
+    """Ready tasks of held lanes may be tried, once. They go first."""
+
+    names: list[bytes]
+
+
 AnyRecord: TypeAlias = (
     Submitted
     | Extended
@@ -209,4 +231,7 @@ AnyRecord: TypeAlias = (
     | SlotsFreed
     | Paused
     | Resumed
+    | Moved
+    | Reported
+    | Released
 )

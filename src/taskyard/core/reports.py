@@ -13,6 +13,7 @@ from taskyard.core import roster, submission, watching
 from taskyard.core.effects import Noted, Refusal, Refused
 from taskyard.core.events import Outcome
 from taskyard.core.limits import (
+    CRASH_DELAY_NS,
     NUMBER_MAX,
     OUTPUT_BYTES_MAX,
     REASON_BYTES_MAX,
@@ -37,8 +38,9 @@ if TYPE_CHECKING:
     from taskyard.core.scheduler import Scheduler
     from taskyard.core.tasks import Lease, Task
 
-#: The rest of a lane is put off for this long if its schedule says nothing.
-DEFER_ALL_NS_DEFAULT: Final = 60 * SECOND_NS
+#: A task that is put off, and would be tried again at once, waits for this long at least: an agent
+#: that never takes it shall not keep everybody busy with it.
+PUT_OFF_NS_MIN: Final = SECOND_NS
 
 #: A task, when it is due again, and why.
 _PutOff: TypeAlias = "tuple[Task, int, bytes]"
@@ -166,14 +168,14 @@ def _settle(
         group = by_outcome.setdefault(Outcome(event.outcomes[place]), ([], []))  # type: ignore[index]
         group[0].append(task)
         group[1].append(place)
-    for outcome, (some, where) in sorted(by_outcome.items()):
+    for outcome, (some, where) in sorted(by_outcome.items(), key=_order_of_outcome):
         texts = _column(event.texts, where) or [b""] * len(some)
         if outcome is Outcome.DONE:
             _finish(scheduler, event, some, where)
         elif outcome is Outcome.FAILED_FOR_GOOD:
             roster.fail(scheduler, worker.name, some, texts)
-        elif outcome in (Outcome.FAILED, Outcome.DEFER_ALL):
-            _try_again(scheduler, event, some, texts)
+        elif outcome in (Outcome.FAILED, Outcome.DEFER_ALL, Outcome.CRASHED):
+            _try_again(scheduler, event, some, texts, crashed=outcome is Outcome.CRASHED)
             if outcome is Outcome.DEFER_ALL:
                 _defer_lanes(scheduler, some)
         elif outcome is Outcome.RETRY_AT:
@@ -182,20 +184,54 @@ def _settle(
             later = list(zip(some, due_ns, texts, strict=True))
             _postpone(scheduler, worker.name, later, own_fault=False)
         elif outcome is Outcome.DEFER_BACK:
-            roster.give_back(scheduler, worker, some, ReturnReason.DEFERRED_BACK)
+            _put_back(scheduler, worker, some)
         else:
             roster.give_back(scheduler, worker, some, ReturnReason.REFUSED)
 
 
+def _order_of_outcome(item: tuple[Outcome, object]) -> tuple[bool, Outcome]:
+    """What puts a lane off comes last: what is given back of it in the same breath is of it too."""
+    return item[0] is Outcome.DEFER_ALL, item[0]
+
+
+def _put_back(scheduler: Scheduler, worker: Worker, tasks: list[Task]) -> None:
+    """To the end of their lanes. Where nothing is before them there that was not tried itself, the
+    end is an interval away."""
+    alone = [task for task in tasks if not _is_before_others(task)]
+    later = [(task, scheduler.at_ns + put_off_ns(task), b"") for task in alone]
+    if later:
+        _postpone(scheduler, worker.name, later, own_fault=False)
+    others = [task for task in tasks if task.lease is not None]
+    roster.give_back(scheduler, worker, others, ReturnReason.DEFERRED_BACK)
+
+
+def _is_before_others(task: Task) -> bool:
+    following = task.lane.peek(1)
+    return bool(following) and not following[0].attempt
+
+
+def put_off_ns(task: Task) -> int:
+    """How long a task waits that no schedule says anything of."""
+    return max(task.lane.rules.interval_ns, PUT_OFF_NS_MIN)
+
+
 def _try_again(
-    scheduler: Scheduler, event: events.WorkReported, tasks: list[Task], texts: list[bytes]
+    scheduler: Scheduler,
+    event: events.WorkReported,
+    tasks: list[Task],
+    texts: list[bytes],
+    *,
+    crashed: bool = False,
 ) -> None:
-    """By the schedule while it lasts, then FAILED."""
+    """By the schedule while it lasts, then FAILED. One that its program died with may have done
+    nothing wrong: it is tried as often as one that loses its workers."""
     later: list[_PutOff] = []
     never: list[tuple[Task, bytes]] = []
     for index, (task, text) in enumerate(zip(tasks, texts, strict=True)):
         luck = (event.luck + index * _LUCK_STEP) % _LUCK_MAX
         delay_ns = retry_delay_ns(task, luck)
+        if delay_ns is None and crashed and task.failures + 1 < task.terms.crashes_max:
+            delay_ns = CRASH_DELAY_NS
         if delay_ns is None:
             never.append((task, text))
         else:
@@ -208,7 +244,7 @@ def _try_again(
 
 def retry_delay_ns(task: Task, luck: int) -> int | None:
     """How long to wait before the next attempt; None when there is none. Jitter only adds."""
-    rules = task.lane.service.rules
+    rules = task.lane.rules
     schedule = task.terms.retry_delays_ns
     if schedule is None:
         schedule = rules.retry_delays_ns
@@ -235,17 +271,18 @@ def _postpone(
 
 
 def _defer_lanes(scheduler: Scheduler, tasks: list[Task]) -> None:
-    """Put off what is ready in the lanes of these tasks, as long as the task itself. Nobody is
-    charged: they were not tried."""
+    """Put off what is ready in the lanes of these tasks, as long as the task itself; if that has
+    failed, for an interval. Nobody is charged: they were not tried."""
     for task in tasks:
         if not task.lane.name:
             continue
-        rest = task.lane.in_order()
         due_ns = task.due_ns
         if task.state is not DELAYED:
-            due_ns = scheduler.at_ns + DEFER_ALL_NS_DEFAULT
-        if rest:
-            _postpone(scheduler, b"", [(other, due_ns, b"") for other in rest], own_fault=False)
+            due_ns = scheduler.at_ns + put_off_ns(task)
+        rest = [(other, due_ns, b"") for other in task.lane.in_order()]
+        for start in range(0, len(rest), TASKS_A_MESSAGE_MAX):
+            some = rest[start : start + TASKS_A_MESSAGE_MAX]
+            _postpone(scheduler, b"", some, own_fault=False)
 
 
 def work_returned(scheduler: Scheduler, event: events.WorkReturned) -> None:

@@ -80,6 +80,8 @@ def worker_heard(scheduler: Scheduler, event: events.WorkerHeard) -> None:
     worker = scheduler.heard(event.worker)
     if worker is not None and worker.facts.standing and worker.state is BUSY:
         has_room(scheduler, worker)  # after a restart, or when its route is back
+    if worker is not None and event.trouble is not None:
+        worker.trouble = event.trouble[-REASON_BYTES_MAX:]
     if event.held is not None:
         listed = dict(event.held)
         _stop_zombies(scheduler, event.worker, listed)

@@ -16,6 +16,7 @@ from taskyard.core import (
     assigning,
     effects,
     events,
+    lanes,
     queries,
     reports,
     roster,
@@ -29,6 +30,7 @@ from taskyard.core.ledger import Ledger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from taskyard.core.agenda import Lane
     from taskyard.core.effects import Effect
     from taskyard.core.records import AnyRecord
     from taskyard.core.tasks import Task
@@ -55,6 +57,9 @@ class Scheduler:
         self.campaign_watchers: dict[bytes, list[tuple[bytes, int]]] = {}
         #: What each of them has not been told of yet, so that who goes is forgotten by its own.
         self.watched: dict[tuple[bytes, int], dict[bytes, None]] = {}
+        #: (when, number, lane): lanes that gather tasks, and how many ever did.
+        self.gathering: list[tuple[int, int, Lane]] = []
+        self.gathered = 0
         #: When to look for watched tasks that are behind a failure; 0: no need.
         self.stuck_check_ns = 0
         #: Counts assignments: the order in which workers were used.
@@ -70,6 +75,8 @@ class Scheduler:
         self._effects = []
         decided = len(self._records)
         _DECIDERS[type(event)](self, event)
+        if self.ledger.gathering:
+            timers.gather(self)
         if self.ledger.stirred:
             assigning.match(self)
         if len(self._records) > decided and (self.watchers or self.campaign_watchers):
@@ -136,6 +143,8 @@ _DECIDERS: dict[type, Callable[[Scheduler, Any], None]] = {
     events.SubmitAsked: wishes.submit_asked,
     events.CancelAsked: wishes.cancel_asked,
     events.RetryAsked: wishes.retry_asked,
+    events.MoveAsked: wishes.move_asked,
+    events.ExpireAsked: wishes.expire_asked,
     events.PauseAsked: wishes.pause_asked,
     events.ResumeAsked: wishes.resume_asked,
     events.DrainAsked: wishes.drain_asked,
@@ -148,6 +157,8 @@ _DECIDERS: dict[type, Callable[[Scheduler, Any], None]] = {
     events.ListAsked: queries.list_asked,
     events.StatsAsked: queries.stats_asked,
     events.ExplainAsked: queries.explain_asked,
+    events.LanesAsked: lanes.lanes_asked,
+    events.RulesAsked: lanes.rules_asked,
     events.WorkersAsked: queries.workers_asked,
     events.HoldingsAsked: queries.holdings_asked,
     events.ResultsAsked: queries.results_asked,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
-from taskyard.core import graph
+from taskyard.core import aging, graph
 from taskyard.core.effects import Refusal
 from taskyard.core.events import Repeat, Unknown
 from taskyard.core.limits import (
@@ -25,7 +25,7 @@ from taskyard.core.limits import (
 )
 from taskyard.core.records import Extended, Submitted
 from taskyard.core.states import CANCELLED, DONE, LEASED
-from taskyard.core.tasks import digest, shown
+from taskyard.core.tasks import Digests, shown
 from taskyard.errors import PeerError
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ def decide(ledger: Ledger, event: SubmitAsked, at_ns: int) -> Taken:
     # A copy of our own: whoever asks may go on using its terms, and does not say when it is.
     own = [structs.replace(terms, submitted_ns=at_ns) for terms in event.submission.terms]
     submission = structs.replace(event.submission, terms=own)
+    if ledger.regimes.ages:
+        submission = aging.with_ages(ledger.regimes, submission, at_ns)
     event = structs.replace(event, submission=submission)
     _check_room(ledger, len(submission.names))
     batch = _survey(submission)
@@ -186,6 +188,7 @@ def _take_some(ledger: Ledger, event: SubmitAsked, batch: Batch, at_ns: int) -> 
     submission = event.submission
     new: list[int] = []
     known: list[int] = []
+    sameness = _Sameness()
     for index, name in enumerate(submission.names):
         task = ledger.tasks.get(name)
         if task is None or (event.repeat is Repeat.EXTEND and task.ending is not None):
@@ -193,7 +196,7 @@ def _take_some(ledger: Ledger, event: SubmitAsked, batch: Batch, at_ns: int) -> 
         else:
             known.append(index)
             if event.repeat is Repeat.HARMLESS:
-                _check_same(task, submission, index)
+                _check_same(task, submission, index, sameness)
             elif task.state is LEASED:
                 text = f"task {shown(name)} is leased and can't be given more to wait for"
                 raise Refusing(Refusal.BUSY, text)
@@ -206,11 +209,30 @@ def _take_some(ledger: Ledger, event: SubmitAsked, batch: Batch, at_ns: int) -> 
     return Taken(taken.records, new=len(new), known=len(known))
 
 
-def _check_same(task: Task, submission: Submission, index: int) -> None:
+class _Sameness:
+    """Whether payloads are those of known tasks. Where many share one, of a megabyte perhaps, it is
+    looked at once."""
+
+    def __init__(self) -> None:
+        self._digests = Digests()
+        #: The latest two that were found equal: of a known task, and as it comes now.
+        self._equal: tuple[bytes, bytes] = (b"", b"")
+
+    def of(self, task: Task, payload: bytes) -> bool:
+        if task.ending is not None:
+            return task.payload == self._digests.of(payload)
+        known, repeated = self._equal
+        if task.payload is known and payload is repeated:
+            return True
+        same = task.payload == payload
+        if same:
+            self._equal = (task.payload, payload)
+        return same
+
+
+def _check_same(task: Task, submission: Submission, index: int, sameness: _Sameness) -> None:
     """A repeated submission is harmless only if it says the same."""
-    payload = submission.payload_of(index)
-    same = task.payload == (payload if task.ending is None else digest(payload))
-    if not same:
+    if not sameness.of(task, submission.payload_of(index)):
         text = f"task {shown(task.name)} is known with another payload; give it another name"
         raise Refusing(Refusal.CONFLICT, text)
     campaign = submission.terms_of(index).campaign

@@ -54,6 +54,8 @@ class Terms(Struct, array_like=True, gc=False):
     dialect: bytes = b""
     #: When it was submitted; written when that is decided, whatever the client says.
     submitted_ns: int = 0
+    #: When it is late, to be reported; 0 for never. Written when it is submitted, by the rules.
+    report_ns: int = 0
 
 
 class Submission(Struct, array_like=True, gc=False):
@@ -84,9 +86,10 @@ class Submission(Struct, array_like=True, gc=False):
         def pick(column: list[_T] | None) -> list[_T] | None:
             return None if column is None else [column[index] for index in indexes]
 
+        shared = len(self.payloads) == 1
         return Submission(
             names=[self.names[index] for index in indexes],
-            payloads=[self.payload_of(index) for index in indexes],
+            payloads=self.payloads if shared else [self.payloads[index] for index in indexes],
             terms=self.terms,
             terms_at=pick(self.terms_at),
             lanes=pick(self.lanes),
@@ -198,6 +201,21 @@ def ended_of(task: Task, ending: Ending) -> Ended:
         record=ending.record,
         at_ns=ending.at_ns,
     )
+
+
+class Digests:
+    """Digests of one payload after the other. Tasks of one submission may share theirs, and end by
+    the thousand: that of a megabyte takes as long as ending a hundred tasks."""
+
+    __slots__ = ("_digest", "_payload")
+
+    def __init__(self) -> None:
+        self._payload = self._digest = b""
+
+    def of(self, payload: bytes) -> bytes:
+        if payload is not self._payload:
+            self._payload, self._digest = payload, digest(payload)
+        return self._digest
 
 
 def digest(payload: bytes) -> bytes:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from heapq import heappop
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from taskyard.core import policy, roster, watching
 from taskyard.core.limits import TIMER_TASKS_MAX
-from taskyard.core.records import Aged, CameDue
-from taskyard.core.states import BLOCKED, CALLED, DELAYED, READY, Turn
+from taskyard.core.records import Aged, CameDue, Reported
+from taskyard.core.states import BLOCKED, CALLED, DELAYED, LEASED, READY, Turn
 
 if TYPE_CHECKING:
     from taskyard.core import events
+    from taskyard.core.agenda import Lane
+    from taskyard.core.ledger import Ledger
     from taskyard.core.scheduler import Scheduler
     from taskyard.core.tasks import Task
 
 _WAITING = (BLOCKED, DELAYED, READY)
+_UNSETTLED = (*_WAITING, LEASED)
 
 
 def next_ns(scheduler: Scheduler) -> int | None:
@@ -26,17 +29,20 @@ def next_ns(scheduler: Scheduler) -> int | None:
         times.append(agenda_ns - scheduler.wall_offset_ns)
     if scheduler.stuck_check_ns:
         times.append(scheduler.stuck_check_ns)
-    if scheduler.ledger.rated:
+    if scheduler.gathering:
+        times.append(scheduler.gathering[0][0])
+    if scheduler.ledger.regimes.rated:
         times += _rates_ns(scheduler)
     return min(times) if times else None
 
 
 def _rates_ns(scheduler: Scheduler) -> list[int]:
-    """When the rates of services that have work and workers allow a lease again."""
+    """When the rates of lanes that have work and workers allow a lease again."""
     return [
-        service.rate_next_ns
-        for service in scheduler.ledger.services.values()
-        if service.rate_next_ns > scheduler.now_ns and service.rotation and service.parked
+        regime.rate_next_ns
+        for regime in scheduler.ledger.regimes
+        if regime.rate_next_ns > scheduler.now_ns
+        and any(branch.rotation and branch.service.parked for branch in regime.branches)
     ]
 
 
@@ -48,11 +54,13 @@ def clock_set(scheduler: Scheduler, event: events.ClockSet) -> None:
 def time_passed(scheduler: Scheduler, _event: events.Event) -> None:
     _come_due(scheduler)
     _grow_old(scheduler)
+    _grow_late(scheduler)
     _fall_silent(scheduler)
     _end_calls(scheduler)
+    _begin_lanes(scheduler)
     if 0 < scheduler.stuck_check_ns <= scheduler.now_ns:
         watching.tell_stuck(scheduler)
-    if scheduler.ledger.rated:
+    if scheduler.ledger.regimes.rated:
         scheduler.ledger.stirred.update(scheduler.ledger.services)
 
 
@@ -70,6 +78,51 @@ def _grow_old(scheduler: Scheduler) -> None:
     if tasks:
         scheduler.emit(Aged(scheduler.at_ns, [task.name for task in tasks]), tasks)
         watching.tell_settled(scheduler, tasks)
+
+
+def _grow_late(scheduler: Scheduler) -> None:
+    """Say once of a task that it should have ended by now."""
+    ledger = scheduler.ledger
+    names = ledger.agenda.pop_late(scheduler.at_ns, TIMER_TASKS_MAX)
+    found = [name for name in dict.fromkeys(names) if _is_late(ledger, name, scheduler.at_ns)]
+    if found:
+        scheduler.emit(Reported(scheduler.at_ns, found))
+
+
+def _is_late(ledger: Ledger, name: bytes, at_ns: int) -> bool:
+    task = ledger.tasks.get(name)
+    if task is None or task.state not in _UNSETTLED or name in ledger.reported:
+        return False
+    return 0 < task.terms.report_ns <= at_ns
+
+
+def gather(scheduler: Scheduler) -> None:
+    """Lanes that got work begin a while after the first of it, so that more may join it."""
+    lanes, scheduler.ledger.gathering = scheduler.ledger.gathering, []
+    for lane in lanes:
+        debounce_ns = lane.rules.debounce_ns
+        if debounce_ns and lane.ready:
+            begins_ns = scheduler.now_ns + debounce_ns
+            lane.with_rare().begins_ns = begins_ns
+            scheduler.gathered += 1
+            heappush(scheduler.gathering, (begins_ns, scheduler.gathered, lane))
+
+
+def _begin_lanes(scheduler: Scheduler) -> None:
+    gathering = scheduler.gathering
+    while gathering and gathering[0][0] <= scheduler.now_ns:
+        begins_ns, _, lane = heappop(gathering)
+        if lane.begins_ns == begins_ns:  # else it ran dry meanwhile, and began to gather anew
+            _begin(scheduler.ledger, lane)
+
+
+def _begin(ledger: Ledger, lane: Lane) -> None:
+    """A lane has gathered tasks for long enough."""
+    if lane.rare is not None:
+        lane.rare.begins_ns = 0
+        lane.went(0)
+    if lane.ready:
+        ledger.stir(lane)
 
 
 def _is_too_old(task: Task, at_ns: int) -> bool:
@@ -110,19 +163,13 @@ def _end_calls(scheduler: Scheduler) -> None:
 
 
 def rules_set(scheduler: Scheduler, event: events.RulesSet) -> None:
-    ledger = scheduler.ledger
-    ledger.rules = event
-    for service in ledger.services.values():
-        service.rules = event.services.get(service.name, event.defaults)
-        soonest_ns = scheduler.now_ns + service.rules.rate_interval_ns
-        service.rate_next_ns = min(service.rate_next_ns, soonest_ns)
-        for lane in service.lanes.values():
-            service.offer(lane)
-    every = [event.defaults, *event.services.values()]
-    ledger.rated = any(rules.rate_interval_ns for rules in every)
-    ledger.limited = bool(event.workers_max) or any(rules.workers_max for rules in every)
-    ledger.count_pairs()
-    ledger.stirred.update(ledger.services)
+    scheduler.ledger.set_rules(event)
+    over = [entry for entry in scheduler.gathering if not entry[2].rules.debounce_ns]
+    scheduler.gathering = [entry for entry in scheduler.gathering if entry[2].rules.debounce_ns]
+    heapify(scheduler.gathering)
+    for begins_ns, _, lane in over:
+        if lane.begins_ns == begins_ns:
+            _begin(scheduler.ledger, lane)
 
 
 def room_changed(scheduler: Scheduler, event: events.RoomChanged) -> None:

@@ -1,16 +1,24 @@
-"""Deciding on what clients wish: submit, cancel, retry, pause, resume, drain."""
+"""Deciding on what clients wish: submit, cancel, retry, move, expire, pause, resume, drain."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
 from taskyard.core import graph, roster, submission, watching
 from taskyard.core.effects import Accepted, Acted, Refusal, Refused, Stop
-from taskyard.core.limits import AFTER_MAX
-from taskyard.core.records import Cancelled, Paused, Resumed, Retried
-from taskyard.core.states import DELAYED, FAILED, Turn
+from taskyard.core.limits import AFTER_MAX, NAME_BYTES_MAX
+from taskyard.core.records import (
+    Aged,
+    Cancelled,
+    Moved,
+    Paused,
+    Released,
+    Resumed,
+    Retried,
+)
+from taskyard.core.states import BLOCKED, DELAYED, FAILED, READY, Turn
 from taskyard.core.tasks import shown
 
 if TYPE_CHECKING:
@@ -20,6 +28,12 @@ if TYPE_CHECKING:
     from taskyard.core.ledger import Ledger
     from taskyard.core.scheduler import Scheduler
     from taskyard.core.tasks import Task
+
+#: Why a task failed that somebody let expire.
+EXPIRED_TEXT: Final = b"expired on request"
+
+_WAITING = (BLOCKED, DELAYED, READY)
+_MOVABLE = (*_WAITING, FAILED)
 
 
 def submit_asked(scheduler: Scheduler, event: events.SubmitAsked) -> None:
@@ -102,9 +116,55 @@ def _stops(tasks: Iterable[Task]) -> list[Stop]:
 
 def retry_asked(scheduler: Scheduler, event: events.RetryAsked) -> None:
     states = (FAILED, DELAYED)
-    tasks = [task for task in tasks_in(scheduler.ledger, event.scope) if task.state in states]
+    found = tasks_in(scheduler.ledger, event.scope)
+    tasks = [task for task in found if task.state in states]
     if tasks:
         scheduler.emit(Retried(scheduler.at_ns, [task.name for task in tasks]), tasks)
+    held = [task for task in found if task.state is READY and task.lane.rules.is_held]
+    if held:
+        scheduler.emit(Released(scheduler.at_ns, [task.name for task in held]), held)
+    acted = {task.name: task for task in [*tasks, *held]}
+    scheduler.tell(Acted(event.client, event.request, len(acted)))
+
+
+def move_asked(scheduler: Scheduler, event: events.MoveAsked) -> None:
+    wrong = _wrong_lane(event)
+    if wrong:
+        scheduler.tell(Refused(event.client, event.request, Refusal.MALFORMED, wrong))
+        return
+    found = tasks_in(scheduler.ledger, event.scope)
+    tasks = [task for task in found if task.state in _MOVABLE and _is_elsewhere(task, event)]
+    if tasks:
+        names = [task.name for task in tasks]
+        scheduler.emit(Moved(scheduler.at_ns, names, event.service, event.lane), tasks)
+    scheduler.tell(Acted(event.client, event.request, len(tasks)))
+
+
+def _wrong_lane(event: events.MoveAsked) -> str:
+    """Why tasks can't be moved there; "" if they can."""
+    if event.service is None and event.lane is None:
+        return "nowhere to move the tasks to; name a lane, a service, or both"
+    if event.service == b"":
+        return "the service to move tasks to has no name; give it one, or leave it out"
+    if max(len(event.service or b""), len(event.lane or b"")) > NAME_BYTES_MAX:
+        return f"a service's or lane's name must have at most {NAME_BYTES_MAX} bytes"
+    return ""
+
+
+def _is_elsewhere(task: Task, event: events.MoveAsked) -> bool:
+    lane = task.lane
+    return lane.service.name != (event.service or lane.service.name) or (
+        event.lane is not None and lane.name != event.lane
+    )
+
+
+def expire_asked(scheduler: Scheduler, event: events.ExpireAsked) -> None:
+    found = tasks_in(scheduler.ledger, event.scope)
+    tasks = [task for task in found if task.state in _WAITING]
+    if tasks:
+        names = [task.name for task in tasks]
+        scheduler.emit(Aged(scheduler.at_ns, names, EXPIRED_TEXT), tasks)
+        watching.tell_settled(scheduler, tasks)
     scheduler.tell(Acted(event.client, event.request, len(tasks)))
 
 
@@ -149,7 +209,12 @@ def tasks_in(ledger: Ledger, scope: events.Scope) -> list[Task]:
     """The tasks that a wish is about: those that fit everything that is given."""
     known = ledger.tasks
     if scope.names is None:
-        return [task for task in known.values() if _within(scope, task)]
+        service = ledger.services.get(scope.service or b"")
+        lane = None if scope.lane is None or service is None else service.lanes.get(scope.lane)
+        tasks = list(known.values())
+        if lane is not None:  # a look at one column first: what has ended is in no lane
+            tasks = [task for task in tasks if task.lane is lane]
+        return [task for task in tasks if _within(scope, task)]
     named = [known[name] for name in dict.fromkeys(scope.names) if name in known]
     return [task for task in named if _within(scope, task)]
 

@@ -75,6 +75,8 @@ class Worker(Struct, eq=False):
     service_next: int = 0
     #: The service that keeps it free for a suspect.
     reserved: Service | None = None
+    #: Why it can't start its agents; b"": all is well, or it did not say.
+    trouble: bytes = b""
 
     def turn(self, cause: Turn) -> None:
         """The one mover of a worker's state."""
@@ -93,9 +95,14 @@ class Worker(Struct, eq=False):
         return self.facts.slots_total + self.ahead - self.slots_used - sum(self.slots_kept)
 
     @property
+    def silence_ns(self) -> int:
+        """The silence that it is allowed now; 0: any."""
+        return max(self.facts.silence_ns, self.patience_ns)
+
+    @property
     def silent_at_ns(self) -> int:
         """When its silence becomes too long; 0 for never."""
-        silence_ns = max(self.facts.silence_ns, self.patience_ns)
+        silence_ns = self.silence_ns
         return self.heard_ns + silence_ns if silence_ns else 0
 
     def held(self) -> list[Task]:

@@ -40,6 +40,9 @@ KINDS: Final[dict[type, bytes]] = {
     records.SlotsFreed: b"slots_freed",
     records.Paused: b"paused",
     records.Resumed: b"resumed",
+    records.Moved: b"moved",
+    records.Reported: b"reported",
+    records.Released: b"released",
 }
 #: The kind that is no record's own.
 READY: Final = b"ready"
@@ -235,7 +238,7 @@ _MORE: Final[dict[type, Callable[[Any], Values]]] = {
     records.Failed: _of_failure,
     records.Postponed: _of_delay,
     records.Returned: _of_return,
-    records.Aged: lambda _: {"reason": b"too old"},
+    records.Aged: lambda record: {"reason": record.reason},
     records.Progressed: _of_progress,
     records.WorkerJoined: _of_worker,
     records.WorkerLeft: lambda record: {"reason": record.reason},

@@ -31,8 +31,8 @@ from taskyard.journal.files import make_private_directory, put_private
 
 FOLDER: Final = "snapshots"
 
-#: Written by this version.
-FORMAT: Final = 1
+#: Written by this version. Since 2 tasks may share a payload: `payload_at` says which one each has.
+FORMAT: Final = 2
 
 MAGIC: Final = b"taskyard snapshot\n"
 
@@ -45,7 +45,10 @@ _NAME = re.compile(r"(\d{12,})\.snapshot")
 _decoder = msgspec.msgpack.Decoder(Image)
 
 #: Every version that was ever written can be read.
-_READERS: dict[int, Callable[[bytes | memoryview], Image]] = {1: _decoder.decode}
+_READERS: dict[int, Callable[[bytes | memoryview], Image]] = {
+    1: _decoder.decode,
+    2: _decoder.decode,
+}
 
 
 class Snapshot(msgspec.Struct, frozen=True):

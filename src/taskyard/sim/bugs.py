@@ -1,5 +1,6 @@
 """Planted bugs: each replaces one function of the real code by a broken one, and must be caught.
-Those of the core, the journal and the broker's turn are here, those of the dialects beside it.
+Those of the core, the journal and the broker's turn are here, those of lanes and of the dialects
+beside it.
 
 A simulator that does not catch these would not catch the next real one either. They are found by
 the checkers alone, without `core.invariants`. Each is a context manager with one sentence that
@@ -40,11 +41,11 @@ from taskyard.core.workers import Worker
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chain, recovery
 from taskyard.journal.encoding import encode
-from taskyard.sim import dialect_bugs
+from taskyard.sim import dialect_bugs, lane_bugs
 from taskyard.sim.clock import SimClock
 from taskyard.sim.planting import BUGS, Planted, plant, swapped, swapped_item
 
-__all__ = ["BUGS", "Planted", "dialect_bugs"]
+__all__ = ["BUGS", "Planted", "dialect_bugs", "lane_bugs"]
 
 _DECIDERS: Final[dict[type, Any]] = scheduler._DECIDERS  # noqa: SLF001 - a bug is planted inside
 
@@ -135,8 +136,8 @@ def returned_task_lost() -> Iterator[None]:
     """A task that is given back gets into no queue."""
     sound = Ledger.requeue
 
-    def requeue(self: Ledger, tasks: list[Task], cause: Any, *, front: bool) -> None:
-        sound(self, tasks, cause, front=front)
+    def requeue(self: Ledger, tasks: list[Task], cause: Any, **how: bool) -> None:
+        sound(self, tasks, cause, **how)
         self.dequeue([task for task in tasks if task.state is TaskState.READY])
 
     with swapped(Ledger, "requeue", requeue):
@@ -148,9 +149,8 @@ def returned_to_the_back() -> Iterator[None]:
     """A task that nobody is to blame for queues behind all the others again."""
     sound = Ledger.requeue
 
-    def requeue(self: Ledger, tasks: list[Task], cause: Any, *, front: bool) -> None:
-        del front
-        sound(self, tasks, cause, front=False)
+    def requeue(self: Ledger, tasks: list[Task], cause: Any, **how: bool) -> None:
+        sound(self, tasks, cause, **{**how, "front": False})
 
     with swapped(Ledger, "requeue", requeue):
         yield
@@ -521,10 +521,11 @@ def _with_rules(**changed: int) -> AbstractContextManager[None]:
     sound = timers.rules_set
 
     def rules_set(self: Scheduler, event: events.RulesSet) -> None:
-        services = {
-            name: structs.replace(rules, **changed) for name, rules in event.services.items()
-        }
-        sound(self, structs.replace(event, services=services))
+        clauses = tuple(
+            structs.replace(one, rules=structs.replace(one.rules, **changed))
+            for one in event.clauses
+        )
+        sound(self, structs.replace(event, clauses=clauses))
 
     return swapped_item(_DECIDERS, events.RulesSet, rules_set)
 

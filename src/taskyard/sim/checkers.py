@@ -11,6 +11,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec import structs
 
 from taskyard.core import effects, events
 from taskyard.core import records as r
@@ -27,6 +28,7 @@ from taskyard.sim.story import (
     DONE,
     ENDED,
     FAILED,
+    LEASED,
     READY,
     WAITING,
     Story,
@@ -62,7 +64,7 @@ READY_NS_MAX: Final = 45 * SECOND_NS
 #: What a client says of its tasks; the rest of their terms is the broker's.
 _ASKED_TERMS: Final = (
     *("campaign", "service", "priority", "due_ns", "expires_ns", "expires_hard_ns"),
-    *("retry_delays_ns", "lease_ns", "time_limit_ns", "slots", "crashes_max"),
+    *("retry_delays_ns", "lease_ns", "time_limit_ns", "slots", "crashes_max", "report_ns"),
 )
 
 #: WMP's WAKE and what answers a GIVE, and where in a message commands and headers are.
@@ -98,8 +100,9 @@ _FOLLOWS: Final[dict[Outcome, tuple[type, ...]]] = {
     Outcome.FAILED_FOR_GOOD: (r.Failed,),
     Outcome.RETRY_AT: (r.Postponed,),
     Outcome.DEFER_ALL: (r.Failed, r.Postponed),
-    Outcome.DEFER_BACK: (r.Returned,),
+    Outcome.DEFER_BACK: (r.Returned, r.Postponed),
     Outcome.REFUSED: (r.Returned,),
+    Outcome.CRASHED: (r.Failed, r.Postponed),
 }
 
 #: A worker whose dialect has no attempts reports on whichever it holds.
@@ -177,7 +180,7 @@ class Checker:
                 if isinstance(event, events.WorkerHeard) and event.held is not None:
                     self._lists.append((event.worker, dict(event.held)))
             elif isinstance(event, events.RulesSet):
-                self.story.rules = event.services
+                self.story.lanes.set_rules(event.clauses, event.defaults)
                 self.story.broker_workers_max = event.workers_max
                 self.story.lease_times_ns = {}
             elif isinstance(event, events.SubmitAsked):
@@ -218,6 +221,7 @@ class Checker:
 
     def turned(self) -> None:
         """A turn of the broker is over."""
+        self.story.lanes.fresh = False
         self._draining.update(self._drain_next)
         self._drain_next = {}
 
@@ -266,6 +270,11 @@ class Checker:
             if one != other:
                 tale = story.tasks.get(name)
                 story.require(False, "recovery", f"{when}: {other}, and was told {one}", tale)  # noqa: FBT003
+        lanes = _pictured(ledger)
+        if lanes != story.lanes.pictured():
+            raise Violation(
+                "recovery", f"{when}: lanes {lanes}, and were told {story.lanes.pictured()}"
+            )
         if [*ledger.workers] != [*story.workers]:
             raise Violation(
                 "recovery", f"{when}: workers {[*ledger.workers]}, not {[*story.workers]}"
@@ -344,8 +353,32 @@ class Checker:
             own = [one for one in own if self._waits_as_asked(name, kept, one)]
             if not own:
                 raise Violation("dependency", f"{name!r} waits for {kept}, and was not asked to")
-            if not any(_is_as_asked(record, index, name, one) for one in own):
+            if not any(self._is_as_asked(record, index, name, one) for one in own):
                 raise Violation("asked", f"{name!r} is not what was asked for in {own}")
+
+    def _is_as_asked(
+        self, record: r.Submitted, index: int, name: bytes, asked: events.SubmitAsked
+    ) -> bool:
+        """What became of a client's words on their way: nothing is lost, and nothing is added but
+        the ages that the rules set for a task which sets none."""
+        kept, said = record.submission, asked.submission
+        place = said.names.index(name)
+        lanes = [
+            b"" if one.lanes is None else one.lanes[at]
+            for one, at in ((kept, index), (said, place))
+        ]
+        payloads = kept.payload_of(index), said.payload_of(place)
+        wanted = structs.replace(said.terms_of(place))
+        rules = self.story.lanes.clause((wanted.service, lanes[0])).rules
+        begins_ns = max(record.at_ns, wanted.due_ns)
+        if rules.expiry_ns and not wanted.expires_ns:
+            wanted.expires_ns = begins_ns + rules.expiry_ns
+        if rules.expiry_hard_ns and not wanted.expires_hard_ns:
+            wanted.expires_hard_ns = begins_ns + rules.expiry_hard_ns
+        if rules.report_after_ns:
+            wanted.report_ns = begins_ns + rules.report_after_ns
+        same = _asked_terms(kept.terms_of(index)) == _asked_terms(wanted)
+        return lanes[0] == lanes[1] and payloads[0] == payloads[1] and same
 
     def _check_job(self, submission: Submission) -> None:
         """A job without a name is made once, as often as it was asked for."""
@@ -461,6 +494,9 @@ class Checker:
         for tale in self.story.tasks.values():
             late = tale.state is DELAYED and tale.due_ns + LATE_NS_MAX < wall_ns
             self.story.require(not late, "late", "is due and does not come due", tale)
+            waits = tale.state in (*WAITING, LEASED) and not tale.reported
+            unsaid = waits and 0 < tale.terms.report_ns < wall_ns - LATE_NS_MAX
+            self.story.require(not unsaid, "lateness", "is late, and nobody says so", tale)
 
     def _check_returned(self, record: r.Returned) -> None:
         """Nothing is taken from a worker without a reason that it gave itself."""
@@ -606,16 +642,23 @@ class Checker:
                 raise Violation("stuck", f"{name!r} still holds {[*hand.held]}")
 
 
-def _is_as_asked(record: r.Submitted, index: int, name: bytes, asked: events.SubmitAsked) -> bool:
-    """What became of a client's words on their way: nothing is lost, nothing added."""
-    kept, said = record.submission, asked.submission
-    place = said.names.index(name)
-    lanes = [
-        b"" if one.lanes is None else one.lanes[at] for one, at in ((kept, index), (said, place))
-    ]
-    payloads = kept.payload_of(index), said.payload_of(place)
-    terms = _asked_terms(kept.terms_of(index)), _asked_terms(said.terms_of(place))
-    return lanes[0] == lanes[1] and payloads[0] == payloads[1] and terms[0] == terms[1]
+def _pictured(ledger: Ledger) -> dict[tuple[bytes, bytes], tuple[int, list[bytes]]]:
+    """What a broker knows of its lanes, beside their tasks."""
+    lanes = {
+        (service.name, lane.name): lane
+        for service in ledger.services.values()
+        for lane in service.lanes.values()
+        if lane.rare is not None
+    }
+    waiting = {
+        key: [] if lane.rare is None else [task.name for task in lane.rare.later.values()]
+        for key, lane in sorted(lanes.items())
+    }
+    return {
+        key: (lanes[key].released, names)
+        for key, names in waiting.items()
+        if names or lanes[key].released
+    }
 
 
 def _asked_terms(terms: Terms) -> list[object]:

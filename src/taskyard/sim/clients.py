@@ -36,6 +36,8 @@ Wish: TypeAlias = (
     | events.RetryAsked
     | events.PauseAsked
     | events.ResumeAsked
+    | events.MoveAsked
+    | events.ExpireAsked
     | events.WatchAsked
     | events.DrainAsked
     | events.LookupAsked

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 
 _Q: Final = pb.QueryMsg
 
+_ACTS: Final[dict[type, int]] = {
+    events.CancelAsked: peer.CANCEL,
+    events.RetryAsked: peer.RETRY,
+    events.ExpireAsked: peer.EXPIRE,
+}
+
 _UNKNOWN: Final = {
     events.Unknown.REFUSE: _Q.Refuse,
     events.Unknown.WAIT: _Q.Await,
@@ -72,9 +78,15 @@ class DworkTongue:
     def _submit(self, event: events.SubmitAsked, _said: Sequence[Event]) -> bytes:
         return peer.create(event.request, event.submission, event.unknown)
 
-    def _act(self, event: events.CancelAsked | events.RetryAsked, _said: Sequence[Event]) -> bytes:
-        kind = peer.CANCEL if isinstance(event, events.CancelAsked) else peer.RETRY
-        return peer.act(event.request, kind, event.scope)
+    def _act(
+        self,
+        event: events.CancelAsked | events.RetryAsked | events.ExpireAsked,
+        _said: Sequence[Event],
+    ) -> bytes:
+        return peer.act(event.request, _ACTS[type(event)], event.scope)
+
+    def _move(self, event: events.MoveAsked, _said: Sequence[Event]) -> bytes:
+        return peer.move(event.request, event.scope, event.service, event.lane)
 
     def _pause(self, event: events.PauseAsked | events.ResumeAsked, _: Sequence[Event]) -> bytes:
         kind = peer.PAUSE if isinstance(event, events.PauseAsked) else peer.RESUME
@@ -165,6 +177,8 @@ class DworkTongue:
         events.SubmitAsked: _submit,
         events.CancelAsked: _act,
         events.RetryAsked: _act,
+        events.ExpireAsked: _act,
+        events.MoveAsked: _move,
         events.PauseAsked: _pause,
         events.ResumeAsked: _pause,
         events.WatchAsked: _watch,

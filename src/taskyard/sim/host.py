@@ -65,7 +65,7 @@ class Host:
         self.store = SimStore(world.luck, world.faults, world.checker.row_durable)
         self.restarts = 0
         #: The settings; a broker is told them first of all.
-        self._rules = RulesSet(0, world.plan.rules, workers_max=world.plan.broker_workers_max)
+        self._rules = RulesSet(0, world.plan.clauses, workers_max=world.plan.broker_workers_max)
         #: The newest snapshot, and the row that it was taken after.
         self._snapshot: tuple[int, bytes] | None = None
         #: Ended tasks that a compaction moved out of the broker's memory.

@@ -7,11 +7,14 @@ some runs instead of seldom in all. Everything is a plain number, printed first 
 from __future__ import annotations
 
 from random import Random
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, structs
 
-from taskyard.core.events import Rules
+from taskyard.core.events import Clause, Rules
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SECOND_NS: Final = 1_000_000_000
 MILLISECOND_NS: Final = 1_000_000
@@ -119,6 +122,7 @@ class Wants(Struct):
     cancel: float
     retry: float
     pause: float
+    move: float
     watch: float
     drain: float
     ask: float
@@ -131,8 +135,9 @@ class Plan(Struct):
     size: Size
     wants: Wants
     faults: Faults
-    #: How services are run at first.
-    rules: dict[bytes, Rules]
+    services: tuple[bytes, ...]
+    #: How lanes are run at first.
+    clauses: tuple[Clause, ...]
     broker_workers_max: int
 
     def lines(self) -> list[str]:
@@ -141,7 +146,7 @@ class Plan(Struct):
         for part in (self.size, self.wants, self.faults):
             drawn = [f"{name} {value}" for name, value in structs.asdict(part).items() if value]
             lines.append(f"{type(part).__name__.lower()}: " + ", ".join(drawn))
-        lines.append(f"rules: {self.rules}, broker {self.broker_workers_max}")
+        lines.append(f"rules: {self.clauses}, broker {self.broker_workers_max}")
         return lines
 
 
@@ -158,14 +163,15 @@ def draw(seed: int) -> Plan:
     luck = Random(seed)
     size = _draw_size(luck)
     # Plain dwork and ping-pong know no other than the first.
-    services = [b"default", *(b"s%d" % number for number in range(1, size.services))]
+    services = (b"default", *(b"s%d" % number for number in range(1, size.services)))
     limited = chance(luck, 0.5)
     return Plan(
         seed=seed,
         size=size,
         wants=_draw_wants(luck),
         faults=_draw_faults(luck),
-        rules={name: draw_rules(luck, limited=limited) for name in services},
+        services=services,
+        clauses=draw_clauses(luck, services, limited=limited),
         broker_workers_max=luck.choice((0, 0, 0, 1, 3)) if limited else 0,
     )
 
@@ -211,9 +217,43 @@ def _draw_wants(luck: Random) -> Wants:
         cancel=some(0.2, 0.5),
         retry=some(0.3),
         pause=some(0.2),
+        move=some(0.2),
         watch=some(0.3, 0.6),
         drain=some(0.1) if chance(luck, 0.5) else 0.0,
         ask=some(0.5, 1.0),
+    )
+
+
+#: Clauses that are no service's own: they fit lanes of several, or some of one.
+PATTERNS: Final = (b"*/l0", b"*/l[12]", b"default/l?", b"s1/*", b"default/")
+
+
+def draw_clauses(luck: Random, services: Sequence[bytes], *, limited: bool) -> tuple[Clause, ...]:
+    """One for each service, and before them now and then one by another pattern."""
+    odd = luck.sample(PATTERNS, luck.choice((0, 0, 1, 2)))
+    matches = {
+        **{b"odd " + match: match for match in odd},
+        **{one: one + b"/*" for one in services},
+    }
+    special = chance(luck, 0.3)
+    return tuple(
+        Clause(name, match, _draw_special(luck, draw_rules(luck, limited=limited), special=special))
+        for name, match in matches.items()
+    )
+
+
+def _draw_special(luck: Random, rules: Rules, *, special: bool) -> Rules:
+    """The rules, with what few lanes have."""
+    if not special:
+        return rules
+    return structs.replace(
+        rules,
+        is_random=chance(luck, 0.5),
+        is_held=chance(luck, 0.3),
+        debounce_ns=luck.choice((0, 0, 200, 1500)) * MILLISECOND_NS,
+        expiry_ns=luck.choice((0, 0, 6)) * SECOND_NS,
+        expiry_hard_ns=luck.choice((0, 0, 0, 8)) * SECOND_NS,
+        report_after_ns=luck.choice((0, 2)) * SECOND_NS,
     )
 
 

@@ -13,14 +13,15 @@ from taskyard.core import events
 from taskyard.core.events import Repeat, Scope, Unknown
 from taskyard.core.tasks import Submission, Terms
 from taskyard.sim.clients import CLIENTS, Client, JobClient, Wish
-from taskyard.sim.plan import MILLISECOND_NS, SECOND_NS, Faults, chance, draw_rules
-from taskyard.sim.story import LEASED
+from taskyard.sim.plan import MILLISECOND_NS, SECOND_NS, Faults, chance, draw_clauses
+from taskyard.sim.story import ENDED, LEASED, READY
 from taskyard.sim.tongues import DO
 from taskyard.sim.workers import KINDS, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from taskyard.sim.story import Tale
     from taskyard.sim.world import World
 
 
@@ -31,7 +32,7 @@ class Scenario:
         self.world = world
         self.luck = world.luck
         self.plan = world.plan
-        self.services = [*world.plan.rules]
+        self.services = [*world.plan.services]
         self.clients: list[Client] = []
         self.workers: list[Worker] = []
         #: Names that some task waits for and nobody has submitted yet.
@@ -90,7 +91,7 @@ class Scenario:
     # What clients want.
 
     def _wishes(self) -> list[Callable[[], Wish | None]]:
-        wishes = [self._cancel, self._retry, self._pause, self._watch, self._drain]
+        wishes = [self._cancel, self._retry, self._pause, self._move, self._watch, self._drain]
         return [*wishes, self._ask, self._ask]
 
     def _submit(self) -> Wish | None:
@@ -111,7 +112,11 @@ class Scenario:
         """In plain dwork: what is known waits for more, or begins again if it has ended."""
         luck = self.luck
         names = [self._new_name() for _ in range(luck.randrange(self.plan.size.batch) + 1)]
+        tales = self.world.checker.story.tasks
         known = luck.choice(self.world.names or names)
+        ended = [name for name in self.world.names if name in tales and tales[name].state in ENDED]
+        if ended and chance(luck, 0.5):
+            known = luck.choice(ended)
         if chance(luck, 0.5) and known not in names:
             names[0] = known
         submission = Submission(names)
@@ -128,6 +133,9 @@ class Scenario:
             events.LookupAsked(0, b"", [self.luck.choice(names)]),
         ]
         return self.luck.choice(looks)
+
+    def _tales(self) -> list[Tale]:
+        return [*self.world.checker.story.tasks.values()]
 
     def _new_name(self) -> bytes:
         if self.promised and chance(self.luck, 0.5):
@@ -205,8 +213,7 @@ class Scenario:
     def _cancel(self) -> Wish | None:
         if self.luck.random() >= self.plan.wants.cancel:
             return None
-        tales = self.world.checker.story.tasks.values()
-        at_work = [tale.name for tale in tales if tale.state is LEASED]
+        at_work = [tale.name for tale in self._tales() if tale.state is LEASED]
         if at_work and chance(self.luck, 0.5):
             return events.CancelAsked(0, b"", Scope(names=(self.luck.choice(at_work),)))
         return events.CancelAsked(0, b"", self._scope())
@@ -223,6 +230,16 @@ class Scenario:
         lane = self.luck.choice((None, b"l0", b"")) if service else None
         kind = self.luck.choice((events.PauseAsked, events.PauseAsked, events.ResumeAsked))
         return kind(0, b"", service, lane)
+
+    def _move(self) -> Wish | None:
+        """To another lane, or to the end."""
+        if self.luck.random() >= self.plan.wants.move:
+            return None
+        if chance(self.luck, 0.3):
+            return events.ExpireAsked(0, b"", self._scope())
+        lane = self.luck.choice((None, b"l0", b"l1", b""))
+        service = self.luck.choice((None, *self.services)) if lane is not None else b"default"
+        return events.MoveAsked(0, b"", self._scope(), service, lane)
 
     def _watch(self) -> Wish | None:
         if self.luck.random() >= self.plan.wants.watch or not self.world.names:
@@ -314,9 +331,9 @@ class Scenario:
 
     def _change_rules(self) -> None:
         limited = chance(self.luck, 0.7)
-        rules = {name: draw_rules(self.luck, limited=limited) for name in self.services}
+        clauses = draw_clauses(self.luck, self.services, limited=limited)
         broker_max = self.luck.choice((0, 0, 1, 3)) if limited else 0
-        self.world.host.set_rules(events.RulesSet(0, rules, workers_max=broker_max))
+        self.world.host.set_rules(events.RulesSet(0, clauses, workers_max=broker_max))
 
     def _fill_disk(self) -> None:
         self._set_full(full=True)
@@ -373,6 +390,16 @@ class Scenario:
             self.workers.append(fresh)
             fresh.start()
         self.world.timeline.after(SECOND_NS, self._probe)
+        self.world.timeline.after(SECOND_NS, self._flush)
+
+    def _flush(self) -> None:
+        """What waits in a held lane is let go."""
+        story = self.world.checker.story
+        ready = [tale for tale in self._tales() if tale.state is READY]
+        if any(story.lanes.rules(tale).is_held for tale in ready):
+            scope = Scope(states=(READY,))
+            self.clients[0].wish(partial(events.RetryAsked, 0, b"", scope))
+        self.world.timeline.after(2 * SECOND_NS, self._flush)
 
     def _resume_all(self) -> None:
         for service, lane in [*self.world.checker.story.paused]:

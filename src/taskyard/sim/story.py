@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from taskyard.core import records as r
+from taskyard.core.events import Rules
 from taskyard.core.records import ReturnReason
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Terms
 from taskyard.core.workers import WorkerFacts
+from taskyard.sim.lane_story import WAITS, LaneStory, goes_before
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,11 +57,13 @@ class Tale(Struct):
     failures: int = 0
     losses: int = 0
     worker: bytes = b""
-    #: READY: its place at the back of its queue; 0 for at the front.
+    #: READY: its place at the back of its queue; 0 for at the front, -1 for in the next run.
     place: int = 0
     generation: int = 1
     #: It ended FAILED and was asked to be tried again all the same, however old it is.
     forgiven: bool = False
+    #: It was said to be late.
+    reported: bool = False
     #: When it came to its state, in virtual time.
     since_ns: int = 0
     lines: list[str] = field(default_factory=list)
@@ -91,14 +95,17 @@ class Story:
     """All tasks and workers, as the journal tells them."""
 
     def __init__(self, plan: Plan) -> None:
-        #: The settings that the broker was told last.
-        self.rules = plan.rules
-        self.broker_workers_max = plan.broker_workers_max
         self.tasks: dict[bytes, Tale] = {}
+        #: Lanes, by the settings that the broker was told last.
+        self.lanes = LaneStory(self.tasks)
+        self.lanes.set_rules(plan.clauses, Rules())
+        self.broker_workers_max = plan.broker_workers_max
+        #: When tasks were decided on is told by the wall clock, which may jump.
+        self._jumps = plan.faults.clock_jump > 0
         self.workers: dict[bytes, Hand] = {}
         self.paused: dict[tuple[bytes, bytes | None], None] = {}
         self.records = 0
-        #: When each service's tasks were leased, since the broker's start.
+        #: When each clause's tasks were leased, since the broker's start.
         self.lease_times_ns: dict[bytes, list[int]] = {}
         #: (name, attempt) to the worker.
         self.leases: dict[tuple[bytes, int], bytes] = {}
@@ -107,7 +114,6 @@ class Story:
         #: (name, state) that were ever so.
         self.been: dict[tuple[bytes, TaskState], None] = {}
         self._wide: dict[bytes, None] = {}
-        self._places = 0
         self.now_ns = 0
         self._tell: dict[type, Callable[[Any], None]] = {
             r.Submitted: self._submitted,
@@ -129,6 +135,9 @@ class Story:
             r.SlotsFreed: self._slots_freed,
             r.Paused: self._paused,
             r.Resumed: self._resumed,
+            r.Moved: self._moved,
+            r.Reported: self._reported,
+            r.Released: self._released,
         }
 
     def tell(self, record: r.AnyRecord, now_ns: int) -> None:
@@ -201,16 +210,33 @@ class Story:
             tales.append(tale)
         return tales
 
-    def _ready(self, tale: Tale, at_ns: int | None, why: str, *, front: bool) -> None:
+    def _ready(  # noqa: PLR0913 - all that there is to be said of it
+        self,
+        tale: Tale,
+        at_ns: int,
+        why: str,
+        *,
+        front: bool,
+        put_off: bool = False,
+        is_due: bool = False,
+    ) -> None:
         """It waits for tasks, for time (unless that has come before), or for a worker."""
         if tale.after:
             self._move(tale, BLOCKED, why)
-        elif at_ns is not None and tale.due_ns > at_ns:
+        elif not is_due and tale.due_ns > at_ns:
             self._move(tale, DELAYED, why)
         else:
-            self._places += 1
-            tale.place = 0 if front else self._places
+            self.lanes.came(tale, at_ns, front=front, put_off=put_off)
             self._move(tale, READY, why)
+
+    def _leave(self, tales: list[Tale], state: TaskState, why: str) -> None:
+        """They come to another state, and those that were ready leave their lanes' queues, though
+        nobody tries them."""
+        ready = [tale for tale in tales if tale.state is READY]
+        for tale in tales:
+            self._move(tale, state, why)
+        self.lanes.went(ready)
+        self.lanes.keep_within([tale.lane_key for tale in ready])
 
     def _release(self, record: _Ending, tales: list[Tale], why: str) -> None:
         """Leases are over: they must be the record's worker's, by the record's attempts."""
@@ -226,6 +252,7 @@ class Story:
         hand = self.workers.get(tale.worker)
         if hand is None:
             raise Violation("story", f"{tale.name!r} was held by {tale.worker!r}, who is unknown")
+        self.lanes.tried(tale)
         del hand.held[tale.name]
         hand.eased_ns = self.now_ns
         if not hand.held:
@@ -272,7 +299,7 @@ class Story:
             tale.after.update(dict.fromkeys(after))
             self.require(not self._close_cycle(tale), "cycle", "a cycle was accepted", tale)
             if tale.state is not FAILED:
-                self._move(tale, BLOCKED, "extended")
+                self._leave([tale], BLOCKED, "extended")
 
     def _leased(self, record: r.Leased) -> None:
         hand = self.workers.get(record.worker)
@@ -289,11 +316,13 @@ class Story:
             self.leases[tale.name, attempt] = record.worker
             self.lent[tale.name, record.worker] = None
             self._move(tale, LEASED, f"{attempt} to {record.worker!r}")
+        self._check_lanes(tales, record.at_ns)
         hand.patience_ns = max(hand.patience_ns, record.lease_ns)
         self._check_slots(record.worker, hand)
         self._check_limits(pairs, tales, record.worker)
         self._check_order(tales)
         self._check_rate(tales)
+        self.lanes.went(tales)
 
     def _leasable(self, name: bytes, hand: Hand) -> Tale:
         tale = self.tasks.get(name)
@@ -310,6 +339,21 @@ class Story:
                 scope not in self.paused, "paused", f"leased while {scope} is paused", tale
             )
         return tale
+
+    def _check_lanes(self, tales: list[Tale], at_ns: int) -> None:
+        """What is put off waits for the next run, what is held until it is let go, and a lane
+        that gathers tasks until it has done so for long enough."""
+        for tale in tales:
+            self.require(tale.place != WAITS, "run", "leased again in the same run", tale)
+        for key in dict.fromkeys(tale.lane_key for tale in tales):
+            lane, rules = self.lanes.of(key), self.lanes.clause(key).rules
+            out = self.lanes.count(key, LEASED)
+            if rules.is_held and out > lane.released:
+                raise Violation("held", f"{key} is held, and {out} of {lane.released} are out")
+            early = rules.debounce_ns and lane.begins_ns > at_ns and not self._jumps
+            if early:
+                raise Violation("gathering", f"{key} begins at {at_ns}, not {lane.begins_ns}")
+            lane.begins_ns = 0
 
     def _check_suspects(self, hand: Hand, tales: list[Tale]) -> None:
         """A task that was lost with a worker is alone with its next one."""
@@ -342,15 +386,16 @@ class Story:
                 "limit", f"{len(now)} lanes are served, the broker's limit is {broker_max}"
             )
         for service, lane, _ in begun:
-            rules = self.rules[service]
-            serving = sum(key[0] == service for key in now)
+            clause = self.lanes.clause((service, lane))
+            rules = clause.rules
+            serving = sum(self.lanes.clause(key[:2]).name == clause.name for key in now)
             if rules.workers_max and serving > rules.workers_max:
-                raise Violation("limit", f"service {service!r} has {serving} workers")
+                raise Violation("limit", f"clause {clause.name!r} has {serving} workers")
             in_lane = sum(key[:2] == (service, lane) for key in now)
             if lane and in_lane > rules.lane_workers_max:
                 raise Violation("limit", f"lane {lane!r} has {in_lane} workers")
         for service, lane in dict.fromkeys(tale.lane_key for tale in tales):
-            rules = self.rules[service]
+            rules = self.lanes.clause((service, lane)).rules
             out = sum(count for key, count in now.items() if key[:2] == (service, lane))
             if lane and out > rules.lane_workers_max * (1 + rules.overfeed):
                 raise Violation("limit", f"lane {lane!r} has {out} tasks out, latest to {worker!r}")
@@ -366,20 +411,24 @@ class Story:
             tale
             for tale in self.tasks.values()
             if tale.state is READY and tale.lane_key in lanes and not tale.losses
+            if tale.place != WAITS
         ]
         for tale in tales:
             if tale.losses:
                 continue
+            is_random = self.lanes.rules(tale).is_random
             for other in left:
-                if other.lane_key == tale.lane_key and _goes_before(other, tale):
+                same = other.lane_key == tale.lane_key
+                if same and goes_before(other, tale, is_random=is_random):
                     self.require(False, "order", f"{other.name!r} was passed over by", tale)  # noqa: FBT003
 
     def _check_rate(self, tales: list[Tale]) -> None:
         for tale in tales:
-            interval_ns = self.rules[tale.terms.service].rate_interval_ns
+            clause = self.lanes.clause(tale.lane_key)
+            interval_ns = clause.rules.rate_interval_ns
             if not interval_ns:
                 continue
-            times_ns = self.lease_times_ns.setdefault(tale.terms.service, [])
+            times_ns = self.lease_times_ns.setdefault(clause.name, [])
             times_ns.append(self.now_ns)
             for back, then_ns in enumerate(reversed(times_ns[-20:]), start=1):
                 allowed = (self.now_ns - then_ns + RATE_SAVED_NS) // interval_ns + 1
@@ -422,32 +471,39 @@ class Story:
                     tale.failures += 1
                     self._check_schedule(tale, record.due_ns[index] - record.at_ns)
             tale.due_ns = record.due_ns[index]
-            self._move(tale, DELAYED, f"postponed to {tale.due_ns}")
+        self._leave(tales, DELAYED, "postponed")
 
     def _check_schedule(self, tale: Tale, delay_ns: int) -> None:
         """It is tried again after what its schedule says, and a jitter that only adds."""
         delays_ns = self.schedule(tale)
         self.require(tale.failures <= len(delays_ns), "retry", "tried too often", tale)
         least_ns = delays_ns[tale.failures - 1]
-        jitter = self.rules[tale.terms.service].jitter_percent
+        jitter = self.lanes.rules(tale).jitter_percent
         good = least_ns <= delay_ns <= least_ns + least_ns * jitter // 100
         self.require(good, "retry", f"put off by {delay_ns}, not {least_ns}", tale)
 
     def schedule(self, tale: Tale) -> tuple[int, ...]:
         own = tale.terms.retry_delays_ns
-        return self.rules[tale.terms.service].retry_delays_ns if own is None else own
+        return self.lanes.rules(tale).retry_delays_ns if own is None else own
 
     def _returned(self, record: r.Returned) -> None:
         tales = self._named(record.names, (LEASED,), "return")
+        lanes = {tale.lane_key: self.lanes.of(tale.lane_key).released for tale in tales}
         self._release(record, tales, "return")
         front = record.reason not in (ReturnReason.TRANSFERRED, ReturnReason.DEFERRED_BACK)
+        if front and record.reason is not ReturnReason.RESTARTED:
+            for key, released in lanes.items():
+                self.lanes.of(key).released = released  # nobody tried them
+        back = record.reason is ReturnReason.DEFERRED_BACK
         for index, tale in enumerate(tales):
             if record.after is not None:
                 tale.after.update(dict.fromkeys(record.after[index]))
                 self.require(not self._close_cycle(tale), "cycle", "a cycle was accepted", tale)
             if record.reason is ReturnReason.RESTARTED:
                 self._lose(tale)
-            self._ready(tale, None, f"returned {record.reason.name}", front=front)
+            why = f"returned {record.reason.name}"
+            self._ready(tale, record.at_ns, why, front=front, put_off=back, is_due=True)
+        self.lanes.keep_within([*lanes])
 
     def _lose(self, tale: Tale) -> None:
         tale.losses += 1
@@ -459,27 +515,28 @@ class Story:
         self._release(record, tales, "expiry")
         for tale in tales:
             self._lose(tale)
-            self._ready(tale, None, "expired", front=True)
+            self._ready(tale, record.at_ns, "expired", front=True, is_due=True)
 
     def _came_due(self, record: r.CameDue) -> None:
         for tale in self._named(record.names, (DELAYED,), "coming due"):
             self.require(tale.due_ns <= record.at_ns, "due", "came due too early", tale)
-            self._ready(tale, record.at_ns, "came due", front=False)
+            self._ready(tale, record.at_ns, "came due", front=False, put_off=True)
 
     def _aged(self, record: r.Aged) -> None:
         for tale in self._named(record.names, WAITING, "aging"):
             terms = tale.terms
             hard = 0 < terms.expires_hard_ns <= record.at_ns
             soft = 0 < terms.expires_ns <= record.at_ns and tale.failures + tale.losses > 0
-            self.require(hard or soft, "expiry", "too old before its time", tale)
-            self._move(tale, FAILED, "aged")
+            asked = record.reason != b"too old"
+            self.require(hard or soft or asked, "expiry", "too old before its time", tale)
+            self._leave([tale], FAILED, "aged")
 
     def _cancelled(self, record: r.Cancelled) -> None:
         tales = self._named(record.names, (*WAITING, LEASED, FAILED), "cancelling")
         for tale in tales:
             if tale.state is LEASED:
                 self._let_go(tale)
-            self._move(tale, CANCELLED, "cancelled")
+        self._leave(tales, CANCELLED, "cancelled")
         gone = dict.fromkeys(record.names)
         for tale in self.tasks.values():
             waits = any(name in gone for name in tale.after)
@@ -493,6 +550,34 @@ class Story:
                 tale.forgiven = True
             tale.due_ns = 0
             self._ready(tale, record.at_ns, "retried", front=False)
+
+    def _moved(self, record: r.Moved) -> None:
+        for tale in self._named(record.names, (*WAITING, FAILED), "a move"):
+            state, terms = tale.state, tale.terms
+            if state is READY:
+                tale.state = BLOCKED  # it is not among those that are left
+                self.lanes.went([tale])
+                self.lanes.keep_within([tale.lane_key])
+            if record.service is not None:
+                tale.terms = structs.replace(terms, service=record.service)
+            if record.lane is not None:
+                tale.lane = record.lane
+            if terms.slots != 1:
+                self._wide[tale.terms.service] = None
+            if state is READY:
+                self._ready(tale, record.at_ns, "moved", front=False, is_due=True)
+            else:
+                self._move(tale, state, "moved")
+
+    def _reported(self, record: r.Reported) -> None:
+        for tale in self._named(record.names, (*WAITING, LEASED), "lateness"):
+            late = 0 < tale.terms.report_ns <= record.at_ns
+            self.require(late, "lateness", "is said to be late before its time", tale)
+            self.require(not tale.reported, "lateness", "is said to be late again", tale)
+            tale.reported = True
+
+    def _released(self, record: r.Released) -> None:
+        self.lanes.let_go(self._named(record.names, (READY,), "a release"))
 
     def _progressed(self, record: r.Progressed) -> None:
         for name, attempt in zip(record.names, record.attempts, strict=True):
@@ -528,11 +613,3 @@ class Story:
 
     def _resumed(self, record: r.Resumed) -> None:
         self.paused.pop((record.service, record.lane if record.service else None), None)
-
-
-def _goes_before(one: Tale, other: Tale) -> bool:
-    if one.terms.priority != other.terms.priority:
-        return one.terms.priority > other.terms.priority
-    if one.place and other.place:
-        return one.place < other.place
-    return not one.place and bool(other.place)

@@ -52,6 +52,7 @@ _STRANGE: Final = (
     Outcome.DEFER_ALL,
     Outcome.DEFER_BACK,
     Outcome.REFUSED,
+    Outcome.CRASHED,
 )
 
 

@@ -1,0 +1,203 @@
+"""Planted bugs of lanes and their rules: what a scheduler may make of a clause, and must be caught.
+
+Beside `bugs`, whose rules hold here too: the checkers alone find them.
+"""
+# ruff: noqa: ANN401, SLF001 - a broken function takes whatever the sound one takes, and is inside
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import structs
+
+from taskyard.core import agenda, aging, apply, image, records, scheduler, timers
+from taskyard.core.agenda import Lane, Service
+from taskyard.core.events import RulesSet
+from taskyard.core.ledger import Ledger
+from taskyard.core.scheduler import Scheduler
+from taskyard.core.states import READY
+from taskyard.core.tasks import Submission, Task
+from taskyard.sim.planting import plant, swapped, swapped_item
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+_DECIDERS: Final[dict[type, Any]] = scheduler._DECIDERS
+
+
+def _nothing(*_arguments: Any, **_named: Any) -> None:
+    """Do nothing."""
+
+
+def _with_rules(**changed: Any) -> AbstractContextManager[None]:
+    """The settings are read, but for these."""
+    sound = timers.rules_set
+
+    def rules_set(self: Scheduler, event: RulesSet) -> None:
+        clauses = tuple(
+            structs.replace(one, rules=structs.replace(one.rules, **changed))
+            for one in event.clauses
+        )
+        sound(self, structs.replace(event, clauses=clauses))
+
+    return swapped_item(_DECIDERS, RulesSet, rules_set)
+
+
+@plant
+def hold_ignored() -> Iterator[None]:
+    """A held lane is served like any other."""
+    with _with_rules(is_held=False):
+        yield
+
+
+@plant
+def debounce_ignored() -> Iterator[None]:
+    """A lane begins with the first task that it gets."""
+    with _with_rules(debounce_ns=0):
+        yield
+
+
+@plant
+def last_clause_wins() -> Iterator[None]:
+    """Clauses are tried from the end of the file."""
+    sound = timers.rules_set
+
+    def rules_set(self: Scheduler, event: RulesSet) -> None:
+        sound(self, structs.replace(event, clauses=event.clauses[::-1]))
+
+    with swapped_item(_DECIDERS, RulesSet, rules_set):
+        yield
+
+
+@plant
+def released_for_good() -> Iterator[None]:
+    """A held lane that was let go once stays so."""
+    with swapped(Lane, "released", property(lambda lane: 1000 if lane.rare is not None else 0)):
+        yield
+
+
+@plant
+def release_not_restored() -> Iterator[None]:
+    """After a restart nobody knows that a held lane was let go."""
+    sound = image.restore
+
+    def restore(*arguments: Any) -> Ledger:
+        ledger = sound(*arguments)
+        for service in ledger.services.values():
+            for lane in service.lanes.values():
+                if lane.rare is not None:
+                    lane.rare.released = 0
+        return ledger
+
+    with swapped(image, "restore", restore):
+        yield
+
+
+@plant
+def put_off_and_tried_again() -> Iterator[None]:
+    """What a lane puts off stands in its queue at once."""
+    sound = Lane.add
+
+    def add(self: Lane, task: Task, *, front: bool, **_named: bool) -> None:
+        sound(self, task, front=front)
+
+    with swapped(Lane, "add", add):
+        yield
+
+
+@plant
+def put_off_for_ever() -> Iterator[None]:
+    """What a lane puts off waits, though its run is over."""
+    with swapped(Lane, "went", _nothing):
+        yield
+
+
+@plant
+def order_of_age_forgotten() -> Iterator[None]:
+    """All lanes are random."""
+    with _with_rules(is_random=True):
+        yield
+
+
+@plant
+def luck_before_priority() -> Iterator[None]:
+    """In a random lane the lowest priority goes first."""
+
+    def draw(self: Lane, count: int, luck: int) -> list[Task]:
+        drawn = [queue.draw(count, luck) for queue in reversed(self.queues)]
+        return [task for some in drawn for task in some][:count]
+
+    with swapped(Lane, "draw", draw):
+        yield
+
+
+@plant
+def gone_tasks_drawn() -> Iterator[None]:
+    """A task that was taken out of the middle of a queue is still found there."""
+
+    def valid(_self: agenda.Queue, entries: list[Task], _gone: Any) -> list[Task]:
+        return [task for task in entries if task.state is READY]
+
+    with swapped(agenda.Queue, "_valid", valid):
+        yield
+
+
+@plant
+def reload_forgets_lanes() -> Iterator[None]:
+    """When the settings are read again, lanes that wait for a worker are not offered."""
+    sound = Service.run_by
+
+    def run_by(self: Service, choices: Any) -> None:
+        sound(self, choices)
+        for lane in self.lanes.values():
+            lane.rotating = False
+        for branch in self.branches:
+            branch.rotation.clear()
+
+    with swapped(Service, "run_by", run_by):
+        yield
+
+
+@plant
+def reload_forgets_who_serves() -> Iterator[None]:
+    """When the settings are read again, those who serve lanes then count for no limit."""
+    with swapped(Ledger, "_count_pairs", _nothing):
+        yield
+
+
+@plant
+def lateness_kept_secret() -> Iterator[None]:
+    """Nobody says that a task is late."""
+    sound = agenda.Agenda.pop_late
+
+    def pop_late(*arguments: Any) -> list[bytes]:
+        return sound(*arguments)[:0]
+
+    with swapped(agenda.Agenda, "pop_late", pop_late):
+        yield
+
+
+@plant
+def lateness_said_again() -> Iterator[None]:
+    """After a restart late tasks are reported again."""
+    with swapped_item(apply._APPLY, records.Reported, _nothing):
+        yield
+
+
+@plant
+def move_forgotten() -> Iterator[None]:
+    """A task that is moved stays where it is."""
+    with swapped_item(apply._APPLY_TO_TASKS, records.Moved, _nothing):
+        yield
+
+
+@plant
+def ages_forgotten() -> Iterator[None]:
+    """The ages that a clause sets are not looked at."""
+
+    def with_ages(_regimes: Any, submission: Submission, _at_ns: int) -> Submission:
+        return submission
+
+    with swapped(aging, "with_ages", with_ages):
+        yield

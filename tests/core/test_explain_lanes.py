@@ -1,0 +1,287 @@
+"""Why a lane waits: one closed list of reasons, each of which a story leads to."""
+
+from collections.abc import Callable
+
+import pytest
+
+from taskyard.core.effects import LanesTold, LaneView
+from taskyard.core.events import (
+    Clause,
+    LanesAsked,
+    Outcome,
+    PauseAsked,
+    RetryAsked,
+    Rules,
+    RulesSet,
+    Scope,
+    WorkerHeard,
+)
+from taskyard.core.explain import LANE_REASONS, LANE_SENTENCES, Reason, explain
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.policy import Hold
+from tests.core.kit import Yard
+
+
+def view(yard: Yard, lane: bytes = b"x") -> LaneView:
+    told = yard.handle(LanesAsked(0, b"client", lane=lane))
+    assert isinstance(told[0], LanesTold)
+    (found,) = told[0].lanes
+    return found
+
+
+def submit(yard: Yard) -> None:
+    yard.submit(b"a", b"b", lanes=[b"x", b"x"])
+
+
+def rule(yard: Yard, **fields: object) -> None:
+    yard.clauses(Clause(b"clause", b"default/x", Rules(**fields)))  # type: ignore[arg-type]
+
+
+def pause_everything(yard: Yard) -> None:
+    submit(yard)
+    yard.handle(PauseAsked(0, b"client"))
+
+
+def pause_service(yard: Yard) -> None:
+    submit(yard)
+    yard.handle(PauseAsked(0, b"client", b"default"))
+
+
+def pause_lane(yard: Yard) -> None:
+    submit(yard)
+    yard.handle(PauseAsked(0, b"client", b"default", b"x"))
+
+
+def hold(yard: Yard) -> None:
+    yard.join(b"w")
+    rule(yard, is_held=True)
+    submit(yard)
+
+
+def gather(yard: Yard) -> None:
+    yard.join(b"w")
+    rule(yard, debounce_ns=3 * SECOND_NS)
+    submit(yard)
+
+
+def no_worker(yard: Yard) -> None:
+    submit(yard)
+
+
+def trouble(yard: Yard) -> None:
+    yard.join(b"w")
+    submit(yard)
+    yard.handle(WorkerHeard(0, b"w", trouble=b"agents/smtp: no such file"))
+
+
+def silent(yard: Yard) -> None:
+    yard.join(b"w", silence_ns=15 * SECOND_NS)
+    submit(yard)
+    yard.take(b"w")
+    yard.later(6)
+
+
+def silent_with_all_of_it(yard: Yard) -> None:
+    yard.join(b"w", silence_ns=15 * SECOND_NS)
+    yard.submit(b"a", lanes=[b"x"])
+    yard.take(b"w")
+    yard.later(6)
+
+
+def broker_limit(yard: Yard) -> None:
+    yard.join(b"w")
+    yard.handle(RulesSet(0, workers_max=1))
+    yard.submit(b"other")
+    yard.take(b"w")
+    submit(yard)
+
+
+def service_limit(yard: Yard) -> None:
+    yard.join(b"w")
+    yard.clauses(Clause(b"clause", b"*/*", Rules(workers_max=1)))
+    yard.submit(b"other", service=b"another", lanes=[b"y"])
+    yard.join(b"v", services=(b"another",))
+    yard.take(b"v")
+    submit(yard)
+
+
+def lane_limit(yard: Yard) -> None:
+    yard.join(b"w")
+    submit(yard)
+    yard.take(b"w")
+
+
+def rate(yard: Yard) -> None:
+    yard.join(b"w")
+    rule(yard, rate_interval_ns=10 * SECOND_NS, lane_workers_max=2)
+    submit(yard)
+    yard.take(b"w")
+
+
+def workers_busy(yard: Yard) -> None:
+    yard.join(b"w")
+    submit(yard)
+
+
+def served(yard: Yard) -> None:
+    yard.join(b"w")
+    rule(yard, overfeed=1)
+    submit(yard)
+    yard.take(b"w", 2)
+
+
+def time(yard: Yard) -> None:
+    yard.submit(b"a", lanes=[b"x"], due_ns=5 * SECOND_NS)
+
+
+def tasks(yard: Yard) -> None:
+    yard.submit(b"before")
+    yard.submit(b"a", after=[[b"before"]], lanes=[b"x"])
+
+
+def failed(yard: Yard) -> None:
+    yard.join(b"w")
+    yard.submit(b"a", lanes=[b"x"])
+    yard.take(b"w")
+    yard.report(b"w", b"a", Outcome.FAILED_FOR_GOOD)
+
+
+STORIES: list[tuple[Reason, Callable[[Yard], None], str]] = [
+    (Reason.PAUSED, pause_everything, "everything is paused"),
+    (Reason.PAUSED, pause_service, "its service is paused"),
+    (Reason.PAUSED, pause_lane, "it is paused"),
+    (
+        Reason.HELD,
+        hold,
+        "it is held until somebody asks for it: taskyard retry --service default --lane x",
+    ),
+    (Reason.GATHERING, gather, "it gathers more tasks before it begins, in 3.0 s"),
+    (Reason.NO_WORKER, no_worker, "no worker of its service is connected"),
+    (
+        Reason.TROUBLE,
+        trouble,
+        "no worker of its service can start its agent: agents/smtp: no such file",
+    ),
+    (
+        Reason.SILENT,
+        silent,
+        "worker w, which serves it, has not been heard for 6 s; in 9 s its tasks go to others",
+    ),
+    (
+        Reason.SILENT,
+        silent_with_all_of_it,
+        "worker w, which serves it, has not been heard for 6 s; in 9 s its tasks go to others",
+    ),
+    (
+        Reason.LIMIT_BROKER,
+        broker_limit,
+        "the broker's limit of workers at once is reached",
+    ),
+    (
+        Reason.LIMIT_SERVICE,
+        service_limit,
+        "its service's limit of workers at once is reached",
+    ),
+    (Reason.LIMIT_LANE, lane_limit, "as much of it is out as may be at once"),
+    (Reason.RATE, rate, "its service's rate is used up for the moment"),
+    (
+        Reason.WORKERS_BUSY,
+        workers_busy,
+        "it waits for a worker of its service that has room and asks",
+    ),
+    (Reason.SERVED, served, "1 worker has 2 tasks of it"),
+    (Reason.TIME, time, "the next of its tasks is due in 5 s"),
+    (Reason.TASKS, tasks, "its tasks wait for other tasks"),
+    (Reason.FAILED, failed, "1 task of it failed, and nothing else waits"),
+]
+
+
+@pytest.mark.parametrize(("reason", "story", "sentence"), STORIES)
+def test_lane_says_why_it_waits(
+    reason: Reason, story: Callable[[Yard], None], sentence: str
+) -> None:
+    yard = Yard()
+    story(yard)
+    found = view(yard)
+    assert (found.reason, found.sentence) == (reason, sentence)
+    assert reason in LANE_REASONS
+
+
+def test_a_story_leads_to_every_reason_of_a_lane_but_having_no_tasks() -> None:
+    told = dict.fromkeys(reason for reason, _, _ in STORIES)
+    assert [reason for reason in LANE_REASONS if reason not in told] == [Reason.IDLE]
+
+
+def test_lane_that_is_paused_without_tasks_says_so_and_one_without_a_pause_is_not_there() -> None:
+    yard = Yard()
+    pause_lane(yard)
+    yard.cancel(b"a", b"b")
+    assert (view(yard).reason, view(yard).tasks) == (Reason.PAUSED, 0)
+
+
+def test_every_hold_has_a_sentence_of_its_own() -> None:
+    assert [*LANE_SENTENCES] == [*Hold]
+    assert len(dict.fromkeys(LANE_SENTENCES.values())) == len(Hold)
+
+
+@pytest.mark.parametrize(
+    ("reason", "story", "sentence"),
+    [
+        (
+            Reason.HELD,
+            hold,
+            (
+                "but its lane is held until somebody asks for it: "
+                "taskyard retry --service default --lane x (service default)"
+            ),
+        ),
+        (
+            Reason.GATHERING,
+            gather,
+            "but its lane gathers more tasks before it begins, in 3.0 s (service default)",
+        ),
+        (
+            Reason.TROUBLE,
+            trouble,
+            (
+                "but no worker of its service can start its agent: "
+                "agents/smtp: no such file (service default)"
+            ),
+        ),
+        (
+            Reason.SILENT,
+            silent,
+            "and has not been heard for 6 s; in 9 s its tasks go to others",
+        ),
+    ],
+)
+def test_task_says_why_its_lane_waits(
+    reason: Reason, story: Callable[[Yard], None], sentence: str
+) -> None:
+    yard = Yard()
+    story(yard)
+    found = explain(yard.scheduler, b"a")
+    assert (found.reason, found.sentence.split(", ", 1)[1]) == (reason, sentence)
+
+
+def test_worker_that_is_well_again_is_no_reason() -> None:
+    yard = Yard()
+    trouble(yard)
+    yard.handle(WorkerHeard(0, b"w"))
+    assert view(yard).reason is Reason.TROUBLE
+    yard.handle(WorkerHeard(0, b"w", trouble=b""))
+    assert view(yard).reason is Reason.WORKERS_BUSY
+
+
+def test_trouble_of_one_worker_is_no_reason_while_another_is_well() -> None:
+    yard = Yard()
+    trouble(yard)
+    yard.join(b"v")
+    assert view(yard).reason is Reason.WORKERS_BUSY
+
+
+def test_the_command_that_a_held_lane_names_lets_it_go() -> None:
+    yard = Yard()
+    hold(yard)
+    yard.handle(RetryAsked(0, b"client", Scope(service=b"default", lane=b"x")))
+    assert yard.take(b"w") == [b"a"]
