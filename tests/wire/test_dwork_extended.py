@@ -108,6 +108,22 @@ def test_unknown_predecessor_is_refused_awaited_or_done() -> None:
     assert counter.scheduler.ledger.tasks[b"y"].state is TaskState.READY
 
 
+def test_large_payload_that_all_tasks_share_is_sent_once() -> None:
+    counter = Extended()
+    payload = b"shared" * 100
+    terms = [Terms(service=b"exec")]
+    counter.say(peer.create(1, Submission([b"a", b"b"], [payload], terms, lanes=[b"1", b"2"])))
+    counter.say(peer.create(2, Submission([b"c"], [b"own" * 100], terms, lanes=[b"3"])))
+    (raw,) = counter.frames([b"", peer.steal(2, b"w", WORKER, 2)], b"w")
+    assert [*Q.FromString(raw).batch.payload] == [payload]
+    both = Reply(raw).assigned()
+    assert (both.names, both.payloads) == ([b"a", b"b"], [payload, payload])
+    counter.say(peer.transfer(3, b"w", [b"a", b"b"]))
+    three = counter.take(3)
+    expected = {b"a": payload, b"b": payload, b"c": b"own" * 100}
+    assert dict(zip(three.names, three.payloads, strict=True)) == expected
+
+
 def test_error_to_an_extended_peer_says_why() -> None:
     body = Q(type=Q.Create, request=5).SerializeToString()
     reply = Extended().say(body)

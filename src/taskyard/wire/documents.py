@@ -125,6 +125,39 @@ class Worker(Document):
     #: Seconds since its last sign of life, and the most that it may be silent.
     heard_ago: float
     silence_max: float | None
+    #: Why it can't start its agents; empty: it can, or has none.
+    trouble: str
+
+
+class Lane(Document):
+    """A lane that has tasks."""
+
+    service: str
+    #: Empty: the open lane of its service.
+    lane: str
+    #: The section of the settings that it is run by; empty: none, but the defaults.
+    clause: str
+    #: Lanes of that section served at once; 0: no limit.
+    clause_limit: int
+    #: That are not done or cancelled; what is in none of the following states has failed.
+    tasks: int
+    blocked: int
+    delayed: int
+    #: Due.
+    ready: int
+    leased: int
+    #: That serve it now.
+    workers: int
+    #: Tasks that may be out at once; 0: no limit.
+    limit: int
+    #: When the oldest of its tasks was submitted.
+    oldest: float | None
+    #: The most that one of its tasks has had.
+    attempts: int
+    next_due: float | None
+    #: One of a closed list; the sentence is for people.
+    reason: str
+    why: str
 
 
 class Explanation(Document):
@@ -209,6 +242,28 @@ def worker(view: effects.WorkerView) -> Worker:
         tasks=view.held,
         heard_ago=seconds(view.heard_ns_ago) or 0.0,
         silence_max=seconds(view.silence_ns),
+        trouble=shown(view.trouble),
+    )
+
+
+def lane(view: effects.LaneView) -> Lane:
+    return Lane(
+        service=shown(view.service),
+        lane=shown(view.lane),
+        clause=shown(view.clause),
+        clause_limit=view.clause_limit,
+        tasks=view.tasks,
+        blocked=view.blocked,
+        delayed=view.delayed,
+        ready=view.ready,
+        leased=view.leased,
+        workers=view.workers,
+        limit=view.limit,
+        oldest=seconds(view.oldest_ns),
+        attempts=view.attempts,
+        next_due=seconds(view.next_due_ns),
+        reason=view.reason.value,
+        why=view.sentence,
     )
 
 

@@ -16,6 +16,7 @@ class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DeferAll: _ClassVar[Outcome]
     DeferBack: _ClassVar[Outcome]
     Refused: _ClassVar[Outcome]
+    Crashed: _ClassVar[Outcome]
 
 class Standing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -33,6 +34,7 @@ RetryAt: Outcome
 DeferAll: Outcome
 DeferBack: Outcome
 Refused: Outcome
+Crashed: Outcome
 Blocked: Standing
 Delayed: Standing
 ReadyToGo: Standing
@@ -200,8 +202,44 @@ class ScopeMsg(_message.Message):
     match: bytes
     def __init__(self, campaign: _Optional[bytes] = ..., service: _Optional[bytes] = ..., lane: _Optional[bytes] = ..., standing: _Optional[_Iterable[_Union[Standing, str]]] = ..., match: _Optional[bytes] = ...) -> None: ...
 
+class ClauseMsg(_message.Message):
+    __slots__ = ("name", "match", "command", "lane_workers_max", "overfeed", "idle_ns_max", "hunger_ns_max", "lane_template")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MATCH_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    LANE_WORKERS_MAX_FIELD_NUMBER: _ClassVar[int]
+    OVERFEED_FIELD_NUMBER: _ClassVar[int]
+    IDLE_NS_MAX_FIELD_NUMBER: _ClassVar[int]
+    HUNGER_NS_MAX_FIELD_NUMBER: _ClassVar[int]
+    LANE_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    name: bytes
+    match: bytes
+    command: bytes
+    lane_workers_max: int
+    overfeed: int
+    idle_ns_max: int
+    hunger_ns_max: int
+    lane_template: bytes
+    def __init__(self, name: _Optional[bytes] = ..., match: _Optional[bytes] = ..., command: _Optional[bytes] = ..., lane_workers_max: _Optional[int] = ..., overfeed: _Optional[int] = ..., idle_ns_max: _Optional[int] = ..., hunger_ns_max: _Optional[int] = ..., lane_template: _Optional[bytes] = ...) -> None: ...
+
+class RulesMsg(_message.Message):
+    __slots__ = ("clause", "version")
+    CLAUSE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    clause: _containers.RepeatedScalarFieldContainer[bytes]
+    version: int
+    def __init__(self, clause: _Optional[_Iterable[bytes]] = ..., version: _Optional[int] = ...) -> None: ...
+
+class PlaceMsg(_message.Message):
+    __slots__ = ("service", "lane")
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    service: bytes
+    lane: bytes
+    def __init__(self, service: _Optional[bytes] = ..., lane: _Optional[bytes] = ...) -> None: ...
+
 class QueryMsg(_message.Message):
-    __slots__ = ("type", "task", "name", "n", "location", "wait_ms", "reason", "request", "batch", "worker", "unknown", "scope", "cursor", "broker", "document", "stream", "heartbeat_ns", "seen", "journal")
+    __slots__ = ("type", "task", "name", "n", "location", "wait_ms", "reason", "request", "batch", "worker", "unknown", "scope", "cursor", "broker", "document", "stream", "heartbeat_ns", "seen", "journal", "trouble", "rules", "place")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         Create: _ClassVar[QueryMsg.Type]
@@ -229,6 +267,10 @@ class QueryMsg(_message.Message):
         Resume: _ClassVar[QueryMsg.Type]
         Results: _ClassVar[QueryMsg.Type]
         Follow: _ClassVar[QueryMsg.Type]
+        Lanes: _ClassVar[QueryMsg.Type]
+        Move: _ClassVar[QueryMsg.Type]
+        Expire: _ClassVar[QueryMsg.Type]
+        Rules: _ClassVar[QueryMsg.Type]
     Create: QueryMsg.Type
     Steal: QueryMsg.Type
     Complete: QueryMsg.Type
@@ -254,6 +296,10 @@ class QueryMsg(_message.Message):
     Resume: QueryMsg.Type
     Results: QueryMsg.Type
     Follow: QueryMsg.Type
+    Lanes: QueryMsg.Type
+    Move: QueryMsg.Type
+    Expire: QueryMsg.Type
+    Rules: QueryMsg.Type
     class Unknown(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         Refuse: _ClassVar[QueryMsg.Unknown]
@@ -281,6 +327,9 @@ class QueryMsg(_message.Message):
     HEARTBEAT_NS_FIELD_NUMBER: _ClassVar[int]
     SEEN_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     type: QueryMsg.Type
     task: _containers.RepeatedScalarFieldContainer[bytes]
     name: bytes
@@ -300,4 +349,7 @@ class QueryMsg(_message.Message):
     heartbeat_ns: int
     seen: int
     journal: bytes
-    def __init__(self, type: _Optional[_Union[QueryMsg.Type, str]] = ..., task: _Optional[_Iterable[bytes]] = ..., name: _Optional[bytes] = ..., n: _Optional[int] = ..., location: _Optional[bytes] = ..., wait_ms: _Optional[int] = ..., reason: _Optional[bytes] = ..., request: _Optional[int] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., worker: _Optional[_Union[WorkerMsg, _Mapping]] = ..., unknown: _Optional[_Union[QueryMsg.Unknown, str]] = ..., scope: _Optional[_Union[ScopeMsg, _Mapping]] = ..., cursor: _Optional[int] = ..., broker: _Optional[int] = ..., document: _Optional[bytes] = ..., stream: bool = ..., heartbeat_ns: _Optional[int] = ..., seen: _Optional[int] = ..., journal: _Optional[bytes] = ...) -> None: ...
+    trouble: bytes
+    rules: RulesMsg
+    place: PlaceMsg
+    def __init__(self, type: _Optional[_Union[QueryMsg.Type, str]] = ..., task: _Optional[_Iterable[bytes]] = ..., name: _Optional[bytes] = ..., n: _Optional[int] = ..., location: _Optional[bytes] = ..., wait_ms: _Optional[int] = ..., reason: _Optional[bytes] = ..., request: _Optional[int] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., worker: _Optional[_Union[WorkerMsg, _Mapping]] = ..., unknown: _Optional[_Union[QueryMsg.Unknown, str]] = ..., scope: _Optional[_Union[ScopeMsg, _Mapping]] = ..., cursor: _Optional[int] = ..., broker: _Optional[int] = ..., document: _Optional[bytes] = ..., stream: bool = ..., heartbeat_ns: _Optional[int] = ..., seen: _Optional[int] = ..., journal: _Optional[bytes] = ..., trouble: _Optional[bytes] = ..., rules: _Optional[_Union[RulesMsg, _Mapping]] = ..., place: _Optional[_Union[PlaceMsg, _Mapping]] = ...) -> None: ...

@@ -16,10 +16,12 @@ from taskyard.core.states import TaskState
 from taskyard.core.tasks import shown
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_tasks as tasks
+from taskyard.wire.dwork_clauses import decode_clause
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from taskyard.core.events import Clause
     from taskyard.core.tasks import Submission, Terms
     from taskyard.core.workers import WorkerFacts
 
@@ -39,7 +41,8 @@ OUTPUT, WORKERS, PAUSE, RESUME, RESULTS = (
     *(_Q.Output, _Q.Workers, _Q.Pause),
     *(_Q.Resume, _Q.Results),
 )
-FOLLOW = _Q.Follow
+FOLLOW, LANES, MOVE, EXPIRE = _Q.Follow, _Q.Lanes, _Q.Move, _Q.Expire
+RULES = _Q.Rules
 
 _UNKNOWN: Final = {
     Unknown.REFUSE: _Q.Refuse,
@@ -51,6 +54,10 @@ _STATES: Final = tuple(TaskState)
 #: What a worker says of itself; opaque to whoever carries it around.
 Introduction = pb.WorkerMsg
 _MILLISECOND_NS: Final = 1_000_000
+
+
+#: A service, and a lane of it.
+Place = tuple[bytes, bytes]
 
 
 class Assigned(Struct):
@@ -109,6 +116,12 @@ class Reply:
         return self._query.cursor
 
     @property
+    def place(self) -> Place | None:
+        """Of Lanes: where to go on; None at the end."""
+        place = self._query.place
+        return (place.service, place.lane) if self._query.HasField("place") else None
+
+    @property
     def journal(self) -> bytes:
         """Of a Follow: which journal the cursor is of."""
         return self._query.journal
@@ -134,15 +147,21 @@ class Reply:
     def outputs(self) -> list[bytes]:
         return self._query.batch.output[:]
 
+    def clauses(self) -> list[Clause]:
+        """Of Rules: what the broker says, the first that matches counts. Only what concerns
+        workers and clients is told, the rest has its defaults."""
+        return [decode_clause(raw) for raw in self._query.rules.clause]
+
     def document(self) -> Any:  # noqa: ANN401  # JSON
         return msgspec.json.decode(self._query.document)
 
     def assigned(self) -> Assigned:
         batch = self._query.batch
+        names, payloads = batch.name[:], batch.payload[:]
         return Assigned(
-            names=batch.name[:],
+            names=names,
             attempts=batch.attempt[:],
-            payloads=batch.payload[:],
+            payloads=payloads * len(names) if len(payloads) == 1 else payloads,
             terms=[*map(tasks.terms_of, batch.terms)],
             terms_at=batch.terms_at[:] or None,
             lanes=batch.lane[:] or None,
@@ -233,7 +252,9 @@ def heartbeat(  # noqa: PLR0913  # one a field
     heartbeat_ns: int,
     *,
     seen: int | None = None,
+    trouble: bytes | None = None,
 ) -> bytes:
+    """Show life. `trouble` says why agents can't be started, None says nothing of it."""
     query = _Q(type=HEARTBEAT, request=request, location=location, heartbeat_ns=heartbeat_ns)
     query.worker.CopyFrom(worker)
     query.batch.SetInParent()
@@ -241,6 +262,8 @@ def heartbeat(  # noqa: PLR0913  # one a field
     query.batch.attempt.extend(attempt for _, attempt in held)
     if seen is not None:
         query.seen = seen
+    if trouble is not None:
+        query.trouble = trouble
     return query.SerializeToString()
 
 
@@ -293,7 +316,7 @@ def results(request: int, names: Sequence[bytes]) -> bytes:
 
 
 def act(request: int, kind: int, scope: Scope) -> bytes:
-    """Cancel, Retry, Pause or Resume the tasks of a scope."""
+    """Cancel, Retry, Expire, Pause or Resume the tasks of a scope."""
     query = _Q(type=kind, request=request)  # type: ignore[arg-type]  # a number of Type
     _fill_scope(query, scope)
     return query.SerializeToString()
@@ -308,6 +331,42 @@ def listing(
         query.scope.match = match
     if count:
         query.n = count
+    return query.SerializeToString()
+
+
+def rules(request: int, services: Sequence[bytes]) -> bytes:
+    """Ask how the tasks of services are run."""
+    query = _Q(type=RULES, request=request)
+    query.worker.service.extend(services)
+    return query.SerializeToString()
+
+
+def lanes(
+    request: int,
+    service: bytes | None = None,
+    lane: bytes | None = None,
+    after: Place | None = None,
+    count: int = 0,
+) -> bytes:
+    """Ask for the lanes of a service, or of all, whose names fit a pattern."""
+    query = _Q(type=LANES, request=request)
+    _fill_scope(query, Scope(service=service, lane=lane))
+    if after is not None:
+        query.place.service, query.place.lane = after
+    if count:
+        query.n = count
+    return query.SerializeToString()
+
+
+def move(request: int, scope: Scope, service: bytes | None, lane: bytes | None) -> bytes:
+    """Put the tasks of a scope into another lane, or another service; None: as it is."""
+    query = _Q(type=MOVE, request=request)
+    _fill_scope(query, scope)
+    query.place.SetInParent()
+    if service is not None:
+        query.place.service = service
+    if lane is not None:
+        query.place.lane = lane
     return query.SerializeToString()
 
 

@@ -15,6 +15,7 @@ from taskyard.core.states import TaskState
 from taskyard.wire import documents
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_tasks as tasks
+from taskyard.wire.dwork_clauses import encode_clause
 from taskyard.wire.record_documents import record_document
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 #: Results in one answer, but for a single one that is larger; the rest is for the next.
 TEXT_BYTES_MAX: Final = 4 * 1024 * 1024
+
+#: A payload of this length that all assigned tasks share is sent once.
+SHARED_PAYLOAD_BYTES_MIN: Final = 256
 
 _Q: Final = pb.QueryMsg
 _MICROSECOND_NS: Final = 1000
@@ -203,6 +207,20 @@ def _listed(desk: Desk, effect: effects.Listed) -> list[Reply]:
     return desk.answer(effect.request, _Q.List, document=document, **cursor)
 
 
+def _lanes_told(desk: Desk, effect: effects.LanesTold) -> list[Reply]:
+    document = documents.encode([documents.lane(view) for view in effect.lanes])
+    place = {}
+    if effect.more:
+        last = effect.lanes[-1]
+        place = {"place": pb.PlaceMsg(service=last.service, lane=last.lane)}
+    return desk.answer(effect.request, _Q.Lanes, document=document, **place)
+
+
+def _rules_told(desk: Desk, effect: effects.RulesTold) -> list[Reply]:
+    told = {"clause": [*map(encode_clause, effect.clauses)], "version": effect.version}
+    return desk.answer(effect.request, _Q.Rules, rules=told)
+
+
 def _explained(desk: Desk, effect: effects.Explained) -> list[Reply]:
     document = documents.encode(documents.explanation(effect.name, effect.explanation))
     return desk.answer(effect.request, _Q.Explain, document=document)
@@ -244,10 +262,12 @@ _WORDS: Final[dict[type[effects.Effect], Callable[[Desk, Any], list[Reply]]]] = 
     effects.Found: _found,
     effects.Counted: _counted,
     effects.Listed: _listed,
+    effects.LanesTold: _lanes_told,
     effects.Explained: _explained,
     effects.Rostered: _rostered,
     effects.Printed: _printed,
     effects.Followed: _followed,
+    effects.RulesTold: _rules_told,
 }
 
 
@@ -292,7 +312,7 @@ def _columns(effect: effects.Assign) -> tasks.Columns:
     """Assigned tasks as columns; terms that several share are sent once."""
     columns: tasks.Columns = {
         "name": effect.names,
-        "payload": effect.payloads,
+        "payload": _payloads(effect.payloads),
         "attempt": effect.attempts,
     }
     first = effect.terms[0]
@@ -306,6 +326,14 @@ def _columns(effect: effects.Assign) -> tasks.Columns:
     if any(effect.lanes):
         columns["lane"] = effect.lanes
     return columns
+
+
+def _payloads(payloads: list[bytes]) -> list[bytes]:
+    """One for each task, or a large one that all of them share."""
+    first = payloads[0]
+    if len(first) < SHARED_PAYLOAD_BYTES_MIN or any(payload is not first for payload in payloads):
+        return payloads
+    return [first]
 
 
 def _missing(ticket: Ticket | None) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core import events
-from taskyard.core.limits import NUMBER_MAX, SECOND_NS, SERVICES_MAX
+from taskyard.core.limits import NUMBER_MAX, REASON_BYTES_MAX, SECOND_NS, SERVICES_MAX
 from taskyard.core.states import TaskState
 from taskyard.core.workers import WorkerFacts
 from taskyard.errors import Malformed
@@ -188,10 +188,10 @@ def _heartbeat(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     facts, ahead = _facts(desk, asked, worker), query.worker.ahead
     heartbeat_ns = min(query.heartbeat_ns, WAIT_NS_MAX)
     seen = min(query.seen, NUMBER_MAX) if query.HasField("seen") else None
-    return [
-        desk.appeared(worker, facts, ahead),
-        events.WorkerHeard(0, worker, held, heartbeat_ns, desk.issue(asked), seen),
-    ]
+    heard = events.WorkerHeard(0, worker, held, heartbeat_ns, desk.issue(asked), seen)
+    if query.HasField("trouble"):
+        heard.trouble = query.trouble[:REASON_BYTES_MAX]
+    return [desk.appeared(worker, facts, ahead), heard]
 
 
 def _progress(desk: Desk, asked: Asked) -> Sequence[events.Event]:
@@ -281,6 +281,41 @@ def _pause(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     return [kind(0, asked.route, scope.service, lane, desk.issue(asked))]
 
 
+def _lanes(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+    query, scope = asked.query, _scope(asked.query)
+    place = query.place
+    after = (place.service, place.lane) if query.HasField("place") else None
+    count = _count(query, LIST_COUNT)
+    return [
+        events.LanesAsked(
+            *(0, asked.route, desk.issue(asked), scope.service, scope.lane, after, count)
+        )
+    ]
+
+
+def _move(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+    query, scope = asked.query, _some(asked.query)
+    service = query.place.service if query.place.HasField("service") else None
+    lane = query.place.lane if query.place.HasField("lane") else None
+    if service is None and lane is None:
+        raise Malformed("a Move says where to: a lane, a service, or both")
+    if service is not None:
+        tasks.check_name(service, "a service")
+    if lane:
+        tasks.check_name(lane, "a lane")
+    return [events.MoveAsked(0, asked.route, scope, service, lane, desk.issue(asked))]
+
+
+def _expire(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+    return [events.ExpireAsked(0, asked.route, _some(asked.query), desk.issue(asked))]
+
+
+def _rules(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+    services = tuple(asked.query.worker.service)
+    _check_services(services)
+    return [events.RulesAsked(0, asked.route, desk.issue(asked), services)]
+
+
 _MEANINGS: Final[dict[int, Callable[[Desk, Asked], Sequence[events.Event]]]] = {
     _Q.Create: _create,
     _Q.Steal: _steal,
@@ -305,6 +340,10 @@ _MEANINGS: Final[dict[int, Callable[[Desk, Asked], Sequence[events.Event]]]] = {
     _Q.Resume: _pause,
     _Q.Results: _results,
     _Q.Follow: _follow,
+    _Q.Lanes: _lanes,
+    _Q.Move: _move,
+    _Q.Expire: _expire,
+    _Q.Rules: _rules,
 }
 
 
@@ -364,12 +403,16 @@ def _remembered_facts(raw: bytes) -> WorkerFacts:
     return _introduced(raw)
 
 
+def _check_services(services: Sequence[bytes]) -> None:
+    if len(services) > SERVICES_MAX or not all(services):
+        raise Malformed(f"a worker offers 1 to {SERVICES_MAX} services, by name")
+    tasks.check_text(services, "services")
+
+
 def _introduced(raw: bytes) -> WorkerFacts:
     """What a worker says of itself."""
     worker = pb.WorkerMsg.FromString(raw)
-    if len(worker.service) > SERVICES_MAX or not all(worker.service):
-        raise Malformed(f"a worker offers 1 to {SERVICES_MAX} services, by name")
-    tasks.check_text(worker.service, "services")
+    _check_services(worker.service)
     silence_ns = worker.silence_ns if worker.HasField("silence_ns") else SILENCE_NS
     return WorkerFacts(
         services=tuple(worker.service) or (b"default",),

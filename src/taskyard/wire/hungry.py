@@ -262,7 +262,8 @@ class Conversation:
     """
 
     def __init__(self, overfeed: int = 0) -> None:
-        self._held_max = 1 + overfeed
+        #: Tasks that it may hold beyond the one in hand. May change while it lives.
+        self.overfeed = overfeed
         self._hunger = 0
         self._lines = Lines()
         self.state = LARVA
@@ -276,7 +277,7 @@ class Conversation:
 
     def can_eat(self) -> bool:
         """It has asked for a task, and may hold one more."""
-        return self._hunger > 0 and len(self.held) < self._held_max and self.state is not LEAVING
+        return self._hunger > 0 and len(self.held) <= self.overfeed and self.state is not LEAVING
 
     def hear(self, chunk: bytes) -> list[Heard]:
         """What it said, line by line. A last line without an end is never heard."""
@@ -284,7 +285,7 @@ class Conversation:
 
     def _take(self, heard: Heard) -> Heard:
         if isinstance(heard, Hungry):
-            self._hunger = min(self._hunger + 1, self._held_max)
+            self._hunger = min(self._hunger + 1, 1 + self.overfeed)
             self._move(ASKED)
         elif isinstance(heard, Report) and heard.key not in self.held:
             name = shown(heard.key[0])

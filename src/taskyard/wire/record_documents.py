@@ -114,9 +114,10 @@ class CameDue(RecordDocument, tag="came_due"):
 
 
 class Aged(RecordDocument, tag="aged"):
-    """They grew too old, and have failed."""
+    """They grew too old, or somebody said so, and have failed."""
 
     names: list[str]
+    reason: str
 
 
 class Cancelled(RecordDocument, tag="cancelled"):
@@ -172,6 +173,27 @@ class Resumed(RecordDocument, tag="resumed"):
     lane: str | None
 
 
+class Moved(RecordDocument, tag="moved"):
+    """They wait in another lane."""
+
+    names: list[str]
+    #: null: each stays in its service, or keeps the name of its lane.
+    service: str | None
+    lane: str | None
+
+
+class Reported(RecordDocument, tag="reported"):
+    """They have not ended, and are late."""
+
+    names: list[str]
+
+
+class Released(RecordDocument, tag="released"):
+    """They may be tried, though their lanes are held."""
+
+    names: list[str]
+
+
 AnyRecordDocument = (
     Submitted
     | Extended
@@ -192,6 +214,9 @@ AnyRecordDocument = (
     | SlotsFreed
     | Paused
     | Resumed
+    | Moved
+    | Reported
+    | Released
 )
 
 
@@ -271,6 +296,12 @@ def _paused(record: records.Paused | records.Resumed) -> dict[str, Any]:
     return {"service": shown(record.service), "lane": lane}
 
 
+def _moved(record: records.Moved) -> dict[str, Any]:
+    service = None if record.service is None else shown(record.service)
+    lane = None if record.lane is None else shown(record.lane)
+    return _named(record) | {"service": service, "lane": lane}
+
+
 _TOLD: Final[
     dict[type[records.Record], tuple[type[RecordDocument], Callable[[Any], dict[str, Any]]]]
 ] = {
@@ -283,7 +314,7 @@ _TOLD: Final[
     records.Returned: (Returned, _of_returned),
     records.Expired: (Expired, _held),
     records.CameDue: (CameDue, _named),
-    records.Aged: (Aged, _named),
+    records.Aged: (Aged, lambda one: _named(one) | {"reason": shown(one.reason)}),
     records.Cancelled: (Cancelled, _named),
     records.Retried: (Retried, _named),
     records.Progressed: (Progressed, lambda one: _held(one) | {"percents": one.percents}),
@@ -299,4 +330,7 @@ _TOLD: Final[
     ),
     records.Paused: (Paused, _paused),
     records.Resumed: (Resumed, _paused),
+    records.Moved: (Moved, _moved),
+    records.Reported: (Reported, _named),
+    records.Released: (Released, _named),
 }

@@ -1,0 +1,34 @@
+"""The clauses in dwork's messages: what workers and clients are told of the broker's rules.
+
+The rest of a clause is the broker's own business, and has its default at whoever is told.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from taskyard.core.events import Clause, Rules
+from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire.dwork_tasks import parse
+
+#: What is told of rules.
+TOLD: Final = (
+    "command",
+    "lane_workers_max",
+    "overfeed",
+    "idle_ns_max",
+    "hunger_ns_max",
+    "lane_template",
+)
+
+
+def encode_clause(clause: Clause) -> bytes:
+    told = {field: getattr(clause.rules, field) for field in TOLD}
+    return pb.ClauseMsg(name=clause.name, match=clause.match, **told).SerializeToString()
+
+
+def decode_clause(raw: bytes) -> Clause:
+    """Raises Malformed."""
+    message = parse(pb.ClauseMsg, raw)
+    rules = Rules(**{field: getattr(message, field) for field in TOLD if message.HasField(field)})
+    return Clause(message.name, message.match, rules)

@@ -1,0 +1,111 @@
+"""Requests about lanes: Lanes, Move, Expire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from taskyard.core.events import Scope
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Submission, Terms
+from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire import dwork_peer as peer
+from tests.wire.kit import WALL_NS, Counter
+
+Q = pb.QueryMsg
+S = Terms(service=b"s", submitted_ns=WALL_NS)
+LATER_NS = WALL_NS + 3600 * 1_000_000_000
+
+
+class Yard(Counter):
+    """With tasks in lanes of two services."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        terms = [S, Terms(service=b"s", due_ns=LATER_NS), Terms(service=b"t")]
+        names, lanes = [b"a", b"b", b"c"], [b"x", b"y", b"x"]
+        submission = Submission(names, [b""], terms, terms_at=[0, 1, 2], lanes=lanes)
+        assert self.reply(peer.create(1, submission)).kind == peer.OK
+
+    def reply(self, body: bytes) -> peer.Reply:
+        return peer.Reply(self.ask(body))
+
+    def lanes(self, *what: Any, **more: Any) -> tuple[list[str], peer.Place | None]:
+        reply = self.reply(peer.lanes(2, *what, **more))
+        assert reply.kind == peer.LANES
+        return [f"{one['service']}/{one['lane']}" for one in reply.document()], reply.place
+
+    def task(self, name: bytes) -> Any:
+        return self.scheduler.ledger.tasks[name]
+
+
+def test_lanes_are_told_page_by_page() -> None:
+    yard = Yard()
+    assert yard.lanes() == (["s/x", "s/y", "t/x"], None)
+    some, place = yard.lanes(count=2)
+    assert (some, place) == (["s/x", "s/y"], (b"s", b"y"))
+    assert yard.lanes(after=place, count=2) == (["t/x"], None)
+
+
+def test_lanes_are_told_by_service_and_pattern() -> None:
+    yard = Yard()
+    assert yard.lanes(b"s") == (["s/x", "s/y"], None)
+    assert yard.lanes(None, b"?") == (["s/x", "s/y", "t/x"], None)
+    assert yard.lanes(b"t", b"y*") == ([], None)
+
+
+def test_lane_is_told_with_what_waits_in_it_and_why() -> None:
+    (found,) = Yard().reply(peer.lanes(2, b"s", b"y")).document()
+    assert {key: found[key] for key in ("clause", "clause_limit", "tasks", "delayed")} == {
+        "clause": "",
+        "clause_limit": 0,
+        "tasks": 1,
+        "delayed": 1,
+    }
+    assert (found["next_due"], found["reason"]) == (LATER_NS / 1e9, "waits for its time")
+    assert found["why"]
+
+
+def test_tasks_are_moved_where_it_says_and_stay_where_it_says_nothing() -> None:
+    yard = Yard()
+    names = Scope(names=(b"a",))
+    assert yard.reply(peer.move(3, names, None, b"z")).count == 1
+    assert (yard.task(b"a").lane.name, yard.task(b"a").lane.service.name) == (b"z", b"s")
+    assert yard.reply(peer.move(4, Scope(service=b"s"), b"t", None)).count == 2
+    assert yard.lanes() == (["t/x", "t/y", "t/z"], None)
+    assert yard.reply(peer.move(5, names, None, b"")).count == 1
+    assert yard.task(b"a").lane.name == b""
+
+
+def test_tasks_are_expired_at_once() -> None:
+    yard = Yard()
+    assert yard.reply(peer.act(3, peer.EXPIRE, Scope(lane=b"x"))).count == 2
+    assert yard.task(b"a").state is TaskState.FAILED
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "told"),
+    [
+        (Q.Move, {"batch": pb.Batch(name=[b"a"])}, "a Move says where to"),
+        (Q.Move, {"place": pb.PlaceMsg(lane=b"x")}, "say which tasks"),
+        (
+            Q.Move,
+            {"batch": pb.Batch(name=[b"a"]), "place": pb.PlaceMsg(service=b"")},
+            "a service must have 1 to",
+        ),
+        (
+            Q.Move,
+            {"batch": pb.Batch(name=[b"a"]), "place": pb.PlaceMsg(lane=b"\xff")},
+            "a lane must be UTF-8",
+        ),
+        (Q.Expire, {}, "say which tasks"),
+        (Q.Lanes, {"n": 0}, "n must be 1 or more"),
+    ],
+)
+def test_what_does_not_say_enough_is_refused(kind: Any, fields: dict[str, Any], told: str) -> None:
+    yard = Yard()
+    before = yard.scheduler.ledger.record
+    reply = yard.reply(Q(type=kind, request=9, **fields).SerializeToString())
+    assert (reply.kind, reply.reason.startswith(told)) == (peer.ERROR, True)
+    assert yard.scheduler.ledger.record == before

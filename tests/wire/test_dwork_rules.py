@@ -1,0 +1,59 @@
+"""What workers and clients are told of the broker's rules, and what hosts tell of their agents."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from taskyard.core.events import Clause, Rules, RulesSet
+from taskyard.core.limits import REASON_BYTES_MAX, SECOND_NS, SERVICES_MAX
+from taskyard.core.workers import WorkerFacts
+from taskyard.wire import dwork_peer as peer
+from taskyard.wire.dwork_peer import Reply
+from tests.wire.kit import Counter
+
+WORKER = peer.introduction(WorkerFacts(services=(b"exec",)))
+
+
+class Desk(Counter):
+    def say(self, body: bytes) -> Reply:
+        return Reply(self.ask(body))
+
+
+def test_rules_are_told_in_the_order_in_which_they_count() -> None:
+    counter = Desk()
+    rules = Rules(
+        command=b"agents/smtp -v",
+        lane_workers_max=3,
+        overfeed=10,
+        idle_ns_max=7,
+        hunger_ns_max=8,
+        lane_template=b"{host}",
+        workers_max=20,
+    )
+    first, others = Clause(b"smtp", b"smtp/*", rules), Rules(lane_workers_max=0)
+    counter.handle([RulesSet(0, (first,), others)])
+    reply = counter.say(peer.rules(7, [b"smtp", b"exec"]))
+    assert (reply.kind, reply.request) == (peer.RULES, 7)
+    told = structs.replace(rules, workers_max=0)  # the broker's own business
+    assert reply.clauses() == [Clause(b"smtp", b"smtp/*", told), Clause(b"", b"*", others)]
+
+
+@pytest.mark.parametrize(
+    "services", [[b""], [b"\xff"], [b"%d" % number for number in range(SERVICES_MAX + 1)]]
+)
+def test_rules_of_no_services_are_refused(services: list[bytes]) -> None:
+    assert Desk().say(peer.rules(7, services)).kind == peer.ERROR
+
+
+def test_heartbeat_tells_why_agents_can_not_be_started() -> None:
+    counter = Desk()
+
+    def trouble_after(trouble: bytes | None) -> bytes:
+        counter.say(peer.heartbeat(7, b"w", WORKER, [], SECOND_NS, trouble=trouble))
+        return counter.scheduler.ledger.workers[b"w"].trouble
+
+    assert trouble_after(b"no key") == b"no key"
+    assert trouble_after(None) == b"no key"
+    assert trouble_after(b"") == b""
+    assert len(trouble_after(b"x" * 10_000)) == REASON_BYTES_MAX
