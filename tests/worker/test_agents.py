@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import os
 import selectors
@@ -12,7 +13,7 @@ import sys
 import tracemalloc
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -44,9 +45,25 @@ from taskyard.worker.limits import (
     RESULT_BYTES_MAX,
 )
 from tests.kit.processes import Broker, Running, Worker, until
+from tests.worker.agents_kit import (
+    SHELL,
+    WALL_NS,
+    Clock,
+    Gate,
+    StillClock,
+    a_pool,
+    crashed,
+    done,
+    failed,
+    job,
+    refused,
+    results_of,
+    shell,
+    until_fed,
+    until_hungry,
+    until_waiting_for,
+)
 from tests.worker.running_kit import (
-    RealClock,
-    SetClock,
     a_fifo,
     has_ended,
     open_descriptors,
@@ -61,97 +78,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "agents"
-WALL_NS = 2_000_000_000 * SECOND_NS
-
-
-class Clock(RealClock):
-    def wall_ns(self) -> int:
-        return WALL_NS
-
-
-class StillClock(SetClock):
-    def wall_ns(self) -> int:
-        return WALL_NS
-
-
-#: Reads a task, sets `id`, `lane` and `payload`, and does something.
-SHELL = r"""
-tab=$(printf '\t')
-report() { printf '%s\t%s\t%s\n' "$id" "$1" "$2"; }
-echo '#hungry'
-while IFS= read -r line && [ -n "$line" ]; do
-    [ "$line" = '#idle' ] && { eval "$IDLE"; continue; }
-    id=${line%%"$tab"*} payload=${line##*"$tab"} lane=${line#*"$tab"} lane=${lane%%"$tab"*}
-    eval "$DO"
-    echo '#hungry'
-done
-eval "$AFTER"
-"""
-
-
-def shell(do: str, idle: str = "", after: str = "") -> tuple[str, ...]:
-    """An agent that does this with every task."""
-    words = {"DO": do, "IDLE": idle, "AFTER": after}
-    return ("env", *(f"{name}={text}" for name, text in words.items()), "sh", "-c", SHELL)
-
-
-class Gate:
-    """Where agents wait, by `read _ < gate`, until the test lets some of them through."""
-
-    def __init__(self, directory: Path) -> None:
-        self.path = a_fifo(directory / "gate")
-        # For both: so nobody waits to open it, and it never ends.
-        self._descriptor = os.open(self.path, os.O_RDWR)
-
-    def open(self, count: int = 1) -> None:
-        os.write(self._descriptor, b"\n" * count)
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Gate]:
-    with closing(Gate(tmp_path)) as found:
-        yield found
-
-
-@contextmanager
-def a_pool(
-    argv: tuple[str, ...],
-    slots: int = 1,
-    clock: Clock | StillClock | None = None,
-    **settings: Any,
-) -> Iterator[AgentRunner]:
-    pool = AgentRunner(slots, AgentSettings(argv, **settings), clock or Clock())
-    try:
-        yield pool
-    finally:
-        pool.close()
-
-
-def job(name: bytes = b"t", payload: bytes = b"payload", **terms: Any) -> Job:
-    return Job(name, terms.pop("attempt", 1), b"s", payload, **terms)
-
-
-def results_of(argv: tuple[str, ...], *jobs: Job, slots: int = 1, **settings: Any) -> list[Done]:
-    """What comes of these tasks, in the order of their ends."""
-    with a_pool(argv, slots, **settings) as pool:
-        for one in jobs:
-            pool.start(one)
-        return turns(pool, len(jobs))
-
-
-def done(one: Job, text: bytes, output: bytes = b"") -> Done:
-    return Done(one, Outcome.DONE, text, output)
-
-
-def failed(one: Job, reason: bytes, output: bytes = b"") -> Done:
-    return Done(one, Outcome.FAILED, reason, output)
-
-
-def refused(one: Job, reason: bytes) -> Done:
-    return Done(one, Outcome.REFUSED, reason)
 
 
 def awk() -> str:
@@ -300,13 +226,27 @@ def test_progress_is_the_end_of_what_was_said() -> None:
     assert max(map(len, heard)) == PROGRESS_BYTES_MAX
 
 
-def test_environment_is_the_workers_without_what_it_was_told(
+def test_environment_is_what_every_program_needs_and_what_the_user_gives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("OF_THE_WORKER", "one")
-    monkeypatch.setenv("TASKYARD_KEY", "secret")
-    (found,) = results_of(shell('report "$OF_THE_WORKER,$TASKYARD_KEY" ok'), job())
-    assert found.text == b"one,"
+    for name in ("OF_THE_WORKER", "TASKYARD_KEY", "LC_TIME", "TZ"):
+        monkeypatch.setenv(name, f"its {name}")
+    code = """
+import os
+print("#hungry", flush=True)
+id = input().split("\\t")[0]
+print(f"{id}\\t{sorted(os.environ.items())}\\tok")
+"""
+    one = job()
+    agents = AgentSettings((sys.executable, "-c", code))
+    with closing(AgentRunner(1, Clock(), agents, env={"GIVEN": "by the user"})) as pool:
+        pool.start(one)
+        (found,) = turns(pool)
+    found_there = dict(ast.literal_eval(found.text.decode()))
+    assert {"OF_THE_WORKER", "TASKYARD_KEY"}.isdisjoint(found_there)
+    assert found_there["LC_TIME"] == "its LC_TIME"
+    assert (found_there["TZ"], found_there["PATH"]) == ("its TZ", os.environ["PATH"])
+    assert found_there["GIVEN"] == "by the user"
 
 
 def test_agent_leads_its_own_session_and_inherits_its_three_files() -> None:
@@ -347,12 +287,6 @@ def test_agent_with_nothing_to_do_is_told_so_once_and_is_fed_when_there_is_somet
         pool.start(job(b"two"))
         (second,) = turns(pool)
         assert first.text == second.text
-
-
-def until_hungry(pool: AgentRunner) -> None:
-    while not any(agent.can_eat() for agent in pool._agents()):  # noqa: SLF001
-        wait(pool)
-        assert pool.turn() == []
 
 
 def test_agent_that_is_idle_for_long_is_let_go_and_another_one_started(tmp_path: Path) -> None:
@@ -423,14 +357,6 @@ def told_while_turning(pool: AgentRunner, fifo: str) -> int:
     return int(told(fifo))
 
 
-def until_fed(pool: AgentRunner) -> None:
-    while True:
-        assert pool.turn() == []
-        if any(not agent.is_empty() for agent in pool._agents()):  # noqa: SLF001
-            return
-        wait(pool)
-
-
 # Those that don't behave.
 
 
@@ -440,20 +366,20 @@ def test_agent_that_dies_takes_an_attempt_with_it_and_the_next_one_goes_on() -> 
     first, second, third = results_of(shell(dies), *jobs)
     assert (first.outcome, third.outcome) == (Outcome.DONE, Outcome.DONE)
     assert first.text != third.text
-    assert second == failed(jobs[1], b"the agent died: exit status 3: oh", b"oh\n")
+    assert second == crashed(jobs[1], b"the agent died: exit status 3: oh", b"oh\n")
 
 
 def test_agent_that_dies_of_its_first_task_leaves_the_others_to_the_next_one() -> None:
     jobs = [job(b"bad", b"die"), job(b"next")]
     first, second = results_of(shell('[ "$payload" = die ] && exit 3; report r ok'), *jobs)
-    assert first == failed(jobs[0], b"the agent died: exit status 3")
+    assert first == crashed(jobs[0], b"the agent died: exit status 3")
     assert second == done(jobs[1], b"r")
 
 
 def test_agent_that_is_killed_by_a_signal_is_told_so() -> None:
     one = job()
     assert results_of(shell("kill -SEGV $$"), one) == [
-        failed(one, b"the agent died: killed by SIGSEGV")
+        crashed(one, b"the agent died: killed by SIGSEGV")
     ]
 
 
@@ -465,7 +391,7 @@ def test_report_before_its_death_counts() -> None:
 def test_half_a_line_before_its_death_does_not_count() -> None:
     one = job()
     assert results_of(shell("printf '%s\\tr\\tok' \"$id\"; exit 0"), one) == [
-        failed(one, b"the agent died: exit status 0")
+        crashed(one, b"the agent died: exit status 0")
     ]
 
 
@@ -474,7 +400,7 @@ def test_all_that_an_overfed_agent_held_is_charged() -> None:
     code = "print('#hungry\\n#hungry', flush=True); input(); input(); raise SystemExit(2)"
     reason = b"the agent died: exit status 2"
     found = results_of((sys.executable, "-c", code), *jobs, overfeed=1)
-    assert found == [failed(one, reason) for one in jobs]
+    assert found == [crashed(one, reason) for one in jobs]
 
 
 def test_agent_that_is_silent_for_too_long_with_a_task_is_ended(tmp_path: Path) -> None:
@@ -490,7 +416,7 @@ def test_agent_that_is_silent_for_too_long_with_a_task_is_ended(tmp_path: Path) 
         assert pool.turn() == []  # it is asked to end
         assert pool.wake_at_ns() == clock.now_ns + KILL_GRACE_NS
         clock.now_ns += KILL_GRACE_NS
-        assert turns(pool) == [failed(one, b"the agent said nothing for 60 s")]
+        assert turns(pool) == [crashed(one, b"the agent said nothing for 60 s")]
         assert has_ended(pid)
 
 
@@ -584,7 +510,7 @@ def test_some_garbage_is_passed_over_and_told(caplog: pytest.LogCaptureFixture) 
 def test_agent_that_says_nothing_but_garbage_is_ended() -> None:
     one = job()
     (found,) = results_of(("sh", "-c", "echo '#hungry'; read _; exec yes"), one)
-    assert found.outcome is Outcome.FAILED
+    assert found.outcome is Outcome.CRASHED
     assert found.text == (
         b"the agent does not speak the language: 'y' is neither a report nor a comment"
     )
@@ -603,7 +529,7 @@ def test_gigabyte_without_a_newline_is_not_kept(where: str, size: int) -> None:
     assert peak_bytes < 4 * LINE_BYTES_MAX
     if where == "1":
         reason = b"the agent wrote a line of more than %d bytes" % LINE_BYTES_MAX
-        assert found == failed(one, reason)
+        assert found == crashed(one, reason)
     else:
         assert found == done(one, b"r", bytes(OUTPUT_TAIL_BYTES))
 
@@ -623,7 +549,7 @@ def test_agent_that_closes_its_stdout_is_ended() -> None:
         until_fed(pool)
         until_waiting_for(pool, clock.now_ns + AGENT_CLOSED_NS_MAX)
         clock.now_ns += AGENT_CLOSED_NS_MAX
-        assert turns(pool) == [failed(one, b"the agent closed its stdin or stdout")]
+        assert turns(pool) == [crashed(one, b"the agent closed its stdin or stdout")]
 
 
 def test_agent_that_never_asks_is_ended_and_what_waits_is_given_back() -> None:
@@ -663,7 +589,7 @@ def test_liar_that_asks_and_leaves_is_no_use_either() -> None:
     """Its task is charged if it may have seen it; either way it does not wait for ever."""
     one = job()
     (found,) = results_of(("sh", "-c", "exec <&-; echo '#hungry'"), one)
-    assert found.outcome in (Outcome.FAILED, Outcome.REFUSED)
+    assert found.outcome in (Outcome.CRASHED, Outcome.REFUSED)
     assert found.text == b"the agent died: exit status 0"
 
 
@@ -693,12 +619,6 @@ def test_deaf_agent_gives_its_task_back() -> None:
         until_waiting_for(pool, clock.now_ns + AGENT_CLOSED_NS_MAX)
         clock.now_ns += AGENT_CLOSED_NS_MAX
         assert turns(pool) == [refused(one, b"the agent closed its stdin or stdout")]
-
-
-def until_waiting_for(pool: AgentRunner, moment_ns: int) -> None:
-    while pool.wake_at_ns() != moment_ns:
-        wait(pool)
-        assert pool.turn() == []
 
 
 def test_task_that_an_agent_has_begun_to_read_is_not_untouched() -> None:

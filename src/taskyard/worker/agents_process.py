@@ -14,10 +14,12 @@ from msgspec import Struct
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.wire.hungry import (
+    FINISHING,
     IDLE,
     LARVA,
     LEAVING,
     LINE_BYTES_MAX,
+    STUFFING,
     Comment,
     Conversation,
     Garbage,
@@ -26,13 +28,12 @@ from taskyard.wire.hungry import (
     Report,
 )
 from taskyard.worker.agents_input import Feed, Murmur
+from taskyard.worker.agents_rules import AgentSettings, Lane
 from taskyard.worker.jobs import Done, Job
 from taskyard.worker.limits import (
     AGENT_CLOSED_NS_MAX,
     AGENT_FINISH_NS_MAX,
     AGENT_GARBAGE_LINES_MAX,
-    AGENT_HUNGER_NS_MAX,
-    AGENT_IDLE_NS_MAX,
     AGENT_IDLE_TOLD_NS,
     CHILD_START_NS_MAX,
     OUTPUT_TAIL_BYTES,
@@ -44,23 +45,10 @@ from taskyard.worker.processes import Process, Streams, start, status_text
 from taskyard.worker.supervising import Pipe, Shared, Supervised
 
 
-class AgentSettings(Struct, frozen=True):
-    """Which program is fed, and how."""
-
-    argv: tuple[str, ...]
-    #: Tasks that an agent may hold beyond the one in hand.
-    overfeed: int = 0
-    #: How long an agent may have nothing to do before it is let go.
-    idle_ns_max: int = AGENT_IDLE_NS_MAX
-    #: How long an agent may be silent with a task before it is ended.
-    hunger_ns_max: int = AGENT_HUNGER_NS_MAX
-
-
 class World(Struct, frozen=True):
     """What an agent is given by its pool."""
 
     shared: Shared
-    settings: AgentSettings
     #: For the times that an agent names.
     wall_ns: Callable[[], int]
     #: Takes the end of what a task has printed so far.
@@ -78,16 +66,25 @@ class Lines(Struct, frozen=True):
 class Agent(Supervised):
     """One running program, and the tasks that it holds."""
 
-    def __init__(self, process: Process, lines: Lines, world: World) -> None:
+    def __init__(
+        self, process: Process, lines: Lines, world: World, settings: AgentSettings
+    ) -> None:
         super().__init__(process, world.shared)
         self._lines = lines
         self._world = world
-        self._conversation = Conversation(world.settings.overfeed)
+        self._settings = settings
+        self._conversation = Conversation(settings.overfeed)
+        #: The lane that it serves, or served last.
+        self.lane: Lane | None = None
         self._jobs: dict[Key, Job] = {}
         #: Those of its tasks that nobody wants any more.
         self._unwanted: dict[Key, None] = {}
         self._printed = Tail(OUTPUT_TAIL_BYTES)
-        self._murmur = Murmur(f"agent {process.pid}", world.shared.now_ns)
+        who = f"agent {process.pid}"
+        self._murmur = Murmur(who, world.shared.now_ns)
+        #: What it is about, and what was logged of that last.
+        self._diary = Murmur(who, world.shared.now_ns)
+        self._logged = b""
         self._garbage_lines = 0
         now_ns = world.shared.now_ns()
         #: When it was fed, or said something.
@@ -101,11 +98,17 @@ class Agent(Supervised):
         self.has_eaten = False
         #: If it comes to nothing, that is its own fault.
         self._is_blamed = True
+        #: The task that took longer than it may.
+        self._overdue: Key | None = None
         #: What it was to be given, and has not got a byte of. Known when it has ended.
         self.regained: list[Job] = []
         #: How it ended.
         self.epitaph = b""
         self._plan()
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        return self._settings.argv
 
     def can_eat(self) -> bool:
         return not self.is_ending() and self._lines.stdin.is_open() and self._conversation.can_eat()
@@ -113,12 +116,29 @@ class Agent(Supervised):
     def is_larva(self) -> bool:
         return self._conversation.state is LARVA and not self.is_ending()
 
+    def is_up(self) -> bool:
+        """It has asked for a task, and will take more."""
+        return self._conversation.state not in (LARVA, LEAVING) and not self.is_ending()
+
+    def is_about_to_ask(self, now_ns: int) -> bool:
+        return self.is_larva() or (self.serves_until_ns() or 0) > now_ns
+
     def is_leaving(self) -> bool:
         """It will take no more, whoever wants that."""
         return self.is_ending() or self._conversation.state is LEAVING
 
     def is_empty(self) -> bool:
         return not self._jobs
+
+    def serves_until_ns(self) -> int | None:
+        """When its lane may be another agent's, as far as one can tell; 0: it may be now. None:
+        when it has reported on what it holds. After that it mostly asks for the next one at once,
+        and should get it."""
+        if self._jobs:
+            return None
+        if self.lane is None or self.can_eat() or self.is_leaving():
+            return 0
+        return self._heard_ns + AGENT_IDLE_TOLD_NS
 
     def has_failed(self) -> bool:
         """It ended without having been of any use; the next one may fare likewise."""
@@ -128,8 +148,16 @@ class Agent(Supervised):
         """Those that somebody waits for."""
         return [job for key, job in self._jobs.items() if key not in self._unwanted]
 
-    def feed(self, job: Job) -> None:
+    def adopt(self, settings: AgentSettings) -> None:
+        """Be run by these from now on; they are of the same command."""
+        self._settings = settings
+        self._conversation.overfeed = settings.overfeed
+        self._plan()
+
+    def feed(self, job: Job, settings: AgentSettings) -> None:
         """Give it a task; only if it `can_eat`."""
+        self.lane = (job.service, job.lane)
+        self.adopt(settings)
         self._heard_ns = self._shared.now_ns()
         if not self._jobs:
             self._since_ns = self._heard_ns
@@ -138,10 +166,15 @@ class Agent(Supervised):
         self._lines.stdin.send(self._conversation.feed(job.key, job.lane, job.payload), job.key)
         self._plan()
 
+    def is_stuffed(self) -> bool:
+        """It holds tasks, and more were to come."""
+        return bool(self._jobs) and self._conversation.state is STUFFING
+
     def run_out(self) -> None:
-        """There is nothing for it now. It is told so if that lasts."""
-        if self._jobs:
-            self._conversation.run_out()
+        """There is nothing more for it now; only if it holds tasks. One that holds none is told so
+        if that lasts."""
+        self._conversation.run_out()
+        self._write_diary()
 
     def dismiss(self) -> None:
         """Let it finish and exit; only if it holds nothing."""
@@ -232,6 +265,16 @@ class Agent(Supervised):
         output = (output + report.detail)[-OUTPUT_TAIL_BYTES:]
         return Done(job, report.outcome, cut_reason(text), output, retry_ns)
 
+    def _write_diary(self) -> None:
+        """Log what it is about, when that has changed."""
+        state = self._conversation.state
+        what = state.name.encode()
+        if state in (STUFFING, FINISHING) and self.lane is not None:
+            what += b" in " + b"/".join(self.lane)
+        if what != self._logged:
+            self._logged = what
+            self._diary.say(what, logging.INFO)
+
     # What is due.
 
     def enforce(self) -> None:
@@ -243,11 +286,12 @@ class Agent(Supervised):
     def _plan(self) -> None:
         """What it takes up, and what is to be done next if it does nothing."""
         self.slots = max((job.slots for job in self._jobs.values()), default=0)
+        self._write_diary()
         if not self.is_ending():
             self.due_ns, self._when_due = min(self._moments(), key=lambda moment: moment[0])
 
     def _moments(self) -> Sequence[tuple[int, Callable[[], None]]]:
-        quiet_ns, settings = self._heard_ns, self._world.settings
+        quiet_ns, settings = self._heard_ns, self._settings
         if self._conversation.state is LEAVING:
             return [(quiet_ns + AGENT_FINISH_NS_MAX, self._lose_patience)]
         closed = [(quiet_ns + AGENT_CLOSED_NS_MAX, self._give_up_mute)] if self._is_mute() else []
@@ -288,12 +332,13 @@ class Agent(Supervised):
         self.end(b"the agent closed its stdin or stdout")
 
     def _give_up_silent(self) -> None:
-        seconds = self._world.settings.hunger_ns_max / SECOND_NS
+        seconds = self._settings.hunger_ns_max / SECOND_NS
         self.end(b"the agent said nothing for %g s" % seconds)
 
     def _give_up_slow(self) -> None:
         self._is_blamed = False
-        limit_ns = next(iter(self._jobs.values())).time_limit_ns
+        self._overdue, job = next(iter(self._jobs.items()))
+        limit_ns = job.time_limit_ns
         self.end(b"time limit of %g s exceeded" % (limit_ns / SECOND_NS))
 
     def _lose_patience(self) -> None:
@@ -310,15 +355,16 @@ class Agent(Supervised):
         untouched = self._lines.stdin.untouched()
         self._lines.stdin.close()
         self._murmur.end()
+        self._diary.end()
         self.epitaph = self._ending or self._how_it_died(status)
         for job in self.jobs():
             if job.key in untouched:
                 self.regained.append(job)
             else:
                 self.has_eaten = True
-                self._shared.report(
-                    Done(job, Outcome.FAILED, cut_reason(self.epitaph), self._printed.value())
-                )
+                outcome = Outcome.FAILED if job.key == self._overdue else Outcome.CRASHED
+                reason = cut_reason(self.epitaph)
+                self._shared.report(Done(job, outcome, reason, self._printed.value()))
         self._jobs.clear()
 
     def _how_it_died(self, status: int) -> bytes:
@@ -334,7 +380,7 @@ def _note(detail: bytes) -> bytes:
     return note % (len(detail), RESULT_BYTES_MAX)
 
 
-def start_agent(world: World) -> Agent:
+def start_agent(world: World, settings: AgentSettings) -> Agent:
     """Raises OSError or ValueError if it can't be started."""
     shared = world.shared
     # The pipes are read in a turn of the pool, when the agent has long been there.
@@ -345,6 +391,6 @@ def start_agent(world: World) -> Agent:
             stdin = Feed(shared.selector)
             with stdin.given() as stdin_reading:
                 streams = Streams(stdin_reading, stdout_writing, stderr_writing)
-                process = start(world.settings.argv, streams, shared.env)
-    agent = Agent(process, Lines(stdin, stdout, stderr), world)
+                process = start(settings.argv, streams, shared.env)
+    agent = Agent(process, Lines(stdin, stdout, stderr), world, settings)
     return agent

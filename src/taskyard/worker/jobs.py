@@ -36,3 +36,5 @@ class Done(Struct):
     output: bytes = b""
     #: Of RETRY_AT, by the wall clock.
     retry_at_ns: int = 0
+    #: Of REFUSED: the worker is well, and can take others at once.
+    is_well: bool = False

@@ -3,7 +3,8 @@
 Owns what the worker holds, from the assignment to the broker's word that the report is durable. The
 lease belongs to this loop: as long as it turns, its heartbeats list what it holds, whatever the
 children do; if it hangs they stop, and the tasks go to others. Gets its line, runner and clock as
-arguments.
+arguments. Where its hands follow the broker's rules it takes no task before it knows these, and
+asks for them again now and then.
 
 One report and one wish for more tasks are under way at a time: what is done meanwhile is gathered
 and leaves together, with the next wish in the same message. What the broker does not acknowledge is
@@ -12,6 +13,7 @@ sent again by the line.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
@@ -25,6 +27,7 @@ from taskyard.worker.jobs import Done, Job
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from taskyard.core.events import Clause
     from taskyard.net.line import Line
     from taskyard.wire.dwork_peer import Reply
 
@@ -34,6 +37,9 @@ STEAL_NS: Final = 30 * SECOND_NS
 #: A worker that has to refuse a task, because the machine gives it no process, asks for no more for
 #: so long: it would be given the same one at once. Likewise one that is refused by the broker.
 REFUSED_NS: Final = SECOND_NS
+
+#: How often to ask whether the rules have changed.
+RULES_NS: Final = 2 * SECOND_NS
 
 #: Signs of life that may be unanswered at once.
 HEARTBEATS_OPEN_MAX: Final = 16
@@ -77,6 +83,20 @@ class Hands(Protocol):
     def wake_at_ns(self) -> int | None: ...
 
 
+class Host(Hands, Protocol):
+    """Hands that follow the broker's rules."""
+
+    @property
+    def trouble(self) -> bytes: ...
+
+    @property
+    def overfeed_max(self) -> int: ...
+
+    def overfeed(self, lane: tuple[bytes, bytes]) -> int: ...
+
+    def follow(self, clauses: Sequence[Clause]) -> None: ...
+
+
 class Clock(Protocol):
     def monotonic_ns(self) -> int: ...
 
@@ -84,13 +104,17 @@ class Clock(Protocol):
 class Loop:
     """One worker, one broker."""
 
-    def __init__(self, settings: Settings, line: Line, hands: Hands, clock: Clock) -> None:
+    def __init__(
+        self, settings: Settings, line: Line, hands: Hands, clock: Clock, host: Host | None = None
+    ) -> None:
+        """`host` is the hands again, where they follow the broker's rules."""
         self._settings = settings
         self._line = line
         self._hands = hands
+        self._host = host
         self._clock = clock
-        #: Tasks and attempts that the broker has us down for.
-        self._held: dict[tuple[bytes, int], None] = {}
+        #: Tasks and attempts that the broker has us down for, each with its service and lane.
+        self._held: dict[tuple[bytes, int], tuple[bytes, bytes]] = {}
         #: Done, and not on their way yet.
         self._reports: list[Done] = []
         #: The report under way, and what it is about.
@@ -106,6 +130,12 @@ class Loop:
         #: What the broker's last answer to a heartbeat was about: see there.
         self._seen = 0
         self._heartbeat_due_ns = clock.monotonic_ns()
+        #: What the last heartbeat said of the host's trouble; None: nothing.
+        self._told_trouble: bytes | None = None
+        #: The question for the rules under way, when to ask again, and whether they are known.
+        self._rules = 0
+        self._rules_due_ns = self._heartbeat_due_ns
+        self._is_ruled = host is None
         #: What tasks have printed that the broker was not told yet.
         self._printed: dict[tuple[bytes, int], bytes] = {}
         #: The message of that under way, and when the next one may leave.
@@ -114,6 +144,7 @@ class Loop:
         self._farewell = 0
         self._rests_until_ns = 0
         self._ahead = 0
+        self._overfeed_max = 0
         self._finished = 0
         self._introduction = self._introduce()
         #: Why the broker refuses what it is asked; empty while it does not.
@@ -144,6 +175,7 @@ class Loop:
         for reply in self._line.replies():
             self._hear(reply)
         self._note(self._hands.turn())
+        self._ask_for_rules()
         self._send_reports()
         self._ask_for_tasks()
         self._show_life()
@@ -161,7 +193,7 @@ class Loop:
         self._reports += done
         for one in done:  # the report tells it all
             self._printed.pop(one.job.key, None)
-        if any(one.outcome is Outcome.REFUSED for one in done):
+        if any(one.outcome is Outcome.REFUSED and not one.is_well for one in done):
             self._rest()
 
     def wake_at_ns(self) -> int:
@@ -169,6 +201,8 @@ class Loop:
         times = [self._heartbeat_due_ns, self._line.wake_at_ns(), self._hands.wake_at_ns()]
         if self._printed and not self._progress:
             times.append(self._progress_due_ns)
+        if self._host is not None and not self._rules:
+            times.append(self._rules_due_ns)
         return min(time for time in times if time is not None)
 
     # What the broker says.
@@ -186,8 +220,21 @@ class Loop:
             self._stop(zip(reply.names, reply.attempts, strict=True))
         elif number == self._progress:
             self._progress = 0
+        elif number == self._rules:
+            self._hear_of_rules(reply)
         elif number in (self._report, self._steal):
             self._hear_of_tasks(number, reply)
+
+    def _hear_of_rules(self, reply: Reply) -> None:
+        """A broker that does not tell them has none: then everything is as without."""
+        self._rules, self._is_ruled = 0, True
+        self._rules_due_ns = self._clock.monotonic_ns() + RULES_NS
+        if self._host is None or reply.kind != peer.RULES:
+            return
+        self._host.follow(reply.clauses())
+        if self._host.overfeed_max != self._overfeed_max:
+            self._overfeed_max = self._host.overfeed_max
+            self._introduction = self._introduce()
 
     def _hear_of_tasks(self, number: int, reply: Reply) -> None:
         is_report, is_steal = number == self._report, number == self._steal
@@ -239,7 +286,7 @@ class Loop:
             )
         fresh = [job for job in jobs if job.key not in self._held]
         for job in fresh:
-            self._held[job.key] = None
+            self._held[job.key] = (job.service, job.lane)
         if self.leaving:
             self._give_back(fresh)
         else:
@@ -269,14 +316,34 @@ class Loop:
             silence_ns=settings.silence_ns,
             incarnation=settings.incarnation,
         )
-        return peer.introduction(facts, self._ahead)
+        # What a lane has here beyond the task in hand takes no slot.
+        overfed = settings.slots * self._overfeed_max
+        return peer.introduction(facts, self._ahead + overfed)
+
+    def _ask_for_rules(self) -> None:
+        is_due = self._rules_due_ns <= self._clock.monotonic_ns()
+        if self._host is None or self._rules or not is_due or self._farewell:
+            return
+        services = self._settings.services
+        self._rules = self._line.ask(lambda number: peer.rules(number, services))
 
     def _room(self) -> int:
-        """How many tasks to ask for."""
-        if self.leaving or self._clock.monotonic_ns() < self._rests_until_ns:
+        """How many tasks to ask for. An overfed lane is as one: its tasks are done one after the
+        other, and the broker adds them by itself."""
+        if self.leaving or not self._is_ruled or self._clock.monotonic_ns() < self._rests_until_ns:
             return 0
-        over = len(self._reports) + (len(self._reported) if self._report else 0)
-        return max(0, self._settings.slots + self._ahead - (len(self._held) - over))
+        return max(0, self._settings.slots + self._ahead - self._in_hand())
+
+    def _in_hand(self) -> int:
+        """What is not done yet."""
+        if self._host is None or not self._overfeed_max:
+            over = len(self._reports) + (len(self._reported) if self._report else 0)
+            return len(self._held) - over
+        over_keys = {done.job.key for done in self._reports}
+        if self._report:
+            over_keys.update(self._reported)
+        lanes = Counter(lane for key, lane in self._held.items() if key not in over_keys)
+        return sum(-(-count // (1 + self._host.overfeed(one))) for one, count in lanes.items())
 
     def _send_reports(self) -> None:
         """With the next wish in the same message, if none is under way."""
@@ -326,8 +393,11 @@ class Loop:
 
     def _show_life(self) -> None:
         now_ns = self._clock.monotonic_ns()
-        if now_ns < self._heartbeat_due_ns or self._farewell:
+        trouble = self._trouble_to_tell()
+        is_due = self._heartbeat_due_ns <= now_ns or trouble != self._told_trouble
+        if not is_due or self._farewell:
             return
+        self._told_trouble = trouble
         self._look_ahead()
         self._heartbeat_due_ns = now_ns + self._settings.heartbeat_ns
         if len(self._heartbeats) == HEARTBEATS_OPEN_MAX:
@@ -337,9 +407,17 @@ class Loop:
         name, worker, held = self._settings.name, self._introduction, [*self._held]
         heartbeat_ns, seen = self._settings.heartbeat_ns, self._seen
         number = self._line.ask(
-            lambda number: peer.heartbeat(number, name, worker, held, heartbeat_ns, seen=seen)
+            lambda number: peer.heartbeat(
+                number, name, worker, held, heartbeat_ns, seen=seen, trouble=trouble
+            )
         )
         self._heartbeats[number] = None
+
+    def _trouble_to_tell(self) -> bytes | None:
+        """Why agents can't be started, told for as long as that is so; and that they can, from
+        then on: a broker may come back and not know it. None: there never was any."""
+        trouble = b"" if self._host is None else self._host.trouble
+        return trouble if trouble or self._told_trouble is not None else None
 
     def _tell_progress(self) -> None:
         now_ns = self._clock.monotonic_ns()

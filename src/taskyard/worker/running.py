@@ -14,12 +14,13 @@ import selectors
 import signal
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from taskyard.core.events import Outcome
 from taskyard.errors import PeerError
 from taskyard.wire.pickled import Pickled
 from taskyard.wire.work import Call, Command, decode
+from taskyard.worker.agents_rules import AgentSettings
 from taskyard.worker.allowing import PICKLE_REFUSAL, is_allowed, refusal
 from taskyard.worker.children import Child, start_child
 from taskyard.worker.jobs import Done, Job
@@ -28,7 +29,10 @@ from taskyard.worker.output import cut_reason
 from taskyard.worker.programs import not_started, start_program
 from taskyard.worker.supervising import Shared, Supervised
 
-__all__ = ["Clock", "Done", "Job", "Runner"]
+__all__ = ["Clock", "Done", "Job", "Runner", "Work"]
+
+#: What is to be done for a job. Only a runner that feeds agents has the last.
+Work: TypeAlias = Command | Call | Pickled | AgentSettings
 
 #: stdin, stdout and stderr.
 _STANDARD_DESCRIPTORS: Final = 3
@@ -51,7 +55,7 @@ class Runner:
         self._allow = list(allow)
         self._allow_pickle = allow_pickle
         self._clock = clock
-        self._waiting: deque[tuple[Job, Command | Call | Pickled]] = deque()
+        self._waiting: deque[tuple[Job, Work]] = deque()
         #: Programs, and children at work or not.
         self._processes: list[Supervised] = []
         self._done: list[Done] = []
@@ -78,16 +82,22 @@ class Runner:
     def start(self, job: Job) -> None:
         """Begin with a job at the next turn, or as soon as there is a slot. What can't be done at
         all is told by that turn too: nothing is raised here."""
+        work = self._work_of(job)
+        if work is not None:
+            self._waiting.append((job, work))
+
+    def _work_of(self, job: Job) -> Work | None:
+        """What is to be done; None if it can't be, which is reported."""
         try:
             work = decode(job.payload, job.service)
         except PeerError as error:
             self._refuse(job, str(error))
-            return
+            return None
         reason = self._refusal(work)
         if reason is not None:
             self._refuse(job, reason)
-        else:
-            self._waiting.append((job, work))
+            return None
+        return work
 
     def _refusal(self, work: Command | Call | Pickled) -> str | None:
         """Why it is not allowed here; None if it is."""
@@ -123,8 +133,7 @@ class Runner:
         for key, events in self._selector.select(0):
             key.data(events)
         self._see_to_processes()
-        while self._waiting and self._has_room():
-            self._begin(*self._waiting.popleft())
+        self._begin_waiting()
         done, self._done = self._done, []
         return done
 
@@ -169,11 +178,19 @@ class Runner:
         self._processes = [process for process in self._processes if not process.has_ended]
 
     def _has_room(self) -> bool:
-        """For the job that has waited longest. One that is wider than the worker runs alone."""
-        slots_used = self.slots_used
-        return slots_used == 0 or slots_used + self._waiting[0][0].slots <= self.slots_total
+        """For the job that has waited longest."""
+        return self._has_slots(self._waiting[0][0])
 
-    def _begin(self, job: Job, work: Command | Call | Pickled) -> None:
+    def _has_slots(self, job: Job) -> bool:
+        """One that is wider than the worker runs alone."""
+        slots_used = self.slots_used
+        return slots_used == 0 or slots_used + job.slots <= self.slots_total
+
+    def _begin_waiting(self) -> None:
+        while self._waiting and self._has_room():
+            self._begin(*self._waiting.popleft())
+
+    def _begin(self, job: Job, work: Work) -> None:
         if isinstance(work, Command):
             self._begin_program(job, work)
         else:

@@ -27,13 +27,13 @@ from taskyard.wire.roles import Role, may_speak_as, with_article
 from taskyard.worker.agents import AgentRunner
 from taskyard.worker.feeding import hire
 from taskyard.worker.loop import Loop, Settings
-from taskyard.worker.running import Runner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from taskyard.net.keys import GuestKey
     from taskyard.worker.agents import AgentSettings
+    from taskyard.worker.running import Runner
 
 logger = logging.getLogger("taskyard.worker")
 
@@ -103,11 +103,13 @@ def serve(  # noqa: PLR0913  # the last ones are named
     key: GuestKey | None = None,
     command: Sequence[str] | None = None,
     agents: AgentSettings | None = None,
+    env: Mapping[str, str] | None = None,
     allow_pickle: bool = False,
     until_eof: bool = False,
 ) -> None:
     """Work for a broker until told to stop, or sent home. `say` is told what a user should know.
-    `command` is fed the tasks that don't say what to do; `agents` are fed all of them.
+    `command` is fed the tasks that don't say what to do, `agents` are fed all of them. Without them
+    the broker says which agents are fed with which tasks. Agents find `env` in their environment.
 
     Raises `Refused` if the broker does not want the key: to wait for it would be in vain. With
     `until_eof` the end of stdin ends it at once, with what runs: its owner was killed.
@@ -115,22 +117,22 @@ def serve(  # noqa: PLR0913  # the last ones are named
     with ExitStack() as stack:
         clock = SystemClock()
         signals = stack.enter_context(Signals())
-        pool = None if agents is None else AgentRunner(settings.slots, agents, clock)
-        runner = pool or hire(settings.slots, clock, command, allow, allow_pickle=allow_pickle)
+        host = None
+        if command is None:
+            host = AgentRunner(
+                settings.slots, clock, agents, allow=allow, allow_pickle=allow_pickle, env=env
+            )
+        runner = host or hire(settings.slots, clock, command, allow, allow_pickle=allow_pickle)
         stack.enter_context(closing(runner))
         wire = stack.enter_context(closing(sockets.connect(endpoint, key)))
         line = Line(wire, clock)
-        loop = Loop(settings, line, runner, clock)
-        if pool is not None:
-            pool.tell = loop.show_progress
+        loop = Loop(settings, line, runner, clock, host)
+        if host is not None:
+            host.tell = loop.show_progress
         leash = Leash() if until_eof else None
         post = Post(loop, line, runner, settings, say)
-        poller = Poller()
-        poller.add(wire)
-        for descriptor in (signals.fileno(), *runner.filenos()):
-            poller.add(descriptor)
-        if leash is not None:
-            poller.add(leash.fileno())
+        leashes = [] if leash is None else [leash.fileno()]
+        poller = _poller(wire, signals.fileno(), *runner.filenos(), *leashes)
         while not loop.gone and not post.is_given_up():
             ready = poller.wait(max(0, loop.wake_at_ns() - clock.monotonic_ns()))
             if leash is not None and leash.fileno() in ready and leash.has_ended():
@@ -142,6 +144,13 @@ def serve(  # noqa: PLR0913  # the last ones are named
             wire.check_welcome(line.silent_ns())
             post.watch_broker(endpoint)
             post.tell_trouble()
+
+
+def _poller(*things: sockets.Wire | int) -> Poller:
+    poller = Poller()
+    for thing in things:
+        poller.add(thing)
+    return poller
 
 
 class Post:

@@ -1,0 +1,162 @@
+"""Worker hosts at a broker that says which agents they start."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from taskyard.client.client import Client
+from tests.kit.processes import Broker, Worker, all_children_of, marks, until
+from tests.worker.agents_kit import shell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import pytest
+
+#: An agent whose tasks say what it is to report.
+OBEYS = shell('report "$lane" "$payload"')
+
+
+def set_service(directory: Path, argv: tuple[str, ...], *more: str) -> None:
+    """What the settings say of the service `s`."""
+    command = shlex.join(argv).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    lines = ["[service.s]", f'command = "{command}"', *more, ""]
+    beside = directory / "taskyard.toml.new"
+    beside.write_text("\n".join(lines))
+    beside.replace(directory / "taskyard.toml")
+
+
+class Yard:
+    """A broker and a client, and as many hosts of the service `s` as are hired."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self._directory = directory
+        self._stack = stack
+        self.broker = stack.enter_context(Broker(directory))
+        self.client = stack.enter_context(Client(state=directory / ".taskyard"))
+
+    def hire(self, *options: str) -> Worker:
+        words = ("--service", "s", *options)
+        return self._stack.enter_context(Worker(self._directory, *words))
+
+    def submit(self, name: str, payload: bytes, **terms: Any) -> Any:
+        return self.client.submit(payload, name=name, service="s", **terms)
+
+    def states(self, *names: str) -> list[str]:
+        return [self.client.show(name)["state"] for name in names]
+
+
+@contextmanager
+def a_yard(directory: Path) -> Iterator[Yard]:
+    with ExitStack() as stack:
+        yield Yard(directory, stack)
+
+
+def test_worker_without_a_command_starts_what_the_broker_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = tmp_path / "agents" / "here"
+    agent.parent.mkdir()
+    says = shell('report "$lane,$GIVEN,$TAKEN,$OTHER" ok')
+    agent.write_text(f"#!/bin/sh\nexec {shlex.join(says)}\n")
+    agent.chmod(0o700)
+    set_service(tmp_path, ("agents/here",))
+    monkeypatch.setenv("TAKEN", "two")
+    monkeypatch.setenv("OTHER", "three")
+    with a_yard(tmp_path) as yard:
+        yard.hire("--env", "GIVEN=one", "--env", "TAKEN")
+        assert yard.submit("a", b"x", lane="disk-1").result(30) == b"disk-1,one,two,"
+
+
+def test_rules_that_change_are_followed_without_a_restart(tmp_path: Path) -> None:
+    set_service(tmp_path, shell("report old ok", after="echo > bye"))
+    with a_yard(tmp_path) as yard:
+        host = yard.hire("--slots", "1")
+        assert yard.submit("first", b"x").result(30) == b"old"
+        (before,) = all_children_of(host)
+        set_service(tmp_path, shell("report new ok"))
+        yard.broker.send(signal.SIGHUP)
+        until((tmp_path / "bye").exists)
+        assert yard.submit("second", b"x").result(30) == b"new"
+        assert before not in all_children_of(host)
+
+
+def test_limit_of_a_lane_holds_over_all_hosts(tmp_path: Path) -> None:
+    notes = 'echo "begin-$lane" >> marks; echo "end-$lane" >> marks; report r ok'
+    set_service(tmp_path, shell(notes), "overfeed = 2")
+    lanes, count = ("a", "b", "c"), 20
+    with a_yard(tmp_path) as yard:
+        futures = [
+            yard.submit(f"{lane}-{number}", b"x", lane=lane)
+            for number in range(count)
+            for lane in lanes
+        ]
+        for _ in range(2):
+            yard.hire("--slots", "2")
+        for future in futures:
+            future.result(60)
+    for lane in lanes:
+        said = [mark for mark in marks(tmp_path) if mark.endswith(lane)]
+        assert said == [f"begin-{lane}", f"end-{lane}"] * count
+
+
+def test_task_that_kills_its_agent_runs_out_of_attempts_and_its_lane_goes_on(
+    tmp_path: Path,
+) -> None:
+    set_service(tmp_path, shell("[ $payload = die ] && exit 3; report r ok"), "retries = [0.05]")
+    with a_yard(tmp_path) as yard:
+        yard.hire("--slots", "1")
+        bad, good = yard.submit("bad", b"die", lane="l"), yard.submit("good", b"x", lane="l")
+        assert good.result(60) == b"r"
+        assert "the agent died: exit status 3" in str(bad.exception(60))
+        assert (yard.client.show("bad")["failures"], yard.client.show("good")["attempt"]) == (2, 1)
+
+
+def test_lane_that_is_put_off_waits_with_its_task_and_nobody_else_is_charged(
+    tmp_path: Path,
+) -> None:
+    set_service(tmp_path, OBEYS, "retries = [100]", "overfeed = 2")
+    with a_yard(tmp_path) as yard:
+        names = [f"a{number}" for number in range(5)]
+        for name in names:
+            yard.submit(name, b"deferall host down", lane="a")
+        other = yard.submit("b", b"ok", lane="b")
+        yard.hire("--slots", "1")
+        assert other.result(30) == b"b"
+        until(lambda: yard.states(*names) == ["delayed"] * 5)
+        assert [yard.client.show(name)["failures"] for name in names] == [1, 0, 0, 0, 0]
+
+
+def test_task_put_at_the_end_of_its_lane_comes_after_the_others(tmp_path: Path) -> None:
+    first = "[ $payload = later ] && [ ! -e put ]"
+    once = f"{first} && {{ echo > put; report r deferback; echo '#hungry'; continue; }}"
+    set_service(tmp_path, shell(f"echo $id >> marks; {once}; report r ok"))
+    with a_yard(tmp_path) as yard:
+        futures = [
+            yard.submit(name, payload, lane="l")
+            for name, payload in [("a", b"later"), ("b", b"x"), ("c", b"x")]
+        ]
+        yard.hire("--slots", "1")
+        for future in futures:
+            future.result(30)
+        assert [mark.partition("/")[0] for mark in marks(tmp_path)] == ["a", "b", "c", "a"]
+        assert yard.client.show("a")["failures"] == 0
+
+
+def test_host_that_can_not_start_its_agents_says_so_until_it_can(tmp_path: Path) -> None:
+    set_service(tmp_path, ("./agent",))
+    with a_yard(tmp_path) as yard:
+        yard.hire("--slots", "1")
+        future = yard.submit("a", b"ok", lane="l")
+        reason = "can't start the agent ./agent: No such file or directory"
+        until(lambda: [one["trouble"] for one in yard.client.workers()] == [reason])
+        beside = tmp_path / "agent.new"
+        beside.write_text(f"#!/bin/sh\nexec {shlex.join(OBEYS)}\n")
+        beside.chmod(0o700)
+        beside.replace(tmp_path / "agent")
+        assert future.result(60) == b"l"
+        until(lambda: [one["trouble"] for one in yard.client.workers()] == [""])

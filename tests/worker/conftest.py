@@ -1,0 +1,20 @@
+"""What tests of workers find ready."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.worker.agents_kit import Gate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    with closing(Gate(tmp_path)) as found:
+        yield found

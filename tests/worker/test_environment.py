@@ -1,0 +1,32 @@
+"""What agents find in their environment."""
+
+import pytest
+
+from taskyard.errors import UserError
+from taskyard.worker.environment import clean_environment, read_variables
+
+
+def test_only_what_every_program_needs_is_passed_on() -> None:
+    needed = {"PATH": "/bin", "HOME": "/", "LANG": "C", "LC_ALL": "C", "TZ": "UTC", "USER": "me"}
+    others = {"TASKYARD_KEY": "secret", "AWS_SECRET": "secret", "PYTHONPATH": "x", "LCX": "x"}
+    assert clean_environment(needed | {"TMPDIR": "/t"} | others) == needed | {"TMPDIR": "/t"}
+
+
+def test_variable_is_given_with_its_value_or_taken_from_the_worker() -> None:
+    given = ["A=1", "B=", "C", "D=x=y"]
+    assert read_variables(given, {"C": "3"}) == {"A": "1", "B": "", "C": "3", "D": "x=y"}
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ("=x", "is no variable: give NAME=VALUE, or NAME alone"),
+        ("", "is no variable"),
+        ("A=\0", "is no variable"),
+        ("MISSING", "there is no such variable here; give MISSING=VALUE"),
+        ("TASKYARD_KEY=x", "are the worker's own"),
+    ],
+)
+def test_variable_that_can_not_be_given_is_refused(given: str, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        read_variables([given], {})

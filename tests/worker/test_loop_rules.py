@@ -1,0 +1,193 @@
+"""The loop of a worker whose hands follow the broker's rules, at a broker without sockets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskyard.core.events import Clause, Outcome, Rules, RulesSet
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Submission, Terms
+from taskyard.net.line import Line
+from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire import dwork_peer as peer
+from taskyard.worker.agents_rules import Rulebook
+from taskyard.worker.jobs import Done
+from taskyard.worker.loop import RULES_NS, Loop, Settings
+from tests.worker.test_loop import Hands, Shop
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskyard.worker.agents_rules import Lane
+
+OVERFED = Clause(b"all", b"*", Rules(overfeed=2))
+
+
+class RuledHands(Hands):
+    """Keeps `Host`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rules = Rulebook()
+        self.trouble = b""
+        self.told: list[Sequence[Clause]] = []
+
+    @property
+    def overfeed_max(self) -> int:
+        return self.rules.overfeed_max
+
+    def overfeed(self, lane: Lane) -> int:
+        return self.rules.rules_for(lane).overfeed if lane[1] else 0
+
+    def follow(self, clauses: Sequence[Clause]) -> None:
+        self.told.append(clauses)
+        self.rules = Rulebook(clauses)
+
+    def give_back(self, outcome: Outcome, *, is_well: bool) -> None:
+        self._done.append(Done(self.jobs.pop(0), outcome, is_well=is_well))
+
+
+class RuledShop(Shop):
+    """Its broker may be one that tells no rules."""
+
+    def __init__(self, *clauses: Clause, slots: int = 2, tells_rules: bool = True) -> None:
+        super().__init__(slots)
+        self.tells_rules = tells_rules
+        self.hands: RuledHands = RuledHands()
+        self.handle([RulesSet(self.now_ns, clauses)])
+        settings = Settings(b"w", (b"exec",), slots, incarnation=1)
+        self.loop = Loop(settings, Line(self, self), self.hands, self, self.hands)
+
+    def send(self, frames: Sequence[bytes]) -> bool:
+        request = peer.Reply(frames[1])
+        if self.tells_rules or request.kind != peer.RULES:
+            return super().send(frames)
+        refusal = pb.QueryMsg(type=pb.QueryMsg.Error, reason=b"no", request=request.request)
+        self._inbox.append([b"", refusal.SerializeToString()])
+        return True
+
+    def create_in(self, lane: bytes, *names: bytes) -> None:
+        kept, self.sent = self.sent, []
+        terms, lanes = [Terms(service=b"exec")], [lane] * len(names)
+        submission = Submission(list(names), [b"{}"], terms, lanes=lanes)
+        self.ask(peer.create(1, submission), b"client")
+        self.sent = kept + [one for one in self.sent if one[0] != b"client"]
+
+    def trouble_known(self) -> bytes:
+        return self.scheduler.ledger.workers[b"w"].trouble
+
+
+def test_worker_takes_no_task_before_it_knows_the_rules() -> None:
+    shop = RuledShop(OVERFED)
+    shop.create(b"a")
+    shop.turn(1)
+    assert peer.RULES in shop.said
+    assert peer.STEAL not in shop.said
+    shop.turn()
+    assert shop.names() == [b"a"]
+    assert shop.hands.told[0][0] == OVERFED
+
+
+def test_worker_asks_again_whether_the_rules_have_changed() -> None:
+    shop = RuledShop()
+    shop.turn()
+    changed = Clause(b"exec", b"exec/*", Rules(command=b"agent"))
+    shop.handle([RulesSet(shop.now_ns, (changed,))])
+    assert shop.loop.wake_at_ns() <= shop.now_ns + RULES_NS
+    for _ in range(RULES_NS // SECOND_NS):
+        shop.pass_time(SECOND_NS)
+        shop.turn()
+    assert shop.said.count(peer.RULES) == 2
+    assert shop.hands.told[-1][0] == changed
+
+
+def test_worker_of_a_broker_that_tells_no_rules_works_without() -> None:
+    shop = RuledShop(tells_rules=False)
+    shop.create(b"a")
+    shop.turn()
+    assert shop.names() == [b"a"]
+    assert shop.hands.told == []
+
+
+def test_overfed_lane_is_as_one_task_and_no_more_lanes_are_taken_than_slots() -> None:
+    shop = RuledShop(OVERFED, slots=2)
+    shop.create_in(b"a", b"a1", b"a2", b"a3", b"a4", b"a5")
+    shop.create_in(b"b", b"b1")
+    shop.create_in(b"c", b"c1", b"c2")
+    shop.turn()
+    assert shop.names() == [b"a1", b"a2", b"a3", b"b1"]
+    shop.hands.finish()  # a1
+    shop.turn()
+    assert shop.names() == [b"a2", b"a3", b"b1"]
+    shop.hands.jobs.sort(key=lambda job: job.name, reverse=True)
+    shop.hands.finish()  # b1
+    shop.turn()
+    assert sorted(shop.names()) == [b"a2", b"a3", b"c1", b"c2"]
+
+
+def test_overfed_lane_is_gone_on_with_when_its_tasks_are_done() -> None:
+    shop = RuledShop(OVERFED, slots=1)
+    shop.create_in(b"a", b"a1", b"a2", b"a3", b"a4", b"a5")
+    shop.create_in(b"b", b"b1")
+    shop.turn()
+    assert shop.names() == [b"a1", b"a2", b"a3"]
+    for _ in range(3):
+        shop.hands.finish()
+    shop.turn()
+    assert shop.names() == [b"a4", b"a5"]
+
+
+def test_tasks_without_a_lane_count_each_also_where_lanes_are_overfed() -> None:
+    shop = RuledShop(OVERFED, slots=2)
+    shop.create(b"a", b"b", b"c")
+    shop.turn()
+    assert shop.names() == [b"a", b"b"]
+
+
+def test_trouble_of_the_host_is_told_at_once_for_as_long_as_it_lasts_and_when_it_is_over() -> None:
+    shop = RuledShop()
+    shop.turn()
+    assert shop.trouble_known() == b""
+    shop.hands.trouble = b"no key"
+    shop.turn()
+    assert shop.trouble_known() == b"no key"
+    shop.scheduler.ledger.workers[b"w"].trouble = b""  # the broker was restarted
+    shop.pass_time(SECOND_NS)
+    shop.turn()
+    assert shop.trouble_known() == b"no key"
+    shop.hands.trouble = b""
+    shop.turn()
+    assert shop.trouble_known() == b""
+
+
+def test_worker_that_gives_the_rest_of_a_lane_back_takes_others_at_once() -> None:
+    shop = RuledShop(slots=1)
+    shop.create(b"a", b"b")
+    shop.turn()
+    shop.hands.give_back(Outcome.FAILED, is_well=False)
+    shop.turn()
+    assert shop.names() == [b"b"]
+    shop.hands.give_back(Outcome.REFUSED, is_well=True)
+    shop.turn()
+    assert shop.names() == [b"b"]
+    shop.hands.give_back(Outcome.REFUSED, is_well=False)
+    shop.turn()
+    assert shop.names() == []
+
+
+def test_what_is_given_back_with_a_lane_that_is_put_off_is_put_off_too() -> None:
+    shop = RuledShop(Clause(b"all", b"*", Rules(overfeed=2, retry_delays_ns=(60 * SECOND_NS,))))
+    shop.create_in(b"a", b"a1", b"a2", b"a3", b"a4")
+    shop.turn()
+    first, *rest = shop.hands.jobs
+    shop.hands.jobs.clear()
+    shop.hands._done += [Done(job, Outcome.REFUSED, is_well=True) for job in rest]  # noqa: SLF001
+    shop.hands._done.append(Done(first, Outcome.DEFER_ALL, b"host down"))  # noqa: SLF001
+    shop.turn()
+    assert shop.names() == []
+    tasks = shop.scheduler.ledger.tasks
+    due_ns = {tasks[name].due_ns for name in (b"a1", b"a2", b"a3", b"a4")}
+    assert len(due_ns) == 1
+    assert [shop.state(name) for name in (b"a1", b"a2", b"a4")] == [TaskState.DELAYED] * 3
+    assert [tasks[name].failures for name in (b"a1", b"a2", b"a4")] == [1, 0, 0]
