@@ -8,6 +8,7 @@ because every command imports this package and few of them need a client.
 TYPE_CHECKING = False  # as in typing, which is not imported for that
 if TYPE_CHECKING:
     from taskyard.client.aio import AsyncClient, AsyncFuture
+    from taskyard.client.bundles import AsyncBundle, Bundle
     from taskyard.client.campaigns import AsyncCampaign, Campaign
     from taskyard.client.client import Client
     from taskyard.client.executor import Executor, ExecutorBroken
@@ -21,13 +22,17 @@ if TYPE_CHECKING:
         TaskyardError,
         TimedOut,
     )
+    from taskyard.wire.bundles import BundlePart, bundle_part
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "AsyncBundle",
     "AsyncCampaign",
     "AsyncClient",
     "AsyncFuture",
+    "Bundle",
+    "BundlePart",
     "Campaign",
     "Client",
     "ClientClosed",
@@ -41,19 +46,24 @@ __all__ = [
     "TaskyardError",
     "TimedOut",
     "as_completed",
+    "bundle_part",
     "wait",
 ]
 
 _HOMES = {
+    "AsyncBundle": "taskyard.client.bundles",
     "AsyncCampaign": "taskyard.client.campaigns",
     "AsyncClient": "taskyard.client.aio",
     "AsyncFuture": "taskyard.client.aio",
+    "Bundle": "taskyard.client.bundles",
+    "BundlePart": "taskyard.wire.bundles",
     "Campaign": "taskyard.client.campaigns",
     "Client": "taskyard.client.client",
     "Executor": "taskyard.client.executor",
     "ExecutorBroken": "taskyard.client.executor",
     "Future": "taskyard.client.futures",
     "as_completed": "taskyard.client.futures",
+    "bundle_part": "taskyard.wire.bundles",
     "wait": "taskyard.client.futures",
 }
 

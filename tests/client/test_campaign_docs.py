@@ -6,7 +6,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from taskyard.client.campaign import cells, formats, lines, read, survey, tasks
+from taskyard.client.campaign import (
+    bundles,
+    cells,
+    formats,
+    lines,
+    read,
+    submitting,
+    survey,
+    tasks,
+)
 from taskyard.client.campaign.formats import Format
 from taskyard.core import limits
 
@@ -47,6 +56,9 @@ def test_everything_in_a_survey_is_documented() -> None:
     [
         f"up to {limits.NAME_BYTES_MAX} bytes",
         f"At most {limits.AFTER_MAX}",
+        f"At most {bundles.RECIPIENTS_MAX}. | one task",
+        f"More than {bundles.RECIPIENTS_MAX:,} recipients",
+        f"or {submitting.BUNDLE_BYTES_MAX // 1024 // 1024} MiB with all",
         f"from -{limits.PRIORITY_MAX} to {limits.PRIORITY_MAX}",
         f"at most {lines.LINE_BYTES_MAX // 1024 // 1024} MiB",
         f"`FILE{read.REJECTED_SUFFIX}`",
@@ -58,10 +70,14 @@ def test_limits_are_documented(text: str) -> None:
 
 
 def test_examples_of_the_page_are_good(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```jsonl\n(.*?)```", PAGE, re.DOTALL)
-    (tmp_path / "c.jsonl").write_text(example)
+    examples = re.findall(r"```jsonl\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "c.jsonl").write_text("".join(examples))
     loaded = read.read_campaign(tmp_path / "c.jsonl")
-    assert (len(loaded.specs), loaded.bad, loaded.survey.unknown) == (3, [], [])
+    assert (len(loaded.specs), loaded.bad, loaded.survey.unknown) == (5, [], [])
+    assert [(spec.name, spec.lane) for spec in loaded.specs[3:]] == [
+        ("news-7/0", "a.org"),
+        ("news-7/1", "b.org"),
+    ]
 
 
 def test_durations_of_the_page_are_durations() -> None:

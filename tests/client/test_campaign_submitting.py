@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from taskyard.client.campaign.submitting import submissions, to_submission
-from taskyard.client.campaign.survey import service_of
-from taskyard.client.campaign.tasks import BadTask, TaskSpec, check
+from taskyard.client.campaign.tasks import BadTask, TaskSpec, check, service_of
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.submission import check_shape
 from taskyard.core.tasks import Submission, Terms

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from taskyard.client import courier
+from taskyard.client import courier, lane_rules
 from taskyard.client.client import Client
 from taskyard.client.futures import Future
+from taskyard.core.events import Clause, Rules
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission, Terms
@@ -24,6 +25,7 @@ from taskyard.errors import ClientClosed, NoBroker, TimedOut, UserError
 from taskyard.net import sockets
 from taskyard.net.poller import Poller
 from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire.dwork_clauses import encode_clause
 from tests.kit.processes import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
@@ -40,20 +42,32 @@ class Stage:
     def __init__(self, path: Path) -> None:
         self.wire = sockets.listen(f"ipc://{path}")
         self.process = 1
+        #: What is told to who asks where tasks are to go; None: that is no question.
+        self.clauses: list[Clause] | None = []
         self._route = b""
         self._poller = Poller()
         self._poller.add(self.wire)
 
     def hear(self) -> Q:
-        """The next request; signs of life are given meanwhile."""
+        """The next request; signs of life are given meanwhile, and rules."""
         while True:
             while (frames := self.wire.receive()) is None:
                 assert self._poller.wait(int(PATIENCE_SECONDS * SECOND_NS)), "nothing was asked"
             self._route = frames[0]
             query = Q.FromString(frames[-1])
-            if query.type != Q.OK:
+            if query.type == Q.Rules:
+                self._tell_rules(query)
+            elif query.type == Q.OK:
+                self.say(query, Q.OK)
+            else:
                 return query
-            self.say(query, Q.OK)
+
+    def _tell_rules(self, asked: Q) -> None:
+        if self.clauses is None:
+            self.say(asked, Q.Error)
+        else:
+            rules = {"clause": [*map(encode_clause, self.clauses)], "version": 1}
+            self.say(asked, Q.Rules, rules=rules)
 
     def is_quiet(self) -> bool:
         """Nothing is asked for a while, which is shorter than until a sign of life is wanted."""
@@ -366,6 +380,8 @@ def test_callback_that_waits_for_the_client_is_told_so(stage: Stage, client: Cli
 def test_callback_may_submit_however_full_the_outbox_is_and_close(
     stage: Stage, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    client.submit(b"", name="before")
+    stage.say(stage.hear(), Q.OK)  # by now it knows the rules
     monkeypatch.setattr(courier, "OUTBOX_MAX", 0)
     following: AnyFuture[Future] = AnyFuture()
 
@@ -430,3 +446,77 @@ def test_late_tasks_get_a_watch_of_their_own_when_there_are_enough(
     stage.say(asked, Q.Watch, n=1)
     asked = stage.hear()
     assert (sorted(names(asked)), asked.stream) == (["b", "c", "d"], True)
+
+
+# Lanes by the settings of a service.
+
+
+def clause(name: bytes, match: bytes, template: bytes = b"") -> Clause:
+    return Clause(name, match, Rules(lane_template=template))
+
+
+def test_service_says_the_lane_of_tasks_that_give_none(stage: Stage, client: Client) -> None:
+    stage.clauses = [
+        clause(b"big", b"smtp/big-*", b"no"),
+        clause(b"smtp", b"smtp/*", b"{host}"),
+        clause(b"", b"*", b"{name}"),
+    ]
+    client.submit(b'{"host":"a.org"}', name="mail", service="smtp")
+    client.submit(b'{"host":"a.org"}', name="own", service="smtp", lane="b")
+    client.submit("m:f", name="call", args=[1])
+    found: dict[str, bytes] = {}
+    while len(found) < 3:  # all of them
+        asked = stage.hear()
+        found |= dict(zip(names(asked), asked.batch.lane, strict=True))
+        stage.say(asked, Q.OK)
+    assert found == {"mail": b"a.org", "own": b"b", "call": b"call"}
+
+
+def test_task_that_the_template_does_not_fit_is_refused_and_others_go_on(
+    stage: Stage, client: Client
+) -> None:
+    stage.clauses = [clause(b"", b"*", b"{host}")]
+    held = hold_up_in_lanes(stage, client)
+    bad = [
+        client.submit(b"none", name=f"bad-{number}", wait_for_unknown=bool(number % 2))
+        for number in range(8)  # each in a message of its own
+    ]
+    client.submit(b'{"host":"h"}', name="good")
+    for each in held:
+        stage.say(each, Q.OK)
+    good = stage.hear()
+    assert (names(good), [*good.batch.lane]) == (["good"], [b"h"])
+    told = "the lane of service default is '{host}', and there is no field 'host'; use"
+    for future in bad:
+        assert reason_of(future).startswith(f"task {future.name} was refused: {told}")
+    stage.say(good, Q.OK)
+
+
+def hold_up_in_lanes(stage: Stage, client: Client) -> list[Q]:
+    held = []
+    for number in range(courier.CREATES_MAX):
+        client.submit(b"", name=f"held-{number}", lane="own")
+        held.append(stage.hear())
+    return held
+
+
+def test_rules_are_asked_for_again_when_they_are_old(
+    stage: Stage, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.submit(b"", name="first")
+    stage.say(stage.hear(), Q.OK)
+    stage.clauses = [clause(b"", b"*", b"{name}")]
+    client.submit(b"", name="second")
+    second = stage.hear()
+    assert [*second.batch.lane] == []
+    stage.say(second, Q.OK)
+    monkeypatch.setattr(lane_rules, "BELIEVED_NS", SECOND_NS // 20)
+    assert stage.is_quiet()  # for longer than that
+    client.submit(b"", name="third")
+    assert [*stage.hear().batch.lane] == [b"third"]
+
+
+def test_broker_that_knows_no_rules_has_none(stage: Stage, client: Client) -> None:
+    stage.clauses = None
+    client.submit(b"", name="a")
+    assert [*stage.hear().batch.lane] == []

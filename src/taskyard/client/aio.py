@@ -21,7 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from taskyard.client import asking, finding, following
+from taskyard.client import asking, bundles, finding, following
+from taskyard.client.bundles import AsyncBundle
 from taskyard.client.campaigns import AsyncCampaign
 from taskyard.client.client import HASTE_SECONDS, TIMEOUT_SECONDS
 from taskyard.client.courier import Courier
@@ -316,6 +317,24 @@ class AsyncClient:
         """Submit a task an item, as `Client.map` does. Goes on when there is room for more."""
         return await self._taken(self._sender.submit_each(what, items, campaign, options))
 
+    async def submit_bundle(  # noqa: PLR0913  # all but two are named
+        self,
+        payload: str | bytes | list[Any] | dict[str, Any],
+        recipients: Iterable[str] | Iterable[dict[str, Any]],
+        *,
+        name: str | None = None,
+        campaign: str | None = None,
+        lane: str | None = None,
+        wait_for_unknown: bool = False,
+        **options: Any,  # noqa: ANN401  # the keys of a task, checked there
+    ) -> AsyncBundle:
+        """Submit one payload for many recipients, as `Client.submit_bundle` does."""
+        keys = {"lane": lane, **options}
+        order = bundles.order(payload, recipients, name, campaign, keys)
+        order.unknown = Unknown.WAIT if wait_for_unknown else Unknown.REFUSE
+        await self._converse(bundles.created(order))
+        return AsyncBundle(self, order.name, self._sender.watch(order.services()).values())
+
     async def submit_all(
         self, submission: Submission, unknown: Unknown = Unknown.REFUSE, *, watch: bool = True
     ) -> list[AsyncFuture]:
@@ -429,6 +448,19 @@ class AsyncClient:
                 return
             some, cursor = await self._converse(asking.page(scope or Scope(), match, cursor))
 
+    async def lanes(
+        self, service: str | None = None, pattern: str | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The lanes of a service, or of all, whose names fit a pattern: how much waits in each, and
+        why it waits. Page by page: `async for`."""
+        some, place = await self._converse(asking.lanes(service, pattern))
+        while True:
+            for view in some:
+                yield view
+            if place is None:
+                return
+            some, place = await self._converse(asking.lanes(service, pattern, place))
+
     def result(self, name: str) -> Awaited[Any]:
         """The result of a task that is done. Raises `TaskFailed` if there is none."""
         return self._converse(asking.result(name))
@@ -436,6 +468,11 @@ class AsyncClient:
     def result_bytes(self, name: str) -> Awaited[bytes]:
         """The same as the worker sent it."""
         return self._converse(asking.result_bytes(name))
+
+    def results(self, names: Sequence[str]) -> Awaited[dict[str, tuple[TaskState, bytes]]]:
+        """Of those of these tasks that there are: where each is, and its result as it was sent,
+        or the reason of its failure."""
+        return self._converse(asking.results(names))
 
     def output(self, name: str) -> Awaited[bytes]:
         """The end of what a task printed; b"" if nothing is kept beside its result."""
@@ -463,6 +500,30 @@ class AsyncClient:
     ) -> Awaited[int]:
         """Try failed tasks again, and delayed ones now. Returns how many, or raises `TimedOut`."""
         return self._converse(asking.act(peer.RETRY, names, scope, timeout))
+
+    def move(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        to_lane: str | None = None,
+        to_service: str | None = None,
+        timeout: float | None = None,
+        **scope: Any,  # noqa: ANN401
+    ) -> Awaited[int]:
+        """Put tasks that no worker holds into another lane ("" is the open one), another service,
+        or both. Returns how many, or raises `TimedOut`."""
+        return self._converse(asking.move((to_service, to_lane), names, scope, timeout))
+
+    def expire(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        timeout: float | None = None,
+        **scope: Any,  # noqa: ANN401
+    ) -> Awaited[int]:
+        """Give up tasks that no worker holds, as if they were too old: they end as failed. Returns
+        how many, or raises `TimedOut`."""
+        return self._converse(asking.act(peer.EXPIRE, names, scope, timeout))
 
     def drain(self, worker: str | None = None) -> Awaited[int]:
         """Give a worker no more tasks and send it home; without a name all of them, and then the

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from taskyard.client.campaign.submitting import encode_text
 from taskyard.client.futures import value_of
+from taskyard.client.lane_rules import template_of
 from taskyard.core.events import Scope, Unknown
-from taskyard.core.limits import SECOND_NS
+from taskyard.core.limits import SECOND_NS, SERVICES_MAX
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import shown
 from taskyard.errors import Refused, TaskFailed, TimedOut, UserError
@@ -178,6 +179,20 @@ def _all_pages(scope: Scope, ends: Ends | None = None) -> Conversation[list[View
     return found
 
 
+def lanes(
+    service: str | None = None,
+    pattern: str | None = None,
+    after: peer.Place | None = None,
+    timeout: float | None = None,
+) -> Conversation[tuple[list[View], peer.Place | None]]:
+    """Some lanes of a service, or of all, whose names fit a pattern; and where to go on: None
+    after the last."""
+    service_name, lane = (None if one is None else encode_text(one) for one in (service, pattern))
+    build = partial(peer.lanes, service=service_name, lane=lane, after=after, count=PAGE)
+    reply = yield from _asked(Query(build, ends=Ends.after(timeout)))
+    return reply.document(), reply.place
+
+
 def known(names: Sequence[str]) -> Conversation[dict[str, View]]:
     """All about those of these tasks that there are."""
     found: dict[str, View] = {}
@@ -241,6 +256,22 @@ def result_bytes(name: str) -> Conversation[bytes]:
     )
 
 
+def results(names: Sequence[str]) -> Conversation[dict[str, tuple[TaskState, bytes]]]:
+    """Of those of these tasks that there are: where each is, and its result or its reason."""
+    found: dict[str, tuple[TaskState, bytes]] = {}
+    _check_names(names)
+    for some in _portions([*dict.fromkeys(names)]):
+        left = some
+        while left:
+            asked = [encode_text(name) for name in left]
+            reply = yield from _asked(Query(partial(peer.results, names=asked)))
+            told = zip(reply.states, reply.texts, strict=True)
+            found.update(zip(map(shown, reply.names), told, strict=True))
+            # What did not fit one answer is asked for again.
+            left = [name for name in left if name not in found] if reply.count else []
+    return found
+
+
 def output(name: str) -> Conversation[bytes]:
     build = partial(peer.ask, kind=peer.OUTPUT, name=encode_text(name))
     reply = yield from _asked(Query(build))
@@ -262,14 +293,49 @@ def create(submission: Submission, unknown: Unknown) -> Conversation[int]:
 def act(
     kind: int, names: Iterable[str] | None, scope: dict[str, Any], timeout: float | None
 ) -> Conversation[int]:
-    """Cancel or retry tasks. Returns how many."""
+    """Cancel, retry or expire tasks. Returns how many."""
+    return (yield from _done_to(partial(peer.act, kind=kind), names, scope, timeout))
+
+
+def move(
+    to: tuple[str | None, str | None],
+    names: Iterable[str] | None,
+    scope: dict[str, Any],
+    timeout: float | None,
+) -> Conversation[int]:
+    """Put tasks into another service, lane, or both. Returns how many."""
+    service, lane = (None if one is None else encode_text(one) for one in to)
+    build = partial(peer.move, service=service, lane=lane)
+    return (yield from _done_to(build, names, scope, timeout))
+
+
+def _done_to(
+    build: Callable[..., bytes],
+    names: Iterable[str] | None,
+    scope: dict[str, Any],
+    timeout: float | None,
+) -> Conversation[int]:
     ends, total = Ends.after(timeout), 0
     _check_names(names)
     for some in [None] if names is None else _portions(list(names)):
-        build = partial(peer.act, kind=kind, scope=scope_of(some, **scope))
-        reply = yield from _asked(Query(build, ends=ends, what="the tasks"))
+        query = Query(partial(build, scope=scope_of(some, **scope)), ends=ends, what="the tasks")
+        reply = yield from _asked(query)
         total += reply.count
     return total
+
+
+def lane_templates(services: Iterable[str]) -> Conversation[dict[str, str]]:
+    """How the lanes of tasks are made that give none, by service; only of those that say it."""
+    templates: dict[str, str] = {}
+    names = [*dict.fromkeys(services)]
+    for some in _portions(names, SERVICES_MAX) if names else ():
+        encoded = [*map(encode_text, some)]
+        reply = yield Query(partial(peer.rules, services=encoded))
+        # Of an error: a broker that knows no such question has no such settings.
+        clauses = [] if reply.kind == peer.ERROR else reply.clauses()
+        for service, name in zip(some, encoded, strict=True):
+            templates[service] = template_of(name, clauses)
+    return {service: template for service, template in templates.items() if template}
 
 
 def drain(worker: str | None) -> Conversation[int]:
@@ -379,10 +445,10 @@ def _check_names(names: object) -> None:
         raise UserError(f"{names!r} is one name where a list of names is wanted; give [{names!r}]")
 
 
-def _portions(names: list[_T]) -> Iterator[list[_T]]:
+def _portions(names: list[_T], size: int = NAMES_A_REQUEST) -> Iterator[list[_T]]:
     """Names that fit a request each; of none, one empty portion: it is asked for all the same."""
-    for first in range(0, max(1, len(names)), NAMES_A_REQUEST):
-        yield names[first : first + NAMES_A_REQUEST]
+    for first in range(0, max(1, len(names)), size):
+        yield names[first : first + size]
 
 
 def _found(reply: Reply, name: str) -> Reply:

@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from taskyard.client import asking, finding, following
+from taskyard.client import asking, bundles, finding, following
 from taskyard.client.asking import scope_of
+from taskyard.client.bundles import Bundle
 from taskyard.client.campaigns import Campaign
 from taskyard.client.courier import Courier
 from taskyard.client.futures import Future
@@ -137,6 +138,32 @@ class Client:
         makes its argv. Options are those of `submit`."""
         return list(self._sender.submit_each(what, items, campaign, options))
 
+    def submit_bundle(  # noqa: PLR0913  # all but two are named
+        self,
+        payload: str | bytes | list[Any] | dict[str, Any],
+        recipients: Iterable[str] | Iterable[dict[str, Any]],
+        *,
+        name: str | None = None,
+        campaign: str | None = None,
+        lane: str | None = None,
+        wait_for_unknown: bool = False,
+        **options: Any,  # noqa: ANN401  # the keys of a task, checked there
+    ) -> Bundle:
+        """Submit one payload for many recipients, texts or dicts of fields: a task for each, called
+        NAME/0, NAME/1, …, in a lane of its own. All have the same payload, a JSON object with
+        `body` and `recipients`; `taskyard.bundle_part` tells a worker which part its task is.
+
+        The campaign is the bundle's name if none is given. The lane is a template of the
+        recipient's fields, "{recipient}" where neither it nor the service's settings say another.
+        Other options are those of `submit`. Returns when the broker has it, which takes it whole or
+        not at all: raises `Refused`, and `UserError` for more than 100,000 recipients.
+        """
+        keys = {"lane": lane, **options}
+        order = bundles.order(payload, recipients, name, campaign, keys)
+        order.unknown = Unknown.WAIT if wait_for_unknown else Unknown.REFUSE
+        self._converse(bundles.created(order))
+        return Bundle(self, order.name, self._sender.watch(order.services()).values())
+
     def submit_all(
         self, submission: Submission, unknown: Unknown = Unknown.REFUSE, *, watch: bool = True
     ) -> list[Future]:
@@ -239,6 +266,17 @@ class Client:
             some, cursor = self._converse(asking.page(scope or Scope(), match, cursor))
             yield from some
 
+    def lanes(
+        self, service: str | None = None, pattern: str | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """The lanes of a service, or of all, whose names fit a pattern, page by page: how much
+        waits in each, and why it waits."""
+        some, place = self._converse(asking.lanes(service, pattern))
+        yield from some
+        while place is not None:
+            some, place = self._converse(asking.lanes(service, pattern, place))
+            yield from some
+
     def result(self, name: str) -> Any:  # noqa: ANN401  # whatever the task returned
         """The result of a task that is done. Raises `TaskFailed` if there is none."""
         return self._converse(asking.result(name))
@@ -246,6 +284,11 @@ class Client:
     def result_bytes(self, name: str) -> bytes:
         """The same as the worker sent it."""
         return self._converse(asking.result_bytes(name))
+
+    def results(self, names: Sequence[str]) -> dict[str, tuple[TaskState, bytes]]:
+        """Of those of these tasks that there are: where each is, and its result as it was sent,
+        or the reason of its failure."""
+        return self._converse(asking.results(names))
 
     def output(self, name: str) -> bytes:
         """The end of what a task printed; b"" if nothing is kept beside its result."""
@@ -273,6 +316,30 @@ class Client:
     ) -> int:
         """Try failed tasks again, and delayed ones now. Returns how many, or raises `TimedOut`."""
         return self._converse(asking.act(peer.RETRY, names, scope, timeout))
+
+    def move(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        to_lane: str | None = None,
+        to_service: str | None = None,
+        timeout: float | None = None,
+        **scope: Any,  # noqa: ANN401
+    ) -> int:
+        """Put tasks that no worker holds into another lane ("" is the open one), another service,
+        or both. Returns how many, or raises `TimedOut`."""
+        return self._converse(asking.move((to_service, to_lane), names, scope, timeout))
+
+    def expire(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        timeout: float | None = None,
+        **scope: Any,  # noqa: ANN401
+    ) -> int:
+        """Give up tasks that no worker holds, as if they were too old: they end as failed. Returns
+        how many, or raises `TimedOut`."""
+        return self._converse(asking.act(peer.EXPIRE, names, scope, timeout))
 
     def drain(self, worker: str | None = None) -> int:
         """Give a worker no more tasks and send it home; without a name all of them, and then the

@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskyard.client import finding
 from taskyard.client.campaign.submitting import task_bytes
+from taskyard.client.campaign.values import BadValue
+from taskyard.client.lane_rules import LaneRules
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.tasks import Submission, Terms, shown
 from taskyard.errors import ClientClosed, NoBroker, Refused, TaskyardError, UserError
@@ -84,7 +86,8 @@ class Parcel(NamedTuple):
     name: bytes
     payload: bytes
     terms: Terms
-    lane: bytes
+    #: None: as the settings of its service say.
+    lane: bytes | None
     after: tuple[bytes, ...]
     unknown: Unknown
     future: Promise | None
@@ -165,6 +168,9 @@ class Courier:
         self._asked: dict[int, AnyFuture[Reply]] = {}
         #: Submissions that were refused as a whole, to be tried again or in parts, in order.
         self._suspects: list[Batch] = []
+        self._lane_rules = LaneRules()
+        #: The request for more of them, and the services that it is about.
+        self._rules_asked: tuple[int, list[bytes]] = (0, [])
 
     def start(self) -> None:
         self._thread.start()
@@ -173,7 +179,7 @@ class Courier:
 
     def send(self, parcel: Parcel) -> None:
         """Take a task along. Waits while too many are waiting already."""
-        task_bytes(parcel.name, parcel.payload, parcel.lane, parcel.after)
+        _bytes_of(parcel)
         with self._handing:
             self._check_open()
             self._parcels.append(parcel)
@@ -351,8 +357,9 @@ class Courier:
 
     def _give_up(self) -> None:
         """Nobody was ever there: whoever waits is told, and the line starts anew."""
-        for number in [*self._creates, *self._watches, *self._asked]:
+        for number in [*self._creates, *self._watches, *self._asked, self._rules_asked[0]]:
             self._line.forget(number)
+        self._rules_asked = (0, [])
         seconds = self._first_answer_ns / SECOND_NS
         self._fail_all(
             NoBroker(
@@ -400,27 +407,63 @@ class Courier:
         """What to submit next. A suspect goes when all before it is acknowledged: then its answer
         is the last word."""
         if not self._suspects:
-            return self._gather() if self._parcels else None
+            while self._parcels and self._knows_lanes():
+                if (batch := self._gather()) is not None:
+                    return batch
+            return None
         if self._suspects[0].before <= self._acknowledged():
             return self._suspects.pop(0)
         return None
 
-    def _gather(self) -> Batch:
-        """The next tasks that fit one submission: they agree on what an unknown name means."""
+    def _gather(self) -> Batch | None:
+        """The next tasks that fit one submission: they agree on what an unknown name means, and
+        where they are to go is known."""
         parcels = [self._parcels.popleft()]
         room = BYTES_A_CREATE_MAX - _bytes_of(parcels[0])
-        unknown = parcels[0].unknown
+        unknown, knows = parcels[0].unknown, self._lane_rules.knows
         while self._parcels and len(parcels) < TASKS_A_CREATE_MAX:
             following = self._parcels[0]
             room -= _bytes_of(following)
             if room < 0 or following.unknown is not unknown:
                 break
+            if following.lane is None and not knows(following.terms.service):
+                break
             parcels.append(self._parcels.popleft())
         if len(self._parcels) <= OUTBOX_MAX // 2:
             with self._room:
                 self._room.notify_all()
-        self._gathered += len(parcels)
-        return Batch(self._gathered - len(parcels), parcels)
+        before, self._gathered = self._gathered, self._gathered + len(parcels)
+        fit = self._in_lanes(parcels)
+        return Batch(before, fit) if fit else None
+
+    def _knows_lanes(self) -> bool:
+        """Whether it is known where the next task is to go; if not, the broker is asked."""
+        first = self._parcels[0]
+        if first.lane is not None:
+            return True
+        self._lane_rules.forget_old(self._clock.monotonic_ns())
+        if self._lane_rules.knows(first.terms.service):
+            return True
+        if not self._rules_asked[0]:
+            services = [first.terms.service]
+            number = self._line.ask(lambda number: peer.rules(number, services))
+            self._rules_asked = (number, services)
+        return False
+
+    def _in_lanes(self, parcels: list[Parcel]) -> list[Parcel]:
+        """Tasks with their lanes; without those that none can be made for."""
+        fit: list[Parcel] = []
+        for parcel in parcels:
+            if parcel.lane is not None:
+                fit.append(parcel)
+                continue
+            try:
+                lane = self._lane_rules.lane_of(parcel.name, parcel.payload, parcel.terms)
+            except BadValue as bad:
+                self._refuse([parcel], str(bad))
+            else:
+                fit.append(parcel._replace(lane=lane) if lane else parcel)
+        return fit
 
     def _submit(self, batch: Batch) -> None:
         parcels = batch.parcels
@@ -443,7 +486,11 @@ class Courier:
 
     def _hear(self, reply: Reply) -> None:
         number = reply.request
-        if number in self._creates:
+        if number == self._rules_asked[0]:
+            clauses = [] if reply.kind == peer.ERROR else reply.clauses()
+            self._lane_rules.learn(self._rules_asked[1], clauses, self._clock.monotonic_ns())
+            self._rules_asked = (0, [])
+        elif number in self._creates:
             self._submitted(number, self._creates.pop(number), reply)
         elif number in self._watches:
             self._told(number, reply)
@@ -571,7 +618,7 @@ def _place(batch: Batch) -> int:
 
 
 def _bytes_of(parcel: Parcel) -> int:
-    return task_bytes(parcel.name, parcel.payload, parcel.lane, parcel.after)
+    return task_bytes(parcel.name, parcel.payload, parcel.lane or b"", parcel.after)
 
 
 def _submission(parcels: list[Parcel]) -> Submission:
@@ -585,7 +632,7 @@ def _submission(parcels: list[Parcel]) -> Submission:
             place = places[id(parcel.terms)] = len(terms)
             terms.append(parcel.terms)
         terms_at.append(place)
-    lanes = [parcel.lane for parcel in parcels]
+    lanes = [parcel.lane or b"" for parcel in parcels]
     after = [parcel.after for parcel in parcels]
     return Submission(
         names=[parcel.name for parcel in parcels],

@@ -62,11 +62,13 @@ class Sender(Generic[_F]):
             return self._submit_plain(task, what, encode_text(campaign), arguments)
         raw = {"name": task, **_work(what, *arguments), **options}
         if "after" in options:
-            raw["after"] = _names(options["after"])
+            raw["after"] = names_of(options["after"])
         unknown = Unknown.WAIT if wait_for_unknown else Unknown.REFUSE
-        submission = to_submission([check(raw)], encode_text(campaign), time.time_ns())
+        spec = check(raw, campaign)
+        submission = to_submission([spec], encode_text(campaign), time.time_ns())
         future = self._make(submission.names[0], submission.terms_of(0).service)
-        self._send(submission, 0, unknown, future)
+        lane = submission.lanes[0] if submission.lanes else None
+        self._send(submission, 0, (lane, unknown), future)
         return future
 
     def _submit_plain(
@@ -86,7 +88,7 @@ class Sender(Generic[_F]):
             self._terms[(service, campaign)] = terms
         encoded = encode_text(name)
         future = self._make(encoded, service)
-        self._courier.send(Parcel(encoded, payload, terms, b"", (), Unknown.REFUSE, future))
+        self._courier.send(Parcel(encoded, payload, terms, None, (), Unknown.REFUSE, future))
         return future
 
     def submit_each(
@@ -109,14 +111,18 @@ class Sender(Generic[_F]):
         """Send a task a row, when its future is asked for; without `watch` there is none."""
         for index, name in enumerate(submission.names):
             future = self._make(name, submission.terms_of(index).service) if watch else None
-            self._send(submission, index, unknown, future)
+            lane = submission.lanes[index] if submission.lanes else b""
+            self._send(submission, index, (lane, unknown), future)
             yield future
 
     def _send(
-        self, submission: Submission, index: int, unknown: Unknown, future: _F | None
+        self,
+        submission: Submission,
+        index: int,
+        how: tuple[bytes | None, Unknown],
+        future: _F | None,
     ) -> None:
-        name, payload = submission.names[index], submission.payload_of(index)
-        lane = submission.lanes[index] if submission.lanes else b""
+        (lane, unknown), name, payload = how, submission.names[index], submission.payload_of(index)
         after = tuple(submission.after[index]) if submission.after else ()
         terms = submission.terms_of(index)
         self._courier.send(Parcel(name, payload, terms, lane, after, unknown, future))
@@ -167,7 +173,7 @@ def _check_work(what: object, arguments: tuple[object, object]) -> None:
         )
 
 
-def _names(after: object) -> object:
+def names_of(after: object) -> object:
     """Futures may stand for the names of their tasks."""
     if isinstance(after, list | tuple):
         return [_name(one) for one in after]

@@ -5,16 +5,20 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from taskyard.client import asking
 from taskyard.client.asking import Query
+from taskyard.client.campaign import bundles
 from taskyard.client.campaign.submitting import encode_text
+from taskyard.client.campaign.tasks import service_of
 from taskyard.core.events import Unknown
 from taskyard.errors import Refused
 from taskyard.wire import dwork_peer as peer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from taskyard.client.asking import Conversation
+    from taskyard.client.campaign.tasks import TaskSpec
     from taskyard.client.client import Client
     from taskyard.core.events import Scope
     from taskyard.core.tasks import Submission
@@ -30,6 +34,17 @@ def retry(client: Client, scope: Scope) -> int:
     return _count(client, partial(peer.act, kind=peer.RETRY, scope=scope))
 
 
+def expire(client: Client, scope: Scope) -> int:
+    """Give up the tasks of a scope that no worker holds. Returns how many."""
+    return _count(client, partial(peer.act, kind=peer.EXPIRE, scope=scope))
+
+
+def move(client: Client, scope: Scope, service: str | None, lane: str | None) -> int:
+    """Put the tasks of a scope that no worker holds elsewhere; None: as it is. Returns how many."""
+    to_service, to_lane = (None if one is None else encode_text(one) for one in (service, lane))
+    return _count(client, partial(peer.move, scope=scope, service=to_service, lane=to_lane))
+
+
 def create_after(
     client: Client,
     submission: Submission,
@@ -41,6 +56,19 @@ def create_after(
     names = [*map(encode_text, campaigns)]
     more = {"unknown": unknown, "after_campaigns": names}
     return _count(client, partial(peer.create, submission=submission, **more))  # type: ignore[arg-type]
+
+
+def settle_lanes(client: Client, specs: Sequence[TaskSpec], campaign: str) -> None:
+    """Put tasks that say no lane where the broker's settings say. Raises `BadTask`."""
+    services = [service_of(spec) for spec in specs if not spec.lane]
+    if services:
+        templates = lane_templates(client, services)
+        bundles.settle_lanes(specs, campaign, lambda service: templates.get(service, ""))
+
+
+def lane_templates(client: Client, services: Iterable[str]) -> dict[str, str]:
+    """How the lanes of tasks are made that give none, by service; only of those that say it."""
+    return client._converse(asking.lane_templates(services))  # noqa: SLF001  # a part of it
 
 
 def _count(client: Client, build: Callable[[int], bytes]) -> int:

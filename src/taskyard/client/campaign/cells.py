@@ -73,6 +73,7 @@ _READERS: Final[dict[str, Callable[[str], object]]] = {
     "args": _json,
     "kwargs": _json,
     "after": _names,
+    "recipients": _names,
     "priority": _number,
     "retries": _multiples,
     "slots": _number,

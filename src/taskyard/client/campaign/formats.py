@@ -58,6 +58,8 @@ class Options(Struct, frozen=True):
     replay: bool = False
     #: In a replay, how many times faster.
     speedup: float = 1.0
+    #: What a lane's template says by {campaign}.
+    campaign: str = ""
 
 
 def rows(path: str, options: Options) -> Iterator[tuple[int, object]]:
@@ -65,7 +67,7 @@ def rows(path: str, options: Options) -> Iterator[tuple[int, object]]:
     label = label_of(path)
     with opened(path) as stream:
         form = options.format or format_of(path, stream)
-        _check_options(options, form)
+        check_options(options, form)
         if form is Format.PARQUET:
             if path == STDIN:
                 raise BadCampaign("stdin: Parquet must be a file")
@@ -81,7 +83,8 @@ def rows(path: str, options: Options) -> Iterator[tuple[int, object]]:
             yield from jsonl.rows(numbered_lines(stream, label))
 
 
-def _check_options(options: Options, form: Format) -> None:
+def check_options(options: Options, form: Format) -> None:
+    """Refuse options that are not for that format. Raises UserError."""
     if not options.speedup > 0:
         raise UserError(f"the speedup must be more than 0, not {options.speedup}")
     if options.replay and form is not Format.WFCOMMONS:

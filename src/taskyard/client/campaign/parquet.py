@@ -29,20 +29,32 @@ def rows(path: str) -> Iterator[tuple[int, object]]:
     number = 0
     try:
         with pq.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            _check_columns(names, path)
+            check_columns(file.schema_arrow.names, path)
             for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
-                columns = [_values(pa, column) for column in batch.columns]
-                for number, cells in enumerate(zip(*columns, strict=True), start=number + 1):  # noqa: B020
-                    yield number, _row(names, cells)
+                for number, raw in enumerate(rows_of(batch), start=number + 1):  # noqa: B020
+                    yield number, raw
     except (pa.ArrowException, OSError) as wrong:
-        reason = str(wrong).partition("\n")[0]
-        raise BadCampaign(
-            f"{path}:{number + 1}: is no whole Parquet file: {reason}; write it anew"
-        ) from None
+        raise damaged(path, number + 1, wrong) from None
 
 
-def _check_columns(names: list[str], path: str) -> None:
+def damaged(path: str, row: int, wrong: Exception) -> BadCampaign:
+    """What to say of a file that can't be read on at that row."""
+    reason = str(wrong).partition("\n")[0]
+    return BadCampaign(f"{path}:{row}: is no whole Parquet file: {reason}; write it anew")
+
+
+def rows_of(batch: Any) -> Iterator[object]:  # noqa: ANN401  # it comes without types
+    """What each row of an Arrow batch says."""
+    import pyarrow as pa  # noqa: PLC0415  # who has a batch has it
+
+    names = batch.schema.names
+    columns = [_values(pa, column) for column in batch.columns]
+    for cells in zip(*columns, strict=True):
+        yield _row(names, cells)
+
+
+def check_columns(names: list[str], path: str) -> None:
+    """Refuse a table whose columns are not a task's keys. Raises `BadCampaign`."""
     for name in names:
         check_column(name, f"{path}:1")
     if len(set(names)) < len(names) or "name" not in names:

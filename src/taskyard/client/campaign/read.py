@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct, field
 
+from taskyard.client.campaign.bundles import tasks_of
 from taskyard.client.campaign.formats import Options, rows
 from taskyard.client.campaign.lines import STDIN, BadCampaign, Unreadable, label_of
 from taskyard.client.campaign.survey import (
@@ -25,7 +26,7 @@ from taskyard.client.campaign.survey import (
     levels_of,
     survey_of,
 )
-from taskyard.client.campaign.tasks import BadTask, TaskSpec, check, to_raw
+from taskyard.client.campaign.tasks import BadTask, TaskSpec, to_raw
 from taskyard.client.campaign.values import shown
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class _Reading(Struct):
     """What has been read so far."""
 
     file: str
+    campaign: str = ""
     specs: list[TaskSpec] = field(default_factory=list)
     lines: array[int] = field(default_factory=lambda: array("Q"))
     #: Where the first task of each name stands.
@@ -86,15 +88,20 @@ class _Reading(Struct):
             self.reject(line, raw.reason, raw.raw, raw.name)
             return
         try:
-            spec = check(raw)
+            specs = tasks_of(raw, self.campaign)
         except BadTask as bad:
             name = raw.get("name") if isinstance(raw, dict) else None
             self.reject(line, str(bad), raw, name if isinstance(name, str) else "")
             return
-        first = self.numbers.setdefault(spec.name, len(self.specs))
-        if first < len(self.specs):
-            self._reject_duplicate(line, spec, self.lines[first])
-            return
+        for spec in specs:  # of a bundle all or none
+            if spec.name in self.numbers:
+                self._reject_duplicate(line, spec, self.lines[self.numbers[spec.name]])
+                return
+        for spec in specs:
+            self._add(line, spec)
+
+    def _add(self, line: int, spec: TaskSpec) -> None:
+        self.numbers[spec.name] = len(self.specs)
         if spec.after:
             # The same names, but the objects that we have already: half the memory of a graph.
             specs, numbers = self.specs, self.numbers
@@ -122,8 +129,9 @@ class _Reading(Struct):
 def read_campaign(path: str | Path, options: Options | None = None) -> Loaded:
     """The campaign in a file, "-" for stdin. Raises `BadCampaign` if it can't be read at all."""
     name = str(path)
-    reading = _Reading(label_of(name))
-    for line, raw in rows(name, options or Options()):
+    options = options or Options()
+    reading = _Reading(label_of(name), options.campaign)
+    for line, raw in rows(name, options):
         reading.take(line, raw)
     return _judged(reading)
 
@@ -136,7 +144,8 @@ def _judged(reading: _Reading) -> Loaded:
     cycles = cycles_of(graph, levels)
     rejected: dict[int, str] = {}
     for group, cycle in cycles:
-        rejected |= dict.fromkeys(group, _around(specs, group, cycle))
+        around = cycle_text([specs[number].name for number in cycle], len(group))
+        rejected |= dict.fromkeys(group, around)
     for name, line in reading.bad_names.items():
         for number in graph.unknown.pop(name, ()):
             rejected.setdefault(number, _behind(name, line))
@@ -145,7 +154,8 @@ def _judged(reading: _Reading) -> Loaded:
     survey.duplicates = reading.duplicates
     survey.cycles = [[specs[number].name for number in cycle] for _, cycle in cycles]
     for number, reason in rejected.items():
-        reading.reject(lines[number], reason, specs[number])
+        if _stands_for_its_line(specs[number]):
+            reading.reject(lines[number], reason, specs[number])
     reading.bad.sort(key=lambda bad: bad.line)
     if rejected or not graph.ordered:
         good = [number for number in levels.order if number not in rejected]
@@ -153,13 +163,19 @@ def _judged(reading: _Reading) -> Loaded:
     return Loaded(reading.file, specs, lines, reading.bad, survey)
 
 
-def _around(specs: Sequence[TaskSpec], group: Sequence[int], cycle: Sequence[int]) -> str:
-    names = [shown(specs[number].name) for number in [*cycle, cycle[0]]]
+def _stands_for_its_line(spec: TaskSpec) -> bool:
+    """Of a bundle, whose tasks are rejected together, the first does."""
+    return spec.part is None or not spec.part.offset
+
+
+def cycle_text(cycle: Sequence[str], tasks: int) -> str:
+    """What is wrong with tasks that wait for each other: one way around, and how many they are."""
+    names = [*map(shown, [*cycle, cycle[0]])]
     if len(names) > CYCLE_NAMES_SHOWN:
         left_out = len(names) - CYCLE_NAMES_SHOWN
         half = CYCLE_NAMES_SHOWN // 2
         names = [*names[:half], f"… {left_out} more …", *names[-half:]]
-    more = f" ({len(group)} tasks wait for each other)" if len(group) > len(cycle) else ""
+    more = f" ({tasks} tasks wait for each other)" if tasks > len(cycle) else ""
     return f"is in a cycle{more}: {' after '.join(names)}"
 
 
@@ -194,7 +210,8 @@ def reject_strangers(loaded: Loaded, names: Iterable[str]) -> Loaded:
             continue
         line = loaded.lines[number]
         reasons[spec.name] = _behind(spec.name, line)
-        bad.append(Bad(loaded.file, line, reasons[cause], to_raw(spec)))
+        if _stands_for_its_line(spec):
+            bad.append(Bad(loaded.file, line, reasons[cause], to_raw(spec)))
     return Loaded(
         file=loaded.file,
         specs=[loaded.specs[number] for number in good],

@@ -6,7 +6,7 @@ handful of different terms. Durations from now are counted from one moment for a
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Final
 
 from taskyard.client.campaign.tasks import BadTask, TaskSpec
@@ -27,6 +27,9 @@ BYTES_A_SUBMISSION: Final = 8 * 1024 * 1024
 #: The names that one task has (its own, its lane, those it waits for): with the longest payload
 #: they still fit one message.
 NAMES_BYTES_MAX: Final = 8 * 1024 * 1024
+
+#: All of a bundle: it is one message, well under what one may have.
+BUNDLE_BYTES_MAX: Final = 24 * 1024 * 1024
 
 #: What a message has beside a name itself: its mark and its length.
 _NAME_EXTRA_BYTES: Final = 5
@@ -59,12 +62,17 @@ def to_submission(specs: Sequence[TaskSpec], campaign: bytes, now_ns: int) -> Su
     after = [[*map(encode_text, spec.after)] if spec.after else [] for spec in specs]
     return Submission(
         names=[encode_text(spec.name) for spec in specs],
-        payloads=payloads if any(payloads) else [b""],
+        payloads=payloads[:1] if _is_shared(payloads) else payloads,
         terms=terms,
         terms_at=terms_at if len(terms) > 1 else None,
         lanes=lanes if any(lanes) else None,
         after=after if any(after) else None,
     )
+
+
+def _is_shared(payloads: Sequence[bytes]) -> bool:
+    """All are the very same, as those of a bundle are, or empty."""
+    return all(payload is payloads[0] for payload in payloads) or not any(payloads)
 
 
 def encode_text(text: str) -> bytes:
@@ -138,10 +146,39 @@ def submissions(
     tasks_max: int = TASKS_A_SUBMISSION,
     bytes_max: int = BYTES_A_SUBMISSION,
 ) -> Iterator[Submission]:
-    """All tasks in batches, in order; a batch over `bytes_max` has one task.
+    """All tasks in batches, in order; a batch over `bytes_max` has one task, or is a whole bundle.
 
     Raises `BadTask` for one that fits no message.
     """
+    for is_bundle, some in groupby(specs, _bundle):
+        if is_bundle:
+            yield bundle_submission(list(some), campaign, now_ns)
+        else:
+            yield from _in_batches(some, campaign, now_ns, (tasks_max, bytes_max))
+
+
+def _bundle(spec: TaskSpec) -> str:
+    return "" if spec.part is None else spec.part.bundle
+
+
+def bundle_submission(specs: Sequence[TaskSpec], campaign: bytes, now_ns: int) -> Submission:
+    """The tasks of a bundle as one batch, with their payload once. Raises `BadTask` if it fits no
+    message."""
+    whole = to_submission(specs, campaign, now_ns)
+    lengths = _lengths(whole)
+    length = sum(lengths) - (len(lengths) - 1) * len(whole.payloads[0])
+    if length > BUNDLE_BYTES_MAX:
+        raise BadTask(
+            f"bundle {_bundle(specs[0])!r}: payload, names and lanes of {length:,} bytes are too "
+            f"much, at most {BUNDLE_BYTES_MAX:,} are taken; make several of it"
+        )
+    return whole
+
+
+def _in_batches(
+    specs: Iterable[TaskSpec], campaign: bytes, now_ns: int, most: tuple[int, int]
+) -> Iterator[Submission]:
+    tasks_max, bytes_max = most
     line = iter(specs)
     while batch := list(islice(line, tasks_max)):
         whole = to_submission(batch, campaign, now_ns)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from taskyard.client.campaign.cycles import knots, shortest_cycles
+from taskyard.client.campaign.tasks import service_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -183,12 +184,3 @@ def survey_of(
             for name, waiting in graph.unknown.items()
         ],
     )
-
-
-def service_of(spec: TaskSpec) -> str:
-    """The service that a task goes to."""
-    if spec.service is not None:
-        return spec.service
-    if spec.argv is not None:
-        return "exec"
-    return "call" if spec.call is not None else "default"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
+from taskyard.client.campaign import lanes
 from taskyard.client.campaign.values import (
     BadValue,
     When,
@@ -28,6 +29,7 @@ from taskyard.client.campaign.values import (
     read_names,
     read_payload,
     read_priority,
+    read_recipients,
     read_slots,
     read_when,
     read_words,
@@ -36,9 +38,10 @@ from taskyard.client.campaign.values import (
 )
 from taskyard.core.limits import NUMBER_MAX, SECOND_NS
 from taskyard.errors import UserError
+from taskyard.wire import bundles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 #: The interval of a retry schedule that does not say its own.
 BACKOFF_NS: Final = SECOND_NS
@@ -46,6 +49,23 @@ BACKOFF_NS: Final = SECOND_NS
 
 class BadTask(UserError):
     """A task can't be taken as it is written. The text says why, not where."""
+
+    def __init__(self, text: str, offset: int | None = None) -> None:
+        """Of a bundle it may be one of its recipients that is wrong, by its offset."""
+        super().__init__(text)
+        self.offset = offset
+
+
+class Part(Struct, frozen=True, gc=False):
+    """Which part of a bundle a task is."""
+
+    bundle: str
+    #: The place of its recipient, from 0 on.
+    offset: int
+    #: A text, or an object of fields.
+    recipient: str | dict[str, object]
+    #: The lane as it was written, for all of them; "" where it was not.
+    template: str = ""
 
 
 class TaskSpec(Struct, kw_only=True, gc=False, omit_defaults=True):
@@ -77,6 +97,8 @@ class TaskSpec(Struct, kw_only=True, gc=False, omit_defaults=True):
     slots: int = 1
     env: dict[str, str] | None = None
     cwd: str | None = None
+    #: Of a bundle's task: all of them have the same payload, the very same object.
+    part: Part | None = None
 
 
 #: Each key of a file: the field that it fills, and who reads its value.
@@ -87,6 +109,7 @@ KEYS: Final[dict[str, tuple[str, Callable[[object], object]]]] = {
     "args": ("args", read_arguments),
     "kwargs": ("kwargs", read_keywords),
     "payload": ("payload", read_payload),
+    "recipients": ("recipients", read_recipients),
     "after": ("after", read_names),
     "service": ("service", read_name),
     "lane": ("lane", read_lane),
@@ -111,6 +134,7 @@ ALIASES: Final = {
     "dependencies": "after",
     "deps": "after",
     "parents": "after",
+    "to": "recipients",
     "function": "call",
     "queue": "service",
     "delay": "due",
@@ -125,8 +149,9 @@ ALIASES: Final = {
 }
 
 
-def check(raw: object) -> TaskSpec:
-    """The task that a file, a command or a program describes. Raises `BadTask`."""
+def check(raw: object, campaign: str = "") -> TaskSpec:
+    """The task that a file, a command or a program describes, in the lane that its template makes
+    of it. Raises `BadTask`."""
     if not isinstance(raw, dict):
         raise BadTask(f'must be an object with "name" and more, not {shown(raw)}')
     given: dict[str, Any] = {}
@@ -139,14 +164,23 @@ def check(raw: object) -> TaskSpec:
             if value is not None:
                 given[known[0]] = known[1](value)
     except BadValue as bad:
-        raise BadTask(f'"{key}" {bad}') from None
+        raise bad_key(key, bad) from None
     if "name" not in given:
         raise BadTask('has no "name"; give it one of its own')
+    if "recipients" in given:
+        raise BadTask('has "recipients", which make many tasks of it; submit it as a bundle')
     spec = TaskSpec(**given)
     _check_work(spec)
     if len(given) > _KEYS_OF_A_PLAIN_TASK:
         _check_terms(spec, given)
+        if lanes.is_template(spec.lane):
+            spec.lane = lane_of(spec, campaign, spec.lane)
     return spec
+
+
+def bad_key(key: str, bad: BadValue) -> BadTask:
+    """What to say about a value, with the key that it is of."""
+    return BadTask(f'"{key}" {bad}')
 
 
 #: A name and what to do; a task with no more than that can't contradict itself.
@@ -191,8 +225,42 @@ def _check_terms(spec: TaskSpec, given: dict[str, Any]) -> None:
         raise BadTask('"expiry" must be later than "due", or it could never run')
 
 
+def service_of(spec: TaskSpec) -> str:
+    """The service that a task goes to."""
+    if spec.service is not None:
+        return spec.service
+    if spec.argv is not None:
+        return "exec"
+    return "call" if spec.call is not None else "default"
+
+
+def lane_of(spec: TaskSpec, campaign: str, template: str) -> str:
+    """The lane that a template makes of a task. Raises `BadTask`."""
+    always = {"name": spec.name, "campaign": campaign, "service": service_of(spec)}
+    try:
+        return lanes.expand(template, lanes.fields_of(_work(spec), always))
+    except BadValue as bad:
+        if spec.part is None:
+            raise bad_key("lane", bad) from None
+        offset = spec.part.offset
+        raise BadTask(f'"lane" of recipient {offset} {bad}', offset) from None
+
+
+def _work(spec: TaskSpec) -> Mapping[str, object]:
+    """What tells a task from others of its kind."""
+    if spec.part is not None:
+        recipient = spec.part.recipient
+        own = recipient if isinstance(recipient, dict) else {"recipient": recipient}
+        return own | {"bundle": spec.part.bundle, "offset": spec.part.offset}
+    if spec.argv is not None:
+        return {"argv": spec.argv}
+    if spec.call is not None:
+        return {"call": spec.call, "args": spec.args or (), "kwargs": spec.kwargs or {}}
+    return lanes.keys_of(spec.payload or b"")
+
+
 def to_raw(spec: TaskSpec) -> dict[str, object]:
-    """The keys and values that `check` makes this task of, for a line of JSON."""
+    """The keys and values that make this task, or its bundle, for a line of JSON."""
     raw: dict[str, object] = {"name": spec.name}
     plain = ("argv", "call", "args", "kwargs", "service", "env", "cwd")
     raw |= {key: getattr(spec, key) for key in plain if getattr(spec, key) is not None}
@@ -201,7 +269,9 @@ def to_raw(spec: TaskSpec) -> dict[str, object]:
     if spec.after:
         raw["after"] = list(spec.after)
     if spec.lane:
-        raw["lane"] = spec.lane
+        raw["lane"] = lanes.escaped(spec.lane)
+    if spec.part is not None:
+        raw |= _bundle_raw(spec, spec.part)
     if spec.priority:
         raw["priority"] = spec.priority
     raw |= {
@@ -217,3 +287,10 @@ def to_raw(spec: TaskSpec) -> dict[str, object]:
     if spec.slots != 1:
         raw["slots"] = spec.slots
     return raw
+
+
+def _bundle_raw(spec: TaskSpec, part: Part) -> dict[str, object]:
+    """The keys that differ where a task is part of a bundle: those of the whole of it."""
+    whole = bundles.decode(spec.payload or b"")
+    lane = {"lane": part.template} if part.template else {}
+    return lane | {"name": part.bundle, "payload": whole.body, "recipients": whole.recipients}

@@ -47,6 +47,7 @@ __all__ = [
     "read_names",
     "read_payload",
     "read_priority",
+    "read_recipients",
     "read_slots",
     "read_text",
     "read_when",
@@ -170,6 +171,19 @@ def read_payload(value: object) -> bytes:
     if isinstance(value, list | dict):
         return msgspec.json.encode(value)
     raise BadValue(f"must be text, a list or an object, not {shown(value)}")
+
+
+def read_recipients(value: object) -> list[str | dict[str, object]]:
+    """Those who get a bundle: a text each, or an object of fields."""
+    if not isinstance(value, LISTS):
+        raise BadValue(f'must be a list, such as ["a@b.org", "c@d.org"], not {shown(value)}')
+    if not value:
+        raise BadValue("must have at least one")
+    for place, one in enumerate(value):
+        fields = isinstance(one, dict) and all(isinstance(key, str) for key in one)
+        if not one or not (fields or isinstance(one, str)):
+            raise BadValue(f"must have texts or objects only, and number {place} is {shown(one)}")
+    return list(value)
 
 
 read_priority: Final = integer_reader(-PRIORITY_MAX, PRIORITY_MAX)

@@ -90,6 +90,12 @@ def rows(
             yield number, raw | {"argv": argv}
 
 
+def run_seconds(stream: Stream, label: str) -> dict[str, float]:
+    """How long each task took, where that is told."""
+    ran = (_document(stream, label).workflow.execution or Execution()).tasks
+    return {task.id: task.runtime_in_seconds for task in ran if task.runtime_in_seconds is not None}
+
+
 def _document(stream: Stream, label: str) -> Document:
     text = whole(stream, label, DOCUMENT_BYTES_MAX)
     try:

@@ -1,0 +1,67 @@
+"""What a broker says of lanes: the templates for tasks that give none, by their service.
+
+Owns how long that is believed, and which of a broker's rules counts. The lane of a task is made
+where it is submitted, because only there its fields are known; what makes it is `campaign.lanes`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskyard.client.campaign import lanes
+from taskyard.client.campaign.values import BadValue
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.regimes import glob
+from taskyard.core.tasks import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from taskyard.core.events import Clause
+    from taskyard.core.tasks import Terms
+
+#: What was told is asked for again when it is older and somebody submits: settings change rarely,
+#: and a program that runs for weeks sees it when they do.
+BELIEVED_NS: Final = 10 * SECOND_NS
+
+
+def template_of(service: bytes, clauses: Iterable[Clause]) -> str:
+    """The template of a service: that of the first clause which its open lane fits."""
+    lane = service + b"/"
+    for clause in clauses:
+        if not clause.name or glob(clause.match)(lane):
+            return shown(clause.rules.lane_template)
+    return ""
+
+
+class LaneRules:
+    """What is known of services' templates."""
+
+    def __init__(self) -> None:
+        #: The template, and when it was told.
+        self._told: dict[bytes, tuple[str, int]] = {}
+
+    def knows(self, service: bytes) -> bool:
+        return service in self._told
+
+    def learn(self, services: Sequence[bytes], clauses: Sequence[Clause], now_ns: int) -> None:
+        for service in services:
+            self._told[service] = (template_of(service, clauses), now_ns)
+
+    def forget_old(self, now_ns: int) -> None:
+        old = [one for one, (_, at_ns) in self._told.items() if now_ns - at_ns > BELIEVED_NS]
+        for service in old:
+            del self._told[service]
+
+    def lane_of(self, name: bytes, payload: bytes, terms: Terms) -> bytes:
+        """The lane of a task that gives none, of a service that is known. Raises `BadValue`."""
+        template = self._told[terms.service][0]
+        if not template:
+            return b""
+        own = {"name": name, "campaign": terms.campaign, "service": terms.service}
+        always = {key: shown(value) for key, value in own.items()}
+        try:
+            lane = lanes.expand(template, lanes.fields_of(lanes.keys_of(payload), always))
+        except BadValue as bad:
+            raise BadValue(f"the lane of service {always['service']} {bad}") from None
+        return lane.encode()

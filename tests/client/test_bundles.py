@@ -1,0 +1,281 @@
+"""Bundles: one payload for many recipients, from a program, from a file, and in the broker."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+import taskyard
+from taskyard import testing
+from taskyard.client.campaign import submitting
+from taskyard.client.campaign.bundles import tasks_of
+from taskyard.client.campaign.read import read_campaign, write_rejected
+from taskyard.client.campaign.submitting import submissions
+from taskyard.client.campaign.tasks import BadTask, check
+from taskyard.errors import Refused, TimedOut, UserError
+from tests.kit.processes import PATIENCE_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NEWS: dict[str, Any] = {
+    "name": "news",
+    "payload": {"text": "hi"},
+    "recipients": [{"to": "ann", "host": "a"}, {"to": "bob", "host": "b"}],
+    "lane": "{host}",
+}
+
+
+def why_not(**keys: Any) -> str:
+    with pytest.raises(BadTask) as refused:
+        tasks_of(NEWS | keys)
+    return str(refused.value)
+
+
+class TestTasks:
+    def test_there_is_one_for_each_recipient(self) -> None:
+        first, second = tasks_of(NEWS | {"priority": 3, "after": ["x"]})
+        assert [first.name, second.name] == ["news/0", "news/1"]
+        assert [first.lane, second.lane] == ["a", "b"]
+        assert (second.priority, second.after) == (3, ("x",))
+        assert first.payload is second.payload
+        assert msgspec.json.decode(first.payload or b"") == {
+            "body": {"text": "hi"},
+            "recipients": NEWS["recipients"],
+        }
+
+    def test_lane_is_made_of_the_recipient_and_of_the_bundle(self) -> None:
+        texts = {"recipients": ["ann", "bob"]}
+        lanes = [spec.lane for spec in tasks_of(NEWS | texts | {"lane": "{bundle}.{recipient}"})]
+        assert lanes == ["news.ann", "news.bob"]
+        lanes = [spec.lane for spec in tasks_of(NEWS | {"lane": "{offset} {name} {service}"})]
+        assert lanes == ["0 news/0 default", "1 news/1 default"]
+
+    def test_body_keeps_the_form_that_it_has(self) -> None:
+        for body, kept in (
+            ("text", "text"),
+            (b"bytes", "bytes"),
+            ([1], [1]),
+            ('{"a":1}', '{"a":1}'),
+        ):
+            (first, _) = tasks_of(NEWS | {"payload": body})
+            assert msgspec.json.decode(first.payload or b"")["body"] == kept
+
+    @pytest.mark.parametrize(
+        ("keys", "told"),
+        [
+            ({"payload": None}, 'has "recipients" and no "payload"'),
+            ({"argv": ["true"]}, "not several"),
+            ({"recipients": []}, '"recipients" must have at least one'),
+            ({"recipients": "ann"}, '"recipients" must be a list'),
+            ({"recipients": ["ann", 7]}, '"recipients" must have texts or objects only'),
+            ({"recipients": ["ann", ""]}, "number 1 is ''"),
+            ({"recipients": [{1: 2}]}, "texts or objects only"),
+            ({"payload": b"\xff"}, "put them in a file that it names"),
+            ({"payload": {"at": b"x"}}, "payload of type dict can't be sent as JSON"),
+            (
+                {"lane": "{hots}"},
+                "\"lane\" of recipient 0 is '{hots}', and there is no field 'hots'",
+            ),
+            ({"lane": 7}, '"lane" must be text'),
+            ({"name": "x" * 1023}, '"name" must leave room for /1'),
+            ({"env": {"A": "b"}}, '"env" or "cwd"'),
+        ],
+    )
+    def test_what_makes_no_bundle_is_refused(self, keys: dict[str, Any], told: str) -> None:
+        assert told in why_not(**keys)
+
+    def test_too_many_recipients_are_refused_with_what_to_do(self) -> None:
+        told = why_not(recipients=["a"] * 100_001)
+        assert told == (
+            '"recipients" must be at most 100,000, not 100,001: a bundle is taken whole; make '
+            "several of it"
+        )
+
+    def test_recipients_are_no_key_of_a_single_task(self) -> None:
+        with pytest.raises(BadTask, match="submit it as a bundle"):
+            check(NEWS)
+
+
+class TestSubmissions:
+    def test_payload_is_there_once(self) -> None:
+        (batch,) = submissions(tasks_of(NEWS), b"c", 0)
+        assert len(batch.payloads) == 1
+        assert batch.lanes == [b"a", b"b"]
+
+    def test_bundle_is_one_batch_between_others(self) -> None:
+        others = [check({"name": name, "argv": ["true"]}) for name in "xyz"]
+        many = tasks_of(NEWS | {"recipients": ["a"] * 30_000, "lane": "one"})
+        specs = [others[0], *many, *tasks_of(NEWS | {"name": "more"}), *others[1:]]
+        sizes = [len(batch.names) for batch in submissions(specs, b"", 0)]
+        assert sizes == [1, 30_000, 2, 2]
+
+    def test_payload_larger_than_a_batch_is_no_reason_to_cut_a_bundle(self) -> None:
+        specs = tasks_of(NEWS | {"payload": "x" * 10_000})
+        (batch,) = submissions(specs, b"", 0, bytes_max=1000)
+        assert len(batch.names) == 2
+
+    def test_bundle_that_fits_no_message_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(submitting, "BUNDLE_BYTES_MAX", 1000)
+        with pytest.raises(BadTask, match=r"bundle 'news': .* at most 1,000 are taken; make sev"):
+            list(submissions(tasks_of(NEWS | {"payload": "x" * 1000}), b"", 0))
+
+
+class TestFiles:
+    def test_row_with_recipients_is_a_bundle(self, tmp_path: Path) -> None:
+        file = tmp_path / "c.jsonl"
+        last = {"name": "last", "argv": ["true"], "after": ["news/0", "news/1"]}
+        file.write_bytes(b"\n".join(map(msgspec.json.encode, (last, NEWS))))
+        loaded = read_campaign(file)
+        assert [spec.name for spec in loaded.specs] == ["news/0", "news/1", "last"]
+        assert ([*loaded.lines], loaded.bad) == ([2, 2, 1], [])
+        assert loaded.specs[0].payload is loaded.specs[1].payload
+
+    def test_cell_lists_recipients(self, tmp_path: Path) -> None:
+        file = tmp_path / "c.csv"
+        file.write_text("name,payload,recipients,lane\nnews,hi,ann;bob,{recipient}\n")
+        assert [spec.lane for spec in read_campaign(file).specs] == ["ann", "bob"]
+
+    def test_wrong_recipient_is_told_with_its_line_and_nothing_of_the_row_is_taken(
+        self, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "c.jsonl"
+        bad = NEWS | {"recipients": [{"host": "a"}, {"hots": "b"}]}
+        file.write_bytes(b'{"name": "x", "argv": ["true"]}\n' + msgspec.json.encode(bad))
+        loaded = read_campaign(file)
+        assert [spec.name for spec in loaded.specs] == ["x"]
+        (told,) = map(str, loaded.bad)
+        assert told == (
+            f"{file}:2: \"lane\" of recipient 1 is '{{host}}', and there is no field 'host'; "
+            "use 'hots', 'bundle', 'offset', 'name', 'campaign' or 1 more"
+        )
+
+    def test_name_that_stands_already_rejects_all_of_the_bundle(self, tmp_path: Path) -> None:
+        file = tmp_path / "c.jsonl"
+        file.write_bytes(b'{"name": "news/1", "argv": ["true"]}\n' + msgspec.json.encode(NEWS))
+        loaded = read_campaign(file)
+        assert [spec.name for spec in loaded.specs] == ["news/1"]
+        assert "the name 'news/1' stands on line 1 already" in str(loaded.bad[0])
+
+    def test_bundle_behind_a_bad_line_is_rejected_as_it_was_written(self, tmp_path: Path) -> None:
+        file = tmp_path / "c.jsonl"
+        behind = NEWS | {"after": ["bad"]}
+        file.write_bytes(b'{"name": "bad"}\n' + msgspec.json.encode(behind))
+        loaded = read_campaign(file)
+        assert (loaded.specs, [one.line for one in loaded.bad]) == ([], [1, 2])
+        rejected = write_rejected(file, loaded.bad).read_bytes().splitlines()
+        assert msgspec.json.decode(rejected[1])["raw"] == behind
+
+
+@pytest.fixture
+def broker() -> Iterator[testing.MemoryBroker]:
+    with testing.broker() as running:
+        yield running
+
+
+def send(broker: testing.MemoryBroker, **keys: Any) -> taskyard.Bundle:
+    client = broker.client()
+    return client.submit_bundle("hi", ["ann", "bob"], service="mail", **keys)
+
+
+class TestClient:
+    def test_bundle_is_a_list_of_futures_and_settled_when_all_are(
+        self, broker: testing.MemoryBroker
+    ) -> None:
+        bundle = send(broker, name="news")
+        with pytest.raises(TimedOut):
+            bundle.wait(timeout=0)
+        assert broker.run_all({"mail": lambda payload: payload}) == ["news/0", "news/1"]
+        bundle.wait(PATIENCE_SECONDS)
+        names = [future.name for future in bundle]
+        parts = [
+            taskyard.bundle_part(future.name, future.result(PATIENCE_SECONDS)) for future in bundle
+        ]
+        assert (names, bundle.name) == (["news/0", "news/1"], "news")
+        assert parts == [("news", 0, "hi", "ann"), ("news", 1, "hi", "bob")]
+
+    def test_each_task_is_in_a_lane_of_its_own_and_the_campaign_is_the_bundle(
+        self, broker: testing.MemoryBroker
+    ) -> None:
+        send(broker, name="news")
+        views = list(broker.client().campaign("news").tasks())
+        assert [(view["name"], view["lane"]) for view in views] == [
+            ("news/0", "ann"),
+            ("news/1", "bob"),
+        ]
+        send(broker, name="more", campaign="week", lane="all")
+        (view, _) = broker.client().campaign("week").tasks()
+        assert (view["name"], view["lane"]) == ("more/0", "all")
+
+    def test_name_is_made_up_unless_given(self, broker: testing.MemoryBroker) -> None:
+        assert send(broker).name.startswith("bundle-")
+
+    def test_submitted_again_it_is_harmless_and_with_another_payload_refused(
+        self, broker: testing.MemoryBroker
+    ) -> None:
+        client = broker.client()
+        send(broker, name="news")
+        send(broker, name="news")
+        broker.run_all({"mail": lambda payload: payload})
+        send(broker, name="news").wait(PATIENCE_SECONDS)
+        assert client.counts("news")["done"] == 2
+        with pytest.raises(Refused, match="news/0 is known with another payload"):
+            client.submit_bundle("bye", ["ann", "bob"], name="news")
+
+    def test_nothing_is_taken_where_one_task_is_refused(self, broker: testing.MemoryBroker) -> None:
+        client = broker.client()
+        client.submit(b"other", name="news/1")
+        client.status()
+        with pytest.raises(Refused):
+            send(broker, name="news")
+        assert client.known(["news/0"]) == {}
+
+    def test_bundle_is_cancelled_as_a_whole(self, broker: testing.MemoryBroker) -> None:
+        bundle = send(broker, name="news", campaign="week")
+        assert bundle.cancel() == 2
+        bundle.wait(PATIENCE_SECONDS)
+        assert all(future.cancelled() for future in bundle)
+        assert repr(bundle) == "<Bundle 'news' of 2 tasks>"
+
+    def test_recipients_may_come_from_anywhere_but_are_no_text(
+        self, broker: testing.MemoryBroker
+    ) -> None:
+        client = broker.client()
+        assert len(client.submit_bundle("hi", (str(number) for number in range(9)))) == 9
+        with pytest.raises(UserError, match="must be a list"):
+            client.submit_bundle("hi", "ann")
+        with pytest.raises(UserError, match="no field 'recipient'; use 'to'"):
+            client.submit_bundle("hi", [{"to": "ann"}])
+        with pytest.raises(UserError, match="submit it as a bundle"):
+            client.submit(b"hi", recipients=["ann"])
+
+    def test_bundle_waits_for_tasks(self, broker: testing.MemoryBroker) -> None:
+        first = broker.client().submit(["true"], name="first")
+        assert send(broker, name="news", after=[first])[0].state == "blocked"
+        assert send(broker, name="n2", after=["ghost"], wait_for_unknown=True)[0].state == "blocked"
+
+    def test_it_is_awaited_the_same_way(self, broker: testing.MemoryBroker) -> None:
+        async def main() -> None:
+            async with taskyard.AsyncClient(broker.endpoint) as client:
+                bundle = await client.submit_bundle("hi", ["ann", "bob"], name="news")
+                assert [future.name for future in bundle] == ["news/0", "news/1"]
+                assert await bundle.cancel() == 2
+                await bundle.wait(PATIENCE_SECONDS)
+                assert bundle[1].cancelled()
+                assert repr(bundle) == "<AsyncBundle 'news' of 2 tasks>"
+
+        asyncio.run(main())
+
+
+def test_lane_is_expanded_for_any_task_that_is_submitted(broker: testing.MemoryBroker) -> None:
+    client = broker.client()
+    client.submit("m:f", name="a", kwargs={"host": "h"}, lane="{host}")
+    client.map("m:f", ["x"], campaign="c", lane="{campaign}.{0}")
+    with pytest.raises(UserError, match="no field 'host'"):
+        client.submit(["true"], lane="{host}")
+    lanes = {view["lane"] for view in client.tasks()}
+    assert lanes == {"h", "c.x"}

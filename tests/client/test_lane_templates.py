@@ -1,0 +1,122 @@
+"""Lanes by template: what the braces stand for, and what is told where they stand for nothing."""
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskyard.client.campaign import lanes
+from taskyard.client.campaign.bundles import settle_lanes, tasks_of
+from taskyard.client.campaign.tasks import BadTask, check, to_raw
+from taskyard.client.campaign.values import BadValue
+
+
+def lane(**keys: Any) -> str:
+    return check({"name": "a", **keys}, campaign="week").lane
+
+
+def why_not(**keys: Any) -> str:
+    with pytest.raises(BadTask) as refused:
+        lane(**keys)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("template", "keys", "expected"),
+    [
+        ("{host}", {"payload": {"host": "a.org", "n": 1}}, "a.org"),
+        ("{host}", {"payload": ' {"host": "a.org"}'}, "a.org"),
+        ("{host}:{port}", {"call": "m:f", "kwargs": {"host": "h", "port": 25}}, "h:25"),
+        ("{0}-{1}", {"call": "m:f", "args": ["x", 2.5]}, "x-2.5"),
+        ("{1}", {"argv": ["scp", "file", "host:"]}, "file"),
+        ("{call}", {"call": "imaging:thumbnail"}, "imaging:thumbnail"),
+        ("{name} {campaign} {service}", {"argv": ["true"]}, "a week exec"),
+        ("{service}", {"payload": "", "service": "smtp"}, "smtp"),
+        ("{ok}", {"payload": {"ok": True}}, "true"),
+        ("{first name}", {"payload": {"first name": "é"}}, "é"),
+        ("{{{name}}}", {"argv": ["true"]}, "{a}"),
+        ("{{host}}", {"argv": ["true"]}, "{host}"),
+        ("plain", {"argv": ["true"]}, "plain"),
+    ],
+)
+def test_field_stands_for_what_the_task_has(
+    template: str, keys: dict[str, Any], expected: str
+) -> None:
+    assert lane(lane=template, **keys) == expected
+
+
+def test_name_campaign_and_service_are_always_the_tasks_own() -> None:
+    payload = {"name": "not this", "campaign": "nor this", "service": "nor that"}
+    assert lane(lane="{name}/{campaign}/{service}", payload=payload) == "a/week/default"
+
+
+def test_missing_field_is_told_with_those_that_there_are() -> None:
+    known = "use 'to', 'host', 'name', 'campaign', 'service'"
+    payload = {"to": "b", "host": "c", "list": []}
+    assert why_not(lane="{hots}", payload=payload) == (
+        f"\"lane\" is '{{hots}}', and there is no field 'hots'; {known}"
+    )
+
+
+def test_five_fields_at_most_are_told() -> None:
+    told = why_not(lane="{x}", argv=["a", "b", "c", "d", "e", "f"])
+    assert told.endswith("use '0', '1', '2', '3', '4' or 4 more")
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"payload": {"x": None}}, "no field 'x'"),
+        ({"payload": {"x": [1]}}, "field 'x' is [1]; it must be a text or a number"),
+        ({"payload": {"x": ""}}, "is '{x}', which comes out empty"),
+        ({"payload": {"x": "a\nb"}}, "is '{x}', which must not have control characters"),
+        ({"payload": {"x": "y" * 1025}}, "is '{x}', which must have at most 1024 bytes"),
+        ({"payload": "no object"}, "no field 'x'; use 'name', 'campaign', 'service'"),
+        ({"payload": "{cut"}, "no field 'x'"),
+        ({"payload": b"\xff"}, "no field 'x'"),
+    ],
+)
+def test_field_that_makes_no_lane_is_refused(keys: dict[str, Any], told: str) -> None:
+    assert told in why_not(lane="{x}", **keys)
+
+
+@pytest.mark.parametrize("template", ["{", "}", "a{b", "{a}}", "{}", "{a{b}}"])
+def test_brace_that_means_nothing_is_refused(template: str) -> None:
+    told = why_not(lane=template, payload={"a": "1", "b": "2"})
+    assert "alone; write a field as {host}, and a brace that is meant twice" in told
+
+
+@given(st.text("a{}é", min_size=1))
+def test_escaped_lane_is_the_template_of_itself(name: str) -> None:
+    assert lanes.expand(lanes.escaped(name), {}) == name
+
+
+@given(st.text(max_size=30), st.dictionaries(st.text(max_size=3), st.text(max_size=5)))
+def test_template_gives_a_lane_or_is_refused(template: str, fields: dict[str, str]) -> None:
+    with suppress(BadValue):
+        assert lanes.expand(template, fields)
+
+
+def test_rejected_task_is_written_so_that_it_has_the_same_lane() -> None:
+    task = check({"name": "a", "argv": ["true"], "lane": "{{x}}"})
+    assert check(to_raw(task)) == task
+
+
+def test_service_says_the_lane_of_tasks_that_give_none() -> None:
+    template = {"smtp": "{host}"}
+    raws: list[dict[str, Any]] = [
+        {"name": "a", "service": "smtp", "payload": {"host": "h"}},
+        {"name": "b", "service": "smtp", "payload": {"host": "h"}, "lane": "own"},
+        {"name": "c", "payload": {"host": "h"}},
+    ]
+    specs = [spec for raw in raws for spec in tasks_of(raw)]
+    settle_lanes(specs, "week", lambda service: template.get(service, ""))
+    assert [spec.lane for spec in specs] == ["h", "own", ""]
+
+
+def test_task_that_its_services_template_does_not_fit_is_refused() -> None:
+    (spec,) = tasks_of({"name": "a", "payload": "x"})
+    with pytest.raises(BadTask, match="no field 'host'"):
+        settle_lanes([spec], "", lambda _service: "{host}")
