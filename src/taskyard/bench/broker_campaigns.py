@@ -12,6 +12,7 @@ from taskyard.bench.peers import Part
 from taskyard.bench.settings import Kind, Settings
 from taskyard.bench.stage import Stage
 from taskyard.bench.workloads import SHAPES, Shape
+from taskyard.core.events import RulesSet
 
 WORKERS: Final = 2
 
@@ -35,6 +36,8 @@ class Campaign(Struct, frozen=True):
     #: Workers begin with the producer; else when all tasks are submitted.
     at_once: bool = False
     shape: Shape = "flat"
+    #: How services are run, if anyhow in particular.
+    rules: RulesSet | None = None
 
 
 class Run(Struct):
@@ -62,7 +65,7 @@ class Run(Struct):
 def measure(campaign: Campaign, settings: Settings) -> Run:
     """Run a campaign once, on a stage of its own."""
     batch, count = campaign.batch, campaign.count
-    with Stage(campaign.kind, profile=settings.profile) as stage:
+    with Stage(campaign.kind, profile=settings.profile, rules=campaign.rules) as stage:
         produces = Part("produce", stage.endpoint, count=count, batch=batch, shape=campaign.shape)
         works = [Part("work", stage.endpoint, number, batch=batch) for number in range(WORKERS)]
         producer, *workers = stage.cast(produces, *works)

@@ -1,4 +1,4 @@
-"""The broker that is measured, as a process of its own: `python -m … STATE KIND`.
+"""The broker that is measured, as a process of its own: `python -m … STATE KIND [RULES]`.
 
 It is the product's broker and nothing else. That it can be profiled is the benchmark's affair, so
 the variable that asks for it is known here and not there.
@@ -13,7 +13,10 @@ import sys
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from taskyard.broker.serve import Settings, serve
+from taskyard.core.events import RulesSet
 from taskyard.net import endpoints, sockets
 from taskyard.net.poller import Poller
 from taskyard.net.signals import Signals
@@ -33,11 +36,17 @@ _ANSWERS: Final[dict[int, bytes]] = {
 }
 
 
-def main(state: Path, kind: str) -> None:
+def encode_rules(rules: RulesSet) -> str:
+    """As a word of a command line."""
+    return msgspec.json.encode(rules).decode()
+
+
+def main(state: Path, kind: str, encoded: str = "") -> None:
     if kind == "echo":
         echo(state)
         return
-    settings = Settings(state, in_memory=kind == "in memory")
+    rules = msgspec.json.decode(encoded, type=RulesSet) if encoded else RulesSet(0)
+    settings = Settings(state, in_memory=kind == "in memory", rules=rules)
     profile = os.environ.get(PROFILE_VARIABLE)
     if not profile:
         serve(settings, _say)
@@ -73,4 +82,4 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), *sys.argv[2:])

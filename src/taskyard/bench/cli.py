@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from taskyard.bench import broker, core, dialects
+from taskyard.bench import broker, core, dialects, lanes
 from taskyard.bench.lines import Line
 from taskyard.bench.settings import Settings
 
@@ -104,6 +104,37 @@ def dialects_command(repeats: int, json_file: Path | None, *, quick: bool) -> No
     settings = Settings(_whisper(), repeats, quick)
     suite = "dialects --quick" if quick else "dialects"
     _finish(suite, dialects.run(settings), json_file)
+
+
+@main.command("lanes")
+@repeats_option
+@click.option("--quick", is_flag=True, help="Small numbers: whether it runs, not how fast.")
+@click.option("--profile", is_flag=True, help="Print where the broker spends its time.")
+@json_option
+def lanes_command(repeats: int, json_file: Path | None, *, quick: bool, profile: bool) -> None:
+    """100,000 lanes beside one, with and without limits.
+
+    Example: ./yard bench lanes --json lanes.json
+    """
+    settings = Settings(_whisper(), repeats, quick, profile=profile)
+    suite = "lanes --quick" if quick else "lanes"
+    _finish(suite, lanes.run(settings), json_file)
+
+
+@main.command("pipeline")
+@repeats_option
+@click.option("--quick", is_flag=True, help="Small numbers: whether it runs, not how fast.")
+@json_option
+def pipeline_command(repeats: int, json_file: Path | None, *, quick: bool) -> None:
+    """Histories to tables on Spark, beside DuckDB on the same files.
+
+    Example: ./yard bench pipeline --repeats 1 --json pipeline.json
+    """
+    from taskyard.bench import pipeline  # noqa: PLC0415  # it needs numpy, which an extra brings
+
+    settings = Settings(_whisper(), repeats, quick)
+    suite = "pipeline --quick" if quick else "pipeline"
+    _finish(suite, pipeline.run(settings), json_file)
 
 
 def _whisper() -> Callable[[str], None]:

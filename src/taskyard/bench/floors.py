@@ -61,3 +61,8 @@ LATENCY_MS: Final[dict[Kind, Bound]] = {
 }
 #: Milliseconds for a page of a listing of a million tasks.
 LISTING_MS: Final = Bound(200, 50)
+
+#: CPU of ten million events to attempts, Parquet to Parquet, over DuckDB's on the same files.
+ATTEMPTS_OVER_DUCKDB: Final = Bound(10, 5)
+#: Seconds for the history of a million tasks, all datasets, on two cores.
+HISTORY_S: Final = Bound(90, 40)

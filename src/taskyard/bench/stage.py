@@ -18,9 +18,10 @@ from typing import IO, Final, Self
 
 import msgspec
 
-from taskyard.bench.broker_host import PROFILE_VARIABLE
+from taskyard.bench.broker_host import PROFILE_VARIABLE, encode_rules
 from taskyard.bench.peers import Done, Part
 from taskyard.bench.settings import Kind
+from taskyard.core.events import RulesSet
 from taskyard.net import endpoints
 
 #: How often to see whether everybody is still there while nobody says anything.
@@ -105,10 +106,13 @@ class Peer(Process):
 class Broker(Process):
     """Ready when made."""
 
-    def __init__(self, state: Path, kind: Kind, profile: Path | None = None) -> None:
+    def __init__(
+        self, state: Path, kind: Kind, profile: Path | None = None, rules: RulesSet | None = None
+    ) -> None:
         environment = {} if profile is None else {PROFILE_VARIABLE: str(profile)}
+        words = [str(state), kind, *([] if rules is None else [encode_rules(rules)])]
         start_ns = time.monotonic_ns()
-        super().__init__("taskyard.bench.broker_host", str(state), kind, environment=environment)
+        super().__init__("taskyard.bench.broker_host", *words, environment=environment)
         self.line()
         #: From its start to where it listens.
         self.started_ns = time.monotonic_ns() - start_ns
@@ -122,8 +126,9 @@ class Broker(Process):
 class Stage:
     """One broker with a state of its own, and its peers; all of them end with it."""
 
-    def __init__(self, kind: Kind, *, profile: bool = False) -> None:
+    def __init__(self, kind: Kind, *, profile: bool = False, rules: RulesSet | None = None) -> None:
         self._kind = kind
+        self._rules = rules
         self._profiled = profile and kind != "echo"
         self._stack = ExitStack()
         self.peers: list[Peer] = []
@@ -133,7 +138,7 @@ class Stage:
         self.state = directory / "state"
         self._profile = directory / "profile" if self._profiled else None
         self.endpoint = endpoints.native(self.state)
-        self.broker = Broker(self.state, self._kind, self._profile)
+        self.broker = Broker(self.state, self._kind, self._profile, self._rules)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -147,7 +152,7 @@ class Stage:
     def restart_broker(self) -> None:
         """Kill it without warning, and start it again."""
         self.broker.kill()
-        self.broker = Broker(self.state, self._kind, self._profile)
+        self.broker = Broker(self.state, self._kind, self._profile, self._rules)
 
     def cast(self, *parts: Part) -> list[Peer]:
         """Start peers. Returns them when all are ready."""

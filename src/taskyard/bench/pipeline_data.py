@@ -1,0 +1,94 @@
+"""A made-up history for the pipeline's benchmark: tasks that wait, run and finish, and edges.
+
+Written as the journal's export writes it, much faster than a broker would.
+"""
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from taskyard.journal.history import EDGES, EVENTS, FOLDER, ROWS_A_GROUP, Part
+
+#: Submitted, ready, leased, finished.
+EVENTS_A_TASK: Final = 4
+
+_TASKS_A_PART: Final = 400_000
+_TASKS_A_RECORD: Final = 500
+_WORKERS: Final = 64
+_BEGIN_NS: Final = 1_767_225_600_000_000_000
+_SUBMITTED_EVERY_NS: Final = 200_000
+_WAIT_NS: Final = 5_000_000
+_RUN_NS_MAX: Final = 50_000_000
+
+
+def write(state: Path, tasks: int, *, seed: int = 1) -> None:
+    """The history of so many tasks of one campaign, each after up to two others."""
+    (state / FOLDER).mkdir(parents=True)
+    luck = np.random.default_rng(seed)
+    first = 1
+    for start in range(0, tasks, _TASKS_A_PART):
+        ids = np.arange(start, min(start + _TASKS_A_PART, tasks))
+        records_a_kind = len(ids) // _TASKS_A_RECORD + 1
+        part = Part(first, first + EVENTS_A_TASK * records_a_kind - 1)
+        paths = part.paths(state)
+        tables = [
+            _events(ids, kind, first + number * records_a_kind, luck)
+            for number, kind in enumerate(("submitted", "ready", "leased", "finished"))
+        ]
+        events = pa.concat_tables(tables)
+        pq.write_table(events, paths["events"], compression="zstd", row_group_size=ROWS_A_GROUP)
+        pq.write_table(_edges(ids, first, luck), paths["edges"], compression="zstd")
+        first = part.last + 1
+
+
+def _events(ids: np.ndarray, kind: str, record: int, luck: np.random.Generator) -> pa.Table:
+    count = len(ids)
+    is_attempt = kind in ("leased", "finished")
+    records = record + (ids - ids[0]) // _TASKS_A_RECORD
+    times_ns = _BEGIN_NS + ids * _SUBMITTED_EVERY_NS
+    if is_attempt:
+        times_ns += _WAIT_NS
+    if kind == "finished":
+        times_ns += luck.integers(1, _RUN_NS_MAX, count)
+    columns = {
+        "sequence": records,
+        "record": records,
+        "time": pa.array(times_ns // 1000).cast(EVENTS.field("time").type),
+        "time_ns": times_ns,
+        "kind": [kind] * count,
+        "task": _names(ids),
+        "attempt": np.full(count, int(is_attempt)),
+        "worker": [f"worker-{one % _WORKERS}" for one in ids] if is_attempt else None,
+        "dialect": ["native"] * count,
+        "campaign": ["bench"] * count,
+        "service": ["exec"] * count,
+        "lane": [""] * count,
+        "priority": np.zeros(count, dtype=np.int64),
+        "payload_bytes": np.full(count, 20) if kind == "submitted" else None,
+        "slots": np.full(count, 1) if kind == "submitted" else None,
+        "result_bytes": np.full(count, 10) if kind == "finished" else None,
+    }
+    nulls = {field.name: pa.nulls(count, field.type) for field in EVENTS}
+    given = {name: column for name, column in columns.items() if column is not None}
+    return pa.table(nulls | given, schema=EVENTS)
+
+
+def _edges(ids: np.ndarray, record: int, luck: np.random.Generator) -> pa.Table:
+    tasks = np.repeat(ids, 2)
+    after = np.maximum(tasks - luck.integers(1, 1000, len(tasks)), ids[0])
+    tasks, after = tasks[after < tasks], after[after < tasks]
+    records = record + (tasks - ids[0]) // _TASKS_A_RECORD
+    columns = {
+        "sequence": records,
+        "record": records,
+        "task": _names(tasks),
+        "after": _names(after),
+    }
+    return pa.table(columns, schema=EDGES)
+
+
+def _names(ids: np.ndarray) -> list[str]:
+    return [f"task-{one:08}" for one in ids]

@@ -1,0 +1,118 @@
+"""A megabyte for ten thousand recipients is kept once, whatever happens to the broker."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from taskyard import bundle_part
+from taskyard.client import bundles
+from taskyard.client.client import Client
+from tests.kit.processes import run, until
+from tests.system.kit import Broker
+from tests.system.peers import QuickHands, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from taskyard.worker.jobs import Job
+
+RECIPIENTS = 10_000
+MEGABYTE = 1024 * 1024
+BODY = "x" * MEGABYTE
+
+#: Names, lanes, and the payload perhaps in SQLite's log and in its file.
+DISK_BYTES_MAX = 5 * MEGABYTE
+
+#: Ten thousand tasks in as many lanes, and some copies of the message while it is taken.
+MEMORY_BYTES_MAX = 50 * MEGABYTE
+
+#: One of so many is read: a megabyte of JSON takes its time.
+READ_EVERY = 500
+
+
+class Mailer(QuickHands):
+    """Looks whom its tasks are for, now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wrong: list[object] = []
+
+    def start(self, job: Job) -> None:
+        if not self.count % READ_EVERY:
+            part = bundle_part(job.name.decode(), job.payload)
+            if part != ("news", part.offset, BODY, job.lane.decode()):
+                self.wrong.append(part.recipient)
+        super().start(job)
+
+
+def test_bundle_is_kept_once_by_a_broker_that_is_killed(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    with ExitStack() as stack:
+        broker = stack.enter_context(Broker(tmp_path))
+        before = memory_of(broker)
+        assert submit(broker) == RECIPIENTS
+        grown, written = memory_of(broker) - before, bytes_of(tmp_path, "journal.sqlite*")
+        record_property("bundle memory bytes", grown)
+        record_property("bundle journal bytes", written)
+        assert (grown < MEMORY_BYTES_MAX, written < DISK_BYTES_MAX) == (True, True)
+        with working(broker.endpoint):
+            pause_after(broker, RECIPIENTS // 10)
+            broker.kill()
+            broker = stack.enter_context(Broker(tmp_path))
+            assert memory_of(broker) - before < MEMORY_BYTES_MAX  # from the rows
+            assert submit(broker) == 0
+        assert broker.terminate()[0] == 0
+    assert run(tmp_path, "journal", "compact")[0] == 0
+    assert MEGABYTE < bytes_of(tmp_path, "snapshots/*") < DISK_BYTES_MAX
+    with Broker(tmp_path) as broker:
+        assert memory_of(broker) - before < MEMORY_BYTES_MAX  # from the snapshot
+        assert submit(broker) == 0
+        with working(broker.endpoint), Client(broker.endpoint) as client:
+            client.resume("load")
+            client.wait_campaign("news")
+            assert client.counts("news")["done"] == RECIPIENTS
+        assert submit(broker) == 0
+        assert broker.terminate()[0] == 0
+
+
+def submit(broker: Broker) -> int:
+    """How many of its tasks are new."""
+    recipients = [f"recipient-{number}" for number in range(RECIPIENTS)]
+    order = bundles.order(BODY, recipients, "news", None, {"service": "load"})
+    with Client(broker.endpoint) as client:
+        return bundles.create(client, order)
+
+
+@contextmanager
+def working(endpoint: str) -> Iterator[None]:
+    hands = Mailer()
+    worker = Worker(endpoint, b"mailer", slots=200)
+    worker.hands = hands
+    worker.start()
+    try:
+        yield
+    finally:
+        worker.finish()
+    assert (hands.count > 0, hands.wrong) == (True, [])
+
+
+def pause_after(broker: Broker, tasks: int) -> None:
+    """Some of it is done by then, and some is not."""
+    with Client(broker.endpoint) as client:
+        until(lambda: client.counts("news")["done"] >= tasks, "some of it done")
+        client.pause("load")
+        assert client.counts("news")["done"] < RECIPIENTS
+
+
+def bytes_of(directory: Path, pattern: str) -> int:
+    return sum(path.stat().st_size for path in (directory / ".taskyard").glob(pattern))
+
+
+def memory_of(broker: Broker) -> int:
+    """What it has in memory now."""
+    status = Path(f"/proc/{broker.pid}/status").read_text()
+    (kilobytes,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:")]
+    return int(kilobytes) * 1024

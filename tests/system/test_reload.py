@@ -1,0 +1,226 @@
+"""The settings of services on real processes: obeyed, changed while tasks run, and never half."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from taskyard.client.client import Client
+from taskyard.core.states import TaskState
+from tests.kit.processes import (
+    PATIENCE_SECONDS,
+    TASKYARD,
+    Broker,
+    Running,
+    Worker,
+    environment,
+    is_alive,
+    marks,
+    run,
+    until,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+#: What a change may take that is obeyed at once.
+OBEYED_SECONDS: Final = 1.0
+
+#: Runs until the file `go` is there.
+WAITING: Final = "while ! test -e go; do sleep 0.02; done"
+
+
+def settings(directory: Path, *lines: str) -> None:
+    """The settings of the one service, and of others if they follow."""
+    (directory / "taskyard.toml").write_text("\n".join(["[service.exec]", *lines, ""]))
+
+
+class Yard:
+    """A broker, a worker with room for many tasks, and a client."""
+
+    def __init__(self, directory: Path, broker: Broker, worker: Running, client: Client) -> None:
+        self.directory, self.broker, self.worker, self.client = directory, broker, worker, client
+
+    def submit(self, *names: str, script: str = WAITING) -> None:
+        """A task a lane."""
+        for name in names:
+            argv = ["sh", "-c", f"echo {name} >> marks; {script}"]
+            self.client.submit(argv, name=name, lane=name)
+
+    def leased(self) -> int:
+        return int(self.client.status()["counts"]["leased"])
+
+    def tasks(self) -> dict[str, Any]:
+        return {one["name"]: one for one in self.client.tasks()}
+
+    def hang_up(self) -> str:
+        """Have the settings read again. Returns what the broker says to it."""
+        self.broker.send(signal.SIGHUP)
+        return self.broker.error_line()
+
+    def lane(self, name: str) -> dict[str, Any]:
+        (found,) = self.client.lanes("exec", name)
+        return found
+
+    def finish(self) -> None:
+        (self.directory / "go").touch()
+        names = [*self.tasks()]
+        states = self.client.wait_names(names, PATIENCE_SECONDS)
+        assert states == dict.fromkeys(names, TaskState.DONE)
+
+
+@contextmanager
+def yard_of(directory: Path, *lines: str) -> Iterator[Yard]:
+    settings(directory, *lines)
+    with (
+        Broker(directory) as broker,
+        Worker(directory, "--slots", "10") as worker,
+        Client(state=directory / ".taskyard") as client,
+    ):
+        yield Yard(directory, broker, worker, client)
+
+
+def test_limit_that_is_changed_while_tasks_run_is_obeyed_within_a_second(tmp_path: Path) -> None:
+    with yard_of(tmp_path, "workers_max = 1") as yard:
+        yard.submit("a", "b", "c", "d", "e")
+        until(lambda: marks(tmp_path))
+        first = yard.tasks()["a"]
+        assert yard.leased() == 1
+        assert yard.lane("b")["reason"] == "service limit"
+
+        settings(tmp_path, "workers_max = 3")
+        began = time.monotonic()
+        assert yard.hang_up() == (
+            "taskyard broker: read the settings: obeyed from now on: service.exec.workers_max 1 → 3"
+        )
+        until(lambda: yard.leased() == 3)
+        assert time.monotonic() - began < OBEYED_SECONDS
+
+        settings(tmp_path, "workers_max = 1")
+        yard.hang_up()
+        assert yard.leased() == 3  # nothing is taken from its worker
+        assert yard.tasks()["a"] == first  # the very lease
+        assert yard.lane("d")["reason"] == "service limit"
+        yard.finish()
+        assert {one["attempt"] for one in yard.tasks().values()} == {1}
+        assert is_alive(yard.broker.pid)
+        assert is_alive(yard.worker.pid)
+        assert sorted(marks(tmp_path)) == ["a", "b", "c", "d", "e"]
+
+
+def test_bad_file_leaves_the_rules_as_they_were(tmp_path: Path) -> None:
+    with yard_of(tmp_path, "workers_max = 1") as yard:
+        yard.submit("a", "b", "c")
+        until(lambda: marks(tmp_path))
+        for lines, told in (
+            (["workers_max = 3", "retires = 2"], "taskyard.toml:3: there is no setting"),
+            (["workers_max = "], "taskyard.toml:2: is no TOML"),
+        ):
+            settings(tmp_path, *lines)
+            said = yard.hang_up()
+            assert said.startswith("taskyard broker: the settings are as they were, because ")
+            assert told in said
+        (tmp_path / "taskyard.toml").unlink()
+        assert "No such file" in yard.hang_up()
+        assert yard.lane("c")["reason"] == "service limit"
+        assert yard.leased() == 1
+        settings(tmp_path, "workers_max = 2")
+        yard.hang_up()
+        until(lambda: yard.leased() == 2)
+        yard.finish()
+
+
+def test_what_counts_at_the_next_start_is_named_and_nothing_is_opened(tmp_path: Path) -> None:
+    with yard_of(tmp_path) as yard:
+        settings(tmp_path, "[listen]", 'dwork = "tcp://127.0.0.1:0"', "[lease]", 'expire = "1m"')
+        assert yard.hang_up() == (
+            "taskyard broker: read the settings: changed, but counts at the next start: "
+            "listen.dwork, lease.expire"
+        )
+        assert yard.hang_up() == "taskyard broker: read the settings: nothing has changed"
+        assert yard.broker.terminate() == (0, "", "")
+
+
+def test_rate_is_kept_until_it_is_taken_away(tmp_path: Path) -> None:
+    names = [f"t{number}" for number in range(6)]
+    with yard_of(tmp_path, 'rate = "4/s"') as yard:
+        yard.submit(*names, script="true")
+        yard.client.wait_names(names[:1], PATIENCE_SECONDS)
+        began = time.monotonic()
+        yard.client.wait_names(names, PATIENCE_SECONDS)
+        assert time.monotonic() - began > 0.8  # five more at four a second, but for what was saved
+        settings(tmp_path, 'rate = "1/h"')
+        yard.hang_up()
+        yard.submit("next", "late", script="true")
+        until(lambda: "rate" in [one["reason"] for one in yard.client.lanes()])
+        settings(tmp_path)
+        yard.hang_up()
+        yard.finish()
+
+
+def test_held_lane_goes_when_it_is_asked_for_or_no_longer_held(tmp_path: Path) -> None:
+    with yard_of(tmp_path, "hold = true") as yard:
+        yard.submit("a", "b", script="true")
+        assert yard.lane("a")["reason"] == "held"
+        code, out, _ = run(tmp_path, "why", "a")
+        assert code == 0
+        assert "retry --service exec --lane a" in out
+        assert run(tmp_path, "retry", "--lane", "a")[:2] == (0, "retried 1 task\n")
+        yard.client.wait_names(["a"], PATIENCE_SECONDS)
+        assert yard.tasks()["b"]["state"] == "ready"
+        yard.client.submit(["true"], name="again", lane="a")
+        until(lambda: "again" in yard.tasks())
+        assert yard.lane("a")["reason"] == "held"
+        settings(tmp_path)
+        yard.hang_up()
+        yard.finish()
+
+
+def test_up_hands_the_word_on_to_its_broker(tmp_path: Path) -> None:
+    settings(tmp_path, "workers_max = 1")
+    with Running(tmp_path, "up", "--workers", "0") as up:
+        assert up.line().startswith("listening native ")
+        assert "0 workers started" in up.error_line()
+        settings(tmp_path, "workers_max = 2")
+        code, _, err = run(tmp_path, "config", "reload")
+        assert (code, f"(process {up.pid})" in err) == (0, True)
+        assert up.error_line().endswith("obeyed from now on: service.exec.workers_max 1 → 2")
+        up.send(signal.SIGHUP)
+        assert up.error_line().endswith("read the settings: nothing has changed")
+        settings(tmp_path, "workers_max = two")
+        assert run(tmp_path, "config", "reload")[0] == 2
+        assert up.terminate()[0] == 0
+    settings(tmp_path)
+    assert run(tmp_path, "config", "reload")[0] == 3
+
+
+@pytest.mark.parametrize("words", [["broker"], ["up", "--workers", "0"]])
+def test_terminal_that_is_gone_ends_what_was_started_at_it(
+    words: list[str], tmp_path: Path
+) -> None:
+    """It gets the same signal."""
+    pid, terminal = pty.fork()
+    if not pid:
+        os.chdir(tmp_path)
+        os.execve(TASKYARD[0], [*TASKYARD, *words], environment())  # noqa: S606  # ours
+    ended = 0
+    try:
+        said = b""
+        while b"listening native" not in said:
+            said += os.read(terminal, 4096)
+        os.close(terminal)
+        until(lambda: os.waitpid(pid, os.WNOHANG)[0])
+        ended = pid
+    finally:
+        if not ended:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    code, _, err = run(tmp_path, "status", "--line")
+    assert (code, "this is how it was left" in err) == (0, True)
