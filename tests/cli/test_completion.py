@@ -96,6 +96,14 @@ def test_names_and_campaigns_are_the_brokers(yard: Yard, call: Caller) -> None:
     assert completed(yard.directory, "pause", "--service", "ex") == ["exec"]
 
 
+def test_lanes_are_completed_of_the_service_that_was_typed(yard: Yard, call: Caller) -> None:
+    call.submit("in-a", lane="lane-a", due="1h")
+    call.submit("in-b", lane="lane-b", service="gpu", due="1h")
+    assert completed(yard.directory, "retry", "--lane", "lane") == ["lane-a", "lane-b"]
+    assert completed(yard.directory, "why", "--service", "gpu", "--lane", "lane") == ["lane-b"]
+    assert completed(yard.directory, "move", "in-a", "--to-lane", "la[n") == []
+
+
 def test_state_that_was_typed_is_the_one_that_is_asked(
     yard: Yard, call: Caller, tmp_path: Path
 ) -> None:

@@ -149,6 +149,48 @@ def test_check_tells_all_that_is_wrong(here: Path, capsys: pytest.CaptureFixture
     assert err == "taskyard: 2 things wrong in the settings\n"
 
 
+def test_check_tells_six_things_of_six_kinds(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [
+        *('[listen]\ndwork = "tcp://127.0.0.1:99999"', '[lease]\nheartbeat = "6s"'),
+        *('[service.smtp]\nmatch = "smtp["', "workers = 20", 'rate = "many"'),
+        *('[service.web]\nlane = "{host"', ""),
+    ]
+    settings_file(here, "\n".join(lines))
+    assert run_here(taskyard, ["config", "check"]) == 2
+    out, err = capsys.readouterr()
+    assert [line.partition(": ")[2].split(";")[0].split(",")[0] for line in out.splitlines()] == [
+        "lease.expire",
+        "service.smtp.match must be a pattern",
+        "there is no setting service.smtp.workers",
+        "service.smtp.rate must be tasks in a time",
+        "service.web.lane must have the names of fields in braces",
+        "listen.dwork: endpoint tcp://127.0.0.1:99999 has a port over 65535",
+    ]
+    assert all(line.startswith("taskyard.toml:") for line in out.splitlines())
+    assert "did you mean workers_max?" in out
+    assert err == "taskyard: 6 things wrong in the settings\n"
+
+
+def test_check_of_good_services_lists_them_in_the_order_in_which_they_are_tried(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = '[service.slow]\nmatch = "smtp/*.org"\nrate = "1/s"\n[service.smtp]\nhold = true\n'
+    settings_file(here, text)
+    assert run_here(taskyard, ["config", "check"]) == 0
+    out, err = capsys.readouterr()
+    assert [line.split() for line in out.splitlines()] == [
+        ["service", "match", "sets"],
+        ["slow", "smtp/*.org", "rate"],
+        ["smtp", "smtp/*", "hold"],
+    ]
+    assert err == "the settings are good\n"
+    assert run_here(taskyard, ["config", "check", "--json"]) == 0
+    document = msgspec.json.decode(capsys.readouterr().out)
+    assert document["services"][1] == {"name": "smtp", "match": "smtp/*", "sets": ["hold"]}
+
+
 def test_check_of_another_file_tells_what_sockets_would_refuse(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

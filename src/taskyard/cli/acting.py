@@ -1,4 +1,4 @@
-"""The verbs that act on tasks and workers: `retry`, `cancel`, `drain`."""
+"""The verbs that act on tasks and workers: `retry`, `cancel`, `move`, `expire`, `drain`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskyard.cli.choosing import FLAGS, scope_from, scope_options
-from taskyard.cli.completion import complete_name
+from taskyard.cli.choosing import FLAGS, lane_meant, scope_from, scope_options
+from taskyard.cli.completion import complete_lane, complete_name, complete_service
 from taskyard.cli.options import Talk, broker_options
 from taskyard.cli.printing import example, print_document
 from taskyard.cli.reaching import connected
@@ -25,7 +25,11 @@ _NOT_ENDED: Final = [
 ]
 
 
-@click.command(epilog=example("retry fetch-a", "retry --campaign thumbs --failed"))
+@click.command(
+    epilog=example(
+        "retry fetch-a", "retry --campaign thumbs --failed", "retry --service smtp --lane a.org"
+    )
+)
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
 @scope_options
 @broker_options
@@ -35,18 +39,22 @@ def retry(talk: Talk, /, names: tuple[str, ...], **given: Any) -> None:  # noqa:
 
     By name, or all that fit what is given; --failed alone means every failed task. What waits
     behind them goes on when they are done.
+
+    With --lane it is a flush: what is in the lane is due now, and if the settings hold the lane
+    (`hold`), what is ready in it is let go. Without --service the one that has such a lane is
+    meant.
     """
     from taskyard.client import steering  # noqa: PLC0415  # when it is used
 
     with connected(talk) as client:
-        _check(client, names, given)
+        given = _checked(client, names, given)
         retried = client.retry(names) if names else steering.retry(client, scope_from(given))
     if talk.as_json:
         print_document("retry", retried=retried)
     elif retried:
         click.echo(f"retried {count(retried, 'task')}")
     else:
-        click.echo("nothing to retry: none of them has failed or is delayed")
+        click.echo("nothing to retry: none of them has failed, is delayed or is held")
 
 
 @click.command(epilog=example("cancel fetch-a", "cancel --campaign thumbs"))
@@ -77,7 +85,7 @@ def cancel(
         _check_all(names, given, yes=yes)
         given["only"] = [state.name.lower() for state in _NOT_ENDED]
     with connected(talk) as client:
-        _check(client, names, given)
+        given = _checked(client, names, given)
         cancelled = client.cancel(names) if names else steering.cancel(client, scope_from(given))
     if talk.as_json:
         print_document("cancel", cancelled=cancelled)
@@ -94,14 +102,94 @@ def _check_all(names: tuple[str, ...], given: dict[str, Any], *, yes: bool) -> N
         raise UserError("--all cancels every task of the broker; give --yes, too, if you mean it")
 
 
-def _check(client: Client, names: tuple[str, ...], given: dict[str, Any]) -> None:
-    """An act is on names or on a scope. Names have to be known: a mistyped one should not pass."""
-    if names and any(given.values()):
+def _checked(client: Client, names: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
+    """An act is on names or on a scope. Names have to be known: a mistyped one should not pass.
+    Returns the scope, with the service of a lane that one service alone has."""
+    if names and any(_was_given(given)):
         raise UserError(f"names and options both choose tasks: give names, or {FLAGS}")
-    if not names and not any(given.values()):
+    if not names and not any(_was_given(given)):
         raise UserError(f"say which tasks: names, {FLAGS}")
     if names:
         client.views(names)
+        return given
+    return lane_meant(client, given)
+
+
+def _was_given(given: dict[str, Any]) -> list[bool]:
+    """The open lane is an empty text, and is something."""
+    return [bool(value) or value == "" for value in given.values()]
+
+
+@click.command(
+    epilog=example("move fetch-a --to-lane slow", "move --service smtp --lane a --to-lane b")
+)
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
+@click.option(
+    "--to-lane", metavar="LANE", help="Into this lane; '' is none.", shell_complete=complete_lane
+)
+@click.option(
+    "--to-service", metavar="SERVICE", help="To this service.", shell_complete=complete_service
+)
+@scope_options
+@broker_options
+@click.pass_obj
+def move(
+    talk: Talk,
+    /,
+    names: tuple[str, ...],
+    *,
+    to_lane: str | None,
+    to_service: str | None,
+    **given: Any,  # noqa: ANN401  # the options of a scope
+) -> None:
+    """Put tasks into another lane, or another service.
+
+    By name, or all that fit what is given. What a worker holds stays where it is, and what has
+    ended, too. Tasks that go to another service keep their payload: its workers have to know what
+    to do with it. Without --to-lane they keep their lane.
+    """
+    from taskyard.client import steering  # noqa: PLC0415  # when it is used
+
+    if to_lane is None and to_service is None:
+        raise UserError("say where to: --to-lane, --to-service, or both")
+    with connected(talk) as client:
+        given = _checked(client, names, given)
+        moved = (
+            client.move(names, to_lane=to_lane, to_service=to_service)
+            if names
+            else steering.move(client, scope_from(given), to_service, to_lane)
+        )
+    if talk.as_json:
+        print_document("move", moved=moved)
+    elif moved:
+        click.echo(f"moved {count(moved, 'task')}")
+    else:
+        click.echo("nothing to move: workers hold them, they have ended, or are there already")
+
+
+@click.command(epilog=example("expire fetch-a", "expire --service smtp --lane a.org"))
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
+@scope_options
+@broker_options
+@click.pass_obj
+def expire(talk: Talk, /, names: tuple[str, ...], **given: Any) -> None:  # noqa: ANN401  # a scope
+    """Give up tasks, as if they were too old.
+
+    By name, or all that fit what is given. They end as failed: what waits for them goes on
+    waiting, and `taskyard retry` undoes it. What a worker holds is left to it. To be rid of tasks
+    and all that wait for them, cancel them.
+    """
+    from taskyard.client import steering  # noqa: PLC0415  # when it is used
+
+    with connected(talk) as client:
+        given = _checked(client, names, given)
+        expired = client.expire(names) if names else steering.expire(client, scope_from(given))
+    if talk.as_json:
+        print_document("expire", expired=expired)
+    elif expired:
+        click.echo(f"expired {count(expired, 'task')}")
+    else:
+        click.echo("nothing to expire: workers hold them, or they have ended")
 
 
 @click.command(epilog=example("drain host-4711", "drain --all"))

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from taskyard.broker.compacting import Limits
+from taskyard.broker.reloading import Reloading
 from taskyard.broker.serve import Settings, serve
 from taskyard.cli.daemons import (
     listen_option,
@@ -49,6 +50,9 @@ def broker(  # noqa: PLR0913  # one for each option
     It keeps that directory small by itself: a process beside it moves what is over into
     finished.sqlite and history/ now and then.
 
+    SIGHUP has it read the settings again: what services are run by counts at once, and nothing is
+    restarted. `taskyard config reload` sends it, when the settings are good.
+
     SIGTERM and Ctrl-C stop it: workers wait for it and come back. A second broker on the same state
     directory is refused (exit 2), a damaged state too (exit 6).
     """
@@ -61,4 +65,4 @@ def broker(  # noqa: PLR0913  # one for each option
         until_eof=until_eof,
         compact=Limits() if compact_after_rows is None else Limits(rows=compact_after_rows),
     )
-    serve(settings, click.echo)
+    serve(settings, click.echo, Reloading(talk.settings(), talk.read_settings_again))

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from taskyard.cli.entry import COMPLETING
 from taskyard.cli.options import Talk
 from taskyard.cli.printing import example
+from taskyard.cli.words import as_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +51,7 @@ def completion(context: click.Context, shell: str) -> None:
     if kind is None:
         raise click.UsageError(f"{shell} can't be completed for; give one of {', '.join(_SHELLS)}")
     root = context.find_root()
-    click.echo(kind(root.command, {}, "taskyard", "_TASKYARD_COMPLETE").source())
+    click.echo(kind(root.command, {}, "taskyard", COMPLETING).source())
 
 
 def complete_name(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
@@ -66,6 +68,17 @@ def complete_campaign(context: click.Context, _parameter: click.Parameter, begun
 def complete_service(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
     """Services that begin so."""
     return _counted(context, "services", begun)
+
+
+def complete_lane(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
+    """Lanes that begin so, of the service that was given, or of any."""
+    from taskyard.wire import dwork_peer as peer  # noqa: PLC0415  # only when a name is completed
+
+    service = context.params.get("service")
+    which = service.encode() if service else None
+    pattern = f"{as_pattern(begun)}*".encode()
+    told = _asked(context, lambda: peer.lanes(1, which, pattern, count=NAMES_MAX)) or ()
+    return [*dict.fromkeys(one["lane"] for one in told if one["lane"])]
 
 
 def _counted(context: click.Context, kind: str, begun: str) -> list[str]:

@@ -1,19 +1,31 @@
-"""`taskyard config`: the settings with their origins, and whether a file of them is good."""
+"""`taskyard config`: the settings with their origins, whether a file of them is good, and the word
+to a broker to read them again."""
 
 from __future__ import annotations
 
+import os
+import signal
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskyard.cli.daemons import listen_pairs
-from taskyard.cli.options import Talk, broker_options, json_option, quiet_option, verbose_option
+from taskyard.cli.daemons import listen_of, listen_pairs
+from taskyard.cli.local import LOCK_FILE, UP_FILE, hired
+from taskyard.cli.options import (
+    Talk,
+    broker_options,
+    json_option,
+    quiet_option,
+    state_option,
+    verbose_option,
+)
 from taskyard.cli.printing import example, print_document, print_table
 from taskyard.cli.words import count, plain
 from taskyard.client import finding
-from taskyard.errors import ExitCode
+from taskyard.client.client import Client
+from taskyard.errors import ExitCode, NoBroker
 from taskyard.settings.files import BadSettings
 from taskyard.settings.load import load, problems
 
@@ -88,22 +100,69 @@ def check(talk: Talk, file: Path | None, *, as_json: bool) -> ExitCode:
     """Say whether the settings are good, and all that is wrong with them.
 
     Those of FILE, or of the file that would be used here, and those of the environment. A line for
-    each thing that is wrong, with its place. Exit 0 if all is good, 2 if not.
+    each thing that is wrong, with its place; if nothing is, the services of the file in the order
+    in which they are tried, the first that fits counts. Exit 0 if all is good, 2 if not.
     """
     wrong, settings = problems(file or talk.config)
+    sections: list[dict[str, Any]] = []
     if settings is not None:
         _tell_strangers(talk, settings)
-        wrong = _wrong_endpoints(settings)
+        wrong += _wrong_endpoints(settings)
+        sections = _sections(settings)
     if as_json or talk.as_json:
         name = str(file or talk.config) if settings is None else _name_of(settings)
-        print_document("config check", file=name, good=not wrong, problems=wrong)
+        print_document("config check", file=name, good=not wrong, problems=wrong, services=sections)
     elif wrong:
         for line in wrong:
             click.echo(plain(line))
         talk.say(f"taskyard: {count(len(wrong), 'thing')} wrong in the settings")
     else:
         talk.say("the settings are good")
+        _print_sections(sections)
     return ExitCode.USAGE if wrong else ExitCode.GOOD
+
+
+def _sections(settings: Settings) -> list[dict[str, Any]]:
+    """The services of the file, in the order in which they are asked for a lane."""
+    return [
+        {
+            "name": name,
+            "match": section.match_for(name),
+            "sets": [key for key in _set_by(settings, f"service.{name}") if key != "match"],
+        }
+        for name, section in settings.services.items()
+    ]
+
+
+def _set_by(settings: Settings, section: str) -> list[str]:
+    return [one.key.name for one in settings.all.values() if one.key.section == section]
+
+
+def _print_sections(sections: list[dict[str, Any]]) -> None:
+    if sections:
+        rows = [(one["name"], one["match"], ", ".join(one["sets"])) for one in sections]
+        print_table(("service", "match", "sets"), rows, prose=("sets",))
+
+
+@config.command(epilog=example("config reload", "config reload --state ./elsewhere"))
+@state_option
+@verbose_option
+@quiet_option
+@click.pass_obj
+def reload(talk: Talk, state: Path) -> None:
+    """Have the broker of a state directory read its settings again.
+
+    How services are run counts at once, and nothing is restarted; what has to wait for the next
+    start the broker says in its log. If the settings are not good, nothing is done (exit 2). It is
+    the same as SIGHUP to `broker` or `up`.
+    """
+    listen_of(talk.settings())  # it has been read: it is good
+    holder = hired(state / UP_FILE) or hired(state / LOCK_FILE)
+    if not holder:
+        raise NoBroker(f"no broker runs on {state}; start one with `taskyard up`, or give --state")
+    with Client(state=state):  # whoever only looks at the state must not get a signal
+        os.kill(holder, signal.SIGHUP)
+    talk.say(f"told the broker (process {holder}) to read the settings again; see its log")
 
 
 def _wrong_endpoints(settings: Settings) -> list[str]:

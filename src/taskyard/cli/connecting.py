@@ -40,6 +40,10 @@ class Look(Protocol):
 
     def tasks(self, scope: Scope | None = None, match: str = "") -> Iterator[dict[str, Any]]: ...
 
+    def lanes(
+        self, service: str | None = None, pattern: str | None = None
+    ) -> Iterator[dict[str, Any]]: ...
+
     def result_bytes(self, name: str) -> bytes: ...
 
     def output(self, name: str) -> bytes: ...
@@ -84,9 +88,10 @@ def _offline(talk: Talk) -> Client | None:
     if not (state / JOURNAL_FILE).exists() or hired(state / LOCK_FILE) is not None:
         return None
     from taskyard.cli.offline import Offline  # noqa: PLC0415  # most of the broker, rarely needed
+    from taskyard.settings import clauses  # noqa: PLC0415
 
     try:
-        offline = Offline(state)
+        offline = Offline(state, clauses.rules_set(talk.settings()))
     except StateLocked:  # a broker was quicker
         return None
     talk.say(f"no broker runs on {state}; this is how it was left")

@@ -23,6 +23,7 @@ from taskyard.wire.documents import (
     Counts,
     Document,
     Explanation,
+    Lane,
     Pause,
     Service,
     Stats,
@@ -88,12 +89,23 @@ class WhyDocument(Printed):
     """`why`."""
 
     tasks: list[Explanation]
+    #: What they wait for is their `why`.
+    lanes: list[Lane]
 
 
 class WorkersDocument(Printed):
     """`workers`."""
 
     workers: list[Worker]
+
+
+class ServiceClause(Document):
+    """A section of the settings that lanes of a service are run by."""
+
+    #: Empty: the defaults.
+    name: str
+    #: Lanes served at once, over all services that are run by it; 0: no limit.
+    limit: int
 
 
 class ServiceRow(Service):
@@ -104,6 +116,15 @@ class ServiceRow(Service):
     slots_used: int
     paused: bool
     lanes_paused: list[str]
+    #: That have tasks.
+    lanes: int
+    #: Sections of the settings that its lanes are run by.
+    clauses: list[ServiceClause]
+    oldest: float | None
+    next_due: float | None
+    #: How many lanes are where they are for which reason.
+    reasons: dict[str, int]
+    why: str
 
 
 class ServicesDocument(Printed):
@@ -112,6 +133,14 @@ class ServicesDocument(Printed):
     services: list[ServiceRow]
     #: Everything is.
     paused: bool
+
+
+class LanesDocument(Printed):
+    """`lanes`: what waits first."""
+
+    lanes: list[Lane]
+    #: How many are left out.
+    more: int
 
 
 class SubmitDocument(Printed):
@@ -131,6 +160,28 @@ class SubmitWaitDocument(Printed):
     result: str | UnsetType | None = UNSET
     result_base64: str | UnsetType = UNSET
     reason: str | UnsetType = UNSET
+
+
+class BundleDocument(Printed):
+    """`bundle`."""
+
+    name: str
+    campaign: str
+    tasks: int
+    #: How many of them were not known already.
+    new: int
+
+
+class BundleWaitDocument(Printed):
+    """`bundle --wait`."""
+
+    name: str
+    campaign: str
+    tasks: int
+    new: int
+    settled: bool
+    counts: Counts
+    behind_failure: int
 
 
 class MapTask(Document):
@@ -204,6 +255,54 @@ class LoadLookDocument(Printed):
     bad: list[BadLine]
 
 
+class PipelineLoadDocument(Printed):
+    """`pipeline load`."""
+
+    campaign: str
+    new: int
+    known: int
+    #: Rows that were left out.
+    rejected: int
+
+
+class BadRow(Document):
+    """A row of a file that can't be used."""
+
+    file: str
+    line: int
+    reason: str
+
+
+class PipelineLookDocument(Printed):
+    """`pipeline load --dry-run`."""
+
+    tasks: int
+    edges: int
+    roots: int
+    depth: int
+    width: int
+    widest: int
+    services: dict[str, int]
+    #: Names that no file has, with how many wait for each; the first thousand of them.
+    unknown: dict[str, int]
+    duplicates: int
+    cycles: list[list[str]]
+    #: The chain that takes longest, or has the most tasks; its first thousand.
+    critical_path: list[str]
+    #: null where the files do not say how long tasks take.
+    critical_path_seconds: float | None
+    bad_rows: int
+    #: The first thousand of them.
+    bad: list[BadRow]
+
+
+class PipelineFleetDocument(Printed):
+    """`pipeline fleet`."""
+
+    #: That went home.
+    workers: int
+
+
 class WaitDocument(Printed):
     """`wait`."""
 
@@ -222,6 +321,18 @@ class CancelDocument(Printed):
     """`cancel`."""
 
     cancelled: int
+
+
+class MoveDocument(Printed):
+    """`move`."""
+
+    moved: int
+
+
+class ExpireDocument(Printed):
+    """`expire`."""
+
+    expired: int
 
 
 class DrainDocument(Printed):
@@ -299,12 +410,24 @@ class ConfigDocument(Printed):
     settings: list[ConfigSetting]
 
 
+class ConfigService(Document):
+    """A service of the settings."""
+
+    name: str
+    #: The lanes that it is for, as `service/lane`.
+    match: str
+    #: What it sets beside that; the rest is as the defaults say.
+    sets: list[str]
+
+
 class ConfigCheckDocument(Printed):
     """`config check`."""
 
     file: str | None
     good: bool
     problems: list[str]
+    #: In the order in which they are tried.
+    services: list[ConfigService]
 
 
 class Key(Document):
@@ -338,6 +461,122 @@ class KeysRevokeDocument(Printed):
 
 
 #: What each document is made of, by its name; some verbs have several, by their options.
+class GuaranteesPart(Document):
+    """Counts of a whole history; what must be 0 is 0 if it is sound."""
+
+    submitted: int
+    done: int
+    failed: int
+    cancelled: int
+    blocked_behind_failure: int
+    unfinished: int
+    lost: int
+    completed_twice: int
+    dependencies_broken: int
+    unknown: int
+    stale_refused: int
+
+
+class PipelineHistoryDocument(Printed):
+    """`pipeline history`."""
+
+    state: str
+    out: str
+    #: The journal's row up to which the tables go.
+    row_last: int
+    #: Pairs of history files that were new, and campaigns whose tables were made anew.
+    parts: int
+    campaigns: int
+    #: False: a broker runs, and what it has not exported yet is not in the tables.
+    complete: bool
+
+
+class PipelineReportDocument(Printed):
+    """`pipeline report`."""
+
+    page: str
+    tables: str
+    #: Null: all campaigns together.
+    campaign: str | None
+    summary: list[str]
+    makespan_ns: int
+    guarantees: GuaranteesPart
+    sound: bool
+
+
+class DemoCounts(Document):
+    """What the journal of a demo says; what must be 0 is 0 if all holds."""
+
+    submitted: int
+    done: int
+    failed: int
+    cancelled: int
+    blocked_behind_failure: int
+    lost: int
+    completed_twice: int
+    dependencies_broken: int
+    stale_refused: int
+    #: Tasks done, by the language in which they were handed out.
+    done_by: dict[str, int]
+
+
+class DemoLine(Document):
+    """A line of the closing table."""
+
+    what: str
+    figures: str
+    holds: bool
+
+
+class DemoDocument(Printed):
+    """`demo`."""
+
+    directory: str
+    report: str
+    tables: str
+    seconds: float
+    counts: DemoCounts
+    lines: list[DemoLine]
+    sound: bool
+
+
+class SweepPoint(Document):
+    """What came out of one combination."""
+
+    workers: int
+    slots: int
+    policy: str
+    makespan_ns: int
+    busy_ns: int
+    utilisation: float
+    wait_ns_mean: int
+    wait_ns_p50: int
+    wait_ns_p95: int
+    wait_ns_max: int
+    done: int
+    failed: int
+    unfinished: int
+    cpu_ns: int
+    slot_hours: float
+    cost: float | UnsetType = UNSET
+
+
+class PipelineSweepDocument(Printed):
+    """`pipeline sweep`."""
+
+    tasks: int
+    points: list[SweepPoint]
+    sentences: list[str]
+    critical_path_ns: int
+    work_ns: int
+    #: How long the campaign took, and takes in a simulation of the workers that it had, with how
+    #: far that is off; null: it was not measured.
+    measured_ns: int | None
+    replayed_ns: int | None
+    error: float | None
+    page: str | None
+
+
 DOCUMENTS: Final[dict[str, tuple[type[msgspec.Struct], ...]]] = {
     "status": (StatusDocument, CampaignStatusDocument),
     "list": (ListDocument,),
@@ -347,12 +586,16 @@ DOCUMENTS: Final[dict[str, tuple[type[msgspec.Struct], ...]]] = {
     "why": (WhyDocument,),
     "workers": (WorkersDocument,),
     "services": (ServicesDocument,),
+    "lanes": (LanesDocument,),
     "submit": (SubmitDocument, SubmitWaitDocument),
     "map": (MapDocument, MapSubmitDocument),
+    "bundle": (BundleDocument, BundleWaitDocument),
     "load": (LoadDocument, LoadWaitDocument, LoadLookDocument),
     "wait": (WaitDocument,),
     "retry": (RetryDocument,),
     "cancel": (CancelDocument,),
+    "move": (MoveDocument,),
+    "expire": (ExpireDocument,),
     "drain": (DrainDocument,),
     "pause": (PauseDocument,),
     "resume": (PauseDocument,),
@@ -361,11 +604,17 @@ DOCUMENTS: Final[dict[str, tuple[type[msgspec.Struct], ...]]] = {
     "journal export": (JournalWorkDocument,),
     "journal compact": (JournalWorkDocument,),
     "run": (RunDocument,),
+    "pipeline load": (PipelineLoadDocument, PipelineLookDocument),
+    "pipeline fleet": (PipelineFleetDocument,),
     "config": (ConfigDocument,),
     "config check": (ConfigCheckDocument,),
     "keys new": (KeysNewDocument,),
     "keys list": (KeysListDocument,),
     "keys revoke": (KeysRevokeDocument,),
+    "pipeline history": (PipelineHistoryDocument,),
+    "pipeline report": (PipelineReportDocument,),
+    "demo": (DemoDocument,),
+    "pipeline sweep": (PipelineSweepDocument,),
 }
 
 #: The lines of `watch` are records beside that.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,6 +13,7 @@ from taskyard.cli.daemons import cores
 from taskyard.errors import UserError
 from taskyard.net import endpoints
 from taskyard.worker.agents import AgentSettings, read_command
+from taskyard.worker.environment import read_variables
 from taskyard.worker.feeding import hire
 from taskyard.worker.serve import settings_of
 
@@ -42,6 +44,7 @@ class Given(Struct, frozen=True):
     dialect: str
     command: str | None
     agent: str | None
+    env: tuple[str, ...]
     until_eof: bool
 
     def argv(self) -> list[str] | None:
@@ -60,6 +63,10 @@ class Given(Struct, frozen=True):
     def agents(self) -> AgentSettings | None:
         """What --agent says."""
         return None if self.agent is None else AgentSettings(read_command(self.agent))
+
+    def variables(self) -> dict[str, str]:
+        """What agents find in their environment by --env."""
+        return read_variables(self.env, os.environ)
 
     def settings(self, services: Sequence[str], name: str | None) -> Settings:
         more = {"heartbeat_ns": self.heartbeat, "silence_ns": self.lease}

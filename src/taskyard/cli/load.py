@@ -64,10 +64,11 @@ def load(talk: Talk, /, file: str, campaign: str | None, **given: Any) -> ExitCo
     reason`, nothing is submitted, and it exits 2. To load the same file again is harmless.
     """
     form = Format(given["form"]) if given["form"] else None
-    options = Options(form, replay=given["replay"], speedup=given["speedup"])
+    campaign = campaign or loading.campaign_of(file)
+    options = Options(form, given["replay"], given["speedup"], campaign)
     if given["dry_run"]:
         return _look(talk, file, options, take_unknown=given["wait_for_unknown"])
-    return _load(talk, file, campaign or loading.campaign_of(file), options, given)
+    return _load(talk, file, campaign, options, given)
 
 
 def _load(

@@ -17,6 +17,7 @@ import click
 from msgspec import Struct
 
 from taskyard.cli.words import count, plain
+from taskyard.client.campaign.bundles import settle_lanes
 from taskyard.client.campaign.lines import STDIN
 from taskyard.client.campaign.read import (
     Bad,
@@ -26,6 +27,8 @@ from taskyard.client.campaign.read import (
     write_rejected,
 )
 from taskyard.client.campaign.submitting import submissions
+from taskyard.client.campaign.tasks import BadTask, service_of
+from taskyard.client.steering import lane_templates
 from taskyard.core.events import Scope, Unknown
 from taskyard.core.states import TaskState
 from taskyard.errors import Refused, UserError
@@ -82,6 +85,7 @@ def submit(  # noqa: PLR0913  # all but three are named
     is_empty = not any(client.status()["counts"].values())
     if unknown is Unknown.REFUSE and loaded.survey.unknown:
         loaded = _without_strangers(client, loaded, is_empty=is_empty, skip_bad=skip_bad)
+    _settle_lanes(client, loaded, campaign)
     states = {} if is_empty else known_states(client, (spec.name for spec in loaded.specs))
     now_ns = time.time_ns()
     if states:
@@ -97,6 +101,19 @@ def submit(  # noqa: PLR0913  # all but three are named
         progress(new, len(fresh))
     failed = [name for name, state in states.items() if state is TaskState.FAILED]
     return Submitted(new, Counter(states.values()), failed)
+
+
+def _settle_lanes(client: Client, loaded: Loaded, campaign: str) -> None:
+    """Where a task says no lane, the settings of its service may."""
+    services = Counter(service_of(spec) for spec in loaded.specs if not spec.lane)
+    templates = lane_templates(client, services)
+    if not templates and not any(spec.part for spec in loaded.specs):
+        return
+    for spec, line in zip(loaded.specs, loaded.lines, strict=True):
+        try:
+            settle_lanes((spec,), campaign, lambda service: templates.get(service, ""))
+        except BadTask as bad:
+            raise UserError(f"{loaded.file}:{line}: {bad}") from None
 
 
 def known_states(client: Client, names: Iterable[str]) -> dict[str, TaskState]:
@@ -146,7 +163,7 @@ def _tell_bad(
     click.echo(f"{lines} left out, see {place}", err=True)
 
 
-def print_bad(bad: Sequence[Bad]) -> None:
+def print_bad(bad: Sequence[object]) -> None:
     """The first of the bad lines, and how many more there are."""
     for one in bad[:BAD_SHOWN_MAX]:
         click.echo(plain(str(one)), err=True)

@@ -27,6 +27,7 @@ from msgspec import Struct
 from taskyard.errors import ExitCode, StateLocked
 from taskyard.journal import lock
 from taskyard.journal.files import PRIVATE_FILE, make_private_directory
+from taskyard.net.terminal import Terminal
 from taskyard.worker.processes import status_text
 
 if TYPE_CHECKING:
@@ -216,6 +217,11 @@ class Crew:
             if self.broker.ended.wait(0.01):
                 raise click.exceptions.Exit(self.broker.status)
 
+    def reload(self) -> None:
+        """Have the broker read its settings again; one that has not begun to listen is about to."""
+        if len(self.listening) >= self._expected:
+            self.broker.signal(signal.SIGHUP)
+
     def start_workers(self, staff: Staff) -> None:
         for number in range(1, staff.workers + 1):
             name = f"local-{number}"
@@ -321,6 +327,24 @@ def terminated_like_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def reloaded_on_hangup(reload: Callable[[], None]) -> Iterator[None]:
+    """SIGHUP has the settings read again, inside; but it is Ctrl-C if the terminal is gone."""
+    terminal = Terminal()
+
+    def hang_up(number: int, frame: FrameType | None) -> None:
+        if terminal.is_gone():
+            _interrupt(number, frame)
+        # In a thread: what is interrupted here may hold the lock that this takes.
+        threading.Thread(target=reload, name="reload", daemon=True).start()
+
+    before = signal.signal(signal.SIGHUP, hang_up)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

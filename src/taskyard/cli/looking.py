@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskyard.cli.choosing import campaign_option, scope_from, scope_options
-from taskyard.cli.completion import complete_name
+from taskyard.cli.choosing import campaign_option, lane_meant, scope_from, scope_options
+from taskyard.cli.completion import complete_lane, complete_name, complete_service
 from taskyard.cli.options import Talk, broker_options
 from taskyard.cli.pausing import pauses_of
 from taskyard.cli.printing import (
@@ -28,12 +28,14 @@ from taskyard.cli.printing import (
 )
 from taskyard.cli.progress import summary_of
 from taskyard.cli.reaching import looking
-from taskyard.cli.words import count, plain, span
+from taskyard.cli.words import as_pattern, count, plain, slots_in_use, span
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from taskyard.cli.connecting import Look
 
 #: Tasks that a list has unless asked otherwise: what fits a few screens.
 LIST_LIMIT: Final = 100
@@ -185,22 +187,45 @@ def log(talk: Talk, name: str) -> None:
         click.echo(f"task {plain(name)} ({view['state']}) has printed nothing{ended}", err=True)
 
 
-@click.command(epilog=example("why join", "why fetch-a fetch-b"))
-@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_name)
+@click.command(epilog=example("why join", "why fetch-a fetch-b", "why --service smtp --lane a.org"))
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
+@click.option("--lane", metavar="LANE", help="Why this lane waits.", shell_complete=complete_lane)
+@click.option(
+    "--service",
+    metavar="SERVICE",
+    help="The service of the lane; without a lane, all lanes of it.",
+    shell_complete=complete_service,
+)
 @broker_options
 @click.pass_obj
-def why(talk: Talk, names: tuple[str, ...]) -> None:
+def why(talk: Talk, names: tuple[str, ...], lane: str | None, service: str | None) -> None:
     """Say why a task is where it is, in a sentence.
 
-    What it waits for, or how it ended.
+    What it waits for, or how it ended. With --lane, what a lane waits for.
     """
+    if bool(names) is not (lane is None and service is None):
+        raise UserError("say of what: names of tasks, or --lane and --service of a lane")
     with looking(talk) as broker:
         told = [_known(broker.explain(name)) for name in names]
+        found = [] if names else _lanes_meant(broker, lane, service)
     if talk.as_json:
-        print_document("why", tasks=told)
+        print_document("why", tasks=told, lanes=found)
         return
     for one in told:
         click.echo(f"{plain(one['name'])}: {plain(one['sentence'])}")
+    for one in found:
+        click.echo(f"{plain(one['service'])}/{plain(one['lane'])}: {plain(one['why'])}")
+
+
+def _lanes_meant(broker: Look, lane: str | None, service: str | None) -> list[dict[str, Any]]:
+    """A lane, or all of a service."""
+    meant = lane_meant(broker, {"lane": lane, "service": service})["service"]
+    found = [*broker.lanes(meant, None if lane is None else as_pattern(lane))]
+    if not found:
+        what = "lanes" if lane is None else f"lane {plain(lane)}"
+        of = f" of service {plain(service)}" if service else ""
+        raise UserError(f"no tasks wait or run in {what}{of}; `taskyard lanes` lists those that do")
+    return found
 
 
 def _known(explanation: dict[str, Any]) -> dict[str, Any]:
@@ -231,7 +256,7 @@ def workers(talk: Talk) -> None:
 
 
 def _worker_row(one: dict[str, Any]) -> tuple[object, ...]:
-    slots = f"{one['slots_used']} of {one['slots']}" if one["slots"] else f"{one['slots_used']}"
+    slots = slots_in_use(one)
     heard = f"{span(one['heard_ago'])} ago"
     services = ", ".join(one["services"])
     return (one["name"], one["state"], services, slots, one["tasks"], heard, one["dialect"])

@@ -22,12 +22,13 @@ from taskyard.cli.reaching import connected
 from taskyard.cli.refusals import in_words
 from taskyard.cli.rows import rows
 from taskyard.cli.task_options import check_work, payload_of, task_options, terms_of
-from taskyard.cli.templates import call_encoder, command_encoder, payload_encoder
+from taskyard.cli.templates import call_encoder, command_encoder, lane_maker, payload_encoder
 from taskyard.cli.window import Window
 from taskyard.cli.words import count, plain
 from taskyard.client.campaign.lines import STDIN
 from taskyard.client.campaign.submitting import to_submission
-from taskyard.client.campaign.tasks import check
+from taskyard.client.campaign.tasks import check, service_of
+from taskyard.client.steering import lane_templates
 from taskyard.errors import ExitCode, Refused, UserError
 
 if TYPE_CHECKING:
@@ -76,9 +77,9 @@ def map_rows(
 ) -> ExitCode:
     """Run a command for every line of a file, or of stdin.
 
-    {} in the command is the line, {#} its number, {column} a field of a table or an object. A
-    function (--call) gets lines and cells as texts; with --json-lines it gets the number, list or
-    object that a line is, and what is a number with --jsonl stays one. The tasks are called
+    {} in the command, or in --lane, is the line, {#} its number, {column} a field of a table or an
+    object. A function (--call) gets lines and cells as texts; with --json-lines it gets the number,
+    list or object that a line is, and what is a number with --jsonl stays one. The tasks are called
     CAMPAIGN-NUMBER. Their results are printed one after the other, each ending a line; what failed
     is told on stderr, and it exits 1, or 5 if some were cancelled and none failed.
 
@@ -95,7 +96,7 @@ def map_rows(
             f"ends it, the same `taskyard map --campaign {campaign}` resumes"
         )
         send = _sender(client, campaign, given, watch=not no_wait)
-        futures = (send(f"{campaign}-{row.number}", encode(row)) for row in rows(kind, path))
+        futures = (send(row, encode(row)) for row in rows(kind, path))
         if no_wait:
             return _submit(talk, client, campaign, futures)
         return _submit_and_tell(talk, campaign, futures, in_order=keep_order)
@@ -177,19 +178,23 @@ def _encoder(words: tuple[str, ...], given: dict[str, Any]) -> Callable[[Row], b
 
 def _sender(
     client: Client, campaign: str, given: dict[str, Any], *, watch: bool
-) -> Callable[[str, bytes], Future]:
-    """Submits tasks that differ in name and payload alone."""
+) -> Callable[[Row, bytes], Future]:
+    """Submits tasks that differ in name, payload and lane alone."""
     call, is_payload = given["call"], given["payload"] is not None
     work = {"call": call} if call else {"payload": ""} if is_payload else {"argv": ["true"]}
-    template = check({"name": campaign, **terms_of(given), **work})
-    submission = to_submission([template], campaign.encode(), time.time_ns())
+    pattern = check({"name": campaign, **terms_of(given), "lane": None, **work})
+    submission = to_submission([pattern], campaign.encode(), time.time_ns())
     terms, unknown = submission.terms[0], given["wait_for_unknown"]
+    service = service_of(pattern)
+    lane = given["lane"] or lane_templates(client, [service]).get(service, "")
+    lane_of = lane_maker(lane, campaign, service)
 
-    def send(name: str, payload: bytes) -> Future:
+    def send(row: Row, payload: bytes) -> Future:
+        name = f"{campaign}-{row.number}"
         return client.submit_encoded(
             *(name, payload, terms),
-            lane=template.lane,
-            after=template.after,
+            lane=lane_of(name, row, payload),
+            after=pattern.after,
             wait_for_unknown=unknown,
             watch=watch,
         )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskyard.client.asking import Conversation, Query
-    from taskyard.core.events import Event
+    from taskyard.core.events import Event, RulesSet
     from taskyard.wire.dwork_peer import Reply
 
 _T = TypeVar("_T")
@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 #: What changes nothing.
 _QUESTIONS = (
     *(peer.STATS, peer.WORKERS, peer.SHOW, peer.EXPLAIN),
-    *(peer.LIST, peer.RESULTS, peer.OUTPUT),
+    *(peer.LIST, peer.RESULTS, peer.OUTPUT, peer.LANES),
 )
 
 #: The one who asks.
@@ -46,8 +46,9 @@ _ROUTE = b"\0"
 class Offline(Client):
     """A stopped state: everything of a client that only looks. Close it, it holds the lock."""
 
-    def __init__(self, state: Path) -> None:
-        """Raises `StateLocked` if somebody uses the state, `JournalDamaged` if it is damaged."""
+    def __init__(self, state: Path, rules: RulesSet | None = None) -> None:
+        """`rules` are those that a broker would have. Raises `StateLocked` if somebody uses the
+        state, `JournalDamaged` if it is damaged."""
         self._state = state
         self._numbers = count(1)
         self._open = ExitStack()
@@ -67,6 +68,9 @@ class Offline(Client):
         now_ns = self._clock.monotonic_ns()
         self._scheduler.resume(now_ns)
         self._scheduler.handle(ClockSet(now_ns, self._clock.wall_ns()))
+        if rules is not None:
+            rules.now_ns = now_ns
+            self._scheduler.handle(rules)
 
     @property
     def broker(self) -> str:

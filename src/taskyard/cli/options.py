@@ -6,6 +6,7 @@ given.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -65,9 +66,11 @@ class Talk:
         self._settings: Settings | None = None
 
     def say(self, line: str) -> None:
-        """Tell the user what goes on, beside the answer."""
+        """Tell the user what goes on, beside the answer. It goes on where nobody listens, as the
+        log of a host that is gone."""
         if not self.quiet:
-            click.echo(line, err=True)
+            with suppress(BrokenPipeError):
+                click.echo(line, err=True)
 
     def settings(self) -> "Settings":
         """The environment's, the file's and the defaults. Raises `BadSettings`."""
@@ -78,6 +81,12 @@ class Talk:
             for stranger in () if self.has_owner else self._settings.strangers:
                 self.say(f"taskyard: {stranger}")
         return self._settings
+
+    def read_settings_again(self) -> "Settings":
+        """The same as they are now, of the file that was read. Raises `BadSettings`."""
+        from taskyard.settings.load import load  # noqa: PLC0415
+
+        return load(self.config or self.settings().file)
 
 
 def _remember_verbose(context: click.Context, _option: click.Parameter, given: bool) -> None:  # noqa: FBT001  # click's signature

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from taskyard.cli.completion import complete_service
+from taskyard.cli.choosing import lane_meant
+from taskyard.cli.completion import complete_lane, complete_service
 from taskyard.cli.options import Talk, broker_options
 from taskyard.cli.printing import example, print_document
 from taskyard.cli.reaching import connected
@@ -15,12 +16,18 @@ from taskyard.errors import UserError
 
 if TYPE_CHECKING:
     from taskyard.cli.options import Decorated
+    from taskyard.client.client import Client
 
 
 def _pause_options(command: Decorated) -> Decorated:
     for option in (
         click.option("--all", "everything", is_flag=True, help="Everything."),
-        click.option("--lane", metavar="LANE", help="This lane of the service."),
+        click.option(
+            "--lane",
+            metavar="LANE",
+            help="This lane of the service.",
+            shell_complete=complete_lane,
+        ),
         click.option(
             "--service", metavar="SERVICE", help="This service.", shell_complete=complete_service
         ),
@@ -65,11 +72,10 @@ def _act(
     service, lane = what
     if everything and (service or lane):
         raise UserError("--all means everything: give it alone, or --service without it")
-    if lane is not None and not service:
-        raise UserError(f"lane {lane} is of some service; say which with --service")
-    if not everything and not service:
+    if not everything and not service and lane is None:
         raise UserError(f"say what to {verb}: --service, with --lane for one lane of it, or --all")
     with connected(talk) as client:
+        service = service or _service_of(client, lane)
         if service and service not in _names(client.status()):
             raise UserError(f"no service is called {service}; `taskyard services` lists them")
         act = client.pause if verb == "pause" else client.resume
@@ -79,6 +85,16 @@ def _act(
         print_document(verb, paused=told["paused"], pauses=told["pauses"])
     else:
         click.echo(pauses_of(told) or "nothing is paused")
+
+
+def _service_of(client: Client, lane: str | None) -> str | None:
+    """The one that is meant, where only a lane was given."""
+    if lane is None:
+        return None
+    found: str | None = lane_meant(client, {"service": None, "lane": lane})["service"]
+    if found is None:
+        raise UserError(f"no service has a lane {lane}; say which is meant with --service")
+    return found
 
 
 def _names(told: dict[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ control characters in it can't move the cursor; what is for programs is JSON.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -23,6 +24,9 @@ DOCUMENT_VERSION: Final = 1
 #: A longer table is written plainly also on a terminal: to draw one takes time and memory. In a
 #: pipe the widths of the columns are made of so many rows; later ones may stand out.
 ROWS_DRAWN_MAX: Final = 1000
+
+#: A terminal with fewer columns is narrow for a table of more than a handful.
+WIDE_COLUMNS: Final = 120
 
 
 def example(*lines: str) -> str:
@@ -73,16 +77,23 @@ def tell_if_cut(name: str, value: bytes) -> None:
 
 
 def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], prose: Sequence[str] = ()
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    prose: Sequence[str] = (),
+    spare: Sequence[str] = (),
 ) -> None:
     """A table: drawn on a terminal, plain lines in a pipe. Numbers stand to the right.
 
     Where a terminal is too narrow, the columns of `prose` go on in the next line and others end in
-    an ellipsis: a name in pieces can't be read.
+    an ellipsis: a name in pieces can't be read. Where it is narrow, `spare` columns are left out.
     """
     line = iter(rows)
     first = list(islice(line, ROWS_DRAWN_MAX + 1))
     if sys.stdout.isatty() and len(first) <= ROWS_DRAWN_MAX:
+        if spare and shutil.get_terminal_size().columns < WIDE_COLUMNS:
+            kept = [index for index, column in enumerate(columns) if column not in spare]
+            columns = [columns[index] for index in kept]
+            first = [[row[index] for index in kept] for row in first]
         _draw_table(columns, first, prose)
     else:
         _write_table(columns, first, line)

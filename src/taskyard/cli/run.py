@@ -26,7 +26,7 @@ from taskyard.cli.printing import example, print_document
 from taskyard.cli.progress import Meter
 from taskyard.cli.words import count, plain, span
 from taskyard.client.campaign.formats import Options
-from taskyard.client.campaign.survey import service_of
+from taskyard.client.campaign.tasks import service_of
 from taskyard.client.client import Client
 from taskyard.core.events import Scope
 from taskyard.core.states import TaskState
@@ -127,13 +127,14 @@ def run(  # noqa: PLR0913  # an argument an option
     """
     if report is not None:
         raise UserError("--report comes later; leave it out")
-    loaded = loading.read(file, Options(replay=replay, speedup=speedup), skip_bad=skip_bad)
+    name = campaign or loading.campaign_of(file)
+    options = Options(replay=replay, speedup=speedup, campaign=name)
+    loaded = loading.read(file, options, skip_bad=skip_bad)
     slots = slots or cores()
     staff = Staff(workers, slots, allow, _services(loaded))
     _check_workers(talk, workers)
     _check_fit(loaded, slots, allow)
     _check_free(state, file)
-    name = campaign or loading.campaign_of(file)
     wish = Wish(file, name, state, skip_bad, not no_retry_failed, as_json)
     talk.interrupted = f"interrupted; `{_again(wish)}` goes on from here"
     with terminated_like_interrupted(), Crew(state, talk.say, config=talk.config) as crew:

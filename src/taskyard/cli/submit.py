@@ -29,7 +29,7 @@ from taskyard.cli.task_options import (
 )
 from taskyard.client.campaign.submitting import to_submission
 from taskyard.client.campaign.tasks import check
-from taskyard.client.steering import create_after
+from taskyard.client.steering import create_after, settle_lanes
 from taskyard.core.events import Unknown
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, Refused, UserError
@@ -80,10 +80,11 @@ def submit(
     if name == "--":
         raise UserError("--name has no value: give one before the --, or leave it out")
     raw = {"name": name or f"{campaign or 'task'}-{secrets.token_hex(8)}", **terms_of(given)}
-    spec = check(raw | _work(words, given))
-    submission = to_submission([spec], campaign.encode(), time.time_ns())
+    spec = check(raw | _work(words, given), campaign)
     unknown = Unknown.WAIT if given["wait_for_unknown"] else Unknown.REFUSE
     with connected(talk) as client:
+        settle_lanes(client, [spec], campaign)
+        submission = to_submission([spec], campaign.encode(), time.time_ns())
         try:
             new = create_after(client, submission, given["after_campaign"], unknown)
         except Refused as refused:

@@ -70,41 +70,53 @@ _OPTIONS: Final[tuple[tuple[str, click.ParamType[Any], str], ...]] = (
     ("--expiry", TaskKey("expiry", "TIME"), "No longer wanted after this time: 2h, or a date."),
     ("--due", TaskKey("due", "TIME"), "Not before this time: 10m, or 2031-05-04T12:00:00Z."),
     ("--priority", TaskKey("priority", "N"), "Higher goes first; 0 if not given."),
-    ("--lane", TaskKey("lane", "LANE"), "Tasks of one lane are done one at a time."),
+    ("--lane", TaskKey("lane", "LANE"), "One task of a lane is done at a time. {host} is a field."),
     ("--service", TaskKey("service", "SERVICE"), "The kind of worker that it needs."),
     ("--campaign", _NAME, "The campaign that it belongs to."),
 )
+
+
+_ENV: Final = click.option("--env", type=Setting(), multiple=True, help="A variable. Repeatable.")
+_AFTER: Final = click.option(
+    "--after",
+    type=_NAME,
+    multiple=True,
+    shell_complete=complete_name,
+    help="Wait for a task. Repeatable.",
+)
+_WAIT_FOR_UNKNOWN: Final = click.option(
+    "--wait-for-unknown",
+    is_flag=True,
+    help="Take --after of a task that is not submitted yet, and wait for it.",
+)
+_PAYLOAD: Final = click.option(
+    "--payload",
+    metavar="TEXT|@FILE",
+    help="Send this to a worker of your own instead of running a command.",
+)
+_CALL: Final = click.option(
+    "--call",
+    type=TaskKey("call", "MODULE:FUNCTION"),
+    help="Call this function; the words are its arguments, each as JSON.",
+)
+_BODY: Final = click.option("--payload", metavar="TEXT|@FILE", help="What all of them get.")
 
 
 def task_options(command: Decorated) -> Decorated:
     """The options of a task, but for its name."""
     for flag, kind, text in _OPTIONS:
         command = click.option(flag, type=kind, help=text)(command)
-    for option in (
-        click.option("--env", type=Setting(), multiple=True, help="A variable. Repeatable."),
-        click.option(
-            "--after",
-            type=_NAME,
-            multiple=True,
-            shell_complete=complete_name,
-            help="Wait for a task. Repeatable.",
-        ),
-        click.option(
-            "--wait-for-unknown",
-            is_flag=True,
-            help="Take --after of a task that is not submitted yet, and wait for it.",
-        ),
-        click.option(
-            "--payload",
-            metavar="TEXT|@FILE",
-            help="Send this to a worker of your own instead of running a command.",
-        ),
-        click.option(
-            "--call",
-            type=TaskKey("call", "MODULE:FUNCTION"),
-            help="Call this function; the words are its arguments, each as JSON.",
-        ),
-    ):
+    for option in (_ENV, _AFTER, _WAIT_FOR_UNKNOWN, _PAYLOAD, _CALL):
+        command = option(command)
+    return command
+
+
+def bundle_options(command: Decorated) -> Decorated:
+    """The same of tasks that are a payload: they run no command of ours."""
+    for flag, kind, text in _OPTIONS:
+        if flag != "--cwd":
+            command = click.option(flag, type=kind, help=text)(command)
+    for option in (_AFTER, _WAIT_FOR_UNKNOWN, _BODY):
         command = option(command)
     return command
 
@@ -112,10 +124,10 @@ def task_options(command: Decorated) -> Decorated:
 def terms_of(given: dict[str, Any]) -> dict[str, Any]:
     """The keys of a task that were given, without what it is to do."""
     plain = ("service", "lane", "priority", "due", "expiry", "retries", "backoff", "time_limit")
-    raw = {key: given[key] for key in (*plain, "slots", "cwd") if given[key] is not None}
+    raw = {key: given[key] for key in (*plain, "slots", "cwd") if given.get(key) is not None}
     if given["after"]:
         raw["after"] = list(given["after"])
-    if given["env"]:
+    if given.get("env"):
         raw["env"] = dict(given["env"])
     return raw
 

@@ -1,4 +1,4 @@
-"""The command of `map` with places in it, and what a row makes of them.
+"""The command and the lane of `map` with places in them, and what a row makes of them.
 
 `{}` is the row's text, `{#}` its number, `{column}` what that column has. What is not such a place
 is left as it is, so that braces of other languages pass; `${name}` is a shell's, and left too.
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from taskyard.client.campaign.values import shown
+from taskyard.client.campaign import lanes
+from taskyard.client.campaign.values import BadValue, shown
 from taskyard.errors import UserError
 from taskyard.wire.work import encode_call, encode_command
 
@@ -64,6 +65,24 @@ def payload_encoder(payload: str) -> Callable[[Row], bytes]:
     """Each row a payload."""
     _check_used([payload])
     return lambda row: fill(payload, row).encode(errors="surrogateescape")
+
+
+def lane_maker(template: str, campaign: str, service: str) -> Callable[[str, Row, bytes], str]:
+    """The lane of each task, by its name, its row and its payload."""
+    if not lanes.is_template(template):
+        return lambda _name, _row, _payload: template
+
+    def lane_of(name: str, row: Row, payload: bytes) -> str:
+        always = {"name": name, "campaign": campaign, "service": service}
+        line = {"": row.text, "#": row.number}
+        work = {**lanes.keys_of(payload), **(row.fields or {})}
+        try:
+            return lanes.expand(template, lanes.fields_of(work, always | line))
+        except BadValue as bad:
+            told = f"the lane {bad}"
+            raise UserError(f"{row.place}: {told}") from None
+
+    return lane_of
 
 
 def _check_used(words: Sequence[str]) -> None:

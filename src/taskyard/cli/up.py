@@ -22,6 +22,7 @@ from taskyard.cli.local import (
     command_of,
     hired,
     on_duty,
+    reloaded_on_hangup,
     terminated_like_interrupted,
 )
 from taskyard.cli.options import (
@@ -114,7 +115,7 @@ def up(  # noqa: PLR0913  # an argument an option
 
     In the foreground, until Ctrl-C, SIGTERM or `taskyard down`: then the workers finish what runs,
     and the broker ends. What dies meanwhile is started again. With --detach it returns when all of
-    them are ready.
+    them are ready. SIGHUP, or `taskyard config reload`, has the broker read the settings again.
     """
     if page is not None:
         raise UserError("--page comes later; leave it out")
@@ -133,7 +134,7 @@ def up(  # noqa: PLR0913  # an argument an option
 def _stay(talk: Talk, state: Path, staff: Staff, listen: tuple[str, ...]) -> ExitCode | None:
     crew = Crew(state, _with_time(talk.say), listen, talk.config)
     try:
-        with on_duty(state), crew:
+        with on_duty(state), reloaded_on_hangup(crew.reload), crew:
             crew.start_broker()
             crew.start_workers(staff)
             for line in crew.listening:

@@ -8,6 +8,10 @@ order in which a newcomer meets them.
 from taskyard.cli.lazy import Verb
 
 VERBS: dict[str, Verb] = {
+    "demo": Verb(
+        "taskyard.cli.demo:demo",
+        "Show everything once: a campaign, a broker that is killed, and what is left of it.",
+    ),
     "run": Verb("taskyard.cli.run:run", "Run a campaign's file from beginning to end."),
     "map": Verb(
         "taskyard.cli.mapping:map_rows", "Run a command for every line of a file, or of stdin."
@@ -18,6 +22,9 @@ VERBS: dict[str, Verb] = {
         "Stop what runs on a state directory, when running tasks are done.",
     ),
     "submit": Verb("taskyard.cli.submit:submit", "Submit one task, and print its name."),
+    "bundle": Verb(
+        "taskyard.cli.bundle:bundle", "Submit one payload for many recipients, a task for each."
+    ),
     "load": Verb("taskyard.cli.load:load", "Load a graph of tasks from a file."),
     "wait": Verb(
         "taskyard.cli.waiting:wait",
@@ -36,8 +43,11 @@ VERBS: dict[str, Verb] = {
     "services": Verb(
         "taskyard.cli.services:services", "List the services, with what waits and who works."
     ),
+    "lanes": Verb("taskyard.cli.lanes:lanes", "List the lanes, with what waits in them and why."),
     "retry": Verb("taskyard.cli.acting:retry", "Try failed tasks again, and delayed ones now."),
     "cancel": Verb("taskyard.cli.acting:cancel", "Cancel tasks, and all that wait for them."),
+    "move": Verb("taskyard.cli.acting:move", "Put tasks into another lane, or another service."),
+    "expire": Verb("taskyard.cli.acting:expire", "Give up tasks, as if they were too old."),
     "pause": Verb(
         "taskyard.cli.pausing:pause", "Give workers nothing more of a service, a lane, or at all."
     ),
@@ -60,6 +70,10 @@ VERBS: dict[str, Verb] = {
     ),
     "journal": Verb(
         "taskyard.cli.journal:journal", "Care for a state directory: check, export, compact."
+    ),
+    "pipeline": Verb(
+        "taskyard.cli.pipeline:pipeline",
+        "Run bulk data work on Spark: campaigns in, history to tables, reports, planning.",
     ),
     "completion": Verb(
         "taskyard.cli.completion:completion", "Print what lets a shell complete what is typed."

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from typing import Any, Final
 
 _MINUTE_SECONDS: Final = 60
 _HOUR_SECONDS: Final = 3600
@@ -10,6 +11,15 @@ _DAY_SECONDS: Final = 86_400
 
 #: Below this, tenths of a second mean something.
 _SHORT_SECONDS: Final = 10
+
+
+#: What means something in a pattern.
+_SPECIAL: Final = re.compile(r"[*?[]")
+
+
+def as_pattern(text: str) -> str:
+    """A pattern that this text alone fits."""
+    return _SPECIAL.sub(lambda found: f"[{found[0]}]", text)
 
 
 def plain(text: str) -> str:
@@ -26,6 +36,12 @@ def _escape(character: str) -> str:
 def count(number: int, thing: str) -> str:
     """`1 task`, `2,000 tasks`."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def slots_in_use(one: dict[str, Any]) -> str:
+    """`3 of 4`, of a worker or of all workers of a service. What they have ahead takes no slot."""
+    used, slots = one["slots_used"], one["slots"]
+    return f"{min(used, slots)} of {slots}" if slots else str(used)
 
 
 def span(seconds: float) -> str:

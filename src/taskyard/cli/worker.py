@@ -85,7 +85,14 @@ from taskyard.worker.serve import name_for, serve
 @click.option(
     "--agent",
     metavar="COMMAND",
-    help="Feed all tasks to this program, a line each, and keep it for the next ones; one a slot.",
+    help="Feed all tasks to this program, a line each, and keep it for the next ones; one a slot. "
+    "If not given, the command that the broker's settings name for a service, if they name one.",
+)
+@click.option(
+    "--env",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="Give agents this variable, or the worker's own of this name. Repeatable.",
 )
 @until_eof_option
 @verbose_option
@@ -98,7 +105,10 @@ def worker(talk: Talk, /, **options: Any) -> None:  # noqa: ANN401  # as `Given`
     call) are those of modules that are allowed by name; with --allow-pickle, functions that come
     along (service pickle) are called too: whoever can reach the broker can then do here what you
     can. Payloads of other services are for --command, or for --agent: a program that reads tasks
-    and writes reports, line by line. Without a broker it waits for one.
+    and writes reports, line by line. Services for which the broker's settings have a command are
+    fed to that; it is started when there is work, in the directory in which the worker was started,
+    and finds PATH, HOME, LANG, LC_*, TZ, USER, TMPDIR and what --env gives in its environment.
+    Without a broker it waits for one.
 
     In the dialects ping-pong and wmp it is a worker of the service default, unless wmp is told
     another by --service; --broker is where a broker listens to them.
@@ -144,7 +154,7 @@ def _work(talk: Talk, given: Given) -> None:
     endpoint = finding.endpoint(broker, given.state, settings=talk.settings())
     key = finding.key_for(endpoint, talk.key, settings=talk.settings())
     settings = given.settings(services, name_for(key, given.name))
-    how = {**given.running(), "agents": given.agents()}
+    how = {**given.running(), "agents": given.agents(), "env": given.variables()}
     serve(endpoint, settings, given.allow, talk.say, key=key, **how)
 
 

@@ -1,0 +1,73 @@
+"""`taskyard pipeline`: the table of its verbs, and what they have in common.
+
+Each verb has a file of its own, `pipeline_NAME.py`, and imports Spark only when it is called: help
+and completion do without, and so does a machine without the extra, until it needs it.
+"""
+
+from importlib.util import find_spec
+
+import click
+
+from taskyard.cli.lazy import LazyGroup, Verb
+from taskyard.cli.options import quiet_option, verbose_option
+from taskyard.errors import UserError
+
+VERBS: dict[str, Verb] = {
+    "load": Verb(
+        "taskyard.cli.pipeline_load:load",
+        "Load graphs of tasks from files, checked by Spark.",
+    ),
+    "history": Verb(
+        "taskyard.cli.pipeline_history:history",
+        "Turn a state's history into tables; only what is new.",
+    ),
+    "report": Verb(
+        "taskyard.cli.pipeline_report:report",
+        "Make a page with pictures of what happened, and tables.",
+    ),
+    "sweep": Verb(
+        "taskyard.cli.pipeline_sweep:sweep",
+        "Say how long a campaign would take with other workers.",
+    ),
+    "fleet": Verb(
+        "taskyard.cli.pipeline_fleet:fleet",
+        "Run workers inside Spark's executors.",
+    ),
+}
+
+#: What the extra `spark` brings that every verb here needs.
+_NEEDED = ("pyspark", "pandas")
+
+
+class SparkVerb(click.Command):
+    """A verb that needs Spark: it says so in one line where there is none."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        missing = [name for name in _NEEDED if find_spec(name) is None]
+        if missing:
+            raise UserError(
+                f"this verb needs {' and '.join(missing)}, which is not installed: "
+                "`pip install 'taskyard[spark]'`"
+            )
+        return super().invoke(ctx)
+
+
+#: Where Spark runs.
+master_option = click.option(
+    "--master",
+    metavar="URL",
+    default="local[*]",
+    show_default=True,
+    help="Where Spark runs: this machine, or a cluster such as spark://HOST:7077.",
+)
+
+
+@click.group(cls=LazyGroup, verbs=VERBS, no_args_is_help=True)
+@verbose_option
+@quiet_option
+def pipeline() -> None:
+    """Run bulk data work on Spark: campaigns in, history to tables, reports, planning, fleets.
+
+    Needs the extra: pip install 'taskyard[spark]'. It brings Java along. A session takes some
+    seconds to start.
+    """

@@ -1,0 +1,169 @@
+"""`taskyard pipeline sweep`: its options and its words. What it does is the job's affair."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from taskyard.cli.options import DURATION, Talk, json_option, quiet_option, verbose_option
+from taskyard.cli.pipeline import SparkVerb, master_option
+from taskyard.cli.pipeline_report import place_of, place_options
+from taskyard.cli.printing import example, print_document, print_table
+from taskyard.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+    from taskyard.pipeline.jobs.sweep import Swept
+    from taskyard.pipeline.sweep.workload import Workload
+
+#: Points that are printed one by one; more are for a table, or a picture.
+_POINTS_PRINTED_MAX: Final = 60
+
+
+@click.command(
+    cls=SparkVerb,
+    epilog=example(
+        "pipeline sweep --campaign nightly --workers 1,2,4,…,256 --out ./sweep",
+        "pipeline sweep workflow.json --workers 1,2,4,…,64 --slots 1,4",
+        "pipeline sweep campaign.jsonl --run-time 30s --policy lane_workers_max=1,2,4",
+    ),
+)
+@click.argument("file", required=False, metavar="[FILE]")
+@place_options
+@click.option(
+    "--workers",
+    metavar="NUMBERS",
+    default="1,2,4,…,64",
+    show_default=True,
+    help="How many workers to try; … goes on as the numbers before it do.",
+)
+@click.option(
+    "--slots", metavar="NUMBERS", default="1", show_default=True, help="Slots of each worker."
+)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME=VALUES",
+    help="Rules to try: lane_workers_max, workers_max, broker_workers_max, overfeed, order.",
+)
+@click.option(
+    "--run-time",
+    type=DURATION,
+    metavar="TIME",
+    help="With FILE: how long tasks run that do not say it.",
+)
+@click.option("--price", type=float, metavar="N", help="What a slot costs an hour, for the cost.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Where to write a page with a picture, and the table as Parquet and CSV.",
+)
+@master_option
+@json_option
+@verbose_option
+@quiet_option
+@click.pass_obj
+def sweep(talk: Talk, /, master: str, **given: Any) -> None:  # noqa: ANN401
+    """Say how long a campaign would take with other workers.
+
+    Runs the broker's own scheduler, in simulated time, for every combination of the numbers given:
+    on a past campaign, by its history (its graph, its measured run times and overheads), or on one
+    in FILE, if that says how long its tasks run (WfCommons, sleeps, time limits, or --run-time).
+    Tells the makespan, how much of the slots is used, how long tasks wait, and what decides beyond
+    that. Of a history it says, too, how far the simulation is from what was measured.
+    """
+    from taskyard.pipeline.jobs import sweep as job  # noqa: PLC0415  # it imports Spark
+    from taskyard.pipeline.session import borrowed  # noqa: PLC0415
+    from taskyard.pipeline.sweep.points import grid, read_numbers  # noqa: PLC0415
+
+    workers = read_numbers(given["workers"], "--workers")
+    points = grid(workers, read_numbers(given["slots"], "--slots"), given["policies"])
+    _check_place(given)
+    talk.say(f"starting Spark on {master}")
+    with borrowed("taskyard sweep", master) as spark:
+        swept = job.sweep(spark, _workload(talk, spark, given), points)
+    talk.say(job.speed_text(swept))
+    table = job.table_of(swept, given["price"])
+    page = None if given["out"] is None else job.write(swept, table, given["out"])
+    if given["as_json"]:
+        _print_json(swept, table, page)
+        return
+    _print(table)
+    for sentence in swept.sentences:
+        click.echo(sentence)
+    if page is not None:
+        click.echo(f"picture: {page}")
+
+
+def _check_place(given: dict[str, Any]) -> None:
+    if given["file"] is not None:
+        for option in ("state", "history", "campaign"):
+            if given[option] is not None:
+                raise UserError(f"a FILE has no --{option}; leave one of them out")
+    elif given["run_time"] is not None:
+        raise UserError("--run-time is for tasks of a FILE; a history has measured times")
+
+
+def _workload(talk: Talk, spark: SparkSession, given: dict[str, Any]) -> Workload:
+    from taskyard.pipeline.jobs import report, sweep  # noqa: PLC0415
+    from taskyard.pipeline.sources import places  # noqa: PLC0415
+    from taskyard.pipeline.sweep.written import workload_of_file  # noqa: PLC0415
+
+    if given["file"] is not None:
+        return workload_of_file(given["file"], given["run_time"])
+    place = place_of(talk, given["state"], given["history"])
+    fitting = report.fitting(spark, places.size_bytes(place))
+    with tempfile.TemporaryDirectory(prefix="taskyard-sweep-") as scratch:
+        if given["history"] is None:
+            told = places.of_state(fitting, place, Path(scratch))
+        else:
+            told = places.of_history(fitting, place)
+        return sweep.measured(told.events, told.edges, given["campaign"])
+
+
+def _print(table: pa.Table) -> None:
+    from taskyard.pipeline.report.words import percent, span  # noqa: PLC0415
+
+    rows = table.slice(0, _POINTS_PRINTED_MAX).to_pylist()
+    has_policy, has_cost = any(row["policy"] for row in rows), "cost" in table.column_names
+    columns = ["workers", "slots", *(["policy"] if has_policy else []), "makespan", "used"]
+    columns += ["mean wait", "19 of 20 wait up to", "slot hours", *(["cost"] if has_cost else [])]
+    print_table(
+        columns,
+        [
+            [
+                *(row["workers"], row["slots"]),
+                *([row["policy"]] if has_policy else []),
+                *(span(row["makespan_ns"]), percent(row["utilisation"])),
+                *(span(row["wait_ns_mean"]), span(row["wait_ns_p95"])),
+                f"{row['slot_hours']:,.3g}",
+                *([f"{row['cost']:,.3g}"] if has_cost else []),
+            ]
+            for row in rows
+        ],
+    )
+    if table.num_rows > _POINTS_PRINTED_MAX:
+        more = table.num_rows - _POINTS_PRINTED_MAX
+        click.echo(f"… and {more:,} points more: --out DIR or --json has all of them")
+
+
+def _print_json(swept: Swept, table: pa.Table, page: Path | None) -> None:
+    print_document(
+        "pipeline sweep",
+        tasks=len(swept.workload.names),
+        points=table.to_pylist(),
+        sentences=swept.sentences,
+        critical_path_ns=swept.shape.chain_ns,
+        work_ns=swept.shape.work_ns,
+        measured_ns=swept.workload.makespan_ns or None,
+        replayed_ns=None if swept.replayed is None else swept.replayed.makespan_ns,
+        error=swept.error,
+        page=None if page is None else str(page),
+    )

@@ -1,0 +1,207 @@
+"""`taskyard bundle`: one payload for many recipients; and lanes by template in other verbs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskyard.client.client import Client
+from tests.cli.yard import Caller, Yard, running
+from tests.kit.processes import PATIENCE_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> str:
+    file = tmp_path / "people.csv"
+    file.write_text("to,host\nann@a,a.org\nbob@b,b.org\n")
+    return str(file)
+
+
+@pytest.fixture
+def addresses(tmp_path: Path) -> str:
+    file = tmp_path / "addresses.txt"
+    file.write_text("ann\n\nbob\n")
+    return str(file)
+
+
+def lanes_of(call: Caller, campaign: str) -> list[tuple[str, str]]:
+    tasks = call("list", "--campaign", campaign, "--json").document()["tasks"]
+    return [(task["name"], task["lane"]) for task in tasks]
+
+
+def test_name_is_printed_and_every_line_has_its_lane(call: Caller, addresses: str) -> None:
+    options = ("--service", "mail", "--payload", "hi")
+    said = call("bundle", "--name", "news", "--to", addresses, *options)
+    assert said == (0, "news\n", "2 tasks, 2 new\n")
+    assert lanes_of(call, "news") == [("news/0", "ann"), ("news/1", "bob")]
+    again = call("bundle", "--name", "news", "--to", addresses, *options)
+    assert again.out == "news\n"
+    assert again.err.startswith("bundle news is known already: nothing was submitted\n")
+    other = call(
+        "bundle", "--name", "news", "--to", addresses, "--service", "mail", "--payload", "x"
+    )
+    told = "taskyard: bundle news is known with another payload; give another --name\n"
+    assert (other.code, other.err) == (2, told)
+
+
+def test_columns_are_fields_of_the_lane(call: Caller, people: str) -> None:
+    said = call("bundle", "--to", people, "--lane", "{host}", "--payload", "hi", "--json")
+    document = said.document()
+    assert (document["tasks"], document["new"]) == (2, 2)
+    assert document["campaign"] == document["name"]
+    name = document["name"]
+    assert lanes_of(call, name) == [(f"{name}/0", "a.org"), (f"{name}/1", "b.org")]
+
+
+def test_objects_are_recipients_too(call: Caller, tmp_path: Path) -> None:
+    file = tmp_path / "people.jsonl"
+    file.write_text('{"host": "a"}\n{"host": "b"}\n')
+    options = ("--lane", "{host}", "--campaign", "week", "--payload", "hi")
+    assert call("bundle", "--name", "objects", "--to", str(file), *options).code == 0
+    assert lanes_of(call, "week") == [("objects/0", "a"), ("objects/1", "b")]
+
+
+def test_missing_field_is_told_with_its_line_and_nothing_is_submitted(
+    call: Caller, tmp_path: Path
+) -> None:
+    file = tmp_path / "people.jsonl"
+    file.write_text('{"host": "a"}\n\n{"hots": "b"}\n')
+    options = ("--name", "lost", "--lane", "{host}", "--payload", "hi")
+    said = call("bundle", "--to", str(file), *options)
+    assert said.code == 2
+    assert f"{file}:3: \"lane\" of recipient 1 is '{{host}}', and there is no field" in said.err
+    assert call("show", "lost/0").code == 2
+    default = call("bundle", "--to", str(file), "--payload", "hi")
+    assert f"{file}:1: " in default.err
+    assert "no field 'recipient'" in default.err
+
+
+def test_bundle_without_a_payload_or_recipients_is_refused(
+    call: Caller, addresses: str, tmp_path: Path
+) -> None:
+    assert "say what they get: --payload" in call("bundle", "--to", addresses).err
+    (tmp_path / "none").touch()
+    said = call("bundle", "--to", str(tmp_path / "none"), "--payload", "hi")
+    assert "has no recipients; give a line for each" in said.err
+    assert call("bundle", "--to", str(tmp_path / "nowhere"), "--payload", "hi").code == 2
+    name = call("bundle", "--to", addresses, "--payload", "hi", "--name", "x" * 1024)
+    assert 'the bundle: "name" must leave room for /1' in name.err
+
+
+def test_wait_tells_what_has_become_of_all(call: Caller, addresses: str) -> None:
+    # A payload that is no command: this worker can't do it.
+    options = ("--service", "exec", "--payload", "hi", "--wait")
+    said = call("bundle", "--name", "sad", "--to", addresses, *options)
+    assert said.code == 1
+    assert "sad/0 failed: " in said.err
+    more = call(
+        "bundle", "--name", "sad2", "--campaign", "c", "--to", addresses, *options, "--json"
+    )
+    document = more.document()
+    assert (document["counts"]["failed"], document["settled"], document["tasks"]) == (2, True, 2)
+
+
+def test_lane_of_a_submitted_task_is_expanded(call: Caller) -> None:
+    options = ("--campaign", "templates", "--lane", "{campaign}-{1}")
+    assert call("submit", "--name", "t", *options, "--", "echo", "disk-1").code == 0
+    assert lanes_of(call, "templates") == [("t", "templates-disk-1")]
+    said = call("submit", "--lane", "{host}", "--", "echo")
+    assert said.code == 2
+    assert "there is no field 'host'; use '0', 'name', 'campaign', 'service'" in said.err
+
+
+def test_lane_of_a_mapped_task_is_made_of_its_line(call: Caller, people: str) -> None:
+    map_csv = ("map", "--csv", people, "--campaign", "mapped")
+    assert call(*map_csv, "--lane", "{host}-{#}-{1}", "--", "echo", "{to}").code == 0
+    assert lanes_of(call, "mapped") == [
+        ("mapped-1", "a.org-1-ann@a"),
+        ("mapped-2", "b.org-2-bob@b"),
+    ]
+    said = call("map", "--lines", people, "--campaign", "m2", "--lane", "{}", "--", "echo", "{}")
+    assert lanes_of(call, "m2")[1] == ("m2-2", "ann@a,a.org")
+    said = call("map", "--csv", people, "--campaign", "m3", "--lane", "{x}", "--", "echo", "{to}")
+    assert said.code == 2
+    assert f"{people}:2: the lane is '{{x}}', and there is no field 'x'; use" in said.err
+
+
+def test_file_has_bundles_and_templates(call: Caller, tmp_path: Path) -> None:
+    file = tmp_path / "mixed.jsonl"
+    file.write_text(
+        '{"name": "one", "argv": ["echo", "x"], "lane": "{campaign}"}\n'
+        '{"name": "many", "payload": "hi", "recipients": ["ann", "bob"]}\n'
+    )
+    assert "tasks       3" in call("load", str(file), "--dry-run").out
+    said = call("load", str(file))
+    assert said.out == "campaign mixed: 3 tasks: 3 new, 0 known\n"
+    assert lanes_of(call, "mixed") == [("one", "mixed"), ("many/0", "ann"), ("many/1", "bob")]
+    assert call("load", str(file)).out == "campaign mixed: 3 tasks: 0 new, 3 known\n"
+
+
+SETTINGS = """
+[service.smtp]
+lane = "{host}"
+"""
+
+
+@pytest.fixture(scope="module")
+def settled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
+    """A broker whose settings say the lanes of a service."""
+    directory = tmp_path_factory.mktemp("settled")
+    (directory / "taskyard.toml").write_text(SETTINGS)
+    with running(directory, worker=False) as yard:
+        yield yard
+
+
+@pytest.fixture
+def call_settled(settled: Yard, capsysbinary: pytest.CaptureFixture[bytes]) -> Caller:
+    return Caller(settled.state, capsysbinary)
+
+
+def test_settings_of_a_service_say_the_lanes_of_tasks_that_give_none(
+    call_settled: Caller, people: str, tmp_path: Path
+) -> None:
+    call, smtp = call_settled, ("--service", "smtp")
+    payload = '{"host": "a.org"}'
+    (tmp_path / "c.jsonl").write_text(
+        '{"name": "loaded", "service": "smtp", "payload": {"host": "l.org"}}\n'
+        '{"name": "own", "service": "smtp", "payload": {}, "lane": "own"}\n'
+        '{"name": "other", "payload": {"host": "l.org"}}\n'
+    )
+    assert call("submit", *smtp, "--campaign", "c", "--name", "s", "--payload", payload).code == 0
+    assert call("load", str(tmp_path / "c.jsonl"), "--campaign", "c").code == 0
+    words = ("--csv", people, "--no-wait", "--payload", "{to}")
+    assert call("map", *smtp, "--campaign", "m", *words).code == 0
+    assert call("bundle", *smtp, "--name", "b", "--to", people, "--payload", "hi").code == 0
+    assert lanes_of(call, "c") == [
+        ("s", "a.org"),
+        ("loaded", "l.org"),
+        ("own", "own"),
+        ("other", ""),
+    ]
+    assert lanes_of(call, "m") == [("m-1", "a.org"), ("m-2", "b.org")]
+    assert lanes_of(call, "b") == [("b/0", "a.org"), ("b/1", "b.org")]
+
+
+def test_task_that_its_services_template_does_not_fit_is_refused(
+    call_settled: Caller, settled: Yard, addresses: str, tmp_path: Path
+) -> None:
+    call, told = call_settled, "is '{host}', and there is no field 'host'; use"
+    file = tmp_path / "bad.jsonl"
+    file.write_text(
+        '{"name": "x", "argv": ["true"]}\n{"name": "y", "service": "smtp", "payload": "y"}\n'
+    )
+    said = call("load", str(file))
+    assert (said.code, f'{file}:2: "lane" {told}' in said.err) == (2, True)
+    said = call("submit", "--service", "smtp", "--payload", "y")
+    assert (said.code, told in said.err) == (2, True)
+    said = call("bundle", "--service", "smtp", "--to", addresses, "--payload", "y")
+    assert (said.code, f'{addresses}:1: "lane" of recipient 0 {told}' in said.err) == (2, True)
+    assert call("show", "x").code == 2
+    with Client(state=settled.state) as client:
+        future = client.submit(b"y", service="smtp")
+        assert told in str(future.exception(PATIENCE_SECONDS))

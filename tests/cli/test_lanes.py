@@ -1,0 +1,255 @@
+"""`lanes`, `services`, `move`, `expire`, and what other verbs make of a lane."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskyard.cli import connecting, documents
+from taskyard.cli.entry import run, taskyard
+from taskyard.cli.lanes import ROWS_SHOWN, rank, row
+from tests.cli.yard import Caller, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SETTINGS = """
+[service.slow]
+match = "gpu/*.org"
+workers_max = 2
+[service.kept]
+hold = true
+"""
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A broker without workers: everything waits. Tasks in several lanes of several services."""
+    directory = tmp_path_factory.mktemp("lanes")
+    (directory / "taskyard.toml").write_text(SETTINGS)
+    with running(directory, worker=False) as yard:
+        yield yard.state
+
+
+@pytest.fixture
+def call(state: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> Iterator[Caller]:
+    """Each test has its own tasks, by names that no other has used."""
+    call = Caller(state, capsysbinary)
+    yield call
+    call("cancel", "--all", "--yes")
+
+
+def lanes(call: Caller, *words: str) -> list[tuple[str, str]]:
+    found = call("lanes", "--json", *words)
+    documents.check(found.out)
+    return [(one["service"], one["lane"]) for one in found.document()["lanes"]]
+
+
+def task(call: Caller, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = call("show", name, "--json").document()["task"]
+    return found
+
+
+def test_lanes_are_listed_with_what_waits_on_top(call: Caller) -> None:
+    call.submit("later", lane="a", due="1h")
+    call.submit("behind", lane="b", after="later")
+    call.submit("now", lane="c")
+    call.submit("open")
+    assert lanes(call) == [("exec", "c"), ("exec", ""), ("exec", "a"), ("exec", "b")]
+    header, *rows = call("lanes").out.splitlines()
+    assert header.split("  ")[0] == "SERVICE"
+    assert rows[0].split()[:2] == ["exec", "c"]
+    assert "no worker" in rows[0]
+
+
+def test_lanes_of_a_service_or_a_pattern_are_listed_alone(call: Caller) -> None:
+    for lane in ("a.org", "b.org", "a.com"):
+        call.submit(f"x-{lane}", lane=lane)
+    call.submit("gpu", lane="a.org", service="gpu")
+    assert lanes(call, "--service", "gpu") == [("gpu", "a.org")]
+    assert lanes(call, "--lane", "*.org", "--service", "exec") == [
+        ("exec", "a.org"),
+        ("exec", "b.org"),
+    ]
+    assert lanes(call, "--lane", "nobody") == []
+    assert call("lanes", "--lane", "nobody").err == "no such lane has tasks\n"
+
+
+def test_lane_tells_its_section_its_limits_and_its_times(call: Caller) -> None:
+    call.submit("one", lane="a.org", service="gpu")
+    call.submit("two", lane="a.org", service="gpu", due="1h")
+    (found,) = call("lanes", "--json", "--service", "gpu").document()["lanes"]
+    assert (found["clause"], found["clause_limit"], found["limit"]) == ("slow", 2, 1)
+    assert (found["tasks"], found["ready"], found["delayed"], found["leased"]) == (2, 1, 1, 0)
+    assert found["oldest"] < found["next_due"]
+    assert (found["reason"], found["attempts"]) == ("no worker", 0)
+
+
+def test_table_is_as_long_as_was_asked(call: Caller) -> None:
+    for number in range(5):
+        call.submit(f"t{number}", lane=f"l{number}")
+    said = call("lanes", "--limit", "2")
+    assert (len(said.out.splitlines()), said.err) == (3, "… and 3 more; --all shows them\n")
+    assert call("lanes", "--limit", "2", "--json").document()["more"] == 3
+    assert len(call("lanes").out.splitlines()) == 6
+
+
+def test_many_lanes_are_listed_page_by_page(call: Caller, tmp_path: Path) -> None:
+    names = [f"n{number:04}" for number in range(1203)]
+    file = tmp_path / "many.jsonl"
+    file.write_text("".join(f'{{"name":"{one}","argv":["a"],"lane":"{one}"}}\n' for one in names))
+    assert call("load", str(file)).code == 0
+    assert sorted(lane for _, lane in lanes(call)) == names
+    services = call("services", "--json").document()["services"]
+    (service,) = [one for one in services if one["name"] == "exec"]
+    assert (service["lanes"], service["reasons"]) == (1203, {"no worker": 1203})
+
+
+def test_services_tell_what_their_lanes_wait_for(call: Caller) -> None:
+    call.submit("held", service="kept", lane="l")
+    call.submit("org", service="gpu", lane="a.org")
+    call.submit("com", service="gpu", lane="a.com", due="1h")
+    said = call("services", "--json")
+    documents.check(said.out)
+    found = {one["name"]: one for one in said.document()["services"]}
+    assert found["gpu"]["clauses"] == [{"name": "", "limit": 0}, {"name": "slow", "limit": 2}]
+    assert found["gpu"]["why"] == "1 lane: waits for its time, 1 lane: no worker"
+    assert found["gpu"]["oldest"] < found["gpu"]["next_due"]
+    (line,) = [one for one in call("services").out.splitlines() if one.startswith("gpu ")]
+    assert "defaults, slow" in line
+    assert "none, 2" in line
+
+
+def test_why_tells_of_a_lane(call: Caller) -> None:
+    call.submit("kept-one", service="kept", lane="l")
+    said = call("why", "--lane", "l")
+    assert said.out.startswith("kept/l: ")
+    assert "retry --service kept --lane l" in said.out
+    told = call("why", "--service", "kept", "--json")
+    documents.check(told.out)
+    assert [one["reason"] for one in told.document()["lanes"]] == ["held"]
+    assert "say of what" in call("why").err
+    assert "say of what" in call("why", "kept-one", "--lane", "l").err
+    assert "no tasks wait or run in lane m" in call("why", "--lane", "m").err
+
+
+def test_move_puts_tasks_into_another_lane_or_service(call: Caller) -> None:
+    call.submit("m1", lane="a")
+    call.submit("m2", lane="a")
+    assert call("move", "m1", "--to-lane", "b") == (0, "moved 1 task\n", "")
+    assert task(call, "m1")["lane"] == "b"
+    said = call("move", "--lane", "a", "--to-lane", "", "--to-service", "gpu", "--json")
+    documents.check(said.out)
+    assert said.document()["moved"] == 1
+    assert (task(call, "m2")["lane"], task(call, "m2")["service"]) == ("", "gpu")
+    assert call("move", "m2", "--to-lane", "").out.startswith("nothing to move")
+    assert "say where to" in call("move", "m1").err
+    assert "say which tasks" in call("move", "--to-lane", "x").err
+
+
+def test_expired_lane_has_failed_and_can_be_retried(call: Caller) -> None:
+    call.submit("e1", lane="a")
+    call.submit("e2", lane="a", due="1h")
+    said = call("expire", "--lane", "a", "--json")
+    documents.check(said.out)
+    assert said.document()["expired"] == 2
+    assert task(call, "e1")["state"] == "failed"
+    assert call("expire", "e1").out.startswith("nothing to expire")
+    assert call("retry", "--lane", "a").out == "retried 2 tasks\n"
+    assert task(call, "e2")["state"] == "ready"
+
+
+def test_flush_makes_what_is_delayed_due_and_lets_go_what_is_held(call: Caller) -> None:
+    call.submit("flushed", service="kept", lane="l", due="1h")
+    assert call("retry", "--service", "kept", "--lane", "l").out == "retried 1 task\n"
+    assert call("lanes", "--service", "kept", "--json").document()["lanes"][0]["reason"] == (
+        "no worker"
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("retry", "--lane", "l"),
+        ("cancel", "--lane", "l"),
+        ("expire", "--lane", "l"),
+        ("move", "--lane", "l", "--to-lane", "m"),
+        ("pause", "--lane", "l"),
+        ("resume", "--lane", "l"),
+        ("why", "--lane", "l"),
+    ],
+)
+def test_lane_that_several_services_have_is_not_guessed(
+    call: Caller, words: tuple[str, ...]
+) -> None:
+    call.submit(f"one-{words[0]}", service="gpu", lane="l")
+    call.submit(f"two-{words[0]}", service="kept", lane="l")
+    said = call(*words)
+    assert said.code == 2
+    assert said.err == (
+        "taskyard: several services have a lane l: gpu, kept; say which with --service\n"
+    )
+
+
+def test_lane_of_one_service_alone_can_be_paused_by_its_name(call: Caller) -> None:
+    call.submit("p1", service="gpu", lane="[*]")
+    call.submit("p2", service="kept", lane="*")
+    assert call("pause", "--lane", "[*]").out == "paused: lane [*] of service gpu\n"
+    assert call("lanes", "--service", "gpu", "--json").document()["lanes"][0]["reason"] == "paused"
+    assert call("resume", "--lane", "[*]").out == "nothing is paused\n"
+
+
+def test_lanes_of_a_stopped_state_are_as_a_broker_of_its_settings_would_have_them(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "taskyard.toml").write_text(SETTINGS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(connecting, "FIRST_ANSWER_SECONDS", 0.1)
+    with running(tmp_path, worker=False) as yard:
+        Caller(yard.state, capsysbinary).submit("held", service="kept", lane="l")
+    call = Caller(yard.state, capsysbinary)
+    (found,) = call("lanes", "--json").document()["lanes"]
+    assert (found["clause"], found["reason"]) == ("kept", "held")
+    assert call("services").code == 0
+    assert call("why", "--lane", "l").out.startswith("kept/l: ")
+    assert run(taskyard, ["expire", "held"]) == 3
+
+
+def of_lane(**counts: Any) -> dict[str, Any]:
+    nothing = dict.fromkeys(("tasks", "ready", "delayed", "blocked", "leased", "limit"), 0)
+    rest = {"service": "s", "lane": "", "oldest": None, "next_due": None, "why": "", "attempts": 0}
+    return nothing | rest | counts
+
+
+def test_lanes_are_ranked_by_what_they_wait_for() -> None:
+    ranked = [
+        of_lane(ready=1, delayed=1),
+        of_lane(delayed=1, blocked=1),
+        of_lane(blocked=1),
+        of_lane(leased=1, ready=5),
+        of_lane(),
+    ]
+    assert [rank(one) for one in ranked] == [0, 1, 2, 3, 4]
+
+
+def test_row_tells_ages_and_times_to_come() -> None:
+    lane = of_lane(oldest=100.0, next_due=165.0, tasks=3, ready=2, leased=1, limit=4)
+    assert row(lane, 160.0) == ("s", "", 3, 2, 1, 4, "1 min 0 s", 0, "in 5.0 s", "")
+    assert row(lane, 170.0)[8] == "now"
+    assert row(of_lane(), 0.0)[5:9] == ("none", "", 0, "")
+
+
+def test_terminal_gets_a_screen_of_lanes_and_the_number_of_the_rest(
+    call: Caller, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    names = [f"s{number:02}" for number in range(ROWS_SHOWN + 2)]
+    file = tmp_path / "screen.jsonl"
+    file.write_text("".join(f'{{"name":"{one}","argv":["a"],"lane":"{one}"}}\n' for one in names))
+    assert call("load", str(file)).code == 0
+    monkeypatch.setattr("taskyard.cli.lanes.is_on_terminal", lambda: True)
+    said = call("lanes")
+    assert said.err == "… and 2 more; --all shows them\n"
+    assert len(said.out.splitlines()) == 1 + ROWS_SHOWN
+    assert len(call("lanes", "--all").out.splitlines()) == 1 + len(names)
