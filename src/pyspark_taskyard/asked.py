@@ -1,0 +1,177 @@
+"""What a broker says when it is asked: tasks, results, and what it decided.
+
+What it decided comes as documents (`wire.record_documents`), which say less than the history has:
+no sizes, no rows of tasks that became ready, and campaign, service, lane and priority only of tasks
+that were submitted among what is read. Who needs more reads the state directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from pyspark_taskyard.stored import results_batch, tasks_batch
+from pyspark_taskyard.tables import ARROW
+from taskyard.client.asking import PAGE
+from taskyard.client.client import Client, scope_of
+from taskyard.client.following import look
+from taskyard.core.states import TaskState
+from taskyard.errors import UserError
+from taskyard.journal.history import Columns
+
+if TYPE_CHECKING:
+    from pyspark_taskyard.source import Options
+
+_ENDED: Final = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
+
+#: Kinds that have another name in the history.
+_KINDS: Final = {"came_due": "due"}
+
+_SECOND_NS: Final = 1_000_000_000
+
+
+def connected(options: Options) -> Client:
+    return Client(options.endpoint(), key=options.key)
+
+
+def tasks(options: Options) -> Iterator[pa.RecordBatch]:
+    with connected(options) as client:
+        for views in _pages(client, options):
+            yield tasks_batch(views)
+
+
+def results(options: Options) -> Iterator[pa.RecordBatch]:
+    with connected(options) as client:
+        for views in _pages(client, options, _ENDED):
+            told = client.results([view["name"] for view in views])
+            texts = [told[view["name"]][1] for view in views]
+            is_done = [view["state"] == "done" for view in views]
+            yield results_batch(
+                views, [text if done else None for text, done in zip(texts, is_done, strict=True)]
+            )
+
+
+def _pages(
+    client: Client, options: Options, states: tuple[TaskState, ...] | None = None
+) -> Iterator[list[dict[str, Any]]]:
+    page: list[dict[str, Any]] = []
+    for view in client.tasks(scope_of(campaign=options.campaign, states=states)):
+        page.append(view)
+        if len(page) == PAGE:
+            yield page
+            page = []
+    if page:
+        yield page
+
+
+def records(options: Options, after: int, last: int | None) -> Iterator[list[dict[str, Any]]]:
+    """What was decided after a record, up to one; None: up to now. Raises UserError for a gap."""
+    with connected(options) as client:
+        end = client.status()["records"] if last is None else last
+        scope = None if options.campaign is None else scope_of(campaign=options.campaign)
+        cursor, journal = after, b""
+        while cursor < end:
+            told = look(client, cursor, journal, scope=scope)
+            if told.gap and (cursor or last is not None):
+                raise UserError(f"{told.gap}; read the state directory instead: its history has it")
+            yield [one for one in told.records if one["record"] <= end]
+            cursor, journal = told.cursor, told.journal
+
+
+def last_record(options: Options) -> int:
+    with connected(options) as client:
+        return int(client.status()["records"])
+
+
+def events(options: Options, after: int, last: int | None) -> Iterator[pa.RecordBatch]:
+    columns = Columns(ARROW["events"])
+    known = _Known()
+    for some in records(options, after, last):
+        for one in some:
+            _tell(one, known, columns)
+        if columns.rows:
+            yield columns.take()
+
+
+def edges(options: Options) -> Iterator[pa.RecordBatch]:
+    columns = Columns(ARROW["edges"])
+    for some in records(options, 0, None):
+        for one in some:
+            for column in (one.get("after"), one.get("after_done")):
+                for task, names in zip(one.get("names", ()), column or (), strict=False):
+                    row = {"record": one["record"], "task": task.encode()}
+                    if names:
+                        columns.add(len(names), {**row, "after": [name.encode() for name in names]})
+        if columns.rows:
+            yield columns.take()
+
+
+class _Known:
+    """What was said of tasks when they were submitted."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, tuple[bytes, bytes, bytes, int]] = {}
+
+    def note(self, one: dict[str, Any]) -> None:
+        places = one["terms_at"] or [0] * len(one["names"])
+        lanes = one["lanes"] or [""] * len(one["names"])
+        for name, place, lane in zip(one["names"], places, lanes, strict=True):
+            terms = one["terms"][place]
+            said = (terms["campaign"].encode(), terms["service"].encode(), lane.encode())
+            self._said[name] = (*said, terms["priority"])
+
+    def columns(self, names: list[str]) -> dict[str, object]:
+        said = [self._said.get(name, (None, None, None, None)) for name in names]
+        found = zip(
+            ("campaign", "service", "lane", "priority"), zip(*said, strict=True), strict=True
+        )
+        return {key: list(column) for key, column in found}
+
+
+def _tell(one: dict[str, Any], known: _Known, columns: Columns) -> None:
+    """A document as rows of events, one a task."""
+    if one["kind"] == "submitted":
+        known.note(one)
+    at_ns = round((one["at"] or 0) * _SECOND_NS)
+    kind = _KINDS.get(one["kind"], one["kind"]).encode()
+    values: dict[str, object] = {
+        "record": one["record"],
+        "time": at_ns,
+        "time_ns": at_ns,
+        "kind": kind,
+        **_shared(one),
+    }
+    names = one.get("names")
+    if names is None:
+        columns.add(1, values)
+        return
+    values |= {"task": [name.encode() for name in names], **known.columns(names), **_each(one)}
+    columns.add(len(names), values)
+
+
+def _shared(one: dict[str, Any]) -> dict[str, object]:
+    """What all rows of a document have."""
+    shared: dict[str, object] = {
+        key: one[key].encode() for key in ("worker", "dialect", "reason", "lane") if one.get(key)
+    }
+    if one.get("service"):
+        shared["service"] = one["service"].encode()
+    if one.get("services") is not None:
+        shared["services"] = [[name.encode() for name in one["services"]]]
+    return shared | {key: one[key] for key in ("slots", "own_fault") if key in one}
+
+
+def _each(one: dict[str, Any]) -> dict[str, object]:
+    """What each of its tasks has."""
+    each: dict[str, object] = {}
+    if one.get("attempts"):
+        each["attempt"] = list(one["attempts"])
+    if one.get("reasons"):
+        each["reason"] = [reason.encode() or None for reason in one["reasons"]]
+    if one.get("percents"):
+        each["percent"] = list(one["percents"])
+    if one["kind"] == "postponed":
+        each["due"] = [None if due is None else round(due * _SECOND_NS) for due in one["due"]]
+    return each

@@ -1,0 +1,187 @@
+"""The datasets that are computed from events and edges.
+
+A task is known by campaign, name and generation: a name that has ended may be submitted anew.
+Times are UTC to the microsecond; durations are differences of exact nanoseconds.
+"""
+
+from typing import Final
+
+from taskyard.pipeline.datasets.dataset import (
+    BOOLEAN,
+    COUNTS,
+    DOUBLE,
+    LONG,
+    STRING,
+    STRINGS,
+    TIME,
+    Column,
+    Dataset,
+)
+
+#: Whose row it is.
+_TASK: Final = (
+    Column("campaign", STRING, "the task's campaign, empty for none"),
+    Column("task", STRING, "its name"),
+    Column("generation", LONG, "how often the name was submitted to the campaign, with this one"),
+)
+
+_PLACE: Final = (
+    Column("service", STRING, "the task's service"),
+    Column("lane", STRING, "its lane, empty for the open one"),
+    Column("priority", LONG, "its priority"),
+)
+
+ATTEMPTS: Final = Dataset(
+    "attempts",
+    "one attempt: a task leased to a worker, and what came of it",
+    (
+        *_TASK,
+        Column("attempt", LONG, "its number; numbers of a name go on over its generations"),
+        *_PLACE,
+        Column("worker", STRING, "who had it"),
+        Column("dialect", STRING, "the worker's wire language"),
+        Column("submitted", TIME, "when the task was submitted"),
+        Column("ready", TIME, "when it could be leased"),
+        Column("leased", TIME, "when it was"),
+        Column("settled", TIME, "when the attempt ended; null: the worker still has it"),
+        Column("leased_record", LONG, "the record that leased it"),
+        Column(
+            "outcome",
+            STRING,
+            "`finished`, `failed`, `postponed`, `returned`, `expired`, `cancelled`; null: none yet",
+        ),
+        Column("reason", STRING, "what was said about it"),
+        Column("own_fault", BOOLEAN, "of `failed` and `postponed`: it counts as a failure"),
+        Column("wait_ns", LONG, "from ready to leased"),
+        Column("run_ns", LONG, "from leased to settled, as the broker sees it"),
+        Column("result_bytes", LONG, "the size of its result, if it finished"),
+    ),
+)
+
+TASKS: Final = Dataset(
+    "tasks",
+    "one task, as it is after the last event",
+    (
+        *_TASK,
+        *_PLACE,
+        Column("dialect", STRING, "the wire language that it was submitted in"),
+        Column("slots", LONG, "the room that it takes in a worker"),
+        Column(
+            "state",
+            STRING,
+            "`BLOCKED`, `DELAYED`, `READY`, `LEASED`, `DONE`, `FAILED` or `CANCELLED`",
+        ),
+        Column("is_behind_failure", BOOLEAN, "it is blocked, and nothing before it can still run"),
+        Column("attempts", LONG, "how often it was leased"),
+        Column("failures", LONG, "how often an attempt was its own failure"),
+        Column("losses", LONG, "how often an attempt ended with its worker: `expired`, `returned`"),
+        Column("submitted", TIME, "when it was submitted"),
+        Column("submitted_record", LONG, "the record that did; it tells generations apart"),
+        Column("ready", TIME, "when it could be leased for the first time"),
+        Column("leased", TIME, "when it was for the first time"),
+        Column("ended", TIME, "when it was done, failed or cancelled; null: it has not ended"),
+        Column("due", TIME, "not before this time, if the submission said so"),
+        Column("worker", STRING, "who had it last"),
+        Column("reason", STRING, "what was said when it failed"),
+        Column("blocked_ns", LONG, "from submitted to ready: others had to be done, or time come"),
+        Column("wait_ns", LONG, "ready and not leased, over all attempts"),
+        Column("run_ns", LONG, "leased, over all attempts that ended"),
+        Column("run_last_ns", LONG, "leased, in the last attempt that ended"),
+        Column("payload_bytes", LONG, "the size of its payload"),
+        Column("result_bytes", LONG, "the size of its result, if it is done"),
+        Column("waits_for", LONG, "for how many tasks it was said to wait"),
+        Column("level", LONG, "the longest chain of tasks before it in its campaign; 0: none"),
+        Column(
+            "path_ns",
+            LONG,
+            "the longest chain up to its end, by `run_last_ns`: with workers without end it could "
+            "not be done sooner",
+        ),
+    ),
+)
+
+WORKERS: Final = Dataset(
+    "workers",
+    "one worker's stay: from its joining, as one process, to its leaving",
+    (
+        Column("worker", STRING, "its name"),
+        Column("stay", LONG, "its first, second, … stay"),
+        Column("incarnation", LONG, "another number is another process"),
+        Column("dialect", STRING, "its wire language"),
+        Column("services", STRINGS, "what it offered last"),
+        Column("slots", LONG, "its room, as it said last; 0: any"),
+        Column("joined", TIME, "when it came"),
+        Column("joined_record", LONG, "the record that said so"),
+        Column("left", TIME, "when it left; null: it is there, or came back as another process"),
+        Column("reason", STRING, "why it left"),
+        Column("attempts", LONG, "how many leases it got"),
+        Column("finished", LONG, "how many of them it finished"),
+        Column("failed", LONG, "how many ended in `failed` or `postponed`"),
+        Column("lost", LONG, "how many ended in `returned` or `expired`"),
+        Column("busy_ns", LONG, "how long it had at least one task"),
+        Column("run_ns", LONG, "the sum over its tasks; more than busy if it had several at once"),
+        Column("stay_ns", LONG, "from joining to leaving, or to what is last heard of it"),
+        Column(
+            "utilisation",
+            DOUBLE,
+            "`run_ns` of what its slots could give in its stay; null for any slots",
+        ),
+    ),
+)
+
+METRICS: Final = Dataset(
+    "metrics",
+    "a stretch of time of a campaign, one of its services or lanes, or of a worker",
+    (
+        Column("scope", STRING, "`campaign`, `service`, `lane` or `worker`"),
+        Column("campaign", STRING, "of the first three"),
+        Column("service", STRING, "of a service or lane"),
+        Column("lane", STRING, "of a lane; only those that have names"),
+        Column("worker", STRING, "of a worker"),
+        Column("bucket", TIME, "when the stretch begins"),
+        Column("bucket_ns", LONG, "how long it is: the same in a campaign, and for all workers"),
+        Column("submitted", LONG, "tasks submitted"),
+        Column("leased", LONG, "attempts begun"),
+        Column("finished", LONG, "tasks done"),
+        Column("failed", LONG, "tasks failed for good"),
+        Column("cancelled", LONG, "tasks cancelled"),
+        Column("retries", LONG, "attempts that ended without the task having ended"),
+        Column("throughput", DOUBLE, "tasks done a second"),
+        Column("depth", LONG, "tasks that are ready at its end"),
+        Column("running", LONG, "tasks that are leased at its end"),
+        Column("busy_ns", LONG, "leased time in it, over all its tasks"),
+        Column("utilisation", DOUBLE, "of a worker: `busy_ns` of what its slots can give; or null"),
+        Column("wait_p50_ns", LONG, "half of the attempts that begin in it waited up to this"),
+        Column("wait_p95_ns", LONG, "and 95 of 100 up to this"),
+        Column("wait_max_ns", LONG, "and all up to this"),
+        Column("run_p50_ns", LONG, "half of the attempts that end in it took up to this"),
+        Column("run_p95_ns", LONG, "and 95 of 100 up to this"),
+        Column("run_max_ns", LONG, "and all up to this"),
+        Column("reasons", COUNTS, "failures by the first line of their reason; null: none"),
+    ),
+)
+
+CRITICAL_PATH: Final = Dataset(
+    "critical_path",
+    "a task of the chain that decided how long a campaign took",
+    (
+        Column("campaign", STRING, "the campaign, empty for none"),
+        Column("position", LONG, "its place in the chain; the first is 1"),
+        Column("task", STRING, "its name"),
+        Column("generation", LONG, "how often the name was submitted, with this one"),
+        Column("after", STRING, "the task before it in the chain; null for the first"),
+        *_PLACE,
+        Column("state", STRING, "as in `tasks`"),
+        Column("attempts", LONG, "how often it was leased"),
+        Column("started", TIME, "when its turn in the chain began: the one before it had ended"),
+        Column("ready", TIME, "when it could be leased for the first time"),
+        Column("leased", TIME, "when it was for the first time"),
+        Column("ended", TIME, "when it ended"),
+        Column("total_ns", LONG, "from started to ended; over the chain, how long it all took"),
+        Column("held_ns", LONG, "of that, before it was ready: not submitted yet, not due yet"),
+        Column("wait_ns", LONG, "of that, waiting for a worker"),
+        Column("retry_ns", LONG, "of that, attempts that came to nothing, and pauses after them"),
+        Column("run_ns", LONG, "of that, in the last attempt"),
+        Column("gain_ns", LONG, "what could be gained here: all but the last attempt"),
+    ),
+)

@@ -1,0 +1,1 @@
+"""Jobs: read, call transforms, write. One file a verb of `taskyard pipeline`."""

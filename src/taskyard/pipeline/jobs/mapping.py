@@ -1,0 +1,203 @@
+"""A frame's rows as tasks, and what became of them as a frame: what `taskyard.spark` offers.
+
+Submits through the data source, waits on the driver, and fetches results from the partitions. Who
+did a task and how long it took is what the broker decided, read after the end of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from msgspec import Struct
+from pyspark import StorageLevel
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+
+from taskyard.client import finding
+from taskyard.client.client import Client, scope_of
+from taskyard.client.following import look
+from taskyard.core.tasks import shown
+from taskyard.errors import UserError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+#: What there is to say of a task, beside its key.
+_RESULTS: Final = "name string, state string, result string, reason string, attempts long"
+
+#: `{column}` in a word of a command; a brace that is meant is doubled.
+_FIELD: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
+
+
+class Place(Struct, frozen=True):
+    """Where the broker is, and which campaign is meant."""
+
+    broker: str
+    key: str | None
+    campaign: str
+
+    def client(self) -> Client:
+        return Client(self.broker, key=self.key)
+
+
+def place(broker: str | None, state: str | None, key: str | None, campaign: str) -> Place:
+    """The place that is meant, by the rules that every client has."""
+    if not campaign:
+        raise UserError("give the campaign a name: the tasks are called CAMPAIGN/KEY")
+    return Place(finding.endpoint(broker, state), key, campaign)
+
+
+def tasks_of(
+    frame: DataFrame,
+    key: str,
+    campaign: str,
+    work: dict[str, Any],
+    options: dict[str, Any],
+) -> DataFrame:
+    """The tasks of a frame's rows: a name each, what to do, and the keys of a task as given."""
+    _check_columns(frame, [key])
+    if (work["call"] is None) == (work["argv"] is None):
+        raise UserError("say what to do with a row: call='module:function', or argv=[…]")
+    columns = {"name": name_of(key, campaign)}
+    if work["call"] is not None:
+        columns |= _call(frame, work["call"], work["arguments"])
+    else:
+        columns["argv"] = _argv(frame, work["argv"])
+    columns |= {option: F.lit(value) for option, value in options.items() if value is not None}
+    return frame.select(*(column.alias(name) for name, column in columns.items()))
+
+
+def name_of(key: str, campaign: str) -> Column:
+    """The name of a row's task."""
+    return F.concat(F.lit(f"{campaign}/"), F.col(f"`{key}`").cast("string"))
+
+
+def _call(frame: DataFrame, call: str, arguments: Sequence[str] | None) -> dict[str, Column]:
+    """A function that gets the row's columns by their names."""
+    names = frame.columns if arguments is None else list(arguments)
+    _check_columns(frame, names)
+    row = F.struct(*(F.col(f"`{name}`") for name in names))
+    return {"call": F.lit(call), "kwargs": F.to_json(row, {"ignoreNullFields": "false"})}
+
+
+def _argv(frame: DataFrame, argv: Sequence[str]) -> Column:
+    """A command with the row's values in its words."""
+    if isinstance(argv, str):
+        raise UserError(f"{argv!r} is one word where a list of words is wanted; give a list")
+    return F.array(*(_word(frame, word) for word in argv))
+
+
+def _word(frame: DataFrame, word: str) -> Column:
+    pieces: list[Column] = []
+    end = 0
+    for found in _FIELD.finditer(word):
+        pieces.append(F.lit(word[end : found.start()]))
+        end = found.end()
+        if found[1] is None:
+            pieces.append(F.lit(found[0][0]))
+        else:
+            _check_columns(frame, [found[1]])
+            pieces.append(F.col(f"`{found[1]}`").cast("string"))
+    return F.concat(*pieces, F.lit(word[end:]))
+
+
+def _check_columns(frame: DataFrame, names: Sequence[str]) -> None:
+    for name in names:
+        if name not in frame.columns:
+            raise UserError(
+                f"the frame has no column {name!r}; give one of {', '.join(frame.columns)}"
+            )
+
+
+def run(tasks: DataFrame, at: Place, timeout: float | None) -> int:
+    """Submit tasks and wait until all of their campaign is settled. Returns the record after which
+    it is told what became of them. Raises `TimedOut`."""
+    with at.client() as client:
+        is_new = not any(client.counts(at.campaign).values())
+        since = int(client.status()["records"]) if is_new else 0
+        options = {"broker": at.broker, "campaign": at.campaign}
+        if at.key is not None:
+            options["key"] = at.key
+        tasks.write.format("taskyard").options(**options).mode("append").save()
+        client.wait_campaign(at.campaign, timeout)
+    return since
+
+
+def outcomes(frame: DataFrame, key: str, at: Place, since: int) -> DataFrame:
+    """What became of each row's task."""
+    keys = frame.select(F.col(f"`{key}`").alias("key"), name_of(key, at.campaign).alias("name"))
+    kind = keys.schema["key"].dataType.simpleString()
+    fetched = keys.mapInArrow(_fetcher(at), f"key {kind}, {_RESULTS}")
+    doers = frame.sparkSession.createDataFrame(_doers(at, since))
+    told = fetched.join(doers, "name", how="left").select(
+        *("key", "name", "state", "result", "reason", "attempts", "worker", "seconds")
+    )
+    kept = told.persist(StorageLevel.MEMORY_AND_DISK)
+    kept.count()
+    return kept
+
+
+def _fetcher(at: Place) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def fetch(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with at.client() as client:
+            for batch in batches:
+                yield _fetched(client, batch)
+
+    return fetch
+
+
+def _fetched(client: Client, batch: pa.RecordBatch) -> pa.RecordBatch:
+    names = batch["name"].to_pylist()
+    told, views = client.results(names), client.known(names)
+    texts = [shown(told[name][1]) for name in names]
+    states = [views[name]["state"] for name in names]
+    is_done = [state == "done" for state in states]
+    columns = {
+        "state": pa.array(states, pa.string()),
+        "result": pa.array(_where(texts, is_done), pa.string()),
+        "reason": pa.array(_where(texts, [not done for done in is_done]), pa.string()),
+        "attempts": pa.array([views[name]["attempt"] for name in names], pa.int64()),
+    }
+    for name, column in columns.items():
+        batch = batch.append_column(name, column)
+    return batch
+
+
+def _where(texts: list[str], wanted: list[bool]) -> list[str | None]:
+    return [text if is_wanted else None for text, is_wanted in zip(texts, wanted, strict=True)]
+
+
+def _doers(at: Place, since: int) -> pa.Table:
+    """Who did each task at last, and for how long, as far as the broker still tells."""
+    leased: dict[str, tuple[str, float]] = {}
+    done: dict[str, tuple[str, float]] = {}
+    with at.client() as client:
+        end, cursor, journal = int(client.status()["records"]), since, b""
+        while cursor < end:
+            told = look(client, cursor, journal, scope=scope_of(campaign=at.campaign))
+            for record in told.records:
+                _note(record, leased, done)
+            cursor, journal = told.cursor, told.journal
+    return pa.table(
+        {
+            "name": pa.array(done, pa.string()),
+            "worker": pa.array([worker for worker, _ in done.values()], pa.string()),
+            "seconds": pa.array([seconds for _, seconds in done.values()], pa.float64()),
+        }
+    )
+
+
+def _note(
+    record: dict[str, Any],
+    leased: dict[str, tuple[str, float]],
+    done: dict[str, tuple[str, float]],
+) -> None:
+    if record["kind"] == "leased":
+        leased.update(dict.fromkeys(record["names"], (record["worker"], record["at"])))
+    elif record["kind"] in ("finished", "failed", "postponed"):
+        for name in record["names"]:
+            if name in leased:
+                worker, at = leased[name]
+                done[name] = (worker, record["at"] - at)

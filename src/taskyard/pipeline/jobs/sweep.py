@@ -1,0 +1,178 @@
+"""`pipeline sweep`: a campaign at every point of a grid, spread over the executors.
+
+Reads the workload, lets each executor simulate its share of the points, and writes what came out:
+a table, and a page with a picture. The simulation itself is `taskyard.pipeline.sweep`.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Final
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+from msgspec import Struct, structs
+from pyspark.sql import functions as f
+
+from taskyard.errors import UserError
+from taskyard.pipeline.jobs.report import hold
+from taskyard.pipeline.report.words import span
+from taskyard.pipeline.sweep.measured import COLUMNS, workload_of
+from taskyard.pipeline.sweep.points import Forecast, Point
+from taskyard.pipeline.sweep.shape import Shape, shape_of
+from taskyard.pipeline.sweep.simulate import replay, simulate
+from taskyard.pipeline.sweep.verdict import check_text, sentences
+from taskyard.pipeline.sweep.workload import Workload, decoded, encoded
+from taskyard.pipeline.transforms.attempts import attempts_of
+from taskyard.pipeline.transforms.steps import steps
+from taskyard.pipeline.transforms.tasks import tasks_of
+from taskyard.pipeline.transforms.workers import workers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+#: Shares of the points for each core: points differ in how long they take.
+SHARES_A_CORE: Final = 4
+
+#: As the broker sets it: many live objects make each collection dear.
+GC_THRESHOLD: Final = 50_000
+
+#: Tasks in one sweep: they are sent to every executor.
+TASKS_MAX: Final = 2_000_000
+
+_POINTS: Final = "number long, workers long, slots long, policy array<string>"
+_FORECASTS: Final = (
+    "number long, makespan_ns long, busy_ns long, utilisation double, wait_ns_mean long, "
+    "wait_ns_p50 long, wait_ns_p95 long, wait_ns_max long, done long, failed long, "
+    "unfinished long, cpu_ns long"
+)
+
+_HOUR_NS: Final = 3_600_000_000_000
+
+
+class Swept(Struct):
+    """What came out of a sweep."""
+
+    workload: Workload
+    shape: Shape
+    #: The points in the order of the grid, each with what came out.
+    results: list[tuple[Point, Forecast]]
+    sentences: list[str]
+    #: The campaign on the workers that it had; None: it was not measured.
+    replayed: Forecast | None = None
+
+    @property
+    def error(self) -> float | None:
+        """How far the simulated makespan is from the measured one, as a part of it."""
+        if self.replayed is None or not self.workload.makespan_ns:
+            return None
+        return self.replayed.makespan_ns / self.workload.makespan_ns - 1
+
+
+def sweep(spark: SparkSession, workload: Workload, points: Sequence[Point]) -> Swept:
+    """Simulate a campaign at every point. Raises UserError where there is nothing to simulate."""
+    if not workload.names:
+        raise UserError("there are no tasks to simulate; see that the campaign's name is right")
+    if len(workload.names) > TASKS_MAX:
+        raise UserError(f"{len(workload.names):,} tasks are more than {TASKS_MAX:,}; name one")
+    shape = shape_of(workload)
+    results = list(zip(points, forecasts(spark, workload, points), strict=True))
+    swept = Swept(workload, shape, results, sentences(workload, shape, results))
+    if workload.stays and workload.makespan_ns:
+        swept.replayed = replay(workload)
+        swept.sentences.append(check_text(workload, swept.replayed))
+    return swept
+
+
+def measured(events: DataFrame, edges: DataFrame, campaign: str | None) -> Workload:
+    """The workload of a past campaign, or of all in a history together."""
+    moves = hold(steps(events))
+    attempts = hold(attempts_of(moves))
+    tasks = tasks_of(moves, edges)
+    if campaign is not None:
+        tasks = tasks.where(f.col("campaign") == campaign)
+    frames = {
+        "tasks": tasks,
+        "attempts": attempts,
+        "edges": edges,
+        "workers": workers(events, attempts),
+    }
+    return workload_of(
+        **{name: frame.select(*COLUMNS[name]).toArrow() for name, frame in frames.items()}
+    )
+
+
+def forecasts(spark: SparkSession, workload: Workload, points: Sequence[Point]) -> list[Forecast]:
+    """What comes out of each point, in the order of the points."""
+    shared = spark.sparkContext.broadcast(encoded(workload))
+    rows = [(number, one.workers, one.slots, list(one.policy)) for number, one in enumerate(points)]
+    shares = min(len(points), SHARES_A_CORE * spark.sparkContext.defaultParallelism)
+    frame = spark.createDataFrame(rows, _POINTS).repartition(shares)
+    table = frame.mapInPandas(_simulated(shared), _FORECASTS).toArrow().sort_by("number")
+    shared.unpersist()
+    return [Forecast(**row) for row in table.drop_columns("number").to_pylist()]
+
+
+def _simulated(shared: object) -> Callable[[Iterable[pd.DataFrame]], Iterator[pd.DataFrame]]:
+    """What an executor does with its share of the points."""
+
+    def run(frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        gc.freeze()  # what was imported stays
+        gc.set_threshold(GC_THRESHOLD)
+        workload = decoded(shared.value)  # type: ignore[attr-defined]
+        shape = shape_of(workload)
+        for frame in frames:
+            rows = []
+            for number, count, slots, policy in frame.itertuples(index=False):
+                point = Point(int(count), int(slots), tuple(policy))
+                made = structs.asdict(simulate(workload, shape, point))
+                rows.append({"number": number, **made})
+            yield pd.DataFrame(rows)
+
+    return run
+
+
+def table_of(swept: Swept, price: float | None = None) -> pa.Table:
+    """The sweep as a table: a row a point. A price is that of one slot for an hour."""
+    rows = []
+    for point, forecast in swept.results:
+        slot_hours = point.slots_total * forecast.makespan_ns / _HOUR_NS
+        row: dict[str, object] = {
+            "workers": point.workers,
+            "slots": point.slots,
+            "policy": " ".join(point.policy),
+            **structs.asdict(forecast),
+            "slot_hours": slot_hours,
+        }
+        if price is not None:
+            row["cost"] = slot_hours * price
+        rows.append(row)
+    return pa.Table.from_pylist(rows)
+
+
+def write(swept: Swept, table: pa.Table, directory: Path) -> Path:
+    """Write the table and the page; where the page is."""
+    from taskyard.pipeline.sweep.page import page_of  # noqa: PLC0415  # who prints needs no page
+
+    directory.mkdir(parents=True, exist_ok=True)
+    pa.parquet.write_table(table, directory / "sweep.parquet", compression="zstd")
+    pa.csv.write_csv(table, directory / "sweep.csv")
+    path = directory / "sweep.html"
+    path.write_text(page_of(swept, table), encoding="utf-8")
+    return path
+
+
+def speed_text(swept: Swept) -> str:
+    """How fast it was simulated."""
+    cpu_ns = sum(forecast.cpu_ns for _, forecast in swept.results)
+    tasks = len(swept.workload.names) * len(swept.results)
+    rate = tasks / cpu_ns * 1e9 if cpu_ns else 0
+    return (
+        f"{len(swept.results):,} points of {len(swept.workload.names):,} tasks took "
+        f"{span(cpu_ns)} of CPU: {rate:,.0f} simulated tasks a second and core"
+    )

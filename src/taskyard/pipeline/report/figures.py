@@ -1,0 +1,120 @@
+"""Pictures as plain data: axes with names and units, traces with colours by name.
+
+What Plotly wants, and no more of it than the pictures here need. Text that users wrote goes through
+`label`: Plotly would take tags in it for its own.
+"""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING, Final
+
+from taskyard.core.limits import SECOND_NS
+from taskyard.pipeline.report.words import short
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskyard.pipeline.report.page import Figure
+
+#: In the order in which series take them; neighbours differ in lightness, too.
+COLOURS: Final = ("@blue", "@orange", "@green", "@purple", "@sky", "@red", "@grey")
+
+#: Units of a time axis, and from how many nanoseconds on they are used.
+_UNITS: Final = (
+    ("milliseconds", SECOND_NS // 1000, 2 * SECOND_NS),
+    ("seconds", SECOND_NS, 300 * SECOND_NS),
+    ("minutes", 60 * SECOND_NS, 18_000 * SECOND_NS),
+    ("hours", 3600 * SECOND_NS, 300_000 * SECOND_NS),
+    ("days", 86_400 * SECOND_NS, 1 << 63),
+)
+
+_FONT: Final = 'system-ui, -apple-system, "Segoe UI", "Liberation Sans", "DejaVu Sans", sans-serif'
+
+
+def label(name: str) -> str:
+    """A user's text for a picture: short, and nothing but text."""
+    return html.escape(short(name), quote=False)
+
+
+class Unit:
+    """The unit in which times up to some length are shown."""
+
+    def __init__(self, longest_ns: int) -> None:
+        self.name, self.length_ns = next(
+            (name, length) for name, length, until in _UNITS if longest_ns < until
+        )
+
+    def of(self, times_ns: Sequence[int | None]) -> list[float | None]:
+        return [None if one is None else round(one / self.length_ns, 6) for one in times_ns]
+
+
+def axis(title: str, **more: object) -> dict[str, object]:
+    return {
+        "title": {"text": title, "standoff": 10, "font": {"color": "@quiet", "size": 13}},
+        "gridcolor": "@line",
+        "linecolor": "@line",
+        "zerolinecolor": "@line",
+        "tickfont": {"color": "@quiet", "size": 12},
+        "automargin": True,
+        **more,
+    }
+
+
+def figure(traces: Sequence[object], **layout: object) -> Figure:
+    """A picture with the looks that all of them share."""
+    common: dict[str, object] = {
+        "font": {"family": _FONT, "size": 13, "color": "@ink"},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "margin": {"l": 60, "r": 16, "t": 28, "b": 48},
+        "hoverlabel": {"font": {"family": _FONT, "size": 12}},
+        "legend": {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "xanchor": "left"},
+        "bargap": 0.15,
+    }
+    return {"data": list(traces), "layout": {**common, **layout}}
+
+
+def line(
+    name: str, x: Sequence[object], y: Sequence[object], colour: str, **more: object
+) -> object:
+    """A line that jumps: what is counted holds for its whole stretch of time."""
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "x": list(x),
+        "y": list(y),
+        "line": {"color": colour, "width": 2, "shape": "hv"},
+        **more,
+    }
+
+
+def bars(
+    name: str, x: Sequence[object], y: Sequence[object], colour: str, **more: object
+) -> object:
+    return {
+        "type": "bar",
+        "name": name,
+        "x": list(x),
+        "y": list(y),
+        "marker": {"color": colour},
+        **more,
+    }
+
+
+def time_ticks(lowest_ns: float, highest_ns: float) -> dict[str, object]:
+    """Ticks of a logarithmic axis of times, in words."""
+    words = [
+        (1_000, "1 µs"), (10_000, "10 µs"), (100_000, "100 µs"), (1_000_000, "1 ms"),
+        (10_000_000, "10 ms"), (100_000_000, "100 ms"), (SECOND_NS, "1 s"),
+        (10 * SECOND_NS, "10 s"),
+        (60 * SECOND_NS, "1 min"), (600 * SECOND_NS, "10 min"), (3600 * SECOND_NS, "1 h"),
+        (36_000 * SECOND_NS, "10 h"), (86_400 * SECOND_NS, "1 d"), (864_000 * SECOND_NS, "10 d"),
+    ]  # fmt: skip
+    shown = [(at, text) for at, text in words if lowest_ns / 4 <= at <= highest_ns * 4]
+    return {
+        "type": "log",
+        "tickvals": [at for at, _ in shown],
+        "ticktext": [text for _, text in shown],
+    }

@@ -1,0 +1,488 @@
+"""The report's pictures, each from a small table: what it shows, and a sentence that says it.
+
+A picture that would show nothing is left out, and its sentence says why. Axes have names and units.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from taskyard.core.limits import SECOND_NS
+from taskyard.pipeline.report.facts import Facts, columns, micros
+from taskyard.pipeline.report.figures import (
+    COLOURS,
+    Unit,
+    axis,
+    bars,
+    figure,
+    label,
+    line,
+    time_ticks,
+)
+from taskyard.pipeline.report.page import Section, Table
+from taskyard.pipeline.report.words import count, percent, short, span
+from taskyard.pipeline.transforms.summaries import BINS_A_DECADE
+
+if TYPE_CHECKING:
+    from taskyard.pipeline.report.stretches import OverTime
+
+#: Rows of a picture with a row a worker, and steps of a chain, that can be read.
+WORKERS_SHOWN_MAX: Final = 40
+STEPS_SHOWN_MAX: Final = 40
+
+#: Services whose lines can be told apart, and levels that have a bar each.
+SERVICES_MAX: Final = 6
+LEVELS_MAX: Final = 100
+
+#: Stretches of time that can be told apart with a gap between them.
+STRETCHES_APART_MAX: Final = 60
+
+#: Pixels of one row in a picture of rows, and of what is around them.
+_ROW_HEIGHT: Final = 22
+_AROUND_HEIGHT: Final = 110
+
+_SINCE: Final = "{} since the first submission"
+
+
+def over_time(facts: Facts) -> Section:
+    """Throughput, and what waits and runs."""
+    title = "How it went"
+    told = facts.over_time
+    if not told.finished:
+        return Section("over-time", title, ["Nothing has happened yet."])
+    unit = Unit(facts.makespan_ns)
+    x = unit.of(told.begins_ns)
+    seconds = told.width_ns / SECOND_NS
+    done = [round(one / seconds, 3) for one in told.finished]
+    wrong = [round(one / seconds, 3) for one in told.failed]
+    width = told.width_ns / unit.length_ns
+    traces = [
+        bars("done", x, done, "@blue", offset=0, width=width),
+        line("waiting for a worker", x, told.depth, "@orange", xaxis="x", yaxis="y2"),
+        line("with a worker", x, told.running, "@green", xaxis="x", yaxis="y2"),
+    ]
+    if any(wrong):
+        traces.insert(1, bars("failed", x, wrong, "@red", offset=0, width=width))
+    words = (
+        f"Up to {max(done):,.0f} tasks a second were done, counted over {span(told.width_ns)}; up "
+        f"to {count(max(told.depth), 'task')} waited for a worker at once, and up to "
+        f"{count(max(told.running), 'task')} were with one."
+    )
+    shown = figure(
+        traces,
+        xaxis=axis(_SINCE.format(unit.name), anchor="y2"),
+        yaxis=axis("tasks a second", domain=[0.57, 1], rangemode="tozero"),
+        yaxis2=axis("tasks", domain=[0, 0.45], rangemode="tozero", anchor="x"),
+        barmode="stack",
+    )
+    return Section("over-time", title, [words], shown, height=440)
+
+
+def _int(value: Any) -> int:  # noqa: ANN401  # a cell
+    return int(value or 0)
+
+
+def times(facts: Facts) -> Section:
+    """How long tasks waited and ran, by service."""
+    title = "How long tasks waited and ran"
+    services, whats, bins, counts, _ = columns(
+        facts.distributions, "service", "what", "bin", "count", "time_ns"
+    )
+    rows = sorted(zip(services, whats, bins, counts, strict=True), key=lambda row: _int(row[2]))
+    if not rows:
+        return Section("times", title, ["No task was given to a worker."])
+    sizes: dict[str, int] = {}
+    for service, _, _, number in rows:
+        sizes[str(service)] = sizes.get(str(service), 0) + _int(number)
+    named = sorted(sizes, key=lambda name: -sizes[name])
+    more = [f"Shown are the {SERVICES_MAX} services with the most attempts, of {len(named)}."]
+    more = more if len(named) > SERVICES_MAX else []
+    named = named[:SERVICES_MAX]
+    traces = [
+        _histogram(name, what, [row for row in rows if row[:2] == (name, what)], place)
+        for place, name in enumerate(named)
+        for what in ("wait", "run")
+    ]
+    lowest = 10 ** (min(_int(row[2]) for row in rows) / BINS_A_DECADE)
+    highest = 10 ** ((max(_int(row[2]) for row in rows) + 1) / BINS_A_DECADE)
+    ticks = time_ticks(lowest, highest)
+    shown = figure(
+        traces,
+        xaxis=axis("time from ready to leased", domain=[0, 0.46], **ticks),
+        xaxis2=axis("time from leased to settled", domain=[0.54, 1], anchor="y2", **ticks),
+        yaxis=axis("attempts, %", rangemode="tozero"),
+        yaxis2=axis("", rangemode="tozero", anchor="x2"),
+    )
+    words = "; ".join(_middles(rows, name) for name in named[:3])
+    return Section("times", title, [f"{words[0].upper()}{words[1:]}.", *more], shown)
+
+
+_Rows = list[tuple[object, object, object, object]]
+
+
+def _histogram(name: str, what: str, rows: _Rows, place: int) -> object:
+    """The part of attempts that took so long, over a logarithmic axis."""
+    every = sum(_int(row[3]) for row in rows) or 1
+    first, last = (_int(rows[0][2]), _int(rows[-1][2])) if rows else (0, -1)
+    by_bin = {_int(row[2]): _int(row[3]) for row in rows}
+    bins = range(first, last + 2)
+    x = [round(10 ** (one / BINS_A_DECADE)) for one in bins]
+    y = [round(by_bin.get(one, 0) / every * 100, 2) for one in bins]
+    colour = COLOURS[place % len(COLOURS)]
+    suffix = "" if what == "wait" else "2"
+    return line(
+        label(name),
+        x,
+        y,
+        colour,
+        fill="tozeroy",
+        fillcolor="rgba(128,128,128,0.10)",
+        legendgroup=str(place),
+        showlegend=what == "run",
+        xaxis=f"x{suffix}",
+        yaxis=f"y{suffix}",
+        hovertemplate="%{y:.1f} % of the attempts",
+    )
+
+
+def _middles(rows: _Rows, name: str) -> str:
+    wait, run = (_middle([row for row in rows if row[:2] == (name, what)]) for what in _WHATS)
+    return f"half of the tasks of {short(name)} waited up to {wait} and ran up to {run}"
+
+
+_WHATS: Final = ("wait", "run")
+
+
+def _middle(rows: _Rows) -> str:
+    """About how long half of them took at most, as well as the bins tell."""
+    half = sum(_int(row[3]) for row in rows) / 2
+    seen = 0
+    for _, _, place, number in rows:
+        seen += _int(number)
+        if seen >= half:
+            return span(10 ** ((_int(place) + 1) / BINS_A_DECADE))
+    return "no time"
+
+
+def workers(facts: Facts) -> Section:
+    """Who worked when, and how much of it."""
+    title = "The workers"
+    names, slots, run_ns, used, stay_ns = columns(
+        facts.workers, "worker", "slots", "run_ns", "utilisation", "stay_ns"
+    )
+    if not names:
+        return Section("workers", title, ["No worker has come yet."])
+    known = dict.fromkeys(str(name) for name in names)
+    room_ns = sum(_int(one) * _int(long) for one, long in zip(slots, stay_ns, strict=True))
+    part = min(1.0, sum(map(_int, run_ns)) / room_ns) if room_ns else 0.0
+    told = (
+        f"{count(len(known), 'worker')} with {count(_slots(names, slots), 'slot')} in all; over "
+        f"their stays {percent(part)} of the slots' time went to tasks."
+    )
+    words = [told]
+    if facts.worker_times:
+        return _timeline(facts, title, words, dict(zip(map(str, names), slots, strict=True)))
+    if len(known) <= WORKERS_SHOWN_MAX:
+        return Section("workers", title, [*words, "None of them was given a task."])
+    return _spread(title, words, [min(1.0, float(str(one))) for one in used if one is not None])
+
+
+def _slots(names: list[object], slots: list[object]) -> int:
+    """Over all workers, a stay each."""
+    widest: dict[object, int] = {}
+    for name, number in zip(names, slots, strict=True):
+        widest[name] = max(widest.get(name, 0), _int(number))
+    return sum(widest.values())
+
+
+def _timeline(facts: Facts, title: str, words: list[str], slots: dict[str, Any]) -> Section:
+    """A row a worker, a colour a stretch of time."""
+    rows = sorted(facts.worker_times, reverse=True)
+    parts = {name: _parts(facts.worker_times[name], _int(slots.get(name))) for name in rows}
+    unit = Unit(facts.makespan_ns)
+    longest = max(facts.worker_times.values(), key=lambda told: len(told.finished))
+    x = unit.of([at_ns + longest.width_ns // 2 for at_ns in longest.begins_ns])
+    labels = [label(name) for name in rows]
+    heat = {
+        "type": "heatmap",
+        "x": x,
+        "y": labels,
+        "z": [parts[name] + [None] * (len(x) - len(parts[name])) for name in rows],
+        "zmin": 0,
+        "zmax": 100,
+        "colorscale": "Cividis",
+        "xgap": 1 if len(x) <= STRETCHES_APART_MAX else 0,
+        "ygap": 2,
+        "hovertemplate": "%{y}: %{z:.0f} %<extra></extra>",
+        "colorbar": {
+            "title": {"text": "slots in use, %", "side": "right", "font": {"size": 12}},
+            "tickfont": {"size": 11},
+            "thickness": 12,
+            "outlinewidth": 0,
+        },
+    }
+    shown = figure(
+        [heat],
+        xaxis=axis(_SINCE.format(unit.name), showgrid=False),
+        yaxis=axis("", showgrid=False, type="category"),
+    )
+    return Section("workers", title, words, shown, height=_height(len(rows)))
+
+
+def _height(rows: int) -> int:
+    return max(200, _AROUND_HEIGHT + rows * _ROW_HEIGHT)
+
+
+def _parts(told: OverTime, slots: int) -> list[float | None]:
+    """How much of a worker's slots was in use, in each stretch, in per cent. It may hold more
+    tasks than it has slots."""
+    room_ns = max(1, slots or max(told.running)) * told.width_ns
+    return [round(min(100.0, busy_ns * 100 / room_ns), 1) for busy_ns in told.busy_ns]
+
+
+def _spread(title: str, words: list[str], used: list[float]) -> Section:
+    """Too many workers for a row each: how many were how busy."""
+    tenths = [0] * 10
+    for one in used:
+        tenths[min(9, int(one * 10))] += 1
+    names = [f"{low * 10} to {low * 10 + 10} %" for low in range(10)]
+    shown = figure(
+        [bars("workers", names, tenths, "@blue")],
+        xaxis=axis("part of its slots' time that went to tasks", type="category"),
+        yaxis=axis("workers"),
+        showlegend=False,
+    )
+    return Section("workers", title, words, shown)
+
+
+def lanes(facts: Facts) -> Section:
+    """Which lanes made their tasks wait."""
+    title = "Lanes"
+    names, services, half, most, number, total = columns(
+        facts.lanes, "lane", "service", "wait_p50_ns", "wait_p95_ns", "attempts", "lanes"
+    )
+    if not names:
+        words = "No task was in a lane with a name: all went to their service's open lane."
+        return Section("lanes", title, [words])
+    several = len(set(services)) > 1
+    labels = [
+        label(f"{service}/{name}" if several else str(name))
+        for name, service in zip(names, services, strict=True)
+    ][::-1]
+    unit = Unit(max(map(_int, most)))
+    middle, tail = unit.of([_int(one) for one in half]), unit.of([_int(one) for one in most])
+    rest = [round((late or 0) - (early or 0), 6) for early, late in zip(middle, tail, strict=True)]
+    texts = [count(_int(one), "attempt") for one in number][::-1]
+    horizontal: dict[str, object] = {"orientation": "h", "customdata": texts}
+    traces = [
+        bars("half of the waits are up to here", middle[::-1], labels, "@blue", **horizontal),
+        bars("19 of 20 up to here", rest[::-1], labels, "@pale", **horizontal),
+    ]
+    shown = figure(
+        traces,
+        xaxis=axis(f"wait from ready to leased, {unit.name}"),
+        yaxis=axis("", type="category"),
+        barmode="stack",
+    )
+    every = _int(total[0])
+    which = f"the {len(names)} that made their tasks wait the longest, of {every:,}"
+    words = (
+        f"{count(every, 'lane')} with names; a lane is normally served by one worker at a time. "
+        f"Shown are {which if every > len(names) else 'all of them, the longest waits first'}."
+    )
+    return Section("lanes", title, [words], shown, height=_height(len(names)))
+
+
+def setbacks(facts: Facts) -> Section:
+    """What went wrong, by what was said."""
+    title = "Retries and failures"
+    reasons, retried, failed, lost = columns(facts.setbacks, "reason", "retried", "failed", "lost")
+    every = 0
+    rows: list[tuple[str, int, int, int]] = []
+    for reason, *parts in zip(reasons, retried, failed, lost, strict=True):
+        numbers = tuple(map(_int, parts))
+        if reason is None:
+            every = sum(numbers)
+        else:
+            rows.append((str(reason), *numbers))  # type: ignore[arg-type]
+    if not rows:
+        return Section("setbacks", title, ["Every attempt succeeded: nothing was retried."])
+    rows.sort(key=lambda row: sum(row[1:]))
+    labels = [label(row[0]) for row in rows]
+    series = [
+        ("tried again later", "@orange", [row[1] for row in rows]),
+        ("failed for good", "@red", [row[2] for row in rows]),
+        ("lost with its worker, or given back", "@purple", [row[3] for row in rows]),
+    ]
+    traces = [
+        bars(name, values, labels, colour, orientation="h")
+        for name, colour, values in series
+        if any(values)
+    ]
+    shown = figure(
+        traces,
+        xaxis=axis("attempts", rangemode="tozero"),
+        yaxis=axis("", type="category"),
+        barmode="stack",
+        showlegend=True,
+    )
+    words = (
+        f"{count(every, 'attempt')} of {facts.number('attempts'):,} came to nothing; "
+        f"{count(facts.number('failed'), 'task')} failed for good. Most often: "
+        f"{short(rows[-1][0])}."
+    )
+    return Section("setbacks", title, [words], shown, height=_height(len(rows)))
+
+
+def levels(facts: Facts) -> Section:
+    """How wide the graph is, level by level."""
+    title = "The graph by level"
+    if not facts.number("waits_for"):
+        return Section("levels", title, ["No task waits for another: there is no graph to draw."])
+    level, *parts = columns(facts.levels, "level", "done", "failed", "open")
+    depth = max(map(_int, level)) + 1
+    together = -(-depth // LEVELS_MAX)
+    summed = {place: [0, 0, 0] for place in range(0, depth, together)}
+    for at, *numbers in zip(level, *parts, strict=True):
+        place = _int(at) - _int(at) % together
+        summed[place] = [one + _int(more) for one, more in zip(summed[place], numbers, strict=True)]
+    rows = [(place, *numbers) for place, numbers in summed.items()]
+    x = [row[0] + 1 for row in rows]
+    series = [
+        ("done", "@blue", [row[1] for row in rows]),
+        ("failed or cancelled", "@red", [row[2] for row in rows]),
+        ("not ended", "@pale", [row[3] for row in rows]),
+    ]
+    traces = [bars(name, x, values, colour) for name, colour, values in series if any(values)]
+    levels_text = f", {together} levels a bar" if together > 1 else ""
+    shown = figure(
+        traces,
+        xaxis=axis(f"level: tasks before it on the longest chain, and itself{levels_text}"),
+        yaxis=axis("tasks"),
+        barmode="stack",
+        showlegend=len(traces) > 1,
+    )
+    widest = max(sum(row[1:]) for row in rows)
+    at = "a bar" if together > 1 else "a level"
+    words = (
+        f"{count(depth, 'level')}, up to {count(widest, 'task')} on {at}: that many can "
+        "run at once at most."
+    )
+    return Section("levels", title, [words], shown, height=280)
+
+
+def critical_path(facts: Facts) -> Section:
+    """The chain that decided how long it took."""
+    title = "The critical path"
+    path = facts.critical_path.sort_by("position")
+    if not path.num_rows:
+        return Section("critical-path", title, ["Nothing has ended yet."])
+    parts = {name: [_int(one) for one in columns(path, name)[0]] for name in _PARTS}
+    words = [_path_words(path.num_rows, parts, facts.number("path_ns"))]
+    steps = range(path.num_rows)
+    if path.num_rows > STEPS_SHOWN_MAX:
+        longest = sorted(steps, key=lambda place: -sum(parts[name][place] for name in _PARTS))
+        steps = sorted(longest[:STEPS_SHOWN_MAX])  # type: ignore[assignment]
+        words.append(f"Shown are the {STEPS_SHOWN_MAX} steps that took the longest.")
+    started = columns(path, "started")[0]
+    base_ns = [max(0, micros(one) - facts.began_us) * 1000 for one in started]
+    unit = Unit(facts.makespan_ns)
+    names, positions = columns(path, "task", "position")
+    labels = [f"{_int(positions[place])}. {label(str(names[place]))}" for place in steps]
+    traces = []
+    for name, (what, colour) in _PARTS.items():
+        values = unit.of([parts[name][place] for place in steps])
+        bases = unit.of([base_ns[place] for place in steps])
+        base_ns = [base + part for base, part in zip(base_ns, parts[name], strict=True)]
+        if any(values):
+            more: dict[str, object] = {"orientation": "h", "base": bases}
+            more["hovertemplate"] = f"%{{y}}: {what} %{{x:.3g}} {unit.name}<extra></extra>"
+            traces.append(bars(what, values, labels, colour, **more))
+    shown = figure(
+        traces,
+        xaxis=axis(_SINCE.format(unit.name)),
+        yaxis=axis("", type="category", autorange="reversed"),
+        barmode="overlay",
+        showlegend=True,
+    )
+    return Section("critical-path", title, words, shown, height=_height(len(labels)))
+
+
+#: The parts of a step in the order in which they pass, what they are called, and their colours.
+_PARTS: Final = {
+    "held_ns": ("not due or not submitted", "@grey"),
+    "wait_ns": ("waited for a worker", "@orange"),
+    "retry_ns": ("attempts that came to nothing", "@red"),
+    "run_ns": ("ran", "@blue"),
+}
+
+
+def _path_words(steps: int, parts: dict[str, list[int]], path_ns: int) -> str:
+    sums = {name: sum(values) for name, values in parts.items()}
+    whole = sum(sums.values())
+    gained = whole - sums["run_ns"]
+    chain = f"{count(steps, 'task')}, one after the other," if steps > 1 else "One task"
+    text = (
+        f"{chain} decided how long it took: {span(whole)}, of which {span(sums['run_ns'])} were "
+        "work"
+    )
+    lost = {name: one for name, one in sums.items() if name != "run_ns" and one * 100 > whole}
+    if lost:
+        texts = [f"{span(one)} {_LOST[name]}" for name, one in lost.items()]
+        text += f", {' and '.join(texts)}"
+    text += f". At most {span(gained)} could be gained here"
+    if path_ns:
+        text += f"; the longest chain of work alone is {span(path_ns)}"
+    return text + "."
+
+
+_LOST: Final = {
+    "held_ns": "passed before tasks were due or submitted",
+    "wait_ns": "were waits for a worker",
+    "retry_ns": "went to attempts that came to nothing",
+}
+
+
+def guarantees(facts: Facts) -> Section:
+    """The counts that prove them, from the events alone."""
+    found = facts.guarantees
+    parts = {
+        "done": found.done,
+        "failed": found.failed,
+        "cancelled": found.cancelled,
+        "blocked behind a failure": found.blocked_behind_failure,
+        "unfinished": found.unfinished,
+    }
+    told = " + ".join(f"{number:,} {what}" for what, number in parts.items() if number) or "0"
+    adds_up = sum(parts.values()) == found.submitted
+    rows = [
+        ["every task is accounted for", f"{found.submitted:,} submitted = {told}", _word(adds_up)],
+        ["no task is lost", f"{found.lost:,} lost", _word(not found.lost)],
+        [
+            "no task is completed twice",
+            f"{found.completed_twice:,} completed twice",
+            _word(not found.completed_twice),
+        ],
+        [
+            "no task begins before what it waits for is done",
+            f"{found.dependencies_broken:,} dependencies broken",
+            _word(not found.dependencies_broken),
+        ],
+        [
+            "results of leases that are over are refused",
+            f"{found.stale_refused:,} stale results refused",
+            _word(good=True),
+        ],
+    ]
+    if found.unknown:
+        what = f"{found.unknown:,} tasks without a submission"
+        rows.append(["the history is whole", what, _word(good=False)])
+    table = Table(["promise", "counted", "verdict"], rows)
+    words = "Counted from the history's events alone, by other means than the broker's"
+    is_part = facts.number("tasks") < found.submitted
+    words += ", over all the campaigns in it." if is_part else "."
+    return Section("guarantees", "What is proved", [words], table=table)
+
+
+def _word(good: bool) -> str:  # noqa: FBT001  # a verdict is one or the other
+    return "holds" if good else "broken"

@@ -1,0 +1,134 @@
+"""The report's opening: sentences that a person can quote, and the numbers to be read from afar."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskyard.pipeline.report import pictures
+from taskyard.pipeline.report.facts import columns
+from taskyard.pipeline.report.page import Page, Tile
+from taskyard.pipeline.report.words import count, percent, short, span
+
+if TYPE_CHECKING:
+    from taskyard.pipeline.report.facts import Facts
+
+
+def page_of(facts: Facts, footer: str) -> Page:
+    """The whole report."""
+    name = facts.campaign
+    title = f"Campaign {short(name)}" if name else "All campaigns" if name is None else "Report"
+    drawers = (
+        pictures.guarantees,
+        pictures.over_time,
+        pictures.workers,
+        pictures.times,
+        pictures.lanes,
+        pictures.setbacks,
+        pictures.levels,
+        pictures.critical_path,
+    )
+    sections = [draw(facts) for draw in drawers]
+    return Page(title, sentences(facts), tiles(facts), sections, footer)
+
+
+def sentences(facts: Facts) -> list[str]:
+    return [text for text in (_ends(facts), _busiest(facts), held_back(facts)) if text]
+
+
+def _ends(facts: Facts) -> str:
+    """How many tasks came to which end, and how long it took."""
+    tasks, done = facts.number("tasks"), facts.number("done")
+    ends = {
+        "failed": facts.number("failed"),
+        "cancelled": facts.number("cancelled"),
+        "waiting behind a failure": facts.number("blocked"),
+    }
+    ends["not ended yet"] = tasks - done - sum(ends.values())
+    parts = [f"{done:,} are done", *(f"{one:,} {what}" for what, one in ends.items() if one)]
+    listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    if done == tasks:
+        listed = "all are done"
+    return f"Of {count(tasks, 'task')} {listed}, {span(facts.makespan_ns)} after the first came."
+
+
+def _busiest(facts: Facts) -> str:
+    """Who had the most to do."""
+    names, run_ns = columns(facts.workers, "worker", "run_ns")
+    work: dict[str, int] = {}
+    for name, time_ns in zip(names, run_ns, strict=True):
+        work[str(name)] = work.get(str(name), 0) + int(str(time_ns or 0))
+    if not any(work.values()):
+        return ""
+    name = max(work, key=lambda one: work[one])
+    text = f"The busiest of {count(len(work), 'worker')} was {short(name)}"
+    text += f" with {span(work[name])} of work of {span(sum(work.values()))} in all"
+    services = _service_work(facts)
+    if len(services) > 1:
+        service = max(services, key=lambda one: services[one])
+        part = services[service] / (sum(services.values()) or 1)
+        text += f"; {percent(part)} of it was for the service {short(service)}"
+    return f"{text}."
+
+
+def _service_work(facts: Facts) -> dict[str, int]:
+    names, whats, times_ns = columns(facts.distributions, "service", "what", "time_ns")
+    work: dict[str, int] = {}
+    for name, what, time_ns in zip(names, whats, times_ns, strict=True):
+        if what == "run":
+            work[str(name)] = work.get(str(name), 0) + int(str(time_ns or 0))
+    return work
+
+
+def held_back(facts: Facts) -> str:
+    """What decided how long it took."""
+    path = facts.critical_path
+    if not path.num_rows:
+        return ""
+    parts = {
+        name: sum(int(str(one or 0)) for one in columns(path, name)[0])
+        for name in ("held_ns", "wait_ns", "retry_ns", "run_ns")
+    }
+    whole = sum(parts.values()) or 1
+    most = max(parts, key=lambda name: parts[name])
+    part = percent(parts[most] / whole)
+    if most == "wait_ns":
+        return (
+            f"What held it back: {part} of the critical path was waiting for a worker; whatever "
+            f"their number, it can't take less than {span(least_ns(facts))}."
+        )
+    if most == "retry_ns":
+        return f"What held it back: {part} of the critical path went to attempts that failed."
+    if most == "held_ns":
+        return (
+            f"What held it back: for {part} of the critical path tasks were not submitted or not "
+            "due yet."
+        )
+    return (
+        f"What held it back: the tasks themselves; {part} of the critical path was work, and more "
+        "workers would change little."
+    )
+
+
+def least_ns(facts: Facts) -> int:
+    """What it can't be quicker than: its longest chain, and its lanes, of which each is done one
+    after the other."""
+    lanes = [int(str(one or 0)) for one in columns(facts.lanes, "run_ns")[0]]
+    return max([facts.number("path_ns"), *lanes])
+
+
+def tiles(facts: Facts) -> list[Tile]:
+    done = facts.number("done")
+    shown = [
+        Tile(f"{facts.number('tasks'):,}", "tasks"),
+        Tile(f"{done:,}", "done"),
+        Tile(f"{facts.number('failed'):,}", "failed"),
+        Tile(span(facts.makespan_ns), "makespan"),
+    ]
+    seconds = facts.makespan_ns / 1e9
+    if seconds:
+        shown.append(Tile(f"{done / seconds:,.1f}", "done a second"))
+    rows = facts.setbacks.to_pylist()
+    retried = sum(row["retried"] + row["lost"] for row in rows if row["reason"] is None)
+    if retried:
+        shown.append(Tile(f"{retried:,}", "retries"))
+    return shown

@@ -1,0 +1,71 @@
+"""Words for people who read a report: counts, spans of time, and names that can't play tricks."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from taskyard.core.limits import SECOND_NS
+
+#: Names longer than this are cut: they would push a picture aside.
+NAME_CHARACTERS_MAX: Final = 48
+
+_MINUTE_SECONDS: Final = 60
+_HOUR_SECONDS: Final = 3600
+_DAY_SECONDS: Final = 86_400
+
+#: Below these, smaller parts mean something.
+_SHORT_SECONDS: Final = 10
+_FEW_UNITS: Final = 10
+
+
+def span(time_ns: float) -> str:
+    """How long something takes: `3 ms`, `4.2 s`, `41 min`, `5 h 12 min`."""
+    seconds = time_ns / SECOND_NS
+    if 0 < seconds < 1:
+        millis = seconds * 1000
+        return f"{millis:.0f} ms" if millis >= 1 else "less than 1 ms"
+    if seconds < _SHORT_SECONDS:
+        return f"{seconds:.1f} s" if seconds else "0 s"
+    whole = round(seconds)
+    if whole < _MINUTE_SECONDS:
+        return f"{whole} s"
+    if whole < _HOUR_SECONDS:
+        return _two(whole, _MINUTE_SECONDS, "min", 1, "s")
+    if whole < _DAY_SECONDS:
+        return _two(whole, _HOUR_SECONDS, "h", _MINUTE_SECONDS, "min")
+    return _two(whole, _DAY_SECONDS, "d", _HOUR_SECONDS, "h")
+
+
+def _two(whole: int, large: int, name: str, small: int, part: str) -> str:
+    """Two units, or one where the second would say little."""
+    count, rest = divmod(whole, large)
+    left = rest // small
+    if count >= _FEW_UNITS or not left:
+        return f"{round(whole / large)} {name}"
+    return f"{count} {name} {left} {part}"
+
+
+def count(number: int, thing: str) -> str:
+    """`1 task`, `2,000 tasks`, `no tasks`."""
+    if not number:
+        return f"no {thing}s"
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def percent(part: float) -> str:
+    """A part of 1, such as `97 %`."""
+    shown = part * 100
+    return f"{shown:.1f} %" if 0 < shown < 1 else f"{shown:.0f} %"
+
+
+def short(name: str) -> str:
+    """A name on one line, with what can't be seen escaped, cut in the middle if it is long."""
+    text = "".join(one if one.isprintable() else _escaped(one) for one in name)
+    if len(text) <= NAME_CHARACTERS_MAX:
+        return text
+    half = NAME_CHARACTERS_MAX // 2 - 1
+    return f"{text[:half]}…{text[-half:]}"
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "backslashreplace").decode()

@@ -1,0 +1,142 @@
+"""A state's history as frames: the exported files, and the journal's rows that are not yet there.
+
+Reads alone, and takes no lock: a broker may run. Files never change once they are there, so they
+are read as they are; rows after them are copied out of the journal to a place that the caller
+names. What is damaged or has gaps is refused, in the journal's own words.
+"""
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+
+from taskyard.core.apply import apply
+from taskyard.errors import JournalDamaged, UserError
+from taskyard.journal import checkup, chronicle, history, recovery, schema, witness
+from taskyard.journal.history import Part, PartWriter
+from taskyard.journal.reading import JournalReader
+from taskyard.pipeline import paths
+from taskyard.pipeline.datasets import EDGES, EVENTS, Dataset
+
+#: A broker that compacts takes rows away under a reader; the next look finds them in files.
+_LOOKS_MAX: Final = 3
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What a state tells."""
+
+    events: DataFrame
+    edges: DataFrame
+    #: The journal's row up to which it goes; 0: nothing is told yet.
+    last: int
+
+
+def read(spark: SparkSession, state: Path, scratch: Path | None = None) -> Told:
+    """The events and edges of a state: of its history files, and if there is a `scratch` directory
+    to copy them to, also of the rows after them. The copy must stay while the frames are used."""
+    if scratch is None:
+        whole = parts(state)
+        return Told(*_frames(spark, [(state, whole)]), whole[-1].last if whole else 0)
+    for look in range(1, _LOOKS_MAX + 1):
+        try:
+            whole = parts(state)
+            copied = copy_rest(state, whole, scratch)
+        except JournalDamaged:
+            if look == _LOOKS_MAX:
+                raise
+        else:
+            return _both(spark, state, whole, scratch, copied)
+    raise AssertionError  # the last look raises
+
+
+def _both(
+    spark: SparkSession, state: Path, whole: list[Part], scratch: Path, copied: Part | None
+) -> Told:
+    places = [(state, whole), (scratch, [copied] if copied else [])]
+    last = copied.last if copied else whole[-1].last if whole else 0
+    return Told(*_frames(spark, places), last)
+
+
+def parts(state: Path) -> list[Part]:
+    """The pairs of history files of a state, looked at: whole, readable, without a gap."""
+    require_state(state)
+    trimmed = _trimmed(state)
+    whole, _ = history.parts(state)
+    folder = state / history.FOLDER
+    wrong = history.gaps(whole, trimmed)
+    if wrong:
+        raise JournalDamaged(f"{folder}: {'; '.join(wrong)}", history.mend(whole, trimmed or 0))
+    if trimmed and (not whole or whole[-1].last < trimmed):
+        first = whole[-1].last + 1 if whole else 1
+        raise JournalDamaged(
+            f"{folder}: rows {first}..{trimmed} are trimmed and in no history file",
+            "put the files back from a copy",
+        )
+    for part in whole:
+        history.check_part(state, part, trimmed or 0)
+    return whole
+
+
+def require_state(state: Path) -> None:
+    if not state.is_dir() or not checkup.has_traces(state):
+        raise UserError(
+            f"{state} is no state directory, there is no journal in it: give --state DIR, the one "
+            "that the broker uses"
+        )
+
+
+def identity(state: Path) -> str:
+    """The random name of a state's journal; empty for a history without its journal."""
+    witnessed = witness.read(state)
+    return witnessed[0].hex() if witnessed else ""
+
+
+def _trimmed(state: Path) -> int | None:
+    """The row up to which the journal is trimmed; None if there is no journal."""
+    witnessed = witness.read(state)
+    if witnessed is None or not (state / schema.FILE_NAME).exists():
+        return None
+    with JournalReader(state, *witnessed) as reader:
+        return reader.anchor.sequence
+
+
+def copy_rest(state: Path, whole: list[Part], scratch: Path) -> Part | None:
+    """Write the rows that are in no history file as a pair of files under `scratch`, as an export
+    would. None if there are none. Raises JournalDamaged also if a broker trims under it."""
+    witnessed = witness.read(state)
+    reached = whole[-1].last if whole else 0
+    if witnessed is None or witnessed[1].sequence <= reached:
+        return None
+    with JournalReader(state, *witnessed) as reader:
+        ledger, base = recovery.base(state, reader, reached)
+        writer = PartWriter(scratch)
+        for row in reader.rows(base):
+            for record in recovery.records_of(row, ledger.record):
+                if row.sequence <= reached:
+                    apply(ledger, record)
+                else:
+                    chronicle.tell(ledger, row.sequence, record, writer.events, writer.edges)
+                    writer.pass_on()
+        copied = Part(reached + 1, reader.head.sequence)
+        writer.finish(copied)
+    return copied
+
+
+def _frames(
+    spark: SparkSession, places: list[tuple[Path, list[Part]]]
+) -> tuple[DataFrame, DataFrame]:
+    files: dict[str, list[Path]] = {"events": [], "edges": []}
+    for directory, found in places:
+        for part in found:
+            for table, path in part.paths(directory).items():
+                files[table].append(path)
+    return frame(spark, EVENTS, files["events"]), frame(spark, EDGES, files["edges"])
+
+
+def frame(spark: SparkSession, dataset: Dataset, files: list[Path]) -> DataFrame:
+    """A dataset of Parquet files; of none, an empty one."""
+    if not files:
+        return dataset.empty(spark)
+    found = spark.read.schema(dataset.schema).parquet(*map(paths.read, files))
+    return dataset.check(found)

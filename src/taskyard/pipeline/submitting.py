@@ -1,0 +1,180 @@
+"""Prepared tasks to a broker, in batches made of columns, from wherever a partition is.
+
+A batch is taken whole or not at all, and one that was taken before is harmless: a name that is
+known with the same payload and campaign is passed over. So a partition that is tried again, or run
+by two at once, or a whole job that is run twice, submits nothing twice. Knows nothing of Spark.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import Struct
+
+from taskyard.client.campaign.submitting import BYTES_A_SUBMISSION, TASKS_A_SUBMISSION
+from taskyard.client.client import Client
+from taskyard.core.events import Unknown
+from taskyard.core.tasks import Submission
+from taskyard.errors import Refused
+from taskyard.pipeline.columns import SharedTerms
+
+#: How long the first answer of a broker may take that many partitions talk to at once.
+FIRST_ANSWER_SECONDS: Final = 60.0
+
+
+class Target(Struct, frozen=True):
+    """Where tasks go, and as what: all that a partition has to be told."""
+
+    #: The broker's endpoint, as it is reached from the executors.
+    broker: str
+    #: The path of a key, on the executors.
+    key: str | None
+    campaign: str
+    #: The moment that durations are counted from.
+    now_ns: int
+    unknown: Unknown = Unknown.REFUSE
+
+    def client(self) -> Client:
+        return Client(self.broker, key=self.key, timeout=FIRST_ANSWER_SECONDS)
+
+
+def target(broker: str, key: str | None, campaign: str, unknown: Unknown) -> Target:
+    """Where to send tasks to from now on."""
+    return Target(broker, key, campaign, time.time_ns(), unknown)
+
+
+class Taken(Struct):
+    """What came of submitting."""
+
+    new: int = 0
+    known: int = 0
+
+    def add(self, more: Taken) -> None:
+        self.new += more.new
+        self.known += more.known
+
+
+def submit(batches: Iterable[pa.RecordBatch], to: Target) -> Taken:
+    """Submit rows of `PREPARED` that are all good, in their order. Raises `Refused`, having
+    submitted some of the batches before."""
+    taken = Taken()
+    terms = SharedTerms(to.campaign.encode(), to.now_ns)
+    # One batch is under way while the next is made; a single helper keeps their order.
+    with to.client() as client, ThreadPoolExecutor(1) as helper:
+        under_way: list[tuple[int, Future[int]]] = []
+        for submission in _submissions(batches, terms):
+            sent = helper.submit(client.create, submission, to.unknown)
+            under_way.append((len(submission.names), sent))
+            if len(under_way) > 1:
+                _note(taken, *under_way.pop(0))
+        for one in under_way:
+            _note(taken, *one)
+    return taken
+
+
+def _note(taken: Taken, tasks: int, sent: Future[int]) -> None:
+    new = sent.result()
+    taken.new += new
+    taken.known += tasks - new
+
+
+def _submissions(batches: Iterable[pa.RecordBatch], terms: SharedTerms) -> Iterator[Submission]:
+    for batch in batches:
+        for first in range(0, batch.num_rows, TASKS_A_SUBMISSION):
+            yield from _fitting(batch.slice(first, TASKS_A_SUBMISSION), terms)
+
+
+def _fitting(rows: pa.RecordBatch, terms: SharedTerms) -> Iterator[Submission]:
+    """These rows in as many messages as they need."""
+    if rows.num_rows > 1 and _bytes_in(rows) > BYTES_A_SUBMISSION:
+        half = rows.num_rows // 2
+        yield from _fitting(rows.slice(0, half), terms)
+        yield from _fitting(rows.slice(half), terms)
+    else:
+        yield submission_of(rows, terms)
+
+
+def _bytes_in(rows: pa.RecordBatch) -> int:
+    columns = (rows["name"], rows["payload"], rows["lane"], rows["after"].flatten())
+    return sum(pc.sum(pc.binary_length(column)).as_py() or 0 for column in columns)
+
+
+def submission_of(rows: pa.RecordBatch, terms: SharedTerms) -> Submission:
+    """Rows of `PREPARED` as the broker takes them."""
+    shared = rows["terms"].dictionary_encode()
+    payloads = rows["payload"].to_pylist()
+    lanes = _bytes_list(rows["lane"])
+    return Submission(
+        names=_bytes_list(rows["name"]),
+        payloads=payloads if any(payloads) else [b""],
+        terms=[terms.of(text) for text in shared.dictionary.to_pylist()],
+        terms_at=shared.indices.to_pylist() if len(shared.dictionary) > 1 else None,
+        lanes=lanes if any(lanes) else None,
+        after=_after(rows["after"]),
+    )
+
+
+def _bytes_list(texts: pa.Array) -> list[bytes]:
+    found: list[bytes] = texts.cast(pa.binary()).to_pylist()
+    return found
+
+
+def _after(column: pa.Array) -> list[list[bytes]] | None:
+    names = _bytes_list(column.flatten())
+    if not names:
+        return None
+    lengths = pc.fill_null(pc.list_value_length(column), 0)
+    ends = [0, *pc.cumulative_sum(lengths).to_pylist()]
+    return [names[first:last] for first, last in pairwise(ends)]
+
+
+def compare(batches: Iterable[pa.RecordBatch], to: Target) -> Iterator[str]:
+    """What the broker says of tasks that it knows with another command or campaign. Nothing is
+    submitted."""
+    terms = SharedTerms(to.campaign.encode(), to.now_ns)
+    with to.client() as client:
+        for submission in _submissions(batches, terms):
+            yield from _conflicts(client, submission, list(range(len(submission.names))))
+
+
+def _conflicts(client: Client, whole: Submission, rows: list[int]) -> Iterator[str]:
+    """By halves, until a single task is to blame."""
+    reason = _offered(client, whole.part(rows))
+    if not reason:
+        return
+    if len(rows) == 1:
+        yield reason
+        return
+    half = len(rows) // 2
+    yield from _conflicts(client, whole, rows[:half])
+    yield from _conflicts(client, whole, rows[half:])
+
+
+def _offered(client: Client, part: Submission) -> str:
+    """Why these can't be taken because of what is known; "" if nothing speaks against them.
+
+    They are offered together with a task that waits for nobody: such a batch is refused whole, but
+    what is known is compared before that.
+    """
+    nobody = secrets.token_hex(16).encode()
+    rows = len(part.names)
+    shared = len(part.payloads) == 1
+    probe = Submission(
+        names=[*part.names, b"waits-for-" + nobody],
+        payloads=part.payloads if shared else [*part.payloads, b""],
+        terms=part.terms,
+        terms_at=None if part.terms_at is None else [*part.terms_at, 0],
+        after=[*[[] for _ in range(rows)], [nobody]],
+    )
+    try:
+        client.create(probe, Unknown.REFUSE)
+    except Refused as refused:
+        return "" if nobody.decode() in str(refused) else str(refused)
+    raise AssertionError("a broker took a task that waits for nobody")

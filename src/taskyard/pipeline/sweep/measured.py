@@ -1,0 +1,269 @@
+"""A workload from a history: the graph, the run times and the workers as they were.
+
+Works on Arrow tables of the datasets `tasks`, `attempts`, `edges` and `workers`, collected once.
+The broker sees leases, not hands: a worker that takes tasks ahead has some waiting for a slot. So
+what each attempt took is counted from when its worker had a slot for it, and what the broker and
+the wire cost is what lies between that slot and the next lease, where a task was ready.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from heapq import heappop, heappush
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import Struct
+
+from taskyard.pipeline.sweep.workload import Kind, Setback, Stay, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+#: Columns that it takes, by dataset.
+COLUMNS: Final = {
+    "tasks": (
+        *("task", "generation", "service", "lane", "priority", "slots", "state", "due"),
+        *("is_behind_failure", "submitted", "submitted_record", "leased", "ended"),
+    ),
+    "attempts": (
+        *("task", "generation", "attempt", "lane", "worker", "leased_record"),
+        *("ready", "leased", "settled", "outcome"),
+    ),
+    "edges": ("record", "task", "after"),
+    "workers": ("worker", "services", "slots", "joined", "left", "reason"),
+}
+
+#: Attempts that say how long a task takes; the others were cut short.
+_TRIED: Final = ("finished", "failed", "postponed")
+
+#: A worker that can take any number of tasks has this many slots here.
+_SLOTS_ANY: Final = 1 << 20
+
+#: How a worker leaves that says goodbye.
+_GOODBYE: Final = "left"
+
+_MICROSECOND_NS: Final = 1000
+
+
+class Attempt(Struct, gc=False):
+    """One attempt, in nanoseconds of the wall clock."""
+
+    task: str
+    generation: int
+    attempt: int
+    lane: str
+    worker: str
+    ready_ns: int | None
+    leased_ns: int
+    settled_ns: int | None
+    outcome: str | None
+    #: When its worker had a slot for it.
+    begun_ns: int = 0
+
+
+class Timed(Struct):
+    """All attempts with their beginnings, and what a task costs beside them."""
+
+    attempts: list[Attempt]
+    gap_ns: int
+
+
+def timed(attempts: pa.Table, workers: pa.Table) -> Timed:
+    """When each attempt began at its worker. Slots go to tasks in the order of their leases."""
+    slots: dict[str, int] = {}
+    for name, count in zip(*_columns(workers, "worker", "slots"), strict=True):
+        slots[name] = max(slots.get(name, 0), count or _SLOTS_ANY)
+    settled_ns: dict[str, list[int]] = {}
+    gaps_ns: list[int] = []
+    found = list(_attempts(attempts))
+    for one in found:
+        running = settled_ns.setdefault(one.worker, [])
+        one.begun_ns = one.leased_ns
+        if len(running) >= slots.get(one.worker, 1):
+            free_ns = heappop(running)
+            one.begun_ns = max(free_ns, one.leased_ns)
+            if one.ready_ns is not None and not one.lane:
+                gaps_ns.append(max(0, one.leased_ns - max(free_ns, one.ready_ns)))
+        if one.settled_ns is not None:
+            heappush(running, one.settled_ns)
+    return Timed(found, int(median(gaps_ns)) if gaps_ns else 0)
+
+
+def _attempts(table: pa.Table) -> Iterator[Attempt]:
+    ordered = table.sort_by("leased_record")
+    times = [_times_ns(ordered, name) for name in ("ready", "leased", "settled")]
+    names = ("task", "generation", "attempt", "lane", "worker")
+    columns = [*_columns(ordered, *names), *times, *_columns(ordered, "outcome")]
+    for row in zip(*columns, strict=True):
+        yield Attempt(*row)
+
+
+def _columns(table: pa.Table, *names: str) -> list[list[Any]]:
+    return [table.column(name).to_pylist() for name in names]
+
+
+def _times_ns(table: pa.Table, name: str) -> list[Any]:
+    """A column of times, in nanoseconds."""
+    micros = table.column(name).cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+    return pc.multiply(micros, _MICROSECOND_NS).to_pylist()  # type: ignore[no-any-return]
+
+
+def workload_of(
+    tasks: pa.Table, attempts: pa.Table, edges: pa.Table, workers: pa.Table
+) -> Workload:
+    """The campaign of these tasks. Attempts of other tasks count for what workers had to do.
+    Cancelled tasks are left out: nobody knows how long they would have taken."""
+    every = timed(attempts, workers)
+    rows = _rows(tasks)
+    begin_ns = min((row.submitted_ns for row in rows), default=0)
+    numbers = {(row.task, row.generation): number for number, row in enumerate(rows)}
+    workload = Workload(
+        names=[_name(row) for row in rows],
+        run_ns=[-1] * len(rows),
+        arrivals_ns=[row.submitted_ns - begin_ns for row in rows],
+        gap_ns=every.gap_ns,
+    )
+    _place(workload, rows, begin_ns)
+    _link(workload, rows, edges)
+    _time(workload, every.attempts, numbers)
+    _guess(workload, rows)
+    workload.failing = [number for number, row in enumerate(rows) if row.state == "FAILED"]
+    ended_ns = max((row.ended_ns for row in rows if row.ended_ns is not None), default=begin_ns)
+    workload.makespan_ns = ended_ns - begin_ns
+    workload.stays = list(_stays(workers, begin_ns, ended_ns))
+    return workload
+
+
+class _Row(Struct, gc=False):
+    """One task of the history."""
+
+    task: str
+    generation: int
+    service: str
+    lane: str
+    priority: int
+    slots: int
+    state: str
+    is_behind_failure: bool
+    submitted_record: int
+    submitted_ns: int
+    leased_ns: int | None
+    ended_ns: int | None
+    due_ns: int | None
+
+
+def _rows(table: pa.Table) -> list[_Row]:
+    """The tasks in the order in which they came; those of one message as they were leased."""
+    names = ("task", "generation", "service", "lane", "priority", "slots", "state")
+    more = ("is_behind_failure", "submitted_record")
+    times = [_times_ns(table, name) for name in ("submitted", "leased", "ended", "due")]
+    columns = [*_columns(table, *names), *_columns(table, *more), *times]
+    rows = [_Row(*row) for row in zip(*columns, strict=True)]
+    never_ns = 1 << 63
+    return sorted(
+        (row for row in rows if row.state != "CANCELLED"),
+        key=lambda row: (row.submitted_record, row.leased_ns or never_ns, row.task),
+    )
+
+
+def _name(row: _Row) -> bytes:
+    """A name of its own; one that was submitted anew is another task."""
+    text = row.task if row.generation <= 1 else f"{row.task}\0{row.generation}"
+    return text.encode()
+
+
+def _place(workload: Workload, rows: list[_Row], begin_ns: int) -> None:
+    """Where each task queues."""
+    kinds: dict[Kind, int] = {}
+    workload.kind_at = []
+    for row in rows:
+        due_ns = max(0, (row.due_ns or 0) - begin_ns)
+        kind = Kind((row.service or "").encode(), row.priority or 0, row.slots or 1, due_ns)
+        workload.kind_at.append(kinds.setdefault(kind, len(kinds)))
+    workload.kinds = list(kinds) or [Kind()]
+    if any(row.lane for row in rows):
+        workload.lanes = [(row.lane or "").encode() for row in rows]
+
+
+def _link(workload: Workload, rows: list[_Row], edges: pa.Table) -> None:
+    """What each task waits for. An edge is of the generation that was there when it was said."""
+    by_name: dict[str, tuple[list[int], list[int]]] = {}
+    for number, row in enumerate(rows):
+        records, numbers = by_name.setdefault(row.task, ([], []))
+        records.append(row.submitted_record)
+        numbers.append(number)
+    after: list[dict[int, None]] = [{} for _ in rows]
+    for record, task, before in zip(*_columns(edges, "record", "task", "after"), strict=True):
+        one, other = _at(by_name.get(task), record), _at(by_name.get(before), record)
+        if one is not None and other is not None and one != other:
+            after[one][other] = None
+    if any(after):
+        workload.after = [list(numbers) for numbers in after]
+
+
+def _at(generations: tuple[list[int], list[int]] | None, record: int) -> int | None:
+    """The task that had a name when a record was written. Who waits for a name that comes later
+    waits for the first of it."""
+    if generations is None:
+        return None
+    records, numbers = generations
+    return numbers[max(0, bisect_right(records, record) - 1)]
+
+
+def _time(
+    workload: Workload, attempts: Iterable[Attempt], numbers: dict[tuple[str, int], int]
+) -> None:
+    """How long each task took, and what went wrong before."""
+    tried: dict[int, list[Attempt]] = {}
+    for one in attempts:
+        number = numbers.get((one.task, one.generation))
+        if number is not None and one.settled_ns is not None and one.outcome in _TRIED:
+            tried.setdefault(number, []).append(one)
+    for number, those in tried.items():
+        *before, last = those
+        workload.run_ns[number] = _run_ns(last)
+        for one, following in zip(before, those[1:], strict=True):
+            resumed_ns = following.ready_ns or following.leased_ns
+            delay_ns = max(0, resumed_ns - (one.settled_ns or 0))
+            setback = Setback(_run_ns(one), delay_ns)
+            workload.setbacks.setdefault(number, []).append(setback)
+
+
+def _run_ns(attempt: Attempt) -> int:
+    return max(1, (attempt.settled_ns or 0) - attempt.begun_ns)
+
+
+def _guess(workload: Workload, rows: list[_Row]) -> None:
+    """Tasks that were never tried take as long as others of their service."""
+    by_service: dict[str, list[int]] = {}
+    for row, run_ns in zip(rows, workload.run_ns, strict=True):
+        if run_ns >= 0:
+            by_service.setdefault(row.service, []).append(run_ns)
+    every = [run_ns for run_ns in workload.run_ns if run_ns >= 0]
+    usual = {service: int(median(times)) for service, times in by_service.items()}
+    otherwise = int(median(every)) if every else 1
+    for number, row in enumerate(rows):
+        if workload.run_ns[number] < 0:
+            workload.run_ns[number] = usual.get(row.service, otherwise)
+            workload.guessed += not (row.is_behind_failure or row.state == "FAILED")
+
+
+def _stays(workers: pa.Table, begin_ns: int, ended_ns: int) -> Iterator[Stay]:
+    """The workers that were there between these times."""
+    times = [_times_ns(workers, name) for name in ("joined", "left")]
+    columns = [*_columns(workers, "worker", "services", "slots", "reason"), *times]
+    for name, services, slots, reason, joined_ns, left_ns in zip(*columns, strict=True):
+        if joined_ns >= ended_ns or (left_ns is not None and left_ns <= begin_ns):
+            continue
+        leaves = left_ns is not None and left_ns < ended_ns
+        yield Stay(
+            name=name.encode(),
+            services=tuple(service.encode() for service in services or ()),
+            slots=slots or _SLOTS_ANY,
+            joined_ns=max(0, joined_ns - begin_ns),
+            left_ns=left_ns - begin_ns if leaves else 0,
+            is_lost=leaves and reason != _GOODBYE,
+        )

@@ -1,0 +1,155 @@
+"""A campaign as the simulation needs it: columns of plain numbers and bytes, small enough to send.
+
+Owns what is known of the tasks: what each waits for, where it queues, how long it takes, how often
+it failed before. Times are nanoseconds from the campaign's beginning. Knows neither Spark nor where
+the columns came from.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec import Struct, field
+
+from taskyard.core.events import SubmitAsked, Unknown
+from taskyard.core.limits import TASKS_A_MESSAGE_MAX
+from taskyard.core.tasks import Submission, Terms
+
+#: Who submits in a simulation.
+CLIENT: Final = b"sweep"
+
+
+class Kind(Struct, frozen=True, array_like=True):
+    """What tasks have in common; most campaigns have a handful of kinds."""
+
+    service: bytes = b"default"
+    priority: int = 0
+    slots: int = 1
+    #: Not before this time; 0 for at once.
+    due_ns: int = 0
+
+
+class Setback(Struct, frozen=True, array_like=True):
+    """An attempt that failed, and how long it was until the next could begin."""
+
+    run_ns: int
+    delay_ns: int
+
+
+class Stay(Struct, frozen=True, array_like=True):
+    """A worker of the measured run: when it came, when it went, what it had room for."""
+
+    name: bytes
+    services: tuple[bytes, ...]
+    slots: int
+    joined_ns: int
+    #: 0: it stayed until the end.
+    left_ns: int = 0
+    #: It went without a goodbye, so that its tasks are charged.
+    is_lost: bool = False
+
+
+class Workload(Struct, array_like=True):
+    """The tasks of a campaign by number, in the order of their submission."""
+
+    names: list[bytes]
+    #: How long each keeps its slots, by the attempt that settled it.
+    run_ns: list[int]
+    kinds: list[Kind] = field(default_factory=lambda: [Kind()])
+    #: Which of `kinds` each task is of; None: all are of the first.
+    kind_at: list[int] | None = None
+    #: The lane of each task, b"" for the open one; None: all are in the open lane.
+    lanes: list[bytes] | None = None
+    #: The numbers of the tasks that each waits for; None: nobody waits.
+    after: list[list[int]] | None = None
+    #: When each was submitted; None: all at the beginning. It never falls from one to the next.
+    arrivals_ns: list[int] | None = None
+    #: By number: what went wrong before the attempt that settled the task.
+    setbacks: dict[int, list[Setback]] = field(default_factory=dict)
+    #: Tasks that failed for good.
+    failing: list[int] = field(default_factory=list)
+    #: From a slot that is free, and a task that is ready, to the lease: what the broker and the
+    #: wire cost a task, as measured.
+    gap_ns: int = 0
+    #: The workers as they were, and how long it took; of a campaign that was run.
+    stays: list[Stay] = field(default_factory=list)
+    makespan_ns: int = 0
+    #: Tasks whose time is not their own but the median of their service.
+    guessed: int = 0
+
+    def kind(self, number: int) -> Kind:
+        return self.kinds[0 if self.kind_at is None else self.kind_at[number]]
+
+    @property
+    def services(self) -> tuple[bytes, ...]:
+        return tuple(dict.fromkeys(kind.service for kind in self.kinds))
+
+    def earliest_ns(self) -> list[int]:
+        """When each task has arrived and is due."""
+        arrivals = self.arrivals_ns or [0] * len(self.names)
+        if not any(kind.due_ns for kind in self.kinds):
+            return list(arrivals)
+        return [max(at_ns, self.kind(number).due_ns) for number, at_ns in enumerate(arrivals)]
+
+    def dependents(self) -> list[list[int]] | None:
+        """Who waits for each task; None: nobody for anybody."""
+        if self.after is None:
+            return None
+        waiting: list[list[int]] = [[] for _ in self.names]
+        for number, after in enumerate(self.after):
+            for before in after:
+                waiting[before].append(number)
+        return waiting
+
+
+def encoded(workload: Workload) -> bytes:
+    return msgspec.msgpack.encode(workload)
+
+
+def decoded(data: bytes) -> Workload:
+    return msgspec.msgpack.decode(data, type=Workload)
+
+
+def submissions(workload: Workload) -> list[SubmitAsked]:
+    """The events that submit it, in the order of their times."""
+    arrivals = workload.arrivals_ns
+    asked: list[SubmitAsked] = []
+    first, count = 0, len(workload.names)
+    while first < count:
+        last = min(first + TASKS_A_MESSAGE_MAX, count)
+        now_ns = 0
+        if arrivals is not None:
+            now_ns = arrivals[first]
+            last = _end_of_moment(arrivals, first, last)
+        asked.append(SubmitAsked(now_ns, CLIENT, _part(workload, first, last), 0, Unknown.WAIT))
+        first = last
+    return asked
+
+
+def _end_of_moment(arrivals: list[int], first: int, last: int) -> int:
+    """The first task after `first` that came at another time."""
+    now_ns = arrivals[first]
+    if arrivals[last - 1] == now_ns:
+        return last
+    while arrivals[first] == now_ns:
+        first += 1
+    return first
+
+
+def _part(workload: Workload, first: int, last: int) -> Submission:
+    names = workload.names
+    part = Submission(names[first:last], terms=[_terms(workload.kinds[0])])
+    if workload.kind_at is not None:
+        used = {kind: place for place, kind in enumerate(sorted({*workload.kind_at[first:last]}))}
+        part.terms = [_terms(workload.kinds[kind]) for kind in used]
+        part.terms_at = [used[kind] for kind in workload.kind_at[first:last]]
+    if workload.lanes is not None:
+        part.lanes = workload.lanes[first:last]
+    if workload.after is not None:
+        part.after = [[names[before] for before in after] for after in workload.after[first:last]]
+    return part
+
+
+def _terms(kind: Kind) -> Terms:
+    return Terms(service=kind.service, priority=kind.priority, slots=kind.slots, due_ns=kind.due_ns)

@@ -1,0 +1,1 @@
+"""Transforms: pure functions from DataFrames to a DataFrame. No session, no reading, no writing."""

@@ -1,0 +1,36 @@
+"""Events to attempts: one row a lease, with what came before it and what came of it."""
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+from taskyard.pipeline.datasets import ATTEMPTS
+from taskyard.pipeline.transforms.steps import OUTCOMES, steps
+
+
+def attempts(events: DataFrame) -> DataFrame:
+    """Every attempt there is in these events."""
+    return attempts_of(steps(events))
+
+
+def attempts_of(moves: DataFrame) -> DataFrame:
+    """The same from steps. Between a lease and its end the task takes no other step, so the end is
+    the next one, if there is one. A lease without a `ready` before it was told in older files."""
+    leases = moves.where(f.col("kind") == "leased")
+    is_ready = f.col("last_kind") == "ready"
+    is_settled = f.col("next_kind").isin(*OUTCOMES) & (f.col("next_attempt") == f.col("attempt"))
+    waited = f.col("time_ns") - f.col("last_time_ns")
+    ran = f.col("next_time_ns") - f.col("time_ns")
+    made: dict[str, Column] = {
+        "ready": f.when(is_ready, f.col("last_time")),
+        "leased": f.col("time"),
+        "settled": f.when(is_settled, f.col("next_time")),
+        "leased_record": f.col("record"),
+        "outcome": f.when(is_settled, f.col("next_kind")),
+        "reason": f.when(is_settled, f.col("next_reason")),
+        "own_fault": f.when(is_settled, f.col("next_own_fault")),
+        # A clock that was set back makes no negative time.
+        "wait_ns": f.when(is_ready, f.greatest(waited, f.lit(0))),
+        "run_ns": f.when(is_settled, f.greatest(ran, f.lit(0))),
+        "result_bytes": f.when(is_settled, f.col("next_result_bytes")),
+    }
+    return leases.select(*(made.get(name, f.col(name)).alias(name) for name in ATTEMPTS.names))

@@ -1,0 +1,161 @@
+"""The counts that prove the guarantees, from events and edges alone.
+
+By other means than the scheduler's, and than the journal's own tally, which they are compared with
+in a test: joins and windows over the exported tables. Tasks are counted by generation.
+"""
+
+from typing import Any, Final
+
+import msgspec
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as f
+
+from taskyard.pipeline.transforms.links import links
+from taskyard.pipeline.transforms.steps import steps
+from taskyard.pipeline.transforms.tasks import placed_tasks, tasks_alone
+
+_KEY: Final = ("campaign", "task", "generation")
+
+
+class Guarantees(msgspec.Struct, frozen=True):
+    """How many tasks came to which end, and what must be 0."""
+
+    submitted: int
+    done: int
+    failed: int
+    cancelled: int
+    #: They wait for a task that failed, and nothing before them can still run.
+    blocked_behind_failure: int
+    #: They can still come to an end.
+    unfinished: int
+    #: Nobody will ever come back to them: replaced before their end, blocked by nothing, or leased
+    #: to a worker that has left.
+    lost: int
+    completed_twice: int
+    #: Leases of a task before something it waits for was done, counted by pairs.
+    dependencies_broken: int
+    #: Tasks with a history and without a submission: 0, unless older files are missing.
+    unknown: int
+    #: Reports on leases that were over; refused, as they should be.
+    stale_refused: int
+
+    @property
+    def is_sound(self) -> bool:
+        return not (self.lost or self.completed_twice or self.dependencies_broken or self.unknown)
+
+
+def guarantees(events: DataFrame, edges: DataFrame) -> Guarantees:
+    """Count."""
+    moves = steps(events).persist()
+    alone = tasks_alone(moves).persist()
+    between = links(alone, edges).persist()
+    kept = [moves, alone, between]
+    try:
+        return guarantees_of(events, moves, placed_tasks(alone, between), between)
+    finally:
+        for frame in kept:
+            frame.unpersist()
+
+
+def guarantees_of(
+    events: DataFrame, moves: DataFrame, known: DataFrame, between: DataFrame
+) -> Guarantees:
+    """The same from steps, tasks and links that somebody has already."""
+    counts = {row["end"]: row["count"] for row in _counts(events, moves, known, between)}
+    ends = ("done", "failed", "cancelled", "blocked_behind_failure", "unfinished", "lost")
+    submitted = sum(counts.get(end, 0) for end in ends)
+    names = [field.name for field in msgspec.structs.fields(Guarantees) if field.required]
+    return Guarantees(**{name: counts.get(name, 0) for name in names} | {"submitted": submitted})
+
+
+def _counts(
+    events: DataFrame, moves: DataFrame, known: DataFrame, between: DataFrame
+) -> list[dict[str, Any]]:
+    """All counts by their names, in one go."""
+    is_unknown = f.col("generation") == 0
+    frames = {
+        "completed_twice": _completed_twice(moves),
+        "dependencies_broken": _broken(moves, between),
+        "unknown": moves.where(is_unknown).select("campaign", "task").distinct(),
+        "stale_refused": events.where(f.col("kind") == "stale"),
+    }
+    every = _ends(known, _nowhere(events, moves, known, between))
+    for name, frame in frames.items():
+        every = every.union(frame.select(f.lit(name).alias("end")))
+    counted: list[dict[str, Any]] = every.groupBy("end").count().toArrow().to_pylist()
+    return counted
+
+
+def _ends(known: DataFrame, nowhere: DataFrame) -> DataFrame:
+    """How each task ended."""
+    marked = nowhere.withColumn("is_lost", f.lit(1))
+    judged = known.join(marked, on=list(_KEY), how="left")
+    end = (
+        f.when(f.col("is_lost").isNotNull(), "lost")
+        .when(f.col("state").isin("DONE", "FAILED", "CANCELLED"), f.lower("state"))
+        .when(f.col("is_behind_failure"), "blocked_behind_failure")
+        .otherwise("unfinished")
+    )
+    return judged.select(end.alias("end"))
+
+
+def _nowhere(
+    events: DataFrame, moves: DataFrame, known: DataFrame, between: DataFrame
+) -> DataFrame:
+    """Tasks that nobody will come back to, each once."""
+    waiting = known.where(~f.col("state").isin("DONE", "FAILED", "CANCELLED"))
+    newest = known.groupBy("task").agg(f.max("submitted_record").alias("newest"))
+    replaced = waiting.join(newest, on="task", how="inner").where(
+        f.col("submitted_record") < f.col("newest")
+    )
+    blocked = waiting.where(f.col("state") == "BLOCKED")
+    forgotten = blocked.join(_with_open(known, between), on=list(_KEY), how="left_anti")
+    leavings = events.where(f.col("kind") == "worker_left")
+    left = leavings.groupBy("worker").agg(f.max("record").alias("left_record"))
+    is_held = (f.col("kind") == "leased") & f.col("next_kind").isNull()
+    held = moves.where(is_held & (f.col("generation") > 0))
+    orphaned = held.join(left, on="worker", how="inner").where(
+        f.col("record") < f.col("left_record")
+    )
+    every = [frame.select(*_KEY) for frame in (replaced, forgotten, orphaned)]
+    return every[0].union(every[1]).union(every[2]).distinct()
+
+
+def _with_open(known: DataFrame, between: DataFrame) -> DataFrame:
+    """Tasks that wait for one that is not done, or not known."""
+    others = known.select(
+        *(f.col(name).alias(f"after_{name}") for name in ("campaign", "generation")),
+        f.col("task").alias("after"),
+        f.col("state").alias("after_state"),
+    )
+    both = between.join(others, on=["after_campaign", "after", "after_generation"], how="left")
+    return both.where(~f.col("after_state").eqNullSafe("DONE")).select(*_KEY).distinct()
+
+
+def _completed_twice(moves: DataFrame) -> DataFrame:
+    """A row for each completion after the first."""
+    way = Window.partitionBy(*_KEY).orderBy("record")
+    finished = moves.where(f.col("kind") == "finished")
+    return finished.withColumn("number", f.row_number().over(way)).where(f.col("number") > 1)
+
+
+def _broken(moves: DataFrame, between: DataFrame) -> DataFrame:
+    """Leases after an edge was told and before what it waits for was done."""
+    done = (
+        moves.where(f.col("kind") == "finished")
+        .groupBy(*_KEY)
+        .agg(f.min("record").alias("done_record"))
+    )
+    others = done.select(
+        f.col("campaign").alias("after_campaign"),
+        f.col("task").alias("after"),
+        f.col("generation").alias("after_generation"),
+        "done_record",
+    )
+    awaited = between.join(others, on=["after_campaign", "after", "after_generation"], how="left")
+    leases = moves.where(f.col("kind") == "leased").select(
+        *_KEY, f.col("record").alias("leased_record")
+    )
+    pairs = awaited.join(leases, on=list(_KEY), how="inner")
+    is_too_early = f.col("done_record").isNull() | (f.col("done_record") > f.col("leased_record"))
+    return pairs.where((f.col("record") < f.col("leased_record")) & is_too_early)

@@ -1,0 +1,47 @@
+"""Edges with the very tasks that they connect: names are used again, tasks are not.
+
+An edge is of the generation that was the newest of its name when it was told, and so is what it
+waits for. Both ends may be of different campaigns.
+"""
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as f
+
+
+def links(tasks: DataFrame, edges: DataFrame) -> DataFrame:
+    """Campaign, task and generation of both ends of each edge: `task` waits for `after`. What was
+    never submitted, as far as is known, has a null campaign and generation."""
+    known = tasks.select(
+        f.col("task").alias("name"),
+        f.col("submitted_record").alias("record"),
+        "campaign",
+        "generation",
+    )
+    waiting = _placed(known, edges.select("task", "after", "record"), "task", "")
+    both = _placed(known, waiting, "after", "after_")
+    return both.select(
+        "campaign",
+        "task",
+        "generation",
+        "record",
+        "after_campaign",
+        "after",
+        "after_generation",
+    )
+
+
+def _placed(known: DataFrame, edges: DataFrame, end: str, prefix: str) -> DataFrame:
+    """Edges with campaign and generation of the task at one of their ends, found by a walk along
+    all that happened to the name."""
+    way = Window.partitionBy("name").orderBy("record", "is_edge")
+    so_far = way.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    told = edges.withColumns({"name": f.col(end), "is_edge": f.lit(1)})
+    submitted = known.withColumnsRenamed(
+        {"campaign": f"{prefix}campaign", "generation": f"{prefix}generation"}
+    ).withColumn("is_edge", f.lit(0))
+    walk = submitted.unionByName(told, allowMissingColumns=True)
+    newest = {
+        column: f.last(column, ignorenulls=True).over(so_far)
+        for column in (f"{prefix}campaign", f"{prefix}generation")
+    }
+    return walk.withColumns(newest).where(f.col("is_edge") == 1).drop("name", "is_edge")

@@ -1,0 +1,89 @@
+"""Steps: what moves a task from state to state, with what stands before and after each of them.
+
+All that is known of a task's way follows from its own events in their order, without a graph: the
+journal says when it became ready. One shuffle and one sort here serve attempts, tasks and metrics.
+
+A step is an event of a kind that moves tasks. `due`, `expired` and `retried` are followed by a
+`ready` of the same record if that is where they lead.
+"""
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as f
+
+#: The state after a step, by its kind. What only says that a task waits depends on for what: with
+#: a `ready` of the same record, for a worker; else for tasks or for a time.
+STATES: Final = {
+    "submitted": "BLOCKED",
+    "extended": "BLOCKED",
+    "returned": "BLOCKED",
+    "expired": "READY",
+    "due": "READY",
+    "retried": "BLOCKED",
+    "ready": "READY",
+    "leased": "LEASED",
+    "postponed": "DELAYED",
+    "finished": "DONE",
+    "failed": "FAILED",
+    "aged": "FAILED",
+    "cancelled": "CANCELLED",
+}
+
+#: What an attempt can end in.
+OUTCOMES: Final = ("finished", "failed", "postponed", "returned", "expired", "cancelled")
+
+#: Where nothing moves a task any more by itself.
+ENDED: Final = ("DONE", "FAILED", "CANCELLED")
+
+#: Columns of events that a step keeps.
+_KEPT: Final = (
+    "campaign",
+    "task",
+    "record",
+    "time",
+    "time_ns",
+    "kind",
+    "attempt",
+    "worker",
+    "dialect",
+    "service",
+    "lane",
+    "priority",
+    "due",
+    "reason",
+    "own_fault",
+    "slots",
+    "payload_bytes",
+    "result_bytes",
+)
+
+
+def steps(events: DataFrame) -> DataFrame:
+    """Events that move tasks, with `generation`, `state`, and of the step before (`last_…`) and
+    after (`next_…`) what it takes to tell waiting from running."""
+    way = Window.partitionBy("campaign", "task").orderBy("record", f.col("kind") == "ready")
+    so_far = way.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    is_first = f.col("kind") == "submitted"
+    moves = events.where(f.col("kind").isin(*STATES)).select(*_KEPT)
+    return moves.select(
+        *_KEPT,
+        f.sum(is_first.cast("long")).over(so_far).alias("generation"),
+        _state().alias("state"),
+        f.last(f.when(is_first, f.col("time")), ignorenulls=True).over(so_far).alias("submitted"),
+        f.lag("kind").over(way).alias("last_kind"),
+        f.lag("time").over(way).alias("last_time"),
+        f.lag("time_ns").over(way).alias("last_time_ns"),
+        f.lead("kind").over(way).alias("next_kind"),
+        f.lead("time").over(way).alias("next_time"),
+        f.lead("time_ns").over(way).alias("next_time_ns"),
+        f.lead("attempt").over(way).alias("next_attempt"),
+        f.lead("reason").over(way).alias("next_reason"),
+        f.lead("own_fault").over(way).alias("next_own_fault"),
+        f.lead("result_bytes").over(way).alias("next_result_bytes"),
+    )
+
+
+def _state() -> Column:
+    pairs = [f.lit(word) for pair in STATES.items() for word in pair]
+    return f.create_map(*pairs)[f.col("kind")]

@@ -1,0 +1,153 @@
+"""Attempts and tasks to what a picture shows: few rows, however many tasks there are."""
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as f
+
+#: Bins of a logarithmic axis of times, for each factor of ten.
+BINS_A_DECADE: Final = 8
+
+#: Times below this are in the first bin: a microsecond says nothing.
+TIME_NS_MIN: Final = 100_000
+
+#: Lanes and reasons that a picture shows.
+LANES_MAX: Final = 20
+REASONS_MAX: Final = 12
+
+_REASON_CHARACTERS_MAX: Final = 120
+
+
+def distributions(attempts: DataFrame) -> DataFrame:
+    """How many attempts waited, and ran, about how long: `service`, `what`, `bin`, `count`, and how
+    much `time_ns` that is together."""
+    times = attempts.select(
+        "service",
+        f.explode(
+            f.map_from_arrays(f.array(f.lit("wait"), f.lit("run")), f.array("wait_ns", "run_ns"))
+        ).alias("what", "time_ns"),
+    ).where(f.col("time_ns").isNotNull())
+    long_enough = f.greatest(f.col("time_ns"), f.lit(TIME_NS_MIN))
+    place = f.floor(f.log10(long_enough) * BINS_A_DECADE).cast("long")
+    return (
+        times.groupBy("service", "what", place.alias("bin"))
+        .agg(f.count(f.lit(1)).alias("count"), f.sum("time_ns").alias("time_ns"))
+        .select("service", "what", "bin", "count", "time_ns")
+    )
+
+
+def stretches(marks: DataFrame, began_ns: int, width_ns: int, by: tuple[str, ...]) -> DataFrame:
+    """Marks summed up over stretches of time, counted from the beginning. `depth` and `running` are
+    changes, `busy_ns` what those mean for their own stretch; whoever adds them up has the rest."""
+    at_ns = f.greatest(f.col("at_ns") - began_ns, f.lit(0))
+    place = f.floor(at_ns / width_ns).cast("long")
+    rest_ns = (place + 1) * width_ns - at_ns
+    counts = ("finished", "failed", "depth", "running")
+    return (
+        marks.groupBy(*by, place.alias("place"))
+        .agg(
+            *(f.sum(name).alias(name) for name in counts),
+            f.sum(f.col("running") * rest_ns).cast("long").alias("busy_ns"),
+        )
+        .select(*by, "place", *counts, "busy_ns")
+    )
+
+
+def lanes(attempts: DataFrame) -> DataFrame:
+    """The lanes that made tasks wait the longest: `service`, `lane`, how many attempts, their waits
+    and how long they ran; and in `lanes` how many there are in all."""
+    summed = (
+        attempts.where(f.col("lane") != "")
+        .groupBy("service", "lane")
+        .agg(
+            f.count(f.lit(1)).alias("attempts"),
+            f.sum("wait_ns").alias("wait_ns"),
+            f.percentile_approx("wait_ns", [0.5, 0.95]).alias("waits"),
+            f.max("wait_ns").alias("wait_max_ns"),
+            f.sum("run_ns").alias("run_ns"),
+        )
+    )
+    whole = Window.partitionBy(f.lit(1)).rowsBetween(
+        Window.unboundedPreceding, Window.unboundedFollowing
+    )
+    counted = summed.withColumn("lanes", f.count(f.lit(1)).over(whole))
+    longest = counted.orderBy(f.desc_nulls_last("wait_ns"), "service", "lane").limit(LANES_MAX)
+    return longest.select(
+        "service",
+        "lane",
+        "attempts",
+        "wait_ns",
+        f.col("waits")[0].alias("wait_p50_ns"),
+        f.col("waits")[1].alias("wait_p95_ns"),
+        "wait_max_ns",
+        "run_ns",
+        "lanes",
+    )
+
+
+def setbacks(attempts: DataFrame) -> DataFrame:
+    """Attempts that came to nothing, by what was said: `reason`, how many were `retried`, `failed`
+    for good, or `lost` with their worker. The most frequent ones, and all together where `reason`
+    is null."""
+    outcome = f.col("outcome")
+    told = attempts.where(outcome.isin("failed", "postponed", "returned", "expired"))
+    reason = (
+        f.when(outcome == "expired", f.lit("its worker fell silent"))
+        .when(outcome == "returned", f.concat(f.lit("given back: "), _first_line()))
+        .otherwise(_first_line())
+    )
+    named = told.select(
+        reason.alias("reason"),
+        (outcome == "postponed").cast("long").alias("retried"),
+        (outcome == "failed").cast("long").alias("failed"),
+        outcome.isin("returned", "expired").cast("long").alias("lost"),
+    )
+    summed = named.rollup("reason").agg(
+        *(f.sum(name).alias(name) for name in ("retried", "failed", "lost")),
+        f.count(f.lit(1)).alias("all"),
+    )
+    most = summed.orderBy(f.desc("all"), f.asc_nulls_first("reason")).limit(REASONS_MAX + 1)
+    return most.select("reason", "retried", "failed", "lost")
+
+
+def _first_line() -> Column:
+    first = f.split_part(f.trim(f.coalesce("reason", f.lit(""))), f.lit("\n"), f.lit(1))
+    short = f.left(first, f.lit(_REASON_CHARACTERS_MAX))
+    return f.when(short == "", f.lit("no reason given")).otherwise(short)
+
+
+def levels(tasks: DataFrame) -> DataFrame:
+    """How many tasks stand on each level of the graph, and what became of them."""
+    state = f.col("state")
+    return (
+        tasks.where(f.col("level").isNotNull())
+        .groupBy("level")
+        .agg(
+            f.count_if(state == "DONE").alias("done"),
+            f.count_if(state.isin("FAILED", "CANCELLED")).alias("failed"),
+            f.count_if(~state.isin("DONE", "FAILED", "CANCELLED")).alias("open"),
+        )
+        .select("level", "done", "failed", "open")
+    )
+
+
+def totals(tasks: DataFrame) -> DataFrame:
+    """One row: how many tasks of each kind, from when to when, and what they took together."""
+    state = f.col("state")
+    return tasks.agg(
+        f.count(f.lit(1)).alias("tasks"),
+        f.count_if(state == "DONE").alias("done"),
+        f.count_if(state == "FAILED").alias("failed"),
+        f.count_if(state == "CANCELLED").alias("cancelled"),
+        f.count_if("is_behind_failure").alias("blocked"),
+        f.sum("attempts").alias("attempts"),
+        f.sum("failures").alias("failures"),
+        f.sum("losses").alias("losses"),
+        f.min("submitted").alias("submitted"),
+        f.max("ended").alias("ended"),
+        f.sum("wait_ns").alias("wait_ns"),
+        f.sum("run_ns").alias("run_ns"),
+        f.max("path_ns").alias("path_ns"),
+        f.max("waits_for").alias("waits_for"),
+        f.count_distinct("service").alias("services"),
+    ).select("*")

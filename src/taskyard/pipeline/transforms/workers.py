@@ -1,0 +1,88 @@
+"""Events and attempts to workers: one row a stay, with what it did in it."""
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as f
+
+from taskyard.pipeline.datasets import WORKERS
+
+_JOINED: Final = "worker_joined"
+_LEFT: Final = "worker_left"
+
+
+def workers(events: DataFrame, attempts: DataFrame) -> DataFrame:
+    """Every stay there is in these events, with these attempts."""
+    walk = _comings(events).unionByName(_doings(attempts), allowMissingColumns=True)
+    stays = _numbered(walk)
+    busy = Window.partitionBy("worker", "stay").orderBy("start_ns", "record")
+    before = busy.rowsBetween(Window.unboundedPreceding, -1)
+    begins = f.greatest("start_ns", f.max("end_ns").over(before))
+    # Tasks at the same time keep a worker busy once.
+    alone_ns = f.greatest(f.col("end_ns") - begins, f.lit(0))
+    return _summed_up(stays.withColumn("alone_ns", f.when(f.col("end_ns").isNotNull(), alone_ns)))
+
+
+def _comings(events: DataFrame) -> DataFrame:
+    return events.where(f.col("kind").isin(_JOINED, _LEFT)).select(
+        "worker", "record", "time", "time_ns", "kind", "incarnation", "dialect", "services",
+        "slots", "reason",
+    )  # fmt: skip
+
+
+def _doings(attempts: DataFrame) -> DataFrame:
+    start_ns = f.unix_micros("leased") * 1000
+    return attempts.select(
+        "worker",
+        f.col("leased_record").alias("record"),
+        f.coalesce("outcome", f.lit("leased")).alias("kind"),
+        "run_ns",
+        start_ns.alias("start_ns"),
+        (start_ns + f.col("run_ns")).alias("end_ns"),
+    )
+
+
+def _numbered(walk: DataFrame) -> DataFrame:
+    """A stay begins with a joining after a leaving, or as another process than before."""
+    way = Window.partitionBy("worker").orderBy("record")
+    before = way.rowsBetween(Window.unboundedPreceding, -1)
+    so_far = way.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    is_coming = f.col("kind").isin(_JOINED, _LEFT)
+    last_kind = f.last(f.when(is_coming, f.col("kind")), ignorenulls=True).over(before)
+    last_process = f.last("incarnation", ignorenulls=True).over(before)
+    is_new = (f.col("kind") == _JOINED) & (
+        last_kind.isNull() | (last_kind == _LEFT) | (last_process != f.col("incarnation"))
+    )
+    return walk.withColumn("is_new", is_new).withColumn(
+        "stay", f.sum(f.col("is_new").cast("long")).over(so_far)
+    )
+
+
+def _summed_up(stays: DataFrame) -> DataFrame:
+    kind = f.col("kind")
+    is_joining, is_leaving = kind == _JOINED, kind == _LEFT
+    is_attempt = ~(is_joining | is_leaving)
+    heard_ns = f.max(f.coalesce("time_ns", "end_ns", "start_ns"))
+    joined_ns = f.min(f.when(is_joining, f.col("time_ns")))
+    left_ns = f.max(f.when(is_leaving, f.col("time_ns")))
+    summed = stays.groupBy("worker", "stay").agg(
+        *(_newest(name, is_joining) for name in ("incarnation", "dialect", "services", "slots")),
+        f.min(f.when(is_joining, f.col("time"))).alias("joined"),
+        f.min(f.when(is_joining, f.col("record"))).alias("joined_record"),
+        f.max(f.when(is_leaving, f.col("time"))).alias("left"),
+        f.max(f.when(is_leaving, f.col("reason"))).alias("reason"),
+        f.count_if(is_attempt).alias("attempts"),
+        f.count_if(kind == "finished").alias("finished"),
+        f.count_if(kind.isin("failed", "postponed")).alias("failed"),
+        f.count_if(kind.isin("returned", "expired")).alias("lost"),
+        f.coalesce(f.sum("alone_ns"), f.lit(0)).alias("busy_ns"),
+        f.coalesce(f.sum("run_ns"), f.lit(0)).alias("run_ns"),
+        f.greatest(f.coalesce(left_ns, heard_ns) - joined_ns, f.lit(0)).alias("stay_ns"),
+    )
+    room_ns = f.col("slots") * f.col("stay_ns")
+    used = f.when(room_ns > 0, f.col("run_ns").cast("double") / room_ns)
+    return summed.withColumn("utilisation", used).select(*WORKERS.names)
+
+
+def _newest(name: str, is_joining: Column) -> Column:
+    return f.max_by(f.col(name), f.when(is_joining, f.col("record"))).alias(name)

@@ -1,0 +1,93 @@
+"""Pages in a real browser, the system's chromium, without a network."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from playwright.sync_api import Browser, Page, Route
+
+#: What the browser is called, by system.
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+#: Enough for a busy machine to draw a page of five megabytes.
+_PATIENCE_MS = 60_000
+
+
+def chromium() -> str:
+    """Where the browser is; without one the test is skipped aloud, and on CI it fails."""
+    for name in _NAMES:
+        found = shutil.which(name)
+        if found:
+            return found
+    text = "there is no chromium to open the page in: `apt-get install chromium` brings one"
+    if os.environ.get("CI") == "true":
+        pytest.fail(text)
+    pytest.skip(text)
+
+
+class Opened:
+    """A page that was opened, and all that it said and asked for."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        page.on("console", self._hear)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("dialog", lambda dialog: self.complaints.append(f"dialog {dialog.message}"))
+        page.route("**/*", self._answer)
+
+    def _hear(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def _answer(self, route: Route) -> None:
+        url = route.request.url
+        if url.startswith("file://"):
+            route.continue_()
+        else:
+            self.requests.append(url)
+            route.abort()
+
+    def figures(self) -> dict[str, tuple[float, float, int]]:
+        """The pictures: width, height, and how many marks are drawn."""
+        script = """() => [...document.querySelectorAll(".figure")].map((one) => {
+          const box = one.getBoundingClientRect();
+          const drawn = one.querySelectorAll(".overplot path, .overplot image").length;
+          return [one.id, box.width, box.height, drawn]; })"""
+        return {name: (wide, high, drawn) for name, wide, high, drawn in self.page.evaluate(script)}
+
+
+@contextlib.contextmanager
+def launched() -> Iterator[Browser]:
+    """A browser, for as long as it is needed."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    program = chromium()
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(
+            executable_path=program, args=["--no-sandbox", "--disable-gpu"]
+        )
+        yield browser
+        browser.close()
+
+
+def opened(browser: Browser, path: Path, *, dark: bool = False) -> Opened:
+    """A file as a reader sees it, drawn to its end."""
+    context = browser.new_context(
+        color_scheme="dark" if dark else "light",
+        viewport={"width": 1100, "height": 900},
+        offline=True,
+    )
+    seen = Opened(context.new_page())
+    seen.page.goto(path.absolute().as_uri())
+    seen.page.wait_for_selector("body[data-drawn]", timeout=_PATIENCE_MS)
+    return seen

@@ -1,0 +1,49 @@
+"""One Spark session for all tests of the pipeline: it takes longer to start than they take.
+
+Without Spark (an install without the extra) they are left out, aloud.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Browser
+    from pyspark.sql import SparkSession
+
+_HAS_SPARK = find_spec("pyspark") is not None
+
+collect_ignore_glob = [] if _HAS_SPARK else ["test_*.py"]
+
+
+def pytest_report_header() -> list[str]:
+    return [] if _HAS_SPARK else ["tests/pipeline is left out: taskyard[spark] is not installed"]
+
+
+#: Frames of a few rows are done sooner than code for them is made.
+_SMALL = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    from taskyard.pipeline.session import borrowed  # noqa: PLC0415  # not without Spark
+
+    with borrowed("tests", "local[2]", conf=_SMALL) as session:
+        yield session
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    from tests.pipeline.browser import launched  # noqa: PLC0415  # most tests need none
+
+    with launched() as browser:
+        yield browser

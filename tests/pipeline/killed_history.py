@@ -1,0 +1,32 @@
+"""Runs the job of `pipeline history` and kills its own process at the step of a given number."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from taskyard.pipeline.jobs.history import Job
+from taskyard.pipeline.session import session
+
+
+class Bomb:
+    """Goes off at the step of that number, in the way that it is given."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+
+    def __call__(self, step: str) -> None:
+        self._left -= 1
+        if not self._left:
+            self.go_off(step)
+
+    def go_off(self, _step: str) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(state: str, out: str, number: str) -> None:
+    Job(Path(state), Path(out), Bomb(int(number))).run(session("killed", "local[2]"))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

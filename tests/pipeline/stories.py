@@ -1,0 +1,116 @@
+"""Stories in events, told by hand: a clock in seconds, records numbered as they come.
+
+Records go on over stories, so that several can be told in one frame: Spark takes as long for many
+rows as for few.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from taskyard.journal import history
+from taskyard.pipeline.datasets import EDGES, EVENTS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+SECOND_NS = 1_000_000_000
+START = datetime(2026, 3, 1, 12, tzinfo=UTC)
+START_NS = int(START.timestamp()) * SECOND_NS
+
+
+def at(seconds: float) -> datetime:
+    """The story's clock as a time; Spark hands times out without a zone."""
+    return (START + timedelta(seconds=seconds)).replace(tzinfo=None)
+
+
+class Story:
+    """What happened, in the order of telling."""
+
+    def __init__(self, campaign: str = "c", numbers: count[int] | None = None) -> None:
+        self.campaign, self.service = campaign, "exec"
+        self.events: list[dict[str, object]] = []
+        self.edges: list[dict[str, object]] = []
+        self._record = 0
+        self._numbers = count(1) if numbers is None else numbers
+        self._attempts: dict[str, int] = {}
+
+    def tell(self, seconds: float, kind: str, task: str | None = None, **more: object) -> None:
+        self._record = next(self._numbers)
+        self._row(seconds, kind, task, more)
+
+    def _row(self, seconds: float, kind: str, task: str | None, more: dict[str, object]) -> None:
+        own: dict[str, object] = {}
+        if task is not None:
+            own = {"task": task, "campaign": self.campaign, "service": self.service, "lane": ""}
+            own |= {"priority": 0, "attempt": self._attempts.get(task, 0)}
+        self.events.append(
+            {
+                "sequence": self._record,
+                "record": self._record,
+                "time": START + timedelta(seconds=seconds),
+                "time_ns": START_NS + round(seconds * SECOND_NS),
+                "kind": kind,
+                **own,
+                **more,
+            }
+        )
+
+    def submit(self, seconds: float, task: str, *after: str, due: float | None = None) -> None:
+        """Submitted; ready at once if it need not wait."""
+        when = None if due is None else START + timedelta(seconds=due)
+        self.tell(seconds, "submitted", task, due=when, payload_bytes=5, slots=1, dialect="native")
+        self.wait_for(task, *after)
+        if not after and due is None:
+            self.ready(seconds, task, "submitted")
+
+    def wait_for(self, task: str, *after: str) -> None:
+        place = {"sequence": self._record, "record": self._record}
+        self.edges += [{**place, "task": task, "after": one} for one in after]
+
+    def ready(self, seconds: float, task: str, reason: str = "released") -> None:
+        """Of the record before it: the broker tells it so."""
+        self._row(seconds, "ready", task, {"reason": reason})
+
+    def lease(self, seconds: float, task: str, worker: str = "w") -> None:
+        self._attempts[task] = self._attempts.get(task, 0) + 1
+        self.tell(seconds, "leased", task, worker=worker, dialect="native")
+
+    def finish(self, seconds: float, task: str, worker: str = "w") -> None:
+        self.tell(seconds, "finished", task, worker=worker, result_bytes=7)
+
+    def fail(self, seconds: float, task: str, reason: str, *, own_fault: bool = True) -> None:
+        self.tell(seconds, "failed", task, worker="w", reason=reason, own_fault=own_fault)
+
+    def run(self, task: str, leased: float, finished: float, worker: str = "w") -> None:
+        self.lease(leased, task, worker)
+        self.finish(finished, task, worker)
+
+    def join(self, seconds: float, worker: str, incarnation: int = 1, slots: int = 1) -> None:
+        self.tell(
+            seconds, "worker_joined", worker=worker, incarnation=incarnation, slots=slots,
+            dialect="native", services=["exec"],
+        )  # fmt: skip
+
+    def frames(self, spark: SparkSession) -> tuple[DataFrame, DataFrame]:
+        return EVENTS.frame(spark, self.events), EDGES.frame(spark, self.edges)
+
+
+def write_part(state: Path, first: int, last: int, *stories: Story) -> None:
+    """The rows of a stretch of the journal as a pair of history files."""
+    (state / history.FOLDER).mkdir(parents=True, exist_ok=True)
+    told = {"events": [], "edges": []}  # type: dict[str, list[dict[str, object]]]
+    for story in stories:
+        told["events"] += story.events
+        told["edges"] += story.edges
+    for table, path in history.Part(first, last).paths(state).items():
+        rows = [row for row in told[table] if first <= int(str(row["sequence"])) <= last]
+        columns = {name: [row.get(name) for row in rows] for name in history.TABLES[table].names}
+        pq.write_table(pa.table(columns, schema=history.TABLES[table]), path)

@@ -1,0 +1,48 @@
+"""Datasets: a frame is checked against its columns, and the page has every one of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskyard.errors import UserError
+from taskyard.pipeline.datasets import DATASETS, EDGES
+from taskyard.pipeline.datasets.page import tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "pipeline.md"
+
+
+def test_columns_that_are_too_many_are_left_out(spark: SparkSession) -> None:
+    frame = spark.createDataFrame(
+        [("b", "x", 1, 2, "a")],
+        "after string, more string, record long, sequence long, task string",
+    )
+    assert [tuple(row) for row in EDGES.check(frame).collect()] == [(2, 1, "a", "b")]
+
+
+def test_missing_and_drifted_columns_are_all_named(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([("1", "a")], "sequence string, task string")
+    with pytest.raises(UserError) as error:
+        EDGES.check(frame)
+    assert str(error.value) == (
+        "this is no table of edges: it lacks record, after; sequence is string instead of bigint; "
+        "see that it was made by this version, else make it anew"
+    )
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_dataset_names_each_column_once_with_a_meaning(name: str) -> None:
+    columns = DATASETS[name].columns
+    assert len({column.name for column in columns}) == len(columns)
+    assert all(column.meaning for column in columns)
+
+
+def test_page_has_every_column_of_every_dataset() -> None:
+    page = PAGE.read_text()
+    for name, table in tables().items():
+        assert table in page, f"the table of {name} in docs/pipeline.md is not as the code has it"

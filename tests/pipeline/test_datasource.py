@@ -1,0 +1,226 @@
+"""`format("taskyard")`: rows become tasks once, and a state or a broker can be read as tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+
+from pyspark_taskyard.source import OPTIONS
+from taskyard import testing
+from taskyard.journal import compaction, history
+from taskyard.journal.sqlite import SqliteStore
+from tests.journal.stories import WritingYard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from taskyard.testing import MemoryBroker
+
+
+@pytest.fixture
+def broker() -> Iterator[MemoryBroker]:
+    with testing.broker() as broker:
+        yield broker
+
+
+class State:
+    """A state directory whose first rows are compacted, and others are not."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.store = SqliteStore(directory)
+        self.yard = WritingYard(self.store)
+        self.yard.join(b"w", slots_total=4, dialect=b"native")
+        self.yard.submit(b"a", b"b", campaign=b"one")
+        self.yard.submit(b"c", after=[[b"a"]], campaign=b"two", priority=3)
+        self.yard.take(b"w", 1)
+        self.yard.finish(b"w", b"a", texts=[b"result of a"])
+        compaction.compact(directory, self.store)
+        self.go_on(b"d")
+
+    def go_on(self, name: bytes) -> None:
+        self.yard.submit(name, campaign=b"one")
+        (taken,) = self.yard.take(b"w", 1)
+        self.yard.finish(b"w", taken, texts=[b"result of " + taken])
+
+    @property
+    def record(self) -> int:
+        return self.store.head.record
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[State]:
+    state = State(tmp_path / "state")
+    yield state
+    state.store.close()
+
+
+def _read(spark: SparkSession, table: str, **options: str) -> DataFrame:
+    return spark.read.format("taskyard").option("table", table).options(**options).load()
+
+
+def _write(frame: DataFrame, broker: MemoryBroker, **options: str) -> None:
+    writer = frame.write.format("taskyard").option("broker", broker.endpoint).options(**options)
+    writer.mode("append").save()
+
+
+def _exported(state: State, table: str) -> list[dict[str, Any]]:
+    compaction.export(state.directory, state.store)
+    whole, _ = history.parts(state.directory)
+    files = [part.paths(state.directory)[table] for part in whole]
+    assert len(files) == 2
+    rows = [row for file in files for row in pq.read_table(file).to_pylist()]
+    return sorted(rows, key=repr)
+
+
+def _rows(frame: DataFrame) -> list[dict[str, Any]]:
+    return sorted(frame.toArrow().to_pylist(), key=repr)
+
+
+class TestWriting:
+    def test_rows_are_tasks_and_written_twice_they_are_the_same_tasks(
+        self, spark: SparkSession, broker: MemoryBroker
+    ) -> None:
+        name = F.concat(F.lit("t"), "id")
+        argv = F.array(F.lit("echo"), F.col("id").cast("string"))
+        frame = spark.range(0, 300, 1, 3).select(name.alias("name"), argv.alias("argv"))
+        _write(frame, broker, campaign="c")
+        _write(frame, broker, campaign="c")
+        with broker.client() as client:
+            assert client.counts("c")["ready"] == 300
+            broker.run_all()
+            assert client.result("t299") == "299\n"
+
+    def test_what_is_waited_for_may_come_later(
+        self, spark: SparkSession, broker: MemoryBroker
+    ) -> None:
+        rows = [(f"t{n}", f"p{n}", [f"t{n + 1}"] if n < 9 else [], n) for n in range(10)]
+        frame = spark.createDataFrame(
+            rows, "name string, payload string, after array<string>, n int"
+        )
+        spread = frame.repartition(3, "n").drop("n")
+        _write(spread, broker, service="work")
+        done = broker.run_all({"work": lambda payload: payload})
+        assert done == [f"t{n}" for n in range(9, -1, -1)]
+
+    def test_a_row_that_is_no_task_is_told_with_its_reason(
+        self, spark: SparkSession, broker: MemoryBroker
+    ) -> None:
+        frame = spark.createDataFrame([("a", "x", -1)], "name string, payload string, slots long")
+        with pytest.raises(Exception, match=r"task 'a' \"slots\" must be a whole number from 1"):
+            _write(frame, broker)
+        odd = spark.createDataFrame([("a", "x")], "name string, colour string")
+        with pytest.raises(Exception, match="has an unknown column 'colour'"):
+            _write(odd, broker)
+
+    def test_options_that_make_no_sense_are_refused(
+        self, spark: SparkSession, broker: MemoryBroker
+    ) -> None:
+        frame = spark.createDataFrame([("a", "x")], "name string, payload string")
+        with pytest.raises(Exception, match="has no option 'campain'"):
+            _write(frame, broker, campain="c")
+        with pytest.raises(Exception, match="tasks can't be overwritten"):
+            frame.write.format("taskyard").mode("overwrite").save()
+        with pytest.raises(Exception, match="there is no table 'jobs'"):
+            _read(spark, "jobs", broker=broker.endpoint)
+
+
+class TestStateAsTables:
+    def test_events_and_edges_are_those_of_an_export(
+        self, spark: SparkSession, state: State
+    ) -> None:
+        where = {"state": str(state.directory)}
+        events = _rows(_read(spark, "events", **where))
+        edges = _rows(_read(spark, "edges", **where))
+        assert {row["kind"] for row in events} >= {"submitted", "leased", "finished", "ready"}
+        assert events == _exported(state, "events")
+        assert edges == _exported(state, "edges")
+
+    def test_tasks_are_all_that_there_are_also_those_long_ended(
+        self, spark: SparkSession, state: State
+    ) -> None:
+        tasks = _read(spark, "tasks", state=str(state.directory)).collect()
+        assert {task["name"]: task["state"] for task in tasks} == {
+            "a": "done",
+            "c": "done",
+            "b": "ready",
+            "d": "ready",
+        }
+        assert {task["name"]: task["campaign"] for task in tasks}["c"] == "two"
+
+    def test_results_are_those_of_ended_tasks(self, spark: SparkSession, state: State) -> None:
+        results = _read(spark, "results", state=str(state.directory)).collect()
+        assert {one["name"]: bytes(one["result"]) for one in results} == {
+            "a": b"result of a",
+            "c": b"result of c",
+        }
+
+    def test_a_campaign_can_be_read_alone(self, spark: SparkSession, state: State) -> None:
+        where = {"state": str(state.directory), "campaign": "two"}
+        assert {row["task"] for row in _read(spark, "events", **where).collect()} == {"c"}
+        with pytest.raises(Exception, match="edges have no campaign"):
+            _read(spark, "edges", **where).collect()
+
+
+class TestBrokerAsTables:
+    def test_tasks_results_events_and_edges(
+        self, spark: SparkSession, broker: MemoryBroker
+    ) -> None:
+        with broker.client() as client:
+            client.submit(["echo", "hi"], name="a", campaign="c", lane="l")
+            client.submit(["false"], name="b", campaign="c", after=["a"])
+            broker.run_all()
+        where = {"broker": broker.endpoint}
+        tasks = {one["name"]: one for one in _read(spark, "tasks", **where).collect()}
+        assert {name: task["state"] for name, task in tasks.items()} == {"a": "done", "b": "failed"}
+        results = {one["name"]: one for one in _read(spark, "results", **where).collect()}
+        assert bytes(results["a"]["result"]) == b"hi\n"
+        assert results["b"]["result"] is None
+        assert results["b"]["reason"].startswith("exit status 1")
+        events = _read(spark, "events", **where).orderBy("record").collect()
+        told = [(one["kind"], one["task"]) for one in events if one["task"]]
+        assert told == [
+            *(("submitted", "a"), ("submitted", "b"), ("leased", "a"), ("finished", "a")),
+            *(("leased", "b"), ("failed", "b")),
+        ]
+        assert [(e["campaign"], e["lane"]) for e in events if e["task"] == "a"] == [("c", "l")] * 3
+        edges = _read(spark, "edges", **where).collect()
+        assert [(one["task"], one["after"]) for one in edges] == [("b", "a")]
+
+
+class TestStream:
+    def test_each_record_comes_once_over_runs_and_compactions(
+        self, spark: SparkSession, state: State, tmp_path: Path
+    ) -> None:
+        seen: list[tuple[int, list[tuple[int, str]]]] = []
+
+        def keep(frame: DataFrame, batch: int) -> None:
+            rows = frame.select("record", "kind").collect()
+            seen.append((batch, [(row["record"], row["kind"]) for row in rows]))
+
+        def follow() -> list[int]:
+            seen.clear()
+            stream = spark.readStream.format("taskyard").option("state", str(state.directory))
+            writer = stream.load().writeStream.foreachBatch(keep).trigger(availableNow=True)
+            writer.option("checkpointLocation", str(tmp_path / "at")).start().awaitTermination()
+            return sorted({record for _, rows in seen for record, _ in rows})
+
+        first = state.record
+        assert follow() == list(range(1, first + 1))
+        state.go_on(b"e")
+        compaction.compact(state.directory, state.store)
+        state.go_on(b"f")
+        assert follow() == list(range(first + 1, state.record + 1))
+        assert follow() == []
+
+
+def test_the_page_has_every_option() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
+    table = [f"| `{option}` | {meaning} |" for option, meaning in OPTIONS.items()]
+    assert [line for line in table if line not in page] == []

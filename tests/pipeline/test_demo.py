@@ -1,0 +1,316 @@
+"""The demo: the one of the README is run as it stands there, and its parts one by one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskyard.cli.documents import check
+from taskyard.cli.entry import run, taskyard
+from taskyard.core.records import Failed, Finished, Submitted, WorkerJoined
+from taskyard.core.tasks import Submission, Terms
+from taskyard.core.workers import WorkerFacts
+from taskyard.demo import agent, campaign, place, proof
+from taskyard.demo.proof import Counts, Kill, Story
+from taskyard.demo.yard import PartEnded, Yard
+from taskyard.errors import ExitCode, UserError
+from taskyard.journal.tally import Tally
+from taskyard.pipeline.transforms.guarantees import Guarantees
+from tests.test_docs_commands import Block, blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+#: The note of README's blocks that are run here.
+NOTE = "run by tests/pipeline/test_demo.py"
+
+PLANNED = campaign.plan(campaign.TASKS)
+KILL = Kill(status=-9, settled=1, tasks=2, seconds_away=0.1)
+GOOD = Counts(
+    Tally(
+        submitted=PLANNED.tasks,
+        done=PLANNED.tasks - PLANNED.failing - PLANNED.behind,
+        failed=PLANNED.failing,
+        unfinished=PLANNED.behind,
+    ),
+    PLANNED.behind,
+    {"native": PLANNED.tasks - PLANNED.failing - PLANNED.behind - 1, "wmp": 1},
+)
+
+
+# The whole of it.
+
+
+def of_readme() -> list[Block]:
+    return [block for block in blocks("README.md") if block.note == NOTE]
+
+
+def shape(line: str) -> str:
+    """A line without what differs from run to run: its numbers."""
+    return re.sub(r"\s+", " ", re.sub(r"\d[\d,.]*", "#", line)).strip()
+
+
+def test_demo_of_the_readme_ends_well_and_prints_what_stands_there(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert spark.version  # of the session that the demo finds, and leaves running
+    command, shown = of_readme()
+    program, *arguments = shlex.split(command.body)
+    assert program == "./yard"
+    monkeypatch.chdir(tmp_path)
+    code = run(taskyard, arguments)
+    told = capfd.readouterr()
+    assert code == 0, told
+    # In its order, and nothing beside it: what the page leaves out it says.
+    printed = iter(map(shape, (told.err + told.out).splitlines()))
+    for line in shown.body.splitlines():
+        if line.strip() not in ("", "…"):
+            assert shape(line) in printed, (line, told)
+    assert (tmp_path / "taskyard-demo/report/report.html").stat().st_size > 100_000
+    assert (tmp_path / "taskyard-demo/tables/tasks").is_dir()
+
+
+# The closing table.
+
+
+def guarantees(counts: Counts, **changed: int) -> Guarantees:
+    """What Spark counts where it agrees."""
+    tally = counts.tally
+    return Guarantees(
+        **{
+            "submitted": tally.submitted,
+            "done": tally.done,
+            "failed": tally.failed,
+            "cancelled": tally.cancelled,
+            "blocked_behind_failure": counts.behind_failure,
+            "unfinished": 0,
+            "lost": counts.lost,
+            "completed_twice": tally.completed_twice,
+            "dependencies_broken": tally.dependencies_broken,
+            "unknown": tally.unknown,
+            "stale_refused": tally.stale,
+        }
+        | changed
+    )
+
+
+def broken(counts: Counts, kill: Kill = KILL, **changed: int) -> dict[str, ExitCode]:
+    lines = proof.lines(counts, guarantees(counts, **changed), PLANNED, kill)
+    return {line.what: line.code for line in lines if not line.holds}
+
+
+def changed(behind: int = PLANNED.behind, **values: int) -> Counts:
+    tally = {name: getattr(GOOD.tally, name) for name in GOOD.tally.__struct_fields__} | values
+    return Counts(Tally(**tally), behind, GOOD.done_by)
+
+
+def test_what_went_as_planned_holds() -> None:
+    assert broken(GOOD) == {}
+    assert broken(changed(stale=3)) == {}
+
+
+@pytest.mark.parametrize(
+    ("counts", "line"),
+    [
+        (changed(completed_twice=1), "completed twice"),
+        (changed(dependencies_broken=1), "dependencies broken"),
+        (changed(unfinished=PLANNED.behind + 1), "lost"),
+        (changed(unknown=1), "counted by Spark"),
+        (changed(submitted=PLANNED.tasks + 1), "submitted"),
+    ],
+)
+def test_broken_promise_is_a_damaged_state(counts: Counts, line: str) -> None:
+    assert broken(counts)[line] is ExitCode.STATE_DAMAGED
+
+
+def test_two_counts_that_differ_are_a_damaged_state() -> None:
+    assert broken(GOOD, stale_refused=1) == {"counted by Spark": ExitCode.STATE_DAMAGED}
+
+
+def test_more_failures_than_planned_are_failed_tasks() -> None:
+    other = changed(done=GOOD.tally.done - 1, failed=GOOD.tally.failed + 1)
+    assert broken(other)["submitted"] is ExitCode.TASK_FAILED
+
+
+def test_broker_that_was_not_killed_proves_nothing() -> None:
+    assert broken(GOOD, Kill(0, 1, 2, 0.1)) == {"broker killed": ExitCode.TASK_FAILED}
+
+
+def test_dialect_that_did_nothing_is_told() -> None:
+    idle = Counts(GOOD.tally, GOOD.behind_failure, GOOD.done_by | {"ping-pong": 0})
+    assert broken(idle) == {"done by dialect": ExitCode.TASK_FAILED}
+
+
+def test_story_knows_who_did_what_and_what_waits_behind_a_failure() -> None:
+    names = [b"mail", b"receipt", b"digest", b"other", b"late"]
+    after = [[], [b"mail"], [b"receipt", b"other"], [], [b"other"]]
+    submission = Submission(names, [b""], [Terms()], after=after)
+    story = Story()
+    story.add(
+        [
+            WorkerJoined(0, b"agents", WorkerFacts(dialect=b"dwork")),
+            WorkerJoined(0, b"w", WorkerFacts(dialect=b"dwork")),
+            WorkerJoined(0, b"p", WorkerFacts(dialect=b"ping-pong")),
+            Submitted(0, submission),
+            Failed(0, b"agents", [b"mail"], [1], [b"550"]),
+            Finished(0, b"p", [b"other"], [1]),
+        ]
+    )
+    assert story.behind_failure() == 2  # the receipt and the digest; the late one could run
+    assert story.done_by["ping-pong"] == 1
+
+
+# The campaign.
+
+
+@pytest.mark.parametrize("tasks", [campaign.TASKS_MIN, 777, campaign.TASKS, campaign.TASKS_MAX])
+def test_campaign_has_exactly_so_many_tasks_and_failures(tasks: int) -> None:
+    planned = campaign.plan(tasks)
+    found = {task["name"]: task for task in campaign.tasks_of(planned)}
+    assert len(found) == planned.tasks == tasks
+    strict = [name for name, task in found.items() if host_of(task) == agent.STRICT]
+    assert len(strict) == planned.failing > 0
+    receipts = [name for name, task in found.items() if set(task.get("after", ())) & {*strict}]
+    assert len(receipts) + 1 == planned.behind
+    assert set(receipts) <= set(found["digest"]["after"])
+    hosts = Counter(host_of(task) for task in found.values())
+    assert len(hosts) - 1 == planned.lanes
+    assert hosts[agent.DOWN] > 0
+
+
+def host_of(task: dict[str, Any]) -> str | None:
+    payload = task.get("payload")
+    return payload["host"] if isinstance(payload, dict) else None
+
+
+def test_agent_takes_defers_and_refuses_by_destination(tmp_path: Path) -> None:
+    hosts = ("host-01.example", agent.STRICT, agent.DOWN)
+    fed = "".join(f"mail-{number}/1\t{host}\t{{}}\n" for number, host in enumerate(hosts))
+    command = [sys.executable, agent.__file__]
+    done = subprocess.run(
+        command, cwd=tmp_path, input=fed + "#idle\n\n", capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [
+        "#hungry",
+        "mail-0/1\t\tok 250 taken",
+        "#hungry",
+        "mail-1/1\t\terror 550 no such user here",
+        "#hungry",
+        "mail-2/1\t\tdeferall 421 connection refused",
+        "#hungry",
+    ]
+
+
+def test_destination_that_is_down_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert agent.deliver(agent.DOWN).startswith("deferall")
+    before_s = agent.MEMORY.stat().st_mtime - agent.OUTAGE_SECONDS
+    os.utime(agent.MEMORY, (before_s, before_s))
+    assert agent.deliver(agent.DOWN) == "ok 250 taken"
+
+
+# The directory.
+
+
+def test_directory_of_somebody_else_is_left_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "report").mkdir()
+    assert run(taskyard, ["demo", "--out", str(tmp_path)]) == 2
+    assert "is not of an earlier demo; nothing in it was touched" in capfd.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]
+
+
+def test_next_demo_replaces_what_the_last_one_made_and_nothing_else(tmp_path: Path) -> None:
+    place.prepare(tmp_path).__exit__()
+    (tmp_path / "report").mkdir()
+    (tmp_path / "campaign.jsonl").touch()
+    (tmp_path / "notes.txt").touch()
+    with place.prepare(tmp_path):
+        kept = sorted(path.name for path in tmp_path.iterdir())
+    assert kept == [".taskyard-demo", "log", "notes.txt", "taskyard.toml"]
+
+
+def test_two_demos_do_not_share_a_directory(tmp_path: Path) -> None:
+    with place.prepare(tmp_path), pytest.raises(UserError, match=r"a demo runs in .* already"):
+        place.prepare(tmp_path)
+
+
+def test_settings_of_the_demo_are_good(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with place.prepare(tmp_path / "with a space") as here:
+        assert run(taskyard, ["config", "check", str(here.settings)]) == 0
+        assert run(taskyard, ["config", "--config", str(here.settings), "--json"]) == 0
+        settings = capfd.readouterr().out.splitlines()[-1]
+    assert f"{sys.executable} {agent.__file__}" in settings
+
+
+# The processes.
+
+
+@pytest.fixture
+def yard(tmp_path: Path) -> Iterator[Yard]:
+    with place.prepare(tmp_path) as here, Yard(here) as yard:
+        yield yard
+
+
+def test_broker_comes_back_where_it_was_and_all_end_with_the_yard(yard: Yard) -> None:
+    before = yard.listening
+    assert yard.kill_broker() == -9
+    with pytest.raises(PartEnded, match=r"broker has ended, with -9; .*broker\.log"):
+        yard.check()
+    yard.bring_back_broker()
+    assert yard.listening == before
+    yard.check()
+    pids = [process.pid for process in (yard.broker, *yard.others)]
+    yard.stop()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+# The verb.
+
+
+def test_without_spark_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("taskyard.cli.pipeline.find_spec", lambda _name: None)
+    assert run(taskyard, ["demo"]) == 2
+    told = capfd.readouterr().err
+    assert "needs pyspark and pandas" in told
+    assert "pip install 'taskyard[spark]'" in told
+    assert told.count("\n") == 1
+
+
+def test_document_is_the_one_that_is_promised(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from taskyard.demo import story  # noqa: PLC0415  # it is changed here
+
+    lines = proof.lines(changed(completed_twice=1), guarantees(GOOD), PLANNED, KILL)
+    outcome = story.Outcome(tmp_path, tmp_path, tmp_path, tmp_path, GOOD, lines, 1.0)
+    monkeypatch.setattr(story, "run", lambda *_: outcome)
+    assert run(taskyard, ["demo", "--json"]) == 6
+    printed = capfd.readouterr().out
+    check(printed)
+    assert json.loads(printed)["sound"] is False
+    assert run(taskyard, ["demo"]) == 6
+    table = capfd.readouterr().out
+    assert re.search(r"completed twice +1 +<- DOES NOT HOLD", table)
+    assert "it does NOT hold: completed twice" in table

@@ -1,0 +1,171 @@
+"""A real state's history: files, rows beside them, and what Spark makes of them."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import closing
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+
+from taskyard.core.states import TaskState
+from taskyard.errors import JournalDamaged, UserError
+from taskyard.journal import compaction, history, recovery
+from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.store import MemoryStore
+from taskyard.journal.tally import Counting, Tally
+from taskyard.pipeline.datasets import EDGES, EVENTS
+from taskyard.pipeline.sources import history as source
+from taskyard.pipeline.transforms.guarantees import Guarantees, guarantees
+from taskyard.pipeline.transforms.tasks import tasks
+from tests.journal.stories import WritingYard, rich_story
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+#: Rows that are exported; those after them are in the journal alone.
+EXPORTED = 30
+
+
+@pytest.fixture(scope="module")
+def yard() -> WritingYard:
+    """Every kind of record, tasks in every state."""
+    return rich_story(MemoryStore())
+
+
+def write_rows(yard: WritingYard, state: Path, exported: int) -> int:
+    """The yard's rows as a state's journal, the first of them exported, too."""
+    rows = list(yard.store.rows())
+    with closing(SqliteStore(state)) as store:
+        for row in islice(rows, exported):
+            store.commit(row.body, row.record_last - row.record_first + 1)
+        if exported:
+            compaction.export(state, store)
+        for row in rows[exported:]:
+            store.commit(row.body, row.record_last - row.record_first + 1)
+    return len(rows)
+
+
+@pytest.fixture(scope="module")
+def state(yard: WritingYard, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    state = tmp_path_factory.mktemp("state")
+    assert write_rows(yard, state, EXPORTED) > EXPORTED
+    return state
+
+
+@pytest.fixture(scope="module")
+def told(spark: SparkSession, state: Path, tmp_path_factory: pytest.TempPathFactory) -> source.Told:
+    return source.read(spark, state, tmp_path_factory.mktemp("scratch"))
+
+
+def test_files_and_rows_beside_them_are_one_history(
+    yard: WritingYard, state: Path, told: source.Told, tmp_path: Path
+) -> None:
+    whole = shutil.copytree(state, tmp_path / "whole")
+    shutil.rmtree(whole / "history")
+    shutil.rmtree(whole / "snapshots")
+    (whole / "finished.sqlite").unlink()
+    with closing(SqliteStore(whole)) as store:
+        compaction.export(whole, store)
+    ((part,), _) = history.parts(whole)
+    assert part.last == told.last == yard.store.head.sequence
+    tables = {"events": told.events, "edges": told.edges}
+    for table, path in part.paths(whole).items():
+        expected = sorted(map(repr, pq.read_table(path).to_pylist()))
+        found = tables[table].toArrow().cast(history.TABLES[table]).to_pylist()
+        # What was told of a report on a task depends on whether that is still in memory.
+        assert len(found) == len(expected)
+        assert sorted(map(repr, found)) == expected
+
+
+def test_states_are_those_of_the_scheduler(yard: WritingYard, told: source.Told) -> None:
+    known = tasks(told.events, told.edges).collect()
+    newest = {row["task"]: row for row in sorted(known, key=lambda row: row["submitted_record"])}
+    held = {
+        task.name.decode(errors="backslashreplace"): task.state.name
+        for task in yard.scheduler.ledger.tasks.values()
+    }
+    assert {name: row["state"] for name, row in newest.items()} == held
+    assert set(held.values()) >= {state.name for state in TaskState} - {"DELAYED"}
+
+
+def test_guarantees_agree_with_the_journals_own_tally(yard: WritingYard, told: source.Told) -> None:
+    counting = Counting()
+    before = 0
+    for row in yard.store.rows():
+        counting.add(recovery.records_of(row, before))
+        before = row.record_last
+    assert tallied(guarantees(told.events, told.edges), counting.tally())
+
+
+def tallied(found: Guarantees, tally: Tally) -> bool:
+    """The tally counts a name that was cancelled and is there again by its newest task."""
+    waiting = found.blocked_behind_failure + found.unfinished + found.lost
+    assert (found.submitted, found.done, found.failed) == (
+        tally.submitted,
+        tally.done,
+        tally.failed,
+    )
+    assert found.stale_refused == tally.stale
+    assert found.cancelled >= tally.cancelled
+    assert waiting == tally.unfinished
+    broken = (found.completed_twice, found.dependencies_broken, found.unknown)
+    assert broken == (tally.completed_twice, tally.dependencies_broken, tally.unknown)
+    return found.is_sound == tally.is_sound
+
+
+def test_state_that_is_all_exported_has_no_rows_beside(
+    yard: WritingYard, tmp_path: Path, spark: SparkSession
+) -> None:
+    rows = write_rows(yard, tmp_path / "state", len(list(yard.store.rows())))
+    found = source.read(spark, tmp_path / "state", tmp_path / "scratch")
+    assert found.last == rows
+    assert not (tmp_path / "scratch").exists()
+
+
+def test_state_that_nothing_was_exported_of_is_read_from_its_journal(
+    yard: WritingYard, tmp_path: Path, spark: SparkSession
+) -> None:
+    rows = write_rows(yard, tmp_path / "state", 0)
+    assert source.read(spark, tmp_path / "state").last == 0
+    assert source.parts(tmp_path / "state") == []
+    copied = source.copy_rest(tmp_path / "state", [], tmp_path / "scratch")
+    assert copied == history.Part(1, rows)
+
+
+def test_reading_takes_no_lock_and_writes_nothing(state: Path, tmp_path: Path) -> None:
+    kept = ("journal.sqlite-shm", "journal.sqlite-wal")  # SQLite's own scratch, made by any reader
+    before = {path: path.stat().st_mtime_ns for path in state.rglob("*") if path.name not in kept}
+    with closing(SqliteStore(state)) as store:  # as a broker holds it
+        assert source.copy_rest(state, source.parts(state), tmp_path) == history.Part(
+            EXPORTED + 1, store.head.sequence
+        )
+    after = {path: path.stat().st_mtime_ns for path in state.rglob("*") if path.name not in kept}
+    assert [path for path in before if path.is_file() and after[path] != before[path]] == []
+
+
+def test_rows_that_are_trimmed_and_in_no_file_are_missed(yard: WritingYard, tmp_path: Path) -> None:
+    rows = write_rows(yard, tmp_path, len(list(yard.store.rows())))
+    with closing(SqliteStore(tmp_path)) as store:
+        compaction.compact(tmp_path, store)
+    shutil.rmtree(tmp_path / "history")
+    with pytest.raises(JournalDamaged, match=f"rows 1..{rows} are trimmed and in no history file"):
+        source.parts(tmp_path)
+
+
+def test_directory_without_a_journal_is_no_state(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is no state directory, there is no journal in it"):
+        source.parts(tmp_path)
+
+
+def test_datasets_are_the_tables_of_the_journal() -> None:
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
+
+    for dataset in (EVENTS, EDGES):
+        exported = from_arrow_schema(history.TABLES[dataset.name])
+        kinds = [(field.name, field.dataType.simpleString()) for field in exported.fields]
+        assert [(one.name, one.kind.simpleString()) for one in dataset.columns] == kinds

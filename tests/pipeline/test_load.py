@@ -1,0 +1,434 @@
+"""`pipeline load`: files of every format in, tasks out, nothing half and nothing twice."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from taskyard import testing
+from taskyard.cli import documents
+from taskyard.cli.entry import run, taskyard
+from taskyard.client.campaign.formats import Options
+from taskyard.client.campaign.lines import LINE_BYTES_MAX, BadCampaign
+from taskyard.core.events import Unknown
+from taskyard.errors import Refused, UserError
+from taskyard.journal import recovery
+from taskyard.journal.reading import JournalReader
+from taskyard.journal.tally import Counting
+from taskyard.journal.witness import read as witnessed
+from taskyard.pipeline.columns import unpack
+from taskyard.pipeline.datasets import REJECTS
+from taskyard.pipeline.jobs import load
+from taskyard.pipeline.sources import campaigns
+from taskyard.pipeline.submitting import Taken, target
+from tests.kit.processes import Broker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from taskyard.client.client import Client
+    from taskyard.testing import MemoryBroker
+
+#: A diamond, and a chain behind it: four levels.
+DIAMOND: list[dict[str, Any]] = [
+    {"name": "end", "argv": ["true", "end"], "after": ["left", "right"]},
+    {"name": "left", "argv": ["true", "left"], "after": ["top"], "priority": 2},
+    {"name": "right", "argv": ["true", "right"], "after": ["top"], "lane": "l"},
+    {"name": "top", "argv": ["true", "top"], "after": []},
+    {"name": "last", "argv": ["true", "last"], "after": ["end"]},
+]
+
+
+@pytest.fixture
+def broker() -> Iterator[MemoryBroker]:
+    with testing.broker() as broker:
+        yield broker
+
+
+def _lines(tasks: list[dict[str, Any]]) -> bytes:
+    return b"".join(msgspec.json.encode(task) + b"\n" for task in tasks)
+
+
+def _write(path: Path, tasks: list[dict[str, Any]]) -> str:
+    path.write_bytes(_lines(tasks))
+    return str(path)
+
+
+def _read(spark: SparkSession, *files: str, **options: Any) -> load.Checked:
+    return load.read(spark, files, Options(campaign="c", **options))
+
+
+def _submit(checked: load.Checked, broker: MemoryBroker, **how: Any) -> Taken:
+    return load.submit_all(checked, target(broker.endpoint, None, "c", Unknown.REFUSE), **how)
+
+
+def _views(client: Client) -> dict[str, dict[str, Any]]:
+    return {view["name"]: view for view in client.tasks()}
+
+
+def _cells(tasks: list[dict[str, Any]]) -> str:
+    rows = [
+        (
+            *(task["name"], json.dumps(task["argv"]), ";".join(task["after"])),
+            *(task.get("lane", ""), str(task.get("priority", ""))),
+        )
+        for task in tasks
+    ]
+    quoted = [",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in rows]
+    return "\n".join(["name,argv,after,lane,priority", *quoted]) + "\n"
+
+
+def test_the_same_tasks_of_every_format_are_submitted_alike(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    keys = ("name", "argv", "after", "lane", "priority")
+    columns = {key: [task.get(key) for task in DIAMOND] for key in keys}
+    pq.write_table(pa.table(columns), tmp_path / "d.parquet", row_group_size=2)
+    (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(_lines(DIAMOND)))
+    (tmp_path / "d.csv").write_text(_cells(DIAMOND))
+    files = [_write(tmp_path / "d.jsonl", DIAMOND)]
+    files += [str(tmp_path / name) for name in ("d.parquet", "d.jsonl.gz", "d.csv")]
+    found = [_prepared(_read(spark, file)) for file in files]
+    assert found == [found[0]] * 4
+    assert [task["name"] for task in found[0]] == ["end", "left", "right", "top", "last"]
+    assert [task["lane"] for task in found[0]] == ["", "", "l", "", ""]
+
+
+def _prepared(checked: load.Checked) -> list[dict[str, Any]]:
+    """What would be submitted."""
+    tasks = unpack(checked.chunks.select("tasks").toArrow()["tasks"])
+    rows: list[dict[str, Any]] = tasks.drop_columns("place").to_pylist()
+    return rows
+
+
+def test_tasks_are_submitted_as_they_were_written(
+    spark: SparkSession, tmp_path: Path, broker: MemoryBroker
+) -> None:
+    checked = _read(spark, _write(tmp_path / "d.jsonl", DIAMOND))
+    assert _submit(checked, broker) == Taken(5, 0)
+    with broker.client() as client:
+        views = _views(client)
+    assert views["end"]["waits_for"] == 2
+    assert (views["right"]["lane"], views["left"]["priority"]) == ("l", 2)
+    assert broker.run_all() == ["top", "left", "right", "end", "last"]
+
+
+def test_comma_lines_and_workflows_are_read_too(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "c.dwork").write_text("b,a\na\nc,a,b\n")
+    assert _read(spark, str(tmp_path / "c.dwork")).judged.sizes == [1, 1, 1]
+    specified = [{"id": "x", "parents": []}, {"id": "y", "parents": ["x"]}]
+    ran = [
+        {"id": one, "runtimeInSeconds": seconds, "command": {"program": "true"}}
+        for one, seconds in (("x", 2.0), ("y", 40.0))
+    ]
+    workflow = {"specification": {"tasks": specified}, "execution": {"tasks": ran}}
+    document = {"schemaVersion": "1.5", "workflow": workflow}
+    (tmp_path / "w.json").write_text(json.dumps(document))
+    checked = _read(spark, str(tmp_path / "w.json"), replay=True, speedup=10)
+    assert checked.judged.critical_path.names == ["x", "y"]
+    assert checked.judged.critical_path.seconds == pytest.approx(4.2)
+
+
+def test_files_are_found_by_pattern_and_in_directories(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl", "_SUCCESS", ".c.crc", "a.jsonl.rejected.jsonl"):
+        (tmp_path / name).write_text("")
+    wanted = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
+    assert campaigns.find([str(tmp_path)]) == wanted
+    assert campaigns.find([str(tmp_path / "?.jsonl"), wanted[0]]) == wanted
+    with pytest.raises(UserError, match="there is no such file"):
+        campaigns.find([str(tmp_path / "z*")])
+    with pytest.raises(UserError, match="every executor can open"):
+        campaigns.find(["s3a://bucket/a.jsonl"])
+
+
+def test_lines_keep_their_numbers_when_a_file_is_split(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(campaigns, "SPLIT_BYTES", 100)
+    tasks = [{"name": f"t{n}", "payload": "x" * (n % 7)} for n in range(30)]
+    tasks[17] = {"name": "t17"}
+    tasks[29] = {"name": "t3", "payload": ""}
+    checked = _read(spark, _write(tmp_path / "a.jsonl", tasks))
+    assert len(checked.campaign.splits) > 5
+    assert checked.judged.tasks == 28
+    assert [(one.line, one.reason) for one in checked.rejects] == [
+        (18, 'says nothing to do; give "argv", "call" or "payload"'),
+        (30, "the name 't3' stands on line 4 already"),
+    ]
+
+
+def test_rows_keep_their_numbers_when_a_row_group_is_split(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(campaigns, "SLICE_ROWS", 10)
+    names = [f"t{n}" for n in range(35)]
+    names[25] = ""
+    table = pa.table({"name": names, "payload": ["x"] * 35})
+    pq.write_table(table, tmp_path / "a.parquet")
+    checked = _read(spark, str(tmp_path / "a.parquet"))
+    assert len(checked.campaign.splits) == 4
+    assert [one.line for one in checked.rejects] == [26]
+    assert checked.judged.tasks == 34
+
+
+def test_whatever_is_wrong_is_rejected_with_its_place_and_reason(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    ring = [{"name": f"r{n}", "payload": "x", "after": [f"r{(n + 1) % 50}"]} for n in range(50)]
+    bad: list[dict[str, Any]] = [
+        {"name": "good", "payload": "x"},
+        {"name": "self", "payload": "x", "after": ["self"]},
+        {"name": "one", "payload": "x", "after": ["two"]},
+        {"name": "two", "payload": "x", "after": ["one"]},
+        {"name": "lost", "payload": "x", "after": ["nobody"]},
+        {"name": "slow", "payload": "x", "priority": "high"},
+        {"name": "behind", "payload": "x", "after": ["slow", "good"]},
+    ]
+    first = _write(tmp_path / "a.jsonl", [*bad, *ring])
+    second = _write(tmp_path / "b.jsonl", [{"name": "good", "payload": "y"}])
+    checked = _read(spark, first, second)
+    checked.judge_again(known=())
+    reasons = {(one.file, one.line): one.reason for one in checked.rejects}
+    assert reasons[first, 2].startswith("waits for itself")
+    assert reasons[first, 3] == "is in a cycle: 'one' after 'two' after 'one'"
+    assert reasons[first, 5] == "waits for 'nobody', which neither the file nor the broker has"
+    assert reasons[first, 6].startswith('"priority" must be a whole number')
+    assert reasons[first, 7] == "waits for 'slow', which was rejected (line 6)"
+    assert reasons[first, 8].startswith("is in a cycle: 'r0' after 'r1'")
+    assert reasons[second, 1] == f"the name 'good' stands in {first}:1 already"
+    assert len(reasons) == 57
+    assert len(checked.judged.places) == 1
+    rows = {one.line: msgspec.json.decode(one.raw) for one in checked.rejects if one.file == first}
+    assert rows[6] == bad[5]
+    assert rows[3] == bad[2]
+    frame = REJECTS.check(checked.rejects_frame(spark))
+    assert frame.count() == 57
+
+
+def _corpus(directory: Path) -> dict[str, str]:
+    """Files that are broken, and what is said of each."""
+    good = [{"name": f"g{n}", "payload": "x" * 50} for n in range(200)]
+    packed = gzip.compress(_lines(good))
+    (directory / "cut.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    pq.write_table(pa.table({"name": ["p"], "payload": ["x"]}), directory / "whole.parquet")
+    whole = (directory / "whole.parquet").read_bytes()
+    (directory / "cut.parquet").write_bytes(whole[: len(whole) // 2])
+    (directory / "drift.parquet").write_bytes(b"")
+    table = pa.table({"name": ["p"], "payload": ["x"], "prio": [1]})
+    pq.write_table(table, directory / "drift.parquet")
+    (directory / "head.csv").write_text("name,payload,colour\na,x,red\n")
+    (directory / "wide.jsonl").write_bytes(_lines(good).decode().encode("utf-16"))
+    return {
+        "cut.jsonl.gz": "the compressed file ends too early",
+        "cut.parquet": "is no whole Parquet file",
+        "drift.parquet": "has an unknown column 'prio'",
+        "head.csv": "has an unknown column 'colour'",
+        "wide.jsonl": "the file is UTF-16",
+    }
+
+
+def test_a_file_that_can_t_be_read_to_its_end_is_refused(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    for name, reason in _corpus(tmp_path).items():
+        with pytest.raises(UserError, match=reason) as refused:
+            _read(spark, str(tmp_path / "whole.parquet"), str(tmp_path / name))
+        assert str(refused.value).startswith(str(tmp_path / name)), name
+
+
+def test_a_file_that_is_not_there_is_refused_before_spark_reads(spark: SparkSession) -> None:
+    with pytest.raises(BadCampaign, match="can't be read"):
+        _read(spark, "/nonexistent.jsonl")
+
+
+def test_bad_rows_are_quarantined_and_the_rest_is_as_it_was(
+    spark: SparkSession, tmp_path: Path, broker: MemoryBroker
+) -> None:
+    path = tmp_path / "a.jsonl"
+    long = b'{"name": "long", "payload": "' + b"x" * LINE_BYTES_MAX + b'"}\n'
+    path.write_bytes(
+        _lines([{"name": "../../etc", "argv": ["../x"], "cwd": "../y", "lane": "../z"}])
+        + b'{"name": "\xff", "payload": "x"}\n'
+        + long
+        + b'{"name": "cut", "payl\n'
+        + _lines([{"name": "after", "payload": "x", "after": ["../../etc"]}])
+    )
+    checked = _read(spark, str(path))
+    assert [one.line for one in checked.rejects] == [2, 3, 4]
+    assert "not UTF-8" in checked.rejects[0].reason
+    assert "at most 16777216 are allowed" in checked.rejects[1].reason
+    with broker.client() as client:
+        assert _submit(checked, broker) == Taken(2, 0)
+        view = client.show("../../etc")
+        assert (view["lane"], view["campaign"]) == ("../z", "c")
+    (place,) = load.write_rejects(checked.rejects, None)
+    assert place == tmp_path / "a.jsonl.rejected.jsonl"
+    assert [json.loads(line)["line"] for line in place.read_text().splitlines()] == [2, 3, 4]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a.jsonl", place.name]
+
+
+def test_columns_may_differ_from_file_to_file(
+    spark: SparkSession, tmp_path: Path, broker: MemoryBroker
+) -> None:
+    pq.write_table(pa.table({"name": ["a"], "payload": [b"x"]}), tmp_path / "a.parquet")
+    table = pa.table({"priority": ["7"], "name": ["b"], "argv": ["echo hi"], "after": [["a"]]})
+    pq.write_table(table, tmp_path / "b.parquet")
+    checked = _read(spark, str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet"))
+    assert _submit(checked, broker) == Taken(2, 0)
+    with broker.client() as client:
+        views = _views(client)
+    assert (views["b"]["priority"], views["b"]["service"]) == (7, "exec")
+
+
+def test_waves_follow_the_levels_and_a_second_run_submits_nothing(
+    spark: SparkSession, tmp_path: Path, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load.plan, "__kwdefaults__", {"wave": 4, "portion": 2})
+    tasks = [
+        {"name": f"l{level}-{n}", "payload": "x", "after": [f"l{level - 1}-{n}"] if level else []}
+        for level in (2, 0, 1)
+        for n in range(5)
+    ]
+    checked = _read(spark, _write(tmp_path / "a.jsonl", tasks))
+    seen: list[tuple[int, int]] = []
+    assert _submit(checked, broker, progress=lambda *far: seen.append(far)) == Taken(15, 0)
+    assert seen == [(5, 15), (10, 15), (15, 15)]
+    assert _submit(checked, broker) == Taken(0, 15)
+
+
+def test_a_name_that_is_known_as_something_else_stops_all_before_it_begins(
+    spark: SparkSession, tmp_path: Path, broker: MemoryBroker
+) -> None:
+    with broker.client() as client:
+        client.submit(["true"], name="b", campaign="c").name  # noqa: B018  # waits for nothing
+        client.submit(["false"], name="d", campaign="other")
+        client.status()
+        tasks = [{"name": name, "argv": ["true"]} for name in "abcd"]
+        checked = _read(spark, _write(tmp_path / "a.jsonl", tasks))
+        found = load.conflicts(checked, target(broker.endpoint, None, "c", Unknown.REFUSE))
+        assert len(found) == 1
+        assert "task d is known" in found[0]
+        assert sorted(_views(client)) == ["b", "d"]
+        with pytest.raises(Refused, match="task d is known"):
+            _submit(checked, broker)
+
+
+_KILLED = """
+import os, signal, sys
+from taskyard.client.campaign.formats import Options
+from taskyard.core.events import Unknown
+from taskyard.pipeline.jobs import load
+from taskyard.pipeline.session import session
+from taskyard.pipeline.submitting import target
+
+load.plan.__kwdefaults__ = {"wave": 20, "portion": 10}
+checked = load.read(session("killed", "local[2]"), [sys.argv[1]], Options(campaign="c"))
+def kill(done, total):
+    if done >= 40:
+        os.kill(os.getpid(), signal.SIGKILL)
+load.submit_all(checked, target(sys.argv[2], None, "c", Unknown.REFUSE), kill)
+"""
+
+
+def test_killed_in_the_middle_and_run_again_it_submits_nothing_twice(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    tasks = [
+        {"name": f"t{n}", "argv": ["true", str(n)], "after": [f"t{n - 20}"] if n >= 20 else []}
+        for n in range(100)
+    ]
+    file = _write(tmp_path / "a.jsonl", tasks)
+    with Broker(tmp_path) as broker:
+        command = [sys.executable, "-c", _KILLED, file, broker.endpoint]
+        killed = subprocess.run(command, check=False)
+        assert killed.returncode == -signal.SIGKILL
+        to = target(broker.endpoint, None, "c", Unknown.REFUSE)
+        checked = _read(spark, file)
+        assert load.conflicts(checked, to) == []
+        assert load.submit_all(checked, to) == Taken(60, 40)
+        broker.terminate()
+    tally = _tally(tmp_path / ".taskyard")
+    assert (tally.submitted, tally.unfinished, tally.unknown) == (100, 100, 0)
+
+
+def _tally(state: Path) -> Any:
+    seen = witnessed(state)
+    assert seen is not None
+    counting, number = Counting(), 0
+    with JournalReader(state, *seen) as reader:
+        for row in reader.rows():
+            counting.add(recovery.records_of(row, number))
+            number = row.record_last
+    return counting.tally()
+
+
+# The verb.
+
+
+def _call(*words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = run(taskyard, ["pipeline", "load", *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.usefixtures("spark")
+def test_the_verb_looks_without_a_broker(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = _write(tmp_path / "d.jsonl", DIAMOND)
+    code, out, _ = _call(file, "--dry-run", capsys=capsys)
+    assert code == 0
+    lines = [line.split(maxsplit=1) for line in out.splitlines()[1:]]
+    told = {first: rest for first, rest in lines if first != "critical"}
+    assert (told["tasks"], told["depth"], told["width"]) == ("5", "4", "2 (on level 2)")
+    assert "critical path  4 tasks: top → left → end → last" in out
+    _, out, _ = _call(file, "--dry-run", "--json", capsys=capsys)
+    documents.check(out)
+    assert json.loads(out)["critical_path"] == ["top", "left", "end", "last"]
+
+
+@pytest.mark.usefixtures("spark")
+def test_the_verb_submits_all_or_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], broker: MemoryBroker
+) -> None:
+    tasks = [*DIAMOND, {"name": "bad"}, {"name": "behind", "payload": "", "after": ["bad"]}]
+    file = _write(tmp_path / "d.jsonl", tasks)
+    to = ("--broker", broker.endpoint)
+    rejects = tmp_path / "rejects.jsonl"
+    code, _, err = _call(file, *to, "--rejects", str(rejects), capsys=capsys)
+    assert code == 2
+    assert f"{file}:6: says nothing to do" in err
+    assert "nothing was submitted" in err
+    assert len(rejects.read_text().splitlines()) == 2
+    with broker.client() as client:
+        assert _views(client) == {}
+        code, out, _ = _call(file, *to, "--skip-bad", "--json", capsys=capsys)
+        documents.check(out)
+        assert (code, json.loads(out)["new"], json.loads(out)["rejected"]) == (0, 5, 2)
+        _, out, _ = _call(file, *to, "--skip-bad", capsys=capsys)
+        assert out == "campaign d: 5 tasks: 0 new, 5 known\n"
+        assert client.counts("d")["ready"] == 1
+        code, _, err = _call(file, *to, "--skip-bad", "--campaign", "e", capsys=capsys)
+        assert code == 2
+        assert "5 tasks of these names are known, and not the same" in err
+
+
+@pytest.mark.usefixtures("spark")
+def test_several_files_want_a_campaign(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [_write(tmp_path / f"{name}.jsonl", DIAMOND) for name in "ab"]
+    code, _, err = _call(*files, "--dry-run", capsys=capsys)
+    assert code == 2
+    assert "--campaign NAME" in err

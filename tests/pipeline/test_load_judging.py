@@ -1,0 +1,98 @@
+"""A campaign's graph: everything that can be wrong with it is found, and named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from taskyard.pipeline.columns import Gathering
+from taskyard.pipeline.jobs.load import plan
+from taskyard.pipeline.judging import COLUMNS, Judged, judge
+
+
+def _judged(
+    tasks: list[tuple[str, list[str]]], seconds: list[float] | None = None, **how: Any
+) -> Judged:
+    gathering = Gathering("c")
+    for line, (name, after) in enumerate(tasks, start=1):
+        took = None if seconds is None else seconds[line - 1]
+        gathering.take(line, {"name": name, "payload": "x", "after": after}, took)
+    table = pa.Table.from_batches([gathering.batch()]).select(list(COLUMNS))
+    return judge(table, lambda place: ("f", place), **how)
+
+
+def test_levels_order_and_shape() -> None:
+    found = _judged([("d", ["b", "c"]), ("b", ["a"]), ("a", []), ("c", ["a"])])
+    assert found.places.tolist() == [3, 2, 4, 1]
+    assert found.levels.tolist() == [0, 1, 1, 2]
+    assert (found.tasks, found.edges, found.roots) == (4, 4, 1)
+    assert (found.sizes, found.width, found.widest) == ([1, 2, 1], 2, 2)
+    assert found.services == {"default": 4}
+    assert found.rejected == {}
+
+
+def test_the_second_of_a_name_is_rejected() -> None:
+    found = _judged([("a", []), ("b", []), ("a", ["b"])])
+    assert found.rejected == {3: "the name 'a' stands on line 1 already"}
+    assert found.duplicates == 1
+    assert found.places.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("length", [2, 50])
+def test_a_cycle_is_found_and_named(length: int) -> None:
+    ring = [(f"r{n}", [f"r{(n + 1) % length}"]) for n in range(length)]
+    found = _judged([("free", []), *ring, ("behind", ["r0"])])
+    assert [sorted(cycle) for cycle in found.cycles] == [sorted(name for name, _ in ring)]
+    assert found.rejected[2].startswith("is in a cycle: 'r0' after 'r1'")
+    assert found.rejected[length + 2] == "waits for 'r0', which was rejected (line 2)"
+    assert len(found.rejected) == length + 1
+    assert found.places.tolist() == [1]
+
+
+def test_a_task_that_waits_for_itself_is_rejected_with_those_behind_it() -> None:
+    found = _judged([("a", ["a"]), ("b", ["a"]), ("c", ["b"])])
+    assert found.rejected == {
+        2: "waits for 'a', which was rejected (line 1)",
+        3: "waits for 'b', which was rejected (line 2)",
+    }
+    assert found.unknown == {}
+
+
+def test_names_that_nobody_has_are_counted_and_rejected_when_that_is_sure() -> None:
+    tasks = [("a", ["x"]), ("b", ["x", "y"]), ("c", ["a"]), ("d", [])]
+    found = _judged(tasks)
+    assert found.unknown == {"x": 2, "y": 1}
+    assert found.rejected == {}
+    sure = _judged(tasks, known=["x"], strangers_are_bad=True)
+    assert sure.rejected == {2: "waits for 'y', which neither the file nor the broker has"}
+    assert sure.places.tolist() == [1, 4, 3]
+
+
+def test_the_critical_path_is_the_longest_in_time_where_that_is_told() -> None:
+    tasks = [("a", []), ("b", ["a"]), ("c", ["b"]), ("long", []), ("end", ["c", "long"])]
+    by_number = _judged(tasks).critical_path
+    assert (by_number.names, by_number.seconds) == (["a", "b", "c", "end"], None)
+    by_time = _judged(tasks, [1.0, 1.0, 1.0, 10.0, 2.0]).critical_path
+    assert (by_time.names, by_time.seconds) == (["long", "end"], 12.0)
+
+
+def test_nothing_is_a_campaign_too() -> None:
+    found = _judged([])
+    assert (found.tasks, found.width, found.widest, found.critical_path.names) == (0, 0, 0, [])
+
+
+def test_small_levels_share_a_portion_and_large_ones_are_spread() -> None:
+    plans = plan([1, 2, 3, 40, 4, 4, 2], wave=5, portion=10)
+    assert plans.waves == [range(1), range(1, 5), range(5, 6), range(6, 7)]
+    assert plans.sizes == [6, 40, 8, 2]
+    assert plans.portions.tolist() == [0] * 6 + [n for n in (1, 2, 3, 4) for _ in range(10)] + (
+        [5] * 8 + [6] * 2
+    )
+
+
+def test_levels_that_follow_each_other_are_never_spread() -> None:
+    plans = plan([4, 8, 30], wave=5, portion=10)
+    assert plans.waves == [range(1), range(1, 4)]
+    assert plans.sizes == [12, 30]

@@ -1,0 +1,124 @@
+"""Events to metrics: counts, depth and times of each stretch of a campaign, a lane, a worker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskyard.pipeline.datasets import METRICS
+from taskyard.pipeline.transforms.attempts import attempts
+from taskyard.pipeline.transforms.metrics import BUCKETS_MAX, metrics
+from taskyard.pipeline.transforms.workers import workers
+from tests.pipeline.stories import SECOND_NS, Story, at
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row, SparkSession
+
+
+def tell() -> Story:
+    """Two tasks wait; one is done after three seconds, the other fails twice."""
+    story = Story()
+    story.join(0, "w", slots=2)
+    story.submit(0, "a")
+    story.submit(0.5, "b")
+    story.lease(1.5, "a")
+    story.lease(1.75, "b")
+    story.tell(2, "postponed", "b", worker="w", reason="busy\nsince noon", own_fault=True)
+    story.finish(4.5, "a")
+    story.tell(6, "due", "b")
+    story.ready(6, "b", "due")
+    story.lease(6.25, "b")
+    story.fail(6.5, "b", "busy")
+    return story
+
+
+def of_lanes() -> Story:
+    story = Story("laned")
+    for event in tell().events:
+        story.events.append({**event, "record": int(str(event["record"])) + 100})
+        if event.get("task"):
+            story.events[-1] |= {"campaign": "laned", "lane": "x", "task": f"laned {event['task']}"}
+    return story
+
+
+@pytest.fixture(scope="module")
+def found(spark: SparkSession) -> list[Row]:
+    whole, long = tell(), Story("long")
+    whole.events += [event for event in of_lanes().events if event.get("task")]
+    long.submit(0, "early")
+    long.submit(100_000, "late")
+    whole.events += long.events
+    events, _ = whole.frames(spark)
+    made = attempts(events).persist()
+    return METRICS.check(metrics(events, made, workers(events, made))).collect()
+
+
+def rows(found: list[Row], scope: str, campaign: str | None, *columns: str) -> list[Any]:
+    mine = [row for row in found if (row["scope"], row["campaign"]) == (scope, campaign)]
+    return sorted(tuple(row[name] for name in ("bucket", *columns)) for row in mine)
+
+
+def test_each_stretch_counts_what_happened_in_it(found: list[Row]) -> None:
+    columns = ("submitted", "leased", "finished", "failed", "retries", "throughput")
+    assert rows(found, "campaign", "c", *columns) == [
+        (at(0), 2, 0, 0, 0, 0, 0.0),
+        (at(1), 0, 2, 0, 0, 0, 0.0),
+        (at(2), 0, 0, 0, 0, 1, 0.0),
+        (at(3), 0, 0, 0, 0, 0, 0.0),
+        (at(4), 0, 0, 1, 0, 0, 1.0),
+        (at(5), 0, 0, 0, 0, 0, 0.0),
+        (at(6), 0, 1, 0, 1, 0, 0.0),
+    ]
+
+
+def test_depth_and_running_are_carried_on(found: list[Row]) -> None:
+    told = rows(found, "campaign", "c", "depth", "running", "busy_ns")
+    assert [(depth, running, busy / SECOND_NS) for _, depth, running, busy in told] == [
+        (2, 0, 0),
+        (0, 2, 0.75),
+        (0, 1, 1),
+        (0, 1, 1),
+        (0, 0, 0.5),
+        (0, 0, 0),
+        (0, 0, 0.25),
+    ]
+
+
+def test_times_are_told_where_attempts_begin_and_end(found: list[Row]) -> None:
+    told = rows(found, "campaign", "c", "wait_p50_ns", "wait_max_ns", "run_max_ns", "reasons")
+    begun, put_off, ended = told[1], told[2], told[6]
+    assert begun == (at(1), 1_250_000_000, 1_500_000_000, None, None)
+    assert put_off == (at(2), None, None, 250_000_000, {"busy": 1})
+    assert ended == (at(6), 250_000_000, 250_000_000, 250_000_000, {"busy": 1})
+
+
+def test_services_lanes_and_workers_have_rows_of_their_own(found: list[Row]) -> None:
+    scopes = {
+        (row["scope"], row["campaign"], row["service"], row["lane"], row["worker"]) for row in found
+    }
+    assert scopes == {
+        ("campaign", "c", None, None, None),
+        ("campaign", "laned", None, None, None),
+        ("campaign", "long", None, None, None),
+        ("service", "c", "exec", None, None),
+        ("service", "laned", "exec", None, None),
+        ("service", "long", "exec", None, None),
+        ("lane", "laned", "exec", "x", None),
+        ("worker", None, None, None, "w"),
+    }  # fmt: skip
+    times = [row[0] for row in rows(found, "lane", "laned")]
+    assert times == [at(second) for second in (0, 1, 2, 4, 6)], "where something happened"
+
+
+def test_workers_are_used_as_far_as_their_slots_go(found: list[Row]) -> None:
+    told = rows(found, "worker", None, "leased", "finished", "running", "utilisation", "depth")
+    assert told[0] == (at(1), 4, 0, 4, 0.75, None)
+    assert [row[4] for row in told] == [0.75, 1.0, 1.0, 0.5, 0.0, 0.25]
+
+
+def test_stretches_get_longer_with_the_campaign(found: list[Row]) -> None:
+    told = rows(found, "campaign", "long", "bucket_ns", "depth")
+    assert 2 <= len(told) <= BUCKETS_MAX + 1
+    assert {width for _, width, _ in told} == {600 * SECOND_NS}
+    assert [depth for *_, depth in told][-2:] == [1, 2]

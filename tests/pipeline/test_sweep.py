@@ -1,0 +1,462 @@
+"""The sweep: the simulation by itself, what it is fed from, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+import random
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from taskyard.core.limits import SECOND_NS
+from taskyard.errors import UserError
+from taskyard.pipeline.sweep import crew, simulate, verdict
+from taskyard.pipeline.sweep.crew import Crew
+from taskyard.pipeline.sweep.measured import COLUMNS, workload_of
+from taskyard.pipeline.sweep.points import Forecast, Point, grid, read_numbers
+from taskyard.pipeline.sweep.shape import shape_of
+from taskyard.pipeline.sweep.workers import Workers, alike
+from taskyard.pipeline.sweep.workload import Kind, Setback, Stay, Workload, decoded, encoded
+from taskyard.pipeline.sweep.written import workload_of_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+MILLI_NS = SECOND_NS // 1000
+
+
+def flat(count: int, seed: int = 1) -> Workload:
+    luck = random.Random(seed)
+    run_ns = [int(luck.expovariate(1) * SECOND_NS) + 1 for _ in range(count)]
+    return Workload([b"t%d" % number for number in range(count)], run_ns, gap_ns=MILLI_NS)
+
+
+def chains(count: int, length: int) -> Workload:
+    workload = flat(count)
+    workload.after = [[n - 1] if n % length else [] for n in range(count)]
+    return workload
+
+
+def tangle(count: int) -> Workload:
+    workload, luck = flat(count), random.Random(2)
+    workload.after = [
+        sorted({luck.randrange(max(0, n - 60), n) for _ in range(luck.randrange(3))}) if n else []
+        for n in range(count)
+    ]
+    return workload
+
+
+def lanes(count: int, number: int) -> Workload:
+    workload = flat(count)
+    workload.lanes = [b"lane-%d" % (n % number) for n in range(count)]
+    return workload
+
+
+def one_by_one(workload: Workload, point: Point) -> Workers:
+    run = Workers(workload, point, alike(workload, point))
+    run.run()
+    return run
+
+
+def forecast(workload: Workload, workers: int, *policy: str, slots: int = 1) -> Forecast:
+    return simulate.simulate(workload, shape_of(workload), Point(workers, slots, policy))
+
+
+# The simulation.
+
+
+@pytest.mark.parametrize("workers", [1, 3, 12, 60, 400])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: flat(600), lambda: chains(600, 20), lambda: tangle(600), lambda: lanes(600, 90)],
+)
+def test_crew_takes_as_long_as_workers_one_by_one(
+    make: Callable[[], Workload], workers: int
+) -> None:
+    workload, point = make(), Point(workers, 1)
+    quick = simulate.simulate(workload, shape_of(workload), point)
+    assert quick.makespan_ns == pytest.approx(one_by_one(workload, point).makespan_ns, rel=0.03)
+    assert (quick.done, quick.unfinished) == (600, 0)
+
+
+def test_nothing_begins_before_what_it_waits_for_has_ended() -> None:
+    workload = tangle(300)
+    run = Crew(workload, Point(8, 1), ahead=16, window_ns=SECOND_NS)
+    run.run()
+    for number, after in enumerate(workload.after or []):
+        for before in after:
+            ended_ns = run.begun_ns[before] + workload.run_ns[before] + workload.gap_ns
+            assert run.begun_ns[number] >= ended_ns
+
+
+@pytest.mark.parametrize("ahead", [0, 32])
+def test_no_more_tasks_run_at_once_than_there_are_slots(ahead: int) -> None:
+    workload = tangle(300)
+    run = Crew(workload, Point(3, 2), ahead, window_ns=SECOND_NS // 2)
+    run.run()
+    assert most_at_once(run, workload, range(300)) == 6
+
+
+def test_lane_has_one_task_at_a_time() -> None:
+    workload = lanes(200, 4)
+    run = Crew(workload, Point(50, 1), ahead=0, window_ns=SECOND_NS)
+    run.run()
+    for lane in range(4):
+        assert most_at_once(run, workload, range(lane, 200, 4)) == 1
+
+
+def most_at_once(run: Crew, workload: Workload, numbers: range) -> int:
+    changes = []
+    for number in numbers:
+        begun_ns = run.begun_ns[number]
+        ended_ns = begun_ns + workload.run_ns[number] + workload.gap_ns
+        changes += [(begun_ns, 1), (ended_ns, -1)]
+    level = most = 0
+    for _, change in sorted(changes):
+        level += change
+        most = max(most, level)
+    return most
+
+
+def test_more_workers_never_beat_the_bounds() -> None:
+    workload = tangle(400)
+    shape = shape_of(workload)
+    for workers in (1, 4, 1000):
+        made = forecast(workload, workers)
+        assert made.makespan_ns >= shape.bound_ns(workers, 1)
+        assert made.makespan_ns <= shape.work_ns / workers + shape.chain_ns
+        assert 0 < made.utilisation <= 1
+
+
+def test_one_worker_does_all_the_work_and_waits_for_nothing() -> None:
+    workload = Workload([b"a", b"b"], [SECOND_NS, 2 * SECOND_NS])
+    made = forecast(workload, 1)
+    assert made.makespan_ns == made.busy_ns == 3 * SECOND_NS
+    assert made.utilisation == 1
+    assert (made.wait_ns_mean, made.wait_ns_max) == (SECOND_NS // 2, SECOND_NS)
+
+
+def test_task_that_failed_once_is_tried_again_after_its_pause() -> None:
+    workload = Workload([b"a"], [SECOND_NS], setbacks={0: [Setback(3 * SECOND_NS, 5 * SECOND_NS)]})
+    for made in (forecast(workload, 1), forecast(workload, 1, "overfeed=1")):
+        assert made.makespan_ns == 9 * SECOND_NS
+        assert (made.done, made.failed) == (1, 0)
+
+
+def test_what_waits_for_a_failure_is_never_run() -> None:
+    workload = Workload([b"a", b"b"], [SECOND_NS, SECOND_NS], after=[[], [0]], failing=[0])
+    for made in (forecast(workload, 4), forecast(workload, 4, "workers_max=9")):
+        assert (made.done, made.failed, made.unfinished) == (0, 1, 1)
+        assert made.makespan_ns == SECOND_NS
+
+
+def test_task_begins_neither_before_it_arrives_nor_before_it_is_due() -> None:
+    kinds = [Kind(), Kind(due_ns=5 * SECOND_NS)]
+    workload = Workload([b"a", b"b"], [SECOND_NS] * 2, kinds, [1, 0])
+    workload.arrivals_ns = [0, 9 * SECOND_NS]
+    for policy in ((), ("overfeed=1",)):
+        made = forecast(workload, 4, *policy)
+        assert made.makespan_ns == 10 * SECOND_NS
+        assert made.wait_ns_max == 0
+
+
+def test_wide_tasks_leave_slots_unused() -> None:
+    workload = Workload([b"a", b"b"], [SECOND_NS] * 2, [Kind(slots=2)])
+    assert forecast(workload, 1, slots=3).makespan_ns == 2 * SECOND_NS
+    assert forecast(workload, 1, slots=4).makespan_ns == SECOND_NS
+    assert forecast(workload, 5, slots=1).unfinished == 2
+
+
+def test_rules_are_the_schedulers_own() -> None:
+    workload = Workload([b"%d" % n for n in range(12)], [SECOND_NS] * 12, lanes=[b"x"] * 12)
+    assert forecast(workload, 8).makespan_ns == 12 * SECOND_NS
+    assert forecast(workload, 8, "lane_workers_max=3").makespan_ns == 4 * SECOND_NS
+    assert forecast(workload, 2, "overfeed=5", slots=6).makespan_ns == 12 * SECOND_NS
+    workload.lanes = [b"lane-%d" % n for n in range(12)]
+    assert forecast(workload, 8, "workers_max=2").makespan_ns == 6 * SECOND_NS
+    assert forecast(workload, 8, "broker_workers_max=4").makespan_ns == 3 * SECOND_NS
+
+
+def test_replay_has_workers_come_and_go_as_they_did() -> None:
+    workload = Workload([b"%d" % n for n in range(4)], [2 * SECOND_NS] * 4)
+    services = workload.services
+    workload.stays = [
+        Stay(b"early", services, 1, joined_ns=SECOND_NS),
+        Stay(b"lost", services, 1, joined_ns=0, left_ns=3 * SECOND_NS, is_lost=True),
+    ]
+    made = simulate.replay(workload)
+    assert made.done == 4
+    assert made.makespan_ns == 7 * SECOND_NS  # of four tasks, one was begun twice
+
+
+def test_crew_is_only_for_what_does_not_depend_on_workers() -> None:
+    plain, shape = flat(40), shape_of(flat(40))
+    assert crew.can_be_one(plain, shape, Point(2, 1))
+    assert not crew.can_be_one(plain, shape, Point(2, 1, ("workers_max=1",)))
+    assert not crew.can_be_one(plain, shape, Point(2, 1, ("overfeed=1",)))
+    wide = Workload([b"a"], [1], [Kind(slots=2)])
+    assert not crew.can_be_one(wide, shape_of(wide), Point(2, 1))
+    laned = lanes(40, 2)
+    assert not crew.can_be_one(laned, shape_of(laned), Point(2, 1))
+    assert crew.ahead_of(shape_of(chains(40, 20)), Point(8, 1)) == 0
+
+
+def test_workload_survives_its_way_to_an_executor() -> None:
+    workload = tangle(50)
+    workload.setbacks[3] = [Setback(1, 2)]
+    workload.stays = [Stay(b"w", (b"exec",), 2, 5)]
+    assert decoded(encoded(workload)) == workload
+
+
+# The grid.
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("1,2,4,…,64", [1, 2, 4, 8, 16, 32, 64]),
+        ("1,2,...,8", [1, 2, 4, 8]),
+        ("1,2,3,…,6", [1, 2, 3, 4, 5, 6]),
+        ("10,20,…,50", [10, 20, 30, 40, 50]),
+        ("2,4,8,…,20", [2, 4, 8, 16, 20]),
+        ("7", [7]),
+        ("1, 4 ,1", [1, 4]),
+    ],
+)
+def test_numbers_go_on_as_they_began(text: str, numbers: list[int]) -> None:
+    assert read_numbers(text, "--workers") == numbers
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "1,x", "1,…,8", "1,2,…", "4,2,…,9", "1e3", "-1", "9" * 9]
+)
+def test_numbers_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match="--workers"):
+        read_numbers(text, "--workers")
+
+
+def test_policies_make_every_combination() -> None:
+    points = grid([1, 2], [1], ["overfeed=0,3", "order=age"])
+    assert [point.policy for point in points] == [
+        *[("overfeed=0", "order=age")] * 2,
+        *[("overfeed=3", "order=age")] * 2,
+    ]
+    assert points[-1].rules()[0].overfeed == 3
+
+
+@pytest.mark.parametrize("pair", ["speed=3", "overfeed", "overfeed=x", "order=best", "overfeed="])
+def test_policy_that_is_none_is_refused(pair: str) -> None:
+    with pytest.raises(UserError, match="--policy"):
+        grid([1], [1], [pair])
+
+
+def test_grid_has_an_end() -> None:
+    with pytest.raises(UserError, match="points are more than"):
+        grid(range(1, 1000), range(1, 1000), [])
+
+
+# What it is fed from.
+
+BEGIN = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def history(
+    tasks: list[dict[str, Any]], attempts: list[dict[str, Any]], **more: list[dict[str, Any]]
+) -> Workload:
+    """A workload from rows by hand; times are seconds."""
+    usual = {"generation": 1, "service": "exec", "lane": "", "slots": 1, "state": "DONE"}
+    usual |= {"submitted": 0, "submitted_record": 1, "is_behind_failure": False, "ended": 9}
+    rows = {
+        "tasks": [usual | task for task in tasks],
+        "attempts": [
+            {"generation": 1, "attempt": 1, "lane": "", "worker": "w", "outcome": "finished"}
+            | {"leased_record": place + 2, "ready": 0}
+            | attempt
+            for place, attempt in enumerate(attempts)
+        ],
+        "edges": more.get("edges", []),
+        "workers": more.get("workers", [{"worker": "w", "slots": 1, "joined": 0}]),
+    }
+    return workload_of(**{name: _table(name, rows[name]) for name in rows})
+
+
+def _table(name: str, rows: list[dict[str, Any]]) -> pa.Table:
+    columns = {}
+    for column in COLUMNS[name]:
+        values = [row.get(column) for row in rows]
+        kind = _KINDS.get(column, pa.string())
+        if kind == _TIME:
+            values = [None if one is None else BEGIN + timedelta(seconds=one) for one in values]
+        columns[column] = pa.array(values, kind)
+    return pa.table(columns)
+
+
+_TIME = pa.timestamp("us", tz="UTC")
+_TIMES = ("submitted", "leased", "ended", "due", "ready", "settled", "joined", "left")
+_NUMBERS = ("generation", "priority", "slots", "submitted_record", "attempt", "leased_record")
+_KINDS = (
+    dict.fromkeys(_TIMES, _TIME)
+    | dict.fromkeys((*_NUMBERS, "record"), pa.int64())
+    | {"is_behind_failure": pa.bool_(), "services": pa.list_(pa.string())}
+)
+
+
+def test_task_that_waits_in_its_workers_hand_does_not_run_yet() -> None:
+    made = history(
+        [{"task": "a"}, {"task": "b"}],
+        [{"task": "a", "leased": 1, "settled": 3}, {"task": "b", "leased": 1, "settled": 7}],
+    )
+    assert made.run_ns == [2 * SECOND_NS, 4 * SECOND_NS]
+    assert made.gap_ns == 0
+
+
+def test_gap_is_what_lies_between_a_free_slot_and_the_next_lease() -> None:
+    names = ["a", "b", "c"]
+    made = history(
+        [{"task": name} for name in names],
+        [
+            {"task": name, "leased": place * 3, "settled": place * 3 + 2}
+            for place, name in enumerate(names)
+        ],
+    )
+    assert made.gap_ns == SECOND_NS
+    assert forecast(made, 1).makespan_ns == 9 * SECOND_NS
+
+
+def test_failed_attempts_become_setbacks_and_lost_ones_are_left_out() -> None:
+    made = history(
+        [{"task": "a"}],
+        [
+            {"task": "a", "leased": 0, "settled": 1, "outcome": "postponed"},
+            {"task": "a", "leased": 2, "settled": 4, "outcome": "expired", "attempt": 2},
+            {"task": "a", "leased": 5, "settled": 9, "attempt": 3, "ready": 4},
+        ],
+    )
+    assert made.setbacks == {0: [Setback(SECOND_NS, 3 * SECOND_NS)]}
+    assert made.run_ns == [4 * SECOND_NS]
+
+
+def test_name_submitted_anew_is_another_task_and_keeps_its_edges() -> None:
+    made = history(
+        [
+            {"task": "a"},
+            {"task": "b", "submitted_record": 2},
+            {"task": "a", "generation": 2, "submitted_record": 10},
+            {"task": "b", "generation": 2, "submitted_record": 11},
+        ],
+        [],
+        edges=[
+            {"record": 2, "task": "b", "after": "a"},
+            {"record": 11, "task": "b", "after": "a"},
+            {"record": 11, "task": "b", "after": "somebody else's"},
+        ],
+    )
+    assert made.after == [[], [0], [], [2]]
+    assert len(set(made.names)) == 4
+
+
+def test_cancelled_tasks_are_left_out_and_unrun_ones_guessed() -> None:
+    made = history(
+        [{"task": "a"}, {"task": "b", "state": "READY"}, {"task": "c", "state": "CANCELLED"}],
+        [{"task": "a", "leased": 0, "settled": 3}],
+    )
+    assert made.names == [b"a", b"b"]
+    assert made.run_ns == [3 * SECOND_NS] * 2
+    assert made.guessed == 1
+
+
+def test_workers_of_the_run_are_kept_with_their_comings_and_goings() -> None:
+    made = history(
+        [{"task": "a", "submitted": 1, "ended": 20}],
+        [{"task": "a", "leased": 1, "settled": 20}],
+        workers=[
+            {"worker": "w", "slots": 2, "joined": 0, "services": ["exec"]},
+            {"worker": "x", "slots": 1, "joined": 3, "left": 5, "reason": "silent"},
+            {"worker": "late", "slots": 1, "joined": 30},
+        ],
+    )
+    assert made.stays == [
+        Stay(b"w", (b"exec",), 2, 0),
+        Stay(b"x", (), 1, 2 * SECOND_NS, 4 * SECOND_NS, is_lost=True),
+    ]
+    assert made.makespan_ns == 19 * SECOND_NS
+
+
+def test_file_says_how_long_tasks_run(tmp_path: Path) -> None:
+    path = tmp_path / "campaign.jsonl"
+    tasks: list[dict[str, object]] = [
+        {"name": "a", "argv": ["sleep", "1.5"]},
+        {"name": "b", "argv": ["true"], "time_limit": "2s", "after": ["a"], "lane": "x"},
+        {"name": "c", "argv": ["true"]},
+    ]
+    path.write_text("\n".join(json.dumps(task) for task in tasks))
+    with pytest.raises(UserError, match="task 'c' does not say how long it runs; give --run-time"):
+        workload_of_file(str(path), None)
+    made = workload_of_file(str(path), 4 * SECOND_NS)
+    assert made.run_ns == [SECOND_NS * 3 // 2, 4 * SECOND_NS, 4 * SECOND_NS]
+    assert made.after == [[], [0], []]
+    assert made.lanes == [b"", b"x", b""]
+    path.write_text('{"name": "a"}')
+    with pytest.raises(UserError, match=r"campaign\.jsonl:1: says nothing to do"):
+        workload_of_file(str(path), None)
+
+
+def test_wfcommons_says_how_long_tasks_took(tmp_path: Path) -> None:
+    specified: list[dict[str, object]] = [
+        {"name": n, "id": n, "parents": [], "children": []} for n in ("a", "b")
+    ]
+    executed = [{"id": "a", "runtimeInSeconds": 2.5}, {"id": "b", "runtimeInSeconds": 1}]
+    path = tmp_path / "workflow.json"
+    workflow = {"specification": {"tasks": specified}, "execution": {"tasks": executed}}
+    path.write_text(json.dumps({"schemaVersion": "1.5", "workflow": workflow}))
+    assert workload_of_file(str(path), None).run_ns == [SECOND_NS * 5 // 2, SECOND_NS]
+
+
+# What is said.
+
+
+def told(workload: Workload, workers: list[int], *policy: str) -> list[str]:
+    results = [(Point(count, 1, policy), forecast(workload, count, *policy)) for count in workers]
+    return verdict.sentences(workload, shape_of(workload), results)
+
+
+def test_sentence_says_who_finishes_when_and_what_decides_beyond() -> None:
+    workload = Workload(
+        [b"%d" % n for n in range(80)], [60 * SECOND_NS] * 80, after=[[]] * 78 + [[77], [78]]
+    )
+    (text,) = told(workload, [1, 8, 16, 80, 200])
+    assert text == (
+        "1 worker finishes in 1 h 20 min; 8 in 12 min; 80 in 3 min; beyond 80 the critical path of "
+        "3 min decides."
+    )
+
+
+def test_sentence_names_the_lane_that_decides() -> None:
+    workload = Workload([b"%d" % n for n in range(20)], [SECOND_NS] * 20, lanes=[b"disk"] * 20)
+    (text,) = told(workload, [1, 2, 4])
+    assert text.endswith("beyond 1 the lane disk with 20 s of work decides.")
+
+
+def test_sentence_says_that_more_would_help() -> None:
+    (text,) = told(flat(500), [1, 2, 4])
+    assert text.endswith("more would still help: 99 % of the slots' time is used.")
+
+
+def test_error_against_the_run_is_said() -> None:
+    workload = Workload([b"a"], [10 * SECOND_NS], makespan_ns=11 * SECOND_NS)
+    text = verdict.check_text(workload, forecast(workload, 1))
+    assert text.endswith("takes 10 s where 11 s were measured (-9.1%).")
+
+
+def test_campaign_that_the_scheduler_refuses_is_no_empty_one() -> None:
+    with pytest.raises(UserError, match="the scheduler takes no such campaign"):
+        forecast(Workload([b"a" * 2000], [1]), 1)
+
+
+def test_makespan_falls_with_workers() -> None:
+    spans = [forecast(flat(300), workers).makespan_ns for workers in (1, 2, 4, 8, 16)]
+    assert all(more > fewer for more, fewer in pairwise(spans))

@@ -1,0 +1,109 @@
+"""The sweep on Spark: spread over executors, as a verb, and against a run that was measured."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.csv
+import pytest
+
+from taskyard.cli.documents import check
+from taskyard.cli.entry import run, taskyard
+from taskyard.errors import UserError
+from taskyard.pipeline.jobs import sweep as job
+from taskyard.pipeline.sweep.points import Point
+from taskyard.pipeline.sweep.shape import shape_of
+from taskyard.pipeline.sweep.simulate import simulate
+from taskyard.pipeline.sweep.workload import Workload
+from taskyard.pipeline.sweep.written import workload_of_file
+from tests.pipeline.browser import opened
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from playwright.sync_api import Browser
+    from pyspark.sql import SparkSession
+
+#: How far a simulation may be from what was measured.
+ERROR_MAX = 0.15
+
+
+def test_verb_says_what_a_simulation_says_and_writes_a_page_that_opens(
+    spark: SparkSession, browser: Browser, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert spark is not None
+    path = tmp_path / "campaign.jsonl"
+    tasks = [{"name": f"t{n}", "argv": ["sleep", "60"], "lane": "<b>x"} for n in range(8)]
+    path.write_text("\n".join(json.dumps(task) for task in tasks))
+    arguments = ["pipeline", "sweep", str(path), "--workers", "1,4", "--price", "2"]
+    arguments += ["--policy", "lane_workers_max=1,2", "--out", str(tmp_path / "out"), "--json"]
+    assert run(taskyard, arguments) == 0
+    told = capsys.readouterr().out
+    check(told)
+    document: dict[str, Any] = json.loads(told)
+    workload = workload_of_file(str(path), None)
+    for one in document["points"]:
+        point = Point(one["workers"], 1, (one["policy"],))
+        alone = simulate(workload, shape_of(workload), point)
+        assert (one["makespan_ns"], one["wait_ns_p95"]) == (alone.makespan_ns, alone.wait_ns_p95)
+    assert document["points"][0]["cost"] == pytest.approx(480 / 3600 * 2)
+    assert pyarrow.csv.read_csv(tmp_path / "out" / "sweep.csv").num_rows == 4
+    seen = opened(browser, tmp_path / "out" / "sweep.html")
+    figures = seen.figures()
+    assert (seen.complaints, seen.requests) == ([], [])
+    assert sorted(figures) == ["makespan", "use"]
+    assert all(drawn for _, _, drawn in figures.values())
+
+
+def test_nothing_to_simulate_is_said(spark: SparkSession) -> None:
+    with pytest.raises(UserError, match="there are no tasks to simulate"):
+        job.sweep(spark, Workload([], []), [Point(1, 1)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["x.jsonl", "--state", "y"], "a FILE has no --state"),
+        (["--run-time", "3s"], "--run-time is for tasks of a FILE"),
+        (["--workers", "none"], "is no number from 1 to"),
+        (["--policy", "x=1"], "the names are lane_workers_max"),
+    ],
+)
+def test_bad_usage_is_told_before_spark_starts(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(taskyard, ["pipeline", "sweep", *arguments]) == 2
+    told = capsys.readouterr().err
+    assert text in told
+    assert "starting Spark" not in told
+
+
+def test_simulated_makespan_is_that_of_the_run(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert spark is not None
+    path, state, luck = tmp_path / "sleeps.jsonl", tmp_path / "state", random.Random(4)
+    with path.open("w") as file:
+        for number in range(120):
+            task: dict[str, object] = {"name": f"s{number}"}
+            task["argv"] = ["sleep", luck.choice(["0.02", "0.05", "0.1"])]
+            if number >= 20 and luck.random() < 0.5:
+                task["after"] = [f"s{luck.randrange(number - 20, number)}"]
+            file.write(json.dumps(task) + "\n")
+    program = "from taskyard.cli import main; main()"
+    command = [sys.executable, "-c", program, "run", str(path), "--workers", "2", "--slots", "2"]
+    subprocess.run([*command, "--state", str(state)], check=True, capture_output=True)
+    arguments = ["pipeline", "sweep", "--state", str(state), "--workers", "1,2,4", "--json"]
+    assert run(taskyard, arguments) == 0
+    told = capsys.readouterr().out
+    check(told)
+    document: dict[str, Any] = json.loads(told)
+    assert document["tasks"] == 120
+    assert abs(document["error"]) < ERROR_MAX
+    assert "Checked against the run itself" in document["sentences"][-1]
+    spans = [point["makespan_ns"] for point in document["points"]]
+    assert spans[0] > spans[1] > spans[2] >= document["critical_path_ns"]
