@@ -7,6 +7,7 @@ A page is read from top to bottom, in one empty directory of its own:
     <!-- exits N -->            before a block: it ends with N
     <!-- file: NAME -->         before a block of any language: it is saved under that name
     <!-- not run: REASON -->    before a block: it is passed over
+    <!-- run by TEST -->        before a block: that test runs it, or compares it
 
 What differs from run to run (times, process ids, names that are made up) is not compared.
 """
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT: Final = Path(__file__).parent.parent
-PAGES: Final = ("README.md", "docs/tutorial.md", "docs/python.md")
+PAGES: Final = ("README.md", "docs/tutorial.md", "docs/python.md", "docs/lanes.md")
 
 #: What must come has come by then, however busy the machine.
 PATIENCE_SECONDS: Final = 120
@@ -61,7 +62,13 @@ class Block(NamedTuple):
 
     @property
     def is_run(self) -> bool:
-        return self.language == "sh" and not self.note.startswith("not run: ")
+        return self.language == "sh" and not self.note.startswith(("not run: ", "run by "))
+
+    @property
+    def is_run_elsewhere(self) -> bool:
+        """By a test that says so itself: it looks for this very note."""
+        test = ROOT / self.note.removeprefix("run by ")
+        return self.note.startswith("run by ") and self.note in test.read_text()
 
     @property
     def exit_code(self) -> int:
@@ -138,7 +145,7 @@ def test_commands_do_what_the_page_says(page: str, clone: Path) -> None:
             done = typed(clone, block.body)
             printed = done.stdout
             assert done.returncode == block.exit_code, f"{place}: {printed}"
-        elif block.language == "text":
+        elif block.language == "text" and not block.is_run_elsewhere:
             assert compared(printed) == compared(block.body), place
 
 
@@ -146,14 +153,15 @@ def test_commands_do_what_the_page_says(page: str, clone: Path) -> None:
 def test_every_block_is_run_saved_or_compared(page: str) -> None:
     found = blocks(page)
     assert len(found) == len(re.findall("^```$", (ROOT / page).read_text(), re.MULTILINE))
-    idle = [one for one in found if not (one.is_run or one.file or one.language == "text")]
+    used = [one for one in found if one.is_run or one.file or one.is_run_elsewhere]
+    idle = [one for one in found if one not in used and one.language != "text"]
     assert all(one.note.startswith("not run: ") for one in idle), [one.line for one in idle]
     assert len(idle) <= NOT_RUN_MAX
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_note_is_understood(page: str) -> None:
-    form = re.compile(r"exits \d+|file: [\w.-]+|not run: \w.+")
+    form = re.compile(r"exits \d+|file: [\w.-]+|not run: \w.+|run by tests/[\w/]+\.py")
     notes = re.findall("<!-- (.*?) -->", (ROOT / page).read_text())
     assert [note for note in notes if not form.fullmatch(note)] == []
     assert notes == [block.note for block in blocks(page) if block.note]
