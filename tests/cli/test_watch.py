@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 import pytest
 
-from taskyard.cli.watch import lines_of
+from taskyard.cli.watch import WORDS, lines_of
+from taskyard.wire.record_documents import AnyRecordDocument
 from tests.cli.yard import Caller, Yard, running
 from tests.kit.processes import Running
 
@@ -151,6 +152,15 @@ def test_watch_goes_on_over_a_killed_broker_without_a_gap_or_a_double(
             "progress a attempt 1 worker w 7 %",
         ),
         ({"kind": "came_due", "names": ["a"]}, "due a"),
+        ({"kind": "aged", "names": ["a"], "reason": "too old"}, "too old a"),
+        ({"kind": "aged", "names": ["a"], "reason": "on request"}, "too old a: on request"),
+        (
+            {"kind": "moved", "names": ["a"], "service": "s", "lane": ""},
+            "moved a to service s to lane -",
+        ),
+        ({"kind": "moved", "names": ["a"], "service": None, "lane": "l"}, "moved a to lane l"),
+        ({"kind": "reported", "names": ["a"]}, "late a"),
+        ({"kind": "released", "names": ["a"]}, "let go a"),
     ],
 )
 def test_record_reads_as_a_line(record: dict[str, Any], line: str) -> None:
@@ -158,3 +168,8 @@ def test_record_reads_as_a_line(record: dict[str, Any], line: str) -> None:
     time, *words = told.split()
     assert time.endswith(".500")
     assert " ".join(words) == line
+
+
+def test_every_kind_of_record_has_a_word() -> None:
+    kinds = [kind.__struct_config__.tag for kind in get_args(AnyRecordDocument)]
+    assert [*WORDS] == kinds

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from taskyard.core import invariants
-from taskyard.core.agenda import Lane, Queue, Service
+from taskyard.core.agenda import Branch, Lane, Queue, Service
 from taskyard.core.events import Outcome, RulesSet, Unknown
 from taskyard.core.invariants import Violated
 from taskyard.core.ledger import Ledger
@@ -168,6 +168,37 @@ def in_rotation_unawares(yard: Yard) -> None:
     lane.branch.rotation.append(lane)
 
 
+def rotate_among_others(yard: Yard) -> None:
+    """A branch that no lane is of has one in rotation."""
+    lane = lane_of(yard, b"ready")
+    lane.branch = Branch(lane.service, lane.branch.regime)
+
+
+def put_off(yard: Yard, name: bytes, run_left: int) -> None:
+    """A ready task waits for the next run of its lane."""
+    lane, task = lane_of(yard, name), yard[name]
+    lane.line.discard(task)
+    task.attempt = task.excused = 1
+    lane.with_rare().later = {id(task): task}
+    lane.with_rare().run_left = run_left
+
+
+def wait_for_ever(yard: Yard) -> None:
+    yard.submit(b"one", b"two", lanes=[b"run", b"run"])
+    put_off(yard, b"two", run_left=0)
+
+
+def wait_for_nothing(yard: Yard) -> None:
+    yard.submit(b"one", lanes=[b"run"])
+    put_off(yard, b"one", run_left=1)
+
+
+def wait_untried(yard: Yard) -> None:
+    yard.submit(b"one", b"two", lanes=[b"run", b"run"])
+    put_off(yard, b"two", run_left=1)
+    yard[b"two"].attempt = yard[b"two"].excused = 0
+
+
 def empty_lease(yard: Yard) -> None:
     worker = worker_of(yard)
     worker.leases[999] = Lease(worker, 999, 0, 0, 0, [], [], [], [])
@@ -290,6 +321,20 @@ PLANTS: dict[str, Plant] = {
     "silence that nobody minds": forget_silence,
     "silence that is minded too late": mind_silence_late,
     "parked and in no list": forget_parked,
+    "a lane in the rotation of others": rotate_among_others,
+    "a run that is over, and tasks that wait for its end": wait_for_ever,
+    "all that is ready waits for the next run": wait_for_nothing,
+    "put off and never tried": wait_untried,
+    "released more than there is": lambda y: setattr(
+        lane_of(y, b"ready").with_rare(), "released", 99
+    ),
+    "gathering that nobody ends": lambda y: setattr(
+        lane_of(y, b"ready").with_rare(), "begins_ns", 5
+    ),
+    "a lane that got work and was not looked at": lambda y: ledger_of(y).gathering.append(
+        lane_of(y, b"ready")
+    ),
+    "late and ended": lambda y: ledger_of(y).reported.update({b"done": None}),
 }
 
 

@@ -25,19 +25,12 @@ def pytest_report_header() -> list[str]:
     return [] if _HAS_SPARK else ["tests/pipeline is left out: taskyard[spark] is not installed"]
 
 
-#: Frames of a few rows are done sooner than code for them is made.
-_SMALL = {
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
-
-
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     from taskyard.pipeline.session import borrowed  # noqa: PLC0415  # not without Spark
+    from tests.pipeline.stories import SMALL  # noqa: PLC0415
 
-    with borrowed("tests", "local[2]", conf=_SMALL) as session:
+    with borrowed("tests", "local[2]", conf=SMALL) as session:
         yield session
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from taskyard.pipeline.jobs.history import Job
 from taskyard.pipeline.session import session
+from tests.pipeline.stories import SMALL
 
 
 class Bomb:
@@ -25,7 +26,7 @@ class Bomb:
 
 
 def main(state: str, out: str, number: str) -> None:
-    Job(Path(state), Path(out), Bomb(int(number))).run(session("killed", "local[2]"))
+    Job(Path(state), Path(out), Bomb(int(number))).run(session("killed", "local[2]", conf=SMALL))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+#: Spark's settings for frames of a few rows, which are done sooner than code for them is made.
+SMALL = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
 SECOND_NS = 1_000_000_000
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 START_NS = int(START.timestamp()) * SECOND_NS

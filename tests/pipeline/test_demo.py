@@ -61,6 +61,7 @@ def shape(line: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"\d[\d,.]*", "#", line)).strip()
 
 
+@pytest.mark.timeout(900)  # a minute on two free cores; on busy ones it is still to be believed
 def test_demo_of_the_readme_ends_well_and_prints_what_stands_there(
     spark: SparkSession,
     tmp_path: Path,

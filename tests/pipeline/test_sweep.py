@@ -446,6 +446,11 @@ def test_sentence_says_that_more_would_help() -> None:
     assert text.endswith("more would still help: 99 % of the slots' time is used.")
 
 
+def test_fine_steps_hide_no_gain() -> None:
+    (text,) = told(flat(500), [1, 20, 21])
+    assert "more would still help" in text
+
+
 def test_error_against_the_run_is_said() -> None:
     workload = Workload([b"a"], [10 * SECOND_NS], makespan_ns=11 * SECOND_NS)
     text = verdict.check_text(workload, forecast(workload, 1))

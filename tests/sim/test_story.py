@@ -56,8 +56,11 @@ def failed(name: bytes, *, own_fault: bool) -> r.Failed:
 
 
 def told(*records: r.AnyRecord, rules: Rules | None = None) -> Story:
-    story = Story(plan.draw(0))
+    drawn = plan.draw(0)
+    drawn.faults.clock_jump = 0.0
+    story = Story(drawn)
     story.lanes.set_rules((Clause(b"s0", b"s0/*", rules or Rules()),), Rules())
+    story.lanes.fresh = False
     story.broker_workers_max = 0
     for record in records:
         story.tell(record, 0)
@@ -158,6 +161,25 @@ BROKEN: dict[str, tuple[str, list[r.AnyRecord]]] = {
         [submitted(a), joined(), leased(a), r.WorkerLeft(NOW_NS, b"w", b"")],
     ),
     "nobody submitted it": ("story", [r.CameDue(NOW_NS, [a])]),
+    "tried again in the same run": (
+        "run",
+        [
+            *(submitted(a, b, lane=b"l"), joined(), leased(a)),
+            *(returned(a, ReturnReason.DEFERRED_BACK), leased(a, attempt=2)),
+        ],
+    ),
+    "late before its time": (
+        "lateness",
+        [submitted(a, report_ns=NOW_NS + 1), r.Reported(NOW_NS, [a])],
+    ),
+    "late again": (
+        "lateness",
+        [submitted(a, report_ns=1), r.Reported(NOW_NS, [a]), r.Reported(NOW_NS, [a])],
+    ),
+    "moved while it is out": (
+        "story",
+        [submitted(a), joined(), leased(a), r.Moved(NOW_NS, [a], None, b"l")],
+    ),
 }
 
 
@@ -191,6 +213,47 @@ def test_rate_is_watched() -> None:
     story = told(submitted(a, b), joined(), leased(a), rules=rules)
     with pytest.raises(Violation, match="rate"):
         story.tell(leased(b), 899_999_999)
+
+
+def test_held_lane_is_watched() -> None:
+    rules = Rules(is_held=True, lane_workers_max=9)
+    records = [submitted(a, b, lane=b"l"), joined()]
+    with pytest.raises(Violation, match="held"):
+        told(*records, leased(a), rules=rules)
+    released = r.Released(NOW_NS, [a])
+    story = told(*records, released, leased(a), rules=rules)
+    with pytest.raises(Violation, match="held"):
+        story.tell(leased(b), 0)
+    story = told(*records, released, leased(a), finished(a), rules=rules)
+    with pytest.raises(Violation, match="held"):
+        story.tell(leased(b), 0)
+    again = returned(a, ReturnReason.UNLISTED)
+    told(*records, released, leased(a), again, leased(a, attempt=2), rules=rules)
+
+
+def test_lane_that_gathers_tasks_is_watched() -> None:
+    rules = Rules(debounce_ns=5)
+    with pytest.raises(Violation, match="gathering"):
+        told(submitted(a, lane=b"l"), joined(), leased(a), rules=rules)
+    later = leased(a)
+    later.at_ns += 5
+    told(submitted(a, lane=b"l"), joined(), later, rules=rules)
+
+
+def test_any_order_is_good_in_a_random_lane_but_for_priority() -> None:
+    rules = Rules(is_random=True)
+    told(submitted(a, b), joined(), leased(b), rules=rules)
+    with pytest.raises(Violation, match="order"):
+        told(submitted(a), submitted(b, priority=1), joined(), leased(a), rules=rules)
+
+
+def test_limit_of_a_clause_is_over_all_its_lanes() -> None:
+    records = [submitted(a), submitted(b, service=b"s1"), joined(services=(b"s0", b"s1"))]
+    story = told(*records, leased(a))
+    story.lanes.set_rules((Clause(b"all", b"s?/*", Rules(workers_max=1)),), Rules())
+    story.lanes.fresh = False
+    with pytest.raises(Violation, match="limit"):
+        story.tell(leased(b), 0)
 
 
 def test_limits_of_workers_at_once_are_watched() -> None:

@@ -47,6 +47,9 @@ EVERY: list[AnyRecord] = [
     records.SlotsFreed(1, W, 2),
     records.Paused(1, b"s", None),
     records.Resumed(1, b"s", b"l"),
+    records.Moved(1, NAMES, b"s", None),
+    records.Reported(1, NAMES),
+    records.Released(1, NAMES),
 ]
 
 
@@ -76,6 +79,12 @@ def test_submission_is_told_with_what_its_tasks_wait_for() -> None:
     assert [(one["due"], one["expires"]) for one in document["terms"]] == [(1.5, None), (None, 2.0)]
     assert (document["terms_at"], document["lanes"]) == ([0, 1], ["", "l"])
     assert (document["after"], document["after_done"]) == ([[], ["a"]], [["x"], []])
+
+
+def test_reasons_and_places_are_told() -> None:
+    assert told(records.Aged(1, NAMES, b"expired on request"))["reason"] == "expired on request"
+    document = told(records.Moved(1, NAMES, b"s", None))
+    assert (document["service"], document["lane"]) == ("s", None)
 
 
 def asked(**given: Any) -> AnswerDue:

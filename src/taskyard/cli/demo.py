@@ -117,7 +117,7 @@ def _print(outcome: Outcome, out: Path) -> None:
         verdict = "all of it holds"
     click.echo(f"{verdict} ({outcome.seconds:.0f} s)\n")
     click.echo(f"report: {plain(str(out / outcome.report.relative_to(outcome.directory)))}")
-    click.echo("what to try next:")
+    click.echo("what to try next (in a clone, with ./yard in place of taskyard):")
     state = shlex.quote(str(out / outcome.state.relative_to(outcome.directory)))
     for command in (
         f"why digest --state {state}",

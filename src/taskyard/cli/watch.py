@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _LOOK_NS: Final = 500_000_000
 
 #: What has become of tasks, in a word.
-_WORDS: Final = {
+WORDS: Final = {
     "submitted": "submitted",
     "extended": "waits for more",
     "leased": "leased",
@@ -51,8 +51,11 @@ _WORDS: Final = {
     "slots_freed": "slots freed",
     "paused": "paused",
     "resumed": "resumed",
+    "moved": "moved",
+    "reported": "late",
+    "released": "let go",
 }
-_WIDTH: Final = max(map(len, _WORDS.values()))
+_WIDTH: Final = max(map(len, WORDS.values()))
 
 
 @click.command(
@@ -140,7 +143,7 @@ def lines_of(record: dict[str, Any]) -> Iterator[str]:
     """A line for each task of a record, or one if it names none. Of a task that has only printed
     something there is nothing to say."""
     at = datetime.fromtimestamp(record["at"] or 0.0).astimezone()
-    head = f"{at:%H:%M:%S}.{at.microsecond // 1000:03}  {_WORDS[record['kind']]:<{_WIDTH}}"
+    head = f"{at:%H:%M:%S}.{at.microsecond // 1000:03}  {WORDS[record['kind']]:<{_WIDTH}}"
     worker = f"  worker {plain(record['worker'])}" if record.get("worker") else ""
     names = record.get("names")
     if names is None:
@@ -174,4 +177,15 @@ def _details(record: dict[str, Any]) -> Iterator[str | None]:
         return (f": {plain(reason)}" if reason else "" for reason in record["reasons"])
     if record["kind"] == "returned":
         return repeat(f": {record['reason'].replace('_', ' ')}")
+    if record["kind"] == "aged" and record["reason"] != WORDS["aged"]:
+        return repeat(f": {plain(record['reason'])}")
+    if record["kind"] == "moved":
+        return repeat(_where(record))
     return repeat("")
+
+
+def _where(record: dict[str, Any]) -> str:
+    """Where tasks were moved to."""
+    service, lane = record["service"], record["lane"]
+    to_service = "" if service is None else f"  to service {plain(service)}"
+    return to_service + ("" if lane is None else f"  to lane {plain(lane) or '-'}")

@@ -272,6 +272,11 @@ class Lane(Struct, gc=False, eq=False):
     #: It has its place in the service's rotation.
     rotating: bool = False
 
+    def __repr__(self) -> str:
+        """Its names and numbers: all that it refers to refers to it."""
+        counts = f"{self.tasks} tasks, {self.ready} ready, {self.leased} leased"
+        return f"Lane({self.service.name!r}, {self.name!r}: {counts})"
+
     @property
     def rules(self) -> Rules:
         return self.branch.regime.rules

@@ -28,6 +28,9 @@ BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
 ENDED: Final = (DONE, CANCELLED)
 WAITING: Final = (BLOCKED, DELAYED, READY)
 
+#: When a task is tried again that its program died with, if no schedule says so.
+CRASH_NS: Final = 1_000_000_000
+
 #: What a rate may save up.
 RATE_SAVED_NS: Final = 100_000_000
 
@@ -274,7 +277,7 @@ class Story:
             terms = submission.terms_of(index)
             lane = submission.lanes[index] if submission.lanes is not None else b""
             after = submission.after[index] if submission.after is not None else []
-            tale = Tale(name, terms, lane, READY, dict.fromkeys(after), terms.due_ns)
+            tale = Tale(name, terms, lane, BLOCKED, dict.fromkeys(after), terms.due_ns)
             if former is not None:
                 self._begin_again(record, index, tale, former)
             if terms.slots != 1:
@@ -319,9 +322,10 @@ class Story:
         self._check_lanes(tales, record.at_ns)
         hand.patience_ns = max(hand.patience_ns, record.lease_ns)
         self._check_slots(record.worker, hand)
-        self._check_limits(pairs, tales, record.worker)
-        self._check_order(tales)
-        self._check_rate(tales)
+        if not self.lanes.fresh:  # else what was decided first in the turn followed other rules
+            self._check_limits(pairs, tales, record.worker)
+            self._check_order(tales)
+            self._check_rate(tales)
         self.lanes.went(tales)
 
     def _leasable(self, name: bytes, hand: Hand) -> Tale:
@@ -348,7 +352,7 @@ class Story:
         for key in dict.fromkeys(tale.lane_key for tale in tales):
             lane, rules = self.lanes.of(key), self.lanes.clause(key).rules
             out = self.lanes.count(key, LEASED)
-            if rules.is_held and out > lane.released:
+            if rules.is_held and out > lane.released and not self.lanes.fresh:
                 raise Violation("held", f"{key} is held, and {out} of {lane.released} are out")
             early = rules.debounce_ns and lane.begins_ns > at_ns and not self._jumps
             if early:
@@ -474,8 +478,13 @@ class Story:
         self._leave(tales, DELAYED, "postponed")
 
     def _check_schedule(self, tale: Tale, delay_ns: int) -> None:
-        """It is tried again after what its schedule says, and a jitter that only adds."""
+        """It is tried again after what its schedule says, and a jitter that only adds; or, if its
+        program died with it, a second later."""
         delays_ns = self.schedule(tale)
+        crashes_left = tale.failures < tale.terms.crashes_max
+        crashed = tale.failures > len(delays_ns) and delay_ns == CRASH_NS and crashes_left
+        if crashed or self.lanes.fresh:
+            return
         self.require(tale.failures <= len(delays_ns), "retry", "tried too often", tale)
         least_ns = delays_ns[tale.failures - 1]
         jitter = self.lanes.rules(tale).jitter_percent

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 #: More workers are of use as long as they make it shorter by more than this part.
 GAIN_MIN: Final = 0.10
 
+#: With this part of their time in use, slots are what is missing.
+BUSY: Final = 0.7
+
 #: A makespan this close to a bound is decided by it.
 CLOSE: Final = 1.10
 
@@ -76,15 +79,15 @@ def _knee(ordered: list[Result]) -> int:
 
 def _beyond(shape: Shape, ordered: list[Result], knee: int) -> str:
     """Why more workers do not help."""
-    point, forecast = ordered[knee]
+    point, _ = ordered[knee]
     best_ns = min(made.makespan_ns for _, made in ordered)
     reason = bound_text(shape, point, best_ns)
     if reason:
         return f"beyond {point.workers:,} {reason} decides"
-    if knee < len(ordered) - 1:
-        return f"beyond {point.workers:,} little is gained"
-    utilisation = percent(forecast.utilisation)
-    return f"more would still help: {utilisation} of the slots' time is used" if knee else ""
+    used = ordered[-1][1].utilisation
+    if used >= BUSY and len(ordered) > 1:
+        return f"more would still help: {percent(used)} of the slots' time is used"
+    return f"beyond {point.workers:,} little is gained" if knee < len(ordered) - 1 else ""
 
 
 def bound_text(shape: Shape, point: Point, makespan_ns: int) -> str:

@@ -1,0 +1,262 @@
+"""Clauses: which lanes they are for, what their limits count, and what a reload changes."""
+
+import pytest
+
+from taskyard.core.effects import Effect, RulesTold
+from taskyard.core.events import Clause, Rules, RulesAsked, RulesSet, TimePassed
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.regimes import Regimes, first_fit
+from taskyard.core.states import TaskState
+from tests.core.kit import Yard, assigned
+
+
+def clause_of(clauses: list[tuple[bytes, bytes]], service: bytes, lane: bytes) -> bytes:
+    """The name of the clause that a lane is run by."""
+    made = tuple(Clause(name, match) for name, match in clauses)
+    choices = Regimes(RulesSet(0, made)).of_service(service)
+    return first_fit(choices, service, lane).clause.name
+
+
+@pytest.mark.parametrize(
+    ("clauses", "service", "lane", "expected"),
+    [
+        ([(b"a", b"smtp/*")], b"smtp", b"example.org", b"a"),
+        ([(b"a", b"smtp/*")], b"smtp", b"", b"a"),
+        ([(b"a", b"smtp/")], b"smtp", b"", b"a"),
+        ([(b"a", b"smtp/")], b"smtp", b"x", b""),
+        ([(b"a", b"smtp/*")], b"smtps", b"x", b""),
+        ([(b"a", b"smtp/*")], b"SMTP", b"x", b""),
+        ([(b"a", b"smtp/*.ORG")], b"smtp", b"example.org", b""),
+        ([(b"a", b"*/x"), (b"b", b"smtp/*")], b"smtp", b"x", b"a"),
+        ([(b"a", b"*/x"), (b"b", b"smtp/*")], b"smtp", b"y", b"b"),
+        ([(b"a", b"smtp/*"), (b"b", b"smtp/x")], b"smtp", b"x", b"a"),
+        ([(b"a", b"*x")], b"smtp", b"a/b/x", b"a"),
+        ([(b"a", b"s?tp/[xy]")], b"smtp", b"y", b"a"),
+        ([(b"a", b"s?tp/[!xy]")], b"smtp", b"y", b""),
+        ([(b"a", b"*"), (b"b", b"smtp/*")], b"smtp", b"x", b"a"),
+        ([(b"a", b"*/\xff*")], b"smtp", b"\xff\xfe", b"a"),
+        ([(b"a", b"")], b"smtp", b"x", b""),
+    ],
+)
+def test_first_clause_that_fits_service_and_lane_holds(
+    clauses: list[tuple[bytes, bytes]], service: bytes, lane: bytes, expected: bytes
+) -> None:
+    assert clause_of(clauses, service, lane) == expected
+
+
+def mail(yard: Yard) -> None:
+    """Two services with two lanes each, and a worker for both."""
+    yard.submit(b"a1", b"a2", b"b1", lanes=[b"a", b"a", b"b"], service=b"smtp")
+    yard.submit(b"c1", b"d1", lanes=[b"a", b"d"], service=b"uucp")
+    for worker in (b"u", b"v", b"w"):
+        yard.join(worker, services=(b"smtp", b"uucp"), slots_total=1)
+
+
+def test_limit_of_a_clause_is_counted_over_all_its_lanes_of_whichever_services() -> None:
+    yard = Yard()
+    yard.clauses(Clause(b"a", b"*/a", Rules(workers_max=1)))
+    mail(yard)
+    taken = [name for worker in (b"u", b"v", b"w") for name in yard.take(worker)]
+    assert sorted(taken) == [b"a1", b"b1", b"d1"]
+    yard.finish(b"u", b"a1")
+    assert yard.take(b"u") in ([b"a2"], [b"c1"])
+
+
+def test_worker_may_get_more_of_a_lane_that_it_serves_when_its_clause_is_full() -> None:
+    yard = Yard()
+    yard.clauses(Clause(b"all", b"*", Rules(workers_max=1)))
+    yard.submit(b"a", b"b", b"c")
+    yard.join(b"u")
+    yard.join(b"v")
+    assert yard.take(b"u") == [b"a"]
+    assert yard.take(b"v") == []
+    assert yard.take(b"u", 9) == [b"b", b"c"]
+
+
+def test_freed_limit_wakes_a_worker_of_another_service() -> None:
+    yard = Yard()
+    yard.clauses(Clause(b"all", b"*", Rules(workers_max=1)))
+    yard.submit(b"a", service=b"x")
+    yard.submit(b"b", service=b"y")
+    yard.join(b"u", services=(b"x",))
+    yard.join(b"v", services=(b"y",))
+    assert yard.take(b"u") == [b"a"]
+    assert assigned(yard.ask(b"v", parks=True)) == []
+    assert assigned(yard.finish(b"u", b"a")) == [b"b"]
+
+
+def test_rate_is_one_for_all_lanes_of_a_clause() -> None:
+    yard = Yard()
+    yard.clauses(Clause(b"a", b"*/a", Rules(rate_interval_ns=SECOND_NS)))
+    mail(yard)
+    taken = [name for worker in (b"u", b"v", b"w") for name in yard.take(worker)]
+    assert len([name for name in taken if name in (b"a1", b"c1")]) == 1
+    assert len(taken) == 3
+    yard.finish(b"w", *taken[2:])
+    assert yard.take(b"w") == []
+    yard.later(1)
+    assert yard.take(b"w") in ([b"c1"], [b"a1"])
+
+
+def test_lanes_of_several_clauses_take_turns_by_their_number() -> None:
+    yard = Yard()
+    yard.clauses(Clause(b"one", b"*/big", Rules(lane_workers_max=0)))
+    yard.submit(*[b"big%d" % number for number in range(100)], lanes=[b"big"] * 100)
+    small = [b"small%d" % number for number in range(40)]
+    yard.submit(*small, lanes=[b"s%d" % (number % 8) for number in range(40)])
+    order: list[bytes] = []
+    while small[-1] not in order:
+        worker = b"w%d" % len(order)  # another each time: nobody goes on with a lane
+        yard.join(worker, slots_total=1)
+        order += yard.take(worker)
+        yard.finish(worker, order[-1])
+        yard.leave(worker)
+    assert len([name for name in order if name in small]) == 40
+    assert 3 <= len([name for name in order if name not in small]) <= 8
+
+
+# Other settings.
+
+
+def out(yard: Yard) -> list[bytes]:
+    tasks = yard.scheduler.ledger.tasks.values()
+    return sorted(task.name for task in tasks if task.state is TaskState.LEASED)
+
+
+def test_lower_limit_takes_nothing_away_and_lets_nothing_new_begin() -> None:
+    yard = Yard()
+    mail(yard)
+    taken = [name for worker in (b"u", b"v", b"w") for name in yard.take(worker)]
+    yard.clauses(Clause(b"all", b"*", Rules(workers_max=1)))
+    assert out(yard) == sorted(taken)
+    assert yard.records == []
+    yard.finish(b"u", taken[0])
+    yard.finish(b"v", taken[1])
+    assert yard.take(b"u") == []
+    yard.finish(b"w", taken[2])
+    assert len(yard.take(b"u")) == 1
+
+
+def test_higher_limit_is_used_at_once() -> None:
+    yard = Yard()
+    yard.clauses(Clause(b"all", b"*", Rules(workers_max=1)))
+    mail(yard)
+    for worker in (b"u", b"v", b"w"):
+        yard.ask(worker, parks=True)
+    assert len(out(yard)) == 1
+    assert len(assigned(yard.clauses(Clause(b"all", b"*", Rules(workers_max=3))))) == 2
+
+
+def test_used_up_rate_stays_used_up_by_a_reload_but_no_longer_than_the_new_one_says() -> None:
+    yard = Yard()
+    slow = Clause(b"all", b"*", Rules(rate_interval_ns=100 * SECOND_NS))
+    yard.clauses(slow)
+    yard.submit(b"a", b"b", b"c")
+    yard.join(b"w")
+    assert yard.take(b"w") == [b"a"]
+    yard.clauses(slow)
+    yard.ask(b"w", parks=True)
+    assert out(yard) == [b"a"]
+    yard.clauses(Clause(b"all", b"*", Rules(rate_interval_ns=2 * SECOND_NS)))
+    yard.later(1)
+    assert out(yard) == [b"a"]
+    yard.later(1)
+    assert out(yard) == [b"a", b"b"]
+
+
+def test_lane_comes_under_another_clause_with_what_it_has_out() -> None:
+    yard = Yard()
+    mail(yard)
+    yard.take(b"u")
+    yard.clauses(
+        Clause(b"smtp", b"smtp/*", Rules(workers_max=1)),
+        Clause(b"uucp", b"uucp/*", Rules(workers_max=1)),
+    )
+    held = [regime.serving for regime in yard.scheduler.ledger.regimes]
+    assert held == [1, 0, 0]
+
+
+def test_order_of_lanes_survives_a_reload() -> None:
+    yard = Yard()
+    names = [b"%d" % number for number in range(6)]
+    yard.submit(*names, lanes=names)
+    yard.join(b"w", slots_total=0)
+    taken = yard.take(b"w", 2)
+    yard.rules(overfeed=1)
+    assert taken + yard.take(b"w", 4) == names
+
+
+# Rules, told.
+
+
+def rules_told(effects: list[Effect]) -> RulesTold:
+    (told,) = effects
+    assert isinstance(told, RulesTold)
+    return told
+
+
+def test_rules_are_told_of_the_clauses_that_may_fit_a_service_and_of_the_rest() -> None:
+    yard = Yard()
+    smtp = Clause(b"smtp", b"smtp/*", Rules(command=b"agents/smtp -v", overfeed=3))
+    uucp = Clause(b"uucp", b"uucp/*", Rules())
+    slow = Clause(b"slow", b"*/slow", Rules(idle_ns_max=7, hunger_ns_max=8, lane_template=b"{h}"))
+    yard.clauses(slow, smtp, uucp)
+    told = rules_told(yard.handle(RulesAsked(0, b"host", 5, (b"smtp",))))
+    assert told.client == b"host"
+    assert told.request == 5
+    assert told.clauses == (slow, smtp, Clause(b"", b"*", Rules()))
+    told = rules_told(yard.handle(RulesAsked(0, b"host", 5, (b"other",))))
+    assert [clause.name for clause in told.clauses] == [b"slow", b""]
+
+
+def test_version_of_rules_changes_with_them_and_not_by_a_restart() -> None:
+    versions = []
+    for interval_ns in (1, 1, 2):
+        yard = Yard()
+        yard.clauses(Clause(b"a", b"*", Rules(interval_ns=interval_ns)))
+        versions.append(rules_told(yard.handle(RulesAsked(0, b"host"))).version)
+    assert versions[0] == versions[1] != versions[2]
+
+
+# Ages.
+
+
+def test_ages_are_set_by_the_clause_of_each_lane_when_a_task_is_submitted() -> None:
+    yard = Yard()
+    yard.clock(100 * SECOND_NS)
+    yard.clauses(
+        Clause(b"x", b"*/x", Rules(expiry_ns=2 * SECOND_NS, expiry_hard_ns=3 * SECOND_NS)),
+        Clause(b"rest", b"*", Rules(report_after_ns=9 * SECOND_NS)),
+    )
+    yard.submit(b"a", b"b", b"c", lanes=[b"x", b"y", b"x"])
+    yard.submit(b"own", lanes=[b"x"], expires_ns=1, expires_hard_ns=10**15)
+    yard.submit(b"later", lanes=[b"x"], due_ns=200 * SECOND_NS)
+    terms = {name: yard[name].terms for name in (b"a", b"b", b"c", b"own", b"later")}
+    ages = {
+        name: (one.expires_ns, one.expires_hard_ns, one.report_ns) for name, one in terms.items()
+    }
+    assert ages == {
+        b"a": (102 * SECOND_NS, 103 * SECOND_NS, 0),
+        b"b": (0, 0, 109 * SECOND_NS),
+        b"c": (102 * SECOND_NS, 103 * SECOND_NS, 0),
+        b"own": (1, 10**15, 0),
+        b"later": (202 * SECOND_NS, 203 * SECOND_NS, 0),
+    }
+    yard.rules()
+    yard.later(2.5)
+    assert yard.state(b"a") is TaskState.READY  # never tried
+    yard.later(0.5)
+    assert yard.states(b"a", b"b", b"c") == [TaskState.FAILED, TaskState.READY, TaskState.FAILED]
+
+
+def test_alarm_is_set_for_whatever_the_rules_bring() -> None:
+    yard = Yard()
+    yard.rules(report_after_ns=5 * SECOND_NS)
+    yard.submit(b"a")
+    assert yard.scheduler.wake_at_ns() == 5 * SECOND_NS
+    yard.rules(debounce_ns=2 * SECOND_NS)
+    yard.submit(b"b", lanes=[b"x"])
+    assert yard.scheduler.wake_at_ns() == 2 * SECOND_NS
+    yard.now_ns = 5 * SECOND_NS
+    yard.handle(TimePassed(0))
+    assert yard.scheduler.wake_at_ns() is None
