@@ -458,7 +458,7 @@ def test_error_against_the_run_is_said() -> None:
 
 
 def test_campaign_that_the_scheduler_refuses_is_no_empty_one() -> None:
-    with pytest.raises(UserError, match="the scheduler takes no such campaign"):
+    with pytest.raises(UserError, match="the scheduler refuses the campaign"):
         forecast(Workload([b"a" * 2000], [1]), 1)
 
 

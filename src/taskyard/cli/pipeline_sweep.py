@@ -108,7 +108,7 @@ def _check_place(given: dict[str, Any]) -> None:
             if given[option] is not None:
                 raise UserError(f"a FILE has no --{option}; leave one of them out")
     elif given["run_time"] is not None:
-        raise UserError("--run-time is for tasks of a FILE; a history has measured times")
+        raise UserError("--run-time goes with a FILE; a history has measured times")
 
 
 def _workload(talk: Talk, spark: SparkSession, given: dict[str, Any]) -> Workload:

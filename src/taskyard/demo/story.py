@@ -114,7 +114,8 @@ def _load(spark: SparkSession, here: Place, planned: Campaign, teller: Teller) -
         checked.judge_again(known=())
         if checked.rejects:
             raise UserError(
-                f"Spark rejects a task of the demo's own campaign: {checked.rejects[0]}"
+                f"Spark rejects a task of the demo's own campaign: {checked.rejects[0]}; give -v "
+                "and tell Taskyard's makers what it shows"
             )
         judged = checked.judged
         teller.say(
@@ -127,7 +128,9 @@ def _load(spark: SparkSession, here: Place, planned: Campaign, teller: Teller) -
     finally:
         checked.close()
     if taken.new != planned.tasks:
-        raise UserError(f"the broker took {taken.new:,} tasks of {planned.tasks:,}")
+        raise UserError(
+            f"the broker took {taken.new:,} tasks of {planned.tasks:,}; see {here.logs}"
+        )
 
 
 # While it runs.

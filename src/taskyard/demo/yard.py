@@ -87,7 +87,7 @@ class Process:
         """Raises `PartEnded` if it has ended."""
         status = self._process.poll()
         if status is not None:
-            raise PartEnded(f"{self.name} has ended, with {status}; {self.log} says why")
+            raise PartEnded(f"{self.name} has ended, with {status}; see {self.log}")
 
     def kill(self) -> int:
         """End it as a power cut would. Returns its exit status."""

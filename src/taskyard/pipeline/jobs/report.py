@@ -183,7 +183,7 @@ def write(found: Datasets, out: Path, footer: str) -> tuple[Path, Facts]:
     """Write the page and the tables; where the page is, and what it says."""
     facts = facts_of(found)
     if not facts.number("tasks"):
-        raise UserError("nothing has been submitted yet: there is nothing to report")
+        raise UserError("there is nothing to report yet; submit tasks first")
     out.mkdir(parents=True, exist_ok=True)
     path = out / PAGE
     unfinished = path.with_name(PAGE + ".new")

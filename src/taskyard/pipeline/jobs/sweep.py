@@ -79,7 +79,9 @@ def sweep(spark: SparkSession, workload: Workload, points: Sequence[Point]) -> S
     if not workload.names:
         raise UserError("there are no tasks to simulate; see that the campaign's name is right")
     if len(workload.names) > TASKS_MAX:
-        raise UserError(f"{len(workload.names):,} tasks are more than {TASKS_MAX:,}; name one")
+        raise UserError(
+            f"{len(workload.names):,} tasks are more than {TASKS_MAX:,}; give one --campaign"
+        )
     shape = shape_of(workload)
     results = list(zip(points, forecasts(spark, workload, points), strict=True))
     swept = Swept(workload, shape, results, sentences(workload, shape, results))

@@ -220,7 +220,7 @@ class Crew:
             if type(effect) is Assign:
                 self._begin(effect)
             elif type(effect) is Refused:
-                raise UserError(f"the scheduler takes no such campaign: {effect.text}")
+                raise UserError(f"the scheduler refuses the campaign, so mend it: {effect.text}")
 
     def _begin(self, assigned: Assign) -> None:
         """Let free slots begin with these tasks, and keep the rest in hand."""

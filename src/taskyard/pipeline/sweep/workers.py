@@ -141,7 +141,7 @@ class Workers:
             if type(effect) is Assign:
                 self._begin(effect)
             elif type(effect) is Refused:
-                raise UserError(f"the scheduler takes no such campaign: {effect.text}")
+                raise UserError(f"the scheduler refuses the campaign, so mend it: {effect.text}")
 
     def _begin(self, assigned: Assign) -> None:
         for name, attempt, lane in zip(
