@@ -104,10 +104,14 @@ def test_task_that_its_program_died_with_is_tried_as_often_as_one_that_loses_wor
     assert (yard.state(b"a"), yard[b"a"].failures) == (FAILED, CRASHES_MAX)
 
 
-def test_crash_follows_the_schedule_while_that_lasts() -> None:
+def test_crash_follows_a_schedule_that_is_given() -> None:
     yard = holding(b"a", retry_delays_ns=(7 * SECOND_NS,))
     yard.report(b"w", b"a", Outcome.CRASHED)
     assert yard[b"a"].due_ns == 7 * SECOND_NS
+    yard.later(7)
+    yard.take(b"w")
+    yard.report(b"w", b"a", Outcome.CRASHED)
+    assert yard.state(b"a") is FAILED
 
 
 def test_schedule_of_the_task_overrides_that_of_its_service() -> None:

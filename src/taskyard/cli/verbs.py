@@ -23,7 +23,8 @@ VERBS: dict[str, Verb] = {
     ),
     "submit": Verb("taskyard.cli.submit:submit", "Submit one task, and print its name."),
     "bundle": Verb(
-        "taskyard.cli.bundle:bundle", "Submit one payload for many recipients, a task for each."
+        "taskyard.cli.bundle:bundle",
+        "Submit one payload for many recipients, and print the bundle's name.",
     ),
     "load": Verb("taskyard.cli.load:load", "Load a graph of tasks from a file."),
     "wait": Verb(
@@ -73,7 +74,7 @@ VERBS: dict[str, Verb] = {
     ),
     "pipeline": Verb(
         "taskyard.cli.pipeline:pipeline",
-        "Run bulk data work on Spark: campaigns in, history to tables, reports, planning.",
+        "Run bulk data work on Spark: campaigns in, history to tables, reports, planning, fleets.",
     ),
     "completion": Verb(
         "taskyard.cli.completion:completion", "Print what lets a shell complete what is typed."

@@ -42,7 +42,7 @@ class Outcome(IntEnum):
     DEFER_ALL = 4  #: this task and the rest of its lane: try again by the schedule
     DEFER_BACK = 5  #: to the end of its lane
     REFUSED = 6  #: could not take it
-    CRASHED = 7  #: what did it died with it, and maybe with others: by the schedule, if that lasts
+    CRASHED = 7  #: what did it died, maybe of another: by the schedule, or a few times without one
 
 
 class Event(Struct, gc=False):

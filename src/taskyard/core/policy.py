@@ -188,7 +188,8 @@ class Choice:
     def _rotate_plainly(self, branch: Branch, turns: int) -> None:
         """Lanes that have no limits but their own."""
         rotation, lane_room, service = branch.rotation, branch.regime.lane_room, branch.service
-        plain = not (service.wide or service.suspects or self.untellable)
+        overfed = branch.regime.rules.overfeed and self.extra
+        plain = not (service.wide or service.suspects or self.untellable or overfed)
         gone_on, chosen = self.gone_on, self.tasks
         for _ in range(turns):
             lane = rotation.popleft()

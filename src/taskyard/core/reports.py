@@ -224,13 +224,13 @@ def _try_again(
     crashed: bool = False,
 ) -> None:
     """By the schedule while it lasts, then FAILED. One that its program died with may have done
-    nothing wrong: it is tried as often as one that loses its workers."""
+    nothing wrong: without a schedule it is tried as often as one that loses its workers."""
     later: list[_PutOff] = []
     never: list[tuple[Task, bytes]] = []
     for index, (task, text) in enumerate(zip(tasks, texts, strict=True)):
         luck = (event.luck + index * _LUCK_STEP) % _LUCK_MAX
         delay_ns = retry_delay_ns(task, luck)
-        if delay_ns is None and crashed and task.failures + 1 < task.terms.crashes_max:
+        if crashed and not _schedule(task) and task.failures + 1 < task.terms.crashes_max:
             delay_ns = CRASH_DELAY_NS
         if delay_ns is None:
             never.append((task, text))
@@ -244,14 +244,17 @@ def _try_again(
 
 def retry_delay_ns(task: Task, luck: int) -> int | None:
     """How long to wait before the next attempt; None when there is none. Jitter only adds."""
-    rules = task.lane.rules
-    schedule = task.terms.retry_delays_ns
-    if schedule is None:
-        schedule = rules.retry_delays_ns
+    schedule = _schedule(task)
     if task.failures >= len(schedule):
         return None
     delay_ns = schedule[task.failures]
-    return delay_ns + delay_ns * rules.jitter_percent * luck // (100 * _LUCK_MAX)
+    return delay_ns + delay_ns * task.lane.rules.jitter_percent * luck // (100 * _LUCK_MAX)
+
+
+def _schedule(task: Task) -> tuple[int, ...]:
+    """Its own, or that of the rules it is run by."""
+    own = task.terms.retry_delays_ns
+    return task.lane.rules.retry_delays_ns if own is None else own
 
 
 def _postpone(
