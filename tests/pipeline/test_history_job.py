@@ -16,7 +16,7 @@ import pytest
 from taskyard.cli.entry import run, taskyard
 from taskyard.errors import JournalDamaged, UserError
 from taskyard.journal.history import Part
-from taskyard.pipeline import tables
+from taskyard.pipeline import small, tables
 from taskyard.pipeline.datasets import (
     ATTEMPTS,
     CRITICAL_PATH,
@@ -27,6 +27,7 @@ from taskyard.pipeline.datasets import (
     WORKERS,
 )
 from taskyard.pipeline.jobs.history import Job, Outcome
+from taskyard.pipeline.layout import campaign_key
 from taskyard.pipeline.sources import history as source
 from tests.pipeline.killed_history import Bomb
 from tests.pipeline.stories import Story, at, write_part
@@ -150,6 +151,18 @@ def test_tables_hold_what_the_story_tells(spark: SparkSession, clean: Path) -> N
     assert sorted(map(tuple, stays.collect())) == [(1, 3, at(86_420)), (2, 2, None)]
 
 
+def test_tables_are_the_same_if_executors_make_them(
+    spark: SparkSession,
+    state: Path,
+    tmp_path: Path,
+    expected: dict[str, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(small, "SMALL_BYTES", 0)
+    make_tables(spark, state, tmp_path / "out")
+    assert contents(spark, tmp_path / "out") == expected
+
+
 def test_rows_lie_by_campaign_and_day_under_paths_that_lead_nowhere_else(clean: Path) -> None:
     folders = {
         f"{path.parent.parent.parent.name} {path.parent.name}"
@@ -160,20 +173,15 @@ def test_rows_lie_by_campaign_and_day_under_paths_that_lead_nowhere_else(clean: 
     assert second_day == {"events", "attempts", "workers", "metrics", "critical_path"}
     keys = {path.name.removeprefix("campaign_key=") for path in clean.glob("*/campaign_key=*")}
     assert keys == {
-        "evil-" + tables.campaign_key(ODD_NAMES[0])[-12:],
-        tables.campaign_key("long"),
+        "evil-" + campaign_key(ODD_NAMES[0])[-12:],
+        campaign_key("long"),
         "yard",
     }
 
 
-def test_key_of_any_name_is_safe_and_the_same_in_spark(spark: SparkSession) -> None:
-    from pyspark.sql import functions as f  # noqa: PLC0415
-
-    names = [*ODD_NAMES, None]
-    frame = spark.createDataFrame([(name,) for name in names], "campaign string")
-    keys = [row[0] for row in frame.select(tables.key_column(f.col("campaign"))).collect()]
-    assert keys == [tables.campaign_key(name) for name in names]
-    assert len(set(keys)) == len(names)
+def test_key_of_any_name_is_safe() -> None:
+    keys = [campaign_key(name) for name in (*ODD_NAMES, None)]
+    assert len(set(keys)) == len(keys)
     assert all(len(key) < 60 and key.replace("-", "").isalnum() for key in keys)
 
 
@@ -242,6 +250,13 @@ def test_tables_of_another_state_are_left_alone(
     (tmp_path / "mine" / "letter.txt").touch()
     with pytest.raises(UserError, match=r"is not empty and holds no tables of ours \(letter.txt"):
         Job(state, tmp_path / "mine")
+
+
+def test_tables_of_another_version_are_not_gone_on_with(state: Path, tmp_path: Path) -> None:
+    (tmp_path / "_work").mkdir()
+    (tmp_path / "_work" / "origin.json").write_text('{"version": 1, "journal": ""}')
+    with pytest.raises(UserError, match="were made by another version of Taskyard: remove it"):
+        Job(state, tmp_path)
 
 
 def test_two_runs_do_not_write_the_same_tables(state: Path, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ class Book:
             "tasks": known.collect(),
             "links": links(known, edges).collect(),
             "workers": WORKERS.check(workers(events, made)).collect(),
-            "paths": CRITICAL_PATH.check(critical_path(known, edges)).collect(),
+            "paths": CRITICAL_PATH.check(critical_path(known)).collect(),
         }
 
     def attempts(self, campaign: str, *columns: str) -> Rows:

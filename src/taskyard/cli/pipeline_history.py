@@ -59,8 +59,7 @@ def history(talk: Talk, state: Path, out: Path | None, master: str, *, as_json: 
             outcome = running.outcome(plan)
         else:
             talk.say(f"starting Spark on {master}")
-            short = running.new_bytes() < job.LONG_BYTES
-            with borrowed("taskyard history", master, short=short) as spark:
+            with borrowed("taskyard history", master, short=running.is_small) as spark:
                 outcome = running.run(spark)
     finally:
         running.close()

@@ -76,7 +76,8 @@ def report(talk: Talk, /, out: Path, master: str, **given: Any) -> ExitCode:  # 
     none was lost, completed twice, or begun too early; exit 6 if one was. The tables are in
     DIR/tables, as Parquet and as CSV. A broker may run meanwhile: the page tells what is so far.
     """
-    from taskyard.pipeline.jobs import report as job  # noqa: PLC0415  # it imports Spark
+    from taskyard.pipeline import small  # noqa: PLC0415  # it imports Spark
+    from taskyard.pipeline.jobs import report as job  # noqa: PLC0415
     from taskyard.pipeline.session import borrowed  # noqa: PLC0415
     from taskyard.pipeline.sources import places  # noqa: PLC0415
 
@@ -85,9 +86,9 @@ def report(talk: Talk, /, out: Path, master: str, **given: Any) -> ExitCode:  # 
     talk.say(f"starting Spark on {master}")
     with (
         tempfile.TemporaryDirectory(prefix="taskyard-report-") as scratch,
-        borrowed("taskyard report", master, short=size <= job.SMALL_BYTES) as spark,
+        borrowed("taskyard report", master, short=size <= small.SMALL_BYTES) as spark,
     ):
-        fitting = job.fitting(spark, size)
+        fitting = small.fitting(spark, size)
         if given["history"] is None:
             told = places.of_state(fitting, place, Path(scratch))
         else:

@@ -112,14 +112,15 @@ def _check_place(given: dict[str, Any]) -> None:
 
 
 def _workload(talk: Talk, spark: SparkSession, given: dict[str, Any]) -> Workload:
-    from taskyard.pipeline.jobs import report, sweep  # noqa: PLC0415
+    from taskyard.pipeline import small  # noqa: PLC0415
+    from taskyard.pipeline.jobs import sweep  # noqa: PLC0415
     from taskyard.pipeline.sources import places  # noqa: PLC0415
     from taskyard.pipeline.sweep.written import workload_of_file  # noqa: PLC0415
 
     if given["file"] is not None:
         return workload_of_file(given["file"], given["run_time"])
     place = place_of(talk, given["state"], given["history"])
-    fitting = report.fitting(spark, places.size_bytes(place))
+    fitting = small.fitting(spark, places.size_bytes(place))
     with tempfile.TemporaryDirectory(prefix="taskyard-sweep-") as scratch:
         if given["history"] is None:
             told = places.of_state(fitting, place, Path(scratch))

@@ -23,6 +23,7 @@ from taskyard.demo.campaign import Campaign
 from taskyard.demo.proof import Counts, Kill, Line
 from taskyard.demo.yard import Yard
 from taskyard.errors import TimedOut, UserError
+from taskyard.pipeline import small
 from taskyard.pipeline.jobs import history, load, report
 from taskyard.pipeline.session import borrowed
 from taskyard.pipeline.sources import places
@@ -204,7 +205,7 @@ def _look_back(spark: SparkSession, here: Place, teller: Teller) -> tuple[Guaran
     report counts, and where it is."""
     teller.say("Spark turns the journal into tables, and draws the report")
     history.export(here.state)
-    quick = report.fitting(spark, places.size_bytes(here.state))
+    quick = small.fitting(spark, places.size_bytes(here.state))
     with ThreadPoolExecutor(1, "tables") as helper:
         tables = helper.submit(_make_tables, quick, here)
         try:

@@ -99,12 +99,17 @@ def parts(directory: Path) -> tuple[list[Part], list[Part]]:
     """The whole pairs, in order, and those of which one file is missing."""
     found: dict[Part, int] = {}
     for path in (directory / FOLDER).glob("*.parquet"):
-        named = _NAME.fullmatch(path.name)
-        if named:
-            part = Part(int(named[2]), int(named[3]))
+        part = part_of(path.name)
+        if part is not None:
             found[part] = found.get(part, 0) + 1
     whole = sorted(part for part, files in found.items() if files == len(TABLES))
     return whole, sorted(part for part, files in found.items() if files < len(TABLES))
+
+
+def part_of(name: str) -> Part | None:
+    """The part that a file of this name is of; None: of none."""
+    named = _NAME.fullmatch(name)
+    return Part(int(named[2]), int(named[3])) if named else None
 
 
 def gaps(whole: list[Part], trimmed: int | None = None) -> list[str]:

@@ -41,10 +41,14 @@ _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?")
 _SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.compression.codec": "zstd",
+    # As all other tools write times, not as only Hadoop's did.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # A data source in Python that can use filters fails on every query without it.
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
+    # Up to so many campaigns and days at once need no sorting before they are written.
+    "spark.sql.maxConcurrentOutputFileWriters": "64",
     # What is submitted or leased by a second copy of a task would be real.
     "spark.speculation": "false",
     # Campaigns are named by users: 2024 and 007 are names, not numbers.
@@ -156,6 +160,8 @@ def _placed(found: Java, master: str, *, short: bool) -> dict[str, str]:
     if short:
         options += ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
         options += java.archive_options(found, f"{pyspark.__path__[0]} {pyspark.__version__}")
+    else:
+        options.append("-XX:+UseParallelGC")  # pauses hurt nobody here
     return {
         "spark.driver.extraJavaOptions": " ".join(options),
         "spark.driver.memory": f"{_heap_megabytes()}m",

@@ -3,12 +3,10 @@
     OUT/TABLE/campaign_key=KEY/day=YYYY-MM-DD/*.parquet
     OUT/_work/...                                        not for readers: no tool looks into it
 
-A key is made of a campaign's name so that it is safe in a path, whatever bytes the name has; rows
-that are of no campaign (workers, pauses) are under the key `yard`. The name itself is in the rows.
-Owns paths, marks and renames. Knows nothing of Spark but columns, and nothing of what tables mean.
+Owns marks and renames; `layout` has the names. Knows nothing of Spark but columns, and nothing of
+what tables mean.
 """
 
-import hashlib
 import re
 import shutil
 import uuid
@@ -25,45 +23,21 @@ from taskyard.journal.history import Part
 from taskyard.journal.lock import StateLock
 from taskyard.pipeline import paths
 from taskyard.pipeline.datasets import Dataset
-
-#: The key of rows that are of no campaign. No campaign has it: theirs end in a digest.
-YARD: Final = "yard"
-
-KEY: Final = "campaign_key"
-DAY: Final = "day"
-
-#: Enough of a name to recognise it, and of its digest to tell names apart. Should two names share a
-#: key all the same, they share directories, and nothing is lost.
-_SLUG_CHARACTERS_MAX: Final = 40
-_DIGEST_CHARACTERS: Final = 12
+from taskyard.pipeline.layout import KEY, NO_DAY, campaign_key, folder, span
 
 _WORK: Final = "_work"
+
+#: What the tables hold, and how; others are not gone on with.
+_VERSION: Final = 2
+
 _MARK = re.compile(r"(\d{12,})-(\d{12,})")
 
 #: Called with the name of each step that is taken, for tests that end it there.
 Hook = Callable[[str], None]
 
 
-def campaign_key(campaign: str | None) -> str:
-    """The directory's name for a campaign."""
-    if campaign is None:
-        return YARD
-    slug = re.sub("[^A-Za-z0-9]+", "-", campaign).lower()[:_SLUG_CHARACTERS_MAX].strip("-")
-    digest = hashlib.sha256(campaign.encode()).hexdigest()[:_DIGEST_CHARACTERS]
-    return f"{slug or 'none'}-{digest}"
-
-
-def key_column(campaign: Column) -> Column:
-    """The same as a column."""
-    plain = f.lower(f.regexp_replace(campaign, "[^A-Za-z0-9]+", "-"))
-    slug = f.btrim(f.left(plain, f.lit(_SLUG_CHARACTERS_MAX)), f.lit("-"))
-    digest = f.left(f.sha2(campaign, 256), f.lit(_DIGEST_CHARACTERS))
-    named = f.concat(f.when(slug == "", "none").otherwise(slug), f.lit("-"), digest)
-    return f.when(campaign.isNull(), f.lit(YARD)).otherwise(named)
-
-
 def day_column(time: Column) -> Column:
-    return f.coalesce(f.date_format(time, "yyyy-MM-dd"), f.lit("unknown"))
+    return f.coalesce(time.cast("date").cast("string"), f.lit(NO_DAY))
 
 
 def read(
@@ -84,7 +58,7 @@ def read_keys(
 ) -> DataFrame:
     """The rows under these keys, or under all; none if there are none."""
     table = out / dataset.name
-    found = [table] if keys is None else [table / f"{KEY}={key}" for key in keys]
+    found = [table] if keys is None else [table / folder(key) for key in keys]
     places = [paths.read(path) for path in found if path.is_dir()]
     if not places:
         return dataset.empty(spark)
@@ -117,8 +91,8 @@ class Tables:
         except UserError:
             self._lock.release()
             raise
-        for folder in ("dirty", "parts"):
-            (self._work / folder).mkdir(exist_ok=True)
+        for name in ("dirty", "keys", "parts"):
+            (self._work / name).mkdir(exist_ok=True)
         self._clear()  # what a process that was killed has left; it may write on for a moment
 
     def close(self) -> None:
@@ -126,8 +100,8 @@ class Tables:
         self._lock.release()
 
     def _clear(self) -> None:
-        for folder in ("staging", "trash"):
-            shutil.rmtree(self._work / folder, ignore_errors=True)
+        for name in ("staging", "trash"):
+            shutil.rmtree(self._work / name, ignore_errors=True)
 
     @property
     def checkpoint(self) -> Path:
@@ -142,9 +116,14 @@ class Tables:
                     f"{self.out} is not empty and holds no tables of ours ({strangers[0]} is in "
                     "it): give another --out"
                 )
-            self._write(path, msgspec.json.encode(Origin(1, journal)))
+            self._write(path, msgspec.json.encode(Origin(_VERSION, journal)))
             return
         origin = msgspec.json.decode(path.read_bytes(), type=Origin)
+        if origin.version != _VERSION:
+            raise UserError(
+                f"the tables in {self.out} were made by another version of Taskyard: remove it, "
+                "and make them anew"
+            )
         if journal and origin.journal and origin.journal != journal:
             raise UserError(
                 f"the tables in {self.out} are of another state's journal: give another --out, or "
@@ -178,10 +157,21 @@ class Tables:
                         "those that are there now: remove it, and make the tables anew"
                     )
 
-    def mark(self, keys: Iterable[str]) -> None:
-        """What is computed from these keys' rows is out of date."""
-        for key in keys:
+    def mark(self, campaigns: Iterable[str | None]) -> None:
+        """What is computed from these campaigns' rows is out of date."""
+        for campaign in campaigns:
+            key = campaign_key(campaign)
+            named = {campaign, *self.campaigns([key])}
+            self._write(self._work / "keys" / key, msgspec.json.encode(list(named)))
             (self._work / "dirty" / key).touch()
+
+    def campaigns(self, keys: Iterable[str]) -> list[str | None]:
+        """The campaigns that have these keys."""
+        found: list[str | None] = []
+        for path in (self._work / "keys" / key for key in keys):
+            if path.exists():
+                found += msgspec.json.decode(path.read_bytes(), type=list[str | None])
+        return found
 
     def unmark(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -194,25 +184,20 @@ class Tables:
         """Move staged files of these parts to their places. What an earlier try has moved is taken
         away first: it may have been cut into other files."""
         for table in tables:
-            files = sorted((staged / table).glob(f"{KEY}=*/{DAY}=*/part=*/*.parquet"))
-            places = {file: self._place(table, file) for file in files}
-            for folder in sorted({place.parent for place in places.values()}):
-                folder.mkdir(parents=True, exist_ok=True)
+            files = sorted((staged / table).glob(f"{KEY}=*/*/*.parquet"))
+            places = {file: self.out / table / file.relative_to(staged / table) for file in files}
+            for directory in sorted({place.parent for place in places.values()}):
+                directory.mkdir(parents=True, exist_ok=True)
                 for part in parts:
-                    for old in folder.glob(f"{span(part)}-*.parquet"):
+                    for old in directory.glob(f"{span(part)}-*.parquet"):
                         old.unlink()
                         self._hook(f"an older file of {table} removed")
-            for file, place in _numbered(places).items():
+            for file, place in places.items():
                 file.rename(place)
                 self._hook(f"a file of {table} moved")
         for part in parts:
             (self._work / "parts" / span(part)).touch()
         self._hook("parts noted")
-
-    def _place(self, table: str, file: Path) -> Path:
-        part = file.parent.name.removeprefix("part=")
-        day, key = file.parent.parent.name, file.parent.parent.parent.name
-        return self.out / table / key / day / part
 
     def swap(self, staged: Path, table: str, keys: Iterable[str]) -> None:
         """Put what is staged of these keys in place of what is there, or in place of nothing; where
@@ -220,7 +205,7 @@ class Tables:
         trash = self._work / "trash" / uuid.uuid4().hex
         trash.mkdir(parents=True)
         for key in keys:
-            new, old = staged / table / f"{KEY}={key}", self.out / table / f"{KEY}={key}"
+            new, old = staged / table / folder(key), self.out / table / folder(key)
             if old.exists():
                 old.rename(trash / key)
                 self._hook(f"old {table} away")
@@ -229,18 +214,3 @@ class Tables:
                 new.rename(old)
                 self._hook(f"new {table} in place")
         shutil.rmtree(trash)
-
-
-def span(part: Part) -> str:
-    """A part's rows, as they are written in names of files."""
-    return f"{part.first:012}-{part.last:012}"
-
-
-def _numbered(places: dict[Path, Path]) -> dict[Path, Path]:
-    """Files of one place are told apart by a number."""
-    counts: dict[Path, int] = {}
-    named: dict[Path, Path] = {}
-    for file, place in places.items():
-        counts[place] = number = counts.get(place, 0) + 1
-        named[file] = place.with_name(f"{place.name}-{number:03}.parquet")
-    return named

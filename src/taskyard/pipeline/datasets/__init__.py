@@ -5,7 +5,15 @@ of where rows come from or how they are computed.
 """
 
 from taskyard.pipeline.datasets.dataset import Column, Dataset
-from taskyard.pipeline.datasets.derived import ATTEMPTS, CRITICAL_PATH, METRICS, TASKS, WORKERS
+from taskyard.pipeline.datasets.derived import (
+    ATTEMPTS,
+    CRITICAL_PATH,
+    METRICS,
+    PLACED,
+    TASKS,
+    TASKS_ALONE,
+    WORKERS,
+)
 from taskyard.pipeline.datasets.raw import EDGES, EVENTS, REJECTS
 
 #: Every dataset by its name, in the order in which they are made.
@@ -30,8 +38,10 @@ __all__ = [
     "EDGES",
     "EVENTS",
     "METRICS",
+    "PLACED",
     "REJECTS",
     "TASKS",
+    "TASKS_ALONE",
     "WORKERS",
     "Column",
     "Dataset",

@@ -97,7 +97,25 @@ TASKS: Final = Dataset(
             "the longest chain up to its end, by `run_last_ns`: with workers without end it could "
             "not be done sooner",
         ),
+        Column("critical_position", LONG, "its place in the critical path; null: not in it"),
     ),
+)
+
+#: What the walk along the graph tells of a task.
+PLACED: Final = (
+    "state",
+    "is_behind_failure",
+    "waits_for",
+    "level",
+    "path_ns",
+    "critical_position",
+)
+
+#: Tasks on their way: what the events of each tell, without the others of its campaign.
+TASKS_ALONE: Final = Dataset(
+    "tasks_alone",
+    "one task, by its own events",
+    tuple(one for one in TASKS.columns if one.name == "state" or one.name not in PLACED),
 )
 
 WORKERS: Final = Dataset(

@@ -11,18 +11,18 @@ time and changes nothing.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from taskyard.errors import StateLocked
 from taskyard.journal import compaction, schema
-from taskyard.journal.history import FOLDER, Part
+from taskyard.journal.history import FOLDER, Part, part_of
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.pipeline import paths, tables
@@ -33,16 +33,22 @@ from taskyard.pipeline.datasets import (
     EVENTS,
     METRICS,
     TASKS,
+    TASKS_ALONE,
     WORKERS,
     Dataset,
 )
+from taskyard.pipeline.files import hand_out
+from taskyard.pipeline.files.placing import Placing
+from taskyard.pipeline.files.splitting import Split
+from taskyard.pipeline.layout import DAY, KEY, YARD, campaign_key
+from taskyard.pipeline.small import SMALL_BYTES, fitting, hold, is_small
 from taskyard.pipeline.sources import history as source
-from taskyard.pipeline.tables import DAY, KEY, YARD, Hook, Tables
+from taskyard.pipeline.tables import Hook, Tables
 from taskyard.pipeline.transforms.attempts import attempts_of
 from taskyard.pipeline.transforms.critical_path import critical_path
 from taskyard.pipeline.transforms.metrics import campaign_metrics, worker_metrics
 from taskyard.pipeline.transforms.steps import steps
-from taskyard.pipeline.transforms.tasks import tasks_of
+from taskyard.pipeline.transforms.tasks import tasks_alone
 from taskyard.pipeline.transforms.workers import workers
 
 #: History files a batch: each has up to 4,000,000 events.
@@ -54,17 +60,10 @@ KEYS_A_CHUNK: Final = 500
 #: Spark would pass over files that are much older than the newest: here, none is.
 _FILE_AGE_MAX: Final = "36500d"
 
-#: From this much on a JVM that takes longer to start is the quicker one.
-LONG_BYTES: Final = 32 << 20
-
-#: Kinds of events by which edges are told.
-_EDGE_KINDS: Final = ("submitted", "extended", "returned")
-
 #: The time by whose day a row is stored.
 _DAY_OF: Final = {
-    "events": "time",
     "attempts": "leased",
-    "tasks": "submitted",
+    "tasks_alone": "submitted",
     "workers": "joined",
     "metrics": "bucket",
     "critical_path": "started",
@@ -126,8 +125,13 @@ class Job:
         new = [part for part in self._whole if part not in known]
         return Plan(self._whole, new, self._tables.marked())
 
-    def new_bytes(self) -> int:
-        files = [path for part in self.plan().new for path in part.paths(self._state).values()]
+    @property
+    def is_small(self) -> bool:
+        return self._size_bytes() <= SMALL_BYTES
+
+    def _size_bytes(self) -> int:
+        """Of all history: what is new may be of a campaign that began with it."""
+        files = [path for part in self._whole for path in part.paths(self._state).values()]
         return sum(file.stat().st_size for file in files)
 
     def outcome(self, plan: Plan, campaigns: int = 0) -> Outcome:
@@ -138,6 +142,7 @@ class Job:
         plan = self.plan()
         if plan.is_empty:
             return self.outcome(plan)
+        spark = fitting(spark, self._size_bytes())
         if plan.new:
             self._take_in(spark)
         marked = [key for key in self._tables.marked() if key != YARD]
@@ -157,15 +162,17 @@ class Job:
                 wrong.append(error)
                 raise
 
+        # A row a file, of which the contents are not asked for.
         reading = (
-            spark.readStream.schema(EVENTS.schema)
+            spark.readStream.format("binaryFile")
+            .schema("path string, modificationTime timestamp, length long, content binary")
             .option("pathGlobFilter", "events-*.parquet")
             .option("maxFilesPerTrigger", FILES_A_BATCH)
             .option("maxFileAge", _FILE_AGE_MAX)
-            .parquet(paths.read(self._state / FOLDER))
+            .load(paths.read(self._state / FOLDER))
         )
         query = (
-            reading.select("*", "_metadata.file_name")
+            reading.select("path")
             .writeStream.foreachBatch(take)
             .option("checkpointLocation", paths.written(self._tables.checkpoint))
             .trigger(availableNow=True)
@@ -179,106 +186,87 @@ class Job:
             raise
 
     def _add(self, batch: DataFrame) -> None:
-        """Rows of one batch of files to their places. Which files are new is the stream's to say;
-        they are read here: a stream reads some more than once if their path could be a pattern."""
-        span = f.regexp_extract("file_name", r"^events-(\d+-\d+)\.parquet$", 1)
-        spans = sorted(row[0] for row in batch.select(span).distinct().collect())
-        parts = [Part(*map(int, one.split("-"))) for one in spans]
-        files = [part.paths(self._state) for part in parts]
+        """Rows of one batch of files to their places. Which files are new is the stream's to say; a
+        stream tells some more than once if their path could be a pattern."""
+        told = {part_of(Path(row.path).name) for row in batch.collect()}
+        parts = sorted(part for part in told if part is not None)
         self._hook("batch begun")
-        spark = batch.sparkSession
         staged = self._tables.new_staging()
-        events = source.frame(spark, EVENTS, [file["events"] for file in files])
-        edges = source.frame(spark, EDGES, [file["edges"] for file in files])
-        part = _part(parts)
-        placed = _placed(events.withColumn("part", part), EVENTS, f.col("campaign"))
-        _write(placed, staged, EVENTS)
-        _write(_placed_edges(events, edges.withColumn("part", part)), staged, EDGES)
+        shares = [Split(self._state, part, staged) for part in parts]
+        campaigns = {name for names in hand_out(batch.sparkSession, shares) for name in names}
         self._hook("batch staged")
-        keys = [path.name.removeprefix(f"{KEY}=") for path in (staged / "events").glob(f"{KEY}=*")]
-        self._tables.mark([*keys, YARD])
+        self._tables.mark([*campaigns, None])
         self._hook("campaigns marked")
         self._tables.add(staged, (EVENTS.name, EDGES.name), parts)
 
     def _compute(self, spark: SparkSession, keys: list[str]) -> None:
         """All tables of some campaigns, from all their events."""
-        with self._staging(spark) as stage:
-            events = tables.read_keys(spark, self._tables.out, EVENTS, keys)
-            edges = tables.read_keys(spark, self._tables.out, EDGES, keys)
-            moves = steps(events.where(f.col("campaign").isNotNull())).persist()
-            try:
-                stage(ATTEMPTS, attempts_of(moves))
-                known = stage(TASKS, tasks_of(moves, edges))
-                stage(METRICS, campaign_metrics(moves))
-            finally:
-                moves.unpersist()
-            stage(CRITICAL_PATH, critical_path(known, edges))
-            for dataset in (ATTEMPTS, TASKS, METRICS, CRITICAL_PATH):
-                stage.swap(dataset, keys)
+        stage = _Stage(spark, self._tables, self._hook, self._tables.campaigns(keys))
+        events = tables.read_keys(spark, self._tables.out, EVENTS, keys)
+        moves = steps(events.where(f.col("campaign").isNotNull()))
+        # To keep the steps of a large history costs more than to take them again.
+        moves = hold(moves) if is_small(spark) else moves
+        attempts = stage(ATTEMPTS, attempts_of(moves))
+        known = self._place(stage, tasks_alone(moves), keys)
+        stage(METRICS, campaign_metrics(moves, attempts))
+        stage(CRITICAL_PATH, critical_path(known))
+        for dataset in (ATTEMPTS, TASKS, METRICS, CRITICAL_PATH):
+            stage.swap(dataset, keys)
         self._tables.unmark(keys)
         self._hook("campaigns unmarked")
 
+    def _place(self, stage: "_Stage", alone: DataFrame, keys: list[str]) -> DataFrame:
+        """Tasks with their places in the graphs of their campaigns."""
+        stage(TASKS_ALONE, alone)
+        edges = self._tables.out / EDGES.name
+        read, written = stage.directory / TASKS_ALONE.name, stage.directory / TASKS.name
+        return stage.made(TASKS, [Placing(key, read, edges, written) for key in keys])
+
     def _compute_yard(self, spark: SparkSession) -> None:
         """What is of no campaign: workers, and their metrics, from all attempts there are."""
-        with self._staging(spark) as stage:
-            events = tables.read_keys(spark, self._tables.out, EVENTS, [YARD])
-            attempts = tables.read_keys(spark, self._tables.out, ATTEMPTS)
-            stays = stage(WORKERS, workers(events, attempts), is_yard=True)
-            stage(METRICS, worker_metrics(attempts, stays), is_yard=True)
-            for dataset in (WORKERS, METRICS):
-                stage.swap(dataset, [YARD])
+        stage = _Stage(spark, self._tables, self._hook, [None])
+        events = tables.read_keys(spark, self._tables.out, EVENTS, [YARD])
+        attempts = tables.read_keys(spark, self._tables.out, ATTEMPTS)
+        stays = stage(WORKERS, workers(events, attempts))
+        stage(METRICS, worker_metrics(attempts, stays))
+        for dataset in (WORKERS, METRICS):
+            stage.swap(dataset, [YARD])
         self._tables.unmark([YARD])
         self._hook("all unmarked")
-
-    @contextlib.contextmanager
-    def _staging(self, spark: SparkSession) -> Iterator["_Stage"]:
-        yield _Stage(spark, self._tables, self._hook)
 
 
 class _Stage:
     """Tables on their way: written beside, read back by those that follow, then swapped in."""
 
-    def __init__(self, spark: SparkSession, held: Tables, hook: Hook) -> None:
+    def __init__(
+        self, spark: SparkSession, held: Tables, hook: Hook, campaigns: list[str | None]
+    ) -> None:
         self._spark, self._tables, self._hook = spark, held, hook
-        self._directory = held.new_staging()
+        self.directory = held.new_staging()
+        #: Keys are made of names here, once for each: a digest for every row would take longer
+        #: than all else.
+        pairs = [(name, campaign_key(name)) for name in campaigns if name is not None]
+        self._keys = spark.createDataFrame(pairs, f"campaign string, {KEY} string")
 
-    def __call__(self, dataset: Dataset, frame: DataFrame, *, is_yard: bool = False) -> DataFrame:
-        campaign = f.lit(None).cast("string") if is_yard else f.col("campaign")
-        _write(_placed(dataset.check(frame), dataset, campaign), self._directory, dataset)
+    def __call__(self, dataset: Dataset, frame: DataFrame) -> DataFrame:
+        """What is in a frame, under the key and the day of each row."""
+        day = tables.day_column(f.col(_DAY_OF[dataset.name]))
+        keyed = dataset.check(frame).withColumns({DAY: day, KEY: f.lit(YARD)})
+        if "campaign" in frame.columns:
+            keyed = keyed.drop(KEY).join(f.broadcast(self._keys), on="campaign", how="left")
+            keyed = keyed.withColumn(KEY, f.coalesce(KEY, f.lit(YARD)))
+        path = paths.written(self.directory / dataset.name)
+        keyed.select(*dataset.names, KEY, DAY).write.partitionBy(KEY, DAY).parquet(path)
+        return self._staged(dataset)
+
+    def made(self, dataset: Dataset, shares: Sequence[Callable[[], None]]) -> DataFrame:
+        """What shares of the work write there by themselves."""
+        hand_out(self._spark, shares)
+        return self._staged(dataset)
+
+    def _staged(self, dataset: Dataset) -> DataFrame:
         self._hook(f"{dataset.name} staged")
-        return tables.read_keys(self._spark, self._directory, dataset)
+        return tables.read_keys(self._spark, self.directory, dataset)
 
     def swap(self, dataset: Dataset, keys: list[str]) -> None:
-        self._tables.swap(self._directory, dataset.name, keys)
-
-
-def _placed(frame: DataFrame, dataset: Dataset, campaign: Column) -> DataFrame:
-    """Rows with the key and the day by which they are stored."""
-    day = tables.day_column(f.col(_DAY_OF[dataset.name]))
-    return frame.withColumns({KEY: tables.key_column(campaign), DAY: day})
-
-
-def _placed_edges(events: DataFrame, edges: DataFrame) -> DataFrame:
-    """Edges are stored with the event that told them."""
-    telling = events.where(f.col("kind").isin(*_EDGE_KINDS)).select(
-        "record", "task", "campaign", "time"
-    )
-    joined = edges.join(telling, on=["record", "task"], how="left")
-    day = tables.day_column(f.col("time"))
-    return joined.withColumns({KEY: tables.key_column(f.col("campaign")), DAY: day})
-
-
-def _part(parts: list[Part]) -> Column:
-    """Which of these parts a row is of."""
-    found = f.lit(None).cast("string")
-    for part in parts:
-        is_in = f.col("sequence").between(part.first, part.last)
-        found = f.when(is_in, tables.span(part)).otherwise(found)
-    return found
-
-
-def _write(frame: DataFrame, directory: Path, dataset: Dataset) -> None:
-    """As Parquet under the key and the day, and the part where there is one."""
-    by = [name for name in (KEY, DAY, "part") if name in frame.columns]
-    path = paths.written(directory / dataset.name)
-    frame.select(*dataset.names, *by).write.partitionBy(*by).parquet(path)
+        self._tables.swap(self.directory, dataset.name, keys)

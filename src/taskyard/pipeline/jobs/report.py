@@ -24,10 +24,10 @@ from taskyard.pipeline.report.pictures import WORKERS_SHOWN_MAX
 from taskyard.pipeline.report.stretches import OverTime, over_time, width_for
 from taskyard.pipeline.report.summary import page_of
 from taskyard.pipeline.report.words import short
+from taskyard.pipeline.small import hold
 from taskyard.pipeline.transforms import summaries
 from taskyard.pipeline.transforms.attempts import attempts_of
-from taskyard.pipeline.transforms.campaigns import SMALL
-from taskyard.pipeline.transforms.critical_path import critical_path_of
+from taskyard.pipeline.transforms.critical_path import critical_path
 from taskyard.pipeline.transforms.guarantees import Guarantees, guarantees_of
 from taskyard.pipeline.transforms.links import links
 from taskyard.pipeline.transforms.metrics import marks_of_attempts, marks_of_steps
@@ -38,21 +38,9 @@ from taskyard.pipeline.transforms.workers import workers
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
 
 PAGE: Final = "report.html"
-
-#: Histories up to this size are a matter of seconds, of which Spark would take most to make code.
-SMALL_BYTES: Final = 32 * 1024 * 1024
-
-#: For those: no code is made, no plan is changed on the way, nothing is spread.
-_SMALL: Final = {
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
-    SMALL: "true",
-    "spark.sql.shuffle.partitions": "1",
-}
 
 #: Rows that a table may have to be one file; a larger one is a directory of them.
 ROWS_A_FILE_MAX: Final = 2_000_000
@@ -80,16 +68,6 @@ class Datasets(Struct):
             frame.unpersist()
 
 
-def fitting(spark: SparkSession, history_bytes: int) -> SparkSession:
-    """The same session, set up for a history of this size."""
-    if history_bytes > SMALL_BYTES:
-        return spark
-    quick = spark.newSession()
-    for key, value in _SMALL.items():
-        quick.conf.set(key, value)
-    return quick
-
-
 def datasets(events: DataFrame, edges: DataFrame, campaign: str | None) -> Datasets:
     """The datasets of one campaign, or of all of them as one. What must never happen is counted
     over the whole history."""
@@ -107,7 +85,7 @@ def datasets(events: DataFrame, edges: DataFrame, campaign: str | None) -> Datas
     between = hold(links(alone, edges))
     tasks = hold(placed_tasks(alone, between))
     stays = hold(workers(events, attempts))
-    path = hold(critical_path_of(tasks, between))
+    path = hold(critical_path(tasks))
     own = f.lit(True) if campaign is None else f.col("campaign") == campaign  # noqa: FBT003  # Spark's
     return Datasets(
         campaign=campaign,
@@ -119,14 +97,6 @@ def datasets(events: DataFrame, edges: DataFrame, campaign: str | None) -> Datas
         guarantees=guarantees_of(events, moves, tasks, between),
         held=[moves, attempts, alone, between, tasks, stays, path],
     )
-
-
-def hold(frame: DataFrame) -> DataFrame:
-    """Let Spark keep what it has computed. Of a small history without how: a plan of a plan of a
-    plan takes longer to read than the rows."""
-    if frame.sparkSession.conf.get(SMALL, "false") == "true":
-        return frame.localCheckpoint()
-    return frame.persist()
 
 
 def _campaigns(events: DataFrame) -> list[str]:

@@ -17,8 +17,8 @@ from msgspec import Struct, structs
 from pyspark.sql import functions as f
 
 from taskyard.errors import UserError
-from taskyard.pipeline.jobs.report import hold
 from taskyard.pipeline.report.words import span
+from taskyard.pipeline.small import hold
 from taskyard.pipeline.sweep.measured import COLUMNS, workload_of
 from taskyard.pipeline.sweep.points import Forecast, Point
 from taskyard.pipeline.sweep.shape import Shape, shape_of

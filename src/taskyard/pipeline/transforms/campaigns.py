@@ -1,22 +1,19 @@
 """Functions over one campaign at a time, for what only a walk along its graph can tell."""
 
 from collections.abc import Callable
-from typing import Final
 
 import pandas as pd
 from pyspark.sql import DataFrame
 
-#: A setting of ours in a session for small histories: what starts processes elsewhere takes longer
-#: there than the work itself.
-SMALL: Final = "taskyard.small"
+from taskyard.pipeline.small import is_small
 
 Function = Callable[[pd.DataFrame, pd.DataFrame], pd.DataFrame]
 
 
 def by_campaign(frame: DataFrame, others: DataFrame, function: Function, schema: str) -> DataFrame:
     """What a function makes of the rows that two frames have of each campaign of the first; in the
-    executors, or here in a session for small histories."""
-    if frame.sparkSession.conf.get(SMALL, "false") == "true":
+    executors, or here in a session for small histories: a process takes longer to start."""
+    if is_small(frame.sparkSession):
         return _here(frame, others, function, schema)
     pairs = frame.groupBy("campaign").cogroup(others.groupBy("campaign"))
     return pairs.applyInPandas(function, schema=schema)

@@ -7,7 +7,6 @@ Marks are summed up a scope at a time. A stretch in which nothing happened has a
 lanes, of which there may be a million.
 """
 
-from functools import reduce
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, Window
@@ -34,41 +33,79 @@ _SCOPE: Final = ("scope", "campaign", "service", "lane", "worker")
 
 _COUNTS: Final = ("submitted", "leased", "finished", "failed", "cancelled", "retries")
 
+#: What is added up: counts, changes, and leased time to the end of a stretch.
+_ADDED: Final = (*_COUNTS, "depth", "running", "busy_ns")
+
 _QUANTILES: Final = (0.5, 0.95)
 
 
 def metrics(events: DataFrame, attempts: DataFrame, workers: DataFrame) -> DataFrame:
     """Of campaigns, their services and lanes, and of workers."""
-    return campaign_metrics(steps(events)).unionByName(worker_metrics(attempts, workers))
+    return campaign_metrics(steps(events), attempts).unionByName(worker_metrics(attempts, workers))
 
 
-def campaign_metrics(moves: DataFrame) -> DataFrame:
-    """Of campaigns, their services and their lanes that have names, from steps."""
-    marks = _bucketed(marks_of_steps(moves), "campaign")
-    scopes = [
-        f.struct(
-            f.lit(scope).alias("scope"),
-            (f.col("service") if scope != "campaign" else f.lit(None)).alias("service"),
-            (f.col("lane") if scope == "lane" else f.lit(None)).alias("lane"),
-        )
-        for scope in ("campaign", "service", "lane")
-    ]
-    each = marks.withColumn("scopes", f.explode(f.array(*scopes))).drop("service", "lane")
-    placed = (
-        each.select("*", "scopes.*").drop("scopes").withColumn("worker", f.lit(None).cast("string"))
-    )
-    named = placed.where((f.col("scope") != "lane") | (f.col("lane") != ""))
-    return _summed_up(named.withColumn("slots", f.lit(None).cast("long")))
+def campaign_metrics(moves: DataFrame, attempts: DataFrame) -> DataFrame:
+    """Of campaigns, their services and their lanes that have names, from steps and attempts."""
+    spans = moves.groupBy("campaign").agg(_span("time_ns"))
+    place = ("campaign", "service", "lane")
+    sums = _sums(_bucketed(marks_of_steps(moves), spans, "campaign"), place)
+    times = _bucketed(_times(attempts, *place), spans, "campaign")
+    nobody = {"worker": f.lit(None).cast("string"), "slots": f.lit(None).cast("long")}
+    return _told(_scoped(sums).withColumns(nobody), _scoped(times).withColumns(nobody))
 
 
 def worker_metrics(attempts: DataFrame, workers: DataFrame) -> DataFrame:
     """Of workers, whatever the campaign."""
-    slots = workers.groupBy("worker").agg(f.max("slots").alias("slots"))
-    marks = marks_of_attempts(attempts).join(f.broadcast(slots), on="worker", how="left")
-    one = marks.withColumns(
-        {name: f.lit(None).cast("string") for name in ("campaign", "service", "lane")}
+    own = attempts.withColumn("scope", f.lit("worker"))
+    # Two marks an attempt; the longest run may end after the last lease.
+    ends_ns = _start_ns() + f.coalesce("run_ns", f.lit(0))
+    spans = own.groupBy("scope").agg(
+        (f.max(ends_ns) - f.min(_start_ns())).alias("span_ns"),
     )
-    return _summed_up(_bucketed(one.withColumn("scope", f.lit("worker")), "scope"))
+    marks = marks_of_attempts(attempts).withColumn("scope", f.lit("worker"))
+    place = ("scope", "worker")
+    slots = f.broadcast(workers.groupBy("worker").agg(f.max("slots").alias("slots")))
+    sums = _sums(_bucketed(marks, spans, "scope"), place)
+    times = _bucketed(_times(own, *place), spans, "scope")
+    elsewhere = {name: f.lit(None).cast("string") for name in ("campaign", "service", "lane")}
+    return _told(
+        *(
+            frame.join(slots, on="worker", how="left").withColumns(elsewhere)
+            for frame in (sums, times)
+        )
+    )
+
+
+def _scoped(frame: DataFrame) -> DataFrame:
+    """Rows of a campaign, a service and a lane: each is of all three; of lanes that have names."""
+    nothing = f.lit(None).cast("string")
+    scopes = [
+        f.struct(f.lit("campaign").alias("scope"), nothing.alias("service"), nothing.alias("lane")),
+        f.struct(f.lit("service").alias("scope"), f.col("service"), nothing.alias("lane")),
+        f.struct(f.lit("lane").alias("scope"), f.col("service"), f.col("lane")),
+    ]
+    is_named = f.col("lane") != ""
+    each = f.explode(f.when(is_named, f.array(*scopes)).otherwise(f.array(*scopes[:2])))
+    return frame.withColumn("scopes", each).drop("service", "lane").select("*", "scopes.*")
+
+
+def _span(name: str) -> Column:
+    return (f.max(name) - f.min(name)).alias("span_ns")
+
+
+def _start_ns() -> Column:
+    return f.unix_micros("leased") * 1000
+
+
+def _times(attempts: DataFrame, *place: str) -> DataFrame:
+    """A row where an attempt begins, with how long it waited, and one where it ends."""
+    nothing = f.lit(None).cast("long")
+    begun = attempts.select(*place, _start_ns().alias("at_ns"), "wait_ns", nothing.alias("run_ns"))
+    is_settled = f.col("run_ns").isNotNull()
+    ended = attempts.where(is_settled).select(
+        *place, (_start_ns() + f.col("run_ns")).alias("at_ns"), nothing.alias("wait_ns"), "run_ns"
+    )
+    return begun.unionByName(ended)
 
 
 def marks_of_steps(moves: DataFrame) -> DataFrame:
@@ -106,7 +143,7 @@ def _change(state: str) -> Column:
 def marks_of_attempts(attempts: DataFrame) -> DataFrame:
     """Two marks an attempt: where it began and where it ended."""
     outcome = f.col("outcome")
-    start_ns = f.unix_micros("leased") * 1000
+    start_ns = _start_ns()
     nothing = f.lit(0).cast("long")
     begins = attempts.select(
         "worker",
@@ -143,16 +180,13 @@ def _short(name: str) -> Column:
     return f.coalesce(f.left(first_line, f.lit(_REASON_CHARACTERS_MAX)), f.lit(""))
 
 
-def _bucketed(marks: DataFrame, by: str) -> DataFrame:
+def _bucketed(marks: DataFrame, spans: DataFrame, by: str) -> DataFrame:
     """Marks with their stretch, which is as long for all of one campaign, or for all workers."""
-    spans = marks.groupBy(by).agg((f.max("at_ns") - f.min("at_ns")).alias("span_ns"))
     widths = spans.select(by, _width(f.col("span_ns")).alias("bucket_ns"))
     at_ns, width = f.col("at_ns"), f.col("bucket_ns")
-    started = marks.join(f.broadcast(widths), on=by, how="inner").withColumn(
+    return marks.join(f.broadcast(widths), on=by, how="inner").withColumn(
         "bucket", at_ns - f.pmod(at_ns, width)
     )
-    rest_ns = f.col("bucket") + width - at_ns
-    return started.withColumn("busy_ns", f.col("running") * rest_ns)
 
 
 def _width(span_ns: Column) -> Column:
@@ -161,43 +195,60 @@ def _width(span_ns: Column) -> Column:
     return f.coalesce(f.get(enough, f.lit(0)), f.lit(widths[-1]))
 
 
-def _summed_up(marks: DataFrame) -> DataFrame:
+def _sums(marks: DataFrame, place: tuple[str, ...]) -> DataFrame:
+    """All that can be added up, a row for each place, stretch and reason."""
+    rest_ns = f.col("bucket") + f.col("bucket_ns") - f.col("at_ns")
+    busy = marks.withColumn("busy_ns", f.col("running") * rest_ns)
+    return busy.groupBy(*place, "bucket_ns", "bucket", "reason").agg(
+        *(f.sum(name).alias(name) for name in _ADDED),
+        f.count(f.lit(1)).alias("marks"),
+    )
+
+
+def _told(sums: DataFrame, times: DataFrame) -> DataFrame:
+    """The table: sums and times of every scope, with the stretches in between."""
     key = (*_SCOPE, "bucket_ns", "bucket")
-    sums = marks.groupBy(*key).agg(
-        *(f.sum(name).alias(name) for name in (*_COUNTS, "depth", "running", "busy_ns")),
+    by_reason = sums.groupBy(*key, "reason").agg(
+        *(f.sum(name).alias(name) for name in (*_ADDED, "marks")), f.max("slots").alias("slots")
+    )
+    added = by_reason.groupBy(*key).agg(
+        *(f.sum(name).alias(name) for name in _ADDED), f.max("slots").alias("slots"), _reasons()
+    )
+    parts = times.groupBy(*key).agg(
         f.percentile_approx("wait_ns", list(_QUANTILES)).alias("waits"),
         f.max("wait_ns").alias("wait_max_ns"),
         f.percentile_approx("run_ns", list(_QUANTILES)).alias("runs"),
         f.max("run_ns").alias("run_max_ns"),
-        f.max("slots").alias("slots"),
     )
-    return _told(_carried_on(_dense(sums)), _reasons(marks))
+    whole = added.unionByName(parts, allowMissingColumns=True)
+    filled = whole.unionByName(_between(added), allowMissingColumns=True)
+    merged = filled.groupBy(*key).agg(
+        *(f.coalesce(f.sum(name), f.lit(0)).alias(name) for name in _ADDED),
+        *(
+            f.first(name, ignorenulls=True).alias(name)
+            for name in ("slots", "reasons", "waits", "wait_max_ns", "runs", "run_max_ns")
+        ),
+    )
+    return _selected(_carried_on(merged))
 
 
-def _dense(sums: DataFrame) -> DataFrame:
-    """With the stretches in between in which nothing happened; of lanes without."""
+def _reasons() -> Column:
+    """Reasons with how often each was said; null if none was."""
+    said = f.when(f.col("reason").isNotNull(), f.struct("reason", "marks"))
+    pairs = f.sort_array(f.collect_list(said))
+    return f.when(f.size(pairs) > 0, f.map_from_entries(pairs)).alias("reasons")
+
+
+def _between(added: DataFrame) -> DataFrame:
+    """All stretches from the first to the last, empty; of lanes none, there may be too many."""
     group = (*_SCOPE, "bucket_ns")
-    spans = sums.groupBy(*group).agg(
+    dense = added.where(f.col("scope") != "lane").groupBy(*group)
+    spans = dense.agg(
         f.min("bucket").alias("first"), f.max("bucket").alias("last"), f.max("slots").alias("slots")
     )
-    is_lane = f.col("scope") == "lane"
-    all_of_them = spans.where(~is_lane).select(
+    return spans.select(
         *group, "slots", f.explode(f.sequence("first", "last", "bucket_ns")).alias("bucket")
     )
-    same = reduce(lambda found, one: found & one, [_equal(name) for name in (*group, "bucket")])
-    filled = (
-        all_of_them.alias("all")
-        .join(sums.where(~is_lane).drop("slots").alias("sums"), on=same, how="left")
-        .select(
-            "all.*",
-            *(f"sums.{name}" for name in sums.columns if name not in (*group, "bucket", "slots")),
-        )
-    )
-    return filled.unionByName(sums.where(is_lane))
-
-
-def _equal(name: str) -> Column:
-    return f.col(f"all.{name}").eqNullSafe(f.col(f"sums.{name}"))
 
 
 def _carried_on(dense: DataFrame) -> DataFrame:
@@ -215,33 +266,16 @@ def _carried_on(dense: DataFrame) -> DataFrame:
     )
 
 
-def _reasons(marks: DataFrame) -> DataFrame:
-    key = (*_SCOPE, "bucket")
-    counted = marks.where(f.col("reason").isNotNull()).groupBy(*key, "reason").count()
-    pairs = f.sort_array(f.collect_list(f.struct("reason", "count")))
-    return counted.groupBy(*key).agg(f.map_from_entries(pairs).alias("reasons"))
-
-
-def _told(carried: DataFrame, reasons: DataFrame) -> DataFrame:
-    key = (*_SCOPE, "bucket")
-    same = reduce(
-        lambda found, one: found & one,
-        [f.col(f"all.{name}").eqNullSafe(f.col(f"why.{name}")) for name in key],
-    )
-    joined = carried.alias("all").join(reasons.alias("why"), on=same, how="left")
+def _selected(carried: DataFrame) -> DataFrame:
     room_ns = f.col("slots") * f.col("bucket_ns")
-    seconds = f.col("bucket_ns") / _SECOND_NS
-    made = {name: f.coalesce(f.col(f"all.{name}"), f.lit(0)) for name in _COUNTS} | {
-        "bucket": f.timestamp_micros(f.floor(f.col("all.bucket") / 1000).cast("long")),
-        "throughput": f.coalesce("all.finished", f.lit(0)) / seconds,
-        "depth": f.when(f.col("all.scope") != "worker", f.col("depth")),
+    made = {
+        "bucket": f.timestamp_micros(f.floor(f.col("bucket") / 1000).cast("long")),
+        "throughput": f.col("finished") / (f.col("bucket_ns") / _SECOND_NS),
+        "depth": f.when(f.col("scope") != "worker", f.col("depth")),
         "utilisation": f.when(room_ns > 0, f.col("busy_ns") / room_ns),
         "wait_p50_ns": f.col("waits")[0],
         "wait_p95_ns": f.col("waits")[1],
         "run_p50_ns": f.col("runs")[0],
         "run_p95_ns": f.col("runs")[1],
-        "reasons": f.col("why.reasons"),
     }
-    return joined.select(
-        *(made.get(name, f.col(f"all.{name}")).alias(name) for name in METRICS.names)
-    )
+    return carried.select(*(made.get(name, f.col(name)).alias(name) for name in METRICS.names))

@@ -1,15 +1,17 @@
 """Events and edges to tasks: one row a generation of a name, with its place in the graph."""
 
-from collections.abc import Iterator
 from typing import Final
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from taskyard.pipeline.datasets import TASKS
 from taskyard.pipeline.transforms.campaigns import by_campaign
-from taskyard.pipeline.transforms.graph import walk
+from taskyard.pipeline.transforms.graph import chain, walk
 from taskyard.pipeline.transforms.links import links
 from taskyard.pipeline.transforms.steps import ENDED, OUTCOMES, steps
 
@@ -18,9 +20,12 @@ _LOSSES: Final = ("unlisted", "left", "restarted")
 
 _KEY: Final = ("campaign", "task", "generation")
 
+Names = pd.Series  # of strings
+Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
+
 _PLACED_SCHEMA: Final = (
     "campaign string, task string, generation long, state string, is_behind_failure boolean, "
-    "waits_for long, level long, path_ns long"
+    "waits_for long, level long, path_ns long, critical_position long"
 )
 
 
@@ -36,7 +41,8 @@ def tasks_of(moves: DataFrame, edges: DataFrame) -> DataFrame:
 
 
 def placed_tasks(alone: DataFrame, between: DataFrame) -> DataFrame:
-    """Tasks with their place in the graph, which is made of the links between them."""
+    """Tasks with their place in the graph, which is made of the links between them; or of edges
+    with the campaign of who waits: then what it waits for is looked for in the campaign alone."""
     placed = _placed(alone, between)
     whole = alone.drop("state").join(placed, on=list(_KEY), how="inner")
     return whole.select(*TASKS.names)
@@ -100,20 +106,27 @@ def _is_loss() -> Column:
 
 def _placed(alone: DataFrame, between: DataFrame) -> DataFrame:
     """State and place in the graph, a campaign at a time."""
-    nodes = alone.select(*_KEY, "state", f.col("due").isNotNull().alias("is_timed"), "run_last_ns")
+    nodes = alone.select(
+        *_KEY, "submitted_record", "state", "due", "run_last_ns", "attempts", "ended"
+    )
     known = between.where(f.col("campaign").isNotNull())
     return by_campaign(nodes, known, place, _PLACED_SCHEMA)
 
 
 def place(nodes: pd.DataFrame, between: pd.DataFrame) -> pd.DataFrame:
     """One campaign's tasks with what the walk along its edges found."""
-    index = pd.MultiIndex.from_frame(nodes[["task", "generation"]])
-    edges, strangers = numbered(index, between)
+    edges, strangers = numbered(nodes, between)
     states = nodes["state"].tolist()
     durations = nodes["run_last_ns"].fillna(0).astype("int64").tolist()
     found = walk(states, durations, edges, strangers)
-    waits_for = pd.Series([node for node, _ in edges] + strangers, dtype="int64").value_counts()
-    columns = zip(states, nodes["is_timed"], found.has_open, found.has_runnable, strict=True)
+    # A task that was never leased was called off: it took nobody's time.
+    ends_ns = nodes["ended"].where(nodes["attempts"] > 0).astype("int64")
+    ends = [end_ns if end_ns > 0 else None for end_ns in ends_ns.tolist()]
+    positions: list[int | None] = [None] * len(nodes)
+    for position, node in enumerate(chain(ends, edges), start=1):
+        positions[node] = position
+    waiting = np.array([node for node, _ in edges] + strangers, dtype=np.int64)
+    columns = zip(states, nodes["due"].notna(), found.has_open, found.has_runnable, strict=True)
     judged = [_judged(*row) for row in columns]
     return pd.DataFrame(
         {
@@ -122,9 +135,10 @@ def place(nodes: pd.DataFrame, between: pd.DataFrame) -> pd.DataFrame:
             "generation": nodes["generation"],
             "state": [state for state, _ in judged],
             "is_behind_failure": [is_behind for _, is_behind in judged],
-            "waits_for": waits_for.reindex(range(len(nodes)), fill_value=0).to_numpy(),
+            "waits_for": np.bincount(waiting, minlength=len(nodes)),
             "level": pd.array(found.levels, dtype="Int64"),
             "path_ns": found.paths_ns,
+            "critical_position": pd.array(positions, dtype="Int64"),
         }
     )
 
@@ -138,27 +152,48 @@ def _judged(state: str, is_timed: bool, has_open: bool, has_runnable: bool) -> t
     return state, has_open and not has_runnable
 
 
-def numbered(
-    index: pd.MultiIndex, between: pd.DataFrame
-) -> tuple[list[tuple[int, int]], list[int]]:
+def numbered(nodes: pd.DataFrame, between: pd.DataFrame) -> tuple[list[tuple[int, int]], list[int]]:
     """The edges inside of a campaign as pairs of places, and the places of those tasks that wait
     for something outside of it, once for each."""
-    is_inside = (between["after_campaign"] == between["campaign"]).to_numpy()
-    waiting = _places(index, between["task"], between["generation"])
-    before = _places(index, between["after"], between["after_generation"])
-    rows = zip(waiting, before, is_inside, strict=True)
-    edges: list[tuple[int, int]] = []
-    strangers: list[int] = []
-    for node, other, inside in rows:
-        if inside and other >= 0 and other != node:
-            edges.append((node, other))
-        elif not inside:
-            strangers.append(node)
-    return edges, strangers
+    named = Named(nodes["task"], nodes["submitted_record"].to_numpy())
+    records = between["record"].to_numpy(dtype=np.int64)
+    waiting = named.places(between["task"], records)
+    before = named.places(between["after"], records)
+    if "after_campaign" in between.columns:
+        before[(between["after_campaign"] != between["campaign"]).to_numpy()] = -1
+    is_inside = (before >= 0) & (before != waiting)
+    is_outside = (waiting >= 0) & (before < 0)
+    pairs = zip(waiting[is_inside].tolist(), before[is_inside].tolist(), strict=True)
+    return list(pairs), waiting[is_outside].tolist()
 
 
-def _places(
-    index: pd.MultiIndex, names: "pd.Series[str]", generations: "pd.Series[int]"
-) -> Iterator[int]:
-    wanted = pd.MultiIndex.from_arrays([names, generations.fillna(0).astype("int64")])
-    return iter(index.get_indexer(wanted).tolist())
+class Named:
+    """Where tasks stand in a table, by their names: the newest generation as of a record."""
+
+    def __init__(self, names: Names, records: Numbers) -> None:
+        self._names = pa.array(names, pa.string()).unique()
+        self._records = np.unique(records)
+        keys = self._keys(self._codes(names), records)
+        self._order = np.argsort(keys)
+        self._sorted = keys[self._order]
+
+    def _codes(self, names: Names) -> Numbers:
+        """A number for each name, -1 for a stranger."""
+        found = pc.index_in(pa.array(names, pa.string()), value_set=self._names)
+        codes: Numbers = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        return codes
+
+    def _keys(self, codes: Numbers, records: Numbers) -> Numbers:
+        """Numbers that are ordered as names and then records are."""
+        ranks = np.searchsorted(self._records, records, side="right")
+        return codes * (len(self._records) + 1) + ranks
+
+    def places(self, names: Names, records: Numbers) -> Numbers:
+        """The place of each of these, -1 where there is none."""
+        codes = self._codes(names)
+        if not len(self._order):
+            return codes
+        at = np.searchsorted(self._sorted, self._keys(codes, records), side="right") - 1
+        begins = codes * (len(self._records) + 1)
+        is_there = (codes >= 0) & (at >= 0) & (self._sorted[at] > begins)
+        return np.where(is_there, self._order[at], -1)

@@ -1,0 +1,84 @@
+"""One part of the history, split into the files that the tables of events and edges are made of.
+
+A part is a pair of Parquet files, and what is made of it is Parquet with the same rows by campaign
+and day. Knows places, names and times of rows, and nothing of what they mean.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from taskyard.journal.history import EDGES, EVENTS, ROWS_A_GROUP, Part
+from taskyard.pipeline.layout import DAY, KEY, NO_DAY, campaign_key, span
+
+#: Kinds of events by which edges are told.
+TELLING: Final = ("submitted", "extended", "returned")
+
+#: Directories are made for as many campaigns and days as there are.
+_PARTITIONS_MAX: Final = 1 << 30
+
+_PLACE: Final = pa.schema([(KEY, pa.string()), (DAY, pa.string())])
+_OWNED_EDGES: Final = pa.schema([*EDGES, EVENTS.field("campaign"), EVENTS.field("time")])
+
+
+class Split(msgspec.Struct, frozen=True):
+    """A part to be split, and where its files go."""
+
+    state: Path
+    part: Part
+    directory: Path
+
+    def __call__(self) -> list[str | None]:
+        """Write the files; the campaigns that are in them, None for what is of no campaign."""
+        paths = self.part.paths(self.state)
+        seen: set[str | None] = set()
+        events = pq.ParquetFile(paths["events"]).iter_batches(ROWS_A_GROUP)
+        self._write("events", EVENTS, _placed(events, seen))
+        edges = _owned(paths["events"], pq.read_table(paths["edges"], schema=EDGES))
+        self._write("edges", _OWNED_EDGES, _placed(iter(edges.to_batches(ROWS_A_GROUP)), seen))
+        return sorted(seen, key=str)
+
+    def _write(self, table: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+        whole = pa.schema([*schema, *_PLACE])
+        kind = ds.ParquetFileFormat()
+        ds.write_dataset(
+            pa.RecordBatchReader.from_batches(whole, batches),
+            self.directory / table,
+            format=kind,
+            file_options=kind.make_write_options(compression="zstd"),
+            partitioning=ds.partitioning(_PLACE, flavor="hive"),
+            basename_template=f"{span(self.part)}-{{i}}.parquet",
+            # The same again, should Spark try again.
+            existing_data_behavior="overwrite_or_ignore",
+            max_partitions=_PARTITIONS_MAX,
+            max_rows_per_group=ROWS_A_GROUP,
+            use_threads=False,
+        )
+
+
+def _placed(batches: Iterator[pa.RecordBatch], seen: set[str | None]) -> Iterator[pa.RecordBatch]:
+    """Rows with the key of their campaign, made once for each name, and their day."""
+    for batch in batches:
+        codes = batch.column("campaign").dictionary_encode(null_encoding="encode")
+        names = codes.dictionary.to_pylist()
+        seen.update(names)
+        keys = pa.array(map(campaign_key, names), pa.string()).take(codes.indices)
+        days = pc.coalesce(batch.column("time").cast(pa.date32()).cast(pa.string()), NO_DAY)
+        yield batch.append_column(KEY, keys).append_column(DAY, days)
+
+
+def _owned(events: Path, edges: pa.Table) -> pa.Table:
+    """Edges with the campaign and the time of the event that told them."""
+    told = pq.read_table(
+        events,
+        columns=["record", "task", "campaign", "time"],
+        filters=pc.field("kind").isin(TELLING),
+    )
+    joined = edges.join(told, keys=["record", "task"], join_type="left outer", use_threads=False)
+    return joined.select(_OWNED_EDGES.names).cast(_OWNED_EDGES)

@@ -1,0 +1,44 @@
+"""Sessions for small histories: most of what Spark does for large ones takes longer than the rows.
+
+Owns when a history is small, and what is done otherwise then. Transforms that care ask `is_small`
+of the session of their frames.
+"""
+
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+
+#: Histories up to this size are a matter of seconds, of which Spark would take most to make code.
+SMALL_BYTES: Final = 32 * 1024 * 1024
+
+#: A setting of ours in a session for small histories.
+_MARK: Final = "taskyard.small"
+
+#: No code is made, no plan is changed on the way, nothing is spread.
+_SETTINGS: Final = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+    _MARK: "true",
+}
+
+
+def fitting(spark: SparkSession, history_bytes: int) -> SparkSession:
+    """The same session, set up for a history of this size."""
+    if history_bytes > SMALL_BYTES:
+        return spark
+    quick = spark.newSession()
+    for key, value in _SETTINGS.items():
+        quick.conf.set(key, value)
+    return quick
+
+
+def is_small(spark: SparkSession) -> bool:
+    return spark.conf.get(_MARK, "false") == "true"
+
+
+def hold(frame: DataFrame) -> DataFrame:
+    """Let Spark keep what it has computed. Of a small history without how: a plan of a plan of a
+    plan takes longer to read than the rows."""
+    return frame.localCheckpoint() if is_small(frame.sparkSession) else frame.persist()
