@@ -16,6 +16,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -32,6 +33,9 @@ _ANSWER_SECONDS_MAX: Final = 30
 
 #: Making the archive of Java's own classes takes a second or two.
 _ARCHIVE_SECONDS_MAX: Final = 60
+
+#: An archive that nobody has used for so long is removed.
+_ARCHIVE_UNUSED_SECONDS_MAX: Final = 30 * 24 * 3600
 
 _VERSION = re.compile(r'version "(\d+)')
 
@@ -161,16 +165,31 @@ def archive_options(java: Java, program: str) -> list[str]:
     """Options with which a JVM keeps the classes that it has loaded, as they are in memory, for the
     next one that runs the same `program`, or takes those that one before it kept. The JVM makes the
     file when it ends, and ignores one that does not fit."""
-    digest = hashlib.sha256(f"{java.real} {java.version} {program}".encode()).hexdigest()[:16]
-    kept = cache_directory() / f"classes-{digest}.jsa"
-    base = _base_archive(java, digest)
+    _remove_unused()
+    kept = cache_directory() / f"classes-{_digest(java, program)}.jsa"
+    base = _base_archive(java, _digest(java, ""))
     # Java speaks on stdout, which belongs to the answers.
     quiet = "-Xlog:disable"
     if not kept.exists():
         own = [] if base is None else [f"-XX:SharedArchiveFile={base}"]
         return [quiet, *own, f"-XX:ArchiveClassesAtExit={kept}"]
+    kept.touch()
     pair = kept if base is None else f"{base}:{kept}"
     return [quiet, f"-XX:SharedArchiveFile={pair}"]
+
+
+def _digest(java: Java, program: str) -> str:
+    return hashlib.sha256(f"{java.real} {java.version} {program}".encode()).hexdigest()[:16]
+
+
+def _remove_unused() -> None:
+    """Archives are large, and those of a Java or a program that is gone are of no use to anybody.
+    Two who look at the same time may find the same."""
+    oldest = time.time() - _ARCHIVE_UNUSED_SECONDS_MAX
+    for archive in cache_directory().glob("classes-*.jsa"):
+        with contextlib.suppress(FileNotFoundError):
+            if archive.stat().st_mtime < oldest:
+                archive.unlink()
 
 
 def _base_archive(java: Java, digest: str) -> Path | None:

@@ -83,7 +83,7 @@ def session(
     found = java.find()
     _set_environment(found, is_local=_is_local(master))
     own = {"spark.app.name": name, "spark.master": master}
-    settings = _SETTINGS | _placed(found, master, short=short) | own | dict(conf or {})
+    settings = _SETTINGS | _placed(found, master, name, short=short) | own | dict(conf or {})
     try:
         _launch(settings)
         return SparkSession.Builder().config(map={**settings}).getOrCreate()
@@ -151,17 +151,17 @@ def _set_environment(found: Java, *, is_local: bool) -> None:
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
-def _placed(found: Java, master: str, *, short: bool) -> dict[str, str]:
+def _placed(found: Java, master: str, name: str, *, short: bool) -> dict[str, str]:
     """The settings that depend on where it runs."""
     at_once = cores(master)
     options = [f"-Dlog4j2.configurationFile={_log_settings().as_uri()}"]
     if at_once is None:
         return {"spark.driver.extraJavaOptions": " ".join(options)}
-    if short:
-        options += ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
-        options += java.archive_options(found, f"{pyspark.__path__[0]} {pyspark.__version__}")
-    else:
-        options.append("-XX:+UseParallelGC")  # pauses hurt nobody here
+    # Pauses hurt nobody here.
+    own = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"] if short else ["-XX:+UseParallelGC"]
+    # Each job has an archive of its own: what it loads is what it finds there.
+    program = f"{name} {' '.join(own)} {pyspark.__path__[0]} {pyspark.__version__}"
+    options += own + java.archive_options(found, program)
     return {
         "spark.driver.extraJavaOptions": " ".join(options),
         "spark.driver.memory": f"{_heap_megabytes()}m",
