@@ -59,6 +59,7 @@ def test_growth_is_measured_where_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(broker_campaigns, "COUNT_HUGE", 100_000)
+    monkeypatch.setattr(broker_campaigns, "SHAPES", ("flat",))
     file = tmp_path / "figures.json"
     bench("--only", "shapes", "--huge", "--json", str(file))
     assert "10⁷ over 10⁴" in [one["what"] for one in json.loads(file.read_text())["lines"]]

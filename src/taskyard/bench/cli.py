@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from taskyard.bench import broker, core, dialects, lanes
+from taskyard.bench import broker, core, dialects, lanes, pipeline
 from taskyard.bench.lines import Line
 from taskyard.bench.settings import Settings
 
@@ -123,18 +123,27 @@ def lanes_command(repeats: int, json_file: Path | None, *, quick: bool, profile:
 
 @main.command("pipeline")
 @repeats_option
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(list(pipeline.CASES)),
+    help="This case alone; may be given several times.",
+)
 @click.option("--quick", is_flag=True, help="Small numbers: whether it runs, not how fast.")
 @json_option
-def pipeline_command(repeats: int, json_file: Path | None, *, quick: bool) -> None:
-    """Histories to tables on Spark, beside DuckDB on the same files.
+def pipeline_command(
+    repeats: int, only: tuple[str, ...], json_file: Path | None, *, quick: bool
+) -> None:
+    """The data pipeline on Spark: tables, report, data source, sweep.
 
-    Example: ./yard bench pipeline --repeats 1 --json pipeline.json
+    Events to attempts are measured beside DuckDB on the same files. Files are made where TMPDIR
+    says.
+
+    Example: ./yard bench pipeline --only report --only submit --json pipeline.json
     """
-    from taskyard.bench import pipeline  # noqa: PLC0415  # it needs numpy, which an extra brings
-
     settings = Settings(_whisper(), repeats, quick)
     suite = "pipeline --quick" if quick else "pipeline"
-    _finish(suite, pipeline.run(settings), json_file)
+    _finish(suite, pipeline.run(settings, only), json_file)
 
 
 def _whisper() -> Callable[[str], None]:

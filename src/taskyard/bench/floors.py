@@ -64,5 +64,11 @@ LISTING_MS: Final = Bound(200, 50)
 
 #: CPU of ten million events to attempts, Parquet to Parquet, over DuckDB's on the same files.
 ATTEMPTS_OVER_DUCKDB: Final = Bound(10, 5)
-#: Seconds for the history of a million tasks, all datasets, on two cores.
-HISTORY_S: Final = Bound(90, 40)
+#: CPU seconds for the history of a million tasks, all datasets, on two cores: the whole command.
+HISTORY_CPU_S: Final = Bound(90, 40)
+#: CPU seconds for the report of the demo, likewise.
+REPORT_CPU_S: Final = Bound(25, 12)
+#: Rows a second, by the clock, through the data source into a durable broker.
+SUBMITTED_ROWS_A_SECOND: Final = Bound(40_000, 100_000, at_least=True)
+#: Simulated tasks a second of CPU.
+SWEPT_TASKS_A_SECOND: Final = Bound(50_000, 150_000, at_least=True)

@@ -1,49 +1,70 @@
-"""The pipeline on one machine: a history to attempts beside DuckDB, and to all datasets.
+"""The pipeline on one machine: histories to tables beside DuckDB, reports, rows to tasks, sweeps.
 
-What Spark costs is mostly CPU, and DuckDB does the same on the same files: that is what is
-compared. Every measurement runs in a process of its own (`pipeline_case`).
+What Spark costs is mostly CPU, so that is what counts: of all processes that take part. Where a
+user has a command, the command is measured, with the start of its session. Every measurement runs
+in a process of its own (`pipeline_case`).
 """
 
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
-from taskyard.bench import pipeline_data
-from taskyard.bench.floors import ATTEMPTS_OVER_DUCKDB, HISTORY_S
+from taskyard.bench import pipeline_campaigns, pipeline_case, pipeline_cost
+from taskyard.bench.floors import (
+    ATTEMPTS_OVER_DUCKDB,
+    HISTORY_CPU_S,
+    REPORT_CPU_S,
+    SUBMITTED_ROWS_A_SECOND,
+    SWEPT_TASKS_A_SECOND,
+    Bound,
+)
 from taskyard.bench.lines import Line, line
-from taskyard.bench.pipeline_case import Cost
+from taskyard.bench.pipeline_case import Speed, Submitted
+from taskyard.bench.pipeline_cost import Cost
 from taskyard.bench.settings import Settings
-from taskyard.errors import UserError
+from taskyard.errors import ExitCode, UserError
 
 EVENTS: Final = 10_000_000
 TASKS: Final = 1_000_000
+ROWS: Final = 1_000_000
+SWEPT_TASKS: Final = 10_000
+
+#: The grid: so many workers, each with so many slots.
+GRID_WORKERS: Final = 250
+GRID_SLOTS: Final = (1, 2, 4, 8)
+
+_Figures = TypeVar("_Figures", Cost, Submitted, Speed)
 
 
-def run(settings: Settings) -> list[Line]:
+def run(settings: Settings, only: tuple[str, ...] = ()) -> list[Line]:
+    """The measurements of these cases, or of all, as lines of the suite's table."""
     if find_spec("pyspark") is None:
         raise UserError("this suite needs Spark: `pip install 'taskyard[spark]'`")
-    with tempfile.TemporaryDirectory(prefix="taskyard-bench-") as directory:
-        return [
-            *_attempts(settings, Path(directory) / "attempts"),
-            *_history(settings, Path(directory) / "history"),
-        ]
+    lines: list[Line] = []
+    for name in only or tuple(CASES):
+        with tempfile.TemporaryDirectory(prefix="taskyard-bench-") as directory:
+            lines += CASES[name](settings, Path(directory))
+    return lines
 
 
-def _attempts(settings: Settings, state: Path) -> list[Line]:
+def attempts(settings: Settings, directory: Path) -> list[Line]:
+    from taskyard.bench import pipeline_data  # noqa: PLC0415  # it needs numpy, of an extra
+
     events = settings.count(EVENTS)
     settings.say(f"{events:,} events to attempts, by Spark and by DuckDB")
-    pipeline_data.write(state, events // pipeline_data.EVENTS_A_TASK)
-    ours = [_measured("spark attempts", state) for _ in settings.times()]
+    pipeline_data.write(directory, events // pipeline_data.EVENTS_A_TASK)
+    ours = [measured(Cost, "spark attempts", str(directory)) for _ in settings.times()]
     lines = [line("events to attempts, Spark", "CPU s", [cost.cpu_s for cost in ours])]
     if find_spec("duckdb") is None:
-        settings.say("DuckDB is not installed: nothing to compare with")
+        settings.say("DuckDB is not installed: nothing to compare with (`pip install duckdb`)")
         return lines
-    theirs = [_measured("duckdb attempts", state) for _ in settings.times()]
+    theirs = [measured(Cost, "duckdb attempts", str(directory)) for _ in settings.times()]
     least = min(cost.cpu_s for cost in theirs)
     ratios = [cost.cpu_s / least for cost in ours]
     return [
@@ -53,18 +74,103 @@ def _attempts(settings: Settings, state: Path) -> list[Line]:
     ]
 
 
-def _history(settings: Settings, state: Path) -> list[Line]:
+def history(settings: Settings, directory: Path) -> list[Line]:
+    from taskyard.bench import pipeline_data  # noqa: PLC0415  # as above
+
     tasks = settings.count(TASKS)
     settings.say(f"the history of {tasks:,} tasks to all datasets")
-    pipeline_data.write(state, tasks)
-    costs = [_measured("spark history", state) for _ in settings.times()]
+    pipeline_data.write(directory / "state", tasks)
+    words = ("history", "--state", "state", "--out", "out")
+    return _command_lines(settings, directory, words, "history, all datasets", HISTORY_CPU_S)
+
+
+def report(settings: Settings, directory: Path) -> list[Line]:
+    """Of a campaign like the demo's, which is run for it once."""
+    tasks = settings.count(pipeline_campaigns.DEMO_TASKS)
+    settings.say(f"the report of a campaign like the demo's: {tasks:,} tasks, which are run first")
+    _run_like_the_demo(directory, tasks)
+    words = ("report", "--state", "state", "--out", "out")
+    return _command_lines(settings, directory, words, "report of the demo", REPORT_CPU_S)
+
+
+def submit(settings: Settings, _: Path) -> list[Line]:
+    rows = settings.count(ROWS)
+    settings.say(f"{rows:,} rows through the data source, durable")
+    both = [measured(Submitted, "submit", str(rows)) for _ in settings.times()]
+    first, again = [one.first for one in both], [one.again for one in both]
+    rates, later_rates = ([rows / one.wall_s for one in costs] for costs in (first, again))
+    costs_us, later_us = ([one.cpu_s * 1e6 / rows for one in costs] for costs in (first, again))
     return [
-        line("history, all datasets", "s", [cost.wall_s for cost in costs], HISTORY_S),
-        line("history, all datasets", "CPU s", [cost.cpu_s for cost in costs]),
+        line("submit, data source", "rows/s", rates, SUBMITTED_ROWS_A_SECOND),
+        line("  all processes", "CPU µs/row", costs_us),
+        line("  as many again", "rows/s", later_rates, most_is_best=True),
+        line("  all processes", "CPU µs/row", later_us),
     ]
 
 
-def _measured(case: str, state: Path) -> Cost:
-    command = [sys.executable, "-m", "taskyard.bench.pipeline_case", case, str(state)]
+def sweep(settings: Settings, _: Path) -> list[Line]:
+    """The simulation alone, a shape a line."""
+    tasks = settings.count(SWEPT_TASKS)
+    lines: list[Line] = []
+    for shape in pipeline_campaigns.SHAPES:
+        settings.say(f"sweep, {shape}: {tasks:,} tasks at {len(pipeline_case.WORKERS)} points")
+        speeds = [measured(Speed, "sweep", shape, str(tasks)) for _ in settings.times()]
+        means, slowest = [one.mean for one in speeds], [one.slowest for one in speeds]
+        lines += [
+            line(f"sweep, {shape}", "tasks/CPU s", means, SWEPT_TASKS_A_SECOND),
+            line("  at the slowest point", "tasks/CPU s", slowest, most_is_best=True),
+        ]
+    return lines
+
+
+def grid(settings: Settings, directory: Path) -> list[Line]:
+    """The whole sweep on Spark, of a random graph."""
+    tasks, workers = settings.count(SWEPT_TASKS), settings.count(GRID_WORKERS)
+    settings.say(f"sweep on Spark: {workers * len(GRID_SLOTS):,} points of {tasks:,} tasks")
+    workload = pipeline_campaigns.random_graph(tasks)
+    pipeline_campaigns.write_slept(workload, directory / "campaign.jsonl")
+    numbers = ",".join(str(number) for number in range(1, workers + 1))
+    slots = ",".join(map(str, GRID_SLOTS))
+    words = ("sweep", "campaign.jsonl", "--workers", numbers, "--slots", slots, "--out", "out")
+    return _command_lines(settings, directory, words, "sweep, 1,000 points of 10,000 tasks")
+
+
+#: Every case by its name, in the order of the table.
+CASES: Final[dict[str, Callable[[Settings, Path], list[Line]]]] = {
+    "attempts": attempts,
+    "history": history,
+    "report": report,
+    "submit": submit,
+    "sweep": sweep,
+    "grid": grid,
+}
+
+
+def measured(kind: type[_Figures], case: str, *words: str) -> _Figures:
+    """One measurement, in a process of its own."""
+    command = [sys.executable, "-m", pipeline_case.__name__, case, *words]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
-    return msgspec.json.decode(done.stdout, type=Cost)
+    return msgspec.json.decode(done.stdout, type=kind)
+
+
+def _command_lines(
+    settings: Settings,
+    directory: Path,
+    words: tuple[str, ...],
+    what: str,
+    bound: Bound | None = None,
+) -> list[Line]:
+    """What a verb of `taskyard pipeline` takes."""
+    whole = ("pipeline", *words, "--master", pipeline_case.MASTER)
+    costs = [measured(Cost, "command", str(directory), *whole) for _ in settings.times()]
+    return [
+        line(what, "CPU s", [cost.cpu_s for cost in costs], bound),
+        line("  by the clock", "s", [cost.wall_s for cost in costs]),
+    ]
+
+
+def _run_like_the_demo(directory: Path, tasks: int) -> None:
+    pipeline_campaigns.write_like_the_demo(directory / "campaign.jsonl", tasks)
+    words = ["run", "campaign.jsonl", "--state", "state", "--workers", "4", "--slots", "2"]
+    whole = [*pipeline_case.TASKYARD, *words, "--allow", "time", "--quiet"]
+    pipeline_cost.run(whole, directory, good=(ExitCode.TASK_FAILED,))  # some are meant to fail

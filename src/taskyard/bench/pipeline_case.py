@@ -1,11 +1,10 @@
-"""One measurement of the pipeline, in a process of its own: `python -m ... CASE DIRECTORY`.
+"""One measurement of the pipeline, in a process of its own: `python -m ... CASE WORDS...`.
 
-Prints a `Cost` in JSON. The CPU is that of all processes that took part: this one, the JVM, and the
-Python workers under it.
+Prints what it took in JSON. What is measured, each case says; how often, and what the
+figures should be, is the suite's business.
 """
 
-import os
-import resource
+import gc
 import shutil
 import sys
 import time
@@ -15,7 +14,28 @@ from typing import Final
 
 import msgspec
 
+from taskyard.bench import pipeline_campaigns, pipeline_cost
+from taskyard.bench.pipeline_cost import Cost, Stretch
+from taskyard.bench.stage import Stage
+from taskyard.client.client import Client
 from taskyard.journal.history import FOLDER
+
+#: Where Spark runs: what is measured on more cores would have no floor.
+MASTER: Final = "local[2]"
+
+#: Another `taskyard` of the same install.
+TASKYARD: Final = (sys.executable, "-P", "-m", "taskyard.cli")
+
+#: How many workers a simulated campaign is given, one after the other.
+WORKERS: Final = tuple(1 << power for power in range(10))
+
+_CAMPAIGN: Final = "bench"
+
+#: A task of a number, with a payload of 20 bytes.
+_TASK_COLUMNS: Final = (
+    "format_string('task-%09d', id) AS name",
+    "format_string('payload-of-%09d', id) AS payload",
+)
 
 #: What attempts are, in DuckDB's words: the quickest of several ways that were tried.
 DUCKDB_ATTEMPTS: Final = """
@@ -54,71 +74,111 @@ COPY (
 """
 
 
-class Cost(msgspec.Struct):
-    """What it took, from the session's start to its end."""
+class Submitted(msgspec.Struct):
+    """What it took to write rows in a new session, and then as many again."""
 
-    wall_s: float
-    cpu_s: float
-
-
-def duckdb_attempts(state: Path, out: Path) -> None:
-    import duckdb  # noqa: PLC0415  # a peer: the other cases do without
-
-    with duckdb.connect() as connection:
-        connection.execute("SET threads = 2")
-        files = str(state / FOLDER / "events-*.parquet")
-        connection.execute(DUCKDB_ATTEMPTS, {"files": files, "out": f"{out}.parquet"})
+    first: Cost
+    again: Cost
 
 
-def spark_attempts(state: Path, out: Path) -> None:
-    from taskyard.pipeline import paths  # noqa: PLC0415  # Spark is not for the peer's process
-    from taskyard.pipeline.session import session  # noqa: PLC0415
-    from taskyard.pipeline.sources import history  # noqa: PLC0415
-    from taskyard.pipeline.transforms.attempts import attempts  # noqa: PLC0415
+class Speed(msgspec.Struct):
+    """Simulated tasks a second of CPU, over all points, and at the slowest of them."""
 
-    spark = session("bench", "local[2]", short=False)
-    attempts(history.read(spark, state).events).write.parquet(paths.written(out))
+    mean: float
+    slowest: float
 
 
-def spark_history(state: Path, out: Path) -> None:
-    from taskyard.pipeline.jobs.history import Job  # noqa: PLC0415  # as above
-    from taskyard.pipeline.session import session  # noqa: PLC0415
+def duckdb_attempts(state: str) -> Cost:
+    names = {"files": f"{state}/{FOLDER}/events-*.parquet", "out": f"{state}/duckdb.parquet"}
+    with Stretch() as took:
+        import duckdb  # noqa: PLC0415  # a peer: the other cases do without
 
-    Job(state, out).run(session("bench", "local[2]", short=False))
+        with duckdb.connect() as connection:
+            connection.execute("SET threads = 2")
+            connection.execute(DUCKDB_ATTEMPTS, names)
+    return took.cost
 
 
-CASES: Final[dict[str, Callable[[Path, Path], None]]] = {
+def spark_attempts(state: str) -> Cost:
+    """With the start of the session, and without its end."""
+    out = Path(state) / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    with Stretch() as took:
+        from taskyard.pipeline import paths  # noqa: PLC0415  # Spark is not for the peer's process
+        from taskyard.pipeline.session import session  # noqa: PLC0415
+        from taskyard.pipeline.sources import history  # noqa: PLC0415
+        from taskyard.pipeline.transforms.attempts import attempts  # noqa: PLC0415
+
+        spark = session("bench", MASTER, short=False)
+        attempts(history.read(spark, Path(state)).events).write.parquet(paths.written(out))
+    return took.cost
+
+
+def command(directory: str, *words: str) -> Cost:
+    """`taskyard` with these words, as a user has it: with the start and the end of the session. It
+    writes to `out` in the directory, which is not there before."""
+    shutil.rmtree(Path(directory) / "out", ignore_errors=True)
+    return pipeline_cost.of_command([*TASKYARD, *words, "--quiet"], Path(directory))
+
+
+def submit(rows: str) -> Submitted:
+    """Rows to tasks in a durable broker, from a session that is there, as docs/pipeline.md has it.
+    The first writing starts Spark's Python workers; so the same again, with other names."""
+    from taskyard.pipeline.session import session  # noqa: PLC0415  # as above
+
+    spark = session("bench", MASTER)
+    costs = []
+    with Stage("durable") as stage:
+        for first in (0, int(rows)):
+            frame = spark.range(first, first + int(rows)).selectExpr(*_TASK_COLUMNS)
+            options = {"broker": stage.endpoint, "campaign": _CAMPAIGN}
+            with Stretch() as took:
+                frame.write.format("taskyard").options(**options).mode("append").save()
+            costs.append(took.cost)
+            _check_arrived(stage.endpoint, first + int(rows))
+    return Submitted(*costs)
+
+
+def _check_arrived(endpoint: str, rows: int) -> None:
+    with Client(broker=endpoint) as client:
+        arrived = sum(client.counts(_CAMPAIGN).values())
+    if arrived != rows:
+        raise RuntimeError(f"{rows} rows were written, and the broker has {arrived} tasks")
+
+
+def sweep(shape: str, tasks: str) -> Speed:
+    """A campaign at some points, without Spark, in a process set up as an executor's is."""
+    from taskyard.pipeline.jobs.sweep import GC_THRESHOLD  # noqa: PLC0415  # as above
+    from taskyard.pipeline.sweep.points import Point  # noqa: PLC0415
+    from taskyard.pipeline.sweep.shape import shape_of  # noqa: PLC0415
+    from taskyard.pipeline.sweep.simulate import simulate  # noqa: PLC0415
+
+    workload = pipeline_campaigns.SHAPES[shape](int(tasks))
+    bounds = shape_of(workload)
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
+    times_s = []
+    for workers in WORKERS:
+        began = time.process_time()
+        forecast = simulate(workload, bounds, Point(workers, slots=1))
+        times_s.append(time.process_time() - began)
+        if forecast.done != int(tasks):
+            raise RuntimeError(f"{shape}, {workers} workers: {forecast.done} of {tasks} tasks done")
+    return Speed(int(tasks) * len(times_s) / sum(times_s), int(tasks) / max(times_s))
+
+
+CASES: Final[dict[str, Callable[..., Cost | Submitted | Speed]]] = {
     "duckdb attempts": duckdb_attempts,
     "spark attempts": spark_attempts,
-    "spark history": spark_history,
+    "command": command,
+    "submit": submit,
+    "sweep": sweep,
 }
 
 
-def children(pid: int) -> list[int]:
-    """All processes under one, by what Linux says."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            found += [child, *children(child)]
-    return found
-
-
-def cpu_s(pid: int) -> float:
-    """CPU of a process and of those that it has waited for."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-
-
-def main(case: str, directory: str) -> None:
-    out = Path(directory) / "out"
-    shutil.rmtree(out, ignore_errors=True)
-    began = time.monotonic()
-    CASES[case](Path(directory), out)
-    wall_s = time.monotonic() - began
-    own = resource.getrusage(resource.RUSAGE_SELF)
-    others = sum(map(cpu_s, children(os.getpid())))
-    cost = Cost(wall_s, own.ru_utime + own.ru_stime + others)
-    sys.stdout.write(msgspec.json.encode(cost).decode() + "\n")
+def main(case: str, *words: str) -> None:
+    found = CASES[case](*words)
+    sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,190 @@
+"""What a piece of work costs, with all processes that take part: Spark's JVM, and Python under it.
+
+Two ways: of a command from its start until the last process that it left behind is gone, and of a
+stretch of this process's own life. The kernel adds the time of a process that has ended to whoever
+waited for it. But nobody waits for Spark's Python workers: their parent ignores their ends, and
+their time, which may be most of it, vanishes with them. So a thread looks at them while they live.
+"""
+
+import ctypes
+import os
+import resource
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from signal import SIGCHLD
+from typing import Final, Self
+
+import msgspec
+
+from taskyard.errors import ExitCode
+
+#: Linux's number for: orphans below this process become its children.
+_PR_SET_CHILD_SUBREAPER: Final = 36
+
+#: How often the watch looks. What a process does after the last look is lost; workers are idle when
+#: they end.
+_LOOK_S: Final = 0.1
+
+
+class Cost(msgspec.Struct):
+    """What it took."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def of_command(words: Sequence[str], directory: Path | None = None) -> Cost:
+    """Run a command in a directory. Wall time is until it ends; CPU time is also of what ends after
+    it, as a JVM does. The process that calls this should have no other children: all are awaited.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    watch = _Watch()
+    began = time.monotonic()
+    run(words, directory)
+    wall_s = time.monotonic() - began
+    watch.forget(_await_orphans())
+    watch.stop()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Cost(wall_s, used.ru_utime + used.ru_stime + watch.vanished_s())
+
+
+def run(
+    words: Sequence[str], directory: Path | None = None, good: Sequence[int] = (ExitCode.GOOD,)
+) -> None:
+    """Run a command as a user without settings would. Raises if it ends otherwise than well."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("TASKYARD_")}
+    done = subprocess.run(
+        words,
+        cwd=directory,
+        env=kept,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        check=False,
+    )
+    if done.returncode not in good:
+        raise RuntimeError(f"`{' '.join(words)}` ended with {done.returncode}")
+
+
+def _await_orphans() -> list[int]:
+    """Wait for all who are left. Returns who they were."""
+    ended = []
+    while True:
+        try:
+            ended.append(os.wait()[0])
+        except ChildProcessError:
+            return ended
+
+
+class Stretch:
+    """A part of this process's life: wall time, and CPU time of it and all below it. Use it as a
+    context manager; `cost` is there afterwards."""
+
+    cost: Cost
+
+    def __enter__(self) -> Self:
+        self._watch = _Watch()
+        self._began = time.monotonic()
+        self._used_s = _cpu_s()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        wall_s = time.monotonic() - self._began
+        used_s = _cpu_s() - self._used_s
+        self._watch.stop()
+        used_s += self._watch.vanished_s() - self._watch.looked_s
+        self.cost = Cost(wall_s, used_s)
+
+
+class _Watch:
+    """Looks, from when it is made on, at those below this process whom nobody will wait for."""
+
+    def __init__(self) -> None:
+        self._seen_s: dict[int, float] = {}
+        #: CPU time of looking.
+        self.looked_s = 0.0
+        self._is_over = threading.Event()
+        # It goes with the process if a measurement fails.
+        self._thread = threading.Thread(target=self._look_on, name="watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def forget(self, pids: Sequence[int]) -> None:
+        """These were waited for after all: whom they belonged to had ended before them."""
+        for pid in pids:
+            self._seen_s.pop(pid, None)
+
+    def vanished_s(self) -> float:
+        """CPU time of those who are gone, and were not waited for."""
+        gone = [pid for pid in self._seen_s if not Path(f"/proc/{pid}").exists()]
+        return sum(self._seen_s[pid] for pid in gone)
+
+    def _look_on(self) -> None:
+        while not self._is_over.wait(_LOOK_S):
+            for parent in filter(_ignores_ends, _below(os.getpid())):
+                for pid in _children(parent):
+                    used_s = _cpu_s_of(pid)  # none, if it has gone meanwhile
+                    self._seen_s[pid] = max(used_s, self._seen_s.get(pid, 0.0))
+            self.looked_s = time.thread_time()
+
+
+def _cpu_s() -> float:
+    """CPU time so far. Looks again if somebody came or went meanwhile: who is waited for is in the
+    figure of who waited, and would count twice, or not at all."""
+    own = os.getpid()
+    while True:
+        below = _below(own)
+        used_s = sum(_cpu_s_of(pid) for pid in (own, *below))
+        if _below(own) == below:
+            return used_s
+
+
+def _below(pid: int) -> list[int]:
+    """All processes under one."""
+    found = _children(pid)
+    for child in found.copy():
+        found += _below(child)
+    return found
+
+
+# What Linux says of a process; nothing, of one that has just gone.
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for thread in _listed(f"/proc/{pid}/task"):
+        found += map(int, _text(thread / "children").split())
+    return found
+
+
+def _cpu_s_of(pid: int) -> float:
+    """CPU time of a process, and of those that it has waited for."""
+    fields = _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def _ignores_ends(pid: int) -> bool:
+    """Whether it ignores that its children end, so that they are gone at once."""
+    for line in _text(Path(f"/proc/{pid}/status")).splitlines():
+        if line.startswith("SigIgn:"):
+            return bool(int(line.split()[1], 16) >> (SIGCHLD - 1) & 1)
+    return False
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def _listed(directory: str) -> list[Path]:
+    try:
+        return sorted(Path(directory).iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return []

@@ -1,0 +1,211 @@
+"""The pipeline's suite fills its lines. What needs Spark is made up here: no session starts."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from taskyard.bench import pipeline, pipeline_campaigns, pipeline_cost
+from taskyard.bench.cli import main
+from taskyard.bench.pipeline_case import Submitted
+from taskyard.bench.pipeline_cost import Cost
+from taskyard.client.campaign.read import read_campaign
+from taskyard.pipeline.sweep.written import workload_of_file
+
+Shown = list[tuple[str, str, float | None, float | None]]
+
+SWEEP: Shown = [
+    ("sweep, flat", "tasks/CPU s", 50_000, 150_000),
+    ("  at the slowest point", "tasks/CPU s", None, None),
+    ("sweep, chains of 10", "tasks/CPU s", 50_000, 150_000),
+    ("  at the slowest point", "tasks/CPU s", None, None),
+    ("sweep, random graph", "tasks/CPU s", 50_000, 150_000),
+    ("  at the slowest point", "tasks/CPU s", None, None),
+    ("sweep, 1,000 lanes", "tasks/CPU s", 50_000, 150_000),
+    ("  at the slowest point", "tasks/CPU s", None, None),
+]
+SPARK: dict[str, Shown] = {
+    "attempts": [
+        ("events to attempts, Spark", "CPU s", None, None),
+        ("events to attempts, DuckDB", "CPU s", None, None),
+        ("  Spark over DuckDB", "×", 10, 5),
+    ],
+    "history": [("history, all datasets", "CPU s", 90, 40), ("  by the clock", "s", None, None)],
+    "report": [("report of the demo", "CPU s", 25, 12), ("  by the clock", "s", None, None)],
+    "submit": [
+        ("submit, data source", "rows/s", 40_000, 100_000),
+        ("  all processes", "CPU µs/row", None, None),
+        ("  as many again", "rows/s", None, None),
+        ("  all processes", "CPU µs/row", None, None),
+    ],
+    "grid": [
+        ("sweep, 1,000 points of 10,000 tasks", "CPU s", None, None),
+        ("  by the clock", "s", None, None),
+    ],
+}
+
+
+def bench(tmp_path: Path, *cases: str) -> tuple[Result, list[dict[str, Any]]]:
+    """The suite, quickly, and the lines of its document."""
+    file = tmp_path / "figures.json"
+    only = [word for case in cases for word in ("--only", case)]
+    words = ["pipeline", "--quick", "--repeats", "1", "--json", str(file), *only]
+    done = CliRunner().invoke(main, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    told = json.loads(file.read_text())
+    assert told["suite"] == "pipeline --quick"  # nobody takes these figures for real ones
+    return done, told["lines"]
+
+
+def shown(lines: list[dict[str, Any]]) -> Shown:
+    return [(one["what"], one["unit"], one["floor"], one["goal"]) for one in lines]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Nothing is measured: what would be, and each takes a second of two processors."""
+    asked: list[tuple[str, ...]] = []
+
+    def measured(kind: type, *words: str) -> object:
+        asked.append(words)
+        cost = Cost(wall_s=1.0, cpu_s=2.0)
+        return Submitted(cost, cost) if kind is Submitted else cost
+
+    monkeypatch.setattr(pipeline, "measured", measured)
+    monkeypatch.setattr(pipeline_cost, "run", lambda *_args, **_options: None)
+    return asked
+
+
+def test_sweep_is_simulated_and_judged(tmp_path: Path) -> None:
+    _, lines = bench(tmp_path, "sweep")
+    assert shown(lines) == SWEEP
+    assert all(one["best"] > 0 for one in lines)
+    assert [bool(one["verdict"]) for one in lines] == [True, False] * 4
+
+
+def test_every_case_is_tried_here() -> None:
+    assert {*SPARK, "sweep"} == {*pipeline.CASES}
+
+
+@pytest.mark.parametrize("case", SPARK)
+def test_case_fills_its_lines_and_says_so_before(
+    case: str, asked: list[tuple[str, ...]], tmp_path: Path
+) -> None:
+    done, lines = bench(tmp_path, case)
+    assert shown(lines) == SPARK[case]
+    assert asked
+    assert done.stderr.strip()
+
+
+def test_commands_are_those_that_a_user_has(asked: list[tuple[str, ...]], tmp_path: Path) -> None:
+    bench(tmp_path, "history", "report", "grid")
+    verbs = [words[2:4] for words in asked if words[0] == "command"]
+    assert verbs == [("pipeline", "history"), ("pipeline", "report"), ("pipeline", "sweep")]
+    assert {words[-2:] for words in asked} == {("--master", "local[2]")}
+
+
+def test_rates_and_costs_are_those_of_the_rows(
+    asked: list[tuple[str, ...]], tmp_path: Path
+) -> None:
+    _, lines = bench(tmp_path, "submit")
+    assert [one["best"] for one in lines] == [10_000, 200, 10_000, 200]
+    assert lines[0]["verdict"] == "missed, 0.25 × floor"
+    assert asked == [("submit", "10000")]
+
+
+def test_missing_duckdb_is_said_and_the_rest_runs(
+    asked: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(pipeline, "find_spec", lambda name: None if name == "duckdb" else name)
+    done, lines = bench(tmp_path, "attempts", "history")
+    assert "DuckDB is not installed" in done.stderr
+    assert shown(lines) == [SPARK["attempts"][0], *SPARK["history"]]
+    assert len(asked) == 2
+
+
+def test_suite_without_spark_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "find_spec", lambda _name: None)
+    done = CliRunner().invoke(main, ["pipeline", "--quick"])
+    assert "pip install 'taskyard[spark]'" in str(done.exception)
+
+
+# What it measures, and how.
+
+
+BUSY = "import time\nwhile time.process_time() < 0.5: pass"
+
+#: It is idle at its end, as Spark's Python workers are.
+BUSY_AND_IDLE = f"{BUSY}\ntime.sleep(0.5)"
+
+#: Those are children of such a process. It says a line when its child is gone.
+CARELESS = """
+import signal, subprocess, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.DEVNULL).wait()
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def cost_of(*command: str) -> float:
+    """CPU seconds, measured in a process of its own, as it has to be."""
+    measure = (
+        "import sys; from taskyard.bench.pipeline_cost import of_command\n"
+        "print(of_command(sys.argv[1:]).cpu_s)"
+    )
+    words = [sys.executable, "-c", measure, *command]
+    return float(subprocess.run(words, check=True, capture_output=True, timeout=60).stdout)
+
+
+def test_cost_of_a_command_has_who_outlives_it() -> None:
+    """A shell leaves somebody behind who is busy for a while, as a JVM is."""
+    assert cost_of("sh", "-c", '"$0" -c "$1" &', sys.executable, BUSY) >= 0.5
+
+
+def test_cost_of_a_command_has_who_was_not_waited_for() -> None:
+    assert cost_of(sys.executable, "-c", CARELESS, BUSY_AND_IDLE) >= 0.5
+
+
+def test_command_that_fails_is_no_measurement() -> None:
+    with pytest.raises(RuntimeError, match="`false` ended with 1"):
+        pipeline_cost.run(["false"])
+
+
+@pytest.mark.parametrize(
+    ("program", "busy"), [(f"{BUSY}\nprint(flush=True); input()", ""), (CARELESS, BUSY_AND_IDLE)]
+)
+def test_stretch_has_who_is_at_work_below_and_who_vanished(program: str, busy: str) -> None:
+    command = [sys.executable, "-c", program, busy]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        with pipeline_cost.Stretch() as took:
+            assert child.stdout is not None
+            child.stdout.readline()
+        child.communicate(b"\n")
+    assert took.cost.cpu_s >= 0.4  # the kernel counts in hundredths, and it had begun
+
+
+def test_campaign_like_the_demo_s_has_its_size_and_can_be_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "campaign.jsonl"
+    pipeline_campaigns.write_like_the_demo(path, pipeline_campaigns.DEMO_TASKS)
+    loaded = read_campaign(str(path))
+    assert not loaded.bad
+    assert len(loaded.specs) == 2800
+    assert len({spec.lane for spec in loaded.specs if spec.lane}) == 20
+
+
+def test_campaign_of_the_grid_is_what_is_simulated(tmp_path: Path) -> None:
+    path = tmp_path / "campaign.jsonl"
+    workload = pipeline_campaigns.random_graph(200)
+    pipeline_campaigns.write_slept(workload, path)
+    read = workload_of_file(str(path), None)
+    assert (len(read.names), read.after) == (200, workload.after)
+    assert max(abs(a - b) for a, b in zip(read.run_ns, workload.run_ns, strict=True)) <= 1
+
+
+@pytest.mark.parametrize("shape", pipeline_campaigns.SHAPES)
+def test_shapes_have_as_many_tasks_as_asked_for(shape: str) -> None:
+    assert len(pipeline_campaigns.SHAPES[shape](50).run_ns) == 50
