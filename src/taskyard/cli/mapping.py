@@ -116,8 +116,10 @@ def _told_in_words(campaign: str, given: dict[str, Any]) -> Iterator[None]:
 def _submit_and_tell(
     talk: Talk, campaign: str, futures: Iterable[Future], *, in_order: bool
 ) -> ExitCode:
-    with Answer(talk, campaign) as answer:
-        window = Window(answer.tell, answer.pause, in_order=in_order)
+    with (
+        Answer(talk, campaign) as answer,
+        Window(answer.tell, answer.pause, in_order=in_order) as window,
+    ):
         for future in futures:
             window.add(future)
             answer.submitted(window.added)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +24,13 @@ FUTURES_MAX: Final = 20_000
 _LOOK_SECONDS: Final = 0.2
 
 
+#: How long who leaves waits for a line that is being written.
+_LAST_LINE_SECONDS: Final = 2
+
+
 class Window:
-    """Hands each future to `tell` when it is settled; `pause` is called before waiting."""
+    """Hands each future to `tell` when it is settled; `pause` is called before waiting. Use it as a
+    context manager: after its end nothing is told, whatever the reason for leaving."""
 
     def __init__(
         self,
@@ -41,10 +46,19 @@ class Window:
         self._room = threading.Semaphore(futures_max)
         self._line: SimpleQueue[Future | None] = SimpleQueue()
         self._wrong: BaseException | None = None
+        #: Held by who tells. Python ends a thread anywhere when the program ends: if it is writing
+        #: then, stdout can't be closed, and the whole program aborts.
+        self._telling = threading.Lock()
         #: How many there were so far.
         self.added = 0
         self._thread = threading.Thread(target=self._run, name="taskyard-results", daemon=True)
         self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._telling.acquire(timeout=_LAST_LINE_SECONDS)  # and never given back
 
     def add(self, future: Future) -> None:
         """One more; waits for room."""
@@ -78,14 +92,17 @@ class Window:
         is_last = False
         while not is_last or told < self.added:
             if self._line.empty():
-                self._pause()
+                with self._telling:
+                    self._pause()
             future = self._line.get()
             if future is None:
                 is_last = True
                 continue
             if not future.done():
-                self._pause()
+                with self._telling:
+                    self._pause()
                 concurrent.futures.wait([future])
-            self._tell(future)
+            with self._telling:
+                self._tell(future)
             told += 1
             self._room.release()
