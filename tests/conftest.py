@@ -13,6 +13,8 @@ from hypothesis import settings
 
 # What a test starts should print as it does for a user, not as for whoever runs the tests.
 os.environ.pop("PYTHONUNBUFFERED", None)
+# Hundreds of processes are started here: none of them should compile the whole package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None, max_examples=2_000, print_blob=True)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from taskyard.cli import error_texts
 from tests.cli.yard import Caller, Yard, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+#: The whole source is read for it, which takes seconds.
+_COLLECT: Final = cache(error_texts.collect)
 
 
 @pytest.fixture(scope="module")
@@ -21,3 +26,9 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
 @pytest.fixture
 def call(yard: Yard, capsysbinary: pytest.CaptureFixture[bytes]) -> Caller:
     return Caller(yard.state, capsysbinary)
+
+
+@pytest.fixture
+def collected_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The texts of all errors are collected by whoever needs them first."""
+    monkeypatch.setattr(error_texts, "collect", _COLLECT)

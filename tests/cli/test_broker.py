@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from taskyard.cli.entry import run as run_here
+from taskyard.cli.entry import taskyard
 from taskyard.client.client import Client
 from tests.kit.processes import Broker, Running, Worker, marking, marks, run, until
 
@@ -89,10 +91,16 @@ def test_in_memory_nothing_survives(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_listen_is_refused_before_anything_is_made(
-    tmp_path: Path, listen: str, reason: str
+    listen: str,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, out, err = run(tmp_path, "broker", "--listen", listen)
-    assert (code, out) == (2, "")
+    monkeypatch.chdir(tmp_path)
+    assert run_here(taskyard, ["broker", "--listen", listen]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
     assert reason in err
     assert not (tmp_path / ".taskyard").exists()
 

@@ -247,15 +247,17 @@ def test_check_of_a_file_that_is_not_there_is_wrong(
         ["config"],
     ],
 )
-def test_bad_file_is_an_error_of_every_verb(words: list[str], tmp_path: Path) -> None:
-    settings_file(tmp_path, '[broker]\nsate = "x"\n')
-    campaign(tmp_path, [{"name": "a", "argv": ["true"]}], "first.jsonl")
-    assert called(tmp_path, *words) == (
-        2,
+def test_bad_file_is_an_error_of_every_verb(
+    words: list[str], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings_file(here, '[broker]\nsate = "x"\n')
+    campaign(here, [{"name": "a", "argv": ["true"]}], "first.jsonl")
+    assert run_here(taskyard, words) == 2
+    assert capsys.readouterr() == (
         "",
         "taskyard: taskyard.toml:2: there is no setting broker.sate; did you mean state?\n",
     )
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["first.jsonl", "taskyard.toml"]
+    assert sorted(path.name for path in here.iterdir()) == ["first.jsonl", "taskyard.toml"]
 
 
 def test_help_needs_no_good_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -147,13 +148,19 @@ def test_what_needs_no_broker_prints_what_the_schema_says(
     documents.check(capsysbinary.readouterr().out)
 
 
-@pytest.fixture
-def stopped(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The state that a broker has left."""
-    state = tmp_path / "state"
-    with Broker(tmp_path, "--state", str(state)) as broker:
+    directory = tmp_path_factory.mktemp("left")
+    with Broker(directory) as broker:
         assert broker.terminate()[0] == 0
-    return state
+    return directory / ".taskyard"
+
+
+@pytest.fixture
+def stopped(left: Path, tmp_path: Path) -> Path:
+    """A copy of it, for one test."""
+    return Path(shutil.copytree(left, tmp_path / "state"))
 
 
 @pytest.mark.parametrize(

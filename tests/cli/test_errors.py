@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Final
 import click
 import pytest
 
+from taskyard.cli import error_texts
 from taskyard.cli.entry import run
-from taskyard.cli.error_texts import collect, exit_codes, page, template
+from taskyard.cli.error_texts import exit_codes, page, template
 from taskyard.errors import ExitCode, JournalDamaged, NoBroker, TaskyardError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT: Final = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.usefixtures("collected_once")
 
 #: What advice looks like: an order, or a command that tells more.
 ADVICE: Final = re.compile(
@@ -65,19 +68,19 @@ def test_page_of_errors_is_made_from_the_source() -> None:
 
 def test_every_error_says_what_to_do() -> None:
     # Of damage it is said where it is printed: see below.
-    silent = [one for one in collect() if not ADVICE.search(one.text)]
+    silent = [one for one in error_texts.collect() if not ADVICE.search(one.text)]
     assert [
         one for one in silent if one.text not in WITHOUT and one.error != "JournalDamaged"
     ] == []
 
 
 def test_no_exception_is_kept_that_is_not_needed() -> None:
-    texts = [one.text for one in collect() if not ADVICE.search(one.text)]
+    texts = [one.text for one in error_texts.collect() if not ADVICE.search(one.text)]
     assert [text for text in WITHOUT if text not in texts] == []
 
 
 def test_errors_of_every_layer_are_collected() -> None:
-    found = collect()
+    found = error_texts.collect()
     assert len(found) > 300
     layers = {one.place.partition("/")[0] for one in found}
     assert layers >= {"cli", "client", "worker", "broker", "net", "wire", "journal", "settings"}

@@ -13,7 +13,7 @@ import pytest
 from taskyard.client.client import Client
 from taskyard.core.tasks import Submission, Terms
 from tests.cli.yard import Caller, Yard, running
-from tests.kit.processes import TASKYARD, environment, run
+from tests.kit.processes import TASKYARD, Running, environment, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -205,10 +205,15 @@ def test_nobody_there_exits_3_within_5_seconds_and_says_what_to_do(tmp_path: Pat
 
 
 def test_map_names_its_campaign_to_a_broker_that_is_there_alone(tmp_path: Path) -> None:
-    code, out, err = run(tmp_path, "map", "-q", "--", "echo", "{}")
+    # Both at once: each looks for a broker for some seconds.
+    with (
+        Running(tmp_path, "map", "-q", "--", "echo", "{}") as quiet,
+        Running(tmp_path, "map", "--", "echo", "{}") as usual,
+    ):
+        (code, out, err), told = quiet.end(), usual.end()
     assert (code, out) == (3, "")
     assert err.count("\n") == 1
-    err = run(tmp_path, "map", "--", "echo", "{}")[2]
+    err = told[2]
     assert [line.split()[0] for line in err.splitlines()] == ["waiting", "taskyard:"]
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from taskyard.cli.entry import run as run_here
+from taskyard.cli.entry import taskyard
 from taskyard.cli.offline import Offline
 from taskyard.client.client import Client
 from taskyard.core.events import Scope
@@ -105,8 +107,14 @@ def test_broker_that_is_started_meanwhile_waits_for_the_look_to_end(state: Path)
     ],
 )
 def test_verbs_that_look_do_so_on_a_stopped_state(
-    left: Path, words: list[str], answer: str
+    words: list[str],
+    answer: str,
+    left: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, out, err = run(left, *words)
-    assert (code, err) == (0, "no broker runs on .taskyard; this is how it was left\n")
+    monkeypatch.chdir(left)
+    assert run_here(taskyard, words) == 0
+    out, err = capsys.readouterr()
+    assert err == "no broker runs on .taskyard; this is how it was left\n"
     assert out.startswith(answer)

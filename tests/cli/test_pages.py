@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import click
+import pytest
 
 import taskyard
 from taskyard.cli import pages, reference
@@ -14,6 +15,8 @@ from taskyard.cli.verbs import VERBS
 from taskyard.errors import ExitCode
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
+
+pytestmark = pytest.mark.usefixtures("collected_once")
 
 
 def test_pages_are_made_from_the_code() -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from taskyard.cli.entry import run as run_here
+from taskyard.cli.entry import taskyard
 from taskyard.cli.offline import Offline
 from tests.kit.processes import (
     Broker,
@@ -209,12 +211,19 @@ def test_state_that_is_in_use_is_refused_with_what_to_do(tmp_path: Path) -> None
         ({"argv": ["true"], "after": ["x"]}, [], "waits for 'x', which neither the file nor"),
     ],
 )
-def test_what_could_never_be_done_is_refused_first(
-    tmp_path: Path, task: dict[str, Any], options: list[str], reason: str
+def test_what_could_never_be_done_is_refused_first(  # noqa: PLR0913, PLR0917 - a case
+    task: dict[str, Any],
+    options: list[str],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     file = campaign(tmp_path, [marking("good"), {"name": "a", **task}])
-    code, out, err = run(tmp_path, "run", file, *options)
-    assert (code, out) == (2, "")
+    assert run_here(taskyard, ["run", file, *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
     assert reason in err.replace('"', "'")
     assert marks(tmp_path) == []
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from taskyard.cli.entry import run as run_here
+from taskyard.cli.entry import taskyard
 from taskyard.client.client import Client
 from tests.kit.processes import (
     Broker,
@@ -17,7 +19,6 @@ from tests.kit.processes import (
     is_alive,
     marking,
     marks,
-    run,
     until,
 )
 
@@ -166,10 +167,16 @@ def test_without_a_broker_to_report_to_it_leaves_after_the_lease(tmp_path: Path)
     ],
 )
 def test_wrong_option_is_one_line_and_exit_2(
-    tmp_path: Path, options: list[str], reason: str
+    options: list[str],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, out, err = run(tmp_path, "worker", *options)
-    assert (code, out) == (2, "")
+    monkeypatch.chdir(tmp_path)
+    assert run_here(taskyard, ["worker", *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
     assert reason in err
 
 

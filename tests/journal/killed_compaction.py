@@ -18,6 +18,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from taskyard.journal import compaction, finished, history
 from taskyard.journal.sqlite import SqliteStore
 
@@ -99,6 +101,7 @@ def main(state: Path, parent: Path) -> None:
     compaction.TRIM_ROWS_A_STEP = 20  # type: ignore[misc]  # final for everybody else
     history.EVENTS_A_FILE_MAX = EVENTS_A_FILE  # type: ignore[misc]
     finished.TASKS_A_TRANSACTION = 2
+    pa.array([0])  # with its first array Arrow imports pandas: here, not in every fork
     nth, killed = 1, True
     while killed:
         directory = parent / f"{nth:03}"

@@ -1,4 +1,4 @@
-"""Flip any byte of a small journal, or cut a file anywhere: harmless or refused, never believed.
+"""Flip a byte of a small journal, or cut a file, anywhere: harmless or refused, never believed.
 
 Harmless means that exactly the acknowledged rows come back and that the journal can be written on.
 Refused means a StateError, with every file left as it was found.
@@ -19,6 +19,8 @@ from taskyard.journal.witness import SLOT_SPACING_BYTES
 
 #: The smallest that SQLite knows, so that a small journal has pages of every kind.
 PAGE_BYTES = 512
+#: Of SQLite's log: what it begins with, and a page with what is said of it.
+LOG_HEADER_BYTES, FRAME_BYTES = 32, 24 + PAGE_BYTES
 DATABASE, LOG, WITNESS = "journal.sqlite", "journal.sqlite-wal", "witness"
 #: How a journal was left, and the sizes of its rows: the large ones spill over into further pages.
 STATES = {"closed": (80, 90, 1, 3), "killed": (1, 90, 1, 3)}
@@ -111,12 +113,23 @@ def is_harmless(journal: Journal, files: dict[str, bytes], directory: Path) -> b
     return True
 
 
-def offsets(name: str, content: bytes) -> list[int]:
-    """Every byte, but of the padding between the witness's slots only a few."""
-    if name != WITNESS:
-        return list(range(len(content)))
-    padding = range(SEALED_BYTES, SLOT_SPACING_BYTES, 256)
-    return [*range(SEALED_BYTES), *padding, *range(SLOT_SPACING_BYTES, len(content))]
+def offsets(state: str, name: str, content: bytes) -> list[int]:
+    """Every byte. But of the padding between the witness's slots only a few, and some of the pages
+    under a log: those of the same kind are flipped byte by byte where there is no log."""
+    if name == WITNESS:
+        padding = range(SEALED_BYTES, SLOT_SPACING_BYTES, 256)
+        return [*range(SEALED_BYTES), *padding, *range(SLOT_SPACING_BYTES, len(content))]
+    step = 3 if (state, name) == ("killed", DATABASE) else 1
+    return list(range(0, len(content), step))
+
+
+def cuts(state: str, name: str, content: bytes) -> list[int]:
+    """Around the end of every page or frame, and every seventh byte; of a witness, every one."""
+    if name == WITNESS:
+        return offsets(state, name, content)
+    first, step = (LOG_HEADER_BYTES, FRAME_BYTES) if name == LOG else (0, PAGE_BYTES)
+    around = (0, 1, step - 1)
+    return [at for at in range(len(content)) if at % 7 == 0 or (at - first) % step in around]
 
 
 def flipped(content: bytes, offset: int) -> bytes:
@@ -132,14 +145,14 @@ def cut(content: bytes, offset: int) -> bytes:
 Harm = Callable[[bytes, int], bytes]
 
 
-def harm_everywhere(
-    journal: Journal, name: str, harm: Harm, directory: Path, shard: int
+def harm_at(
+    places: list[int], journal: Journal, name: str, harm: Harm, directory: Path
 ) -> tuple[int, int]:
     """How often it was harmless, and how often refused."""
     content = journal.files[name]
     outcomes = [
         is_harmless(journal, {**journal.files, name: harm(content, offset)}, directory)
-        for offset in offsets(name, content)[shard::SHARDS]
+        for offset in places
     ]
     return outcomes.count(True), outcomes.count(False)
 
@@ -151,7 +164,10 @@ def test_damage_anywhere_is_harmless_or_refused(  # noqa: PLR0913, PLR0917 - a c
     journals: dict[str, Journal], place: Path, state: str, name: str, harm: Harm, shard: int
 ) -> None:
     directory = place / f"{state}-{name}-{harm.__name__}-{shard}"
-    harmless, refused = harm_everywhere(journals[state], name, harm, directory, shard)
+    journal = journals[state]
+    choose = offsets if harm is flipped else cuts
+    places = choose(state, name, journal.files[name])[shard::SHARDS]
+    harmless, refused = harm_at(places, journal, name, harm, directory)
     print(f"{state} {name} {harm.__name__}: {harmless} harmless, {refused} refused")  # noqa: T201
     assert refused or name == WITNESS  # whose other slot is enough
 
@@ -165,7 +181,7 @@ def test_untouched_journal_is_harmless(
 
 
 def test_enough_bytes_are_flipped(journals: dict[str, Journal]) -> None:
-    count = sum(len(offsets(name, journals[state].files[name])) for state, name in FILES)
+    count = sum(len(offsets(state, name, journals[state].files[name])) for state, name in FILES)
     assert count >= FLIPPED_BYTES_MIN
 
 

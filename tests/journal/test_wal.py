@@ -50,8 +50,9 @@ def test_every_cut_leaves_a_tail_after_the_last_whole_transaction(
         ends.append(len(log_of(tmp_path)))
     log = log_of(tmp_path)
     database.close()
+    whole = [HEADER_BYTES, *ends_of_commits(log)]
     for size in range(HEADER_BYTES, len(log) + 1):
-        committed = max(end for end in [HEADER_BYTES, *ends_of_commits(log)] if end <= size)
+        committed = max(end for end in whole if end <= size)
         assert tail(log[:size]) == Tail(committed, size - committed)
     assert set(ends[1:]) <= set(ends_of_commits(log))
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zmq
 
-from tests.kit.processes import Running, run
+from taskyard.cli.entry import run, taskyard
+from tests.kit.processes import Running
 from tests.wire.wmp_kit import Said, frames, read
 
 if TYPE_CHECKING:
@@ -159,7 +160,10 @@ def test_signal_stops_it_cleanly(stack: ExitStack, tmp_path: Path, number: signa
         ),
     ],
 )
-def test_wrong_options_are_refused(tmp_path: Path, options: list[str], reason: str) -> None:
-    code, out, err = run(tmp_path, "relay", *options)
-    assert (code, out) == (2, "")
+def test_wrong_options_are_refused(
+    options: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(taskyard, ["relay", *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
     assert reason in err

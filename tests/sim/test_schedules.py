@@ -33,9 +33,9 @@ def test_seed_that_ever_failed_holds(seed: int) -> None:
 
 
 def test_schedules_are_not_empty() -> None:
-    verdicts = [run(seed) for seed in range(50)]
-    assert sum(verdict.restarts for verdict in verdicts) >= 25
-    assert sum(verdict.records for verdict in verdicts) >= 50 * 20
+    verdicts = [run(seed) for seed in range(20)]
+    assert sum(verdict.restarts for verdict in verdicts) >= 10
+    assert sum(verdict.records for verdict in verdicts) >= 20 * 20
 
 
 def test_seed_gives_the_same_digest_again() -> None:
