@@ -19,6 +19,7 @@ from taskyard.cli import documents
 from taskyard.cli.entry import run, taskyard
 from taskyard.client.campaign.formats import Options
 from taskyard.client.campaign.lines import LINE_BYTES_MAX, BadCampaign
+from taskyard.client.client import Client
 from taskyard.core.events import Unknown
 from taskyard.errors import Refused, UserError
 from taskyard.journal import recovery
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from taskyard.client.client import Client
     from taskyard.testing import MemoryBroker
 
 #: A diamond, and a chain behind it: four levels.
@@ -424,6 +424,34 @@ def test_the_verb_submits_all_or_nothing(
         code, _, err = _call(file, *to, "--skip-bad", "--campaign", "e", capsys=capsys)
         assert code == 2
         assert "5 tasks of these names are known, and not the same" in err
+
+
+@pytest.mark.usefixtures("spark")
+def test_lanes_are_made_as_the_brokers_settings_say_or_nothing_is_submitted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taskyard.toml").write_text('[service.mail]\nlane = "{host}"\n')
+    tasks = [
+        {"name": "a", "service": "mail", "payload": {"host": "h1"}},
+        {"name": "b", "service": "mail", "payload": {"host": "h2"}, "lane": "own"},
+        {"name": "c", "service": "other", "payload": {"host": "h3"}},
+    ]
+    good = _write(tmp_path / "good.jsonl", tasks)
+    nobody = {"name": "d", "service": "mail", "payload": {"text": ""}}
+    bad = _write(tmp_path / "bad.jsonl", [*tasks, nobody])
+    with Broker(tmp_path) as broker, Client(broker.endpoint) as client:
+        code, _, err = _call(bad, "--broker", broker.endpoint, capsys=capsys)
+        assert code == 2
+        assert "task d: the lane of service mail is '{host}', and there is no field 'host'" in err
+        assert "the lane of 1 task can't be made" in err
+        assert _views(client) == {}
+        assert _call(good, "--broker", broker.endpoint, capsys=capsys)[0] == 0
+        assert {name: view["lane"] for name, view in _views(client).items()} == {
+            "a": "h1",
+            "b": "own",
+            "c": "",
+        }
+        broker.terminate()
 
 
 @pytest.mark.usefixtures("spark")

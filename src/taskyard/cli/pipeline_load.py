@@ -144,6 +144,7 @@ def _load(
         if not is_empty:
             talk.say("comparing with what the broker knows")
             _check_conflicts(job.conflicts(checked, to))
+        _check_lanes(job.unplaced_tasks(checked, to))
         with Meter(talk, campaign, verb="submitted") as meter:
             taken = job.submit_all(checked, to, meter.update)
     rejected = len(checked.rejects)
@@ -186,6 +187,15 @@ def _check_conflicts(conflicts: list[str]) -> None:
         raise Refused(
             f"{count(len(conflicts), 'task')} of these names are known, and not the same, so "
             "nothing was submitted; give them other names, the right --campaign, or another --state"
+        )
+
+
+def _check_lanes(unplaced: list[str]) -> None:
+    if unplaced:
+        print_bad(unplaced)
+        raise Refused(
+            f"the lane of {count(len(unplaced), 'task')} can't be made as the broker's settings "
+            "say, so nothing was submitted; give them these fields, or a lane of their own"
         )
 
 

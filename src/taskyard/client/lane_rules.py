@@ -55,13 +55,17 @@ class LaneRules:
 
     def lane_of(self, name: bytes, payload: bytes, terms: Terms) -> bytes:
         """The lane of a task that gives none, of a service that is known. Raises `BadValue`."""
-        template = self._told[terms.service][0]
-        if not template:
-            return b""
-        own = {"name": name, "campaign": terms.campaign, "service": terms.service}
-        always = {key: shown(value) for key, value in own.items()}
-        try:
-            lane = lanes.expand(template, lanes.fields_of(lanes.keys_of(payload), always))
-        except BadValue as bad:
-            raise BadValue(f"the lane of service {always['service']} {bad}") from None
-        return lane.encode()
+        return made_lane(self._told[terms.service][0], name, payload, terms)
+
+
+def made_lane(template: str, name: bytes, payload: bytes, terms: Terms) -> bytes:
+    """The lane that its service's template makes of a task. Raises `BadValue`."""
+    if not template:
+        return b""
+    own = {"name": name, "campaign": terms.campaign, "service": terms.service}
+    always = {key: shown(value) for key, value in own.items()}
+    try:
+        lane = lanes.expand(template, lanes.fields_of(lanes.keys_of(payload), always))
+    except BadValue as bad:
+        raise BadValue(f"the lane of service {always['service']} {bad}") from None
+    return lane.encode()

@@ -42,3 +42,9 @@ def hold(frame: DataFrame) -> DataFrame:
     """Let Spark keep what it has computed. Of a small history without how: a plan of a plan of a
     plan takes longer to read than the rows."""
     return frame.localCheckpoint() if is_small(frame.sparkSession) else frame.persist()
+
+
+def hold_small(frame: DataFrame) -> DataFrame:
+    """The same of a small history alone: what to keep of a large one costs more than to compute it
+    again."""
+    return frame.localCheckpoint() if is_small(frame.sparkSession) else frame

@@ -19,9 +19,12 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from taskyard.client.campaign.submitting import BYTES_A_SUBMISSION, TASKS_A_SUBMISSION
+from taskyard.client.campaign.values import BadValue
 from taskyard.client.client import Client
+from taskyard.client.lane_rules import made_lane
+from taskyard.client.steering import lane_templates
 from taskyard.core.events import Unknown
-from taskyard.core.tasks import Submission
+from taskyard.core.tasks import Submission, shown
 from taskyard.errors import Refused
 from taskyard.pipeline.columns import SharedTerms
 
@@ -69,7 +72,10 @@ def submit(batches: Iterable[pa.RecordBatch], to: Target) -> Taken:
     # One batch is under way while the next is made; a single helper keeps their order.
     with to.client() as client, ThreadPoolExecutor(1) as helper:
         under_way: list[tuple[int, Future[int]]] = []
+        lanes = LaneMaker(client)
         for submission in _submissions(batches, terms):
+            for reason in lanes.settle(submission):
+                raise Refused(reason)
             sent = helper.submit(client.create, submission, to.unknown)
             under_way.append((len(submission.names), sent))
             if len(under_way) > 1:
@@ -77,6 +83,39 @@ def submit(batches: Iterable[pa.RecordBatch], to: Target) -> Taken:
         for one in under_way:
             _note(taken, *one)
     return taken
+
+
+class LaneMaker:
+    """The lanes of tasks that give none, as the broker's settings say. Asked once a service."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._templates: dict[bytes, str] = {}
+
+    def settle(self, whole: Submission) -> list[str]:
+        """Put tasks that give no lane where they belong. Returns of which it can't be said, and
+        why."""
+        self._ask({terms.service for terms in whole.terms} - self._templates.keys())
+        if not any(self._templates[terms.service] for terms in whole.terms):
+            return []
+        lanes = whole.lanes or [b""] * len(whole.names)
+        wrong: list[str] = []
+        for row, name in enumerate(whole.names):
+            if lanes[row]:
+                continue
+            terms = whole.terms_of(row)
+            template = self._templates[terms.service]
+            try:
+                lanes[row] = made_lane(template, name, whole.payload_of(row), terms)
+            except BadValue as bad:
+                wrong.append(f"task {shown(name)}: {bad}")
+        whole.lanes = lanes
+        return wrong
+
+    def _ask(self, services: set[bytes]) -> None:
+        if services:
+            told = lane_templates(self._client, map(bytes.decode, services))
+            self._templates |= {service: told.get(service.decode(), "") for service in services}
 
 
 def _note(taken: Taken, tasks: int, sent: Future[int]) -> None:
@@ -133,6 +172,16 @@ def _after(column: pa.Array) -> list[list[bytes]] | None:
     lengths = pc.fill_null(pc.list_value_length(column), 0)
     ends = [0, *pc.cumulative_sum(lengths).to_pylist()]
     return [names[first:last] for first, last in pairwise(ends)]
+
+
+def unplaced(batches: Iterable[pa.RecordBatch], to: Target) -> Iterator[str]:
+    """What is wrong with tasks whose lane the broker's settings make of their fields. Nothing is
+    submitted."""
+    terms = SharedTerms(to.campaign.encode(), to.now_ns)
+    with to.client() as client:
+        lanes = LaneMaker(client)
+        for submission in _submissions(batches, terms):
+            yield from lanes.settle(submission)
 
 
 def compare(batches: Iterable[pa.RecordBatch], to: Target) -> Iterator[str]:

@@ -41,7 +41,7 @@ from taskyard.pipeline.files import hand_out
 from taskyard.pipeline.files.placing import Placing
 from taskyard.pipeline.files.splitting import Split
 from taskyard.pipeline.layout import DAY, KEY, YARD, campaign_key
-from taskyard.pipeline.small import SMALL_BYTES, fitting, hold, is_small
+from taskyard.pipeline.small import SMALL_BYTES, fitting, hold_small
 from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.tables import Hook, Tables
 from taskyard.pipeline.transforms.attempts import attempts_of
@@ -203,9 +203,7 @@ class Job:
         """All tables of some campaigns, from all their events."""
         stage = _Stage(spark, self._tables, self._hook, self._tables.campaigns(keys))
         events = tables.read_keys(spark, self._tables.out, EVENTS, keys)
-        moves = steps(events.where(f.col("campaign").isNotNull()))
-        # To keep the steps of a large history costs more than to take them again.
-        moves = hold(moves) if is_small(spark) else moves
+        moves = hold_small(steps(events.where(f.col("campaign").isNotNull())))
         attempts = stage(ATTEMPTS, attempts_of(moves))
         known = self._place(stage, tasks_alone(moves), keys)
         stage(METRICS, campaign_metrics(moves, attempts))

@@ -22,13 +22,14 @@ from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from taskyard.client.campaign.read import REJECTED_SUFFIX
+from taskyard.client.steering import lane_templates
 from taskyard.errors import Refused, TaskyardError, UserError
 from taskyard.pipeline import judging
-from taskyard.pipeline.columns import pack, raw_of, row_text, unpack
+from taskyard.pipeline.columns import SharedTerms, pack, raw_of, row_text, unpack
 from taskyard.pipeline.datasets import REJECTS
 from taskyard.pipeline.judging import Judged, Numbers
 from taskyard.pipeline.sources import campaigns
-from taskyard.pipeline.submitting import Taken, Target, compare, submit
+from taskyard.pipeline.submitting import Taken, Target, compare, submit, unplaced
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,6 +48,9 @@ REJECTS_MAX: Final = 1_000_000
 
 #: Told how many tasks are submitted, and of how many.
 Progress = Callable[[int, int], None]
+
+#: What a partition does.
+_Work = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 _OUTCOME: Final = "new long, known long, error string"
 
@@ -227,11 +231,26 @@ def submit_all(
 
 def conflicts(checked: Checked, to: Target) -> list[str]:
     """What the broker knows under the same names, and not the same. Nothing is submitted."""
+    return _told(checked, _teller(to, compare))
+
+
+def unplaced_tasks(checked: Checked, to: Target) -> list[str]:
+    """What is wrong with tasks whose lane the broker's settings make. Nothing is submitted."""
+    shared = SharedTerms(to.campaign.encode(), to.now_ns)
+    terms = [shared.of(text) for text in checked.table["terms"].unique().to_pylist() if text]
+    with to.client() as client:
+        if not lane_templates(client, {one.service.decode() for one in terms}):
+            return []
+    return _told(checked, _teller(to, unplaced))
+
+
+def _told(checked: Checked, teller: _Work) -> list[str]:
+    """What there is to say of all good tasks."""
     judged = checked.judged
     if not len(judged.places):
         return []
     portions = _portions(checked, plan([len(judged.places)]))
-    outcomes = portions.mapInArrow(_comparer(to), _OUTCOME)
+    outcomes = portions.mapInArrow(teller, _OUTCOME)
     return [row.error for row in outcomes.where(F.col("error").isNotNull()).collect()]
 
 
@@ -279,7 +298,7 @@ def _in_turn(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
     return unpack(pieces).sort_by("turn").to_batches() if pieces else []
 
 
-def _submitter(to: Target) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _submitter(to: Target) -> _Work:
     def submit_portion(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
             taken = submit(_in_turn(batches), to)
@@ -291,15 +310,15 @@ def _submitter(to: Target) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.R
     return submit_portion
 
 
-def _comparer(to: Target) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def compare_portion(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _teller(to: Target, tell: Callable[[Iterable[pa.RecordBatch], Target], Iterator[str]]) -> _Work:
+    def tell_portion(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
-            found = list(compare(_in_turn(batches), to))
+            found = list(tell(_in_turn(batches), to))
         except TaskyardError as error:
             found = [str(error)]
         yield _outcome(Taken(), [*found])
 
-    return compare_portion
+    return tell_portion
 
 
 def _outcome(taken: Taken, errors: list[str | None]) -> pa.RecordBatch:

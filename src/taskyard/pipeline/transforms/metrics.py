@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
 from taskyard.pipeline.datasets import METRICS
+from taskyard.pipeline.small import hold_small
 from taskyard.pipeline.transforms.steps import OUTCOMES, STATES, steps
 
 _SECOND_NS: Final = 1_000_000_000
@@ -211,8 +212,10 @@ def _told(sums: DataFrame, times: DataFrame) -> DataFrame:
     by_reason = sums.groupBy(*key, "reason").agg(
         *(f.sum(name).alias(name) for name in (*_ADDED, "marks")), f.max("slots").alias("slots")
     )
-    added = by_reason.groupBy(*key).agg(
-        *(f.sum(name).alias(name) for name in _ADDED), f.max("slots").alias("slots"), _reasons()
+    added = hold_small(
+        by_reason.groupBy(*key).agg(
+            *(f.sum(name).alias(name) for name in _ADDED), f.max("slots").alias("slots"), _reasons()
+        )
     )
     parts = times.groupBy(*key).agg(
         f.percentile_approx("wait_ns", list(_QUANTILES)).alias("waits"),
