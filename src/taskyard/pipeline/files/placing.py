@@ -42,6 +42,8 @@ class Placing(msgspec.Struct, frozen=True):
 
     def __call__(self) -> None:
         files = _files(self.alone / folder(self.key))
+        if not files:
+            return  # events without a submission make no task
         nodes = _read(files, _NODE)
         edges = _read(_files(self.edges / folder(self.key)), _EDGE)
         found = pa.Table.from_pandas(_placed(nodes, edges), preserve_index=False)

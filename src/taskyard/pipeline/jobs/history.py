@@ -112,9 +112,10 @@ class Job:
     """One run, for as long as it holds the tables."""
 
     def __init__(self, state: Path, out: Path, hook: Hook = lambda _step: None) -> None:
-        self._state, self._hook = state, hook
+        # As executors find them, too, wherever they work.
+        self._state, self._hook = state.absolute(), hook
         self._whole = source.parts(state)
-        self._tables = Tables(out, source.identity(state), hook)
+        self._tables = Tables(out.absolute(), source.identity(state), hook)
 
     def close(self) -> None:
         self._tables.close()

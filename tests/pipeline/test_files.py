@@ -1,0 +1,79 @@
+"""Shares of work on files: what is done where Spark has room for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from taskyard.journal.history import Part
+from taskyard.pipeline.datasets import TASKS, TASKS_ALONE
+from taskyard.pipeline.files.placing import Placing
+from taskyard.pipeline.files.splitting import Split
+from taskyard.pipeline.layout import campaign_key, folder
+from tests.pipeline.stories import Story, write_part
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write_rows(path: Path, schema: pa.Schema, rows: list[dict[str, object]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows, schema), path)
+
+
+def test_part_is_split_by_campaign_and_day_and_the_same_again(tmp_path: Path) -> None:
+    story = Story("night run")
+    story.join(0, "w")
+    story.submit(0, "a")
+    story.submit(86_400, "b", "a")
+    write_part(tmp_path, 1, 9, story)
+    share = Split(tmp_path, Part(1, 9), tmp_path / "out")
+    for _ in range(2):
+        assert share() == [None, "night run"]
+    found = {
+        str(path.relative_to(tmp_path / "out").parent): pq.read_table(path, partitioning=None)
+        for path in (tmp_path / "out").rglob("*.parquet")
+    }
+    key = folder(campaign_key("night run"))
+    assert {place: len(table) for place, table in found.items()} == {
+        "events/campaign_key=yard/day=2026-03-01": 1,
+        f"events/{key}/day=2026-03-01": 2,
+        f"events/{key}/day=2026-03-02": 1,
+        f"edges/{key}/day=2026-03-02": 1,
+    }
+    edge = found[f"edges/{key}/day=2026-03-02"].to_pylist()[0]
+    assert (edge["task"], edge["after"], edge["campaign"]) == ("b", "a", "night run")
+
+
+def test_names_that_share_a_key_are_placed_each_in_its_own_campaign(tmp_path: Path) -> None:
+    schema = to_arrow_schema(TASKS_ALONE.schema, timezone="UTC")
+    given = {"generation": 1, "submitted_record": 1, "attempts": 1, "state": "DONE"}
+    rows: list[dict[str, object]] = [
+        {"campaign": campaign, "task": task, "run_last_ns": run_ns, **given}
+        for campaign, task, run_ns in (("one", "a", 5), ("two", "a", 7), ("two", "b", 11))
+    ]
+    names = pa.schema([(name, pa.string()) for name in ("campaign", "task", "after")])
+    edge_schema = names.append(pa.field("record", pa.int64()))
+    edges = [{"campaign": "two", "task": "b", "after": "a", "record": 1}]
+    for number, row in enumerate(rows):
+        write_rows(tmp_path / f"alone/{folder('k')}/day=x/{number}.parquet", schema, [row])
+    write_rows(tmp_path / f"edges/{folder('k')}/day=x/1.parquet", edge_schema, edges)
+    Placing("k", tmp_path / "alone", tmp_path / "edges", tmp_path / "tasks")()
+    placed = [
+        pq.read_table(path, partitioning=None) for path in sorted(tmp_path.glob("tasks/*/*/*"))
+    ]
+    assert all(one.column_names == TASKS.names for one in placed)
+    found = [table.to_pylist()[0] for table in placed]
+    assert [(row["campaign"], row["task"], row["level"], row["path_ns"]) for row in found] == [
+        ("one", "a", 0, 5),
+        ("two", "a", 0, 7),
+        ("two", "b", 1, 18),
+    ]
+
+
+def test_events_without_a_submission_make_no_task(tmp_path: Path) -> None:
+    Placing("k", tmp_path / "alone", tmp_path / "edges", tmp_path / "tasks")()
+    assert not (tmp_path / "tasks").exists()
