@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Client]:
     """Of a broker that runs for the length of the test."""
-    os.mkfifo(tmp_path / "gate")
     with Broker(tmp_path), Client(state=tmp_path / ".taskyard") as connected:
         yield connected
 
@@ -43,9 +41,11 @@ def attended(directory: Path) -> Iterator[tuple[Running, Client]]:
 
 
 def submit_gated(client: Client, directory: Path, *names: str) -> None:
-    """Tasks that have begun, and wait until somebody opens the gate."""
+    """Tasks that have begun, and wait until somebody opens the gate. It is no pipe: who has just
+    been killed may still read from it, in place of who came after."""
+    waiting = "until [ -e gate ]; do sleep 0.02; done"
     for name in names:
-        client.submit(marking(name, "cat gate > /dev/null")["argv"], name=name)
+        client.submit(marking(name, waiting)["argv"], name=name)
     until(lambda: len(marks(directory)) >= len(names))
 
 
@@ -105,7 +105,6 @@ def test_worker_of_the_same_name_takes_over_at_once(tmp_path: Path, client: Clie
 
 
 def test_task_that_runs_while_the_broker_is_killed_is_run_once(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "gate")
     with attended(tmp_path) as (first, client), Worker(tmp_path, "--slots", "2"):
         submit_gated(client, tmp_path, "a", "b")
         first.kill()
@@ -138,7 +137,6 @@ def test_it_ends_at_once_with_what_runs_when_its_stdin_ends(tmp_path: Path, clie
 
 
 def test_without_a_broker_to_report_to_it_leaves_after_the_lease(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "gate")
     short = ("--slots", "1", "--heartbeat", "50ms", "--lease", "500ms")
     with attended(tmp_path) as (first, client), Worker(tmp_path, *short) as working:
         submit_gated(client, tmp_path, "a")
