@@ -15,6 +15,7 @@ from taskyard.cli.entry import run as run_here
 from taskyard.cli.entry import taskyard
 from taskyard.cli.offline import Offline
 from tests.kit.processes import (
+    AT_THE_GATE,
     Broker,
     Running,
     all_children_of,
@@ -87,10 +88,8 @@ def test_failure_that_is_mended_is_done_the_second_time(tmp_path: Path) -> None:
 
 
 def test_killed_in_the_middle_it_leaves_nothing_behind_and_goes_on(tmp_path: Path) -> None:
-    # No pipe: who has just been killed may still read from it.
-    waiting = "until [ -e gate ]; do sleep 0.02; done"
     tasks = [marking(f"quick-{number}") for number in range(5)]
-    tasks += [marking("slow", waiting, after=["quick-0"])]
+    tasks += [marking("slow", AT_THE_GATE, after=["quick-0"])]
     tasks += [marking("last", after=["slow"])]
     file = campaign(tmp_path, tasks)
     with Running(tmp_path, "run", file, "--slots", "2") as running:
@@ -142,9 +141,7 @@ def test_interrupted_twice_it_ends_what_runs(tmp_path: Path) -> None:
 
 
 def test_broker_and_worker_that_are_killed_are_started_again(tmp_path: Path) -> None:
-    # A pipe would do if one program read from it; but who has just been killed may still do so.
-    waiting = marking("a", "until [ -e gate ]; do sleep 0.02; done")
-    file = campaign(tmp_path, [waiting, marking("b", after=["a"])])
+    file = campaign(tmp_path, [marking("a", AT_THE_GATE), marking("b", after=["a"])])
     with Running(tmp_path, "run", file) as running:
         assert running.error_line() == "campaign: 2 tasks"
         until(lambda: marks(tmp_path))

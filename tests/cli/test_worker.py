@@ -12,6 +12,7 @@ from taskyard.cli.entry import run as run_here
 from taskyard.cli.entry import taskyard
 from taskyard.client.client import Client
 from tests.kit.processes import (
+    AT_THE_GATE,
     Broker,
     Running,
     Worker,
@@ -41,11 +42,9 @@ def attended(directory: Path) -> Iterator[tuple[Running, Client]]:
 
 
 def submit_gated(client: Client, directory: Path, *names: str) -> None:
-    """Tasks that have begun, and wait until somebody opens the gate. It is no pipe: who has just
-    been killed may still read from it, in place of who came after."""
-    waiting = "until [ -e gate ]; do sleep 0.02; done"
+    """Tasks that have begun, and wait until somebody opens the gate."""
     for name in names:
-        client.submit(marking(name, waiting)["argv"], name=name)
+        client.submit(marking(name, AT_THE_GATE)["argv"], name=name)
     until(lambda: len(marks(directory)) >= len(names))
 
 

@@ -140,6 +140,11 @@ def campaign(directory: Path, tasks: list[dict[str, Any]], name: str = "campaign
     return name
 
 
+#: Waits until somebody makes the file `gate`. No pipe: who has just been killed may still read from
+#: one, in place of who came after.
+AT_THE_GATE = "until [ -e gate ]; do sleep 0.02; done"
+
+
 def marking(name: str, script: str = "true", **more: Any) -> dict[str, Any]:
     """A task that writes its name into `marks` when it begins, and does something more."""
     argv = ["sh", "-c", f"echo {name} >> marks; {script}"]

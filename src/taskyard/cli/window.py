@@ -23,7 +23,6 @@ FUTURES_MAX: Final = 20_000
 #: How often who waits for room looks whether telling has gone wrong.
 _LOOK_SECONDS: Final = 0.2
 
-
 #: How long who leaves waits for a line that is being written.
 _LAST_LINE_SECONDS: Final = 2
 

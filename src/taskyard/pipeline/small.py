@@ -45,6 +45,6 @@ def hold(frame: DataFrame) -> DataFrame:
 
 
 def hold_small(frame: DataFrame) -> DataFrame:
-    """The same of a small history alone: what to keep of a large one costs more than to compute it
+    """The same of a small history alone: of a large one it costs more to keep it than to compute it
     again."""
     return frame.localCheckpoint() if is_small(frame.sparkSession) else frame

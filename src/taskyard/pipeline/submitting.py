@@ -74,8 +74,9 @@ def submit(batches: Iterable[pa.RecordBatch], to: Target) -> Taken:
         under_way: list[tuple[int, Future[int]]] = []
         lanes = LaneMaker(client)
         for submission in _submissions(batches, terms):
-            for reason in lanes.settle(submission):
-                raise Refused(reason)
+            wrong = lanes.settle(submission)
+            if wrong:
+                raise Refused(wrong[0])
             sent = helper.submit(client.create, submission, to.unknown)
             under_way.append((len(submission.names), sent))
             if len(under_way) > 1:

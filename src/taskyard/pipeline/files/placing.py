@@ -15,20 +15,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from taskyard.pipeline.datasets import PLACED, TASKS
 from taskyard.pipeline.layout import folder
-from taskyard.pipeline.transforms.tasks import place
+from taskyard.pipeline.transforms.campaigns import each_campaign
+from taskyard.pipeline.transforms.tasks import NODE, place
 
-#: What the walk has to know of a task, and of an edge.
-_NODE: Final = (
-    "campaign",
-    "task",
-    "generation",
-    "submitted_record",
-    "state",
-    "due",
-    "run_last_ns",
-    "attempts",
-    "ended",
-)
+#: What the walk has to know of an edge.
 _EDGE: Final = ("campaign", "task", "after", "record")
 
 
@@ -44,9 +34,11 @@ class Placing(msgspec.Struct, frozen=True):
         files = _files(self.alone / folder(self.key))
         if not files:
             return  # events without a submission make no task
-        nodes = _read(files, _NODE)
+        nodes = _read(files, NODE)
         edges = _read(_files(self.edges / folder(self.key)), _EDGE)
-        found = pa.Table.from_pandas(_placed(nodes, edges), preserve_index=False)
+        # Names that share a key are walked one by one.
+        placed = each_campaign(nodes, edges, place)[list(PLACED)]
+        found = pa.Table.from_pandas(placed, preserve_index=False)
         done = 0
         for file in files:
             table = pq.read_table(file, partitioning=None)
@@ -68,16 +60,6 @@ def _read(files: list[Path], names: tuple[str, ...]) -> pd.DataFrame:
         return pd.DataFrame(columns=list(names))
     frame: pd.DataFrame = pa.concat_tables(tables).to_pandas()
     return frame
-
-
-def _placed(nodes: pd.DataFrame, edges: pd.DataFrame) -> pd.DataFrame:
-    """Row by row what `place` finds; names that share a key are walked one by one."""
-    by_name = dict(iter(edges.groupby("campaign", sort=False)))
-    found = [
-        place(group.reset_index(drop=True), by_name.get(name, edges.iloc[:0])).set_axis(group.index)
-        for name, group in nodes.groupby("campaign", sort=False)
-    ]
-    return pd.concat(found).sort_index()[list(PLACED)]
 
 
 def _write(alone: pa.Table, placed: pa.Table, path: Path) -> None:

@@ -18,7 +18,7 @@ from taskyard.journal.history import EDGES, EVENTS, ROWS_A_GROUP, Part
 from taskyard.pipeline.layout import DAY, KEY, NO_DAY, campaign_key, span
 
 #: Kinds of events by which edges are told.
-TELLING: Final = ("submitted", "extended", "returned")
+_TELLING: Final = ("submitted", "extended", "returned")
 
 #: Directories are made for as many campaigns and days as there are.
 _PARTITIONS_MAX: Final = 1 << 30
@@ -78,7 +78,7 @@ def _owned(events: Path, edges: pa.Table) -> pa.Table:
     told = pq.read_table(
         events,
         columns=["record", "task", "campaign", "time"],
-        filters=pc.field("kind").isin(TELLING),
+        filters=pc.field("kind").isin(_TELLING),
     )
     joined = edges.join(told, keys=["record", "task"], join_type="left outer", use_threads=False)
     return joined.select(_OWNED_EDGES.names).cast(_OWNED_EDGES)

@@ -43,6 +43,7 @@ from taskyard.pipeline.files.splitting import Split
 from taskyard.pipeline.layout import DAY, KEY, YARD, campaign_key
 from taskyard.pipeline.small import SMALL_BYTES, fitting, hold_small
 from taskyard.pipeline.sources import history as source
+from taskyard.pipeline.sources import places
 from taskyard.pipeline.tables import Hook, Tables
 from taskyard.pipeline.transforms.attempts import attempts_of
 from taskyard.pipeline.transforms.critical_path import critical_path
@@ -132,8 +133,7 @@ class Job:
 
     def _size_bytes(self) -> int:
         """Of all history: what is new may be of a campaign that began with it."""
-        files = [path for part in self._whole for path in part.paths(self._state).values()]
-        return sum(file.stat().st_size for file in files)
+        return places.size_bytes(self._state / FOLDER)
 
     def outcome(self, plan: Plan, campaigns: int = 0) -> Outcome:
         return Outcome(plan.whole[-1].last if plan.whole else 0, len(plan.new), campaigns)
@@ -250,12 +250,13 @@ class _Stage:
     def __call__(self, dataset: Dataset, frame: DataFrame) -> DataFrame:
         """What is in a frame, under the key and the day of each row."""
         day = tables.day_column(f.col(_DAY_OF[dataset.name]))
-        keyed = dataset.check(frame).withColumns({DAY: day, KEY: f.lit(YARD)})
-        if "campaign" in frame.columns:
-            keyed = keyed.drop(KEY).join(f.broadcast(self._keys), on="campaign", how="left")
-            keyed = keyed.withColumn(KEY, f.coalesce(KEY, f.lit(YARD)))
+        placed, key = dataset.check(frame), f.lit(YARD)
+        if "campaign" in dataset.names:
+            placed = placed.join(f.broadcast(self._keys), on="campaign", how="left")
+            key = f.coalesce(KEY, key)
         path = paths.written(self.directory / dataset.name)
-        keyed.select(*dataset.names, KEY, DAY).write.partitionBy(KEY, DAY).parquet(path)
+        rows = placed.select(*dataset.names, key.alias(KEY), day.alias(DAY))
+        rows.write.partitionBy(KEY, DAY).parquet(path)
         return self._staged(dataset)
 
     def made(self, dataset: Dataset, shares: Sequence[Callable[[], None]]) -> DataFrame:

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
 
-from taskyard.pipeline.datasets import TASKS
+from taskyard.pipeline.datasets import PLACED, TASKS
 from taskyard.pipeline.transforms.campaigns import by_campaign
 from taskyard.pipeline.transforms.graph import chain, walk
 from taskyard.pipeline.transforms.links import links
@@ -23,10 +24,10 @@ _KEY: Final = ("campaign", "task", "generation")
 Names = pd.Series  # of strings
 Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
 
-_PLACED_SCHEMA: Final = (
-    "campaign string, task string, generation long, state string, is_behind_failure boolean, "
-    "waits_for long, level long, path_ns long, critical_position long"
-)
+#: What the walk has to know of a task.
+NODE: Final = (*_KEY, "submitted_record", "state", "due", "run_last_ns", "attempts", "ended")
+
+_PLACED_SCHEMA: Final = StructType([TASKS.schema[name] for name in (*_KEY, *PLACED)])
 
 
 def tasks(events: DataFrame, edges: DataFrame) -> DataFrame:
@@ -41,8 +42,7 @@ def tasks_of(moves: DataFrame, edges: DataFrame) -> DataFrame:
 
 
 def placed_tasks(alone: DataFrame, between: DataFrame) -> DataFrame:
-    """Tasks with their place in the graph, which is made of the links between them; or of edges
-    with the campaign of who waits: then what it waits for is looked for in the campaign alone."""
+    """Tasks with their place in the graph, which is made of the links between them."""
     placed = _placed(alone, between)
     whole = alone.drop("state").join(placed, on=list(_KEY), how="inner")
     return whole.select(*TASKS.names)
@@ -106,15 +106,13 @@ def _is_loss() -> Column:
 
 def _placed(alone: DataFrame, between: DataFrame) -> DataFrame:
     """State and place in the graph, a campaign at a time."""
-    nodes = alone.select(
-        *_KEY, "submitted_record", "state", "due", "run_last_ns", "attempts", "ended"
-    )
     known = between.where(f.col("campaign").isNotNull())
-    return by_campaign(nodes, known, place, _PLACED_SCHEMA)
+    return by_campaign(alone.select(*NODE), known, place, _PLACED_SCHEMA)
 
 
 def place(nodes: pd.DataFrame, between: pd.DataFrame) -> pd.DataFrame:
-    """One campaign's tasks with what the walk along its edges found."""
+    """One campaign's tasks with what the walk along its edges found. Those may be links, which know
+    of what campaign both ends are; else what a task waits for is looked for in its own alone."""
     edges, strangers = numbered(nodes, between)
     states = nodes["state"].tolist()
     durations = nodes["run_last_ns"].fillna(0).astype("int64").tolist()
