@@ -132,14 +132,18 @@ class Queue(Struct, gc=False, eq=False):
         if self.stale and self.front:
             self._tidy_front(1)
         cursor = self.cursor
-        if cursor < len(self.items) and self.items[cursor] is task:
+        if self.front and self.front[-1] is task:
+            self.front.pop()
+        elif cursor < len(self.items) and self.items[cursor] is task and not self._is_void(task):
             self.cursor = cursor + 1
             if cursor > CURSOR_MAX:
                 self._shorten()
-        elif self.front and self.front[-1] is task:
-            self.front.pop()
         else:
             self._sift([task])
+
+    def _is_void(self, task: Task) -> bool:
+        """Return whether the first entry of a task in `items` may be a void one."""
+        return self.gone is not None and id(task) in self.gone
 
     def _sift(self, tasks: list[Task]) -> None:
         """Remove tasks that lie anywhere. Of those in `items` the entries stay and are void, so
