@@ -112,7 +112,7 @@ def _postponed(ledger: Ledger, record: records.Postponed, tasks: Tasks) -> None:
         if reason:
             ledger.reasons[task.name] = reason
     ledger.plan(tasks)
-    ledger.mind_age(held, record.at_ns)
+    ledger.mind_age(held)
 
 
 def _returned(ledger: Ledger, record: records.Returned, tasks: Tasks) -> None:
@@ -132,13 +132,13 @@ def _returned(ledger: Ledger, record: records.Returned, tasks: Tasks) -> None:
     ledger.requeue(tasks, Cause.RETURNED, front=front, put_off=back)
     for lane, _ in released:
         lane.keep_within()
-    ledger.mind_age(tasks, record.at_ns)
+    ledger.mind_age(tasks)
 
 
-def _expired(ledger: Ledger, record: records.Expired, tasks: Tasks) -> None:
+def _expired(ledger: Ledger, _record: records.Expired, tasks: Tasks) -> None:
     ledger.release(tasks)
     ledger.requeue(tasks, Cause.EXPIRED, front=True)
-    ledger.mind_age(tasks, record.at_ns)
+    ledger.mind_age(tasks)
 
 
 def _came_due(ledger: Ledger, _record: records.CameDue, tasks: Tasks) -> None:
@@ -177,6 +177,7 @@ def _retried(ledger: Ledger, record: records.Retried, tasks: Tasks) -> None:
             if 0 < task.terms.report_ns <= record.at_ns:
                 ledger.agenda.report(task.terms.report_ns, [task.name])  # it was no use before
     ledger.requeue(tasks, Cause.RETRIED, front=False)
+    ledger.mind_age(tasks)
 
 
 def _released(ledger: Ledger, _record: records.Released, tasks: Tasks) -> None:

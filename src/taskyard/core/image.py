@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct, field
 
 from taskyard.core.ledger import Ledger, lane_counts
-from taskyard.core.limits import NUMBER_MAX
 from taskyard.core.states import DELAYED, READY, TaskState
 from taskyard.core.tasks import Ending, Lease, Task, Terms
 from taskyard.core.workers import Worker, WorkerFacts
@@ -220,7 +219,7 @@ def restore(image: Image) -> Ledger:
     _restore_workers(ledger, image, tasks)
     ledger.plan([task for task in tasks if task.state is DELAYED])
     if any(terms.expires_ns or terms.expires_hard_ns for terms in image.terms):
-        ledger.mind_age([task for task in tasks if task.ending is None], NUMBER_MAX)
+        ledger.mind_age([task for task in tasks if task.ending is None])
     ledger.reported = dict.fromkeys(image.reported)
     _restore_lateness(ledger, image, tasks)
     ledger.reasons, ledger.envelopes = image.reasons, image.envelopes

@@ -369,15 +369,13 @@ class Ledger:
                 for task in tasks:
                     index.pop(task.name, None)
 
-    def mind_age(self, tasks: Tasks, at_ns: int) -> None:
-        """Tasks that wait again may have grown too old while they were out, or can from now on
-        because they were tried. What is on the agenda already is not put there twice."""
+    def mind_age(self, tasks: Tasks) -> None:
+        """Schedule the expiry of tasks that wait again. An earlier entry may have come up while
+        they were out, by a clock that was set back since."""
         for task in tasks:
-            terms, tried = task.terms, task.attempt - task.excused
-            if 0 < terms.expires_hard_ns <= at_ns:
-                self.agenda.expire(terms.expires_hard_ns, [task.name])
-            if terms.expires_ns and (tried == 1 or terms.expires_ns <= at_ns):
-                self.agenda.expire(terms.expires_ns, [task.name])
+            for expires_ns in (task.terms.expires_hard_ns, task.terms.expires_ns):
+                if expires_ns:
+                    self.agenda.expire(expires_ns, [task.name])
 
     def wait_for(self, task: Task, names: list[bytes]) -> None:
         """Let a task wait for these too."""
