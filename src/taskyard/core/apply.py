@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from taskyard.core import entering, graph, records
-from taskyard.core.agenda import unreserve
 from taskyard.core.ledger import lane_counts
 from taskyard.core.records import RETURNS_CHARGED, RETURNS_TO_BACK, ReturnReason
 from taskyard.core.states import FAILED, READY, Cause
@@ -263,7 +262,6 @@ def _hold(ledger: Ledger, service_name: bytes, lane_name: bytes | None, *, held:
         return
     service = ledger.service(service_name)
     ledger.stirred[service_name] = service
-    unreserve(service)
     if lane_name is None:
         service.paused = held
         return

@@ -188,7 +188,7 @@ def _lane_image(lane: Lane, services: dict[bytes, int], places: dict[int, int]) 
         QueueImage(queue.priority, at(queue.line()), at(queue.front)) for queue in lane.queues
     ]
     service = services[lane.service.name]
-    image = LaneImage(service, lane.name, lane.paused, queues, at(lane.suspects or []))
+    image = LaneImage(service, lane.name, lane.paused, queues, at(lane.suspects))
     if lane.rare is not None:
         image.later = at(list(lane.rare.later.values()))
         image.run_left, image.released = lane.rare.run_left, lane.rare.released
@@ -264,13 +264,14 @@ def _restore_lane(lane: Lane, one: LaneImage, tasks: list[Task]) -> None:
         queue.items += [tasks[place] for place in queue_image.items]
         queue.front += [tasks[place] for place in queue_image.front]
         lane.ready += len(queue_image.items) + len(queue_image.front)
-    if one.suspects or one.later or one.released:
+    for place in one.suspects:
+        lane.add_suspect(tasks[place], front=False)
+    if one.later or one.released:
         rare = lane.with_rare()
-        rare.suspects = [tasks[place] for place in one.suspects] or None
         rare.later = {id(tasks[place]): tasks[place] for place in one.later}
         rare.run_left, rare.released = one.run_left, one.released
-        lane.ready += len(one.suspects) + len(one.later)
-        lane.service.suspects += len(one.suspects)
+        lane.ready += len(one.later)
+    lane.ready += len(one.suspects)
     if lane.ready:
         lane.branch.offer(lane)
     lane.service.drop_if_empty(lane)

@@ -10,6 +10,7 @@ from msgspec import Struct
 from taskyard.core.events import SubmitAsked, WatchAsked
 from taskyard.sim import plan
 from taskyard.sim.plan import SECOND_NS
+from taskyard.sim.planting import BY_INVARIANTS
 from taskyard.sim.scenario import Scenario
 from taskyard.sim.story import Violation
 from taskyard.sim.world import World
@@ -76,7 +77,7 @@ def hunt(planted: Planted, seeds: Iterable[int]) -> Verdict | None:
     the invariants where it breaks no promise in the journal."""
     with planted():
         for seed in seeds:
-            verdict = run(seed, invariants=False)
+            verdict = run(seed, invariants=planted in BY_INVARIANTS)
             if not verdict.good:
                 return verdict
     return None
