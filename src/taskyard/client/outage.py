@@ -1,0 +1,73 @@
+"""Outages of the broker as a client sees them: when one begins, and what is reported of it.
+
+Owns the timing and the wording of the reports. Knows no socket and no clock: its owner passes how
+long the broker has not answered, and the time.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+from taskyard.core.limits import SECOND_NS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+logger = logging.getLogger("taskyard.client")
+
+#: Without an answer for so long, the outage is reported. A healthy broker answers in milliseconds.
+REPORT_NS: Final = SECOND_NS
+
+#: Report an outage again this often, so that a log shows that it goes on.
+REPEAT_NS: Final = 60 * SECOND_NS
+
+
+class Outage:
+    """Reports when a broker stops answering, once a minute while it lasts, and when it ends."""
+
+    def __init__(
+        self, endpoint: str, limit_ns: int | None, report: Callable[[str], object] | None
+    ) -> None:
+        """Pass each line to `report`, or log it as a warning. `limit_ns` is when the client gives
+        up, for the line's end."""
+        self._endpoint = endpoint
+        self._end = "" if limit_ns is None else f", giving up after {limit_ns / SECOND_NS:g} s"
+        self._report = report or logger.warning
+        self._next_ns = REPORT_NS
+        #: By the wall clock. 0 while the broker answers.
+        self._since_ns = 0
+
+    @property
+    def since(self) -> datetime | None:
+        """When the broker last answered, or was first asked; None while it answers."""
+        if not self._since_ns:
+            return None
+        return datetime.fromtimestamp(self._since_ns / SECOND_NS).astimezone()
+
+    def update(self, silent_ns: int, wall_ns: int) -> None:
+        """Note that the broker has not answered for `silent_ns`, at the time `wall_ns`."""
+        if silent_ns < REPORT_NS:
+            if self._since_ns:
+                seconds = (wall_ns - self._since_ns) / SECOND_NS
+                self.reset()
+                self._send(f"answers again, after {seconds:.1f} s")
+        elif silent_ns >= self._next_ns:
+            self._next_ns = silent_ns + REPEAT_NS
+            length = f" ({silent_ns // SECOND_NS} s)" if self._since_ns else ""
+            self._since_ns = self._since_ns or wall_ns - silent_ns
+            self._send(
+                f"no answer since {self.since:%Y-%m-%d %H:%M:%S}{length}; waiting{self._end}"
+            )
+
+    def reset(self) -> None:
+        """Forget the outage without a report."""
+        self._since_ns = 0
+        self._next_ns = REPORT_NS
+
+    def _send(self, text: str) -> None:
+        try:
+            self._report(f"broker at {self._endpoint}: {text}")
+        except Exception:
+            logger.exception("a report of an outage could not be delivered")
