@@ -216,7 +216,7 @@ def test_map_names_its_campaign_to_a_broker_that_is_there_alone(tmp_path: Path) 
     assert (code, out) == (3, "")
     assert err.count("\n") == 2  # the outage and the error, no campaign
     err = told[2]
-    assert [line.split()[0] for line in err.splitlines()] == ["waiting", "taskyard:"]
+    assert [line.split()[0] for line in err.splitlines()] == ["taskyard:", "taskyard:"]
 
 
 def test_broker_is_found_by_the_environment(yard: Yard, tmp_path: Path) -> None:

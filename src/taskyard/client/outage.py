@@ -36,34 +36,32 @@ class Outage:
         self._end = "" if limit_ns is None else f", giving up after {limit_ns / SECOND_NS:g} s"
         self._report = report or logger.warning
         self._next_ns = REPORT_NS
-        #: By the wall clock. 0 while the broker answers.
-        self._since_ns = 0
+        #: By the wall clock. None while the broker answers.
+        self._since_ns: int | None = None
 
     @property
     def since(self) -> datetime | None:
         """When the broker last answered, or was first asked; None while it answers."""
-        if not self._since_ns:
-            return None
-        return datetime.fromtimestamp(self._since_ns / SECOND_NS).astimezone()
+        since_ns = self._since_ns
+        return None if since_ns is None else _local(since_ns)
 
     def update(self, silent_ns: int, wall_ns: int) -> None:
         """Note that the broker has not answered for `silent_ns`, at the time `wall_ns`."""
+        since_ns = self._since_ns
         if silent_ns < REPORT_NS:
-            if self._since_ns:
-                seconds = (wall_ns - self._since_ns) / SECOND_NS
+            if since_ns is not None:
                 self.reset()
-                self._send(f"answers again, after {seconds:.1f} s")
+                self._send(f"answers again, after {(wall_ns - since_ns) / SECOND_NS:.1f} s")
         elif silent_ns >= self._next_ns:
             self._next_ns = silent_ns + REPEAT_NS
-            length = f" ({silent_ns // SECOND_NS} s)" if self._since_ns else ""
-            self._since_ns = self._since_ns or wall_ns - silent_ns
-            self._send(
-                f"no answer since {self.since:%Y-%m-%d %H:%M:%S}{length}; waiting{self._end}"
-            )
+            length = "" if since_ns is None else f" ({silent_ns // SECOND_NS} s)"
+            self._since_ns = since_ns = wall_ns - silent_ns if since_ns is None else since_ns
+            since = f"{_local(since_ns):%Y-%m-%d %H:%M:%S}"
+            self._send(f"no answer since {since}{length}; waiting{self._end}")
 
     def reset(self) -> None:
         """Forget the outage without a report."""
-        self._since_ns = 0
+        self._since_ns = None
         self._next_ns = REPORT_NS
 
     def _send(self, text: str) -> None:
@@ -71,3 +69,7 @@ class Outage:
             self._report(f"broker at {self._endpoint}: {text}")
         except Exception:
             logger.exception("a report of an outage could not be delivered")
+
+
+def _local(wall_ns: int) -> datetime:
+    return datetime.fromtimestamp(wall_ns / SECOND_NS).astimezone()
