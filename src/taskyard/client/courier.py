@@ -392,20 +392,20 @@ class Courier:
         self._rules_asked = (0, [])
         since = self.outage.since
         self.outage.reset()
-        self._fail_all(NoBroker(self._no_answer(limit_ns / SECOND_NS, since)))
+        self._fail_all(self._no_answer(limit_ns / SECOND_NS, since))
 
-    def _no_answer(self, seconds: float, since: datetime | None) -> str:
+    def _no_answer(self, seconds: float, since: datetime | None) -> NoBroker:
         if not self._line.answered:
-            return (
+            return NoBroker(
                 f"no broker answers at {self.endpoint} (waited {seconds:g} s); "
                 "start one with `taskyard up` or `taskyard broker`, or say where it is: --broker "
                 "or --state, in Python Client(broker=…) or Client(state=…)"
                 f"{finding.hint(self.endpoint, self._key)}"
             )
         when = "" if since is None else f" (since {since:%Y-%m-%d %H:%M:%S})"
-        return (
-            f"broker at {self.endpoint}: no answer for {seconds:g} s{when}; tasks that it "
-            "acknowledged are kept, other submissions are uncertain"
+        return NoBroker(
+            f"broker at {self.endpoint}: no answer for {seconds:g} s{when}; acknowledged tasks are "
+            "kept, other submissions are uncertain"
         )
 
     def _fail_all(self, error: TaskyardError) -> None:
