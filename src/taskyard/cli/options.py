@@ -5,6 +5,7 @@ before the verb and after it; or it is one that the settings know, who say what 
 given.
 """
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -75,9 +76,14 @@ class Talk:
                 click.echo(line, err=True)
 
     def warn(self, line: str) -> None:
-        """Print a warning on stderr. It is no progress: `--quiet` does not suppress it."""
+        """Print a warning on stderr. It is no progress: `--quiet` does not suppress it.
+
+        Not by `click.echo`: that writes past the bar that is drawn there, and this above it.
+        """
         with suppress(BrokenPipeError):
-            click.echo(f"taskyard: {line}", err=True)
+            if sys.stderr is None:  # as it is for a process that was started with it closed
+                return
+            print(f"taskyard: {line}", file=sys.stderr, flush=True)  # noqa: T201  # see above
 
     def settings(self) -> "Settings":
         """The environment's, the file's and the defaults. Raises `BadSettings`."""
