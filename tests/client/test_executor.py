@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import threading
+import weakref
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION, as_completed, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -306,6 +307,14 @@ def test_chunk_is_one_task(executor: Executor) -> None:
     done = list(executor.map(calls.task_and_process, range(10), chunksize=4))
     assert [done.count(one) for one in dict.fromkeys(done)] == [4, 4, 2]
     assert done[0][0].startswith("task_and_process-")
+
+
+@pytest.mark.parametrize("chunksize", [1, 3])
+def test_map_keeps_no_value_that_was_handed_over(executor: Executor, chunksize: int) -> None:
+    for made in executor.map(calls.Odd, range(6), chunksize=chunksize):
+        kept = weakref.ref(made)
+        del made
+        until(lambda kept=kept: kept() is None, "the value is gone")  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("chunksize", [0, -1])

@@ -316,6 +316,7 @@ class Engine:
                 arrived = self._arrived.get()
                 if arrived is not None:
                     self._settle_task(*arrived)
+                del arrived  # it would keep the value until the next one arrives
         finally:
             self._close()
             self._ended.set()
@@ -505,8 +506,10 @@ def _values(
         while futures:
             left = None if ends is None else ends - time.monotonic()
             values = futures[-1].result(left)
-            futures.pop()  # so that nothing keeps a value that was handed over
-            yield from values
+            futures.pop()
+            values.reverse()
+            while values:
+                yield values.pop()  # so that nothing here keeps a value that was handed over
     finally:
         if waiting := [future.name for future in futures if not future.done()]:
             engine.withdraw(waiting)
