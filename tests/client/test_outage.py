@@ -75,7 +75,7 @@ def test_report_names_the_limit() -> None:
 
 
 def test_report_that_raises_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    outage = Outage("tcp://there:1", None, lambda line: {}[line])
+    outage = Outage("tcp://there:1", None, int)  # the line is no number
     outage.update(REPORT_NS, SECOND_NS)
     assert outage.since is not None
     assert "could not be delivered" in caplog.text

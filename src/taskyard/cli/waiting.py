@@ -81,7 +81,7 @@ def wait(
         group = _chosen(client, names, given)
         ends = None if timeout is None else time.monotonic() + timeout / SECOND_NS
         settled = wait_for(talk, group, ends)
-        report(talk, "wait", group, settled=settled, named=client.silent_since is None)
+        report(talk, "wait", group, settled=settled)
     if timeout is not None and not settled:
         raise TimedOut(
             f"{count(group.unsettled(), 'task')} not settled after {span(timeout / SECOND_NS)}; "
@@ -123,6 +123,12 @@ class _Counted:
         self.counts: dict[str, int] = {state.name.lower(): 0 for state in TaskState}
         self.behind_failure = 0
 
+    def _failed(self, scope: Scope) -> Iterator[tuple[str, str]]:
+        """Yield the tasks of a scope and their reasons; none while the broker does not answer."""
+        if self.client.silent_since is None:
+            for view in self.client.tasks(scope):
+                yield view["name"], view["reason"]
+
     def unsettled(self) -> int:
         running = sum(self.counts[state] for state in _RUNNABLE)
         return running + self.counts["blocked"] - self.behind_failure
@@ -148,8 +154,7 @@ class _Everything(_Counted):
         return not self.unsettled()
 
     def failures(self) -> Iterator[tuple[str, str]]:
-        for view in self.client.tasks(_scope(states=[TaskState.FAILED])):
-            yield view["name"], view["reason"]
+        return self._failed(_scope(states=[TaskState.FAILED]))
 
 
 class _Campaign(_Counted):
@@ -182,9 +187,7 @@ class _Campaign(_Counted):
         return False
 
     def failures(self) -> Iterator[tuple[str, str]]:
-        scope = _scope(campaign=self.campaign, states=[TaskState.FAILED])
-        for view in self.client.tasks(scope):
-            yield view["name"], view["reason"]
+        return self._failed(_scope(campaign=self.campaign, states=[TaskState.FAILED]))
 
 
 class _Named(_Counted):
@@ -259,10 +262,8 @@ def wait_for(talk: Talk, group: Group, ends: float | None = None) -> bool:
                 return False
 
 
-def report(
-    talk: Talk, verb: str, group: Group, *, settled: bool, named: bool = True, **more: object
-) -> None:
-    """Print what has become of a group. Without `named`, don't ask which of its tasks failed."""
+def report(talk: Talk, verb: str, group: Group, *, settled: bool, **more: object) -> None:
+    """Say what has become of a group."""
     if talk.as_json:
         counts = {"counts": group.counts, "behind_failure": group.behind_failure}
         print_document(verb, settled=settled, **counts, **more)
@@ -270,8 +271,7 @@ def report(
     if talk.quiet:
         return
     click.echo(f"{group.title}{summary_of(group.counts, group.behind_failure)}", err=True)
-    if named:
-        name_failures(group)
+    name_failures(group)
 
 
 def name_failures(group: Group) -> None:
