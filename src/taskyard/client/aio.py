@@ -433,9 +433,11 @@ class AsyncClient:
         """All about some tasks, by name. Raises `UserError` if one of them is not known."""
         return self._converse(asking.views(names))
 
-    def known(self, names: Sequence[str]) -> Awaited[dict[str, dict[str, Any]]]:
-        """The same of those that there are."""
-        return self._converse(asking.known(names))
+    def known(
+        self, names: Sequence[str], timeout: float | None = None
+    ) -> Awaited[dict[str, dict[str, Any]]]:
+        """Return all about some tasks, by name. Skip unknown names. Raises `TimedOut`."""
+        return self._converse(asking.known(names, timeout))
 
     def explain(self, name: str, timeout: float | None = None) -> Awaited[dict[str, Any]]:
         """Why a task is where it is, with the tasks that it waits for."""

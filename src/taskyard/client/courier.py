@@ -404,8 +404,8 @@ class Courier:
             )
         when = "" if since is None else f" (since {since:%Y-%m-%d %H:%M:%S})"
         return NoBroker(
-            f"broker at {self.endpoint}: no answer for {seconds:g} s{when}; see that it runs. Tasks "
-            "that it acknowledged are kept"
+            f"broker at {self.endpoint}: no answer for {seconds:g} s{when}; see that it runs. "
+            "Tasks that it acknowledged are kept"
         )
 
     def _fail_all(self, error: TaskyardError) -> None:
