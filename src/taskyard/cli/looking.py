@@ -295,6 +295,14 @@ def _of_campaign(told: dict[str, Any], campaign: str) -> dict[str, Any]:
     raise UserError(f"no campaign is called {campaign}; `taskyard status` lists them")
 
 
+def _refused_line(number: int, last: dict[str, Any]) -> str:
+    names = ", ".join(plain(name) for name in last["names"])
+    return (
+        f"{count(number, 'task')} of plain dwork peers refused since the broker started, "
+        f"the latest: {names} ({plain(last['text'])})"
+    )
+
+
 def _print_status(told: dict[str, Any]) -> None:
     click.echo(summary_of(told["counts"], told.get("behind_failure", 0)))
     if "workers" not in told:
@@ -304,6 +312,8 @@ def _print_status(told: dict[str, Any]) -> None:
         click.echo(f"{pauses}; `taskyard resume --all` undoes that, or --service and --lane")
     if not told["accepting"]:
         click.echo("no more tasks are taken: the disk is nearly full")
+    if told.get("refused"):
+        click.echo(_refused_line(told["refused"], told["refused_last"]))
     states = ("blocked", "delayed", "ready", "leased", "done", "failed", "cancelled")
     for kind in ("campaigns", "services"):
         named = [one for one in told[kind] if sum(one["counts"].values())]

@@ -221,6 +221,8 @@ def stats_asked(scheduler: Scheduler, event: events.StatsAsked) -> None:
         campaigns=[(one.name, [*one.counts]) for one in campaigns],
         services=[(one.name, [*one.counts], one.workers) for one in services],
         pauses=_pauses(services),
+        refused=scheduler.refused,
+        refused_last=scheduler.refused_last,
     )
     scheduler.tell(Counted(event.client, event.request, stats))
 

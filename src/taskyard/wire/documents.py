@@ -93,6 +93,17 @@ class Pause(Document):
     lane: str | None
 
 
+class RefusedTasks(Document):
+    """Tasks that were refused while others of their message were accepted."""
+
+    #: One of a closed list.
+    code: str
+    #: The first few.
+    names: list[str]
+    #: Why the first of them was refused.
+    text: str
+
+
 class Stats(Document):
     """How much of everything there is."""
 
@@ -109,6 +120,9 @@ class Stats(Document):
     services: list[Service]
     #: Services and lanes that are paused; not the lanes of a service that has thousands of them.
     pauses: list[Pause]
+    #: Tasks of plain dwork peers that were refused since the broker started, and the latest.
+    refused: int
+    refused_last: RefusedTasks | None
 
 
 class Worker(Document):
@@ -228,7 +242,14 @@ def stats(told: effects.Stats) -> Stats:
             Pause(service=shown(name), lane=None if lane is None else shown(lane))
             for name, lane in told.pauses
         ],
+        refused=told.refused,
+        refused_last=None if told.refused_last is None else _refused(told.refused_last),
     )
+
+
+def _refused(told: effects.RefusedTasks) -> RefusedTasks:
+    names = [shown(name) for name in told.names]
+    return RefusedTasks(code=told.refusal.value, names=names, text=told.text)
 
 
 def worker(view: effects.WorkerView) -> Worker:

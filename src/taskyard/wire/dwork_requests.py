@@ -82,9 +82,11 @@ def _create(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     else:
         unknown, repeat = events.Unknown.DONE, events.Repeat.EXTEND
     watch, campaigns = desk.tickets[number].stream, tuple(asked.query.batch.after_campaign)
-    told.append(
-        events.SubmitAsked(*(0, asked.route, submission, number, unknown, repeat, watch), campaigns)
+    asks = events.SubmitAsked(
+        *(0, asked.route, submission, number, unknown, repeat, watch, campaigns),
+        partial=not asked.extended,
     )
+    told.append(asks)
     return told
 
 
