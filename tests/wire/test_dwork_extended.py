@@ -229,7 +229,7 @@ def test_complete_with_a_steal_of_a_worker_that_is_sent_home_says_what_was_not_h
     counter.create(b"a")
     assigned = counter.take()
     counter.say(peer.act(1, peer.CANCEL, Scope(names=(b"a",))))
-    counter.say(peer.ask(1, peer.DRAIN, location=b"w"))
+    counter.say(peer.drain(1, b"w"))
     home = counter.finish(assigned, count=1)
     assert (home.kind, home.reason) == (peer.EXIT, "not held: a")
 
@@ -610,7 +610,7 @@ def test_retry_pause_resume_and_drain() -> None:
     assert counter.take().names == [b"a"]
     assert counter.say(peer.act(1, peer.RETRY, Scope(campaign=b"c"))).count == 0
     assert counter.create(b"b").kind == peer.OK
-    assert counter.say(peer.ask(1, peer.DRAIN)).count == 1
+    assert counter.say(peer.drain(1, None)).count == 1
     assert counter.dialect.leaving
     assert counter.create(b"c").kind == peer.EXIT
 
@@ -619,7 +619,7 @@ def test_broker_that_leaves_has_no_work_for_who_comes_or_comes_back() -> None:
     counter = Extended()
     counter.create(b"a", b"b")
     assigned = counter.take()
-    counter.say(peer.ask(1, peer.DRAIN))
+    counter.say(peer.drain(1, None))
     (reply,) = counter.steal(name=b"late")
     assert reply.kind == peer.EXIT
     assert counter.finish(assigned, count=1).kind == peer.EXIT
@@ -629,7 +629,7 @@ def test_broker_that_leaves_has_no_work_for_who_comes_or_comes_back() -> None:
 def test_drained_worker_is_sent_home_when_it_holds_nothing() -> None:
     counter = Extended()
     counter.steal(wait_ns=SECOND_NS)
-    counter.say(peer.ask(1, peer.DRAIN, location=b"w"))
+    counter.say(peer.drain(1, b"w"))
     ((_, body),) = [one for one in counter.sent if one[0] == b"w"]
     assert Reply(body).kind == peer.EXIT
 
@@ -638,7 +638,7 @@ def test_worker_of_another_dialect_is_drained_by_its_name() -> None:
     counter = Extended()
     facts = WorkerFacts(dialect=b"wmp")
     counter.scheduler.handle(WorkerAppeared(0, b"wmp:w", facts))
-    assert counter.say(peer.ask(1, peer.DRAIN, location=b"wmp:w")).count == 1
+    assert counter.say(peer.drain(1, b"wmp:w")).count == 1
 
 
 MALFORMED = {

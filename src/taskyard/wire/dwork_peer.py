@@ -405,6 +405,13 @@ def _fill_scope(query: pb.QueryMsg, scope: Scope) -> None:
     query.scope.standing.extend(scope.states or ())  # type: ignore[arg-type]  # the same numbers
 
 
+def drain(request: int, location: bytes | None) -> bytes:
+    """Drain one worker, or with None every worker and the broker."""
+    if location is not None:
+        return ask(request, DRAIN, location=location)
+    return _Q(type=DRAIN, request=request, everything=True).SerializeToString()
+
+
 def ask(request: int, kind: int, name: bytes | None = None, location: bytes | None = None) -> bytes:
     """Any other question: about a task by name, about a worker, or about everything."""
     query = _Q(type=kind, request=request)  # type: ignore[arg-type]  # a number of Type

@@ -268,11 +268,16 @@ def _results(desk: Desk, asked: Asked) -> Sequence[events.Event]:
 
 
 def _drain(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    """Without a worker's name everybody is meant, the broker too."""
-    worker = asked.query.location if asked.query.HasField("location") else None
+    """Drain one worker, of any dialect, or everything. Never everything for want of a name: one
+    flipped bit makes a Drain of other requests."""
+    query = asked.query
+    _refuse_fields(query, "name", "n", "task", "batch")
+    if query.everything == query.HasField("location"):
+        raise Malformed("a Drain needs either a location or `everything`")
+    worker = None if query.everything else query.location
     if worker is not None:
-        tasks.check_name(worker, "a location")  # of whatever dialect
-    desk.leaving = desk.leaving or worker is None
+        tasks.check_name(worker, "a location")
+    desk.leaving = desk.leaving or query.everything
     return [events.DrainAsked(0, asked.route, worker, desk.issue(asked))]
 
 
