@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec import structs
 
 from taskyard.core import effects, image
 from taskyard.core.events import Outcome, Scope, Unknown, WorkerAppeared, WorkerLost
@@ -579,6 +580,53 @@ def test_documents() -> None:
     counter.take()
     (worker,) = counter.say(peer.ask(1, peer.WORKERS)).document()
     assert (worker["name"], worker["services"], worker["tasks"]) == ("w", ["exec"], 1)
+
+
+def worker_of(counter: Extended, *keys: str) -> list[object]:
+    (worker,) = counter.say(peer.ask(1, peer.WORKERS)).document()
+    return [worker[key] for key in keys]
+
+
+def test_worker_is_idle_running_full_or_draining_whether_it_is_parked_or_not() -> None:
+    counter = Extended()
+    assert counter.steal(wait_ns=SECOND_NS) == []
+    assert worker_of(counter, "state", "parked") == ["idle", True]
+    counter.create(*[b"t%d" % index for index in range(5)])
+    assert worker_of(counter, "state", "parked", "tasks") == ["running", False, 1]
+    counter.pass_time(SECOND_NS)
+    held = counter.take(3)
+    assert worker_of(counter, "state", "slots_used") == ["full", 4]
+    counter.finish(held)
+    assert worker_of(counter, "state", "slots_used") == ["running", 1]
+    counter.say(peer.drain(1, b"w"))
+    assert worker_of(counter, "state", "tasks") == ["draining", 1]
+
+
+def test_worker_that_waits_for_more_while_it_runs_a_task_is_running() -> None:
+    counter = Extended()
+    counter.create(b"a")
+    counter.take()
+    assert counter.steal(wait_ns=SECOND_NS) == []
+    assert worker_of(counter, "state", "parked") == ["running", True]
+
+
+def test_worker_says_where_it_runs() -> None:
+    counter = Extended()
+    facts = structs.replace(FACTS, host=b"node-7", pid=4711)
+    counter.frames([b"", peer.steal(2, b"w", peer.introduction(facts), 1)])
+    assert worker_of(counter, "host", "pid") == ["node-7", 4711]
+
+
+def test_plain_worker_runs_nobody_knows_where() -> None:
+    counter = Extended()
+    counter.ask(Q(type=Q.Steal, location=b"w").SerializeToString())
+    assert worker_of(counter, "host", "pid", "state") == [None, None, "idle"]
+
+
+@pytest.mark.parametrize("host", [b"\xff", b"h" * 1025])
+def test_host_that_is_no_name_is_refused(host: bytes) -> None:
+    worker = peer.introduction(structs.replace(FACTS, host=host))
+    assert Extended().say(peer.steal(2, b"w", worker, 1)).kind == peer.ERROR
 
 
 def test_listing_goes_on_from_its_cursor() -> None:

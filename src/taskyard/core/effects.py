@@ -255,6 +255,9 @@ class WorkerView(Struct, gc=False):
     silence_ns: int
     #: Why it can't start its agents; b"": all is well, or nobody said so.
     trouble: bytes = b""
+    #: The machine and process that it runs in; b"" and 0: unknown.
+    host: bytes = b""
+    pid: int = 0
 
 
 class Rostered(Effect):

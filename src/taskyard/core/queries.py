@@ -264,6 +264,8 @@ def _worker_view(worker: Worker, now_ns: int) -> WorkerView:
         incarnation=facts.incarnation,
         silence_ns=facts.silence_ns,
         trouble=worker.trouble,
+        host=facts.host,
+        pid=facts.pid,
     )
 
 

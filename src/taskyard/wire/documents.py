@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.states import WorkerState
 from taskyard.core.tasks import shown
 
 if TYPE_CHECKING:
@@ -129,7 +130,13 @@ class Worker(Document):
     """A worker."""
 
     name: str
+    #: "idle", "running": has tasks, and room for more; "full", "draining".
     state: str
+    #: It asked for work and waits for it.
+    parked: bool
+    #: The machine and process that it runs in, where its dialect says so.
+    host: str | None
+    pid: int | None
     dialect: str
     services: list[str]
     #: 0: no limit.
@@ -255,7 +262,10 @@ def _refused(told: effects.RefusedTasks) -> RefusedTasks:
 def worker(view: effects.WorkerView) -> Worker:
     return Worker(
         name=shown(view.name),
-        state=view.state.name.lower(),
+        state=_worker_state(view),
+        parked=view.state in (WorkerState.PARKED, WorkerState.CALLED),
+        host=shown(view.host) or None,
+        pid=view.pid or None,
         dialect=shown(view.dialect),
         services=[shown(name) for name in view.services],
         slots=view.slots_total,
@@ -265,6 +275,15 @@ def worker(view: effects.WorkerView) -> Worker:
         silence_max=seconds(view.silence_ns),
         trouble=shown(view.trouble),
     )
+
+
+def _worker_state(view: effects.WorkerView) -> str:
+    """What a worker does, from what it holds."""
+    if view.state is WorkerState.DRAINING:
+        return "draining"
+    if not view.slots_used:
+        return "idle"
+    return "full" if 0 < view.slots_total <= view.slots_used else "running"
 
 
 def lane(view: effects.LaneView) -> Lane:

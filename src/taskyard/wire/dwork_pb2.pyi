@@ -175,18 +175,22 @@ class Batch(_message.Message):
     def __init__(self, name: _Optional[_Iterable[bytes]] = ..., payload: _Optional[_Iterable[bytes]] = ..., terms: _Optional[_Iterable[bytes]] = ..., terms_at: _Optional[_Iterable[int]] = ..., lane: _Optional[_Iterable[bytes]] = ..., after: _Optional[_Iterable[bytes]] = ..., after_count: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., outcome: _Optional[_Iterable[_Union[Outcome, str]]] = ..., text: _Optional[_Iterable[bytes]] = ..., retry_at_ns: _Optional[_Iterable[int]] = ..., standing: _Optional[_Iterable[_Union[Standing, str]]] = ..., percent: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[bytes]] = ..., after_campaign: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class WorkerMsg(_message.Message):
-    __slots__ = ("service", "slots", "silence_ns", "incarnation", "ahead")
+    __slots__ = ("service", "slots", "silence_ns", "incarnation", "ahead", "host", "pid")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     SILENCE_NS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
     service: _containers.RepeatedScalarFieldContainer[bytes]
     slots: int
     silence_ns: int
     incarnation: int
     ahead: int
-    def __init__(self, service: _Optional[_Iterable[bytes]] = ..., slots: _Optional[int] = ..., silence_ns: _Optional[int] = ..., incarnation: _Optional[int] = ..., ahead: _Optional[int] = ...) -> None: ...
+    host: bytes
+    pid: int
+    def __init__(self, service: _Optional[_Iterable[bytes]] = ..., slots: _Optional[int] = ..., silence_ns: _Optional[int] = ..., incarnation: _Optional[int] = ..., ahead: _Optional[int] = ..., host: _Optional[bytes] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class ScopeMsg(_message.Message):
     __slots__ = ("campaign", "service", "lane", "standing", "match")

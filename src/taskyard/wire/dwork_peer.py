@@ -194,6 +194,8 @@ def introduction(facts: WorkerFacts, ahead: int = 0) -> Introduction:
         silence_ns=facts.silence_ns,
         incarnation=facts.incarnation,
         ahead=ahead,
+        host=facts.host or None,
+        pid=facts.pid or None,
     )
 
 

@@ -420,6 +420,8 @@ def _introduced(raw: bytes) -> WorkerFacts:
     """What a worker says of itself."""
     worker = pb.WorkerMsg.FromString(raw)
     _check_services(worker.service)
+    if worker.host:
+        tasks.check_name(worker.host, "a host")
     silence_ns = worker.silence_ns if worker.HasField("silence_ns") else SILENCE_NS
     return WorkerFacts(
         services=tuple(worker.service) or (b"default",),
@@ -427,6 +429,8 @@ def _introduced(raw: bytes) -> WorkerFacts:
         silence_ns=min(silence_ns, NUMBER_MAX),
         incarnation=min(worker.incarnation, NUMBER_MAX),
         dialect=tasks.DIALECT,
+        host=worker.host,
+        pid=min(worker.pid, NUMBER_MAX),
     )
 
 
