@@ -120,6 +120,7 @@ RECORDS: list[AnyRecord] = [
     Reported(21, [b"a"]),
     Released(22, [b"a", b"b"]),
     # With fields that were added at the end of records of format 2.
+    Cancelled(11, [b"a", b"b"], [0]),
     WorkerJoined(15, b"w", WorkerFacts(host=b"host", pid=5)),
 ]
 

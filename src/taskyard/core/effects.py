@@ -184,6 +184,8 @@ class Explained(Effect):
     request: int
     name: bytes
     explanation: Explanation
+    #: The record that cancelled the task, 0 if none did. The shell explains it by that record.
+    record: int = 0
 
 
 class LaneView(Struct, gc=False):

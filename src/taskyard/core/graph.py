@@ -48,16 +48,25 @@ def released_by(tasks: Iterable[Task]) -> list[Task]:
 
 
 def with_dependents(tasks: Iterable[Task]) -> list[Task]:
-    """These tasks and all that wait for them, directly or not, each once, in a stable order.
-    Names tell them apart: what has ended is passed over, and the rest has one each."""
-    found = {task.name: task for task in tasks}
-    line = list(found.values())
+    """These tasks and all that wait for them, directly or not, each once, in a stable order."""
+    return with_causes(tasks)[0]
+
+
+def with_causes(tasks: Iterable[Task]) -> tuple[list[Task], list[int]]:
+    """These tasks and all that wait for them, directly or not, each once, in a stable order; and
+    for each that waits, the place of the one of these tasks that it was found by.
+
+    Names tell tasks apart: what has ended is passed over, and the rest has one each.
+    """
+    line = list({task.name: task for task in tasks}.values())
+    places = {task.name: place for place, task in enumerate(line)}
+    given = len(line)
     for task in line:  # grows while it is walked
         for dependent in task.dependents_list():
-            if dependent.name not in found and dependent.state is not CANCELLED:
-                found[dependent.name] = dependent
+            if dependent.name not in places and dependent.state is not CANCELLED:
+                places[dependent.name] = places[task.name]
                 line.append(dependent)
-    return line
+    return line, [places[task.name] for task in line[given:]]
 
 
 def predecessors(tasks: Mapping[bytes, Task], task: Task) -> list[Task]:

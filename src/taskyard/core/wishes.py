@@ -110,10 +110,10 @@ def _unended(
 
 def cancel_asked(scheduler: Scheduler, event: events.CancelAsked) -> None:
     chosen = [task for task in tasks_in(scheduler.ledger, event.scope) if task.ending is None]
-    tasks = graph.with_dependents(chosen)
+    tasks, causes = graph.with_causes(chosen)
     if tasks:
         stops = _stops(tasks)
-        scheduler.emit(Cancelled(scheduler.at_ns, [task.name for task in tasks]), tasks)
+        scheduler.emit(Cancelled(scheduler.at_ns, [task.name for task in tasks], causes), tasks)
         for stop in stops:
             scheduler.tell(stop)
             roster.has_room(scheduler, scheduler.ledger.workers[stop.worker])

@@ -67,7 +67,7 @@ _SETTINGS = ("synchronous=FULL", "fullfsync=ON", "cell_size_check=ON", "trusted_
 #: A compaction in another process holds the file for moments only.
 _PATIENCE_SECONDS = 5.0
 
-#: A task that ended, and its result; None for one that has none, because it was cancelled.
+#: A task that ended, and its result, or the cause of a cancelled one (`recovery.causes_in`).
 Finishing = tuple[Ended, bytes | None]
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -134,7 +134,15 @@ class FinishedIndex:
 
     def result(self, name: bytes) -> bytes | None:
         """The result of a DONE task; None if this name has not ended so."""
-        found = self._fetch("SELECT result, result_checksum FROM finished WHERE name = ?", [name])
+        return self._text(name, TaskState.DONE)
+
+    def cause(self, name: bytes) -> bytes | None:
+        """Why a CANCELLED task was cancelled; None if it was not, or that is unknown."""
+        return self._text(name, TaskState.CANCELLED)
+
+    def _text(self, name: bytes, state: TaskState) -> bytes | None:
+        query = "SELECT result, result_checksum FROM finished WHERE name = ? AND state = ?"
+        found = self._fetch(query, [name, int(state)])
         return _result(name, *found[0]) if found else None
 
     def verify(self) -> int:
