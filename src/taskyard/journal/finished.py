@@ -19,7 +19,7 @@ import msgspec
 
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Ended
-from taskyard.errors import FormatUnknown, JournalDamaged
+from taskyard.errors import JournalDamaged
 from taskyard.journal import schema
 from taskyard.journal.chain import Head, origin, seal, unseal
 from taskyard.journal.files import (
@@ -301,11 +301,8 @@ def _create(directory: Path, identity: bytes) -> None:
 
 def _check_format(connection: sqlite3.Connection) -> None:
     found = connection.execute("SELECT value FROM meta WHERE key = 'format'").fetchall()
-    if found != [(FORMAT,)]:
-        raise FormatUnknown(
-            f"{FILE_NAME} has format {found[0][0] if found else None!r}, this version of Taskyard "
-            f"reads {FORMAT!r}: use the version that wrote it"
-        )
+    written = found[0][0] if found else None
+    schema.check_format(FILE_NAME, written if isinstance(written, bytes) else b"", FORMAT, _LOST)
     tables = connection.execute("SELECT name, sql FROM sqlite_schema").fetchall()
     if tables != list(TABLES.items()):
         raise JournalDamaged(f"the list of tables in {FILE_NAME} is damaged", _LOST)
