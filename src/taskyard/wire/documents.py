@@ -187,7 +187,7 @@ class Explanation(Document):
     name: str
     reason: str
     sentence: str
-    #: The tasks that it waits for.
+    #: The tasks that it waits for, or the cancelled one that it waited for.
     after: list[str]
 
 
