@@ -3,7 +3,9 @@
     python -m tests.journal.make_golden
 
 It makes what is not there and never touches what is: a golden file stands for all the state
-directories that were written in its time, and must stay readable for ever.
+directories that were written in its time, and must stay readable for ever. Only `LATEST` is made
+anew: records as this version writes them, with the fields that were added at their ends since the
+format began.
 """
 
 import pprint
@@ -50,6 +52,7 @@ from tests.journal.stories import go_on, rich_story
 
 GOLDEN = Path(__file__).parent / "golden"
 GOLDEN_SNAPSHOTS = Path(__file__).parent / "golden_snapshots"
+LATEST = "records-latest.txt"
 
 #: The row after which the golden state directory was compacted.
 COMPACTED_AT = 30
@@ -116,6 +119,9 @@ RECORDS: list[AnyRecord] = [
     Moved(20, [b"a"], None, None),
     Reported(21, [b"a"]),
     Released(22, [b"a", b"b"]),
+    # With fields that were added at the end of records of format 2.
+    Cancelled(11, [b"a", b"b"], [0]),
+    WorkerJoined(15, b"w", WorkerFacts(host=b"host", pid=5)),
 ]
 
 
@@ -174,6 +180,7 @@ def main() -> None:
     _make_golden_snapshot()
     version = GOLDEN / f"format-{JOURNAL_FORMAT}"
     if version.exists():
+        (version / LATEST).write_text("\n".join(record_lines()) + "\n")
         sys.stdout.write(f"{version} is there, and stays as it is\n")
         return
     version.mkdir(parents=True)

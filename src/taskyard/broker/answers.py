@@ -13,11 +13,12 @@ from itertools import groupby, takewhile
 from operator import itemgetter
 from typing import Final
 
-from taskyard.core.effects import Effect, Printed, Told
-from taskyard.core.records import AnyRecord
+from taskyard.core.effects import Effect, Explained, Printed, Told
+from taskyard.core.explain import cancelled
+from taskyard.core.records import AnyRecord, Cancelled
 from taskyard.errors import JournalDamaged
 from taskyard.journal.files import PUT_BACK
-from taskyard.journal.recovery import EndedIndex, records_of, results_in, text_in
+from taskyard.journal.recovery import EndedIndex, causes_in, records_of, results_in, text_in
 from taskyard.journal.store import Store
 
 #: Decoded rows that are kept from one turn to the next, and their bytes in all: enough for clients
@@ -77,6 +78,8 @@ class Answers:
                     unreached.append(effect)
             elif type(effect) is Printed and effect.record:
                 effect.text = self._text(effect.record, effect.name)
+            elif type(effect) is Explained and effect.record:
+                effect.explanation = cancelled(self._cause(effect.record, effect.name))
         if unreached:
             _take_out(effects, unreached)
         self._owing = [*unreached, *[told for told in owing if told.records]]
@@ -87,6 +90,13 @@ class Answers:
         """What a task printed. It is gone from here when its row is trimmed: the history has it."""
         record = self._record(number)
         return b"" if record is None else text_in(record, number, name)
+
+    def _cause(self, number: int, name: bytes) -> bytes | None:
+        """Why that record cancelled a task."""
+        record = self._record(number)
+        if isinstance(record, Cancelled) and name in record.names:
+            return causes_in(record)[record.names.index(name)]
+        return None if self._index is None else self._index.cause(name)
 
     def _put_in(self, told: Told, room: int) -> int:
         """Fill an answer up, at least with one result. Returns how many bytes were put in."""

@@ -23,7 +23,7 @@ from taskyard.broker.archive import Archive
 from taskyard.broker.compacting import Compactor
 from taskyard.broker.doors import NATIVE, Doors
 from taskyard.broker.guests import Guests, keyring_for
-from taskyard.broker.noise import NOT_ALLOWED, Noise
+from taskyard.broker.noise import NOT_ALLOWED, REFUSED_TASKS, Noise
 from taskyard.broker.port import SocketPort
 from taskyard.broker.reloading import Reloading
 from taskyard.broker.turn import Broker
@@ -107,6 +107,7 @@ def serve(
         noises = (
             Noise(doors.malformed, clock),
             Noise(lambda: doors.dwork.refused, clock, NOT_ALLOWED),
+            Noise(lambda: broker.scheduler.refused, clock, REFUSED_TASKS),
         )
         chores = _Chores(noises, opened.compactor)
         _turn_until_told(broker, port, doors, chores, lambda: orders.are_to_end(broker))

@@ -86,6 +86,9 @@ LIST_STEP: Final = 512
 #: Tasks that hold one up, in an answer about it: who wants all of them walks the graph.
 AFTER_SHOWN_MAX: Final = 100
 
+#: Names of refused tasks that `status` shows: enough to find the line of a file.
+REFUSED_NAMES_MAX: Final = 5
+
 #: Campaigns and services in one answer: more make a page that nobody reads.
 STATS_ROWS_MAX: Final = 1000
 

@@ -129,9 +129,12 @@ class Aged(Record, tag=10):
 
 
 class Cancelled(Record, tag=11):
-    """With all their dependents, which are named too."""
+    """Cancelled on request, with all their dependents, which are named after them."""
 
     names: list[bytes]
+    #: For each dependent, the place among `names` of the task asked for that it waited for. None:
+    #: nobody wrote down which were asked for.
+    causes: list[int] | None = None
 
 
 class Retried(Record, tag=12):

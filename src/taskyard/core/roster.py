@@ -54,12 +54,12 @@ def worker_appeared(scheduler: Scheduler, event: events.WorkerAppeared) -> None:
 
 def _are_sound(facts: WorkerFacts) -> bool:
     """Facts that fit the journal and the limits."""
-    numbers = (facts.slots_total, facts.silence_ns, facts.incarnation)
-    names = [*facts.services, facts.dialect]
+    numbers = (facts.slots_total, facts.silence_ns, facts.incarnation, facts.pid)
+    names = [*facts.services, facts.dialect, facts.host]
     return (
         min(numbers) >= 0
         and max(numbers) <= NUMBER_MAX
-        and len(names) <= SERVICES_MAX
+        and len(facts.services) <= SERVICES_MAX
         and max(map(len, names)) <= NAME_BYTES_MAX
     )
 

@@ -49,6 +49,9 @@ class Scheduler:
         self.wall_offset_ns = 0
         #: False while the disk's reserve is touched: producers are told, workers go on.
         self.accepting = True
+        #: Tasks of partial submissions that were refused since the start, and the latest of them.
+        self.refused = 0
+        self.refused_last: effects.RefusedTasks | None = None
         #: (when, name): workers whose silence is watched. An entry may be early, never late.
         self.silence: list[tuple[int, bytes]] = []
         #: (when, name): workers that were called and should ask before that.

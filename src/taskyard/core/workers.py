@@ -34,6 +34,9 @@ class WorkerFacts(Struct, array_like=True, frozen=True):
     #: It wants work whenever it has a free slot, without asking each time.
     standing: bool = False
     dialect: bytes = b""
+    #: The machine and process that it runs in; b"" and 0: its dialect does not say.
+    host: bytes = b""
+    pid: int = 0
 
 
 class Worker(Struct, eq=False):

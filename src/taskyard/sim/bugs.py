@@ -257,7 +257,7 @@ def released_by_the_first() -> Iterator[None]:
 @plant
 def orphans_kept() -> Iterator[None]:
     """The dependents of a cancelled task are not cancelled."""
-    with swapped(graph, "with_dependents", list):
+    with swapped(graph, "with_causes", lambda tasks: ([*tasks], [])):
         yield
 
 

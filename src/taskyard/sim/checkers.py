@@ -149,6 +149,7 @@ class Checker:
         self._draining: dict[bytes, None] = {}
         self._drain_next: dict[bytes, None] = {}
         self._full_ns: int | None = None
+        self._was_full = False
         #: Routes that turned out to lead nowhere, of this process of the broker.
         self._cut: dict[bytes, None] = {}
         #: Which workers were woken for each service in this turn, by their routes.
@@ -420,8 +421,8 @@ class Checker:
     def _waits_as_asked(self, name: bytes, kept: list[bytes], asked: events.SubmitAsked) -> bool:
         if asked.submission.after is None:
             return not kept
-        index = asked.submission.names.index(name)
-        wanted = asked.submission.after[index]
+        named = zip(asked.submission.names, asked.submission.after, strict=True)
+        wanted = [before for one, after in named if one == name for before in after]
         open_ = [before for before in wanted if not self._counts_as_done(before, asked)]
         return sorted(dict.fromkeys(open_)) == sorted(kept)
 
@@ -565,11 +566,10 @@ class Checker:
     # Peers.
 
     def client_heard(self, event: Event | None, effect: Effect) -> None:
-        if isinstance(effect, effects.Accepted) and isinstance(event, events.SubmitAsked):
-            for name in event.submission.names:
-                self._accepted[name] = None
-                if name not in self.story.tasks:
-                    raise Violation("lost", f"{name!r} was accepted and is not in the journal")
+        if isinstance(event, events.SubmitAsked) and isinstance(effect, effects.Accepted):
+            self._check_accepted(event)
+        elif isinstance(event, events.SubmitAsked) and isinstance(effect, effects.Refused):
+            self._check_refused(event)
         elif isinstance(effect, effects.Told):
             for name, state, text in zip(effect.names, effect.states, effect.texts, strict=True):
                 self._check_told(name, state)
@@ -580,6 +580,22 @@ class Checker:
                 self._check_view(view)
         elif isinstance(effect, effects.Counted | effects.Printed):
             self._check_answer(effect)
+
+    def _check_accepted(self, event: events.SubmitAsked) -> None:
+        for name in event.submission.names:
+            self._accepted[name] = None
+            if name not in self.story.tasks:
+                raise Violation("lost", f"{name!r} was accepted and is not in the journal")
+
+    def _check_refused(self, event: events.SubmitAsked) -> None:
+        """Check that a plain peer's Create lost nothing that waits for nothing."""
+        if event.repeat is not Repeat.EXTEND or self._was_full:
+            return
+        after = event.submission.after or [[] for _ in event.submission.names]
+        waiting = [name for name, names in zip(event.submission.names, after, strict=True) if names]
+        for name in event.submission.names:
+            if name not in waiting and name not in self.story.tasks:
+                raise Violation("lost", f"{name!r} is sound and was refused with its neighbours")
 
     def _check_view(self, view: effects.TaskView) -> None:
         self._check_told(view.name, view.state)
@@ -629,6 +645,7 @@ class Checker:
 
     def disk_full(self, *, full: bool) -> None:
         self._full_ns = self._timeline.now_ns if full else None
+        self._was_full = self._was_full or full
 
     # The end.
 

@@ -556,6 +556,11 @@ class Story:
                 self._let_go(tale)
         self._leave(tales, CANCELLED, "cancelled")
         gone = dict.fromkeys(record.names)
+        causes = record.causes or []
+        asked = len(tales) - len(causes)
+        for tale, place in zip(tales[asked:], causes, strict=True):
+            waited = place < asked and any(name in gone for name in tale.after)
+            self.require(waited, "cause", "was cancelled with what it did not wait for", tale)
         for tale in self.tasks.values():
             waits = any(name in gone for name in tale.after)
             orphan = waits and tale.state is not CANCELLED
