@@ -11,6 +11,7 @@ from taskyard.core import image
 from taskyard.core.events import RoomChanged
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import Progressed
+from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
 from tests.wire.kit import WALL_NS, Counter
@@ -55,6 +56,25 @@ def complete(counter: Counter, *names: str, worker: str = "w1") -> Q:
 
 def state(counter: Counter, name: str) -> TaskState:
     return counter.scheduler.ledger.tasks[name.encode()].state
+
+
+def test_plain_worker_keeps_its_tasks_for_ten_minutes_after_a_restart() -> None:
+    counter = Counter()
+    counter.hex(CREATE_A)
+    assert steal(counter) == ["A"]
+    ledger = image.restore(image.take(counter.scheduler.ledger))
+    counter.scheduler = Scheduler(ledger)
+    counter.scheduler.resume(counter.now_ns)
+    counter.pass_time(599 * SECOND_NS)
+    assert counter.hex(STATUS)
+    assert state(counter, "A") is TaskState.LEASED
+    counter.pass_time(SECOND_NS)
+    assert state(counter, "A") is TaskState.READY
+    assert counter.scheduler.ledger.tasks[b"A"].losses == 0
+    assert complete(counter, "A").type == Q.NotFound
+    assert steal(counter) == ["A"]
+    counter.pass_time(10_000 * SECOND_NS)
+    assert counter.hex(COMPLETE_A) == OK
 
 
 def test_published_bytes_come_out_exactly() -> None:

@@ -44,6 +44,7 @@ from taskyard.net.leash import Leash
 from taskyard.net.poller import Poller
 from taskyard.net.signals import ENDING, Signals
 from taskyard.net.terminal import Terminal
+from taskyard.wire.dwork_desk import PLAIN_LEASE_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,6 +75,8 @@ class Settings(Struct, frozen=True):
     in_memory: bool = False
     #: Stop also when stdin ends.
     until_eof: bool = False
+    #: How long plain dwork workers keep their tasks after a restart of the broker.
+    plain_lease_ns: int = PLAIN_LEASE_NS
     #: How services are run, where nobody reads the settings again.
     rules: RulesSet = field(default_factory=lambda: RulesSet(0))
     #: When the journal is compacted beside the turns.
@@ -91,7 +94,7 @@ def serve(
         orders = _Orders(settings, reloading, stack)
         clock, poller = SystemClock(), Poller()
         opened = _open(settings, clock, stack)
-        doors = stack.enter_context(closing(Doors(opened.store.identity)))
+        doors = stack.enter_context(closing(Doors(opened.store.identity, settings.plain_lease_ns)))
         _listen(doors, settings, keyring)
         for number in orders.filenos():
             poller.add(number)

@@ -363,6 +363,16 @@ class Stop(Effect):
     attempts: list[int]
 
 
+class LeasesEnded(Effect):
+    """To a worker that can't list held tasks: its leases of a former broker process are over."""
+
+    worker: bytes
+    names: list[bytes]
+    attempts: list[int]
+    #: Answered tasks whose slots were freed with them, oldest first.
+    slots_kept: int
+
+
 class Dismiss(Effect):
     """To a worker: go away."""
 

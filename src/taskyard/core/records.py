@@ -29,6 +29,7 @@ class ReturnReason(IntEnum):
     UNLISTED = 3  #: the assignment was lost on its way to the worker
     LEFT = 4  #: the worker said goodbye
     RESTARTED = 5  #: the worker came back as another process
+    BROKER_RESTARTED = 6  #: the broker restarted, and the worker can't list what it holds
 
 
 #: These go to the end of their lane; the others to its front.

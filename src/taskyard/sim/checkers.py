@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from taskyard.journal.chain import Row
     from taskyard.sim.clock import SimClock, Timeline
     from taskyard.sim.plan import Plan
+    from taskyard.sim.story import Hand, Tale
 
 __all__ = ["Checker", "Violation"]
 
@@ -130,6 +131,8 @@ class Checker:
         #: When each worker was last heard by the broker, and when the broker began to listen.
         self._heard_ns: dict[bytes, int] = {}
         self._up_ns: int | None = None
+        #: Records that were there when it began.
+        self._recovered_records = 0
         #: What the broker received in this turn.
         self._turn: list[Event] = []
         #: Workers that were given up in this turn.
@@ -242,6 +245,9 @@ class Checker:
     def recovered(self, ledger: Ledger) -> None:
         """What the broker knows after a restart is what its journal says."""
         self._heard_ns = {}
+        self._recovered_records = self.story.records
+        for hand in self.story.workers.values():
+            hand.kept_before = len(hand.slots_kept)
         self.compare(ledger, "recovered")
 
     def compare(self, ledger: Ledger, when: str) -> None:
@@ -491,6 +497,30 @@ class Checker:
                 ends_ns += VOID_NS_MAX
             if silence_ns and now_ns > ends_ns:
                 raise Violation("late", f"{name!r} is silent since {heard_ns}: {hand}")
+            self._check_leaked(name, hand)
+
+    def _check_leaked(self, name: bytes, hand: Hand) -> None:
+        """Require that a worker which lists nothing keeps nothing of before a restart for long."""
+        lease_ns, up_ns = hand.facts.restart_lease_ns, self._up_ns or 0
+        if not lease_ns or self._timeline.now_ns <= up_ns + lease_ns + LATE_NS_MAX:
+            return
+        old = [tale.name for tale in hand.held.values() if self._is_of_before(tale)]
+        if old or hand.kept_before:
+            raise Violation("leaked", f"{name!r} keeps {old} and {hand.kept_before} slots")
+
+    def _is_of_before(self, tale: Tale) -> bool:
+        return tale.lease_record <= self._recovered_records
+
+    def _check_restarted(self, record: r.Returned) -> None:
+        """Require that only leases of before a restart end by it, and none too early."""
+        tales = [self.story.tasks[name] for name in record.names]
+        if not all(map(self._is_of_before, tales)):
+            raise Violation("taken", f"{record} and it was leased since the restart")
+        lease_ns = self.story.workers[record.worker].facts.restart_lease_ns
+        ends_ns = (self._up_ns or 0) + lease_ns - WALL_DRIFT_NS_MAX
+        is_lost = self._appeared_anew(record.worker) or self._is_lost_by_dialect(record.worker)
+        if not lease_ns or (self._timeline.now_ns < ends_ns and not is_lost):
+            raise Violation("early", f"{record} and the broker is up since {self._up_ns}")
 
     def check_ready(self, revived_ns: int) -> None:
         """When all is well nothing waits for long that a worker could have."""
@@ -515,6 +545,9 @@ class Checker:
         """Nothing is taken from a worker without a reason that it gave itself."""
         own = [one for one in self._turn if getattr(one, "worker", None) == record.worker]
         reason = record.reason
+        if reason is ReturnReason.BROKER_RESTARTED:
+            self._check_restarted(record)
+            return
         if record.worker.startswith(_MINDED_BY_DIALECT) and reason is not ReturnReason.LEFT:
             if not self._is_lost_by_dialect(record.worker) and self._was_sent(record):
                 raise Violation("taken", f"{record} and the worker is there")

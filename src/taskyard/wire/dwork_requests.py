@@ -394,14 +394,13 @@ def _facts(desk: Desk, asked: Asked, worker: bytes) -> WorkerFacts:
     service."""
     if not asked.query.HasField("worker"):
         if not asked.extended:
-            return _PLAIN_WORKER
+            return desk.plain_worker
         known = desk.facts.get(worker)
-        return _UNINTRODUCED if known is None or known[0] == _PLAIN_WORKER else known[0]
+        return _UNINTRODUCED if known is None or known[0] == desk.plain_worker else known[0]
     raw = asked.query.worker.SerializeToString()
     return _introduced(raw) if len(raw) > FACTS_REMEMBERED_BYTES else _remembered_facts(raw)
 
 
-_PLAIN_WORKER: Final = WorkerFacts(slots_total=0, dialect=tasks.DIALECT)
 _UNINTRODUCED: Final = WorkerFacts(slots_total=0, silence_ns=SILENCE_NS, dialect=tasks.DIALECT)
 
 
