@@ -376,7 +376,7 @@ def test_everything_is_counted(yard: Yard) -> None:
         records=yard.scheduler.ledger.record,
         accepting=False,
         paused=True,
-        campaigns=[(b"c", [1, 0, 0, 1, 1, 1, 0]), (b"", [0, 1, 1, 0, 0, 0, 1])],
+        campaigns=[(b"c", [1, 0, 0, 1, 1, 1, 0], 0), (b"", [0, 1, 1, 0, 0, 0, 1], 0)],
         services=[(b"default", [1, 1, 0, 1, 1, 1, 1], 1), (b"x", [0, 0, 1, 0, 0, 0, 0], 0)],
     )
     assert yard.handle(StatsAsked(0, b"client", 5)) == [Counted(b"client", 5, stats)]
@@ -388,7 +388,7 @@ def test_counts_that_were_told_do_not_change_afterwards(yard: Yard) -> None:
     yard.submit(b"b")
     assert isinstance(counted, Counted)
     assert counted.stats.counts[READY] == 1
-    assert counted.stats.campaigns == [(b"", counted.stats.counts)]
+    assert counted.stats.campaigns == [(b"", counted.stats.counts, 0)]
     assert counted.stats.services == [(b"default", counted.stats.counts, 1)]
 
 

@@ -81,7 +81,8 @@ def map_rows(
     object. A function (--call) gets lines and cells as texts; with --json-lines it gets the number,
     list or object that a line is, and what is a number with --jsonl stays one. The tasks are called
     CAMPAIGN-NUMBER. Their results are printed one after the other, each ending a line; what failed
-    is told on stderr, and it exits 1, or 5 if some were cancelled and none failed.
+    is told on stderr, and it exits 1, or 5 if some were cancelled and none failed. Of a result over
+    1 MiB only the end is kept and printed: that is reported on stderr, too, and exits 1.
 
     To run it again with the same --campaign and input is harmless: what is done is not done again.
     """

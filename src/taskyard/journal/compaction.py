@@ -24,7 +24,7 @@ import msgspec
 from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
 from taskyard.core.records import AnyRecord, Cancelled, Finished
-from taskyard.core.tasks import Ending, ended_of
+from taskyard.core.tasks import Ending, Result, ended_of
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chronicle, history, recovery, schema, snapshot
 from taskyard.journal.files import PUT_BACK
@@ -262,9 +262,9 @@ class _Pass:
 def finishings(ledger: Ledger, record: Finished | Cancelled) -> list[Finishing]:
     """What to keep of the tasks that a record has just ended, with their results."""
     names = record.names
-    results: list[bytes] | list[None] = [None] * len(names)
+    results: list[Result] | list[None] = [None] * len(names)
     if isinstance(record, Finished):
-        results = [b""] * len(names) if record.results is None else record.results
+        results = recovery.results_in(record, ledger.record, names)
     ending = Ending(ledger.record, record.at_ns)
     tasks = ledger.named(names)
     return [(ended_of(task, ending), result) for task, result in zip(tasks, results, strict=True)]

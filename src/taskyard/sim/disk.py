@@ -6,19 +6,18 @@ witness is written after the commit and not synced, so a power cut may leave an 
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import repeat
 from random import Random
 
 import msgspec
 
 from taskyard.core.ledger import Ledger
 from taskyard.core.records import Finished
-from taskyard.core.tasks import Ended, ended_of
+from taskyard.core.tasks import Ended, Result, ended_of
 from taskyard.errors import JournalFailed
 from taskyard.journal import chain
 from taskyard.journal.chain import Head, Row
 from taskyard.journal.encoding import decode
-from taskyard.journal.recovery import archivable
+from taskyard.journal.recovery import archivable, results_in
 from taskyard.journal.store import DISK_RESERVE_BYTES, MemoryStore, check_row
 from taskyard.sim.plan import Faults, chance
 
@@ -120,12 +119,12 @@ class SimIndex:
     def __init__(self) -> None:
         self._ended: dict[bytes, Ended] = {}
         #: Of rows that are trimmed.
-        self._results: dict[bytes, bytes] = {}
+        self._results: dict[bytes, Result] = {}
 
     def find(self, names: list[bytes]) -> list[Ended]:
         return [self._ended[name] for name in names if name in self._ended]
 
-    def result(self, name: bytes) -> bytes | None:
+    def result(self, name: bytes) -> Result | None:
         return self._results.get(name)
 
     def keep_results(self, rows: Iterable[Row]) -> None:
@@ -133,8 +132,8 @@ class SimIndex:
         for row in rows:
             for record in decode(row.body):
                 if isinstance(record, Finished):
-                    results = record.results or repeat(b"")
-                    self._results.update(zip(record.names, results, strict=False))
+                    results = results_in(record, 0, record.names)
+                    self._results.update(zip(record.names, results, strict=True))
 
     def archive(self, ledger: Ledger) -> None:
         """Keep what is needed of all ended tasks here, and let the broker forget them."""

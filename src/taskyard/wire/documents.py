@@ -75,6 +75,8 @@ class Campaign(Document):
 
     name: str
     counts: Counts
+    #: Tasks that are done, but whose result is truncated.
+    truncated: int
 
 
 class Service(Document):
@@ -219,7 +221,10 @@ def stats(told: effects.Stats) -> Stats:
         records=told.records,
         accepting=told.accepting,
         paused=told.paused,
-        campaigns=[Campaign(name=shown(name), counts=counts(of)) for name, of in told.campaigns],
+        campaigns=[
+            Campaign(name=shown(name), counts=counts(of), truncated=truncated)
+            for name, of, truncated in told.campaigns
+        ],
         services=[
             Service(name=shown(name), counts=counts(of), workers=workers)
             for name, of, workers in told.services

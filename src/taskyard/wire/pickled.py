@@ -200,7 +200,8 @@ def encode_exception(error: BaseException, traceback: str, token: str = "") -> b
     """The line that carries an exception. Where that can't be pickled, or is too large, it carries
     the traceback alone."""
     mark = _mark(token)
-    traceback = traceback[-TRACEBACK_CHARACTERS_MAX:]
+    if len(traceback) > TRACEBACK_CHARACTERS_MAX:
+        traceback = "[...]\n" + traceback[-TRACEBACK_CHARACTERS_MAX:]
     try:
         pickled = pickle.dumps((error, traceback), PROTOCOL)
         unpickle(pickled)  # an exception of its own making may be one-way

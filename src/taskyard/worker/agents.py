@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from taskyard.core.events import Clause
+    from taskyard.core.tasks import Result
     from taskyard.worker.agents_rules import Lane
     from taskyard.worker.running import Work
 
@@ -99,7 +100,7 @@ class AgentRunner(running.Runner):
         self._world = World(shared, clock.wall_ns, self._pass_on)
         self._rules = Rulebook(program=program)
         #: Takes what a task has printed so far.
-        self.tell: Callable[[Job, bytes], None] = _tell_nobody
+        self.tell: Callable[[Job, Result], None] = _tell_nobody
         #: How starting the programs went, by their command.
         self._starts: dict[tuple[str, ...], Starts] = {}
         #: By command, the tasks for which there should be one more agent.
@@ -110,7 +111,7 @@ class AgentRunner(running.Runner):
         self._look_again_ns: int | None = None
         self._is_leaving = False
 
-    def _pass_on(self, job: Job, printed: bytes) -> None:
+    def _pass_on(self, job: Job, printed: Result) -> None:
         self.tell(job, printed)
 
     # What the broker says, and is told.
@@ -392,5 +393,5 @@ class AgentRunner(running.Runner):
             pidfds -= set(ended)
 
 
-def _tell_nobody(_job: Job, _printed: bytes) -> None:
+def _tell_nobody(_job: Job, _printed: Result) -> None:
     pass

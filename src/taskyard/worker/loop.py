@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.tasks import Result
 from taskyard.core.workers import WorkerFacts
 from taskyard.wire import dwork_peer as peer
 from taskyard.worker.jobs import Done, Job
@@ -137,7 +138,7 @@ class Loop:
         self._rules_due_ns = self._heartbeat_due_ns
         self._is_ruled = host is None
         #: What tasks have printed that the broker was not told yet.
-        self._printed: dict[tuple[bytes, int], bytes] = {}
+        self._printed: dict[tuple[bytes, int], Result] = {}
         #: The message of that under way, and when the next one may leave.
         self._progress = 0
         self._progress_due_ns = 0
@@ -184,7 +185,7 @@ class Loop:
             self._farewell = self._line.ask(lambda number: peer.leave(number, self._settings.name))
         self._line.turn()
 
-    def show_progress(self, job: Job, printed: bytes) -> None:
+    def show_progress(self, job: Job, printed: Result) -> None:
         """Let the broker know what a task has printed so far: the newest, and not too often."""
         if job.key in self._held:
             self._printed[job.key] = printed
@@ -359,6 +360,8 @@ class Loop:
             texts=[one.text for one in done],
             outputs=[one.output for one in done],
             retry_at_ns=[one.retry_at_ns for one in done],
+            result_bytes_total=[one.result_bytes_total for one in done],
+            output_bytes_total=[one.output_bytes_total for one in done],
         )
         self._report = -1  # under way, so that its tasks are not counted twice
         count = 0 if self._steal else self._room()
