@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from taskyard.worker.limits import OUTPUT_TAIL_BYTES, RESULT_BYTES_MAX
 from tests.cli.yard import Caller
 
 if TYPE_CHECKING:
@@ -176,12 +177,29 @@ def test_documents_have_what_a_program_needs(call: Caller) -> None:
     assert (failed["state"], "exit status 1" in failed["reason"]) == ("failed", True)
 
 
-def test_result_that_was_cut_is_told_where_it_is_read(call: Caller) -> None:
-    made = "head -c 1100000 /dev/zero"
-    said = call("submit", "--wait", "--name", "long", "--", "sh", "-c", made)
-    assert said.code == 0
-    assert "it may be the end of a longer one; `taskyard log long` says so" in said.err
-    assert "may be the end of a longer one" in call("result", "long").err
+def test_truncated_result_is_reported_where_it_is_read(call: Caller) -> None:
+    made = ["head", "-c", "1100000", "/dev/zero"]
+    message = (
+        "taskyard: task long: output truncated: only the last {} of 1,100,000 bytes are kept; "
+        "write large output to a file\n"
+    )
+    expected = (1, "\0" * RESULT_BYTES_MAX, message.format("1,048,576"))
+    assert call("submit", "--wait", "--name", "long", "--", *made) == expected
+    assert call("result", "long") == expected
+    log = (0, "\0" * OUTPUT_TAIL_BYTES, message.format("16,384"))
+    assert call("log", "long") == log
+    for verb in ("result", "log"):
+        assert call(verb, "long", "--json").document()["truncated"] is True
+    again = call("submit", "--wait", "--name", "long", "--json", "--", *made)
+    assert (again.code, again.document()["truncated"]) == (1, True)
+
+
+def test_result_of_the_very_limit_is_not_truncated(call: Caller) -> None:
+    made = ["head", "-c", str(RESULT_BYTES_MAX), "/dev/zero"]
+    said = call("submit", "--wait", "--name", "limit", "--", *made)
+    assert said == (0, "\0" * RESULT_BYTES_MAX, "")
+    assert call("result", "limit", "--json").document()["truncated"] is False
+    assert call("log", "limit", "--json").document()["truncated"] is False
 
 
 def test_name_that_was_forgotten_is_not_taken_from_the_dashes(call: Caller) -> None:
