@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
 from taskyard.client.client import Client
 from taskyard.core.events import Outcome
@@ -502,11 +503,28 @@ input()
         assert turns(pool) == [done(one, b"r")]
 
 
-def test_some_garbage_is_passed_over_and_told(caplog: pytest.LogCaptureFixture) -> None:
-    one = job()
-    assert results_of(shell("echo hello; echo x/1; report r ok"), one) == [done(one, b"r")]
-    told = [text.split(": ", 1)[1] for text in caplog.messages]
-    assert told[0] == "'hello' is neither a report nor a comment"
+def test_malformed_lines_are_logged_counted_and_shown_in_the_output(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one, shown = job(), []
+    reasons = [f"'{word}' is neither a report nor a comment" for word in ("hello", "you")]
+    with a_pool(shell("echo hello; echo you; report r ok")) as pool:
+        pool.tell = lambda _, printed: shown.append(printed.text)
+        pool.start(one)
+        (found,) = turns(pool)
+        assert pool.malformed == 2
+    assert (found.outcome, found.text) == (Outcome.DONE, b"r")
+    assert found.output.decode() == "".join(f"malformed line: {one}\n" for one in reasons)
+    assert shown[-1] == found.output
+    assert [text.split(": ", 1)[1] for text in caplog.messages][:2] == reasons
+
+
+def test_malformed_lines_of_an_agent_that_has_ended_are_counted() -> None:
+    with a_pool(shell("echo hello; exit 3")) as pool:
+        pool.start(job())
+        turns(pool)
+        assert pool.running() == []
+        assert pool.malformed == 1
 
 
 def test_agent_that_says_nothing_but_garbage_is_ended() -> None:
@@ -533,7 +551,8 @@ def test_gigabyte_without_a_newline_is_not_kept(where: str, size: int) -> None:
         reason = b"the agent wrote a line of more than %d bytes" % LINE_BYTES_MAX
         assert found == crashed(one, reason)
     else:
-        assert found == done(one, b"r", bytes(OUTPUT_TAIL_BYTES))
+        whole = done(one, b"r", bytes(OUTPUT_TAIL_BYTES))
+        assert found == structs.replace(whole, output_bytes_total=size)
 
 
 def test_only_so_many_lines_a_second_are_logged(caplog: pytest.LogCaptureFixture) -> None:

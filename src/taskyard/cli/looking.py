@@ -258,6 +258,10 @@ def workers(talk: Talk) -> None:
         return
     columns = ("NAME", "STATE", "SERVICES", "USED", "TASKS", "HEARD", "DIALECT")
     print_table(columns, [_worker_row(one) for one in found])
+    for one in found:
+        if one["malformed"] and not talk.quiet:
+            lines = count(one["malformed"], "malformed line")
+            click.echo(f"agents of {plain(one['name'])} wrote {lines}; see its log", err=True)
 
 
 def _worker_row(one: dict[str, Any]) -> tuple[object, ...]:

@@ -245,6 +245,8 @@ class WorkerView(Struct, gc=False):
     silence_ns: int
     #: Why it can't start its agents; b"": all is well, or nobody said so.
     trouble: bytes = b""
+    #: Lines of its agents that are neither report nor comment.
+    malformed: int = 0
 
 
 class Rostered(Effect):

@@ -161,6 +161,8 @@ class WorkerHeard(Event):
     seen: int | None = None
     #: Why it can't start its agents; b"": all is well. None: it says nothing new.
     trouble: bytes | None = None
+    #: Lines of its agents so far that are neither report nor comment.
+    malformed: int = 0
 
 
 class WorkerGone(Event):

@@ -262,6 +262,7 @@ def _worker_view(worker: Worker, now_ns: int) -> WorkerView:
         incarnation=facts.incarnation,
         silence_ns=facts.silence_ns,
         trouble=worker.trouble,
+        malformed=worker.malformed,
     )
 
 

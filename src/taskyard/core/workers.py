@@ -77,6 +77,8 @@ class Worker(Struct, eq=False):
     reserved: Service | None = None
     #: Why it can't start its agents; b"": all is well, or it did not say.
     trouble: bytes = b""
+    #: Lines of its agents that are neither report nor comment.
+    malformed: int = 0
 
     def turn(self, cause: Turn) -> None:
         """The one mover of a worker's state."""

@@ -129,6 +129,8 @@ class Worker(Document):
     silence_max: float | None
     #: Why it can't start its agents; empty: it can, or has none.
     trouble: str
+    #: Lines of its agents that are neither report nor comment.
+    malformed: int
 
 
 class Lane(Document):
@@ -248,6 +250,7 @@ def worker(view: effects.WorkerView) -> Worker:
         heard_ago=seconds(view.heard_ns_ago) or 0.0,
         silence_max=seconds(view.silence_ns),
         trouble=shown(view.trouble),
+        malformed=view.malformed,
     )
 
 

@@ -273,6 +273,7 @@ def heartbeat(  # noqa: PLR0913  # one a field
     *,
     seen: int | None = None,
     trouble: bytes | None = None,
+    malformed: int = 0,
 ) -> bytes:
     """Show life. `trouble` says why agents can't be started, None says nothing of it."""
     query = _Q(type=HEARTBEAT, request=request, location=location, heartbeat_ns=heartbeat_ns)
@@ -284,6 +285,8 @@ def heartbeat(  # noqa: PLR0913  # one a field
         query.seen = seen
     if trouble is not None:
         query.trouble = trouble
+    if malformed:
+        query.malformed = malformed
     return query.SerializeToString()
 
 

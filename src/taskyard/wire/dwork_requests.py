@@ -192,6 +192,7 @@ def _heartbeat(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     heard = events.WorkerHeard(0, worker, held, heartbeat_ns, desk.issue(asked), seen)
     if query.HasField("trouble"):
         heard.trouble = query.trouble
+    heard.malformed = min(query.malformed, NUMBER_MAX)
     return [desk.appeared(worker, facts, ahead), heard]
 
 

@@ -110,6 +110,8 @@ class AgentRunner(running.Runner):
         #: When a lane may be another agent's than the one's that served it last.
         self._look_again_ns: int | None = None
         self._is_leaving = False
+        #: Malformed lines of agents that have ended.
+        self._malformed_before = 0
 
     def _pass_on(self, job: Job, printed: Result) -> None:
         self.tell(job, printed)
@@ -148,6 +150,11 @@ class AgentRunner(running.Runner):
     def trouble(self) -> bytes:
         """Why agents can't be started; b"": they can, as far as is known."""
         return next((one.trouble for one in self._starts.values() if one.trouble), b"")
+
+    @property
+    def malformed(self) -> int:
+        """Lines of all agents so far that are neither report nor comment."""
+        return self._malformed_before + sum(agent.malformed for agent in self._agents())
 
     # The runner's face.
 
@@ -340,6 +347,7 @@ class AgentRunner(running.Runner):
                 self._starts_of(agent.argv).trouble = b""
 
     def _bury(self, agent: Agent) -> None:
+        self._malformed_before += agent.malformed
         for job in reversed(agent.regained):
             work = self._work_of(job)
             if work is not None:

@@ -128,7 +128,7 @@ class Murmur:
 
     def say(self, line: bytes, level: int = logging.WARNING) -> None:
         text = last_line(line[:LAST_LINE_BYTES_MAX]).decode()
-        if len(line) > LAST_LINE_BYTES_MAX:
+        if text and len(line) > LAST_LINE_BYTES_MAX:
             text += " [...]"
         if not text or not logger.isEnabledFor(level):
             return

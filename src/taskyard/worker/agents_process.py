@@ -87,6 +87,8 @@ class Agent(Supervised):
         self._diary = Murmur(who, world.shared.now_ns)
         self._logged = b""
         self._garbage_lines = 0
+        #: Lines in all that are neither report nor comment.
+        self.malformed = 0
         now_ns = world.shared.now_ns()
         #: When it was fed, or said something.
         self._heard_ns = now_ns
@@ -232,6 +234,10 @@ class Agent(Supervised):
 
     def _remark(self, text: bytes) -> None:
         self._murmur.say(text, logging.INFO)
+        self._show(text)
+
+    def _show(self, text: bytes) -> None:
+        """Show a line in the output of the task that it is at work on."""
         if text and self._jobs:
             self._printed.add(text + b"\n")
             oldest = next(iter(self._jobs.values()))
@@ -242,7 +248,9 @@ class Agent(Supervised):
 
     def _complain(self, reason: str) -> None:
         self._garbage_lines += 1
+        self.malformed += 1
         self._murmur.say(reason.encode())
+        self._show(b"malformed line: " + cut_reason(reason.encode()))
         if self._garbage_lines > AGENT_GARBAGE_LINES_MAX:
             self.end(b"the agent does not speak the language: " + cut_reason(reason.encode()))
 

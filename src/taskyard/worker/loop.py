@@ -14,7 +14,7 @@ sent again by the line.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from msgspec import Struct
 
@@ -89,6 +89,9 @@ class Host(Hands, Protocol):
 
     @property
     def trouble(self) -> bytes: ...
+
+    @property
+    def malformed(self) -> int: ...
 
     @property
     def overfeed_max(self) -> int: ...
@@ -409,10 +412,10 @@ class Loop:
             self._line.forget(oldest)
         name, worker, held = self._settings.name, self._introduction, [*self._held]
         heartbeat_ns, seen = self._settings.heartbeat_ns, self._seen
+        malformed = 0 if self._host is None else self._host.malformed
+        more: dict[str, Any] = {"seen": seen, "trouble": trouble, "malformed": malformed}
         number = self._line.ask(
-            lambda number: peer.heartbeat(
-                number, name, worker, held, heartbeat_ns, seen=seen, trouble=trouble
-            )
+            lambda number: peer.heartbeat(number, name, worker, held, heartbeat_ns, **more)
         )
         self._heartbeats[number] = None
 
