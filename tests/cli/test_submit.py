@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from taskyard.worker.limits import OUTPUT_TAIL_BYTES, RESULT_BYTES_MAX
-from tests.cli.yard import Caller
+from tests.cli.yard import Caller, Yard
+from tests.kit.processes import TASKYARD
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -200,6 +204,44 @@ def test_result_of_the_very_limit_is_not_truncated(call: Caller) -> None:
     assert said == (0, "\0" * RESULT_BYTES_MAX, "")
     assert call("result", "limit", "--json").document()["truncated"] is False
     assert call("log", "limit", "--json").document()["truncated"] is False
+
+
+WARNING = (
+    "taskyard: warning: stdin is not passed to the task: name a file in the command, or add "
+    "</dev/null to silence this\n"
+)
+
+
+def submit_cat(yard: Yard, *options: str, **stdin: Any) -> tuple[int, str, str]:
+    """Submit `cat`, and wait for what it prints."""
+    words = [*TASKYARD, "submit", "--state", str(yard.state), "--wait", *options, "--", "cat"]
+    said = subprocess.run(words, text=True, capture_output=True, check=False, **stdin)
+    return said.returncode, said.stdout, said.stderr
+
+
+def test_input_that_does_not_reach_the_task_is_warned_of(yard: Yard, tmp_path: Path) -> None:
+    assert submit_cat(yard, input="hi") == (0, "", WARNING)
+    assert submit_cat(yard, "--quiet", input="hi") == (0, "", "")
+    (tmp_path / "file").write_text("hi")
+    with (tmp_path / "file").open() as file:
+        assert submit_cat(yard, stdin=file) == (0, "", WARNING)
+
+
+def test_no_input_is_no_warning_and_is_not_waited_for(yard: Yard) -> None:
+    assert submit_cat(yard, stdin=subprocess.DEVNULL) == (0, "", "")
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as pipe, os.fdopen(writing):
+        assert submit_cat(yard, stdin=pipe) == (0, "", "")
+
+
+def test_loop_over_a_file_submits_each_line_without_a_warning(yard: Yard, tmp_path: Path) -> None:
+    (tmp_path / "list").write_text("a\nb\nc\n")
+    program = shlex.join([*TASKYARD, "submit", "--state", str(yard.state)])
+    loop = f'while read -r name; do {program} --name "of-$name" -- true; done < list'
+    said = subprocess.run(
+        ["/bin/sh", "-c", loop], cwd=tmp_path, text=True, capture_output=True, check=True
+    )
+    assert (said.stdout, said.stderr) == ("of-a\nof-b\nof-c\n", "")
 
 
 def test_name_that_was_forgotten_is_not_taken_from_the_dashes(call: Caller) -> None:

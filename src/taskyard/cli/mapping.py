@@ -21,7 +21,13 @@ from taskyard.cli.progress import Meter
 from taskyard.cli.reaching import connected
 from taskyard.cli.refusals import in_words
 from taskyard.cli.rows import rows
-from taskyard.cli.task_options import check_work, payload_of, task_options, terms_of
+from taskyard.cli.task_options import (
+    check_work,
+    payload_of,
+    task_options,
+    terms_of,
+    warn_of_stdin,
+)
 from taskyard.cli.templates import (
     call_encoder,
     check_templates,
@@ -101,6 +107,8 @@ def map_rows(
     kind, path = _source(given)
     campaign = given["campaign"] or f"map-{secrets.token_hex(5)}"
     encode = _encoder(words, given, has_columns=kind in ("csv", "jsonl"))
+    if path != STDIN:
+        warn_of_stdin(talk, given)
     with connected(talk) as client, _told_in_words(campaign, given):
         if not given["campaign"]:
             talk.say(f"campaign {campaign}")

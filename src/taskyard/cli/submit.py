@@ -26,6 +26,7 @@ from taskyard.cli.task_options import (
     payload_of,
     task_options,
     terms_of,
+    warn_of_stdin,
 )
 from taskyard.client.campaign.submitting import to_submission
 from taskyard.client.campaign.tasks import check
@@ -70,8 +71,9 @@ def submit(
 ) -> int:
     """Submit one task, and print its name.
 
-    The command never passes through a shell. The name is printed when the broker has the task on
-    disk. A name that is known with the same command is harmless: nothing is submitted twice.
+    The command never passes through a shell. Its stdin is empty: what is piped into `submit` does
+    not reach it. The name is printed when the broker has the task on disk. A name that is known
+    with the same command is harmless: nothing is submitted twice.
 
     With --wait it prints what the task printed to stdout, or returned, and exits 0 if it is done,
     1 if it failed or waits behind a failure, 5 if it was cancelled. Of more than 1 MiB only the end
@@ -82,6 +84,7 @@ def submit(
         raise UserError("--name has no value: give one before the --, or leave it out")
     raw = {"name": name or f"{campaign or 'task'}-{secrets.token_hex(8)}", **terms_of(given)}
     spec = check(raw | _work(words, given), campaign)
+    warn_of_stdin(talk, given)
     unknown = Unknown.WAIT if given["wait_for_unknown"] else Unknown.REFUSE
     with connected(talk) as client:
         settle_lanes(client, [spec], campaign)
