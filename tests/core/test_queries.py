@@ -615,6 +615,18 @@ def test_progress_keeps_within_its_limits(yard: Yard) -> None:
     assert isinstance(record, Progressed)
     assert record.percents == [0, 100]
     assert record.texts == [b"x" * OUTPUT_BYTES_MAX, b""]
+    assert record.text_bytes_total == [OUTPUT_BYTES_MAX + 4, 0]
+
+
+def test_progress_that_the_worker_cut_keeps_its_length(yard: Yard) -> None:
+    yard.submit(b"a", b"b")
+    yard.take(b"w", 2)
+    texts, lengths = [b"end", b"whole"], [5000, 0]
+    event = WorkProgressed(0, b"w", [b"a", b"b"], texts=texts, text_bytes_total=lengths)
+    yard.handle(event)
+    (record,) = yard.records
+    assert isinstance(record, Progressed)
+    assert (record.texts, record.text_bytes_total) == (texts, lengths)
 
 
 def test_progress_of_a_stranger_is_answered(yard: Yard) -> None:
