@@ -132,6 +132,7 @@ class Child(Supervised):
             self._pipe.drain()
             done = self._done(self.job, outcome, text)
             done.output += output_end
+            done.output_bytes_total += len(output_end) if done.output_bytes_total else 0
             self._rest()
             self._shared.report(done)
 
