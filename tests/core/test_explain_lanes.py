@@ -270,10 +270,13 @@ def test_malformed_lines_of_its_workers_agents_are_told_of_a_lane_and_its_task()
     yard.submit(b"a", lanes=[b"x"])
     yard.take(b"w")
     before = view(yard).sentence
-    yard.handle(WorkerHeard(0, b"w", malformed=1))
+    held = [(b"a", 1)]
+    yard.handle(WorkerHeard(0, b"w", held, malformed=1))
     told = "; its agents wrote 1 malformed line (see its log)"
     assert view(yard).sentence == before + told
     assert explain(yard.scheduler, b"a").sentence.endswith(told)
+    yard.handle(WorkerHeard(0, b"w", held))  # another process of that name
+    assert view(yard).sentence == before
 
 
 def test_worker_that_is_well_again_is_no_reason() -> None:

@@ -82,7 +82,7 @@ def worker_heard(scheduler: Scheduler, event: events.WorkerHeard) -> None:
         has_room(scheduler, worker)  # after a restart, or when its route is back
     if worker is not None and event.trouble is not None:
         worker.trouble = kept_reason(event.trouble)
-    if worker is not None and event.malformed:
+    if worker is not None and event.held is not None:
         worker.malformed = event.malformed
     if event.held is not None:
         listed = dict(event.held)
