@@ -61,6 +61,9 @@ class Report(Struct):
     #: The end of what each task printed, or the log that a plain worker sent along.
     outputs: list[bytes] | None = None
     percents: list[int] | None = None
+    #: Lengths of results and outputs before they were cut, 0 for whole ones.
+    result_bytes_total: list[int] | None = None
+    output_bytes_total: list[int] | None = None
 
 
 def parse(kind: type[_M], raw: bytes) -> _M:
@@ -293,11 +296,14 @@ def report_of(query: pb.QueryMsg) -> Report:
     else:
         report = _report_in_messages(_tasks(query))
     columns = (report.attempts, report.outcomes, report.texts, report.retry_at_ns)
-    for column in (*columns, report.outputs, report.percents):
+    lengths = (report.result_bytes_total, report.output_bytes_total)
+    for column in (*columns, report.outputs, report.percents, *lengths):
         if column is not None and len(column) != len(report.names):
             raise Malformed("the columns of a batch must be of one length, or absent")
     if report.attempts is not None and max(report.attempts) > NUMBER_MAX:
         raise Malformed(f"an attempt must be at most {NUMBER_MAX}")
+    if any(column is not None and max(column) > NUMBER_MAX for column in lengths):
+        raise Malformed(f"a length must be at most {NUMBER_MAX}")
     if report.percents is not None and max(report.percents) > PERCENT_MAX:
         raise Malformed(f"progress is from 0 to {PERCENT_MAX} percent")
     return report
@@ -316,6 +322,8 @@ def _report_in_columns(batch: pb.Batch) -> Report:
         retry_at_ns=batch.retry_at_ns[:] or None,
         outputs=batch.output[:] or None,
         percents=batch.percent[:] or None,
+        result_bytes_total=batch.result_bytes_total[:] or None,
+        output_bytes_total=batch.output_bytes_total[:] or None,
     )
 
 
@@ -333,6 +341,8 @@ def _report_in_messages(tasks: list[pb.TaskMsg]) -> Report:
         retry_at_ns=_present([task.retry_at_ns for task in tasks]),
         outputs=_present([task.output or _log(task) for task in tasks]),
         percents=_present([task.percent for task in tasks]),
+        result_bytes_total=_present([task.result_bytes_total for task in tasks]),
+        output_bytes_total=_present([task.output_bytes_total for task in tasks]),
     )
 
 

@@ -130,7 +130,9 @@ class Child(Supervised):
         else:
             # All that the call printed was in the pipe before its answer was sent.
             self._pipe.drain()
-            done = Done(self.job, outcome, text, self._output.value() + output_end)
+            done = self._done(self.job, outcome, text)
+            done.output += output_end
+            done.output_bytes_total += len(output_end) if done.output_bytes_total else 0
             self._rest()
             self._shared.report(done)
 
@@ -149,7 +151,11 @@ class Child(Supervised):
         if self.job is None:
             return None
         died = f"the process died: {status_text(status)}".encode()
-        return Done(self.job, Outcome.FAILED, self._ending or died, self._output.value())
+        return self._done(self.job, Outcome.FAILED, self._ending or died)
+
+    def _done(self, job: Job, outcome: Outcome, text: bytes) -> Done:
+        output, bytes_total = self._output.kept()
+        return Done(job, outcome, text, output, output_bytes_total=bytes_total)
 
 
 def start_child(allow: Sequence[str], shared: Shared) -> Child:

@@ -38,3 +38,6 @@ class Done(Struct):
     retry_at_ns: int = 0
     #: Of REFUSED: the worker is well, and can take others at once.
     is_well: bool = False
+    #: Lengths of result and output before they were cut; 0: whole.
+    result_bytes_total: int = 0
+    output_bytes_total: int = 0
