@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
     from taskyard.journal.store import Store
 
+#: Whole runs of `pipeline history`, which take several times as long on a busy machine.
+pytestmark = pytest.mark.timeout(900)
+
 CAMPAIGNS = (b"A", b"B", b"C", b"D", b"")
 #: Is linked to no other campaign.
 ALONE = b"alone"
