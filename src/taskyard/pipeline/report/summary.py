@@ -110,10 +110,13 @@ def held_back(facts: Facts) -> str:
 
 
 def least_ns(facts: Facts) -> int:
-    """What it can't be quicker than: its longest chain, and its lanes, of which each is done one
-    after the other."""
+    """Return the time that no number of workers could undercut.
+
+    It is the longest chain of tasks, each submitted when it was, or the longest lane, whose tasks
+    run one after the other.
+    """
     lanes = [int(str(one or 0)) for one in columns(facts.lanes, "run_ns")[0]]
-    return max([facts.number("path_ns"), *lanes])
+    return max([facts.number("floor_ns"), *lanes])
 
 
 def tiles(facts: Facts) -> list[Tile]:

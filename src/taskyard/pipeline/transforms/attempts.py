@@ -32,5 +32,6 @@ def attempts_of(moves: DataFrame) -> DataFrame:
         "wait_ns": f.when(is_ready, f.greatest(waited, f.lit(0))),
         "run_ns": f.when(is_settled, f.greatest(ran, f.lit(0))),
         "result_bytes": f.when(is_settled, f.col("next_result_bytes")),
+        "leased_ns": f.col("time_ns"),
     }
     return leases.select(*(made.get(name, f.col(name)).alias(name) for name in ATTEMPTS.names))

@@ -95,7 +95,7 @@ def _span(name: str) -> Column:
 
 
 def _start_ns() -> Column:
-    return f.unix_micros("leased") * 1000
+    return f.col("leased_ns")
 
 
 def _times(attempts: DataFrame, *place: str) -> DataFrame:
