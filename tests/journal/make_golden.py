@@ -28,6 +28,7 @@ from taskyard.core.records import (
     Paused,
     Postponed,
     Progressed,
+    Refunded,
     Released,
     Reported,
     Resumed,
@@ -39,6 +40,7 @@ from taskyard.core.records import (
     Submitted,
     WorkerJoined,
     WorkerLeft,
+    WorkerReplaced,
 )
 from taskyard.core.tasks import Submission, Terms
 from taskyard.core.workers import WorkerFacts
@@ -116,6 +118,10 @@ RECORDS: list[AnyRecord] = [
     Moved(20, [b"a"], None, None),
     Reported(21, [b"a"]),
     Released(22, [b"a", b"b"]),
+    # Since format 3.
+    WorkerJoined(15, b"w", WorkerFacts(heartbeat_ns=5)),
+    WorkerReplaced(23, b"w", 7, [b"a"], [1]),
+    Refunded(24, b"w", 7, [b"a"], [1]),
 ]
 
 

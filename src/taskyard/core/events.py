@@ -74,13 +74,16 @@ class SubmitAsked(Event):
 
 
 class WorkerAppeared(Event):
-    """A worker says who it is. Said again it changes the facts; another incarnation is another
-    process, and what the former one held is lost."""
+    """A worker introduces itself. Sent again it changes the facts. Another incarnation is another
+    process, which waits while the holder of the name is heard."""
 
     worker: bytes
     facts: WorkerFacts = field(default_factory=WorkerFacts)
     #: Tasks that it takes beyond its slots.
     ahead: int = 0
+    #: Its supervisor saw all processes of that name end, from this incarnation up to its own. 0: it
+    #: has none, or none that says so.
+    replaces: int = 0
 
 
 class WorkAsked(Event):
@@ -90,6 +93,8 @@ class WorkAsked(Event):
     count: int = 1
     parks: bool = True
     request: int = 0
+    #: Which process of that name it is; None: its dialect does not say.
+    incarnation: int | None = None
 
 
 class WorkReported(Event):
@@ -109,6 +114,8 @@ class WorkReported(Event):
     keeps_slots: bool = False
     #: For the jitter of the retry schedule: any number from 0 to 2**32.
     luck: int = 0
+    #: Which process of that name it is; None: its dialect does not say.
+    incarnation: int | None = None
 
 
 class WorkReturned(Event):
@@ -120,6 +127,8 @@ class WorkReturned(Event):
     after: list[list[bytes]] | None = None
     request: int = 0
     unknown: Unknown = Unknown.DONE
+    #: Which process of that name it is; None: its dialect does not say.
+    incarnation: int | None = None
 
 
 class WorkProgressed(Event):
@@ -135,6 +144,8 @@ class WorkProgressed(Event):
     texts: list[bytes] | None = None
     #: 0: nobody waits for an answer.
     request: int = 0
+    #: Which process of that name it is; None: its dialect does not say.
+    incarnation: int | None = None
 
 
 class SlotFreed(Event):
@@ -157,6 +168,8 @@ class WorkerHeard(Event):
     seen: int | None = None
     #: Why it can't start its agents; b"": all is well. None: it says nothing new.
     trouble: bytes | None = None
+    #: Which process of that name it is; None: its dialect does not say.
+    incarnation: int | None = None
 
 
 class WorkerGone(Event):
@@ -164,6 +177,8 @@ class WorkerGone(Event):
 
     worker: bytes
     request: int = 0
+    #: Which process of that name it is; None: its dialect does not say.
+    incarnation: int | None = None
 
 
 class WorkerLost(Event):

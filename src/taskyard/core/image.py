@@ -16,7 +16,7 @@ from taskyard.core.ledger import Ledger, lane_counts
 from taskyard.core.limits import NUMBER_MAX
 from taskyard.core.states import DELAYED, READY, TaskState
 from taskyard.core.tasks import Ending, Lease, Task, Terms
-from taskyard.core.workers import Worker, WorkerFacts
+from taskyard.core.workers import Replaced, Worker, WorkerFacts
 
 if TYPE_CHECKING:
     from taskyard.core.agenda import Lane
@@ -102,6 +102,8 @@ class Image(Struct, array_like=True, gc=False):
     payload_at: list[int] = field(default_factory=list)
     #: Tasks that were reported as late.
     reported: list[bytes] = field(default_factory=list)
+    #: Processes that lost their name, by worker and incarnation, oldest first.
+    replaced: list[tuple[bytes, int, Replaced]] = field(default_factory=list)
 
 
 def take(ledger: Ledger) -> Image:
@@ -150,6 +152,7 @@ def take(ledger: Ledger) -> Image:
         outputs=ledger.outputs,
         payload_at=payload_at,
         reported=list(ledger.reported),
+        replaced=[(*key, one) for key, one in ledger.replaced.items()],
     )
 
 
@@ -225,6 +228,7 @@ def restore(image: Image) -> Ledger:
     _restore_lateness(ledger, image, tasks)
     ledger.reasons, ledger.envelopes = image.reasons, image.envelopes
     ledger.outputs = image.outputs
+    ledger.replaced = {(name, number): one for name, number, one in image.replaced}
     return ledger
 
 
@@ -349,6 +353,7 @@ def portrait(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
             if lane.released
         },
         "reported": sorted(ledger.reported),
+        "replaced": list(ledger.replaced.items()),
         "awaited": {name: _names(tasks) for name, tasks in sorted(ledger.awaited.items())},
         "reasons": dict(ledger.reasons),
         "envelopes": dict(ledger.envelopes),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from taskyard.core import assigning, policy, watching
+from taskyard.core import assigning, holders, policy, watching
 from taskyard.core.effects import Dismiss, Heard, Noted, Refusal, Refused, Stop, Stranger
 from taskyard.core.limits import (
     HEARTBEATS_UNLISTED_MAX,
@@ -33,6 +33,8 @@ def worker_appeared(scheduler: Scheduler, event: events.WorkerAppeared) -> None:
         return
     services = tuple(dict.fromkeys(event.facts.services))
     facts = structs.replace(event.facts, services=services)
+    if holders.keeps_out(scheduler, event):
+        return
     worker = scheduler.ledger.workers.get(event.worker)
     if worker is not None and worker.facts.incarnation != facts.incarnation:
         not_called(scheduler.ledger, worker)
@@ -54,7 +56,7 @@ def worker_appeared(scheduler: Scheduler, event: events.WorkerAppeared) -> None:
 
 def _are_sound(facts: WorkerFacts) -> bool:
     """Facts that fit the journal and the limits."""
-    numbers = (facts.slots_total, facts.silence_ns, facts.incarnation)
+    numbers = (facts.slots_total, facts.silence_ns, facts.incarnation, facts.heartbeat_ns)
     names = [*facts.services, facts.dialect]
     return (
         min(numbers) >= 0
@@ -77,6 +79,8 @@ def has_room(scheduler: Scheduler, worker: Worker) -> None:
 
 
 def worker_heard(scheduler: Scheduler, event: events.WorkerHeard) -> None:
+    if holders.refuses(scheduler, event.worker, event.incarnation, event.request):
+        return
     worker = scheduler.heard(event.worker)
     if worker is not None and worker.facts.standing and worker.state is BUSY:
         has_room(scheduler, worker)  # after a restart, or when its route is back
@@ -135,6 +139,8 @@ def holds(worker: bytes, task: Task | None, attempt: int | None) -> bool:
 
 
 def worker_gone(scheduler: Scheduler, event: events.WorkerGone) -> None:
+    if holders.refuses(scheduler, event.worker, event.incarnation, event.request):
+        return
     worker = scheduler.ledger.workers.get(event.worker)
     if worker is None:
         scheduler.tell(Stranger(event.worker, event.request))
@@ -176,8 +182,13 @@ def fell_silent(scheduler: Scheduler, worker: Worker, reason: bytes = b"silent")
     """A worker was not heard for too long: what it held goes to others, and it is gone."""
     not_called(scheduler.ledger, worker)
     assigning.answer_wish(scheduler, worker)
+    held = worker.held()
     _lose(scheduler, worker, None)
-    scheduler.emit(WorkerLeft(scheduler.at_ns, worker.name, reason))
+    if worker.contested_until_ns:
+        scheduler.emit(WorkerLeft(scheduler.at_ns, worker.name, b"replaced"))
+        holders.note_replaced(scheduler, worker, held)
+    else:
+        scheduler.emit(WorkerLeft(scheduler.at_ns, worker.name, reason))
 
 
 def dismiss_if_drained(scheduler: Scheduler, worker: Worker) -> None:
