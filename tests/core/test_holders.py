@@ -84,7 +84,10 @@ def test_newcomer_is_refused_while_the_holder_is_heard() -> None:
     for _ in range(60):
         yard.later(1)
         beat(yard, 1)
-        text = "worker name 'w' is held by another process (incarnation 1); waiting for it"
+        text = (
+            "worker name 'w' is held by another process (incarnation 1); wait for it, or give "
+            "another --name"
+        )
         assert beat(yard, 2, request=7) == [Refused(b"w", 7, Refusal.NAME_HELD, text)]
         assert yard.records == []
     assert (yard.state(b"a"), yard[b"a"].losses) == (LEASED, 0)
@@ -246,7 +249,10 @@ def test_replaced_process_that_returns_is_refunded_and_refused() -> None:
     yard.handle(WorkAsked(0, b"w", incarnation=2))  # a suspect may be all that it gets
     yard.scheduler.take_warnings()
     effects = beat(yard, 1, request=4)
-    text = "worker name 'w' was taken over by another process while this one was silent"
+    text = (
+        "worker name 'w' was taken over by another process while this one was silent; give each "
+        "worker its own --name"
+    )
     assert [one for one in effects if isinstance(one, Refused)] == [
         Refused(b"w", 4, Refusal.NAME_LOST, text)
     ]

@@ -47,12 +47,18 @@ def refuses(scheduler: Scheduler, name: bytes, incarnation: int | None, request:
     if holder is not None and holder.facts.incarnation == incarnation:
         return False
     if _is_replaced(scheduler, name, incarnation):
-        text = f"{_called(name)} was taken over by another process while this one was silent"
+        text = (
+            f"{_called(name)} was taken over by another process while this one was silent; "
+            "give each worker its own --name"
+        )
         scheduler.tell(Refused(name, request, Refusal.NAME_LOST, text))
         return True
     if holder is None or not _is_other(holder, incarnation):
         return False
-    text = f"{_called(name)} is held by another process ({_shown(holder)}); waiting for it"
+    text = (
+        f"{_called(name)} is held by another process ({_shown(holder)}); wait for it, or give "
+        "another --name"
+    )
     scheduler.tell(Refused(name, request, Refusal.NAME_HELD, text))
     return True
 

@@ -279,11 +279,11 @@ class WmpTongue:
         if isinstance(event, events.WorkAsked) and event.parks:
             who = next(one for one in said if isinstance(one, events.WorkerAppeared))
             facts = who.facts
-            headers["replaces"] = who.replaces
-            headers["heartbeat_ms"] = facts.heartbeat_ns // 1_000_000
             headers["slots"] = facts.slots_total
             headers["services"] = [name.decode() for name in facts.services]
             headers["incarnation"] = facts.incarnation
+            headers["heartbeat_ms"] = facts.heartbeat_ns // 1_000_000
+            headers["replaces"] = who.replaces
             command = _READY
         elif isinstance(event, events.WorkAsked):
             headers["request"] = str(event.request)

@@ -106,6 +106,11 @@ class Clock(Protocol):
 class Loop:
     """One worker, one broker."""
 
+    #: Another live process has the name: no tasks until the broker gives it to this one.
+    waits_for_name = False
+    #: Why the broker gave the name to another process for good; empty while it did not.
+    name_lost = ""
+
     def __init__(
         self, settings: Settings, line: Line, hands: Hands, clock: Clock, host: Host | None = None
     ) -> None:
@@ -155,10 +160,6 @@ class Loop:
         self.leaving = False
         #: It has said goodbye, and was heard.
         self.gone = False
-        #: Another live process has the name: no tasks until the broker gives it to this one.
-        self.waits_for_name = False
-        #: Why the broker gave the name to another process for good; empty while it did not.
-        self.name_lost = ""
 
     @property
     def held(self) -> int:

@@ -111,9 +111,8 @@ def serve(  # noqa: PLR0913  # the last ones are named
     `command` is fed the tasks that don't say what to do, `agents` are fed all of them. Without them
     the broker says which agents are fed with which tasks. Agents find `env` in their environment.
 
-    Raises `Refused` if the broker does not want the key: to wait for it would be in vain. Raises
-    `NameLost` if the broker has given its name to another process. With
-    `until_eof` the end of stdin ends it at once, with what runs: its owner was killed.
+    Raises `Refused` if the broker does not want the key, `NameLost` if it has given the name to
+    another process. With `until_eof` the end of stdin ends it at once: its owner was killed.
     """
     with ExitStack() as stack:
         clock = SystemClock()
@@ -142,8 +141,6 @@ def serve(  # noqa: PLR0913  # the last ones are named
                 for _ in signals.taken():
                     post.leave()
             loop.turn()
-            if loop.name_lost:
-                raise NameLost(f"{loop.name_lost}; give each worker its own --name")
             wire.check_welcome(line.silent_ns())
             post.watch_broker(endpoint)
             post.tell_trouble()
@@ -191,7 +188,12 @@ class Post:
         self._is_there = is_there
 
     def tell_trouble(self) -> None:
-        """Log once why the broker refuses this worker, and that it got its name at last."""
+        """Log once why the broker refuses this worker, and that it got its name at last.
+
+        Raises `NameLost` where the name was given to another process.
+        """
+        if self._loop.name_lost:
+            raise NameLost(self._loop.name_lost)
         if self._waits_for_name and not self._loop.waits_for_name:
             logger.warning("worker %s: it holds its name now", self._name())
         self._waits_for_name = self._loop.waits_for_name

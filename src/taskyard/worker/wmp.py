@@ -218,7 +218,7 @@ def serve(  # noqa: PLR0913  # the last ones are named
                     post.leave()
             left = loop.turn()
             if loop.worker.name_lost:
-                raise NameLost(f"{loop.worker.name_lost}; give each worker its own --name")
+                raise NameLost(loop.worker.name_lost)
             post.watch_managers(clock.monotonic_ns())
             post.watch_name()
         post.say_goodbye()
