@@ -95,6 +95,7 @@ from taskyard.worker.serve import name_for, serve
     metavar="NAME[=VALUE]",
     help="Give agents this variable, or the worker's own of this name. Repeatable.",
 )
+# For supervisors: the number of this start, and the first number of those that have ended.
 @click.option("--incarnation", type=click.IntRange(1, NUMBER_MAX), hidden=True)
 @click.option("--replaces", type=click.IntRange(0, NUMBER_MAX), default=0, hidden=True)
 @until_eof_option
