@@ -31,6 +31,7 @@ from taskyard.core.records import (
     Paused,
     Postponed,
     Progressed,
+    Refunded,
     Released,
     Reported,
     Resumed,
@@ -42,6 +43,7 @@ from taskyard.core.records import (
     Submitted,
     WorkerJoined,
     WorkerLeft,
+    WorkerReplaced,
 )
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Ended, Result, Submission, Terms
@@ -123,6 +125,10 @@ RECORDS: list[AnyRecord] = [
     Moved(20, [b"a"], None, None),
     Reported(21, [b"a"]),
     Released(22, [b"a", b"b"]),
+    # Since format 3.
+    WorkerJoined(15, b"w", WorkerFacts(heartbeat_ns=5)),
+    WorkerReplaced(23, b"w", 7, [b"a"], [1]),
+    Refunded(24, b"w", 7, [b"a"], [1]),
     # With fields that were added at the end of records of format 2.
     Cancelled(11, [b"a", b"b"], [0]),
     WorkerJoined(15, b"w", WorkerFacts(host=b"host", pid=5)),

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from taskyard.core.ledger import Ledger, lane_counts
 from taskyard.core.states import DELAYED, READY, TaskState
 from taskyard.core.tasks import Ending, Lease, Task, Terms
-from taskyard.core.workers import Worker, WorkerFacts
+from taskyard.core.workers import Replaced, Worker, WorkerFacts
 
 if TYPE_CHECKING:
     from taskyard.core.agenda import Lane
@@ -103,6 +103,8 @@ class Image(Struct, array_like=True, gc=False):
     reported: list[bytes] = field(default_factory=list)
     #: Campaigns with truncated results, and how many.
     truncated: dict[bytes, int] = field(default_factory=dict)
+    #: Processes that lost their name, by worker and incarnation, oldest first.
+    replaced: list[tuple[bytes, int, Replaced]] = field(default_factory=list)
 
 
 def take(ledger: Ledger) -> Image:
@@ -152,6 +154,7 @@ def take(ledger: Ledger) -> Image:
         outputs=ledger.outputs,
         payload_at=payload_at,
         reported=list(ledger.reported),
+        replaced=[(*key, one) for key, one in ledger.replaced.items()],
     )
 
 
@@ -228,6 +231,7 @@ def restore(image: Image) -> Ledger:
     _restore_lateness(ledger, image, tasks)
     ledger.reasons, ledger.envelopes = image.reasons, image.envelopes
     ledger.outputs = image.outputs
+    ledger.replaced = {(name, number): one for name, number, one in image.replaced}
     return ledger
 
 
@@ -354,6 +358,7 @@ def portrait(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
             if lane.released
         },
         "reported": sorted(ledger.reported),
+        "replaced": list(ledger.replaced.items()),
         "awaited": {name: _names(tasks) for name, tasks in sorted(ledger.awaited.items())},
         "reasons": dict(ledger.reasons),
         "envelopes": dict(ledger.envelopes),
