@@ -1,0 +1,270 @@
+"""Soak Taskyard: workers of every dialect under load, random kills, and an audit at the end.
+
+    python tools/soak.py --minutes 20
+
+A broker and local workers run under `taskyard up`, beside them three workers of every dialect, most
+of them small programs written from the dialects' pages. Clients of several dialects submit about 25
+tasks a second. Meanwhile workers, the relay and the broker are killed, suspended and terminated at
+random. Then everything is left alone, and all has to settle: nothing lost, nothing completed twice,
+no innocent task failed, nothing READY beside a free slot, and every worker still working.
+
+The seed is printed first; every random choice is drawn from it. What the machine does meanwhile
+is not repeatable. Exit code 0 only if all holds; the directory with state and logs is kept if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from soak_kit import audit
+from soak_kit.audit import Line, Witness, ask
+from soak_kit.fleet import SPARED, Fleet, Place
+from soak_kit.load import CLIENTS, Client, Promises
+
+import taskyard
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Seconds between two faults, on average.
+FAULT_SECONDS: Final = 1.6
+
+#: How long the broker may take to listen for the first time.
+START_SECONDS: Final = 60.0
+
+#: Left alone, all has settled by then. The longest lease is 60 s, and begins anew with a restart.
+SETTLE_SECONDS: Final = 240.0
+
+#: How often to look at a broker that is left alone, and how often to print a line before that.
+SAMPLE_SECONDS: Final = 2.0
+PROGRESS_SECONDS: Final = 10.0
+
+#: Tasks of each service that show at the end that every worker still works.
+PROBES: Final = {"exec": 60, "default": 200, "mail": 60}
+
+
+class Soak:
+    """One soak, from the first start to the closing table."""
+
+    def __init__(self, place: Place, seed: int) -> None:
+        self._place = place
+        self._seed = seed
+        self._dice = random.Random(seed)
+        self._began = time.monotonic()
+        self._fleet = Fleet(place, self._dice, self.say)
+        self._promises = Promises()
+        self._witness = Witness(place)
+        self._lines: list[Line] = []
+        self._log = (place.root / "soak.log").open("a", buffering=1)
+
+    def say(self, line: str, *, shown: bool = False) -> None:
+        """Write a line to the log, and print it if it is to be shown."""
+        stamped = f"{time.monotonic() - self._began:7.1f}  {line}"
+        self._log.write(stamped + "\n")
+        if shown:
+            print(stamped, flush=True)
+
+    def run(self, minutes: float) -> bool:
+        """Run all of it. Return True if everything holds."""
+        try:
+            self._start()
+            self._hurt(minutes * 60)
+            self._heal()
+        finally:
+            self._fleet.end()
+        self._audit()
+        return self._close()
+
+    def _start(self) -> None:
+        ends = time.monotonic() + START_SECONDS
+        while ask(self._place, "status") is None:
+            if time.monotonic() > ends:
+                raise SystemExit("soak: the broker does not start; see the logs")
+            self._fleet.turn()
+        self.say("all started", shown=True)
+
+    def _hurt(self, seconds: float) -> None:
+        """Submit and hurt for some time."""
+        self._clients = [
+            make(self._place, self._fleet, self._promises, self._seed) for make in CLIENTS
+        ]
+        for client in self._clients:
+            client.start()
+        ends = time.monotonic() + seconds
+        fault_at = progress_at = time.monotonic() + 3
+        while (now := time.monotonic()) < ends:
+            self._fleet.turn()
+            if now >= fault_at:
+                self._fleet.hurt()
+                fault_at = now + self._dice.expovariate(1 / FAULT_SECONDS)
+            if now >= progress_at:
+                progress_at = now + PROGRESS_SECONDS
+                self._progress()
+            time.sleep(0.05)
+
+    def _progress(self) -> None:
+        faults = sum(self._fleet.faults.values())
+        told = f"{self._promises.sent:,} sent, {faults} faults, {len(self._promises.wrong)} wrong"
+        self.say(told, shown=True)
+
+    def _heal(self) -> None:
+        """Leave everything alone until it has settled, then see that every worker still works."""
+        self._fleet.heal()
+        for client in self._clients:
+            client.stop()
+        self.say("no more faults; waiting until all is settled", shown=True)
+        is_settled = self._wait_settled("all settled after the faults")
+        self._wait_for(self._clients)
+        if not is_settled:
+            self._show_unfinished()
+        healed_at = time.time()
+        self._probe()
+        self._wait_settled("all settled once more")
+        self._lines.append(self._served(healed_at))
+        self._await_watch()
+
+    def _wait_settled(self, what: str) -> bool:
+        """Sample until nothing can run any more. Return False if that takes too long."""
+        began = time.monotonic()
+        counts: dict[str, int] | None = None
+        while time.monotonic() < began + SETTLE_SECONDS:
+            self._turn_for(SAMPLE_SECONDS)
+            counts = self._witness.sample()
+            self.say(f"counts {counts}")
+            if counts is not None and not any(
+                counts[state] for state in ("blocked", "delayed", "ready", "leased")
+            ):
+                taken = f"{time.monotonic() - began:.0f} s"
+                self._lines.append(Line(what, taken))
+                self.say(f"{what}: {taken}", shown=True)
+                return True
+        self._lines.append(Line(what, f"{SETTLE_SECONDS:g} s", [f"not settled: {counts}"]))
+        self.say(f"not settled: {counts}", shown=True)
+        return False
+
+    def _turn_for(self, seconds: float) -> None:
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            self._fleet.turn()
+            time.sleep(0.05)
+
+    def _wait_for(self, clients: Sequence[Client]) -> None:
+        ends = time.monotonic() + SETTLE_SECONDS
+        for client in clients:
+            while client.is_alive() and time.monotonic() < ends:
+                self._turn_for(0.1)
+            if client.is_alive():
+                self._promises.wrong.append(f"{client.name} did not end")
+
+    def _show_unfinished(self) -> None:
+        """Write down what is not settled, and all workers."""
+        states = ("blocked", "delayed", "ready", "leased")
+        tasks = ask(self._place, "list", "--all", *(f"--only={state}" for state in states))
+        for task in (tasks or {"tasks": []})["tasks"][:30]:
+            told = {key: task[key] for key in ("name", "state", "worker", "attempt", "losses")}
+            self.say(f"unfinished {told}: {self._witness.why(task['name'])}")
+        for worker in (ask(self._place, "workers") or {"workers": []})["workers"]:
+            self.say(f"worker {worker}")
+
+    def _probe(self) -> None:
+        """Submit enough tasks for every worker to get some."""
+        with taskyard.Client(state=self._place.state, timeout=30) as client:
+            for service, count in PROBES.items():
+                for number in range(count):
+                    text = f"probe-{service}-{number}"
+                    if service == "exec":
+                        script = f"sleep 0.1; echo \"0\tprobe\t{text}\" >> '{self._place.ledger}'"
+                        client.submit(["sh", "-c", script], name=text)
+                        continue
+                    lane: dict[str, Any] = {}
+                    if service == "mail":
+                        lane["lane"] = f"probe-{number % 12}"
+                    client.submit(text.encode(), name=text, service=service, **lane)
+
+    def _served(self, since: float) -> Line:
+        """Return whether every worker has run a task since a time."""
+        story = audit.read_story(self._place.root / "log" / "watch.log")
+        _, ledger = audit.read_ledger(self._place.ledger)
+        names = [name for name in self._fleet.members if name not in SPARED]
+        names += ["local-1", "local-2", "local-3"]
+        seen = {name for name, at in {**story.served_at, **ledger}.items() if at >= since}
+        addresses = [name for name, at in story.served_at.items() if at >= since]
+        if any(audit.SILENT_WORKER in address for address in addresses):
+            seen.add("rr-1")
+        idle = [name for name in names if name not in seen]
+        return Line("every worker works at the end", f"{len(names)} workers", idle)
+
+    def _await_watch(self) -> None:
+        """Wait until `watch` has printed what the broker has decided."""
+        status = ask(self._place, "status")
+        ends = time.monotonic() + 30
+        while status and time.monotonic() < ends:
+            if audit.read_story(self._place.root / "log" / "watch.log").last >= status["records"]:
+                return
+            self._turn_for(0.5)
+
+    def _audit(self) -> None:
+        story = audit.read_story(self._place.root / "log" / "watch.log")
+        ledger, _ = audit.read_ledger(self._place.ledger)
+        stuck = [*self._witness.stuck.values()]
+        self._lines += [
+            Line("nothing READY beside a free slot", "after the faults", stuck),
+            Line("no process ended by itself", "", self._fleet.unexpected),
+            Line("no internal error in a log", "", self._tracebacks()),
+            *audit.story_lines(story, self._promises, ledger),
+            *audit.journal_lines(self._place, story),
+        ]
+
+    def _tracebacks(self) -> list[str]:
+        logs = sorted((self._place.root / "log").glob("*.log"))
+        signs = ("Traceback", "mistake of Taskyard", "internal error")
+        texts = [(path.name, path.read_text(errors="replace")) for path in logs]
+        return [f"{name}: {sign}" for name, text in texts for sign in signs if sign in text]
+
+    def _close(self) -> bool:
+        """Print the closing table."""
+        faults = ", ".join(f"{kind} {count}" for kind, count in sorted(self._fleet.faults.items()))
+        self.say(f"faults: {faults}", shown=True)
+        for line in self._lines:
+            mark = "FAILED" if line.wrong else "good"
+            self.say(f"{mark:<7} {line.what:<36} {line.figures}", shown=True)
+            for number, problem in enumerate(line.wrong):
+                self.say(f"          {problem}", shown=number < audit.SHOWN_MAX)
+            if len(line.wrong) > audit.SHOWN_MAX:
+                self.say(f"          … {len(line.wrong)} in all", shown=True)
+        return not any(line.wrong for line in self._lines)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a soak by the options of a command line. Return the exit code."""
+    parser = argparse.ArgumentParser(prog="soak.py", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--minutes", type=float, default=20, help="How long faults go on.")
+    parser.add_argument("--seed", type=int, default=None, help="Where random choices come from.")
+    parser.add_argument("--state", type=Path, help="An empty directory for state and logs.")
+    options = parser.parse_args(arguments)
+    seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
+    print(f"seed {seed}", flush=True)
+    root = options.state or Path(tempfile.mkdtemp(prefix="soak-"))
+    root.mkdir(parents=True, exist_ok=True)
+    holds = False
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is ended
+    try:
+        holds = Soak(Place(root.resolve()), seed).run(options.minutes)
+    finally:
+        if holds and options.state is None:
+            shutil.rmtree(root)
+        elif not holds:
+            print(f"soak: FAILED; state and logs are in {root}", flush=True)
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,397 @@
+"""The soak's processes: who they are, how they are started again, and how they are hurt.
+
+Owns every process of a soak and ends all of them. `Fleet` starts them, restarts what ended, and
+applies the faults that a seeded generator draws. It knows nothing of tasks.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+PEERS: Final = Path(__file__).parent / "peers"
+TOOLS: Final = Path(__file__).parent.parent
+TASKYARD: Final = (sys.executable, "-P", "-m", "taskyard.cli")
+
+#: A process that is told to end has so long before it is killed.
+END_SECONDS: Final = 20.0
+
+#: A worker is suspended for up to so long: longer than the lease of every dialect with a heartbeat.
+STOP_SECONDS_MAX: Final = 25.0
+
+#: The broker is suspended for less than the time after which a plain peer gives a request up.
+BROKER_STOP_SECONDS_MAX: Final = 3.0
+
+#: What is not a worker: each has its own faults, or none.
+SPARED: Final = ("up", "relay", "watch")
+
+#: How long a process is away before it is started again.
+AWAY_SECONDS_MAX: Final = 3.0
+
+
+def environment() -> dict[str, str]:
+    """Return ours, without what a shell may set for Taskyard, and with a way to the peers."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("TASKYARD_")}
+    path = [str(TOOLS), *([own["PYTHONPATH"]] if own.get("PYTHONPATH") else [])]
+    return own | {"PYTHONPATH": os.pathsep.join(path)}
+
+
+def free_endpoint() -> str:
+    """Return an endpoint of this machine that nothing listens at."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+@dataclass
+class Place:
+    """Where everything is."""
+
+    root: Path
+    dwork: str = field(default_factory=free_endpoint)
+    round_robin: str = field(default_factory=free_endpoint)
+    backend: str = field(default_factory=free_endpoint)
+    frontend: str = field(default_factory=free_endpoint)
+    wmp: str = field(default_factory=free_endpoint)
+    relay: str = field(default_factory=free_endpoint)
+
+    @property
+    def state(self) -> Path:
+        """The broker's state directory."""
+        return self.root / "state"
+
+    @property
+    def ledger(self) -> Path:
+        """The file to which workers append a line for each task that ran."""
+        return self.root / "ledger"
+
+    def listen(self) -> list[str]:
+        """Return the broker's options for its listeners."""
+        pairs = (
+            f"dwork={self.dwork}",
+            f"round-robin={self.round_robin}",
+            f"ping-pong={self.backend},{self.frontend}",
+            f"wmp={self.wmp}",
+        )
+        return [word for pair in pairs for word in ("--listen", pair)]
+
+
+@dataclass
+class Member:
+    """A process of the soak and its command. `stdin` is written to it when it starts."""
+
+    name: str
+    command: tuple[str, ...]
+    stdin: str = ""
+    process: subprocess.Popen[bytes] | None = None
+    #: When to start it, or to resume it; 0: now, None: it runs.
+    start_at: float | None = 0.0
+    resume_at: float | None = None
+    #: Exit codes that are expected of its next end, by a fault of ours.
+    expected: tuple[int, ...] = ()
+    starts: int = 0
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id while it runs."""
+        return None if self.process is None else self.process.pid
+
+
+class Fleet:
+    """All processes. Faults are drawn from `dice`; what happens is told to `say`."""
+
+    def __init__(self, place: Place, dice: random.Random, say: Callable[[str], None]) -> None:
+        self._place = place
+        self._dice = dice
+        self._say = say
+        self.members = {member.name: member for member in members(place)}
+        #: Ends that no fault explains.
+        self.unexpected: list[str] = []
+        self.faults: dict[str, int] = {}
+        #: Suspended processes that `up` has started, with the time at which each goes on.
+        self._suspended: dict[int, float] = {}
+        #: The broker's process, and when a new one was first seen.
+        self.broker_pid: int | None = None
+        self.broker_changed_at = 0.0
+        (place.root / "log").mkdir(exist_ok=True)
+
+    # Keeping them running.
+
+    def turn(self) -> None:
+        """Start what is due, resume what was suspended, and note what ended."""
+        now = time.monotonic()
+        for member in self.members.values():
+            self._note_end(member, now)
+            if member.process is None and now >= (member.start_at or 0.0):
+                self._start(member)
+            if member.resume_at is not None and now >= member.resume_at:
+                self._resume(member)
+        for pid in [pid for pid, until in self._suspended.items() if now >= until]:
+            del self._suspended[pid]
+            self._signal(pid, signal.SIGCONT)
+        broker = self._pid_in("lock")
+        if broker != self.broker_pid:
+            self.broker_pid, self.broker_changed_at = broker, time.monotonic()
+
+    def heal(self) -> None:
+        """Let everything run: resume what is suspended and start what is away."""
+        now = time.monotonic()
+        for member in self.members.values():
+            member.resume_at = None if member.resume_at is None else now
+            member.start_at = now if member.process is None else None
+        self._suspended = dict.fromkeys(self._suspended, 0.0)
+        self.turn()
+
+    def end(self) -> None:
+        """End every process, by signal, and then its process group."""
+        self.heal()
+        running = [member for member in self.members.values() if member.process is not None]
+        for member in running:
+            self._end_one(member)
+
+    def _end_one(self, member: Member) -> None:
+        process = member.process
+        assert process is not None  # noqa: S101  # the caller has looked
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
+            self._signal(process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_SECONDS / 2)
+                break
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        member.process = None
+
+    def _start(self, member: Member) -> None:
+        log = (self._place.root / "log" / f"{member.name}.log").open("ab")
+        log.write(f"--- start {time.strftime('%H:%M:%S')}\n".encode())
+        log.flush()
+        member.process = subprocess.Popen(
+            member.command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=environment(),
+            cwd=self._place.root,
+            start_new_session=True,
+        )
+        log.close()
+        if member.stdin and member.process.stdin is not None:
+            member.process.stdin.write(member.stdin.encode())
+            member.process.stdin.flush()
+        member.start_at = None
+        member.starts += 1
+
+    def _note_end(self, member: Member, now: float) -> None:
+        process = member.process
+        code = None if process is None else process.poll()
+        if process is None or code is None:
+            return
+        if code not in member.expected:
+            self.unexpected.append(f"{member.name} ended with {code} by itself")
+            self._say(self.unexpected[-1])
+        if process.stdin is not None:
+            process.stdin.close()
+        member.process, member.expected, member.resume_at = None, (), None
+        if member.start_at is None:
+            member.start_at = now + self._dice.uniform(0.0, AWAY_SECONDS_MAX)
+
+    def _resume(self, member: Member) -> None:
+        member.resume_at = None
+        if member.pid is not None:
+            self._signal(member.pid, signal.SIGCONT)
+
+    @staticmethod
+    def _signal(pid: int, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    # Hurting them.
+
+    def hurt(self) -> None:
+        """Apply one fault, drawn at random."""
+        kinds: dict[str, tuple[int, Callable[[], str]]] = {
+            "worker killed": (40, lambda: self._kill(self._some_worker())),
+            "worker suspended": (14, lambda: self._suspend(self._some_worker())),
+            "worker terminated": (12, lambda: self._terminate(self._some_worker())),
+            "local worker killed": (12, self._kill_local),
+            "local worker suspended": (4, self._suspend_local),
+            "broker killed": (8, self._kill_broker),
+            "broker suspended": (3, self._suspend_broker),
+            "relay killed": (4, lambda: self._kill(self.members["relay"])),
+            "up killed": (2, lambda: self._kill(self.members["up"])),
+            "up terminated": (1, lambda: self._terminate(self.members["up"])),
+        }
+        weights = [weight for weight, _ in kinds.values()]
+        (kind,) = self._dice.choices([*kinds], weights)
+        about = kinds[kind][1]()
+        if about:
+            self.faults[kind] = self.faults.get(kind, 0) + 1
+            self._say(f"{kind}: {about}")
+
+    def _some_worker(self) -> Member:
+        names = [name for name in self.members if name not in SPARED]
+        return self.members[self._dice.choice(names)]
+
+    def _kill(self, member: Member) -> str:
+        if member.process is None:
+            return ""
+        member.expected = (*member.expected, -signal.SIGKILL)
+        self._signal(member.process.pid, signal.SIGKILL)
+        return member.name
+
+    def _terminate(self, member: Member) -> str:
+        if member.process is None or member.resume_at is not None:
+            return ""
+        # A program that does not handle the signal yet ends by it; an interrupted one by 130.
+        member.expected = (*member.expected, 0, -signal.SIGTERM, 130)
+        self._signal(member.process.pid, signal.SIGTERM)
+        return member.name
+
+    def _suspend(self, member: Member) -> str:
+        if member.process is None:
+            return ""
+        seconds = self._stop_seconds()
+        self._signal(member.process.pid, signal.SIGSTOP)
+        member.resume_at = time.monotonic() + seconds
+        return f"{member.name} for {seconds:.1f} s"
+
+    def _stop_seconds(self) -> float:
+        """Mostly short, sometimes longer than a lease."""
+        return min(STOP_SECONDS_MAX, self._dice.expovariate(1 / 5.0))
+
+    def _kill_broker(self) -> str:
+        pid = self._pid_in("lock")
+        if pid is None:
+            return ""
+        self._signal(pid, signal.SIGKILL)
+        return f"process {pid}"
+
+    def _suspend_broker(self) -> str:
+        pid = self._pid_in("lock")
+        if pid is None:
+            return ""
+        seconds = self._dice.uniform(0.2, BROKER_STOP_SECONDS_MAX)
+        self._signal(pid, signal.SIGSTOP)
+        self._suspended[pid] = time.monotonic() + seconds
+        return f"process {pid} for {seconds:.1f} s"
+
+    def _kill_local(self) -> str:
+        pid = self._some_local()
+        if pid is None:
+            return ""
+        self._signal(pid, signal.SIGKILL)
+        return f"process {pid}"
+
+    def _suspend_local(self) -> str:
+        pid = self._some_local()
+        if pid is None:
+            return ""
+        seconds = self._stop_seconds()
+        self._signal(pid, signal.SIGSTOP)
+        self._suspended[pid] = time.monotonic() + seconds
+        return f"process {pid} for {seconds:.1f} s"
+
+    def _some_local(self) -> int | None:
+        """Return a worker process of `up`, or None if there is none now."""
+        up = self.members["up"].pid
+        pids = [pid for pid in children_of(up) if pid != self._pid_in("lock")] if up else []
+        return self._dice.choice(sorted(pids)) if pids else None
+
+    def _pid_in(self, name: str) -> int | None:
+        """Return the process id in a file of the state directory, if that process runs."""
+        try:
+            pid = int((self._place.state / name).read_text().strip() or 0)
+        except (FileNotFoundError, ValueError):
+            return None
+        return pid if pid and Path(f"/proc/{pid}").exists() else None
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes that a process has started, by whichever of its threads."""
+    try:
+        threads = [*Path(f"/proc/{pid}/task").iterdir()]
+        return [int(one) for thread in threads for one in (thread / "children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def members(place: Place) -> list[Member]:
+    """Return the processes of a soak: three workers of each dialect, `up` and a relay."""
+    ledger = str(place.ledger)
+    state = ("--state", str(place.state))
+    own = ("worker", *state, "--heartbeat", "1s")
+
+    def peer(name: str, program: str, endpoint: str, *more: str) -> Member:
+        module = f"soak_kit.peers.{program}"
+        return Member(name, (sys.executable, "-P", "-m", module, endpoint, name, ledger, *more))
+
+    def taskyard(name: str, *words: str, stdin: str = "") -> Member:
+        return Member(name, (*TASKYARD, *words), stdin)
+
+    def by_command(name: str) -> tuple[str, str]:
+        return ("--command", f"{PEERS / 'command.sh'} {name} {ledger}")
+
+    up = ("up", "--workers", "3", "--slots", "3", *state, *place.listen())
+    wmp = ("worker", "--dialect", "wmp", "--slots", "2")
+    hungry = [f"hungry-{number}" for number in (1, 2, 3)]
+    agent = PEERS / "agent.sh"
+    return [
+        taskyard("up", *up),
+        taskyard("watch", "watch", "--json", "--since", "0", *state),
+        taskyard("relay", "relay", "--listen", place.relay, "--to", place.wmp),
+        taskyard("native-1", *own, "--name", "native-1", "--slots", "2"),
+        taskyard(
+            "native-2", *own, "--name", "native-2", "--service", "default", *by_command("native-2")
+        ),
+        *(
+            taskyard(
+                *(name, *own, "--name", name, "--slots", "2", "--service", "mail"),
+                *("--agent", f"{agent} {name} {ledger}"),
+            )
+            for name in hungry
+        ),
+        taskyard(
+            *("pong-1", "worker", "--dialect", "ping-pong", "--broker", place.backend),
+            *by_command("pong-1"),
+        ),
+        peer("pong-2", "ping_pong_worker", place.backend),
+        peer("pong-3", "ping_pong_worker", place.backend),
+        taskyard("rr-1", "rr", "worker", "--endpoint", place.round_robin, stdin="register\n"),
+        peer("rr-2", "lmq_worker", place.round_robin, "original"),
+        peer("rr-3", "lmq_worker", place.round_robin, "careful"),
+        *(peer(f"dwork-{number}", "dwork_worker", place.dwork) for number in (1, 2, 3)),
+        *wmp_members(taskyard, peer, (*wmp, "--broker", place.wmp), place.wmp, "wmp", by_command),
+        *wmp_members(
+            taskyard, peer, (*wmp, "--broker", place.relay), place.relay, "far", by_command
+        ),
+    ]
+
+
+def wmp_members(  # noqa: PLR0913, PLR0917  # two makers and what they need
+    taskyard: Callable[..., Member],
+    peer: Callable[..., Member],
+    words: tuple[str, ...],
+    endpoint: str,
+    prefix: str,
+    by_command: Callable[[str], tuple[str, str]],
+) -> list[Member]:
+    """Return three WMP workers of one endpoint: one of Taskyard's and two stand-alone ones."""
+    first = f"{prefix}-1"
+    return [
+        taskyard(first, *words, "--name", first, *by_command(first)),
+        peer(f"{prefix}-2", "wmp_worker", endpoint),
+        peer(f"{prefix}-3", "wmp_worker", endpoint),
+    ]
