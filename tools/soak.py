@@ -20,6 +20,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -63,6 +64,8 @@ class Soak:
         self._promises = Promises()
         self._witness = Witness(place)
         self._lines: list[Line] = []
+        self._is_hurt = True
+        self._counts: dict[str, int] = {}
         self._log = (place.root / "soak.log").open("a", buffering=1)
 
     def say(self, line: str, *, shown: bool = False) -> None:
@@ -96,8 +99,11 @@ class Soak:
         self._clients = [
             make(self._place, self._fleet, self._promises, self._seed) for make in CLIENTS
         ]
+        self.say(f"never killed: {', '.join(self._fleet.veterans)}", shown=True)
         for client in self._clients:
             client.start()
+        sampler = threading.Thread(target=self._sample, name="sampler", daemon=True)
+        sampler.start()
         ends = time.monotonic() + seconds
         fault_at = progress_at = time.monotonic() + 3
         while (now := time.monotonic()) < ends:
@@ -109,11 +115,20 @@ class Soak:
                 progress_at = now + PROGRESS_SECONDS
                 self._progress()
             time.sleep(0.05)
+        self._is_hurt = False
+        sampler.join()
+
+    def _sample(self) -> None:
+        """Look for stuck tasks while faults go on."""
+        while self._is_hurt:
+            self._counts = self._witness.sample() or self._counts
+            time.sleep(SAMPLE_SECONDS)
 
     def _progress(self) -> None:
         faults = sum(self._fleet.faults.values())
-        told = f"{self._promises.sent:,} sent, {faults} faults, {len(self._promises.wrong)} wrong"
-        self.say(told, shown=True)
+        counts = ", ".join(f"{count:,} {state}" for state, count in self._counts.items() if count)
+        wrong = len(self._promises.wrong) + len(self._witness.stuck)
+        self.say(f"{faults} faults, {wrong} wrong; {counts}", shown=True)
 
     def _heal(self) -> None:
         """Leave everything alone until it has settled, then see that every worker still works."""
@@ -216,7 +231,7 @@ class Soak:
         ledger, _ = audit.read_ledger(self._place.ledger)
         stuck = [*self._witness.stuck.values()]
         self._lines += [
-            Line("nothing READY beside a free slot", "after the faults", stuck),
+            Line("nothing READY beside a free slot", f"for over {audit.STUCK_SECONDS:g} s", stuck),
             Line("no process ended by itself", "", self._fleet.unexpected),
             Line("no internal error in a log", "", self._tracebacks()),
             *audit.story_lines(story, self._promises, ledger),

@@ -73,6 +73,7 @@ class Witness:
         """Look once. Return the counts by state, or None if the broker did not answer."""
         status = ask(self.place, "status")
         if status is None:
+            self._since.clear()
             return None
         counts: dict[str, int] = status["counts"]
         if not counts["ready"]:

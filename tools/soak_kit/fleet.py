@@ -118,11 +118,18 @@ class Fleet:
         self._dice = dice
         self._say = say
         self.members = {member.name: member for member in members(place)}
+        #: One of each three is suspended at most, so that what a broker leaks there stays.
+        self.veterans = [
+            f"{prefix}-{dice.randint(1, 3)}"
+            for prefix in ("hungry", "pong", "rr", "dwork", "wmp", "far")
+        ]
         #: Ends that no fault explains.
         self.unexpected: list[str] = []
         self.faults: dict[str, int] = {}
         #: Suspended processes that `up` has started, with the time at which each goes on.
         self._suspended: dict[int, float] = {}
+        #: Those of them that are killed instead.
+        self._doomed: list[int] = []
         #: The broker's process, and when a new one was first seen.
         self.broker_pid: int | None = None
         self.broker_changed_at = 0.0
@@ -141,7 +148,7 @@ class Fleet:
                 self._resume(member)
         for pid in [pid for pid, until in self._suspended.items() if now >= until]:
             del self._suspended[pid]
-            self._signal(pid, signal.SIGCONT)
+            self._signal(pid, signal.SIGKILL if pid in self._doomed else signal.SIGCONT)
         broker = self._pid_in("lock")
         if broker != self.broker_pid:
             self.broker_pid, self.broker_changed_at = broker, time.monotonic()
@@ -156,23 +163,28 @@ class Fleet:
         self.turn()
 
     def end(self) -> None:
-        """End every process, by signal, and then its process group."""
-        self.heal()
-        running = [member for member in self.members.values() if member.process is not None]
-        for member in running:
-            self._end_one(member)
+        """End every process, `up` last. What does not end by SIGTERM is killed, with its group."""
+        self._suspended = dict.fromkeys(self._suspended, 0.0)
+        for member in self.members.values():
+            member.resume_at = None if member.resume_at is None else 0.0
+            member.start_at = float("inf")
+        self.turn()
+        others = [member for member in self.members.values() if member.name != "up"]
+        for group in (others, [self.members["up"]]):
+            running = [member.process for member in group if member.process is not None]
+            for process in running:
+                self._signal(process.pid, signal.SIGTERM)
+            ends = time.monotonic() + END_SECONDS
+            for process in running:
+                self._await_end(process, ends)
 
-    def _end_one(self, member: Member) -> None:
-        process = member.process
-        assert process is not None  # noqa: S101  # the caller has looked
-        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
-            self._signal(process.pid, number)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(END_SECONDS / 2)
-                break
+    @staticmethod
+    def _await_end(process: subprocess.Popen[bytes], ends: float) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, ends - time.monotonic()))
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        member.process = None
+        process.wait()
 
     def _start(self, member: Member) -> None:
         log = (self._place.root / "log" / f"{member.name}.log").open("ab")
@@ -223,13 +235,14 @@ class Fleet:
     def hurt(self) -> None:
         """Apply one fault, drawn at random."""
         kinds: dict[str, tuple[int, Callable[[], str]]] = {
-            "worker killed": (40, lambda: self._kill(self._some_worker())),
-            "worker suspended": (14, lambda: self._suspend(self._some_worker())),
-            "worker terminated": (12, lambda: self._terminate(self._some_worker())),
+            "worker killed": (38, lambda: self._kill(self._some_mortal())),
+            "worker suspended": (12, lambda: self._suspend(self._some_worker())),
+            "worker terminated": (12, lambda: self._terminate(self._some_mortal())),
             "local worker killed": (12, self._kill_local),
             "local worker suspended": (4, self._suspend_local),
-            "broker killed": (8, self._kill_broker),
-            "broker suspended": (3, self._suspend_broker),
+            "broker killed": (6, self._kill_broker),
+            "broker suspended": (2, self._suspend_broker),
+            "broker suspended and killed": (5, self._suspend_and_kill_broker),
             "relay killed": (4, lambda: self._kill(self.members["relay"])),
             "up killed": (2, lambda: self._kill(self.members["up"])),
             "up terminated": (1, lambda: self._terminate(self.members["up"])),
@@ -243,6 +256,10 @@ class Fleet:
 
     def _some_worker(self) -> Member:
         names = [name for name in self.members if name not in SPARED]
+        return self.members[self._dice.choice(names)]
+
+    def _some_mortal(self) -> Member:
+        names = [name for name in self.members if name not in (*SPARED, *self.veterans)]
         return self.members[self._dice.choice(names)]
 
     def _kill(self, member: Member) -> str:
@@ -285,8 +302,16 @@ class Fleet:
             return ""
         seconds = self._dice.uniform(0.2, BROKER_STOP_SECONDS_MAX)
         self._signal(pid, signal.SIGSTOP)
+        self._suspended.pop(pid, None)
         self._suspended[pid] = time.monotonic() + seconds
         return f"process {pid} for {seconds:.1f} s"
+
+    def _suspend_and_kill_broker(self) -> str:
+        """Let messages pile up at a broker that will never read them."""
+        about = self._suspend_broker()
+        if about:
+            self._doomed.append(next(reversed(self._suspended)))
+        return about
 
     def _kill_local(self) -> str:
         pid = self._some_local()
@@ -329,69 +354,55 @@ def children_of(pid: int) -> list[int]:
 
 
 def members(place: Place) -> list[Member]:
-    """Return the processes of a soak: three workers of each dialect, `up` and a relay."""
-    ledger = str(place.ledger)
+    """Return the processes of a soak: `up`, a relay, and three workers of each dialect."""
     state = ("--state", str(place.state))
-    own = ("worker", *state, "--heartbeat", "1s")
-
-    def peer(name: str, program: str, endpoint: str, *more: str) -> Member:
-        module = f"soak_kit.peers.{program}"
-        return Member(name, (sys.executable, "-P", "-m", module, endpoint, name, ledger, *more))
-
-    def taskyard(name: str, *words: str, stdin: str = "") -> Member:
-        return Member(name, (*TASKYARD, *words), stdin)
-
-    def by_command(name: str) -> tuple[str, str]:
-        return ("--command", f"{PEERS / 'command.sh'} {name} {ledger}")
-
-    up = ("up", "--workers", "3", "--slots", "3", *state, *place.listen())
-    wmp = ("worker", "--dialect", "wmp", "--slots", "2")
-    hungry = [f"hungry-{number}" for number in (1, 2, 3)]
-    agent = PEERS / "agent.sh"
     return [
-        taskyard("up", *up),
-        taskyard("watch", "watch", "--json", "--since", "0", *state),
-        taskyard("relay", "relay", "--listen", place.relay, "--to", place.wmp),
-        taskyard("native-1", *own, "--name", "native-1", "--slots", "2"),
-        taskyard(
-            "native-2", *own, "--name", "native-2", "--service", "default", *by_command("native-2")
-        ),
+        _taskyard("up", "up", "--workers", "3", "--slots", "3", *state, *place.listen()),
+        _taskyard("watch", "watch", "--json", "--since", "0", *state),
+        _taskyard("relay", "relay", "--listen", place.relay, "--to", place.wmp),
+        *_own_workers(place),
+        *(_peer(place, f"pong-{one}", "ping_pong_worker", place.backend) for one in (2, 3)),
+        _peer(place, "rr-2", "lmq_worker", place.round_robin, "original"),
+        _peer(place, "rr-3", "lmq_worker", place.round_robin, "careful"),
+        *(_peer(place, f"dwork-{one}", "dwork_worker", place.dwork) for one in (1, 2, 3)),
+        *(_peer(place, f"wmp-{one}", "wmp_worker", place.wmp) for one in (2, 3)),
+        *(_peer(place, f"far-{one}", "wmp_worker", place.relay) for one in (2, 3)),
+    ]
+
+
+def _own_workers(place: Place) -> list[Member]:
+    """Return Taskyard's own workers beside those of `up`: of every dialect that it has one of."""
+
+    def worker(name: str, *words: str, by: str = "command") -> Member:
+        """Return a worker that runs tasks by a command or by agents."""
+        program = PEERS / f"{by}.sh"
+        run_by = (f"--{by}", f"{program} {name} {place.ledger}")
+        return _taskyard(name, "worker", *words, *run_by)
+
+    def named(name: str, *words: str) -> tuple[str, ...]:
+        return (name, "--name", name, "--slots", "2", *words)
+
+    state = ("--state", str(place.state))
+    wmp = ("--dialect", "wmp", "--broker")
+    rr = ("rr", "worker", "--endpoint", place.round_robin)
+    return [
+        _taskyard("native-1", "worker", "--name", "native-1", "--slots", "2", *state),
+        worker(*named("native-2", "--service", "default", *state)),
         *(
-            taskyard(
-                *(name, *own, "--name", name, "--slots", "2", "--service", "mail"),
-                *("--agent", f"{agent} {name} {ledger}"),
-            )
-            for name in hungry
+            worker(*named(f"hungry-{one}", "--service", "mail", *state), by="agent")
+            for one in (1, 2, 3)
         ),
-        taskyard(
-            *("pong-1", "worker", "--dialect", "ping-pong", "--broker", place.backend),
-            *by_command("pong-1"),
-        ),
-        peer("pong-2", "ping_pong_worker", place.backend),
-        peer("pong-3", "ping_pong_worker", place.backend),
-        taskyard("rr-1", "rr", "worker", "--endpoint", place.round_robin, stdin="register\n"),
-        peer("rr-2", "lmq_worker", place.round_robin, "original"),
-        peer("rr-3", "lmq_worker", place.round_robin, "careful"),
-        *(peer(f"dwork-{number}", "dwork_worker", place.dwork) for number in (1, 2, 3)),
-        *wmp_members(taskyard, peer, (*wmp, "--broker", place.wmp), place.wmp, "wmp", by_command),
-        *wmp_members(
-            taskyard, peer, (*wmp, "--broker", place.relay), place.relay, "far", by_command
-        ),
+        worker("pong-1", "--dialect", "ping-pong", "--broker", place.backend),
+        worker(*named("wmp-1", *wmp, place.wmp)),
+        worker(*named("far-1", *wmp, place.relay)),
+        _taskyard("rr-1", *rr, stdin="register\n"),
     ]
 
 
-def wmp_members(  # noqa: PLR0913, PLR0917  # two makers and what they need
-    taskyard: Callable[..., Member],
-    peer: Callable[..., Member],
-    words: tuple[str, ...],
-    endpoint: str,
-    prefix: str,
-    by_command: Callable[[str], tuple[str, str]],
-) -> list[Member]:
-    """Return three WMP workers of one endpoint: one of Taskyard's and two stand-alone ones."""
-    first = f"{prefix}-1"
-    return [
-        taskyard(first, *words, "--name", first, *by_command(first)),
-        peer(f"{prefix}-2", "wmp_worker", endpoint),
-        peer(f"{prefix}-3", "wmp_worker", endpoint),
-    ]
+def _taskyard(name: str, *words: str, stdin: str = "") -> Member:
+    return Member(name, (*TASKYARD, *words), stdin)
+
+
+def _peer(place: Place, name: str, program: str, endpoint: str, *more: str) -> Member:
+    words = (f"soak_kit.peers.{program}", endpoint, name, str(place.ledger), *more)
+    return Member(name, (sys.executable, "-P", "-m", *words))

@@ -40,6 +40,14 @@ LAST_ANSWER_SECONDS: Final = 200.0
 LANE_SHARE: Final = 0.2
 TRACKED_SHARE: Final = 0.7
 
+#: Messages that are sent at once now and then, so that some are under way when the broker dies.
+BURST: Final = 25
+BURST_SHARE: Final = 0.03
+
+#: Programs that take long: they run while other tasks lose their workers.
+LONG_SHARE: Final = 0.03
+LONG_SECONDS_MAX: Final = 30
+
 #: Tasks of one `taskyard map`.
 MAP_LINES: Final = 20
 
@@ -151,11 +159,14 @@ class NativeClient(Client):
             self.check(text, result.encode() if isinstance(result, str) else result)
 
     def _program(self, client: taskyard.Client, text: str) -> taskyard.Future:
-        script = f"sleep 0.1; echo \"0\t$0\t{text}\" >> '{self._place.ledger}'; printf {text}"
+        is_long = self._dice.random() < LONG_SHARE
+        seconds = self._dice.uniform(5, LONG_SECONDS_MAX) if is_long else 0.1
+        write = f"printf '0\\texec\\t%s\\n' {text} >> '{self._place.ledger}'"
+        script = f"sleep {seconds:.1f}; {write}; printf {text}"
         options: dict[str, Any] = {}
         if self._dice.random() < LANE_SHARE:
             options["lane"] = f"lane-{self._dice.randrange(4)}"
-        return client.submit(["sh", "-c", script, "exec"], name=text, **options)
+        return client.submit(["sh", "-c", script], name=text, **options)
 
     def _payload(self, client: taskyard.Client, text: str) -> taskyard.Future:
         return client.submit(text.encode(), name=text, service="default")
@@ -208,7 +219,7 @@ class DworkClient(Client):
 class RoundRobinClient(Client):
     """Sends TRACKEXEC and EXEC. An EXEC counts if a PONG came from the same broker after it."""
 
-    rate = 5.0
+    rate = 3.0
 
     def work(self) -> None:
         """Send until stopped, then wait for the answers."""
@@ -221,7 +232,9 @@ class RoundRobinClient(Client):
             now = time.monotonic()
             if not self._stopping.is_set() and now >= next_at:
                 next_at = now + self._dice.expovariate(self.rate)
-                self._send_one(portal, waiting, execs)
+                burst = BURST if self._dice.random() < BURST_SHARE else 1
+                for _ in range(burst):
+                    self._send_one(portal, waiting, execs)
             if self._stopping.is_set():
                 ends = ends or now + LAST_ANSWER_SECONDS
                 if not waiting or now > ends:
