@@ -44,10 +44,22 @@ SHOWN_MAX: Final = 5
 
 
 def ask(place: Place, *words: str) -> Any:  # noqa: ANN401  # a JSON document
-    """Return what a verb prints with --json, or None if it fails."""
+    """Return what a running broker answers to a verb with --json, or None if it fails.
+
+    By the broker's endpoint: by its state directory, verbs also answer for a broker that is down.
+    """
+    return _run(place, *words, "--broker", place.native)
+
+
+def maintain(place: Place, *words: str) -> Any:  # noqa: ANN401  # a JSON document
+    """Return what a verb prints with --json about a stopped broker, or None if it fails."""
+    return _run(place, *words, "--state", str(place.state))
+
+
+def _run(place: Place, *words: str) -> Any:  # noqa: ANN401  # a JSON document
     try:
         done = subprocess.run(
-            [*TASKYARD, *words, "--state", str(place.state), "--json"],
+            [*TASKYARD, *words, "--json"],
             capture_output=True,
             env=environment(),
             cwd=place.root,
@@ -88,7 +100,8 @@ class Witness:
         self._since = {pair: self._since.get(pair, now) for pair in pairs}
         for (name, worker), since in self._since.items():
             if now - since > STUCK_SECONDS and name not in self.stuck:
-                self.stuck[name] = f"{name} is READY beside {worker}: {self.why(name)}"
+                why = self.why(name) if len(self.stuck) < SHOWN_MAX else "…"
+                self.stuck[name] = f"{name} is READY beside {worker}: {why}"
         return counts
 
     def why(self, name: str) -> str:
@@ -194,8 +207,8 @@ class Line:
 
 def journal_lines(place: Place, story: Story) -> list[Line]:
     """Compare the exported history of a stopped broker with what `watch` has shown."""
-    checked = ask(place, "journal", "check")
-    exported = ask(place, "journal", "export")
+    checked = maintain(place, "journal", "check")
+    exported = maintain(place, "journal", "export")
     sound = [] if checked and checked["sound"] else ["`journal check` finds damage"]
     lines = [Line("journal is sound", "`journal check`", sound)]
     if exported is None:

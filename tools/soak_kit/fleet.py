@@ -74,6 +74,11 @@ class Place:
         return self.root / "state"
 
     @property
+    def native(self) -> str:
+        """The endpoint of the broker's own socket."""
+        return f"ipc://{self.state / 'broker.sock'}"
+
+    @property
     def ledger(self) -> Path:
         """The file to which workers append a line for each task that ran."""
         return self.root / "ledger"

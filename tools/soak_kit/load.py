@@ -33,6 +33,9 @@ REPLY_SECONDS_MAX: Final = 6.0
 #: A waiting request is sent again when a new broker has been there for so long.
 SETTLING_SECONDS: Final = 3.0
 
+#: A client that waits for so many answers sends no more: what is down must not be flooded later.
+WAITING_MAX: Final = 60
+
 #: Answers that the clients wait for at the end.
 LAST_ANSWER_SECONDS: Final = 200.0
 
@@ -128,18 +131,20 @@ class Client(threading.Thread):
 class NativeClient(Client):
     """Submits with `taskyard.Client`: programs, payloads, and tasks of agents in lanes."""
 
-    rate = 12.0
+    rate = 10.0
 
     def work(self) -> None:
         """Submit until stopped, then wait for every future."""
         futures: dict[str, taskyard.Future] = {}
         with taskyard.Client(state=self._place.state, timeout=60) as client:
             while self.pause():
+                self._collect(futures)
+                if len(futures) >= WAITING_MAX:
+                    continue
                 text = self.text()
                 futures[text] = self._dice.choice((self._program, self._payload, self._mail))(
                     client, text
                 )
-                self._collect(futures)
             ends = time.monotonic() + LAST_ANSWER_SECONDS
             while futures and time.monotonic() < ends:
                 self._collect(futures)
@@ -230,7 +235,8 @@ class RoundRobinClient(Client):
         next_at, ends = time.monotonic(), 0.0
         while True:
             now = time.monotonic()
-            if not self._stopping.is_set() and now >= next_at:
+            is_due = not self._stopping.is_set() and now >= next_at
+            if is_due and len(waiting) < WAITING_MAX:
                 next_at = now + self._dice.expovariate(self.rate)
                 burst = BURST if self._dice.random() < BURST_SHARE else 1
                 for _ in range(burst):
@@ -293,8 +299,9 @@ class PingPongClient(Client):
         self._context = zmq.Context()
         waiting: dict[zmq.Socket[bytes], tuple[str, float]] = {}
         while self.pause():
-            self._send(self.text(), waiting)
             self._collect(waiting)
+            if len(waiting) < WAITING_MAX:
+                self._send(self.text(), waiting)
         ends = time.monotonic() + LAST_ANSWER_SECONDS
         while waiting and time.monotonic() < ends:
             self._collect(waiting)
