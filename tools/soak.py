@@ -44,6 +44,12 @@ START_SECONDS: Final = 60.0
 #: Left alone, all has settled by then. The longest lease is 60 s, and begins anew with a restart.
 SETTLE_SECONDS: Final = 240.0
 
+#: What clients still wait for then will not come.
+LAST_SECONDS: Final = 20.0
+
+#: The last tasks take a few seconds: nothing is lost any more.
+PROBE_SECONDS: Final = 45.0
+
 #: How often to look at a broker that is left alone, and how often to print a line before that.
 SAMPLE_SECONDS: Final = 2.0
 PROGRESS_SECONDS: Final = 10.0
@@ -136,21 +142,21 @@ class Soak:
         for client in self._clients:
             client.stop()
         self.say("no more faults; waiting until all is settled", shown=True)
-        is_settled = self._wait_settled("all settled after the faults")
+        is_settled = self._wait_settled("all settled after the faults", SETTLE_SECONDS)
         self._wait_for(self._clients)
         if not is_settled:
             self._show_unfinished()
         healed_at = time.time()
         self._probe()
-        self._wait_settled("all settled once more")
+        self._wait_settled("all settled once more", PROBE_SECONDS)
         self._lines.append(self._served(healed_at))
         self._await_watch()
 
-    def _wait_settled(self, what: str) -> bool:
+    def _wait_settled(self, what: str, seconds: float) -> bool:
         """Sample until nothing can run any more. Return False if that takes too long."""
         began = time.monotonic()
         counts: dict[str, int] | None = None
-        while time.monotonic() < began + SETTLE_SECONDS:
+        while time.monotonic() < began + seconds:
             self._turn_for(SAMPLE_SECONDS)
             counts = self._witness.sample()
             self.say(f"counts {counts}")
@@ -161,7 +167,7 @@ class Soak:
                 self._lines.append(Line(what, taken))
                 self.say(f"{what}: {taken}", shown=True)
                 return True
-        self._lines.append(Line(what, f"{SETTLE_SECONDS:g} s", [f"not settled: {counts}"]))
+        self._lines.append(Line(what, f"{seconds:g} s", [f"not settled: {counts}"]))
         self.say(f"not settled: {counts}", shown=True)
         return False
 
@@ -172,7 +178,7 @@ class Soak:
             time.sleep(0.05)
 
     def _wait_for(self, clients: Sequence[Client]) -> None:
-        ends = time.monotonic() + SETTLE_SECONDS
+        ends = time.monotonic() + LAST_SECONDS
         for client in clients:
             while client.is_alive() and time.monotonic() < ends:
                 self._turn_for(0.1)

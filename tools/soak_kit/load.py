@@ -37,7 +37,7 @@ SETTLING_SECONDS: Final = 3.0
 WAITING_MAX: Final = 60
 
 #: Answers that the clients wait for at the end.
-LAST_ANSWER_SECONDS: Final = 200.0
+LAST_ANSWER_SECONDS: Final = 250.0
 
 #: Programs that run in a lane, and round-robin messages that want an answer.
 LANE_SHARE: Final = 0.2
