@@ -44,8 +44,8 @@ START_SECONDS: Final = 60.0
 #: Left alone, all has settled by then. The longest lease is 60 s, and begins anew with a restart.
 SETTLE_SECONDS: Final = 240.0
 
-#: What clients still wait for then will not come.
-LAST_SECONDS: Final = 20.0
+#: What clients still wait for then will not come. As long they have to end.
+LAST_SECONDS: Final = 15.0
 
 #: The last tasks take a few seconds: nothing is lost any more.
 PROBE_SECONDS: Final = 45.0
@@ -178,12 +178,15 @@ class Soak:
             time.sleep(0.05)
 
     def _wait_for(self, clients: Sequence[Client]) -> None:
-        ends = time.monotonic() + LAST_SECONDS
-        for client in clients:
-            while client.is_alive() and time.monotonic() < ends:
+        """Wait for the last answers, then until the clients have ended."""
+        for stop_waiting in (False, True):
+            ends = time.monotonic() + LAST_SECONDS
+            while any(client.is_alive() for client in clients) and time.monotonic() < ends:
                 self._turn_for(0.1)
-            if client.is_alive():
-                self._promises.wrong.append(f"{client.name} did not end")
+            for client in clients:
+                if client.is_alive() and stop_waiting:
+                    self._promises.wrong.append(f"{client.name} did not end")
+                client.give_up()
 
     def _show_unfinished(self) -> None:
         """Write down what is not settled, and all workers."""

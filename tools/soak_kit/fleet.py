@@ -25,6 +25,9 @@ PEERS: Final = Path(__file__).parent / "peers"
 TOOLS: Final = Path(__file__).parent.parent
 TASKYARD: Final = (sys.executable, "-P", "-m", "taskyard.cli")
 
+#: How long a careless plain worker keeps what it holds after a restart of the broker.
+PLAIN_LEASE: Final = "30s"
+
 #: A process that is told to end has so long before it is killed.
 END_SECONDS: Final = 20.0
 
@@ -45,7 +48,7 @@ def environment() -> dict[str, str]:
     """Return ours, without what a shell may set for Taskyard, and with a way to the peers."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("TASKYARD_")}
     path = [str(TOOLS), *([own["PYTHONPATH"]] if own.get("PYTHONPATH") else [])]
-    return own | {"PYTHONPATH": os.pathsep.join(path)}
+    return own | {"PYTHONPATH": os.pathsep.join(path), "TASKYARD_LEASE_PLAIN": PLAIN_LEASE}
 
 
 def free_endpoint() -> str:
@@ -369,7 +372,8 @@ def members(place: Place) -> list[Member]:
         *(_peer(place, f"pong-{one}", "ping_pong_worker", place.backend) for one in (2, 3)),
         _peer(place, "rr-2", "lmq_worker", place.round_robin, "original"),
         _peer(place, "rr-3", "lmq_worker", place.round_robin, "careful"),
-        *(_peer(place, f"dwork-{one}", "dwork_worker", place.dwork) for one in (1, 2, 3)),
+        *(_peer(place, f"dwork-{one}", "dwork_worker", place.dwork, "careful") for one in (1, 2)),
+        _peer(place, "dwork-3", "dwork_worker", place.dwork, "careless"),
         *(_peer(place, f"wmp-{one}", "wmp_worker", place.wmp) for one in (2, 3)),
         *(_peer(place, f"far-{one}", "wmp_worker", place.relay) for one in (2, 3)),
     ]

@@ -36,8 +36,8 @@ SETTLING_SECONDS: Final = 3.0
 #: A client that waits for so many answers sends no more: what is down must not be flooded later.
 WAITING_MAX: Final = 60
 
-#: Answers that the clients wait for at the end.
-LAST_ANSWER_SECONDS: Final = 250.0
+#: A `taskyard map` that takes longer has failed.
+MAP_SECONDS_MAX: Final = 250.0
 
 #: Programs that run in a lane, and round-robin messages that want an answer.
 LANE_SHARE: Final = 0.2
@@ -87,11 +87,16 @@ class Client(threading.Thread):
         self.promises = promises
         self._dice = random.Random(f"{seed} {self.name}")
         self._stopping = threading.Event()
+        self._giving_up = threading.Event()
         self._count = 0
 
     def stop(self) -> None:
         """Submit no more; the thread ends when its answers are in."""
         self._stopping.set()
+
+    def give_up(self) -> None:
+        """Wait for no more answers, and report those that are missing."""
+        self._giving_up.set()
 
     def run(self) -> None:
         """Submit until stopped; whatever ends a client early is a failure of the soak."""
@@ -145,10 +150,8 @@ class NativeClient(Client):
                 futures[text] = self._dice.choice((self._program, self._payload, self._mail))(
                     client, text
                 )
-            ends = time.monotonic() + LAST_ANSWER_SECONDS
-            while futures and time.monotonic() < ends:
+            while futures and not self._giving_up.wait(0.1):
                 self._collect(futures)
-                time.sleep(0.1)
         for text, future in futures.items():
             self.promises.wrong.append(f"{text}: its future is {future.state}, not settled")
 
@@ -232,8 +235,8 @@ class RoundRobinClient(Client):
         #: By id: the text and when it was sent; of an EXEC's PING also the broker's process.
         waiting: dict[bytes, tuple[str, float]] = {}
         execs: dict[bytes, tuple[str, int | None]] = {}
-        next_at, ends = time.monotonic(), 0.0
-        while True:
+        next_at = time.monotonic()
+        while not self._giving_up.is_set() and not (self._stopping.is_set() and not waiting):
             now = time.monotonic()
             is_due = not self._stopping.is_set() and now >= next_at
             if is_due and len(waiting) < WAITING_MAX:
@@ -241,10 +244,6 @@ class RoundRobinClient(Client):
                 burst = BURST if self._dice.random() < BURST_SHARE else 1
                 for _ in range(burst):
                     self._send_one(portal, waiting, execs)
-            if self._stopping.is_set():
-                ends = ends or now + LAST_ANSWER_SECONDS
-                if not waiting or now > ends:
-                    break
             self._receive(portal, waiting, execs)
             self._send_again(portal, waiting)
         portal.close()
@@ -302,10 +301,8 @@ class PingPongClient(Client):
             self._collect(waiting)
             if len(waiting) < WAITING_MAX:
                 self._send(self.text(), waiting)
-        ends = time.monotonic() + LAST_ANSWER_SECONDS
-        while waiting and time.monotonic() < ends:
+        while waiting and not self._giving_up.wait(0.05):
             self._collect(waiting)
-            time.sleep(0.05)
         self.promises.wrong += [f"{text}: no answer" for text, _ in waiting.values()]
         for socket in waiting:
             socket.close()
@@ -348,7 +345,7 @@ class MapClient(Client):
                 text=True,
                 env=environment(),
                 cwd=self._place.root,
-                timeout=LAST_ANSWER_SECONDS,
+                timeout=MAP_SECONDS_MAX,
                 check=False,
             )
             if done.returncode or sorted(done.stdout.split()) != sorted(lines):

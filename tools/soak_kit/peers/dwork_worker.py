@@ -1,7 +1,8 @@
-"""A plain dwork worker written from its page: dwork_worker.py ENDPOINT LOCATION LEDGER.
+"""A plain dwork worker written from its page: dwork_worker.py ENDPOINT LOCATION LEDGER KIND.
 
-A REQ socket and protobuf by hand: no field of Taskyard's own. After a lost reply it sends Exit for
-its location before it steals again, as the page asks of plain peers.
+A REQ socket and protobuf by hand: no field of Taskyard's own. KIND is `careful`, which after a lost
+reply sends Exit for its location before it steals again, as the page asks of plain peers; or
+`careless`, which does so only when it starts.
 """
 
 import signal
@@ -53,19 +54,21 @@ class Connection:
         return self._socket.recv()
 
 
-def main(endpoint: str, location: str, ledger: str) -> None:
+def main(endpoint: str, location: str, ledger: str, kind: str) -> None:
     """Work until SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     connection = Connection(endpoint)
     own = location.encode()
+    must_exit = True
     try:
         while True:
             try:
-                connection.ask(query(EXIT, location=own))
-                while True:
-                    steal(connection, own, ledger)
+                if must_exit:
+                    connection.ask(query(EXIT, location=own))
+                    must_exit = False
+                steal(connection, own, ledger)
             except LostReply:
-                continue
+                must_exit = must_exit or kind == "careful"
     except SystemExit:
         connection.reopen()
         with suppress(LostReply):
@@ -85,4 +88,4 @@ def steal(connection: Connection, location: bytes, ledger: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    main(*sys.argv[1:5])
