@@ -98,6 +98,7 @@ class Soak:
             if time.monotonic() > ends:
                 raise SystemExit("soak: the broker does not start; see the logs")
             self._fleet.turn()
+        self._fleet.members["watch"].start_at = 0.0  # it does not wait for a first broker
         self.say("all started", shown=True)
 
     def _hurt(self, seconds: float) -> None:
@@ -231,7 +232,7 @@ class Soak:
         status = ask(self._place, "status")
         ends = time.monotonic() + 30
         while status and time.monotonic() < ends:
-            if audit.read_story(self._place.root / "log" / "watch.log").last >= status["records"]:
+            if audit.last_record(self._place.root / "log" / "watch.log") >= status["records"]:
                 return
             self._turn_for(0.5)
 

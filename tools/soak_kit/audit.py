@@ -39,6 +39,9 @@ MADE_UP: Final = ("round-robin-", "ping-pong-")
 #: In the address of Taskyard's own round-robin worker, which keeps no ledger.
 SILENT_WORKER: Final = ":worker-"
 
+#: More than two lines of `watch` take.
+LINE_BYTES_MAX: Final = 1 << 20
+
 #: Problems of one kind that are shown.
 SHOWN_MAX: Final = 5
 
@@ -183,6 +186,13 @@ def read_story(path: Path) -> Story:
             if "record" in record:
                 story.add(record)
     return story
+
+
+def last_record(path: Path) -> int:
+    """Return the number of the record that `watch` has printed last."""
+    lines = path.read_bytes()[-LINE_BYTES_MAX:].split(b"\n")
+    whole = [line for line in lines[1:-1] if line.startswith(b"{")]
+    return int(json.loads(whole[-1])["record"]) if whole else 0
 
 
 def read_ledger(path: Path) -> tuple[Counter[bytes], dict[str, float]]:

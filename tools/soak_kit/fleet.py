@@ -40,6 +40,11 @@ BROKER_STOP_SECONDS_MAX: Final = 3.0
 #: What is not a worker: each has its own faults, or none.
 SPARED: Final = ("up", "relay", "watch")
 
+#: Second processes under the name of another worker. One of each pair is let in, and the other
+#: waits. One that was taken for dead and is not is refused.
+TWINS: Final = {"twin-1": "native-1", "twin-2": "wmp-1"}
+REFUSED: Final = 2
+
 #: How long a process is away before it is started again.
 AWAY_SECONDS_MAX: Final = 3.0
 
@@ -126,6 +131,7 @@ class Fleet:
         self._dice = dice
         self._say = say
         self.members = {member.name: member for member in members(place)}
+        self.members["watch"].start_at = float("inf")
         #: One of each three is suspended at most, so that what a broker leaks there stays.
         self.veterans = [
             f"{prefix}-{dice.randint(1, 3)}"
@@ -162,8 +168,9 @@ class Fleet:
             self.broker_pid, self.broker_changed_at = broker, time.monotonic()
 
     def heal(self) -> None:
-        """Let everything run: resume what is suspended and start what is away."""
+        """Let everything run but twins: resume what is suspended and start what is away."""
         now = time.monotonic()
+        self._end([self.members.pop(name) for name in TWINS])
         for member in self.members.values():
             member.resume_at = None if member.resume_at is None else now
             member.start_at = now if member.process is None else None
@@ -177,14 +184,17 @@ class Fleet:
             member.resume_at = None if member.resume_at is None else 0.0
             member.start_at = float("inf")
         self.turn()
-        others = [member for member in self.members.values() if member.name != "up"]
-        for group in (others, [self.members["up"]]):
-            running = [member.process for member in group if member.process is not None]
-            for process in running:
-                self._signal(process.pid, signal.SIGTERM)
-            ends = time.monotonic() + END_SECONDS
-            for process in running:
-                self._await_end(process, ends)
+        self._end([member for member in self.members.values() if member.name != "up"])
+        self._end([self.members["up"]])
+
+    def _end(self, members: list[Member]) -> None:
+        running = [member.process for member in members if member.process is not None]
+        for process in running:
+            self._signal(process.pid, signal.SIGCONT)
+            self._signal(process.pid, signal.SIGTERM)
+        ends = time.monotonic() + END_SECONDS
+        for process in running:
+            self._await_end(process, ends)
 
     @staticmethod
     def _await_end(process: subprocess.Popen[bytes], ends: float) -> None:
@@ -219,7 +229,8 @@ class Fleet:
         code = None if process is None else process.poll()
         if process is None or code is None:
             return
-        if code not in member.expected:
+        is_refused = code == REFUSED and member.name in (*TWINS, *TWINS.values())
+        if code not in member.expected and not is_refused:
             self.unexpected.append(f"{member.name} ended with {code} by itself")
             self._say(self.unexpected[-1])
         if process.stdin is not None:
@@ -395,7 +406,10 @@ def _own_workers(place: Place) -> list[Member]:
     wmp = ("--dialect", "wmp", "--broker")
     rr = ("rr", "worker", "--endpoint", place.round_robin)
     return [
-        _taskyard("native-1", "worker", "--name", "native-1", "--slots", "2", *state),
+        *(
+            _taskyard(name, "worker", "--name", "native-1", "--slots", "2", *state)
+            for name in ("native-1", "twin-1")
+        ),
         worker(*named("native-2", "--service", "default", *state)),
         *(
             worker(*named(f"hungry-{one}", "--service", "mail", *state), by="agent")
@@ -403,6 +417,7 @@ def _own_workers(place: Place) -> list[Member]:
         ),
         worker("pong-1", "--dialect", "ping-pong", "--broker", place.backend),
         worker(*named("wmp-1", *wmp, place.wmp)),
+        worker("twin-2", *named("wmp-1", *wmp, place.wmp)[1:]),
         worker(*named("far-1", *wmp, place.relay)),
         _taskyard("rr-1", *rr, stdin="register\n"),
     ]

@@ -48,7 +48,7 @@ BURST: Final = 25
 BURST_SHARE: Final = 0.03
 
 #: Programs that take long: they run while other tasks lose their workers.
-LONG_SHARE: Final = 0.03
+LONG_SHARE: Final = 0.08
 LONG_SECONDS_MAX: Final = 30
 
 #: Tasks of one `taskyard map`.
