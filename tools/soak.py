@@ -47,8 +47,11 @@ SETTLE_SECONDS: Final = 240.0
 #: What clients still wait for then will not come. As long they have to end.
 LAST_SECONDS: Final = 15.0
 
-#: The last tasks take a few seconds: nothing is lost any more.
-PROBE_SECONDS: Final = 45.0
+#: The last tasks take as long as the long ones, twice: one worker is lost. Slots are left beside
+#: the long ones on every worker.
+PROBE_SECONDS: Final = 120.0
+LONG_PROBES: Final = 7
+LONG_PROBE_SECONDS: Final = 25
 
 #: How often to look at a broker that is left alone, and how often to print a line before that.
 SAMPLE_SECONDS: Final = 2.0
@@ -148,7 +151,9 @@ class Soak:
         if not is_settled:
             self._show_unfinished()
         healed_at = time.time()
-        self._probe()
+        with taskyard.Client(state=self._place.state, timeout=30) as native:
+            self._lose_a_worker(native)
+            self._probe(native)
         self._wait_settled("all settled once more", PROBE_SECONDS)
         self._lines.append(self._served(healed_at))
         self._await_watch()
@@ -199,20 +204,30 @@ class Soak:
         for worker in (ask(self._place, "workers") or {"workers": []})["workers"]:
             self.say(f"worker {worker}")
 
-    def _probe(self) -> None:
+    def _lose_a_worker(self, client: taskyard.Client) -> None:
+        """Kill a local worker once more, beside tasks that keep all others from being idle.
+
+        What it held must not hold up the probes that come after.
+        """
+        for number in range(LONG_PROBES):
+            client.submit(["sleep", str(LONG_PROBE_SECONDS)], name=f"probe-long-{number}")
+        self._turn_for(SAMPLE_SECONDS)
+        self.say(f"last fault: local worker killed: {self._fleet.kill_local()}", shown=True)
+        self._turn_for(SAMPLE_SECONDS)
+
+    def _probe(self, client: taskyard.Client) -> None:
         """Submit enough tasks for every worker to get some."""
-        with taskyard.Client(state=self._place.state, timeout=30) as client:
-            for service, count in PROBES.items():
-                for number in range(count):
-                    text = f"probe-{service}-{number}"
-                    if service == "exec":
-                        script = f"sleep 0.1; echo \"0\tprobe\t{text}\" >> '{self._place.ledger}'"
-                        client.submit(["sh", "-c", script], name=text)
-                        continue
-                    lane: dict[str, Any] = {}
-                    if service == "mail":
-                        lane["lane"] = f"probe-{number % 12}"
-                    client.submit(text.encode(), name=text, service=service, **lane)
+        for service, count in PROBES.items():
+            for number in range(count):
+                text = f"probe-{service}-{number}"
+                if service == "exec":
+                    write = f"printf '0\\tprobe\\t%s\\n' {text} >> '{self._place.ledger}'"
+                    client.submit(["sh", "-c", f"sleep 0.1; {write}"], name=text)
+                    continue
+                lane: dict[str, Any] = {}
+                if service == "mail":
+                    lane["lane"] = f"probe-{number % 12}"
+                client.submit(text.encode(), name=text, service=service, **lane)
 
     def _served(self, since: float) -> Line:
         """Return whether every worker has run a task since a time."""

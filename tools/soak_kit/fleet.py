@@ -257,13 +257,13 @@ class Fleet:
             "worker killed": (38, lambda: self._kill(self._some_mortal())),
             "worker suspended": (12, lambda: self._suspend(self._some_worker())),
             "worker terminated": (12, lambda: self._terminate(self._some_mortal())),
-            "local worker killed": (12, self._kill_local),
+            "local worker killed": (12, self.kill_local),
             "local worker suspended": (4, self._suspend_local),
-            "broker killed": (6, self._kill_broker),
+            "broker killed": (4, self._kill_broker),
             "broker suspended": (2, self._suspend_broker),
-            "broker suspended and killed": (5, self._suspend_and_kill_broker),
+            "broker suspended and killed": (3, self._suspend_and_kill_broker),
             "relay killed": (4, lambda: self._kill(self.members["relay"])),
-            "up killed": (2, lambda: self._kill(self.members["up"])),
+            "up killed": (1, lambda: self._kill(self.members["up"])),
             "up terminated": (1, lambda: self._terminate(self.members["up"])),
         }
         weights = [weight for weight, _ in kinds.values()]
@@ -332,7 +332,8 @@ class Fleet:
             self._doomed.append(next(reversed(self._suspended)))
         return about
 
-    def _kill_local(self) -> str:
+    def kill_local(self) -> str:
+        """Kill a worker of `up`. Return its process id in words, empty if there is none."""
         pid = self._some_local()
         if pid is None:
             return ""
