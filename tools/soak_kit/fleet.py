@@ -45,6 +45,9 @@ SPARED: Final = ("up", "relay", "watch")
 TWINS: Final = {"twin-1": "native-1", "twin-2": "wmp-1"}
 REFUSED: Final = 2
 
+#: May be refused: twins, and an `up` whose killed predecessor's broker has not ended yet.
+REFUSABLE: Final = ("up", *TWINS, *TWINS.values())
+
 #: How long a process is away before it is started again.
 AWAY_SECONDS_MAX: Final = 3.0
 
@@ -115,7 +118,6 @@ class Member:
     resume_at: float | None = None
     #: Exit codes that are expected of its next end, by a fault of ours.
     expected: tuple[int, ...] = ()
-    starts: int = 0
 
     @property
     def pid(self) -> int | None:
@@ -162,7 +164,8 @@ class Fleet:
                 self._resume(member)
         for pid in [pid for pid, until in self._suspended.items() if now >= until]:
             del self._suspended[pid]
-            self._signal(pid, signal.SIGKILL if pid in self._doomed else signal.SIGCONT)
+            if self._is_ours(pid):
+                self._signal(pid, signal.SIGKILL if pid in self._doomed else signal.SIGCONT)
         broker = self._pid_in("lock")
         if broker != self.broker_pid:
             self.broker_pid, self.broker_changed_at = broker, time.monotonic()
@@ -222,14 +225,13 @@ class Fleet:
             member.process.stdin.write(member.stdin.encode())
             member.process.stdin.flush()
         member.start_at = None
-        member.starts += 1
 
     def _note_end(self, member: Member, now: float) -> None:
         process = member.process
         code = None if process is None else process.poll()
         if process is None or code is None:
             return
-        is_refused = code == REFUSED and member.name in (*TWINS, *TWINS.values())
+        is_refused = code == REFUSED and member.name in REFUSABLE
         if code not in member.expected and not is_refused:
             self.unexpected.append(f"{member.name} ended with {code} by itself")
             self._say(self.unexpected[-1])
@@ -361,7 +363,14 @@ class Fleet:
             pid = int((self._place.state / name).read_text().strip() or 0)
         except (FileNotFoundError, ValueError):
             return None
-        return pid if pid and Path(f"/proc/{pid}").exists() else None
+        return pid if pid and self._is_ours(pid) else None
+
+    def _is_ours(self, pid: int) -> bool:
+        """Tell whether a process runs that works on our state: numbers are used again."""
+        try:
+            return str(self._place.state).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            return False
 
 
 def children_of(pid: int) -> list[int]:
