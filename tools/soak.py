@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from soak_kit import audit
-from soak_kit.audit import Line, Witness, ask
-from soak_kit.fleet import SPARED, Fleet, Place
+from soak_kit.audit import Line, Sampler, ask
+from soak_kit.fleet import SPARED, Fleet, Layout
 from soak_kit.load import CLIENTS, Client, Promises
 
 import taskyard
@@ -64,23 +64,23 @@ PROBES: Final = {"exec": 60, "default": 200, "mail": 60}
 class Soak:
     """One soak, from the first start to the closing table."""
 
-    def __init__(self, place: Place, seed: int) -> None:
+    def __init__(self, place: Layout, seed: int) -> None:
         self._place = place
         self._seed = seed
         self._dice = random.Random(seed)
         self._began = time.monotonic()
-        self._fleet = Fleet(place, self._dice, self.say)
+        self._fleet = Fleet(place, self._dice, self.log)
         self._promises = Promises()
-        self._witness = Witness(place)
+        self._sampler = Sampler(place)
         self._lines: list[Line] = []
-        self._is_hurt = True
+        self._has_faults = True
         self._counts: dict[str, int] = {}
-        self._log = (place.root / "soak.log").open("a", buffering=1)
+        self._log_file = (place.root / "soak.log").open("a", buffering=1)
 
-    def say(self, line: str, *, shown: bool = False) -> None:
+    def log(self, line: str, *, shown: bool = False) -> None:
         """Write a line to the log, and print it if it is to be shown."""
         stamped = f"{time.monotonic() - self._began:7.1f}  {line}"
-        self._log.write(stamped + "\n")
+        self._log_file.write(stamped + "\n")
         if shown:
             print(stamped, flush=True)
 
@@ -88,7 +88,7 @@ class Soak:
         """Run all of it. Return True if everything holds."""
         try:
             self._start()
-            self._hurt(minutes * 60)
+            self._inject_faults(minutes * 60)
             self._heal()
         finally:
             self._fleet.end()
@@ -102,14 +102,14 @@ class Soak:
                 raise SystemExit("soak: the broker does not start; see the logs")
             self._fleet.turn()
         self._fleet.members["watch"].start_at = 0.0  # it does not wait for a first broker
-        self.say("all started", shown=True)
+        self.log("all started", shown=True)
 
-    def _hurt(self, seconds: float) -> None:
+    def _inject_faults(self, seconds: float) -> None:
         """Submit and hurt for some time."""
         self._clients = [
             make(self._place, self._fleet, self._promises, self._seed) for make in CLIENTS
         ]
-        self.say(f"never killed: {', '.join(self._fleet.veterans)}", shown=True)
+        self.log(f"never killed: {', '.join(self._fleet.never_killed)}", shown=True)
         for client in self._clients:
             client.start()
         sampler = threading.Thread(target=self._sample, name="sampler", daemon=True)
@@ -119,33 +119,33 @@ class Soak:
         while (now := time.monotonic()) < ends:
             self._fleet.turn()
             if now >= fault_at:
-                self._fleet.hurt()
+                self._fleet.inject_fault()
                 fault_at = now + self._dice.expovariate(1 / FAULT_SECONDS)
             if now >= progress_at:
                 progress_at = now + PROGRESS_SECONDS
                 self._progress()
             time.sleep(0.05)
-        self._is_hurt = False
+        self._has_faults = False
         sampler.join()
 
     def _sample(self) -> None:
         """Look for stuck tasks while faults go on."""
-        while self._is_hurt:
-            self._counts = self._witness.sample() or self._counts
+        while self._has_faults:
+            self._counts = self._sampler.sample() or self._counts
             time.sleep(SAMPLE_SECONDS)
 
     def _progress(self) -> None:
         faults = sum(self._fleet.faults.values())
         counts = ", ".join(f"{count:,} {state}" for state, count in self._counts.items() if count)
-        wrong = len(self._promises.wrong) + len(self._witness.stuck)
-        self.say(f"{faults} faults, {wrong} wrong; {counts}", shown=True)
+        wrong = len(self._promises.wrong) + len(self._sampler.stuck)
+        self.log(f"{faults} faults, {wrong} wrong; {counts}", shown=True)
 
     def _heal(self) -> None:
         """Leave everything alone until it has settled, then see that every worker still works."""
         self._fleet.heal()
         for client in self._clients:
             client.stop()
-        self.say("no more faults; waiting until all is settled", shown=True)
+        self.log("no more faults; waiting until all is settled", shown=True)
         is_settled = self._wait_settled("all settled after the faults", SETTLE_SECONDS)
         self._wait_for(self._clients)
         if not is_settled:
@@ -164,17 +164,17 @@ class Soak:
         counts: dict[str, int] | None = None
         while time.monotonic() < began + seconds:
             self._turn_for(SAMPLE_SECONDS)
-            counts = self._witness.sample()
-            self.say(f"counts {counts}")
+            counts = self._sampler.sample()
+            self.log(f"counts {counts}")
             if counts is not None and not any(
                 counts[state] for state in ("blocked", "delayed", "ready", "leased")
             ):
                 taken = f"{time.monotonic() - began:.0f} s"
                 self._lines.append(Line(what, taken))
-                self.say(f"{what}: {taken}", shown=True)
+                self.log(f"{what}: {taken}", shown=True)
                 return True
         self._lines.append(Line(what, f"{seconds:g} s", [f"not settled: {counts}"]))
-        self.say(f"not settled: {counts}", shown=True)
+        self.log(f"not settled: {counts}", shown=True)
         return False
 
     def _turn_for(self, seconds: float) -> None:
@@ -200,9 +200,9 @@ class Soak:
         tasks = ask(self._place, "list", "--all", *(f"--only={state}" for state in states))
         for task in (tasks or {"tasks": []})["tasks"][:30]:
             told = {key: task[key] for key in ("name", "state", "worker", "attempt", "losses")}
-            self.say(f"unfinished {told}: {self._witness.why(task['name'])}")
+            self.log(f"unfinished {told}: {self._sampler.why(task['name'])}")
         for worker in (ask(self._place, "workers") or {"workers": []})["workers"]:
-            self.say(f"worker {worker}")
+            self.log(f"worker {worker}")
 
     def _lose_a_worker(self, client: taskyard.Client) -> None:
         """Kill a local worker once more, beside tasks that keep all others from being idle.
@@ -212,7 +212,7 @@ class Soak:
         for number in range(LONG_PROBES):
             client.submit(["sleep", str(LONG_PROBE_SECONDS)], name=f"probe-long-{number}")
         self._turn_for(SAMPLE_SECONDS)
-        self.say(f"last fault: local worker killed: {self._fleet.kill_local()}", shown=True)
+        self.log(f"last fault: local worker killed: {self._fleet.kill_local()}", shown=True)
         self._turn_for(SAMPLE_SECONDS)
 
     def _probe(self, client: taskyard.Client) -> None:
@@ -231,12 +231,12 @@ class Soak:
 
     def _served(self, since: float) -> Line:
         """Return whether every worker has run a task since a time."""
-        story = audit.read_story(self._place.root / "log" / "watch.log")
+        history = audit.read_history(self._place.root / "log" / "watch.log")
         _, ledger = audit.read_ledger(self._place.ledger)
         names = [name for name in self._fleet.members if name not in SPARED]
         names += ["local-1", "local-2", "local-3"]
-        seen = {name for name, at in {**story.served_at, **ledger}.items() if at >= since}
-        addresses = [name for name, at in story.served_at.items() if at >= since]
+        seen = {name for name, at in {**history.served_at, **ledger}.items() if at >= since}
+        addresses = [name for name, at in history.served_at.items() if at >= since]
         if any(audit.SILENT_WORKER in address for address in addresses):
             seen.add("rr-1")
         idle = [name for name in names if name not in seen]
@@ -252,15 +252,15 @@ class Soak:
             self._turn_for(0.5)
 
     def _audit(self) -> None:
-        story = audit.read_story(self._place.root / "log" / "watch.log")
+        history = audit.read_history(self._place.root / "log" / "watch.log")
         ledger, _ = audit.read_ledger(self._place.ledger)
-        stuck = [*self._witness.stuck.values()]
+        stuck = [*self._sampler.stuck.values()]
         self._lines += [
             Line("nothing READY beside a free slot", f"for over {audit.STUCK_SECONDS:g} s", stuck),
             Line("no process ended by itself", "", self._fleet.unexpected),
             Line("no internal error in a log", "", self._tracebacks()),
-            *audit.story_lines(story, self._promises, ledger),
-            *audit.journal_lines(self._place, story),
+            *audit.history_lines(history, self._promises, ledger),
+            *audit.journal_lines(self._place, history),
         ]
 
     def _tracebacks(self) -> list[str]:
@@ -272,14 +272,14 @@ class Soak:
     def _close(self) -> bool:
         """Print the closing table."""
         faults = ", ".join(f"{kind} {count}" for kind, count in sorted(self._fleet.faults.items()))
-        self.say(f"faults: {faults}", shown=True)
+        self.log(f"faults: {faults}", shown=True)
         for line in self._lines:
             mark = "FAILED" if line.wrong else "good"
-            self.say(f"{mark:<7} {line.what:<36} {line.figures}", shown=True)
+            self.log(f"{mark:<7} {line.what:<36} {line.figures}", shown=True)
             for number, problem in enumerate(line.wrong):
-                self.say(f"          {problem}", shown=number < audit.SHOWN_MAX)
+                self.log(f"          {problem}", shown=number < audit.SHOWN_MAX)
             if len(line.wrong) > audit.SHOWN_MAX:
-                self.say(f"          … {len(line.wrong)} in all", shown=True)
+                self.log(f"          … {len(line.wrong)} in all", shown=True)
         return not any(line.wrong for line in self._lines)
 
 
@@ -297,7 +297,7 @@ def main(arguments: Sequence[str]) -> int:
     holds = False
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is ended
     try:
-        holds = Soak(Place(root.resolve()), seed).run(options.minutes)
+        holds = Soak(Layout(root.resolve()), seed).run(options.minutes)
     finally:
         if holds and options.state is None:
             shutil.rmtree(root)

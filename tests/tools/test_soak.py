@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from soak_kit.audit import Story, free_pairs, read_ledger, read_story, story_lines, unrun
+from soak_kit.audit import History, free_pairs, history_lines, read_history, read_ledger, unrun
 from soak_kit.load import Promises
 from soak_kit.peers import protobuf
 from soak_kit.peers.effect import record
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def a_story(*records: dict[str, Any]) -> Story:
-    story = Story()
+def a_history(*records: dict[str, Any]) -> History:
+    history = History()
     for number, one in enumerate(records, start=1):
-        story.add({"record": number, "at": float(number), **one})
-    return story
+        history.add({"record": number, "at": float(number), **one})
+    return history
 
 
 def submitted(*names: str) -> dict[str, Any]:
@@ -35,64 +35,64 @@ def finished(*names: str, worker: str = "w") -> dict[str, Any]:
     return {"kind": "finished", "names": [*names], "worker": worker}
 
 
-def joined(worker: str, dialect: str) -> dict[str, Any]:
-    return {"kind": "worker_joined", "worker": worker, "dialect": dialect}
-
-
-def wrong(story: Story, promises: Promises, ledger: Counter[bytes]) -> dict[str, list[str]]:
+def wrong(history: History, promises: Promises, ledger: Counter[bytes]) -> dict[str, list[str]]:
     """The lines of the closing table that fail."""
-    return {line.what: line.wrong for line in story_lines(story, promises, ledger) if line.wrong}
+    return {
+        line.what: line.wrong for line in history_lines(history, promises, ledger) if line.wrong
+    }
 
 
 def test_sound_story_has_nothing_wrong() -> None:
-    story = a_story(submitted("a", "b"), leased("a"), finished("a"), leased("b"), finished("b"))
+    history = a_history(submitted("a", "b"), leased("a"), finished("a"), leased("b"), finished("b"))
     promises = Promises(names={"a", "b"}, after={"b": "a"})
-    assert wrong(story, promises, Counter([b"a", b"b"])) == {}
+    assert wrong(history, promises, Counter([b"a", b"b"])) == {}
 
 
 def test_task_that_never_ends_is_lost() -> None:
-    story = a_story(submitted("a", "b"), leased("a"), finished("a"))
-    assert wrong(story, Promises(), Counter([b"a"])) == {"nothing lost": ["b"]}
+    history = a_history(submitted("a", "b"), leased("a"), finished("a"))
+    assert wrong(history, Promises(), Counter([b"a"])) == {"nothing lost": ["b"]}
 
 
 def test_acknowledged_task_that_the_broker_does_not_know_is_found() -> None:
-    assert wrong(a_story(), Promises(names={"a"}), Counter()) == {"promises kept": ["a"]}
+    assert wrong(a_history(), Promises(names={"a"}), Counter()) == {"promises kept": ["a"]}
 
 
 def test_second_completion_is_found() -> None:
-    story = a_story(submitted("a"), leased("a"), finished("a"), finished("a"))
-    assert wrong(story, Promises(), Counter()) == {"nothing completed twice": ["a: 2 times"]}
+    history = a_history(submitted("a"), leased("a"), finished("a"), finished("a"))
+    assert wrong(history, Promises(), Counter()) == {"nothing completed twice": ["a: 2 times"]}
 
 
 def test_failed_task_is_shown_with_its_reason() -> None:
     failed = {"kind": "failed", "names": ["a"], "reasons": ["lost 5 workers"]}
-    story = a_story(submitted("a"), leased("a"), failed)
-    assert wrong(story, Promises(), Counter()) == {"no innocent task failed": ["a: lost 5 workers"]}
+    history = a_history(submitted("a"), leased("a"), failed)
+    assert wrong(history, Promises(), Counter()) == {
+        "no innocent task failed": ["a: lost 5 workers"]
+    }
 
 
 def test_task_that_began_before_its_dependency_was_done_is_found() -> None:
-    story = a_story(submitted("a", "b"), leased("a", "b"), finished("a", "b"))
-    found = wrong(story, Promises(after={"b": "a"}), Counter())
+    history = a_history(submitted("a", "b"), leased("a", "b"), finished("a", "b"))
+    found = wrong(history, Promises(after={"b": "a"}), Counter())
     assert found == {"dependencies kept": ["b began before a was done"]}
 
 
 def test_completion_of_what_never_ran_is_found() -> None:
-    story = a_story(submitted("a"), leased("a"), finished("a"))
-    assert unrun(story, Promises(names={"a"}), Counter()) == ["a: done by w, and never ran"]
+    history = a_history(submitted("a"), leased("a"), finished("a"))
+    assert unrun(history, Promises(names={"a"}), Counter()) == ["a: done by w, and never ran"]
 
 
 def test_made_up_name_is_looked_for_in_the_ledger_of_a_plain_worker() -> None:
     done = finished("ping-pong-7", worker="dwork-1")
-    story = a_story(joined("dwork-1", "dwork"), submitted("ping-pong-7"), done)
-    assert unrun(story, Promises(), Counter()) == ["ping-pong-7: done by dwork-1, and never ran"]
-    assert unrun(story, Promises(), Counter([b"ping-pong-7"])) == []
+    history = a_history(submitted("ping-pong-7"), done)
+    assert unrun(history, Promises(), Counter()) == ["ping-pong-7: done by dwork-1, and never ran"]
+    assert unrun(history, Promises(), Counter([b"ping-pong-7"])) == []
 
 
 def test_acknowledged_exec_may_have_run_where_its_text_is_not_seen_but_no_more_of_them() -> None:
     done = finished("round-robin-1", worker="tcp://127.0.0.1:1:worker-1")
-    story = a_story(submitted("round-robin-1"), done)
-    assert unrun(story, Promises(texts={b"a"}), Counter()) == []
-    assert len(unrun(story, Promises(texts={b"a", b"b"}), Counter())) == 1
+    history = a_history(submitted("round-robin-1"), done)
+    assert unrun(history, Promises(texts={b"a"}), Counter()) == []
+    assert len(unrun(history, Promises(texts={b"a", b"b"}), Counter())) == 1
 
 
 def test_record_that_is_printed_again_counts_once_and_a_missing_one_is_noted(
@@ -102,9 +102,9 @@ def test_record_that_is_printed_again_counts_once_and_a_missing_one_is_noted(
     lines = [json.dumps(one) for one in (*records, *records)]
     path = tmp_path / "watch.log"
     path.write_text("\n".join(["--- start", *lines, '{"cut off']))
-    story = read_story(path)
-    assert (story.submitted, story.finished) == (Counter("a"), Counter("a"))
-    assert (story.last, story.missing) == (3, 1)
+    history = read_history(path)
+    assert (history.submitted, history.finished) == (Counter("a"), Counter("a"))
+    assert (history.last, history.missing) == (3, 1)
 
 
 def test_ledger_counts_texts_and_has_the_last_time_of_each_worker(tmp_path: Path) -> None:

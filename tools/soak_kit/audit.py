@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from soak_kit.fleet import Place
+    from soak_kit.fleet import Layout
     from soak_kit.load import Promises
 
 #: A verb that takes longer has failed.
@@ -36,6 +36,9 @@ ALIVE_SECONDS: Final = 6.0
 #: Names of tasks that the broker made up: their texts are not to be seen in the journal.
 MADE_UP: Final = ("round-robin-", "ping-pong-")
 
+#: How the names of plain dwork workers begin, which see names of tasks alone.
+PLAIN_WORKER: Final = "dwork-"
+
 #: In the address of Taskyard's own round-robin worker, which keeps no ledger.
 SILENT_WORKER: Final = ":worker-"
 
@@ -46,7 +49,7 @@ LINE_BYTES_MAX: Final = 1 << 20
 SHOWN_MAX: Final = 5
 
 
-def ask(place: Place, *words: str) -> Any:  # noqa: ANN401  # a JSON document
+def ask(place: Layout, *words: str) -> Any:  # noqa: ANN401  # a JSON document
     """Return what a running broker answers to a verb with --json, or None if it fails.
 
     By the broker's endpoint: by its state directory, verbs also answer for a broker that is down.
@@ -54,12 +57,12 @@ def ask(place: Place, *words: str) -> Any:  # noqa: ANN401  # a JSON document
     return _run(place, *words, "--broker", place.native)
 
 
-def maintain(place: Place, *words: str) -> Any:  # noqa: ANN401  # a JSON document
+def maintain(place: Layout, *words: str) -> Any:  # noqa: ANN401  # a JSON document
     """Return what a verb prints with --json about a stopped broker, or None if it fails."""
     return _run(place, *words, "--state", str(place.state))
 
 
-def _run(place: Place, *words: str) -> Any:  # noqa: ANN401  # a JSON document
+def _run(place: Layout, *words: str) -> Any:  # noqa: ANN401  # a JSON document
     try:
         done = subprocess.run(
             [*TASKYARD, *words, "--json"],
@@ -75,10 +78,10 @@ def _run(place: Place, *words: str) -> Any:  # noqa: ANN401  # a JSON document
 
 
 @dataclass
-class Witness:
+class Sampler:
     """Samples of a broker that nothing hurts: finds tasks that stay READY beside a free slot."""
 
-    place: Place
+    place: Layout
     #: Since when a task has been READY while a worker was free for it.
     _since: dict[tuple[str, str], float] = field(default_factory=dict)
     #: What was found, by task: a sentence with the broker's own reason.
@@ -135,7 +138,7 @@ def is_free(worker: dict[str, Any]) -> bool:
 
 
 @dataclass
-class Story:
+class History:
     """What `watch` printed: every decision of the broker, in order."""
 
     submitted: Counter[str] = field(default_factory=Counter)
@@ -144,7 +147,6 @@ class Story:
     done_by: dict[str, str] = field(default_factory=dict)
     served_at: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-    dialects: dict[str, str] = field(default_factory=dict)
     #: Records at which a task was first leased, and at which it was finished.
     leased_in: dict[str, int] = field(default_factory=dict)
     finished_in: dict[str, int] = field(default_factory=dict)
@@ -173,19 +175,17 @@ class Story:
             self.served_at[record["worker"]] = record["at"]
         elif kind == "failed":
             self.failed |= dict(zip(names, record["reasons"], strict=True))
-        elif kind == "worker_joined":
-            self.dialects[record["worker"]] = record["dialect"]
 
 
-def read_story(path: Path) -> Story:
+def read_history(path: Path) -> History:
     """Read what `watch` has printed so far."""
-    story = Story()
+    history = History()
     for line in path.read_bytes().split(b"\n")[:-1]:
         if line.startswith(b"{"):
             record = json.loads(line)
             if "record" in record:
-                story.add(record)
-    return story
+                history.add(record)
+    return history
 
 
 def last_record(path: Path) -> int:
@@ -215,7 +215,7 @@ class Line:
     wrong: list[str] = field(default_factory=list)
 
 
-def journal_lines(place: Place, story: Story) -> list[Line]:
+def journal_lines(place: Layout, history: History) -> list[Line]:
     """Compare the exported history of a stopped broker with what `watch` has shown."""
     checked = maintain(place, "journal", "check")
     exported = maintain(place, "journal", "export")
@@ -229,41 +229,41 @@ def journal_lines(place: Place, story: Story) -> list[Line]:
         rows = zip(table["kind"].to_pylist(), table["task"].to_pylist(), strict=True)
         finished.update(task for kind, task in rows if kind.lower() == "finished")
     differ = [
-        name for name in {*finished, *story.finished} if finished[name] != story.finished[name]
+        name for name in {*finished, *history.finished} if finished[name] != history.finished[name]
     ]
     wrong = [f"{name}: {finished[name]} in the history" for name in differ]
     return [*lines, Line("history agrees with `watch`", f"{finished.total():,} completions", wrong)]
 
 
-def story_lines(story: Story, promises: Promises, ledger: Counter[bytes]) -> list[Line]:
+def history_lines(history: History, promises: Promises, ledger: Counter[bytes]) -> list[Line]:
     """Compare what the broker decided with what clients were promised and workers did."""
-    done = {*story.finished}
-    lost = sorted({*story.submitted} - done - {*story.failed})
+    done = {*history.finished}
+    lost = sorted({*history.submitted} - done - {*history.failed})
     unkept = sorted(promises.names - done)
-    twice = [f"{name}: {count} times" for name, count in story.finished.items() if count > 1]
-    doubled = [f"{name}: {count} times" for name, count in story.submitted.items() if count > 1]
+    twice = [f"{name}: {count} times" for name, count in history.finished.items() if count > 1]
+    doubled = [f"{name}: {count} times" for name, count in history.submitted.items() if count > 1]
     early = [
         f"{name} began before {first} was done"
         for name, first in promises.after.items()
-        if story.leased_in.get(name, 0) < story.finished_in.get(first, 0)
+        if history.leased_in.get(name, 0) < history.finished_in.get(first, 0)
     ]
-    failed = [f"{name}: {reason}" for name, reason in story.failed.items()]
-    gaps = [f"{story.missing} records are missing"] if story.missing else []
+    failed = [f"{name}: {reason}" for name, reason in history.failed.items()]
+    gaps = [f"{history.missing} records are missing"] if history.missing else []
     runs = ledger.total() - len(ledger)
     return [
-        Line("`watch` missed nothing", f"{story.last:,} records", gaps),
-        Line("nothing lost", f"{story.submitted.total():,} submitted, {len(done):,} done", lost),
+        Line("`watch` missed nothing", f"{history.last:,} records", gaps),
+        Line("nothing lost", f"{history.submitted.total():,} submitted, {len(done):,} done", lost),
         Line("promises kept", f"{len(promises.names):,} acknowledged by name", unkept),
-        Line("nothing completed twice", f"{story.kinds['stale']:,} stale reports refused", twice),
-        Line("nothing submitted twice", f"{len(story.submitted):,} names", doubled),
-        Line("no innocent task failed", f"{story.kinds['expired']:,} leases expired", failed),
+        Line("nothing completed twice", f"{history.kinds['stale']:,} stale reports refused", twice),
+        Line("nothing submitted twice", f"{len(history.submitted):,} names", doubled),
+        Line("no innocent task failed", f"{history.kinds['expired']:,} leases expired", failed),
         Line("answers are those of their tasks", f"{promises.sent:,} sent", promises.wrong),
         Line("dependencies kept", f"{len(promises.after):,} pairs", early),
-        Line("what is done has run", f"{runs:,} ran again", unrun(story, promises, ledger)),
+        Line("what is done has run", f"{runs:,} ran again", unrun(history, promises, ledger)),
     ]
 
 
-def unrun(story: Story, promises: Promises, ledger: Counter[bytes]) -> list[str]:
+def unrun(history: History, promises: Promises, ledger: Counter[bytes]) -> list[str]:
     """Return what was completed and is not in the ledger of those who ran it.
 
     The text of a task whose name the broker made up is not in the journal. Of these are counted
@@ -271,9 +271,9 @@ def unrun(story: Story, promises: Promises, ledger: Counter[bytes]) -> list[str]
     """
     wrong: list[str] = []
     hidden = silent = 0
-    for name, worker in story.done_by.items():
+    for name, worker in history.done_by.items():
         is_silent = SILENT_WORKER in worker
-        is_plain = story.dialects.get(worker, "").startswith("dwork") and worker.startswith("dwork")
+        is_plain = worker.startswith(PLAIN_WORKER)
         is_named = name in promises.names and not name.startswith(MADE_UP)
         if name.startswith(MADE_UP):
             silent += is_silent
@@ -286,7 +286,7 @@ def unrun(story: Story, promises: Promises, ledger: Counter[bytes]) -> list[str]
     missing = [
         text
         for text in promises.answered
-        if not ledger[text] and text.decode() not in story.done_by
+        if not ledger[text] and text.decode() not in history.done_by
     ]
     if len(missing) > silent:
         wrong.append(

@@ -68,7 +68,7 @@ def free_endpoint() -> str:
 
 
 @dataclass
-class Place:
+class Layout:
     """Where everything is."""
 
     root: Path
@@ -106,7 +106,7 @@ class Place:
 
 
 @dataclass
-class Member:
+class ManagedProcess:
     """A process of the soak and its command. `stdin` is written to it when it starts."""
 
     name: str
@@ -126,16 +126,16 @@ class Member:
 
 
 class Fleet:
-    """All processes. Faults are drawn from `dice`; what happens is told to `say`."""
+    """All processes. Faults are drawn from `dice`; what happens is told to `log`."""
 
-    def __init__(self, place: Place, dice: random.Random, say: Callable[[str], None]) -> None:
+    def __init__(self, place: Layout, dice: random.Random, log: Callable[[str], None]) -> None:
         self._place = place
         self._dice = dice
-        self._say = say
+        self._log = log
         self.members = {member.name: member for member in members(place)}
         self.members["watch"].start_at = float("inf")
         #: One of each three is suspended at most, so that what a broker leaks there stays.
-        self.veterans = [
+        self.never_killed = [
             f"{prefix}-{dice.randint(1, 3)}"
             for prefix in ("hungry", "pong", "rr", "dwork", "wmp", "far")
         ]
@@ -145,7 +145,7 @@ class Fleet:
         #: Suspended processes that `up` has started, with the time at which each goes on.
         self._suspended: dict[int, float] = {}
         #: Those of them that are killed instead.
-        self._doomed: list[int] = []
+        self._to_be_killed: list[int] = []
         #: The broker's process, and when a new one was first seen.
         self.broker_pid: int | None = None
         self.broker_changed_at = 0.0
@@ -165,7 +165,7 @@ class Fleet:
         for pid in [pid for pid, until in self._suspended.items() if now >= until]:
             del self._suspended[pid]
             if self._is_ours(pid):
-                self._signal(pid, signal.SIGKILL if pid in self._doomed else signal.SIGCONT)
+                self._signal(pid, signal.SIGKILL if pid in self._to_be_killed else signal.SIGCONT)
         broker = self._pid_in("lock")
         if broker != self.broker_pid:
             self.broker_pid, self.broker_changed_at = broker, time.monotonic()
@@ -190,7 +190,7 @@ class Fleet:
         self._end([member for member in self.members.values() if member.name != "up"])
         self._end([self.members["up"]])
 
-    def _end(self, members: list[Member]) -> None:
+    def _end(self, members: list[ManagedProcess]) -> None:
         running = [member.process for member in members if member.process is not None]
         for process in running:
             self._signal(process.pid, signal.SIGCONT)
@@ -207,7 +207,7 @@ class Fleet:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
-    def _start(self, member: Member) -> None:
+    def _start(self, member: ManagedProcess) -> None:
         log = (self._place.root / "log" / f"{member.name}.log").open("ab")
         log.write(f"--- start {time.strftime('%H:%M:%S')}\n".encode())
         log.flush()
@@ -226,7 +226,7 @@ class Fleet:
             member.process.stdin.flush()
         member.start_at = None
 
-    def _note_end(self, member: Member, now: float) -> None:
+    def _note_end(self, member: ManagedProcess, now: float) -> None:
         process = member.process
         code = None if process is None else process.poll()
         if process is None or code is None:
@@ -234,14 +234,14 @@ class Fleet:
         is_refused = code == REFUSED and member.name in REFUSABLE
         if code not in member.expected and not is_refused:
             self.unexpected.append(f"{member.name} ended with {code} by itself")
-            self._say(self.unexpected[-1])
+            self._log(self.unexpected[-1])
         if process.stdin is not None:
             process.stdin.close()
         member.process, member.expected, member.resume_at = None, (), None
         if member.start_at is None:
             member.start_at = now + self._dice.uniform(0.0, AWAY_SECONDS_MAX)
 
-    def _resume(self, member: Member) -> None:
+    def _resume(self, member: ManagedProcess) -> None:
         member.resume_at = None
         if member.pid is not None:
             self._signal(member.pid, signal.SIGCONT)
@@ -253,12 +253,12 @@ class Fleet:
 
     # Hurting them.
 
-    def hurt(self) -> None:
+    def inject_fault(self) -> None:
         """Apply one fault, drawn at random."""
         kinds: dict[str, tuple[int, Callable[[], str]]] = {
-            "worker killed": (38, lambda: self._kill(self._some_mortal())),
+            "worker killed": (38, lambda: self._kill(self._some_killable())),
             "worker suspended": (12, lambda: self._suspend(self._some_worker())),
-            "worker terminated": (12, lambda: self._terminate(self._some_mortal())),
+            "worker terminated": (12, lambda: self._terminate(self._some_killable())),
             "local worker killed": (12, self.kill_local),
             "local worker suspended": (4, self._suspend_local),
             "broker killed": (4, self._kill_broker),
@@ -273,24 +273,24 @@ class Fleet:
         about = kinds[kind][1]()
         if about:
             self.faults[kind] = self.faults.get(kind, 0) + 1
-            self._say(f"{kind}: {about}")
+            self._log(f"{kind}: {about}")
 
-    def _some_worker(self) -> Member:
+    def _some_worker(self) -> ManagedProcess:
         names = [name for name in self.members if name not in SPARED]
         return self.members[self._dice.choice(names)]
 
-    def _some_mortal(self) -> Member:
-        names = [name for name in self.members if name not in (*SPARED, *self.veterans)]
+    def _some_killable(self) -> ManagedProcess:
+        names = [name for name in self.members if name not in (*SPARED, *self.never_killed)]
         return self.members[self._dice.choice(names)]
 
-    def _kill(self, member: Member) -> str:
+    def _kill(self, member: ManagedProcess) -> str:
         if member.process is None:
             return ""
         member.expected = (*member.expected, -signal.SIGKILL)
         self._signal(member.process.pid, signal.SIGKILL)
         return member.name
 
-    def _terminate(self, member: Member) -> str:
+    def _terminate(self, member: ManagedProcess) -> str:
         if member.process is None or member.resume_at is not None:
             return ""
         # A program that does not handle the signal yet ends by it; an interrupted one by 130.
@@ -298,7 +298,7 @@ class Fleet:
         self._signal(member.process.pid, signal.SIGTERM)
         return member.name
 
-    def _suspend(self, member: Member) -> str:
+    def _suspend(self, member: ManagedProcess) -> str:
         if member.process is None:
             return ""
         seconds = self._stop_seconds()
@@ -331,7 +331,7 @@ class Fleet:
         """Let messages pile up at a broker that will never read them."""
         about = self._suspend_broker()
         if about:
-            self._doomed.append(next(reversed(self._suspended)))
+            self._to_be_killed.append(next(reversed(self._suspended)))
         return about
 
     def kill_local(self) -> str:
@@ -382,7 +382,7 @@ def children_of(pid: int) -> list[int]:
         return []
 
 
-def members(place: Place) -> list[Member]:
+def members(place: Layout) -> list[ManagedProcess]:
     """Return the processes of a soak: `up`, a relay, and three workers of each dialect."""
     state = ("--state", str(place.state))
     return [
@@ -400,10 +400,10 @@ def members(place: Place) -> list[Member]:
     ]
 
 
-def _own_workers(place: Place) -> list[Member]:
+def _own_workers(place: Layout) -> list[ManagedProcess]:
     """Return Taskyard's own workers beside those of `up`: of every dialect that it has one of."""
 
-    def worker(name: str, *words: str, by: str = "command") -> Member:
+    def worker(name: str, *words: str, by: str = "command") -> ManagedProcess:
         """Return a worker that runs tasks by a command or by agents."""
         program = PEERS / f"{by}.sh"
         run_by = (f"--{by}", f"{program} {name} {place.ledger}")
@@ -433,10 +433,10 @@ def _own_workers(place: Place) -> list[Member]:
     ]
 
 
-def _taskyard(name: str, *words: str, stdin: str = "") -> Member:
-    return Member(name, (*TASKYARD, *words), stdin)
+def _taskyard(name: str, *words: str, stdin: str = "") -> ManagedProcess:
+    return ManagedProcess(name, (*TASKYARD, *words), stdin)
 
 
-def _peer(place: Place, name: str, program: str, endpoint: str, *more: str) -> Member:
+def _peer(place: Layout, name: str, program: str, endpoint: str, *more: str) -> ManagedProcess:
     words = (f"soak_kit.peers.{program}", endpoint, name, str(place.ledger), *more)
-    return Member(name, (sys.executable, "-P", "-m", *words))
+    return ManagedProcess(name, (sys.executable, "-P", "-m", *words))

@@ -24,7 +24,7 @@ from soak_kit.peers.protobuf import CREATE, LOOKUP, OK, TRANSFER, query, task, t
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from soak_kit.fleet import Fleet, Place
+    from soak_kit.fleet import Fleet, Layout
 
 #: A request of a plain peer that is not answered by then is given up. The broker is never suspended
 #: for so long, so it has not read it.
@@ -83,7 +83,7 @@ class Client(threading.Thread):
 
     rate = 1.0
 
-    def __init__(self, place: Place, fleet: Fleet, promises: Promises, seed: int) -> None:
+    def __init__(self, place: Layout, fleet: Fleet, promises: Promises, seed: int) -> None:
         super().__init__(name=type(self).__name__, daemon=True)
         self._place = place
         self._fleet = fleet
