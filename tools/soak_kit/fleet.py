@@ -259,7 +259,7 @@ class Fleet:
             "worker killed": (38, lambda: self._kill(self._some_killable())),
             "worker suspended": (12, lambda: self._suspend(self._some_worker())),
             "worker terminated": (12, lambda: self._terminate(self._some_killable())),
-            "local worker killed": (12, self.kill_local),
+            "local worker killed": (8, self.kill_local),
             "local worker suspended": (4, self._suspend_local),
             "broker killed": (4, self._kill_broker),
             "broker suspended": (2, self._suspend_broker),

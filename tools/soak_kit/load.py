@@ -47,9 +47,10 @@ TRACKED_SHARE: Final = 0.7
 BURST: Final = 25
 BURST_SHARE: Final = 0.03
 
-#: Programs that take long: they run while other tasks lose their workers.
-LONG_SHARE: Final = 0.08
-LONG_SECONDS_MAX: Final = 30
+#: Programs that take long: they run while other tasks lose their workers. Much longer ones would
+#: lose five workers themselves now and then, and fail as they should.
+LONG_SHARE: Final = 0.1
+LONG_SECONDS: Final = (3.0, 6.0)
 
 #: The exit code of a verb that finds no broker.
 NO_BROKER: Final = 3
@@ -171,7 +172,7 @@ class NativeClient(Client):
 
     def _program(self, client: taskyard.Client, text: str) -> taskyard.Future:
         is_long = self._dice.random() < LONG_SHARE
-        seconds = self._dice.uniform(5, LONG_SECONDS_MAX) if is_long else 0.1
+        seconds = self._dice.uniform(*LONG_SECONDS) if is_long else 0.1
         write = f"printf '0\\texec\\t%s\\n' {text} >> '{self._place.ledger}'"
         script = f"sleep {seconds:.1f}; {write}; printf {text}"
         options: dict[str, Any] = {}
