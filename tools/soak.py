@@ -57,8 +57,9 @@ LONG_PROBE_SECONDS: Final = 25
 SAMPLE_SECONDS: Final = 2.0
 PROGRESS_SECONDS: Final = 10.0
 
-#: Tasks of each service that show at the end that every worker still works.
-PROBES: Final = {"exec": 60, "default": 200, "mail": 60}
+#: Tasks of each service that show at the end that every worker still works. Plain workers poll, so
+#: there must be some left for a few seconds.
+PROBES: Final = {"exec": 60, "default": 800, "mail": 60}
 
 
 class Soak:
