@@ -95,9 +95,9 @@ class Shop(Counter):
         for _ in range(times):
             self.loop.turn()
 
-    def create(self, *names: bytes) -> None:
+    def create(self, *names: bytes, payload: bytes = b"{}") -> None:
         kept = self.sent
-        submission = Submission(list(names), [b"{}"], [Terms(service=b"exec")])
+        submission = Submission(list(names), [payload], [Terms(service=b"exec")])
         self.handle([*self.dialect.take(b"client", [b"", peer.create(1, submission)], self.now_ns)])
         self.sent = kept + [one for one in self.sent if one not in kept]
 
@@ -106,6 +106,13 @@ class Shop(Counter):
 
     def names(self) -> list[bytes]:
         return [job.name for job in self.hands.jobs]
+
+
+def test_task_without_a_payload_is_run_with_its_name() -> None:
+    shop = Shop()
+    shop.create(b"a", payload=b"")
+    shop.turn()
+    assert [job.payload for job in shop.hands.jobs] == [b"a"]
 
 
 def test_worker_takes_as_many_tasks_as_it_has_slots() -> None:

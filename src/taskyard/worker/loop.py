@@ -303,9 +303,11 @@ class Loop:
         jobs: list[Job] = []
         for index, name in enumerate(assigned.names):
             terms = assigned.terms_of(index)
+            # A plain peer creates tasks without a payload: their name is what there is to do.
+            payload = assigned.payloads[index] or name
             jobs.append(
                 Job(
-                    *(name, assigned.attempts[index], terms.service, assigned.payloads[index]),
+                    *(name, assigned.attempts[index], terms.service, payload),
                     time_limit_ns=terms.time_limit_ns,
                     slots=terms.slots,
                     lane=assigned.lanes[index] if assigned.lanes else b"",
