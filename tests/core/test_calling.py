@@ -32,3 +32,14 @@ def test_second_worker_is_called_when_a_failed_task_comes_due_beside_another() -
         yard.ask(worker, parks=True)
     first = calls(yard.submit(b"b"))
     assert sorted(first + calls(yard.later(0.5))) == [b"one", b"two"]
+
+
+def test_worker_that_was_called_twice_at_once_does_not_keep_another_from_being_called() -> None:
+    yard = Yard()
+    for worker in (b"u", b"w"):
+        yard.join(worker, called=True)
+    yard.ask(b"u", parks=True)
+    assert calls(yard.submit(b"a")) == [b"u"]
+    assert calls(yard.ask(b"u", parks=True)) == [b"u"]  # it asked again before the call reached it
+    yard.ask(b"w", parks=True)
+    assert calls(yard.submit(b"b")) == [b"w"]

@@ -216,12 +216,11 @@ def _call(scheduler: Scheduler, worker: Worker, service: Service) -> bool:
 
 
 def _called(scheduler: Scheduler, service: Service) -> int:
-    """How many workers were called for a service and have not asked yet."""
-    workers = [(ends_ns, scheduler.ledger.workers.get(name)) for ends_ns, name in scheduler.calls]
+    """Count the workers that were called for a service and have not asked yet. One that was called
+    again at the same time has several entries."""
+    known = scheduler.ledger.workers
+    called = (known.get(name) for name in dict.fromkeys(name for _, name in scheduler.calls))
     return sum(
-        worker.state is CALLED
-        and worker.call_ends_ns == ends_ns
-        and worker.called_for == service.name
-        for ends_ns, worker in workers
-        if worker is not None
+        worker is not None and worker.state is CALLED and worker.called_for == service.name
+        for worker in called
     )

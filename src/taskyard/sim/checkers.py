@@ -373,6 +373,15 @@ class Checker:
                     self._were_ready[service] = self._were_ready.get(service, 0) + 1
             self.story.tell(record, self._timeline.now_ns)
             self._after(record)
+            if isinstance(record, r.SlotsFreed):
+                self._freed(record)
+
+    def _freed(self, record: r.SlotsFreed) -> None:
+        """Note slots that the broker freed by itself: those of answers from before a restart."""
+        said = [one for one in self._turn if isinstance(one, events.SlotFreed)]
+        if all(one.worker != record.worker for one in said):
+            hand = self.story.workers[record.worker]
+            hand.kept_before = max(0, hand.kept_before - record.tasks)
 
     def _before(self, record: r.AnyRecord) -> None:
         if abs(record.at_ns - self._clock.wall_ns()) > WALL_DRIFT_NS_MAX:

@@ -30,5 +30,8 @@ REGRESSIONS: Final[dict[int, str]] = {
     700317: "the model expected an answer on a job that waits for a task never submitted",
     704886: "the model expected an answer on a job that waits for a task never submitted",
     709231: "the model expected an answer on a job that waits for a task never submitted",
+    900306: "the model expected an answer that waits, in order, for one before it",
+    900429: "the model took slots of answers since a restart for those of before it",
+    900273: "a worker that was called twice at once counted twice, and another was not woken",
     5328: "the model counted a WAKE that a repeated READY had cancelled",
 }

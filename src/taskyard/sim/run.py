@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from taskyard.core.events import SubmitAsked, WatchAsked
 from taskyard.sim import plan
+from taskyard.sim.clients import PingClient
 from taskyard.sim.plan import SECOND_NS
 from taskyard.sim.planting import BY_INVARIANTS
 from taskyard.sim.scenario import Scenario
@@ -107,12 +108,19 @@ def _live(world: World) -> None:
 
 
 def _drained(world: World, scenario: Scenario) -> bool:
-    asked = any(_waits_for(world, event) for event in _open(scenario))
-    return scenario.probed and not asked and world.checker.story.settled()
+    return scenario.probed and not _awaited(world, scenario) and world.checker.story.settled()
 
 
-def _open(scenario: Scenario) -> list[Wish]:
-    return [event for client in scenario.clients for event in client.open.values()]
+def _awaited(world: World, scenario: Scenario) -> list[Wish]:
+    """Return the requests that must still be answered."""
+    found: list[Wish] = []
+    for client in scenario.clients:
+        for event in client.open.values():
+            if _waits_for(world, event):
+                found.append(event)
+            elif isinstance(client, PingClient):
+                break  # it is answered in order, so those behind wait for this one
+    return found
 
 
 def _waits_for(world: World, event: Wish) -> bool:
@@ -131,5 +139,5 @@ def _waits_for(world: World, event: Wish) -> bool:
 
 def _stuck(world: World, scenario: Scenario) -> Violation:
     lines = [f"{tale.name!r} {tale.lines}" for tale in world.checker.story.unsettled()]
-    lines += [f"waits for {event}" for event in _open(scenario) if _waits_for(world, event)]
+    lines += [f"waits for {event}" for event in _awaited(world, scenario)]
     return Violation("stuck", "after healing\n  " + "\n  ".join(lines))
