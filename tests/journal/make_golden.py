@@ -3,7 +3,9 @@
     python -m tests.journal.make_golden
 
 It makes what is not there and never touches what is: a golden file stands for all the state
-directories that were written in its time, and must stay readable for ever.
+directories that were written in its time, and must stay readable for ever. Only `LATEST` is made
+anew: records as this version writes them, with the fields that were added at their ends since the
+format began.
 """
 
 import pprint
@@ -40,6 +42,7 @@ from taskyard.core.records import (
     WorkerJoined,
     WorkerLeft,
 )
+from taskyard.core.runs import Runs
 from taskyard.core.tasks import Submission, Terms
 from taskyard.core.workers import WorkerFacts
 from taskyard.journal import compaction, snapshot
@@ -50,6 +53,7 @@ from tests.journal.stories import go_on, rich_story
 
 GOLDEN = Path(__file__).parent / "golden"
 GOLDEN_SNAPSHOTS = Path(__file__).parent / "golden_snapshots"
+LATEST = "records-latest.txt"
 
 #: The row after which the golden state directory was compacted.
 COMPACTED_AT = 30
@@ -80,6 +84,7 @@ _SUBMISSION = Submission(
     envelopes=[b"envelope", b""],
 )
 _FACTS = WorkerFacts((b"s1", b"s2"), 2, 3, 4, called=True, standing=True, dialect=b"dialect")
+_RUNS = Runs(b"host", [1_767_225_600_000_000_001, 0], [5, 0], [-9, None], [6, 0], [7, 0])
 
 #: Every record with every field set, and the shortest forms of those with defaults.
 RECORDS: list[AnyRecord] = [
@@ -116,6 +121,11 @@ RECORDS: list[AnyRecord] = [
     Moved(20, [b"a"], None, None),
     Reported(21, [b"a"]),
     Released(22, [b"a", b"b"]),
+    # With fields that were added at the end of records of format 2.
+    Finished(4, b"w", [b"a", b"b"], [1, 2], runs=_RUNS),
+    Failed(5, b"w", [b"a", b"b"], [1, 2], [b"", b""], runs=Runs(b"", [1, 2], [3, 4])),
+    Postponed(6, b"w", [b"a", b"b"], [1, 2], [7, 7], [b"", b""], runs=_RUNS),
+    Returned(7, b"w", [b"a", b"b"], [1, 2], ReturnReason.REFUSED, runs=_RUNS),
 ]
 
 
@@ -174,6 +184,7 @@ def main() -> None:
     _make_golden_snapshot()
     version = GOLDEN / f"format-{JOURNAL_FORMAT}"
     if version.exists():
+        (version / LATEST).write_text("\n".join(record_lines()) + "\n")
         sys.stdout.write(f"{version} is there, and stays as it is\n")
         return
     version.mkdir(parents=True)

@@ -18,6 +18,7 @@ from tests.journal.make_golden import (
     COMPACTED_AT,
     GOLDEN,
     GOLDEN_SNAPSHOTS,
+    LATEST,
     RECORDS,
     described,
     record_lines,
@@ -40,6 +41,12 @@ def state(version: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(version / "state", tmp_path / "state"))
 
 
+def lines_of(path: Path) -> list[str]:
+    lines = path.read_text().splitlines()
+    assert lines
+    return lines
+
+
 class TestRecords:
     def test_every_record_comes_back_as_it_was(self) -> None:
         assert decode(encode(RECORDS)) == RECORDS
@@ -50,17 +57,14 @@ class TestRecords:
         assert {type(record) for record in RECORDS} == set(get_args(AnyRecord))
 
     def test_golden_bytes_of_any_version_give_the_records(self, version: Path) -> None:
-        lines = (version / "records.txt").read_text().splitlines()
-        assert lines
-        for line in lines:
+        for line in [line for path in version.glob("records*.txt") for line in lines_of(path)]:
             name, body = line.split()
             (record,) = decode(bytes.fromhex(body))
             assert type(record).__name__ == name
             assert record in RECORDS
 
     def test_records_are_written_as_the_golden_bytes_of_this_version(self) -> None:
-        golden = GOLDEN / f"format-{JOURNAL_FORMAT}" / "records.txt"
-        assert record_lines() == golden.read_text().splitlines()
+        assert record_lines() == lines_of(GOLDEN / f"format-{JOURNAL_FORMAT}" / LATEST)
 
     def test_tags_are_numbers_that_are_used_once(self) -> None:
         tags = [record.__struct_config__.tag for record in get_args(AnyRecord)]

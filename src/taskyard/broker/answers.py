@@ -13,8 +13,9 @@ from itertools import groupby, takewhile
 from operator import itemgetter
 from typing import Final
 
-from taskyard.core.effects import Effect, Printed, Told
-from taskyard.core.records import AnyRecord
+from taskyard.core.effects import Effect, Found, Printed, TaskView, Told
+from taskyard.core.records import AnyRecord, Finished
+from taskyard.core.runs import Attempt
 from taskyard.errors import JournalDamaged
 from taskyard.journal.files import PUT_BACK
 from taskyard.journal.recovery import EndedIndex, records_of, results_in, text_in
@@ -77,6 +78,8 @@ class Answers:
                     unreached.append(effect)
             elif type(effect) is Printed and effect.record:
                 effect.text = self._text(effect.record, effect.name)
+            elif type(effect) is Found:
+                self._add_attempts(effect.views)
         if unreached:
             _take_out(effects, unreached)
         self._owing = [*unreached, *[told for told in owing if told.records]]
@@ -87,6 +90,17 @@ class Answers:
         """What a task printed. It is gone from here when its row is trimmed: the history has it."""
         record = self._record(number)
         return b"" if record is None else text_in(record, number, name)
+
+    def _add_attempts(self, views: list[TaskView]) -> None:
+        """Add the attempts that finished tasks, as far as a turn reads and rows are not trimmed."""
+        for view in views:
+            if view.finished_record and self._may_read():
+                record = self._record(view.finished_record)
+                if isinstance(record, Finished):
+                    index = record.names.index(view.name)
+                    number, worker = record.attempts[index], record.worker
+                    attempt = Attempt(number, worker, b"finished", record.at_ns)
+                    view.attempts.append(attempt.measured(record.runs, index))
 
     def _put_in(self, told: Told, room: int) -> int:
         """Fill an answer up, at least with one result. Returns how many bytes were put in."""

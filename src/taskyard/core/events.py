@@ -12,6 +12,7 @@ from enum import Enum, IntEnum
 from msgspec import Struct, field
 
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.runs import Runs
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission
 from taskyard.core.workers import WorkerFacts
@@ -109,6 +110,8 @@ class WorkReported(Event):
     keeps_slots: bool = False
     #: For the jitter of the retry schedule: any number from 0 to 2**32.
     luck: int = 0
+    #: How the attempts ran, as the worker measured it; None: it does not measure.
+    runs: Runs | None = None
 
 
 class WorkReturned(Event):

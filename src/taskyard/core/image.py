@@ -14,6 +14,7 @@ from msgspec import Struct, field
 
 from taskyard.core.ledger import Ledger, lane_counts
 from taskyard.core.limits import NUMBER_MAX
+from taskyard.core.runs import Attempt
 from taskyard.core.states import DELAYED, READY, TaskState
 from taskyard.core.tasks import Ending, Lease, Task, Terms
 from taskyard.core.workers import Worker, WorkerFacts
@@ -102,6 +103,7 @@ class Image(Struct, array_like=True, gc=False):
     payload_at: list[int] = field(default_factory=list)
     #: Tasks that were reported as late.
     reported: list[bytes] = field(default_factory=list)
+    tries: dict[bytes, list[Attempt]] = field(default_factory=dict)
 
 
 def take(ledger: Ledger) -> Image:
@@ -150,6 +152,7 @@ def take(ledger: Ledger) -> Image:
         outputs=ledger.outputs,
         payload_at=payload_at,
         reported=list(ledger.reported),
+        tries=ledger.tries,
     )
 
 
@@ -224,7 +227,7 @@ def restore(image: Image) -> Ledger:
     ledger.reported = dict.fromkeys(image.reported)
     _restore_lateness(ledger, image, tasks)
     ledger.reasons, ledger.envelopes = image.reasons, image.envelopes
-    ledger.outputs = image.outputs
+    ledger.outputs, ledger.tries = image.outputs, image.tries
     return ledger
 
 
@@ -353,6 +356,7 @@ def portrait(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
         "reasons": dict(ledger.reasons),
         "envelopes": dict(ledger.envelopes),
         "outputs": {name: ledger.outputs[name] for name in tasks if name in ledger.outputs},
+        "tries": {name: ledger.tries[name] for name in tasks if name in ledger.tries},
     }
 
 

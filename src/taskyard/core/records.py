@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from taskyard.core.runs import Runs
 from taskyard.core.tasks import Submission
 from taskyard.core.workers import WorkerFacts
 
@@ -75,6 +76,8 @@ class Finished(Record, tag=4):
     results: list[bytes] | None = None
     #: The worker's slots stay taken until it says otherwise.
     keeps_slots: bool = False
+    #: How the attempts ran; None: not measured.
+    runs: Runs | None = None
 
 
 class Failed(Record, tag=5):
@@ -86,6 +89,8 @@ class Failed(Record, tag=5):
     reasons: list[bytes]
     #: The task's own fault; else that of its lost workers.
     own_fault: bool = True
+    #: How the attempts ran; None: not measured.
+    runs: Runs | None = None
 
 
 class Postponed(Record, tag=6):
@@ -98,6 +103,8 @@ class Postponed(Record, tag=6):
     reasons: list[bytes]
     #: It counts as a failure of the task; else nobody is to blame.
     own_fault: bool = True
+    #: How the attempts ran; None: not measured.
+    runs: Runs | None = None
 
 
 class Returned(Record, tag=7):
@@ -107,6 +114,8 @@ class Returned(Record, tag=7):
     reason: ReturnReason
     #: What each task waits for from now on.
     after: list[list[bytes]] | None = None
+    #: How the attempts ran; None: not measured.
+    runs: Runs | None = None
 
 
 class Expired(Record, tag=8):

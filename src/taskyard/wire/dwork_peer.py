@@ -12,9 +12,11 @@ import msgspec
 from msgspec import Struct
 
 from taskyard.core.events import Outcome, Scope, Unknown
+from taskyard.core.runs import Runs
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import shown
 from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire import dwork_runs
 from taskyard.wire import dwork_tasks as tasks
 from taskyard.wire.dwork_clauses import decode_clause
 
@@ -217,6 +219,8 @@ class Reports(Struct):
     outputs: list[bytes] = []
     #: Of RETRY_AT.
     retry_at_ns: list[int] = []
+    #: How the attempts ran; None: not measured.
+    runs: Runs | None = None
 
 
 def complete(
@@ -237,7 +241,11 @@ def complete(
         columns["output"] = reports.outputs
     if any(reports.retry_at_ns):
         columns["retry_at_ns"] = reports.retry_at_ns
+    if reports.runs is not None:
+        columns |= dwork_runs.encode(reports.runs)
     query = _Q(type=COMPLETE, request=request, location=location, batch=columns)
+    if reports.runs is not None and reports.runs.host:
+        query.host = reports.runs.host
     if count and worker is not None:
         query.n = count
         query.worker.CopyFrom(worker)

@@ -146,6 +146,7 @@ def _reported(desk: Desk, worker: bytes, report: tasks.Report, number: int) -> e
         *(0, worker, report.names, report.attempts, report.outcomes),
         *(report.texts, report.retry_at_ns, number),
         luck=0 if report.outcomes is None else desk.luck(),
+        runs=report.runs,
     )
 
 

@@ -23,9 +23,12 @@ from taskyard.core.limits import AFTER_MAX, NAME_BYTES_MAX, NUMBER_MAX, TASKS_A_
 from taskyard.core.tasks import Submission, Terms
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire import dwork_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from taskyard.core.runs import Runs
 
 _M = TypeVar("_M", bound=Message)
 
@@ -61,6 +64,8 @@ class Report(Struct):
     #: The end of what each task printed, or the log that a plain worker sent along.
     outputs: list[bytes] | None = None
     percents: list[int] | None = None
+    #: How the attempts ran.
+    runs: Runs | None = None
 
 
 def parse(kind: type[_M], raw: bytes) -> _M:
@@ -290,8 +295,12 @@ def report_of(query: pb.QueryMsg) -> Report:
         if query.task:
             raise Malformed("tasks come as `task` or as `batch`, not both")
         report = _report_in_columns(query.batch)
+        report.runs = dwork_runs.decode_columns(query.batch, query.host)
     else:
-        report = _report_in_messages(_tasks(query))
+        messages = _tasks(query)
+        report = _report_in_messages(messages)
+        report.runs = dwork_runs.decode_messages(messages, query.host)
+    check_text([query.host], "a host")
     columns = (report.attempts, report.outcomes, report.texts, report.retry_at_ns)
     for column in (*columns, report.outputs, report.percents):
         if column is not None and len(column) != len(report.names):

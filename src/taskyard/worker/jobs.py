@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from taskyard.core.events import Outcome
+from taskyard.core.runs import Run
 
 
 class Job(Struct, frozen=True):
@@ -38,3 +39,5 @@ class Done(Struct):
     retry_at_ns: int = 0
     #: Of REFUSED: the worker is well, and can take others at once.
     is_well: bool = False
+    #: How it ran; None: it did not start, or was not measured.
+    run: Run | None = None

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
 
+from taskyard.core import runs
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.workers import WorkerFacts
@@ -67,6 +68,8 @@ class Settings(Struct, frozen=True):
     heartbeat_ns: int = SECOND_NS
     #: Silence after which the broker gives its tasks to others.
     silence_ns: int = 15 * SECOND_NS
+    #: The machine it works on, for the history.
+    host: bytes = b""
 
 
 class Hands(Protocol):
@@ -359,6 +362,7 @@ class Loop:
             texts=[one.text for one in done],
             outputs=[one.output for one in done],
             retry_at_ns=[one.retry_at_ns for one in done],
+            runs=runs.columns([one.run for one in done], self._settings.host),
         )
         self._report = -1  # under way, so that its tasks are not counted twice
         count = 0 if self._steal else self._room()

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol, TypeAlias
 
 from taskyard.core.events import Outcome
+from taskyard.core.runs import Run
 from taskyard.errors import PeerError
 from taskyard.wire.pickled import Pickled
 from taskyard.wire.work import Call, Command, decode
@@ -39,9 +40,11 @@ _STANDARD_DESCRIPTORS: Final = 3
 
 
 class Clock(Protocol):
-    """The one clock that the runner reads."""
+    """The clocks that the runner reads."""
 
     def monotonic_ns(self) -> int: ...
+
+    def wall_ns(self) -> int: ...
 
 
 class Runner:
@@ -63,7 +66,12 @@ class Runner:
         self._null = _open_null()
         self._selector = selectors.DefaultSelector()
         self._shared = Shared(
-            self._selector, self._report, clock.monotonic_ns, dict(os.environ), self._null
+            self._selector,
+            self._report,
+            clock.monotonic_ns,
+            dict(os.environ),
+            self._null,
+            clock.wall_ns,
         )
         self._is_closed = False
 
@@ -223,6 +231,8 @@ class Runner:
         self._report(Done(job, Outcome.FAILED_FOR_GOOD, reason_bytes))
 
     def _report(self, done: Done) -> None:
+        if done.run is None and done.outcome is not Outcome.REFUSED:
+            done.run = Run(self._clock.wall_ns(), 0)  # it was over before it could start
         self._done.append(done)
 
 

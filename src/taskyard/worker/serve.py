@@ -80,6 +80,7 @@ def settings_of(
         services=tuple(_checked("service", service) for service in services),
         slots=slots,
         incarnation=secrets.randbits(62),
+        host=socket.gethostname().encode(errors="replace")[:NAME_BYTES_MAX],
         **more,
     )
 
