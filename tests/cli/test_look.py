@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -98,6 +99,23 @@ def test_show_says_all_and_why(call: Caller) -> None:
     document = call("show", "late", "--json").document()
     assert document["task"]["lane"] == "l"
     assert document["why"].startswith("it is due in 3")
+
+
+def test_show_has_how_each_attempt_ran(call: Caller) -> None:
+    document = call("show", "bad", "--json").document()["task"]
+    assert document["argv"] == ["sh", "-c", "echo trouble >&2; exit 4"]
+    (attempt,) = document["attempts"]
+    assert (attempt["attempt"], attempt["outcome"]) == (1, "failed")
+    assert (attempt["exit_status"], attempt["signal"]) == (4, None)
+    assert document["submitted"] <= attempt["started"] <= attempt["ended"] <= attempt["settled"]
+    assert attempt["host"] == socket.gethostname()
+    assert attempt["cpu_seconds"] > 0
+    (last,) = call("show", "quiet", "--json").document()["task"]["attempts"]
+    assert (last["outcome"], last["exit_status"]) == ("finished", 0)
+    assert call("show", "late", "--json").document()["task"]["attempts"] == []
+    line = call("show", "bad").out.splitlines()[-1]
+    assert line.startswith(f"attempt 1   failed, {attempt['worker']} on {attempt['host']}, ran 0.")
+    assert ", exit status 4, CPU 0." in line
 
 
 def test_result_is_byte_for_byte(call: Caller, tmp_path: Path) -> None:
