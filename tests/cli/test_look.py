@@ -110,6 +110,7 @@ def test_show_has_how_each_attempt_ran(call: Caller) -> None:
     assert document["submitted"] <= attempt["started"] <= attempt["ended"] <= attempt["settled"]
     assert attempt["host"] == socket.gethostname()
     assert attempt["cpu_seconds"] > 0
+    assert call("show", "done", "--json").document()["task"]["argv"][:2] == ["sh", "-c"]
     (last,) = call("show", "quiet", "--json").document()["task"]["attempts"]
     assert (last["outcome"], last["exit_status"]) == ("finished", 0)
     assert call("show", "late", "--json").document()["task"]["attempts"] == []

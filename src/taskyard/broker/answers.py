@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import Final
 
 from taskyard.core.effects import Effect, Found, Printed, TaskView, Told
-from taskyard.core.records import AnyRecord, Finished
+from taskyard.core.records import AnyRecord, Finished, Submitted
 from taskyard.core.runs import Attempt
 from taskyard.errors import JournalDamaged
 from taskyard.journal.files import PUT_BACK
@@ -79,7 +79,7 @@ class Answers:
             elif type(effect) is Printed and effect.record:
                 effect.text = self._text(effect.record, effect.name)
             elif type(effect) is Found:
-                self._add_attempts(effect.views)
+                self._complete_views(effect.views)
         if unreached:
             _take_out(effects, unreached)
         self._owing = [*unreached, *[told for told in owing if told.records]]
@@ -91,16 +91,40 @@ class Answers:
         record = self._record(number)
         return b"" if record is None else text_in(record, number, name)
 
-    def _add_attempts(self, views: list[TaskView]) -> None:
-        """Add the attempts that finished tasks, as far as a turn reads and rows are not trimmed."""
+    def _complete_views(self, views: list[TaskView]) -> None:
+        """Add what tasks are shown with and memory does not keep."""
         for view in views:
-            if view.finished_record and self._may_read():
-                record = self._record(view.finished_record)
-                if isinstance(record, Finished):
-                    index = record.names.index(view.name)
-                    number, worker = record.attempts[index], record.worker
-                    attempt = Attempt(number, worker, b"finished", record.at_ns)
-                    view.attempts.append(attempt.measured(record.runs, index))
+            self._add_attempt(view)
+            self._add_payload(view)
+
+    def _add_attempt(self, view: TaskView) -> None:
+        """Add the attempt that finished a task, if its row is not trimmed."""
+        if not view.finished_record or not self._may_read():
+            return
+        record = self._record(view.finished_record)
+        if isinstance(record, Finished):
+            index = record.names.index(view.name)
+            attempt = Attempt(record.attempts[index], record.worker, b"finished", record.at_ns)
+            view.attempts.append(attempt.measured(record.runs, index))
+
+    def _add_payload(self, view: TaskView) -> None:
+        """Add the payload that memory does not keep. Its row is searched for by its time, so it is
+        not found if it is trimmed, or if the clock was set back since."""
+        first, last = self._store.anchor.record + 1, self._store.head.record
+        while view.payload is None and first <= last and self._may_read():
+            row = self._store.row_of((first + last) // 2)
+            if row is None:
+                return
+            self._reads -= 1
+            self._read_bytes -= len(row.body)
+            records = records_of(row, row.record_first - 1)
+            if records[0].at_ns > view.submitted_ns:
+                last = row.record_first - 1
+            elif records[-1].at_ns < view.submitted_ns:
+                first = row.record_first + len(records)
+            else:
+                view.payload = next(filter(None, (_payload(one, view) for one in records)), None)
+                return
 
     def _put_in(self, told: Told, room: int) -> int:
         """Fill an answer up, at least with one result. Returns how many bytes were put in."""
@@ -161,6 +185,17 @@ class Answers:
 
     def _kept_bytes(self) -> int:
         return sum(size for _, _, size in self._rows)
+
+
+def _payload(record: AnyRecord, view: TaskView) -> bytes | None:
+    """Return a task's payload from the record that submitted it; None from any other."""
+    if not isinstance(record, Submitted) or record.at_ns != view.submitted_ns:
+        return None
+    submission = record.submission
+    if view.name not in submission.names:
+        return None
+    shared = len(submission.payloads) == 1
+    return submission.payloads[0 if shared else submission.names.index(view.name)]
 
 
 def _take_out(effects: list[Effect], unreached: list[Told]) -> None:

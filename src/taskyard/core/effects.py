@@ -120,7 +120,7 @@ class TaskView(Struct, gc=False):
     attempts: list[Attempt] = field(default_factory=list)
     #: DONE, and looked up by name: the record of its last attempt, which is yet to be added.
     finished_record: int = 0
-    #: Where it was looked up by name; None: it is not kept of a task that has ended.
+    #: Where it was looked up by name; None: memory does not keep it, and it is yet to be added.
     payload: bytes | None = None
 
 

@@ -94,7 +94,7 @@ class Attempt(Document):
 class ShownTask(Task):
     """A task that was asked for by name."""
 
-    #: The command that it runs; null: it runs none, or has ended and is not kept.
+    #: The command that it runs; null: it runs none, or has ended and left the journal.
     argv: list[str] | None
     #: The latest ones. Those of a task that has left the journal are in its history alone.
     attempts: list[Attempt]
