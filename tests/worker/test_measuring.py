@@ -131,3 +131,16 @@ def test_overfed_agent_runs_its_tasks_one_after_the_other() -> None:
         assert run.run_ns >= 0.2 * SECOND_NS
         assert (run.status, run.cpu_ns, run.memory_max_bytes) == (None, 0, 0)
     assert first.started_ns + first.run_ns <= second.started_ns + SECOND_NS // 100
+
+
+def test_job_that_is_stopped_has_run_so_far() -> None:
+    with a_runner() as runner:
+        running, waiting = command("sleep", "60"), command("sleep", "60", name=b"u")
+        runner.start(running)
+        runner.start(waiting)
+        runner.turn()
+        time.sleep(0.01)
+        run = runner.run_so_far(*running.key)
+        assert run is not None
+        assert run.run_ns >= SECOND_NS // 100
+        assert runner.run_so_far(*waiting.key) is None

@@ -14,6 +14,7 @@ sent again by the line.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskyard.core.events import Clause
+    from taskyard.core.runs import Run
     from taskyard.net.line import Line
     from taskyard.wire.dwork_peer import Reply
 
@@ -78,6 +80,8 @@ class Hands(Protocol):
     def start(self, job: Job) -> None: ...
 
     def stop(self, name: bytes, attempt: int) -> None: ...
+
+    def run_so_far(self, name: bytes, attempt: int) -> Run | None: ...
 
     def turn(self) -> list[Done]: ...
 
@@ -169,9 +173,10 @@ class Loop:
 
     def abandon(self, jobs: Sequence[Job]) -> None:
         """End what runs, and give it back."""
+        runs_so_far = [self._hands.run_so_far(*job.key) for job in jobs]
         for job in jobs:
             self._hands.stop(*job.key)
-        self._give_back(jobs)
+        self._give_back(jobs, runs_so_far)
 
     def turn(self) -> None:
         """Once around: never waits."""
@@ -306,8 +311,11 @@ class Loop:
         if unwanted:
             self._reports = [done for done in self._reports if done.job.key not in unwanted]
 
-    def _give_back(self, jobs: Sequence[Job]) -> None:
-        self._reports += [Done(job, Outcome.REFUSED, b"the worker leaves") for job in jobs]
+    def _give_back(self, jobs: Sequence[Job], ran: Sequence[Run | None] = ()) -> None:
+        self._reports += [
+            Done(job, Outcome.REFUSED, b"the worker leaves", run=run)
+            for job, run in zip_longest(jobs, ran)
+        ]
 
     # What the broker is told.
 

@@ -156,6 +156,11 @@ class Runner:
             if process.is_at((name, attempt)):
                 process.forget()
 
+    def run_so_far(self, name: bytes, attempt: int) -> Run | None:
+        """Return how a job has run until now; None if it has not started."""
+        at_it = [process for process in self._processes if process.is_at((name, attempt))]
+        return at_it[0].run_so_far() if at_it else None
+
     def unstarted(self) -> list[Job]:
         """Take back the jobs that have not begun; nothing is reported of them."""
         jobs = [job for job, _ in self._waiting]

@@ -123,6 +123,10 @@ class Supervised(ABC):
     def is_at(self, job_key: tuple[bytes, int]) -> bool:
         return self._is_wanted and self.job is not None and self.job.key == job_key
 
+    def run_so_far(self) -> Run:
+        """Return how its job has run until now."""
+        return self._ran()
+
     def enforce(self) -> None:
         """What was due is overdue: end it, or kill it if that was tried."""
         if self._ending is None:
