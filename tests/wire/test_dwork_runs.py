@@ -67,6 +67,22 @@ def test_single_tasks_tell_the_same(counter: Counter) -> None:
     assert finished(counter) == [MEASURED]
 
 
+def test_log_of_a_plain_worker_tells_when_it_started_a_task_and_was_done(counter: Counter) -> None:
+    def task(name: bytes, *times: tuple[pb.TaskMsg.State, int]) -> bytes:
+        message = pb.TaskMsg(name=name, origin=b"")
+        for state, time in times:
+            message.log.append(pb.TaskMsg.LogMsg(state=state, time=time).SerializeToString())
+        return message.SerializeToString()
+
+    begin_us, started, done = WALL_NS // 1000, pb.TaskMsg.Started, pb.TaskMsg.Done
+    query = pb.QueryMsg(type=pb.QueryMsg.Complete, location=b"w")
+    query.task.append(task(b"a", (started, begin_us + 10), (done, begin_us + 30)))
+    query.task.append(task(b"b", (done, begin_us)))
+    query.task.append(task(b"c", (started, begin_us + 5), (done, begin_us)))
+    assert counter.ask(query.SerializeToString()).hex() == "0806"
+    assert finished(counter) == [Runs(b"", [WALL_NS + 10_000, 0, 0], [20_000, 0, 0])]
+
+
 def test_report_without_measurements_keeps_none(counter: Counter) -> None:
     counter.ask(peer.complete(3, b"w", peer.Reports(NAMES, [1, 1, 1])))
     assert finished(counter) == [None]

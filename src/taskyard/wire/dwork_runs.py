@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskyard.core.limits import NAME_BYTES_MAX
+from taskyard.core.limits import NAME_BYTES_MAX, NUMBER_MAX
 from taskyard.core.runs import Runs
 from taskyard.errors import Malformed
+from taskyard.wire import dwork_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.wire import dwork_pb2 as pb
-
 #: Exit statuses and signals of any system are below this.
 STATUS_MAX: Final = 255
+
+_MICROSECONDS_MAX: Final = NUMBER_MAX // 1000
 
 
 def encode(runs: Runs) -> dict[str, Sequence[int]]:
@@ -58,18 +59,33 @@ def decode_columns(batch: pb.Batch, host: bytes) -> Runs | None:
 
 
 def decode_messages(tasks: Sequence[pb.TaskMsg], host: bytes) -> Runs | None:
-    """Like `decode_columns`, for tasks as TaskMsgs."""
-    if not any(task.started_ns for task in tasks):
+    """Like `decode_columns`, for tasks as TaskMsgs, whose logs are known to be sound.
+
+    A plain worker may tell in the log when it started a task and when that was done.
+    """
+    times = [
+        _logged_times(task) if task.log and not task.started_ns else (task.started_ns, task.run_ns)
+        for task in tasks
+    ]
+    if not any(started_ns for started_ns, _ in times):
         return None
     return _runs(
         host,
         len(tasks),
-        [task.started_ns for task in tasks],
-        [task.run_ns for task in tasks],
+        [started_ns for started_ns, _ in times],
+        [run_ns for _, run_ns in times],
         [task.exit for task in tasks],
         [task.cpu_ns for task in tasks],
         [task.memory_max_bytes for task in tasks],
     )
+
+
+def _logged_times(task: pb.TaskMsg) -> tuple[int, int]:
+    """Return when a task started and how long it ran, by its log; zeros if that says neither."""
+    logs = [pb.TaskMsg.LogMsg.FromString(raw) for raw in task.log]
+    times = {log.state: min(max(log.time, 0), _MICROSECONDS_MAX) * 1000 for log in logs}
+    started_ns, done_ns = (times.get(one, 0) for one in (pb.TaskMsg.Started, pb.TaskMsg.Done))
+    return (started_ns, done_ns - started_ns) if 0 < started_ns <= done_ns else (0, 0)
 
 
 def _runs(
