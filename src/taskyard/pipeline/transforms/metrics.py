@@ -100,7 +100,7 @@ def _micros_ns(name: str) -> Column:
 
 def _start_ns() -> Column:
     """When an attempt started, or where that is not known, when it was leased."""
-    return f.coalesce(_micros_ns("started"), _micros_ns("leased"))
+    return _micros_ns("leased") + f.coalesce("queued_ns", f.lit(0))
 
 
 def _end_ns() -> Column:

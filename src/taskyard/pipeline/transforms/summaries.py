@@ -58,7 +58,7 @@ def lanes(attempts: DataFrame) -> DataFrame:
     """The lanes that made tasks wait the longest: `service`, `lane`, how many attempts, their waits
     and how long they ran, `alone_ns` of it while no other attempt of the lane did; and in `lanes`
     how many there are in all."""
-    start_ns = f.unix_micros(f.coalesce("started", "leased")) * 1000
+    start_ns = f.unix_micros("leased") * 1000 + f.coalesce("queued_ns", f.lit(0))
     way = Window.partitionBy("service", "lane").orderBy("start_ns", "leased_record")
     before = way.rowsBetween(Window.unboundedPreceding, -1)
     end_ns = f.col("start_ns") + f.coalesce("run_ns", f.lit(0))
