@@ -14,6 +14,7 @@ import pytest
 from taskyard.broker import compacting
 from taskyard.cli import connecting, local
 from taskyard.cli.verbs import VERBS
+from taskyard.client.outage import REPORT_NS
 from taskyard.core import limits
 from taskyard.errors import ExitCode
 from taskyard.journal.store import DISK_RESERVE_BYTES
@@ -172,8 +173,8 @@ def test_figures_of_the_guarantees_are_those_of_the_tests(text: str) -> None:
         f"(SIGTERM, {worker_limits.KILL_GRACE_NS // limits.SECOND_NS} s later",
         f"after {local.RESTART_SECONDS_FIRST} s, then twice as long each time,",
         f"up to {local.RESTART_SECONDS_MAX:g} s",
-        f"say so after {connecting.SILENT_SECONDS} s",
-        f"wait {connecting.FIRST_ANSWER_SECONDS} s for one",
+        f"warn after {REPORT_NS // limits.SECOND_NS} s",
+        f"wait {connecting.FIRST_ANSWER_SECONDS} s for the first",
     ],
 )
 def test_limits_for_who_operates_it_are_those_of_the_code(text: str) -> None:

@@ -24,6 +24,41 @@ class OneWay(Exception):
         super().__init__("one way")
 
 
+class Unreadable:
+    """Can be pickled, and raises what it was given when another process unpickles it."""
+
+    def __init__(self, kind: type[BaseException]) -> None:
+        self.kind = kind
+
+    def __reduce__(self) -> Any:
+        return _unpickle_unreadable, (os.getpid(), type(self), self.kind)
+
+
+class UnreadableError(Unreadable, Exception):
+    """An exception that raises when another process unpickles it."""
+
+
+class NoRepr(Exception):
+    """Can't be shown."""
+
+    def __repr__(self) -> str:
+        raise SystemExit(4)
+
+
+def _unpickle_unreadable(pid: int, kind: type[Any], raised: type[BaseException]) -> Any:
+    if os.getpid() != pid:
+        raise raised
+    return kind(raised)
+
+
+def give_unreadable(kind: type[BaseException]) -> Unreadable:
+    return Unreadable(kind)
+
+
+def raise_unreadable(kind: type[BaseException]) -> NoReturn:
+    raise UnreadableError(kind)
+
+
 def sorted_pairs(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], list[tuple[str, Any]]]:
     return args, sorted(kwargs.items())
 

@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import threading
+import weakref
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION, as_completed, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -189,6 +190,37 @@ def test_exception_that_can_not_be_unpickled_is_told_with_its_traceback(executor
     assert "raise OneWay(1, 2)" in str(error.__cause__)
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, calls.NoRepr])
+def test_result_whose_unpickling_raises_fails_alone(
+    executor: Executor, kind: type[BaseException]
+) -> None:
+    error = error_of(executor.submit(calls.give_unreadable, kind))
+    assert isinstance(error, TaskFailed)
+    assert f"can't be unpickled here: {kind.__name__}" in str(error)
+    assert value(executor.submit(pow, 2, 3)) == 8
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, calls.NoRepr])
+def test_exception_whose_unpickling_raises_fails_alone(
+    executor: Executor, kind: type[BaseException]
+) -> None:
+    error = error_of(executor.submit(calls.raise_unreadable, kind))
+    assert isinstance(error, TaskFailed)
+    assert "UnreadableError" in str(error)
+    assert value(executor.submit(pow, 2, 3)) == 8
+
+
+def test_argument_whose_pickling_raises_an_exit_is_no_call() -> None:
+    class Exits:
+        def __reduce__(self) -> Any:
+            raise SystemExit(3)
+
+    with an_executor() as own:
+        with pytest.raises(SystemExit):
+            own.submit(print, Exits())
+        own.shutdown()  # nothing is waited for
+
+
 def test_exception_that_is_too_large_is_told_with_its_traceback(executor: Executor) -> None:
     error = error_of(executor.submit(calls.raise_large))
     assert isinstance(error, TaskFailed)
@@ -275,6 +307,14 @@ def test_chunk_is_one_task(executor: Executor) -> None:
     done = list(executor.map(calls.task_and_process, range(10), chunksize=4))
     assert [done.count(one) for one in dict.fromkeys(done)] == [4, 4, 2]
     assert done[0][0].startswith("task_and_process-")
+
+
+@pytest.mark.parametrize("chunksize", [1, 3])
+def test_map_keeps_no_value_that_was_handed_over(executor: Executor, chunksize: int) -> None:
+    for made in executor.map(calls.Odd, range(6), chunksize=chunksize):
+        kept = weakref.ref(made)
+        del made
+        until(lambda kept=kept: kept() is None, "the value is gone")  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("chunksize", [0, -1])
@@ -534,6 +574,67 @@ def test_executor_that_is_forgotten_ends_when_its_calls_are_done(gate: Gate) -> 
     gate.open()
     assert value(future) == "open"
     until(lambda: children() == before, "its processes end")
+
+
+def test_executor_that_is_forgotten_ends_though_values_of_its_map_are_left() -> None:
+    before = children()
+    own = Executor(slots=1)
+    values = own.map(abs, [-1, -2, -3])
+    assert next(values) == 1
+    del own
+    gc.collect()
+    until(lambda: children() == before, "its processes end")
+    assert [*values] == [2, 3]
+
+
+def test_interrupt_ends_running_calls_of_its_own_workers(gate: Gate) -> None:
+    before = children()
+    own = Executor(slots=1)
+    running, waiting = gate.submit(own), gate.submit_later(own)
+    with pytest.raises(KeyboardInterrupt), own:
+        raise KeyboardInterrupt
+    assert running.cancelled()
+    assert waiting.cancelled()
+    assert children() == before
+
+
+def test_interrupt_while_calls_are_waited_for_ends_them(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Executor(slots=1)
+    running = gate.submit(own)
+    waits = own._engine._ended  # noqa: SLF001
+
+    def interrupted() -> bool:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(waits, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        own.shutdown()
+    assert running.cancelled()
+
+
+def test_interrupt_cancels_the_tasks_at_a_broker_of_others(tmp_path: Path, gate: Gate) -> None:
+    with Broker(tmp_path) as broker, Worker(tmp_path, "--allow-pickle", "--slots", "1"):
+        shared = Executor(broker.endpoint)
+        futures = [gate.submit(shared), gate.submit_later(shared)]
+        with pytest.raises(KeyboardInterrupt), shared:
+            raise KeyboardInterrupt
+        assert all(future.cancelled() for future in futures)
+        with taskyard.Client(broker.endpoint) as client:
+            states = {client.show(future.name)["state"] for future in futures}
+            assert states == {"cancelled"}
+            until(lambda: not client.workers()[0]["tasks"], "the worker stops the call")
+
+
+def test_calls_fail_when_their_broker_does_not_answer_in_time(tmp_path: Path, gate: Gate) -> None:
+    with Broker(tmp_path) as broker, Worker(tmp_path, "--allow-pickle"):
+        shared = Executor(broker.endpoint, timeout=1.2)
+        future = gate.submit(shared)
+        broker.kill()
+        assert isinstance(error_of(future), NoBroker)
+        shared.shutdown()
 
 
 def test_worker_that_is_killed_is_replaced_and_its_calls_are_done_again(gate: Gate) -> None:

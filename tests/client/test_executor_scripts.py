@@ -232,3 +232,17 @@ def test_interruption_is_the_programs_own(tmp_path: Path) -> None:
         (tmp_path / "fifo").write_text("go on")
         assert running.line() == "go on"
         assert running.end()[0] == 0
+
+
+def test_interrupted_program_ends_with_its_calls(tmp_path: Path) -> None:
+    """Without a `with`: the interruption is caught by nothing, and calls are not finished."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "script.py").write_text(dedent(WAITING))
+    with Running(tmp_path, "script.py", "fifo", program=PYTHON) as running:
+        assert running.line() == "running"
+        wait_until(lambda: len(of_its_family(running)) == 3, "a call has its process")
+        family = of_its_family(running)
+        code, _, err = running.send(signal.SIGINT).end()
+        assert code == -signal.SIGINT
+        assert err.rstrip().endswith("KeyboardInterrupt")
+        wait_until(lambda: not any(map(is_alive, family)), "its processes end")

@@ -28,6 +28,7 @@ from taskyard.core.events import (
     WorkerAppeared,
     WorkerGone,
     WorkerHeard,
+    WorkerLost,
     WorkReported,
 )
 from taskyard.core.ledger import Ledger
@@ -133,12 +134,12 @@ class Yard:
     def leave(self, worker: bytes) -> list[Effect]:
         return self.handle(WorkerGone(0, worker))
 
-    def lose(self, worker: bytes, *names: bytes) -> None:
-        """Let a worker take these tasks and come back as another process, empty."""
-        self.join(worker, slots_total=0, incarnation=1)
-        assert sorted(self.take(worker, len(names))) == sorted(names)
-        self.join(worker, slots_total=0, incarnation=2)
-        self.leave(worker)
+    def lose(self, worker: bytes, *names: bytes, times: int = 1) -> None:
+        """Let a worker take these tasks and die with them, as often as given."""
+        for _ in range(times):
+            self.join(worker, slots_total=0)
+            assert sorted(self.take(worker, len(names))) == sorted(names)
+            self.handle(WorkerLost(0, worker))
 
 
 def a_lane(name: bytes = b"lane") -> Lane:

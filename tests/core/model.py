@@ -30,6 +30,11 @@ class ModelTask:
         self.losses = 0
 
     @property
+    def losses_left(self) -> int:
+        """How many workers more it may cost before its last attempt; many if it cost none."""
+        return self.terms["crashes_max"] - 1 - self.losses if self.losses else 99
+
+    @property
     def state(self) -> TaskState:
         if self.ended is not None:
             return self.ended
@@ -133,7 +138,7 @@ class Model:
         held = self.held_by(worker)
         slots = self.workers[worker].slots
         assert not slots or len(held) <= slots, f"{worker!r} holds too much"
-        if any(self.tasks[name].losses for name in held):
+        if any(self.tasks[name].losses_left <= 0 for name in held):
             assert len(held) == 1, f"{worker!r} holds a task that must be alone"
         self.workers[worker].parked = False
 
@@ -143,10 +148,11 @@ class Model:
         return bool(lane) and any(one.holder is not None for one in others)
 
     def neglected(self) -> list[tuple[bytes, bytes]]:
-        """A ready task and a worker that waits for it: nobody may wait for a timer. Suspects
-        may keep a worker free, so with one about there is nothing to say."""
+        """A ready task and a worker that waits for it: nobody may wait for a timer. A last attempt
+        may keep a worker free, and the one before it is kept apart from others of its kind, so
+        with either about there is nothing to say."""
         unended = [task for task in self.tasks.values() if task.ended is None]
-        if self.paused or any(task.losses for task in unended):
+        if self.paused or any(task.losses_left <= 1 for task in unended):
             return []
         ready = [name for name, task in self.tasks.items() if task.state is READY]
         ready = [name for name in ready if not self.lane_is_out(self.tasks[name])]

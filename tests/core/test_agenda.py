@@ -49,6 +49,46 @@ def test_tasks_are_taken_wherever_they_are() -> None:
     assert numbers(queue.in_order()) == [7, 1, 2, 4]
 
 
+def test_task_that_is_back_in_front_is_removed_though_a_void_entry_of_it_is_first() -> None:
+    queue = Queue(0, items=(items := tasks(9)))
+    back = items[4]
+    queue.discard(back)  # drawn from the middle, its entry stays and is void
+    queue.take(items[:4])
+    queue.front += [back, task(10)]
+    queue.discard(back)
+    assert numbers(queue.in_order()) == [10, 5, 6, 7, 8]
+    queue.discard(items[5])
+    assert numbers(queue.in_order()) == [10, 6, 7, 8]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["draw", "peek", "back", "front", "move"]), st.integers(0, 99))
+    )
+)
+def test_queue_holds_what_was_put_into_it_and_not_taken_out(steps: list[tuple[str, int]]) -> None:
+    known = tasks(12)
+    queue, inside = Queue(0, items=list(known)), list(known)
+    for step, number in steps:
+        outside = [one for one in known if one not in inside]
+        if step == "draw" and inside:
+            for one in queue.draw(1 + number % 3, number):
+                queue.discard(one)
+                inside.remove(one)
+        elif step == "peek" and inside:
+            some = queue.peek(1 + number % 3)
+            queue.take(some)
+            inside = [one for one in inside if one not in some]
+        elif step == "move" and inside:
+            queue.discard(inside.pop(number % len(inside)))
+        elif step in ("back", "front") and outside:
+            one = outside[number % len(outside)]
+            (queue.front if step == "front" else queue.items).append(one)
+            inside.append(one)
+        assert sorted(numbers(queue.in_order())) == sorted(numbers(inside))
+        assert queue.stale == len(queue.front) + len(queue.items) - queue.cursor - len(inside)
+
+
 def test_queue_gives_back_the_room_of_what_has_passed() -> None:
     items = tasks(5 * CURSOR_MAX)
     queue = Queue(0, items=list(items))
@@ -131,16 +171,16 @@ def test_task_that_lost_a_worker_is_set_apart() -> None:
     lost, worse = task(1), task(2, priority=9)
     lost.attempt = worse.attempt = 1
     lane.add(task(0), front=False)
-    assert lane.suspect(9) is None
+    assert lane.suspects == []
     for one in (lost, worse):
         lane.add(one, front=False)
-    assert lane.suspect(9) is worse
+    assert lane.suspects == [lost, worse]
     assert numbers(lane.peek(9)) == [0]
     assert numbers(lane.in_order()) == [1, 2, 0]
     lane.remove(worse)
-    assert lane.suspect(9) is lost
+    assert lane.suspects == [lost]
     lane.forget(lost)
-    assert (lane.suspect(9), lane.ready) == (None, 1)
+    assert (lane.suspects, lane.ready) == ([], 1)
 
 
 def lanes(yard: Yard) -> list[bytes]:

@@ -5,7 +5,16 @@ from typing import Any
 
 import pytest
 
-from taskyard.core.events import Outcome, PauseAsked, Rules, RulesSet, Unknown, WorkerAppeared
+from taskyard.core.events import (
+    Outcome,
+    PauseAsked,
+    ResumeAsked,
+    Rules,
+    RulesSet,
+    Unknown,
+    WorkerAppeared,
+    WorkerLost,
+)
 from taskyard.core.explain import Explanation, Reason, explain
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.workers import WorkerFacts
@@ -231,16 +240,67 @@ def test_task_that_no_worker_has_room_for(yard: Yard) -> None:
     assert why(yard, b"a").reason is Reason.WORKERS_BUSY
 
 
-def test_task_that_must_run_alone(yard: Yard) -> None:
+def test_last_attempt_waits_until_the_only_worker_is_idle(yard: Yard) -> None:
     yard.submit(b"a")
-    yard.lose(b"v", b"a")
-    expected = "it lost 1 worker and waits for one that is empty"
+    yard.lose(b"v", b"a", times=4)
+    yard.submit(b"b", priority=-1, lanes=[b"x"])
+    yard.handle(PauseAsked(0, b"c", b"default", b""))
+    yard.take(b"w")
+    yard.handle(ResumeAsked(0, b"c", b"default", b""))
+    expected = (
+        "it is ready, but lost 4 workers, so its last attempt must be alone in its worker: "
+        "it waits until one is idle"
+    )
     assert sentence(yard, b"a", Reason.ALONE) == expected
 
 
-def test_task_that_nothing_holds_back(yard: Yard) -> None:
+def test_last_attempt_says_which_worker_is_emptied_for_it() -> None:
+    yard = Yard()
     yard.submit(b"a")
-    expected = "it is ready and waits for a worker of service default to ask"
+    yard.lose(b"v", b"a", times=3)
+    yard.submit(b"b", b"c", b"d")
+    for worker, name in ((b"u", b"a"), (b"w", b"b"), (b"t", b"c")):
+        yard.join(worker, slots_total=2, silence_ns=60 * SECOND_NS)
+        assert yard.take(worker) == [name]
+    yard.handle(WorkerLost(0, b"u"))
+    assert yard.take(b"w") == [b"d"]
+    expected = (
+        "it is ready, but lost 4 workers, so its last attempt must be alone in its worker: "
+        "worker w gets no other task until it is idle; it holds 2 tasks now"
+    )
+    assert sentence(yard, b"a", Reason.ALONE) == expected
+
+
+def test_task_that_lost_workers_says_that_others_like_it_are_in_its_place() -> None:
+    yard = Yard()
+    yard.submit(b"a", b"b", b"c")
+    yard.lose(b"v", b"a", b"b", b"c", times=3)
+    yard.join(b"w", slots_total=8)
+    assert yard.take(b"w", 8) == [b"a", b"b"]
+    expected = (
+        "it is ready, but lost 3 workers: "
+        "at most 2 tasks of that kind may share a worker, and none has room for one more"
+    )
+    assert sentence(yard, b"c", Reason.APART) == expected
+
+
+def test_wide_task_says_which_worker_is_reserved_for_it(yard: Yard) -> None:
+    yard.submit(b"a")
+    yard.take(b"w")
+    yard.submit(b"wide", slots=2)
+    assert yard.take(b"w") == []
+    expected = (
+        "it is ready and takes 2 slots: worker w is reserved for it, and 1 of its slots are free"
+    )
+    assert sentence(yard, b"wide", Reason.RESERVED) == expected
+    yard.submit(b"b")
+    expected = "it is ready, but worker w, which has a free slot, is reserved for another task"
+    assert sentence(yard, b"b", Reason.WORKERS_BUSY) == expected
+
+
+def test_task_that_no_worker_asks_for(yard: Yard) -> None:
+    yard.submit(b"a")
+    expected = "it is ready, but no worker of service default that has a free slot asks for work"
     assert sentence(yard, b"a", Reason.WORKERS_BUSY) == expected
 
 
@@ -250,7 +310,7 @@ def test_task_that_finds_all_slots_in_use(yard: Yard) -> None:
     expected = "it is ready, but all 2 slots of its 1 worker are in use"
     assert sentence(yard, b"c", Reason.WORKERS_BUSY) == expected
     yard.handle(WorkerAppeared(0, b"v", WorkerFacts(slots_total=1), ahead=2))
-    expected = "it is ready and waits for a worker of service default to ask"
+    expected = "it is ready, but no worker of service default that has a free slot asks for work"
     assert sentence(yard, b"c", Reason.WORKERS_BUSY) == expected
     yard.submit(b"d", b"e", b"f")
     yard.take(b"v", 3)

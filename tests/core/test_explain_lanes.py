@@ -187,7 +187,7 @@ STORIES: list[tuple[Reason, Callable[[Yard], None], str]] = [
     (
         Reason.WORKERS_BUSY,
         workers_busy,
-        "it waits for a worker of its service that has room and asks",
+        "no worker of its service that asks for work has room for its next task",
     ),
     (Reason.SERVED, served, "1 worker has 2 tasks of it"),
     (Reason.TIME, time, "the next of its tasks is due in 5 s"),

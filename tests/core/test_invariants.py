@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from taskyard.core import invariants
-from taskyard.core.agenda import Branch, Lane, Queue, Service
-from taskyard.core.events import Outcome, RulesSet, Unknown
+from taskyard.core.agenda import Branch, Lane, Queue, Reservation, Service
+from taskyard.core.events import Outcome, RulesSet, Unknown, WorkerLost
 from taskyard.core.invariants import Violated
 from taskyard.core.ledger import Ledger
-from taskyard.core.limits import SECOND_NS
+from taskyard.core.limits import ALONE, SECOND_NS
 from taskyard.core.regimes import Regime
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState, WorkerState
@@ -21,11 +21,12 @@ BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
 
 
 def full_yard() -> Yard:
-    """A task in every state, a suspect, a name awaited, a worker that holds two tasks and waits."""
+    """A task in every state, a last attempt, a name awaited, a worker that holds two tasks, waits,
+    and is reserved for the last attempt."""
     yard = Yard()
     yard.handle(RulesSet(0, workers_max=100))  # so that pairs are counted
     yard.submit(b"suspect", lanes=[b"s"])
-    yard.lose(b"u", b"suspect")
+    yard.lose(b"u", b"suspect", times=3)
     yard.join(b"u")
     yard.take(b"u")
     yard.submit(b"done", b"failed")
@@ -39,9 +40,9 @@ def full_yard() -> Yard:
     yard.submit(b"blocked", after=[[b"leased", b"awaited"]], unknown=Unknown.WAIT)
     yard.submit(b"delayed", due_ns=SECOND_NS)
     yard.ask(b"w", parks=True)
-    yard.leave(b"u")
     yard.join(b"v")
-    yard.lose(b"u2", b"suspect")
+    yard.handle(WorkerLost(0, b"u"))
+    assert yard.scheduler.ledger.reservations[0].worker.name == b"w"
     return yard
 
 
@@ -127,20 +128,49 @@ def queue_under_another_priority(yard: Yard) -> None:
 
 def unset_suspect(yard: Yard) -> None:
     lane = lane_of(yard, b"suspect")
-    lane.with_rare().suspects = []
-    lane.service.suspects -= 1
+    lane.remove(yard[b"suspect"])
+    lane.ready += 1
     lane.queue(0).items.append(yard[b"suspect"])
 
 
 def suspect_without_loss(yard: Yard) -> None:
     lane, task = lane_of(yard, b"ready"), yard[b"ready"]
     lane.queue(0).discard(task)
-    lane.with_rare().suspects = [task]
-    lane.service.suspects += 1
+    lane.add_suspect(task, front=False)
 
 
-def reserve_without_knowing(yard: Yard) -> None:
-    service_of(yard).reserved = yard.scheduler.ledger.workers[b"v"]
+def suspect_of_another_isolation(yard: Yard) -> None:
+    lane = lane_of(yard, b"suspect")
+    groups = lane.with_rare().suspects
+    assert groups is not None
+    groups[1] = groups.pop(ALONE)
+
+
+def forget_last_attempts(yard: Yard) -> None:
+    service_of(yard).last_attempts.clear()
+
+
+def reservation_that_its_worker_does_not_know(yard: Yard) -> None:
+    worker_of(yard).reservation = None
+
+
+def reserve_twice(yard: Yard) -> None:
+    other = Reservation(yard.scheduler.ledger.workers[b"v"], yard[b"suspect"], alone=True)
+    yard.scheduler.ledger.reserve(other)
+
+
+def reserve_for_a_task_that_is_out(yard: Yard) -> None:
+    yard.scheduler.ledger.reservations[0].task = yard[b"held"]
+
+
+def idle_beside_work(yard: Yard) -> None:
+    yard.submit(b"idle")
+    yard.scheduler.ledger.unreserve(worker_of(yard))
+    yard.scheduler.ledger.stirred.clear()
+
+
+def slots_bound_too_high(yard: Yard) -> None:
+    lane_of(yard, b"ready").slots_min = 2
 
 
 def out_of_rotation(yard: Yard) -> None:
@@ -222,7 +252,7 @@ def lease_of_another(yard: Yard) -> None:
 
 def suspect_among_others(yard: Yard) -> None:
     for task in worker_of(yard).held():
-        task.attempt += 1
+        task.attempt += ALONE
 
 
 def forget_silence(yard: Yard) -> None:
@@ -289,7 +319,13 @@ PLANTS: dict[str, Plant] = {
     "pairs of a clause": lambda y: bump(regime_of(y), "serving"),
     "workers of a service": lambda y: bump(service_of(y), "workers"),
     "suspects of a service": lambda y: bump(service_of(y), "suspects"),
-    "a reserve that its worker does not know": reserve_without_knowing,
+    "isolation of a suspect": suspect_of_another_isolation,
+    "last attempts of a service": forget_last_attempts,
+    "a reservation that its worker does not know": reservation_that_its_worker_does_not_know,
+    "two reservations of a kind in a service": reserve_twice,
+    "a reservation for a task that is out": reserve_for_a_task_that_is_out,
+    "a worker that waits beside a task for it": idle_beside_work,
+    "a bound on slots that is too high": slots_bound_too_high,
     "tasks of a lane": lambda y: bump(lane_of(y, b"ready"), "tasks"),
     "ready tasks of a lane": lambda y: bump(lane_of(y, b"ready"), "ready"),
     "leased tasks of a lane": lambda y: bump(lane_of(y, b"held"), "leased"),

@@ -480,7 +480,7 @@ def test_lane_is_shown_with_all_there_is_to_see() -> None:
         attempts=1,
         next_due_ns=111 * SECOND_NS,
         reason=Reason.WORKERS_BUSY,
-        sentence="it waits for a worker of its service that has room and asks",
+        sentence="no worker of its service that asks for work has room for its next task",
     )
 
 

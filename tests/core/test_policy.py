@@ -1,4 +1,4 @@
-"""Who next: priorities, lanes in rotation, limits in order, slots, suspects, workers by use."""
+"""Who next: priorities, lanes in rotation, limits in order, slots, workers by use."""
 
 from typing import Any
 
@@ -335,37 +335,26 @@ def test_wide_task_takes_more_room() -> None:
     assert yard.take(b"w", 9) == [b"c"]
 
 
-def test_wide_task_is_not_overtaken_while_it_waits_for_room() -> None:
+def test_task_behind_one_that_is_too_wide_is_found_however_far_it_is() -> None:
     yard = Yard()
-    yard.join(b"w", slots_total=3)
-    yard.submit(b"a", b"b", slots=2)
-    yard.submit(b"c")
-    assert yard.take(b"w", 9) == [b"a"]
-    assert yard.take(b"w", 9) == []
+    yard.join(b"w", slots_total=1)
+    yard.submit(*[b"%d" % n for n in range(9 * WIDE_LOOKAHEAD)], slots=2)
+    yard.submit(b"a")
+    assert yard.take(b"w") == [b"a"]
     yard.finish(b"w", b"a")
-    assert yard.take(b"w", 9) == [b"b", b"c"]
+    assert yard.take(b"w") == []
+    yard.submit(b"b")
+    assert yard.take(b"w") == [b"b"]
 
 
 def test_task_wider_than_the_worker_is_left_to_others() -> None:
     yard = Yard()
     yard.join(b"small", slots_total=2)
-    yard.join(b"large", slots_total=8)
+    yard.join(b"large", slots_total=8, silence_ns=60 * SECOND_NS)
     yard.submit(b"wide", slots=5)
     yard.submit(b"a", b"b", b"c")
     assert yard.take(b"small", 9) == [b"a", b"b"]
     assert yard.take(b"large", 9) == [b"wide", b"c"]
-
-
-def test_worker_looks_only_so_far_past_what_is_too_wide() -> None:
-    yard = Yard()
-    yard.join(b"w", slots_total=1)
-    yard.submit(*[b"%d" % n for n in range(WIDE_LOOKAHEAD)], slots=2)
-    yard.submit(b"a")
-    assert yard.take(b"w") == [b"a"]
-    yard.finish(b"w", b"a")
-    yard.submit(*[b"more%d" % n for n in range(2)], slots=2)
-    yard.submit(b"b")
-    assert yard.take(b"w") == []
 
 
 @pytest.mark.parametrize("services", [(b"wide", b"slim"), (b"slim", b"wide")])
@@ -390,158 +379,6 @@ def test_worker_that_says_it_has_fewer_slots_gets_nothing_until_it_has_room() ->
     assert yard.take(b"w") == []
     yard.finish(b"w", b"b")
     assert yard.take(b"w") == [b"c"]
-
-
-# Suspects.
-
-
-def test_task_that_lost_a_worker_goes_alone() -> None:
-    yard = Yard()
-    yard.submit(b"bad")
-    yard.lose(b"v", b"bad")
-    yard.submit(b"a", b"b")
-    yard.join(b"w", slots_total=5)
-    assert yard.take(b"w", 5) == [b"bad"]
-    assert yard.take(b"w", 5) == []
-    yard.finish(b"w", b"bad")
-    assert yard.take(b"w", 5) == [b"a", b"b"]
-
-
-def test_suspects_go_one_by_one() -> None:
-    yard = Yard()
-    yard.submit(b"a", b"b")
-    yard.lose(b"v", b"a", b"b")
-    yard.join(b"w")
-    assert yard.take(b"w", 9) == [b"a"]
-    yard.join(b"u")
-    assert yard.take(b"u", 9) == [b"b"]
-
-
-def test_suspect_is_not_given_to_a_worker_that_holds_something() -> None:
-    yard = Yard()
-    yard.submit(b"bad")
-    yard.lose(b"v", b"bad")
-    yard.handle(PauseAsked(0, b"c", b"default"))
-    yard.join(b"w", services=(b"default", b"x"), slots_total=5)
-    yard.submit(b"a", service=b"x")
-    assert yard.take(b"w", 5) == [b"a"]
-    yard.handle(ResumeAsked(0, b"c", b"default"))
-    assert yard.take(b"w", 5) == []
-    yard.finish(b"w", b"a")
-    assert yard.take(b"w", 5) == [b"bad"]
-
-
-@pytest.fixture
-def reserved(monkeypatch: pytest.MonkeyPatch) -> Yard:
-    """A suspect in lane s, plenty of other work, and a worker w that is being kept for it."""
-    monkeypatch.setattr(policy, "LANE_RUN_TASKS_MAX", 1)
-    yard = Yard()
-    yard.submit(b"bad", lanes=[b"s"])
-    yard.lose(b"v", b"bad")
-    yard.handle(PauseAsked(0, b"c", b"default", b"s"))
-    for lane in (b"x", b"y"):
-        yard.submit(*[lane + b"%d" % n for n in range(20)], lanes=[lane] * 20)
-    yard.join(b"w", slots_total=2)
-    assert yard.take(b"w", 2) == [b"x0", b"y0"]
-    yard.handle(ResumeAsked(0, b"c", b"default", b"s"))
-    worker, service = yard.scheduler.ledger.workers[b"w"], yard[b"bad"].lane.service
-    while service.reserved is None:
-        yard.finish(b"w", worker.held()[0].name)
-        yard.take(b"w")
-    assert service.reserved is worker
-    return yard
-
-
-def test_worker_kept_for_a_suspect_gets_nothing_until_it_is_empty(reserved: Yard) -> None:
-    worker = reserved.scheduler.ledger.workers[b"w"]
-    while worker.leases:
-        assert reserved.take(b"w", 2) == []
-        reserved.finish(b"w", worker.held()[0].name)
-    assert reserved.take(b"w", 2) == [b"bad"]
-    assert reserved[b"bad"].lane.service.reserved is None
-
-
-def test_other_busy_workers_pass_over_a_suspect_that_one_is_kept_for(reserved: Yard) -> None:
-    reserved.submit(b"z", service=b"z")
-    reserved.join(b"u", slots_total=3, services=(b"z", b"default"))
-    assert reserved.take(b"u") == [b"z"]
-    reserved.submit(b"open0", b"open1")
-    assert [name for _ in range(2) for name in reserved.take(b"u")] != []
-    assert reserved.state(b"bad") is READY
-
-
-def test_empty_worker_takes_a_suspect_that_another_is_kept_for(reserved: Yard) -> None:
-    reserved.handle(PauseAsked(0, b"c", b"default", b"x"))
-    reserved.handle(PauseAsked(0, b"c", b"default", b"y"))
-    reserved.join(b"u", slots_total=1)
-    assert reserved.take(b"u") == [b"bad"]
-    reserved.handle(ResumeAsked(0, b"c", b"default", b"x"))
-    held = reserved.scheduler.ledger.workers[b"w"].held()
-    reserved.finish(b"w", *[task.name for task in held])
-    assert reserved.take(b"w") != []
-
-
-@pytest.mark.parametrize("way", ["leave", "cut", "cancel"])
-def test_nobody_is_kept_for_a_suspect_any_more_if(reserved: Yard, way: str) -> None:
-    service = reserved[b"bad"].lane.service
-    if way == "leave":
-        reserved.leave(b"w")
-        assert service.reserved is None
-    elif way == "cut":
-        reserved.handle(WorkerCut(0, b"w"))
-        assert service.reserved is None
-    else:
-        reserved.cancel(b"bad")
-        assert reserved.take(b"w") != []
-
-
-def test_suspect_that_needs_more_slots_than_are_free_is_kept_a_worker_too() -> None:
-    yard = Yard()
-    yard.submit(b"bad", slots=2)
-    yard.lose(b"v", b"bad")
-    yard.handle(PauseAsked(0, b"c"))
-    yard.join(b"w", slots_total=2, services=(b"x", b"default"))
-    yard.submit(*[b"x%d" % n for n in range(20)], service=b"x")
-    yard.submit(*[b"%d" % n for n in range(20)])
-    yard.handle(ResumeAsked(0, b"c"))
-    yard.scheduler.ledger.workers[b"w"].service_next = 0
-    held = yard.take(b"w")
-    for _ in range(12):
-        held += yard.take(b"w")
-        if b"bad" in held:
-            break
-        yard.finish(b"w", held.pop(0))
-    assert b"bad" in held
-
-
-def test_suspect_that_is_too_wide_for_a_worker_is_left_to_others() -> None:
-    yard = Yard()
-    yard.submit(b"bad", slots=3)
-    yard.lose(b"v", b"bad")
-    yard.submit(b"a")
-    yard.join(b"small", slots_total=2)
-    assert yard.take(b"small", 2) == [b"a"]
-    yard.join(b"large", slots_total=3)
-    assert yard.take(b"large") == [b"bad"]
-
-
-def test_worker_kept_for_a_suspect_that_is_gone_is_given_each_task_once() -> None:
-    yard = Yard()
-    yard.submit(b"wide", slots=3)
-    yard.lose(b"v", b"wide")
-    yard.join(b"w", slots_total=2)
-    yard.submit(b"held")
-    assert yard.take(b"w") == [b"held"]
-    yard.submit(b"bad", priority=1)
-    yard.join(b"u", slots_total=1)
-    assert yard.take(b"u") == [b"bad"]
-    yard.join(b"u", slots_total=1, incarnation=2)
-    yard.leave(b"u")
-    assert yard.take(b"w") == []  # it is kept for the bad one, and the wide one is not for it
-    yard.cancel(b"bad")
-    yard.submit(b"a")
-    yard.finish(b"w", b"held")
-    assert yard.take(b"w", 2) == [b"a"]
 
 
 # Workers.

@@ -152,27 +152,9 @@ def test_suspect_that_is_too_wide_does_not_hide_the_one_that_fits() -> None:
     yard = Yard()
     yard.submit(b"wide", slots=4, priority=9)
     yard.submit(b"slim")
-    yard.lose(b"gone", b"wide", b"slim")
+    yard.lose(b"gone", b"wide", b"slim", times=2)
     yard.join(b"w", slots_total=1)
     assert yard.take(b"w") == [b"slim"]
-
-
-def test_drained_worker_is_no_longer_kept_free_for_a_suspect() -> None:
-    yard = Yard()
-    yard.submit(b"suspect")
-    yard.lose(b"gone", b"suspect")
-    for worker in (b"w1", b"w2"):
-        yard.join(worker, slots_total=2)
-    yard.submit(b"a", b"b")
-    service = yard.scheduler.ledger.services[b"default"]
-    suspect = yard[b"suspect"]
-    assert yard.take(b"w1") == [suspect.name]  # empty, so it gets it at once
-    yard.report(b"w1", suspect.name, Outcome.REFUSED)
-    yard.take(b"w2", 1)
-    yard.take(b"w2", 1)
-    assert service.reserved is None or service.reserved.name == b"w2"
-    yard.handle(DrainAsked(0, b"c", b"w2"))
-    assert service.reserved is None
 
 
 def test_extending_many_ready_tasks_in_any_order_leaves_the_queue_right() -> None:

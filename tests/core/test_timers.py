@@ -120,6 +120,23 @@ def test_leased_task_is_let_finish_however_old_it_is() -> None:
     assert yard.states(b"a", b"b") == [DONE, FAILED]
 
 
+def test_task_grows_too_old_though_the_clock_jumped_past_its_age_and_back_while_it_was_out() -> (
+    None
+):
+    yard = Yard()
+    yard.submit(b"a", expires_hard_ns=10 * SECOND_NS)
+    yard.join(b"w")
+    yard.take(b"w")
+    yard.clock(99 * SECOND_NS)
+    yard.later(0)
+    yard.clock(0)
+    yard.report(b"w", b"a", Outcome.REFUSED)
+    yard.later(9)
+    assert yard.state(b"a") is READY
+    yard.later(1)
+    assert yard.state(b"a") is FAILED
+
+
 def test_age_is_looked_at_again_when_a_lost_task_comes_back() -> None:
     yard = Yard()
     yard.submit(b"a", expires_ns=SECOND_NS)

@@ -127,7 +127,8 @@ def _wishes(yard: WritingYard) -> None:
 def _late_turns(yard: WritingYard) -> None:
     """Slots that are kept, a new generation of a name that has ended, leases left open."""
     yard.join(b"w4", slots_total=3, services=(b"default", b"smtp"))
-    yard.finish(b"w4", *yard.take(b"w4", 3), texts=[b"alone, since it lost workers"])
+    lost = yard.take(b"w4", 3)
+    yard.finish(b"w4", *lost, texts=[b"done by w4"] * len(lost))
     yard.submit(b"k1", b"k2", b"k3", campaign=b"second", priority=50)
     kept = yard.take(b"w4", 3)
     yard.finish(b"w4", *kept, keeps_slots=True, texts=[b"kept " + name for name in kept])

@@ -139,11 +139,14 @@ BROKEN: dict[str, tuple[str, list[r.AnyRecord]]] = {
     ),
     "a suspect among others": (
         "suspect",
-        [submitted(a, b), joined(), leased(a), expired(a), leased(a, b, attempt=2)],
+        [submitted(a, b, crashes_max=2), joined(), leased(a), expired(a), leased(a, b, attempt=2)],
     ),
     "others beside a suspect": (
         "suspect",
-        [submitted(a, b), joined(), leased(a), expired(a), leased(a, attempt=2), leased(b)],
+        [
+            submitted(a, b, crashes_max=2),
+            *(joined(), leased(a), expired(a), leased(a, attempt=2), leased(b)),
+        ],
     ),
     "tried too often": ("retry", [submitted(a), joined(), leased(a), postponed(a, 5)]),
     "tried again too early": (

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from taskyard.cli.connecting import client_at
 from taskyard.cli.daemons import listen_of, listen_pairs
 from taskyard.cli.local import LOCK_FILE, UP_FILE, hired
 from taskyard.cli.options import (
     Talk,
     broker_options,
+    broker_timeout_option,
     json_option,
     quiet_option,
     state_option,
@@ -24,8 +26,8 @@ from taskyard.cli.options import (
 from taskyard.cli.printing import example, print_document, print_table
 from taskyard.cli.words import count, plain
 from taskyard.client import finding
-from taskyard.client.client import Client
 from taskyard.errors import ExitCode, NoBroker
+from taskyard.net import endpoints
 from taskyard.settings.files import BadSettings
 from taskyard.settings.load import load, problems
 
@@ -146,6 +148,7 @@ def _print_sections(sections: list[dict[str, Any]]) -> None:
 
 @config.command(epilog=example("config reload", "config reload --state ./elsewhere"))
 @state_option
+@broker_timeout_option
 @verbose_option
 @quiet_option
 @click.pass_obj
@@ -160,7 +163,9 @@ def reload(talk: Talk, state: Path) -> None:
     holder = hired(state / UP_FILE) or hired(state / LOCK_FILE)
     if not holder:
         raise NoBroker(f"no broker runs on {state}; start one with `taskyard up`, or give --state")
-    with Client(state=state):  # whoever only looks at the state must not get a signal
+    with client_at(
+        talk, endpoints.native(state)
+    ):  # whoever only looks at the state must not get a signal
         os.kill(holder, signal.SIGHUP)
     talk.say(f"told the broker (process {holder}) to read the settings again; see its log")
 

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from taskyard.cli.local import LOCK_FILE, hired
 from taskyard.client import finding
 from taskyard.client.client import Client
+from taskyard.core.limits import SECOND_NS
 from taskyard.errors import StateLocked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from taskyard.cli.options import Talk
     from taskyard.core.events import Scope
 
 #: The first answer has to be there within 5 s of the start of the command, which takes a while too.
 FIRST_ANSWER_SECONDS: Final = 4.5
-
-#: Who waits longer than this wonders what for.
-SILENT_SECONDS: Final = 0.5
 
 #: What a state directory has that a broker has written to.
 JOURNAL_FILE: Final = "journal.sqlite"
@@ -50,27 +48,25 @@ class Look(Protocol):
 
 
 def connected(talk: Talk) -> Client:
-    """A client of the broker that is meant. Raises `NoBroker`."""
-    endpoint = _place(talk).endpoint()
-    with _said_if_late(talk, f"waiting for a broker at {endpoint}"):
-        key = talk.key or talk.settings().broker.key
-        return Client(endpoint, key=key, timeout=FIRST_ANSWER_SECONDS)
+    """Connect to the broker that the options name. Raises `NoBroker`."""
+    key = talk.key or talk.settings().broker.key
+    return client_at(talk, _place(talk).endpoint(), key)
+
+
+def client_at(talk: Talk, endpoint: str, key: Path | None = None) -> Client:
+    """Connect to a broker. Warn on stderr when it does not answer. Raises `NoBroker`."""
+    limit_ns = talk.broker_timeout
+    return Client(
+        endpoint,
+        key=key,
+        timeout=None if limit_ns is None else limit_ns / SECOND_NS,
+        first_answer=FIRST_ANSWER_SECONDS,
+        report=talk.warn,
+    )
 
 
 def _place(talk: Talk) -> finding.Place:
     return finding.place(talk.broker, talk.state, settings=talk.settings())
-
-
-@contextmanager
-def _said_if_late(talk: Talk, line: str) -> Iterator[None]:
-    """Say what goes on, if it goes on for long."""
-    timer = threading.Timer(SILENT_SECONDS, talk.say, [line])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 @contextmanager

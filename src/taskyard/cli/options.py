@@ -5,6 +5,7 @@ before the verb and after it; or it is one that the settings know, who say what 
 given.
 """
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -53,6 +54,8 @@ class Talk:
         self.broker: str | None = None
         #: The state directory; None: as the environment says, or the usual one.
         self.state: Path | None = None
+        #: Nanoseconds to wait for a broker that does not answer; None: see `connecting`.
+        self.broker_timeout: int | None = None
         #: The key file; None: as the environment or the settings say.
         self.key: Path | None = None
         #: The settings file; None: as the environment says, or the nearest one.
@@ -71,6 +74,16 @@ class Talk:
         if not self.quiet:
             with suppress(BrokenPipeError):
                 click.echo(line, err=True)
+
+    def warn(self, line: str) -> None:
+        """Print a warning on stderr. It is no progress: `--quiet` does not suppress it.
+
+        Not by `click.echo`: that writes past the bar that is drawn there, and this above it.
+        """
+        with suppress(BrokenPipeError):
+            if sys.stderr is None:  # as it is for a process that was started with it closed
+                return
+            print(f"taskyard: {line}", file=sys.stderr, flush=True)  # noqa: T201  # see above
 
     def settings(self) -> "Settings":
         """The environment's, the file's and the defaults. Raises `BadSettings`."""
@@ -189,6 +202,16 @@ key_option = click.option(
     help="The key to come with, for a broker that demands one; or TASKYARD_KEY.",
 )
 
+broker_timeout_option = click.option(
+    "--broker-timeout",
+    type=DURATION,
+    metavar="D",
+    expose_value=False,
+    callback=remember("broker_timeout"),
+    help="Stop waiting for a broker that does not answer, and exit 3: 90s, 5m. Without it, wait 5s "
+    "for the first answer, and for ever if the broker goes away later.",
+)
+
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Answer with one JSON document, for programs."
 )
@@ -201,6 +224,7 @@ def broker_options(command: Decorated) -> Decorated:
         quiet_option,
         config_option,
         key_option,
+        broker_timeout_option,
         click.option(
             "--json",
             is_flag=True,

@@ -17,6 +17,7 @@ from taskyard.cli.task_options import TaskKey
 from taskyard.cli.words import count, plain, span
 from taskyard.client.campaign.formats import Format, Options
 from taskyard.core.events import Unknown
+from taskyard.core.limits import SECOND_NS
 from taskyard.errors import ExitCode, Refused, UserError
 
 if TYPE_CHECKING:
@@ -140,7 +141,9 @@ def _load(
         _settle_rejects(talk, checked, given)
         key = talk.key or talk.settings().broker.key
         campaign = options.campaign
-        to = target(client.broker, str(key) if key else None, campaign, Unknown.REFUSE)
+        limit_ns = talk.broker_timeout
+        timeout = None if limit_ns is None else limit_ns / SECOND_NS
+        to = target(client.broker, str(key) if key else None, campaign, Unknown.REFUSE, timeout)
         if not is_empty:
             talk.say("comparing with what the broker knows")
             _check_conflicts(job.conflicts(checked, to))

@@ -12,10 +12,12 @@ import click
 from msgspec import Struct
 
 from taskyard.cli import loading
+from taskyard.cli.connecting import client_at
 from taskyard.cli.daemons import cores
 from taskyard.cli.local import LOCK_FILE, Crew, Staff, hired, terminated_like_interrupted
 from taskyard.cli.options import (
     Talk,
+    broker_timeout_option,
     json_option,
     quiet_option,
     setting_option,
@@ -27,10 +29,10 @@ from taskyard.cli.progress import Meter
 from taskyard.cli.words import count, plain, span
 from taskyard.client.campaign.formats import Options
 from taskyard.client.campaign.tasks import service_of
-from taskyard.client.client import Client
 from taskyard.core.events import Scope
 from taskyard.core.states import TaskState
 from taskyard.errors import ClientClosed, ExitCode, StateLocked, TimedOut, UserError
+from taskyard.net import endpoints
 from taskyard.settings.keys import PROCESSES_MAX, SERVICES, SLOTS_MAX
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
     from taskyard.cli.loading import Submitted
     from taskyard.client.campaign.read import Loaded
+    from taskyard.client.client import Client
 
 #: How often the counts are looked at.
 LOOK_SECONDS: Final = 0.25
@@ -96,6 +99,7 @@ class Hands(NamedTuple):
 @click.option("--replay", is_flag=True, help="WfCommons: sleep as long as a task took.")
 @click.option("--speedup", type=float, default=1.0, metavar="N", help="Replay N times as fast.")
 @click.option("--report", metavar="DIR", help="Write a report there. Comes later.")
+@broker_timeout_option
 @json_option
 @verbose_option
 @quiet_option
@@ -139,7 +143,7 @@ def run(  # noqa: PLR0913  # an argument an option
     talk.interrupted = f"interrupted; `{_again(wish)}` goes on from here"
     with terminated_like_interrupted(), Crew(state, talk.say, config=talk.config) as crew:
         crew.start_broker()
-        with Client(state=state) as client, _hung_up_with(crew, client):
+        with client_at(talk, endpoints.native(state)) as client, _hung_up_with(crew, client):
             began = time.monotonic()
             submitted = loading.submit(client, loaded, name, skip_bad=skip_bad)
             _run(talk, wish, submitted, Hands(crew, staff, client))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
+from taskyard.cli.connecting import client_at
 from taskyard.cli.daemons import listen_option, read_listen
 from taskyard.cli.local import (
     LOCK_FILE,
@@ -28,6 +29,7 @@ from taskyard.cli.local import (
 from taskyard.cli.options import (
     DURATION,
     Talk,
+    broker_timeout_option,
     quiet_option,
     setting_option,
     state_option,
@@ -41,6 +43,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, NoBroker, TaskyardError, TimedOut, UserError
 from taskyard.journal.files import PRIVATE_FILE, make_private_directory
+from taskyard.net import endpoints
 from taskyard.settings.keys import PROCESSES_MAX, SLOTS_MAX
 
 if TYPE_CHECKING:
@@ -228,10 +231,14 @@ def _ended(status: int, said: str) -> TaskyardError:
 def _ready_workers(state: Path) -> int:
     """How many workers the broker knows; -1 while there is none."""
     try:
-        with Client(state=state, timeout=1) as client:
+        with Client(state=state, timeout=1, report=_ignore) as client:
             return int(client.status()["workers"])
     except NoBroker:
         return -1
+
+
+def _ignore(_report: str) -> None:
+    """Print nothing of a broker that is being started."""
 
 
 def _last_line(log: Path, began: int) -> str:
@@ -255,6 +262,7 @@ def _looks(ends: float) -> Iterator[None]:
 @click.option(
     "--timeout", type=DURATION, default="60s", help="How long running tasks may take; 60s."
 )
+@broker_timeout_option
 @verbose_option
 @quiet_option
 @click.pass_obj
@@ -270,7 +278,7 @@ def down(talk: Talk, *, state: Path, timeout: int) -> ExitCode | None:
     if not holders:
         raise NoBroker(f"nothing runs on state directory {state}; give --state if it is another")
     try:
-        with Client(state=state) as client:
+        with client_at(talk, endpoints.native(state)) as client:
             return _down(talk, client, state, timeout / SECOND_NS)
     except NoBroker:
         talk.say("the broker does not answer; ending it by signal")

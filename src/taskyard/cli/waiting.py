@@ -18,7 +18,15 @@ from taskyard.cli.reaching import connected
 from taskyard.cli.words import count, plain, span
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
-from taskyard.errors import ExitCode, TaskBlocked, TaskFailed, TimedOut, UserError
+from taskyard.errors import (
+    ClientClosed,
+    ExitCode,
+    NoBroker,
+    TaskBlocked,
+    TaskFailed,
+    TimedOut,
+    UserError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,6 +43,9 @@ _LOOK_SECONDS_FIRST: Final = 0.02
 
 #: Failures that are named; the others are counted.
 FAILURES_NAMED: Final = 10
+
+#: After the time of --timeout, a broker that is there has answered by then.
+ANSWER_SECONDS: Final = 1.0
 
 _RUNNABLE: Final = ("delayed", "ready", "leased")
 
@@ -90,8 +101,9 @@ class Group(Protocol):
     #: How many of the blocked ones are behind a failure, as far as is known.
     behind_failure: int
 
-    def look(self, seconds: float) -> bool:
-        """Wait up to so long, count, and say whether all are settled."""
+    def look(self, seconds: float, timeout: float | None = None) -> bool:
+        """Wait up to `seconds`, count, and return whether all are settled. Raises `TimedOut` if
+        the broker does not answer within `timeout` seconds."""
 
     def failures(self) -> Iterator[tuple[str, str]]:
         """Failed tasks and their reasons."""
@@ -111,6 +123,12 @@ class _Counted:
         self.counts: dict[str, int] = {state.name.lower(): 0 for state in TaskState}
         self.behind_failure = 0
 
+    def _failed(self, scope: Scope) -> Iterator[tuple[str, str]]:
+        """Yield the tasks of a scope and their reasons; none while the broker does not answer."""
+        if self.client.silent_since is None:
+            for view in self.client.tasks(scope):
+                yield view["name"], view["reason"]
+
     def unsettled(self) -> int:
         running = sum(self.counts[state] for state in _RUNNABLE)
         return running + self.counts["blocked"] - self.behind_failure
@@ -128,16 +146,15 @@ class _Everything(_Counted):
         super().__init__(client, "all tasks")
         self._pause = 0.0
 
-    def look(self, seconds: float) -> bool:
+    def look(self, seconds: float, timeout: float | None = None) -> bool:
         time.sleep(min(seconds, self._pause))
         self._pause = min(LOOK_SECONDS, max(_LOOK_SECONDS_FIRST, 2 * self._pause))
-        status = self.client.status()
+        status = self.client.status(timeout)
         self.counts, self.behind_failure = status["counts"], status["behind_failure"]
         return not self.unsettled()
 
     def failures(self) -> Iterator[tuple[str, str]]:
-        for view in self.client.tasks(_scope(states=[TaskState.FAILED])):
-            yield view["name"], view["reason"]
+        return self._failed(_scope(states=[TaskState.FAILED]))
 
 
 class _Campaign(_Counted):
@@ -150,29 +167,27 @@ class _Campaign(_Counted):
         if next(client.tasks(_scope(campaign=campaign)), None) is None and not self._count():
             raise UserError(f"no campaign is called {campaign}; `taskyard status` lists them")
 
-    def look(self, seconds: float) -> bool:
+    def look(self, seconds: float, timeout: float | None = None) -> bool:
         settled = True
         try:
             self.client.wait_campaign(self.campaign, seconds)
         except TimedOut:
             settled = False
-        self._count()
+        self._count(timeout)
         if settled:
             self.behind_failure = self.counts["blocked"]
         return settled
 
-    def _count(self) -> bool:
+    def _count(self, timeout: float | None = None) -> bool:
         """Whether the broker counts it; it lists the latest campaigns only."""
-        for one in self.client.status()["campaigns"]:
+        for one in self.client.status(timeout)["campaigns"]:
             if one["name"] == self.campaign:
                 self.counts = one["counts"]
                 return True
         return False
 
     def failures(self) -> Iterator[tuple[str, str]]:
-        scope = _scope(campaign=self.campaign, states=[TaskState.FAILED])
-        for view in self.client.tasks(scope):
-            yield view["name"], view["reason"]
+        return self._failed(_scope(campaign=self.campaign, states=[TaskState.FAILED]))
 
 
 class _Named(_Counted):
@@ -184,7 +199,7 @@ class _Named(_Counted):
         self._ended: Counter[str] = Counter()
         self._failures: list[tuple[str, str]] = []
 
-    def look(self, seconds: float) -> bool:
+    def look(self, seconds: float, timeout: float | None = None) -> bool:  # noqa: ARG002  # a Group's
         settled, waiting = concurrent.futures.wait(self._waiting, seconds)
         self._waiting = waiting  # type: ignore[assignment]  # the same ones
         for future in settled:
@@ -204,6 +219,8 @@ class _Named(_Counted):
         elif isinstance(error, TaskFailed):
             self._ended["failed"] += 1
             self._failures.append((future.name, str(error).partition(" failed: ")[2]))
+        elif isinstance(error, NoBroker | ClientClosed):
+            raise error
         else:
             self._ended["done"] += 1  # also where nobody can read its result
 
@@ -232,9 +249,14 @@ def wait_for(talk: Talk, group: Group, ends: float | None = None) -> bool:
     """Wait until a group is settled, or until the time is up; show how far it is."""
     with Meter(talk, group.label) as meter:
         while True:
-            left = LOOK_SECONDS if ends is None else ends - time.monotonic()
-            if group.look(max(0.0, min(LOOK_SECONDS, left))):
-                return True
+            left = None if ends is None else max(0.0, ends - time.monotonic())
+            timeout = None if left is None else left + ANSWER_SECONDS
+            seconds = LOOK_SECONDS if left is None else min(LOOK_SECONDS, left)
+            try:
+                if group.look(seconds, timeout):
+                    return True
+            except TimedOut:
+                return False
             meter.count(group.counts, sum(group.counts.values()), group.behind_failure)
             if ends is not None and time.monotonic() >= ends:
                 return False

@@ -25,17 +25,17 @@ from taskyard.client import asking, bundles, finding, following
 from taskyard.client.bundles import AsyncBundle
 from taskyard.client.campaigns import AsyncCampaign
 from taskyard.client.client import HASTE_SECONDS, TIMEOUT_SECONDS
-from taskyard.client.courier import Courier
+from taskyard.client.courier import AnswerLimits, Courier
 from taskyard.client.futures import TaskFuture, outcome_of
 from taskyard.client.progress import Meter
 from taskyard.client.sending import Sender
 from taskyard.core.events import Scope, Unknown
-from taskyard.core.limits import SECOND_NS
 from taskyard.wire import dwork_peer as peer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
     from contextvars import Context
+    from datetime import datetime
     from types import TracebackType
 
     from taskyard.client.asking import Conversation, Query
@@ -215,31 +215,35 @@ class AsyncFuture(TaskFuture, Awaitable[Any]):
 class AsyncClient:
     """A line to a broker. Use it as an asynchronous context manager, or `close` it."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # all but the first are named
         self,
         broker: str | None = None,
         *,
         state: str | Path | None = None,
         key: str | Path | None = None,
-        timeout: float = TIMEOUT_SECONDS,
+        timeout: float | None = None,
+        first_answer: float = TIMEOUT_SECONDS,
+        report: Callable[[str], object] | None = None,
     ) -> None:
         """Connect to a broker: by its endpoint, or by its state directory; with a key, as `Client`
         does. To be made where a loop runs.
 
-        `async with` raises `NoBroker` if nobody answers within `timeout` seconds; without it,
-        whatever is awaited first does. A broker that was there once may be restarted: then the
-        client waits for it and goes on.
+        A broker that does not answer is reported and given up as by `Client`, with `timeout`,
+        `first_answer` and `report`, which is called in another thread. `async with` raises
+        `NoBroker` if there is no first answer; without it, whatever is awaited first does.
         """
         landing = Landing(asyncio.get_running_loop())
-        self.timeout = timeout
+        #: Seconds for calls that never wait longer, such as `AsyncFuture.cancel`.
+        self.timeout = first_answer if timeout is None else timeout
         endpoint = finding.endpoint(broker, state)
         key_found = finding.key_for(endpoint, key)
         self._courier = Courier(
             endpoint,
-            int(timeout * SECOND_NS),
+            AnswerLimits.of(timeout, first_answer),
             patient=False,
             key=key_found,
             turned=landing.wake,
+            report=report,
         )
         self._sender = Sender(self._courier, partial(AsyncFuture, self, landing))
         self._courier.start()
@@ -248,6 +252,11 @@ class AsyncClient:
     def broker(self) -> str:
         """The endpoint of the broker."""
         return self._courier.endpoint
+
+    @property
+    def silent_since(self) -> datetime | None:
+        """When the broker last answered, if that is over a second ago; None while it answers."""
+        return self._courier.outage.since
 
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as Client's
         """Wait until all that was submitted is acknowledged, for so many seconds at most, then
@@ -424,9 +433,11 @@ class AsyncClient:
         """All about some tasks, by name. Raises `UserError` if one of them is not known."""
         return self._converse(asking.views(names))
 
-    def known(self, names: Sequence[str]) -> Awaited[dict[str, dict[str, Any]]]:
-        """The same of those that there are."""
-        return self._converse(asking.known(names))
+    def known(
+        self, names: Sequence[str], timeout: float | None = None
+    ) -> Awaited[dict[str, dict[str, Any]]]:
+        """Return all about some tasks, by name. Skip unknown names. Raises `TimedOut`."""
+        return self._converse(asking.known(names, timeout))
 
     def explain(self, name: str, timeout: float | None = None) -> Awaited[dict[str, Any]]:
         """Why a task is where it is, with the tasks that it waits for."""

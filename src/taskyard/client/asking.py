@@ -193,12 +193,13 @@ def lanes(
     return reply.document(), reply.place
 
 
-def known(names: Sequence[str]) -> Conversation[dict[str, View]]:
+def known(names: Sequence[str], timeout: float | None = None) -> Conversation[dict[str, View]]:
     """All about those of these tasks that there are."""
     found: dict[str, View] = {}
+    ends = Ends.after(timeout)
     _check_names(names)
     for first in range(0, len(names), PAGE):
-        some = yield from _all_pages(scope_of(names[first : first + PAGE]))
+        some = yield from _all_pages(scope_of(names[first : first + PAGE]), ends)
         found |= {view["name"]: view for view in some}
     return found
 

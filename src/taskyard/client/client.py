@@ -15,15 +15,15 @@ from taskyard.client import asking, bundles, finding, following
 from taskyard.client.asking import scope_of
 from taskyard.client.bundles import Bundle
 from taskyard.client.campaigns import Campaign
-from taskyard.client.courier import Courier
+from taskyard.client.courier import AnswerLimits, Courier
 from taskyard.client.futures import Future
 from taskyard.client.sending import Sender
 from taskyard.core.events import Scope, Unknown
-from taskyard.core.limits import SECOND_NS
 from taskyard.wire import dwork_peer as peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from datetime import datetime
     from types import TracebackType
 
     from taskyard.client.asking import Conversation
@@ -45,24 +45,31 @@ HASTE_SECONDS: Final = 1.0
 class Client:
     """A line to a broker. Use it as a context manager, or `close` it."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # all but the first are named
         self,
         broker: str | None = None,
         *,
         state: str | Path | None = None,
         key: str | Path | None = None,
-        timeout: float = TIMEOUT_SECONDS,
+        timeout: float | None = None,
+        first_answer: float = TIMEOUT_SECONDS,
+        report: Callable[[str], object] | None = None,
     ) -> None:
         """Connect to a broker: by its endpoint, or by its state directory. Over TCP with the key of
         that file, if one is given or set; beyond this machine there has to be one.
 
-        Raises `NoBroker` if nobody answers within `timeout` seconds. A broker that was there once
-        may be restarted: then the client waits for it and goes on.
+        A broker that does not answer for a second is reported: `report` is called with a line, by
+        default a warning of the logger `taskyard.client`. So is its return. After `timeout` seconds
+        without an answer, all that waits for one raises `NoBroker`. Without a timeout the first
+        answer has to arrive within `first_answer` seconds; later the client waits for a restart,
+        however long it takes, and goes on.
         """
-        self.timeout = timeout
+        #: Seconds for calls that never wait longer, such as `Future.cancel`.
+        self.timeout = first_answer if timeout is None else timeout
         endpoint = finding.endpoint(broker, state)
         key_found = finding.key_for(endpoint, key)
-        self._courier = Courier(endpoint, int(timeout * SECOND_NS), key=key_found)
+        limits = AnswerLimits.of(timeout, first_answer)
+        self._courier = Courier(endpoint, limits, key=key_found, report=report)
         self._sender = Sender(self._courier, partial(Future, self))
         self._courier.start()
         try:
@@ -75,6 +82,11 @@ class Client:
     def broker(self) -> str:
         """The endpoint of the broker."""
         return self._courier.endpoint
+
+    @property
+    def silent_since(self) -> datetime | None:
+        """When the broker last answered, if that is over a second ago; None while it answers."""
+        return self._courier.outage.since
 
     def close(self, timeout: float | None = None) -> None:
         """Wait until all that was submitted is acknowledged, for so many seconds at most, then
@@ -246,9 +258,11 @@ class Client:
         """All about some tasks, by name. Raises `UserError` if one of them is not known."""
         return self._converse(asking.views(names))
 
-    def known(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """The same of those that there are."""
-        return self._converse(asking.known(names))
+    def known(
+        self, names: Sequence[str], timeout: float | None = None
+    ) -> dict[str, dict[str, Any]]:
+        """Return all about some tasks, by name. Skip unknown names. Raises `TimedOut`."""
+        return self._converse(asking.known(names, timeout))
 
     def explain(self, name: str, timeout: float | None = None) -> dict[str, Any]:
         """Why a task is where it is, with the tasks that it waits for."""

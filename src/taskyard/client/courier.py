@@ -16,18 +16,20 @@ watch of their own.
 
 from __future__ import annotations
 
+import logging
 import threading
 from bisect import insort
 from collections import deque
 from concurrent.futures import Future as AnyFuture
 from concurrent.futures import InvalidStateError
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskyard.client import finding
 from taskyard.client.campaign.submitting import task_bytes
 from taskyard.client.campaign.values import BadValue
 from taskyard.client.lane_rules import LaneRules
+from taskyard.client.outage import Outage
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.tasks import Submission, Terms, shown
 from taskyard.errors import ClientClosed, NoBroker, Refused, TaskyardError, UserError
@@ -40,12 +42,15 @@ from taskyard.wire import dwork_peer as peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime
 
     from taskyard.client.futures import Promise
     from taskyard.core.events import Unknown
     from taskyard.net.keys import GuestKey
     from taskyard.net.sockets import Wire
     from taskyard.wire.dwork_peer import Reply
+
+logger = logging.getLogger("taskyard.client")
 
 #: Submissions under way at once: one travels while the next is gathered.
 CREATES_MAX: Final = 2
@@ -111,26 +116,45 @@ class Question(NamedTuple):
     after: int
 
 
+class AnswerLimits(NamedTuple):
+    """How long a client waits for a broker that does not answer, in nanoseconds."""
+
+    #: For its first answer.
+    first_ns: int
+    #: For the next one, once it has answered. None: for ever.
+    later_ns: int | None
+
+    @classmethod
+    def of(cls, timeout: float | None, first_answer: float) -> AnswerLimits:
+        """Return the limits for a `timeout` in seconds, which stands for both if it is given."""
+        if timeout is None:
+            return cls(int(first_answer * SECOND_NS), None)
+        return cls(int(timeout * SECOND_NS), int(timeout * SECOND_NS))
+
+
 class Courier:
     """Runs in its own thread from `start` to `stop`. Its public methods may be called by any."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # all but two are named
         self,
         endpoint: str,
-        first_answer_ns: int,
+        limits: AnswerLimits,
         *,
         patient: bool = True,
         key: GuestKey | None = None,
         turned: Callable[[], None] | None = None,
+        report: Callable[[str], object] | None = None,
     ) -> None:
         """Without `patient` nobody ever waits to hand a task over, however many there are. `turned`
-        is called by the thread when it has settled all that it can for now."""
+        is called by the thread when it has settled all that it can for now, `report` with a line
+        when the broker stops answering and when it answers again (default: a logged warning)."""
         self.endpoint = endpoint
         self._key = key
         #: Done when the thread has ended.
         self.ended: AnyFuture[None] = AnyFuture()
         self.ended.set_running_or_notify_cancel()  # who waits for it can't cancel it
-        self._first_answer_ns = first_answer_ns
+        self._limits = limits
+        self.outage = Outage(endpoint, limits.later_ns, report)
         self._patient = patient
         self._turned = turned or (lambda: None)
         self._parcels: deque[Parcel] = deque()
@@ -337,8 +361,15 @@ class Courier:
         if self._late and not self._late_watches:
             self._ask_after_late()
         self._line.turn()
-        if not self._line.answered and self._line.silent_ns() > self._first_answer_ns:
-            self._give_up()
+        self._check_answers()
+
+    def _check_answers(self) -> None:
+        """Report a broker that does not answer, and give up when the limit is reached."""
+        silent_ns = self._line.silent_ns() if self._line.open_count else 0
+        self.outage.update(silent_ns, self._clock.wall_ns())
+        limit_ns = self._limits.later_ns if self._line.answered else self._limits.first_ns
+        if limit_ns is not None and silent_ns > limit_ns:
+            self._give_up(limit_ns)
 
     def _put(self, question: Question) -> None:
         if not question.answer.set_running_or_notify_cancel():
@@ -355,28 +386,34 @@ class Courier:
             del self._asked[number]
             self._line.forget(number)
 
-    def _give_up(self) -> None:
-        """Nobody was ever there: whoever waits is told, and the line starts anew."""
-        for number in [*self._creates, *self._watches, *self._asked, self._rules_asked[0]]:
-            self._line.forget(number)
+    def _give_up(self, limit_ns: int) -> None:
+        """Fail all that waits for an answer, and start anew with the next request."""
+        self._line.forget_all()
         self._rules_asked = (0, [])
-        seconds = self._first_answer_ns / SECOND_NS
-        self._fail_all(
-            NoBroker(
+        since = self.outage.since
+        self.outage.reset()
+        self._fail_all(self._no_answer(limit_ns / SECOND_NS, since))
+
+    def _no_answer(self, seconds: float, since: datetime | None) -> NoBroker:
+        if not self._line.answered:
+            return NoBroker(
                 f"no broker answers at {self.endpoint} (waited {seconds:g} s); "
                 "start one with `taskyard up` or `taskyard broker`, or say where it is: --broker "
                 "or --state, in Python Client(broker=…) or Client(state=…)"
                 f"{finding.hint(self.endpoint, self._key)}"
             )
+        when = "" if since is None else f" (since {since:%Y-%m-%d %H:%M:%S})"
+        return NoBroker(
+            f"broker at {self.endpoint}: no answer for {seconds:g} s{when}; see that it runs. "
+            "Tasks that it acknowledged are kept"
         )
 
     def _fail_all(self, error: TaskyardError) -> None:
         with self._handing:
             waiting = self._clear()
         for future in waiting:
-            with suppress(InvalidStateError):  # who asked may give up at the same moment
-                if not future.done():
-                    future.set_exception(error)
+            if not future.done():
+                _settle(future.set_exception, error)
 
     def _clear(self) -> list[AnyFuture[Reply] | Promise]:
         """Drop everything. Returns those that somebody waits for."""
@@ -497,7 +534,7 @@ class Courier:
         elif number in self._asked:
             answer = self._asked.pop(number)
             if not answer.done():
-                answer.set_result(reply)
+                _settle(answer.set_result, reply)
 
     def _submitted(self, number: int, batch: Batch, reply: Reply) -> None:
         if reply.kind == peer.OK:
@@ -532,7 +569,7 @@ class Courier:
             if parcel.watched:
                 watched[parcel.name] = parcel.future
             elif not parcel.future.done():
-                parcel.future.set_result(None)
+                _settle(parcel.future.set_result, None)
         if number in self._streaming:
             del self._streaming[number]
             self._watches[number] = watched
@@ -544,7 +581,7 @@ class Courier:
         for parcel in parcels:
             if parcel.future is not None and not parcel.future.done():
                 text = f"task {shown(parcel.name)} was refused: {reason}"
-                parcel.future.set_exception(Refused(text))
+                _settle(parcel.future.set_exception, Refused(text))
 
     # Watches.
 
@@ -595,7 +632,7 @@ class Courier:
         for name, state, text in zip(reply.names, reply.states, reply.texts, strict=True):
             future = futures.pop(name, None)
             if future is not None:
-                future.settle(state, text)
+                _settle(future.settle, state, text)
         if not futures or number in self._late_watches or reply.kind == peer.ERROR:
             del self._watches[number]
             self._named.pop(number, None)
@@ -611,6 +648,16 @@ class Courier:
         futures = self._watches[number]
         self._named[number] = len(futures)
         self._line.replace(number, peer.watch(number, list(futures), stream=True))
+
+
+def _settle(settle: Callable[..., None], *outcome: object) -> None:
+    """Settle a future, and survive its callbacks: one may raise even `SystemExit`."""
+    try:
+        settle(*outcome)
+    except InvalidStateError:  # its owner has given up at the same moment
+        pass
+    except BaseException:
+        logger.exception("a callback of a future raised")
 
 
 def _place(batch: Batch) -> int:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 from msgspec import structs
 
 from taskyard.client.campaign.submitting import encode_text
-from taskyard.client.client import TIMEOUT_SECONDS, Client
+from taskyard.client.client import Client
 from taskyard.client.household import Household, Staff
 from taskyard.client.origins import Origins
 from taskyard.core.states import TaskState
@@ -40,6 +40,7 @@ from taskyard.wire import pickled
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
+    from types import TracebackType
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -55,6 +56,9 @@ ANSWER_SECONDS: Final = 60.0
 
 #: When the interpreter ends, what was submitted to somebody else's broker is delivered for so long.
 FAREWELL_SECONDS: Final = 5.0
+
+#: After Ctrl-C, a broker of others may take so long to cancel the calls, and the thread to end.
+INTERRUPT_SECONDS: Final = 3.0
 
 #: Tasks are named for their functions; a longer name says no more.
 _NAME_CHARACTERS_MAX: Final = 40
@@ -132,25 +136,34 @@ class Engine:
     """The client, the household if there is one, and the thread that settles futures. Does not know
     the executor, which may be forgotten while calls are under way."""
 
-    def __init__(self, service: str, household: Staff | None, client: Client | None) -> None:
+    def __init__(
+        self,
+        service: str,
+        household: Staff | None = None,
+        client: Client | None = None,
+        timeout: float | None = None,
+    ) -> None:
         self._prefix = secrets.token_hex(5)
         self.campaign = f"executor-{self._prefix}"
         self._terms = Terms(campaign=encode_text(self.campaign), service=encode_text(service))
         self._numbers = count(1)
         self._token = secrets.token_hex(16)
         self._origins = Origins()
+        self._timeout = timeout
         self._client = client
         #: There is a client, or there never will be.
         self._is_connected = threading.Event()
         #: Guards all that follows.
         self._changing = threading.RLock()
         self._is_stopping = False
+        self._is_interrupted = False
         self._broken = ""
         self._pending: dict[str, CallFuture[Any]] = {}
         #: Calls that came before there was a client, with their payloads; None: there is one.
         self._early: list[tuple[CallFuture[Any], bytes]] | None = []
         #: Calls whose tasks are settled; None: look whether there is more to do.
         self._arrived: SimpleQueue[tuple[CallFuture[Any], AnyFuture[Any]] | None] = SimpleQueue()
+        self._ended = threading.Event()
         self._settler = threading.Thread(
             target=self._settle_all, name="taskyard-executor", daemon=True
         )
@@ -188,6 +201,9 @@ class Engine:
         except UserError as error:  # as the standard has it: who asks for the result is told
             self._settle(future, partial(future.settle_exception, error))
             return future
+        except BaseException:  # a class of a user's raised an exit: no call was made
+            self._forget(name)
+            raise
         if not self._keeps(future, payload):
             self._send(self.client, future, payload)
         return future
@@ -230,7 +246,7 @@ class Engine:
 
     def _views(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         if len(names) > 1:
-            return self.client.known(names)
+            return self.client.known(names, self.client.timeout)
         return {names[0]: self.client.show(names[0], self.client.timeout)}
 
     def stop(self, *, cancel_pending: bool = False) -> None:
@@ -247,12 +263,44 @@ class Engine:
         self._arrived.put(None)
 
     def join(self) -> None:
-        if threading.current_thread() is not self._settler:
+        """Wait until the thread has ended. An interrupt cancels all calls, and is raised again."""
+        if threading.current_thread() is self._settler:
+            return
+        try:
+            self._ended.wait()
             self._settler.join()
+        except KeyboardInterrupt:
+            self.interrupt()
+            raise
+
+    def interrupt(self) -> None:
+        """Cancel all calls, also those that run, and end within a few seconds. Own workers are
+        stopped with what they run. At a broker of others the tasks are cancelled, which stops them
+        there; if it does not answer, they go on."""
+        with self._changing:
+            self._is_stopping = self._is_interrupted = True
+            pending = [*self._pending.values()]
+        if self._household is not None:
+            self._household.stop()
+        elif pending and self._client is not None:
+            try:
+                self._client.cancel(campaign=self.campaign, timeout=INTERRUPT_SECONDS)
+            except TaskyardError as error:
+                logger.warning("could not cancel %d call(s): %s", len(pending), error)
+        for future in pending:
+            self._settle(future, future.settle_cancelled)
+        self._arrived.put(None)
+        self._ended.wait(INTERRUPT_SECONDS)
 
     def leave(self) -> None:
         """The interpreter ends. Calls that are in our own hands are finished, as the standard has
-        it; what somebody else's broker was given goes on without us."""
+        it; what somebody else's broker was given goes on without us. After Ctrl-C all of it is
+        cancelled."""
+        if self._is_interrupted:
+            return
+        if _was_interrupted():
+            self.interrupt()
+            return
         self.stop()
         if self._household is not None:
             self.join()
@@ -268,14 +316,18 @@ class Engine:
                 arrived = self._arrived.get()
                 if arrived is not None:
                     self._settle_task(*arrived)
+                del arrived  # it would keep the value until the next one arrives
         finally:
             self._close()
+            self._ended.set()
 
     def _connect(self) -> None:
         """Find the household's broker, and send it what came meanwhile."""
         try:
             if self._client is None and self._household is not None:
-                self._client = Client(self._household.endpoint(), timeout=ANSWER_SECONDS)
+                self._client = Client(
+                    self._household.endpoint(), timeout=self._timeout, first_answer=ANSWER_SECONDS
+                )
         except Exception as error:  # noqa: BLE001  # it is whoever waits for a call's to see
             self._be_broken(str(error))
         with self._changing:
@@ -292,15 +344,20 @@ class Engine:
     def _close(self) -> None:
         _engines.discard(self)
         if self._client is not None:
-            self._client.close(0 if self._broken else None)
+            self._client.close(0 if self._broken or self._is_interrupted else None)
         if self._household is not None:
             self._household.stop()
 
     def _settle_task(self, future: CallFuture[Any], task: AnyFuture[Any]) -> None:
+        """Settle a call as its task was. Unpickling runs a user's code, which may raise anything,
+        also `SystemExit`: that is this call's outcome and nothing else's."""
         if task.cancelled():
             self._settle(future, future.settle_cancelled)
             return
-        value, error = self._outcome(future.name, task)
+        try:
+            value, error = self._outcome(future.name, task)
+        except BaseException as unpickling:  # noqa: BLE001  # see above
+            value, error = None, _not_unpickled(future.name, unpickling)
         if error is None:
             self._settle(future, partial(future.settle_result, value))
         else:
@@ -324,14 +381,7 @@ class Engine:
     def _outcome(self, name: str, task: AnyFuture[Any]) -> tuple[Any, BaseException | None]:
         error = task.exception()
         if error is None:
-            try:
-                return pickled.unpickle(task.result()), None
-            except Exception as unpickling:  # noqa: BLE001  # a class of a user's may raise anything
-                text = (
-                    f"the result of {name} can't be unpickled here: {unpickling!r}; see that its "
-                    "module can be imported here"
-                )
-                return None, TaskFailed(text).with_traceback(unpickling.__traceback__)
+            return pickled.unpickle(task.result()), None
         if not isinstance(error, TaskFailed):
             return None, error
         return None, self._raised(name, error)
@@ -372,10 +422,11 @@ class Executor(concurrent.futures.Executor):
         slots: int | None = None,
         max_workers: int | None = None,
         service: str = pickled.PICKLE.decode(),
-        timeout: float = TIMEOUT_SECONDS,
+        timeout: float | None = None,
     ) -> None:
         """Work for a broker, by its endpoint or its state directory; raises `NoBroker` if it does
-        not answer within `timeout` seconds. With neither it starts a broker of its own, and
+        not answer. `timeout` is that of `Client`: calls fail with `NoBroker` after so many seconds
+        without an answer. With neither it starts a broker of its own, and
         `workers` processes (1) that do `slots` calls at once each (one a core); all of them end
         with it. `max_workers` is another word for `slots`, that of the standard's pools.
 
@@ -391,14 +442,14 @@ class Executor(concurrent.futures.Executor):
         if broker is None and state is None:
             staff = Staff(_positive("workers", workers, 1), _positive("slots", slots), service)
             self._max_workers = staff.workers * staff.slots
-            engine = Engine(service, staff, None)
+            engine = Engine(service, staff, timeout=timeout)
         elif workers is not None or slots is not None:
             raise UserError(
                 "workers and slots are of an executor that starts its own broker; leave them out, "
                 "or the broker and state"
             )
         else:
-            engine = Engine(service, None, Client(broker, state=state, timeout=timeout))
+            engine = Engine(service, client=Client(broker, state=state, timeout=timeout))
         self._engine = engine
         # Forgotten without a shutdown, it ends when its calls are done.
         weakref.finalize(self, engine.stop).atexit = False
@@ -425,25 +476,49 @@ class Executor(concurrent.futures.Executor):
         chunks = iter(lambda: [*islice(rows, chunksize)], [])
         engine = self._engine
         futures = [engine.submit(pickled.call_each, (fn, chunk), {}, fn) for chunk in chunks]
-        return self._values(futures, ends)
-
-    def _values(self, futures: list[CallFuture[list[_T]]], ends: float | None) -> Iterator[_T]:
-        futures.reverse()
-        try:
-            while futures:
-                left = None if ends is None else ends - time.monotonic()
-                values = futures[-1].result(left)
-                futures.pop()  # so that nothing keeps a value that was handed over
-                yield from values
-        finally:
-            if futures:
-                self._engine.withdraw([future.name for future in futures])
+        return _values(engine, futures, ends)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002  # the standard's
         """Take no more calls. With `wait`, return when all are settled and all processes ended."""
         self._engine.stop(cancel_pending=cancel_futures)
         if wait:
             self._engine.join()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Wait for all calls, or after Ctrl-C cancel them, running ones too."""
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._engine.interrupt()
+        else:
+            self.shutdown(wait=True)
+
+
+def _values(
+    engine: Engine, futures: list[CallFuture[list[_T]]], ends: float | None
+) -> Iterator[_T]:
+    """Yield the values of calls in their order. Knows no executor: that may be forgotten."""
+    futures.reverse()
+    try:
+        while futures:
+            left = None if ends is None else ends - time.monotonic()
+            values = futures[-1].result(left)
+            futures.pop()
+            values.reverse()
+            while values:
+                yield values.pop()  # so that nothing here keeps a value that was handed over
+    finally:
+        if waiting := [future.name for future in futures if not future.done()]:
+            engine.withdraw(waiting)
+
+
+def _was_interrupted() -> bool:
+    """Return whether the program ends by a `KeyboardInterrupt` that nothing caught. Python keeps
+    the last exception that it printed; a prompt goes on after one."""
+    return getattr(sys, "last_type", None) is KeyboardInterrupt and not hasattr(sys, "ps1")
 
 
 #: Those that are not closed.
@@ -459,6 +534,19 @@ def _leave_all() -> None:
 
 
 atexit.register(_leave_all)
+
+
+def _not_unpickled(name: str, raised: BaseException) -> TaskFailed:
+    """Return the error for a result whose unpickling raised, with its traceback."""
+    try:
+        shown = repr(raised)
+    except BaseException:  # noqa: BLE001  # a class of a user's
+        shown = type(raised).__name__
+    error = TaskFailed(
+        f"the result of {name} can't be unpickled here: {shown}; see that its module can be "
+        "imported here"
+    )
+    return error.with_traceback(raised.__traceback__)
 
 
 def _refuse_while_imported() -> None:

@@ -1,21 +1,22 @@
 """Lanes and services in due order: where tasks wait, and whose turn is next.
 
-A queue orders what is ready by (charged with a lost worker, just returned or released, arrival);
-a lane holds a queue for each priority; a service holds its lanes, those of one regime as a branch,
-and keeps those that have work to lease in rotation, so that no lane starves another; the agenda
-keeps what waits for time in a heap. Nothing here decides: `policy` looks, `Ledger` moves tasks in
-and out.
+A queue orders what is ready by (just returned or released, arrival); a lane holds a queue for each
+priority, and apart from them its suspects: tasks charged with lost workers. A service holds its
+lanes, those of one regime as a branch, and keeps those that have work to lease in rotation, so that
+no lane starves another; the agenda keeps what waits for time in a heap. Nothing here decides:
+`policy` looks, `Ledger` moves tasks in and out.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from heapq import heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
+from taskyard.core.limits import ALONE
 from taskyard.core.states import DELAYED, READY, TaskState
 
 if TYPE_CHECKING:
@@ -132,14 +133,18 @@ class Queue(Struct, gc=False, eq=False):
         if self.stale and self.front:
             self._tidy_front(1)
         cursor = self.cursor
-        if cursor < len(self.items) and self.items[cursor] is task:
+        if self.front and self.front[-1] is task:
+            self.front.pop()
+        elif cursor < len(self.items) and self.items[cursor] is task and not self._is_void(task):
             self.cursor = cursor + 1
             if cursor > CURSOR_MAX:
                 self._shorten()
-        elif self.front and self.front[-1] is task:
-            self.front.pop()
         else:
             self._sift([task])
+
+    def _is_void(self, task: Task) -> bool:
+        """Return whether the first entry of a task in `items` may be a void one."""
+        return self.gone is not None and id(task) in self.gone
 
     def _sift(self, tasks: list[Task]) -> None:
         """Remove tasks that lie anywhere. Of those in `items` the entries stay and are void, so
@@ -230,8 +235,9 @@ class Queue(Struct, gc=False, eq=False):
 class Rare(Struct, eq=False):
     """What only some lanes have, and only now and then."""
 
-    #: Ready tasks that were charged with a lost worker: leased alone, before the others.
-    suspects: list[Task] | None = None
+    #: Ready tasks that were charged with lost workers, by isolation and id. They go before the
+    #: others, each as soon as its isolation allows.
+    suspects: dict[int, OrderedDict[int, Task]] | None = None
     #: Ready tasks that were put off and wait for the lane's next run, by id.
     later: dict[int, Task] = field(default_factory=dict)
     #: How many tasks more this run has, at most.
@@ -271,6 +277,8 @@ class Lane(Struct, gc=False, eq=False):
     paused: bool = False
     #: It has its place in the service's rotation.
     rotating: bool = False
+    #: No task in its queues takes fewer slots than this. A lower bound, raised by looking.
+    slots_min: int = 1
 
     def __repr__(self) -> str:
         """Its names and numbers: all that it refers to refers to it."""
@@ -282,9 +290,15 @@ class Lane(Struct, gc=False, eq=False):
         return self.branch.regime.rules
 
     @property
-    def suspects(self) -> list[Task] | None:
-        """Its ready tasks that must be leased alone, in the order in which they go."""
-        return None if self.rare is None else self.rare.suspects
+    def suspects(self) -> list[Task]:
+        """Return its ready tasks that lost workers, the least isolated first."""
+        groups = self.suspect_groups
+        return [task for isolation in sorted(groups) for task in groups[isolation].values()]
+
+    @property
+    def suspect_groups(self) -> dict[int, OrderedDict[int, Task]]:
+        """Return its suspects by isolation; the tasks of a group by id, in order."""
+        return _NO_SUSPECTS if self.rare is None else self.rare.suspects or _NO_SUSPECTS
 
     @property
     def released(self) -> int:
@@ -347,25 +361,19 @@ class Lane(Struct, gc=False, eq=False):
             chosen += queue.draw(count - len(chosen), luck)
         return chosen
 
-    def suspect(self, slots_most: int) -> Task | None:
-        """The next task that must be leased alone, of those that are not too wide: the first of
-        the highest priority."""
-        fitting = [task for task in self.suspects or () if task.terms.slots <= slots_most]
-        return max(fitting, key=_priority_of_task, default=None)
-
     def in_order(self) -> list[Task]:
         """All that is ready: suspects first, what waits for the next run last."""
         line = [task for queue in self.queues for task in queue.in_order()]
         if self.rare is None:
             return line
-        return [*(self.rare.suspects or ()), *line, *self.rare.later.values()]
+        return [*self.suspects, *line, *self.rare.later.values()]
 
     def add(self, task: Task, *, front: bool, put_off: bool = False) -> None:
         """Queue a ready task, in front if it comes back or was just released. One that was put
         off waits for the next run, if there is anything left of this one."""
         self.ready += 1
         if task.attempt and task.losses:
-            self._suspect(task, front=front)
+            self.add_suspect(task, front=front)
         elif put_off and self.name and task.attempt and self._is_running():
             self._wait(task)
         else:
@@ -396,6 +404,7 @@ class Lane(Struct, gc=False, eq=False):
             rare.run_left -= count
             if rare.run_left <= 0 or self.ready <= len(rare.later):
                 waiting, rare.later = rare.later, {}
+                self.slots_min = 1
                 for task in waiting.values():
                     self.queue(task.terms.priority).items.append(task)
         if rare.is_empty:
@@ -406,12 +415,20 @@ class Lane(Struct, gc=False, eq=False):
         if self.rare is not None:
             self.rare.released = min(self.rare.released, self.ready + self.leased)
 
-    def _suspect(self, task: Task, *, front: bool) -> None:
-        rare = self.with_rare()
+    def add_suspect(self, task: Task, *, front: bool) -> None:
+        """Queue a ready task that lost workers among those of its isolation."""
+        rare, isolation = self.with_rare(), task.isolation
         if rare.suspects is None:
-            rare.suspects = []
-        rare.suspects.insert(0 if front else len(rare.suspects), task)
+            rare.suspects = {}
+        group = rare.suspects.setdefault(isolation, OrderedDict())
+        group[id(task)] = task
+        if front:
+            group.move_to_end(id(task), last=False)
         self.service.suspects += 1
+        if isolation == ALONE:
+            self.service.last_attempts[id(task)] = task
+            if front:
+                self.service.last_attempts.move_to_end(id(task), last=False)
 
     def remove(self, task: Task) -> None:
         """Take one ready task out, wherever it is. The caller tells the lane that it `went`."""
@@ -448,16 +465,24 @@ class Lane(Struct, gc=False, eq=False):
             return False
         if rare.later.pop(id(task), None) is not None:
             return True
-        if rare.suspects is None or task not in rare.suspects:
-            return False
-        rare.suspects.remove(task)
-        rare.suspects = rare.suspects or None
+        for isolation, group in (rare.suspects or _NO_SUSPECTS).items():
+            if group.pop(id(task), None) is not None:
+                self._clear_suspect(task, isolation)
+                return True
+        return False
+
+    def _clear_suspect(self, task: Task, isolation: int) -> None:
+        """Keep the indexes of suspects true after one was taken out of its group."""
+        rare = self.with_rare()
+        if rare.suspects is not None and not rare.suspects[isolation]:
+            del rare.suspects[isolation]
+            rare.suspects = rare.suspects or None
         self.service.suspects -= 1
-        return True
+        self.service.last_attempts.pop(id(task), None)
 
 
-def _priority_of_task(task: Task) -> int:
-    return task.terms.priority
+#: The suspects of a lane that has none.
+_NO_SUSPECTS: Final[dict[int, OrderedDict[int, Task]]] = {}
 
 
 def _priority_of_queue(queue: Queue) -> int:
@@ -510,12 +535,14 @@ class Service(Struct, eq=False):
     turn: int = 0
     #: Workers that wait for its tasks: (used, name). An entry is void if `used` differs.
     parked: list[tuple[int, bytes]] = field(default_factory=list)
-    #: A worker that gets nothing until it is empty, to be lent a suspect.
-    reserved: Worker | None = None
-    #: Ready tasks of its lanes that must be leased alone.
+    #: Ready tasks of its lanes that lost workers.
     suspects: int = 0
+    #: Those of them that must be the only task in their worker, by id.
+    last_attempts: OrderedDict[int, Task] = field(default_factory=OrderedDict)
     #: Workers that offer it.
     workers: int = 0
+    #: The slots of the largest of them; -1: to be looked up.
+    slots_most: int = -1
     #: How many of its tasks are in each state, by `TaskState`.
     counts: list[int] = field(default_factory=lambda: [0] * len(TaskState))
 
@@ -571,11 +598,13 @@ class Service(Struct, eq=False):
             self.lanes.pop(lane.name, None)
 
 
-def unreserve(service: Service) -> None:
-    """Keep no worker free for this service."""
-    if service.reserved is not None:
-        service.reserved.reserved = None
-        service.reserved = None
+class Reservation(Struct, eq=False):
+    """A worker kept free for one task: it is given nothing else. Volatile."""
+
+    worker: Worker
+    task: Task
+    #: The task must be the only one in its worker; else it takes many slots.
+    alone: bool
 
 
 class Agenda(Struct, eq=False):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from taskyard.core import entering, graph, records
-from taskyard.core.agenda import unreserve
 from taskyard.core.ledger import lane_counts
 from taskyard.core.limits import ATTEMPTS_SHOWN_MAX
 from taskyard.core.records import RETURNS_CHARGED, RETURNS_TO_BACK, ReturnReason
@@ -129,7 +128,7 @@ def _postponed(ledger: Ledger, record: records.Postponed, tasks: Tasks) -> None:
         if reason:
             ledger.reasons[task.name] = reason
     ledger.plan(tasks)
-    ledger.mind_age(held, record.at_ns)
+    ledger.mind_age(held)
 
 
 def _returned(ledger: Ledger, record: records.Returned, tasks: Tasks) -> None:
@@ -150,14 +149,14 @@ def _returned(ledger: Ledger, record: records.Returned, tasks: Tasks) -> None:
     ledger.requeue(tasks, Cause.RETURNED, front=front, put_off=back)
     for lane, _ in released:
         lane.keep_within()
-    ledger.mind_age(tasks, record.at_ns)
+    ledger.mind_age(tasks)
 
 
 def _expired(ledger: Ledger, record: records.Expired, tasks: Tasks) -> None:
     _remember(ledger, tasks, b"expired", record.at_ns)
     ledger.release(tasks)
     ledger.requeue(tasks, Cause.EXPIRED, front=True)
-    ledger.mind_age(tasks, record.at_ns)
+    ledger.mind_age(tasks)
 
 
 def _came_due(ledger: Ledger, _record: records.CameDue, tasks: Tasks) -> None:
@@ -197,6 +196,7 @@ def _retried(ledger: Ledger, record: records.Retried, tasks: Tasks) -> None:
             if 0 < task.terms.report_ns <= record.at_ns:
                 ledger.agenda.report(task.terms.report_ns, [task.name])  # it was no use before
     ledger.requeue(tasks, Cause.RETRIED, front=False)
+    ledger.mind_age(tasks)
 
 
 def _released(ledger: Ledger, _record: records.Released, tasks: Tasks) -> None:
@@ -282,7 +282,6 @@ def _hold(ledger: Ledger, service_name: bytes, lane_name: bytes | None, *, held:
         return
     service = ledger.service(service_name)
     ledger.stirred[service_name] = service
-    unreserve(service)
     if lane_name is None:
         service.paused = held
         return

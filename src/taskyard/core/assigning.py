@@ -92,7 +92,7 @@ def park(scheduler: Scheduler, worker: Worker, count: int) -> None:
 
 def lease(scheduler: Scheduler, worker: Worker, count: int) -> bool:
     """Lease a worker up to `count` tasks, if policy finds any for it."""
-    tasks = policy.Choice(scheduler.ledger, worker, count, scheduler.now_ns).make()
+    tasks = _choose(scheduler, worker, count)
     if not tasks:
         return False
     names = [task.name for task in tasks]
@@ -110,6 +110,15 @@ def lease(scheduler: Scheduler, worker: Worker, count: int) -> bool:
     worker.asked = 0
     _note_use(scheduler, worker, tasks)
     return True
+
+
+def _choose(scheduler: Scheduler, worker: Worker, count: int) -> list[Task]:
+    """Choose tasks for a worker, and reserve workers for those that it has no room for."""
+    choice = policy.Choice(scheduler.ledger, worker, count, scheduler.now_ns)
+    tasks = choice.make()
+    if choice.passed:
+        policy.reserve(scheduler.ledger, choice.passed.values(), scheduler.now_ns)
+    return tasks
 
 
 def lease_wanted(scheduler: Scheduler, worker: Worker, _service: Service) -> bool:
@@ -152,13 +161,16 @@ def _note_use(scheduler: Scheduler, worker: Worker, tasks: list[Task]) -> None:
 
 def match(scheduler: Scheduler) -> None:
     """Bring ready tasks and parked workers together, until nothing more fits."""
-    stirred = scheduler.ledger.stirred
+    ledger = scheduler.ledger
+    stirred = ledger.stirred
     while stirred:
         name = next(iter(stirred))
         service = stirred.pop(name)
         if service.parked and service.has_work:
             _serve(scheduler, service)
         stirred.pop(name, None)  # what serving it stirred in itself has been served
+        if ledger.reservations:
+            policy.review_reservations(ledger, scheduler.now_ns)
 
 
 def _serve(scheduler: Scheduler, service: Service) -> None:
@@ -190,7 +202,7 @@ def _call(scheduler: Scheduler, worker: Worker, service: Service) -> bool:
     ready = sum(lane.ready for lane in service.rotating() if not lane.paused)
     if _called(scheduler, service) >= ready:
         return False
-    if not policy.Choice(scheduler.ledger, worker, worker.wanted, scheduler.now_ns).make():
+    if not _choose(scheduler, worker, worker.wanted):
         return False
     worker.turn(Turn.CALLED)
     worker.listed = -1

@@ -110,6 +110,7 @@ def _queue(ledger: Ledger, tasks: Tasks, terms: Terms, lane: Lane | None) -> Non
         ledger.gathering.append(lane)
     lane.tasks += len(tasks)
     lane.ready += len(tasks)
+    lane.slots_min = min(lane.slots_min, terms.slots)
     lane.queue(terms.priority).items += tasks
     ledger.stir(lane)
 

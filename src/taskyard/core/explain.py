@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final, cast
 from msgspec import Struct
 
 from taskyard.core import graph, policy
-from taskyard.core.limits import SECOND_NS
+from taskyard.core.limits import ALONE, SECOND_NS
 from taskyard.core.policy import Hold
 from taskyard.core.states import FAILED, TaskState
-from taskyard.core.tasks import shown
+from taskyard.core.tasks import isolation_room, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -53,7 +53,9 @@ class Reason(Enum):
     SILENT = "worker silent"
     NO_ROOM = "no worker is large enough"
     WORKERS_BUSY = "workers busy"
+    APART = "kept apart"
     ALONE = "must run alone"
+    RESERVED = "a worker is reserved"
     SERVED = "being served"
     IDLE = "idle"
 
@@ -198,12 +200,61 @@ def _ready(scheduler: Scheduler, task: Task) -> Explanation:
     if _too_wide(scheduler, task):
         sentence = f"it is ready, but takes {task.terms.slots} slots, and no worker has so many"
         return Explanation(Reason.NO_ROOM, sentence)
-    if task.losses:
-        sentence = f"it lost {_count(task.losses, 'worker')} and waits for one that is empty"
-        return Explanation(Reason.ALONE, sentence)
-    full = _full(scheduler, task)
-    sentence = f", but {full}" if full else f" and waits for a worker of service {service} to ask"
-    return Explanation(Reason.WORKERS_BUSY, f"it is ready{sentence}")
+    kept_back = _reserved(scheduler, task) or _isolated(scheduler, task)
+    if kept_back is not None:
+        return kept_back
+    full = _full(scheduler, task) or _not_asking(scheduler, task)
+    return Explanation(Reason.WORKERS_BUSY, f"it is ready, but {full}")
+
+
+def _reserved(scheduler: Scheduler, task: Task) -> Explanation | None:
+    """Explain a task that a worker is kept free for."""
+    reservation = policy.reservation_of(scheduler.ledger, task)
+    if reservation is None:
+        return None
+    worker = reservation.worker
+    name, slots = shown(worker.name), task.terms.slots
+    if reservation.alone:
+        held = _count(len(worker.held()), "task")
+        sentence = f"worker {name} gets no other task until it is idle; it holds {held} now"
+        return Explanation(Reason.ALONE, f"{_last_attempt(task)}: {sentence}")
+    free = max(0, worker.slots_free)
+    sentence = f"it is ready and takes {slots} slots: worker {name} is reserved for it"
+    return Explanation(Reason.RESERVED, f"{sentence}, and {free} of its slots are free")
+
+
+def _last_attempt(task: Task) -> str:
+    lost = _count(task.losses, "worker")
+    return f"it is ready, but lost {lost}, so its last attempt must be alone in its worker"
+
+
+def _isolated(scheduler: Scheduler, task: Task) -> Explanation | None:
+    """Explain a task that lost workers and is kept apart from others that did."""
+    isolation, workers = task.isolation, _workers(scheduler, task)
+    if isolation == ALONE:
+        return Explanation(Reason.ALONE, f"{_last_attempt(task)}: it waits until one is idle")
+    free = [worker for worker in workers if worker.slots_free >= task.terms.slots]
+    rooms = [isolation_room(isolation, worker.facts.slots_total) for worker in free]
+    held = [policy.held_by_isolation(worker)[isolation] for worker in free]
+    if not isolation or not free or any(map(int.__lt__, held, rooms)):
+        return None
+    lost, most = _count(task.losses, "worker"), _count(max(rooms), "task")
+    sentence = f"at most {most} of that kind may share a worker, and none has room for one more"
+    return Explanation(Reason.APART, f"it is ready, but lost {lost}: {sentence}")
+
+
+def _not_asking(scheduler: Scheduler, task: Task) -> str:
+    """Say why a free slot is of no use to a ready task."""
+    workers, slots = _workers(scheduler, task), task.terms.slots
+    free = [worker for worker in workers if worker.slots_free >= slots]
+    kept = [worker for worker in free if worker.reservation is not None]
+    alone = [worker for worker in free if policy.holds_last_attempt(worker)]
+    if free and len(kept) + len(alone) == len(free):
+        worker = free[0]
+        why = "runs a last attempt alone" if worker in alone else "is reserved for another task"
+        return f"worker {shown(worker.name)}, which has a free slot, {why}"
+    service = shown(task.terms.service)
+    return f"no worker of service {service} that has a free slot asks for work"
 
 
 def _hold_text(scheduler: Scheduler, lane: Lane, hold: Hold) -> str:
@@ -297,7 +348,7 @@ def _lane_ready(scheduler: Scheduler, lane: Lane, hold: Hold | None) -> Explanat
     """A lane that has ready tasks."""
     if hold is not None:
         return Explanation(_BY_HOLD[hold], _lane_sentence(scheduler, lane, hold))
-    sentence = "it waits for a worker of its service that has room and asks"
+    sentence = "no worker of its service that asks for work has room for its next task"
     return Explanation(Reason.WORKERS_BUSY, sentence)
 
 

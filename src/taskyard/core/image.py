@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct, field
 
 from taskyard.core.ledger import Ledger, lane_counts
-from taskyard.core.limits import NUMBER_MAX
 from taskyard.core.runs import Attempt
 from taskyard.core.states import DELAYED, READY, TaskState
 from taskyard.core.tasks import Ending, Lease, Task, Terms
@@ -192,7 +191,7 @@ def _lane_image(lane: Lane, services: dict[bytes, int], places: dict[int, int]) 
         QueueImage(queue.priority, at(queue.line()), at(queue.front)) for queue in lane.queues
     ]
     service = services[lane.service.name]
-    image = LaneImage(service, lane.name, lane.paused, queues, at(lane.suspects or []))
+    image = LaneImage(service, lane.name, lane.paused, queues, at(lane.suspects))
     if lane.rare is not None:
         image.later = at(list(lane.rare.later.values()))
         image.run_left, image.released = lane.rare.run_left, lane.rare.released
@@ -223,7 +222,7 @@ def restore(image: Image) -> Ledger:
     _restore_workers(ledger, image, tasks)
     ledger.plan([task for task in tasks if task.state is DELAYED])
     if any(terms.expires_ns or terms.expires_hard_ns for terms in image.terms):
-        ledger.mind_age([task for task in tasks if task.ending is None], NUMBER_MAX)
+        ledger.mind_age([task for task in tasks if task.ending is None])
     ledger.reported = dict.fromkeys(image.reported)
     _restore_lateness(ledger, image, tasks)
     ledger.reasons, ledger.envelopes = image.reasons, image.envelopes
@@ -268,13 +267,14 @@ def _restore_lane(lane: Lane, one: LaneImage, tasks: list[Task]) -> None:
         queue.items += [tasks[place] for place in queue_image.items]
         queue.front += [tasks[place] for place in queue_image.front]
         lane.ready += len(queue_image.items) + len(queue_image.front)
-    if one.suspects or one.later or one.released:
+    for place in one.suspects:
+        lane.add_suspect(tasks[place], front=False)
+    if one.later or one.released:
         rare = lane.with_rare()
-        rare.suspects = [tasks[place] for place in one.suspects] or None
         rare.later = {id(tasks[place]): tasks[place] for place in one.later}
         rare.run_left, rare.released = one.run_left, one.released
-        lane.ready += len(one.suspects) + len(one.later)
-        lane.service.suspects += len(one.suspects)
+        lane.ready += len(one.later)
+    lane.ready += len(one.suspects)
     if lane.ready:
         lane.branch.offer(lane)
     lane.service.drop_if_empty(lane)

@@ -9,7 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taskyard.core.ledger import lane_counts
+from taskyard.core.limits import ALONE
+from taskyard.core.policy import UNTELLABLE, rate_room
 from taskyard.core.states import TASK_STATES_ENDED, TaskState, WorkerState
+from taskyard.core.tasks import isolation_room
 from taskyard.errors import TaskyardError
 
 if TYPE_CHECKING:
@@ -115,10 +118,11 @@ def _check_counts(ledger: Ledger) -> None:
 
 def _check_service(ledger: Ledger, service: Service) -> None:
     lanes = service.lanes.values()
-    suspects = sum(len(lane.suspects or ()) for lane in lanes)
-    _equal(service.suspects, suspects, f"suspects of {service.name!r}")
-    kept_free = service.reserved
-    _require(kept_free is None or kept_free.reserved is service, f"reserve of {service.name!r}")
+    suspects = [task for lane in lanes for task in lane.suspects]
+    _equal(service.suspects, len(suspects), f"suspects of {service.name!r}")
+    last = sorted(task.name for task in suspects if task.isolation == ALONE)
+    kept = sorted(task.name for task in service.last_attempts.values())
+    _equal(kept, last, f"last attempts of {service.name!r}")
     for lane in lanes:
         _check_lane(ledger, lane)
     offers = sum(service.name in worker.facts.services for worker in ledger.workers.values())
@@ -190,8 +194,11 @@ def _check_lane(ledger: Ledger, lane: Lane) -> None:
     _require(not ready, f"READY tasks of {where} are in no queue: {[*ready]}")
     _check_run(lane, where)
     _require(lane.released <= lane.ready + lane.leased, f"more is released than is in {where}")
-    for task in lane.suspects or ():
-        _require(task.losses > 0, f"{task.name!r} is suspected without a loss")
+    for isolation, group in lane.suspect_groups.items():
+        _require(group, f"no suspects of isolation {isolation} in {where}")
+        for task in group.values():
+            _require(task.losses > 0, f"{task.name!r} is suspected without a loss")
+            _equal(isolation, task.isolation, f"isolation of {task.name!r}")
     for queue in lane.queues:
         line = [*queue.front, *queue.items[queue.cursor :]]
         void = sum((queue.gone or {}).values())
@@ -200,6 +207,7 @@ def _check_lane(ledger: Ledger, lane: Lane) -> None:
         for task in queue.in_order():
             _require(not task.losses, f"{task.name!r} lost a worker and is not set apart")
             _equal(queue.priority, task.terms.priority, f"priority of {task.name!r}")
+            _require(task.terms.slots >= lane.slots_min, f"slots of {task.name!r} in {where}")
 
 
 def _holder(task: Task) -> bytes:
@@ -224,12 +232,20 @@ def _check_worker(ledger: Ledger, worker: Worker) -> None:
         _equal(wrong, [], f"attempts of lease {lease.number}")
         if lease.left == len(lease.tasks):  # what was settled may have moved to another lane
             _equal(lease.counts, lane_counts(lease.tasks), f"lanes of lease {lease.number}")
-    _check_suspects_alone(name, held)
+    _check_isolation(worker, held)
 
 
-def _check_suspects_alone(name: bytes, held: list[Task]) -> None:
-    if any(task.losses > 0 for task in held):
-        _equal(len(held), 1, f"tasks of {name!r}, which holds one that lost a worker")
+def _check_isolation(worker: Worker, held: list[Task]) -> None:
+    """Compare what a worker holds with what isolation allows. A worker without a limit of slots
+    may have asked for any number, and one that has fewer than before holds what it holds."""
+    slots = worker.facts.slots_total
+    if slots and worker.slots_used <= slots + worker.ahead:
+        for isolation in range(1, ALONE):
+            count = sum(task.isolation == isolation for task in held)
+            text = f"{worker.name!r} holds {count} tasks of isolation {isolation}"
+            _require(count <= isolation_room(isolation, slots), text)
+    if any(task.isolation == ALONE for task in held):
+        _equal(len(held), 1, f"tasks of {worker.name!r}, which holds a last attempt")
 
 
 def _check_agenda(ledger: Ledger) -> None:
@@ -247,6 +263,8 @@ def _check_volatile(scheduler: Scheduler) -> None:
     _require(not ledger.stirred, "a service was stirred and not looked at")
     _require(not ledger.gathering, "a lane got work, and nobody asked whether it gathers")
     _check_gathering(scheduler)
+    _check_reservations(ledger)
+    _check_work_conservation(scheduler)
     watched = dict.fromkeys(scheduler.silence)
     for worker in ledger.workers.values():
         if worker.silent_at_ns:
@@ -255,6 +273,106 @@ def _check_volatile(scheduler: Scheduler) -> None:
             _require(minded, f"nobody minds the silence of {worker.name!r} in time")
         if worker.state is WorkerState.PARKED and worker.slots_free > 0:
             _check_listed(ledger, worker)
+
+
+def _check_reservations(ledger: Ledger) -> None:
+    """A service has at most one worker kept free of each kind, for a task that waits."""
+    kinds: dict[tuple[bytes, bool], bytes] = {}
+    for one in ledger.reservations:
+        name, service = one.task.name, one.task.lane.service.name
+        _require(one.worker.reservation is one, f"reservation of {one.worker.name!r}")
+        _require(ledger.workers.get(one.worker.name) is one.worker, f"reserve for {name!r} left")
+        _require(one.task.state is TaskState.READY, f"a worker is reserved for {name!r} in vain")
+        _require((service, one.alone) not in kinds, f"two workers of {service!r} are reserved")
+        kinds[service, one.alone] = name
+    reserved = [worker for worker in ledger.workers.values() if worker.reservation is not None]
+    _equal(len(reserved), len(ledger.reservations), "reserved workers")
+
+
+def _check_work_conservation(scheduler: Scheduler) -> None:
+    """No parked worker with a free slot coexists with a due, fitting task within limits."""
+    ledger = scheduler.ledger
+    ready = [task for task in ledger.tasks.values() if task.state is TaskState.READY]
+    kinds = {(id(task.lane), task.terms.slots, task.isolation, _said(task)): task for task in ready}
+    for worker in ledger.workers.values():
+        if worker.state is not WorkerState.PARKED or worker.slots_free <= 0 or worker.wanted <= 0:
+            continue
+        kept_for = None if worker.reservation is None else worker.reservation.task
+        tasks = kinds.values() if kept_for is None else [kept_for]
+        idle = [task for task in tasks if _could_go(scheduler, worker, task)]
+        if idle and not (worker.facts.called and _are_called(scheduler, idle[0].lane.service)):
+            name = worker.name
+            raise Violated(f"{name!r} waits beside {idle[0].name!r}, which it could be given")
+
+
+def _said(task: Task) -> bytes:
+    """Return what a worker is given of a task, where that could be a word of its dialect."""
+    said = task.payload or task.name
+    return said if any(said in words for words in UNTELLABLE.values()) else b""
+
+
+def _are_called(scheduler: Scheduler, service: Service) -> bool:
+    """Return whether as many workers were told of work as the service has ready tasks."""
+    called = [
+        worker
+        for worker in scheduler.ledger.workers.values()
+        if worker.state is WorkerState.CALLED and worker.called_for == service.name
+    ]
+    return len(called) >= service.counts[TaskState.READY]
+
+
+def _could_go(scheduler: Scheduler, worker: Worker, task: Task) -> bool:
+    """Return whether nothing keeps a ready task from a worker that waits. Written without the
+    code that chooses."""
+    held = worker.held()
+    fits = (
+        task.lane.service.name in worker.facts.services
+        and task.terms.slots <= worker.slots_free
+        and (task.payload or task.name) not in UNTELLABLE.get(worker.facts.dialect, ())
+        and not any(one.isolation == ALONE for one in held)
+        and _is_apart(worker, held, task)
+    )
+    begins = all(one.lane is not task.lane for one in held)
+    return (
+        fits
+        and _is_open(scheduler, task.lane, begins=begins)
+        and _has_place(scheduler.ledger, worker, task, begins=begins)
+    )
+
+
+def _is_open(scheduler: Scheduler, lane: Lane, *, begins: bool) -> bool:
+    """Return whether a lane gives tasks at all, and its section and the broker allow one more."""
+    ledger, rules, regime = scheduler.ledger, lane.rules, lane.branch.regime
+    held = rules.is_held and lane.released <= lane.leased
+    if ledger.paused or lane.service.paused or lane.paused or held:
+        return False
+    spent = bool(rules.rate_interval_ns) and rate_room(regime, scheduler.now_ns) <= 0
+    if lane.begins_ns > scheduler.now_ns or spent:
+        return False
+    over_broker = 0 < ledger.rules.workers_max <= ledger.serving
+    over_section = 0 < rules.workers_max <= regime.serving
+    return not (begins and (over_broker or over_section))
+
+
+def _has_place(ledger: Ledger, worker: Worker, task: Task, *, begins: bool) -> bool:
+    """Return whether a lane's own limits allow a worker one more task of it."""
+    lane = task.lane
+    if not lane.name:
+        return True
+    kept = [one.task for one in ledger.reservations if one.task.lane is lane and not one.alone]
+    kept = [one for one in kept if one is not task and one.terms.slots > worker.slots_free]
+    room = lane.branch.regime.lane_room - lane.leased - len(kept)
+    full = begins and 0 < lane.rules.lane_workers_max <= lane.workers
+    return room > 0 and not full
+
+
+def _is_apart(worker: Worker, held: list[Task], task: Task) -> bool:
+    """Return whether the isolation of a task lets it join what a worker holds."""
+    if task.isolation == ALONE:
+        return not held
+    slots = worker.facts.slots_total or worker.wanted
+    alike = sum(one.isolation == task.isolation for one in held)
+    return not task.isolation or alike < isolation_room(task.isolation, slots)
 
 
 def _check_gathering(scheduler: Scheduler) -> None:

@@ -97,7 +97,7 @@ def look(ledger: Ledger, sights: list[Sight]) -> None:
     for sight in sights:
         for task in sight.lane.peek(LANE_LOOK_MAX):
             sight.see(task)
-        for task in sight.lane.suspects or ():
+        for task in sight.lane.suspects:
             sight.see(task)
     for task in _out(ledger):
         if task.lane in wanted:

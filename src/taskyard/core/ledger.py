@@ -11,7 +11,7 @@ from itertools import groupby, repeat
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from taskyard.core import graph
-from taskyard.core.agenda import OPEN_LANE, Agenda, Lane, Queue, Service, unreserve
+from taskyard.core.agenda import OPEN_LANE, Agenda, Lane, Queue, Service
 from taskyard.core.events import RulesSet
 from taskyard.core.regimes import Regimes
 from taskyard.core.states import FAILED, READY, TASK_TARGETS, Cause, TaskState
@@ -22,6 +22,7 @@ from taskyard.errors import IllegalTransition
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from taskyard.core.agenda import Reservation
     from taskyard.core.runs import Attempt
 
 
@@ -67,6 +68,9 @@ class Ledger:
         self.agenda = Agenda()
         #: Services where something changed that may allow a lease. Volatile.
         self.stirred: dict[bytes, Service] = {}
+        #: Workers that are kept free for one task each: of a service at most one for a task of many
+        #: slots and one for a last attempt. Volatile.
+        self.reservations: list[Reservation] = []
         #: Lanes that got work and may have to gather more before they begin. Volatile.
         self.gathering: list[Lane] = []
         #: How lanes are run. Settings, not history: volatile.
@@ -170,6 +174,8 @@ class Ledger:
         """Count new READY tasks of one priority in their lanes, and queue them there."""
         if self.gathers:
             self._note_work(tasks)
+        if self.wide:
+            note_slots(tasks)
         for task in tasks:
             lane = task.lane
             lane.tasks += 1
@@ -191,6 +197,8 @@ class Ledger:
         that were put off wait for the next run of their lane."""
         if self.gathers:
             self._note_work(tasks)
+        if self.wide:
+            note_slots(tasks)
         queue = one_queue(tasks)
         if queue is None:
             for task in reversed(tasks) if front else tasks:
@@ -374,15 +382,13 @@ class Ledger:
                 for task in tasks:
                     index.pop(task.name, None)
 
-    def mind_age(self, tasks: Tasks, at_ns: int) -> None:
-        """Tasks that wait again may have grown too old while they were out, or can from now on
-        because they were tried. What is on the agenda already is not put there twice."""
+    def mind_age(self, tasks: Tasks) -> None:
+        """Schedule the expiry of tasks that wait again. An earlier entry may have come up while
+        they were out, by a clock that was set back since."""
         for task in tasks:
-            terms, tried = task.terms, task.attempt - task.excused
-            if 0 < terms.expires_hard_ns <= at_ns:
-                self.agenda.expire(terms.expires_hard_ns, [task.name])
-            if terms.expires_ns and (tried == 1 or terms.expires_ns <= at_ns):
-                self.agenda.expire(terms.expires_ns, [task.name])
+            for expires_ns in (task.terms.expires_hard_ns, task.terms.expires_ns):
+                if expires_ns:
+                    self.agenda.expire(expires_ns, [task.name])
 
     def wait_for(self, task: Task, names: list[bytes]) -> None:
         """Let a task wait for these too."""
@@ -442,13 +448,31 @@ class Ledger:
         for name in worker.facts.services:
             service = self.service(name)
             service.workers += by
-        self.let_go(worker)
+            service.slots_most = -1
+        self.unreserve(worker)
 
-    def let_go(self, worker: Worker) -> None:
-        """Keep a worker free for a suspect no longer; another may be."""
-        if worker.reserved is not None:
-            self.stirred[worker.reserved.name] = worker.reserved
-            unreserve(worker.reserved)
+    def reserve(self, reservation: Reservation) -> None:
+        """Keep a worker free for one task."""
+        reservation.worker.reservation = reservation
+        self.reservations.append(reservation)
+
+    def unreserve(self, worker: Worker) -> None:
+        """Keep a worker free no longer. It may take other tasks, and its task another worker."""
+        reservation = worker.reservation
+        if reservation is None:
+            return
+        worker.reservation = None
+        self.reservations.remove(reservation)
+        if reservation.task.lane.ready:
+            self.stir(reservation.task.lane)
+        for name in worker.facts.services:
+            self.stirred[name] = self.service(name)
+
+
+def note_slots(tasks: Tasks) -> None:
+    """Keep the lower bound on the slots of a lane's tasks true for tasks that join it."""
+    for task in tasks:
+        task.lane.slots_min = min(task.lane.slots_min, task.terms.slots)
 
 
 def are_all_of(lease: Lease, tasks: Tasks) -> bool:

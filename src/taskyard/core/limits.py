@@ -25,6 +25,10 @@ AFTER_MAX: Final = 100_000
 #: A task that was lost with its worker this many times is held to have killed it.
 CRASHES_MAX: Final = 5
 
+#: The highest isolation of a task that lost workers: it is the only one in its worker. Each lower
+#: one is a step towards it, and a task's last steps are these, however many workers it may cost.
+ALONE: Final = 4
+
 #: And one that its program died with has this long until it is tried again, where no schedule says.
 CRASH_DELAY_NS: Final = SECOND_NS
 
@@ -91,7 +95,8 @@ STATS_ROWS_MAX: Final = 1000
 #: Void entries that a service's list of parked workers may hold, beside two a worker.
 PARKED_VOID_MAX: Final = 16
 
-#: How far a worker looks past tasks that are wider than itself, to find some that fit.
+#: How far a worker looks at first past tasks that take more slots than it has free, and how far
+#: for one to reserve a worker for.
 WIDE_LOOKAHEAD: Final = 64
 
 #: Rate that was not used is saved up for this long, so that a high rate is reached with one

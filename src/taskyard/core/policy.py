@@ -4,17 +4,24 @@ A worker that asks goes on with its lane if it has one, else takes the next lane
 in rotation. Limits apply in this order, and the first that refuses is the lane's reason: broker,
 service, lane, rate; the service's are those of the clause that the lane is run by. Workers are
 served least recently used first.
+
+A task that lost workers is isolated step by step: the fewer losses it has left, the fewer of its
+kind share a worker, and its last attempt is alone. A task that takes more slots than any worker has
+free, or must be alone while every worker is busy, has one worker kept free for it. Neither keeps
+another task waiting: whatever fits is chosen past them.
 """
 
 from __future__ import annotations
 
 from enum import Enum
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nlargest
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
-from taskyard.core.agenda import unreserve
+from taskyard.core.agenda import Reservation
 from taskyard.core.limits import (
+    ALONE,
     LANE_RUN_TASKS_MAX,
     LEASE_TASKS_MAX,
     PARKED_VOID_MAX,
@@ -22,10 +29,13 @@ from taskyard.core.limits import (
     TASKS_MAX,
     WIDE_LOOKAHEAD,
 )
-from taskyard.core.states import PARKED
+from taskyard.core.states import DRAINING, PARKED, READY
+from taskyard.core.tasks import isolation_room
 from taskyard.core.workers import SLOTS_UNLIMITED
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from taskyard.core.agenda import Branch, Lane, Service
     from taskyard.core.ledger import Ledger
     from taskyard.core.regimes import Regime
@@ -132,14 +142,23 @@ class Choice:
         #: Lanes that have had their turn, by id; kept where a lane could be met again.
         self.taken: dict[int, Lane] = {}
         self.untellable = UNTELLABLE.get(worker.facts.dialect, ())
+        #: Slots that isolation is measured by; a worker without a limit has as many as it wants.
+        self.slots_measure = worker.facts.slots_total or self.count
+        #: Tasks of each isolation that it holds or was chosen here; None: not counted yet.
+        self.isolated: dict[int, int] | None = None
+        #: Tasks that it has no room for now, which a worker may be reserved for: the first of each
+        #: service, number of slots, and whether it must be alone.
+        self.passed: dict[tuple[bytes, int, bool], Task] = {}
         #: Nothing more for this worker, whatever lies in other lanes.
-        self.closed = ledger.paused or holds_suspect(worker) or is_reserved(worker)
+        self.closed = ledger.paused or holds_last_attempt(worker)
 
     def make(self) -> list[Task]:
         worker = self.worker
         services = worker.facts.services
-        if worker.reserved is not None and not self.closed:
-            self._redeem(worker.reserved)
+        if worker.reservation is not None:
+            self._redeem(worker.reservation.task)
+            return self.tasks
+        self._take_last_attempt()
         if worker.lane is not None and worker.lane.ready and not self.closed:
             self._go_on(worker.lane)
         for turn in range(len(services)):
@@ -266,10 +285,17 @@ class Choice:
         if self.limited and (id(lane) in self.taken or (begins and not self._may_begin(regime))):
             return
         room = self._room(lane, begins=begins)
-        if room <= 0 or (lane.rare is not None and lane.suspects and self._take_suspect(lane)):
+        if room <= 0:
             return
-        tasks = self._fitting(lane, room) if lane.service.wide else self._next(lane, room)
-        self.tasks += tasks
+        tasks = []
+        if lane.rare is not None and lane.rare.suspects:
+            tasks = self._suspects(lane, room)
+            self.tasks += tasks
+            room -= len(tasks)
+        if room > 0:
+            more = self._fitting(lane, room) if lane.service.wide else self._next(lane, room)
+            self.tasks += more
+            tasks = tasks + more if tasks else more
         extra = self._extra_of(lane, len(tasks), begins=begins)
         self.extra -= extra
         self.count = min(self.count - len(tasks) + extra, self._slots_left())
@@ -308,8 +334,9 @@ class Choice:
             return False
         return _left(regime.rules.workers_max, regime.serving + begun.get(regime, 0)) > 0
 
-    def _room(self, lane: Lane, *, begins: bool) -> int:
-        """How many tasks of a lane its own limits and the rate allow this worker."""
+    def _room(self, lane: Lane, *, begins: bool, reserved: Task | None = None) -> int:
+        """How many tasks of a lane its own limits and the rate allow this worker. A task that a
+        worker is reserved for keeps its place in the lane."""
         room, regime = self.count, lane.branch.regime
         if lane.name:
             if begins and _left(regime.rules.lane_workers_max, lane.workers) <= 0:
@@ -317,6 +344,8 @@ class Choice:
             if regime.rules.overfeed:
                 room = min(room + self.extra, self._slots_left())
             room = min(room, regime.lane_room - lane.leased)
+            if self.ledger.reservations and reserved is None:
+                room = min(room, regime.lane_room - lane.leased - self._kept_places(lane))
         if regime.is_plain:
             return room
         if regime.rules.rate_interval_ns:
@@ -325,20 +354,41 @@ class Choice:
             room = min(room, lane.released - lane.leased)
         return room
 
+    def _kept_places(self, lane: Lane) -> int:
+        """Count the places in a lane that are kept for a task which waits for another worker."""
+        task = reserved_task(self.ledger, lane)
+        return int(task is not None and task.terms.slots > self._slots_left())
+
     def _fitting(self, lane: Lane, room: int) -> list[Task]:
-        """The next tasks that the worker has slots for. One that must wait for slots is not
-        overtaken; one that is wider than the whole worker is left to others."""
-        chosen: list[Task] = []
+        """Return the next tasks that the worker has slots for, however many wider ones are before
+        them."""
         slots = self._slots_left()
-        slots_most = self.worker.facts.slots_total or SLOTS_UNLIMITED
-        for task in self._next(lane, room + WIDE_LOOKAHEAD):
-            if task.terms.slots > slots_most:
-                continue
-            slots -= task.terms.slots
-            if slots < 0 or len(chosen) == room:
+        if lane.slots_min > slots:
+            self._pass(self._next(lane, WIDE_LOOKAHEAD))
+            return []
+        looked = room + WIDE_LOOKAHEAD
+        while True:
+            seen = self._next(lane, looked)
+            chosen, wider = _first_fit(seen, slots, room)
+            if len(chosen) == room or len(seen) < looked:
                 break
-            chosen.append(task)
+            looked *= 4
+        if len(chosen) < room and not self.untellable:  # all of it was looked at
+            lane.slots_min = min((task.terms.slots for task in wider), default=1)
+        self._pass(wider)
         return chosen
+
+    def _pass(self, tasks: Iterable[Task], *, alone: bool = False) -> None:
+        """Note tasks that this worker has no room for now, and another worker may be kept free
+        for: the first of each number of slots."""
+        slots_seen = 0
+        for task in islice(tasks, WIDE_LOOKAHEAD):
+            slots = task.terms.slots
+            if slots != slots_seen:
+                slots_seen = slots
+                service = task.lane.service
+                if slots <= slots_most(self.ledger, service):
+                    self.passed.setdefault((service.name, slots, alone), task)
 
     def _next(self, lane: Lane, count: int) -> list[Task]:
         """The next tasks that the worker can be told of. What is behind others is found, however
@@ -362,41 +412,87 @@ class Choice:
     def _can_tell(self, task: Task) -> bool:
         return (task.payload or task.name) not in self.untellable
 
-    def _take_suspect(self, lane: Lane) -> bool:
-        """A task charged with a lost worker goes alone, to a worker that holds nothing. One
-        worker at a time is kept free for that; the others pass it over."""
-        service, worker = lane.service, self.worker
-        suspect = self._suspect(lane)
-        if suspect is None:
-            return False
-        if worker.leases or self.tasks or suspect.terms.slots > self.slots:
-            if service.reserved is None and worker.reserved is None:
-                service.reserved, worker.reserved = worker, service
-                self.closed = True
-        else:
-            self.tasks = [suspect]
-            self.closed = True
-        return self.closed
-
-    def _suspect(self, lane: Lane) -> Task | None:
-        """The suspect of a lane that this worker could be lent."""
-        slots_most = self.worker.facts.slots_total or SLOTS_UNLIMITED
-        suspect = lane.suspect(slots_most)
-        if suspect is None or self._can_tell(suspect):
-            return suspect
-        others = [task for task in lane.suspects or () if self._can_tell(task)]
-        fitting = [task for task in others if task.terms.slots <= slots_most]
-        return max(fitting, key=lambda task: task.terms.priority, default=None)
-
-    def _redeem(self, service: Service) -> None:
-        """An empty worker gets the suspect that it was kept free for, if it is still there. A lane
-        without one for it has its turn later, and only once: what it took would be taken twice."""
-        unreserve(service)
-        for lane in service.rotating():
-            if self.closed or lane.paused or service.paused or held_back(lane, self.now_ns):
+    def _suspects(self, lane: Lane, room: int) -> list[Task]:
+        """Return the next tasks of a lane that lost workers, as far as their isolation allows."""
+        chosen: list[Task] = []
+        slots = self._slots_left()
+        for isolation, group in lane.suspect_groups.items():
+            if isolation == ALONE:
+                self._pass(group.values(), alone=True)
                 continue
-            if self._suspect(lane) is not None:
-                self._take(lane)
+            open_count = min(self._isolation_room(isolation), room - len(chosen))
+            if open_count <= 0:
+                continue
+            tellable = [task for task in group.values() if self._can_tell(task)]
+            ordered = nlargest(len(tellable), tellable, key=_priority_of_task)
+            some, wider = _first_fit(ordered, slots, open_count)
+            slots -= sum(task.terms.slots for task in some)
+            self._isolated()[isolation] += len(some)
+            chosen += some
+            self._pass(wider)
+        return chosen
+
+    def _isolation_room(self, isolation: int) -> int:
+        """Return how many tasks more of an isolation the worker may hold."""
+        return isolation_room(isolation, self.slots_measure) - self._isolated()[isolation]
+
+    def _isolated(self) -> dict[int, int]:
+        """Count the tasks of each isolation that the worker holds or was chosen."""
+        if self.isolated is None:
+            self.isolated = held_by_isolation(self.worker)
+        return self.isolated
+
+    def _take_last_attempt(self) -> None:
+        """Choose a task that must be the only one in its worker, if this one is idle."""
+        worker = self.worker
+        if worker.leases or self.closed or self.count <= 0:
+            return
+        for name in worker.facts.services:
+            service = self.ledger.services.get(name)
+            if service is not None and service.last_attempts:
+                tasks = list(service.last_attempts.values())
+                for task in nlargest(len(tasks), tasks, key=_priority_of_task):
+                    self._redeem(task)
+                    if self.tasks:
+                        return
+
+    def _redeem(self, task: Task) -> None:
+        """Choose one task, and nothing else, if the worker has room for it."""
+        if self.closed or not self._has_room_for(task):
+            return
+        lane = task.lane
+        begins = not lane.is_served_by(self.worker)
+        if begins and self.limited and not self._may_begin(lane.branch.regime):
+            return
+        if self.count > 0 and self._room(lane, begins=begins, reserved=task) > 0:
+            self.tasks = [task]
+            self.closed = True
+
+    def _has_room_for(self, task: Task) -> bool:
+        """Return whether the worker could begin with this task now, limits aside."""
+        if task.terms.slots > self.slots or not self._can_tell(task):
+            return False
+        if blocked(self.ledger, task.lane, self.now_ns):
+            return False
+        isolation = task.isolation
+        if isolation == ALONE:
+            return not self.worker.leases
+        return not isolation or self._isolation_room(isolation) > 0
+
+
+def _first_fit(tasks: list[Task], slots: int, count: int) -> tuple[list[Task], list[Task]]:
+    """Return the first tasks that go into so many slots, and those before them that do not."""
+    chosen: list[Task] = []
+    wider: list[Task] = []
+    for task in tasks:
+        if len(chosen) == count:
+            break
+        if task.terms.slots > slots:
+            wider.append(task)
+        else:
+            slots -= task.terms.slots
+            chosen.append(task)
+    return chosen, wider
 
 
 def _left(maximum: int, count: int) -> int:
@@ -408,24 +504,151 @@ def _turn_of_branch(branch: Branch) -> int:
     return branch.turn
 
 
+def _priority_of_task(task: Task) -> int:
+    return task.terms.priority
+
+
 def begins_to_wait_in_line(worker: Worker) -> bool:
     """Its place is behind those that wait already, whenever it was used last."""
     in_line = worker.facts.dialect in IN_LINE
     return in_line and worker.listed != worker.used and worker.slots_free > 0
 
 
-def is_reserved(worker: Worker) -> bool:
-    """It is kept free for a suspect, and not free yet."""
-    service = worker.reserved
-    return service is not None and service.suspects > 0 and bool(worker.leases)
-
-
-def holds_suspect(worker: Worker) -> bool:
-    """It holds a task that must be alone."""
+def holds_last_attempt(worker: Worker) -> bool:
+    """Return whether it holds a task that must be the only one in its worker."""
     if len(worker.leases) != 1:
         return False
     (lease,) = worker.leases.values()
-    return lease.left == 1 and len(lease.tasks) == 1 and lease.tasks[0].losses > 0
+    return lease.left == 1 and len(lease.tasks) == 1 and lease.tasks[0].isolation == ALONE
+
+
+def held_by_isolation(worker: Worker) -> dict[int, int]:
+    """Count the tasks of each isolation that a worker holds."""
+    counts = dict.fromkeys(range(ALONE + 1), 0)
+    for lease in worker.leases.values():
+        if max(lease.attempts) > 1:  # else none of its tasks was out before
+            for task in lease.tasks:
+                if task.lease is lease:
+                    counts[task.isolation] += 1
+    return counts
+
+
+def reserve(ledger: Ledger, tasks: Iterable[Task], now_ns: int) -> None:
+    """Keep a worker free for tasks that no worker has room for, one of a kind in a service."""
+    for task in tasks:
+        alone, service = task.isolation == ALONE, task.lane.service
+        kept = reserved_in(ledger, service, alone=alone)
+        if kept is None and not blocked(ledger, task.lane, now_ns):
+            worker = _worker_to_reserve(ledger, task, now_ns)
+            if worker is not None:
+                ledger.reserve(Reservation(worker, task, alone))
+
+
+def reserved_in(ledger: Ledger, service: Service, *, alone: bool) -> Reservation | None:
+    """Return the reservation of a service for a task of many slots, or for a last attempt."""
+    for one in ledger.reservations:
+        if one.alone is alone and one.task.lane.service is service:
+            return one
+    return None
+
+
+def reserved_task(ledger: Ledger, lane: Lane) -> Task | None:
+    """Return the task of many slots in this lane that a worker is reserved for: others of a lane
+    with a limit do not overtake it."""
+    for one in ledger.reservations:
+        if one.task.lane is lane and not one.alone:
+            return one.task
+    return None
+
+
+def reservation_of(ledger: Ledger, task: Task) -> Reservation | None:
+    """Return the reservation that is for a task."""
+    for one in ledger.reservations:
+        if one.task is task:
+            return one
+    return None
+
+
+def _worker_to_reserve(ledger: Ledger, task: Task, now_ns: int) -> Worker | None:
+    """Return the worker that will have room for a task soonest; None if one has room and will ask,
+    or none ever will, or the only one would be emptied."""
+    name, alone = task.lane.service.name, task.isolation == ALONE
+    able = [
+        worker
+        for worker in ledger.workers.values()
+        if name in worker.facts.services
+        if could_hold(worker, task) and is_open_to(ledger, task.lane, worker, now_ns)
+    ]
+    if any(_has_room_now(worker, task) for worker in able):
+        return None
+    if alone and len(able) == 1:
+        return None
+    free = [worker for worker in able if worker.reservation is None]
+    if alone:
+        return min(free, key=_emptied_soonest, default=None)
+    return max(free, key=_most_slots_free, default=None)
+
+
+def _has_room_now(worker: Worker, task: Task) -> bool:
+    asks = worker.state is PARKED or worker.facts.silence_ns
+    if not asks or worker.reservation is not None or holds_last_attempt(worker):
+        return False
+    if task.isolation == ALONE:
+        return not worker.leases
+    return worker.slots_free >= task.terms.slots
+
+
+def _emptied_soonest(worker: Worker) -> tuple[bool, int, int]:
+    """Order workers by what they hold; those whose silence means nothing may never ask again."""
+    return not worker.facts.silence_ns, worker.slots_used, worker.used
+
+
+def _most_slots_free(worker: Worker) -> tuple[bool, int, int]:
+    return bool(worker.facts.silence_ns), worker.slots_free, -worker.used
+
+
+def slots_most(ledger: Ledger, service: Service) -> int:
+    """Return the slots of the largest worker of a service."""
+    if service.slots_most < 0:
+        facts = [worker.facts for worker in ledger.workers.values()]
+        offers = [one for one in facts if service.name in one.services]
+        slots = [one.slots_total or SLOTS_UNLIMITED for one in offers]
+        service.slots_most = max(slots, default=0)
+    return service.slots_most
+
+
+def could_hold(worker: Worker, task: Task) -> bool:
+    """Return whether a worker can be given a task once it has room."""
+    slots_total = worker.facts.slots_total
+    if worker.state is DRAINING or (slots_total and task.terms.slots > slots_total):
+        return False
+    untellable = UNTELLABLE.get(worker.facts.dialect, ())
+    return (task.payload or task.name) not in untellable
+
+
+def is_open_to(ledger: Ledger, lane: Lane, worker: Worker, now_ns: int) -> bool:
+    """Return whether the limits of a lane allow this worker one more task of it."""
+    hold = limit(ledger, lane, now_ns)
+    if hold is None:
+        return True
+    room = not lane.name or lane.leased < lane.branch.regime.lane_room
+    return hold is not Hold.RATE and room and lane.is_served_by(worker)
+
+
+def blocked(ledger: Ledger, lane: Lane, now_ns: int) -> Hold | None:
+    """Return what holds a lane back for every worker, limits aside."""
+    return paused(ledger, lane) or held_back(lane, now_ns)
+
+
+def review_reservations(ledger: Ledger, now_ns: int) -> None:
+    """End reservations whose task no longer waits for the worker: it was leased, moved, paused,
+    cancelled, or can't be held by it any more."""
+    for one in list(ledger.reservations):
+        task, worker = one.task, one.worker
+        waits = task.state is READY and not blocked(ledger, task.lane, now_ns)
+        offered = task.lane.service.name in worker.facts.services and could_hold(worker, task)
+        if not (waits and offered and (task.isolation == ALONE) is one.alone):
+            ledger.unreserve(worker)
 
 
 def park(ledger: Ledger, worker: Worker) -> None:

@@ -164,7 +164,7 @@ def worker_cut(scheduler: Scheduler, event: events.WorkerCut) -> None:
     worker.turn(Turn.CUT_OFF)
     worker.listed = -1
     worker.asked = 0
-    scheduler.ledger.let_go(worker)
+    scheduler.ledger.unreserve(worker)
 
 
 def not_called(ledger: Ledger, worker: Worker) -> None:

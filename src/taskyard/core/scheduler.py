@@ -17,6 +17,7 @@ from taskyard.core import (
     effects,
     events,
     lanes,
+    policy,
     queries,
     reports,
     roster,
@@ -77,6 +78,8 @@ class Scheduler:
         _DECIDERS[type(event)](self, event)
         if self.ledger.gathering:
             timers.gather(self)
+        if self.ledger.reservations:
+            policy.review_reservations(self.ledger, self.now_ns)
         if self.ledger.stirred:
             assigning.match(self)
         if len(self._records) > decided and (self.watchers or self.campaign_watchers):

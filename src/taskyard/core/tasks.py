@@ -8,12 +8,13 @@ need not look (`gc=False`).
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final, TypeVar
 from zlib import crc32
 
 from msgspec import Struct, field
 
-from taskyard.core.limits import CRASHES_MAX
+from taskyard.core.limits import ALONE, CRASHES_MAX
 from taskyard.core.states import LEASED, READY, TaskState
 
 if TYPE_CHECKING:
@@ -161,6 +162,16 @@ class Task(Struct, gc=False, eq=False):
         held = 1 if self.state is LEASED else 0
         return self.attempt - self.failures - self.excused - held
 
+    @property
+    def isolation(self) -> int:
+        """Return how far it is kept apart from other tasks, by the lost workers it may still cost:
+        0 for not at all, `ALONE` for its last attempt."""
+        losses = self.losses
+        if losses <= 0:
+            return 0
+        left = max(0, self.terms.crashes_max - 1 - losses)
+        return ALONE - min(left, ALONE - 1)
+
     def dependents_list(self) -> list[Task]:
         if self.dependents is None:
             return []
@@ -216,6 +227,29 @@ class Digests:
         if payload is not self._payload:
             self._payload, self._digest = payload, digest(payload)
         return self._digest
+
+
+def isolation_room(isolation: int, slots: int) -> int:
+    """Return how many tasks of one isolation a worker of so many slots may hold.
+
+    Each step takes the cube root of the slots out of the group, so that a task that kills its
+    workers is by itself after as many steps, and one lost machine costs no parallelism.
+    """
+    if isolation <= 1:
+        return slots
+    if isolation >= ALONE:
+        return 1
+    return _cube_root_up(slots * slots if isolation < ALONE - 1 else slots)
+
+
+def _cube_root_up(number: int) -> int:
+    """Return the smallest root whose cube is at least the number."""
+    root = round(math.pow(number, 1 / 3))
+    while root * root * root < number:
+        root += 1
+    while root and (root - 1) ** 3 >= number:
+        root -= 1
+    return root
 
 
 def digest(payload: bytes) -> bytes:

@@ -199,7 +199,7 @@ def drain_asked(scheduler: Scheduler, event: events.DrainAsked) -> None:
     workers = [known[name] for name in names if name in known]
     for worker in workers:
         roster.not_called(scheduler.ledger, worker)
-        scheduler.ledger.let_go(worker)
+        scheduler.ledger.unreserve(worker)
         worker.turn(Turn.DRAINED)
         roster.dismiss_if_drained(scheduler, worker)
     scheduler.tell(Acted(event.client, event.request, len(workers)))

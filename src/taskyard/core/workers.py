@@ -15,7 +15,7 @@ from taskyard.core.states import BUSY, WORKER_TRANSITIONS, Turn, WorkerState
 from taskyard.errors import IllegalTransition
 
 if TYPE_CHECKING:
-    from taskyard.core.agenda import Lane, Service
+    from taskyard.core.agenda import Lane, Reservation
     from taskyard.core.tasks import Lease, Task
 
 
@@ -73,8 +73,8 @@ class Worker(Struct, eq=False):
     lane_run: int = 0
     #: The service to look at first, so that its services take turns.
     service_next: int = 0
-    #: The service that keeps it free for a suspect.
-    reserved: Service | None = None
+    #: The task that it is kept free for.
+    reservation: Reservation | None = None
     #: Why it can't start its agents; b"": all is well, or it did not say.
     trouble: bytes = b""
 

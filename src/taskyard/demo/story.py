@@ -143,7 +143,7 @@ def _run(yard: Yard, here: Place, planned: Campaign, teller: Teller) -> Kill:
     seconds = _SETTLED_SECONDS + _SETTLED_SECONDS_A_THOUSAND * planned.tasks / 1000
     ends = time.monotonic() + seconds
     kill = None
-    with Client(state=here.state) as client, teller.running():
+    with Client(state=here.state, report=teller.say) as client, teller.running():
         while True:
             counts = client.counts(campaign.NAME)
             teller.count(counts, planned.tasks)

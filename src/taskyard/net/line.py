@@ -114,6 +114,12 @@ class Line:
         self._open.pop(number, None)
         self._unsent.pop(number, None)
 
+    def forget_all(self) -> None:
+        """Drop every open request. The next one starts the clock of `silent_ns` again."""
+        self._open.clear()
+        self._unsent.clear()
+        self._ping = 0
+
     def replies(self) -> list[Reply]:
         """The answers that have come, each to a request that is open."""
         arrived: list[Reply] = []

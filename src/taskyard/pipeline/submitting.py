@@ -43,14 +43,20 @@ class Target(Struct, frozen=True):
     #: The moment that durations are counted from.
     now_ns: int
     unknown: Unknown = Unknown.REFUSE
+    #: How many seconds to wait for a broker that does not answer; None: until it does.
+    timeout: float | None = None
 
     def client(self) -> Client:
-        return Client(self.broker, key=self.key, timeout=FIRST_ANSWER_SECONDS)
+        return Client(
+            self.broker, key=self.key, timeout=self.timeout, first_answer=FIRST_ANSWER_SECONDS
+        )
 
 
-def target(broker: str, key: str | None, campaign: str, unknown: Unknown) -> Target:
+def target(
+    broker: str, key: str | None, campaign: str, unknown: Unknown, timeout: float | None = None
+) -> Target:
     """Where to send tasks to from now on."""
-    return Target(broker, key, campaign, time.time_ns(), unknown)
+    return Target(broker, key, campaign, time.time_ns(), unknown, timeout)
 
 
 class Taken(Struct):

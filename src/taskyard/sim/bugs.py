@@ -3,8 +3,8 @@ Those of the core, the journal and the broker's turn are here, those of lanes an
 beside it.
 
 A simulator that does not catch these would not catch the next real one either. They are found by
-the checkers alone, without `core.invariants`. Each is a context manager with one sentence that
-says what is broken.
+the checkers alone, without `core.invariants`, but for those of `plant_inside`. Each is a context
+manager with one sentence that says what is broken.
 """
 # ruff: noqa: ANN401 - a broken function takes whatever the sound one takes
 
@@ -472,8 +472,8 @@ def loss_forgotten() -> Iterator[None]:
 
 @plant
 def suspect_not_alone() -> Iterator[None]:
-    """A worker with a task that lost a worker gets others beside it."""
-    with swapped(policy, "holds_suspect", lambda _worker: False):
+    """A worker that runs a last attempt gets other tasks beside it."""
+    with swapped(policy, "holds_last_attempt", lambda _worker: False):
         yield
 
 

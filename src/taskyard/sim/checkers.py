@@ -215,8 +215,14 @@ class Checker:
         tales = self.story.tasks.values()
         ready = sum(one.state is READY and one.terms.service == service for one in tales)
         ready += self._were_ready.get(service, 0)
-        if len(woken) > ready:
+        if len(woken) > ready + self._repeated_requests():
             raise Violation("herd", f"{len(woken)} workers are woken for {ready} tasks")
+
+    def _repeated_requests(self) -> int:
+        """Count the READYs of this turn that came after another of the same worker: each cancels a
+        WAKE that the first one may have caused, so another worker is woken in its place."""
+        asked = [one for one in self._turn if isinstance(one, events.WorkAsked) and one.parks]
+        return len(asked) - len({one.worker for one in asked})
 
     def cut(self, route: bytes) -> None:
         """The broker notices that nobody is there."""
@@ -398,6 +404,12 @@ class Checker:
     def _real(self, name: bytes) -> bytes:
         """The name of a task, where peers know it by its payload."""
         return self._job_names.get(name, name)
+
+    def awaits_unknown(self, job: bytes) -> bool:
+        """Return whether a job, known by its payload, waits for a task that was never submitted: a
+        worker gave it back with that."""
+        tale = self.story.tasks.get(self._job_names.get(job, b""))
+        return tale is not None and self.story.awaits_unknown(tale)
 
     def job_told(self, job: bytes, text: bytes, *, failed: bool) -> None:
         """A client is told what came of a job; a job that failed may never have been taken."""

@@ -1,6 +1,6 @@
 """Planted bugs of lanes and their rules: what a scheduler may make of a clause, and must be caught.
 
-Beside `bugs`, whose rules hold here too: the checkers alone find them.
+Beside `bugs`, whose rules hold here too.
 """
 # ruff: noqa: ANN401, SLF001 - a broken function takes whatever the sound one takes, and is inside
 
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import structs
 
-from taskyard.core import agenda, aging, apply, image, records, scheduler, timers
-from taskyard.core.agenda import Lane, Service
+from taskyard.core import agenda, aging, apply, image, policy, records, scheduler, timers
+from taskyard.core.agenda import Lane, Queue, Service
 from taskyard.core.events import RulesSet
 from taskyard.core.ledger import Ledger
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import READY
 from taskyard.core.tasks import Submission, Task
-from taskyard.sim.planting import plant, swapped, swapped_item
+from taskyard.sim.planting import plant, plant_inside, swapped, swapped_item
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -200,4 +200,68 @@ def ages_forgotten() -> Iterator[None]:
         return submission
 
     with swapped(aging, "with_ages", with_ages):
+        yield
+
+
+@plant_inside
+def suspect_blocks_its_lane() -> Iterator[None]:
+    """A busy worker takes nothing of a lane with a task that lost a worker, nor of other lanes."""
+    sound = policy.Choice._take
+
+    def take(self: policy.Choice, lane: Lane) -> None:
+        if lane.suspects and (self.worker.leases or self.tasks):
+            self.closed = True
+        else:
+            sound(self, lane)
+
+    with swapped(policy.Choice, "_take", take):
+        yield
+
+
+@plant_inside
+def wide_task_blocks_its_lane() -> Iterator[None]:
+    """A task that takes more slots than a worker has free keeps those behind it from the worker."""
+
+    def first_fit(tasks: list[Task], slots: int, count: int) -> tuple[list[Task], list[Task]]:
+        chosen: list[Task] = []
+        for task in tasks[:count]:
+            slots -= task.terms.slots
+            if slots < 0:
+                break
+            chosen.append(task)
+        return chosen, []
+
+    with swapped(policy, "_first_fit", first_fit):
+        yield
+
+
+@plant_inside
+def reservation_kept_in_vain() -> Iterator[None]:
+    """A worker stays reserved for a task that another has taken."""
+    with swapped(policy, "review_reservations", _nothing):
+        yield
+
+
+@plant
+def isolation_ignored() -> Iterator[None]:
+    """Tasks that lost workers share the next one with any number of their kind."""
+    with swapped(policy, "isolation_room", lambda _isolation, slots: slots):
+        yield
+
+
+@plant_inside
+def void_entry_taken_for_the_live_one() -> Iterator[None]:
+    """A task that is taken out of its queue while a void entry of it is first stays in it."""
+
+    def is_void(_queue: Queue, _task: Task) -> bool:
+        return False
+
+    def discard(self: Queue, task: Task) -> None:
+        if self.cursor < len(self.items) and self.items[self.cursor] is task:
+            self.cursor += 1
+        else:
+            sound(self, task)
+
+    sound = Queue.discard
+    with swapped(Queue, "_is_void", is_void), swapped(Queue, "discard", discard):
         yield

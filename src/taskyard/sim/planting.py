@@ -11,8 +11,19 @@ Planted: TypeAlias = Callable[[], AbstractContextManager[None]]
 BUGS: Final[dict[str, Planted]] = {}
 
 
+#: Those that the invariants of the core find, because they break no promise in the journal.
+BY_INVARIANTS: Final[list[Planted]] = []
+
+
 def plant(function: Callable[[], Iterator[None]]) -> Planted:
     planted = BUGS[function.__name__] = contextmanager(function)
+    return planted
+
+
+def plant_inside(function: Callable[[], Iterator[None]]) -> Planted:
+    """Plant a bug that the invariants must find."""
+    planted = plant(function)
+    BY_INVARIANTS.append(planted)
     return planted
 
 

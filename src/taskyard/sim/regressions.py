@@ -24,4 +24,11 @@ REGRESSIONS: Final[dict[int, str]] = {
     268: "a worker of round-robin whose message was cancelled got more than it has slots for",
     554: "a worker of round-robin that was not heard since a restart lost what it holds",
     1296: "a cancelled message of a long lease let its worker be silent for as long",
+    702597: "a void entry of a queue was taken for the live one, and a moved task stayed behind",
+    709039: "the same void entry, in another lane",
+    800031: "a clock that was set back let a task outlive its hard expiry",
+    700317: "the model expected an answer on a job that waits for a task never submitted",
+    704886: "the model expected an answer on a job that waits for a task never submitted",
+    709231: "the model expected an answer on a job that waits for a task never submitted",
+    5328: "the model counted a WAKE that a repeated READY had cancelled",
 }

@@ -360,10 +360,19 @@ class Story:
             lane.begins_ns = 0
 
     def _check_suspects(self, hand: Hand, tales: list[Tale]) -> None:
-        """A task that was lost with a worker is alone with its next one."""
+        """Tasks that lost workers share their next one with the fewer of their kind, the fewer
+        losses they have left. The last attempt is alone."""
+        slots = hand.facts.slots_total
+        left: dict[int, int] = {}
         for tale in [*hand.held.values(), *tales]:
-            alone = len(hand.held) + len(tales) == 1
-            self.require(not tale.losses or alone, "suspect", "a suspect is not alone", tale)
+            if tale.losses:
+                spare = min(3, tale.terms.crashes_max - 1 - tale.losses)
+                left[spare] = left.get(spare, 0) + 1
+                alone = len(hand.held) + len(tales) == 1
+                self.require(spare > 0 or alone, "suspect", "its last attempt is not alone", tale)
+                # A worker without a limit of slots may have asked for any number.
+                few = not slots or (left[spare] - 1) ** 3 < slots ** max(1, spare)
+                self.require(few, "suspect", f"{left[spare]} of its kind share a worker", tale)
 
     def _check_slots(self, worker: bytes, hand: Hand) -> None:
         used = sum(tale.terms.slots for tale in hand.held.values()) + sum(hand.slots_kept)

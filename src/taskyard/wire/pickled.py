@@ -204,7 +204,7 @@ def encode_exception(error: BaseException, traceback: str, token: str = "") -> b
     try:
         pickled = pickle.dumps((error, traceback), PROTOCOL)
         unpickle(pickled)  # an exception of its own making may be one-way
-    except Exception:  # noqa: BLE001  # a class of a user's may raise anything
+    except BaseException:  # noqa: BLE001  # a class of a user's may raise anything, also an exit
         pickled = b""
     line = mark + base64.b64encode(pickled) + b"\n"
     if not pickled or len(line) > EXCEPTION_BYTES_MAX:
@@ -230,6 +230,6 @@ def decode_exception(output: bytes, token: str = "") -> tuple[BaseException | No
         error, traceback = unpickle(base64.b64decode(line.removeprefix(_mark(token))))
         if isinstance(error, BaseException):
             error.__cause__ = RemoteTraceback(traceback)
-    except Exception:  # noqa: BLE001  # classes that are not here, or not the same
+    except BaseException:  # noqa: BLE001  # classes not here, or not the same, or that raise an exit
         return None, ""
     return (error if isinstance(error, BaseException) else None), str(traceback)

@@ -1,0 +1,169 @@
+"""Verbs whose broker is gone say so, go on when it is back, and end when their time is over."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import click
+import pytest
+
+from taskyard.cli import connecting, entry, waiting
+from taskyard.cli.entry import taskyard
+from taskyard.cli.verbs import VERBS
+from taskyard.client.client import Client
+from taskyard.errors import ExitCode
+from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+#: Verbs that wait, each for something that no worker does here.
+WAITING: tuple[Sequence[str], ...] = (
+    ("wait", "x"),
+    ("wait", "--campaign", "c"),
+    ("wait",),
+    ("submit", "--wait", "--", "true"),
+    ("map", "--lines", "LINES", "--", "echo", "{}"),
+    ("watch",),
+    ("watch", "--until-settled", "--campaign", "c"),
+)
+
+#: Verbs that ask, and end with the answer.
+ASKING: tuple[Sequence[str], ...] = (
+    *(("status",), ("list",), ("workers",), ("lanes",), ("services",)),
+    *(("show", "x"), ("result", "x"), ("why", "x"), ("log", "x")),
+    *(("cancel", "x"), ("retry", "x"), ("pause", "--all"), ("submit", "--", "true")),
+)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    """A broker with a task that nobody does."""
+    (tmp_path / "lines").write_text("1\n")
+    with Broker(tmp_path) as running:
+        words = ("--campaign", "c", "--name", "x", "--", "true")
+        assert run(tmp_path, "submit", *words)[0] == ExitCode.GOOD
+        yield running
+
+
+class Verbs:
+    """Verbs that run in threads of this process."""
+
+    def __init__(self, directory: Path, pool: ThreadPoolExecutor) -> None:
+        self._directory = directory
+        self._pool = pool
+
+    def start(self, *words: str) -> Any:
+        """Returns the future of its exit code."""
+        given = [str(self._directory / "lines") if word == "LINES" else word for word in words]
+        state = ("--state", str(self._directory / ".taskyard"))
+        return self._pool.submit(entry.run, taskyard, [given[0], *state, *given[1:]])
+
+
+@pytest.fixture
+def verbs(tmp_path: Path) -> Iterator[Verbs]:
+    with ThreadPoolExecutor(len(ASKING)) as pool:
+        yield Verbs(tmp_path, pool)
+
+
+def test_every_verb_that_waits_reports_a_killed_broker_and_exits_3(
+    broker: Broker,
+    verbs: Verbs,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    answered = threading.Semaphore(0)
+
+    class AnsweredClient(Client):
+        """Counts the first answers."""
+
+        def __init__(self, *args: Any, **named: Any) -> None:
+            super().__init__(*args, **named)
+            answered.release()
+
+    monkeypatch.setattr(connecting, "Client", AnsweredClient)
+    limit = ("--broker-timeout", "1.5s")
+    codes = [verbs.start(words[0], *limit, *words[1:]) for words in WAITING]
+    for _ in WAITING:
+        assert answered.acquire(timeout=PATIENCE_SECONDS)
+    broker.kill()
+    assert [code.result(PATIENCE_SECONDS) for code in codes] == [ExitCode.NO_BROKER] * len(WAITING)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count(": no answer since ") == len(WAITING)
+    assert err.count("; waiting, giving up after 1.5 s\n") == len(WAITING)
+    assert err.count(": no answer for 1.5 s (since ") == len(WAITING)
+
+
+@pytest.mark.parametrize("words", [(), ("--campaign", "c"), ("x",)])
+def test_wait_with_a_timeout_ends_though_the_broker_is_gone(
+    broker: Broker, verbs: Verbs, monkeypatch: pytest.MonkeyPatch, words: Sequence[str]
+) -> None:
+    begun, sound = threading.Event(), waiting.wait_for
+
+    def wait_for(*given: Any) -> bool:
+        begun.set()
+        return sound(*given)
+
+    monkeypatch.setattr(waiting, "wait_for", wait_for)
+    code = verbs.start("wait", "--timeout", "2s", *words)
+    assert begun.wait(PATIENCE_SECONDS)
+    broker.kill()
+    assert code.result(PATIENCE_SECONDS) == ExitCode.TIMED_OUT
+
+
+def test_verb_that_was_answered_reports_a_killed_broker_and_goes_on_when_it_is_back(
+    tmp_path: Path, broker: Broker
+) -> None:
+    with Running(tmp_path, "watch", "--since", "0") as watch:
+        assert watch.line().endswith(" x")
+        broker.kill()
+        assert "no answer since" in watch.error_line()
+        with Broker(tmp_path):
+            assert "answers again" in watch.error_line()
+            assert run(tmp_path, "cancel", "x")[0] == ExitCode.GOOD
+            assert "cancelled" in watch.line()
+
+
+def test_every_verb_that_asks_reports_a_stopped_broker_and_exits_3(
+    broker: Broker, verbs: Verbs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limit = ("--quiet", "--broker-timeout", "1.5s")
+    broker.send(signal.SIGSTOP)
+    try:
+        codes = [verbs.start(words[0], *limit, *words[1:]) for words in ASKING]
+        ended = [code.result(PATIENCE_SECONDS) for code in codes]
+    finally:
+        broker.send(signal.SIGCONT)
+    assert ended == [ExitCode.NO_BROKER] * len(ASKING)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count(": no answer since ") == len(ASKING)
+
+
+def _commands(group: click.Group, context: click.Context) -> Iterator[click.Command]:
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from _commands(command, context)
+        else:
+            yield command
+
+
+def test_every_verb_with_a_broker_has_the_option() -> None:
+    context = click.Context(taskyard)
+    by_name = {"run", "down", "reload"}
+    found = set()
+    for command in _commands(taskyard, context):
+        options = {name for option in command.params for name in option.opts}
+        serves = command.name in {"worker", "relay"}
+        if command.name in by_name or ("--broker" in options and not serves):
+            assert "--broker-timeout" in options, command.name
+            found.add(command.name)
+    assert found >= by_name | {"wait", "map", "submit", "watch", "status", "load"}
+    assert len(found) > len(VERBS) // 3
