@@ -5,12 +5,13 @@ import sys
 
 import zmq
 
-word = b""
-worker = zmq.Context().socket(zmq.DEALER)
-worker.connect(sys.argv[1])
-worker.send_multipart([b"", b"READY"])
+context, word, timeouts = zmq.Context(), b"", 3
 while word != b"EXIT":
-    if not worker.poll(1000):
-        worker.send_multipart([b"", b"PING"])
-    elif (word := worker.recv_multipart()[1]) not in (b"PONG", b"EXIT"):
+    if timeouts == 3:  # noqa: PLR2004  # the broker is gone, or does not know us any more
+        worker = context.socket(zmq.DEALER)
+        worker.linger = timeouts = 0
+        worker.connect(sys.argv[1])
+        worker.send_multipart([b"", b"READY"])
+    timeouts = 0 if worker.poll(1000) else timeouts + 1
+    if (word := b"PING" if timeouts else worker.recv_multipart()[1]) not in (b"PONG", b"EXIT"):
         worker.send_multipart([b"", word.upper()])

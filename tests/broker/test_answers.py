@@ -12,13 +12,25 @@ import pytest
 from taskyard.broker import answers
 from taskyard.broker.answers import Answers
 from taskyard.broker.turn import Broker
-from taskyard.core.effects import Effect, Found, Noted, Printed, TaskView, Told
+from taskyard.core.apply import apply
+from taskyard.core.effects import (
+    Effect,
+    Explained,
+    Found,
+    Noted,
+    Printed,
+    TaskView,
+    Told,
+)
 from taskyard.core.events import (
+    CancelAsked,
     Event,
+    ExplainAsked,
     LookupAsked,
     OutputAsked,
     Repeat,
     ResultsAsked,
+    Scope,
     SubmitAsked,
     WatchAsked,
     WorkAsked,
@@ -27,7 +39,7 @@ from taskyard.core.events import (
     WorkReported,
 )
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.records import AnyRecord, Finished, Submitted
+from taskyard.core.records import AnyRecord, Cancelled, Finished, Submitted
 from taskyard.core.runs import Runs
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
@@ -77,7 +89,7 @@ class Desk:
         return self.arrived
 
     def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
-        self.sent = [effect for effect in effects if isinstance(effect, Told | Printed)]
+        self.sent = [effect for effect in effects if isinstance(effect, Told | Printed | Explained)]
         return ()
 
     def turn(self, *events: Event) -> list[Effect]:
@@ -404,6 +416,52 @@ def test_other_effects_are_left_alone(desk: Desk) -> None:
     assert effects == [Noted(b"w", 1, []), Found(b"client", 1, [])]
     desk.turn(LookupAsked(0, b"client", [b"a"]))
     assert desk.store.read == []
+
+
+def cancel(*names: bytes) -> CancelAsked:
+    return CancelAsked(0, b"client", Scope(names=names))
+
+
+def why(desk: Desk, name: bytes) -> str:
+    """The sentence about a task."""
+    (effect,) = desk.turn(ExplainAsked(0, b"client", name))
+    assert isinstance(effect, Explained)
+    return effect.explanation.sentence
+
+
+@pytest.fixture
+def cancelled(desk: Desk) -> Desk:
+    """`a` was cancelled, with `behind` and what is behind that."""
+    waiting = Submission([b"behind", b"far"], after=[[b"a"], [b"behind"]])
+    desk.turn(SubmitAsked(0, b"client", waiting))
+    desk.turn(cancel(b"a"))
+    return desk
+
+
+def check_causes(desk: Desk) -> None:
+    assert why(desk, b"a") == "it was cancelled on request"
+    assert why(desk, b"behind") == "it waited for a, which was cancelled on request"
+    assert why(desk, b"far") == "it waited for a, which was cancelled on request"
+
+
+def test_cause_of_a_cancelled_task_comes_from_its_row(cancelled: Desk) -> None:
+    check_causes(cancelled)
+
+
+def test_cause_of_a_cancelled_task_survives_a_compaction_and_a_restart(cancelled: Desk) -> None:
+    cancelled.restart()
+    assert b"far" not in cancelled.broker.scheduler.ledger.tasks
+    check_causes(cancelled)
+    assert cancelled.index.result(b"far") is None
+
+
+def test_cause_is_unknown_where_the_record_does_not_say(desk: Desk) -> None:
+    record = Cancelled(0, [b"a"])
+    apply(desk.broker.scheduler.ledger, record)
+    desk.store.commit(encode([record]), 1)
+    assert "its record does not say which" in why(desk, b"a")
+    desk.restart()
+    assert "its record does not say which" in why(desk, b"a")
 
 
 # What a task is shown with.

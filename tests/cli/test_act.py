@@ -50,6 +50,9 @@ def test_cancel_takes_along_what_waits_and_ends_what_runs(call: Caller) -> None:
     call.submit("beside", due="1h", lane="beside")
     assert call("cancel", "long") == (0, "cancelled 2 tasks\n", "")
     assert (state(call, "after-long"), state(call, "beside")) == ("cancelled", "delayed")
+    assert call("why", "long").out == "long: it was cancelled on request\n"
+    text = "after-long: it waited for long, which was cancelled on request\n"
+    assert call("why", "after-long").out == text
     assert call("cancel", "--lane", "beside", "--json").document()["cancelled"] == 1
     assert call("cancel", "long").out.startswith("nothing to cancel")
 

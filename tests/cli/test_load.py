@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from taskyard.cli import pipeline_load
+from taskyard.cli.entry import run, taskyard
 from tests.cli.yard import Caller
 
 if TYPE_CHECKING:
@@ -77,6 +81,37 @@ def test_dry_run_of_a_bad_file_exits_2_and_tells_every_line(
     assert document["cycles"] == [["a", "b"]]
     taken = nobody("load", file, "--dry-run", "--json", "--wait-for-unknown").document()
     assert [one["line"] for one in taken["bad"]] == [1, 2, 4, 6]
+
+
+def test_dry_run_that_skips_bad_lines_says_what_it_would_leave_out_and_exits_0(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    nobody = Caller(tmp_path / "nobody", capsysbinary)
+    file = bad(tmp_path)
+    said = nobody("load", file, "--dry-run", "--skip-bad")
+    assert said.code == 0
+    *lines, last = said.err.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [f"{file}:{n}" for n in (1, 2, 4, 5, 6)]
+    assert last == "5 bad lines would be left out, 1 task submitted"
+    said = nobody("load", file, "--dry-run", "--skip-bad", "--json")
+    assert (said.code, said.document()["bad_lines"]) == (0, 5)
+    assert [one.name for one in tmp_path.iterdir()] == ["bad.jsonl"]
+
+
+def test_dry_run_that_skips_bad_rows_exits_0_in_the_pipeline_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What Spark finds is given: the verb alone is under test."""
+    judged = SimpleNamespace(places=[0, 1])
+    checked = SimpleNamespace(judge_again=lambda known: None, rejects=["x:3: bad"], judged=judged)  # noqa: ARG005
+    monkeypatch.setattr(pipeline_load, "_spark", lambda *_: nullcontext())
+    monkeypatch.setattr(pipeline_load, "_read", lambda *_: checked)
+    monkeypatch.setattr(pipeline_load, "_print", lambda *_: None)
+    words = ["pipeline", "load", good(tmp_path, "rows"), "--dry-run"]
+    assert run(taskyard, words) == 2
+    assert run(taskyard, [*words, "--skip-bad"]) == 0
+    last = "x:3: bad\n1 bad row would be left out, 2 tasks submitted\n"
+    assert capsys.readouterr().err.endswith(last)
 
 
 def test_many_bad_lines_are_counted(

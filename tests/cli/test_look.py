@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import socket
@@ -181,12 +182,16 @@ def test_name_that_nobody_knows_exits_2(call: Caller, verb: str) -> None:
 
 def test_workers_are_listed_with_their_slots(call: Caller) -> None:
     header, row = call("workers").out.splitlines()
-    assert header.split() == ["NAME", "STATE", "SERVICES", "USED", "TASKS", "HEARD", "DIALECT"]
+    columns = ["NAME", "STATE", "SERVICES", "USED", "TASKS", "HEARD", "HOST", "PID", "DIALECT"]
+    assert header.split() == columns
     assert "exec, call" in row
     (worker,) = call("workers", "--json").document()["workers"]
     assert worker["services"] == ["exec", "call"]
     assert worker["slots"] == 2
     assert " of " in row
+    assert worker["host"] == socket.gethostname()
+    assert f" {worker['pid']} " in row
+    os.kill(worker["pid"], 0)
 
 
 def test_name_can_not_play_tricks_with_the_terminal(call: Caller, yard: Yard) -> None:

@@ -177,6 +177,22 @@ def test_job_of_a_ping_pong_worker_runs_again_after_a_restart(yard: Yard) -> Non
     assert told(client, asked).text == b"of the new one"
 
 
+def test_lease_of_before_a_restart_ends_though_its_round_robin_worker_shows_life(
+    yard: Yard,
+) -> None:
+    client, worker = yard.client("dwork-extended"), yard.worker("round-robin")
+    asked = client.submit(unique())
+    given(worker)
+    (name,) = taken(yard)
+    yard.restart()
+    while yard.ruler.show(name)["attempt"] == 1:
+        worker.show_life()  # it answers, and has forgotten its message
+    job = given(worker)
+    worker.done(job, b"at last")
+    assert told(client, asked).text == b"at last"
+    assert yard.ruler.show(name)["losses"] == 0
+
+
 @each_client()
 def test_tasks_that_wait_outlive_a_restart_of_the_broker(
     yard: Yard, client_kind: str, worker_kind: str

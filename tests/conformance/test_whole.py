@@ -27,6 +27,7 @@ ALONE = {
     "test_untracked_message_is_done_by_whoever_takes_it",
     "test_word_of_ping_pong_is_refused_as_a_job_and_holds_up_nobody_else",
     "test_job_of_a_ping_pong_worker_runs_again_after_a_restart",
+    "test_lease_of_before_a_restart_ends_though_its_round_robin_worker_shows_life",
     "test_broker_that_leaves_says_goodbye_in_every_dialect",
 }
 

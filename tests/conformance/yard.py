@@ -103,7 +103,7 @@ class Ruler:
 
     def drain(self, worker: str | None = None) -> None:
         """A worker, or everybody and the broker."""
-        fields = {} if worker is None else {"location": worker.encode()}
+        fields = {"everything": True} if worker is None else {"location": worker.encode()}
         self.line.must(Q.OK, type=Q.Drain, **fields)
 
 

@@ -15,7 +15,7 @@ from taskyard.core.events import (
     WorkerAppeared,
     WorkerLost,
 )
-from taskyard.core.explain import Explanation, Reason, explain
+from taskyard.core.explain import Explanation, Reason, cancelled, explain
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.workers import WorkerFacts
 from tests.core.kit import Yard
@@ -53,8 +53,18 @@ def test_done_task(yard: Yard) -> None:
 def test_cancelled_task(yard: Yard) -> None:
     yard.submit(b"a")
     yard.cancel(b"a")
-    expected = "it was cancelled, or a task that it waited for was"
+    expected = (
+        "it was cancelled, on request or with a task that it waited for "
+        "(its record does not say which)"
+    )
     assert sentence(yard, b"a", Reason.CANCELLED) == expected
+
+
+def test_cancelled_task_is_explained_by_its_cause() -> None:
+    asked = Explanation(Reason.CANCELLED, "it was cancelled on request")
+    assert cancelled(b"") == asked
+    text = "it waited for a, which was cancelled on request"
+    assert cancelled(b"a") == Explanation(Reason.CANCELLED, text, (b"a",))
 
 
 def test_failed_task(yard: Yard) -> None:

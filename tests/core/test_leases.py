@@ -1,12 +1,16 @@
 """Leases: silence, incarnations, fencing, heartbeats, charges: what ends one, what does not."""
 
+from copy import deepcopy
+from typing import Any
+
 import pytest
 
 from taskyard.core import image
-from taskyard.core.effects import Assign, Dismiss, Heard, Noted, Stop, Stranger
+from taskyard.core.effects import Assign, Dismiss, Heard, LeasesEnded, Noted, Stop, Stranger
 from taskyard.core.events import (
     DrainAsked,
     Outcome,
+    SlotFreed,
     TimePassed,
     WorkerHeard,
     WorkerLost,
@@ -21,6 +25,7 @@ from taskyard.core.records import (
     Progressed,
     Returned,
     ReturnReason,
+    SlotsFreed,
     Stale,
     WorkerJoined,
     WorkerLeft,
@@ -234,6 +239,96 @@ def test_worker_reports_to_a_restarted_broker_as_if_nothing_had_happened() -> No
     yard.scheduler, yard.now_ns = again, 10**15
     assert yard.finish(b"w", b"a", attempts=[1]) == [Noted(b"w", 0, [])]
     assert yard.state(b"a") is DONE
+
+
+def resumed(yard: Yard, now_ns: int = 0) -> None:
+    """Restart the broker of a yard."""
+    yard.scheduler = Scheduler(image.restore(deepcopy(image.take(yard.mirror))))
+    yard.scheduler.resume(now_ns)
+    yard.now_ns = now_ns
+
+
+def unlisting_lease(**facts: Any) -> Yard:
+    """Return a yard with a lease of a worker that can't list what it holds, restarted."""
+    yard = Yard()
+    yard.join(b"w", slots_total=1, restart_lease_ns=TEN_NS, **facts)
+    yard.submit(b"a")
+    yard.take(b"w")
+    resumed(yard)
+    return yard
+
+
+@pytest.mark.parametrize("silence_ns", [0, TEN_NS // 2])
+def test_recovered_lease_of_a_worker_that_lists_nothing_ends_though_it_is_heard(
+    silence_ns: int,
+) -> None:
+    yard = unlisting_lease(silence_ns=silence_ns)
+    for _ in range(9):
+        yard.later(1)
+        yard.handle(WorkerHeard(0, b"w"))
+    assert yard.state(b"a") is LEASED
+    assert yard.scheduler.wake_at_ns() == TEN_NS
+    assert yard.later(1) == [LeasesEnded(b"w", [b"a"], [1], 0)]
+    assert yard.records == [
+        Returned(TEN_NS, b"w", [b"a"], [1], ReturnReason.BROKER_RESTARTED),
+    ]
+    assert (yard[b"a"].losses, yard.scheduler.ledger.workers[b"w"].slots_free) == (0, 1)
+    yard.later(100)
+
+
+def test_lease_given_since_the_restart_has_no_deadline() -> None:
+    yard = unlisting_lease()
+    yard.finish(b"w", b"a")
+    yard.submit(b"b")
+    yard.take(b"w")
+    yard.later(100)
+    assert yard.state(b"b") is LEASED
+    assert yard.records == []
+
+
+def test_recovered_lease_goes_back_once_and_the_worker_gets_it_again_when_it_wants_work() -> None:
+    yard = unlisting_lease(standing=True)
+    yard.later(1)
+    yard.handle(WorkerHeard(0, b"w"))
+    assert assigned(yard.later(9)) == [b"a"]
+    assert yard[b"a"].attempt == 2
+    yard.later(100)
+    assert yard.state(b"a") is LEASED
+
+
+def test_worker_that_was_not_heard_since_the_restart_gets_nothing_at_its_deadline() -> None:
+    yard = unlisting_lease(standing=True)
+    assert assigned(yard.later(10)) == []
+    assert yard.state(b"a") is READY
+
+
+def test_deadline_after_a_restart_is_by_what_the_worker_says_of_itself_since() -> None:
+    for lease_ns, seconds in ((TEN_NS // 2, 5), (2 * TEN_NS, 20)):
+        yard = unlisting_lease()
+        yard.join(b"w", slots_total=1, restart_lease_ns=lease_ns)
+        yard.later(seconds - 1)
+        assert yard.state(b"a") is LEASED
+        yard.later(1)
+        assert yard.state(b"a") is READY
+
+
+def test_worker_that_lists_nothing_and_is_lost_after_a_restart_is_not_charged() -> None:
+    yard = unlisting_lease()
+    yard.handle(WorkerLost(0, b"w"))
+    assert (yard.state(b"a"), yard[b"a"].losses) == (READY, 0)
+
+
+def test_slots_that_were_kept_before_a_restart_are_free_at_the_deadline() -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=2, restart_lease_ns=TEN_NS, standing=True)
+    yard.submit(b"a", b"b")
+    yard.finish(b"w", b"a", keeps_slots=True)
+    yard.finish(b"w", b"b", keeps_slots=True)
+    resumed(yard)
+    yard.handle(SlotFreed(0, b"w"))
+    assert yard.later(10) == [LeasesEnded(b"w", [], [], 1)]
+    assert yard.records == [SlotsFreed(TEN_NS, b"w", 1)]
+    assert yard.scheduler.ledger.workers[b"w"].slots_free == 2
 
 
 def test_recovered_long_lease_lets_its_worker_be_silent_for_longer() -> None:

@@ -104,6 +104,20 @@ def test_task_that_its_program_died_with_is_tried_as_often_as_one_that_loses_wor
     assert (yard.state(b"a"), yard[b"a"].failures) == (FAILED, CRASHES_MAX)
 
 
+@pytest.mark.parametrize("retries", [0, 1, 3, CRASHES_MAX, CRASHES_MAX + 1])
+def test_task_whose_agent_dies_has_the_attempts_of_its_schedule_or_else_the_usual(
+    retries: int,
+) -> None:
+    yard = holding(b"a", retry_delays_ns=(SECOND_NS,) * retries)
+    attempts = retries + 1 if retries else CRASHES_MAX
+    for _ in range(attempts - 1):
+        yard.report(b"w", b"a", Outcome.CRASHED)
+        yard.later(1)
+        assert yard.take(b"w") == [b"a"]
+    yard.report(b"w", b"a", Outcome.CRASHED)
+    assert (yard.state(b"a"), yard[b"a"].attempt) == (FAILED, attempts)
+
+
 def test_crash_follows_a_schedule_that_is_given() -> None:
     yard = holding(b"a", retry_delays_ns=(7 * SECOND_NS,))
     yard.report(b"w", b"a", Outcome.CRASHED)

@@ -35,8 +35,18 @@ def test_cancel_takes_all_dependents_along() -> None:
     yard = Yard()
     yard.submit(b"a", b"b", b"c", b"other", after=[[], [b"a"], [b"b"], []])
     assert yard.cancel(b"a") == [acted(3)]
-    assert yard.records == [Cancelled(0, [b"a", b"b", b"c"])]
+    assert yard.records == [Cancelled(0, [b"a", b"b", b"c"], [0, 0])]
     assert yard.states(b"a", b"b", b"c", b"other") == [CANCELLED] * 3 + [READY]
+
+
+def test_cancel_writes_down_which_tasks_were_asked_for_and_why_the_others_went() -> None:
+    yard = Yard()
+    after = [[], [], [b"a"], [b"b"], [b"d", b"c"], []]
+    yard.submit(b"a", b"b", b"c", b"d", b"e", b"other", after=after)
+    yard.cancel(b"b", b"a")
+    assert yard.records == [Cancelled(0, [b"b", b"a", b"d", b"c", b"e"], [0, 1, 0])]
+    yard.cancel(b"other")
+    assert yard.records == [Cancelled(0, [b"other"], [])]
 
 
 def test_cancel_of_leased_tasks_tells_their_workers_to_stop() -> None:

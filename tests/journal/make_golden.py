@@ -126,6 +126,8 @@ RECORDS: list[AnyRecord] = [
     Failed(5, b"w", [b"a", b"b"], [1, 2], [b"", b""], runs=Runs(b"", [1, 2], [3, 4])),
     Postponed(6, b"w", [b"a", b"b"], [1, 2], [7, 7], [b"", b""], runs=_RUNS),
     Returned(7, b"w", [b"a", b"b"], [1, 2], ReturnReason.REFUSED, runs=_RUNS),
+    Cancelled(11, [b"a", b"b"], [0]),
+    WorkerJoined(15, b"w", WorkerFacts(host=b"host", pid=5)),
 ]
 
 

@@ -231,11 +231,20 @@ class TestDamage:
 
     @pytest.mark.parametrize(
         "statement",
-        ["UPDATE meta SET value = X'39' WHERE key = 'format'", "DELETE FROM meta"],
+        ["UPDATE meta SET value = X'FF' WHERE key = 'format'", "DELETE FROM meta"],
     )
-    def test_unknown_format_is_refused(self, tmp_path: Path, statement: str) -> None:
+    def test_noise_for_a_format_is_damage(self, tmp_path: Path, statement: str) -> None:
         add(tmp_path, done(b"a"))
         change(tmp_path, statement)
+        words = "finished.sqlite does not say soundly which format it has"
+        with FinishedIndex(tmp_path) as index, pytest.raises(JournalDamaged, match=words):
+            index.find([b"a"])
+        with pytest.raises(JournalDamaged, match=words):
+            IndexWriter(tmp_path, IDENTITY)
+
+    def test_newer_format_is_refused(self, tmp_path: Path) -> None:
+        add(tmp_path, done(b"a"))
+        change(tmp_path, "UPDATE meta SET value = X'39' WHERE key = 'format'")
         with (
             FinishedIndex(tmp_path) as index,
             pytest.raises(FormatUnknown, match="use the version"),

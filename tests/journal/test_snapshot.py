@@ -106,6 +106,13 @@ def test_unknown_format_is_refused_with_what_to_do(ledger: Ledger, head: Head) -
         snapshot.decode(bytes(content), "it")
 
 
+def test_noise_for_a_format_is_damage(ledger: Ledger, head: Head) -> None:
+    content = bytearray(snapshot.encode(IDENTITY, head, image.take(ledger)))
+    content[len(snapshot.MAGIC)] = 9
+    with pytest.raises(JournalDamaged, match="it does not say soundly which format it has"):
+        snapshot.decode(bytes(content), "it")
+
+
 def test_body_that_is_no_image_is_refused(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(msgspec.msgpack, "encode", lambda _: b"\xc1")
     content = snapshot.encode(IDENTITY, head, image.take(Ledger()))

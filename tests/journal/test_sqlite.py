@@ -21,6 +21,10 @@ from taskyard.journal.sqlite import SqliteStore
 
 DATABASE, LOG, WITNESS = "journal.sqlite", "journal.sqlite-wal", "witness"
 
+FORMAT_SET_TO = "UPDATE meta SET value = %s WHERE key = 'format'"
+#: No number of a format that a newer version could have written.
+FORMATS_OF_NOISE = ("NULL", "''", "'x'", "X'F7'", "'0'", "'01'", "' 1'", "'12'", "'999999'", "2.5")
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SqliteStore]:
@@ -326,8 +330,24 @@ def test_unfinished_creation_is_done_again(tmp_path: Path) -> None:
 def test_journal_of_an_unknown_format_is_refused(tmp_path: Path) -> None:
     SqliteStore(tmp_path).close()
     change(tmp_path, "UPDATE meta SET value = '2' WHERE key = 'format'")
-    with pytest.raises(FormatUnknown, match="has format '2', this version of Taskyard reads '1'"):
+    with pytest.raises(FormatUnknown, match=r"has format 2, .* reads up to 1: use the version"):
         SqliteStore(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        *(FORMAT_SET_TO % value for value in FORMATS_OF_NOISE),
+        "DELETE FROM meta WHERE key = 'format'",
+    ],
+)
+def test_journal_with_noise_for_its_format_is_damaged(tmp_path: Path, statement: str) -> None:
+    SqliteStore(tmp_path).close()
+    change(tmp_path, statement)
+    words = "does not say soundly which format it has: no row can be trusted"
+    with pytest.raises(JournalDamaged, match=words):
+        SqliteStore(tmp_path)
+    assert check(tmp_path).wrong == [f"the journal {words.partition(':')[0]}"]
 
 
 @pytest.mark.parametrize(

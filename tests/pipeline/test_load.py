@@ -413,6 +413,8 @@ def test_the_verb_submits_all_or_nothing(
     assert f"{file}:6: says nothing to do" in err
     assert "nothing was submitted" in err
     assert len(rejects.read_text().splitlines()) == 2
+    code, _, err = _call(file, "--dry-run", "--skip-bad", capsys=capsys)
+    assert (code, err.splitlines()[-1]) == (0, "2 bad rows would be left out, 5 tasks submitted")
     with broker.client() as client:
         assert _views(client) == {}
         code, out, _ = _call(file, *to, "--skip-bad", "--json", capsys=capsys)

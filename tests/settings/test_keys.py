@@ -37,6 +37,7 @@ VALUES: Final[dict[str, tuple[Any, Any]]] = {
     "wmp": ("tcp://127.0.0.1:6014", ("tcp://127.0.0.1:6014",)),
     "heartbeat": ("1.5s", 1_500_000_000),
     "expire": ("1m30s", 90_000_000_000),
+    "plain": ("1h", 3_600_000_000_000),
     "processes": (0, 0),
     "slots": (7, 7),
     "services": (["exec", "gpu"], ("exec", "gpu")),

@@ -219,7 +219,7 @@ def test_new_key_of_the_same_name_does_not_open_the_old_connection(yard: Yard) -
 def test_key_that_is_revoked_while_its_worker_waits_gets_no_task(yard: Yard) -> None:
     owner = yard.owner()
     yard.worker("--slots", "1", "--heartbeat", "20s", "--lease", "60s")
-    until(lambda: [one["state"] for one in owner.workers()] == ["parked"], "a parked worker")
+    until(lambda: [one["parked"] for one in owner.workers()] == [True], "a parked worker")
     yard.ring.revoke("worker")
     owner.submit(["true"], name="a")
     assert owner.show("a")["state"] == "ready"

@@ -56,7 +56,7 @@ def test_broker_killed_while_a_thousand_requests_wait(tmp_path: Path) -> None:
 
         def parked() -> bool:
             crowd.turn()
-            waiting = [one for one in client.workers() if one["state"] == "parked"]
+            waiting = [one for one in client.workers() if one["parked"]]
             return len(waiting) == WORKERS
 
         until(parked, "all workers wait")

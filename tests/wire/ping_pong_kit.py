@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taskyard.broker.switchboard import Switchboard
-from taskyard.core import invariants
+from taskyard.core import image, invariants
 from taskyard.core.effects import Told
 from taskyard.core.events import ClockSet, TimePassed
 from taskyard.core.limits import SECOND_NS
@@ -52,6 +52,15 @@ class Hall:
         self.backend, self.frontend = at_broker(1, lambda: luck, self._settings)
         dialects: list[Dialect] = [Dwork(77, lambda: 0), self.backend, self.frontend]
         self.board = Switchboard(dialects, [0, 1, 2])
+
+    def restart(self) -> None:
+        """Start over with what is durable, as after a kill."""
+        self.scheduler.take_records()
+        self.scheduler = Scheduler(image.restore(image.take(self.scheduler.ledger)))
+        self.scheduler.resume(self.now_ns)
+        self.open(luck=8)
+        self.sent = []
+        self.handle([ClockSet(self.now_ns, WALL_NS)])
 
     def handle(self, events: Iterable[Event]) -> None:
         """Events of one turn; what they bring about follows in the next."""

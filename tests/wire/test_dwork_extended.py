@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec import structs
 
 from taskyard.core import effects, image
 from taskyard.core.events import Outcome, Scope, Unknown, WorkerAppeared, WorkerLost
@@ -229,7 +230,7 @@ def test_complete_with_a_steal_of_a_worker_that_is_sent_home_says_what_was_not_h
     counter.create(b"a")
     assigned = counter.take()
     counter.say(peer.act(1, peer.CANCEL, Scope(names=(b"a",))))
-    counter.say(peer.ask(1, peer.DRAIN, location=b"w"))
+    counter.say(peer.drain(1, b"w"))
     home = counter.finish(assigned, count=1)
     assert (home.kind, home.reason) == (peer.EXIT, "not held: a")
 
@@ -581,6 +582,53 @@ def test_documents() -> None:
     assert (worker["name"], worker["services"], worker["tasks"]) == ("w", ["exec"], 1)
 
 
+def worker_of(counter: Extended, *keys: str) -> list[object]:
+    (worker,) = counter.say(peer.ask(1, peer.WORKERS)).document()
+    return [worker[key] for key in keys]
+
+
+def test_worker_is_idle_running_full_or_draining_whether_it_is_parked_or_not() -> None:
+    counter = Extended()
+    assert counter.steal(wait_ns=SECOND_NS) == []
+    assert worker_of(counter, "state", "parked") == ["idle", True]
+    counter.create(*[b"t%d" % index for index in range(5)])
+    assert worker_of(counter, "state", "parked", "tasks") == ["running", False, 1]
+    counter.pass_time(SECOND_NS)
+    held = counter.take(3)
+    assert worker_of(counter, "state", "slots_used") == ["full", 4]
+    counter.finish(held)
+    assert worker_of(counter, "state", "slots_used") == ["running", 1]
+    counter.say(peer.drain(1, b"w"))
+    assert worker_of(counter, "state", "tasks") == ["draining", 1]
+
+
+def test_worker_that_waits_for_more_while_it_runs_a_task_is_running() -> None:
+    counter = Extended()
+    counter.create(b"a")
+    counter.take()
+    assert counter.steal(wait_ns=SECOND_NS) == []
+    assert worker_of(counter, "state", "parked") == ["running", True]
+
+
+def test_worker_says_where_it_runs() -> None:
+    counter = Extended()
+    facts = structs.replace(FACTS, host=b"node-7", pid=4711)
+    counter.frames([b"", peer.steal(2, b"w", peer.introduction(facts), 1)])
+    assert worker_of(counter, "host", "pid") == ["node-7", 4711]
+
+
+def test_plain_worker_runs_nobody_knows_where() -> None:
+    counter = Extended()
+    counter.ask(Q(type=Q.Steal, location=b"w").SerializeToString())
+    assert worker_of(counter, "host", "pid", "state") == [None, None, "idle"]
+
+
+@pytest.mark.parametrize("host", [b"\xff", b"h" * 1025])
+def test_host_that_is_no_name_is_refused(host: bytes) -> None:
+    worker = peer.introduction(structs.replace(FACTS, host=host))
+    assert Extended().say(peer.steal(2, b"w", worker, 1)).kind == peer.ERROR
+
+
 def test_listing_goes_on_from_its_cursor() -> None:
     counter = Extended()
     counter.create(*[b"t%d" % index for index in range(5)])
@@ -610,7 +658,7 @@ def test_retry_pause_resume_and_drain() -> None:
     assert counter.take().names == [b"a"]
     assert counter.say(peer.act(1, peer.RETRY, Scope(campaign=b"c"))).count == 0
     assert counter.create(b"b").kind == peer.OK
-    assert counter.say(peer.ask(1, peer.DRAIN)).count == 1
+    assert counter.say(peer.drain(1, None)).count == 1
     assert counter.dialect.leaving
     assert counter.create(b"c").kind == peer.EXIT
 
@@ -619,7 +667,7 @@ def test_broker_that_leaves_has_no_work_for_who_comes_or_comes_back() -> None:
     counter = Extended()
     counter.create(b"a", b"b")
     assigned = counter.take()
-    counter.say(peer.ask(1, peer.DRAIN))
+    counter.say(peer.drain(1, None))
     (reply,) = counter.steal(name=b"late")
     assert reply.kind == peer.EXIT
     assert counter.finish(assigned, count=1).kind == peer.EXIT
@@ -629,7 +677,7 @@ def test_broker_that_leaves_has_no_work_for_who_comes_or_comes_back() -> None:
 def test_drained_worker_is_sent_home_when_it_holds_nothing() -> None:
     counter = Extended()
     counter.steal(wait_ns=SECOND_NS)
-    counter.say(peer.ask(1, peer.DRAIN, location=b"w"))
+    counter.say(peer.drain(1, b"w"))
     ((_, body),) = [one for one in counter.sent if one[0] == b"w"]
     assert Reply(body).kind == peer.EXIT
 
@@ -638,7 +686,7 @@ def test_worker_of_another_dialect_is_drained_by_its_name() -> None:
     counter = Extended()
     facts = WorkerFacts(dialect=b"wmp")
     counter.scheduler.handle(WorkerAppeared(0, b"wmp:w", facts))
-    assert counter.say(peer.ask(1, peer.DRAIN, location=b"wmp:w")).count == 1
+    assert counter.say(peer.drain(1, b"wmp:w")).count == 1
 
 
 MALFORMED = {

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from taskyard.core import image, invariants
-from taskyard.core.events import Scope
+from taskyard.core.events import DrainAsked, Scope
 from taskyard.core.tasks import Submission, Terms
 from taskyard.core.workers import WorkerFacts
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_peer as peer
+from taskyard.wire import dwork_requests
+from taskyard.wire.dwork import Dwork
 from tests.wire.kit import Counter
+from tests.wire.test_roles import requests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +70,10 @@ def test_noise_is_answered_and_what_is_an_error_changes_nothing(seed: int) -> No
     for body in spoilt(1_000, seed):
         before = image.portrait(counter.scheduler.ledger)
         records = counter.scheduler.ledger.record
+        refused = counter.scheduler.refused
         answers = [Q.FromString(one) for one in counter.frames([b"", body])]
+        if counter.scheduler.refused > refused:
+            continue  # a plain Create, of which the sound tasks are accepted
         if any(one.type == Q.Error for one in answers):
             errors += 1
             assert counter.scheduler.ledger.record == records
@@ -75,6 +81,66 @@ def test_noise_is_answered_and_what_is_an_error_changes_nothing(seed: int) -> No
     invariants.check(counter.scheduler)
     assert errors > 500
     assert Q.FromString(counter.ask(bytes.fromhex("0806"))).type == Q.OK
+
+
+def flipped(body: bytes) -> Iterator[bytes]:
+    """Every message that differs from this one by a single bit."""
+    for at in range(len(body)):
+        for bit in range(8):
+            other = bytearray(body)
+            other[at] ^= 1 << bit
+            yield bytes(other)
+
+
+def drains(body: bytes) -> list[bytes | None]:
+    """The workers that a message drains; None for all of them, with the broker."""
+    dialect = Dwork(1, lambda: 0)
+    told = dialect.take(b"peer", [b"", body], 0)
+    found = [one.worker for one in told if isinstance(one, DrainAsked)]
+    assert dialect.leaving == (None in found)
+    return found
+
+
+REQUESTS = {**requests(), "Drain": peer.drain(2, b"w"), "Drain the broker": peer.drain(3, None)}
+
+
+def test_requests_to_be_flipped_are_of_every_type() -> None:
+    kinds = {Q.FromString(body).type for body in (*SEEDS, *REQUESTS.values())}
+    assert kinds == {*dwork_requests._MEANINGS}  # noqa: SLF001 - the table of all requests
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_no_flipped_bit_drains_what_the_request_did_not(name: str) -> None:
+    body = REQUESTS[name]
+    meant = drains(body)
+    assert bool(meant) == name.startswith("Drain")
+    for other in flipped(body):
+        assert None not in drains(other) or None in meant, other.hex()
+        assert not drains(other) or meant, other.hex()
+
+
+def test_no_flipped_bit_of_a_seed_drains_anything() -> None:
+    for body in SEEDS:
+        for other in flipped(body):
+            assert not drains(other), other.hex()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"everything": False},
+        {"everything": True, "location": b"w"},
+        {"everything": True, "name": b"n"},
+        {"everything": True, "n": 1},
+        {"everything": True, "batch": {}},
+    ],
+)
+def test_drain_says_what_it_means_or_is_an_error(fields: dict[str, Any]) -> None:
+    counter = Counter()
+    answer = Q.FromString(counter.ask(Q(type=Q.Drain, **fields).SerializeToString()))
+    assert answer.type == Q.Error
+    assert not counter.dialect.leaving
 
 
 def test_empty_messages_by_the_million_are_counted_not_decoded() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from taskyard.core import image
+from taskyard.core.events import RoomChanged
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import Progressed
+from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
 from tests.wire.kit import WALL_NS, Counter
@@ -53,6 +56,25 @@ def complete(counter: Counter, *names: str, worker: str = "w1") -> Q:
 
 def state(counter: Counter, name: str) -> TaskState:
     return counter.scheduler.ledger.tasks[name.encode()].state
+
+
+def test_plain_worker_keeps_its_tasks_for_ten_minutes_after_a_restart() -> None:
+    counter = Counter()
+    counter.hex(CREATE_A)
+    assert steal(counter) == ["A"]
+    ledger = image.restore(image.take(counter.scheduler.ledger))
+    counter.scheduler = Scheduler(ledger)
+    counter.scheduler.resume(counter.now_ns)
+    counter.pass_time(599 * SECOND_NS)
+    assert counter.hex(STATUS)
+    assert state(counter, "A") is TaskState.LEASED
+    counter.pass_time(SECOND_NS)
+    assert state(counter, "A") is TaskState.READY
+    assert counter.scheduler.ledger.tasks[b"A"].losses == 0
+    assert complete(counter, "A").type == Q.NotFound
+    assert steal(counter) == ["A"]
+    counter.pass_time(10_000 * SECOND_NS)
+    assert counter.hex(COMPLETE_A) == OK
 
 
 def test_published_bytes_come_out_exactly() -> None:
@@ -194,11 +216,106 @@ def test_unknown_predecessor_counts_as_done() -> None:
     assert steal(counter) == ["B"]
 
 
-def test_cycle_is_refused_and_nothing_of_it_is_taken() -> None:
+def names_of(counter: Counter) -> list[str]:
+    return [name.decode() for name in counter.scheduler.ledger.tasks]
+
+
+def test_create_refuses_a_cycle_and_takes_the_sound_tasks_beside_it() -> None:
     counter = Counter()
-    assert counter.ask(create(task("X"), task("A", "B"), task("B", "A"))).hex() == ERROR
+    assert counter.ask(create(task("A", "B"), task("X"), task("B", "A"), task("Y", "X"))).hex() == (
+        ERROR
+    )
     assert counter.ask(create(task("A", "A"))).hex() == ERROR
-    assert not counter.scheduler.ledger.tasks
+    assert names_of(counter) == ["X", "Y"]
+    assert steal(counter, n=9) == ["X"]
+
+
+def test_create_refuses_what_waits_for_a_refused_task_of_its_message() -> None:
+    counter = Counter()
+    body = create(task("C", "B"), task("D", "C"), task("A", "B"), task("B", "A"), task("E"))
+    assert counter.ask(body).hex() == ERROR
+    assert names_of(counter) == ["E"]
+
+
+def test_create_refuses_a_cycle_that_leads_over_known_tasks() -> None:
+    counter = Counter()
+    counter.ask(create(task("A"), task("B", "A")))
+    assert counter.ask(create(task("A", "C"), task("C", "B"), task("D", "B"))).hex() == ERROR
+    assert names_of(counter) == ["A", "B", "D"]
+    assert state(counter, "A") is TaskState.READY
+    assert state(counter, "D") is TaskState.BLOCKED
+
+
+def test_create_merges_tasks_of_one_name_after_all_that_they_wait_for() -> None:
+    counter = Counter()
+    body = create(task("C", "A"), task("A"), task("B"), task("C", "B"), task("C", "A"))
+    assert counter.ask(body).hex() == OK
+    assert names_of(counter) == ["C", "A", "B"]
+    assert counter.scheduler.ledger.tasks[b"C"].waits == 2
+    assert steal(counter, n=9) == ["A", "B"]
+    complete(counter, "A")
+    assert steal(counter) == Q.NotFound
+    complete(counter, "B")
+    assert steal(counter) == ["C"]
+
+
+def test_create_knows_the_names_of_its_message_in_any_order() -> None:
+    counter = Counter()
+    assert counter.ask(create(task("C", "B"), task("B", "A"), task("A"))).hex() == OK
+    assert [steal(counter), complete(counter, "A").type] == [["A"], Q.OK]
+    assert [steal(counter), complete(counter, "B").type] == [["B"], Q.OK]
+    assert steal(counter) == ["C"]
+
+
+def test_create_with_a_leased_task_takes_the_others() -> None:
+    counter = Counter()
+    counter.ask(create(task("A")))
+    steal(counter)
+    assert counter.ask(create(task("A"), task("B"), task("C", "A"))).hex() == ERROR
+    assert names_of(counter) == ["A", "B"]
+
+
+def test_create_with_a_cancelled_predecessor_takes_the_others() -> None:
+    counter = Counter()
+    counter.ask(create(task("A")))
+    cancel = Q(type=Q.Cancel, batch=pb.Batch(name=[b"A"])).SerializeToString()
+    assert Q.FromString(counter.ask(cancel)).type == Q.OK
+    assert counter.ask(create(task("B", "A"), task("C"))).hex() == ERROR
+    assert names_of(counter) == ["A", "C"]
+
+
+def test_refused_tasks_are_counted_and_the_latest_are_in_the_statistics() -> None:
+    counter = Counter()
+    counter.ask(create(task("X"), task("A", "A")))
+    counter.ask(create(task("B", "C"), task("C", "B"), task("D", "C")))
+    stats = msgspec.json.decode(
+        Q.FromString(counter.ask(Q(type=Q.Stats).SerializeToString())).document
+    )
+    assert stats["refused"] == 4
+    assert stats["refused_last"] == {
+        "code": "cycle",
+        "names": ["B", "C", "D"],
+        "text": "task B would wait for itself",
+    }
+
+
+def test_create_refused_as_a_whole_is_counted() -> None:
+    counter = Counter()
+    counter.handle([RoomChanged(counter.now_ns, accepting=False)])
+    assert counter.ask(create(task("A"), task("B"))).hex() == ERROR
+    assert counter.scheduler.refused == 2
+
+
+def test_create_of_an_extended_peer_is_all_or_nothing() -> None:
+    counter = Counter()
+    for batch in (
+        pb.Batch(name=[b"A", b"A"]),
+        pb.Batch(name=[b"X", b"A", b"B"], after=[b"B", b"A"], after_count=[0, 1, 1]),
+    ):
+        answer = Q.FromString(counter.ask(Q(type=Q.Create, batch=batch).SerializeToString()))
+        assert answer.type == Q.Error
+    assert names_of(counter) == []
+    assert counter.scheduler.refused == 0
 
 
 def test_lookup_tells_the_story_and_the_holder() -> None:
@@ -280,7 +397,6 @@ MALFORMED = {
     "create without an origin": "080012030a0141",
     "create without a name": "080012051203636c69",
     "create with a truncated task": "080012030a0541",
-    "create of one name twice": made(Q.Create, task=[A, A]),
     "a name that is no text": of_one(name=b"\xff"),
     "an origin that is no text": of_one(origin=b"\xc3"),
     "a name that is too long": of_one(name=b"n" * 1025),

@@ -51,6 +51,30 @@ def ping(hall: Hall, seconds: int, *identities: bytes) -> None:
 # The words.
 
 
+@pytest.mark.parametrize("word", [b"ping", b"ping, 1", b"PING, 1", b"ping,12", b"PING"])
+def test_ping_is_no_result_however_it_is_spelled(word: bytes) -> None:
+    hall = at_work()
+    assert hall.worker(W1, word) == [[PONG]]
+    assert [*hall.states().values()] == [LEASED]
+    assert hall.worker(W1, b"result") == []
+    assert hall.to_client(b"c") == [[b"result"]]
+    assert hall.worker(W2, word) == [[PONG]]
+    assert hall.backend.remembered == 2
+
+
+def test_ping_in_small_letters_has_its_number_in_a_frame_of_its_own() -> None:
+    hall = Hall()
+    hall.worker(W1, READY)
+    assert hall.worker(W1, b"ping", b"7") == [[PONG, b"1"]]
+
+
+@pytest.mark.parametrize("word", [b"ping pong", b"ping, ", b"ping, x", b"Ping", b"pinging"])
+def test_result_that_only_begins_like_a_ping_is_a_result(word: bytes) -> None:
+    hall = at_work()
+    assert hall.worker(W1, word) == []
+    assert hall.to_client(b"c") == [[word]]
+
+
 def test_ready_is_answered_and_a_job_brings_its_result_to_the_client() -> None:
     hall = Hall()
     assert hall.worker(W1, READY) == [[PONG]]
@@ -188,6 +212,7 @@ def test_words_become_events_and_a_result_names_its_task_and_attempt() -> None:
         incarnation=(7 << 30) + 1,
         standing=True,
         dialect=b"ping-pong",
+        restart_lease_ns=3 * SECOND_NS,
     )
     assert backend.take(route, [b"", PING], 6) == [
         WorkerHeard(0, b"ping-pong:01-0000000001", request=33)
@@ -400,18 +425,26 @@ def test_named_worker_that_says_ready_with_a_job_has_the_lease_time_for_it_whate
 def test_worker_first_heard_by_ping_gets_no_job_until_it_says_ready() -> None:
     hall = Hall()
     hall.client(b"c", b"job")
-    ping(hall, 59, W1)
+    ping(hall, 3, W1)
     assert hall.workers() == []
     assert hall.worker(W1, READY) == [[PONG], [b"job"]]
 
 
-def test_worker_first_heard_by_ping_gets_a_job_after_the_lease_time() -> None:
+@pytest.mark.parametrize("period", [1, 4])
+def test_worker_on_probation_is_answered_until_it_should_have_connected_anew(period: int) -> None:
     hall = Hall()
     hall.client(b"c", b"job")
-    hall.worker(W1, PING)
-    ping(hall, 59, W1)
-    hall.later(1)
-    assert hall.to_worker(W1) == [[b"job"]]
+    assert hall.worker(W1, PING) == [[PONG]]
+    heard = []
+    for _ in range(90):
+        hall.later(period)
+        heard += hall.worker(W1, PING)
+    assert heard == [[PONG]] * (2 if period == 1 else 0)
+    assert hall.worker(W1, PING, b"1") == []
+    assert hall.worker(W1, b"result") == []
+    assert hall.workers() == []
+    assert hall.worker(W1, READY) == [[PONG], [b"job"]]
+    assert hall.worker(W1, PING) == [[PONG]]
 
 
 def test_result_of_a_worker_on_probation_changes_nothing() -> None:
@@ -419,20 +452,48 @@ def test_result_of_a_worker_on_probation_changes_nothing() -> None:
     hall.client(b"c", b"job")
     hall.worker(W1, PING)
     assert hall.worker(W1, b"result of another connection") == [[PONG]]
-    ping(hall, 59, W1)
+    hall.later(60)
+    assert hall.worker(W1, b"result of another connection") == []
     assert [*hall.states().values()] == [TaskState.READY]
 
 
-def test_probation_begins_anew_after_a_silence() -> None:
-    hall = Hall()
-    hall.client(b"c", b"job")
-    hall.worker(W1, PING)
-    ping(hall, 50, W1)
-    hall.later(4)
-    ping(hall, 59, W1)
-
-
 # Routes that end, and the broker's restart.
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_job_from_before_a_restart_goes_to_another_after_the_expiry_and_is_not_charged(
+    *, is_heard: bool
+) -> None:
+    hall = at_work()
+    hall.restart()
+    hall.worker(W2, READY)
+    for _ in range(2):
+        hall.later(1)
+        hall.worker(W2, PING)
+        if is_heard:
+            hall.worker(W3, PING)  # the same worker, by another connection
+    assert [*hall.states().values()] == [LEASED]
+    hall.later(1)
+    assert hall.to_worker(W2) == [[b"job"]]
+    (task,) = hall.scheduler.ledger.tasks.values()
+    assert (task.attempt, task.losses) == (2, 0)
+
+
+def test_named_worker_that_says_ready_after_a_restart_is_not_charged_to_its_job() -> None:
+    hall = at_work(identity=b"named")
+    hall.restart()
+    assert hall.worker(b"named", READY) == [[PONG], [b"job"]]
+    (task,) = hall.scheduler.ledger.tasks.values()
+    assert (task.attempt, task.losses) == (2, 0)
+
+
+def test_job_of_after_a_restart_has_its_whole_lease_time() -> None:
+    hall = Hall()
+    hall.restart()
+    hall.worker(W1, READY)
+    hall.client(b"c", b"job")
+    hall.later(59)
+    assert [*hall.states().values()] == [LEASED]
 
 
 def test_job_that_could_not_be_sent_goes_to_another_and_is_not_charged() -> None:
@@ -744,7 +805,7 @@ def test_connections_that_are_remembered_are_limited(monkeypatch: pytest.MonkeyP
     assert hall.worker(W1, READY) == [[PONG]]
     assert hall.worker(W2, PING) == [[PONG]]
     assert hall.worker(W3, READY) == []
-    hall.later(3)  # who was on probation is forgotten when it is silent
+    hall.later(3)  # one on probation makes room when it is silent
     assert hall.worker(W3, READY) == [[PONG]]
 
 

@@ -96,7 +96,7 @@ def requests(location: bytes = WORKER) -> dict[str, bytes]:
         "Progress": reported("Progress"),
         "Heartbeat": reported("Heartbeat"),
         "Exit": asked("Exit", location=location),
-        "Drain": asked("Drain"),
+        "Drain": asked("Drain", everything=True),
         "Pause": asked("Pause"),
         "Resume": asked("Resume"),
     }

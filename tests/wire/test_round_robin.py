@@ -52,7 +52,14 @@ def test_message_goes_to_a_worker_and_its_response_back_to_the_client(hall: Hall
 def test_events_of_the_exchanges() -> None:
     dialect = started()
     now_ns = SECOND_NS
-    facts = WorkerFacts((b"default",), 10, 65 * SECOND_NS, standing=True, dialect=b"round-robin")
+    facts = WorkerFacts(
+        (b"default",),
+        10,
+        65 * SECOND_NS,
+        standing=True,
+        dialect=b"round-robin",
+        restart_lease_ns=60 * SECOND_NS,
+    )
     name = b"round-robin:" + W1
     assert dialect.take(SERVER + W1, lmq(4, b"i", b"\x08", b"10"), now_ns) == [
         events.AnswerDue(0, SERVER + W1, 33),
@@ -68,10 +75,10 @@ def test_events_of_the_exchanges() -> None:
     assert dialect.take(SERVER + W1, lmq(2, b"pong"), now_ns) == []  # it was told of just now
     assert dialect.take(SERVER + W1, lmq(2, b"pong"), 3 * now_ns) == [events.WorkerHeard(0, name)]
     assert dialect.take(SERVER + W1, lmq(3, b"WORKER", b"\x09"), 3 * now_ns) == [
-        events.WorkerGone(0, name)
+        events.WorkerGone(0, name, 65)
     ]
     assert dialect.take(SERVER + W1, lmq(3, b"WORKER", b"\x09"), 3 * now_ns) == []
-    assert dialect.take(SERVER + C1, lmq(1, b"p"), now_ns) == [events.AnswerDue(0, SERVER + C1, 65)]
+    assert dialect.take(SERVER + C1, lmq(1, b"p"), now_ns) == [events.AnswerDue(0, SERVER + C1, 97)]
 
 
 def started() -> RoundRobin:
@@ -604,6 +611,9 @@ def test_task_of_another_dialect_with_an_envelope_of_its_own_is_foreign(hall: Ha
 
 # After a restart.
 
+#: The server's PING to a worker that has not registered since.
+RESTARTED = [b"", LMQ, b"\x01", b"RESTARTED", b"", SRV]
+
 
 @pytest.mark.parametrize(
     "arguments", [[b"key"], [b""], [b"key", b""], [b"key", b"one"], [b"k", b"1", b"", b"\xff"]]
@@ -627,8 +637,8 @@ def test_answers_and_increments_for_what_a_former_broker_gave_count(hall: Hall) 
     hall.create(Submission([b"foreign"]))
     hall.says(W1, C1, *lmq(6, b"answered"))
     hall.restart()
-    assert hall.says(W1, C1, *lmq(6, b"open", b"x")) == []
-    hall.says(W1, *lmq(6, b"1/foreign", b"y"))
+    assert hall.says(W1, C1, *lmq(6, b"open", b"x")) == [RESTARTED]
+    assert hall.says(W1, *lmq(6, b"1/foreign", b"y")) == []
     assert hall.hears(C1) == []  # it asks again
     assert hall.states() == [DONE, DONE, LEASED, DONE]
     assert hall.free(W1) == 0
@@ -651,9 +661,206 @@ def test_idle_worker_is_pinged_after_a_restart_and_goes_on_when_it_answers(hall:
     assert hall.hears(W1) == []
     hall.dead = []
     hall.later(0.25)
+    assert hall.hears(W1) == [RESTARTED]
+    assert [frames[3] for frames in hall.says(W1, *lmq(2, b"RESTARTED"))] == [b"m", b"RESTARTED"]
+
+
+def keep_alive(hall: Hall, seconds: int, *identities: bytes) -> None:
+    """Let time pass while these workers answer every PING."""
+    for _ in range(seconds):
+        hall.later(1)
+        for identity in identities:
+            for frames in hall.hears(identity):
+                assert frames[2] == b"\x01"
+                hall.says(identity, *lmq(2, frames[3]))
+            hall.hears(identity)
+
+
+def test_lease_from_before_a_restart_ends_a_minute_after_it_though_its_worker_answers(
+    hall: Hall,
+) -> None:
+    hall.register(W1, b"2")
+    hall.says(C1, *lmq(4, b"tracked", KEY))
+    hall.says(C1, *lmq(3, b"exec", KEY))
+    hall.restart()
+    hall.says(W1, *lmq(2, b"pong"))
+    hall.hears(W1)
+    keep_alive(hall, 59, W1)
+    assert (hall.states(), hall.free(W1)) == ([LEASED, LEASED], 0)
+    hall.register(W2, b"2")
+    hall.later(1)
+    assert [frames[3] for frames in hall.hears(W2)] == [b"tracked", b"exec"]
+    assert hall.free(W1) == 2
+    tasks = hall.scheduler.ledger.tasks.values()
+    assert [(task.attempt, task.losses) for task in tasks] == [(2, 0), (2, 0)]
+
+
+def test_worker_that_dies_with_the_server_is_not_charged_to_its_messages(hall: Hall) -> None:
+    hall.register(W1, b"1")
+    hall.says(C1, *lmq(4, b"m", KEY))
+    hall.restart()
+    hall.later(60)
+    (task,) = hall.scheduler.ledger.tasks.values()
+    assert (task.state, task.losses) == (READY, 0)
+    assert hall.workers() == []
+
+
+@pytest.mark.parametrize("rounds", [0, 5])
+def test_slots_whose_increments_a_restart_lost_are_free_after_a_minute(
+    hall: Hall, rounds: int
+) -> None:
+    hall.register(W1, b"4")
+    for number in (b"1", b"2"):
+        hall.says(C1, *lmq(4, number, KEY))
+        hall.says(W1, C1, *lmq(6, number))
+    hall.restart()
+    hall.says(W1, *lmq(2, b"pong"))
+    for turn in range(rounds):  # each INCREMENT frees the oldest slot, and the newest leaks
+        hall.says(C1, *lmq(4, b"n%d" % turn, KEY))
+        hall.says(W1, C1, *lmq(6, b"n%d" % turn))
+        hall.increment(W1)
+    assert hall.free(W1) == 2
+    keep_alive(hall, 60, W1)
+    assert hall.free(W1) == 4
+    for number in (b"3", b"4", b"5", b"6"):
+        hall.says(C1, *lmq(4, number, KEY))
+    assert hall.free(W1) == 0
+    hall.says(W1, C1, *lmq(6, b"3"))
+    assert hall.free(W1) == 0
+    hall.increment(W1)
+    assert hall.free(W1) == 1
+
+
+def test_slots_freed_since_a_restart_are_not_freed_again_at_its_deadline(hall: Hall) -> None:
+    hall.register(W1, b"2")
+    hall.says(C1, *lmq(4, b"1", KEY))
+    hall.says(W1, C1, *lmq(6, b"1"))
+    hall.restart()
+    hall.increment(W1)
+    hall.says(C1, *lmq(4, b"2", KEY))
+    hall.says(W1, C1, *lmq(6, b"2"))  # it keeps this slot for longer
+    keep_alive(hall, 90, W1)
+    assert hall.free(W1) == 1
+    hall.increment(W1)
+    assert hall.free(W1) == 2
+
+
+def test_slot_of_a_message_that_was_cancelled_after_a_restart_is_free_after_a_minute(
+    hall: Hall,
+) -> None:
+    hall.register(W1, b"1")
+    hall.says(C1, *lmq(4, b"m", KEY))
+    hall.restart()
+    hall.says(W1, *lmq(2, b"pong"))
+    (name,) = hall.scheduler.ledger.tasks
+    hall.handle([events.CancelAsked(0, b"", events.Scope(names=(name,)))])
+    keep_alive(hall, 59, W1)
+    assert hall.free(W1) == 0
+    keep_alive(hall, 2, W1)
+    assert hall.free(W1) == 1
+
+
+def test_late_response_to_a_message_that_was_taken_back_after_a_restart_is_stale(
+    hall: Hall,
+) -> None:
+    hall.register(W1, b"1")
+    hall.says(C1, *lmq(4, b"m", KEY))
+    hall.restart()
+    hall.says(W1, *lmq(2, b"pong"))
+    hall.register(W2, b"1")
+    keep_alive(hall, 59, W1, W2)
+    hall.later(1)
+    assert b"m" in [frames[3] for frames in hall.hears(W2)]
+    hall.says(W1, C1, *lmq(6, b"m", b"late"))
+    assert hall.states() == [LEASED]
+    assert hall.dialect.stale == 1
+    assert hall.hears(C1) == []
+
+
+def test_worker_that_had_something_at_a_restart_is_sent_tracked_messages_until_it_registers(
+    hall: Hall,
+) -> None:
+    hall.register(W1, b"2")
+    hall.says(C1, *lmq(3, b"old", KEY))
+    hall.restart()
+    hall.says(W1, *lmq(2, b"pong"))
+    hall.hears(W1)
+    hall.says(C1, *lmq(3, b"new", b"do", b"it"))
+    new = [*hall.scheduler.ledger.tasks][1]
+    (message,) = hall.hears(W1)
+    tracked = message[3]
+    assert message == [b"", LMQ, b"\x04", tracked, b"do", b"it", b"", SRV]
+    hall.increment(W1)  # of which of them, it does not say
+    assert hall.states() == [LEASED, LEASED]
+    hall.says(W1, *lmq(6, tracked, b"done"))
+    assert hall.states() == [LEASED, DONE]
+    assert hall.results[new] == b"done"
+    assert hall.hears(C1) == []
+    keep_alive(hall, 59, W1)
+    hall.later(1)
+    (again,) = [frames for frames in hall.hears(W1) if frames[2] != b"\x01"]
+    assert again[2] == b"\x04"
+    hall.says(W1, *lmq(6, again[3]))
+    hall.increment(W1)
+    assert hall.states() == [DONE, DONE]
+    hall.register(W1, b"2")
+    hall.says(C1, *lmq(3, b"last", KEY))
+    assert hall.hears(W1) == [[b"", LMQ, b"\x03", b"last", KEY, b"", C1, SRV]]
+
+
+def test_increment_settles_no_message_that_a_restart_may_have_lost(hall: Hall) -> None:
+    hall.register(W1, b"3")
+    for number in (b"1", b"2"):
+        hall.says(C1, *lmq(3, number, KEY))
+    hall.says(C1, *lmq(4, b"tracked", KEY))
+    hall.restart()
+    hall.increment(W1)  # its RESPONSE may be lost
+    assert hall.states() == [LEASED, LEASED, LEASED]
+    hall.says(W1, C1, *lmq(6, b"tracked"))
+    assert hall.free(W1) == 1
+    hall.increment(W1)
+    assert hall.states() == [LEASED, LEASED, DONE]
+
+
+def test_message_sent_as_tracked_is_known_by_its_answer_after_another_restart(hall: Hall) -> None:
+    hall.register(W1, b"2")
+    hall.says(C1, *lmq(3, b"old", KEY))
+    hall.restart()
+    hall.says(W1, *lmq(2, b"pong"))
+    hall.hears(W1)
+    hall.says(C1, *lmq(3, b"new", KEY))
+    ((_, _, _, tracked, *_),) = hall.hears(W1)
+    hall.restart()
+    hall.says(W1, *lmq(6, tracked, b"done"))
+    assert hall.states() == [LEASED, DONE]
+
+
+def test_worker_that_leaves_and_registers_again_has_free_slots_at_once(hall: Hall) -> None:
+    hall.register(W1, b"1")
+    hall.says(C1, *lmq(3, b"m", KEY))
+    hall.restart()
+    hall.says(W1, *lmq(3, b"WORKER", b"\x09"))
+    hall.hears(W1)
+    assert hall.register(W1, b"1") == [[b"", LMQ, b"\x03", b"m", KEY, b"", C1, SRV]]
+    hall.later(5)
     (ping,) = hall.hears(W1)
-    assert ping == [b"", LMQ, b"\x01", b"PING", b"", SRV]
-    assert [frames[3] for frames in hall.says(W1, *lmq(2, b"PING"))] == [b"m"]
+    assert ping[3] == b"PING"
+    assert hall.increment(W1) == []
+    assert hall.states() == [DONE]
+
+
+def test_assignment_that_crosses_a_goodbye_is_not_sent_to_who_registers_after_it() -> None:
+    hall = Hall()
+    hall.register(W1, b"1")
+    frames = lmq(3, b"m", KEY), lmq(3, b"WORKER", b"\x09"), lmq(4, b"reg", b"\x08", b"1")
+    routes = SERVER + C1, SERVER + W1, SERVER + W1
+    taken = [
+        hall.board.take(route, one, hall.now_ns) for route, one in zip(routes, frames, strict=True)
+    ]
+    hall.handle([event for events in taken for event in events])
+    assert [one[2] for one in hall.hears(W1)] == [b"\x06", b"\x03"]
+    hall.increment(W1)
+    assert hall.states() == [DONE]
 
 
 def test_worker_that_never_comes_back_after_a_restart_is_looked_for_less_and_less(

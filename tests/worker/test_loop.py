@@ -234,7 +234,7 @@ def test_abandoned_tasks_are_ended_and_given_back() -> None:
 def test_worker_that_is_sent_home_goes() -> None:
     shop = Shop()
     shop.turn()
-    drain = peer.ask(9, peer.DRAIN, location=b"w")
+    drain = peer.drain(9, b"w")
     kept = shop.sent
     shop.handle([*shop.dialect.take(b"client", [b"", drain], shop.now_ns)])
     shop.sent = kept + shop.sent

@@ -161,6 +161,49 @@ def test_worker_that_is_not_known_any_more_registers_again() -> None:
     assert stage.hears(*lmq(6, b"4", b"ERROR register first")) == [lmq(4, b"5", b"\x08", b"10")]
 
 
+def test_worker_registers_again_when_the_server_has_restarted() -> None:
+    stage = Stage().registered()
+    goodbye, register = lmq(3, b"WORKER", b"\x09"), lmq(4, b"3", b"\x08", b"10")
+    assert stage.hears(*lmq(1, b"RESTARTED")) == [lmq(2, b"RESTARTED"), goodbye, register]
+    assert stage.hears(*lmq(4, b"id", b"\x01"), CLI) == []  # its goodbye has returned it
+    assert stage.hears(*lmq(1, b"RESTARTED")) == [lmq(2, b"RESTARTED")]  # it is on its way
+    assert stage.hears(*lmq(6, b"3")) == []
+    assert stage.loop.is_registered
+
+
+def test_worker_asks_to_be_registered_until_a_restarted_server_answers() -> None:
+    stage = Stage().registered()
+    stage.hears(*lmq(1, b"RESTARTED"))
+    goodbye = lmq(3, b"WORKER", b"\x09")
+    assert stage.later(ANSWER_NS) == [goodbye, lmq(4, b"4", b"\x08", b"10")]
+    stage.hears(*lmq(6, b"3"))  # the answer before that goodbye
+    assert stage.hears(*lmq(4, b"id", b"\x01"), CLI) == []
+    stage.hears(*lmq(6, b"4"))
+    assert stage.loop.is_registered
+    assert "no server answers" not in " ".join(stage.said)
+
+
+def test_worker_that_can_not_register_again_yet_asks_once() -> None:
+    stage = Stage().registered()
+    stage.is_full = True
+    stage.hears(*lmq(1, b"RESTARTED"))
+    stage.later(ANSWER_NS)
+    stage.later(ANSWER_NS)
+    stage.is_full = False
+    sent = stage.later(0)
+    assert sent == [
+        *(lmq(2, b"RESTARTED"), lmq(3, b"WORKER", b"\x09")),
+        lmq(4, b"3", b"\x08", b"10"),
+    ]
+
+
+def test_worker_that_has_left_does_not_register_when_the_server_restarts() -> None:
+    stage = Stage().registered()
+    stage.loop.deregister()
+    stage.told()
+    assert stage.hears(*lmq(1, b"RESTARTED")) == [lmq(2, b"RESTARTED")]
+
+
 def test_what_can_not_be_sent_is_sent_later_in_order() -> None:
     stage = Stage().registered()
     stage.is_full = True

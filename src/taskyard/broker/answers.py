@@ -13,12 +13,13 @@ from itertools import groupby, takewhile
 from operator import itemgetter
 from typing import Final
 
-from taskyard.core.effects import Effect, Found, Printed, TaskView, Told
-from taskyard.core.records import AnyRecord, Finished, Submitted
+from taskyard.core.effects import Effect, Explained, Found, Printed, TaskView, Told
+from taskyard.core.explain import cancelled
+from taskyard.core.records import AnyRecord, Cancelled, Finished, Submitted
 from taskyard.core.runs import Attempt
 from taskyard.errors import JournalDamaged
 from taskyard.journal.files import PUT_BACK
-from taskyard.journal.recovery import EndedIndex, records_of, results_in, text_in
+from taskyard.journal.recovery import EndedIndex, causes_in, records_of, results_in, text_in
 from taskyard.journal.store import Store
 
 #: Decoded rows that are kept from one turn to the next, and their bytes in all: enough for clients
@@ -76,15 +77,22 @@ class Answers:
                     owing.append(effect)
                 elif effect.records:
                     unreached.append(effect)
-            elif type(effect) is Printed and effect.record:
-                effect.text = self._text(effect.record, effect.name)
-            elif type(effect) is Found:
-                self._complete_views(effect.views)
+            elif isinstance(effect, Printed | Found | Explained):
+                self._look_up(effect)
         if unreached:
             _take_out(effects, unreached)
         self._owing = [*unreached, *[told for told in owing if told.records]]
         if self._rows and self._kept_bytes() > ROWS_KEPT_BYTES:
             self._rows.clear()
+
+    def _look_up(self, effect: Printed | Found | Explained) -> None:
+        """Complete the answer to a question about a task."""
+        if isinstance(effect, Found):
+            self._complete_views(effect.views)
+        elif isinstance(effect, Printed) and effect.record:
+            effect.text = self._text(effect.record, effect.name)
+        elif isinstance(effect, Explained) and effect.record:
+            effect.explanation = cancelled(self._cause(effect.record, effect.name))
 
     def _text(self, number: int, name: bytes) -> bytes:
         """What a task printed. It is gone from here when its row is trimmed: the history has it."""
@@ -125,6 +133,13 @@ class Answers:
             else:
                 view.payload = next(filter(None, (_payload(one, view) for one in records)), None)
                 return
+
+    def _cause(self, number: int, name: bytes) -> bytes | None:
+        """Why that record cancelled a task."""
+        record = self._record(number)
+        if isinstance(record, Cancelled) and name in record.names:
+            return causes_in(record)[record.names.index(name)]
+        return None if self._index is None else self._index.cause(name)
 
     def _put_in(self, told: Told, room: int) -> int:
         """Fill an answer up, at least with one result. Returns how many bytes were put in."""

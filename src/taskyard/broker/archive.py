@@ -77,6 +77,9 @@ class Archive:
     def result(self, name: bytes) -> bytes | None:
         return self.index.result(name)
 
+    def cause(self, name: bytes) -> bytes | None:
+        return self.index.cause(name)
+
     def forget(self, sequence: int, record: int) -> Iterator[None]:
         """The index covers the rows up to this one: what ended there can leave memory."""
         self._record = record

@@ -17,6 +17,7 @@ from taskyard.broker.switchboard import Switchboard
 from taskyard.net import sockets
 from taskyard.wire import ping_pong, round_robin, wmp
 from taskyard.wire.dwork import Dwork
+from taskyard.wire.dwork_desk import PLAIN_LEASE_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,11 +67,11 @@ class Door(Struct):
 class Doors:
     """All of them, open. Close it."""
 
-    def __init__(self, identity: bytes) -> None:
+    def __init__(self, identity: bytes, plain_lease_ns: int = PLAIN_LEASE_NS) -> None:
         """`identity` is that of the journal."""
         self._identity = identity
         #: The native dialect, which guests with keys speak.
-        self.dwork = Dwork(secrets.randbits(63) | 1, _luck)
+        self.dwork = Dwork(secrets.randbits(63) | 1, _luck, plain_lease_ns=plain_lease_ns)
         #: The others, from number 1 on, and the numbers of each by name.
         self._others: list[Spoken] = []
         self._numbers: dict[str, list[int]] = {DWORK: [0]}

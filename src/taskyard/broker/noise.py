@@ -30,6 +30,10 @@ NOT_ALLOWED: Final = (
     "%d request(s) were refused because of the key that they came by, %d since the start; "
     "`taskyard keys list` says which key is for what"
 )
+REFUSED_TASKS: Final = (
+    "%d task(s) of plain dwork peers were refused, %d since the start; "
+    "`taskyard status` shows the latest"
+)
 
 
 class Noise:

@@ -23,7 +23,7 @@ from taskyard.broker.archive import Archive
 from taskyard.broker.compacting import Compactor
 from taskyard.broker.doors import NATIVE, Doors
 from taskyard.broker.guests import Guests, keyring_for
-from taskyard.broker.noise import NOT_ALLOWED, Noise
+from taskyard.broker.noise import NOT_ALLOWED, REFUSED_TASKS, Noise
 from taskyard.broker.port import SocketPort
 from taskyard.broker.reloading import Reloading
 from taskyard.broker.turn import Broker
@@ -44,6 +44,7 @@ from taskyard.net.leash import Leash
 from taskyard.net.poller import Poller
 from taskyard.net.signals import ENDING, Signals
 from taskyard.net.terminal import Terminal
+from taskyard.wire.dwork_desk import PLAIN_LEASE_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,6 +75,8 @@ class Settings(Struct, frozen=True):
     in_memory: bool = False
     #: Stop also when stdin ends.
     until_eof: bool = False
+    #: How long plain dwork workers keep their tasks after a restart of the broker.
+    plain_lease_ns: int = PLAIN_LEASE_NS
     #: How services are run, where nobody reads the settings again.
     rules: RulesSet = field(default_factory=lambda: RulesSet(0))
     #: When the journal is compacted beside the turns.
@@ -91,7 +94,7 @@ def serve(
         orders = _Orders(settings, reloading, stack)
         clock, poller = SystemClock(), Poller()
         opened = _open(settings, clock, stack)
-        doors = stack.enter_context(closing(Doors(opened.store.identity)))
+        doors = stack.enter_context(closing(Doors(opened.store.identity, settings.plain_lease_ns)))
         _listen(doors, settings, keyring)
         for number in orders.filenos():
             poller.add(number)
@@ -107,6 +110,7 @@ def serve(
         noises = (
             Noise(doors.malformed, clock),
             Noise(lambda: doors.dwork.refused, clock, NOT_ALLOWED),
+            Noise(lambda: broker.scheduler.refused, clock, REFUSED_TASKS),
         )
         chores = _Chores(noises, opened.compactor)
         _turn_until_told(broker, port, doors, chores, lambda: orders.are_to_end(broker))

@@ -63,6 +63,7 @@ def broker(  # noqa: PLR0913  # one for each option
         secure=secure,
         in_memory=memory,
         until_eof=until_eof,
+        plain_lease_ns=talk.settings().lease.plain_ns,
         compact=Limits() if compact_after_rows is None else Limits(rows=compact_after_rows),
     )
     serve(settings, click.echo, Reloading(talk.settings(), talk.read_settings_again))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 import msgspec
@@ -16,12 +16,9 @@ from taskyard.cli.task_options import TaskKey
 from taskyard.cli.waiting import group_of, report, wait_for
 from taskyard.cli.words import count, plain
 from taskyard.client.campaign.formats import Format, Options
-from taskyard.client.campaign.read import Bad, Loaded, read_campaign, reject_strangers
+from taskyard.client.campaign.read import Loaded, read_campaign, reject_strangers
 from taskyard.core.events import Unknown
 from taskyard.errors import ExitCode, UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 #: Bad lines in a document: more would fill it with one mistake.
 BAD_LISTED_MAX: Final = 1000
@@ -67,7 +64,7 @@ def load(talk: Talk, /, file: str, campaign: str | None, **given: Any) -> ExitCo
     campaign = campaign or loading.campaign_of(file)
     options = Options(form, given["replay"], given["speedup"], campaign)
     if given["dry_run"]:
-        return _look(talk, file, options, take_unknown=given["wait_for_unknown"])
+        return _look(talk, file, options, given)
     return _load(talk, file, campaign, options, given)
 
 
@@ -103,29 +100,30 @@ def _load(
     return ExitCode.GOOD
 
 
-def _look(talk: Talk, file: str, options: Options, *, take_unknown: bool) -> ExitCode:
-    """What there is to say about a file without a broker."""
+def _look(talk: Talk, file: str, options: Options, given: dict[str, Any]) -> ExitCode:
+    """Say what there is to say about a file without a broker."""
     loaded = read_campaign(file, options)
-    bad = loaded.bad if take_unknown else _with_strangers(loaded)
+    good = loaded if given["wait_for_unknown"] else _without_strangers(loaded)
     if talk.as_json:
         survey = msgspec.to_builtins(loaded.survey)
-        listed = [{"line": one.line, "reason": one.reason} for one in bad[:BAD_LISTED_MAX]]
-        print_document("load", file=loaded.file, **survey, bad_lines=len(bad), bad=listed)
+        listed = [{"line": one.line, "reason": one.reason} for one in good.bad[:BAD_LISTED_MAX]]
+        print_document("load", file=loaded.file, **survey, bad_lines=len(good.bad), bad=listed)
     else:
         _print_survey(loaded)
-    if not bad:
+        loading.print_bad(good.bad)
+    if not good.bad:
         return ExitCode.GOOD
-    if not talk.as_json:
-        loading.print_bad(bad)
-    raise UserError(f"{file} has {count(len(bad), 'bad line')}; mend them: nothing was submitted")
+    lines = count(len(good.bad), "bad line")
+    if not given["skip_bad"]:
+        raise UserError(f"{file} has {lines}; mend them: nothing was submitted")
+    talk.say(f"{lines} would be left out, {count(len(good.specs), 'task')} submitted")
+    return ExitCode.GOOD
 
 
-def _with_strangers(loaded: Loaded) -> Sequence[Bad]:
+def _without_strangers(loaded: Loaded) -> Loaded:
     """Names that the file does not have are as bad, as far as can be seen without a broker."""
-    if not loaded.survey.unknown:
-        return loaded.bad
     names = [stranger.name for stranger in loaded.survey.unknown]
-    return reject_strangers(loaded, names).bad
+    return reject_strangers(loaded, names) if names else loaded
 
 
 def _print_survey(loaded: Loaded) -> None:

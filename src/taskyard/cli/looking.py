@@ -264,7 +264,8 @@ def _known(explanation: dict[str, Any]) -> dict[str, Any]:
 def workers(talk: Talk) -> None:
     """List the workers.
 
-    With how much they do and when they were heard.
+    With what they do, when they were last heard, and where they run. A worker is idle, running (it
+    has tasks, and room for more), full, or draining (it gets no more tasks).
     """
     with looking(talk) as broker:
         found = broker.workers()
@@ -274,7 +275,7 @@ def workers(talk: Talk) -> None:
     if not found and not talk.quiet:
         click.echo("there are no workers; start one with `taskyard worker`", err=True)
         return
-    columns = ("NAME", "STATE", "SERVICES", "USED", "TASKS", "HEARD", "DIALECT")
+    columns = ("NAME", "STATE", "SERVICES", "USED", "TASKS", "HEARD", "HOST", "PID", "DIALECT")
     print_table(columns, [_worker_row(one) for one in found])
 
 
@@ -282,7 +283,8 @@ def _worker_row(one: dict[str, Any]) -> tuple[object, ...]:
     slots = slots_in_use(one)
     heard = f"{span(one['heard_ago'])} ago"
     services = ", ".join(one["services"])
-    return (one["name"], one["state"], services, slots, one["tasks"], heard, one["dialect"])
+    where = (one.get("host") or "-", one.get("pid") or "-")
+    return (one["name"], one["state"], services, slots, one["tasks"], heard, *where, one["dialect"])
 
 
 @click.command(epilog=example("status", "status --campaign thumbs --json", "status --line"))
@@ -318,6 +320,14 @@ def _of_campaign(told: dict[str, Any], campaign: str) -> dict[str, Any]:
     raise UserError(f"no campaign is called {campaign}; `taskyard status` lists them")
 
 
+def _refused_line(number: int, last: dict[str, Any]) -> str:
+    names = ", ".join(plain(name) for name in last["names"])
+    return (
+        f"{count(number, 'task')} of plain dwork peers refused since the broker started, "
+        f"the latest: {names} ({plain(last['text'])})"
+    )
+
+
 def _print_status(told: dict[str, Any]) -> None:
     click.echo(summary_of(told["counts"], told.get("behind_failure", 0)))
     if "workers" not in told:
@@ -327,6 +337,8 @@ def _print_status(told: dict[str, Any]) -> None:
         click.echo(f"{pauses}; `taskyard resume --all` undoes that, or --service and --lane")
     if not told["accepting"]:
         click.echo("no more tasks are taken: the disk is nearly full")
+    if told.get("refused"):
+        click.echo(_refused_line(told["refused"], told["refused_last"]))
     states = ("blocked", "delayed", "ready", "leased", "done", "failed", "cancelled")
     for kind in ("campaigns", "services"):
         named = [one for one in told[kind] if sum(one["counts"].values())]

@@ -124,7 +124,11 @@ def _look(talk: Talk, found: list[str], options: Options, given: dict[str, Any])
             print_bad(checked.rejects)
         wrote = _write(checked, given["rejects"]) if given["rejects"] else ""
         rows = count(len(checked.rejects), "bad row")
-        raise UserError(f"the input has {rows}{wrote}; mend it: nothing was submitted")
+        if not given["skip_bad"]:
+            raise UserError(f"the input has {rows}{wrote}; mend it: nothing was submitted")
+        good = count(len(checked.judged.places), "task")
+        talk.say(f"{rows} would be left out{wrote}, {good} submitted")
+        return ExitCode.GOOD
 
 
 def _load(

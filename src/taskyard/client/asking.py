@@ -341,7 +341,7 @@ def lane_templates(services: Iterable[str]) -> Conversation[dict[str, str]]:
 
 def drain(worker: str | None) -> Conversation[int]:
     location = None if worker is None else encode_text(worker)
-    reply = yield from _asked(Query(partial(peer.ask, kind=peer.DRAIN, location=location)))
+    reply = yield from _asked(Query(partial(peer.drain, location=location)))
     return reply.count
 
 

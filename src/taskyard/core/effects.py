@@ -46,6 +46,8 @@ class Accepted(Effect):
     request: int
     new: int
     known: int = 0
+    #: How many tasks of a partial submission were refused.
+    refused: int = 0
 
 
 class Refused(Effect):
@@ -142,6 +144,15 @@ class Listed(Effect):
     cursor: int
 
 
+class RefusedTasks(Struct, gc=False):
+    """Tasks of a submission that were refused: a code, some of their names, a sentence."""
+
+    refusal: Refusal
+    #: The first `REFUSED_NAMES_MAX`.
+    names: list[bytes]
+    text: str
+
+
 class Stats(Struct, gc=False):
     """How much of everything there is. Counts are by `TaskState`."""
 
@@ -160,6 +171,9 @@ class Stats(Struct, gc=False):
     services: list[tuple[bytes, list[int], int]]
     #: What is paused: a service (no lane), or a lane of it. Lanes where there are not too many.
     pauses: list[tuple[bytes, bytes | None]] = field(default_factory=list)
+    #: Tasks of partial submissions that were refused since the broker started, and the latest.
+    refused: int = 0
+    refused_last: RefusedTasks | None = None
 
 
 class Counted(Effect):
@@ -177,6 +191,8 @@ class Explained(Effect):
     request: int
     name: bytes
     explanation: Explanation
+    #: The record that cancelled the task, 0 if none did. The shell explains it by that record.
+    record: int = 0
 
 
 class LaneView(Struct, gc=False):
@@ -248,6 +264,9 @@ class WorkerView(Struct, gc=False):
     silence_ns: int
     #: Why it can't start its agents; b"": all is well, or nobody said so.
     trouble: bytes = b""
+    #: The machine and process that it runs in; b"" and 0: unknown.
+    host: bytes = b""
+    pid: int = 0
 
 
 class Rostered(Effect):
@@ -349,6 +368,16 @@ class Stop(Effect):
     worker: bytes
     names: list[bytes]
     attempts: list[int]
+
+
+class LeasesEnded(Effect):
+    """To a worker that can't list held tasks: its leases of a former broker process are over."""
+
+    worker: bytes
+    names: list[bytes]
+    attempts: list[int]
+    #: Answered tasks whose slots were freed with them, oldest first.
+    slots_kept: int
 
 
 class Dismiss(Effect):

@@ -72,6 +72,8 @@ class SubmitAsked(Event):
     watch: bool = False
     #: Each of its tasks waits, too, for all of these campaigns that has not ended by now.
     after_campaigns: tuple[bytes, ...] = ()
+    #: Merge tasks of one name, accept the sound ones and refuse the others. Else all or nothing.
+    partial: bool = False
 
 
 class WorkerAppeared(Event):

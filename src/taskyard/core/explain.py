@@ -86,7 +86,7 @@ class Explanation(Struct, frozen=True):
 
     reason: Reason
     sentence: str
-    #: The tasks that it waits for, where it waits for tasks.
+    #: The tasks that it waits for, where it waits for tasks, or was cancelled with one.
     after: tuple[bytes, ...] = ()
 
 
@@ -103,7 +103,19 @@ def _done(_scheduler: Scheduler, task: Task) -> Explanation:
 
 
 def _cancelled(_scheduler: Scheduler, _task: Task) -> Explanation:
-    return Explanation(Reason.CANCELLED, "it was cancelled, or a task that it waited for was")
+    return cancelled(None)
+
+
+def cancelled(cause: bytes | None) -> Explanation:
+    """Explain a cancelled task by its cause: the task asked for that it waited for, b"" if it was
+    asked for itself, None if that is unknown. The journal has it, not the scheduler."""
+    if cause is None:
+        sentence = "it was cancelled, on request or with a task that it waited for"
+        return Explanation(Reason.CANCELLED, f"{sentence} (its record does not say which)")
+    if not cause:
+        return Explanation(Reason.CANCELLED, "it was cancelled on request")
+    sentence = f"it waited for {shown(cause)}, which was cancelled on request"
+    return Explanation(Reason.CANCELLED, sentence, (cause,))
 
 
 def _failed(scheduler: Scheduler, task: Task) -> Explanation:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from taskyard.core.states import BLOCKED, CANCELLED, FAILED
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from taskyard.core.tasks import Task
 
@@ -48,16 +48,25 @@ def released_by(tasks: Iterable[Task]) -> list[Task]:
 
 
 def with_dependents(tasks: Iterable[Task]) -> list[Task]:
-    """These tasks and all that wait for them, directly or not, each once, in a stable order.
-    Names tell them apart: what has ended is passed over, and the rest has one each."""
-    found = {task.name: task for task in tasks}
-    line = list(found.values())
+    """These tasks and all that wait for them, directly or not, each once, in a stable order."""
+    return with_causes(tasks)[0]
+
+
+def with_causes(tasks: Iterable[Task]) -> tuple[list[Task], list[int]]:
+    """These tasks and all that wait for them, directly or not, each once, in a stable order; and
+    for each that waits, the place of the one of these tasks that it was found by.
+
+    Names tell tasks apart: what has ended is passed over, and the rest has one each.
+    """
+    line = list({task.name: task for task in tasks}.values())
+    places = {task.name: place for place, task in enumerate(line)}
+    given = len(line)
     for task in line:  # grows while it is walked
         for dependent in task.dependents_list():
-            if dependent.name not in found and dependent.state is not CANCELLED:
-                found[dependent.name] = dependent
+            if dependent.name not in places and dependent.state is not CANCELLED:
+                places[dependent.name] = places[task.name]
                 line.append(dependent)
-    return line
+    return line, [places[task.name] for task in line[given:]]
 
 
 def predecessors(tasks: Mapping[bytes, Task], task: Task) -> list[Task]:
@@ -111,17 +120,7 @@ def cycle(
     `after` maps a name, known or new, to what it is to wait for in addition. Walks forward from
     the named tasks only: what they don't lead to can't be part of a new cycle.
     """
-    added: dict[bytes, list[bytes]] = {}
-    for name, befores in after.items():
-        for before in befores:
-            added.setdefault(before, []).append(name)
-
-    def leads_to(name: bytes) -> list[bytes]:
-        task = tasks.get(name)
-        waiting = awaited.get(name, []) if task is None else task.dependents_list()
-        live = [dependent.name for dependent in waiting if dependent.ending is None]
-        return live + added.get(name, [])
-
+    leads_to = _with_edges(tasks, awaited, after)
     finished: dict[bytes, bool] = {}
     for start in after:
         if start in finished or not after[start]:
@@ -139,3 +138,83 @@ def cycle(
             elif step not in finished:
                 path[step] = iter(leads_to(step))
     return []
+
+
+def on_cycles(
+    tasks: Mapping[bytes, Task],
+    awaited: Mapping[bytes, list[Task]],
+    after: Mapping[bytes, Collection[bytes]],
+) -> dict[bytes, None]:
+    """Find every name on a cycle that these new edges would close.
+
+    Takes the arguments of `cycle`. One pass over the edges, without recursion.
+    """
+    search = _Components(_with_edges(tasks, awaited, after))
+    for start in after:
+        if start not in search.entered:
+            search.walk(start)
+    return search.cyclic
+
+
+class _Components:
+    """Tarjan's search for strongly connected components."""
+
+    def __init__(self, leads_to: Callable[[bytes], list[bytes]]) -> None:
+        self._leads_to = leads_to
+        #: When the search came to each name.
+        self.entered: dict[bytes, int] = {}
+        #: The earliest open name that each name leads to.
+        self._lowest: dict[bytes, int] = {}
+        #: Names whose component is not complete yet, in the order in which they were entered.
+        self._open: dict[bytes, None] = {}
+        #: Names in components that hold a cycle.
+        self.cyclic: dict[bytes, None] = {}
+
+    def walk(self, start: bytes) -> None:
+        path = [self._enter(start)]
+        while path:
+            name, steps = path[-1]
+            step = next(steps, None)
+            if step is None:
+                path.pop()
+                self._leave(name, path[-1][0] if path else name)
+            elif step not in self.entered:
+                path.append(self._enter(step))
+            elif step in self._open:
+                self._lowest[name] = min(self._lowest[name], self.entered[step])
+
+    def _enter(self, name: bytes) -> tuple[bytes, Iterator[bytes]]:
+        self.entered[name] = self._lowest[name] = len(self.entered)
+        self._open[name] = None
+        return name, iter(self._leads_to(name))
+
+    def _leave(self, name: bytes, before: bytes) -> None:
+        """Go back to the name before. The first name of a component completes it."""
+        if self._lowest[name] != self.entered[name]:
+            self._lowest[before] = min(self._lowest[before], self._lowest[name])
+            return
+        component = [self._open.popitem()[0]]
+        while component[-1] != name:
+            component.append(self._open.popitem()[0])
+        if len(component) > 1 or name in self._leads_to(name):
+            self.cyclic.update(dict.fromkeys(component))
+
+
+def _with_edges(
+    tasks: Mapping[bytes, Task],
+    awaited: Mapping[bytes, list[Task]],
+    after: Mapping[bytes, Collection[bytes]],
+) -> Callable[[bytes], list[bytes]]:
+    """Return a function from a name to the names that wait for it, with these new edges."""
+    added: dict[bytes, list[bytes]] = {}
+    for name, befores in after.items():
+        for before in befores:
+            added.setdefault(before, []).append(name)
+
+    def leads_to(name: bytes) -> list[bytes]:
+        task = tasks.get(name)
+        waiting = awaited.get(name, []) if task is None else task.dependents_list()
+        live = [dependent.name for dependent in waiting if dependent.ending is None]
+        return live + added.get(name, [])
+
+    return leads_to

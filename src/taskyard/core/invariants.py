@@ -273,6 +273,16 @@ def _check_volatile(scheduler: Scheduler) -> None:
             _require(minded, f"nobody minds the silence of {worker.name!r} in time")
         if worker.state is WorkerState.PARKED and worker.slots_free > 0:
             _check_listed(ledger, worker)
+        _check_restart(scheduler, worker)
+
+
+def _check_restart(scheduler: Scheduler, worker: Worker) -> None:
+    """Require a timer for every lease that must end some time after a restart."""
+    deadline_ns = scheduler.restart_deadline_ns(worker)
+    times = [at_ns for at_ns, name in scheduler.restart_deadlines if name == worker.name]
+    minded = not deadline_ns or any(at_ns <= deadline_ns for at_ns in times)
+    _require(minded, f"older leases of {worker.name!r} never end")
+    _require(worker.slots_kept_before <= len(worker.slots_kept), f"old slots of {worker.name!r}")
 
 
 def _check_reservations(ledger: Ledger) -> None:

@@ -89,6 +89,9 @@ AFTER_SHOWN_MAX: Final = 100
 #: Unfinished attempts of a task that are remembered to be shown: the latest. The history has all.
 ATTEMPTS_SHOWN_MAX: Final = 20
 
+#: Names of refused tasks that `status` shows: enough to find the line of a file.
+REFUSED_NAMES_MAX: Final = 5
+
 #: Campaigns and services in one answer: more make a page that nobody reads.
 STATS_ROWS_MAX: Final = 1000
 

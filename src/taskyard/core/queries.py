@@ -40,7 +40,7 @@ from taskyard.core.limits import (
     TASKS_A_MESSAGE_MAX,
 )
 from taskyard.core.runs import Attempt
-from taskyard.core.states import BLOCKED, DELAYED, DONE, FAILED
+from taskyard.core.states import BLOCKED, CANCELLED, DELAYED, DONE, FAILED
 from taskyard.core.tasks import DIGEST_BYTES
 
 if TYPE_CHECKING:
@@ -237,6 +237,8 @@ def stats_asked(scheduler: Scheduler, event: events.StatsAsked) -> None:
         campaigns=[(one.name, [*one.counts]) for one in campaigns],
         services=[(one.name, [*one.counts], one.workers) for one in services],
         pauses=_pauses(services),
+        refused=scheduler.refused,
+        refused_last=scheduler.refused_last,
     )
     scheduler.tell(Counted(event.client, event.request, stats))
 
@@ -255,7 +257,11 @@ def _pauses(services: list[Service]) -> list[tuple[bytes, bytes | None]]:
 
 def explain_asked(scheduler: Scheduler, event: events.ExplainAsked) -> None:
     explanation = explain(scheduler, event.name)
-    scheduler.tell(Explained(event.client, event.request, event.name, explanation))
+    told = Explained(event.client, event.request, event.name, explanation)
+    task = scheduler.ledger.tasks.get(event.name)
+    if task is not None and task.state is CANCELLED and task.ending is not None:
+        told.record = task.ending.record
+    scheduler.tell(told)
 
 
 def workers_asked(scheduler: Scheduler, event: events.WorkersAsked) -> None:
@@ -278,6 +284,8 @@ def _worker_view(worker: Worker, now_ns: int) -> WorkerView:
         incarnation=facts.incarnation,
         silence_ns=facts.silence_ns,
         trouble=worker.trouble,
+        host=facts.host,
+        pid=facts.pid,
     )
 
 

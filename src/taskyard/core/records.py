@@ -30,6 +30,7 @@ class ReturnReason(IntEnum):
     UNLISTED = 3  #: the assignment was lost on its way to the worker
     LEFT = 4  #: the worker said goodbye
     RESTARTED = 5  #: the worker came back as another process
+    BROKER_RESTARTED = 6  #: the broker restarted, and the worker can't list what it holds
 
 
 #: These go to the end of their lane; the others to its front.
@@ -138,9 +139,12 @@ class Aged(Record, tag=10):
 
 
 class Cancelled(Record, tag=11):
-    """With all their dependents, which are named too."""
+    """Cancelled on request, with all their dependents, which are named after them."""
 
     names: list[bytes]
+    #: For each dependent, the place among `names` of the task asked for that it waited for. None:
+    #: nobody wrote down which were asked for.
+    causes: list[int] | None = None
 
 
 class Retried(Record, tag=12):

@@ -402,4 +402,5 @@ def slot_freed(scheduler: Scheduler, event: events.SlotFreed) -> None:
     if worker is None or not worker.slots_kept:
         return
     scheduler.emit(SlotsFreed(scheduler.at_ns, event.worker, 1))
+    worker.slots_kept_before = min(worker.slots_kept_before, len(worker.slots_kept))
     roster.has_room(scheduler, worker)

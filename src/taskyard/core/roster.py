@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from taskyard.core import assigning, policy, watching
-from taskyard.core.effects import Dismiss, Heard, Noted, Refusal, Refused, Stop, Stranger
+from taskyard.core.effects import (
+    Dismiss,
+    Heard,
+    LeasesEnded,
+    Noted,
+    Refusal,
+    Refused,
+    Stop,
+    Stranger,
+)
 from taskyard.core.limits import (
     HEARTBEATS_UNLISTED_MAX,
     NAME_BYTES_MAX,
@@ -15,7 +24,15 @@ from taskyard.core.limits import (
     REASON_BYTES_MAX,
     SERVICES_MAX,
 )
-from taskyard.core.records import Expired, Failed, Returned, ReturnReason, WorkerJoined, WorkerLeft
+from taskyard.core.records import (
+    Expired,
+    Failed,
+    Returned,
+    ReturnReason,
+    SlotsFreed,
+    WorkerJoined,
+    WorkerLeft,
+)
 from taskyard.core.states import BUSY, CALLED, DRAINING, PARKED, Turn
 
 if TYPE_CHECKING:
@@ -38,11 +55,13 @@ def worker_appeared(scheduler: Scheduler, event: events.WorkerAppeared) -> None:
     if worker is not None and worker.facts.incarnation != facts.incarnation:
         not_called(scheduler.ledger, worker)
         assigning.answer_wish(scheduler, worker)
+        end_leases_before(scheduler, worker)
         _lose(scheduler, worker, ReturnReason.RESTARTED)
         scheduler.emit(WorkerLeft(scheduler.at_ns, event.worker, b"restarted"))
         worker = None
     if worker is None or worker.facts != facts:
         scheduler.emit(WorkerJoined(scheduler.at_ns, event.worker, facts))
+        scheduler.watch_restart(scheduler.ledger.workers[event.worker])
     joined = scheduler.ledger.workers[event.worker]
     if worker is None and facts.dialect in policy.AT_TOP:
         scheduler.tops -= 1
@@ -55,12 +74,13 @@ def worker_appeared(scheduler: Scheduler, event: events.WorkerAppeared) -> None:
 
 def _are_sound(facts: WorkerFacts) -> bool:
     """Facts that fit the journal and the limits."""
-    numbers = (facts.slots_total, facts.silence_ns, facts.incarnation)
-    names = [*facts.services, facts.dialect]
+    spans = (facts.silence_ns, facts.restart_lease_ns)
+    numbers = (facts.slots_total, facts.incarnation, facts.pid, *spans)
+    names = [*facts.services, facts.dialect, facts.host]
     return (
         min(numbers) >= 0
         and max(numbers) <= NUMBER_MAX
-        and len(names) <= SERVICES_MAX
+        and len(facts.services) <= SERVICES_MAX
         and max(map(len, names)) <= NAME_BYTES_MAX
     )
 
@@ -177,8 +197,30 @@ def fell_silent(scheduler: Scheduler, worker: Worker, reason: bytes = b"silent")
     """A worker was not heard for too long: what it held goes to others, and it is gone."""
     not_called(scheduler.ledger, worker)
     assigning.answer_wish(scheduler, worker)
+    end_leases_before(scheduler, worker)
     _lose(scheduler, worker, None)
     scheduler.emit(WorkerLeft(scheduler.at_ns, worker.name, reason))
+
+
+def end_leases_before(scheduler: Scheduler, worker: Worker) -> None:
+    """Return a worker's tasks that a former broker process leased it, without a charge.
+
+    Only for workers that can't list held tasks: a lost assignment or report would keep its slot.
+    """
+    if not scheduler.restart_deadline_ns(worker):
+        return
+    leases = scheduler.leases_before(worker)
+    tasks = [task for lease in leases for task in lease.tasks if task.lease is lease]
+    kept, worker.slots_kept_before = worker.slots_kept_before, 0
+    ended = LeasesEnded(worker.name, *_columns(tasks), kept)
+    give_back(scheduler, worker, tasks, ReturnReason.BROKER_RESTARTED)
+    if kept:
+        scheduler.emit(SlotsFreed(scheduler.at_ns, worker.name, kept))
+    scheduler.tell(ended)
+
+
+def _columns(tasks: list[Task]) -> tuple[list[bytes], list[int]]:
+    return [task.name for task in tasks], [task.attempt for task in tasks]
 
 
 def dismiss_if_drained(scheduler: Scheduler, worker: Worker) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from taskyard.core.agenda import Lane
     from taskyard.core.effects import Effect
     from taskyard.core.records import AnyRecord
-    from taskyard.core.tasks import Task
+    from taskyard.core.tasks import Lease, Task
     from taskyard.core.workers import Worker
 
 
@@ -49,8 +49,15 @@ class Scheduler:
         self.wall_offset_ns = 0
         #: False while the disk's reserve is touched: producers are told, workers go on.
         self.accepting = True
+        #: Tasks of partial submissions that were refused since the start, and the latest of them.
+        self.refused = 0
+        self.refused_last: effects.RefusedTasks | None = None
         #: (when, name): workers whose silence is watched. An entry may be early, never late.
         self.silence: list[tuple[int, bytes]] = []
+        #: When this process recovered, and the last record of the one before it.
+        self.resumed_ns = self.resumed_record = 0
+        #: (when, name): workers whose older leases end. An entry may be early, never late.
+        self.restart_deadlines: list[tuple[int, bytes]] = []
         #: (when, name): workers that were called and should ask before that.
         self.calls: list[tuple[int, bytes]] = []
         #: Who wants to know when a task, or a campaign, is settled: (client, request).
@@ -93,14 +100,17 @@ class Scheduler:
 
     def resume(self, now_ns: int) -> None:
         """After recovery: every worker was just heard, every lease has its full time again."""
-        self.now_ns = now_ns
+        self.now_ns = self.resumed_ns = now_ns
+        self.resumed_record = self.ledger.record
         for worker in self.ledger.workers.values():
             worker.heard_ns = now_ns
             worker.patience_ns = 0
+            worker.slots_kept_before = len(worker.slots_kept)
             for lease in worker.leases.values():
                 lease.given_ns = now_ns
                 worker.patience_ns = max(worker.patience_ns, lease.lease_ns)
             self.watch_silence(worker)
+            self.watch_restart(worker)
 
     def wake_at_ns(self) -> int | None:
         """When `TimePassed` should be told next, by the monotonic clock; None for never."""
@@ -136,6 +146,23 @@ class Scheduler:
         if silent_at_ns and (not worker.watched_ns or silent_at_ns < worker.watched_ns):
             worker.watched_ns = silent_at_ns
             heappush(self.silence, (silent_at_ns, worker.name))
+
+    def leases_before(self, worker: Worker) -> list[Lease]:
+        """Return the worker's leases that a former process of the broker gave."""
+        last = self.resumed_record
+        return [lease for number, lease in worker.leases.items() if number <= last]
+
+    def restart_deadline_ns(self, worker: Worker) -> int:
+        """Return when the worker's leases of a former process end; 0: they have no deadline."""
+        lease_ns = worker.facts.restart_lease_ns
+        has_any = worker.slots_kept_before or self.leases_before(worker)
+        return self.resumed_ns + lease_ns if lease_ns and has_any else 0
+
+    def watch_restart(self, worker: Worker) -> None:
+        """Schedule the end of the worker's leases of a former process, if it has any."""
+        deadline_ns = self.restart_deadline_ns(worker)
+        if deadline_ns:
+            heappush(self.restart_deadlines, (deadline_ns, worker.name))
 
 
 _DECIDERS: dict[type, Callable[[Scheduler, Any], None]] = {

@@ -1,14 +1,15 @@
 """Deciding on submissions: what is new, what is known, what waits for what, and what is refused.
 
-A batch is taken whole or not at all. The common case, names that nobody has used and nothing to
-wait for, is a few operations on whole columns.
+A batch is taken whole or not at all, unless it is partial: then its sound tasks are taken. The
+common case, names that nobody has used and nothing to wait for, is a few operations on whole
+columns.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
 from taskyard.core import aging, graph
 from taskyard.core.effects import Refusal
@@ -29,6 +30,8 @@ from taskyard.core.tasks import Digests, shown
 from taskyard.errors import PeerError
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from taskyard.core.events import SubmitAsked
     from taskyard.core.ledger import Ledger
     from taskyard.core.tasks import Submission, Task, Terms
@@ -49,6 +52,8 @@ class Taken(Struct):
     records: list[Submitted | Extended]
     new: int
     known: int
+    #: Tasks of a partial submission that were refused, and why.
+    refused: dict[bytes, Refusing] = field(default_factory=dict)
 
 
 class Waits(Struct):
@@ -85,6 +90,78 @@ def decide(ledger: Ledger, event: SubmitAsked, at_ns: int) -> Taken:
     if ledger.tasks.keys().isdisjoint(batch.places):
         return _take_new(ledger, event, submission, batch, at_ns)
     return _take_some(ledger, event, batch, at_ns)
+
+
+#: What is wrong with single tasks. Anything else concerns the whole submission.
+_OF_TASKS: Final = (Refusal.BUSY, Refusal.CANCELLED, Refusal.CYCLE, Refusal.UNKNOWN)
+
+
+def decide_partial(ledger: Ledger, event: SubmitAsked, at_ns: int) -> Taken:
+    """Decide like `decide`, but merge tasks of one name, and refuse only what is unsound."""
+    check_shape(event.submission)
+    event = structs.replace(event, submission=_merged(event.submission))
+    try:
+        return decide(ledger, event, at_ns)
+    except Refusing as refusing:
+        if refusing.refusal not in _OF_TASKS:
+            raise
+    refused = _unsound(ledger, event)
+    names = event.submission.names
+    sound = [index for index, name in enumerate(names) if name not in refused]
+    if not sound:
+        return Taken([], 0, 0, refused)
+    event = structs.replace(event, submission=event.submission.part(sound))
+    taken = decide(ledger, event, at_ns)
+    taken.refused = refused
+    return taken
+
+
+def _merged(submission: Submission) -> Submission:
+    """Merge tasks of one name: the first one, after all that any of them waits for."""
+    names = submission.names
+    first: dict[bytes, int] = {}
+    for index, name in enumerate(names):
+        first.setdefault(name, index)
+    if len(first) == len(names):
+        return submission
+    merged = submission.part([*first.values()])
+    if submission.after is not None:
+        union: dict[bytes, dict[bytes, None]] = {name: {} for name in first}
+        for name, after in zip(names, submission.after, strict=True):
+            union[name].update(dict.fromkeys(after))
+        merged.after = [[*after] for after in union.values()]
+    return merged
+
+
+def _unsound(ledger: Ledger, event: SubmitAsked) -> dict[bytes, Refusing]:
+    """The tasks of a submission that can't be taken: by themselves, on a cycle, or because they
+    wait for such a task of the same submission."""
+    submission, refused = event.submission, dict[bytes, Refusing]()
+    after = submission.after or [[] for _ in submission.names]
+    waits = dict(zip(submission.names, after, strict=True))
+    for name, before in waits.items():
+        try:
+            _check_extendable(ledger.tasks.get(name))
+            sort_predecessors(ledger, before, event.unknown, waits)
+        except Refusing as refusing:
+            refused[name] = refusing
+    cyclic = graph.on_cycles(ledger.tasks, ledger.awaited, waits)
+    for name in waits:
+        if name in cyclic:
+            text = f"task {shown(name)} would wait for itself"
+            refused.setdefault(name, Refusing(Refusal.CYCLE, text))
+    dependents: dict[bytes, list[bytes]] = {}
+    for name, befores in waits.items():
+        for one in befores:
+            dependents.setdefault(one, []).append(name)
+    line = [*refused]
+    for name in line:  # grows while it is walked
+        for dependent in dependents.get(name, ()):
+            if dependent not in refused:
+                text = f"task {shown(dependent)} waits for {shown(name)}, which was refused"
+                refused[dependent] = Refusing(refused[name].refusal, text)
+                line.append(dependent)
+    return refused
 
 
 def check_shape(submission: Submission) -> None:
@@ -197,9 +274,8 @@ def _take_some(ledger: Ledger, event: SubmitAsked, batch: Batch, at_ns: int) -> 
             known.append(index)
             if event.repeat is Repeat.HARMLESS:
                 _check_same(task, submission, index, sameness)
-            elif task.state is LEASED:
-                text = f"task {shown(name)} is leased and can't be given more to wait for"
-                raise Refusing(Refusal.BUSY, text)
+            else:
+                _check_extendable(task)
     if event.repeat is Repeat.EXTEND:
         return _extend(ledger, event, batch, (new, known), at_ns)
     if not new:
@@ -207,6 +283,12 @@ def _take_some(ledger: Ledger, event: SubmitAsked, batch: Batch, at_ns: int) -> 
     part = submission.part(new)
     taken = _take_new(ledger, event, part, _survey(part), at_ns)
     return Taken(taken.records, new=len(new), known=len(known))
+
+
+def _check_extendable(task: Task | None) -> None:
+    if task is not None and task.state is LEASED:
+        text = f"task {shown(task.name)} is leased and can't be given more to wait for"
+        raise Refusing(Refusal.BUSY, text)
 
 
 class _Sameness:
@@ -280,7 +362,7 @@ def _resolve(ledger: Ledger, event: SubmitAsked, submission: Submission, batch: 
 
 
 def sort_predecessors(
-    ledger: Ledger, names: list[bytes], unknown: Unknown, batch: dict[bytes, int]
+    ledger: Ledger, names: list[bytes], unknown: Unknown, batch: Container[bytes]
 ) -> tuple[list[bytes], list[bytes]]:
     """Predecessors that hold a task up, and those that are done already."""
     waiting: list[bytes] = []

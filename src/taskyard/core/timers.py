@@ -23,7 +23,7 @@ _UNSETTLED = (*_WAITING, LEASED)
 
 def next_ns(scheduler: Scheduler) -> int | None:
     """When there is something to do next, by the monotonic clock; None for never."""
-    times = [heap[0][0] for heap in (scheduler.silence, scheduler.calls) if heap]
+    times = [heap[0][0] for heap in _heaps(scheduler) if heap]
     agenda_ns = scheduler.ledger.agenda.next_ns()
     if agenda_ns is not None:
         times.append(agenda_ns - scheduler.wall_offset_ns)
@@ -34,6 +34,10 @@ def next_ns(scheduler: Scheduler) -> int | None:
     if scheduler.ledger.regimes.rated:
         times += _rates_ns(scheduler)
     return min(times) if times else None
+
+
+def _heaps(scheduler: Scheduler) -> tuple[list[tuple[int, bytes]], ...]:
+    return scheduler.silence, scheduler.calls, scheduler.restart_deadlines
 
 
 def _rates_ns(scheduler: Scheduler) -> list[int]:
@@ -55,6 +59,7 @@ def time_passed(scheduler: Scheduler, _event: events.Event) -> None:
     _come_due(scheduler)
     _grow_old(scheduler)
     _grow_late(scheduler)
+    _end_leases_before(scheduler)
     _fall_silent(scheduler)
     _end_calls(scheduler)
     _begin_lanes(scheduler)
@@ -134,6 +139,23 @@ def _is_too_old(task: Task, at_ns: int) -> bool:
         return True
     tried = task.attempt > task.excused
     return tried and bool(terms.expires_ns) and terms.expires_ns <= at_ns
+
+
+def _end_leases_before(scheduler: Scheduler) -> None:
+    """End leases of a former broker process that have reached their deadline."""
+    deadlines = scheduler.restart_deadlines
+    while deadlines and deadlines[0][0] <= scheduler.now_ns:
+        worker = scheduler.ledger.workers.get(heappop(deadlines)[1])
+        deadline_ns = 0 if worker is None else scheduler.restart_deadline_ns(worker)
+        if worker is None or not deadline_ns:
+            continue
+        if deadline_ns > scheduler.now_ns:  # its facts have changed since
+            scheduler.watch_restart(worker)
+            continue
+        roster.end_leases_before(scheduler, worker)
+        scheduler.watch_silence(worker)  # it may be silent for less now
+        if worker.heard_ns > scheduler.resumed_ns:
+            roster.has_room(scheduler, worker)
 
 
 def _fall_silent(scheduler: Scheduler) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec import structs
 
 from taskyard.core import graph, roster, submission, watching
-from taskyard.core.effects import Accepted, Acted, Refusal, Refused, Stop
-from taskyard.core.limits import AFTER_MAX, NAME_BYTES_MAX
+from taskyard.core.effects import Accepted, Acted, Refusal, Refused, RefusedTasks, Stop
+from taskyard.core.limits import AFTER_MAX, NAME_BYTES_MAX, REFUSED_NAMES_MAX
 from taskyard.core.records import (
     Aged,
     Cancelled,
@@ -39,19 +39,38 @@ _MOVABLE = (*_WAITING, FAILED)
 def submit_asked(scheduler: Scheduler, event: events.SubmitAsked) -> None:
     if not scheduler.accepting:
         text = "the disk is nearly full; make room, or send more when some tasks are done"
-        scheduler.tell(Refused(event.client, event.request, Refusal.FULL, text))
+        _refuse(scheduler, event, Refused(event.client, event.request, Refusal.FULL, text))
         return
     try:
         event = _with_campaigns(scheduler.ledger, event)
-        taken = submission.decide(scheduler.ledger, event, scheduler.at_ns)
+        decide = submission.decide_partial if event.partial else submission.decide
+        taken = decide(scheduler.ledger, event, scheduler.at_ns)
     except submission.Refusing as refusing:
-        scheduler.tell(Refused(event.client, event.request, refusing.refusal, refusing.text))
+        refused = Refused(event.client, event.request, refusing.refusal, refusing.text)
+        _refuse(scheduler, event, refused)
         return
     for record in taken.records:
         scheduler.emit(record)
-    scheduler.tell(Accepted(event.client, event.request, taken.new, taken.known))
+    if taken.refused:
+        first = next(iter(taken.refused.values()))
+        _count_refused(scheduler, [*taken.refused], first.refusal, first.text)
+    counts = (taken.new, taken.known, len(taken.refused))
+    scheduler.tell(Accepted(event.client, event.request, *counts))
     if event.watch:
         watching.watch(scheduler, (event.client, event.request), event.submission.names)
+
+
+def _refuse(scheduler: Scheduler, event: events.SubmitAsked, refused: Refused) -> None:
+    """Refuse a submission as a whole."""
+    if event.partial:
+        _count_refused(scheduler, event.submission.names, refused.refusal, refused.text)
+    scheduler.tell(refused)
+
+
+def _count_refused(scheduler: Scheduler, names: list[bytes], refusal: Refusal, text: str) -> None:
+    """Keep what `status` shows of the tasks that partial submissions lost."""
+    scheduler.refused += len(names)
+    scheduler.refused_last = RefusedTasks(refusal, names[:REFUSED_NAMES_MAX], text)
 
 
 def _with_campaigns(ledger: Ledger, event: events.SubmitAsked) -> events.SubmitAsked:
@@ -91,10 +110,10 @@ def _unended(
 
 def cancel_asked(scheduler: Scheduler, event: events.CancelAsked) -> None:
     chosen = [task for task in tasks_in(scheduler.ledger, event.scope) if task.ending is None]
-    tasks = graph.with_dependents(chosen)
+    tasks, causes = graph.with_causes(chosen)
     if tasks:
         stops = _stops(tasks)
-        scheduler.emit(Cancelled(scheduler.at_ns, [task.name for task in tasks]), tasks)
+        scheduler.emit(Cancelled(scheduler.at_ns, [task.name for task in tasks], causes), tasks)
         for stop in stops:
             scheduler.tell(stop)
             roster.has_room(scheduler, scheduler.ledger.workers[stop.worker])

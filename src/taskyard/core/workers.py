@@ -34,6 +34,12 @@ class WorkerFacts(Struct, array_like=True, frozen=True):
     #: It wants work whenever it has a free slot, without asking each time.
     standing: bool = False
     dialect: bytes = b""
+    #: The machine and process that it runs in; b"" and 0: its dialect does not say.
+    host: bytes = b""
+    pid: int = 0
+    #: How long it keeps its older leases after a restart of the broker, whatever it sends. Set if
+    #: its dialect can't list held tasks. 0: they end as all leases do.
+    restart_lease_ns: int = 0
 
 
 class Worker(Struct, eq=False):
@@ -77,6 +83,8 @@ class Worker(Struct, eq=False):
     reservation: Reservation | None = None
     #: Why it can't start its agents; b"": all is well, or it did not say.
     trouble: bytes = b""
+    #: How many of `slots_kept` may be left of a former broker process: the fewest since its end.
+    slots_kept_before: int = 0
 
     def turn(self, cause: Turn) -> None:
         """The one mover of a worker's state."""

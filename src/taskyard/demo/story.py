@@ -49,10 +49,6 @@ _LOOK_SECONDS: Final = 0.2
 _SETTLED_SECONDS: Final = 240.0
 _SETTLED_SECONDS_A_THOUSAND: Final = 60.0
 
-#: A job of ping-pong takes some milliseconds, and the broker is told of it as soon as it is done.
-_RESTED_SECONDS: Final = 10.0
-_REST_LOOK_SECONDS: Final = 0.02
-
 _SETTLED: Final = ("done", "failed", "cancelled")
 
 
@@ -149,9 +145,7 @@ def _run(yard: Yard, here: Place, planned: Campaign, teller: Teller) -> Kill:
             teller.count(counts, planned.tasks)
             settled = sum(counts[state] for state in _SETTLED)
             if kill is None and settled >= KILLED_AT * planned.tasks:
-                _rest_ping_pong(client, teller)
                 kill = _kill(yard, settled, planned, teller)
-                client.resume(campaign.PING_PONG)
             yard.check()
             if _is_settled(client):
                 break
@@ -172,18 +166,6 @@ def _is_settled(client: Client) -> bool:
     except TimedOut:
         return False
     return True
-
-
-def _rest_ping_pong(client: Client, teller: Teller) -> None:
-    """Workers of ping-pong have no names: after a crash nobody knows who had which job, and a job
-    in hand is given to another only when its lease of a minute is over. The demo has no minute."""
-    teller.say("ping-pong pauses: its workers have no names to come back by after a crash")
-    client.pause(campaign.PING_PONG)
-    ends = time.monotonic() + _RESTED_SECONDS
-    while any(one["tasks"] for one in client.workers() if one["dialect"] == "ping-pong"):
-        if time.monotonic() > ends:
-            return
-        time.sleep(_REST_LOOK_SECONDS)
 
 
 def _kill(yard: Yard, settled: int, planned: Campaign, teller: Teller) -> Kill:

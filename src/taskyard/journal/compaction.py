@@ -15,7 +15,7 @@ started by who has: a broker lets `export` run beside its turns (`compacting`), 
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -260,11 +260,13 @@ class _Pass:
 
 
 def finishings(ledger: Ledger, record: Finished | Cancelled) -> list[Finishing]:
-    """What to keep of the tasks that a record has just ended, with their results."""
+    """What to keep of the tasks that a record has just ended, with their results, or causes."""
     names = record.names
-    results: list[bytes] | list[None] = [None] * len(names)
+    results: Sequence[bytes | None]
     if isinstance(record, Finished):
         results = [b""] * len(names) if record.results is None else record.results
+    else:
+        results = recovery.causes_in(record)
     ending = Ending(ledger.record, record.at_ns)
     tasks = ledger.named(names)
     return [(ended_of(task, ending), result) for task, result in zip(tasks, results, strict=True)]

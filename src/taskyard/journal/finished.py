@@ -19,7 +19,7 @@ import msgspec
 
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Ended
-from taskyard.errors import FormatUnknown, JournalDamaged
+from taskyard.errors import JournalDamaged
 from taskyard.journal import schema
 from taskyard.journal.chain import Head, origin, seal, unseal
 from taskyard.journal.files import (
@@ -67,7 +67,7 @@ _SETTINGS = ("synchronous=FULL", "fullfsync=ON", "cell_size_check=ON", "trusted_
 #: A compaction in another process holds the file for moments only.
 _PATIENCE_SECONDS = 5.0
 
-#: A task that ended, and its result; None for one that has none, because it was cancelled.
+#: A task that ended, and its result, or the cause of a cancelled one (`recovery.causes_in`).
 Finishing = tuple[Ended, bytes | None]
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -134,7 +134,15 @@ class FinishedIndex:
 
     def result(self, name: bytes) -> bytes | None:
         """The result of a DONE task; None if this name has not ended so."""
-        found = self._fetch("SELECT result, result_checksum FROM finished WHERE name = ?", [name])
+        return self._text(name, TaskState.DONE)
+
+    def cause(self, name: bytes) -> bytes | None:
+        """Why a CANCELLED task was cancelled; None if it was not, or that is unknown."""
+        return self._text(name, TaskState.CANCELLED)
+
+    def _text(self, name: bytes, state: TaskState) -> bytes | None:
+        query = "SELECT result, result_checksum FROM finished WHERE name = ? AND state = ?"
+        found = self._fetch(query, [name, int(state)])
         return _result(name, *found[0]) if found else None
 
     def verify(self) -> int:
@@ -293,11 +301,8 @@ def _create(directory: Path, identity: bytes) -> None:
 
 def _check_format(connection: sqlite3.Connection) -> None:
     found = connection.execute("SELECT value FROM meta WHERE key = 'format'").fetchall()
-    if found != [(FORMAT,)]:
-        raise FormatUnknown(
-            f"{FILE_NAME} has format {found[0][0] if found else None!r}, this version of Taskyard "
-            f"reads {FORMAT!r}: use the version that wrote it"
-        )
+    written = found[0][0] if found else None
+    schema.check_format(FILE_NAME, written if isinstance(written, bytes) else b"", FORMAT, _LOST)
     tables = connection.execute("SELECT name, sql FROM sqlite_schema").fetchall()
     if tables != list(TABLES.items()):
         raise JournalDamaged(f"the list of tables in {FILE_NAME} is damaged", _LOST)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from taskyard.errors import FormatUnknown, JournalDamaged
+from taskyard.errors import JournalDamaged
 from taskyard.journal import chain, schema, wal, witness
 from taskyard.journal.chain import Head
 from taskyard.journal.schema import DiskErrors
@@ -139,11 +139,7 @@ def _meta(connection: sqlite3.Connection, key: str) -> bytes:
 
 def _look_at_tables(connection: sqlite3.Connection) -> None:
     written = _meta(connection, "format")
-    if written != schema.FORMAT:
-        raise FormatUnknown(
-            f"the journal has format {written.decode(errors='replace')!r}, this version of "
-            f"Taskyard reads {schema.FORMAT.decode()!r}: use the version that wrote it"
-        )
+    schema.check_format("the journal", written, schema.FORMAT, "no row can be trusted")
     tables = _fetch(connection, "SELECT name, sql FROM sqlite_schema", _TABLES)
     if tables != list(schema.TABLES.items()):
         raise JournalDamaged(f"{_TABLES} is damaged", "no row can be trusted")

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from taskyard.core import events, image
 from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
-from taskyard.core.records import AnyRecord, Finished, Progressed
+from taskyard.core.records import AnyRecord, Cancelled, Finished, Progressed
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Ended, Task
 from taskyard.errors import JournalDamaged
@@ -169,6 +169,10 @@ class EndedIndex(Protocol):
         """The result of a DONE task; None if this name has not ended so."""
         ...
 
+    def cause(self, name: bytes) -> bytes | None:
+        """The cause of a CANCELLED task, as `causes_in` has it."""
+        ...
+
 
 def recall_for(ledger: Ledger, index: EndedIndex, names: Iterable[bytes]) -> None:
     """Bring archived tasks back into memory before the scheduler hears their names."""
@@ -268,6 +272,15 @@ def results_in(record: AnyRecord, number: int, names: list[bytes]) -> list[bytes
         if name not in results:
             raise JournalDamaged(f"record {number} does not say how {name!r} ended", PUT_BACK)
     return [results[name] for name in names]
+
+
+def causes_in(record: Cancelled) -> list[bytes | None]:
+    """Why each task of a record was cancelled: the task asked for that it waited for, b"" if it
+    was asked for itself, None if the record does not say."""
+    if record.causes is None:
+        return [None] * len(record.names)
+    asked = len(record.names) - len(record.causes)
+    return [*[b""] * asked, *(record.names[place] for place in record.causes)]
 
 
 def text_at(store: StoreReader, number: int, name: bytes) -> bytes | None:

@@ -5,11 +5,12 @@ there is wrong) and failure (the disk would not read or write). It opens nothing
 """
 
 import errno
+import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from taskyard.errors import JournalDamaged, JournalFailed, StateError
+from taskyard.errors import FormatUnknown, JournalDamaged, JournalFailed, StateError
 from taskyard.journal.chain import CHAIN_BYTES, Row
 
 FILE_NAME = "journal.sqlite"
@@ -25,6 +26,11 @@ TABLES = {
     "journal": "CREATE TABLE journal(sequence INTEGER PRIMARY KEY, "
     "record_first INTEGER, record_last INTEGER, chain BLOB, body BLOB)",
 }
+#: A format this much newer than ours, at most, was written by a newer version: formats are few.
+#: Anything else that stands in place of its number is noise.
+FORMATS_AHEAD_MAX = 10
+_FORMAT_NUMBER = re.compile(rb"[1-9][0-9]{0,3}")
+
 _SELECT_ROWS = "SELECT sequence, record_first, record_last, chain, body FROM journal"
 INSERT_ROW = "INSERT INTO journal VALUES (?, ?, ?, ?, ?)"
 
@@ -44,6 +50,20 @@ _PRIMARY_CODE = 0xFF
 #: All that reading and writing through SQLite and the system can raise; a name that a flipped byte
 #: spoiled makes SQLite's own message undecodable.
 DiskErrors = (sqlite3.Error, OSError, MemoryError, UnicodeDecodeError)
+
+
+def check_format(what: str, written: bytes, reads: bytes, lost: str) -> None:
+    """Refuse a file whose format is not the one that this version reads: as written by a newer
+    version if its number may be such a one, else as damaged, with what is lost by that."""
+    if written == reads:
+        return
+    number = int(written) if _FORMAT_NUMBER.fullmatch(written) else 0
+    if int(reads) < number <= int(reads) + FORMATS_AHEAD_MAX:
+        raise FormatUnknown(
+            f"{what} has format {number}, this version of Taskyard reads up to {int(reads)}: use "
+            "the version that wrote it"
+        )
+    raise JournalDamaged(f"{what} does not say soundly which format it has", lost)
 
 
 def select_rows(connection: sqlite3.Connection, which: str, *values: int) -> Iterator[Row]:

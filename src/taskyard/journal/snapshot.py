@@ -25,7 +25,8 @@ import msgspec
 from taskyard.core import image
 from taskyard.core.image import Image
 from taskyard.core.ledger import Ledger
-from taskyard.errors import FormatUnknown, JournalDamaged, JournalFailed
+from taskyard.errors import JournalDamaged, JournalFailed
+from taskyard.journal import schema
 from taskyard.journal.chain import SEALED_BYTES, Head, seal, unseal
 from taskyard.journal.files import make_private_directory, put_private
 
@@ -117,10 +118,7 @@ def decode(content: bytes, name: str) -> Snapshot:
     if magic != MAGIC:
         raise damaged(name, "does not begin as one")
     if version not in _READERS:
-        raise FormatUnknown(
-            f"snapshot {name} has format {version}, this version of Taskyard reads up to {FORMAT}: "
-            "use the version that wrote it"
-        )
+        schema.check_format(f"snapshot {name}", b"%d" % version, b"%d" % FORMAT, _LOST)
     sealed = unseal(content[_OPENING.size : _OPENING.size + SEALED_BYTES])
     if sealed is None:
         raise damaged(name, "does not say soundly which row it is of")
@@ -144,6 +142,8 @@ def _decode_body(content: bytes, version: int, name: str) -> Image:
         raise damaged(name, f"has a body that can't be read ({error})") from error
 
 
+_LOST: Final = "the state as of its row can't be told from it: put the file back from a copy"
+
+
 def damaged(name: str, how: str) -> JournalDamaged:
-    lost = "the state as of its row can't be told from it: put the file back from a copy"
-    return JournalDamaged(f"snapshot {name} {how}", lost)
+    return JournalDamaged(f"snapshot {name} {how}", _LOST)

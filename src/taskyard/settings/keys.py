@@ -152,6 +152,14 @@ KEYS: Final = (
         "Silence of a worker after which its tasks go to others; at least three heartbeats.",
     ),
     _key(
+        "lease",
+        "plain",
+        kinds.DURATION,
+        600 * SECOND_NS,
+        "How long a plain dwork worker keeps its tasks after a restart of the broker. Then others "
+        "get them.",
+    ),
+    _key(
         "worker",
         "processes",
         kinds.integer(0, PROCESSES_MAX),

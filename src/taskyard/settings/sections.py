@@ -66,6 +66,7 @@ class BrokerSection(Struct, frozen=True):
 class LeaseSection(Struct, frozen=True):
     heartbeat_ns: int
     expire_ns: int
+    plain_ns: int
 
 
 class WorkerSection(Struct, frozen=True):

@@ -285,7 +285,7 @@ def released_by_the_first() -> Iterator[None]:
 @plant
 def orphans_kept() -> Iterator[None]:
     """The dependents of a cancelled task are not cancelled."""
-    with swapped(graph, "with_dependents", list):
+    with swapped(graph, "with_causes", lambda tasks: ([*tasks], [])):
         yield
 
 
@@ -745,4 +745,51 @@ def lease_time_not_restored() -> Iterator[None]:
             self.watch_silence(worker)
 
     with swapped(Scheduler, "resume", resume):
+        yield
+
+
+# Leaked slots after a restart.
+
+
+@plant
+def leases_of_before_a_restart_never_end() -> Iterator[None]:
+    """A worker that can't list its tasks keeps those of before a restart for good."""
+    with swapped(Scheduler, "watch_restart", _nothing):
+        yield
+
+
+@plant
+def heartbeats_extend_leases_of_before_a_restart() -> Iterator[None]:
+    """A worker that can't list its tasks keeps those of before a restart while it is heard."""
+    sound = Scheduler.restart_deadline_ns
+
+    def restart_deadline_ns(self: Scheduler, worker: Worker) -> int:
+        deadline_ns = sound(self, worker)
+        return deadline_ns and deadline_ns + worker.heard_ns - self.resumed_ns
+
+    with swapped(Scheduler, "restart_deadline_ns", restart_deadline_ns):
+        yield
+
+
+@plant
+def answered_slots_leak_after_a_restart() -> Iterator[None]:
+    """A slot whose INCREMENT was lost with the broker stays taken."""
+    sound = Scheduler.resume
+
+    def resume(self: Scheduler, now_ns: int) -> None:
+        sound(self, now_ns)
+        for worker in self.ledger.workers.values():
+            worker.slots_kept_before = 0
+
+    with swapped(Scheduler, "resume", resume):
+        yield
+
+
+@plant
+def restart_is_charged() -> Iterator[None]:
+    """A task that a restart took from its worker counts as one that lost it."""
+    with (
+        swapped(records, "RETURNS_CHARGED", tuple(records.ReturnReason)[5:]),
+        swapped(apply, "RETURNS_CHARGED", tuple(records.ReturnReason)[5:]),
+    ):
         yield

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from taskyard.journal.chain import Row
     from taskyard.sim.clock import SimClock, Timeline
     from taskyard.sim.plan import Plan
+    from taskyard.sim.story import Hand, Tale
 
 __all__ = ["Checker", "Violation"]
 
@@ -131,6 +132,8 @@ class Checker:
         #: When each worker was last heard by the broker, and when the broker began to listen.
         self._heard_ns: dict[bytes, int] = {}
         self._up_ns: int | None = None
+        #: Records that were there when it began.
+        self._recovered_records = 0
         #: What the broker received in this turn.
         self._turn: list[Event] = []
         #: Workers that were given up in this turn.
@@ -152,6 +155,7 @@ class Checker:
         self._draining: dict[bytes, None] = {}
         self._drain_next: dict[bytes, None] = {}
         self._full_ns: int | None = None
+        self._was_full = False
         #: Routes that turned out to lead nowhere, of this process of the broker.
         self._cut: dict[bytes, None] = {}
         #: Which workers were woken for each service in this turn, by their routes.
@@ -244,6 +248,9 @@ class Checker:
     def recovered(self, ledger: Ledger) -> None:
         """What the broker knows after a restart is what its journal says."""
         self._heard_ns = {}
+        self._recovered_records = self.story.records
+        for hand in self.story.workers.values():
+            hand.kept_before = len(hand.slots_kept)
         self.compare(ledger, "recovered")
 
     def compare(self, ledger: Ledger, when: str) -> None:
@@ -425,8 +432,8 @@ class Checker:
     def _waits_as_asked(self, name: bytes, kept: list[bytes], asked: events.SubmitAsked) -> bool:
         if asked.submission.after is None:
             return not kept
-        index = asked.submission.names.index(name)
-        wanted = asked.submission.after[index]
+        named = zip(asked.submission.names, asked.submission.after, strict=True)
+        wanted = [before for one, after in named if one == name for before in after]
         open_ = [before for before in wanted if not self._counts_as_done(before, asked)]
         return sorted(dict.fromkeys(open_)) == sorted(kept)
 
@@ -497,6 +504,30 @@ class Checker:
                 ends_ns += VOID_NS_MAX
             if silence_ns and now_ns > ends_ns:
                 raise Violation("late", f"{name!r} is silent since {heard_ns}: {hand}")
+            self._check_leaked(name, hand)
+
+    def _check_leaked(self, name: bytes, hand: Hand) -> None:
+        """Require that a worker which lists nothing keeps nothing of before a restart for long."""
+        lease_ns, up_ns = hand.facts.restart_lease_ns, self._up_ns or 0
+        if not lease_ns or self._timeline.now_ns <= up_ns + lease_ns + LATE_NS_MAX:
+            return
+        old = [tale.name for tale in hand.held.values() if self._is_of_before(tale)]
+        if old or hand.kept_before:
+            raise Violation("leaked", f"{name!r} keeps {old} and {hand.kept_before} slots")
+
+    def _is_of_before(self, tale: Tale) -> bool:
+        return tale.lease_record <= self._recovered_records
+
+    def _check_restarted(self, record: r.Returned) -> None:
+        """Require that only leases of before a restart end by it, and none too early."""
+        tales = [self.story.tasks[name] for name in record.names]
+        if not all(map(self._is_of_before, tales)):
+            raise Violation("taken", f"{record} and it was leased since the restart")
+        lease_ns = self.story.workers[record.worker].facts.restart_lease_ns
+        ends_ns = (self._up_ns or 0) + lease_ns - WALL_DRIFT_NS_MAX
+        is_lost = self._appeared_anew(record.worker) or self._is_lost_by_dialect(record.worker)
+        if not lease_ns or (self._timeline.now_ns < ends_ns and not is_lost):
+            raise Violation("early", f"{record} and the broker is up since {self._up_ns}")
 
     def check_ready(self, revived_ns: int) -> None:
         """When all is well nothing waits for long that a worker could have."""
@@ -521,6 +552,9 @@ class Checker:
         """Nothing is taken from a worker without a reason that it gave itself."""
         own = [one for one in self._turn if getattr(one, "worker", None) == record.worker]
         reason = record.reason
+        if reason is ReturnReason.BROKER_RESTARTED:
+            self._check_restarted(record)
+            return
         if record.worker.startswith(_MINDED_BY_DIALECT) and reason is not ReturnReason.LEFT:
             if not self._is_lost_by_dialect(record.worker) and self._was_sent(record):
                 raise Violation("taken", f"{record} and the worker is there")
@@ -585,11 +619,10 @@ class Checker:
     # Peers.
 
     def client_heard(self, event: Event | None, effect: Effect) -> None:
-        if isinstance(effect, effects.Accepted) and isinstance(event, events.SubmitAsked):
-            for name in event.submission.names:
-                self._accepted[name] = None
-                if name not in self.story.tasks:
-                    raise Violation("lost", f"{name!r} was accepted and is not in the journal")
+        if isinstance(event, events.SubmitAsked) and isinstance(effect, effects.Accepted):
+            self._check_accepted(event)
+        elif isinstance(event, events.SubmitAsked) and isinstance(effect, effects.Refused):
+            self._check_refused(event)
         elif isinstance(effect, effects.Told):
             for name, state, text in zip(effect.names, effect.states, effect.texts, strict=True):
                 self._check_told(name, state)
@@ -600,6 +633,22 @@ class Checker:
                 self._check_view(view)
         elif isinstance(effect, effects.Counted | effects.Printed):
             self._check_answer(effect)
+
+    def _check_accepted(self, event: events.SubmitAsked) -> None:
+        for name in event.submission.names:
+            self._accepted[name] = None
+            if name not in self.story.tasks:
+                raise Violation("lost", f"{name!r} was accepted and is not in the journal")
+
+    def _check_refused(self, event: events.SubmitAsked) -> None:
+        """Check that a plain peer's Create lost nothing that waits for nothing."""
+        if event.repeat is not Repeat.EXTEND or self._was_full:
+            return
+        after = event.submission.after or [[] for _ in event.submission.names]
+        waiting = [name for name, names in zip(event.submission.names, after, strict=True) if names]
+        for name in event.submission.names:
+            if name not in waiting and name not in self.story.tasks:
+                raise Violation("lost", f"{name!r} is sound and was refused with its neighbours")
 
     def _check_view(self, view: effects.TaskView) -> None:
         self._check_told(view.name, view.state)
@@ -649,6 +698,7 @@ class Checker:
 
     def disk_full(self, *, full: bool) -> None:
         self._full_ns = self._timeline.now_ns if full else None
+        self._was_full = self._was_full or full
 
     # The end.
 

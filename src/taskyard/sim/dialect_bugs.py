@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from taskyard.core import effects, events
+from taskyard.core import effects, events, submission
 from taskyard.core.events import Outcome
+from taskyard.core.tasks import Submission
 from taskyard.sim.planting import plant, swapped, swapped_item
 from taskyard.wire import dwork_requests, dwork_tasks, wmp, wmp_frames
 from taskyard.wire.dwork import Dwork
@@ -92,6 +93,25 @@ def stream_ends_with_its_first_sign() -> Iterator[None]:
         return told
 
     with swapped(Dwork, "_watch_ended", watch_ended):
+        yield
+
+
+@plant
+def bad_task_takes_its_neighbours_along() -> Iterator[None]:
+    """A plain peer's Create with one bad task in it is refused whole."""
+    with swapped(submission, "decide_partial", submission.decide):
+        yield
+
+
+@plant
+def duplicate_loses_its_dependencies() -> Iterator[None]:
+    """Of tasks of one name in a message only the first counts."""
+
+    def merged(whole: Submission) -> Submission:
+        first = {name: index for index, name in reversed([*enumerate(whole.names)])}
+        return whole.part(sorted(first.values()))
+
+    with swapped(submission, "_merged", merged):
         yield
 
 

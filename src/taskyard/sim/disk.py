@@ -12,13 +12,13 @@ from random import Random
 import msgspec
 
 from taskyard.core.ledger import Ledger
-from taskyard.core.records import Finished
+from taskyard.core.records import Cancelled, Finished
 from taskyard.core.tasks import Ended, ended_of
 from taskyard.errors import JournalFailed
 from taskyard.journal import chain
 from taskyard.journal.chain import Head, Row
 from taskyard.journal.encoding import decode
-from taskyard.journal.recovery import archivable
+from taskyard.journal.recovery import archivable, causes_in
 from taskyard.journal.store import DISK_RESERVE_BYTES, MemoryStore, check_row
 from taskyard.sim.plan import Faults, chance
 
@@ -121,12 +121,16 @@ class SimIndex:
         self._ended: dict[bytes, Ended] = {}
         #: Of rows that are trimmed.
         self._results: dict[bytes, bytes] = {}
+        self._causes: dict[bytes, bytes | None] = {}
 
     def find(self, names: list[bytes]) -> list[Ended]:
         return [self._ended[name] for name in names if name in self._ended]
 
     def result(self, name: bytes) -> bytes | None:
         return self._results.get(name)
+
+    def cause(self, name: bytes) -> bytes | None:
+        return self._causes.get(name)
 
     def keep_results(self, rows: Iterable[Row]) -> None:
         """Keep the results that lie in rows which are about to be trimmed."""
@@ -135,6 +139,8 @@ class SimIndex:
                 if isinstance(record, Finished):
                     results = record.results or repeat(b"")
                     self._results.update(zip(record.names, results, strict=False))
+                elif isinstance(record, Cancelled):
+                    self._causes.update(zip(record.names, causes_in(record), strict=True))
 
     def archive(self, ledger: Ledger) -> None:
         """Keep what is needed of all ended tasks here, and let the broker forget them."""

@@ -44,5 +44,5 @@ def open_all(plan: Plan, luck: Callable[[], int]) -> Switchboard:
     manager = wmp.at_broker(Door.WMP, MANAGER, luck=luck, silence_ns=silence_ns)
     table = round_robin.Settings(heartbeat_ns=SECOND_NS, expire_ns=silence_ns)
     server = round_robin.at_broker(Door.ROUND_ROBIN, luck, table, [Door.ROUND_ROBIN])
-    native = Dwork(luck() | 1, luck)
+    native = Dwork(luck() | 1, luck, plain_lease_ns=silence_ns)
     return Switchboard([native, backend, frontend, manager, server], [*Door])

@@ -102,7 +102,7 @@ class DworkTongue:
         )
 
     def _drain(self, event: events.DrainAsked, _said: Sequence[Event]) -> bytes:
-        return peer.ask(event.request, peer.DRAIN, location=event.worker)
+        return peer.drain(event.request, event.worker)
 
     def _lookup(self, event: events.LookupAsked, _said: Sequence[Event]) -> bytes:
         kind = peer.SHOW if event.request % 2 else peer.LOOKUP

@@ -64,6 +64,8 @@ class Link:
         self.cut_to_broker = False
         self.cut_to_peer = False
         self.last_ns = [0, 0]
+        #: It broke because the broker went down.
+        self.lost_broker = False
 
 
 class Network:
@@ -108,6 +110,7 @@ class Network:
         """Every connection breaks; loose links are mended by themselves, tight ones tell."""
         for link in [*self.links.values()]:
             if link.tight:
+                link.lost_broker = True
                 self._break(link)
 
     def broker_came_up(self) -> None:

@@ -137,10 +137,15 @@ class Peer:
 
     def link_broke(self, link: Link) -> None:
         if self.alive and link is self._link:
-            self._do(self.process, self.reconnect)
+            again = self.go_on if link.lost_broker else self.reconnect
+            self._do(self.process, again)
 
     def reconnect(self) -> None:
         self.connect()
+
+    def go_on(self) -> None:
+        """Connect again after the broker went down."""
+        self.reconnect()
 
     @property
     def is_well(self) -> bool:

@@ -39,6 +39,8 @@ class Scenario:
         self.promised: list[bytes] = []
         self.probed = False
         self._tasks_left = world.plan.size.tasks
+        #: Creates of plain peers so far.
+        self._extensions = 0
 
     def begin(self) -> None:
         self.world.host.start()
@@ -123,8 +125,23 @@ class Scenario:
         if chance(luck, 0.5):
             submission.after = [self._after(submission, index) for index in range(len(names))]
         self.world.names += [name for name in names if name not in self.world.names]
+        self._spoil(submission)
         repeat, unknown = Repeat.EXTEND, Unknown.DONE
         return events.SubmitAsked(0, b"", submission, unknown=unknown, repeat=repeat)
+
+    def _spoil(self, submission: Submission) -> None:
+        """Give some submissions a name twice, with another predecessor, and some a cycle."""
+        self._extensions += 1
+        names, kind = submission.names, self._extensions % 4
+        if kind == 0:
+            after = submission.after or [[] for _ in names]
+            submission.after = [*after, names[1:2]]
+            names.append(names[0])
+        elif kind == 1:
+            after = submission.after or [[] for _ in names]
+            first, second = b"c%d" % self._extensions, b"d%d" % self._extensions
+            names += [first, second]
+            submission.after = [*after, [second], [first]]
 
     def _look(self) -> Wish:
         names = self.world.names or [b"nobody"]

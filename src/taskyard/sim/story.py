@@ -60,6 +60,8 @@ class Tale(Struct):
     failures: int = 0
     losses: int = 0
     worker: bytes = b""
+    #: LEASED: the record that gave it.
+    lease_record: int = 0
     #: READY: its place at the back of its queue; 0 for at the front, -1 for in the next run.
     place: int = 0
     generation: int = 1
@@ -88,6 +90,8 @@ class Hand(Struct):
     held: dict[bytes, Tale] = field(default_factory=dict)
     #: Slots of the tasks that it has answered and not yet freed, oldest first.
     slots_kept: list[int] = field(default_factory=list)
+    #: The fewest of these since the broker's start: as many may never be freed.
+    kept_before: int = 0
     #: The longest lease since it last held nothing.
     patience_ns: int = 0
     #: When that became shorter: a silence that was allowed until then may be too long at once.
@@ -314,7 +318,7 @@ class Story:
         for tale, attempt in zip(tales, record.attempts, strict=True):
             self.require(attempt > tale.attempt, "attempt", f"attempt {attempt} again", tale)
             tale.attempt = attempt
-            tale.worker = record.worker
+            tale.worker, tale.lease_record = record.worker, self.records
             hand.held[tale.name] = tale
             self.leases[tale.name, attempt] = record.worker
             self.lent[tale.name, record.worker] = None
@@ -556,6 +560,11 @@ class Story:
                 self._let_go(tale)
         self._leave(tales, CANCELLED, "cancelled")
         gone = dict.fromkeys(record.names)
+        causes = record.causes or []
+        asked = len(tales) - len(causes)
+        for tale, place in zip(tales[asked:], causes, strict=True):
+            waited = place < asked and any(name in gone for name in tale.after)
+            self.require(waited, "cause", "was cancelled with what it did not wait for", tale)
         for tale in self.tasks.values():
             waits = any(name in gone for name in tale.after)
             orphan = waits and tale.state is not CANCELLED
@@ -625,6 +634,7 @@ class Story:
         if record.tasks > len(hand.slots_kept):
             raise Violation("slots", f"{record.worker!r} freed more slots than it kept")
         del hand.slots_kept[: record.tasks]
+        hand.kept_before = min(hand.kept_before, len(hand.slots_kept))
 
     def _paused(self, record: r.Paused) -> None:
         self.paused[record.service, record.lane if record.service else None] = None

@@ -6,6 +6,9 @@
     standing  round-robin: has what it has slots for, keeps them until it says INCREMENT; tight
     ping      ping-pong: one task at a time, no attempts; somebody new with each connection; tight
 
+Plain, standing and ping workers can't list what they hold. Half of them go on after a restart of
+the broker as published programs do, with what they have and without a goodbye.
+
 What a dialect has no word for its workers don't say: plain ones and those of ping-pong know no
 attempts, plain and standing ones can't fail, nobody but pull can tell why. A worker that touches a
 poisoned task dies of it, but for plain ones, whose loss nobody can notice: they give it back.
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Final
+from zlib import crc32
 
 from msgspec import Struct
 
@@ -31,6 +35,8 @@ from taskyard.sim.tongues import PingTongue, RoundRobinTongue, WmpTongue
 from taskyard.wire import numbering, ping_pong_backend, round_robin_table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
     from taskyard.sim.world import World
@@ -90,6 +96,8 @@ class Worker(Peer):
         self.heard_ns = 0
         #: It has been told to go and comes back no more.
         self.retired = False
+        #: It goes on after a restart of the broker, and does not begin anew.
+        self.stays = bool(crc32(b"%d %s" % (world.plan.seed, name)) & 1)
 
     @property
     def heartbeat_ns(self) -> int:
@@ -569,6 +577,16 @@ class Plain(Lockstep, Worker):
         self.process += 1
         self.leave_and_ask()
 
+    def go_on(self) -> None:
+        """Ask for more without a goodbye: what the broker was about to give is lost."""
+        if not self.stays:
+            self.reconnect()
+            return
+        self.connect()
+        self.process += 1
+        self.held, self.open, self.seen, self.done = {}, {}, {}, []
+        self.ask()
+
     def say_until_noted(self, event: events.WorkReported | events.WorkReturned) -> None:
         self.open[event.request] = event
         self.send(event)
@@ -622,8 +640,9 @@ class Standing(Worker):
         self.own_name = name
         self.tongue: RoundRobinTongue
         self.connections = 0
-        #: Messages that it got and has not said INCREMENT for.
+        #: Messages that it got and has not said INCREMENT for, and those of before a restart.
         self.taken: list[bytes] = []
+        self.taken_before: list[bytes] = []
         del services
 
     def learn(self) -> None:
@@ -640,7 +659,22 @@ class Standing(Worker):
             self.name = round_robin_table.name_of(self._link.route[1:])
             self.tongue = RoundRobinTongue(self.name)
             self.heard_ns = self.world.timeline.now_ns
-            self.taken = []
+            self.taken, self.taken_before = [], []
+
+    def go_on(self) -> None:
+        """Come back under its id with all that it has. What it said meanwhile is lost."""
+        if not self.stays or self._link is None:
+            self.reconnect()
+            return
+        identity = self._link.route[1:]
+        self._link = self.world.network.connect(self, self.door, identity, tight=self.tight)
+        self.taken_before, self.taken = [*self.taken_before, *self.taken], []
+        self.show_life()
+
+    def transmit(self, frames: Sequence[bytes], said: tuple[Event, ...]) -> None:
+        """A ROUTER drops what it has no connection for."""
+        if self.world.host.up or not self.stays:
+            super().transmit(frames, said)
 
     def appear(self) -> None:
         self.send(self.who())
@@ -651,7 +685,8 @@ class Standing(Worker):
         self.begin()
 
     def beat(self) -> None:
-        if self.world.timeline.now_ns - self.heard_ns > 4 * self.heartbeat_ns:
+        silent_ns = self.world.timeline.now_ns - self.heard_ns
+        if silent_ns > 4 * self.heartbeat_ns and not self.stays:
             self.reconnect()
         else:
             super().beat()
@@ -674,7 +709,8 @@ class Standing(Worker):
     def on_assign(self, assign: effects.Assign) -> None:
         self.taken += assign.names
         wanted = [name for name in self.taken if not self.world.checker.was_cancelled(name)]
-        if len(wanted) > self.slots:  # it is not told of cancelled ones, so others come instead
+        slots = self.slots + len(self.taken_before)
+        if len(wanted) > slots:  # it is not told of cancelled ones, so others come instead
             raise Violation("slots", f"{self.name!r} has {self.slots} slots, and gets {assign}")
         super().on_assign(assign)
 
@@ -686,10 +722,13 @@ class Standing(Worker):
             self.world.checker.reporting(self.name, [name], None, [Outcome.DONE])
             del self.held[name]
             self.send(report)
-            self.after(self.luck.randrange(SECOND_NS // 10) + 1, partial(self.free, name))
+            slow = 30 if self.stays and not self.world.healed else 1
+            delay_ns = slow * self.luck.randrange(SECOND_NS // 10) + 1
+            self.after(delay_ns, partial(self.free, name))
 
     def free(self, name: bytes) -> None:
-        self.taken.remove(name)
+        taken = self.taken if name in self.taken else self.taken_before
+        taken.remove(name)
         self.send(events.SlotFreed(0, self.name))
 
 
@@ -706,7 +745,7 @@ class Ping(Worker):
     def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
         super().__init__(world, name, (DEFAULT,), 1)
         #: It can ping while it works.
-        self.is_pinging = self.chance(0.5)
+        self.is_pinging = self.chance(0.5) or self.stays
         del services, slots
 
     def learn(self) -> None:
@@ -726,6 +765,13 @@ class Ping(Worker):
         self.process += 1
         self.connect()
         self.begin()
+
+    def go_on(self) -> None:
+        """Connect silently under another id, as ZeroMQ does by itself, with its job in hand."""
+        if self.stays:
+            self.connect()
+        else:
+            self.reconnect()
 
     def beat(self) -> None:
         silent_ns = self.world.timeline.now_ns - self.heard_ns

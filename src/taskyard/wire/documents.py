@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.states import WorkerState
 from taskyard.core.tasks import shown
 from taskyard.wire.work import EXEC
 
@@ -123,6 +124,17 @@ class Pause(Document):
     lane: str | None
 
 
+class RefusedTasks(Document):
+    """Tasks that were refused while others of their message were accepted."""
+
+    #: One of a closed list.
+    code: str
+    #: The first few.
+    names: list[str]
+    #: Why the first of them was refused.
+    text: str
+
+
 class Stats(Document):
     """How much of everything there is."""
 
@@ -139,13 +151,22 @@ class Stats(Document):
     services: list[Service]
     #: Services and lanes that are paused; not the lanes of a service that has thousands of them.
     pauses: list[Pause]
+    #: Tasks of plain dwork peers that were refused since the broker started, and the latest.
+    refused: int
+    refused_last: RefusedTasks | None
 
 
 class Worker(Document):
     """A worker."""
 
     name: str
+    #: "idle", "running": has tasks, and room for more; "full", "draining".
     state: str
+    #: It asked for work and waits for it.
+    parked: bool
+    #: The machine and process that it runs in, where its dialect says so.
+    host: str | None
+    pid: int | None
     dialect: str
     services: list[str]
     #: 0: no limit.
@@ -196,7 +217,7 @@ class Explanation(Document):
     name: str
     reason: str
     sentence: str
-    #: The tasks that it waits for.
+    #: The tasks that it waits for, or the cancelled one that it waited for.
     after: list[str]
 
 
@@ -296,13 +317,23 @@ def stats(told: effects.Stats) -> Stats:
             Pause(service=shown(name), lane=None if lane is None else shown(lane))
             for name, lane in told.pauses
         ],
+        refused=told.refused,
+        refused_last=None if told.refused_last is None else _refused(told.refused_last),
     )
+
+
+def _refused(told: effects.RefusedTasks) -> RefusedTasks:
+    names = [shown(name) for name in told.names]
+    return RefusedTasks(code=told.refusal.value, names=names, text=told.text)
 
 
 def worker(view: effects.WorkerView) -> Worker:
     return Worker(
         name=shown(view.name),
-        state=view.state.name.lower(),
+        state=_worker_state(view),
+        parked=view.state in (WorkerState.PARKED, WorkerState.CALLED),
+        host=shown(view.host) or None,
+        pid=view.pid or None,
         dialect=shown(view.dialect),
         services=[shown(name) for name in view.services],
         slots=view.slots_total,
@@ -312,6 +343,15 @@ def worker(view: effects.WorkerView) -> Worker:
         silence_max=seconds(view.silence_ns),
         trouble=shown(view.trouble),
     )
+
+
+def _worker_state(view: effects.WorkerView) -> str:
+    """What a worker does, from what it holds."""
+    if view.state is WorkerState.DRAINING:
+        return "draining"
+    if not view.slots_used:
+        return "idle"
+    return "full" if 0 < view.slots_total <= view.slots_used else "running"
 
 
 def lane(view: effects.LaneView) -> Lane:

@@ -20,7 +20,7 @@ from taskyard.core import effects, events
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_replies, dwork_requests, roles
-from taskyard.wire.dwork_desk import Asked, Desk, Reply, Ticket
+from taskyard.wire.dwork_desk import PLAIN_LEASE_NS, Asked, Desk, Reply, Ticket
 from taskyard.wire.dwork_tasks import parse
 
 if TYPE_CHECKING:
@@ -43,8 +43,14 @@ class Dwork:
     #: Its workers choose their names.
     prefix = b""
 
-    def __init__(self, broker: int, luck: Callable[[], int], dialect: int = 0) -> None:
-        self._desk = Desk(broker, luck, dialect)
+    def __init__(
+        self,
+        broker: int,
+        luck: Callable[[], int],
+        dialect: int = 0,
+        plain_lease_ns: int = PLAIN_LEASE_NS,
+    ) -> None:
+        self._desk = Desk(broker, luck, dialect, plain_lease_ns)
         #: Messages that made no sense, for the log and the statistics.
         self.malformed = 0
         #: Requests of guests that may not ask them, for the log.

@@ -13,21 +13,25 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from taskyard.core import effects, events
-from taskyard.core.limits import TASKS_MAX
+from taskyard.core.limits import SECOND_NS, TASKS_MAX
+from taskyard.core.workers import WorkerFacts
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire.dwork_tasks import DIALECT
 from taskyard.wire.numbering import numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from taskyard.core.workers import WorkerFacts
 
 #: A reply: where to, and its frames.
 Reply = tuple[bytes, list[bytes]]
 
 #: Workers whose words are remembered; most that are not there any more never say so.
 FACTS_MAX: Final = 10_000
+
+#: A plain worker keeps a task for this long after a restart of the broker: it may have lost it, and
+#: can't tell.
+PLAIN_LEASE_NS: Final = 600 * SECOND_NS
 
 #: Requests of one route that may wait at once.
 WAITING_MAX: Final = 1000
@@ -80,7 +84,17 @@ class Ticket(Struct):
 class Desk:
     """Tickets, and what is remembered of workers."""
 
-    def __init__(self, broker: int, luck: Callable[[], int], dialect: int = 0) -> None:
+    def __init__(
+        self,
+        broker: int,
+        luck: Callable[[], int],
+        dialect: int = 0,
+        plain_lease_ns: int = PLAIN_LEASE_NS,
+    ) -> None:
+        #: What the scheduler is told of a plain worker: no slots, no heartbeat, one service.
+        self.plain_worker = WorkerFacts(
+            slots_total=0, dialect=DIALECT, restart_lease_ns=plain_lease_ns
+        )
         #: Tells this process from the one before it.
         self._broker = broker
         #: Any number from 0 to 2**32.

@@ -195,18 +195,22 @@ class Batch(_message.Message):
     def __init__(self, name: _Optional[_Iterable[bytes]] = ..., payload: _Optional[_Iterable[bytes]] = ..., terms: _Optional[_Iterable[bytes]] = ..., terms_at: _Optional[_Iterable[int]] = ..., lane: _Optional[_Iterable[bytes]] = ..., after: _Optional[_Iterable[bytes]] = ..., after_count: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., outcome: _Optional[_Iterable[_Union[Outcome, str]]] = ..., text: _Optional[_Iterable[bytes]] = ..., retry_at_ns: _Optional[_Iterable[int]] = ..., standing: _Optional[_Iterable[_Union[Standing, str]]] = ..., percent: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[bytes]] = ..., after_campaign: _Optional[_Iterable[bytes]] = ..., started_ns: _Optional[_Iterable[int]] = ..., run_ns: _Optional[_Iterable[int]] = ..., exit: _Optional[_Iterable[int]] = ..., cpu_ns: _Optional[_Iterable[int]] = ..., memory_max_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerMsg(_message.Message):
-    __slots__ = ("service", "slots", "silence_ns", "incarnation", "ahead")
+    __slots__ = ("service", "slots", "silence_ns", "incarnation", "ahead", "host", "pid")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     SILENCE_NS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
     service: _containers.RepeatedScalarFieldContainer[bytes]
     slots: int
     silence_ns: int
     incarnation: int
     ahead: int
-    def __init__(self, service: _Optional[_Iterable[bytes]] = ..., slots: _Optional[int] = ..., silence_ns: _Optional[int] = ..., incarnation: _Optional[int] = ..., ahead: _Optional[int] = ...) -> None: ...
+    host: bytes
+    pid: int
+    def __init__(self, service: _Optional[_Iterable[bytes]] = ..., slots: _Optional[int] = ..., silence_ns: _Optional[int] = ..., incarnation: _Optional[int] = ..., ahead: _Optional[int] = ..., host: _Optional[bytes] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class ScopeMsg(_message.Message):
     __slots__ = ("campaign", "service", "lane", "standing", "match")
@@ -259,7 +263,7 @@ class PlaceMsg(_message.Message):
     def __init__(self, service: _Optional[bytes] = ..., lane: _Optional[bytes] = ...) -> None: ...
 
 class QueryMsg(_message.Message):
-    __slots__ = ("type", "task", "name", "n", "location", "wait_ms", "reason", "request", "batch", "worker", "unknown", "scope", "cursor", "broker", "document", "stream", "heartbeat_ns", "seen", "journal", "trouble", "rules", "place", "host")
+    __slots__ = ("type", "task", "name", "n", "location", "wait_ms", "reason", "request", "batch", "worker", "unknown", "scope", "cursor", "broker", "document", "stream", "heartbeat_ns", "seen", "journal", "trouble", "rules", "place", "host", "everything")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         Create: _ClassVar[QueryMsg.Type]
@@ -351,6 +355,7 @@ class QueryMsg(_message.Message):
     RULES_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    EVERYTHING_FIELD_NUMBER: _ClassVar[int]
     type: QueryMsg.Type
     task: _containers.RepeatedScalarFieldContainer[bytes]
     name: bytes
@@ -374,4 +379,5 @@ class QueryMsg(_message.Message):
     rules: RulesMsg
     place: PlaceMsg
     host: bytes
-    def __init__(self, type: _Optional[_Union[QueryMsg.Type, str]] = ..., task: _Optional[_Iterable[bytes]] = ..., name: _Optional[bytes] = ..., n: _Optional[int] = ..., location: _Optional[bytes] = ..., wait_ms: _Optional[int] = ..., reason: _Optional[bytes] = ..., request: _Optional[int] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., worker: _Optional[_Union[WorkerMsg, _Mapping]] = ..., unknown: _Optional[_Union[QueryMsg.Unknown, str]] = ..., scope: _Optional[_Union[ScopeMsg, _Mapping]] = ..., cursor: _Optional[int] = ..., broker: _Optional[int] = ..., document: _Optional[bytes] = ..., stream: bool = ..., heartbeat_ns: _Optional[int] = ..., seen: _Optional[int] = ..., journal: _Optional[bytes] = ..., trouble: _Optional[bytes] = ..., rules: _Optional[_Union[RulesMsg, _Mapping]] = ..., place: _Optional[_Union[PlaceMsg, _Mapping]] = ..., host: _Optional[bytes] = ...) -> None: ...
+    everything: bool
+    def __init__(self, type: _Optional[_Union[QueryMsg.Type, str]] = ..., task: _Optional[_Iterable[bytes]] = ..., name: _Optional[bytes] = ..., n: _Optional[int] = ..., location: _Optional[bytes] = ..., wait_ms: _Optional[int] = ..., reason: _Optional[bytes] = ..., request: _Optional[int] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., worker: _Optional[_Union[WorkerMsg, _Mapping]] = ..., unknown: _Optional[_Union[QueryMsg.Unknown, str]] = ..., scope: _Optional[_Union[ScopeMsg, _Mapping]] = ..., cursor: _Optional[int] = ..., broker: _Optional[int] = ..., document: _Optional[bytes] = ..., stream: bool = ..., heartbeat_ns: _Optional[int] = ..., seen: _Optional[int] = ..., journal: _Optional[bytes] = ..., trouble: _Optional[bytes] = ..., rules: _Optional[_Union[RulesMsg, _Mapping]] = ..., place: _Optional[_Union[PlaceMsg, _Mapping]] = ..., host: _Optional[bytes] = ..., everything: bool = ...) -> None: ...

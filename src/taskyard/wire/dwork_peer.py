@@ -196,6 +196,8 @@ def introduction(facts: WorkerFacts, ahead: int = 0) -> Introduction:
         silence_ns=facts.silence_ns,
         incarnation=facts.incarnation,
         ahead=ahead,
+        host=facts.host or None,
+        pid=facts.pid or None,
     )
 
 
@@ -411,6 +413,13 @@ def _fill_scope(query: pb.QueryMsg, scope: Scope) -> None:
     if scope.match:
         query.scope.match = scope.match
     query.scope.standing.extend(scope.states or ())  # type: ignore[arg-type]  # the same numbers
+
+
+def drain(request: int, location: bytes | None) -> bytes:
+    """Drain one worker, or with None every worker and the broker."""
+    if location is not None:
+        return ask(request, DRAIN, location=location)
+    return _Q(type=DRAIN, request=request, everything=True).SerializeToString()
 
 
 def ask(request: int, kind: int, name: bytes | None = None, location: bytes | None = None) -> bytes:

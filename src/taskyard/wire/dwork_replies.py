@@ -48,6 +48,8 @@ def _accepted(desk: Desk, effect: effects.Accepted) -> list[Reply]:
     if ticket is not None and ticket.stream:
         ticket.kind = _Q.Watch
         return [desk.reply(ticket, _Q.OK, n=effect.new)]
+    if effect.refused:
+        return desk.answer(effect.request, _Q.Error)  # a plain peer's: the others were taken
     count = desk.if_extended(effect.request, n=effect.new)
     return desk.answer(effect.request, _Q.OK, **count)
 

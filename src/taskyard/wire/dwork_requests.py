@@ -82,9 +82,11 @@ def _create(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     else:
         unknown, repeat = events.Unknown.DONE, events.Repeat.EXTEND
     watch, campaigns = desk.tickets[number].stream, tuple(asked.query.batch.after_campaign)
-    told.append(
-        events.SubmitAsked(*(0, asked.route, submission, number, unknown, repeat, watch), campaigns)
+    asks = events.SubmitAsked(
+        *(0, asked.route, submission, number, unknown, repeat, watch, campaigns),
+        partial=not asked.extended,
     )
+    told.append(asks)
     return told
 
 
@@ -267,11 +269,16 @@ def _results(desk: Desk, asked: Asked) -> Sequence[events.Event]:
 
 
 def _drain(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    """Without a worker's name everybody is meant, the broker too."""
-    worker = asked.query.location if asked.query.HasField("location") else None
+    """Drain one worker, of any dialect, or everything. Never everything for want of a name: one
+    flipped bit makes a Drain of other requests."""
+    query = asked.query
+    _refuse_fields(query, "name", "n", "task", "batch")
+    if query.everything == query.HasField("location"):
+        raise Malformed("a Drain needs either a location or `everything`")
+    worker = None if query.everything else query.location
     if worker is not None:
-        tasks.check_name(worker, "a location")  # of whatever dialect
-    desk.leaving = desk.leaving or worker is None
+        tasks.check_name(worker, "a location")
+    desk.leaving = desk.leaving or query.everything
     return [events.DrainAsked(0, asked.route, worker, desk.issue(asked))]
 
 
@@ -388,14 +395,13 @@ def _facts(desk: Desk, asked: Asked, worker: bytes) -> WorkerFacts:
     service."""
     if not asked.query.HasField("worker"):
         if not asked.extended:
-            return _PLAIN_WORKER
+            return desk.plain_worker
         known = desk.facts.get(worker)
-        return _UNINTRODUCED if known is None or known[0] == _PLAIN_WORKER else known[0]
+        return _UNINTRODUCED if known is None or known[0] == desk.plain_worker else known[0]
     raw = asked.query.worker.SerializeToString()
     return _introduced(raw) if len(raw) > FACTS_REMEMBERED_BYTES else _remembered_facts(raw)
 
 
-_PLAIN_WORKER: Final = WorkerFacts(slots_total=0, dialect=tasks.DIALECT)
 _UNINTRODUCED: Final = WorkerFacts(slots_total=0, silence_ns=SILENCE_NS, dialect=tasks.DIALECT)
 
 
@@ -414,6 +420,8 @@ def _introduced(raw: bytes) -> WorkerFacts:
     """What a worker says of itself."""
     worker = pb.WorkerMsg.FromString(raw)
     _check_services(worker.service)
+    if worker.host:
+        tasks.check_name(worker.host, "a host")
     silence_ns = worker.silence_ns if worker.HasField("silence_ns") else SILENCE_NS
     return WorkerFacts(
         services=tuple(worker.service) or (b"default",),
@@ -421,6 +429,8 @@ def _introduced(raw: bytes) -> WorkerFacts:
         silence_ns=min(silence_ns, NUMBER_MAX),
         incarnation=min(worker.incarnation, NUMBER_MAX),
         dialect=tasks.DIALECT,
+        host=worker.host,
+        pid=min(worker.pid, NUMBER_MAX),
     )
 
 

@@ -37,6 +37,7 @@ from taskyard.wire.ping_pong_words import (
     READY,
     Settings,
     is_count,
+    is_ping,
 )
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Peer(Struct, eq=False):
     #: Its name in the core.
     name: bytes
     heard_ns: int
-    #: PROBATION: since when.
+    #: PROBATION: since when. Unanswered after WORKER_EXPIRE_SECONDS, it connects anew.
     since_ns: int
     standing: Standing = PROBATION
     #: How often it has pinged.
@@ -172,7 +173,7 @@ class Backend:
         word = frames[1]
         if peer.standing is DISMISSED or (self.leaving and not peer.is_enlisted):
             return self._send_home(peer)
-        if word == PING:
+        if is_ping(word):
             return self._pinged(peer, is_counted=len(frames) == FRAMES_MAX)
         if word == READY:
             return self._is_ready(peer)
@@ -185,16 +186,27 @@ class Backend:
 
     def _greet(self, route: bytes, word: bytes) -> Peer | None:
         """Remember who is there, if it wants work and there is room."""
-        if word not in (READY, PING) or len(self._peers) >= PEERS_MAX:
+        if not (word == READY or is_ping(word)) or not self._has_room():
             return None
         name = name_of(route, self._settings.secret)
         peer = Peer(route, name, heard_ns=self._now_ns, since_ns=self._now_ns)
         self._peers[route] = self._named[peer.name] = peer
         return peer
 
+    def _has_room(self) -> bool:
+        """Return whether one more connection can be remembered; forget a silent one if need be."""
+        if len(self._peers) < PEERS_MAX:
+            return True
+        silent_ns = self._now_ns - self._settings.expire_ns
+        for peer in self._peers.values():
+            if peer.standing is PROBATION and peer.heard_ns <= silent_ns:
+                self._forget(peer)
+                return True
+        return False
+
     def _answer_stranger(self, route: bytes, word: bytes) -> list[events.Event]:
         """A result of whoever has no job; and there is no room for newcomers."""
-        if word in (READY, PING):
+        if word == READY or is_ping(word):
             self.malformed += 1
             return []
         self.stale += 1
@@ -202,6 +214,8 @@ class Backend:
 
     def _pinged(self, peer: Peer, *, is_counted: bool) -> list[events.Event]:
         peer.pings += 1
+        if self._is_ignored(peer):
+            return []
         count = [b"%d" % peer.pings] if is_counted else []
         pong = self._pong(peer, *count)
         if peer.standing is AWAY:
@@ -209,6 +223,11 @@ class Backend:
         if peer.standing is WORKING and self._now_ns - peer.given_ns > CROSSING_NS:
             peer.is_pinging = True
         return [pong]
+
+    def _is_ignored(self, peer: Peer) -> bool:
+        """Return whether a peer has been on probation for too long to be answered."""
+        since_ns = self._now_ns - peer.since_ns
+        return peer.standing is PROBATION and since_ns >= self._settings.expire_ns
 
     def _is_ready(self, peer: Peer) -> list[events.Event]:
         if peer.standing is WORKING and _chose_its_id(peer.route):
@@ -220,7 +239,7 @@ class Backend:
         """On the job that it has, or had. What it still owed is over: it may have another one."""
         if peer.standing not in (WORKING, OWING):
             self.stale += 1
-            return [self._pong(peer)]
+            return [] if self._is_ignored(peer) else [self._pong(peer)]
         was_owing = peer.standing is OWING
         report = events.WorkReported(
             *(0, peer.name, [peer.task], [peer.attempt], None, [text]),
@@ -267,6 +286,7 @@ class Backend:
             incarnation=self._incarnation,
             standing=True,
             dialect=DIALECT,
+            restart_lease_ns=self._settings.expire_ns,
         )
         return [events.WorkerAppeared(0, peer.name, facts)]
 
@@ -357,7 +377,7 @@ class Backend:
         return self._silences[0][0] if self._silences else None
 
     def time_passed(self, now_ns: int) -> list[events.Event]:
-        """Who was silent for too long is gone; who was on probation for long enough is not."""
+        """Give up workers that were silent for too long."""
         told = self._begin(now_ns)
         while self._silences and self._silences[0][0] <= now_ns:
             at_ns, route = heappop(self._silences)
@@ -387,12 +407,9 @@ class Backend:
             heappush(self._silences, (due_ns, peer.route))
 
     def _due_ns(self, peer: Peer) -> int:
-        """When something becomes of its silence, or of its patience."""
-        expire_ns = peer.heard_ns + self._settings.expire_ns
-        if peer.standing is PROBATION:
-            return min(expire_ns, peer.since_ns + self._settings.lease_ns)
+        """When something becomes of its silence."""
         if peer.standing is WAITING:
-            return expire_ns
+            return peer.heard_ns + self._settings.expire_ns
         if peer.standing is WORKING:
             is_prompt = peer.is_pinging and not peer.is_doubted
             return peer.heard_ns + (peer.pinging_lease_ns if is_prompt else peer.lease_ns)
@@ -406,11 +423,12 @@ class Backend:
             peer.standing = AWAY
             # A job that is given to it in this very turn is not to blame.
             return [events.WorkerLost(0, peer.name, charged=False)]
-        is_heard = self._now_ns - peer.heard_ns < self._settings.expire_ns
-        if peer.standing is PROBATION and is_heard:
-            return self._enlist(peer)
         self._forget(peer)
         return []
+
+
+#: A ping whose number has a frame of its own.
+_COUNTED: Final = (PING, PING.lower())
 
 
 def is_message(frames: Sequence[bytes]) -> bool:
@@ -419,7 +437,7 @@ def is_message(frames: Sequence[bytes]) -> bool:
         return False
     if len(frames) == FRAMES:
         return True
-    return frames[1] == ERROR or (frames[1] == PING and is_count(frames[2]))
+    return frames[1] == ERROR or (frames[1] in _COUNTED and is_count(frames[2]))
 
 
 def _job_of(effect: effects.Assign) -> bytes:

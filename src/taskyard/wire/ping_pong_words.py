@@ -1,5 +1,6 @@
 """What both sides of ping-pong share: its words and its settings. No sockets, no clock."""
 
+import re
 from typing import Final
 
 from msgspec import Struct
@@ -28,6 +29,9 @@ NO_JOBS: Final = (PONG, EXIT)
 #: A result of these would be taken for the worker's own words.
 NO_RESULTS: Final = (READY, PING, DISCONNECT)
 
+#: The published figure writes PING in small letters, and its number in the same frame.
+_PING_SPELLED: Final = re.compile(rb"(?:PING|ping)(?:, ?[0-9]{1,20})?")
+
 #: Digits of a ping's number: more than anybody counts.
 COUNT_DIGITS_MAX: Final = 20
 
@@ -42,8 +46,7 @@ class Settings(Struct, frozen=True):
     #: WORKER_EXPIRE_SECONDS: the silence after which a worker is gone, while it waits for a job or
     #: shows that it can work and ping at once.
     expire_ns: int = 3 * SECOND_NS
-    #: The silence that is allowed to a worker that works and does not ping meanwhile; also how long
-    #: one that never said READY is on probation.
+    #: The silence that is allowed to a worker that works and does not ping meanwhile.
     lease_ns: int = 60 * SECOND_NS
     #: What the workers do, and what the clients' jobs are.
     services: tuple[bytes, ...] = (b"default",)
@@ -52,6 +55,16 @@ class Settings(Struct, frozen=True):
     #: Hides the ids of connections in the names of workers: who knows one could guess the next.
     #: Empty: they are shown.
     secret: bytes = b""
+
+
+def is_ping(frame: bytes) -> bool:
+    """Return whether a frame is PING, in any of its spellings."""
+    return _PING_SPELLED.fullmatch(frame) is not None
+
+
+def is_word(result: bytes) -> bool:
+    """Return whether a result would be taken for one of the worker's own words."""
+    return result in NO_RESULTS or is_ping(result)
 
 
 def is_count(frame: bytes) -> bool:

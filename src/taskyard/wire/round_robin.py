@@ -135,7 +135,10 @@ class RoundRobin:
 
     def _hear(self, route: bytes, frames: Sequence[bytes]) -> list[events.Event]:
         peer = self._table.get(route[1:])
+        is_recalled = peer is not None and peer.is_recalled and not peer.route
         told = [] if peer is None else self._table.hear(peer, route)
+        if is_recalled:
+            told.append(self._ping(route))
         try:
             message = lmq.parse(frames)
         except Malformed:
@@ -173,7 +176,8 @@ class RoundRobin:
         if key == lmq.INCREMENT:
             return self._table.increment(peer) + self._acknowledge(route, message)
         if key == lmq.DEREGISTER:
-            return self._table.deregister(peer) + self._acknowledge(route, message)
+            gone = self._table.deregister(peer, next(self._numbers))
+            return gone + self._acknowledge(route, message)
         return self._submit(route, message)
 
     def _register(self, route: bytes, message: Message) -> list[events.Event]:
@@ -266,6 +270,8 @@ class RoundRobin:
             self._note_report(effect)
         elif isinstance(effect, effects.Stop):
             self._table.stop(effect)
+        elif isinstance(effect, effects.LeasesEnded):
+            self._table.end(effect)
         elif isinstance(effect, effects.Dismiss):
             self._table.dismiss(effect)
         elif isinstance(effect, effects.Stranger):
@@ -279,6 +285,7 @@ class RoundRobin:
     def _note_report(self, effect: effects.Noted) -> None:
         responded = self._responded.pop(effect.request, None)
         if responded is None:
+            self._table.deregistered(effect.worker, effect.request)
             return
         self._answers.pop(responded.lease.name, None)
         if effect.missing:
@@ -335,7 +342,9 @@ class RoundRobin:
         return self._begin(now_ns) + self._table.time_passed(self._ping)
 
     def _ping(self, route: bytes) -> events.Event:
-        return self._send(route, Message(lmq.PING, b"PING"))
+        peer = self._table.get(route[1:])
+        is_recalled = peer is not None and peer.is_recalled
+        return self._send(route, Message(lmq.PING, lmq.RESTARTED if is_recalled else b"PING"))
 
 
 def at_broker(

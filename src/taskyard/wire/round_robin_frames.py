@@ -46,6 +46,10 @@ STREAM: Final = b"\x0a"
 #: Where a server usually is.
 ENDPOINT: Final = "tcp://127.0.0.1:6714"
 
+#: The id of a PING of the server to a worker that has not registered since the server started. Ours
+#: registers anew then. To others it is an id like any.
+RESTARTED: Final = b"RESTARTED"
+
 #: An argument of a RESPONSE that begins so says what went wrong.
 ERROR: Final = b"ERROR "
 

@@ -67,6 +67,10 @@ class Lease(Struct, eq=False):
     lease_ns: int
     #: The scheduler has taken it away, or never got its result: it is the worker's alone.
     is_void: bool = False
+    #: A former process of the server gave it.
+    is_recalled: bool = False
+    #: A recalled EXEC: what its RESPONSE begins with if that process sent it as TRACKEXEC.
+    tracked_key: tuple[tuple[bytes, ...], bytes] | None = None
 
 
 class Peer(Struct, eq=False):
@@ -82,8 +86,15 @@ class Peer(Struct, eq=False):
     is_enlisted: bool = False
     #: It was told to go, which this dialect has no word for: it gets no more.
     is_dismissed: bool = False
+    #: The request of a WorkerGone that the scheduler has not handled yet; 0: none.
+    goodbye: int = 0
     #: Nothing reaches it.
     is_cut: bool = False
+    #: It has not registered since this process began.
+    is_recalled: bool = False
+    #: It had something when the server restarted: an INCREMENT may be for any of that. So it is
+    #: sent nothing that an INCREMENT settles, until it registers with none of that left.
+    is_unsure: bool = False
     #: What it has, oldest first.
     leases: dict[bytes, Lease] = field(default_factory=dict)
     #: What it has answered, and not said INCREMENT for, oldest first.
@@ -104,14 +115,27 @@ class Peer(Struct, eq=False):
         """What the scheduler has to add to its slots."""
         if self.is_cut:
             return -_UNREACHABLE
-        void = [lease for lease in [*self.leases.values(), *self.answered] if lease.is_void]
-        return -sum(lease.slots for lease in void)
+        return -sum(lease.slots for lease in self.all() if lease.is_void)
+
+    def all(self) -> list[Lease]:
+        """Return everything that takes a slot."""
+        return [*self.leases.values(), *self.answered]
+
+    def oldest_untracked(self) -> Lease | None:
+        """Return the EXEC that an INCREMENT settles; None: there is none, or it may be of another.
+
+        A restart may have lost the assignment of any recalled lease, or its RESPONSE.
+        """
+        oldest = next((lease for lease in self.leases.values() if lease.key is None), None)
+        if oldest is not None and oldest.is_recalled and len(self.leases) > 1:
+            return None
+        return oldest
 
     def find(self, key: tuple[tuple[bytes, ...], bytes]) -> Lease | None:
         """The oldest message that a RESPONSE may be about."""
         for leases in (self.leases, self.returned):
             for lease in leases.values():
-                if lease.key == key:
+                if key in (lease.key, lease.tracked_key):
                     return lease
         return None
 
@@ -129,6 +153,8 @@ class Table:
         self._named: dict[bytes, Peer] = {}
         #: (when, identity): silences to look at. An entry may be early, never late.
         self._silences: list[tuple[int, bytes]] = []
+        #: When slots of recalled messages are free, whatever became of them; 0: there are none.
+        self._recall_ends_ns = 0
         #: What effects have brought about; told to the scheduler before anything else is.
         self.overdue: list[events.Event] = []
         self.now_ns = 0
@@ -153,9 +179,9 @@ class Table:
         was_cut, peer.is_cut = peer.is_cut, False
         if not peer.is_enlisted:
             return []
-        if was_cut:
+        if was_cut or peer.told_ns is None:
             return [self._appear(peer)]
-        if peer.told_ns is not None and self.now_ns - peer.told_ns < LIFE_NS:
+        if self.now_ns - peer.told_ns < LIFE_NS:
             return []
         peer.told_ns = self.now_ns
         return [events.WorkerHeard(0, peer.name)]
@@ -173,6 +199,8 @@ class Table:
             peer.freed_early = 0
         peer.slots = slots
         peer.is_enlisted, peer.is_dismissed = True, False
+        peer.is_recalled = False
+        peer.is_unsure = any(lease.is_recalled for lease in peer.all())
         self._watch(peer)
         return [self._appear(peer)]
 
@@ -185,11 +213,17 @@ class Table:
             self._forget(left)
         return left is not None
 
-    def deregister(self, peer: Peer | None) -> list[events.Event]:
+    def deregister(self, peer: Peer | None, request: int) -> list[events.Event]:
         if peer is None or not peer.is_enlisted:
             return []
-        peer.is_enlisted = False
-        return [events.WorkerGone(0, peer.name)]
+        peer.is_enlisted, peer.goodbye = False, request
+        return [events.WorkerGone(0, peer.name, request)]
+
+    def deregistered(self, worker: bytes, request: int) -> None:
+        """Note that the scheduler has handled a goodbye."""
+        peer = self._named.get(worker)
+        if peer is not None and peer.goodbye == request:
+            peer.goodbye = 0
 
     def increment(self, peer: Peer | None) -> list[events.Event]:
         """A slot is free: of what was answered first, or of the oldest that wants no answer."""
@@ -199,14 +233,13 @@ class Table:
         if peer.answered:
             lease = peer.answered.popleft()
             return [self._appear(peer) if lease.is_void else events.SlotFreed(0, peer.name)]
-        open_leases = peer.leases.values()
-        silent = next((lease for lease in open_leases if lease.key is None), None)
+        silent = peer.oldest_untracked()
         if silent is not None:
             del peer.leases[silent.name]
             if silent.is_void:
                 return [self._appear(peer)]
             return [events.WorkReported(0, peer.name, [silent.name], [silent.attempt])]
-        if peer.freed_early < len(open_leases):
+        if peer.freed_early < len(peer.leases):
             peer.freed_early += 1
         else:
             self.stale += 1
@@ -250,6 +283,8 @@ class Table:
     def give(self, effect: effects.Assign) -> list[Reply]:
         """The messages of an assignment."""
         peer = self._named.get(effect.worker)
+        if peer is not None and peer.goodbye:
+            return []  # decided before the goodbye, which has returned it
         if peer is None or not (peer.is_enlisted and peer.route):
             # It left: the scheduler will have heard, or hears it now.
             gone = events.WorkerLost(0, effect.worker, b"not registered", charged=False)
@@ -261,16 +296,46 @@ class Table:
         tasks = zip(*columns, effect.payloads, strict=True)
         for name, attempt, terms, envelope, payload in tasks:
             kept = _kept(terms, envelope)
-            lease = _lease(name, attempt, terms, kept)
-            peer.leases[name] = lease
-            peer.just_given.append(lease)
             if kept is None:
-                number = lmq.foreign_id(name, attempt)
-                message = lmq.Message(lmq.TRACKEXEC, number, (payload or name,))
+                message = _tracked(name, attempt, (payload or name,))
             else:
                 message = lmq.unfold(payload, kept)
+            lease = _lease(name, attempt, terms, kept)
+            if lease.key is None and peer.is_unsure:
+                message = _tracked(name, attempt, message.arguments)
+                lease.key = ((), message.id)
+            peer.leases[name] = lease
+            peer.just_given.append(lease)
             replies.append((peer.route, message.frames()))
         return replies
+
+    def end(self, effect: effects.LeasesEnded) -> None:
+        """Free the slots of leases from before a restart. A late RESPONSE to one is recognised."""
+        peer = self._named.get(effect.worker)
+        if peer is None:
+            return
+        peer.is_unsure = True
+        for name, attempt in zip(effect.names, effect.attempts, strict=True):
+            lease = peer.leases.get(name)
+            if lease is not None and lease.attempt == attempt:
+                self._take_back(peer, lease)
+        for lease in [one for one in peer.answered if not one.is_void][: effect.slots_kept]:
+            peer.answered.remove(lease)
+        peer.freed_early = min(peer.freed_early, len(peer.leases))
+
+    def _forget_void(self) -> list[events.Event]:
+        """Free the slots of recalled messages that were cancelled since the restart."""
+        told = []
+        for peer in self._peers.values():
+            void = [lease for lease in peer.all() if lease.is_void and lease.is_recalled]
+            for lease in void:
+                if peer.leases.pop(lease.name, None) is None:
+                    peer.answered.remove(lease)
+            if void:
+                peer.is_unsure = True
+                peer.freed_early = min(peer.freed_early, len(peer.leases))
+                told += [self._appear(peer)] if peer.is_enlisted else []
+        return told
 
     def stop(self, effect: effects.Stop) -> None:
         """Nobody wants these any more, and the worker can't be told: they keep their slots."""
@@ -293,7 +358,9 @@ class Table:
     def unknown(self, effect: effects.Stranger) -> None:
         """The scheduler does not know it any more."""
         peer = self._named.get(effect.worker)
-        if peer is not None:
+        if effect.request:
+            self.deregistered(effect.worker, effect.request)
+        elif peer is not None:
             peer.is_enlisted = False
 
     def cut(self, peer: Peer) -> list[events.Event]:
@@ -308,12 +375,15 @@ class Table:
             peer.is_cut = True
             told.append(self._appear(peer))
         for lease in lost:
-            del peer.leases[lease.name]
-            peer.returned[lease.name] = lease
-        for name in [*peer.returned][: max(0, len(peer.returned) - RETURNED_MAX)]:
-            del peer.returned[name]
+            self._take_back(peer, lease)
         kept = [lease.name for lease in lost if not lease.is_void]
         return [*told, events.WorkReturned(0, peer.name, kept)] if kept else told
+
+    def _take_back(self, peer: Peer, lease: Lease) -> None:
+        del peer.leases[lease.name]
+        peer.returned[lease.name] = lease
+        for name in [*peer.returned][: max(0, len(peer.returned) - RETURNED_MAX)]:
+            del peer.returned[name]
 
     def _appear(self, peer: Peer) -> events.Event:
         """What the scheduler is to know of it. It minds its silence, too, a little later than we
@@ -325,22 +395,27 @@ class Table:
             silence_ns=self._settings.expire_ns + max(self._settings.heartbeat_ns, LIFE_NS),
             standing=True,
             dialect=lmq.DIALECT,
+            restart_lease_ns=self._settings.expire_ns,
         )
         return events.WorkerAppeared(0, peer.name, facts, peer.ahead())
 
     def recall(self, holdings: Sequence[effects.Holding]) -> None:
         """What the scheduler knows of workers of a former process."""
+        self._recall_ends_ns = self.now_ns + self._settings.expire_ns if holdings else 0
         for holding in holdings:
             identity = identity_of(holding.worker)
             if identity is None:
                 continue
             peer = Peer(identity, holding.worker, self.now_ns, slots=holding.facts.slots_total)
-            peer.is_enlisted = True
+            peer.is_enlisted = peer.is_recalled = True
             columns = (holding.names, holding.attempts, holding.terms, holding.envelopes)
             for name, attempt, terms, envelope in zip(*columns, strict=True):
                 lease = _lease(name, attempt, terms, _kept(terms, envelope))
                 peer.leases[name] = lease
             peer.answered.extend(Lease(b"", 0, None, slots, 0) for slots in holding.slots_kept)
+            for lease in peer.all():
+                lease.is_recalled = peer.is_unsure = True
+                lease.tracked_key = ((), lmq.foreign_id(lease.name, lease.attempt))
             self._watch(self._remember(peer))
 
     def _remember(self, peer: Peer) -> Peer:
@@ -355,11 +430,17 @@ class Table:
     def wake_at_ns(self) -> int | None:
         if self.overdue:
             return 0
-        return self._silences[0][0] if self._silences else None
+        times = [self._silences[0][0]] if self._silences else []
+        if self._recall_ends_ns:
+            times.append(self._recall_ends_ns)
+        return min(times, default=None)
 
     def time_passed(self, ping: Callable[[bytes], events.Event]) -> list[events.Event]:
         """Who says nothing is asked whether it is there, by `ping`, and is gone after a while."""
         told: list[events.Event] = []
+        if 0 < self._recall_ends_ns <= self.now_ns:
+            self._recall_ends_ns = 0
+            told += self._forget_void()
         while self._silences and self._silences[0][0] <= self.now_ns:
             at_ns, identity = heappop(self._silences)
             peer = self._peers.get(identity)
@@ -415,6 +496,11 @@ def _lease(name: bytes, attempt: int, terms: Terms, kept: lmq.Envelope | None) -
     if kept is not None:
         key = (kept.way_back, kept.id) if kept.command == lmq.TRACKEXEC else None
     return Lease(name, attempt, key, terms.slots, terms.lease_ns)
+
+
+def _tracked(name: bytes, attempt: int, arguments: Sequence[bytes]) -> Message:
+    """Return a message whose RESPONSE comes to us, and tells its task."""
+    return lmq.Message(lmq.TRACKEXEC, lmq.foreign_id(name, attempt), arguments)
 
 
 def name_of(identity: bytes) -> bytes:

@@ -70,8 +70,9 @@ class Settings(Struct, frozen=True):
     heartbeat_ns: int = SECOND_NS
     #: Silence after which the broker gives its tasks to others.
     silence_ns: int = 15 * SECOND_NS
-    #: The machine it works on, for the history.
+    #: The machine and process, for whoever looks for it.
     host: bytes = b""
+    pid: int = 0
 
 
 class Hands(Protocol):
@@ -326,6 +327,8 @@ class Loop:
             slots_total=settings.slots,
             silence_ns=settings.silence_ns,
             incarnation=settings.incarnation,
+            host=settings.host,
+            pid=settings.pid,
         )
         # What a lane has here beyond the task in hand takes no slot.
         overfed = settings.slots * self._overfeed_max

@@ -31,11 +31,11 @@ from taskyard.wire.ping_pong_words import (
     EXIT,
     FRAMES,
     FRAMES_MAX,
-    NO_RESULTS,
     PING,
     PONG,
     READY,
     is_count,
+    is_word,
 )
 from taskyard.worker.jobs import Done, Job
 from taskyard.worker.serve import name_of_this_process
@@ -234,7 +234,7 @@ class Loop:
             self._rest(done)
         elif done.outcome is not Outcome.DONE:
             self._send(ERROR, done.text)
-        elif done.text in NO_RESULTS:
+        elif is_word(done.text):
             self._send(ERROR, b"its result is %s, a word of the dialogue" % done.text)
         else:
             self._send(done.text)

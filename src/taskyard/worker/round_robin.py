@@ -85,6 +85,8 @@ class Loop:
         self._asked: dict[bytes, tuple[bytes, int]] = {}
         self._ongoing_due_ns = 0
         self.is_registered = False
+        #: It registers anew, because the server restarted, and asks until that is answered.
+        self._is_renewing = False
         #: Messages that it did.
         self.messages = 0
         self._send(Message(lmq.PING, self._number()))
@@ -99,11 +101,24 @@ class Loop:
 
     def deregister(self) -> None:
         """Fire and forget; but see FAREWELL_NS."""
-        self.is_registered = False
-        self._send(Message(lmq.EXEC, b"WORKER", [lmq.DEREGISTER]))
+        self._send_goodbye()
         number = self._number()
         self._asked[number] = (lmq.DEREGISTER, self._clock.monotonic_ns() + FAREWELL_NS)
         self._send(Message(lmq.PING, number))
+
+    def _send_goodbye(self) -> None:
+        self.is_registered = self._is_renewing = False
+        self._send(Message(lmq.EXEC, b"WORKER", [lmq.DEREGISTER]))
+
+    def _renew(self) -> None:
+        """Leave the table and register again: the restart may have lost messages of either side.
+
+        All that came is answered by now, so the server may hand the rest to others at once.
+        """
+        self._say(BASIC, f"the server has restarted: {self.name} registers again")
+        self._send_goodbye()
+        self._is_renewing = True
+        self.register()
 
     def turn(self) -> None:
         """Once around: never waits."""
@@ -116,12 +131,20 @@ class Loop:
         now_ns = self._clock.monotonic_ns()
         for number, (key, until_ns) in [*self._asked.items()]:
             if now_ns >= until_ns:
-                del self._asked[number]
-                if key == lmq.REGISTER:
-                    self._say(ERRORS, f"no server answers at {self._wire.endpoint}")
+                self._not_answered(number, key)
         if self.is_registered and now_ns >= self._ongoing_due_ns:
             self._ongoing_due_ns = now_ns + ONGOING_NS
             self._ask(lmq.ONGOING)
+
+    def _not_answered(self, number: bytes, key: bytes) -> None:
+        if self._is_renewing and self._unsent:
+            self._asked[number] = (key, self._clock.monotonic_ns() + ANSWER_NS)
+            return  # there is no server yet
+        del self._asked[number]
+        if key == lmq.REGISTER and self._is_renewing:
+            self._renew()
+        elif key == lmq.REGISTER:
+            self._say(ERRORS, f"no server answers at {self._wire.endpoint}")
 
     def wake_at_ns(self) -> int | None:
         times = [until_ns for _, until_ns in self._asked.values()]
@@ -136,6 +159,8 @@ class Loop:
     def _hear(self, message: Message) -> None:
         if message.command == lmq.PING:
             self._send(Message(lmq.PONG, message.id))
+            if message.id == lmq.RESTARTED and self.is_registered:
+                self._renew()
         elif message.command == lmq.PONG:
             self._asked.pop(message.id, None)
         elif message.command == lmq.RESPONSE:
@@ -147,6 +172,7 @@ class Loop:
     def _answered(self, key: bytes, failure: str) -> None:
         if key == lmq.REGISTER:
             self.is_registered = not failure
+            self._is_renewing = False
             self._ongoing_due_ns = self._clock.monotonic_ns() + ONGOING_NS
             if failure:
                 self._say(ERRORS, f"{self.name} can't register: {failure}")

@@ -81,6 +81,7 @@ def settings_of(
         slots=slots,
         incarnation=secrets.randbits(62),
         host=socket.gethostname().encode(errors="replace")[:NAME_BYTES_MAX],
+        pid=os.getpid(),
         **more,
     )
 

@@ -17,7 +17,7 @@ from taskyard.pipeline.transforms.links import links
 from taskyard.pipeline.transforms.steps import ENDED, OUTCOMES, queued_ns, run_ns, steps
 
 #: Reasons of a return by which the task lost its worker; for others the worker gave it back.
-_LOSSES: Final = ("unlisted", "left", "restarted")
+_LOSSES: Final = ("unlisted", "left", "restarted", "broker_restarted")
 
 _KEY: Final = ("campaign", "task", "generation")
 
