@@ -33,7 +33,7 @@ MEBIBYTE: Final = 1024 * 1024
 WORKER: Final = Settings(b"", (), 1, 1)
 
 #: What `./yard` does itself.
-OWN_VERBS: Final = ("setup", "test", "check", "bench", "docs")
+OWN_VERBS: Final = ("setup", "test", "check", "bench", "docs", "sim")
 
 
 def of(test: str, name: str) -> int:

@@ -225,6 +225,7 @@ def test_index_set_for_uv_is_left_alone(yard: ModuleType, monkeypatch: pytest.Mo
         (["test", "-k", "lease"], ["pytest", "-k", "lease"]),
         (["bench", "core"], ["python", "-m", "taskyard.bench", "core"]),
         (["docs"], ["python", "-m", "taskyard.cli.pages", "ROOT/docs"]),
+        (["sim", "7", "-q"], ["python", "-m", "taskyard.sim", "7", "-q"]),
         (["journal", "check"], ["taskyard", "journal", "check"]),
         (["--version"], ["taskyard", "--version"]),
     ],
@@ -274,7 +275,7 @@ def test_all_steps_run_after_one_that_failed(
     printed = capfd.readouterr().out
     assert "output of second" in printed
     assert "output of third" not in printed
-    assert "third   good" in printed
+    assert "third     good" in printed
     assert printed.endswith("yard: FAILED: second\n")
 
 
@@ -285,11 +286,56 @@ def test_steps_that_are_good_exit_0(
     assert capfd.readouterr().out.endswith("yard: all good\n")
 
 
-def test_long_check_is_not_there_and_says_so(
+def note_steps(yard: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Note steps in place of running them."""
+    noted: dict[str, list[str]] = {}
+
+    def note(steps: dict[str, list[str]]) -> int:
+        noted.update(steps)
+        return 0
+
+    monkeypatch.setattr(yard, "run_steps", note)
+    return noted
+
+
+def test_check_runs_the_checks_alone(yard: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = note_steps(yard, monkeypatch)
+    assert yard.check([]) == 0
+    assert noted == yard.CHECKS
+
+
+def test_long_check_runs_the_checks_and_every_long_program_with_its_counts(
+    yard: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = note_steps(yard, monkeypatch)
+    assert yard.check(["--long", "--schedules", "5", "--seed", "7", "--minutes", "1"]) == 0
+    assert list(noted) == [*yard.CHECKS, *yard.LONG]
+    assert noted["schedules"] == ["python", "-m", "taskyard.sim", "7", "--schedules", "5"]
+    assert noted["bugs"] == ["python", "-m", "taskyard.sim", "--bugs"]
+    assert noted["soak"] == ["python", "tools/soak.py", "--minutes", "1"]
+
+
+def test_long_step_that_fails_fails_the_check_and_shows_its_counts(
+    yard: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    yard.BIN.mkdir(parents=True)
+    (yard.BIN / "count").write_text("#!/bin/sh\necho $1 schedules, $2 bad\nexit $2\n")
+    (yard.BIN / "count").chmod(0o755)
+    monkeypatch.setattr(yard, "CHECKS", {})
+    long = {"good": ["count", "{schedules}", "0"], "bad": ["count", "{schedules}", "1"]}
+    monkeypatch.setattr(yard, "LONG", long)
+    assert yard.check(["--long", "--schedules", "3"]) == 1
+    printed = capfd.readouterr().out
+    assert "3 schedules, 0 bad" in printed
+    assert printed.endswith("yard: FAILED: bad\n")
+
+
+def test_unknown_option_of_check_is_refused(
     yard: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert yard.check(["--long"]) == 2
-    assert "no `check --long` yet" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        yard.check(["--lang"])
+    assert "unrecognized arguments: --lang" in capsys.readouterr().err
 
 
 def test_verbs_are_listed_without_setting_anything_up(

@@ -18,6 +18,7 @@ from taskyard.client.asking import PAGE
 from taskyard.client.client import Client, scope_of
 from taskyard.client.following import look
 from taskyard.core.states import TaskState
+from taskyard.core.tasks import Result
 from taskyard.errors import UserError
 from taskyard.journal.history import Columns
 
@@ -46,10 +47,11 @@ def results(options: Options) -> Iterator[pa.RecordBatch]:
     with connected(options) as client:
         for views in _pages(client, options, _ENDED):
             told = client.results([view["name"] for view in views])
-            texts = [told[view["name"]][1] for view in views]
+            found = [told[view["name"]] for view in views]
             is_done = [view["state"] == "done" for view in views]
+            kept = [Result(one.text, one.bytes_total) for one in found]
             yield results_batch(
-                views, [text if done else None for text, done in zip(texts, is_done, strict=True)]
+                views, [one if done else None for one, done in zip(kept, is_done, strict=True)]
             )
 
 

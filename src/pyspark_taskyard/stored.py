@@ -21,7 +21,7 @@ from taskyard.core import effects
 from taskyard.core.events import ListAsked, Scope
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import shown
+from taskyard.core.tasks import Result, shown, truncated_text
 from taskyard.errors import JournalDamaged, UserError
 from taskyard.journal import recovery, witness
 from taskyard.journal.finished import FinishedIndex
@@ -166,7 +166,7 @@ class _Look:
         assert isinstance(told, effects.Listed)  # noqa: S101  # what it answers with
         return [{"key": view.name, **_fields(documents.task(view))} for view in told.views]
 
-    def result(self, view: View) -> bytes | None:
+    def result(self, view: View) -> Result | None:
         return recovery.result_of(self._reader, self._index, self._ledger, view["key"])
 
 
@@ -182,10 +182,20 @@ def tasks_batch(views: Iterable[View]) -> pa.RecordBatch:
     return _batch(list(views), TASKS)
 
 
-def results_batch(views: Iterable[View], results: Iterable[bytes | None]) -> pa.RecordBatch:
+def results_batch(views: Iterable[View], results: Iterable[Result | None]) -> pa.RecordBatch:
     """Ended tasks and their results as the table `results` has them."""
-    rows = [{**view, "result": one} for view, one in zip(views, results, strict=True)]
+    rows = [_row(view, result) for view, result in zip(views, results, strict=True)]
     return _batch(rows, RESULTS)
+
+
+def _row(view: View, result: Result | None) -> View:
+    """A task with its result. The reason of a truncated one says so."""
+    if result is None:
+        return {**view, "result": None}
+    row = {**view, "result": result.text}
+    if result.bytes_total:
+        row["reason"] = shown(truncated_text(*result))
+    return row
 
 
 def _batch(rows: list[View], schema: pa.Schema) -> pa.RecordBatch:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from taskyard.errors import (
         ClientClosed,
         NoBroker,
+        OutputTruncated,
         Refused,
         TaskBlocked,
         TaskFailed,
@@ -40,6 +41,7 @@ __all__ = [
     "ExecutorBroken",
     "Future",
     "NoBroker",
+    "OutputTruncated",
     "Refused",
     "TaskBlocked",
     "TaskFailed",

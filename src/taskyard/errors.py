@@ -12,6 +12,7 @@ line and leaves with the class's exit code; nobody else turns an error into a nu
     │   └── StateLocked        the state directory is in use by another process
     ├── TaskFailed             the task's own: it was tried, and there is no result
     │   └── TaskBlocked        it waits behind a task that failed
+    ├── OutputTruncated        the task is done, but only the end of its output is kept
     ├── TimedOut               what was waited for did not come in time
     ├── ClientClosed           nobody listens for an answer any more
     ├── ExecutorBroken         an executor's own processes are gone, and what they held; it is in
@@ -83,6 +84,19 @@ class TaskFailed(TaskyardError):
 
 class TaskBlocked(TaskFailed):
     """A task waits behind one that failed, and will go on only if that is tried again."""
+
+
+class OutputTruncated(TaskyardError):
+    """A task is done, but only the end of its output is kept."""
+
+    exit_code = ExitCode.TASK_FAILED
+
+    def __init__(self, text: str, output: str | bytes = b"", bytes_total: int = 0) -> None:
+        super().__init__(text)
+        #: The part that is kept, of the type that `result()` returns for that task.
+        self.output = output
+        #: Length of the whole output.
+        self.bytes_total = bytes_total
 
 
 class TimedOut(TaskyardError, TimeoutError):

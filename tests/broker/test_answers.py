@@ -147,6 +147,15 @@ def test_result_of_a_task_that_was_done_in_the_same_turn_is_put_in(desk: Desk) -
     assert desk.turn(finish(b"a"), results(b"a")) == [told(b"a")]
 
 
+def test_truncated_result_is_put_in_with_its_length_also_from_the_index(desk: Desk) -> None:
+    texts, lengths = [b"end", b"whole"], [9, 0]
+    desk.turn(WorkReported(0, b"w", [b"a", b"b"], texts=texts, result_bytes_total=lengths))
+    expected = Told(b"client", 0, [b"a", b"b"], [DONE] * 2, [b"end", b"whole"], truncated={b"a": 9})
+    assert desk.turn(results(b"a", b"b")) == [expected]
+    desk.restart()
+    assert desk.turn(results(b"a", b"b")) == [expected]
+
+
 def test_result_without_text_is_empty(desk: Desk) -> None:
     desk.turn(WorkReported(0, b"w", [b"a", b"b"]))
     assert desk.turn(results(b"b")) == [Told(b"client", 0, [b"b"], [DONE], [b""])]

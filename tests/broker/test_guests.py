@@ -293,8 +293,15 @@ def test_broker_that_demands_keys_needs_one_that_is_good(tmp_path: Path) -> None
         keyring_for(tmp_path, beyond, secure=False)
 
 
-def test_guest_that_chose_its_id_is_passed_over(desk: Desk) -> None:
-    """Whoever takes the id of one that is gone would be told what was for that one."""
-    assert desk.hear("one", b"chosen", 1) == []
-    assert desk.hear("one", b"\0chosen", 2) == []
-    assert desk.hear("one", PEER, 3) == [asked(3)]
+def test_guest_with_a_routing_id_of_its_own_is_answered(desk: Desk) -> None:
+    assert desk.hear("one", b"chosen", 1) == [asked(1, b"chosen")]
+    assert desk.answer(1, b"chosen") == []
+    assert desk.heard == [(b"chosen", 1)]
+
+
+def test_routing_id_under_another_key_is_logged_and_cut_from_what_it_waited_for(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.hear("one", b"chosen", 1)
+    assert desk.hear("two", b"chosen", 2) == [ClientGone(0, b"\0chosen"), asked(2, b"chosen")]
+    assert caplog.messages == ["routing id 'chosen' is used by key two now, it was one's"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from taskyard.worker.limits import RESULT_BYTES_MAX
 from tests.cli.yard import Caller, Yard, running
 from tests.kit.processes import Running
 
@@ -67,6 +68,50 @@ def test_braces_of_other_languages_pass(call: Caller, tmp_path: Path) -> None:
     lines = written(tmp_path / "lines", "a b\n")
     words = ["--lines", lines, "-q", "--", "sh", "-c", "echo \"$1\" | awk '{print $2}'", "sh", "{}"]
     assert call("map", *words).out == "b\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "made"),
+    [
+        ("{.}", "a.d/b.tar"),
+        ("{/}", "b.tar.gz"),
+        ("{//}", "a.d"),
+        ("{/.}", "b.tar"),
+        ("x{.}.png", "xa.d/b.tar.png"),
+        ("{{name}} {{}} {{.}}", "{name} {} {.}"),
+        ("{{{name}}}", "{{name}}"),
+        ("{1..9} {a,b} ${name} {print x}", "{1..9} {a,b} ${name} {print x}"),
+    ],
+)
+def test_line_gives_the_parts_of_a_path_and_leaves_other_braces(
+    call: Caller, tmp_path: Path, word: str, made: str
+) -> None:
+    lines = written(tmp_path / "lines", "a.d/b.tar.gz\n")
+    said = call("map", "--lines", lines, "-q", "--", "echo", word, "{}")
+    assert said == (0, f"{made} a.d/b.tar.gz\n", "")
+
+
+def test_path_without_directory_or_extension_has_both_parts(call: Caller, tmp_path: Path) -> None:
+    lines = written(tmp_path / "lines", "b\n.b\n")
+    said = call("map", "--lines", lines, "-q", "--", "echo", "{.} {/} {//} {/.}")
+    assert said == (0, "b b . b\n.b .b . .b\n", "")
+
+
+@pytest.mark.parametrize("word", ["{nope}", "{..x}{a.b}", "{/x}", "{1}", "x{-}y"])
+def test_unknown_template_is_refused_before_anything_is_submitted(
+    call: Caller, tmp_path: Path, word: str
+) -> None:
+    lines = written(tmp_path / "lines", "a\n")
+    said = call("map", "--lines", lines, "--campaign", "nothing", "--", "echo", "{}", word)
+    assert (said.code, said.out) == (2, "")
+    assert "unknown template {" in said.err
+    assert call("wait", "--campaign", "nothing").code == 2
+
+
+def test_column_with_a_space_is_a_template_where_there_is_one(call: Caller, tmp_path: Path) -> None:
+    table = written(tmp_path / "t.csv", "first name,b\nann,1\n")
+    said = call("map", "--csv", table, "-q", "--", "echo", "{first name} {print x} {b}")
+    assert said == (0, "ann {print x} 1\n", "")
 
 
 def test_failures_are_told_and_exit_1(call: Caller, tmp_path: Path) -> None:
@@ -194,10 +239,27 @@ def test_document_has_every_task(call: Caller, tmp_path: Path) -> None:
     words = ["--lines", lines, "--campaign", "d", "--json", "--", "sh", "-c", "exit $1", "x", "{}"]
     document = call("map", *words).document()
     assert document["tasks"] == [
-        {"name": "d-1", "state": "done", "result": ""},
+        {"name": "d-1", "state": "done", "result": "", "truncated": False},
         {"name": "d-2", "state": "failed", "reason": "task d-2 failed: exit status 1"},
     ]
     assert document["counts"] == {"done": 1, "failed": 1}
+    assert document["truncated"] == 0
+
+
+def test_truncated_result_is_reported_and_exits_1(call: Caller, tmp_path: Path) -> None:
+    lines = written(tmp_path / "lines", "5\n1100000\n")
+    words = ["--lines", lines, "--campaign", "t", "--", "head", "-c", "{}", "/dev/zero"]
+    said = call("map", *words)
+    assert (said.code, said.out) == (1, "\0" * 5 + "\n" + "\0" * RESULT_BYTES_MAX + "\n")
+    assert said.err == (
+        "taskyard: task t-2: output truncated: only the last 1,048,576 of 1,100,000 bytes are "
+        "kept; write large output to a file\n"
+        "campaign t: 2 tasks: 2 done, 1 truncated\n"
+    )
+    again = call("map", "--json", *words)
+    document = again.document()
+    assert (again.code, document["truncated"]) == (1, 1)
+    assert [task["truncated"] for task in document["tasks"]] == [False, True]
 
 
 @pytest.mark.parametrize(

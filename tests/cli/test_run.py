@@ -14,6 +14,8 @@ import pytest
 from taskyard.cli.entry import run as run_here
 from taskyard.cli.entry import taskyard
 from taskyard.cli.offline import Offline
+from taskyard.errors import OutputTruncated
+from taskyard.worker.limits import RESULT_BYTES_MAX
 from tests.kit.processes import (
     AT_THE_GATE,
     Broker,
@@ -46,6 +48,20 @@ def test_example_runs_and_run_again_finds_it_done(tmp_path: Path) -> None:
     code, out, err = run(tmp_path, "run", file)
     assert (code, err) == (0, "first: 12 tasks: 12 done already\n")
     assert out.startswith("first: 12 done (")
+
+
+def test_truncated_output_is_reported_and_exits_1_also_after_compaction(tmp_path: Path) -> None:
+    task = {"name": "long", "argv": ["head", "-c", "1100000", "/dev/zero"]}
+    (tmp_path / "f.jsonl").write_text(json.dumps(task))
+    code, out, _ = run(tmp_path, "run", "f.jsonl")
+    assert code == 1
+    assert out.startswith("f: 1 done, 1 with truncated output (")
+    assert run(tmp_path, "journal", "compact")[0] == 0
+    code, out, _ = run(tmp_path, "run", "f.jsonl", "--json")
+    assert (code, json.loads(out)["truncated"]) == (1, 1)
+    with Offline(tmp_path / ".taskyard") as stopped, pytest.raises(OutputTruncated) as raised:
+        stopped.result("long")
+    assert (raised.value.bytes_total, len(raised.value.output)) == (1_100_000, RESULT_BYTES_MAX)
 
 
 def test_failure_is_told_with_what_waits_behind_it_and_tried_again(tmp_path: Path) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.cli.yard import Caller
+from taskyard.worker.limits import OUTPUT_TAIL_BYTES, RESULT_BYTES_MAX
+from tests.cli.yard import Caller, Yard
+from tests.kit.processes import TASKYARD
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -176,12 +181,67 @@ def test_documents_have_what_a_program_needs(call: Caller) -> None:
     assert (failed["state"], "exit status 1" in failed["reason"]) == ("failed", True)
 
 
-def test_result_that_was_cut_is_told_where_it_is_read(call: Caller) -> None:
-    made = "head -c 1100000 /dev/zero"
-    said = call("submit", "--wait", "--name", "long", "--", "sh", "-c", made)
-    assert said.code == 0
-    assert "it may be the end of a longer one; `taskyard log long` says so" in said.err
-    assert "may be the end of a longer one" in call("result", "long").err
+def test_truncated_result_is_reported_where_it_is_read(call: Caller) -> None:
+    made = ["head", "-c", "1100000", "/dev/zero"]
+    message = (
+        "taskyard: task long: output truncated: only the last {} of 1,100,000 bytes are kept; "
+        "write large output to a file\n"
+    )
+    expected = (1, "\0" * RESULT_BYTES_MAX, message.format("1,048,576"))
+    assert call("submit", "--wait", "--name", "long", "--", *made) == expected
+    assert call("result", "long") == expected
+    log = (0, "\0" * OUTPUT_TAIL_BYTES, message.format("16,384"))
+    assert call("log", "long") == log
+    for verb in ("result", "log"):
+        assert call(verb, "long", "--json").document()["truncated"] is True
+    again = call("submit", "--wait", "--name", "long", "--json", "--", *made)
+    assert (again.code, again.document()["truncated"]) == (1, True)
+
+
+def test_result_of_the_very_limit_is_not_truncated(call: Caller) -> None:
+    made = ["head", "-c", str(RESULT_BYTES_MAX), "/dev/zero"]
+    said = call("submit", "--wait", "--name", "limit", "--", *made)
+    assert said == (0, "\0" * RESULT_BYTES_MAX, "")
+    assert call("result", "limit", "--json").document()["truncated"] is False
+    assert call("log", "limit", "--json").document()["truncated"] is False
+
+
+WARNING = (
+    "taskyard: warning: stdin is not passed to the task: name a file in the command, or add "
+    "</dev/null to silence this\n"
+)
+
+
+def submit_cat(yard: Yard, *options: str, **stdin: Any) -> tuple[int, str, str]:
+    """Submit `cat`, and wait for what it prints."""
+    words = [*TASKYARD, "submit", "--state", str(yard.state), "--wait", *options, "--", "cat"]
+    said = subprocess.run(words, text=True, capture_output=True, check=False, **stdin)
+    return said.returncode, said.stdout, said.stderr
+
+
+def test_input_that_does_not_reach_the_task_is_warned_of(yard: Yard, tmp_path: Path) -> None:
+    assert submit_cat(yard, input="hi") == (0, "", WARNING)
+    assert submit_cat(yard, "--quiet", input="hi") == (0, "", "")
+    (tmp_path / "file").write_text("hi")
+    with (tmp_path / "file").open() as file:
+        assert submit_cat(yard, stdin=file) == (0, "", WARNING)
+
+
+def test_no_input_is_no_warning_and_is_not_waited_for(yard: Yard) -> None:
+    assert submit_cat(yard, stdin=subprocess.DEVNULL) == (0, "", "")
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as pipe, os.fdopen(writing):
+        assert submit_cat(yard, stdin=pipe) == (0, "", "")
+
+
+def test_loop_over_a_file_submits_each_line_without_a_warning(yard: Yard, tmp_path: Path) -> None:
+    (tmp_path / "list").write_text("a\nb\nc\n")
+    program = shlex.join([*TASKYARD, "submit", "--state", str(yard.state)])
+    loop = f'while read -r name; do {program} --name "of-$name" -- true; done < list'
+    said = subprocess.run(
+        ["/bin/sh", "-c", loop], cwd=tmp_path, text=True, capture_output=True, check=True
+    )
+    assert (said.stdout, said.stderr) == ("of-a\nof-b\nof-c\n", "")
 
 
 def test_name_that_was_forgotten_is_not_taken_from_the_dashes(call: Caller) -> None:

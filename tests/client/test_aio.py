@@ -22,7 +22,7 @@ from taskyard.client.campaigns import AsyncCampaign, Campaign
 from taskyard.client.client import Client, scope_of
 from taskyard.client.futures import Future, as_completed
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Submission, Terms
+from taskyard.core.tasks import Result, Submission, Terms
 from taskyard.errors import (
     ClientClosed,
     NoBroker,
@@ -399,6 +399,9 @@ def test_looks_are_awaited(yard: Yard) -> None:
         assert (await client.status())["counts"]["done"] >= 1
         assert await client.result("seen") == "out\n"
         assert await client.result_bytes("seen") == b"out\n"
+        assert await client.submit(["printf", r"\377"]).bytes() == b"\xff"
+        assert await client.result_kept("seen") == Result(b"out\n")
+        assert await client.output_kept("seen") == Result(await client.output("seen"))
         assert b"err" in await client.output("seen")
         assert await client.why("seen") == (await client.explain("seen"))["sentence"]
         assert list(await client.known(["seen", "no-such"])) == ["seen"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import pickle
 import threading
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,16 +16,18 @@ from taskyard.client.campaign.tasks import check
 from taskyard.client.client import Client, scope_of
 from taskyard.client.futures import Future, as_completed, wait
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Submission, Terms
+from taskyard.core.tasks import Result, Submission, Terms
 from taskyard.errors import (
     ClientClosed,
     NoBroker,
+    OutputTruncated,
     Refused,
     TaskBlocked,
     TaskFailed,
     TimedOut,
     UserError,
 )
+from taskyard.worker.limits import RESULT_BYTES_MAX
 from tests.cli.yard import Yard, running
 from tests.kit.processes import PATIENCE_SECONDS
 
@@ -54,6 +57,32 @@ def value(future: Future) -> object:
 
 def test_command_gives_what_it_printed(client: Client) -> None:
     assert value(client.submit(["echo", "hi"])) == "hi\n"
+
+
+def test_binary_output_is_text_with_surrogates_and_exact_bytes(client: Client) -> None:
+    future = client.submit(["printf", r"\377a\303\244"])
+    assert future.result(20) == "\udcffa\u00e4"
+    assert future.bytes() == client.result_bytes(future.name) == b"\xffa\xc3\xa4"
+    assert client.result(future.name) == "\udcffa\u00e4"
+    assert client.submit("operator:add", args=["a", "b"]).bytes(20) == b'"ab"'
+
+
+def test_truncated_output_raises_with_its_end(client: Client) -> None:
+    future = client.submit(["sh", "-c", "head -c 1100000 /dev/zero; printf '\\377'"])
+    for ask in (future.result, future.bytes, lambda: client.result(future.name)):
+        with pytest.raises(
+            OutputTruncated, match="only the last 1,048,576 of 1,100,001 bytes"
+        ) as e:
+            ask()
+        assert (type(e.value.output), e.value.bytes_total) == (str, 1_100_001)
+        assert e.value.output == "\0" * (RESULT_BYTES_MAX - 1) + "\udcff"
+    with pytest.raises(OutputTruncated) as raised:
+        client.result_bytes(future.name)
+    assert raised.value.output == bytes(RESULT_BYTES_MAX - 1) + b"\xff"
+    assert client.result_kept(future.name) == Result(raised.value.output, 1_100_001)
+    assert client.results([future.name])[future.name].bytes_total == 1_100_001
+    again = pickle.loads(pickle.dumps(raised.value))  # noqa: S301  # our own
+    assert (str(again), again.output) == (str(raised.value), raised.value.output)
 
 
 def test_call_gives_what_it_returned(client: Client) -> None:

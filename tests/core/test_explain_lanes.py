@@ -264,6 +264,21 @@ def test_task_says_why_its_lane_waits(
     assert (found.reason, found.sentence.split(", ", 1)[1]) == (reason, sentence)
 
 
+def test_malformed_lines_of_its_workers_agents_are_told_of_a_lane_and_its_task() -> None:
+    yard = Yard()
+    yard.join(b"w")
+    yard.submit(b"a", lanes=[b"x"])
+    yard.take(b"w")
+    before = view(yard).sentence
+    held = [(b"a", 1)]
+    yard.handle(WorkerHeard(0, b"w", held, malformed=1))
+    told = "; its agents wrote 1 malformed line (see its log)"
+    assert view(yard).sentence == before + told
+    assert explain(yard.scheduler, b"a").sentence.endswith(told)
+    yard.handle(WorkerHeard(0, b"w", held))  # another process of that name
+    assert view(yard).sentence == before
+
+
 def test_worker_that_is_well_again_is_no_reason() -> None:
     yard = Yard()
     trouble(yard)

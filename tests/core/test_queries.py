@@ -380,7 +380,7 @@ def test_everything_is_counted(yard: Yard) -> None:
         records=yard.scheduler.ledger.record,
         accepting=False,
         paused=True,
-        campaigns=[(b"c", [1, 0, 0, 1, 1, 1, 0]), (b"", [0, 1, 1, 0, 0, 0, 1])],
+        campaigns=[(b"c", [1, 0, 0, 1, 1, 1, 0], 0), (b"", [0, 1, 1, 0, 0, 0, 1], 0)],
         services=[(b"default", [1, 1, 0, 1, 1, 1, 1], 1), (b"x", [0, 0, 1, 0, 0, 0, 0], 0)],
     )
     assert yard.handle(StatsAsked(0, b"client", 5)) == [Counted(b"client", 5, stats)]
@@ -392,7 +392,7 @@ def test_counts_that_were_told_do_not_change_afterwards(yard: Yard) -> None:
     yard.submit(b"b")
     assert isinstance(counted, Counted)
     assert counted.stats.counts[READY] == 1
-    assert counted.stats.campaigns == [(b"", counted.stats.counts)]
+    assert counted.stats.campaigns == [(b"", counted.stats.counts, 0)]
     assert counted.stats.services == [(b"default", counted.stats.counts, 1)]
 
 
@@ -619,6 +619,18 @@ def test_progress_keeps_within_its_limits(yard: Yard) -> None:
     assert isinstance(record, Progressed)
     assert record.percents == [0, 100]
     assert record.texts == [b"x" * OUTPUT_BYTES_MAX, b""]
+    assert record.text_bytes_total == [OUTPUT_BYTES_MAX + 4, 0]
+
+
+def test_progress_that_the_worker_cut_keeps_its_length(yard: Yard) -> None:
+    yard.submit(b"a", b"b")
+    yard.take(b"w", 2)
+    texts, lengths = [b"end", b"whole"], [5000, 0]
+    event = WorkProgressed(0, b"w", [b"a", b"b"], texts=texts, text_bytes_total=lengths)
+    yard.handle(event)
+    (record,) = yard.records
+    assert isinstance(record, Progressed)
+    assert (record.texts, record.text_bytes_total) == (texts, lengths)
 
 
 def test_progress_of_a_stranger_is_answered(yard: Yard) -> None:

@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskyard.core import image, reports
-from taskyard.core.effects import Effect, Noted, Refusal, Refused, Stranger
+from taskyard.core.effects import Effect, Noted, Refusal, Refused, Stranger, Told
 from taskyard.core.events import (
     Outcome,
     Rules,
     RulesSet,
     SlotFreed,
     Unknown,
+    WatchAsked,
     WorkReported,
     WorkReturned,
 )
@@ -51,6 +52,25 @@ def test_done_is_recorded_with_its_result() -> None:
     assert yard.finish(b"w", b"a", b"b", texts=[b"1", b"2"], request=9) == [Noted(b"w", 9, [])]
     assert yard.records == [Finished(0, b"w", [b"a", b"b"], [1, 1], [b"1", b"2"])]
     assert yard.states(b"a", b"b") == [DONE, DONE]
+
+
+def test_truncated_results_are_recorded_with_their_lengths_and_counted() -> None:
+    yard = holding(b"a", b"b", campaign=b"c")
+    yard.handle(WatchAsked(0, b"client", [b"a", b"b"], request=3))
+    effects = yard.finish(b"w", b"a", b"b", texts=[b"1", b"2"], result_bytes_total=[0, 9])
+    record = Finished(0, b"w", [b"a", b"b"], [1, 1], [b"1", b"2"], result_bytes_total=[0, 9])
+    assert yard.records == [record]
+    told = Told(b"client", 3, [b"a", b"b"], [DONE, DONE], [b"1", b"2"], truncated={b"b": 9})
+    assert told in effects
+    assert yard.scheduler.ledger.campaigns[b"c"].truncated == 1
+    assert image.restore(image.take(yard.scheduler.ledger)).campaigns[b"c"].truncated == 1
+
+
+def test_report_with_too_few_lengths_is_refused() -> None:
+    yard = holding(b"a", b"b")
+    (refused,) = yard.finish(b"w", b"a", b"b", result_bytes_total=[9])
+    assert isinstance(refused, Refused)
+    assert yard.records == []
 
 
 def test_done_without_results_keeps_none() -> None:
@@ -257,6 +277,7 @@ def test_long_reasons_are_kept_by_their_tail() -> None:
     yard.report(b"w", b"b", Outcome.FAILED_FOR_GOOD, texts=[long])
     for reason in yard.scheduler.ledger.reasons.values():
         assert len(reason) == REASON_BYTES_MAX
+        assert reason.startswith(b"[...] x")
         assert reason.endswith(b"the end")
 
 

@@ -340,13 +340,13 @@ def test_long_payload_of_an_ended_task_is_known_again() -> None:
 # Unknown predecessors.
 
 
-def test_unknown_predecessor_is_done_if_the_client_says_so() -> None:
+def test_unknown_predecessor_is_left_out_if_the_client_says_so() -> None:
     yard = Yard()
     yard.submit(b"a", after=[[b"x"]], unknown=Unknown.DONE)
     assert yard.state(b"a") is READY
     (record,) = yard.records
     assert isinstance(record, Submitted)
-    assert record.after_done == [[b"x"]]
+    assert record.after_done is None
     assert record.submission.after is None
 
 

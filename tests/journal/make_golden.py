@@ -10,6 +10,7 @@ format began.
 
 import pprint
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,12 @@ from taskyard.core.records import (
     WorkerLeft,
 )
 from taskyard.core.runs import Runs
-from taskyard.core.tasks import Submission, Terms
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Ended, Result, Submission, Terms
 from taskyard.core.workers import WorkerFacts
-from taskyard.journal import compaction, snapshot
+from taskyard.journal import compaction, finished, snapshot
 from taskyard.journal.encoding import JOURNAL_FORMAT, encode
+from taskyard.journal.finished import Finishing, IndexWriter
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import Head
 from tests.journal.stories import go_on, rich_story
@@ -54,6 +57,7 @@ from tests.journal.stories import go_on, rich_story
 GOLDEN = Path(__file__).parent / "golden"
 GOLDEN_SNAPSHOTS = Path(__file__).parent / "golden_snapshots"
 LATEST = "records-latest.txt"
+GOLDEN_INDEXES = Path(__file__).parent / "golden_indexes"
 
 #: The row after which the golden state directory was compacted.
 COMPACTED_AT = 30
@@ -128,6 +132,17 @@ RECORDS: list[AnyRecord] = [
     Returned(7, b"w", [b"a", b"b"], [1, 2], ReturnReason.REFUSED, runs=_RUNS),
     Cancelled(11, [b"a", b"b"], [0]),
     WorkerJoined(15, b"w", WorkerFacts(host=b"host", pid=5)),
+    # Fields that were added at the end since.
+    Finished(4, b"w", [b"a"], [1], [b"result"], result_bytes_total=[2_000_000]),
+    Progressed(13, b"w", [b"a"], [1], [50], [b"half"], text_bytes_total=[70_000]),
+]
+
+
+#: Ended tasks of the golden index.
+INDEXED: list[Finishing] = [
+    (Ended(b"a", TaskState.DONE, b"c", b"exec", 1, b"digest", 7, 8), Result(b"whole")),
+    (Ended(b"b", TaskState.DONE, b"c", b"exec", 1, b"digest", 7, 8), Result(b"end", 2_000_000)),
+    (Ended(b"c", TaskState.CANCELLED, b"", b"default", 0, b"", 9, 8), None),
 ]
 
 
@@ -182,8 +197,16 @@ def make_snapshot() -> bytes:
     return snapshot.encode(b"sixteen bytes ..", head, image.take(ledger))
 
 
+def make_index(directory: Path) -> None:
+    """An index with a whole result, a truncated one, and a task without a result."""
+    with closing(IndexWriter(directory, b"sixteen bytes ..")) as writer:
+        writer.add(INDEXED)
+        writer.commit(Head(5, 9, bytes(32)))
+
+
 def main() -> None:
     _make_golden_snapshot()
+    _make_golden_index()
     version = GOLDEN / f"format-{JOURNAL_FORMAT}"
     if version.exists():
         (version / LATEST).write_text("\n".join(record_lines()) + "\n")
@@ -204,6 +227,14 @@ def _make_golden_snapshot() -> None:
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(make_snapshot())
+        sys.stdout.write(f"made {path}\n")
+
+
+def _make_golden_index() -> None:
+    path = GOLDEN_INDEXES / f"format-{finished.FORMAT.decode()}"
+    if not path.exists():
+        path.mkdir(parents=True)
+        make_index(path)
         sys.stdout.write(f"made {path}\n")
 
 

@@ -1,6 +1,7 @@
 """The index of finished tasks: the newest end of every name, whole or not at all."""
 
 import os
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Ended
+from taskyard.core.tasks import Ended, Result
 from taskyard.errors import FormatUnknown, JournalDamaged, JournalFailed, StateError
 from taskyard.journal import finished
 from taskyard.journal.finished import FinishedIndex, Finishing, IndexWriter
@@ -20,7 +21,7 @@ HEAD = Head(5, 9, b"c" * 32)
 
 def done(name: bytes, record: int = 1, result: bytes | None = b"result") -> Finishing:
     ended = Ended(name, TaskState.DONE, b"campaign", b"service", 2, b"digest", record, 1000)
-    return ended, result
+    return ended, None if result is None else Result(result)
 
 
 def add(directory: Path, *some: Finishing, head: Head = HEAD) -> None:
@@ -53,8 +54,8 @@ class TestLookingUp:
                 done(b"\xff\0")[0],
             ]
             assert [index.result(name) for name in (b"a", b"\xff\0", b"c", b"nobody")] == [
-                b"result",
-                b"",
+                Result(b"result"),
+                Result(b""),
                 None,
                 None,
             ]
@@ -72,6 +73,27 @@ class TestLookingUp:
             add(tmp_path, done(b"a"))
             assert index.find([b"a"]) == [done(b"a")[0]]
 
+    def test_truncated_result_keeps_its_length(self, tmp_path: Path) -> None:
+        add(tmp_path, (done(b"a")[0], Result(b"end", 2_000_000)), done(b"b"))
+        with FinishedIndex(tmp_path) as index:
+            assert index.result(b"a") == Result(b"end", 2_000_000)
+            assert index.result(b"b") == Result(b"result")
+            assert index.verify() == 2
+        change(tmp_path, "UPDATE finished SET result_bytes_total = 0 WHERE name = x'61'")
+        with FinishedIndex(tmp_path) as index, pytest.raises(JournalDamaged, match="checksum"):
+            index.result(b"a")
+
+    def test_index_of_format_1_gets_the_length_while_it_is_open(self, tmp_path: Path) -> None:
+        golden = Path(__file__).parent / "golden" / "format-1" / "state" / finished.FILE_NAME
+        shutil.copy(golden, tmp_path)
+        with FinishedIndex(tmp_path) as index:
+            assert index.result(b"a") == Result(b"result of a")
+            (_, head) = index.covered() or (b"", HEAD)
+            add(tmp_path, (done(b"new")[0], Result(b"end", 2_000_000)), head=head)
+            assert index.result(b"a") == Result(b"result of a")
+            assert index.result(b"new") == Result(b"end", 2_000_000)
+            assert index.verify() == index.count()
+
     def test_it_says_what_it_covers(self, tmp_path: Path) -> None:
         add(tmp_path, done(b"a"))
         with FinishedIndex(tmp_path) as index:
@@ -84,7 +106,7 @@ class TestAdding:
         add(tmp_path, done(b"a", 1, b"old"))  # a compaction that is run again
         with FinishedIndex(tmp_path) as index:
             assert [ended.record for ended in index.find([b"a"])] == [2]
-            assert index.result(b"a") == b"new"
+            assert index.result(b"a") == Result(b"new")
             assert index.verify() == 1
 
     def test_what_was_added_is_covered_only_when_that_is_said(self, tmp_path: Path) -> None:

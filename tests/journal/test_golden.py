@@ -4,20 +4,24 @@ import shutil
 from pathlib import Path
 from typing import get_args
 
+import msgspec
 import pytest
 
 from taskyard.core import image
 from taskyard.core.records import AnyRecord
 from taskyard.core.states import TaskState
+from taskyard.core.tasks import Result
 from taskyard.errors import JournalDamaged, StateError
-from taskyard.journal import checkup, encoding, recovery, snapshot
+from taskyard.journal import checkup, encoding, finished, recovery, snapshot
 from taskyard.journal.encoding import JOURNAL_FORMAT, decode, encode
 from taskyard.journal.finished import FinishedIndex
 from taskyard.journal.sqlite import SqliteStore
 from tests.journal.make_golden import (
     COMPACTED_AT,
     GOLDEN,
+    GOLDEN_INDEXES,
     GOLDEN_SNAPSHOTS,
+    INDEXED,
     LATEST,
     RECORDS,
     described,
@@ -47,6 +51,18 @@ def lines_of(path: Path) -> list[str]:
     return lines
 
 
+def unpacked(body: str) -> object:
+    """The arrays of a row's body, without their classes."""
+    return msgspec.msgpack.decode(bytes.fromhex(body)[1:])
+
+
+def extends(new: object, old: object) -> bool:
+    """Whether arrays are as they were, but for fields at their ends."""
+    if isinstance(new, list) and isinstance(old, list):
+        return len(new) >= len(old) and all(map(extends, new, old))
+    return new == old
+
+
 class TestRecords:
     def test_every_record_comes_back_as_it_was(self) -> None:
         assert decode(encode(RECORDS)) == RECORDS
@@ -65,6 +81,15 @@ class TestRecords:
 
     def test_records_are_written_as_the_golden_bytes_of_this_version(self) -> None:
         assert record_lines() == lines_of(GOLDEN / f"format-{JOURNAL_FORMAT}" / LATEST)
+
+    def test_records_are_written_as_the_golden_bytes_of_this_version_and_more_at_the_end(
+        self,
+    ) -> None:
+        golden = (GOLDEN / f"format-{JOURNAL_FORMAT}" / "records.txt").read_text().splitlines()
+        for old, new in zip(golden, record_lines(), strict=False):
+            (old_name, old_body), (new_name, new_body) = old.split(), new.split()
+            assert new_name == old_name
+            assert extends(unpacked(new_body), unpacked(old_body))
 
     def test_tags_are_numbers_that_are_used_once(self) -> None:
         tags = [record.__struct_config__.tag for record in get_args(AnyRecord)]
@@ -116,7 +141,20 @@ class TestStateDirectory:
             assert index.verify() == index.count() > 0
             (ended,) = index.find([b"a"])
             assert (ended.state, ended.campaign, ended.digest) == (TaskState.DONE, b"first", b"a")
-            assert index.result(b"a") == b"result of a"
+            assert index.result(b"a") == Result(b"result of a")
+
+    def test_golden_index_of_later_formats_is_read(self, tmp_path: Path) -> None:
+        for version in GOLDEN_INDEXES.iterdir():
+            state = Path(shutil.copytree(version, tmp_path / version.name))
+            with FinishedIndex(state) as index:
+                assert index.verify() == len(INDEXED)
+                for ended, result in INDEXED:
+                    assert (index.find([ended.name]), index.result(ended.name)) == ([ended], result)
+
+    def test_every_index_format_has_a_golden_file(self) -> None:
+        later = sorted(path.name.removeprefix("format-") for path in GOLDEN_INDEXES.iterdir())
+        # The first is in the golden state directories.
+        assert ["1", *later] == [version.decode() for version in finished._READABLE]  # noqa: SLF001
 
     def test_golden_state_is_sound(self, state: Path) -> None:
         findings = checkup.check(state, deep=True)

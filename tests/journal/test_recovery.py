@@ -40,7 +40,7 @@ from taskyard.core.records import (
 )
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Submission, Terms
+from taskyard.core.tasks import Result, Submission, Terms
 from taskyard.core.workers import WorkerFacts
 from taskyard.errors import JournalDamaged
 from taskyard.journal import compaction, finished, recovery, snapshot
@@ -443,10 +443,10 @@ class TestOutput:
         return store
 
     def test_text_comes_from_the_right_record_of_a_row(self, store: MemoryStore) -> None:
-        assert recovery.text_at(store, 3, b"b") == b"of b"
+        assert recovery.text_at(store, 3, b"b") == Result(b"of b")
 
     def test_latest_text_of_a_record_counts(self, store: MemoryStore) -> None:
-        assert recovery.text_at(store, 3, b"a") == b"more of a"
+        assert recovery.text_at(store, 3, b"a") == Result(b"more of a")
 
     def test_text_of_a_trimmed_row_is_gone(self, store: MemoryStore) -> None:
         store.trim(2)
@@ -465,9 +465,11 @@ class TestResults:
         yard = told(tmp_path)
         ledger = yard.scheduler.ledger
         with FinishedIndex(tmp_path) as index:
-            assert recovery.result_of(yard.store, index, ledger, b"b") == b""
+            assert recovery.result_of(yard.store, index, ledger, b"b") == Result(b"")
             for name in (b"k1", b"k2", b"l3"):  # one record
-                assert recovery.result_of(yard.store, index, ledger, name) == b"kept " + name
+                assert recovery.result_of(yard.store, index, ledger, name) == Result(
+                    b"kept " + name
+                )
 
     def test_result_comes_from_the_right_record_of_a_row(self, tmp_path: Path) -> None:
         store = MemoryStore()
@@ -479,7 +481,7 @@ class TestResults:
         commit(store, *ends)
         ledger, index = recovery.recover(store), FinishedIndex(tmp_path)
         for name in (b"a", b"b"):
-            assert recovery.result_of(store, index, ledger, name) == b"of " + name
+            assert recovery.result_of(store, index, ledger, name) == Result(b"of " + name)
 
     @pytest.mark.parametrize("in_memory", [True, False])
     def test_result_comes_from_the_index_when_the_row_is_trimmed(

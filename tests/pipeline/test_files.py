@@ -13,7 +13,7 @@ from taskyard.pipeline.datasets import TASKS, TASKS_ALONE
 from taskyard.pipeline.files.placing import Placing
 from taskyard.pipeline.files.splitting import Split
 from taskyard.pipeline.layout import campaign_key, folder
-from tests.pipeline.stories import Story, write_part
+from tests.pipeline.stories import START, Story, write_part
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,32 +48,44 @@ def test_part_is_split_by_campaign_and_day_and_the_same_again(tmp_path: Path) ->
     assert (edge["task"], edge["after"], edge["campaign"]) == ("b", "a", "night run")
 
 
-def test_names_that_share_a_key_are_placed_each_in_its_own_campaign(tmp_path: Path) -> None:
+def test_linked_campaigns_are_placed_together_whatever_their_keys(tmp_path: Path) -> None:
     schema = to_arrow_schema(TASKS_ALONE.schema, timezone="UTC")
-    given = {"generation": 1, "submitted_record": 1, "attempts": 1, "state": "DONE"}
+    given = {"generation": 1, "attempts": 1, "state": "DONE", "submitted": START}
     rows: list[dict[str, object]] = [
-        {"campaign": campaign, "task": task, "run_last_ns": run_ns, **given}
-        for campaign, task, run_ns in (("one", "a", 5), ("two", "a", 7), ("two", "b", 11))
+        {"campaign": campaign, "task": task, "run_last_ns": run_ns, "submitted_record": n, **given}
+        for n, (campaign, task, run_ns) in enumerate(
+            (("one", "a", 5), ("two", "b", 7), ("three", "c", 11))
+        )
     ]
     names = pa.schema([(name, pa.string()) for name in ("campaign", "task", "after")])
     edge_schema = names.append(pa.field("record", pa.int64()))
-    edges = [{"campaign": "two", "task": "b", "after": "a", "record": 1}]
-    for number, row in enumerate(rows):
-        write_rows(tmp_path / f"alone/{folder('k')}/day=x/{number}.parquet", schema, [row])
-    write_rows(tmp_path / f"edges/{folder('k')}/day=x/1.parquet", edge_schema, edges)
-    Placing("k", tmp_path / "alone", tmp_path / "edges", tmp_path / "tasks")()
-    placed = [
-        pq.read_table(path, partitioning=None) for path in sorted(tmp_path.glob("tasks/*/*/*"))
+    edges: list[dict[str, object]] = [
+        {"campaign": "two", "task": "b", "after": "a", "record": 1},
+        {"campaign": "three", "task": "c", "after": "b", "record": 2},
     ]
-    assert all(one.column_names == TASKS.names for one in placed)
-    found = [table.to_pylist()[0] for table in placed]
+    keys = ("k", "k", "j")  # two of the names share a key
+    for number, (key, row) in enumerate(zip(keys, rows, strict=True)):
+        write_rows(tmp_path / f"alone/{folder(key)}/day=x/{number}.parquet", schema, [row])
+    for key, edge in zip(keys[1:], edges, strict=True):
+        write_rows(tmp_path / f"edges/{folder(key)}/day=x/1.parquet", edge_schema, [edge])
+    Placing(("j", "k"), tmp_path / "alone", tmp_path / "edges", tmp_path / "tasks")()
+    placed = {
+        path.relative_to(tmp_path / "tasks").parts[0]: pq.read_table(path, partitioning=None)
+        for path in sorted(tmp_path.glob("tasks/*/*/*"))
+    }
+    assert sorted(placed) == [folder("j"), folder("k")]
+    assert all(one.column_names == TASKS.names for one in placed.values())
+    found = [
+        pq.read_table(path, partitioning=None).to_pylist()[0]
+        for path in sorted(tmp_path.glob("tasks/*/*/*"), key=lambda path: path.name)
+    ]
     assert [(row["campaign"], row["task"], row["level"], row["path_ns"]) for row in found] == [
         ("one", "a", 0, 5),
-        ("two", "a", 0, 7),
-        ("two", "b", 1, 18),
+        ("two", "b", 1, 12),
+        ("three", "c", 2, 23),
     ]
 
 
 def test_events_without_a_submission_make_no_task(tmp_path: Path) -> None:
-    Placing("k", tmp_path / "alone", tmp_path / "edges", tmp_path / "tasks")()
+    Placing(("k",), tmp_path / "alone", tmp_path / "edges", tmp_path / "tasks")()
     assert not (tmp_path / "tasks").exists()

@@ -68,7 +68,7 @@ def test_campaign_does_not_take_less_than_its_least_time(
     told: tuple[Facts, Rows],
 ) -> None:
     facts, _ = told
-    assert 8 * NAP_SECONDS * SECOND_NS <= facts.number("path_ns") <= facts.makespan_ns
+    assert 8 * NAP_SECONDS * SECOND_NS <= facts.number("floor_ns") <= facts.makespan_ns
     assert least_ns(facts) <= facts.makespan_ns
     for lane in facts.lanes.to_pylist():
         assert lane["alone_ns"] <= facts.makespan_ns

@@ -14,7 +14,7 @@ from taskyard.pipeline.transforms.guarantees import Guarantees, guarantees
 from taskyard.pipeline.transforms.links import links
 from taskyard.pipeline.transforms.tasks import tasks
 from taskyard.pipeline.transforms.workers import workers
-from tests.pipeline.stories import SECOND_NS, Story, at, measured
+from tests.pipeline.stories import SECOND_NS, START_NS, Story, at, measured
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +88,8 @@ def test_attempt_has_all_its_times(book: Book) -> None:
         "lane": "", "priority": 0, "worker": "w", "dialect": "native", "submitted": at(0),
         "ready": at(0), "leased": at(2), "settled": at(5.5), "leased_record": 2,
         "outcome": "finished", "reason": None, "own_fault": None, "wait_ns": 2 * SECOND_NS,
-        "run_ns": 3_500_000_000, "result_bytes": 7, "started": None, "ended": None,
+        "run_ns": 3_500_000_000, "result_bytes": 7, "leased_ns": START_NS + 2 * SECOND_NS,
+        "started": None, "ended": None,
         "queued_ns": None, "exit_status": None, "signal": None, "host": None, "cpu_ns": None,
         "memory_max_bytes": None,
     }  # fmt: skip
@@ -263,7 +264,7 @@ def first_campaign(told: Story) -> None:
 
 def test_name_is_used_again_in_another_campaign(book: Book) -> None:
     assert book.tasks("first_campaign", "waits_for", "level") == [("x", 1, 0, 0), ("y", 1, 1, 1)]
-    assert book.tasks("next_campaign", "waits_for", "level") == [("y", 1, 1, 0)]
+    assert book.tasks("next_campaign", "waits_for", "level") == [("y", 1, 1, 1)]
     for campaign in ("first_campaign", "next_campaign"):
         assert book.rows("links", campaign, "task", "after_campaign") == [("y", "first_campaign")]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import zmq
 
 from taskyard.client.client import Client
 from taskyard.core.limits import SECOND_NS
@@ -104,6 +105,49 @@ class Peer:
 def tasks_of(client: Client) -> int:
     counts: dict[str, int] = client.status()["counts"]
     return sum(counts.values())
+
+
+@contextmanager
+def foreign_peer(yard: Yard, role: Role, identity: bytes) -> Iterator[zmq.Socket[bytes]]:
+    """A plain REQ socket with a key and a routing id of its own, made by pyzmq alone."""
+    key = read_guest(yard.file(role))
+    with zmq.Context() as context, context.socket(zmq.REQ) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVTIMEO, 20_000)
+        socket.setsockopt(zmq.ROUTING_ID, identity)
+        socket.curve_secretkey = key.secret.reveal()
+        socket.curve_publickey = key.secret.public().encode()
+        socket.curve_serverkey = key.broker.encode()
+        socket.connect(yard.endpoint)
+        yield socket
+
+
+def replied(socket: zmq.Socket[bytes], request: str) -> str:
+    """The reply to a request of the plain dialect, both in hex."""
+    socket.send(bytes.fromhex(request))
+    return socket.recv().hex()
+
+
+def test_peer_with_a_routing_id_of_its_own_is_answered(yard: Yard) -> None:
+    with foreign_peer(yard, Role.ADMIN, b"chosen") as first:
+        assert replied(first, "080012080a01411203636c69") == "0806"
+        with foreign_peer(yard, Role.ADMIN, b"another") as second:
+            assert replied(second, "080132027731").startswith("0803121")
+        assert replied(first, "080212080a01411203636c6932027731") == "0806"
+    with foreign_peer(yard, Role.ADMIN, b"chosen") as back:
+        assert replied(back, "0806").startswith("08061a")
+
+
+def test_routing_id_under_another_key_is_answered_and_logged(yard: Yard) -> None:
+    with foreign_peer(yard, Role.ADMIN, b"chosen") as first:
+        assert replied(first, "0806").startswith("08061a")
+    with foreign_peer(yard, Role.VIEWER, b"chosen") as second:
+        assert replied(second, "0806").startswith("08061a")
+        assert replied(second, "080012080a01411203636c69") == "0808"
+    assert (
+        "routing id 'chosen' is used by key viewer now, it was admin's"
+        in yard.broker.terminate()[2]
+    )
 
 
 def test_task_goes_from_a_producers_key_to_a_workers_and_back(yard: Yard) -> None:

@@ -10,8 +10,9 @@ from msgspec import structs
 from taskyard.core import effects, image
 from taskyard.core.events import Outcome, Scope, Unknown, WorkerAppeared, WorkerLost
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.records import Progressed
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Submission, Terms
+from taskyard.core.tasks import Result, Submission, Terms
 from taskyard.core.workers import WorkerFacts
 from taskyard.wire import dwork_desk, dwork_requests
 from taskyard.wire import dwork_pb2 as pb
@@ -647,6 +648,26 @@ def test_results_of_tasks() -> None:
     counter.create(b"a", b"b")
     reply = counter.say(peer.results(1, [b"a", b"nobody"]))
     assert (reply.names, reply.states) == ([b"a"], [TaskState.READY])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_truncated_result_is_told_with_its_length(*, stream: bool) -> None:
+    counter = Extended()
+    counter.create(b"a", b"b")
+    counter.take(2)
+    watch = peer.watch(6, [b"a", b"b"], wait_ns=SECOND_NS, stream=stream)
+    counter.frames([b"", watch], b"client")
+    reports = peer.Reports(
+        *([b"a", b"b"], [1, 1], [Outcome.DONE] * 2, [b"whole", b"end"], [b"", b"out"]),
+        result_bytes_total=[0, 9],
+        output_bytes_total=[0, 5],
+    )
+    counter.frames([b"", peer.complete(7, b"w", reports)], b"w")
+    (told,) = [Reply(body) for route, body in counter.sent if route == b"client"]
+    assert told.results == [Result(b"whole"), Result(b"end", 9)]
+    records = counter.scheduler.take_records()
+    (progressed,) = [one for one in records if isinstance(one, Progressed)]
+    assert progressed.text_bytes_total == [0, 5]
 
 
 def test_retry_pause_resume_and_drain() -> None:

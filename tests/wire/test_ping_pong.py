@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.core import image
+from taskyard.core import events, image
 from taskyard.core.effects import Accepted, Assign
 from taskyard.core.events import AnswerDue, CancelAsked, DrainAsked, Scope, WorkerHeard
 from taskyard.core.limits import CRASHES_MAX, PAYLOAD_BYTES_MAX, SECOND_NS
@@ -602,6 +602,16 @@ def test_plain_task_without_a_payload_is_given_by_its_name_and_its_result_kept()
     (finished,) = hall.records()
     assert isinstance(finished, Finished)
     assert (finished.names, finished.results) == ([b"A"], [b"result"])
+
+
+def test_truncated_result_of_another_worker_is_an_error_to_the_client() -> None:
+    hall = Hall()
+    hall.client(b"c", b"job")
+    (name,) = hall.scheduler.ledger.tasks
+    hall.handle([events.WorkerAppeared(0, b"w", WorkerFacts()), events.WorkAsked(0, b"w")])
+    hall.handle([events.WorkReported(0, b"w", [name], texts=[b"end"], result_bytes_total=[9])])
+    reason = b"result truncated: only the last 3 of 9 bytes are kept"
+    assert hall.to_client(b"c") == [[ERROR, reason]]
 
 
 def test_task_of_another_service_is_not_for_these_workers() -> None:

@@ -599,6 +599,15 @@ def test_empty_result_of_another_worker_is_a_response_without_arguments(hall: Ha
     assert hall.hears(C1) == [[b"", LMQ, b"\x06", b"1", b"", SRV]]
 
 
+def test_truncated_result_of_another_worker_is_an_error(hall: Hall) -> None:
+    hall.says(C1, *lmq(4, b"1", KEY))
+    (name,) = hall.scheduler.ledger.tasks
+    hall.handle([events.WorkerAppeared(0, b"w", WorkerFacts()), events.WorkAsked(0, b"w")])
+    hall.handle([events.WorkReported(0, b"w", [name], texts=[b"end"], result_bytes_total=[9])])
+    ((*_, error, _, _),) = hall.hears(C1)
+    assert error.endswith(b"result truncated: only the last 3 of 9 bytes are kept")
+
+
 def test_task_of_another_dialect_with_an_envelope_of_its_own_is_foreign(hall: Hall) -> None:
     hall.register(W1)
     terms = [Terms(dialect=b"round-robin")]

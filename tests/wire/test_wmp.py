@@ -8,6 +8,7 @@ import pytest
 
 from taskyard.core.events import CancelAsked, DrainAsked, Scope, WorkerAppeared
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.records import Finished
 from taskyard.core.states import TaskState, WorkerState
 from taskyard.core.workers import WorkerFacts
 from taskyard.wire import wmp
@@ -286,6 +287,14 @@ def test_status_that_says_nothing_is_a_sign_of_life() -> None:
     manager.say("STATUS", {"worker": "w", "task": "a", "attempt": 1}, route=b"w")
     assert manager.scheduler.take_records() == []
     assert manager.scheduler.ledger.workers[b"wmp:w"].heard_ns == manager.now_ns
+
+
+def test_truncated_result_is_recorded_with_its_length() -> None:
+    manager = holding(b"a")
+    headers = {"worker": "w", "task": "a", "attempt": 1, "status": "ok", "bytes_total": 9}
+    manager.take(frames("DONE", headers, b"end"), b"w")
+    (record,) = [one for one in manager.scheduler.take_records() if isinstance(one, Finished)]
+    assert (record.results, record.result_bytes_total) == ([b"end"], [9])
 
 
 def test_several_payload_frames_are_one_result() -> None:

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
 from taskyard.client.client import Client
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import Progressed
 from taskyard.core.states import TaskState
+from taskyard.core.tasks import Result
 from taskyard.errors import UserError
 from taskyard.wire import dwork_peer as peer
 from taskyard.wire.hungry import LINE_BYTES_MAX
@@ -155,7 +157,7 @@ def test_what_is_larger_than_a_pipe_goes_both_ways(size: int) -> None:
     assert results_of((sys.executable, "-c", code), one) == [done(one, one.payload)]
 
 
-def test_result_is_the_end_of_what_is_too_much_and_the_output_says_so() -> None:
+def test_long_result_is_cut_and_reported_with_its_length() -> None:
     size = RESULT_BYTES_MAX + 10
     code = f"""
 print('#hungry', flush=True)
@@ -163,9 +165,8 @@ id = input().split('\t')[0]
 print(f'{{id}}\t{{"x" * {size}}}\tok')
 """
     (found,) = results_of((sys.executable, "-c", code), job())
-    note = f"[the agent's result had {size} bytes, these are the last {RESULT_BYTES_MAX} of them]\n"
     assert (found.outcome, found.text) == (Outcome.DONE, b"x" * RESULT_BYTES_MAX)
-    assert found.output == note.encode()
+    assert (found.result_bytes_total, found.output, found.output_bytes_total) == (size, b"", 0)
 
 
 @pytest.mark.parametrize(
@@ -207,23 +208,25 @@ def test_what_it_says_before_its_task_is_not_the_tasks_output() -> None:
 
 
 def test_comment_is_told_as_progress() -> None:
-    heard: list[tuple[Job, bytes]] = []
+    heard: list[tuple[Job, Result]] = []
     one = job()
     with a_pool(shell("echo '# a quarter'; echo '# half'; report r ok")) as pool:
         pool.tell = lambda about, printed: heard.append((about, printed))
         pool.start(one)
         turns(pool)
-    assert heard == [(one, b"a quarter\n"), (one, b"a quarter\nhalf\n")]
+    assert heard == [(one, Result(b"a quarter\n")), (one, Result(b"a quarter\nhalf\n"))]
 
 
 def test_progress_is_the_end_of_what_was_said() -> None:
-    heard: list[bytes] = []
+    heard: list[Result] = []
     with a_pool(shell('for n in $(seq 1000); do echo "# step $n"; done; report r ok')) as pool:
         pool.tell = lambda _, printed: heard.append(printed)
         pool.start(job())
         turns(pool)
-    assert heard[-1].endswith(b"step 999\nstep 1000\n")
-    assert max(map(len, heard)) == PROGRESS_BYTES_MAX
+    assert heard[-1].text.endswith(b"step 999\nstep 1000\n")
+    assert max(len(printed.text) for printed in heard) == PROGRESS_BYTES_MAX
+    printed_bytes = sum(len(f"step {number}\n") for number in range(1, 1001))
+    assert (heard[0].bytes_total, heard[-1].bytes_total) == (0, printed_bytes)
 
 
 def test_environment_is_what_every_program_needs_and_what_the_user_gives(
@@ -423,7 +426,7 @@ def test_agent_that_is_silent_for_too_long_with_a_task_is_ended(tmp_path: Path) 
 def test_comment_is_a_sign_of_life(gate: Gate) -> None:
     clock, one = StillClock(), job()
     works = shell(f"read _ < {gate.path}; echo '# still at it'; read _ < {gate.path}; report r ok")
-    heard: list[bytes] = []
+    heard: list[Result] = []
     with a_pool(works, clock=clock, hunger_ns_max=60 * SECOND_NS) as pool:
         pool.tell = lambda _, printed: heard.append(printed)
         pool.start(one)
@@ -500,11 +503,28 @@ input()
         assert turns(pool) == [done(one, b"r")]
 
 
-def test_some_garbage_is_passed_over_and_told(caplog: pytest.LogCaptureFixture) -> None:
-    one = job()
-    assert results_of(shell("echo hello; echo x/1; report r ok"), one) == [done(one, b"r")]
-    told = [text.split(": ", 1)[1] for text in caplog.messages]
-    assert told[0] == "'hello' is neither a report nor a comment"
+def test_malformed_lines_are_logged_counted_and_shown_in_the_output(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one, shown = job(), []
+    reasons = [f"'{word}' is neither a report nor a comment" for word in ("hello", "you")]
+    with a_pool(shell("echo hello; echo you; report r ok")) as pool:
+        pool.tell = lambda _, printed: shown.append(printed.text)
+        pool.start(one)
+        (found,) = turns(pool)
+        assert pool.malformed == 2
+    assert (found.outcome, found.text) == (Outcome.DONE, b"r")
+    assert found.output.decode() == "".join(f"malformed line: {one}\n" for one in reasons)
+    assert shown[-1] == found.output
+    assert [text.split(": ", 1)[1] for text in caplog.messages][:2] == reasons
+
+
+def test_malformed_lines_of_an_agent_that_has_ended_are_counted() -> None:
+    with a_pool(shell("echo hello; exit 3")) as pool:
+        pool.start(job())
+        turns(pool)
+        assert pool.running() == []
+        assert pool.malformed == 1
 
 
 def test_agent_that_says_nothing_but_garbage_is_ended() -> None:
@@ -531,7 +551,8 @@ def test_gigabyte_without_a_newline_is_not_kept(where: str, size: int) -> None:
         reason = b"the agent wrote a line of more than %d bytes" % LINE_BYTES_MAX
         assert found == crashed(one, reason)
     else:
-        assert found == done(one, b"r", bytes(OUTPUT_TAIL_BYTES))
+        whole = done(one, b"r", bytes(OUTPUT_TAIL_BYTES))
+        assert found == structs.replace(whole, output_bytes_total=size)
 
 
 def test_only_so_many_lines_a_second_are_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -705,12 +726,12 @@ def test_loop_tells_the_newest_progress_and_not_too_often() -> None:
     shop.create(b"a", b"b")
     shop.turn()
     first, second = shop.hands.jobs
-    shop.loop.show_progress(first, b"one\n")
+    shop.loop.show_progress(first, Result(b"one\n"))
     shop.turn()
     assert shop.said.count(peer.PROGRESS) == 1
-    shop.loop.show_progress(first, b"one\ntwo\n")
-    shop.loop.show_progress(first, b"one\ntwo\nthree\n")
-    shop.loop.show_progress(second, b"x\n")
+    shop.loop.show_progress(first, Result(b"one\ntwo\n"))
+    shop.loop.show_progress(first, Result(b"one\ntwo\nthree\n"))
+    shop.loop.show_progress(second, Result(b"x\n"))
     shop.turn()
     assert shop.said.count(peer.PROGRESS) == 1
     shop.pass_time(SECOND_NS)
@@ -728,12 +749,12 @@ def test_loop_tells_no_progress_of_what_is_over() -> None:
     shop.create(b"a")
     shop.turn()
     (one,) = shop.hands.jobs
-    shop.loop.show_progress(one, b"first\n")
+    shop.loop.show_progress(one, Result(b"first\n"))
     shop.turn()
-    shop.loop.show_progress(one, b"more\n")
+    shop.loop.show_progress(one, Result(b"more\n"))
     shop.hands.finish()
     shop.turn()
-    shop.loop.show_progress(one, b"late\n")
+    shop.loop.show_progress(one, Result(b"late\n"))
     shop.pass_time(SECOND_NS)
     shop.turn()
     assert shop.said.count(peer.PROGRESS) == 1

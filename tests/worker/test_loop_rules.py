@@ -31,6 +31,7 @@ class RuledHands(Hands):
         super().__init__()
         self.rules = Rulebook()
         self.trouble = b""
+        self.malformed = 0
         self.told: list[Sequence[Clause]] = []
 
     @property
@@ -159,6 +160,15 @@ def test_trouble_of_the_host_is_told_at_once_for_as_long_as_it_lasts_and_when_it
     shop.hands.trouble = b""
     shop.turn()
     assert shop.trouble_known() == b""
+
+
+def test_malformed_lines_of_the_hosts_agents_are_told_with_the_heartbeat() -> None:
+    shop = RuledShop()
+    shop.turn()
+    shop.hands.malformed = 3
+    shop.pass_time(SECOND_NS)
+    shop.turn()
+    assert shop.scheduler.ledger.workers[b"w"].malformed == 3
 
 
 def test_worker_that_gives_the_rest_of_a_lane_back_takes_others_at_once() -> None:

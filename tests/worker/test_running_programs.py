@@ -13,6 +13,7 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import REASON_BYTES_MAX, SECOND_NS
 from taskyard.worker.limits import (
     KILL_GRACE_NS,
+    LAST_LINE_BYTES_MAX,
     OUTPUT_TAIL_BYTES,
     REAP_INTERVAL_NS,
     RESULT_BYTES_MAX,
@@ -255,14 +256,22 @@ def test_program_inherits_its_standard_files_and_its_lifeline(cwd: str | None) -
     assert len(inherited - standard - given_to_us_for_our_children()) <= 2
 
 
-def test_result_is_the_end_of_what_is_too_much_and_the_output_says_so() -> None:
+def test_long_result_is_cut_and_reported_with_its_length() -> None:
     size = RESULT_BYTES_MAX + 10
     job = script(f"import os, sys; sys.stdout.write('x' * {size - 4} + 'end\\n')")
     found = result_of(job)
     assert found.outcome == Outcome.DONE
     assert found.text == b"x" * (RESULT_BYTES_MAX - 4) + b"end\n"
-    note = f"[stdout had {size} bytes, the result is the last {RESULT_BYTES_MAX} of them]\n"
-    assert found.output == note.encode() + b"x" * (OUTPUT_TAIL_BYTES - 4) + b"end\n"
+    assert found.output == b"x" * (OUTPUT_TAIL_BYTES - 4) + b"end\n"
+    assert (found.result_bytes_total, found.output_bytes_total) == (size, size)
+
+
+def test_long_output_of_a_failure_is_reported_with_its_length() -> None:
+    size = OUTPUT_TAIL_BYTES + 10
+    found = result_of(script(f"import sys; sys.stderr.write('x' * {size}); sys.exit(1)"))
+    assert found.text == b"exit status 1: [...] " + b"x" * LAST_LINE_BYTES_MAX
+    assert (len(found.output), found.output_bytes_total) == (OUTPUT_TAIL_BYTES, size)
+    assert found.result_bytes_total == 0
 
 
 def test_result_of_the_very_limit_is_whole() -> None:

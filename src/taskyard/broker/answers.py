@@ -17,6 +17,7 @@ from taskyard.core.effects import Effect, Explained, Found, Printed, TaskView, T
 from taskyard.core.explain import cancelled
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Submitted
 from taskyard.core.runs import Attempt
+from taskyard.core.tasks import Result
 from taskyard.errors import JournalDamaged
 from taskyard.journal.files import PUT_BACK
 from taskyard.journal.recovery import EndedIndex, causes_in, records_of, results_in, text_in
@@ -90,14 +91,14 @@ class Answers:
         if isinstance(effect, Found):
             self._complete_views(effect.views)
         elif isinstance(effect, Printed) and effect.record:
-            effect.text = self._text(effect.record, effect.name)
+            effect.text, effect.text_bytes_total = self._text(effect.record, effect.name)
         elif isinstance(effect, Explained) and effect.record:
             effect.explanation = cancelled(self._cause(effect.record, effect.name))
 
-    def _text(self, number: int, name: bytes) -> bytes:
+    def _text(self, number: int, name: bytes) -> Result:
         """What a task printed. It is gone from here when its row is trimmed: the history has it."""
         record = self._record(number)
-        return b"" if record is None else text_in(record, number, name)
+        return Result(b"") if record is None else text_in(record, number, name)
 
     def _complete_views(self, views: list[TaskView]) -> None:
         """Add what tasks are shown with and memory does not keep."""
@@ -147,16 +148,18 @@ class Answers:
         owed = [*zip(told.records, places, strict=True)]
         put = 0
         for place, result in self._results(told.names, sorted(owed)):
-            if put and put + len(result) > room:
+            if put and put + len(result.text) > room:
                 break
-            told.texts[place] = result
-            put += len(result)
+            told.texts[place] = result.text
+            if result.bytes_total:
+                told.truncated = {**(told.truncated or {}), told.names[place]: result.bytes_total}
+            put += len(result.text)
         told.records = [number for number, place in owed if told.texts[place] is None]
         return put
 
     def _results(
         self, names: list[bytes], owed: list[tuple[int, int]]
-    ) -> Iterator[tuple[int, bytes]]:
+    ) -> Iterator[tuple[int, Result]]:
         """Places and what belongs there, record by record, as far as a turn reads; each is read
         when it is needed."""
         for number, group in groupby(owed, key=itemgetter(0)):
@@ -174,7 +177,7 @@ class Answers:
     def _may_read(self) -> bool:
         return self._reads > 0 and self._read_bytes > 0
 
-    def _archived(self, number: int, name: bytes) -> bytes:
+    def _archived(self, number: int, name: bytes) -> Result:
         self._reads -= 1
         result = None if self._index is None else self._index.result(name)
         if result is None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from taskyard.core.ledger import Ledger
-    from taskyard.core.tasks import Ended
+    from taskyard.core.tasks import Ended, Result
     from taskyard.journal.finished import FinishedIndex
 
 #: Tasks forgotten, and names read, in one step: a millisecond or two.
@@ -74,7 +74,7 @@ class Archive:
             self.recalled_count += len(found)
         return found
 
-    def result(self, name: bytes) -> bytes | None:
+    def result(self, name: bytes) -> Result | None:
         return self.index.result(name)
 
     def cause(self, name: bytes) -> bytes | None:

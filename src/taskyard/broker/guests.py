@@ -13,6 +13,7 @@ import logging
 import shlex
 from typing import TYPE_CHECKING, Final, Protocol
 
+from taskyard.core.tasks import shown
 from taskyard.errors import UserError
 from taskyard.net import endpoints
 from taskyard.net.keyring import Keyring
@@ -76,11 +77,19 @@ class Guests:
         self, user: str, route: bytes, frames: Sequence[bytes], now_ns: int
     ) -> Sequence[Event]:
         """What a message of that key says, if it may say it."""
-        self._users.pop(route, None)  # to stand last
+        former = self._users.pop(route, user)  # to stand last
+        if former != user:
+            self._log_taken(route, user, former)
         self._users[route] = user
         if len(self._users) > ROUTES_MAX:
             del self._users[next(iter(self._users))]
         return self._dialect.take(route, frames, now_ns, self._guest(user))
+
+    def _log_taken(self, route: bytes, user: str, former: str) -> None:
+        """Log that a routing id is used by another key: a peer may choose one."""
+        names = [self._guest(key).name or "a revoked key" for key in (user, former)]
+        name = shown(route[1:])
+        logger.warning("routing id %r is used by key %s now, it was %s's", name, *names)
 
     def may_be_told(self, route: bytes) -> bool:
         """Whether anything may leave by this route."""

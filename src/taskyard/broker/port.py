@@ -37,9 +37,6 @@ BACKLOG_BYTES_MAX: Final = 16 * 1024 * 1024
 #: How soon to try again to send them: nothing tells when a peer has begun to read.
 RETRY_NS: Final = SECOND_NS // 50
 
-#: The number of a socket, and an id as ZeroMQ makes it: a zero byte and four of a count.
-_GIVEN_BYTES: Final = 6
-
 #: Messages taken from one socket before the next one has its turn.
 _MESSAGES_AT_ONCE: Final = 32
 
@@ -158,8 +155,6 @@ class SocketPort:
     ) -> Sequence[Event]:
         if self._guests is None:
             return ()  # nobody can say who it is
-        if not _is_given(route):
-            return ()  # who is gone may be told something there that is for nobody else
         told: list[Event] = []
         if self._guests.is_another(user, route):
             told += self._cut(route)
@@ -215,8 +210,3 @@ class SocketPort:
         if not wire.is_secure:
             return True
         return self._guests is not None and self._guests.may_be_told(route)
-
-
-def _is_given(route: bytes) -> bool:
-    """ZeroMQ gave this id, the peer did not choose it."""
-    return len(route) == _GIVEN_BYTES and route[1] == 0

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from taskyard.cli.options import Talk
     from taskyard.core.events import Scope
+    from taskyard.core.tasks import Result
 
 #: The first answer has to be there within 5 s of the start of the command, which takes a while too.
 FIRST_ANSWER_SECONDS: Final = 4.5
@@ -42,9 +43,9 @@ class Look(Protocol):
         self, service: str | None = None, pattern: str | None = None
     ) -> Iterator[dict[str, Any]]: ...
 
-    def result_bytes(self, name: str) -> bytes: ...
+    def result_kept(self, name: str) -> Result: ...
 
-    def output(self, name: str) -> bytes: ...
+    def output_kept(self, name: str) -> Result: ...
 
 
 def connected(talk: Talk) -> Client:

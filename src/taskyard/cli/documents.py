@@ -75,6 +75,8 @@ class ResultDocument(Printed):
 
     name: str
     result: str | None
+    #: Only the end of it is kept.
+    truncated: bool
     result_base64: str | UnsetType = UNSET
 
 
@@ -83,6 +85,8 @@ class LogDocument(Printed):
 
     name: str
     output: str | None
+    #: Only the end of it is kept.
+    truncated: bool
     output_base64: str | UnsetType = UNSET
 
 
@@ -160,6 +164,8 @@ class SubmitWaitDocument(Printed):
     state: str
     result: str | UnsetType | None = UNSET
     result_base64: str | UnsetType = UNSET
+    #: Only the end of the result is kept.
+    truncated: bool | UnsetType = UNSET
     reason: str | UnsetType = UNSET
 
 
@@ -192,6 +198,8 @@ class MapTask(Document):
     state: str
     result: str | UnsetType | None = UNSET
     result_base64: str | UnsetType = UNSET
+    #: Only the end of the result is kept.
+    truncated: bool | UnsetType = UNSET
     reason: str | UnsetType = UNSET
 
 
@@ -202,6 +210,8 @@ class MapDocument(Printed):
     tasks: list[MapTask]
     #: Only of states that there are tasks in.
     counts: dict[str, int]
+    #: Tasks that are done, but whose result is truncated.
+    truncated: int
 
 
 class MapSubmitDocument(Printed):
@@ -390,6 +400,8 @@ class RunDocument(Printed):
     state: str
     seconds: float
     counts: Counts
+    #: Tasks that are done, but whose result is truncated.
+    truncated: int
     failures: list[RunFailure]
 
 

@@ -23,8 +23,9 @@ from taskyard.cli.printing import (
     example,
     print_document,
     print_table,
-    tell_if_cut,
+    result_fields,
     text_or_base64,
+    warn_if_truncated,
     write_result,
 )
 from taskyard.cli.progress import summary_of
@@ -169,22 +170,23 @@ def _value(key: str, value: object) -> str:
 @click.option("--output", metavar="FILE", help="Write it there instead of to stdout.")
 @broker_options
 @click.pass_obj
-def result(talk: Talk, name: str, output: str | None) -> None:
+def result(talk: Talk, name: str, output: str | None) -> ExitCode:
     """Print the result of a task, byte for byte.
 
     Of a command it is what it wrote to stdout, of a function what it returned, as JSON. Only on a
     terminal a line that it leaves open is ended. Exit 1 if there is none: the task failed, was
-    cancelled, or is not done yet.
+    cancelled, or is not done yet. Of more than 1 MiB the end is kept and printed: that is reported
+    on stderr, and exits 1, too.
     """
     with looking(talk) as broker:
-        value = broker.result_bytes(name)
+        value = broker.result_kept(name)
     if output not in (None, _STDOUT):
-        Path(str(output)).write_bytes(value)
+        Path(str(output)).write_bytes(value.text)
     if talk.as_json:
-        print_document("result", name=name, **text_or_base64("result", value))
+        print_document("result", name=name, **result_fields(value))
     elif output in (None, _STDOUT):
-        write_result(value)
-    tell_if_cut(name, value)
+        write_result(value.text)
+    return warn_if_truncated(name, value)
 
 
 @click.command(epilog=example("log fetch-a"))
@@ -197,15 +199,18 @@ def log(talk: Talk, name: str) -> None:
     To stdout and stderr, of its latest attempt, byte for byte.
     """
     with looking(talk) as broker:
-        printed = broker.output(name)
+        printed = broker.output_kept(name)
         view = broker.show(name)
-        if not printed and view["state"] == "done" and view["service"] != "call":
-            printed = broker.result_bytes(name)  # all that it printed is its result
+        if not printed.text and view["state"] == "done" and view["service"] != "call":
+            printed = broker.result_kept(name)  # all that it printed is its result
+    is_cut = bool(printed.bytes_total)
     if talk.as_json:
-        print_document("log", name=name, **text_or_base64("output", printed))
+        print_document("log", name=name, **text_or_base64("output", printed.text), truncated=is_cut)
         return
-    write_result(printed)
-    if not printed and not talk.quiet:
+    write_result(printed.text)
+    if is_cut and not talk.quiet:
+        warn_if_truncated(name, printed)
+    elif not printed.text and not talk.quiet:
         ended = "" if view["state"] in _GOING_ON else ", or it is in the history by now"
         click.echo(f"task {plain(name)} ({view['state']}) has printed nothing{ended}", err=True)
 
@@ -277,6 +282,10 @@ def workers(talk: Talk) -> None:
         return
     columns = ("NAME", "STATE", "SERVICES", "USED", "TASKS", "HEARD", "HOST", "PID", "DIALECT")
     print_table(columns, [_worker_row(one) for one in found])
+    for one in found:
+        if one["malformed"] and not talk.quiet:
+            lines = count(one["malformed"], "malformed line")
+            click.echo(f"agents of {plain(one['name'])} wrote {lines}; see its log", err=True)
 
 
 def _worker_row(one: dict[str, Any]) -> tuple[object, ...]:

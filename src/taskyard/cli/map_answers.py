@@ -15,7 +15,7 @@ import msgspec
 from taskyard.cli.printing import DOCUMENT_VERSION, text_or_base64, write_bytes
 from taskyard.cli.progress import Meter, summary_of
 from taskyard.cli.words import plain
-from taskyard.errors import ExitCode, TaskBlocked, TaskFailed, UserError
+from taskyard.errors import ExitCode, OutputTruncated, TaskBlocked, TaskFailed, UserError
 
 if TYPE_CHECKING:
     from taskyard.cli.options import Talk
@@ -32,6 +32,7 @@ class Answer:
         self._talk = talk
         self._campaign = campaign
         self._counts: Counter[str] = Counter()
+        self._truncated = 0
         self._total: int | None = None
         self._added = 0
         self._meter = Meter(talk, campaign, drawn=not sys.stdout.isatty())
@@ -55,11 +56,13 @@ class Answer:
     def _close(self) -> None:
         counts = dict(self._counts)
         if self._talk.as_json:
-            click.echo(f'\n],"counts":{msgspec.json.encode(counts).decode()}}}')
+            told = msgspec.json.encode({"counts": counts, "truncated": self._truncated})
+            click.echo(f"\n],{told.decode()[1:]}")
         if self._talk.quiet:
             return
         self.pause()  # the last result stands before the summary, also in one pipe
-        click.echo(f"campaign {plain(self._campaign)}: {summary_of(counts)}", err=True)
+        truncated = f", {self._truncated:,} truncated" if self._truncated else ""
+        click.echo(f"campaign {plain(self._campaign)}: {summary_of(counts)}{truncated}", err=True)
         if counts.get("failed"):
             retry = f"`taskyard retry --campaign {plain(self._campaign)} --failed`"
             click.echo(f"{retry} tries the failed ones again", err=True)
@@ -77,19 +80,29 @@ class Answer:
     def tell(self, future: Future) -> None:
         """What has become of the next task."""
         state, value, reason = _ending(future)
+        is_truncated = state == "done" and bool(reason)
         self._counts[state] += 1
+        self._truncated += is_truncated
         if self._talk.as_json:
             self._tell_json(future.name, state, value, reason)
         elif state == "done":
             write_bytes(value if not value or value.endswith(b"\n") else value + b"\n")
-        elif self._counts.total() - self._counts["done"] <= FAILURES_TOLD:
+        if reason and not (self._talk.as_json and not is_truncated):
+            self._report(reason)
+        self._meter.count(self._counts, self._total, behind_failure=self._counts["blocked"])
+
+    def _report(self, reason: str) -> None:
+        """Write the first failures and truncations to stderr."""
+        if self._counts.total() - self._counts["done"] + self._truncated <= FAILURES_TOLD:
             self.pause()
             self._meter.say(f"taskyard: {plain(reason)}")
-        self._meter.count(self._counts, self._total, behind_failure=self._counts["blocked"])
 
     def _tell_json(self, name: str, state: str, value: bytes, reason: str) -> None:
         told: dict[str, Any] = {"name": name, "state": state}
-        told |= text_or_base64("result", value) if state == "done" else {"reason": reason}
+        if state == "done":
+            told |= text_or_base64("result", value) | {"truncated": bool(reason)}
+        else:
+            told["reason"] = reason
         comma = b"," if self._counts.total() > 1 else b""
         click.echo(comma + b"\n" + msgspec.json.encode(told), nl=False)
 
@@ -98,18 +111,21 @@ class Answer:
         sys.stdout.flush()
 
     def exit_code(self) -> ExitCode:
-        if self._counts["failed"] or self._counts["blocked"]:
+        if self._counts["failed"] or self._counts["blocked"] or self._truncated:
             return ExitCode.TASK_FAILED
         return ExitCode.CANCELLED if self._counts["cancelled"] else ExitCode.GOOD
 
 
 def _ending(future: Future) -> tuple[str, bytes, str]:
-    """The state, the result and the reason of a task; raises what is no ending of a task."""
+    """The state, the result and the reason of a task; raises what is no ending of a task. The
+    reason of a task that is done is that its result is truncated."""
     if future.cancelled():
         return "cancelled", b"", f"task {future.name} was cancelled"
     error = future.exception()
     if error is None:
         return "done", future.result() or b"", ""
+    if isinstance(error, OutputTruncated):
+        return "done", bytes(error.output), str(error)  # type: ignore[arg-type]  # of no service
     if isinstance(error, TaskBlocked):
         return "blocked", b"", str(error)
     if isinstance(error, TaskFailed):

@@ -21,8 +21,20 @@ from taskyard.cli.progress import Meter
 from taskyard.cli.reaching import connected
 from taskyard.cli.refusals import in_words
 from taskyard.cli.rows import rows
-from taskyard.cli.task_options import check_work, payload_of, task_options, terms_of
-from taskyard.cli.templates import call_encoder, command_encoder, lane_maker, payload_encoder
+from taskyard.cli.task_options import (
+    check_work,
+    payload_of,
+    task_options,
+    terms_of,
+    warn_of_stdin,
+)
+from taskyard.cli.templates import (
+    call_encoder,
+    check_templates,
+    command_encoder,
+    lane_maker,
+    payload_encoder,
+)
 from taskyard.cli.window import Window
 from taskyard.cli.words import count, plain
 from taskyard.client.campaign.lines import STDIN
@@ -48,6 +60,7 @@ if TYPE_CHECKING:
         "map --csv jobs.csv --campaign week-7 -- resize {file} --width {width}",
         "map --lines paths.txt --call imaging:thumbnail",
         "map --lines numbers.txt --json-lines --call statistics:mean",
+        "map --lines photos.txt -- convert {} {.}.png",
     ),
 )
 @click.argument("words", nargs=-1, metavar="[--] COMMAND...")
@@ -78,16 +91,24 @@ def map_rows(
     """Run a command for every line of a file, or of stdin.
 
     {} in the command, or in --lane, is the line, {#} its number, {column} a field of a table or an
-    object. A function (--call) gets lines and cells as texts; with --json-lines it gets the number,
-    list or object that a line is, and what is a number with --jsonl stays one. The tasks are called
-    CAMPAIGN-NUMBER. Their results are printed one after the other, each ending a line; what failed
-    is told on stderr, and it exits 1, or 5 if some were cancelled and none failed.
+    object. Of a line that is a path, {.} is all but its extension, {/} its last part, {//} its
+    directory, {/.} its last part without extension. An unknown {name} is refused; {{name}} stands
+    for {name} itself; other braces, as in awk '{print $1}', are left alone.
+
+    A function (--call) gets lines and cells as texts; with --json-lines it gets the number, list or
+    object that a line is, and what is a number with --jsonl stays one.
+
+    The tasks are called CAMPAIGN-NUMBER. Their results are printed one after the other, each ending
+    a line; what failed is told on stderr, and it exits 1, or 5 if some were cancelled and none
+    failed. Only the last 1 MiB of a result is kept: more is reported on stderr, and exits 1.
 
     To run it again with the same --campaign and input is harmless: what is done is not done again.
     """
     kind, path = _source(given)
     campaign = given["campaign"] or f"map-{secrets.token_hex(5)}"
-    encode = _encoder(words, given)
+    encode = _encoder(words, given, has_columns=kind in ("csv", "jsonl"))
+    if path != STDIN:
+        warn_of_stdin(talk, given)
     with connected(talk) as client, _told_in_words(campaign, given):
         if not given["campaign"]:
             talk.say(f"campaign {campaign}")
@@ -168,13 +189,19 @@ def _source(given: dict[str, Any]) -> tuple[str, str]:
     return "json_lines", path
 
 
-def _encoder(words: tuple[str, ...], given: dict[str, Any]) -> Callable[[Row], bytes]:
+def _encoder(
+    words: tuple[str, ...], given: dict[str, Any], *, has_columns: bool
+) -> Callable[[Row], bytes]:
     check_work(words, given)
     if given["payload"] is not None:
-        return payload_encoder(payload_of(given["payload"]).decode(errors="surrogateescape"))
+        payload = payload_of(given["payload"]).decode(errors="surrogateescape")
+        check_templates([payload], has_columns=has_columns)
+        return payload_encoder(payload)
     env, cwd = dict(given["env"]) or None, given["cwd"]
     if given["call"] is not None:
+        check_templates(words or ["{}"], has_columns=has_columns)
         return call_encoder(given["call"], words, env, cwd)
+    check_templates(words, has_columns=has_columns)
     return command_encoder(words, env, cwd)
 
 

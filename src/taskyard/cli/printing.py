@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 
 from taskyard.cli.words import plain
+from taskyard.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from taskyard.core.tasks import Result
 
 #: Of every document that is printed with --json. A new field is no new version.
 DOCUMENT_VERSION: Final = 1
@@ -63,17 +66,20 @@ def write_result(value: bytes) -> None:
     write_bytes(value if ends_line or not sys.stdout.isatty() else value + b"\n")
 
 
-def tell_if_cut(name: str, value: bytes) -> None:
-    """A result as long as one may be is mostly the end of a longer one."""
-    from taskyard.worker.limits import RESULT_BYTES_MAX  # noqa: PLC0415  # few verbs have results
+def result_fields(result: Result) -> dict[str, Any]:
+    """Return a result for JSON."""
+    return {**text_or_base64("result", result.text), "truncated": bool(result.bytes_total)}
 
-    if len(value) == RESULT_BYTES_MAX:
-        click.echo(
-            f"taskyard: the result of {name} has {RESULT_BYTES_MAX} bytes, the most that are kept: "
-            f"it may be the end of a longer one; `taskyard log {name}` says so, write to a file "
-            "instead",
-            err=True,
-        )
+
+def warn_if_truncated(name: str, result: Result) -> ExitCode:
+    """Write to stderr that a result is truncated. Returns the exit code of the verb."""
+    if not result.bytes_total:
+        return ExitCode.GOOD
+    from taskyard.client.futures import truncation  # noqa: PLC0415  # not for `taskyard --help`
+
+    sys.stdout.flush()
+    click.echo(f"taskyard: {plain(truncation(name, result))}", err=True)
+    return ExitCode.TASK_FAILED
 
 
 def print_table(

@@ -123,7 +123,8 @@ def run(  # noqa: PLR0913  # an argument an option
     """Run a campaign's file from beginning to end.
 
     Starts a broker and workers, loads FILE, waits until nothing of it can run any more, and stops
-    them. Exit 0 if all is done, 1 if something failed.
+    them. Exit 0 if all is done, 1 if something failed. Only the last 1 MiB of a task's stdout is
+    kept: where it was more, that is reported, and exits 1, too.
 
     Run again on the same --state it goes on: what is done stays done, what failed is tried again.
     So it does after Ctrl-C, and after whatever else ended it. FILE may be JSONL, CSV, Parquet,
@@ -242,11 +243,15 @@ def _hung_up_with(crew: Crew, client: Client) -> Iterator[None]:
 
 
 def _counts(client: Client, campaign: str) -> dict[str, int]:
+    return _counts_and_truncated(client, campaign)[0]
+
+
+def _counts_and_truncated(client: Client, campaign: str) -> tuple[dict[str, int], int]:
+    """Return the number of tasks in each state, and of those with a truncated result."""
     for one in client.status()["campaigns"]:
         if one["name"] == campaign:
-            counts: dict[str, int] = one["counts"]
-            return counts
-    return {state.name.lower(): 0 for state in TaskState}
+            return one["counts"], one["truncated"]
+    return {state.name.lower(): 0 for state in TaskState}, 0
 
 
 def _wait(client: Client, campaign: str, crew: Crew, meter: Meter) -> None:
@@ -282,7 +287,7 @@ def _opening(wish: Wish, submitted: Submitted, total: int, retried: int) -> str:
 
 def _close(wish: Wish, client: Client, seconds: float) -> ExitCode:
     """Say what came of it."""
-    counts = _counts(client, wish.campaign)
+    counts, truncated = _counts_and_truncated(client, wish.campaign)
     failures: list[dict[str, Any]] = []
     if counts["failed"]:
         scope = Scope(campaign=wish.campaign.encode(), states=(TaskState.FAILED,))
@@ -290,7 +295,7 @@ def _close(wish: Wish, client: Client, seconds: float) -> ExitCode:
             {key: task[key] for key in ("name", "reason", "attempt", "dependents")}
             for task in client.tasks(scope)
         ]
-    code = _exit_code(counts)
+    code = _exit_code(counts, truncated)
     if wish.as_json:
         print_document(
             "run",
@@ -298,21 +303,24 @@ def _close(wish: Wish, client: Client, seconds: float) -> ExitCode:
             state=str(wish.state),
             seconds=round(seconds, 3),
             counts=counts,
+            truncated=truncated,
             failures=failures,
         )
     else:
-        click.echo(f"{plain(wish.campaign)}: {_outcome(counts)} ({span(seconds)})")
+        click.echo(f"{plain(wish.campaign)}: {_outcome(counts, truncated)} ({span(seconds)})")
+        if truncated:
+            click.echo("truncated: only the last 1 MiB of stdout is kept; write more to a file")
         _tell_failures(wish, failures)
     return code
 
 
-def _exit_code(counts: dict[str, int]) -> ExitCode:
-    if counts["failed"] or counts["blocked"]:
+def _exit_code(counts: dict[str, int], truncated: int) -> ExitCode:
+    if counts["failed"] or counts["blocked"] or truncated:
         return ExitCode.TASK_FAILED
     return ExitCode.CANCELLED if counts["cancelled"] else ExitCode.GOOD
 
 
-def _outcome(counts: dict[str, int]) -> str:
+def _outcome(counts: dict[str, int], truncated: int) -> str:
     said = [
         f"{counts[state]:,} {word}"
         for state, word in (
@@ -323,6 +331,8 @@ def _outcome(counts: dict[str, int]) -> str:
         )
         if counts[state] or state == "done"
     ]
+    if truncated:
+        said.append(f"{truncated:,} with truncated output")
     return ", ".join(said)
 
 

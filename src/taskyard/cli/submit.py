@@ -13,8 +13,8 @@ from taskyard.cli.options import Talk, broker_options
 from taskyard.cli.printing import (
     example,
     print_document,
-    tell_if_cut,
-    text_or_base64,
+    result_fields,
+    warn_if_truncated,
     write_result,
 )
 from taskyard.cli.reaching import connected
@@ -26,6 +26,7 @@ from taskyard.cli.task_options import (
     payload_of,
     task_options,
     terms_of,
+    warn_of_stdin,
 )
 from taskyard.client.campaign.submitting import to_submission
 from taskyard.client.campaign.tasks import check
@@ -70,17 +71,20 @@ def submit(
 ) -> int:
     """Submit one task, and print its name.
 
-    The command never passes through a shell. The name is printed when the broker has the task on
-    disk. A name that is known with the same command is harmless: nothing is submitted twice.
+    The command never passes through a shell. Its stdin is empty: what is piped into `submit` does
+    not reach it. The name is printed when the broker has the task on disk. A name that is known
+    with the same command is harmless: nothing is submitted twice.
 
     With --wait it prints what the task printed to stdout, or returned, and exits 0 if it is done,
-    1 if it failed or waits behind a failure, 5 if it was cancelled.
+    1 if it failed or waits behind a failure, 5 if it was cancelled. Of more than 1 MiB only the end
+    is kept: that is reported on stderr, and exits 1.
     """
     campaign = given["campaign"] or ""
     if name == "--":
         raise UserError("--name has no value: give one before the --, or leave it out")
     raw = {"name": name or f"{campaign or 'task'}-{secrets.token_hex(8)}", **terms_of(given)}
     spec = check(raw | _work(words, given), campaign)
+    warn_of_stdin(talk, given)
     unknown = Unknown.WAIT if given["wait_for_unknown"] else Unknown.REFUSE
     with connected(talk) as client:
         settle_lanes(client, [spec], campaign)
@@ -114,16 +118,15 @@ def _work(words: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
 def _wait(talk: Talk, client: Client, name: str) -> ExitCode:
     talk.interrupted = f"interrupted; task {name} goes on: `taskyard wait {name}`"
     state = client.wait_names([name])[name]
-    result = client.result_bytes(name) if state is TaskState.DONE else None
+    result = client.result_kept(name) if state is TaskState.DONE else None
     if talk.as_json:
-        told = {"reason": client.why(name)} if result is None else text_or_base64("result", result)
+        told = {"reason": client.why(name)} if result is None else result_fields(result)
         print_document("submit", name=name, state=state.name.lower(), **told)
     elif result is not None:
-        write_result(result)
-        tell_if_cut(name, result)
+        write_result(result.text)
     else:
         click.echo(f"taskyard: task {name}: {client.why(name)}", err=True)
-    return exit_code_of(state)
+    return exit_code_of(state) if result is None else warn_if_truncated(name, result)
 
 
 def exit_code_of(state: TaskState) -> ExitCode:

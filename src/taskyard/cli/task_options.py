@@ -6,6 +6,9 @@ a dict that `tasks.check` takes.
 
 from __future__ import annotations
 
+import os
+import select
+import stat
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +16,7 @@ import click
 import msgspec
 
 from taskyard.cli.completion import complete_name
-from taskyard.cli.options import Decorated
+from taskyard.cli.options import Decorated, Talk
 from taskyard.client.campaign.cells import from_cell
 from taskyard.client.campaign.tasks import KEYS
 from taskyard.client.campaign.values import BadValue, shown
@@ -142,6 +145,29 @@ def check_work(words: tuple[str, ...], given: dict[str, Any]) -> None:
         )
     if given["call"] is None and given["payload"] is None and not words:
         raise UserError("say what to do: a command after --, or --call, or --payload")
+
+
+def warn_of_stdin(talk: Talk, given: dict[str, Any], descriptor: int = 0) -> None:
+    """Warn that input at hand does not reach a command. It may be a loop's: it is not read."""
+    if given["call"] is None and given["payload"] is None and _has_input(descriptor):
+        talk.say(
+            "taskyard: warning: stdin is not passed to the task: name a file in the command, or "
+            "add </dev/null to silence this"
+        )
+
+
+def _has_input(descriptor: int) -> bool:
+    """Whether a pipe has data, or a file is unread. A loop over a file has read some of it."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return False  # it is closed
+    if stat.S_ISFIFO(found.st_mode):
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return any(events & select.POLLIN for _, events in poll.poll(0))
+    is_file = stat.S_ISREG(found.st_mode) and found.st_size > 0
+    return is_file and os.lseek(descriptor, 0, os.SEEK_CUR) == 0
 
 
 def payload_of(given: str) -> bytes:

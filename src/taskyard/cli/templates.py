@@ -1,12 +1,15 @@
-"""The command and the lane of `map` with places in them, and what a row makes of them.
+"""The command and the lane of `map` with templates in them, and what a row makes of them.
 
-`{}` is the row's text, `{#}` its number, `{column}` what that column has. What is not such a place
-is left as it is, so that braces of other languages pass; `${name}` is a shell's, and left too.
+`{}` is the row's text, `{#}` its number, `{column}` what that column has, and `{.}` `{/}` `{//}`
+`{/.}` are parts of the text as a path. An unknown template is refused. Braces around anything else
+are left as they are, so that braces of other languages pass; `${name}` is a shell's, and left too.
 """
 
 from __future__ import annotations
 
+import os.path
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -17,12 +20,22 @@ from taskyard.errors import UserError
 from taskyard.wire.work import encode_call, encode_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from taskyard.cli.rows import Row
 
-#: Letters, digits, dots and dashes, with single spaces inside: what a column may be called.
-_PLACE: Final = re.compile(r"(?<!\$)\{(#|[\w.-]+(?: [\w.-]+)*|)\}")
+#: A template in doubled braces stands for itself in single ones. A column may have spaces inside.
+_PLACE: Final = re.compile(
+    r"(?<!\$)(?:\{\{(?P<literal>[\w./#-]*)\}\}|\{(?P<key>[\w./#-]*|[\w.-]+(?: [\w.-]+)+)\})"
+)
+
+#: Parts of a row's text as a path, as GNU parallel names them.
+_PATH_PARTS: Final[dict[str, Callable[[str], str]]] = {
+    ".": lambda path: os.path.splitext(path)[0],  # noqa: PTH122  # pathlib changes the rest, too
+    "/": os.path.basename,
+    "//": lambda path: os.path.dirname(path) or ".",  # noqa: PTH120  # as above
+    "/.": lambda path: os.path.splitext(os.path.basename(path))[0],  # noqa: PTH119, PTH122
+}
 
 #: A row becomes a payload.
 Encoder = "Callable[[Row], bytes]"
@@ -32,7 +45,6 @@ def command_encoder(
     words: Sequence[str], env: dict[str, str] | None, cwd: str | None
 ) -> Callable[[Row], bytes]:
     """Each row a command."""
-    _check_used(words)
 
     def encode(row: Row) -> bytes:
         argv = [fill(word, row) for word in words]
@@ -51,8 +63,7 @@ def call_encoder(
 ) -> Callable[[Row], bytes]:
     """Each row a call of a function: a word that is one place is its value, others are JSON."""
     words = words or ["{}"]
-    _check_used(words)
-    constants = {word: _constant(word) for word in words if not _PLACE.fullmatch(word)}
+    constants = {word: _constant(word) for word in words if not _is_place(word)}
 
     def encode(row: Row) -> bytes:
         arguments = [constants[word] if word in constants else _value(word, row) for word in words]
@@ -63,7 +74,6 @@ def call_encoder(
 
 def payload_encoder(payload: str) -> Callable[[Row], bytes]:
     """Each row a payload."""
-    _check_used([payload])
     return lambda row: fill(payload, row).encode(errors="surrogateescape")
 
 
@@ -75,6 +85,7 @@ def lane_maker(template: str, campaign: str, service: str) -> Callable[[str, Row
     def lane_of(name: str, row: Row, payload: bytes) -> str:
         always = {"name": name, "campaign": campaign, "service": service}
         line = {"": row.text, "#": row.number}
+        line |= {key: part(row.text) for key, part in _PATH_PARTS.items()}
         work = {**lanes.keys_of(payload), **(row.fields or {})}
         try:
             return lanes.expand(template, lanes.fields_of(work, always | line))
@@ -85,12 +96,31 @@ def lane_maker(template: str, campaign: str, service: str) -> Callable[[str, Row
     return lane_of
 
 
-def _check_used(words: Sequence[str]) -> None:
-    if not any(_PLACE.search(word) for word in words):
+def check_templates(words: Sequence[str], *, has_columns: bool) -> None:
+    """Refuse words without a template, and where rows have no columns, unknown templates."""
+    keys = [key for word in words for key in _keys(word) if has_columns or " " not in key]
+    if not keys:
         raise UserError(
             "nothing of the line would reach its task: write {} in the command where it goes, or "
             "{#} for its number, {column} for a field"
         )
+    unknown = [key for key in keys if key not in ("", "#", *_PATH_PARTS)]
+    if unknown and not has_columns:
+        raise UserError(
+            f"unknown template {{{unknown[0]}}}: lines have no columns, use {{}} {{#}} {{.}} {{/}} "
+            f"{{//}} or {{/.}} (write {{{{{unknown[0]}}}}} for the text itself)"
+        )
+
+
+def _keys(word: str) -> list[str]:
+    """Return the names of the templates in a word."""
+    found = [one["key"] for one in _PLACE.finditer(word)]
+    return [key for key in found if key is not None and ".." not in key]
+
+
+def _is_place(word: str) -> bool:
+    """Whether a word is one template and nothing else."""
+    return bool(_PLACE.fullmatch(word)) and bool(_keys(word))
 
 
 def _constant(word: str) -> object:
@@ -109,23 +139,30 @@ def fill(word: str, row: Row) -> str:
 
 
 def _text(found: re.Match[str], row: Row) -> str:
-    key = found[1]
+    key = found["key"]
+    if key is None:
+        return f"{{{found['literal']}}}"
     if not key:
         return row.text
-    if key == "#":
-        return str(row.number)
-    if row.fields is None:
+    is_range, is_other = ".." in key, " " in key and key not in (row.fields or {})
+    if is_range or is_other:  # a shell's {1..9}, or awk's {print x}
         return found[0]
-    value = _field(key, row)
+    value = _named(key, row)
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _value(word: str, row: Row) -> object:
     """What a word that is one place stands for, as it is."""
     key = word[1:-1]
+    return _named(key, row) if key else row.value
+
+
+def _named(key: str, row: Row) -> object:
     if key == "#":
         return row.number
-    return _field(key, row) if key else row.value
+    if key in _PATH_PARTS:
+        return _PATH_PARTS[key](row.text)
+    return _field(key, row)
 
 
 def _field(key: str, row: Row) -> object:

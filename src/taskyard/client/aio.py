@@ -31,6 +31,7 @@ from taskyard.client.progress import Meter
 from taskyard.client.sending import Sender
 from taskyard.core.events import Scope, Unknown
 from taskyard.wire import dwork_peer as peer
+from taskyard.wire import work
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
@@ -38,10 +39,10 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
-    from taskyard.client.asking import Conversation, Query
+    from taskyard.client.asking import Conversation, Query, TaskResult
     from taskyard.client.following import Told
     from taskyard.core.states import TaskState
-    from taskyard.core.tasks import Submission, Terms
+    from taskyard.core.tasks import Result, Submission, Terms
     from taskyard.wire.dwork_peer import Reply
 
 _T = TypeVar("_T")
@@ -141,6 +142,13 @@ class AsyncFuture(TaskFuture, Awaitable[Any]):
             raise self._error.with_traceback(None)  # of those who asked before
         return self._value
 
+    async def bytes(self) -> bytes:
+        """Wait for the result, and return it as the worker sent it. Raises what awaiting raises."""
+        value = await self
+        if isinstance(value, str) and self._service == work.EXEC:
+            return value.encode(errors="surrogateescape")
+        return value if isinstance(value, bytes) else await self._client.result_bytes(self.name)
+
     def exception(self) -> BaseException | None:
         """What awaiting it raises; itself raised only if the task was cancelled."""
         if not self._done or self.cancelled():
@@ -187,9 +195,9 @@ class AsyncFuture(TaskFuture, Awaitable[Any]):
 
     # For the courier, in its thread.
 
-    def settle(self, state: TaskState, text: bytes) -> None:
+    def settle(self, state: TaskState, result: Result) -> None:
         """The task is settled: whoever waits for it is told by the loop."""
-        self._landing.bring(self, *outcome_of(self.name, self._service, state, text))
+        self._landing.bring(self, *outcome_of(self.name, self._service, state, result))
 
     def set_result(self, result: Any, /) -> None:  # noqa: ANN401  # whatever there is
         self._landing.bring(self, result, None)
@@ -473,21 +481,30 @@ class AsyncClient:
             some, place = await self._converse(asking.lanes(service, pattern, place))
 
     def result(self, name: str) -> Awaited[Any]:
-        """The result of a task that is done. Raises `TaskFailed` if there is none."""
+        """The result of a task that is done. Raises `TaskFailed` if there is none, and
+        `OutputTruncated` if only its end is kept."""
         return self._converse(asking.result(name))
 
     def result_bytes(self, name: str) -> Awaited[bytes]:
-        """The same as the worker sent it."""
+        """The result of a task as the worker sent it. Raises as `result` does."""
         return self._converse(asking.result_bytes(name))
 
-    def results(self, names: Sequence[str]) -> Awaited[dict[str, tuple[TaskState, bytes]]]:
-        """Of those of these tasks that there are: where each is, and its result as it was sent,
-        or the reason of its failure."""
+    def result_kept(self, name: str) -> Awaited[Result]:
+        """Like `result_bytes`, but return a truncated result, with its length before the cut."""
+        return self._converse(asking.result_kept(name))
+
+    def results(self, names: Sequence[str]) -> Awaited[dict[str, TaskResult]]:
+        """Of those of these tasks that there are: where each is, its result as it was sent or the
+        reason of its failure, and the length of a result before it was cut, 0 if it is whole."""
         return self._converse(asking.results(names))
 
     def output(self, name: str) -> Awaited[bytes]:
         """The end of what a task printed; b"" if nothing is kept beside its result."""
         return self._converse(asking.output(name))
+
+    def output_kept(self, name: str) -> Awaited[Result]:
+        """Like `output`, with its length before it was cut."""
+        return self._converse(asking.output_kept(name))
 
     # Acting.
 

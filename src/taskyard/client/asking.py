@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from taskyard.client.campaign.submitting import encode_text
-from taskyard.client.futures import value_of
+from taskyard.client.futures import check_whole, whole_value
 from taskyard.client.lane_rules import template_of
 from taskyard.core.events import Scope, Unknown
 from taskyard.core.limits import SECOND_NS, SERVICES_MAX
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from taskyard.client.courier import Courier
-    from taskyard.core.tasks import Submission
+    from taskyard.core.tasks import Result, Submission
 
 _T = TypeVar("_T")
 
@@ -241,42 +241,63 @@ def counts_of(campaign: str, timeout: float | None = None) -> Conversation[dict[
 
 def result(name: str) -> Conversation[Any]:
     view = yield from show(name)
-    return value_of(view["service"].encode(), (yield from result_bytes(name)))
+    return whole_value(name, view["service"].encode(), (yield from result_kept(name)))
 
 
 def result_bytes(name: str) -> Conversation[bytes]:
+    kept = yield from result_kept(name)
+    check_whole(name, kept, kept.text)
+    return kept.text
+
+
+def result_kept(name: str) -> Conversation[Result]:
+    """The result as far as it is kept."""
     reply = yield from _asked(Query(partial(peer.results, names=[encode_text(name)])))
     if not reply.names:
         raise UserError(_unknown(name))
-    (ended,), (text,) = reply.states, reply.texts
+    (ended,), (kept,) = reply.states, reply.results
     if ended is TaskState.DONE:
-        return text
-    reason = f": {shown(text)}" if text else ""
+        return kept
+    reason = f": {shown(kept.text)}" if kept.text else ""
     raise TaskFailed(
         f"task {name} has no result, it is {ended.name}{reason}; `taskyard why {name}` says more"
     )
 
 
-def results(names: Sequence[str]) -> Conversation[dict[str, tuple[TaskState, bytes]]]:
+class TaskResult(NamedTuple):
+    """Where a task is, and its result or its reason."""
+
+    state: TaskState
+    text: bytes
+    #: Length of a result before it was cut; 0: it is whole.
+    bytes_total: int = 0
+
+
+def results(names: Sequence[str]) -> Conversation[dict[str, TaskResult]]:
     """Of those of these tasks that there are: where each is, and its result or its reason."""
-    found: dict[str, tuple[TaskState, bytes]] = {}
+    found: dict[str, TaskResult] = {}
     _check_names(names)
     for some in _portions([*dict.fromkeys(names)]):
         left = some
         while left:
             asked = [encode_text(name) for name in left]
             reply = yield from _asked(Query(partial(peer.results, names=asked)))
-            told = zip(reply.states, reply.texts, strict=True)
-            found.update(zip(map(shown, reply.names), told, strict=True))
+            for name, state, kept in zip(reply.names, reply.states, reply.results, strict=True):
+                found[shown(name)] = TaskResult(state, *kept)
             # What did not fit one answer is asked for again.
             left = [name for name in left if name not in found] if reply.count else []
     return found
 
 
 def output(name: str) -> Conversation[bytes]:
+    return (yield from output_kept(name)).text
+
+
+def output_kept(name: str) -> Conversation[Result]:
+    """What a task printed as far as it is kept."""
     build = partial(peer.ask, kind=peer.OUTPUT, name=encode_text(name))
     reply = yield from _asked(Query(build))
-    (printed,) = _found(reply, name).outputs
+    (printed,) = _found(reply, name).printed
     return printed
 
 

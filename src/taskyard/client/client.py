@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
-    from taskyard.client.asking import Conversation
+    from taskyard.client.asking import Conversation, TaskResult
     from taskyard.client.following import Told
     from taskyard.core.states import TaskState
-    from taskyard.core.tasks import Submission, Terms
+    from taskyard.core.tasks import Result, Submission, Terms
 
 __all__ = ["Client", "scope_of"]
 
@@ -292,21 +292,30 @@ class Client:
             yield from some
 
     def result(self, name: str) -> Any:  # noqa: ANN401  # whatever the task returned
-        """The result of a task that is done. Raises `TaskFailed` if there is none."""
+        """The result of a task that is done. Raises `TaskFailed` if there is none, and
+        `OutputTruncated` if only its end is kept."""
         return self._converse(asking.result(name))
 
     def result_bytes(self, name: str) -> bytes:
-        """The same as the worker sent it."""
+        """The result of a task as the worker sent it. Raises as `result` does."""
         return self._converse(asking.result_bytes(name))
 
-    def results(self, names: Sequence[str]) -> dict[str, tuple[TaskState, bytes]]:
-        """Of those of these tasks that there are: where each is, and its result as it was sent,
-        or the reason of its failure."""
+    def result_kept(self, name: str) -> Result:
+        """Like `result_bytes`, but return a truncated result, with its length before the cut."""
+        return self._converse(asking.result_kept(name))
+
+    def results(self, names: Sequence[str]) -> dict[str, TaskResult]:
+        """Of those of these tasks that there are: where each is, its result as it was sent or the
+        reason of its failure, and the length of a result before it was cut, 0 if it is whole."""
         return self._converse(asking.results(names))
 
     def output(self, name: str) -> bytes:
         """The end of what a task printed; b"" if nothing is kept beside its result."""
         return self._converse(asking.output(name))
+
+    def output_kept(self, name: str) -> Result:
+        """Like `output`, with its length before it was cut."""
+        return self._converse(asking.output_kept(name))
 
     # Acting.
 

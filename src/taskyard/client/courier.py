@@ -629,10 +629,10 @@ class Courier:
 
     def _told(self, number: int, reply: Reply) -> None:
         futures = self._watches[number]
-        for name, state, text in zip(reply.names, reply.states, reply.texts, strict=True):
+        for name, state, result in zip(reply.names, reply.states, reply.results, strict=True):
             future = futures.pop(name, None)
             if future is not None:
-                _settle(future.settle, state, text)
+                _settle(future.settle, state, result)
         if not futures or number in self._late_watches or reply.kind == peer.ERROR:
             del self._watches[number]
             self._named.pop(number, None)

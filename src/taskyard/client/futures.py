@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, overload
 from taskyard.client import progress as drawing
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import shown
-from taskyard.errors import TaskBlocked, TaskFailed
+from taskyard.errors import OutputTruncated, TaskBlocked, TaskFailed
 from taskyard.wire import work
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from taskyard.client.aio import AsyncClient, AsyncFuture
     from taskyard.client.client import Client
+    from taskyard.core.tasks import Result
 
 
 class Promise(Protocol):
@@ -29,7 +30,7 @@ class Promise(Protocol):
 
     def done(self) -> bool: ...
 
-    def settle(self, state: TaskState, text: bytes) -> None: ...
+    def settle(self, state: TaskState, result: Result) -> None: ...
 
     def set_result(self, result: Any, /) -> None: ...  # noqa: ANN401  # whatever there is
 
@@ -74,6 +75,13 @@ class Future(TaskFuture, concurrent.futures.Future[Any]):
         """What the task waits for, or how it ended, in a sentence."""
         return self._client.why(self.name)
 
+    def bytes(self, timeout: float | None = None) -> bytes:
+        """Wait for the result, and return it as the worker sent it. Raises what `result` raises."""
+        value = self.result(timeout)
+        if isinstance(value, str) and self._service == work.EXEC:
+            return value.encode(errors="surrogateescape")
+        return value if isinstance(value, bytes) else self._client.result_bytes(self.name)
+
     def cancel(self) -> bool:
         """Cancel the task, also where it runs already. True if it will not be done. Raises
         `TimedOut` if the broker does not answer in the client's time."""
@@ -87,11 +95,11 @@ class Future(TaskFuture, concurrent.futures.Future[Any]):
 
     # For the courier.
 
-    def settle(self, state: TaskState, text: bytes) -> None:
+    def settle(self, state: TaskState, result: Result) -> None:
         """The task is settled: whoever waits for it is told."""
         if self.done():
             return
-        value, error = outcome_of(self.name, self._service, state, text)
+        value, error = outcome_of(self.name, self._service, state, result)
         if error is None:
             self.set_result(value)
         elif isinstance(error, concurrent.futures.CancelledError):
@@ -102,26 +110,46 @@ class Future(TaskFuture, concurrent.futures.Future[Any]):
 
 
 def outcome_of(
-    name: str, service: bytes, state: TaskState, text: bytes
+    name: str, service: bytes, state: TaskState, result: Result
 ) -> tuple[Any, Exception | None]:
     """What has become of a settled task: its value, or what is raised instead."""
     if state is TaskState.CANCELLED:
         return None, concurrent.futures.CancelledError(f"task {name} was cancelled")
     if state is not TaskState.DONE:
-        return None, _failure(name, state, text)
+        return None, _failure(name, state, result.text)
     try:
-        return value_of(service, text), None
+        return whole_value(name, service, result), None
     except Exception as error:  # noqa: BLE001  # it is whoever asks for the result's to see
         return None, error
 
 
-def value_of(service: bytes, text: bytes) -> Any:  # noqa: ANN401  # whatever the task returned
-    """The result as Python sees it: what a program printed, what a function returned, bytes."""
+def whole_value(name: str, service: bytes, result: Result) -> Any:  # noqa: ANN401  # a task's own
+    """Return a result as Python sees it: text of a program, value of a function, or bytes.
+
+    Bytes that are not UTF-8 become surrogates, as in file names. Raises `OutputTruncated`.
+    """
+    text = result.text
     if service == work.EXEC:
-        return shown(text)
-    if service == work.CALL:
-        return work.decode_value(text)
-    return text
+        printed = text.decode(errors="surrogateescape")
+        check_whole(name, result, printed)
+        return printed
+    check_whole(name, result, text)
+    return work.decode_value(text) if service == work.CALL else text
+
+
+def check_whole(name: str, result: Result, output: str | bytes) -> None:
+    """Raise `OutputTruncated` with this output if the result is truncated."""
+    if result.bytes_total:
+        raise OutputTruncated(truncation(name, result), output, result.bytes_total)
+
+
+def truncation(name: str, result: Result) -> str:
+    """Return the message on a truncated result."""
+    kept, total = len(result.text), result.bytes_total
+    return (
+        f"task {name}: output truncated: only the last {kept:,} of {total:,} bytes are kept; "
+        "write large output to a file"
+    )
 
 
 def _failure(name: str, state: TaskState, text: bytes) -> TaskFailed:

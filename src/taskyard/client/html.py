@@ -13,7 +13,7 @@ from html import escape
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskyard.client import asking
-from taskyard.errors import TaskyardError, TimedOut
+from taskyard.errors import OutputTruncated, TaskyardError, TimedOut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -94,7 +94,8 @@ def _ended_lines(future: Future | AsyncFuture) -> list[str]:
         return [_state("cancelled")]
     error = future.exception()
     if error is not None:
-        return [_state("failed"), _line(str(error))]
+        state = "done" if isinstance(error, OutputTruncated) else "failed"
+        return [_state(state), _line(str(error))]
     return [_state("done"), _line(f"result: {_result(future.result())}")]
 
 

@@ -69,6 +69,9 @@ def _finished(ledger: Ledger, record: records.Finished, tasks: Tasks) -> None:
     ledger.release(tasks, counts)
     ledger.move(tasks, Cause.COMPLETED)
     ledger.end(tasks, Ending(ledger.record, record.at_ns), counts)
+    if record.result_bytes_total is not None:
+        for task, bytes_total in zip(tasks, record.result_bytes_total, strict=True):
+            ledger.campaigns[task.terms.campaign].truncated += bytes_total > 0
     released = graph.released_by(tasks)
     if released:
         _let_go(ledger, released, record.at_ns)

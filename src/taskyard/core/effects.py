@@ -87,6 +87,9 @@ class Told(Effect):
     texts: list[bytes | None]
     #: In which record, for each None among the texts.
     records: list[int] = field(default_factory=list)
+    #: Truncated results: the name, and the length before the cut. None: all are whole. May list
+    #: other tasks, too.
+    truncated: dict[bytes, int] | None = None
 
 
 class TaskView(Struct, gc=False):
@@ -166,7 +169,8 @@ class Stats(Struct, gc=False):
     accepting: bool
     #: Everything is paused.
     paused: bool
-    campaigns: list[tuple[bytes, list[int]]]
+    #: With the number of tasks whose result is truncated.
+    campaigns: list[tuple[bytes, list[int], int]]
     #: With the number of workers that offer each.
     services: list[tuple[bytes, list[int], int]]
     #: What is paused: a service (no lane), or a lane of it. Lanes where there are not too many.
@@ -267,6 +271,8 @@ class WorkerView(Struct, gc=False):
     #: The machine and process that it runs in; b"" and 0: unknown.
     host: bytes = b""
     pid: int = 0
+    #: Lines of its agents that are neither report nor comment.
+    malformed: int = 0
 
 
 class Rostered(Effect):
@@ -309,6 +315,8 @@ class Printed(Effect):
     #: The record that holds it; 0: it has printed nothing. The shell puts the text in.
     record: int
     text: bytes = b""
+    #: Length of the text before it was cut; 0: it is whole.
+    text_bytes_total: int = 0
 
 
 class Followed(Effect):

@@ -112,6 +112,8 @@ class WorkReported(Event):
     keeps_slots: bool = False
     #: For the jitter of the retry schedule: any number from 0 to 2**32.
     luck: int = 0
+    #: Length of each result before the worker cut it, 0 if it is whole; None: all are whole.
+    result_bytes_total: list[int] | None = None
     #: How the attempts ran, as the worker measured it; None: it does not measure.
     runs: Runs | None = None
 
@@ -140,6 +142,8 @@ class WorkProgressed(Event):
     texts: list[bytes] | None = None
     #: 0: nobody waits for an answer.
     request: int = 0
+    #: Length of each output before the worker cut it, 0 if it is whole; None: all are whole.
+    text_bytes_total: list[int] | None = None
 
 
 class SlotFreed(Event):
@@ -162,6 +166,8 @@ class WorkerHeard(Event):
     seen: int | None = None
     #: Why it can't start its agents; b"": all is well. None: it says nothing new.
     trouble: bytes | None = None
+    #: Lines of its agents so far that are neither report nor comment.
+    malformed: int = 0
 
 
 class WorkerGone(Event):

@@ -135,7 +135,12 @@ def _leased(scheduler: Scheduler, task: Task) -> Explanation:
     silent = _silence(scheduler, lease.worker)
     if silent:
         return Explanation(Reason.SILENT, f"{sentence}, and {silent}")
-    return Explanation(Reason.LEASED, sentence)
+    return Explanation(Reason.LEASED, sentence + _malformed(lease.worker.malformed))
+
+
+def _malformed(lines: int) -> str:
+    """What agents wrote that nothing can be made of; "" if there is no such line."""
+    return f"; its agents wrote {_count(lines, 'malformed line')} (see its log)" if lines else ""
 
 
 def _silence(scheduler: Scheduler, worker: Worker) -> str:
@@ -352,7 +357,9 @@ def explain_lane(
         return Explanation(Reason.SILENT, silent)
     if lane.leased:
         workers = "1 worker has" if lane.workers == 1 else f"{lane.workers} workers have"
-        return Explanation(Reason.SERVED, f"{workers} {_count(lane.leased, 'task')} of it")
+        lines = sum(worker.malformed for worker in _holders(lane))
+        sentence = f"{workers} {_count(lane.leased, 'task')} of it{_malformed(lines)}"
+        return Explanation(Reason.SERVED, sentence)
     return _lane_waits(scheduler, waits, next_due_ns)
 
 
@@ -386,12 +393,17 @@ def _lane_sentence(scheduler: Scheduler, lane: Lane, hold: Hold) -> str:
 
 def _silent_holder(scheduler: Scheduler, lane: Lane) -> str:
     """That a worker which serves a lane was not heard for suspiciously long; "" if none is."""
-    holders = [] if lane.holder is None else [lane.holder]
-    for worker in [*holders, *(lane.shares or ())]:
+    for worker in _holders(lane):
         silent = _silence(scheduler, worker)
         if silent:
             return f"worker {shown(worker.name)}, which serves it, {silent}"
     return ""
+
+
+def _holders(lane: Lane) -> list[Worker]:
+    """Return the workers that serve a lane."""
+    holders = [] if lane.holder is None else [lane.holder]
+    return [*holders, *(lane.shares or ())]
 
 
 def _count(number: int, noun: str) -> str:

@@ -102,6 +102,8 @@ class Image(Struct, array_like=True, gc=False):
     payload_at: list[int] = field(default_factory=list)
     #: Tasks that were reported as late.
     reported: list[bytes] = field(default_factory=list)
+    #: Campaigns with truncated results, and how many.
+    truncated: dict[bytes, int] = field(default_factory=dict)
     tries: dict[bytes, list[Attempt]] = field(default_factory=dict)
 
 
@@ -121,6 +123,7 @@ def take(ledger: Ledger) -> Image:
         paused=ledger.paused,
         counts=ledger.counts,
         campaigns=[(one.name, one.counts) for one in ledger.campaigns.values()],
+        truncated={one.name: one.truncated for one in ledger.campaigns.values() if one.truncated},
         services=[ServiceImage(one.name, one.paused, one.wide, one.counts) for one in services],
         lanes=[_lane_image(lane, service_at, places) for lane in lanes],
         workers=[WorkerImage(w.name, w.facts, w.slots_kept) for w in ledger.workers.values()],
@@ -212,7 +215,8 @@ def restore(image: Image) -> Ledger:
     ledger = Ledger()
     ledger.record, ledger.paused, ledger.counts = image.record, image.paused, image.counts
     for name, counts in image.campaigns:
-        ledger.campaign(name).counts = counts
+        campaign = ledger.campaign(name)
+        campaign.counts, campaign.truncated = counts, image.truncated.get(name, 0)
     for one in image.services:
         service = ledger.service(one.name)
         service.paused, service.wide, service.counts = one.paused, one.wide, one.counts
@@ -323,6 +327,7 @@ def portrait(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
         "paused": ledger.paused,
         "counts": list(ledger.counts),
         "campaigns": {one.name: list(one.counts) for one in ledger.campaigns.values()},
+        "truncated": {one.name: one.truncated for one in ledger.campaigns.values()},
         "services": {
             one.name: (one.paused, one.wide, list(one.counts)) for one in ledger.services.values()
         },

@@ -234,7 +234,7 @@ def stats_asked(scheduler: Scheduler, event: events.StatsAsked) -> None:
         records=ledger.record,
         accepting=scheduler.accepting,
         paused=ledger.paused,
-        campaigns=[(one.name, [*one.counts]) for one in campaigns],
+        campaigns=[(one.name, [*one.counts], one.truncated) for one in campaigns],
         services=[(one.name, [*one.counts], one.workers) for one in services],
         pauses=_pauses(services),
         refused=scheduler.refused,
@@ -286,6 +286,7 @@ def _worker_view(worker: Worker, now_ns: int) -> WorkerView:
         trouble=worker.trouble,
         host=facts.host,
         pid=facts.pid,
+        malformed=worker.malformed,
     )
 
 

@@ -77,6 +77,8 @@ class Finished(Record, tag=4):
     results: list[bytes] | None = None
     #: The worker's slots stay taken until it says otherwise.
     keeps_slots: bool = False
+    #: Length of each result before it was cut, 0 if it is whole; None: all are whole.
+    result_bytes_total: list[int] | None = None
     #: How the attempts ran; None: not measured.
     runs: Runs | None = None
 
@@ -159,6 +161,8 @@ class Progressed(Record, tag=13):
     attempts: list[int]
     percents: list[int]
     texts: list[bytes]
+    #: Length of each text before it was cut, 0 if it is whole; None: all are whole.
+    text_bytes_total: list[int] | None = None
 
 
 class Stale(Record, tag=14):

@@ -7,7 +7,7 @@ is recorded as such, and changes nothing. That is what fences a worker which was
 from __future__ import annotations
 
 from itertools import compress, repeat
-from typing import TYPE_CHECKING, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 
 from taskyard.core import roster, runs, submission, watching
 from taskyard.core.effects import Noted, Refusal, Refused
@@ -16,7 +16,6 @@ from taskyard.core.limits import (
     CRASH_DELAY_NS,
     NUMBER_MAX,
     OUTPUT_BYTES_MAX,
-    REASON_BYTES_MAX,
     SECOND_NS,
     TASKS_A_MESSAGE_MAX,
 )
@@ -29,6 +28,7 @@ from taskyard.core.records import (
     Stale,
 )
 from taskyard.core.states import DELAYED
+from taskyard.core.tasks import kept_reason
 from taskyard.core.workers import Worker
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 #: A task that is put off, and would be tried again at once, waits for this long at least: an agent
 #: that never takes it shall not keep everybody busy with it.
 PUT_OFF_NS_MIN: Final = SECOND_NS
+
+_T = TypeVar("_T")
 
 #: A task with its place in the report, when it is due again, and why.
 _PutOff: TypeAlias = "tuple[Task, int, int, bytes]"
@@ -57,8 +59,8 @@ def work_reported(scheduler: Scheduler, event: events.WorkReported) -> None:
     worker = scheduler.ledger.workers.get(event.worker)
     if worker is not None:
         worker.heard_ns = scheduler.now_ns
-    columns = (event.attempts, event.outcomes, event.texts, event.retry_at_ns, event.runs)
-    if not _fit(event.names, *columns):
+    columns = (event.attempts, event.outcomes, event.texts, event.retry_at_ns)
+    if not _fit(event.names, *columns, event.result_bytes_total, event.runs):
         scheduler.tell(Refused(event.worker, event.request, Refusal.MALFORMED, _UNFIT))
         return
     tasks, kept, stale = _sort(scheduler, event)
@@ -136,7 +138,7 @@ def _all_held(worker: bytes, tasks: list[Task], attempts: list[int] | None) -> b
     return all(roster.holds(worker, task, None) for task in tasks)
 
 
-def _column(column: list[bytes] | None, kept: list[int] | None) -> list[bytes] | None:
+def _column(column: list[_T] | None, kept: list[int] | None) -> list[_T] | None:
     if column is None or kept is None:
         return column
     return [column[index] for index in kept]
@@ -151,11 +153,16 @@ def _finish(
     if attempts is None:
         attempts = [task.attempt for task in tasks]
     results = _column(event.texts, kept)
-    ran = _ran(scheduler, event, tasks, range(len(tasks)) if kept is None else kept)
-    how = (results, event.keeps_slots, ran)
-    record = Finished(scheduler.at_ns, event.worker, names, attempts, *how)
+    record = Finished(scheduler.at_ns, event.worker, names, attempts, results, event.keeps_slots)
+    record.runs = _ran(scheduler, event, tasks, range(len(tasks)) if kept is None else kept)
+    lengths = _column(event.result_bytes_total, kept)
+    truncated = None
+    if lengths is not None and any(lengths):
+        record.result_bytes_total = lengths
+        truncated = {name: length for name, length in zip(names, lengths, strict=True) if length}
     scheduler.emit(record, tasks)
-    watching.tell_settled(scheduler, tasks, repeat(b"") if results is None else results)
+    texts = repeat(b"") if results is None else results
+    watching.tell_settled(scheduler, tasks, texts, truncated)
 
 
 def _ran(
@@ -303,7 +310,7 @@ def _postpone(
         [task.name for task in tasks],
         [task.attempt for task in tasks],
         [min(max(due_ns, 0), NUMBER_MAX) for _, _, due_ns, _ in later],
-        [reason[-REASON_BYTES_MAX:] for _, _, _, reason in later],
+        [kept_reason(reason) for _, _, _, reason in later],
         own_fault,
         None if event is None else _ran(scheduler, event, tasks, places),
     )
@@ -367,14 +374,15 @@ def _resolve(scheduler: Scheduler, event: events.WorkReturned) -> list[list[byte
 
 def work_progressed(scheduler: Scheduler, event: events.WorkProgressed) -> None:
     scheduler.heard(event.worker)
-    if not _fit(event.names, event.attempts, event.percents, event.texts):
+    columns = (event.attempts, event.percents, event.texts, event.text_bytes_total)
+    if not _fit(event.names, *columns):
         if event.request:
             scheduler.tell(Refused(event.worker, event.request, Refusal.MALFORMED, _UNFIT))
         return
     known, worker = scheduler.ledger.tasks, event.worker
     attempts: Sequence[int | None] = event.attempts or [None] * len(event.names)
-    columns = zip(event.names, attempts, strict=True)
-    held = [roster.holds(worker, known.get(name), attempt) for name, attempt in columns]
+    pairs = zip(event.names, attempts, strict=True)
+    held = [roster.holds(worker, known.get(name), attempt) for name, attempt in pairs]
     if any(held):
         scheduler.emit(_progress(scheduler, event, held))
     if event.request:
@@ -386,7 +394,12 @@ def _progress(scheduler: Scheduler, event: events.WorkProgressed, held: list[boo
     """What is to be kept of it, for the tasks that the worker holds."""
     names = list(compress(event.names, held))
     percents = compress(event.percents or [0] * len(held), held)
-    texts = compress(event.texts or [b""] * len(held), held)
+    texts = [*compress(event.texts or [b""] * len(held), held)]
+    reported = compress(event.text_bytes_total or [0] * len(held), held)
+    lengths = [
+        max(length, len(text)) if length or len(text) > OUTPUT_BYTES_MAX else 0
+        for length, text in zip(reported, texts, strict=True)
+    ]
     return Progressed(
         scheduler.at_ns,
         event.worker,
@@ -394,6 +407,7 @@ def _progress(scheduler: Scheduler, event: events.WorkProgressed, held: list[boo
         [scheduler.ledger.tasks[name].attempt for name in names],
         [min(max(percent, 0), 100) for percent in percents],
         [text[-OUTPUT_BYTES_MAX:] for text in texts],
+        lengths if any(lengths) else None,
     )
 
 

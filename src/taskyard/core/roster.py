@@ -21,7 +21,6 @@ from taskyard.core.limits import (
     HEARTBEATS_UNLISTED_MAX,
     NAME_BYTES_MAX,
     NUMBER_MAX,
-    REASON_BYTES_MAX,
     SERVICES_MAX,
 )
 from taskyard.core.records import (
@@ -34,6 +33,7 @@ from taskyard.core.records import (
     WorkerLeft,
 )
 from taskyard.core.states import BUSY, CALLED, DRAINING, PARKED, Turn
+from taskyard.core.tasks import kept_reason
 
 if TYPE_CHECKING:
     from taskyard.core import events
@@ -102,7 +102,9 @@ def worker_heard(scheduler: Scheduler, event: events.WorkerHeard) -> None:
     if worker is not None and worker.facts.standing and worker.state is BUSY:
         has_room(scheduler, worker)  # after a restart, or when its route is back
     if worker is not None and event.trouble is not None:
-        worker.trouble = event.trouble[-REASON_BYTES_MAX:]
+        worker.trouble = kept_reason(event.trouble)
+    if worker is not None and event.held is not None:
+        worker.malformed = event.malformed
     if event.held is not None:
         listed = dict(event.held)
         _stop_zombies(scheduler, event.worker, listed)
@@ -257,7 +259,7 @@ def fail(  # noqa: PLR0913  # the last ones are named
     if not tasks:
         return
     names, attempts = [task.name for task in tasks], [task.attempt for task in tasks]
-    reasons = [reason[-REASON_BYTES_MAX:] for reason in reasons]
+    reasons = [*map(kept_reason, reasons)]
     record = Failed(scheduler.at_ns, worker, names, attempts, reasons, own_fault, runs)
     scheduler.emit(record, tasks)
     watching.tell_settled(scheduler, tasks, reasons)

@@ -372,7 +372,7 @@ def sort_predecessors(
         if name in batch or (task is not None and task.ending is None):
             waiting.append(name)
         elif task is None:
-            _sort_unknown(name, unknown, waiting, done)
+            _sort_unknown(name, unknown, waiting)
         elif task.state is DONE:
             done.append(name)
         else:
@@ -381,14 +381,16 @@ def sort_predecessors(
     return waiting, done
 
 
-def _sort_unknown(name: bytes, unknown: Unknown, waiting: list[bytes], done: list[bytes]) -> None:
+def _sort_unknown(name: bytes, unknown: Unknown, waiting: list[bytes]) -> None:
+    """Wait for an unknown name, refuse it, or leave it out: no task of that name was ever done."""
     if not name or len(name) > NAME_BYTES_MAX:
         text = f"a task's name must have 1 to {NAME_BYTES_MAX} bytes"
         raise Refusing(Refusal.BAD_NAME, text)
     if unknown is Unknown.REFUSE:
         text = f"predecessor {shown(name)} is not known; submit it first, or in the same batch"
         raise Refusing(Refusal.UNKNOWN, text)
-    (waiting if unknown is Unknown.WAIT else done).append(name)
+    if unknown is Unknown.WAIT:
+        waiting.append(name)
 
 
 def _check_cycle(

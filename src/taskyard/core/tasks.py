@@ -9,12 +9,12 @@ need not look (`gc=False`).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from zlib import crc32
 
 from msgspec import Struct, field
 
-from taskyard.core.limits import ALONE, CRASHES_MAX
+from taskyard.core.limits import ALONE, CRASHES_MAX, REASON_BYTES_MAX
 from taskyard.core.states import LEASED, READY, TaskState
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from taskyard.core.workers import Worker
 
 _T = TypeVar("_T")
+
+#: Stands for the lost beginning of a reason.
+_CUT: Final = b"[...] "
 
 #: Payloads up to this length are their own digest.
 DIGEST_BYTES: Final = 64
@@ -192,12 +195,22 @@ class Ended(Struct, array_like=True, gc=False):
     at_ns: int
 
 
+class Result(NamedTuple):
+    """What is kept of a task's result or output."""
+
+    text: bytes
+    #: Its length before it was cut; 0: it is whole.
+    bytes_total: int = 0
+
+
 class Campaign(Struct, gc=False, eq=False):
     """Tasks submitted together, to wait for and report on as one."""
 
     name: bytes
     #: How many of its tasks are in each state, by `TaskState`.
     counts: list[int] = field(default_factory=lambda: [0] * len(TaskState))
+    #: Tasks that are DONE with a truncated result.
+    truncated: int = 0
 
 
 def ended_of(task: Task, ending: Ending) -> Ended:
@@ -262,3 +275,15 @@ def digest(payload: bytes) -> bytes:
 def shown(name: bytes) -> str:
     """Bytes as a person reads them; a byte that is no text is written as its number."""
     return name.decode(errors="backslashreplace")
+
+
+def kept_reason(reason: bytes) -> bytes:
+    """Return a reason as it is kept: of a long one the end, marked as such."""
+    if len(reason) <= REASON_BYTES_MAX:
+        return reason
+    return _CUT + reason[len(_CUT) - REASON_BYTES_MAX :]
+
+
+def truncated_text(kept: bytes, bytes_total: int) -> bytes:
+    """Return the reason why a truncated result is refused."""
+    return b"result truncated: only the last %d of %d bytes are kept" % (len(kept), bytes_total)

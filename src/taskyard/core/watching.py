@@ -82,7 +82,10 @@ def _forget_campaigns(scheduler: Scheduler, is_over: Callable[[_Watcher], bool])
 
 
 def tell_settled(
-    scheduler: Scheduler, tasks: list[Task], texts: Iterable[bytes] | None = None
+    scheduler: Scheduler,
+    tasks: list[Task],
+    texts: Iterable[bytes] | None = None,
+    truncated: dict[bytes, int] | None = None,
 ) -> None:
     """Tell those who watch these tasks or their campaigns. `texts` are results or reasons, None
     where no result is at hand."""
@@ -92,7 +95,7 @@ def tell_settled(
             for watcher in scheduler.watchers.pop(task.name, ()):
                 one = told.get(watcher)
                 if one is None:
-                    one = told[watcher] = Told(*watcher, [], [], [])
+                    one = told[watcher] = Told(*watcher, [], [], [], truncated=truncated)
                 add(one, scheduler.ledger, task, text)
         for watcher, one in told.items():
             _strike(scheduler.watched, watcher, one.names)

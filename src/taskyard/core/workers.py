@@ -85,6 +85,8 @@ class Worker(Struct, eq=False):
     trouble: bytes = b""
     #: How many of `slots_kept` may be left of a former broker process: the fewest since its end.
     slots_kept_before: int = 0
+    #: Lines of its agents that are neither report nor comment.
+    malformed: int = 0
 
     def turn(self, cause: Turn) -> None:
         """The one mover of a worker's state."""

@@ -24,7 +24,7 @@ import msgspec
 from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
 from taskyard.core.records import AnyRecord, Cancelled, Finished
-from taskyard.core.tasks import Ending, ended_of
+from taskyard.core.tasks import Ending, Result, ended_of
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chronicle, history, recovery, schema, snapshot
 from taskyard.journal.files import PUT_BACK
@@ -262,11 +262,12 @@ class _Pass:
 def finishings(ledger: Ledger, record: Finished | Cancelled) -> list[Finishing]:
     """What to keep of the tasks that a record has just ended, with their results, or causes."""
     names = record.names
-    results: Sequence[bytes | None]
+    results: Sequence[Result | None]
     if isinstance(record, Finished):
-        results = [b""] * len(names) if record.results is None else record.results
+        results = recovery.results_in(record, ledger.record, names)
     else:
-        results = recovery.causes_in(record)
+        causes = recovery.causes_in(record)
+        results = [None if cause is None else Result(cause) for cause in causes]
     ending = Ending(ledger.record, record.at_ns)
     tasks = ledger.named(names)
     return [(ended_of(task, ending), result) for task, result in zip(tasks, results, strict=True)]

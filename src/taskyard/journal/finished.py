@@ -18,7 +18,7 @@ from zlib import crc32
 import msgspec
 
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Ended
+from taskyard.core.tasks import Ended, Result
 from taskyard.errors import JournalDamaged
 from taskyard.journal import schema
 from taskyard.journal.chain import Head, origin, seal, unseal
@@ -35,25 +35,39 @@ FILE_NAME: Final = "finished.sqlite"
 LOG_NAME: Final = f"{FILE_NAME}-wal"
 
 #: The format's version; it changes by ritual: new number, old reader kept, a golden file.
-FORMAT: Final = b"1"
+FORMAT: Final = b"2"
 
-TABLES: Final = {
+#: Since format 2: the length of a result before it was cut; NULL or 0 if it is whole.
+_TOTAL: Final = "result_bytes_total INTEGER"
+
+_TABLES_1: Final = {
     "meta": "CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID",
     "finished": "CREATE TABLE finished(name BLOB PRIMARY KEY, state INTEGER, campaign BLOB, "
     "service BLOB, attempt INTEGER, digest BLOB, record INTEGER, at_ns INTEGER, checksum INTEGER, "
     "result BLOB, result_checksum INTEGER) WITHOUT ROWID",
 }
 
+#: As `ALTER TABLE` leaves them, too.
+TABLES: Final = {
+    **_TABLES_1,
+    "finished": _TABLES_1["finished"].replace(") WITHOUT", f", {_TOTAL}) WITHOUT"),
+}
+
+#: The tables of every format that is read.
+_READABLE: Final = {b"1": _TABLES_1, FORMAT: TABLES}
+
 #: An older end never replaces a newer one: a compaction that runs again changes nothing.
 _UPSERT = (
-    "INSERT INTO finished VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
+    "INSERT INTO finished VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
     "SET state = excluded.state, campaign = excluded.campaign, service = excluded.service, "
     "attempt = excluded.attempt, digest = excluded.digest, record = excluded.record, "
     "at_ns = excluded.at_ns, checksum = excluded.checksum, result = excluded.result, "
-    "result_checksum = excluded.result_checksum WHERE excluded.record > record"
+    "result_checksum = excluded.result_checksum, "
+    "result_bytes_total = excluded.result_bytes_total WHERE excluded.record > record"
 )
 _COUNT = "SELECT value FROM meta WHERE key = 'count'"
 _ENDED = "name, state, campaign, service, attempt, digest, record, at_ns, checksum"
+_ENDED_COLUMNS: Final = _ENDED.count(",") + 1
 
 #: Ended tasks added at once, unless their results are long: about as much as is synced at once.
 TASKS_A_TRANSACTION = 5_000
@@ -68,7 +82,7 @@ _SETTINGS = ("synchronous=FULL", "fullfsync=ON", "cell_size_check=ON", "trusted_
 _PATIENCE_SECONDS = 5.0
 
 #: A task that ended, and its result, or the cause of a cancelled one (`recovery.causes_in`).
-Finishing = tuple[Ended, bytes | None]
+Finishing = tuple[Ended, Result | None]
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -132,18 +146,20 @@ class FinishedIndex:
             found += map(_ended, self._fetch(query, some))
         return found
 
-    def result(self, name: bytes) -> bytes | None:
+    def result(self, name: bytes) -> Result | None:
         """The result of a DONE task; None if this name has not ended so."""
         return self._text(name, TaskState.DONE)
 
     def cause(self, name: bytes) -> bytes | None:
-        """Why a CANCELLED task was cancelled; None if it was not, or that is unknown."""
-        return self._text(name, TaskState.CANCELLED)
+        """Return why a task was cancelled; None if it was not, or that is unknown."""
+        found = self._text(name, TaskState.CANCELLED)
+        return None if found is None else found.text
 
-    def _text(self, name: bytes, state: TaskState) -> bytes | None:
-        query = "SELECT result, result_checksum FROM finished WHERE name = ? AND state = ?"
+    def _text(self, name: bytes, state: TaskState) -> Result | None:
+        # All columns: the length is not there before the next compaction has added it.
+        query = "SELECT * FROM finished WHERE name = ? AND state = ?"
         found = self._fetch(query, [name, int(state)])
-        return _result(name, *found[0]) if found else None
+        return _result(name, *found[0][_ENDED_COLUMNS:]) if found else None
 
     def verify(self) -> int:
         """Read all of it, and count. Raises JournalDamaged at the first row that is not sound."""
@@ -151,8 +167,8 @@ class FinishedIndex:
         if findings and findings != [("ok",)]:
             raise JournalDamaged(f"{FILE_NAME} is damaged ({findings[0][0]})", _LOST)
         count = 0
-        for *ended, result, result_checksum in self._walk():
-            _result(_ended(ended).name, result, result_checksum)
+        for row in self._walk():
+            _result(_ended(row[:_ENDED_COLUMNS]).name, *row[_ENDED_COLUMNS:])
             count += 1
         written = self._fetch(_COUNT)
         if written and written[0][0] != count:
@@ -163,9 +179,8 @@ class FinishedIndex:
     def _walk(self) -> Iterator[tuple[Any, ...]]:
         connection = self._open()
         if connection is not None:
-            query = f"SELECT {_ENDED}, result, result_checksum FROM finished"  # noqa: S608
             try:
-                yield from connection.execute(query)
+                yield from connection.execute("SELECT * FROM finished")
             except DiskErrors as error:
                 raise _read_error(error) from error
 
@@ -201,7 +216,8 @@ class IndexWriter:
                 make_private_directory(directory)
                 _create(directory, identity)
             self._connection = connect(self._path)
-            _check_format(self._connection)
+            if _check_format(self._connection) != FORMAT:
+                _upgrade(self._connection)
         except DiskErrors as error:
             raise self._failed(error) from error
 
@@ -255,7 +271,7 @@ class IndexWriter:
 def _portions(finished: list[Finishing]) -> Iterator[list[Finishing]]:
     start = size = 0
     for place, (_, result) in enumerate(finished, 1):
-        size += len(result or b"")
+        size += 0 if result is None else len(result.text)
         if place - start == TASKS_A_TRANSACTION or size > SYNC_BYTES:
             yield finished[start:place]
             start, size = place, 0
@@ -299,13 +315,27 @@ def _create(directory: Path, identity: bytes) -> None:
     sync_directory(directory)
 
 
-def _check_format(connection: sqlite3.Connection) -> None:
+def _check_format(connection: sqlite3.Connection) -> bytes:
+    """Return the format's version. Raises FormatUnknown or JournalDamaged."""
+    connection.execute("BEGIN")  # another process may be upgrading it
     found = connection.execute("SELECT value FROM meta WHERE key = 'format'").fetchall()
-    written = found[0][0] if found else None
-    schema.check_format(FILE_NAME, written if isinstance(written, bytes) else b"", FORMAT, _LOST)
     tables = connection.execute("SELECT name, sql FROM sqlite_schema").fetchall()
-    if tables != list(TABLES.items()):
+    connection.execute("COMMIT")
+    written = found[0][0] if found else None
+    version = written if isinstance(written, bytes) else b""
+    if version not in _READABLE:
+        schema.check_format(FILE_NAME, version, FORMAT, _LOST)
+    if tables != list(_READABLE[version].items()):
         raise JournalDamaged(f"the list of tables in {FILE_NAME} is damaged", _LOST)
+    return version
+
+
+def _upgrade(connection: sqlite3.Connection) -> None:
+    """Bring format 1 to this one. Readers that have it open see the column with their next look."""
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute(f"ALTER TABLE finished ADD COLUMN {_TOTAL}")
+    connection.execute("UPDATE meta SET value = ? WHERE key = 'format'", (FORMAT,))
+    connection.execute("COMMIT")
 
 
 def _name_of(finishing: Finishing) -> bytes:
@@ -314,6 +344,7 @@ def _name_of(finishing: Finishing) -> bytes:
 
 def _columns(finishing: Finishing) -> tuple[object, ...]:
     ended, result = finishing
+    text, bytes_total = result or (None, None)
     return (
         ended.name,
         int(ended.state),
@@ -324,8 +355,9 @@ def _columns(finishing: Finishing) -> tuple[object, ...]:
         ended.record,
         ended.at_ns,
         crc32(_encode(ended)),
-        result,
-        crc32(result or b""),
+        text,
+        _checksum(text, bytes_total),
+        bytes_total,
     )
 
 
@@ -342,10 +374,19 @@ def _ended(columns: Iterable[Any]) -> Ended:
     return ended
 
 
-def _result(name: bytes, result: object, checksum: object) -> bytes | None:
-    if not (result is None or isinstance(result, bytes)) or crc32(result or b"") != checksum:
+def _checksum(text: bytes | None, bytes_total: int | None) -> int:
+    checksum = crc32(text or b"")
+    return crc32(b"%d" % bytes_total, checksum) if bytes_total else checksum
+
+
+def _result(
+    name: bytes, text: object, checksum: object, bytes_total: object = None
+) -> Result | None:
+    if not isinstance(text, bytes | None) or not isinstance(bytes_total, int | None):
         raise _unsound(name)
-    return result
+    if _checksum(text, bytes_total) != checksum:
+        raise _unsound(name)
+    return None if text is None else Result(text, bytes_total or 0)
 
 
 def _unsound(name: object) -> JournalDamaged:

@@ -21,7 +21,7 @@ from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Progressed
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Ended, Task
+from taskyard.core.tasks import Ended, Result, Task
 from taskyard.errors import JournalDamaged
 from taskyard.journal import snapshot
 from taskyard.journal.encoding import decode
@@ -165,7 +165,7 @@ class EndedIndex(Protocol):
         """Those of these names that have ended, in no order."""
         ...
 
-    def result(self, name: bytes) -> bytes | None:
+    def result(self, name: bytes) -> Result | None:
         """The result of a DONE task; None if this name has not ended so."""
         ...
 
@@ -249,7 +249,7 @@ def _ended_by(tasks: Iterable[Task], record: int) -> list[bytes]:
 
 def result_of(
     store: StoreReader, index: FinishedIndex, ledger: Ledger, name: bytes
-) -> bytes | None:
+) -> Result | None:
     """The result of a DONE task, from its journal row or the index; None if it is not DONE."""
     task = ledger.tasks.get(name)
     if task is None:
@@ -263,11 +263,12 @@ def result_of(
     return results_in(record, task.ending.record, [name])[0]
 
 
-def results_in(record: AnyRecord, number: int, names: list[bytes]) -> list[bytes]:
+def results_in(record: AnyRecord, number: int, names: list[bytes]) -> list[Result]:
     """The results of these tasks, which that record of the journal must have ended."""
-    results: dict[bytes, bytes] = {}
+    results: dict[bytes, Result] = {}
     if isinstance(record, Finished):
-        results = dict(zip(record.names, record.results or repeat(b""), strict=False))
+        columns = (record.results or repeat(b""), record.result_bytes_total or repeat(0))
+        results = dict(zip(record.names, map(Result, *columns), strict=False))
     for name in names:
         if name not in results:
             raise JournalDamaged(f"record {number} does not say how {name!r} ended", PUT_BACK)
@@ -283,7 +284,7 @@ def causes_in(record: Cancelled) -> list[bytes | None]:
     return [*[b""] * asked, *(record.names[place] for place in record.causes)]
 
 
-def text_at(store: StoreReader, number: int, name: bytes) -> bytes | None:
+def text_at(store: StoreReader, number: int, name: bytes) -> Result | None:
     """The end of what a task had printed as of that record; None if its row is trimmed."""
     row = store.row_of(number)
     if row is None:
@@ -291,12 +292,13 @@ def text_at(store: StoreReader, number: int, name: bytes) -> bytes | None:
     return text_in(records_of(row, row.record_first - 1)[number - row.record_first], number, name)
 
 
-def text_in(record: AnyRecord, number: int, name: bytes) -> bytes:
+def text_in(record: AnyRecord, number: int, name: bytes) -> Result:
     """The same, of a record that is read already."""
-    texts: list[bytes] = []
+    texts: list[Result] = []
     if isinstance(record, Progressed):
-        columns = zip(record.names, record.texts, strict=True)
-        texts = [text for own, text in columns if own == name and text]
+        texts_kept = map(Result, record.texts, record.text_bytes_total or repeat(0))
+        columns = zip(record.names, texts_kept, strict=True)
+        texts = [kept for own, kept in columns if own == name and kept.text]
     if not texts:
         raise JournalDamaged(f"record {number} does not say what {name!r} printed", PUT_BACK)
     return texts[-1]

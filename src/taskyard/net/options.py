@@ -88,9 +88,9 @@ def secured(domain: bytes, secret: bytes) -> dict[zmq.SocketOption, int | bytes]
     return {
         **LISTENING,
         zmq.SocketOption.ZAP_DOMAIN: domain,
-        # Nobody takes another's route: its answers are not for all guests. Who comes back under an
-        # id of its own choosing, before the old connection is known to be dead, is not heard; our
-        # peers choose none.
+        # No peer takes the route of another that is connected: its answers are not for all guests.
+        # A peer that comes back under a routing id of its own, before the old connection is known
+        # to be dead, is not heard until then. Our peers choose none.
         zmq.SocketOption.ROUTER_HANDOVER: 0,
         zmq.SocketOption.CURVE_SERVER: 1,
         zmq.SocketOption.CURVE_SECRETKEY: secret,

@@ -23,12 +23,12 @@ from taskyard.journal.history import Part
 from taskyard.journal.lock import StateLock
 from taskyard.pipeline import paths
 from taskyard.pipeline.datasets import Dataset
-from taskyard.pipeline.layout import KEY, NO_DAY, campaign_key, folder, span
+from taskyard.pipeline.layout import KEY, NO_DAY, YARD, campaign_key, folder, span
 
 _WORK: Final = "_work"
 
 #: What the tables hold, and how; others are not gone on with.
-_VERSION: Final = 2
+_VERSION: Final = 3
 
 _MARK = re.compile(r"(\d{12,})-(\d{12,})")
 
@@ -164,6 +164,11 @@ class Tables:
             named = {campaign, *self.campaigns([key])}
             self._write(self._work / "keys" / key, msgspec.json.encode(list(named)))
             (self._work / "dirty" / key).touch()
+
+    def keys(self) -> list[str]:
+        """List the keys of all campaigns."""
+        names = sorted(path.name for path in (self._work / "keys").iterdir())
+        return [key for key in names if key != YARD and not key.startswith(".")]
 
     def campaigns(self, keys: Iterable[str]) -> list[str | None]:
         """The campaigns that have these keys."""

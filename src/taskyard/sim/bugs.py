@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from msgspec import structs
 
+from taskyard.broker import answers
 from taskyard.broker.turn import Broker
 from taskyard.core import (
     agenda,
@@ -37,7 +38,7 @@ from taskyard.core import (
 from taskyard.core.ledger import Ledger
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Lease, Task
+from taskyard.core.tasks import Lease, Result, Task
 from taskyard.core.workers import Worker
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chain, recovery
@@ -181,6 +182,31 @@ def returned_to_the_back() -> Iterator[None]:
         sound(self, tasks, cause, **{**how, "front": False})
 
     with swapped(Ledger, "requeue", requeue):
+        yield
+
+
+@plant
+def truncation_not_recorded() -> Iterator[None]:
+    """A truncated result is recorded as if it were whole."""
+    sound = reports.work_reported
+
+    def work_reported(self: Scheduler, event: events.WorkReported) -> None:
+        event.result_bytes_total = None
+        sound(self, event)
+
+    with swapped_item(_DECIDERS, events.WorkReported, work_reported):
+        yield
+
+
+@plant
+def truncation_lost_in_the_journal() -> Iterator[None]:
+    """A truncated result that is read from the journal again is told as if it were whole."""
+    sound = recovery.results_in
+
+    def results_in(record: records.AnyRecord, number: int, names: list[bytes]) -> list[Result]:
+        return [Result(one.text) for one in sound(record, number, names)]
+
+    with swapped(answers, "results_in", results_in):
         yield
 
 

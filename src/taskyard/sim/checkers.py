@@ -21,7 +21,7 @@ from taskyard.journal.encoding import decode
 from taskyard.sim.doors import Door
 from taskyard.sim.measurements import status_of
 from taskyard.sim.network import Parcel
-from taskyard.sim.plan import SECOND_NS
+from taskyard.sim.plan import NAMED_BY_BROKER, SECOND_NS, TRUNCATED
 from taskyard.sim.story import (
     BLOCKED,
     CANCELLED,
@@ -77,9 +77,6 @@ _COMMAND_AT, _HEADERS_AT = 2, 3
 #: LMQ's TRACKEXEC has its command at the same place, and its arguments from here on.
 _TRACKEXEC: Final = b"\x04"
 _ARGUMENTS_AT: Final = 4
-
-#: How the broker names tasks of clients who give no names.
-_NAMED_BY_BROKER: Final = (b"ping-pong-", b"round-robin-")
 
 _MINDED_BY_DIALECT: Final = (numbering.PING_PONG, numbering.ROUND_ROBIN)
 
@@ -358,7 +355,7 @@ class Checker:
         if self._full_ns is not None and self._timeline.now_ns > self._full_ns + 2 * SECOND_NS:
             raise Violation("full", "a submission was taken while the disk is full")
         submission = record.submission
-        if submission.names[0].startswith(_NAMED_BY_BROKER):
+        if submission.names[0].startswith(NAMED_BY_BROKER):
             self._check_job(submission)
             return
         for index, name in enumerate(submission.names):
@@ -626,8 +623,8 @@ class Checker:
         elif isinstance(effect, effects.Told):
             for name, state, text in zip(effect.names, effect.states, effect.texts, strict=True):
                 self._check_told(name, state)
-                if state is DONE and text not in self._results.get(name, {}):
-                    raise Violation("told", f"{text!r} was never the result of {name!r}")
+                if state is DONE:
+                    self._check_result(name, text or b"", (effect.truncated or {}).get(name, 0))
         elif isinstance(effect, effects.Found | effects.Listed):
             for view in effect.views:
                 self._check_view(view)
@@ -649,6 +646,13 @@ class Checker:
         for name in event.submission.names:
             if name not in waiting and name not in self.story.tasks:
                 raise Violation("lost", f"{name!r} is sound and was refused with its neighbours")
+
+    def _check_result(self, name: bytes, text: bytes, bytes_total: int) -> None:
+        """A result is one that the journal has, and is known as truncated if it is."""
+        if text not in self._results.get(name, {}):
+            raise Violation("told", f"{text!r} was never the result of {name!r}")
+        if bool(bytes_total) != text.startswith(TRUNCATED):
+            raise Violation("truncated", f"{text!r} of {name!r} was told as of {bytes_total} bytes")
 
     def _check_view(self, view: effects.TaskView) -> None:
         self._check_told(view.name, view.state)

@@ -6,19 +6,18 @@ witness is written after the commit and not synced, so a power cut may leave an 
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import repeat
 from random import Random
 
 import msgspec
 
 from taskyard.core.ledger import Ledger
 from taskyard.core.records import Cancelled, Finished
-from taskyard.core.tasks import Ended, ended_of
+from taskyard.core.tasks import Ended, Result, ended_of
 from taskyard.errors import JournalFailed
 from taskyard.journal import chain
 from taskyard.journal.chain import Head, Row
 from taskyard.journal.encoding import decode
-from taskyard.journal.recovery import archivable, causes_in
+from taskyard.journal.recovery import archivable, causes_in, results_in
 from taskyard.journal.store import DISK_RESERVE_BYTES, MemoryStore, check_row
 from taskyard.sim.plan import Faults, chance
 
@@ -120,13 +119,13 @@ class SimIndex:
     def __init__(self) -> None:
         self._ended: dict[bytes, Ended] = {}
         #: Of rows that are trimmed.
-        self._results: dict[bytes, bytes] = {}
+        self._results: dict[bytes, Result] = {}
         self._causes: dict[bytes, bytes | None] = {}
 
     def find(self, names: list[bytes]) -> list[Ended]:
         return [self._ended[name] for name in names if name in self._ended]
 
-    def result(self, name: bytes) -> bytes | None:
+    def result(self, name: bytes) -> Result | None:
         return self._results.get(name)
 
     def cause(self, name: bytes) -> bytes | None:
@@ -137,8 +136,8 @@ class SimIndex:
         for row in rows:
             for record in decode(row.body):
                 if isinstance(record, Finished):
-                    results = record.results or repeat(b"")
-                    self._results.update(zip(record.names, results, strict=False))
+                    results = results_in(record, 0, record.names)
+                    self._results.update(zip(record.names, results, strict=True))
                 elif isinstance(record, Cancelled):
                     self._causes.update(zip(record.names, causes_in(record), strict=True))
 

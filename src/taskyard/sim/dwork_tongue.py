@@ -273,6 +273,7 @@ def _report(event: events.WorkReported, request: int) -> pb.QueryMsg:
     batch.outcome.extend(event.outcomes or ())  # type: ignore[arg-type]  # the same numbers
     batch.text.extend(event.texts or ())
     batch.retry_at_ns.extend(event.retry_at_ns or ())
+    batch.result_bytes_total.extend(event.result_bytes_total or ())
     if event.runs is not None:
         query.host = event.runs.host
         for field, column in dwork_runs.encode(event.runs).items():
@@ -305,6 +306,8 @@ def _told(answer: pb.QueryMsg) -> list[Effect]:
     batch = answer.batch
     states = [TaskState(value) for value in batch.standing]
     told = effects.Told(b"", answer.request, batch.name[:], states, [*batch.text])
+    lengths = zip(batch.name, batch.result_bytes_total, strict=False)
+    told.truncated = {name: length for name, length in lengths if length}
     if answer.type == peer.WATCH and answer.n and not told.names:
         return [] if streams(answer.request) else [effects.AnswerDue(b"", answer.request)]
     return [told]

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 SECOND_NS: Final = 1_000_000_000
 MILLISECOND_NS: Final = 1_000_000
 
+#: How the broker names tasks of clients who give no names.
+NAMED_BY_BROKER: Final = (b"ping-pong-", b"round-robin-")
+
+#: What a truncated result begins with, and the length that it had.
+TRUNCATED: Final = b"... "
+RESULT_BYTES: Final = 5_000_000
+
 
 class Faults(Struct):
     """Probabilities a message, a commit or a second. All zero: a perfect world."""

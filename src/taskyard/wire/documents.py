@@ -106,6 +106,8 @@ class Campaign(Document):
 
     name: str
     counts: Counts
+    #: Tasks that are done, but whose result is truncated.
+    truncated: int
 
 
 class Service(Document):
@@ -178,6 +180,8 @@ class Worker(Document):
     silence_max: float | None
     #: Why it can't start its agents; empty: it can, or has none.
     trouble: str
+    #: Lines of its agents that are neither report nor comment.
+    malformed: int
 
 
 class Lane(Document):
@@ -308,7 +312,10 @@ def stats(told: effects.Stats) -> Stats:
         records=told.records,
         accepting=told.accepting,
         paused=told.paused,
-        campaigns=[Campaign(name=shown(name), counts=counts(of)) for name, of in told.campaigns],
+        campaigns=[
+            Campaign(name=shown(name), counts=counts(of), truncated=truncated)
+            for name, of, truncated in told.campaigns
+        ],
         services=[
             Service(name=shown(name), counts=counts(of), workers=workers)
             for name, of, workers in told.services
@@ -342,6 +349,7 @@ def worker(view: effects.WorkerView) -> Worker:
         heard_ago=seconds(view.heard_ns_ago) or 0.0,
         silence_max=seconds(view.silence_ns),
         trouble=shown(view.trouble),
+        malformed=view.malformed,
     )
 
 

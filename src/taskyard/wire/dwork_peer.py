@@ -6,6 +6,7 @@ is the business of whoever has the socket (`net/line.py`).
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -14,7 +15,7 @@ from msgspec import Struct
 from taskyard.core.events import Outcome, Scope, Unknown
 from taskyard.core.runs import Runs
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import shown
+from taskyard.core.tasks import Result, shown
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_runs
 from taskyard.wire import dwork_tasks as tasks
@@ -149,6 +150,18 @@ class Reply:
     def outputs(self) -> list[bytes]:
         return self._query.batch.output[:]
 
+    @property
+    def results(self) -> list[Result]:
+        """The texts, each with its length before it was cut."""
+        batch = self._query.batch
+        return [*map(Result, batch.text, batch.result_bytes_total or repeat(0))]
+
+    @property
+    def printed(self) -> list[Result]:
+        """The outputs, each with its length before it was cut."""
+        batch = self._query.batch
+        return [*map(Result, batch.output, batch.output_bytes_total or repeat(0))]
+
     def clauses(self) -> list[Clause]:
         """Of Rules: what the broker says, the first that matches counts. Only what concerns
         workers and clients is told, the rest has its defaults."""
@@ -221,6 +234,9 @@ class Reports(Struct):
     outputs: list[bytes] = []
     #: Of RETRY_AT.
     retry_at_ns: list[int] = []
+    #: Lengths of results and outputs before they were cut, 0 for whole ones.
+    result_bytes_total: list[int] = []
+    output_bytes_total: list[int] = []
     #: How the attempts ran; None: not measured.
     runs: Runs | None = None
 
@@ -243,6 +259,10 @@ def complete(
         columns["output"] = reports.outputs
     if any(reports.retry_at_ns):
         columns["retry_at_ns"] = reports.retry_at_ns
+    if any(reports.result_bytes_total):
+        columns["result_bytes_total"] = reports.result_bytes_total
+    if any(reports.output_bytes_total):
+        columns["output_bytes_total"] = reports.output_bytes_total
     if reports.runs is not None:
         columns |= dwork_runs.encode(reports.runs)
     query = _Q(type=COMPLETE, request=request, location=location, batch=columns)
@@ -263,6 +283,7 @@ def heartbeat(  # noqa: PLR0913  # one a field
     *,
     seen: int | None = None,
     trouble: bytes | None = None,
+    malformed: int = 0,
 ) -> bytes:
     """Show life. `trouble` says why agents can't be started, None says nothing of it."""
     query = _Q(type=HEARTBEAT, request=request, location=location, heartbeat_ns=heartbeat_ns)
@@ -274,17 +295,21 @@ def heartbeat(  # noqa: PLR0913  # one a field
         query.seen = seen
     if trouble is not None:
         query.trouble = trouble
+    if malformed:
+        query.malformed = malformed
     return query.SerializeToString()
 
 
 def progress(
-    request: int, location: bytes, held: Sequence[tuple[bytes, int]], outputs: Sequence[bytes]
+    request: int, location: bytes, held: Sequence[tuple[bytes, int]], outputs: Sequence[Result]
 ) -> bytes:
-    """Tell what tasks have printed so far."""
+    """Report what tasks have printed so far."""
     query = _Q(type=PROGRESS, request=request, location=location)
     query.batch.name.extend(name for name, _ in held)
     query.batch.attempt.extend(attempt for _, attempt in held)
-    query.batch.output.extend(outputs)
+    query.batch.output.extend(output.text for output in outputs)
+    if any(output.bytes_total for output in outputs):
+        query.batch.output_bytes_total.extend(output.bytes_total for output in outputs)
     return query.SerializeToString()
 
 

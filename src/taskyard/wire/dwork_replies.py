@@ -245,6 +245,8 @@ def _printed(desk: Desk, effect: effects.Printed) -> list[Reply]:
     if not effect.found:
         return desk.answer(effect.request, _Q.NotFound)
     batch = pb.Batch(name=[effect.name], output=[effect.text])
+    if effect.text_bytes_total:
+        batch.output_bytes_total.append(effect.text_bytes_total)
     return desk.answer(effect.request, _Q.Output, batch=batch)
 
 
@@ -357,6 +359,8 @@ def _gather(ticket: Ticket, effect: effects.Told) -> None:
     told = ticket.told
     if not isinstance(told, _Gathered):
         told = ticket.told = _Gathered(effect.client, effect.request, [], [], [])
+    if effect.truncated:
+        told.truncated = {**(told.truncated or {}), **effect.truncated}
     for name, state, text in zip(effect.names, effect.states, effect.texts, strict=True):
         if text is None or (told.names and told.text_bytes + len(text) > TEXT_BYTES_MAX):
             told.left_out += 1
@@ -372,7 +376,7 @@ def _take_ready(effect: effects.Told) -> effects.Told:
     """Take what can be told now out of an effect; the rest of it is told later."""
     if not effect.records:
         return effect
-    ready = effects.Told(effect.client, effect.request, [], [], [])
+    ready = effects.Told(effect.client, effect.request, [], [], [], truncated=effect.truncated)
     rest = effects.Told(effect.client, effect.request, [], [], [])
     for name, state, text in zip(effect.names, effect.states, effect.texts, strict=True):
         part = rest if text is None else ready
@@ -385,7 +389,10 @@ def _take_ready(effect: effects.Told) -> effects.Told:
 
 def _settled(told: effects.Told) -> tasks.Columns:
     texts = [text or b"" for text in told.texts]
-    return {"name": told.names, "standing": told.states, "text": texts}
+    columns: tasks.Columns = {"name": told.names, "standing": told.states, "text": texts}
+    if told.truncated:
+        columns["result_bytes_total"] = [told.truncated.get(name, 0) for name in told.names]
+    return columns
 
 
 def _parts(told: effects.Told) -> list[effects.Told]:
@@ -402,4 +409,4 @@ def _parts(told: effects.Told) -> list[effects.Told]:
 
 def _part(told: effects.Told, start: int, end: int) -> effects.Told:
     columns = (told.names[start:end], told.states[start:end], told.texts[start:end])
-    return effects.Told(told.client, told.request, *columns)
+    return effects.Told(told.client, told.request, *columns, truncated=told.truncated)

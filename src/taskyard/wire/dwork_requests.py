@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core import events
-from taskyard.core.limits import NUMBER_MAX, REASON_BYTES_MAX, SECOND_NS, SERVICES_MAX
+from taskyard.core.limits import NUMBER_MAX, SECOND_NS, SERVICES_MAX
 from taskyard.core.states import TaskState
 from taskyard.core.workers import WorkerFacts
 from taskyard.errors import Malformed
@@ -148,6 +148,7 @@ def _reported(desk: Desk, worker: bytes, report: tasks.Report, number: int) -> e
         *(0, worker, report.names, report.attempts, report.outcomes),
         *(report.texts, report.retry_at_ns, number),
         luck=0 if report.outcomes is None else desk.luck(),
+        result_bytes_total=report.result_bytes_total,
         runs=report.runs,
     )
 
@@ -193,7 +194,8 @@ def _heartbeat(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     seen = min(query.seen, NUMBER_MAX) if query.HasField("seen") else None
     heard = events.WorkerHeard(0, worker, held, heartbeat_ns, desk.issue(asked), seen)
     if query.HasField("trouble"):
-        heard.trouble = query.trouble[:REASON_BYTES_MAX]
+        heard.trouble = query.trouble
+    heard.malformed = min(query.malformed, NUMBER_MAX)
     return [desk.appeared(worker, facts, ahead), heard]
 
 
@@ -443,7 +445,8 @@ def _report(query: pb.QueryMsg) -> tasks.Report:
 
 def _printed(worker: bytes, report: tasks.Report) -> events.WorkProgressed:
     columns = (report.names, report.attempts, report.percents, report.outputs)
-    return events.WorkProgressed(0, worker, *columns)
+    lengths = report.output_bytes_total
+    return events.WorkProgressed(0, worker, *columns, text_bytes_total=lengths)
 
 
 def _scope(query: pb.QueryMsg) -> events.Scope:

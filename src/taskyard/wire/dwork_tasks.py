@@ -64,6 +64,9 @@ class Report(Struct):
     #: The end of what each task printed, or the log that a plain worker sent along.
     outputs: list[bytes] | None = None
     percents: list[int] | None = None
+    #: Lengths of results and outputs before they were cut, 0 for whole ones.
+    result_bytes_total: list[int] | None = None
+    output_bytes_total: list[int] | None = None
     #: How the attempts ran.
     runs: Runs | None = None
 
@@ -302,11 +305,14 @@ def report_of(query: pb.QueryMsg) -> Report:
         report.runs = dwork_runs.decode_messages(messages, query.host)
     check_text([query.host], "a host")
     columns = (report.attempts, report.outcomes, report.texts, report.retry_at_ns)
-    for column in (*columns, report.outputs, report.percents):
+    lengths = (report.result_bytes_total, report.output_bytes_total)
+    for column in (*columns, report.outputs, report.percents, *lengths):
         if column is not None and len(column) != len(report.names):
             raise Malformed("the columns of a batch must be of one length, or absent")
     if report.attempts is not None and max(report.attempts) > NUMBER_MAX:
         raise Malformed(f"an attempt must be at most {NUMBER_MAX}")
+    if any(column is not None and max(column) > NUMBER_MAX for column in lengths):
+        raise Malformed(f"a length must be at most {NUMBER_MAX}")
     if report.percents is not None and max(report.percents) > PERCENT_MAX:
         raise Malformed(f"progress is from 0 to {PERCENT_MAX} percent")
     return report
@@ -325,6 +331,8 @@ def _report_in_columns(batch: pb.Batch) -> Report:
         retry_at_ns=batch.retry_at_ns[:] or None,
         outputs=batch.output[:] or None,
         percents=batch.percent[:] or None,
+        result_bytes_total=batch.result_bytes_total[:] or None,
+        output_bytes_total=batch.output_bytes_total[:] or None,
     )
 
 
@@ -342,6 +350,8 @@ def _report_in_messages(tasks: list[pb.TaskMsg]) -> Report:
         retry_at_ns=_present([task.retry_at_ns for task in tasks]),
         outputs=_present([task.output or _log(task) for task in tasks]),
         percents=_present([task.percent for task in tasks]),
+        result_bytes_total=_present([task.result_bytes_total for task in tasks]),
+        output_bytes_total=_present([task.output_bytes_total for task in tasks]),
     )
 
 

@@ -178,7 +178,8 @@ def _seconds_ns(digits: bytes) -> int | None:
 
 
 def _excerpt(text: bytes) -> str:
-    return repr(shown(text[:EXCERPT_BYTES]))
+    cut = "..." if len(text) > EXCERPT_BYTES else ""
+    return repr(shown(text[:EXCERPT_BYTES])) + cut
 
 
 class Lines:

@@ -40,6 +40,9 @@ EXCEPTION_BYTES_MAX: Final = OUTPUT_BYTES_MAX * 3 // 4
 #: The end of a traceback says what went wrong; of an endless one this much is kept.
 TRACEBACK_CHARACTERS_MAX: Final = 8_000
 
+#: Stands for the lost beginning of a traceback.
+_CUT: Final = "[...]\n"
+
 _VERSION: Final = 1
 _MARK: Final = b'{"pickle":'
 _EXCEPTION_MARK: Final = b"[pickled exception] "
@@ -200,7 +203,8 @@ def encode_exception(error: BaseException, traceback: str, token: str = "") -> b
     """The line that carries an exception. Where that can't be pickled, or is too large, it carries
     the traceback alone."""
     mark = _mark(token)
-    traceback = traceback[-TRACEBACK_CHARACTERS_MAX:]
+    if len(traceback) > TRACEBACK_CHARACTERS_MAX:
+        traceback = _CUT + traceback[len(_CUT) - TRACEBACK_CHARACTERS_MAX :]
     try:
         pickled = pickle.dumps((error, traceback), PROTOCOL)
         unpickle(pickled)  # an exception of its own making may be one-way

@@ -18,7 +18,7 @@ from taskyard.core import effects, events
 from taskyard.core.effects import Refusal
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
 from taskyard.core.states import CANCELLED, DONE
-from taskyard.core.tasks import Submission, Terms
+from taskyard.core.tasks import Submission, Terms, truncated_text
 from taskyard.wire.numbering import numbers
 from taskyard.wire.ping_pong_words import DIALECT, ERROR, FRAMES, FULL, NO_JOBS, Settings
 
@@ -171,6 +171,8 @@ class Frontend:
 def _outcome(told: effects.Told) -> list[bytes]:
     """How a job ended."""
     state, text = told.states[0], told.texts[0] or b""
+    if told.truncated and told.names[0] in told.truncated:
+        return [b"", ERROR, truncated_text(text, told.truncated[told.names[0]])]
     if state is DONE:
         return [b"", text]
     return [b"", ERROR, text or (b"it was cancelled" if state is CANCELLED else b"it failed")]

@@ -17,7 +17,7 @@ from msgspec import Struct
 from taskyard.core import effects, events
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
 from taskyard.core.states import CANCELLED, DONE
-from taskyard.core.tasks import Submission, Terms
+from taskyard.core.tasks import Submission, Terms, truncated_text
 from taskyard.errors import Malformed
 from taskyard.wire import round_robin_frames as lmq
 from taskyard.wire.numbering import ROUND_ROBIN, numbers
@@ -301,6 +301,9 @@ class RoundRobin:
         if state is not DONE:
             text = text or (b"it was cancelled" if state is CANCELLED else b"it failed")
             return self._sent([_reply(asked, [lmq.ERROR + text])])
+        if effect.truncated and effect.names[0] in effect.truncated:
+            reason = truncated_text(text, effect.truncated[effect.names[0]])
+            return self._sent([_reply(asked, [lmq.ERROR + reason])])
         if responded is None:
             return self._sent([_reply(asked, [text] if text else [])])
         return self._sent([_reply(asked, responded.arguments, responded.worker)])

@@ -180,6 +180,7 @@ class Wmp:
             outcomes=None if told.status == "ok" else [_OUTCOMES[told.status]],
             texts=[payload],
             luck=self._luck(),
+            result_bytes_total=[told.bytes_total] if told.bytes_total else None,
         )
         self._attend(heard)
         return [report]

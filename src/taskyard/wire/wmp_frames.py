@@ -133,6 +133,8 @@ class Done(Struct, omit_defaults=True):
     status: Literal["ok", "error", "refused", "cancelled"]
     manager: str | None = None
     back: Back | None = None
+    #: Length of the result before the worker cut it; 0: the payload is all of it.
+    bytes_total: Number = 0
 
 
 class Status(Struct, omit_defaults=True):

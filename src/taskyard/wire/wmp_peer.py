@@ -128,6 +128,8 @@ class Held(Struct):
     #: What came of it; None: it is at work.
     status: str | None = None
     payload: bytes = b""
+    #: Length of the result before it was cut; 0: it is whole.
+    bytes_total: int = 0
     sent_ns: int = 0
     sent_count: int = 0
 
@@ -207,11 +209,13 @@ class Worker:
         name = None if isinstance(told, wmp.Take) else told.manager
         self._MEANINGS[type(told)](self, self._hear(way, name, now_ns), told, payload, now_ns)
 
-    def done(self, key: Key, status: str, payload: bytes, now_ns: int) -> list[Order]:
+    def done(
+        self, key: Key, status: str, payload: bytes, now_ns: int, bytes_total: int = 0
+    ) -> list[Order]:
         """What came of a task: `ok` and its result, or `error` or `refused` and why."""
         held = self._held.get(key)
         if held is not None and held.status is None:
-            held.status, held.payload = status, payload
+            held.status, held.payload, held.bytes_total = status, payload, bytes_total
             self._slots_used -= held.slots
             self._report(held, now_ns)
             if status == "refused":
@@ -427,7 +431,7 @@ class Worker:
         held.sent_ns = now_ns
         held.sent_count += 1
         told = wmp.Done(self._id, text_of(held.name), held.attempt, held.status or "refused")  # type: ignore[arg-type]
-        told.manager = held.owner
+        told.manager, told.bytes_total = held.owner, held.bytes_total
         self._send_to(held.manager, told, held.payload)
 
     def _keep(self, held: Held) -> None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from taskyard.core.events import Clause
+    from taskyard.core.tasks import Result
     from taskyard.worker.agents_rules import Lane
     from taskyard.worker.running import Work
 
@@ -93,7 +94,7 @@ class AgentRunner(running.Runner):
         self._world = World(shared, clock.wall_ns, self._pass_on)
         self._rules = Rulebook(program=program)
         #: Takes what a task has printed so far.
-        self.tell: Callable[[Job, bytes], None] = _tell_nobody
+        self.tell: Callable[[Job, Result], None] = _tell_nobody
         #: How starting the programs went, by their command.
         self._starts: dict[tuple[str, ...], Starts] = {}
         #: By command, the tasks for which there should be one more agent.
@@ -103,8 +104,10 @@ class AgentRunner(running.Runner):
         #: When a lane may be another agent's than the one's that served it last.
         self._look_again_ns: int | None = None
         self._is_leaving = False
+        #: Malformed lines of agents that have ended.
+        self._malformed_before = 0
 
-    def _pass_on(self, job: Job, printed: bytes) -> None:
+    def _pass_on(self, job: Job, printed: Result) -> None:
         self.tell(job, printed)
 
     # What the broker says, and is told.
@@ -141,6 +144,11 @@ class AgentRunner(running.Runner):
     def trouble(self) -> bytes:
         """Why agents can't be started; b"": they can, as far as is known."""
         return next((one.trouble for one in self._starts.values() if one.trouble), b"")
+
+    @property
+    def malformed(self) -> int:
+        """Lines of all agents so far that are neither report nor comment."""
+        return self._malformed_before + sum(agent.malformed for agent in self._agents())
 
     # The runner's face.
 
@@ -333,6 +341,7 @@ class AgentRunner(running.Runner):
                 self._starts_of(agent.argv).trouble = b""
 
     def _bury(self, agent: Agent) -> None:
+        self._malformed_before += agent.malformed
         for job in reversed(agent.regained):
             work = self._work_of(job)
             if work is not None:
@@ -386,5 +395,5 @@ class AgentRunner(running.Runner):
             pidfds -= set(ended)
 
 
-def _tell_nobody(_job: Job, _printed: bytes) -> None:
+def _tell_nobody(_job: Job, _printed: Result) -> None:
     pass

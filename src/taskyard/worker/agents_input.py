@@ -122,12 +122,14 @@ class Murmur:
     def add(self, chunk: bytes) -> None:
         """Bytes of any length, with and without ends of lines."""
         *lines, rest = (self._pending + chunk).split(b"\n")
-        self._pending = rest[:LAST_LINE_BYTES_MAX]
+        self._pending = rest[: LAST_LINE_BYTES_MAX + 1]
         for line in lines:
             self.say(line)
 
     def say(self, line: bytes, level: int = logging.WARNING) -> None:
         text = last_line(line[:LAST_LINE_BYTES_MAX]).decode()
+        if text and len(line) > LAST_LINE_BYTES_MAX:
+            text += " [...]"
         if not text or not logger.isEnabledFor(level):
             return
         second = self._now_ns() // SECOND_NS

@@ -14,6 +14,7 @@ from msgspec import Struct, structs
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.runs import Run
+from taskyard.core.tasks import Result
 from taskyard.wire.hungry import (
     FINISHING,
     IDLE,
@@ -53,7 +54,7 @@ class World(Struct, frozen=True):
     #: For the times that an agent names.
     wall_ns: Callable[[], int]
     #: Takes the end of what a task has printed so far.
-    tell: Callable[[Job, bytes], None]
+    tell: Callable[[Job, Result], None]
 
 
 class Lines(Struct, frozen=True):
@@ -89,6 +90,8 @@ class Agent(Supervised):
         self._diary = Murmur(who, world.shared.now_ns)
         self._logged = b""
         self._garbage_lines = 0
+        #: Lines in all that are neither report nor comment.
+        self.malformed = 0
         now_ns = world.shared.now_ns()
         #: When it was fed, or said something.
         self._heard_ns = now_ns
@@ -235,14 +238,23 @@ class Agent(Supervised):
 
     def _remark(self, text: bytes) -> None:
         self._murmur.say(text, logging.INFO)
+        self._show(text)
+
+    def _show(self, text: bytes) -> None:
+        """Show a line in the output of the task that it is at work on."""
         if text and self._jobs:
             self._printed.add(text + b"\n")
             oldest = next(iter(self._jobs.values()))
-            self._world.tell(oldest, self._printed.value()[-PROGRESS_BYTES_MAX:])
+            printed = self._printed.value()[-PROGRESS_BYTES_MAX:]
+            bytes_total = self._printed.bytes_total
+            is_cut = bytes_total > len(printed)
+            self._world.tell(oldest, Result(printed, bytes_total if is_cut else 0))
 
     def _complain(self, reason: str) -> None:
         self._garbage_lines += 1
+        self.malformed += 1
         self._murmur.say(reason.encode())
+        self._show(b"malformed line: " + cut_reason(reason.encode()))
         if self._garbage_lines > AGENT_GARBAGE_LINES_MAX:
             self.end(b"the agent does not speak the language: " + cut_reason(reason.encode()))
 
@@ -264,14 +276,19 @@ class Agent(Supervised):
         return self._ran(status, max(self._fed_ns.pop(key), self._since_ns))
 
     def _done(self, job: Job, report: Report) -> Done:
-        output = self._printed.value()
-        if report.outcome is Outcome.DONE:
-            result = report.detail[-RESULT_BYTES_MAX:]
-            return Done(job, report.outcome, result, _note(report.detail) + output + report.text)
-        text = report.text or last_line(report.detail) or b"the agent gave no reason"
-        retry_ns = report.retry_ns + (self._world.wall_ns() if report.is_from_now else 0)
-        output = (output + report.detail)[-OUTPUT_TAIL_BYTES:]
-        return Done(job, report.outcome, cut_reason(text), output, retry_ns)
+        is_done = report.outcome is Outcome.DONE
+        self._printed.add(report.text if is_done else report.detail)
+        output, output_bytes_total = self._printed.kept()
+        if is_done:
+            detail = report.detail
+            done = Done(job, report.outcome, detail[-RESULT_BYTES_MAX:], output)
+            done.result_bytes_total = len(detail) if len(detail) > RESULT_BYTES_MAX else 0
+        else:
+            text = report.text or last_line(report.detail) or b"the agent gave no reason"
+            retry_ns = report.retry_ns + (self._world.wall_ns() if report.is_from_now else 0)
+            done = Done(job, report.outcome, cut_reason(text), output, retry_ns)
+        done.output_bytes_total = output_bytes_total
+        return done
 
     def _write_diary(self) -> None:
         """Log what it is about, when that has changed."""
@@ -372,21 +389,16 @@ class Agent(Supervised):
                 self.has_eaten = True
                 outcome = Outcome.FAILED if job.key == self._overdue else Outcome.CRASHED
                 reason = cut_reason(self.epitaph)
-                run = self._measured(job.key, None if status == STATUS_UNKNOWN else status)
-                self._shared.report(Done(job, outcome, reason, self._printed.value(), run=run))
+                output, bytes_total = self._printed.kept()
+                done = Done(job, outcome, reason, output, output_bytes_total=bytes_total)
+                done.run = self._measured(job.key, None if status == STATUS_UNKNOWN else status)
+                self._shared.report(done)
         self._jobs.clear()
 
     def _how_it_died(self, status: int) -> bytes:
         text = b"the agent died: " + status_text(status).encode()
         line = last_line(self._printed.value())
         return text + b": " + line if line else text
-
-
-def _note(detail: bytes) -> bytes:
-    if len(detail) <= RESULT_BYTES_MAX:
-        return b""
-    note = b"[the agent's result had %d bytes, these are the last %d of them]\n"
-    return note % (len(detail), RESULT_BYTES_MAX)
 
 
 def start_agent(world: World, settings: AgentSettings) -> Agent:

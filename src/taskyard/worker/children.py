@@ -132,7 +132,10 @@ class Child(Supervised):
         else:
             # All that the call printed was in the pipe before its answer was sent.
             self._pipe.drain()
-            done = Done(self.job, outcome, text, self._output.value() + output_end, run=run)
+            done = self._done(self.job, outcome, text)
+            done.output += output_end
+            done.output_bytes_total += len(output_end) if done.output_bytes_total else 0
+            done.run = run
             self._rest()
             self._shared.report(done)
 
@@ -150,10 +153,15 @@ class Child(Supervised):
         self._pipe.close()
         if self.job is None:
             return None
-        reason = self._ending or f"the process died: {status_text(status)}".encode()
+        died = f"the process died: {status_text(status)}".encode()
+        done = self._done(self.job, Outcome.FAILED, self._ending or died)
         # What the process used is not that of its last call alone.
-        run = self._ran(None if status == STATUS_UNKNOWN else status)
-        return Done(self.job, Outcome.FAILED, reason, self._output.value(), run=run)
+        done.run = self._ran(None if status == STATUS_UNKNOWN else status)
+        return done
+
+    def _done(self, job: Job, outcome: Outcome, text: bytes) -> Done:
+        output, bytes_total = self._output.kept()
+        return Done(job, outcome, text, output, output_bytes_total=bytes_total)
 
 
 def start_child(allow: Sequence[str], shared: Shared) -> Child:

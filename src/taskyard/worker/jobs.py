@@ -39,5 +39,8 @@ class Done(Struct):
     retry_at_ns: int = 0
     #: Of REFUSED: the worker is well, and can take others at once.
     is_well: bool = False
+    #: Lengths of result and output before they were cut; 0: whole.
+    result_bytes_total: int = 0
+    output_bytes_total: int = 0
     #: How it ran; None: it did not start, or was not measured.
     run: Run | None = None

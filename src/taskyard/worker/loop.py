@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from msgspec import Struct
 
 from taskyard.core import runs
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.tasks import Result
 from taskyard.core.workers import WorkerFacts
 from taskyard.wire import dwork_peer as peer
 from taskyard.worker.jobs import Done, Job
@@ -98,6 +99,9 @@ class Host(Hands, Protocol):
     def trouble(self) -> bytes: ...
 
     @property
+    def malformed(self) -> int: ...
+
+    @property
     def overfeed_max(self) -> int: ...
 
     def overfeed(self, lane: tuple[bytes, bytes]) -> int: ...
@@ -145,7 +149,7 @@ class Loop:
         self._rules_due_ns = self._heartbeat_due_ns
         self._is_ruled = host is None
         #: What tasks have printed that the broker was not told yet.
-        self._printed: dict[tuple[bytes, int], bytes] = {}
+        self._printed: dict[tuple[bytes, int], Result] = {}
         #: The message of that under way, and when the next one may leave.
         self._progress = 0
         self._progress_due_ns = 0
@@ -193,7 +197,7 @@ class Loop:
             self._farewell = self._line.ask(lambda number: peer.leave(number, self._settings.name))
         self._line.turn()
 
-    def show_progress(self, job: Job, printed: bytes) -> None:
+    def show_progress(self, job: Job, printed: Result) -> None:
         """Let the broker know what a task has printed so far: the newest, and not too often."""
         if job.key in self._held:
             self._printed[job.key] = printed
@@ -373,6 +377,8 @@ class Loop:
             texts=[one.text for one in done],
             outputs=[one.output for one in done],
             retry_at_ns=[one.retry_at_ns for one in done],
+            result_bytes_total=[one.result_bytes_total for one in done],
+            output_bytes_total=[one.output_bytes_total for one in done],
             runs=runs.columns([one.run for one in done], self._settings.host),
         )
         self._report = -1  # under way, so that its tasks are not counted twice
@@ -421,10 +427,10 @@ class Loop:
             self._line.forget(oldest)
         name, worker, held = self._settings.name, self._introduction, [*self._held]
         heartbeat_ns, seen = self._settings.heartbeat_ns, self._seen
+        malformed = 0 if self._host is None else self._host.malformed
+        more: dict[str, Any] = {"seen": seen, "trouble": trouble, "malformed": malformed}
         number = self._line.ask(
-            lambda number: peer.heartbeat(
-                number, name, worker, held, heartbeat_ns, seen=seen, trouble=trouble
-            )
+            lambda number: peer.heartbeat(number, name, worker, held, heartbeat_ns, **more)
         )
         self._heartbeats[number] = None
 

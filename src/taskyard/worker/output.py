@@ -3,6 +3,7 @@
 from typing import Final
 
 from taskyard.core.limits import REASON_BYTES_MAX
+from taskyard.core.tasks import Result
 from taskyard.worker.limits import LAST_LINE_BYTES_MAX
 
 _CUT: Final = b" [...]"
@@ -32,6 +33,10 @@ class Tail:
     def value(self) -> bytes:
         return bytes(self._kept[-self.bytes_max :])
 
+    def kept(self) -> Result:
+        """Return the value, with its length before it was cut."""
+        return Result(self.value(), self.bytes_total if self.is_cut() else 0)
+
     def clear(self) -> None:
         self.bytes_total = 0
         self._kept.clear()
@@ -39,9 +44,12 @@ class Tail:
 
 def last_line(output: bytes) -> bytes:
     """The last line that says something, fit to be quoted: UTF-8, without control characters."""
-    line = output.rstrip().rpartition(b"\n")[2].strip()[-LAST_LINE_BYTES_MAX:]
-    text = line.decode(errors="replace")
-    return "".join(letter if letter.isprintable() else " " for letter in text).strip().encode()
+    line = output.rstrip().rpartition(b"\n")[2].strip()
+    text = line[-LAST_LINE_BYTES_MAX:].decode(errors="replace")
+    text = "".join(letter if letter.isprintable() else " " for letter in text).strip()
+    if text and len(line) > LAST_LINE_BYTES_MAX:
+        text = f"[...] {text}"
+    return text.encode()
 
 
 def cut_reason(reason: bytes) -> bytes:

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.tasks import shown
+from taskyard.core.tasks import shown, truncated_text
 from taskyard.net import sockets
 from taskyard.net.clock import SystemClock
 from taskyard.net.leash import Leash
@@ -234,6 +234,8 @@ class Loop:
             self._rest(done)
         elif done.outcome is not Outcome.DONE:
             self._send(ERROR, done.text)
+        elif done.result_bytes_total:
+            self._send(ERROR, truncated_text(done.text, done.result_bytes_total))
         elif is_word(done.text):
             self._send(ERROR, b"its result is %s, a word of the dialogue" % done.text)
         else:

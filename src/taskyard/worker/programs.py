@@ -1,7 +1,7 @@
 """Tasks of `exec`: one program each, by its argv and never through a shell.
 
-What it writes to stdout is the result, up to a limit: of more, the last part, and the head of the
-output says so (a task that ran for hours is not failed for talking too much). The output is the
+What it writes to stdout is the result, up to a limit: of more, the last part, and the report says
+how long it was (a task that ran for hours is not failed for talking too much). The output is the
 end of stdout and stderr together, in the order in which they were read.
 """
 
@@ -48,11 +48,18 @@ class Printed:
     def all_is_result(self) -> bool:
         return self.output.bytes_total == self.result.bytes_total and not self.result.is_cut()
 
-    def tail(self) -> bytes:
-        if not self.result.is_cut():
-            return self.output.value()
-        note = b"[stdout had %d bytes, the result is the last %d of them]\n"
-        return note % (self.result.bytes_total, RESULT_BYTES_MAX) + self.output.value()
+    def done(self, job: Job) -> Done:
+        """Return the report on a program that has succeeded."""
+        result = self.result.kept()
+        done = Done(job, Outcome.DONE, result.text, result_bytes_total=result.bytes_total)
+        if not self.all_is_result():
+            done.output, done.output_bytes_total = self.output.kept()
+        return done
+
+    def failed(self, job: Job, reason: bytes) -> Done:
+        """Return the report on a program that has failed."""
+        output, bytes_total = self.output.kept()
+        return Done(job, Outcome.FAILED, reason, output, output_bytes_total=bytes_total)
 
 
 class Program(Supervised):
@@ -80,16 +87,21 @@ class Program(Supervised):
             pipe.close()
         if self.job is None:
             return None
-        run = structs.replace(
+        done = self._came_to(self.job, status)
+        done.run = structs.replace(
             self._ran(None if status == STATUS_UNKNOWN else status),
             cpu_ns=self.process.cpu_ns,
             memory_max_bytes=self.process.memory_max_bytes,
         )
-        if status == 0 and self._ending is None:
-            output = b"" if self._printed.all_is_result() else self._printed.tail()
-            return Done(self.job, Outcome.DONE, self._printed.result.value(), output, run=run)
-        reason = self._ending or self._reason(status)
-        return Done(self.job, Outcome.FAILED, reason, self._printed.tail(), run=run)
+        return done
+
+    def _came_to(self, job: Job, status: int) -> Done:
+        """Return what came of the job, without how it ran."""
+        if self._ending is not None:
+            return self._printed.failed(job, self._ending)
+        if status == 0:
+            return self._printed.done(job)
+        return self._printed.failed(job, self._reason(status))
 
     def _reason(self, status: int) -> bytes:
         text = status_text(status).encode()

@@ -147,15 +147,15 @@ class Loop:
         if done.output:
             printed = done.output.decode(errors="replace")
             self._carry_out(self.worker.progressed(done.job.key, text=printed))
-        self._finish(done.job, STATUSES[done.outcome], done.text)
+        self._finish(done.job, STATUSES[done.outcome], done.text, done.result_bytes_total)
 
     def _give_back(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
             self._finish(job, "refused", b"the worker leaves")
 
-    def _finish(self, job: Job, status: str, text: bytes) -> None:
+    def _finish(self, job: Job, status: str, text: bytes, bytes_total: int = 0) -> None:
         now_ns = self._clock.monotonic_ns()
-        self._carry_out(self.worker.done(job.key, status, text, now_ns))
+        self._carry_out(self.worker.done(job.key, status, text, now_ns, bytes_total))
 
     def _carry_out(self, orders: Iterable[wmp_peer.Order]) -> None:
         for order in orders:

@@ -60,6 +60,7 @@ ATTEMPTS: Final = Dataset(
             "did not run, or nobody knows how long",
         ),
         Column("result_bytes", LONG, "the size of its result, if it finished"),
+        Column("leased_ns", LONG, "`leased` to the nanosecond"),
         Column("started", TIME, "when it started to run; null: not measured, or it never did"),
         Column("ended", TIME, "when it ended; null: likewise"),
         Column("queued_ns", LONG, "waiting inside the worker: from leased to started"),
@@ -108,14 +109,27 @@ TASKS: Final = Dataset(
         Column("payload_bytes", LONG, "the size of its payload"),
         Column("result_bytes", LONG, "the size of its result, if it is done"),
         Column("waits_for", LONG, "for how many tasks it was said to wait"),
-        Column("level", LONG, "the longest chain of tasks before it in its campaign; 0: none"),
+        Column("level", LONG, "the longest chain of tasks before it, of any campaign; 0: none"),
         Column(
             "path_ns",
             LONG,
-            "the longest chain up to its end, by `run_last_ns`: with workers without end it could "
-            "not be done sooner",
+            "the longest chain of tasks of any campaign up to its end, by `run_last_ns`",
         ),
-        Column("critical_position", LONG, "its place in the critical path; null: not in it"),
+        Column(
+            "critical_position",
+            LONG,
+            "its place in the critical path of its campaign; null: not in it",
+        ),
+        Column(
+            "critical_elsewhere",
+            COUNTS,
+            "its places in the critical paths of other campaigns, by campaign; null: in none",
+        ),
+        Column(
+            "earliest_end",
+            TIME,
+            "when it could have ended with any number of workers, all tasks submitted as they were",
+        ),
     ),
 )
 
@@ -127,6 +141,8 @@ PLACED: Final = (
     "level",
     "path_ns",
     "critical_position",
+    "critical_elsewhere",
+    "earliest_end",
 )
 
 #: Tasks on their way: what the events of each tell, without the others of its campaign.
@@ -199,7 +215,7 @@ METRICS: Final = Dataset(
 
 CRITICAL_PATH: Final = Dataset(
     "critical_path",
-    "a task of the chain that decided how long a campaign took",
+    "a task of the chain that decided how long a campaign took; it may be another campaign's",
     (
         Column("campaign", STRING, "the campaign, empty for none"),
         Column("position", LONG, "its place in the chain; the first is 1"),
@@ -220,5 +236,6 @@ CRITICAL_PATH: Final = Dataset(
         Column("retry_ns", LONG, "of that, attempts that came to nothing, and pauses after them"),
         Column("run_ns", LONG, "of that, in the last attempt"),
         Column("gain_ns", LONG, "what could be gained here: all but the last attempt"),
+        Column("task_campaign", STRING, "the task's own campaign, empty for none"),
     ),
 )

@@ -1,6 +1,6 @@
-"""One campaign's tasks with their place in the graph, from what the events of each alone tell.
+"""Linked campaigns' tasks with their places in the graph, from what the events of each alone tell.
 
-The walk along the graph needs all of a campaign's names at once, but only some columns; the rest
+The walk along the graph needs all names of these campaigns at once, but only some columns; the rest
 goes by file, from one place to the other.
 """
 
@@ -12,33 +12,34 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from taskyard.pipeline.datasets import PLACED, TASKS
 from taskyard.pipeline.layout import folder
-from taskyard.pipeline.transforms.campaigns import each_campaign
 from taskyard.pipeline.transforms.tasks import NODE, place
 
 #: What the walk has to know of an edge.
-_EDGE: Final = ("campaign", "task", "after", "record")
+_EDGE: Final = ("task", "after", "record")
+
+_FOUND: Final = to_arrow_schema(StructType([TASKS.schema[name] for name in PLACED]), timezone="UTC")
 
 
 class Placing(msgspec.Struct, frozen=True):
-    """The campaigns of one key, with the tables that are read and the one that is written."""
+    """Keys of linked campaigns, with the tables that are read and the one that is written."""
 
-    key: str
+    keys: tuple[str, ...]
     alone: Path
     edges: Path
     tasks: Path
 
     def __call__(self) -> None:
-        files = _files(self.alone / folder(self.key))
+        files = _files(self.alone, self.keys)
         if not files:
             return  # events without a submission make no task
         nodes = _read(files, NODE)
-        edges = _read(_files(self.edges / folder(self.key)), _EDGE)
-        # Names that share a key are walked one by one.
-        placed = each_campaign(nodes, edges, place)[list(PLACED)]
-        found = pa.Table.from_pandas(placed, preserve_index=False)
+        edges = _read(_files(self.edges, self.keys), _EDGE)
+        placed = place(nodes, edges)[_FOUND.names]
+        found = pa.Table.from_pandas(placed, schema=_FOUND, preserve_index=False)
         done = 0
         for file in files:
             table = pq.read_table(file, partitioning=None)
@@ -50,8 +51,8 @@ class Placing(msgspec.Struct, frozen=True):
             done += len(table)
 
 
-def _files(directory: Path) -> list[Path]:
-    return sorted(directory.glob("*/*.parquet"))
+def _files(table: Path, keys: tuple[str, ...]) -> list[Path]:
+    return [path for key in keys for path in sorted((table / folder(key)).glob("*/*.parquet"))]
 
 
 def _read(files: list[Path], names: tuple[str, ...]) -> pd.DataFrame:

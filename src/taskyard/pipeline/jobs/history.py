@@ -2,16 +2,18 @@
 
 A stream over STATE/history adds the rows of new files to `events` and `edges`, and marks the
 campaigns that they are of. Then all other tables of marked campaigns are computed anew from all
-their events, so that an attempt that begins in one file and ends in another comes out right.
+their events, so that an attempt that begins in one file and ends in another comes out right. So are
+those of campaigns that are linked to a marked one by a dependency: whether a task can still run,
+its level and its critical path follow from tasks of other campaigns, too.
 
 Killed anywhere and run again it comes to the same tables. Files are moved into place under the name
-of the part that they are of, in place of what an earlier try has moved; a campaign stays marked
-until all its tables are there; what Spark itself notes in its checkpoint may be behind, which costs
-time and changes nothing.
+of the part that they are of, in place of what an earlier try has moved. A campaign stays marked
+until its tables are there, and those of all campaigns that are linked to it. What Spark itself
+notes in its checkpoint may be behind, which costs time and changes nothing.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +48,7 @@ from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.sources import places
 from taskyard.pipeline.tables import Hook, Tables
 from taskyard.pipeline.transforms.attempts import attempts_of
+from taskyard.pipeline.transforms.campaigns import linked
 from taskyard.pipeline.transforms.critical_path import critical_path
 from taskyard.pipeline.transforms.metrics import campaign_metrics, worker_metrics
 from taskyard.pipeline.transforms.steps import steps
@@ -55,7 +58,7 @@ from taskyard.pipeline.transforms.workers import workers
 #: History files a batch: each has up to 4,000,000 events.
 FILES_A_BATCH: Final = 8
 
-#: Campaigns computed at a time. Each is a directory in every table.
+#: Campaigns computed at a time, or more if they are linked. Each is a directory in every table.
 KEYS_A_CHUNK: Final = 500
 
 #: Spark would pass over files that are much older than the newest: here, none is.
@@ -147,10 +150,11 @@ class Job:
         if plan.new:
             self._take_in(spark)
         marked = [key for key in self._tables.marked() if key != YARD]
-        for start in range(0, len(marked), KEYS_A_CHUNK):
-            self._compute(spark, marked[start : start + KEYS_A_CHUNK])
+        groups = self._linked(spark, marked)
+        for chunk in _chunks(groups):
+            self._compute(spark, chunk)
         self._compute_yard(spark)
-        return self.outcome(plan, len(marked))
+        return self.outcome(plan, sum(map(len, groups)))
 
     def _take_in(self, spark: SparkSession) -> None:
         """The stream over new files; what went wrong in a batch is raised as it was there."""
@@ -200,13 +204,36 @@ class Job:
         self._hook("campaigns marked")
         self._tables.add(staged, (EVENTS.name, EDGES.name), parts)
 
-    def _compute(self, spark: SparkSession, keys: list[str]) -> None:
-        """All tables of some campaigns, from all their events."""
+    def _linked(self, spark: SparkSession, marked: list[str]) -> list[list[str]]:
+        """Group marked campaigns, by key, with all that are linked to them.
+
+        A name may be used again in another campaign. Then both count as linked to a campaign that
+        waits for it, which costs time and changes nothing.
+        """
+        table = self._tables.out / EDGES.name
+        if len(self._tables.keys()) == 1 or not table.is_dir():
+            return [[key] for key in marked]
+        events = tables.read_keys(spark, self._tables.out, EVENTS)
+        submitted = events.where(f.col("kind") == "submitted").select(
+            f.col("campaign").alias("after_campaign"), f.col("task").alias("after")
+        )
+        reading = spark.read.schema("campaign string, after string")
+        edges = reading.option("recursiveFileLookup", "true").parquet(paths.read(table))
+        both = edges.distinct().join(submitted.distinct(), on="after", how="inner")
+        is_between = f.col("campaign") != f.col("after_campaign")
+        found = both.where(is_between).select("campaign", "after_campaign").distinct().collect()
+        pairs = [(campaign_key(one), campaign_key(other)) for one, other in found]
+        groups = linked([*pairs, *((key, key) for key in marked)])
+        return [group for group in groups if not set(group).isdisjoint(marked)]
+
+    def _compute(self, spark: SparkSession, groups: list[list[str]]) -> None:
+        """Compute all tables of linked campaigns, from all their events."""
+        keys = [key for group in groups for key in group]
         stage = _Stage(spark, self._tables, self._hook, self._tables.campaigns(keys))
         events = tables.read_keys(spark, self._tables.out, EVENTS, keys)
         moves = hold_small(steps(events.where(f.col("campaign").isNotNull())))
         attempts = stage(ATTEMPTS, attempts_of(moves))
-        known = self._place(stage, tasks_alone(moves), keys)
+        known = self._place(stage, tasks_alone(moves), groups)
         stage(METRICS, campaign_metrics(moves, attempts))
         stage(CRITICAL_PATH, critical_path(known))
         for dataset in (ATTEMPTS, TASKS, METRICS, CRITICAL_PATH):
@@ -214,12 +241,13 @@ class Job:
         self._tables.unmark(keys)
         self._hook("campaigns unmarked")
 
-    def _place(self, stage: "_Stage", alone: DataFrame, keys: list[str]) -> DataFrame:
-        """Tasks with their places in the graphs of their campaigns."""
+    def _place(self, stage: "_Stage", alone: DataFrame, groups: list[list[str]]) -> DataFrame:
+        """Give tasks their places in the graphs of linked campaigns."""
         stage(TASKS_ALONE, alone)
         edges = self._tables.out / EDGES.name
         read, written = stage.directory / TASKS_ALONE.name, stage.directory / TASKS.name
-        return stage.made(TASKS, [Placing(key, read, edges, written) for key in keys])
+        shares = [Placing(tuple(keys), read, edges, written) for keys in groups]
+        return stage.made(TASKS, shares)
 
     def _compute_yard(self, spark: SparkSession) -> None:
         """What is of no campaign: workers, and their metrics, from all attempts there are."""
@@ -232,6 +260,18 @@ class Job:
             stage.swap(dataset, [YARD])
         self._tables.unmark([YARD])
         self._hook("all unmarked")
+
+
+def _chunks(groups: list[list[str]]) -> Iterator[list[list[str]]]:
+    """Cut groups into chunks of about `KEYS_A_CHUNK` campaigns. A group stays whole."""
+    chunk: list[list[str]] = []
+    for group in groups:
+        chunk.append(group)
+        if sum(map(len, chunk)) >= KEYS_A_CHUNK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
 
 
 class _Stage:

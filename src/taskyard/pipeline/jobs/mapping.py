@@ -16,9 +16,10 @@ from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from taskyard.client import finding
+from taskyard.client.asking import TaskResult
 from taskyard.client.client import Client, scope_of
 from taskyard.client.following import look
-from taskyard.core.tasks import shown
+from taskyard.core.tasks import shown, truncated_text
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:
@@ -151,9 +152,10 @@ def _fetcher(at: Place) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Reco
 def _fetched(client: Client, batch: pa.RecordBatch) -> pa.RecordBatch:
     names = batch["name"].to_pylist()
     told, views = client.results(names), client.known(names)
-    texts = [shown(told[name][1]) for name in names]
     states = [views[name]["state"] for name in names]
-    is_done = [state == "done" for state in states]
+    # A truncated result is no result: the reason says so.
+    is_done = [views[name]["state"] == "done" and not told[name].bytes_total for name in names]
+    texts = [_text(told[name]) for name in names]
     columns = {
         "state": pa.array(states, pa.string()),
         "result": pa.array(_where(texts, is_done), pa.string()),
@@ -163,6 +165,10 @@ def _fetched(client: Client, batch: pa.RecordBatch) -> pa.RecordBatch:
     for name, column in columns.items():
         batch = batch.append_column(name, column)
     return batch
+
+
+def _text(told: TaskResult) -> str:
+    return shown(truncated_text(told.text, told.bytes_total) if told.bytes_total else told.text)
 
 
 def _where(texts: list[str], wanted: list[bool]) -> list[str | None]:

@@ -403,7 +403,7 @@ def critical_path(facts: Facts) -> Section:
     if not path.num_rows:
         return Section("critical-path", title, ["Nothing has ended yet."])
     parts = {name: [_int(one) for one in columns(path, name)[0]] for name in _PARTS}
-    words = [_path_words(path.num_rows, parts, facts.number("path_ns"))]
+    words = [_path_words(path.num_rows, parts, facts.number("floor_ns"))]
     steps = range(path.num_rows)
     if path.num_rows > STEPS_SHOWN_MAX:
         longest = sorted(steps, key=lambda place: -sum(parts[name][place] for name in _PARTS))
@@ -443,7 +443,7 @@ _PARTS: Final = {
 }
 
 
-def _path_words(steps: int, parts: dict[str, list[int]], path_ns: int) -> str:
+def _path_words(steps: int, parts: dict[str, list[int]], floor_ns: int) -> str:
     sums = {name: sum(values) for name, values in parts.items()}
     whole = sum(sums.values())
     gained = whole - sums["run_ns"]
@@ -457,8 +457,8 @@ def _path_words(steps: int, parts: dict[str, list[int]], path_ns: int) -> str:
         texts = [f"{span(one)} {_LOST[name]}" for name, one in lost.items()]
         text += f", {' and '.join(texts)}"
     text += f". At most {span(gained)} could be gained here"
-    if path_ns:
-        text += f"; the longest chain of work alone is {span(path_ns)}"
+    if floor_ns:
+        text += f"; with any number of workers it takes at least {span(floor_ns)}"
     return text + "."
 
 

@@ -119,14 +119,15 @@ def held_back(facts: Facts) -> str:
 
 
 def least_ns(facts: Facts) -> int:
-    """Return what it can't be quicker than: its longest chain, and its serial lanes.
+    """Return what it can't be quicker than: its longest chain, or serial lane.
 
-    A lane of which several tasks ran at once is not serial, and says nothing about the least time.
+    Tasks of a chain are submitted when they were. A lane of which several tasks ran at once is not
+    serial, and says nothing about the least time.
     """
     rows = zip(*columns(facts.lanes, "run_ns", "alone_ns"), strict=True)
     lanes = [(int(str(run or 0)), int(str(alone or 0))) for run, alone in rows]
     serial = [alone for run, alone in lanes if run - alone <= run * OVERLAP_PART_MAX]
-    return max([facts.number("path_ns"), *serial])
+    return max([facts.number("floor_ns"), *serial])
 
 
 def tiles(facts: Facts) -> list[Tile]:

@@ -33,6 +33,7 @@ def attempts_of(moves: DataFrame) -> DataFrame:
         "wait_ns": f.when(is_ready, f.greatest(waited, f.lit(0))),
         "run_ns": f.when(is_settled, run_ns()),
         "result_bytes": f.when(is_settled, f.col("next_result_bytes")),
+        "leased_ns": f.col("time_ns"),
         "started": f.when(is_settled, _time(started_ns)),
         "ended": f.when(is_settled, _time(ended_ns)),
         "queued_ns": f.when(is_settled, queued_ns()),

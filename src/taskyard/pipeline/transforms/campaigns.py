@@ -1,9 +1,13 @@
-"""Functions over one campaign at a time, for what only a walk along its graph can tell."""
+"""Functions over linked campaigns, for what only a walk along their graph can tell.
 
-from collections.abc import Callable
+Campaigns are linked if a task of one waits for a task of the other, directly or through others.
+"""
+
+from collections.abc import Callable, Iterable
 
 import pandas as pd
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 from taskyard.pipeline.small import is_small
@@ -12,26 +16,43 @@ from taskyard.pipeline.small import is_small
 Function = Callable[[pd.DataFrame, pd.DataFrame], pd.DataFrame]
 
 
-def by_campaign(
-    frame: DataFrame, others: DataFrame, function: Function, schema: StructType
+def by_linked_campaigns(
+    nodes: DataFrame, links: DataFrame, function: Function, schema: StructType
 ) -> DataFrame:
-    """What a function makes of the rows that two frames have of each campaign of the first; in the
-    executors, or here in a session for small histories: a process takes longer to start."""
-    if is_small(frame.sparkSession):
-        made = each_campaign(frame.toPandas(), others.toPandas(), function)
-        return frame.sparkSession.createDataFrame(made[schema.names] if len(made) else [], schema)
-    pairs = frame.groupBy("campaign").cogroup(others.groupBy("campaign"))
-    return pairs.applyInPandas(function, schema=schema)
+    """Apply a function to the nodes of linked campaigns and the links between them.
+
+    In the executors; in a session for small histories here and at once, because a process takes
+    longer to start.
+    """
+    spark = nodes.sparkSession
+    if is_small(spark):
+        made = function(nodes.toPandas(), links.toPandas())
+        return spark.createDataFrame(made[schema.names] if len(made) else [], schema)
+    groups = [group for group in linked(_pairs(links)) if len(group) > 1]
+    members = [(name, group[0]) for group in groups for name in group]
+    named = spark.createDataFrame(members, "campaign string, linked string")
+
+    def grouped(frame: DataFrame) -> DataFrame:
+        joined = frame.join(f.broadcast(named), on="campaign", how="left")
+        return joined.withColumn("linked", f.coalesce("linked", "campaign"))
+
+    both = grouped(nodes).groupBy("linked").cogroup(grouped(links).groupBy("linked"))
+    return both.applyInPandas(function, schema=schema)
 
 
-def each_campaign(rows: pd.DataFrame, others: pd.DataFrame, function: Function) -> pd.DataFrame:
-    """The same of rows that are here already, row by row."""
-    by_name = dict(iter(others.groupby("campaign", sort=False)))
-    none = others.iloc[:0]
-    made = [
-        function(
-            group.reset_index(drop=True), by_name.get(name, none).reset_index(drop=True)
-        ).set_axis(group.index)
-        for name, group in rows.groupby("campaign", sort=False)
-    ]
-    return pd.concat(made).sort_index() if made else rows.iloc[:0]
+def _pairs(links: DataFrame) -> list[tuple[str, str]]:
+    """Collect the campaigns between which there are links."""
+    is_between = f.col("campaign") != f.col("after_campaign")
+    found = links.where(is_between).select("campaign", "after_campaign").distinct()
+    return [(row[0], row[1]) for row in found.collect()]
+
+
+def linked(pairs: Iterable[tuple[str, str]]) -> list[list[str]]:
+    """Group names that are linked by pairs, directly or through others."""
+    group_of: dict[str, list[str]] = {}
+    for pair in pairs:
+        one, other = sorted((group_of.setdefault(name, [name]) for name in pair), key=len)
+        if one is not other:
+            other += one
+            group_of |= dict.fromkeys(one, other)
+    return sorted({id(group): sorted(group) for group in group_of.values()}.values())

@@ -1,9 +1,10 @@
 """Tasks to the critical path: the chain that decided how long a campaign took.
 
 It is the chain that was, not one that could have been: from the task that ended last back, each
-time to the task that ended last among those it waited for. Which tasks are in it is found by the
-walk along the graph (`tasks`); here is what they spent their time on. `path_ns` in `tasks` tells
-how short it could have been with workers without end.
+time to the task that ended last among those it waited for. That may be a task of another campaign,
+unless it ended before this campaign began. Which tasks are in it is found by the walk along the
+graph (`tasks`); here is what they spent their time on. `earliest_end` in `tasks` tells how short it
+could have been with any number of workers.
 """
 
 from pyspark.sql import DataFrame, Window
@@ -13,18 +14,32 @@ from taskyard.pipeline.datasets import CRITICAL_PATH
 
 
 def critical_path(tasks: DataFrame) -> DataFrame:
-    """The chain of every campaign of which something has ended."""
+    """Lay out the chain of every campaign of which something has ended."""
     begins = tasks.groupBy("campaign").agg(f.min(f.unix_micros("submitted")).alias("first_us"))
-    members = tasks.where(f.col("critical_position").isNotNull())
-    way = Window.partitionBy("campaign").orderBy("critical_position")
-    chained = members.join(begins, on="campaign", how="inner").withColumns(
-        {
-            "position": f.col("critical_position"),
-            "after": f.lag("task").over(way),
-            "started_us": f.coalesce(f.lag(f.unix_micros("ended")).over(way), f.col("first_us")),
-        }
+    way = Window.partitionBy("campaign").orderBy("position")
+    chained = (
+        _members(tasks)
+        .join(begins, on="campaign", how="inner")
+        .withColumns(
+            {
+                "after": f.lag("task").over(way),
+                "started_us": f.coalesce(
+                    f.lag(f.unix_micros("ended")).over(way), f.col("first_us")
+                ),
+            }
+        )
     )
     return _with_times(chained)
+
+
+def _members(tasks: DataFrame) -> DataFrame:
+    """List tasks by the chains that they are in: a row for each campaign that has it in its own."""
+    renamed = tasks.withColumnRenamed("campaign", "task_campaign")
+    own = renamed.where(f.col("critical_position").isNotNull()).withColumns(
+        {"campaign": f.col("task_campaign"), "position": f.col("critical_position")}
+    )
+    elsewhere = renamed.select("*", f.explode("critical_elsewhere").alias("campaign", "position"))
+    return own.unionByName(elsewhere)
 
 
 def _with_times(joined: DataFrame) -> DataFrame:

@@ -1,4 +1,4 @@
-"""The graph of one campaign, walked in plain Python: a join for every level would take minutes.
+"""The graph of linked campaigns, walked in plain Python: a join for every level takes minutes.
 
 Knows numbers and lists alone: nodes are places in lists, an edge is a pair of them.
 """
@@ -19,6 +19,8 @@ class Walk(Struct):
     levels: list[int | None]
     #: The longest chain up to its end, by its nodes' durations.
     paths_ns: list[int]
+    #: The earliest time at which it could have ended, were no node ever to wait for a worker.
+    earliest_ns: list[int]
     #: Something before it is not done.
     has_open: list[bool]
     #: Something before it can still run.
@@ -27,19 +29,25 @@ class Walk(Struct):
 
 def walk(
     states: Sequence[str],
+    submitted_ns: Sequence[int],
     durations_ns: Sequence[int],
     edges: Sequence[tuple[int, int]],
     strangers: Sequence[int] = (),
 ) -> Walk:
-    """Every node after all those that it waits for. An edge is (who waits, for whom); `strangers`
-    wait for something outside, which may be open and may run."""
+    """Visit every node after all those that it waits for.
+
+    An edge is (waiting node, node before it). `strangers` wait for something that is not a node,
+    which may be open and may run.
+    """
     count = len(states)
     followers: list[list[int]] = [[] for _ in range(count)]
     waits = [0] * count
     for node, before in edges:
         followers[before].append(node)
         waits[node] += 1
-    found = Walk([None] * count, list(durations_ns), [False] * count, [False] * count)
+    earliest_ns = [at_ns + ran_ns for at_ns, ran_ns in zip(submitted_ns, durations_ns, strict=True)]
+    no = [False] * count
+    found = Walk([None] * count, list(durations_ns), earliest_ns, list(no), list(no))
     for node in strangers:
         found.has_open[node] = found.has_runnable[node] = True
     frontier = [node for node in range(count) if not waits[node]]
@@ -62,35 +70,54 @@ def _hand_on(
     found: Walk, node: int, state: str, followers: list[int], durations_ns: Sequence[int]
 ) -> None:
     """Tell those that wait for a node what it means for them."""
-    path_ns = found.paths_ns[node]
+    path_ns, earliest_ns = found.paths_ns[node], found.earliest_ns[node]
     is_open = state != "DONE"
     is_runnable = state in RUNNABLE or (state == "BLOCKED" and found.has_runnable[node])
     for follower in followers:
-        reached_ns = path_ns + durations_ns[follower]
-        found.paths_ns[follower] = max(found.paths_ns[follower], reached_ns)
+        took_ns = durations_ns[follower]
+        found.paths_ns[follower] = max(found.paths_ns[follower], path_ns + took_ns)
+        found.earliest_ns[follower] = max(found.earliest_ns[follower], earliest_ns + took_ns)
         if is_open:
             found.has_open[follower] = True
             if is_runnable:
                 found.has_runnable[follower] = True
 
 
-def chain(ends_ns: Sequence[int | None], edges: Sequence[tuple[int, int]]) -> list[int]:
-    """The nodes that decided when the last of them ended, in order: from there back, each time to
-    the one that ended last among those that were waited for."""
-    ended = [node for node, end_ns in enumerate(ends_ns) if end_ns is not None]
-    if not ended:
-        return []
+def chains(
+    groups: Sequence[str],
+    submitted_ns: Sequence[int],
+    ends_ns: Sequence[int | None],
+    edges: Sequence[tuple[int, int]],
+) -> dict[str, list[int]]:
+    """Find the nodes that decided when each group's last node ended, in order.
+
+    From that node back, each step goes to the node that ended last among those waited for. That may
+    be a node of another group, unless it ended before the first node of this one was submitted.
+    """
     befores: dict[int, list[int]] = {}
     for node, before in edges:
         if ends_ns[before] is not None:
             befores.setdefault(node, []).append(before)
+    begins_ns: dict[str, int] = {}
+    lasts: dict[str, int] = {}
 
     def end_of(node: int) -> int:
         return ends_ns[node] or 0
 
-    way = [max(ended, key=end_of)]
-    seen = {way[0]}
-    while candidates := [node for node in befores.get(way[-1], ()) if node not in seen]:
-        way.append(max(candidates, key=end_of))
-        seen.add(way[-1])
-    return way[::-1]
+    for node, group in enumerate(groups):
+        begins_ns[group] = min(begins_ns.get(group, submitted_ns[node]), submitted_ns[node])
+        if ends_ns[node] is not None and end_of(node) > end_of(lasts.setdefault(group, node)):
+            lasts[group] = node
+    found: dict[str, list[int]] = {}
+    for group, last in lasts.items():
+        way = {last: None}
+        node = last
+        while candidates := [
+            before
+            for before in befores.get(node, ())
+            if before not in way and (groups[before] == group or end_of(before) > begins_ns[group])
+        ]:
+            node = max(candidates, key=end_of)
+            way[node] = None
+        found[group] = list(way)[::-1]
+    return found

@@ -1,7 +1,8 @@
 """Edges with the very tasks that they connect: names are used again, tasks are not.
 
 An edge is of the generation that was the newest of its name when it was told, and so is what it
-waits for. Both ends may be of different campaigns.
+waits for. A task may also wait for a name that is submitted later: then for the first of that name.
+Both ends may be of different campaigns.
 """
 
 from pyspark.sql import DataFrame, Window
@@ -31,17 +32,20 @@ def links(tasks: DataFrame, edges: DataFrame) -> DataFrame:
 
 
 def _placed(known: DataFrame, edges: DataFrame, end: str, prefix: str) -> DataFrame:
-    """Edges with campaign and generation of the task at one of their ends, found by a walk along
-    all that happened to the name."""
+    """Add campaign and generation of the task at one end of each edge."""
     way = Window.partitionBy("name").orderBy("record", "is_edge")
     so_far = way.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    from_now = way.rowsBetween(Window.currentRow, Window.unboundedFollowing)
     told = edges.withColumns({"name": f.col(end), "is_edge": f.lit(1)})
     submitted = known.withColumnsRenamed(
         {"campaign": f"{prefix}campaign", "generation": f"{prefix}generation"}
     ).withColumn("is_edge", f.lit(0))
     walk = submitted.unionByName(told, allowMissingColumns=True)
     newest = {
-        column: f.last(column, ignorenulls=True).over(so_far)
+        column: f.coalesce(
+            f.last(column, ignorenulls=True).over(so_far),
+            f.first(column, ignorenulls=True).over(from_now),
+        )
         for column in (f"{prefix}campaign", f"{prefix}generation")
     }
     return walk.withColumns(newest).where(f.col("is_edge") == 1).drop("name", "is_edge")

@@ -61,7 +61,7 @@ def worker_metrics(attempts: DataFrame, workers: DataFrame) -> DataFrame:
     own = attempts.withColumn("scope", f.lit("worker"))
     # Two marks an attempt; the longest run may end after the last lease.
     spans = own.groupBy("scope").agg(
-        (f.max(_end_ns()) - f.min(_micros_ns("leased"))).alias("span_ns"),
+        (f.max(_end_ns()) - f.min(f.col("leased_ns"))).alias("span_ns"),
     )
     marks = marks_of_attempts(attempts).withColumn("scope", f.lit("worker"))
     place = ("scope", "worker")
@@ -100,7 +100,7 @@ def _micros_ns(name: str) -> Column:
 
 def _start_ns() -> Column:
     """When an attempt started, or where that is not known, when it was leased."""
-    return _micros_ns("leased") + f.coalesce("queued_ns", f.lit(0))
+    return f.col("leased_ns") + f.coalesce("queued_ns", f.lit(0))
 
 
 def _end_ns() -> Column:
@@ -116,7 +116,7 @@ def _is_running() -> Column:
 def _times(attempts: DataFrame, *place: str) -> DataFrame:
     """A row where an attempt begins, with how long it waited, and one where it ends."""
     nothing = f.lit(None).cast("long")
-    at_ns = _micros_ns("leased").alias("at_ns")
+    at_ns = f.col("leased_ns").alias("at_ns")
     begun = attempts.select(*place, at_ns, "wait_ns", nothing.alias("run_ns"))
     ended = attempts.where(f.col("run_ns").isNotNull()).select(
         *place, _end_ns().alias("at_ns"), nothing.alias("wait_ns"), "run_ns"

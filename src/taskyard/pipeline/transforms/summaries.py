@@ -58,7 +58,7 @@ def lanes(attempts: DataFrame) -> DataFrame:
     """The lanes that made tasks wait the longest: `service`, `lane`, how many attempts, their waits
     and how long they ran, `alone_ns` of it while no other attempt of the lane did; and in `lanes`
     how many there are in all."""
-    start_ns = f.unix_micros("leased") * 1000 + f.coalesce("queued_ns", f.lit(0))
+    start_ns = f.col("leased_ns") + f.coalesce("queued_ns", f.lit(0))
     way = Window.partitionBy("service", "lane").orderBy("start_ns", "leased_record")
     before = way.rowsBetween(Window.unboundedPreceding, -1)
     end_ns = f.col("start_ns") + f.coalesce("run_ns", f.lit(0))
@@ -163,7 +163,10 @@ def totals(tasks: DataFrame) -> DataFrame:
         f.max("ended").alias("ended"),
         f.sum("wait_ns").alias("wait_ns"),
         f.sum("run_ns").alias("run_ns"),
-        f.max("path_ns").alias("path_ns"),
+        # What no number of workers could have made shorter.
+        ((f.max(f.unix_micros("earliest_end")) - f.min(f.unix_micros("submitted"))) * 1000).alias(
+            "floor_ns"
+        ),
         f.max("waits_for").alias("waits_for"),
         f.count_distinct("service").alias("services"),
     ).select("*")

@@ -11,8 +11,8 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 from taskyard.pipeline.datasets import PLACED, TASKS
-from taskyard.pipeline.transforms.campaigns import by_campaign
-from taskyard.pipeline.transforms.graph import chain, walk
+from taskyard.pipeline.transforms.campaigns import by_linked_campaigns
+from taskyard.pipeline.transforms.graph import chains, walk
 from taskyard.pipeline.transforms.links import links
 from taskyard.pipeline.transforms.steps import ENDED, OUTCOMES, queued_ns, run_ns, steps
 
@@ -25,7 +25,10 @@ Names = pd.Series  # of strings
 Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 #: What the walk has to know of a task.
-NODE: Final = (*_KEY, "submitted_record", "state", "due", "run_last_ns", "attempts", "ended")
+NODE: Final = (
+    *_KEY,
+    *("submitted", "submitted_record", "state", "due", "run_last_ns", "attempts", "ended"),
+)
 
 _PLACED_SCHEMA: Final = StructType([TASKS.schema[name] for name in (*_KEY, *PLACED)])
 
@@ -106,27 +109,22 @@ def _is_loss() -> Column:
 
 
 def _placed(alone: DataFrame, between: DataFrame) -> DataFrame:
-    """State and place in the graph, a campaign at a time."""
+    """Find state and place in the graph, over linked campaigns."""
     known = between.where(f.col("campaign").isNotNull())
-    return by_campaign(alone.select(*NODE), known, place, _PLACED_SCHEMA)
+    return by_linked_campaigns(alone.select(*NODE), known, place, _PLACED_SCHEMA)
 
 
-def place(nodes: pd.DataFrame, between: pd.DataFrame) -> pd.DataFrame:
-    """One campaign's tasks with what the walk along its edges found. Those may be links, which know
-    of what campaign both ends are; else what a task waits for is looked for in its own alone."""
-    edges, strangers = numbered(nodes, between)
+def place(nodes: pd.DataFrame, edges: pd.DataFrame) -> pd.DataFrame:
+    """Add to tasks what a walk along their edges finds. All linked campaigns must be there."""
+    pairs, strangers = numbered(nodes, edges)
     states = nodes["state"].tolist()
-    durations = nodes["run_last_ns"].fillna(0).astype("int64").tolist()
-    found = walk(states, durations, edges, strangers)
-    # A task that was never leased was called off: it took nobody's time.
-    ends_ns = nodes["ended"].where(nodes["attempts"] > 0).astype("int64")
-    ends = [end_ns if end_ns > 0 else None for end_ns in ends_ns.tolist()]
-    positions: list[int | None] = [None] * len(nodes)
-    for position, node in enumerate(chain(ends, edges), start=1):
-        positions[node] = position
-    waiting = np.array([node for node, _ in edges] + strangers, dtype=np.int64)
+    submitted_ns = _times_ns(nodes["submitted"])
+    durations_ns = nodes["run_last_ns"].fillna(0).astype("int64").tolist()
+    found = walk(states, submitted_ns, durations_ns, pairs, strangers)
+    waiting = np.array([node for node, _ in pairs] + strangers, dtype=np.int64)
     columns = zip(states, nodes["due"].notna(), found.has_open, found.has_runnable, strict=True)
     judged = [_judged(*row) for row in columns]
+    positions, elsewhere = _positions(nodes, submitted_ns, pairs)
     return pd.DataFrame(
         {
             "campaign": nodes["campaign"],
@@ -138,8 +136,37 @@ def place(nodes: pd.DataFrame, between: pd.DataFrame) -> pd.DataFrame:
             "level": pd.array(found.levels, dtype="Int64"),
             "path_ns": found.paths_ns,
             "critical_position": pd.array(positions, dtype="Int64"),
+            "critical_elsewhere": pd.Series(elsewhere, index=nodes.index, dtype=object),
+            "earliest_end": pd.to_datetime(found.earliest_ns, unit="ns", utc=True).floor("us"),
         }
     )
+
+
+def _positions(
+    nodes: pd.DataFrame, submitted_ns: list[int], pairs: list[tuple[int, int]]
+) -> tuple[list[int | None], list[dict[str, int] | None]]:
+    """Find each task's place in its campaign's critical path, and in those of other campaigns."""
+    campaigns = nodes["campaign"].tolist()
+    # A task that was never leased was cancelled or grew too old: it took no time.
+    ends_ns = [
+        end_ns if end_ns > 0 else None
+        for end_ns in _times_ns(nodes["ended"].where(nodes["attempts"] > 0))
+    ]
+    positions: list[int | None] = [None] * len(nodes)
+    elsewhere: list[dict[str, int] | None] = [None] * len(nodes)
+    for campaign, way in chains(campaigns, submitted_ns, ends_ns, pairs).items():
+        for position, node in enumerate(way, start=1):
+            if campaigns[node] == campaign:
+                positions[node] = position
+            else:
+                elsewhere[node] = {**(elsewhere[node] or {}), campaign: position}
+    return positions, elsewhere
+
+
+def _times_ns(times: pd.Series) -> list[int]:
+    """Turn times into nanoseconds; a missing one is negative."""
+    numbers: list[int] = pd.to_datetime(times, utc=True).dt.as_unit("ns").astype("int64").tolist()
+    return numbers
 
 
 def _judged(state: str, is_timed: bool, has_open: bool, has_runnable: bool) -> tuple[str, bool]:  # noqa: FBT001  # columns of a row
@@ -151,19 +178,17 @@ def _judged(state: str, is_timed: bool, has_open: bool, has_runnable: bool) -> t
     return state, has_open and not has_runnable
 
 
-def numbered(nodes: pd.DataFrame, between: pd.DataFrame) -> tuple[list[tuple[int, int]], list[int]]:
-    """The edges inside of a campaign as pairs of places, and the places of those tasks that wait
-    for something outside of it, once for each."""
+def numbered(nodes: pd.DataFrame, edges: pd.DataFrame) -> tuple[list[tuple[int, int]], list[int]]:
+    """Turn edges into pairs of places, each once. Places of tasks that wait for a name that was
+    never submitted come apart, once for each such name."""
     named = Named(nodes["task"], nodes["submitted_record"].to_numpy())
-    records = between["record"].to_numpy(dtype=np.int64)
-    waiting = named.places(between["task"], records)
-    before = named.places(between["after"], records)
-    if "after_campaign" in between.columns:
-        before[(between["after_campaign"] != between["campaign"]).to_numpy()] = -1
-    is_inside = (before >= 0) & (before != waiting)
-    is_outside = (waiting >= 0) & (before < 0)
-    pairs = zip(waiting[is_inside].tolist(), before[is_inside].tolist(), strict=True)
-    return list(pairs), waiting[is_outside].tolist()
+    records = edges["record"].to_numpy(dtype=np.int64)
+    waiting = named.places(edges["task"], records)
+    before = named.places(edges["after"], records, or_first=True)
+    is_known = (waiting >= 0) & (before >= 0) & (before != waiting)
+    pairs = np.unique(np.stack([waiting[is_known], before[is_known]]), axis=1)
+    strangers: list[int] = waiting[(waiting >= 0) & (before < 0)].tolist()
+    return list(zip(*pairs.tolist(), strict=True)), strangers
 
 
 class Named:
@@ -187,12 +212,16 @@ class Named:
         ranks = np.searchsorted(self._records, records, side="right")
         return codes * (len(self._records) + 1) + ranks
 
-    def places(self, names: Names, records: Numbers) -> Numbers:
-        """The place of each of these, -1 where there is none."""
+    def places(self, names: Names, records: Numbers, *, or_first: bool = False) -> Numbers:
+        """Find the place of each name, -1 where there is none; the newest as of the record, or,
+        if wanted and all came later, the first of them."""
         codes = self._codes(names)
         if not len(self._order):
             return codes
         at = np.searchsorted(self._sorted, self._keys(codes, records), side="right") - 1
         begins = codes * (len(self._records) + 1)
-        is_there = (codes >= 0) & (at >= 0) & (self._sorted[at] > begins)
+        is_known = codes >= 0
+        is_there = is_known & (at >= 0) & (self._sorted[at] > begins)
+        if or_first:
+            at, is_there = np.where(is_there | ~is_known, at, at + 1), is_known
         return np.where(is_there, self._order[at], -1)

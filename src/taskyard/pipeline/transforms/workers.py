@@ -31,7 +31,7 @@ def _comings(events: DataFrame) -> DataFrame:
 
 
 def _doings(attempts: DataFrame) -> DataFrame:
-    start_ns = f.unix_micros("leased") * 1000 + f.coalesce("queued_ns", f.lit(0))
+    start_ns = f.col("leased_ns") + f.coalesce("queued_ns", f.lit(0))
     return attempts.select(
         "worker",
         f.col("leased_record").alias("record"),

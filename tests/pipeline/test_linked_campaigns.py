@@ -1,0 +1,429 @@
+"""Dependencies between campaigns: every column that follows from the graph, against plain Python.
+
+A seeded story is told to a real scheduler: five campaigns whose tasks wait for one another, with
+failures, cancellations, names that are submitted later or anew. The truth is computed from its
+records by recursion, and which tasks are behind a failure is the scheduler's own answer.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import closing
+from datetime import UTC, datetime
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from msgspec import Struct, field
+
+from taskyard.core import graph, records
+from taskyard.core.events import Outcome, Repeat, Unknown
+from taskyard.core.states import TaskState
+from taskyard.journal import compaction, recovery
+from taskyard.journal.sqlite import SqliteStore
+from taskyard.pipeline import small, tables
+from taskyard.pipeline.datasets import CRITICAL_PATH, TASKS
+from taskyard.pipeline.jobs import report
+from taskyard.pipeline.jobs.history import Job
+from taskyard.pipeline.layout import campaign_key, folder
+from taskyard.pipeline.sources import history as source
+from taskyard.pipeline.transforms.attempts import attempts
+from taskyard.pipeline.transforms.campaigns import linked
+from taskyard.pipeline.transforms.workers import workers
+from tests.journal.stories import WritingYard
+from tests.pipeline.stories import Story
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from taskyard.journal.store import Store
+
+#: Whole runs of `pipeline history`, which take several times as long on a busy machine.
+pytestmark = pytest.mark.timeout(900)
+
+CAMPAIGNS = (b"A", b"B", b"C", b"D", b"")
+#: Is linked to no other campaign.
+ALONE = b"alone"
+SEED = 29
+ROUNDS = 60
+WORKER = b"w"
+
+
+class Node(Struct):
+    """One generation of a name, as the records tell of it."""
+
+    campaign: str
+    task: str
+    generation: int
+    submitted_ns: int
+    state: str = "open"
+    after: dict[int, None] = field(default_factory=dict)
+    #: Names that it waits for and that were never submitted.
+    strangers: dict[str, None] = field(default_factory=dict)
+    leased_ns: int | None = None
+    ran_ns: int = 0
+    is_leased: bool = False
+    was_leased: bool = False
+    ended_ns: int | None = None
+
+
+class Truth:
+    """The graph of a journal, folded record by record; nodes are numbers."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.newest: dict[str, int] = {}
+        self._generations: dict[tuple[str, str], int] = {}
+
+    def fold(self, record: records.AnyRecord) -> None:
+        if isinstance(record, records.Submitted):
+            self._submitted(record)
+        elif isinstance(record, records.Extended | records.Returned) and record.after is not None:
+            for name, after in zip(record.names, record.after, strict=True):
+                self._wait(self.newest[name.decode()], after)
+        if isinstance(record, records.Leased):
+            for node in self._named(record):
+                node.leased_ns, node.is_leased, node.was_leased = record.at_ns, True, True
+        elif isinstance(record, _SETTLING):
+            for node in self._named(record):
+                self._settled(node, record)
+
+    def _named(self, record: Any) -> Iterator[Node]:
+        return (self.nodes[self.newest[name.decode()]] for name in record.names)
+
+    def _submitted(self, record: records.Submitted) -> None:
+        submission = record.submission
+        for index, name in enumerate(submission.names):
+            key = (submission.terms_of(index).campaign.decode(), name.decode())
+            self._generations[key] = self._generations.get(key, 0) + 1
+            number = len(self.nodes)
+            self.nodes.append(Node(*key, self._generations[key], record.at_ns))
+            self.newest[key[1]] = number
+            for node in self.nodes:  # tasks that waited for the name before it was there
+                if key[1] in node.strangers:
+                    del node.strangers[key[1]]
+                    node.after[number] = None
+        for column in (submission.after, record.after_done):
+            for name, after in zip(submission.names, column or [], strict=column is not None):
+                self._wait(self.newest[name.decode()], after)
+
+    def _wait(self, number: int, after: list[bytes]) -> None:
+        for name in after:
+            before = self.newest.get(name.decode())
+            if before is None:
+                self.nodes[number].strangers[name.decode()] = None
+            else:
+                self.nodes[number].after[before] = None
+
+    def _settled(self, node: Node, record: records.AnyRecord) -> None:
+        if node.is_leased:
+            node.ran_ns = record.at_ns - (node.leased_ns or 0)
+            node.is_leased = False
+        state = _ENDS.get(type(record), "open")
+        node.state, node.ended_ns = state, None if state == "open" else record.at_ns
+
+    def level(self, number: int) -> int:
+        return max((1 + self._level(before) for before in self.nodes[number].after), default=0)
+
+    def path_ns(self, number: int) -> int:
+        node = self.nodes[number]
+        return node.ran_ns + max((self._path_ns(before) for before in node.after), default=0)
+
+    def earliest_ns(self, number: int) -> int:
+        node = self.nodes[number]
+        befores = [self._earliest_ns(before) for before in node.after]
+        return node.ran_ns + max([node.submitted_ns // 1000 * 1000, *befores])
+
+    def remember(self) -> None:
+        """Keep what is known of each node: all is folded."""
+        self._level, self._path_ns = cache(self.level), cache(self.path_ns)
+        self._earliest_ns = cache(self.earliest_ns)
+
+    def chain(self, campaign: str) -> list[int]:
+        own = [number for number, node in enumerate(self.nodes) if node.campaign == campaign]
+        begin_us = min(self.nodes[number].submitted_ns for number in own) // 1000
+        ends_us = {
+            number: (node.ended_ns or 0) // 1000
+            for number, node in enumerate(self.nodes)
+            if node.ended_ns is not None and node.was_leased
+        }
+        way: list[int] = []
+        candidates = [number for number in own if number in ends_us]
+        while candidates:
+            last_us = max(ends_us[number] for number in candidates)
+            (last,) = [number for number in candidates if ends_us[number] == last_us]
+            way.append(last)
+            candidates = [
+                before
+                for before in self.nodes[last].after
+                if before in ends_us
+                and (self.nodes[before].campaign == campaign or ends_us[before] > begin_us)
+            ]
+        return way[::-1]
+
+
+_ENDS: dict[type, str] = {
+    records.Finished: "DONE",
+    records.Failed: "FAILED",
+    records.Aged: "FAILED",
+    records.Cancelled: "CANCELLED",
+}
+_SETTLING: tuple[type, ...] = (
+    *_ENDS,
+    records.Postponed,
+    records.Returned,
+    records.Expired,
+    records.Retried,
+)
+
+
+class Teller:
+    """Tells the story to a yard, a round at a time. No two records have the same time."""
+
+    def __init__(self, store: Store) -> None:
+        self.yard = WritingYard(store)
+        self._random = random.Random(SEED)
+        self._names: list[bytes] = []
+        self._promised: list[bytes] = []
+        self.yard.join(WORKER)
+
+    def tell(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self._pass_time()
+            self._submit()
+            for name in self.yard.take(WORKER, self._random.randrange(4)):
+                self._pass_time()
+                failed = self._random.random() < 0.25
+                outcome = Outcome.FAILED_FOR_GOOD if failed else Outcome.DONE
+                self.yard.report(WORKER, name, outcome, texts=[b"text"])
+            self._pass_time()
+            self._steer()
+
+    def _pass_time(self) -> None:
+        self.yard.later(self._random.randrange(1, 3_000_000_000) / 1e9)
+
+    def _submit(self) -> None:
+        chance = self._random
+        campaign = chance.choice(CAMPAIGNS)
+        name = b"t%d" % len(self._names)
+        if self._promised and chance.random() < 0.5:
+            name = self._promised.pop()
+        usable = [one for one in self._names[-15:] if self._is_usable(one)]
+        after = chance.sample(usable, min(len(usable), chance.choice((0, 1, 1, 2, 3))))
+        if chance.random() < 0.1:
+            self._promised.append(b"promised-%d" % len(self._names))
+            after.append(self._promised[-1])
+        self.yard.submit(name, after=[after], campaign=campaign, unknown=Unknown.WAIT)
+        if name in self.yard.scheduler.ledger.tasks:  # it would have closed a cycle otherwise
+            self._names.append(name)
+        self.yard.submit(name + b" alone", campaign=ALONE)
+
+    def _is_usable(self, name: bytes) -> bool:
+        task = self.yard.scheduler.ledger.tasks[name]
+        return task.state is not TaskState.CANCELLED
+
+    def _steer(self) -> None:
+        chance = self._random
+        name = chance.choice(self._names)
+        action = chance.random()
+        if action < 0.1:
+            self.yard.cancel(name)
+        elif action < 0.2:
+            self.yard.retry(name)
+        elif action < 0.4:  # anew if it has ended, else more to wait for
+            same = self.yard.scheduler.ledger.tasks[name].terms.campaign
+            campaign = chance.choice((same, *CAMPAIGNS))
+            before = chance.choice(self._names)
+            after = [[before]] if self._is_usable(before) else [[b"nobody"]]
+            terms = {"campaign": campaign, "repeat": Repeat.EXTEND, "unknown": Unknown.DONE}
+            self.yard.submit(name, after=after, **terms)
+
+
+class Told(Struct):
+    state: Path
+    truth: Truth
+    #: Names of tasks that the scheduler calls stuck.
+    stuck: list[str]
+
+
+@pytest.fixture(scope="module")
+def told(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """The state, its truth, and under `tables` its tables, made in two runs."""
+    state = tmp_path_factory.mktemp("linked") / "state"
+    state.mkdir()
+    with closing(SqliteStore(state)) as store:
+        teller = Teller(store)
+        for _ in range(2):
+            teller.tell(ROUNDS // 2)
+            compaction.export(state, store)
+            make_tables(spark, state, state.parent / "tables")
+        truth, number = Truth(), 0
+        for row in store.rows():
+            for record in recovery.records_of(row, number):
+                truth.fold(record)
+            number = row.record_last
+    truth.remember()
+    tasks = teller.yard.scheduler.ledger.tasks.values()
+    failed = [task for task in tasks if task.state is TaskState.FAILED]
+    return Told(state, truth, sorted(name.decode() for name in graph.stuck(failed)))
+
+
+def make_tables(spark: SparkSession, state: Path, out: Path) -> int:
+    job = Job(state, out)
+    try:
+        return job.run(spark).campaigns
+    finally:
+        job.close()
+
+
+def check_tasks(frame: DataFrame, told: Told) -> None:
+    """Compare every column that follows from the graph."""
+    truth = told.truth
+    found = {(row["campaign"], row["task"], row["generation"]): row for row in frame.collect()}
+    assert len(found) == len(truth.nodes)
+    for number, node in enumerate(truth.nodes):
+        row = found[node.campaign, node.task, node.generation]
+        waits_for = len(node.after) + len(node.strangers)
+        assert (row["waits_for"], row["level"], row["path_ns"]) == (
+            waits_for,
+            truth.level(number),
+            truth.path_ns(number),
+        ), node
+        earliest_us = truth.earliest_ns(number) // 1000
+        assert row["earliest_end"].replace(tzinfo=UTC) == at_us(earliest_us), node
+        assert row["ended"] is None or row["earliest_end"] <= row["ended"], node
+    behind = sorted(task for (_, task, _), row in found.items() if row["is_behind_failure"])
+    assert behind == told.stuck
+
+
+def at_us(time_us: int) -> datetime:
+    seconds, micros = divmod(time_us, 1_000_000)
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=micros)
+
+
+def check_paths(frame: DataFrame, told: Told, *campaigns: str) -> None:
+    truth = told.truth
+    chained: dict[str, list[tuple[str, str, int]]] = {name: [] for name in campaigns}
+    for row in sorted(frame.collect(), key=lambda row: row["position"]):
+        task = (row["task_campaign"], row["task"], row["generation"])
+        chained[row["campaign"]].append(task)
+    assert chained == {
+        name: [
+            (truth.nodes[number].campaign, truth.nodes[number].task, truth.nodes[number].generation)
+            for number in truth.chain(name)
+        ]
+        for name in campaigns
+    }
+
+
+def test_story_has_what_it_should(told: Told) -> None:
+    nodes = told.truth.nodes
+    assert {node.state for node in nodes} == {"open", "DONE", "FAILED", "CANCELLED"}
+    crossing = {
+        (node.campaign, nodes[before].campaign)
+        for node in nodes
+        for before in node.after
+        if node.campaign != nodes[before].campaign
+    }
+    assert len(crossing) > 10
+    assert any(node.generation > 1 for node in nodes)
+    assert any(before > number for number, node in enumerate(nodes) for before in node.after)
+    foreign = [
+        name
+        for name in ("A", "B", "C", "D", "")
+        if any(nodes[number].campaign != name for number in told.truth.chain(name))
+    ]
+    assert foreign
+    assert len(told.stuck) > 5
+
+
+def test_tables_made_in_two_runs_follow_dependencies_across_campaigns(
+    spark: SparkSession, told: Told
+) -> None:
+    out = told.state.parent / "tables"
+    check_tasks(tables.read(spark, out, TASKS), told)
+    names = [name.decode() for name in (*CAMPAIGNS, ALONE)]
+    check_paths(tables.read(spark, out, CRITICAL_PATH), told, *names)
+
+
+def test_executors_follow_dependencies_across_campaigns(
+    spark: SparkSession, told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(small, "SMALL_BYTES", 0)
+    make_tables(spark, told.state, tmp_path / "tables")
+    check_tasks(tables.read(spark, tmp_path / "tables", TASKS), told)
+
+
+def test_report_of_a_campaign_counts_tasks_behind_failures_of_others(
+    spark: SparkSession, told: Told, tmp_path: Path
+) -> None:
+    read = source.read(spark, told.state, tmp_path)
+    found = report.datasets(read.events, read.edges, "C")
+    try:
+        facts = report.facts_of(found)
+        check_paths(found.critical_path, told, "C")
+    finally:
+        found.let_go()
+    newest = {truth.task: truth for truth in told.truth.nodes}
+    assert facts.number("blocked") == sum(newest[name].campaign == "C" for name in told.stuck) > 0
+    assert facts.guarantees.blocked_behind_failure == len(told.stuck)
+    assert facts.guarantees.is_sound
+    assert 0 < facts.number("floor_ns") <= facts.makespan_ns
+
+
+def test_change_in_one_campaign_renews_linked_ones_and_no_other(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    state, out = tmp_path / "state", tmp_path / "tables"
+    with closing(SqliteStore(state)) as store:
+        yard = WritingYard(store)
+        yard.join(WORKER)
+        yard.submit(b"a", campaign=b"A")
+        yard.submit(b"b", after=[[b"a"]], campaign=b"B")
+        yard.submit(b"c", after=[[b"b"]], campaign=b"C")
+        yard.submit(b"other", campaign=b"other", priority=-1)
+        compaction.export(state, store)
+        assert make_tables(spark, state, out) == 4
+        assert behind(spark, out) == []
+        before = files(out, "other")
+        (taken,) = yard.take(WORKER)
+        yard.report(WORKER, taken, Outcome.FAILED_FOR_GOOD, texts=[b"no"])
+        compaction.export(state, store)
+        assert make_tables(spark, state, out) == 3
+        assert behind(spark, out) == ["b", "c"]
+        assert files(out, "other") == before != {}
+
+
+def files(out: Path, campaign: str) -> dict[Path, int]:
+    found = (out / "tasks" / folder(campaign_key(campaign))).glob("*/*.parquet")
+    return {path: path.stat().st_ino for path in found}
+
+
+def behind(spark: SparkSession, out: Path) -> list[str]:
+    rows = tables.read(spark, out, TASKS).where("is_behind_failure").select("task").collect()
+    return sorted(row["task"] for row in rows)
+
+
+def test_names_are_grouped_by_the_pairs_that_link_them() -> None:
+    pairs = [("a", "b"), ("c", "d"), ("e", "e"), ("d", "b"), ("f", "g")]
+    assert linked(pairs) == [["a", "b", "c", "d"], ["e"], ["f", "g"]]
+    assert linked([]) == []
+
+
+def test_busy_time_of_a_worker_is_exact(spark: SparkSession) -> None:
+    story = Story()
+    story.join(0, "w", slots=2)
+    for name, leased_ns, ended_ns in (
+        ("a", 1_700, 4_300),
+        ("b", 4_100, 9_950),
+        ("c", 20_001, 20_002),
+    ):
+        story.submit(0, name)
+        story.lease(leased_ns / 1e9, name)
+        story.finish(ended_ns / 1e9, name)
+    events, _ = story.frames(spark)
+    (row,) = workers(events, attempts(events)).collect()
+    assert row["busy_ns"] == (9_950 - 1_700) + 1
