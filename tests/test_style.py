@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SOURCES = [ROOT / "yard", *sorted((ROOT / "src").rglob("*.py"))]
+SOURCES = [
+    ROOT / "yard",
+    *sorted((ROOT / "src").rglob("*.py")),
+    *sorted((ROOT / "tools").rglob("*.py")),
+]
 CORE = sorted((ROOT / "src" / "taskyard" / "core").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 

@@ -9,6 +9,7 @@ line and leaves with the class's exit code; nobody else turns an error into a nu
     │   └── NoBroker           nobody answers there
     ├── UserError              the user's: usage and settings
     │   ├── Refused            the broker understood, and said no
+    │   │   └── NameLost       another process has the worker's name
     │   └── StateLocked        the state directory is in use by another process
     ├── TaskFailed             the task's own: it was tried, and there is no result
     │   └── TaskBlocked        it waits behind a task that failed
@@ -70,6 +71,10 @@ class UserError(TaskyardError):
 
 class Refused(UserError):
     """The broker understood what it was asked, did nothing, and said why."""
+
+
+class NameLost(Refused):
+    """The broker gave a worker's name to another process, because this one was silent."""
 
 
 class StateLocked(UserError):

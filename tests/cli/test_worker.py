@@ -92,7 +92,9 @@ def test_tasks_of_a_killed_worker_go_to_another_within_the_lease(
     assert client.show("a")["attempt"] == 2
 
 
-def test_worker_of_the_same_name_takes_over_at_once(tmp_path: Path, client: Client) -> None:
+def test_worker_of_the_same_name_takes_over_after_two_heartbeats(
+    tmp_path: Path, client: Client
+) -> None:
     named = ("--slots", "1", "--name", "twin", "--lease", "1h")
     with Worker(tmp_path, *named) as doomed:
         submit_gated(client, tmp_path, "a")

@@ -31,6 +31,7 @@ from taskyard.core.records import (
     Paused,
     Postponed,
     Progressed,
+    Refunded,
     Released,
     Reported,
     Resumed,
@@ -42,6 +43,7 @@ from taskyard.core.records import (
     Submitted,
     WorkerJoined,
     WorkerLeft,
+    WorkerReplaced,
 )
 from taskyard.core.runs import Runs
 from taskyard.core.states import TaskState
@@ -125,16 +127,20 @@ RECORDS: list[AnyRecord] = [
     Moved(20, [b"a"], None, None),
     Reported(21, [b"a"]),
     Released(22, [b"a", b"b"]),
+    # Since format 3.
+    WorkerJoined(15, b"w", WorkerFacts(heartbeat_ns=5)),
+    WorkerReplaced(23, b"w", 7, [b"a"], [1]),
+    Refunded(24, b"w", 7, [b"a"], [1]),
     # With fields that were added at the end of records of format 2.
-    Finished(4, b"w", [b"a", b"b"], [1, 2], runs=_RUNS),
-    Failed(5, b"w", [b"a", b"b"], [1, 2], [b"", b""], runs=Runs(b"", [1, 2], [3, 4])),
-    Postponed(6, b"w", [b"a", b"b"], [1, 2], [7, 7], [b"", b""], runs=_RUNS),
-    Returned(7, b"w", [b"a", b"b"], [1, 2], ReturnReason.REFUSED, runs=_RUNS),
     Cancelled(11, [b"a", b"b"], [0]),
     WorkerJoined(15, b"w", WorkerFacts(host=b"host", pid=5)),
     # Fields that were added at the end since.
     Finished(4, b"w", [b"a"], [1], [b"result"], result_bytes_total=[2_000_000]),
     Progressed(13, b"w", [b"a"], [1], [50], [b"half"], text_bytes_total=[70_000]),
+    Finished(4, b"w", [b"a", b"b"], [1, 2], runs=_RUNS),
+    Failed(5, b"w", [b"a", b"b"], [1, 2], [b"", b""], runs=Runs(b"", [1, 2], [3, 4])),
+    Postponed(6, b"w", [b"a", b"b"], [1, 2], [7, 7], [b"", b""], runs=_RUNS),
+    Returned(7, b"w", [b"a", b"b"], [1, 2], ReturnReason.REFUSED, runs=_RUNS),
 ]
 
 

@@ -70,7 +70,20 @@ def rich_story(store: Store) -> WritingYard:
     _wishes(yard)
     _late_turns(yard)
     _lanes(yard)
+    _names(yard)
     return yard
+
+
+def _names(yard: WritingYard) -> None:
+    """Two processes with one name: the silent one is replaced, and returns."""
+    yard.submit(b"contested", service=b"names")
+    held = {"services": (b"names",), "silence_ns": 15 * SECOND_NS, "heartbeat_ns": SECOND_NS}
+    yard.join(b"w5", incarnation=1, **held)
+    yard.take(b"w5")
+    yard.join(b"w5", incarnation=2, **held)
+    yard.later(3)
+    yard.join(b"w5", incarnation=2, **held)
+    yard.join(b"w5", incarnation=1, **held)
 
 
 def _beginning(yard: WritingYard) -> None:

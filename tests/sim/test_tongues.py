@@ -88,7 +88,10 @@ def test_worker_of_wmp_says_ready_and_reports_to_whoever_it_heard() -> None:
         [events.WorkerAppeared(0, b"wmp:w", FACTS), events.WorkAsked(0, b"wmp:w", 2)]
     )
     assert ready[:3] == [b"", b"WMP01", b"\x01"]
-    assert ready[3] == b'{"worker":"w","slots":2,"services":["default"],"incarnation":7}'
+    assert ready[3] == (
+        b'{"worker":"w","slots":2,"services":["default"],"incarnation":7,"heartbeat_ms":0,'
+        b'"replaces":0}'
+    )
     take = b'{"request":"4","task":"a","attempt":1,"service":"default","lease_ms":5,"manager":"m"}'
     (assign,) = tongue.hear([b"", b"WMP01", b"\x04", take, b"do a"])
     assert isinstance(assign, effects.Assign)

@@ -50,6 +50,8 @@ EVERY: list[AnyRecord] = [
     records.Moved(1, NAMES, b"s", None),
     records.Reported(1, NAMES),
     records.Released(1, NAMES),
+    records.WorkerReplaced(1, b"w", 7, NAMES, [1, 1]),
+    records.Refunded(1, b"w", 7, NAMES, [1, 1]),
 ]
 
 

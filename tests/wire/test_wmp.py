@@ -460,10 +460,62 @@ def test_give_of_a_stranger_is_answered_with_no() -> None:
     assert manager.given() == [no()]
 
 
-def test_other_process_of_the_same_id_loses_what_the_former_held() -> None:
+def held_by(incarnation: int) -> Said:
+    reason = f"worker name 'wmp:w' is held by another process (incarnation {incarnation})"
+    reason += "; wait for it, or give another --name"
+    headers = {"worker": "w", "reason": reason, "manager": ME}
+    return Said("BYE", {**headers, "code": "name-held"})
+
+
+def newcomer(manager: Manager, command: str = "READY", **more: Any) -> list[Said]:
+    """What process 2 of the id `w` is told, by its own route."""
+    return manager.say(command, {"worker": "w", "incarnation": 2, **more}, route=b"2")
+
+
+def test_other_process_of_the_same_id_waits_while_the_holder_is_heard() -> None:
     manager = holding(b"a", incarnation=1)
-    assert manager.ready(incarnation=2) == [WAKE]
+    for _ in range(10):
+        manager.pass_time(5 * SECOND_NS)
+        manager.say("PING", {"worker": "w", "incarnation": 1}, route=b"w")
+        assert newcomer(manager) == [held_by(1)]
+        assert newcomer(manager, "PING") == [held_by(1)]
+        assert newcomer(manager, "GIVE", request=1) == [held_by(1)]
+        assert newcomer(manager, "BYE") == []
+    assert state(manager, b"a") == (TaskState.LEASED, 1, 0, 0)
+    manager.handle([CancelAsked(0, b"client", Scope(names=(b"a",)))])
+    (route, _, said), *_ = manager.sent
+    assert (route, said.command) == (b"w", "CANCEL")
+
+
+def test_other_process_of_the_same_id_takes_over_when_the_holder_is_silent() -> None:
+    manager = holding(b"a", incarnation=1, heartbeat_ms=1000)
+    manager.pass_time(SECOND_NS)
+    assert newcomer(manager) == [held_by(1)]
+    manager.pass_time(2 * SECOND_NS)
     assert state(manager, b"a") == (TaskState.READY, 1, 0, 1)
+    assert newcomer(manager) == [WAKE]
+    assert [route for route, _, _ in manager.sent] == [b"2"]
+    (bye,) = manager.say("PING", {"worker": "w", "incarnation": 1}, route=b"w")
+    assert (bye.command, bye.headers["code"]) == ("BYE", "name-lost")
+    assert state(manager, b"a") == (TaskState.READY, 1, 0, 0)
+    assert newcomer(manager, "GIVE", request="1") == [taken("a", 2)]
+
+
+def test_other_process_takes_over_at_once_when_its_supervisor_reports_the_death() -> None:
+    manager = holding(b"a", incarnation=1)
+    assert newcomer(manager, replaces=1) == [WAKE]
+    assert [route for route, _, _ in manager.sent] == [b"2"]
+    assert state(manager, b"a") == (TaskState.READY, 1, 0, 1)
+
+
+def test_holder_is_known_again_after_a_restart_though_a_newcomer_is_heard_first() -> None:
+    manager = holding(b"a", incarnation=1)
+    manager.dialect = Wmp(1, ME, lambda: 0)  # it remembers nobody
+    assert newcomer(manager) == []
+    assert newcomer(manager, "PING") == [held_by(1)]
+    manager.say("PING", {"worker": "w", "incarnation": 1}, route=b"w")
+    manager.handle([CancelAsked(0, b"client", Scope(names=(b"a",)))])
+    assert [(route, said.command) for route, _, said in manager.sent] == [(b"w", "CANCEL")]
 
 
 def test_bye_gives_back_what_is_held_and_blames_nobody() -> None:

@@ -90,6 +90,7 @@ def test_ready_says_what_the_worker_is() -> None:
     (_, said), _ = bench.start()
     services = ["x", "\0ÿ"]
     headers = {"worker": "w", "slots": 3, "services": services, "incarnation": 7}
+    headers |= {"heartbeat_ms": 1000}
     assert said == Said("READY", headers)
 
 
@@ -570,3 +571,42 @@ def test_what_makes_no_sense_is_counted_and_changes_nothing(message: list[bytes]
     bench.quiet()
     assert bench.worker.take(0, message, bench.now_ns) == []
     assert bench.worker.malformed == 1
+
+
+# Its id.
+
+
+def test_worker_whose_id_is_held_stops_what_it_holds_and_asks_every_second() -> None:
+    bench = Bench(slots=2, incarnation=7)
+    bench.quiet()
+    bench.wake(manager="m")
+    bench.give("a", manager="m")
+    bench.hear("BYE", worker="w", manager="m", reason="held", code="name-held")
+    assert bench.stopped == [Stop(b"a", 1)]
+    assert (bench.worker.name_held, bench.worker.is_dismissed) == ("held", False)
+    for _ in range(5):
+        assert "READY" in commands(bench.later(SECOND_NS))
+        bench.hear("BYE", worker="w", manager="m", reason="held", code="name-held")
+    bench.hear("PONG", worker="w", manager="m")
+    assert bench.worker.name_held == ""
+
+
+def test_worker_whose_id_is_lost_says_why() -> None:
+    bench = Bench(incarnation=7)
+    bench.quiet()
+    bench.hear("BYE", worker="w", manager="m", reason="lost", code="name-lost")
+    assert bench.worker.name_lost == "lost"
+
+
+def test_all_that_a_worker_sends_says_which_process_it_is() -> None:
+    bench = Bench(incarnation=7)
+    said = bench.start()
+    said += bench.wake(manager="m")
+    said += bench.give("a", manager="m")
+    said += bench.hear("PING", worker="w", manager="m")
+    said += bench.done(b"a")
+    said += bench.hear("CANCEL", task="a", attempt=1, manager="m")
+    said += bench.leave()
+    kinds = {"READY", "PING", "GIVE", "PONG", "DONE", "BYE"}
+    assert {one.command for _, one in said} == kinds
+    assert {one.headers["incarnation"] for _, one in said} == {7}

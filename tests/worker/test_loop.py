@@ -99,9 +99,9 @@ class Shop(Counter):
         for _ in range(times):
             self.loop.turn()
 
-    def create(self, *names: bytes) -> None:
+    def create(self, *names: bytes, payload: bytes = b"{}") -> None:
         kept = self.sent
-        submission = Submission(list(names), [b"{}"], [Terms(service=b"exec")])
+        submission = Submission(list(names), [payload], [Terms(service=b"exec")])
         self.handle([*self.dialect.take(b"client", [b"", peer.create(1, submission)], self.now_ns)])
         self.sent = kept + [one for one in self.sent if one not in kept]
 
@@ -110,6 +110,13 @@ class Shop(Counter):
 
     def names(self) -> list[bytes]:
         return [job.name for job in self.hands.jobs]
+
+
+def test_task_without_a_payload_is_run_with_its_name() -> None:
+    shop = Shop()
+    shop.create(b"a", payload=b"")
+    shop.turn()
+    assert [job.payload for job in shop.hands.jobs] == [b"a"]
 
 
 def test_worker_takes_as_many_tasks_as_it_has_slots() -> None:
@@ -365,3 +372,55 @@ def test_large_results_leave_in_several_reports() -> None:
     shop.turn(6)
     assert shop.said.count(peer.COMPLETE) == 3
     assert shop.scheduler.ledger.counts[TaskState.DONE] == 3
+
+
+# Its name.
+
+
+def refuse(shop: Shop, code: str) -> None:
+    """Have the broker refuse all that the worker sends."""
+
+    def send(frames: Sequence[bytes]) -> bool:
+        request = peer.Reply(frames[1])
+        refusal = pb.QueryMsg(type=pb.QueryMsg.Error, reason=b"why", request=request.request)
+        refusal.code = code.encode()
+        shop._inbox.append([b"", refusal.SerializeToString()])  # noqa: SLF001
+        return True
+
+    shop.send = send  # type: ignore[method-assign]
+
+
+def test_worker_whose_name_is_held_stops_what_runs_and_waits_for_the_name() -> None:
+    shop = Shop()
+    shop.create(b"a")
+    shop.turn()
+    assert shop.names() == [b"a"]
+    sound = shop.send
+    refuse(shop, peer.NAME_HELD)
+    shop.now_ns += SECOND_NS
+    shop.turn()
+    assert (shop.hands.stopped, shop.loop.held) == ([(b"a", 1)], 0)
+    assert (shop.loop.waits_for_name, shop.loop.name_lost) == (True, "")
+    assert shop.loop.trouble == "the broker refuses it: why"
+    shop.send = sound  # type: ignore[method-assign]
+    shop.now_ns += 2 * SECOND_NS
+    shop.turn()
+    assert (shop.loop.waits_for_name, shop.loop.trouble) == (False, "")
+
+
+def test_worker_whose_name_is_lost_knows_why() -> None:
+    shop = Shop()
+    shop.turn()
+    refuse(shop, peer.NAME_LOST)
+    shop.now_ns += SECOND_NS
+    shop.turn()
+    assert shop.loop.name_lost == "why"
+
+
+def test_worker_that_waits_for_its_name_can_leave() -> None:
+    shop = Shop()
+    refuse(shop, peer.NAME_HELD)
+    shop.turn()
+    shop.loop.leave()
+    shop.turn()
+    assert shop.loop.gone

@@ -31,6 +31,7 @@ class Manager:
         self.socket.linger = 0
         self.endpoint = f"tcp://127.0.0.1:{self.socket.bind_to_random_port('tcp://127.0.0.1')}"
         self.identity = b""
+        self.incarnation = 0
 
     def hear(self, *commands: str) -> Said:
         """The next message of one of these kinds; others are passed over."""
@@ -38,6 +39,10 @@ class Manager:
             assert self.socket.poll(PATIENCE_MS), f"no {commands}"
             self.identity, *message = self.socket.recv_multipart()
             said = read(message)
+            if said.command == "READY":
+                self.incarnation = said.headers["incarnation"]
+            else:  # all messages of a process carry the same
+                assert said.headers.pop("incarnation") == self.incarnation
             if said.command in commands:
                 return said
 
@@ -245,5 +250,5 @@ def test_frames_are_those_of_the_page(managers: list[Manager], hire: Hiring) -> 
     assert message[:3] == [b"", b"WMP01", b"\x01"]
     headers = json.loads(message[3])
     assert headers.pop("incarnation") > 0
-    assert headers == {"worker": "w", "services": ["default"]}
+    assert headers == {"worker": "w", "services": ["default"], "heartbeat_ms": 1000}
     assert len(message) == 4

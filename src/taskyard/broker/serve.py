@@ -210,6 +210,7 @@ def _turn_until_told(
 ) -> None:
     while not doors.dwork.leaving:
         broker.turn()
+        _log_warnings(broker)
         port.wait_ns_max = chores.look()
         if port.called and ending():
             return
@@ -218,8 +219,14 @@ def _turn_until_told(
     port.wait_ns_max = FAREWELL_NS // 10
     while ledger.counts[LEASED] or ledger.workers:
         broker.turn()
+        _log_warnings(broker)
         now_ns = broker.clock.monotonic_ns()
         if ledger.counts[LEASED] or not farewell_ns:
             farewell_ns = now_ns + FAREWELL_NS
         if ending() or now_ns > farewell_ns:
             return
+
+
+def _log_warnings(broker: Broker) -> None:
+    for text in broker.scheduler.take_warnings():
+        logger.warning(text)

@@ -44,6 +44,9 @@ class Given(Struct, frozen=True):
     command: str | None
     agent: str | None
     env: tuple[str, ...]
+    #: Of this process, and the first that it replaces: given by its supervisor.
+    incarnation: int | None
+    replaces: int
     until_eof: bool
 
     def argv(self) -> list[str] | None:
@@ -69,6 +72,9 @@ class Given(Struct, frozen=True):
 
     def settings(self, services: Sequence[str], name: str | None) -> Settings:
         more = {"heartbeat_ns": self.heartbeat, "silence_ns": self.lease}
+        more |= {"replaces": self.replaces}
+        if self.incarnation is not None:
+            more["incarnation"] = self.incarnation
         return settings_of(self.slots or cores(), services, name, **more)
 
     def running(self) -> dict[str, Any]:

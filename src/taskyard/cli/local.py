@@ -5,8 +5,8 @@ children end too, so nothing is left behind that would keep the state locked. Ch
 groups of their own: Ctrl-C is this process's to answer, which stops the workers before the broker.
 
 A child that ends with 0 was told to, one that ends with 2 or 6 would do so again; any other is
-started again, a little later each time. Workers keep their names: the broker gives what a dead one
-held to others as soon as its successor is there.
+started again, a little later each time. Workers keep their names. A restarted worker reports the
+death of its predecessor, so that the broker gives what that one held to others at once.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final, Self
 import click
 from msgspec import Struct
 
+from taskyard.client.household import Incarnations
 from taskyard.errors import ExitCode, StateLocked
 from taskyard.journal import lock
 from taskyard.journal.files import PRIVATE_FILE, make_private_directory
@@ -98,9 +99,11 @@ class Keeper:
         arguments: Sequence[str],
         say: Callable[[str], None],
         on_line: Callable[[str], None] | None = None,
+        incarnations: Incarnations | None = None,
     ) -> None:
         self.name = name
         self._command = command_of(arguments)
+        self._incarnations = incarnations
         self._say = say
         self._on_line = on_line
         self._changing = threading.Lock()
@@ -160,8 +163,9 @@ class Keeper:
         with self._changing:
             if self._stopping.is_set():
                 return 0
+            more = () if self._incarnations is None else self._incarnations.next()
             self._process = process = subprocess.Popen(
-                self._command,
+                [*self._command, *more],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL if self._on_line is None else subprocess.PIPE,
                 process_group=0,
@@ -226,7 +230,8 @@ class Crew:
         for number in range(1, staff.workers + 1):
             name = f"local-{number}"
             arguments = [*staff.arguments(self._state, name), *self._common]
-            worker = Keeper(f"worker {name}", arguments, self._say)
+            starts = Incarnations()
+            worker = Keeper(f"worker {name}", arguments, self._say, incarnations=starts)
             self.workers.append(worker)
             worker.start()
 

@@ -54,6 +54,8 @@ WORDS: Final = {
     "moved": "moved",
     "reported": "late",
     "released": "let go",
+    "worker_replaced": "replaced",
+    "refunded": "refunded",
 }
 _WIDTH: Final = max(map(len, WORDS.values()))
 

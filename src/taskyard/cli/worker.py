@@ -20,6 +20,7 @@ from taskyard.cli.options import (
 )
 from taskyard.cli.printing import example
 from taskyard.client import finding
+from taskyard.core.limits import NUMBER_MAX
 from taskyard.errors import UserError
 from taskyard.settings.keys import SLOTS_MAX
 from taskyard.settings.load import HEARTBEATS_A_LEASE_MIN
@@ -94,6 +95,9 @@ from taskyard.worker.serve import name_for, serve
     metavar="NAME[=VALUE]",
     help="Give agents this variable, or the worker's own of this name. Repeatable.",
 )
+# For supervisors: the number of this start, and the first number of those that have ended.
+@click.option("--incarnation", type=click.IntRange(1, NUMBER_MAX), hidden=True)
+@click.option("--replaces", type=click.IntRange(0, NUMBER_MAX), default=0, hidden=True)
 @until_eof_option
 @verbose_option
 @quiet_option

@@ -11,6 +11,7 @@ They are started as commands: nothing of the broker or the worker is imported he
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -45,12 +46,32 @@ STEADY_SECONDS: Final = 10.0
 RESTART_SECONDS: Final = 0.2
 
 
+#: Of a random incarnation number, so that there is room for the starts after it.
+_INCARNATION_BITS: Final = 61
+
+
 class Staff(Struct, frozen=True):
     """The workers to start."""
 
     workers: int
     slots: int
     service: str
+
+
+class Incarnations:
+    """Options for the starts of one worker, each with the next incarnation number.
+
+    A start reports to the broker that all earlier ones have ended: call `next` only then.
+    """
+
+    def __init__(self) -> None:
+        self._first = self._next = 1 + secrets.randbits(_INCARNATION_BITS)
+
+    def next(self) -> tuple[str, ...]:
+        """Return the options for one more start."""
+        number = self._next
+        self._next += 1
+        return ("--incarnation", str(number), "--replaces", str(self._first))
 
 
 class Household:
@@ -63,6 +84,7 @@ class Household:
         self._changing = threading.Lock()
         self.state = Path(tempfile.mkdtemp(prefix="taskyard-"))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._incarnations: dict[str, Incarnations] = {}
         self._threads: list[threading.Thread] = []
         try:
             self._start()
@@ -154,7 +176,8 @@ class Household:
         if name == _BROKER:
             return ("broker", "--memory", *common)
         staff = self._staff
-        more = ("--name", name, "--slots", str(staff.slots))
+        starts = self._incarnations.setdefault(name, Incarnations())
+        more = ("--name", name, "--slots", str(staff.slots), *starts.next())
         return ("worker", *common, *more, "--service", staff.service, "--allow-pickle")
 
 

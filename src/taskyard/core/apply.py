@@ -14,12 +14,12 @@ from msgspec import structs
 
 from taskyard.core import entering, graph, records
 from taskyard.core.ledger import lane_counts
-from taskyard.core.limits import ATTEMPTS_SHOWN_MAX
+from taskyard.core.limits import ATTEMPTS_SHOWN_MAX, REPLACED_MAX, REPLACED_TASKS_MAX
 from taskyard.core.records import RETURNS_CHARGED, RETURNS_TO_BACK, ReturnReason
 from taskyard.core.runs import Attempt
 from taskyard.core.states import FAILED, READY, Cause
 from taskyard.core.tasks import Ending, Lease, Terms
-from taskyard.core.workers import Worker
+from taskyard.core.workers import Replaced, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -266,6 +266,26 @@ def _worker_left(ledger: Ledger, record: records.WorkerLeft) -> None:
     ledger.count_offers(ledger.workers.pop(record.worker), -1)
 
 
+def _worker_replaced(ledger: Ledger, record: records.WorkerReplaced) -> None:
+    replaced = ledger.replaced
+    replaced[record.worker, record.incarnation] = Replaced(record.names, record.attempts)
+    tasks = sum(len(one.names) for one in replaced.values())
+    while len(replaced) > 1 and (len(replaced) > REPLACED_MAX or tasks > REPLACED_TASKS_MAX):
+        tasks -= len(replaced.pop(next(iter(replaced))).names)
+
+
+def _refunded(ledger: Ledger, record: records.Refunded, tasks: Tasks) -> None:
+    ledger.replaced[record.worker, record.incarnation] = Replaced([], [], returned=True)
+    ready = [task for task in tasks if task.state is READY]
+    ledger.dequeue(ready)  # where a task queues depends on what it is charged with
+    for task in tasks:
+        task.excused += 1
+        if task.lease is not None:  # and so does what its worker may hold beside it
+            for name in task.lease.worker.facts.services:
+                ledger.stirred[name] = ledger.service(name)
+    ledger.enqueue(ready, front=True)
+
+
 def _slots_freed(ledger: Ledger, record: records.SlotsFreed) -> None:
     del ledger.workers[record.worker].slots_kept[: record.tasks]
 
@@ -308,6 +328,7 @@ _APPLY_TO_TASKS: dict[type, Callable[[Ledger, Any, Tasks], None]] = {
     records.Retried: _retried,
     records.Released: _released,
     records.Moved: _moved,
+    records.Refunded: _refunded,
 }
 
 _APPLY: dict[type, Callable[[Ledger, Any], None]] = {
@@ -316,6 +337,7 @@ _APPLY: dict[type, Callable[[Ledger, Any], None]] = {
     records.Stale: _stale,
     records.WorkerJoined: _worker_joined,
     records.WorkerLeft: _worker_left,
+    records.WorkerReplaced: _worker_replaced,
     records.SlotsFreed: _slots_freed,
     records.Paused: _paused,
     records.Resumed: _resumed,

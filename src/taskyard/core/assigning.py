@@ -5,7 +5,7 @@ from __future__ import annotations
 from heapq import heappush
 from typing import TYPE_CHECKING
 
-from taskyard.core import policy, roster, watching
+from taskyard.core import holders, policy, roster, watching
 from taskyard.core.effects import Assign, Nothing, Wake
 from taskyard.core.ledger import one_lane
 from taskyard.core.limits import CALL_NS_MAX
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 
 def work_asked(scheduler: Scheduler, event: events.WorkAsked) -> None:
+    if holders.refuses(scheduler, event.worker, event.incarnation, event.request):
+        return
     worker = scheduler.heard(event.worker, event.request)
     if worker is None:
         return

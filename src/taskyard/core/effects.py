@@ -32,6 +32,8 @@ class Refusal(Enum):
     BUSY = "busy"  #: a leased task can't be given more to wait for
     CANCELLED = "cancelled"  #: would wait for a cancelled task
     FULL = "full"  #: the broker takes no more tasks now
+    NAME_HELD = "name held"  #: another live process has the worker's name: wait for it
+    NAME_LOST = "name lost"  #: another process took the worker's name over, for good
     MALFORMED = "malformed"  #: it makes no sense, or its columns do not fit together
 
 

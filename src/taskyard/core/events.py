@@ -77,13 +77,16 @@ class SubmitAsked(Event):
 
 
 class WorkerAppeared(Event):
-    """A worker says who it is. Said again it changes the facts; another incarnation is another
-    process, and what the former one held is lost."""
+    """A worker introduces itself. Sent again it changes the facts. Another incarnation is another
+    process, which waits while the holder of the name is heard."""
 
     worker: bytes
     facts: WorkerFacts = field(default_factory=WorkerFacts)
     #: Tasks that it takes beyond its slots.
     ahead: int = 0
+    #: Its supervisor saw all processes of that name end, from this incarnation up to its own. 0: it
+    #: has none, or none that says so.
+    replaces: int = 0
 
 
 class WorkAsked(Event):
@@ -93,6 +96,8 @@ class WorkAsked(Event):
     count: int = 1
     parks: bool = True
     request: int = 0
+    #: Which process of that name it is; None: its dialect does not say.
+    incarnation: int | None = None
 
 
 class WorkReported(Event):
@@ -114,6 +119,8 @@ class WorkReported(Event):
     luck: int = 0
     #: Length of each result before the worker cut it, 0 if it is whole; None: all are whole.
     result_bytes_total: list[int] | None = None
+    #: Which process of that name it is; None: its dialect does not say.
+    incarnation: int | None = None
     #: How the attempts ran, as the worker measured it; None: it does not measure.
     runs: Runs | None = None
 
@@ -127,6 +134,8 @@ class WorkReturned(Event):
     after: list[list[bytes]] | None = None
     request: int = 0
     unknown: Unknown = Unknown.DONE
+    #: Which process of that name it is; None: its dialect does not say.
+    incarnation: int | None = None
 
 
 class WorkProgressed(Event):
@@ -144,6 +153,8 @@ class WorkProgressed(Event):
     request: int = 0
     #: Length of each output before the worker cut it, 0 if it is whole; None: all are whole.
     text_bytes_total: list[int] | None = None
+    #: Which process of that name it is; None: its dialect does not say.
+    incarnation: int | None = None
 
 
 class SlotFreed(Event):
@@ -168,6 +179,8 @@ class WorkerHeard(Event):
     trouble: bytes | None = None
     #: Lines of its agents so far that are neither report nor comment.
     malformed: int = 0
+    #: Which process of that name it is; None: its dialect does not say.
+    incarnation: int | None = None
 
 
 class WorkerGone(Event):
@@ -175,6 +188,8 @@ class WorkerGone(Event):
 
     worker: bytes
     request: int = 0
+    #: Which process of that name it is; None: its dialect does not say.
+    incarnation: int | None = None
 
 
 class WorkerLost(Event):

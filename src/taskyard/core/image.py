@@ -16,7 +16,7 @@ from taskyard.core.ledger import Ledger, lane_counts
 from taskyard.core.runs import Attempt
 from taskyard.core.states import DELAYED, READY, TaskState
 from taskyard.core.tasks import Ending, Lease, Task, Terms
-from taskyard.core.workers import Worker, WorkerFacts
+from taskyard.core.workers import Replaced, Worker, WorkerFacts
 
 if TYPE_CHECKING:
     from taskyard.core.agenda import Lane
@@ -104,6 +104,8 @@ class Image(Struct, array_like=True, gc=False):
     reported: list[bytes] = field(default_factory=list)
     #: Campaigns with truncated results, and how many.
     truncated: dict[bytes, int] = field(default_factory=dict)
+    #: Processes that lost their name, by worker and incarnation, oldest first.
+    replaced: list[tuple[bytes, int, Replaced]] = field(default_factory=list)
     tries: dict[bytes, list[Attempt]] = field(default_factory=dict)
 
 
@@ -154,6 +156,7 @@ def take(ledger: Ledger) -> Image:
         outputs=ledger.outputs,
         payload_at=payload_at,
         reported=list(ledger.reported),
+        replaced=[(*key, one) for key, one in ledger.replaced.items()],
         tries=ledger.tries,
     )
 
@@ -231,6 +234,7 @@ def restore(image: Image) -> Ledger:
     _restore_lateness(ledger, image, tasks)
     ledger.reasons, ledger.envelopes = image.reasons, image.envelopes
     ledger.outputs, ledger.tries = image.outputs, image.tries
+    ledger.replaced = {(name, number): one for name, number, one in image.replaced}
     return ledger
 
 
@@ -357,6 +361,7 @@ def portrait(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
             if lane.released
         },
         "reported": sorted(ledger.reported),
+        "replaced": list(ledger.replaced.items()),
         "awaited": {name: _names(tasks) for name, tasks in sorted(ledger.awaited.items())},
         "reasons": dict(ledger.reasons),
         "envelopes": dict(ledger.envelopes),

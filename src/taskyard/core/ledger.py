@@ -16,7 +16,7 @@ from taskyard.core.events import RulesSet
 from taskyard.core.regimes import Regimes
 from taskyard.core.states import FAILED, READY, TASK_TARGETS, Cause, TaskState
 from taskyard.core.tasks import DIGEST_BYTES, Campaign, Digests, Ended, Ending, Lease, Task, Terms
-from taskyard.core.workers import Worker
+from taskyard.core.workers import Replaced, Worker
 from taskyard.errors import IllegalTransition
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class Ledger:
         self.campaigns: dict[bytes, Campaign] = {}
         self.services: dict[bytes, Service] = {}
         self.workers: dict[bytes, Worker] = {}
+        #: Processes that lost their name, by name and incarnation, oldest first.
+        self.replaced: dict[tuple[bytes, int], Replaced] = {}
         #: The latest failure of tasks that have one.
         self.reasons: dict[bytes, bytes] = {}
         #: What a dialect keeps beside the payload, for tasks that have it.

@@ -67,6 +67,20 @@ OUTPUT_BYTES_MAX: Final = 65_536
 #: A lease that a live worker does not list in this many heartbeats was lost on the way to it.
 HEARTBEATS_UNLISTED_MAX: Final = 2
 
+#: Heartbeats that the holder of a name misses before a newcomer gets the name. That the last of
+#: them is missed is certain when the next one is due.
+HEARTBEATS_MISSED_MAX: Final = 2
+
+#: Processes that lost their name and are refused for good. Beyond it the oldest is forgotten: it
+#: would wait for its name like any newcomer.
+REPLACED_MAX: Final = 1000
+
+#: Tasks lost with them, whose charges are refunded if the process returns. Each is kept by name.
+REPLACED_TASKS_MAX: Final = 100_000
+
+#: Warnings for the log that nobody has taken yet: older ones are dropped.
+WARNINGS_MAX: Final = 100
+
 #: What one turn of the clock moves at most; the rest follows in the next turn.
 TIMER_TASKS_MAX: Final = 10_000
 

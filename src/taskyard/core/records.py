@@ -228,6 +228,26 @@ class Released(Record, tag=22):
     names: list[bytes]
 
 
+class WorkerReplaced(Record, tag=23):
+    """A silent process lost its name, which another one wants. It is refused if it returns."""
+
+    worker: bytes
+    incarnation: int
+    #: What it lost and was charged for, but for tasks that failed of it.
+    names: list[bytes]
+    attempts: list[int]
+
+
+class Refunded(Record, tag=24):
+    """A replaced process was heard again: it was not dead, so its tasks lost no worker."""
+
+    worker: bytes
+    incarnation: int
+    #: Those that are not settled.
+    names: list[bytes]
+    attempts: list[int]
+
+
 AnyRecord: TypeAlias = (
     Submitted
     | Extended
@@ -251,4 +271,6 @@ AnyRecord: TypeAlias = (
     | Moved
     | Reported
     | Released
+    | WorkerReplaced
+    | Refunded
 )

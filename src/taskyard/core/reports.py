@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import compress, repeat
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 
-from taskyard.core import roster, runs, submission, watching
+from taskyard.core import holders, roster, runs, submission, watching
 from taskyard.core.effects import Noted, Refusal, Refused
 from taskyard.core.events import Outcome
 from taskyard.core.limits import (
@@ -56,13 +56,17 @@ _UNFIT: Final = f"a report's columns must be of one length, at most {TASKS_A_MES
 
 
 def work_reported(scheduler: Scheduler, event: events.WorkReported) -> None:
-    worker = scheduler.ledger.workers.get(event.worker)
-    if worker is not None:
-        worker.heard_ns = scheduler.now_ns
     columns = (event.attempts, event.outcomes, event.texts, event.retry_at_ns)
     if not _fit(event.names, *columns, event.result_bytes_total, event.runs):
         scheduler.tell(Refused(event.worker, event.request, Refusal.MALFORMED, _UNFIT))
         return
+    if holders.refuses(scheduler, event.worker, event.incarnation, event.request):
+        attempts = event.attempts or [0] * len(event.names)
+        scheduler.emit(Stale(scheduler.at_ns, event.worker, event.names, attempts))
+        return
+    worker = scheduler.ledger.workers.get(event.worker)
+    if worker is not None:
+        worker.heard_ns = scheduler.now_ns
     tasks, kept, stale = _sort(scheduler, event)
     if stale:
         names = [event.names[index] for index in stale]
@@ -334,6 +338,8 @@ def _defer_lanes(scheduler: Scheduler, tasks: list[Task]) -> None:
 
 def work_returned(scheduler: Scheduler, event: events.WorkReturned) -> None:
     """All of it is the worker's and comes back, or nothing does."""
+    if holders.refuses(scheduler, event.worker, event.incarnation, event.request):
+        return
     worker = scheduler.heard(event.worker, event.request)
     if worker is None:
         return
@@ -373,6 +379,8 @@ def _resolve(scheduler: Scheduler, event: events.WorkReturned) -> list[list[byte
 
 
 def work_progressed(scheduler: Scheduler, event: events.WorkProgressed) -> None:
+    if holders.refuses(scheduler, event.worker, event.incarnation, event.request):
+        return
     scheduler.heard(event.worker)
     columns = (event.attempts, event.percents, event.texts, event.text_bytes_total)
     if not _fit(event.names, *columns):

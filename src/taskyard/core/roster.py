@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from taskyard.core import assigning, policy, watching
+from taskyard.core import assigning, holders, policy, watching
 from taskyard.core.effects import (
     Dismiss,
     Heard,
@@ -51,6 +51,8 @@ def worker_appeared(scheduler: Scheduler, event: events.WorkerAppeared) -> None:
         return
     services = tuple(dict.fromkeys(event.facts.services))
     facts = structs.replace(event.facts, services=services)
+    if holders.keeps_out(scheduler, event):
+        return
     worker = scheduler.ledger.workers.get(event.worker)
     if worker is not None and worker.facts.incarnation != facts.incarnation:
         not_called(scheduler.ledger, worker)
@@ -74,7 +76,7 @@ def worker_appeared(scheduler: Scheduler, event: events.WorkerAppeared) -> None:
 
 def _are_sound(facts: WorkerFacts) -> bool:
     """Facts that fit the journal and the limits."""
-    spans = (facts.silence_ns, facts.restart_lease_ns)
+    spans = (facts.silence_ns, facts.heartbeat_ns, facts.restart_lease_ns)
     numbers = (facts.slots_total, facts.incarnation, facts.pid, *spans)
     names = [*facts.services, facts.dialect, facts.host]
     return (
@@ -98,6 +100,8 @@ def has_room(scheduler: Scheduler, worker: Worker) -> None:
 
 
 def worker_heard(scheduler: Scheduler, event: events.WorkerHeard) -> None:
+    if holders.refuses(scheduler, event.worker, event.incarnation, event.request):
+        return
     worker = scheduler.heard(event.worker)
     if worker is not None and worker.facts.standing and worker.state is BUSY:
         has_room(scheduler, worker)  # after a restart, or when its route is back
@@ -158,6 +162,8 @@ def holds(worker: bytes, task: Task | None, attempt: int | None) -> bool:
 
 
 def worker_gone(scheduler: Scheduler, event: events.WorkerGone) -> None:
+    if holders.refuses(scheduler, event.worker, event.incarnation, event.request):
+        return
     worker = scheduler.ledger.workers.get(event.worker)
     if worker is None:
         scheduler.tell(Stranger(event.worker, event.request))
@@ -200,8 +206,13 @@ def fell_silent(scheduler: Scheduler, worker: Worker, reason: bytes = b"silent")
     not_called(scheduler.ledger, worker)
     assigning.answer_wish(scheduler, worker)
     end_leases_before(scheduler, worker)
+    held = worker.held()
     _lose(scheduler, worker, None)
-    scheduler.emit(WorkerLeft(scheduler.at_ns, worker.name, reason))
+    if worker.contested_until_ns:
+        scheduler.emit(WorkerLeft(scheduler.at_ns, worker.name, b"replaced"))
+        holders.note_replaced(scheduler, worker, held)
+    else:
+        scheduler.emit(WorkerLeft(scheduler.at_ns, worker.name, reason))
 
 
 def end_leases_before(scheduler: Scheduler, worker: Worker) -> None:

@@ -9,6 +9,7 @@ here.
 
 from __future__ import annotations
 
+from collections import deque
 from heapq import heappush
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from taskyard.core import (
 )
 from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
+from taskyard.core.limits import WARNINGS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,6 +76,8 @@ class Scheduler:
         self.uses = 0
         #: The same for who comes and stands before all others; -1 stands for nowhere.
         self.tops = -1
+        #: What whoever runs the broker should read in its log.
+        self._warnings: deque[str] = deque(maxlen=WARNINGS_MAX)
         self._records: list[AnyRecord] = []
         self._effects: list[Effect] = []
 
@@ -96,6 +100,12 @@ class Scheduler:
     def take_records(self) -> list[AnyRecord]:
         """What was decided since the last call; it must be durable before its effects leave."""
         taken, self._records = self._records, []
+        return taken
+
+    def take_warnings(self) -> list[str]:
+        """Return what is to be logged since the last call."""
+        taken = [*self._warnings]
+        self._warnings.clear()
         return taken
 
     def resume(self, now_ns: int) -> None:
@@ -130,6 +140,9 @@ class Scheduler:
 
     def tell(self, effect: Effect) -> None:
         self._effects.append(effect)
+
+    def warn(self, text: str) -> None:
+        self._warnings.append(text)
 
     def heard(self, name: bytes, request: int = 0) -> Worker | None:
         """The worker of that name, who shows life by this; a stranger is told so."""

@@ -165,6 +165,8 @@ def _fall_silent(scheduler: Scheduler) -> None:
         if worker is None:
             continue
         worker.watched_ns = 0
+        if worker.contested_until_ns < scheduler.now_ns:
+            worker.contested_until_ns = 0
         if 0 < worker.silent_at_ns <= scheduler.now_ns:
             roster.fell_silent(scheduler, worker)
         else:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
+from taskyard.core.limits import HEARTBEATS_MISSED_MAX
 from taskyard.core.states import BUSY, WORKER_TRANSITIONS, Turn, WorkerState
 from taskyard.errors import IllegalTransition
 
@@ -40,6 +41,17 @@ class WorkerFacts(Struct, array_like=True, frozen=True):
     #: How long it keeps its older leases after a restart of the broker, whatever it sends. Set if
     #: its dialect can't list held tasks. 0: they end as all leases do.
     restart_lease_ns: int = 0
+    #: How often it is heard at least; 0: another process gets its name at once.
+    heartbeat_ns: int = 0
+
+
+class Replaced(Struct, array_like=True):
+    """A process that lost its name to another, and the tasks that were charged for it."""
+
+    names: list[bytes]
+    attempts: list[int]
+    #: It was heard again: it was not dead, and nothing is charged any more.
+    returned: bool = False
 
 
 class Worker(Struct, eq=False):
@@ -87,6 +99,8 @@ class Worker(Struct, eq=False):
     slots_kept_before: int = 0
     #: Lines of its agents that are neither report nor comment.
     malformed: int = 0
+    #: Another process wants its name and was heard lately: until when that counts. 0: none does.
+    contested_until_ns: int = 0
 
     def turn(self, cause: Turn) -> None:
         """The one mover of a worker's state."""
@@ -106,8 +120,12 @@ class Worker(Struct, eq=False):
 
     @property
     def silence_ns(self) -> int:
-        """The silence that it is allowed now; 0: any."""
-        return max(self.facts.silence_ns, self.patience_ns)
+        """The silence that it is allowed now; 0: any. Less while its name is contested."""
+        allowed_ns = max(self.facts.silence_ns, self.patience_ns)
+        if not self.contested_until_ns:
+            return allowed_ns
+        missed_ns = (HEARTBEATS_MISSED_MAX + 1) * self.facts.heartbeat_ns
+        return min(allowed_ns or missed_ns, missed_ns)
 
     @property
     def silent_at_ns(self) -> int:

@@ -44,6 +44,8 @@ KINDS: Final[dict[type, bytes]] = {
     records.Moved: b"moved",
     records.Reported: b"reported",
     records.Released: b"released",
+    records.WorkerReplaced: b"worker_replaced",
+    records.Refunded: b"refunded",
 }
 #: The kind that is no record's own.
 READY: Final = b"ready"
@@ -96,7 +98,7 @@ def _named(ledger: Ledger, record: AnyRecord) -> list[Task] | None:
     """The tasks that a record is about, as they are before it; None where it makes them, or is
     about none, or about strangers."""
     names = getattr(record, "names", None)
-    return None if names is None or isinstance(record, _OF_STRANGERS) else ledger.named(names)
+    return None if not names or isinstance(record, _OF_STRANGERS) else ledger.named(names)
 
 
 def _of_actor(ledger: Ledger, record: AnyRecord) -> Values:
@@ -277,6 +279,8 @@ _MORE: Final[dict[type, Callable[[Any], Values]]] = {
     records.WorkerJoined: _of_worker,
     records.WorkerLeft: lambda record: {"reason": record.reason},
     records.SlotsFreed: lambda record: {"slots": record.tasks},
+    records.WorkerReplaced: lambda record: {"incarnation": record.incarnation},
+    records.Refunded: lambda record: {"incarnation": record.incarnation},
     records.Paused: _of_hold,
     records.Resumed: _of_hold,
 }

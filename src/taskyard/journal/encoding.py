@@ -15,14 +15,19 @@ from taskyard.core.records import AnyRecord
 from taskyard.errors import JournalDamaged, StateError
 from taskyard.journal.files import PUT_BACK
 
-#: Written by this version. Since 2 there are Moved, Reported and Released.
-JOURNAL_FORMAT: Final = 2
+#: Written by this version. Since 2 there are Moved, Reported and Released. Since 3 there are
+#: WorkerReplaced and Refunded.
+JOURNAL_FORMAT: Final = 3
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[AnyRecord])
 
 #: Every version that was ever written can be read.
-_READERS: dict[int, Callable[[bytes], list[AnyRecord]]] = {1: _decoder.decode, 2: _decoder.decode}
+_READERS: dict[int, Callable[[bytes], list[AnyRecord]]] = {
+    1: _decoder.decode,
+    2: _decoder.decode,
+    3: _decoder.decode,
+}
 
 
 def encode(records: list[AnyRecord]) -> bytes:

@@ -24,6 +24,7 @@ from taskyard.core import (
     effects,
     events,
     graph,
+    holders,
     image,
     policy,
     records,
@@ -516,6 +517,39 @@ def incarnation_ignored() -> Iterator[None]:
             known.heard_ns = self.now_ns
 
     with swapped_item(_DECIDERS, events.WorkerAppeared, worker_appeared):
+        yield
+
+
+@plant
+def name_taken_over_at_once() -> Iterator[None]:
+    """A second process gets the name of a live one, and what that held is charged as lost."""
+    with swapped(holders, "keeps_out", lambda *_: False):
+        yield
+
+
+@plant
+def newcomer_taken_for_the_holder() -> Iterator[None]:
+    """A process that waits for a name can speak for the one that holds it."""
+    with swapped(holders, "refuses", lambda *_: False):
+        yield
+
+
+@plant
+def replaced_process_not_refunded() -> Iterator[None]:
+    """A process that lost its name and is heard again is taken for a newcomer."""
+    with swapped(holders, "_is_replaced", lambda *_: False):
+        yield
+
+
+@plant
+def replaced_processes_not_restored() -> Iterator[None]:
+    """Nobody knows after a restart from a snapshot which processes have lost their names."""
+    sound = image.restore
+
+    def restore(taken: image.Image) -> Ledger:
+        return sound(structs.replace(taken, replaced=[]))
+
+    with swapped(image, "restore", restore):
         yield
 
 

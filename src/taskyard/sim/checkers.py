@@ -118,6 +118,26 @@ _SHOWS_LIFE: Final = (
 )
 
 
+#: Two heartbeats of a worker are missed for certain when the third is due.
+MISSED_HEARTBEATS: Final = 3
+
+
+def _process_of(event: Event) -> int | None:
+    """Return which process of its name a worker says it is; None: it does not say."""
+    if isinstance(event, events.WorkerAppeared):
+        return event.facts.incarnation if event.facts.heartbeat_ns else None
+    return getattr(event, "incarnation", None)
+
+
+#: The event by which a worker gives a task back, or is found to have lost it; else a report.
+_RETURNED_AFTER: Final[dict[ReturnReason, type[Event]]] = {
+    ReturnReason.RESTARTED: events.WorkerAppeared,
+    ReturnReason.LEFT: events.WorkerGone,
+    ReturnReason.UNLISTED: events.WorkerHeard,
+    ReturnReason.TRANSFERRED: events.WorkReturned,
+}
+
+
 class Checker:
     """Sees all that peers, network and disk see, and raises when a promise is broken."""
 
@@ -128,6 +148,13 @@ class Checker:
         self.story = Story(plan)
         #: When each worker was last heard by the broker, and when the broker began to listen.
         self._heard_ns: dict[bytes, int] = {}
+        #: The same for processes that say which one of their name they are.
+        self._process_heard_ns: dict[tuple[bytes, int], int] = {}
+        #: Until when a newcomer counts that wants the name of a worker.
+        self._contested_until_ns: dict[bytes, int] = {}
+        #: Processes that lost their name; those that were heard again, and are due to be refunded.
+        self._replaced: dict[tuple[bytes, int], bool] = {}
+        self._refunds_due: dict[tuple[bytes, int], None] = {}
         self._up_ns: int | None = None
         #: Records that were there when it began.
         self._recovered_records = 0
@@ -136,7 +163,7 @@ class Checker:
         #: Workers that were given up in this turn.
         self._given_up: dict[bytes, None] = {}
         #: What workers listed in this turn, as it arrived.
-        self._lists: list[tuple[bytes, dict[bytes, int]]] = []
+        self._lists: list[tuple[bytes, int | None, dict[bytes, int]]] = []
         #: (worker, name, attempt) to the outcomes that the worker has reported.
         self._reports: dict[tuple[bytes, bytes, int], dict[Outcome, None]] = {}
         #: (name, attempt) to how its lease ended.
@@ -179,11 +206,8 @@ class Checker:
         if self._up_ns is None:
             self._up_ns = now_ns
         for event in self._turn:
-            if isinstance(event, _SHOWS_LIFE):
-                self._heard_ns[event.worker] = now_ns
-                if isinstance(event, events.WorkerHeard) and event.held is not None:
-                    self._lists.append((event.worker, dict(event.held)))
-            elif isinstance(event, events.RulesSet):
+            self._hear_worker(event)
+            if isinstance(event, events.RulesSet):
                 self.story.lanes.set_rules(event.clauses, event.defaults)
                 self.story.broker_workers_max = event.workers_max
                 self.story.lease_times_ns = {}
@@ -194,6 +218,47 @@ class Checker:
                 known = self.story.workers
                 names = [name for name in known if event.worker in (None, name)]
                 self._drain_next.update(dict.fromkeys(names))
+
+    def _hear_worker(self, event: Event) -> None:
+        """Note when a worker, or a process of its name, was heard, and what it listed."""
+        process = _process_of(event)
+        if process is not None:
+            self._hear_process(event, process)
+        elif isinstance(event, _SHOWS_LIFE):
+            self._heard_ns[event.worker] = self._timeline.now_ns
+        if isinstance(event, events.WorkerHeard) and event.held is not None:
+            self._lists.append((event.worker, process, dict(event.held)))
+
+    def _hear_process(self, event: Event, process: int) -> None:
+        """A process says which one of its name it is: it holds it, wants it, or has lost it."""
+        name: bytes = event.worker  # type: ignore[attr-defined]
+        if isinstance(event, _SHOWS_LIFE):
+            self._process_heard_ns[name, process] = self._timeline.now_ns
+        if self._replaced.get((name, process)) is False:
+            self._refunds_due[name, process] = None
+        hand = self.story.workers.get(name)
+        if hand is None or hand.facts.incarnation == process:
+            return
+        if isinstance(event, events.WorkerAppeared):
+            often_ns = max(hand.facts.heartbeat_ns, event.facts.heartbeat_ns)
+            until_ns = self._timeline.now_ns + MISSED_HEARTBEATS * often_ns
+            self._contested_until_ns[name] = until_ns
+
+    def _check_name(self, record: r.WorkerJoined | r.WorkerReplaced | r.Refunded) -> None:
+        """A process that has lost its name never gets it back, and is refunded once."""
+        if isinstance(record, r.WorkerJoined):
+            if (record.worker, record.facts.incarnation) in self._replaced:
+                raise Violation("name", f"{record} has lost its name for good")
+            return
+        key = record.worker, record.incarnation
+        self._replaced[key] = isinstance(record, r.Refunded)
+        self._refunds_due.pop(key, None)
+
+    def _last_heard_ns(self, worker: bytes) -> int:
+        """When the holder of a name was heard; that the broker came up counts, too."""
+        process = self.story.workers[worker].facts.incarnation
+        heard_ns = self._process_heard_ns.get((worker, process), 0)
+        return max(self._heard_ns.get(worker, 0), heard_ns, self._up_ns or 0)
 
     def sent(self, route: bytes, frames: Sequence[bytes]) -> None:
         """What leaves the broker, as far as peers alone could not judge it."""
@@ -232,6 +297,8 @@ class Checker:
     def turned(self) -> None:
         """A turn of the broker is over."""
         self.story.lanes.fresh = False
+        if self._refunds_due:
+            raise Violation("refund", f"{[*self._refunds_due]} were heard again")
         self._draining.update(self._drain_next)
         self._drain_next = {}
 
@@ -240,11 +307,12 @@ class Checker:
         self._turn = []
         self._draining, self._drain_next = {}, {}
         self._cut = {}
+        self._contested_until_ns, self._refunds_due = {}, {}
         self.story.lease_times_ns = {}
 
     def recovered(self, ledger: Ledger) -> None:
         """What the broker knows after a restart is what its journal says."""
-        self._heard_ns = {}
+        self._heard_ns, self._process_heard_ns = {}, {}
         self._recovered_records = self.story.records
         for hand in self.story.workers.values():
             hand.kept_before = len(hand.slots_kept)
@@ -288,6 +356,9 @@ class Checker:
             raise Violation(
                 "recovery", f"{when}: lanes {lanes}, and were told {story.lanes.pictured()}"
             )
+        replaced = {key: one.returned for key, one in ledger.replaced.items()}
+        if replaced != self._replaced:
+            raise Violation("recovery", f"{when}: replaced {replaced}, not {self._replaced}")
         if [*ledger.workers] != [*story.workers]:
             raise Violation(
                 "recovery", f"{when}: workers {[*ledger.workers]}, not {[*story.workers]}"
@@ -315,8 +386,10 @@ class Checker:
             isinstance(record, r.Failed) and not record.own_fault
         ):
             self._check_lost(record.worker)
-        elif isinstance(record, r.WorkerLeft) and record.reason == b"silent":
+        elif isinstance(record, r.WorkerLeft) and record.reason in (b"silent", b"replaced"):
             self._check_silent(record.worker)
+        elif isinstance(record, r.WorkerJoined | r.WorkerReplaced | r.Refunded):
+            self._check_name(record)
         elif isinstance(record, r.Returned):
             self._check_returned(record)
         elif isinstance(record, r.Leased):
@@ -453,9 +526,14 @@ class Checker:
             self._check_silent(worker)
 
     def _appeared_anew(self, worker: bytes) -> bool:
-        known = self.story.workers[worker].facts.incarnation
+        facts = self.story.workers[worker].facts
         said = [one for one in self._turn if isinstance(one, events.WorkerAppeared)]
-        return any(one.worker == worker and one.facts.incarnation != known for one in said)
+        others = [one for one in said if one.worker == worker]
+        others = [one for one in others if one.facts.incarnation != facts.incarnation]
+        if not facts.heartbeat_ns:
+            return bool(others)
+        # Only its own supervisor can say that it is dead.
+        return any(0 < one.replaces <= facts.incarnation < one.facts.incarnation for one in others)
 
     def _is_lost_by_dialect(self, worker: bytes) -> bool:
         """A worker of ping-pong is lost with its connection; it and one of round-robin also by a
@@ -478,9 +556,12 @@ class Checker:
         hand = self.story.workers[worker]
         held_ns = [tale.terms.lease_ns for tale in hand.held.values()]
         silence_ns = hand.facts.silence_ns and max([hand.facts.silence_ns, *held_ns])
-        heard_ns = max(self._heard_ns.get(worker, 0), self._up_ns or 0)
+        heard_ns = self._last_heard_ns(worker)
         now_ns = self._timeline.now_ns
-        if not silence_ns or now_ns < heard_ns + silence_ns:
+        least_ns = silence_ns
+        if self._contested_until_ns.get(worker, 0) >= now_ns:
+            least_ns = min(silence_ns, MISSED_HEARTBEATS * hand.facts.heartbeat_ns)
+        if not silence_ns or now_ns < heard_ns + least_ns:
             raise Violation("early", f"{worker!r} was given up too early: heard at {heard_ns}")
         ends_ns = max(heard_ns + max(silence_ns, hand.patience_ns), hand.eased_ns) + LATE_NS_MAX
         if worker.startswith(numbering.ROUND_ROBIN):
@@ -495,7 +576,7 @@ class Checker:
         now_ns = self._timeline.now_ns
         for name, hand in self.story.workers.items():
             silence_ns = max(hand.facts.silence_ns, hand.patience_ns)
-            heard_ns = max(self._heard_ns.get(name, 0), self._up_ns)
+            heard_ns = self._last_heard_ns(name)
             ends_ns = max(heard_ns + silence_ns, hand.eased_ns) + LATE_NS_MAX
             if name.startswith(numbering.ROUND_ROBIN):
                 ends_ns += VOID_NS_MAX
@@ -556,19 +637,11 @@ class Checker:
             if not self._is_lost_by_dialect(record.worker) and self._was_sent(record):
                 raise Violation("taken", f"{record} and the worker is there")
             return
-        if reason is ReturnReason.RESTARTED:
-            kinds: tuple[type, ...] = (events.WorkerAppeared,)
-        elif reason is ReturnReason.LEFT:
-            kinds = (events.WorkerGone,)
-        elif reason is ReturnReason.UNLISTED:
-            kinds = (events.WorkerHeard,)
-        elif reason is ReturnReason.TRANSFERRED:
-            kinds = (events.WorkReturned,)
-        else:
-            kinds = (events.WorkReported,)
-        said = [one for one in own if isinstance(one, kinds)]
-        if not said:
+        said = _RETURNED_AFTER.get(reason, events.WorkReported)
+        if not any(isinstance(one, said) for one in own):
             raise Violation("taken", f"{record} and the worker said nothing of it")
+        if reason is ReturnReason.RESTARTED and not self._appeared_anew(record.worker):
+            raise Violation("name", f"{record} and its holder was not reported dead")
         if reason is ReturnReason.UNLISTED:
             self._check_unlisted(record)
 
@@ -577,7 +650,12 @@ class Checker:
         return any((record.worker, name) in self._jobs for name in record.names)
 
     def _check_unlisted(self, record: r.Returned) -> None:
-        lists = [held for worker, held in self._lists if worker == record.worker]
+        holder = self.story.workers[record.worker].facts.incarnation
+        lists = [
+            held
+            for worker, process, held in self._lists
+            if worker == record.worker and process in (None, holder)
+        ]
         for name, attempt in zip(record.names, record.attempts, strict=True):
             if all(held.get(name) == attempt for held in lists):
                 raise Violation("taken", f"{name!r} was taken from a worker that lists it")

@@ -37,6 +37,8 @@ _UNKNOWN: Final = {
     events.Unknown.DONE: _Q.TakeAsDone,
 }
 
+_NAME_REFUSALS: Final = {peer.NAME_HELD: Refusal.NAME_HELD, peer.NAME_LOST: Refusal.NAME_LOST}
+
 #: What the broker says when it takes no more tasks for now.
 _FULL: Final = "send more when"
 
@@ -156,6 +158,7 @@ class DworkTongue:
 
     def _transfer(self, event: events.WorkReturned, _said: Sequence[Event]) -> bytes:
         query = _Q(type=peer.TRANSFER, request=event.request, location=event.worker)
+        _say_process(query, event)
         query.batch.name.extend(event.names)
         query.unknown = _UNKNOWN[event.unknown]
         for after in event.after or ():
@@ -165,6 +168,7 @@ class DworkTongue:
 
     def _progress(self, event: events.WorkProgressed, _said: Sequence[Event]) -> bytes:
         query = _Q(type=peer.PROGRESS, request=event.request, location=event.worker)
+        _say_process(query, event)
         query.batch.name.extend(event.names)
         query.batch.attempt.extend(event.attempts or ())
         query.batch.percent.extend(event.percents or ())
@@ -172,7 +176,7 @@ class DworkTongue:
         return query.SerializeToString()
 
     def _leave(self, event: events.WorkerGone, _said: Sequence[Event]) -> bytes:
-        return peer.leave(event.request, event.worker)
+        return peer.leave(event.request, event.worker, event.incarnation)
 
     _SAYINGS: ClassVar[dict[type, Callable[..., bytes]]] = {
         events.SubmitAsked: _submit,
@@ -213,6 +217,7 @@ class DworkTongue:
         if answer.type == peer.ERROR:
             text = answer.reason.decode()
             refusal = Refusal.FULL if _FULL in text else Refusal.MALFORMED
+            refusal = _NAME_REFUSALS.get(answer.code.decode(), refusal)
             return [effects.Refused(b"", request, refusal, text)]
         if isinstance(event, events.WorkAsked):
             return _work(event, answer, is_noted=request in self._along)
@@ -261,12 +266,18 @@ def _names(event: Event) -> list[bytes]:
 
 
 def _introduction(said: Sequence[Event]) -> peer.Introduction:
-    facts = next(one.facts for one in said if isinstance(one, events.WorkerAppeared))
-    return peer.introduction(facts)
+    who = next(one for one in said if isinstance(one, events.WorkerAppeared))
+    return peer.introduction(who.facts, replaces=who.replaces)
+
+
+def _say_process(query: pb.QueryMsg, event: Any) -> None:  # noqa: ANN401  # any of a worker
+    if event.incarnation is not None:
+        query.incarnation = event.incarnation
 
 
 def _report(event: events.WorkReported, request: int) -> pb.QueryMsg:
     query = _Q(type=peer.COMPLETE, request=request, location=event.worker)
+    _say_process(query, event)
     batch = query.batch
     batch.name.extend(event.names)
     batch.attempt.extend(event.attempts or ())

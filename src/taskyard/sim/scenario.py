@@ -7,7 +7,8 @@ while the faults last, and the healing at the end.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from random import Random
+from typing import TYPE_CHECKING, Final
 
 from taskyard.core import events
 from taskyard.core.events import Repeat, Scope, Unknown
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
     from taskyard.sim.story import Tale
     from taskyard.sim.world import World
+
+
+_FATE_OFFSET: Final = 1 << 41
 
 
 class Scenario:
@@ -41,6 +45,8 @@ class Scenario:
         self._tasks_left = world.plan.size.tasks
         #: Creates of plain peers so far.
         self._extensions = 0
+        #: Of names alone, so that a seed without two of one name means what it meant before.
+        self._fate = Random(world.plan.seed + _FATE_OFFSET)
 
     def begin(self) -> None:
         self.world.host.start()
@@ -85,6 +91,17 @@ class Scenario:
         worker = KINDS[kind](self.world, name, services, self.plan.size.slots)
         self.workers.append(worker)
         self.world.timeline.after(self.luck.randrange(SECOND_NS), worker.start)
+        if worker.says_process:
+            worker.is_supervised = chance(self._fate, 0.7)
+            if chance(self._fate, 0.2):
+                self._add_twin(kind, name, services)
+
+    def _add_twin(self, kind: str, name: bytes, services: tuple[bytes, ...]) -> None:
+        """Another worker of the same name."""
+        twin = KINDS[kind](self.world, name, services, self.plan.size.slots)
+        twin.twin, twin.is_supervised = 1, chance(self._fate, 0.5)
+        self.workers.append(twin)
+        self.world.timeline.after(self._fate.randrange(4 * SECOND_NS), twin.start)
 
     def _repeat(self, client: Client) -> None:
         if client.alive:

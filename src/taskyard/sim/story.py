@@ -145,6 +145,8 @@ class Story:
             r.Moved: self._moved,
             r.Reported: self._reported,
             r.Released: self._released,
+            r.WorkerReplaced: self._replaced,
+            r.Refunded: self._refunded,
         }
 
     def tell(self, record: r.AnyRecord, now_ns: int) -> None:
@@ -628,6 +630,18 @@ class Story:
             raise Violation(
                 "story", f"{record.worker!r} left and is or holds what it must not: {hand}"
             )
+
+    def _replaced(self, record: r.WorkerReplaced) -> None:
+        for name, attempt in zip(record.names, record.attempts, strict=True):
+            tale = self.tasks[name]
+            own = self.leases.get((name, attempt)) == record.worker and tale.losses > 0
+            self.require(own, "charge", f"was not lost with {record.worker!r}", tale)
+
+    def _refunded(self, record: r.Refunded) -> None:
+        """A process that was taken for dead is heard again: no worker was lost."""
+        for tale in self._named(record.names, (*WAITING, LEASED), "a refund"):
+            self.require(tale.losses > 0, "charge", "is refunded what was not charged", tale)
+            tale.losses -= 1
 
     def _slots_freed(self, record: r.SlotsFreed) -> None:
         hand = self.workers[record.worker]

@@ -253,6 +253,10 @@ class RoundRobinJobTongue(JobTongue):
 _READY, _WAKE, _GIVE, _TAKE, _NO, _DONE, _STATUS, _CANCEL, _PING, _PONG, _BYE = (
     bytes([number]) for number in range(1, 12)
 )
+_NAME_REFUSALS: Final = {
+    "name-held": effects.Refusal.NAME_HELD,
+    "name-lost": effects.Refusal.NAME_LOST,
+}
 _STATUSES: Final = {Outcome.DONE: "ok", Outcome.FAILED: "error", Outcome.REFUSED: "refused"}
 
 
@@ -273,10 +277,13 @@ class WmpTongue:
         headers: dict[str, Any] = {"worker": self._id}
         payload: list[bytes] = []
         if isinstance(event, events.WorkAsked) and event.parks:
-            facts = next(one.facts for one in said if isinstance(one, events.WorkerAppeared))
+            who = next(one for one in said if isinstance(one, events.WorkerAppeared))
+            facts = who.facts
             headers["slots"] = facts.slots_total
             headers["services"] = [name.decode() for name in facts.services]
             headers["incarnation"] = facts.incarnation
+            headers["heartbeat_ms"] = facts.heartbeat_ns // 1_000_000
+            headers["replaces"] = who.replaces
             command = _READY
         elif isinstance(event, events.WorkAsked):
             headers["request"] = str(event.request)
@@ -298,6 +305,8 @@ class WmpTongue:
             command = _PONG if self.answers else _PING
         else:
             command = _BYE
+        if command != _READY and event.incarnation is not None:
+            headers["incarnation"] = event.incarnation
         if self._manager is not None and command not in (_READY, _GIVE, _BYE):
             headers["manager"] = self._manager
         return [b"", b"WMP01", command, msgspec.json.encode(headers), *payload]
@@ -318,4 +327,6 @@ class WmpTongue:
             return [effects.Stop(worker, [headers["task"].encode()], [headers["attempt"]])]
         if command in (_PING, _PONG):
             return [effects.Heard(worker, int(command == _PING), int(headers.get("ready", True)))]
-        return [effects.Dismiss(worker)]
+        refusal = _NAME_REFUSALS.get(headers.get("code", ""))
+        bye = effects.Refused(worker, 0, refusal, headers["reason"]) if refusal else None
+        return [bye or effects.Dismiss(worker)]

@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
@@ -57,6 +57,12 @@ WAIT_NS_MAX: Final = 60 * SECOND_NS
 #: A slot that is locked for a manager's word is free again after this.
 LOCK_NS: Final = 3 * SECOND_NS
 
+#: Incarnations of one worker; those of another with the same name begin after them.
+INCARNATIONS_MAX: Final = 1_000_000
+
+#: Refusals of a process that does not hold its name.
+_NAME_REFUSALS: Final = (effects.Refusal.NAME_HELD, effects.Refusal.NAME_LOST)
+
 #: A report that was settled need not be listed any longer than this.
 FORGET_NS: Final = 8 * SECOND_NS
 
@@ -88,6 +94,12 @@ class Worker(Peer):
     #: It has words for how far it is, and for giving a task back.
     says_progress = True
     gives_back = True
+    #: It says which process of its name it is, and how often it sends heartbeats.
+    says_process = False
+    #: Tells it from other workers of the same name.
+    twin = 0
+    #: It is started again by somebody who has seen the process before end, and says so.
+    is_supervised = True
 
     def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
         super().__init__(world, name)
@@ -115,9 +127,14 @@ class Worker(Peer):
             services=self.services,
             slots_total=self.slots,
             silence_ns=self.world.plan.size.silence_ns,
-            incarnation=self.process,
+            incarnation=self.incarnation,
             dialect=self.kind.encode(),
+            heartbeat_ns=self.heartbeat_ns if self.says_process else 0,
         )
+
+    @property
+    def incarnation(self) -> int:
+        return self.twin * INCARNATIONS_MAX + self.process
 
     def begin(self) -> None:
         self.held, self.open, self.seen, self.done = {}, {}, {}, []
@@ -125,7 +142,16 @@ class Worker(Peer):
         self.after(self.luck.randrange(self.heartbeat_ns) + 1, self.beat)
 
     def who(self) -> events.WorkerAppeared:
-        return events.WorkerAppeared(0, self.name, self.facts())
+        first = self.twin * INCARNATIONS_MAX + 1
+        replaces = first if self.says_process and self.is_supervised else 0
+        return events.WorkerAppeared(0, self.name, self.facts(), replaces=replaces)
+
+    def send(self, *said: Event) -> None:
+        if self.says_process:
+            for one in said:
+                if hasattr(one, "incarnation"):
+                    one.incarnation = self.incarnation
+        super().send(*said)
 
     def next_request(self) -> int:
         self.request += 1
@@ -307,9 +333,20 @@ class Worker(Peer):
 
     def on_refused(self, refused: effects.Refused) -> None:
         """It can't be given back as it wished: it does it after all."""
+        if refused.refusal in _NAME_REFUSALS:
+            self.on_name_refused(refused)
+            return
         event = self.open.pop(refused.request, None)
         if isinstance(event, events.WorkReturned):
             self.do_after_all(event.names)
+
+    def on_name_refused(self, refused: effects.Refused) -> None:
+        """Another process has its name: it waits for it. If it lost it, another one is started."""
+        self.held, self.open, self.done = {}, {}, []
+        if refused.refusal is effects.Refusal.NAME_LOST:
+            self.die()
+        else:
+            self.after(self.heartbeat_ns, self.on_free)
 
     def let_go(self, name: bytes) -> None:
         held = self.held.get(name)
@@ -359,6 +396,7 @@ class Pull(Worker):
     """Asks for as much as it has room for, and parks."""
 
     kind = "pull"
+    says_process = True
 
     def result(self, name: bytes) -> Result:
         """Cut the result of every fourth task. A job's client would be answered with an error."""
@@ -434,6 +472,7 @@ class Called(Worker):
     """Says that it is ready, is woken when there is work, and asks then."""
 
     kind = "called"
+    says_process = True
     door = Door.WMP
     gives_back = False
 
@@ -453,10 +492,11 @@ class Called(Worker):
         self.locks = {}
 
     def facts(self) -> WorkerFacts:
-        facts = super().facts()
-        return WorkerFacts(
-            facts.services, facts.slots_total, facts.silence_ns, facts.incarnation, called=True
-        )
+        return structs.replace(super().facts(), called=True, dialect=b"")
+
+    def on_name_refused(self, refused: effects.Refused) -> None:
+        self.locks = {}
+        super().on_name_refused(refused)
 
     @property
     def room(self) -> int:

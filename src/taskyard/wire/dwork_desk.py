@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from taskyard.core import effects, events
-from taskyard.core.limits import SECOND_NS, TASKS_MAX
+from taskyard.core.limits import NUMBER_MAX, SECOND_NS, TASKS_MAX
 from taskyard.core.workers import WorkerFacts
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
@@ -183,18 +183,21 @@ class Desk:
             self.drop(number)
         return dropped
 
-    def introduce(self, worker: bytes, facts: WorkerFacts, ahead: int) -> list[events.Event]:
+    def introduce(
+        self, worker: bytes, facts: WorkerFacts, said: pb.WorkerMsg
+    ) -> list[events.Event]:
         """Tell the scheduler who works, if it was not told so already."""
-        if self.facts.get(worker) == (facts, ahead):
+        if self.facts.get(worker) == (facts, said.ahead):
             return []
-        return [self.appeared(worker, facts, ahead)]
+        return [self.appeared(worker, facts, said)]
 
-    def appeared(self, worker: bytes, facts: WorkerFacts, ahead: int) -> events.Event:
+    def appeared(self, worker: bytes, facts: WorkerFacts, said: pb.WorkerMsg) -> events.Event:
         """What a worker says of itself, to tell and to remember."""
         if len(self.facts) >= FACTS_MAX and worker not in self.facts:
             self.facts.clear()  # who is still there says it again
-        self.facts[worker] = (facts, ahead)
-        return events.WorkerAppeared(0, worker, facts, ahead)
+        self.facts[worker] = (facts, said.ahead)
+        replaces = min(said.replaces, NUMBER_MAX)
+        return events.WorkerAppeared(0, worker, facts, said.ahead, replaces)
 
     # Time.
 

@@ -47,6 +47,9 @@ OUTPUT, WORKERS, PAUSE, RESUME, RESULTS = (
 FOLLOW, LANES, MOVE, EXPIRE = _Q.Follow, _Q.Lanes, _Q.Move, _Q.Expire
 RULES = _Q.Rules
 
+#: Codes of refusals: another process has the worker's name; it was given to another for good.
+NAME_HELD, NAME_LOST = "name-held", "name-lost"
+
 _UNKNOWN: Final = {
     Unknown.REFUSE: _Q.Refuse,
     Unknown.WAIT: _Q.Await,
@@ -104,6 +107,11 @@ class Reply:
     @property
     def reason(self) -> str:
         return shown(self._query.reason)
+
+    @property
+    def code(self) -> str:
+        """Of an Error: which refusal it is."""
+        return shown(self._query.code)
 
     @property
     def count(self) -> int:
@@ -201,9 +209,9 @@ def create(
     return query.SerializeToString()
 
 
-def introduction(facts: WorkerFacts, ahead: int = 0) -> Introduction:
+def introduction(facts: WorkerFacts, ahead: int = 0, replaces: int = 0) -> Introduction:
     """What a worker says of itself, to be made once."""
-    return pb.WorkerMsg(
+    said = pb.WorkerMsg(
         service=facts.services,
         slots=facts.slots_total,
         silence_ns=facts.silence_ns,
@@ -212,6 +220,11 @@ def introduction(facts: WorkerFacts, ahead: int = 0) -> Introduction:
         host=facts.host or None,
         pid=facts.pid or None,
     )
+    if facts.heartbeat_ns:
+        said.heartbeat_ns = facts.heartbeat_ns
+    if replaces:
+        said.replaces = replaces
+    return said
 
 
 def steal(
@@ -250,27 +263,26 @@ def complete(
 ) -> bytes:
     """Report on tasks, and with a `count` ask for as many more: answered at once, with work or
     without."""
+    given: tasks.Columns = {
+        "outcome": reports.outcomes,
+        "text": reports.texts,
+        "output": reports.outputs,
+        "retry_at_ns": reports.retry_at_ns,
+        "result_bytes_total": reports.result_bytes_total,
+        "output_bytes_total": reports.output_bytes_total,
+    }
     columns: tasks.Columns = {"name": reports.names, "attempt": reports.attempts}
-    if any(reports.outcomes):
-        columns["outcome"] = reports.outcomes
-    if any(reports.texts):
-        columns["text"] = reports.texts
-    if any(reports.outputs):
-        columns["output"] = reports.outputs
-    if any(reports.retry_at_ns):
-        columns["retry_at_ns"] = reports.retry_at_ns
-    if any(reports.result_bytes_total):
-        columns["result_bytes_total"] = reports.result_bytes_total
-    if any(reports.output_bytes_total):
-        columns["output_bytes_total"] = reports.output_bytes_total
+    columns |= {field: column for field, column in given.items() if any(column)}
     if reports.runs is not None:
         columns |= dwork_runs.encode(reports.runs)
     query = _Q(type=COMPLETE, request=request, location=location, batch=columns)
     if reports.runs is not None and reports.runs.host:
         query.host = reports.runs.host
-    if count and worker is not None:
+    if worker is not None and count:
         query.n = count
         query.worker.CopyFrom(worker)
+    elif worker is not None:
+        query.incarnation = worker.incarnation
     return query.SerializeToString()
 
 
@@ -301,10 +313,16 @@ def heartbeat(  # noqa: PLR0913  # one a field
 
 
 def progress(
-    request: int, location: bytes, held: Sequence[tuple[bytes, int]], outputs: Sequence[Result]
+    request: int,
+    location: bytes,
+    held: Sequence[tuple[bytes, int]],
+    outputs: Sequence[Result],
+    incarnation: int | None = None,
 ) -> bytes:
     """Report what tasks have printed so far."""
     query = _Q(type=PROGRESS, request=request, location=location)
+    if incarnation is not None:
+        query.incarnation = incarnation
     query.batch.name.extend(name for name, _ in held)
     query.batch.attempt.extend(attempt for _, attempt in held)
     query.batch.output.extend(output.text for output in outputs)
@@ -320,9 +338,12 @@ def transfer(request: int, location: bytes, names: Sequence[bytes]) -> bytes:
     return query.SerializeToString()
 
 
-def leave(request: int, location: bytes) -> bytes:
+def leave(request: int, location: bytes, incarnation: int | None = None) -> bytes:
     """Say goodbye: what the worker holds goes to others."""
-    return _Q(type=EXIT, request=request, location=location).SerializeToString()
+    query = _Q(type=EXIT, request=request, location=location)
+    if incarnation is not None:
+        query.incarnation = incarnation
+    return query.SerializeToString()
 
 
 def watch(

@@ -55,8 +55,12 @@ def _accepted(desk: Desk, effect: effects.Accepted) -> list[Reply]:
 
 
 def _refused(desk: Desk, effect: effects.Refused) -> list[Reply]:
-    reason = desk.if_extended(effect.request, reason=effect.text.encode())
-    return desk.answer(effect.request, _Q.Error, **reason)
+    """A process that does not hold its name is introduced again when it asks again."""
+    if effect.refusal in (effects.Refusal.NAME_HELD, effects.Refusal.NAME_LOST):
+        desk.facts.pop(effect.client, None)
+    code = effect.refusal.value.replace(" ", "-").encode()
+    told = desk.if_extended(effect.request, reason=effect.text.encode(), code=code)
+    return desk.answer(effect.request, _Q.Error, **told)
 
 
 def _acted(desk: Desk, effect: effects.Acted) -> list[Reply]:

@@ -10,7 +10,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core import events
-from taskyard.core.limits import NUMBER_MAX, SECOND_NS, SERVICES_MAX
+from taskyard.core.limits import (
+    HEARTBEATS_MISSED_MAX,
+    NUMBER_MAX,
+    SECOND_NS,
+    SERVICES_MAX,
+)
 from taskyard.core.states import TaskState
 from taskyard.core.workers import WorkerFacts
 from taskyard.errors import Malformed
@@ -33,6 +38,9 @@ STREAM_SIGN_NS: Final = 10 * SECOND_NS
 
 #: Silence that an extended worker is allowed if it does not say.
 SILENCE_NS: Final = 15 * SECOND_NS
+
+#: Heartbeats of an extended worker in the silence that it is allowed, if it does not say.
+HEARTBEATS_A_SILENCE: Final = HEARTBEATS_MISSED_MAX + 1
 
 #: Tasks in one listing if it does not say.
 LIST_COUNT: Final = 100
@@ -110,11 +118,11 @@ def _steal(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     wait_ns = _wait_ns(query)
     if wait_ns:
         desk.check_waiting(asked.route)
-    told = desk.introduce(worker, facts, query.worker.ahead)
+    told = desk.introduce(worker, facts, query.worker)
     ends_ns = asked.now_ns + wait_ns if wait_ns else 0
     columns = query.HasField("worker")
     number = desk.issue(asked, worker=worker, columns=columns, ends_ns=ends_ns)
-    asks = events.WorkAsked(0, worker, count, parks=bool(wait_ns), request=number)
+    asks = events.WorkAsked(0, worker, count, bool(wait_ns), number, facts.incarnation)
     told.append(_unless_leaving(desk, asked, asks))
     return told
 
@@ -131,24 +139,28 @@ def _complete(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     worker, report = _location(query), _report(query)
     told: list[events.Event] = []
     if report.outputs is not None:
-        told.append(_printed(worker, report))
+        told.append(_printed(query, report))
     if not steals:
-        return [*told, _reported(desk, worker, report, desk.issue(asked))]
+        return [*told, _reported(desk, query, report, desk.issue(asked))]
     count, facts = _count(query), _facts(desk, asked, worker)
-    told += desk.introduce(worker, facts, query.worker.ahead)
+    told += desk.introduce(worker, facts, query.worker)
     number = desk.issue(asked, worker=worker, columns=True)
-    told.append(_reported(desk, worker, report, number))
-    asks = events.WorkAsked(0, worker, count, parks=False, request=number)
+    told.append(_reported(desk, query, report, number))
+    parks = False
+    asks = events.WorkAsked(0, worker, count, parks, number, facts.incarnation)
     told.append(_unless_leaving(desk, asked, asks))
     return told
 
 
-def _reported(desk: Desk, worker: bytes, report: tasks.Report, number: int) -> events.WorkReported:
+def _reported(
+    desk: Desk, query: pb.QueryMsg, report: tasks.Report, number: int
+) -> events.WorkReported:
     return events.WorkReported(
-        *(0, worker, report.names, report.attempts, report.outcomes),
+        *(0, query.location, report.names, report.attempts, report.outcomes),
         *(report.texts, report.retry_at_ns, number),
         luck=0 if report.outcomes is None else desk.luck(),
         result_bytes_total=report.result_bytes_total,
+        incarnation=_incarnation(query),
         runs=report.runs,
     )
 
@@ -159,14 +171,15 @@ def _transfer(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     worker, names = _location(query), _report(query).names
     after = tasks.returned_after(query)
     unknown = _UNKNOWN[query.unknown] if asked.extended else events.Unknown.DONE
-    return [events.WorkReturned(0, worker, names, after, desk.issue(asked), unknown)]
+    number, incarnation = desk.issue(asked), _incarnation(query)
+    return [events.WorkReturned(0, worker, names, after, number, unknown, incarnation)]
 
 
 def _exit(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     _refuse_fields(asked.query, "name", "n", "task", "batch")
     worker = _location(asked.query)
     desk.facts.pop(worker, None)
-    return [events.WorkerGone(0, worker, desk.issue(asked))]
+    return [events.WorkerGone(0, worker, desk.issue(asked), _incarnation(asked.query))]
 
 
 def _status(desk: Desk, asked: Asked) -> Sequence[events.Event]:
@@ -189,18 +202,20 @@ def _heartbeat(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     if len(attempts) != len(report.names):
         raise Malformed("a Heartbeat lists tasks with their attempts")
     held = list(zip(report.names, attempts, strict=True))
-    facts, ahead = _facts(desk, asked, worker), query.worker.ahead
+    facts = _facts(desk, asked, worker)
     heartbeat_ns = min(query.heartbeat_ns, WAIT_NS_MAX)
     seen = min(query.seen, NUMBER_MAX) if query.HasField("seen") else None
     heard = events.WorkerHeard(0, worker, held, heartbeat_ns, desk.issue(asked), seen)
+    heard.incarnation = facts.incarnation
     if query.HasField("trouble"):
         heard.trouble = query.trouble
     heard.malformed = min(query.malformed, NUMBER_MAX)
-    return [desk.appeared(worker, facts, ahead), heard]
+    return [desk.appeared(worker, facts, query.worker), heard]
 
 
 def _progress(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    event = _printed(_location(asked.query), _report(asked.query))
+    _location(asked.query)
+    event = _printed(asked.query, _report(asked.query))
     event.request = desk.issue(asked)
     return [event]
 
@@ -425,6 +440,7 @@ def _introduced(raw: bytes) -> WorkerFacts:
     if worker.host:
         tasks.check_name(worker.host, "a host")
     silence_ns = worker.silence_ns if worker.HasField("silence_ns") else SILENCE_NS
+    heartbeat_ns = worker.heartbeat_ns or silence_ns // HEARTBEATS_A_SILENCE
     return WorkerFacts(
         services=tuple(worker.service) or (b"default",),
         slots_total=worker.slots,
@@ -433,6 +449,7 @@ def _introduced(raw: bytes) -> WorkerFacts:
         dialect=tasks.DIALECT,
         host=worker.host,
         pid=min(worker.pid, NUMBER_MAX),
+        heartbeat_ns=min(heartbeat_ns, NUMBER_MAX),
     )
 
 
@@ -443,10 +460,20 @@ def _report(query: pb.QueryMsg) -> tasks.Report:
     return report
 
 
-def _printed(worker: bytes, report: tasks.Report) -> events.WorkProgressed:
+def _printed(query: pb.QueryMsg, report: tasks.Report) -> events.WorkProgressed:
     columns = (report.names, report.attempts, report.percents, report.outputs)
-    lengths = report.output_bytes_total
-    return events.WorkProgressed(0, worker, *columns, text_bytes_total=lengths)
+    return events.WorkProgressed(
+        *(0, query.location, *columns),
+        text_bytes_total=report.output_bytes_total,
+        incarnation=_incarnation(query),
+    )
+
+
+def _incarnation(query: pb.QueryMsg) -> int | None:
+    """Return which process of its name asks; None where it does not say."""
+    if query.worker.HasField("incarnation"):
+        return min(query.worker.incarnation, NUMBER_MAX)
+    return min(query.incarnation, NUMBER_MAX) if query.HasField("incarnation") else None
 
 
 def _scope(query: pb.QueryMsg) -> events.Scope:

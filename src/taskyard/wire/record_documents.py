@@ -194,6 +194,24 @@ class Released(RecordDocument, tag="released"):
     names: list[str]
 
 
+class WorkerReplaced(RecordDocument, tag="worker_replaced"):
+    """A silent process lost its name and these tasks to another process."""
+
+    worker: str
+    incarnation: int
+    names: list[str]
+    attempts: list[int]
+
+
+class Refunded(RecordDocument, tag="refunded"):
+    """The replaced process was heard again: these tasks are not charged with its loss."""
+
+    worker: str
+    incarnation: int
+    names: list[str]
+    attempts: list[int]
+
+
 AnyRecordDocument = (
     Submitted
     | Extended
@@ -217,6 +235,8 @@ AnyRecordDocument = (
     | Moved
     | Reported
     | Released
+    | WorkerReplaced
+    | Refunded
 )
 
 
@@ -333,4 +353,9 @@ _TOLD: Final[
     records.Moved: (Moved, _moved),
     records.Reported: (Reported, _named),
     records.Released: (Released, _named),
+    records.WorkerReplaced: (
+        WorkerReplaced,
+        lambda one: _held(one) | {"incarnation": one.incarnation},
+    ),
+    records.Refunded: (Refunded, lambda one: _held(one) | {"incarnation": one.incarnation}),
 }

@@ -62,6 +62,8 @@ _OUTCOMES: Final = {
     "cancelled": Outcome.REFUSED,
 }
 
+_NAME_REFUSALS: Final = (effects.Refusal.NAME_HELD, effects.Refusal.NAME_LOST)
+
 #: A report of a worker is about a percentage between these; what it says beyond is cut.
 _PERCENT_MAX: Final = 100
 
@@ -74,6 +76,8 @@ class Peer(Struct):
     heard_ns: int
     #: What it said of itself in its last READY; None: it has sent none that is remembered.
     facts: WorkerFacts | None = None
+    #: Which process of its id it is; None: it has not said so.
+    incarnation: int | None = None
 
 
 class Heard(Struct):
@@ -83,6 +87,8 @@ class Heard(Struct):
     path: tuple[bytes, ...]
     worker: bytes
     now_ns: int
+    #: Which process of that id sent it; None: it does not say.
+    incarnation: int | None = None
 
 
 class Ticket(Struct):
@@ -93,6 +99,11 @@ class Ticket(Struct):
     worker: bytes
     #: GIVE: the lock's id; None: it was no GIVE.
     lock: wmp.LockId | None = None
+    #: From another process than the one that is known by this id: what it is when it is accepted.
+    newcomer: Heard | None = None
+    facts: WorkerFacts | None = None
+    #: It is a PING, to be answered.
+    is_ping: bool = False
 
 
 class Wmp:
@@ -138,7 +149,7 @@ class Wmp:
     ) -> list[events.Event]:
         path, told, payload = wmp.decode(frames, Side.WORKER)
         worker = self.prefix + name_of(told.worker, "worker's id", wmp.WORKER_BYTES_MAX)
-        heard = Heard(route, path, worker, now_ns)
+        heard = Heard(route, path, worker, now_ns, told.incarnation)
         refusal = _refusal(who, heard)
         if refusal:
             return [events.Misunderstood(0, route, self._issue(heard), refusal)]
@@ -157,12 +168,17 @@ class Wmp:
             incarnation=told.incarnation,
             called=True,
             dialect=b"wmp",
+            heartbeat_ns=_heartbeat_ns(told.heartbeat_ms) if told.incarnation else 0,
         )
-        self._attend(heard).facts = facts
-        return [
-            events.WorkerAppeared(0, heard.worker, facts),
-            events.WorkAsked(0, heard.worker, told.slots),
-        ]
+        appeared = events.WorkerAppeared(0, heard.worker, facts, replaces=told.replaces)
+        asked = events.WorkAsked(0, heard.worker, told.slots, incarnation=facts.incarnation)
+        if not self._is_newcomer(heard):
+            self._attend(heard).facts = facts
+            return [appeared, asked]
+        number = self._issue(heard)
+        self._tickets[number].facts = facts
+        sign = events.WorkerHeard(0, heard.worker, request=number, incarnation=facts.incarnation)
+        return [appeared, sign, asked]
 
     def _give(self, heard: Heard, told: wmp.Give, _payload: bytes) -> list[events.Event]:
         services = _services(told.services)
@@ -171,8 +187,9 @@ class Wmp:
         if peer.facts is not None and services and services != peer.facts.services:
             peer.facts = structs.replace(peer.facts, services=services)
             said.append(events.WorkerAppeared(0, heard.worker, peer.facts))
-        number = self._issue(heard, told.request)
-        return [*said, events.WorkAsked(0, heard.worker, 1, parks=False, request=number)]
+        number, parks = self._issue(heard, told.request), False
+        asked = events.WorkAsked(0, heard.worker, 1, parks, number, heard.incarnation)
+        return [*said, asked]
 
     def _done(self, heard: Heard, told: wmp.Done, payload: bytes) -> list[events.Event]:
         report = events.WorkReported(
@@ -181,6 +198,7 @@ class Wmp:
             texts=[payload],
             luck=self._luck(),
             result_bytes_total=[told.bytes_total] if told.bytes_total else None,
+            incarnation=heard.incarnation,
         )
         self._attend(heard)
         return [report]
@@ -189,33 +207,36 @@ class Wmp:
         name = name_of(told.task)
         self._attend(heard)
         if told.percent is None and told.text is None:
-            return [events.WorkerHeard(0, heard.worker)]
+            return [events.WorkerHeard(0, heard.worker, incarnation=heard.incarnation)]
         percent = int(min(max(told.percent or 0, 0), _PERCENT_MAX))
         text = (told.text or "").encode()
-        return [
-            events.WorkProgressed(0, heard.worker, [name], [told.attempt], [percent], [text]),
-        ]
+        progressed = events.WorkProgressed(
+            *(0, heard.worker, [name], [told.attempt], [percent], [text]),
+            incarnation=heard.incarnation,
+        )
+        return [progressed]
 
     def _ping(self, heard: Heard, told: wmp.WorkerPing, _payload: bytes) -> list[events.Event]:
         sign = self._sign(heard, told)
         sign.request = self._issue(heard)
+        self._tickets[sign.request].is_ping = True
         return [sign]
 
     def _pong(self, heard: Heard, told: wmp.WorkerPong, _payload: bytes) -> list[events.Event]:
         return [self._sign(heard, told)]
 
     def _sign(self, heard: Heard, told: wmp.WorkerPing | wmp.WorkerPong) -> events.WorkerHeard:
-        sign = events.WorkerHeard(0, heard.worker)
+        sign = events.WorkerHeard(0, heard.worker, incarnation=heard.incarnation)
         if told.held is not None:
-            promised_ns = told.heartbeat_ms * _MILLISECOND_NS or PING_NS
             sign.held = [(name_of(task), attempt) for task, attempt in told.held]
-            sign.heartbeat_ns = min(max(promised_ns, HEARTBEAT_NS_MIN), HEARTBEAT_NS_MAX)
+            sign.heartbeat_ns = _heartbeat_ns(told.heartbeat_ms)
         self._attend(heard)
         return sign
 
     def _bye(self, heard: Heard, _told: wmp.WorkerBye, _payload: bytes) -> list[events.Event]:
-        self._forget(heard.worker)
-        return [events.WorkerGone(0, heard.worker)]
+        if not self._is_newcomer(heard):
+            self._forget(heard.worker)
+        return [events.WorkerGone(0, heard.worker, incarnation=heard.incarnation)]
 
     _MEANINGS: ClassVar[dict[type, Callable[..., list[events.Event]]]] = {
         wmp.Ready: _ready,
@@ -278,6 +299,10 @@ class Wmp:
         ticket = self._tickets.pop(effect.request, None)
         if ticket is None:
             return []
+        if ticket.newcomer is not None:
+            self._welcome(ticket.newcomer, ticket.facts)
+        if not ticket.is_ping:
+            return []
         peer = self._peers.get(effect.worker)
         ready = peer is not None and peer.facts is not None
         return [_reply(ticket, wmp.ManagerPong(self._id(effect.worker), ready, self._manager))]
@@ -298,11 +323,16 @@ class Wmp:
         return [_reply(ticket, wmp.ManagerPing(self._id(ticket.worker), ready, self._manager))]
 
     def _refused(self, effect: effects.Refused) -> list[Reply]:
-        """Who comes too late, or by a key that is not good for this."""
+        """Who comes too late, by a key that is not good for this, or by another's id."""
         ticket = self._tickets.pop(effect.request, None)
         if ticket is None:
             return []
-        return [_reply(ticket, wmp.ManagerBye(self._id(ticket.worker), effect.text, self._manager))]
+        bye = wmp.ManagerBye(self._id(ticket.worker), effect.text, self._manager)
+        if effect.refusal in _NAME_REFUSALS:
+            bye.code = effect.refusal.value.replace(" ", "-")
+            if ticket.newcomer is None:
+                self._forget(ticket.worker)  # the way to it is no way to the id's holder
+        return [_reply(ticket, bye)]
 
     _TELLINGS: ClassVar[dict[type, Callable[..., list[Reply]]]] = {
         effects.Wake: _wake,
@@ -331,7 +361,9 @@ class Wmp:
 
     def _issue(self, heard: Heard, lock: wmp.LockId | None = None) -> int:
         number = next(self._numbers)
-        self._tickets[number] = Ticket(heard.route, heard.path, heard.worker, lock)
+        ticket = self._tickets[number] = Ticket(heard.route, heard.path, heard.worker, lock)
+        if self._is_newcomer(heard):
+            ticket.newcomer = heard
         return number
 
     # Who is where.
@@ -364,8 +396,22 @@ class Wmp:
             asked.append(events.AnswerDue(0, peer.route, number))
         return asked
 
+    def _is_newcomer(self, heard: Heard) -> bool:
+        """Whether another process than the one that is known by this id sent a message."""
+        peer = self._peers.get(heard.worker)
+        if peer is None or None in (peer.incarnation, heard.incarnation):
+            return False
+        return peer.incarnation != heard.incarnation
+
+    def _welcome(self, heard: Heard, facts: WorkerFacts | None) -> None:
+        """Let a process that was accepted be the one that is known by its id."""
+        self._forget(heard.worker)
+        self._attend(heard).facts = facts
+
     def _attend(self, heard: Heard) -> Peer:
-        """Note the way by which a worker was heard."""
+        """Note the way by which a worker was heard. The way to a newcomer is not noted yet."""
+        if self._is_newcomer(heard):
+            return Peer(heard.route, heard.path, heard.now_ns)
         peer = self._peers.get(heard.worker)
         if peer is None:
             if len(self._peers) >= PEERS_MAX:
@@ -377,6 +423,8 @@ class Wmp:
             self._unlist(heard.worker, peer.route)
             self._behind.setdefault(heard.route, {})[heard.worker] = None
         peer.route, peer.path, peer.heard_ns = heard.route, heard.path, heard.now_ns
+        if heard.incarnation is not None:
+            peer.incarnation = heard.incarnation
         self._put_last(heard.worker, heard.now_ns)
         return peer
 
@@ -395,6 +443,12 @@ class Wmp:
         del behind[worker]
         if not behind:
             del self._behind[route]
+
+
+def _heartbeat_ns(promised_ms: int) -> int:
+    """Return how often a worker sends a heartbeat; one that promises none is asked for it."""
+    promised_ns = promised_ms * _MILLISECOND_NS or PING_NS
+    return min(max(promised_ns, HEARTBEAT_NS_MIN), HEARTBEAT_NS_MAX)
 
 
 def _services(told: list[str] | None) -> tuple[bytes, ...]:

@@ -52,6 +52,11 @@ _FIXED_FRAMES: Final = 4
 HEADERS_AFTER: Final = 3
 
 
+#: Codes in a manager's BYE: another process has the worker's id; it was given to another for good.
+NAME_HELD: Final = "name-held"
+NAME_LOST: Final = "name-lost"
+
+
 class Side(Enum):
     """Who sends a message."""
 
@@ -77,8 +82,12 @@ class Ready(Struct, omit_defaults=True):
     worker: Text
     slots: Annotated[int, Meta(ge=1, le=SLOTS_MAX)] = 1
     services: Services | None = None
-    #: Tells this process from an earlier one of the same id.
+    #: Tells this process from others of the same id.
     incarnation: Number = 0
+    #: Its supervisor saw the processes of its id end, from this incarnation on; 0: it does not say.
+    replaces: Number = 0
+    #: How often it sends PING; 0: it does not promise anything.
+    heartbeat_ms: Number = 0
 
 
 class Wake(Struct, omit_defaults=True):
@@ -97,6 +106,8 @@ class Give(Struct, omit_defaults=True):
     request: LockId
     services: Services | None = None
     back: Back | None = None
+    #: The process that sends it, as in its READY.
+    incarnation: Number | None = None
 
 
 class Take(Struct, omit_defaults=True):
@@ -135,6 +146,8 @@ class Done(Struct, omit_defaults=True):
     back: Back | None = None
     #: Length of the result before the worker cut it; 0: the payload is all of it.
     bytes_total: Number = 0
+    #: The process that sends it, as in its READY.
+    incarnation: Number | None = None
 
 
 class Status(Struct, omit_defaults=True):
@@ -147,6 +160,8 @@ class Status(Struct, omit_defaults=True):
     text: str | None = None
     manager: str | None = None
     back: Back | None = None
+    #: The process that sends it, as in its READY.
+    incarnation: Number | None = None
 
 
 class Cancel(Struct, omit_defaults=True):
@@ -166,6 +181,8 @@ class _WorkersSign(Struct, omit_defaults=True):
     heartbeat_ms: Number = 0
     manager: str | None = None
     back: Back | None = None
+    #: The process that sends it, as in its READY.
+    incarnation: Number | None = None
 
 
 class WorkerPing(_WorkersSign):
@@ -197,6 +214,8 @@ class WorkerBye(Struct, omit_defaults=True):
 
     worker: Text
     reason: str = ""
+    #: The process that sends it, as in its READY.
+    incarnation: Number | None = None
 
 
 class ManagerBye(Struct, omit_defaults=True):
@@ -206,6 +225,8 @@ class ManagerBye(Struct, omit_defaults=True):
     reason: str = ""
     manager: str | None = None
     back: Back | None = None
+    #: Which refusal it is, where it is one. NAME_HELD is not for ever: send READY again.
+    code: str = ""
 
 
 FromWorker: TypeAlias = Ready | Give | Done | Status | WorkerPing | WorkerPong | WorkerBye

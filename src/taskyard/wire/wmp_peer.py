@@ -85,6 +85,8 @@ class Settings(Struct, frozen=True):
     #: Tells this process from an earlier one of the same id.
     incarnation: int = 0
     heartbeat_ns: int = SECOND_NS
+    #: Its supervisor saw the processes of its id end, from this incarnation on; 0: no supervisor.
+    replaces: int = 0
 
 
 class Send(Struct):
@@ -168,6 +170,8 @@ class Worker:
         self.gone = False
         #: Messages that made no sense.
         self.malformed = 0
+        #: Why a manager gave its id to another process for good; empty: none did.
+        self.name_lost = ""
 
     @property
     def slots_free(self) -> int:
@@ -183,6 +187,11 @@ class Worker:
     def unconfirmed(self) -> int:
         """Reports that their managers are not known to have."""
         return len(self._reported)
+
+    @property
+    def name_held(self) -> str:
+        """Why a manager refuses its id for now; empty: none does."""
+        return next((one.name_held for one in self._managers if one.name_held), "")
 
     @property
     def is_dismissed(self) -> bool:
@@ -344,24 +353,45 @@ class Worker:
 
     def _answered(
         self,
-        _manager: Manager,
+        manager: Manager,
         told: wmp.ManagerPing | wmp.ManagerPong,
         _payload: bytes,
         now_ns: int,
     ) -> None:
         """It is there. If it has forgotten our READY, it hears it again."""
+        manager.name_held = ""
         if not told.ready and self.slots_free > 0 and not self.leaving:
             self._say_ready(now_ns)
 
-    def _bye(self, manager: Manager, _told: wmp.ManagerBye, _payload: bytes, now_ns: int) -> None:
+    def _bye(self, manager: Manager, told: wmp.ManagerBye, _payload: bytes, now_ns: int) -> None:
         """It has nothing for us, for now at least: a restarted one may have."""
+        if told.code in (wmp.NAME_HELD, wmp.NAME_LOST):
+            self._lack_name(manager, told, now_ns)
+            return
         manager.is_over = True
         for way in manager.ways:
             self._wakes.pop(way, None)
         for wire in dict.fromkeys(way.wire for way in manager.ways):
             if all(one.is_over and not one.held for one in self._managers.on(wire)):
                 self._quiet_until_ns[wire] = now_ns + READY_NS_MAX
-                self._orders.append(Send(wire, wmp.encode((), wmp.WorkerBye(self._id))))
+                self._orders.append(Send(wire, wmp.encode((), self._goodbye())))
+
+    def _lack_name(self, manager: Manager, told: wmp.ManagerBye, now_ns: int) -> None:
+        """Another process has the id: stop what is held for this manager, and ask again soon."""
+        manager.name_held = told.reason
+        if told.code == wmp.NAME_LOST:
+            self.name_lost = told.reason
+        for held in [one for one in self._held.values() if one.manager.today() is manager]:
+            self._drop(held)
+            if held.status is None:
+                held.status = "cancelled"
+                self._slots_used -= held.slots
+                self._orders.append(Stop(*held.key))
+        self._ready_after_ns = READY_NS_MIN
+        self._ready_due_ns = min(self._ready_due_ns, now_ns + READY_NS_MIN)
+
+    def _goodbye(self, reason: str = "") -> wmp.WorkerBye:
+        return wmp.WorkerBye(self._id, reason, self._settings.incarnation or None)
 
     _MEANINGS: ClassVar[dict[type, Callable[..., None]]] = {
         wmp.Wake: _wake,
@@ -395,13 +425,17 @@ class Worker:
     def _say_ready(self, now_ns: int) -> None:
         settings = self._settings
         told = wmp.Ready(self._id, settings.slots, incarnation=settings.incarnation)
+        if settings.incarnation:
+            told.replaces = settings.replaces
+            told.heartbeat_ms = settings.heartbeat_ns // _MILLISECOND_NS
         told.services = [text_of(one) for one in settings.services]
         for wire, quiet_until_ns in enumerate(self._quiet_until_ns):
             if quiet_until_ns <= now_ns:
                 self._orders.append(Send(wire, wmp.encode((), told)))
                 if not self._managers.on(wire):
                     # Whoever is there answers, and says by which way.
-                    self._orders.append(Send(wire, wmp.encode((), wmp.WorkerPing(self._id))))
+                    ping = wmp.WorkerPing(self._id, incarnation=settings.incarnation or None)
+                    self._orders.append(Send(wire, wmp.encode((), ping)))
         self._ready_due_ns = now_ns + self._ready_after_ns
         self._ready_after_ns = min(2 * self._ready_after_ns, READY_NS_MAX)
 
@@ -474,7 +508,7 @@ class Worker:
         if not self._reported or now_ns >= self._farewell_ends_ns:
             self.gone = True
             for wire in range(len(self._quiet_until_ns)):
-                self._orders.append(Send(wire, wmp.encode((), wmp.WorkerBye(self._id, "leaves"))))
+                self._orders.append(Send(wire, wmp.encode((), self._goodbye("leaves"))))
 
     def _send_to(self, manager: Manager, told: Upward, payload: bytes | None = None) -> None:
         way = manager.today().way
@@ -483,6 +517,7 @@ class Worker:
 
     def _send(self, way: Way, told: Upward, payload: bytes | None = None) -> None:
         told.back = [*way.back] or None
+        told.incarnation = self._settings.incarnation or None
         self._orders.append(Send(way.wire, wmp.encode((), told, payload)))
 
     def _taken(self) -> list[Order]:

@@ -38,6 +38,8 @@ class Manager(Struct, eq=False):
     held: dict[tuple[bytes, int], None] = field(default_factory=dict)
     #: It said goodbye.
     is_over: bool = False
+    #: Why it refuses the worker's id for now; empty: it does not.
+    name_held: str = ""
 
     #: It was found to be this one, known by another way.
     became: Manager | None = None

@@ -74,6 +74,8 @@ class Settings(Struct, frozen=True):
     #: The machine and process, for whoever looks for it.
     host: bytes = b""
     pid: int = 0
+    #: Its supervisor saw the processes of its name end, from this incarnation on; 0: no supervisor.
+    replaces: int = 0
 
 
 class Hands(Protocol):
@@ -115,6 +117,11 @@ class Clock(Protocol):
 
 class Loop:
     """One worker, one broker."""
+
+    #: Another live process has the name: no tasks until the broker gives it to this one.
+    waits_for_name = False
+    #: Why the broker gave the name to another process for good; empty while it did not.
+    name_lost = ""
 
     def __init__(
         self, settings: Settings, line: Line, hands: Hands, clock: Clock, host: Host | None = None
@@ -194,7 +201,8 @@ class Loop:
         self._show_life()
         self._tell_progress()
         if self.leaving and not self._held and not self._farewell:
-            self._farewell = self._line.ask(lambda number: peer.leave(number, self._settings.name))
+            name, incarnation = self._settings.name, self._settings.incarnation
+            self._farewell = self._line.ask(lambda number: peer.leave(number, name, incarnation))
         self._line.turn()
 
     def show_progress(self, job: Job, printed: Result) -> None:
@@ -222,6 +230,8 @@ class Loop:
 
     def _hear(self, reply: Reply) -> None:
         number = reply.request
+        if reply.kind == peer.ERROR and reply.code in (peer.NAME_HELD, peer.NAME_LOST):
+            self._lack_name(reply)
         if number == self._farewell:
             self.gone = True
         elif number in self._heartbeats:
@@ -229,6 +239,8 @@ class Loop:
             if reply.kind == peer.ERROR:
                 self._be_refused(reply.reason, 0)
                 return
+            if self.waits_for_name:
+                self.waits_for_name, self.trouble = False, ""
             self._seen = reply.seen
             self._stop(zip(reply.names, reply.attempts, strict=True))
         elif number == self._progress:
@@ -237,6 +249,14 @@ class Loop:
             self._hear_of_rules(reply)
         elif number in (self._report, self._steal):
             self._hear_of_tasks(number, reply)
+
+    def _lack_name(self, reply: Reply) -> None:
+        """Stop what runs: it belongs to another process, or to nobody any more."""
+        if reply.code == peer.NAME_LOST:
+            self.name_lost = reply.reason
+        self.waits_for_name = True
+        held = [*self._held]
+        self._stop(zip([name for name, _ in held], [number for _, number in held], strict=True))
 
     def _hear_of_rules(self, reply: Reply) -> None:
         """A broker that does not tell them has none: then everything is as without."""
@@ -289,9 +309,11 @@ class Loop:
         jobs: list[Job] = []
         for index, name in enumerate(assigned.names):
             terms = assigned.terms_of(index)
+            # A plain peer creates tasks without a payload: their name is what there is to do.
+            payload = assigned.payloads[index] or name
             jobs.append(
                 Job(
-                    *(name, assigned.attempts[index], terms.service, assigned.payloads[index]),
+                    *(name, assigned.attempts[index], terms.service, payload),
                     time_limit_ns=terms.time_limit_ns,
                     slots=terms.slots,
                     lane=assigned.lanes[index] if assigned.lanes else b"",
@@ -333,10 +355,11 @@ class Loop:
             incarnation=settings.incarnation,
             host=settings.host,
             pid=settings.pid,
+            heartbeat_ns=settings.heartbeat_ns,
         )
         # What a lane has here beyond the task in hand takes no slot.
         overfed = settings.slots * self._overfeed_max
-        return peer.introduction(facts, self._ahead + overfed)
+        return peer.introduction(facts, self._ahead + overfed, settings.replaces)
 
     def _ask_for_rules(self) -> None:
         is_due = self._rules_due_ns <= self._clock.monotonic_ns()
@@ -445,9 +468,12 @@ class Loop:
         if not self._printed or self._progress or now_ns < self._progress_due_ns:
             return
         self._progress_due_ns = now_ns + PROGRESS_NS
-        name, held, printed = self._settings.name, [*self._printed], [*self._printed.values()]
+        name, incarnation = self._settings.name, self._settings.incarnation
+        held, printed = [*self._printed], [*self._printed.values()]
         self._printed.clear()
-        self._progress = self._line.ask(lambda number: peer.progress(number, name, held, printed))
+        self._progress = self._line.ask(
+            lambda number: peer.progress(number, name, held, printed, incarnation)
+        )
 
     def _look_ahead(self) -> None:
         """Ask for more at once if tasks are quick, for less if they are half as quick as that."""

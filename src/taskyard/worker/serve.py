@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskyard.core.limits import NAME_BYTES_MAX, SECOND_NS
 from taskyard.core.tasks import shown
-from taskyard.errors import UserError
+from taskyard.errors import NameLost, UserError
 from taskyard.net import sockets
 from taskyard.net.clock import SystemClock
 from taskyard.net.leash import Leash
@@ -79,9 +79,9 @@ def settings_of(
         name=_checked("name", name) if name is not None else name_of_this_process(),
         services=tuple(_checked("service", service) for service in services),
         slots=slots,
-        incarnation=secrets.randbits(62),
         host=socket.gethostname().encode(errors="replace")[:NAME_BYTES_MAX],
         pid=os.getpid(),
+        incarnation=more.pop("incarnation", 0) or 1 + secrets.randbits(61),
         **more,
     )
 
@@ -113,8 +113,8 @@ def serve(  # noqa: PLR0913  # the last ones are named
     `command` is fed the tasks that don't say what to do, `agents` are fed all of them. Without them
     the broker says which agents are fed with which tasks. Agents find `env` in their environment.
 
-    Raises `Refused` if the broker does not want the key: to wait for it would be in vain. With
-    `until_eof` the end of stdin ends it at once, with what runs: its owner was killed.
+    Raises `Refused` if the broker does not want the key, `NameLost` if it has given the name to
+    another process. With `until_eof` the end of stdin ends it at once: its owner was killed.
     """
     with ExitStack() as stack:
         clock = SystemClock()
@@ -175,6 +175,7 @@ class Post:
         self._is_there: bool | None = None
         #: What was logged last of the broker's refusals.
         self._trouble = ""
+        self._waits_for_name = False
 
     def watch_broker(self, endpoint: str) -> None:
         """Say once that the broker is not there, and once that it is."""
@@ -189,7 +190,15 @@ class Post:
         self._is_there = is_there
 
     def tell_trouble(self) -> None:
-        """Log once why the broker refuses this worker."""
+        """Log once why the broker refuses this worker, and that it got its name at last.
+
+        Raises `NameLost` where the name was given to another process.
+        """
+        if self._loop.name_lost:
+            raise NameLost(self._loop.name_lost)
+        if self._waits_for_name and not self._loop.waits_for_name:
+            logger.warning("worker %s: it holds its name now", self._name())
+        self._waits_for_name = self._loop.waits_for_name
         if self._loop.trouble != self._trouble:
             self._trouble = self._loop.trouble
             if self._trouble:

@@ -11,12 +11,14 @@ itself when all managers have sent it home.
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Final, Protocol
 
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.tasks import shown
+from taskyard.errors import NameLost
 from taskyard.net import sockets
 from taskyard.net.clock import SystemClock
 from taskyard.net.leash import Leash
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from taskyard.worker.jobs import Done
     from taskyard.worker.loop import Settings
     from taskyard.worker.running import Runner
+
+logger = logging.getLogger("taskyard.worker")
 
 #: What the protocol calls the ends of a task. It has no word for a failure that is for good.
 STATUSES: Final = {
@@ -95,6 +99,7 @@ class Loop:
             slots=settings.slots,
             incarnation=settings.incarnation,
             heartbeat_ns=settings.heartbeat_ns,
+            replaces=settings.replaces,
         )
         self.worker = wmp_peer.Worker(me, len(self._wires), now_ns)
         #: When something was heard on each wire; None: never yet.
@@ -184,7 +189,10 @@ def serve(  # noqa: PLR0913  # the last ones are named
     until_eof: bool = False,
 ) -> None:
     """Work for managers until told to stop, or sent home by all of them. `say` is told what a user
-    should know. `command` is fed the tasks that don't say what to do."""
+    should know. `command` is fed the tasks that don't say what to do.
+
+    Raises `NameLost` if a manager has given its name to another process.
+    """
     with ExitStack() as stack:
         clock, poller = SystemClock(), Poller()
         signals = stack.enter_context(Signals())
@@ -209,7 +217,10 @@ def serve(  # noqa: PLR0913  # the last ones are named
                 for _ in signals.taken():
                     post.leave()
             left = loop.turn()
+            if loop.worker.name_lost:
+                raise NameLost(loop.worker.name_lost)
             post.watch_managers(clock.monotonic_ns())
+            post.watch_name()
         post.say_goodbye()
 
 
@@ -232,6 +243,7 @@ class Post:
         #: What was said last of each: somebody is there, nobody is; None: nothing yet.
         self._are_there: list[bool | None] = [None] * len(wires)
         self._since_ns = SystemClock.monotonic_ns()
+        self._waits_for_name = False
 
     def wait_ns(self, now_ns: int) -> int | None:
         wake_at_ns = self._loop.wake_at_ns()
@@ -250,6 +262,15 @@ class Post:
                 self._say(f"worker {self._name} works for the manager at {endpoint}")
             else:
                 self._say(f"no manager answers at {endpoint}; worker {self._name} waits for one")
+
+    def watch_name(self) -> None:
+        """Log once that another process has this worker's name, and once that it has it."""
+        held_by_other = self._loop.worker.name_held
+        if held_by_other and not self._waits_for_name:
+            logger.warning("worker %s: the manager refuses it: %s", self._name, held_by_other)
+        elif self._waits_for_name and not held_by_other:
+            logger.warning("worker %s: it holds its name now", self._name)
+        self._waits_for_name = bool(held_by_other)
 
     def leave(self) -> None:
         """Go when what runs is done; asked again, give that back too."""

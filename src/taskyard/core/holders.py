@@ -1,0 +1,125 @@
+"""Worker names: which process holds one, and what other processes with the same name get.
+
+A name belongs to the process (its incarnation number) that holds it, for as long as that one is
+heard. A newcomer is refused until the holder has missed its heartbeats, or until the newcomer's
+supervisor reports the holder's death. A holder that was replaced and is heard again was not dead:
+its charges are refunded, and it is refused for good.
+
+Holders that promise no heartbeat are not protected: a newcomer gets such a name at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeGuard
+
+from taskyard.core.effects import Refusal, Refused
+from taskyard.core.limits import HEARTBEATS_MISSED_MAX, SECOND_NS
+from taskyard.core.records import Refunded, WorkerReplaced
+from taskyard.core.states import FAILED
+from taskyard.core.tasks import shown
+
+if TYPE_CHECKING:
+    from taskyard.core import events
+    from taskyard.core.scheduler import Scheduler
+    from taskyard.core.tasks import Task
+    from taskyard.core.workers import Worker
+
+
+def keeps_out(scheduler: Scheduler, event: events.WorkerAppeared) -> bool:
+    """Decide whether a process may not have the name by which it introduces itself."""
+    name, facts = event.worker, event.facts
+    if _is_replaced(scheduler, name, facts.incarnation):
+        return True
+    holder = scheduler.ledger.workers.get(name)
+    if holder is None or not _is_other(holder, facts.incarnation):
+        return False
+    if 0 < event.replaces <= holder.facts.incarnation < facts.incarnation:
+        return False
+    _contest(scheduler, holder, facts.heartbeat_ns)
+    return True
+
+
+def refuses(scheduler: Scheduler, name: bytes, incarnation: int | None, request: int) -> bool:
+    """Refuse a message of a process that does not hold its name. Returns whether it did."""
+    if incarnation is None:
+        return False
+    holder = scheduler.ledger.workers.get(name)
+    if holder is not None and holder.facts.incarnation == incarnation:
+        return False
+    if _is_replaced(scheduler, name, incarnation):
+        text = (
+            f"{_called(name)} was taken over by another process while this one was silent; "
+            "give each worker its own --name"
+        )
+        scheduler.tell(Refused(name, request, Refusal.NAME_LOST, text))
+        return True
+    if holder is None or not _is_other(holder, incarnation):
+        return False
+    text = (
+        f"{_called(name)} is held by another process ({_shown(holder)}); wait for it, or give "
+        "another --name"
+    )
+    scheduler.tell(Refused(name, request, Refusal.NAME_HELD, text))
+    return True
+
+
+def note_replaced(scheduler: Scheduler, worker: Worker, held: list[Task]) -> None:
+    """Remember a holder that lost its contested name, and what it is charged for."""
+    lost = [task for task in held if task.state is not FAILED]
+    names, attempts = [task.name for task in lost], [task.attempt for task in lost]
+    number = worker.facts.incarnation
+    scheduler.emit(WorkerReplaced(scheduler.at_ns, worker.name, number, names, attempts))
+    silent_ns = scheduler.now_ns - worker.heard_ns
+    scheduler.warn(
+        f"{_called(worker.name)} goes to another process: its holder ({_shown(worker)}) was silent "
+        f"for {silent_ns / SECOND_NS:.1f} s and lost {len(held)} task(s)"
+    )
+
+
+def _is_other(holder: Worker, incarnation: int) -> bool:
+    """Whether a name is protected from the process of this incarnation."""
+    return bool(holder.facts.heartbeat_ns) and holder.facts.incarnation != incarnation
+
+
+def _contest(scheduler: Scheduler, holder: Worker, heartbeat_ns: int) -> None:
+    """Note that a newcomer wants the name, and look at the holder's silence sooner."""
+    if not holder.contested_until_ns:
+        scheduler.warn(
+            f"{_called(holder.name)} is wanted by another process, which waits while the holder "
+            f"({_shown(holder)}) is heard; give each worker its own --name"
+        )
+    often_ns = max(heartbeat_ns, holder.facts.heartbeat_ns)
+    holder.contested_until_ns = scheduler.now_ns + (HEARTBEATS_MISSED_MAX + 1) * often_ns
+    scheduler.watch_silence(holder)
+
+
+def _is_replaced(scheduler: Scheduler, name: bytes, incarnation: int) -> bool:
+    """Whether a process was replaced before. The first time it is heard again it is refunded."""
+    replaced = scheduler.ledger.replaced.get((name, incarnation))
+    if replaced is None:
+        return False
+    if not replaced.returned:
+        charged = dict(zip(replaced.names, replaced.attempts, strict=True))
+        tasks = [task for task in map(scheduler.ledger.tasks.get, charged) if _is_refundable(task)]
+        names = [task.name for task in tasks]
+        attempts = [charged[task] for task in names]
+        scheduler.emit(Refunded(scheduler.at_ns, name, incarnation, names, attempts), tasks)
+        scheduler.warn(
+            f"{_called(name)}: the replaced process (incarnation {incarnation}) was heard again "
+            f"and is refused for good; {len(names)} task(s) are not charged with its loss"
+        )
+    return True
+
+
+def _is_refundable(task: Task | None) -> TypeGuard[Task]:
+    if task is None or task.ending is not None or task.state is FAILED:
+        return False
+    return task.losses > 0  # less, where somebody had it tried anew
+
+
+def _called(name: bytes) -> str:
+    return f"worker name {shown(name)!r}"
+
+
+def _shown(worker: Worker) -> str:
+    return f"incarnation {worker.facts.incarnation}"

@@ -1,0 +1,295 @@
+"""The soak's audit: what is stuck while nothing hurts any more, and what the journal proves.
+
+Reads what programs print (`status`, `workers`, `list`, `why`, `watch`, `journal export`) and the
+workers' own ledger. It imports nothing of Taskyard's, so that both can't be wrong in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow.parquet as pq
+
+from soak_kit.fleet import TASKYARD, environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from soak_kit.fleet import Layout
+    from soak_kit.load import Promises
+
+#: A verb that takes longer has failed.
+VERB_SECONDS_MAX: Final = 30.0
+
+#: A task that is READY for so long, beside a live worker of its service with a free slot, is stuck.
+STUCK_SECONDS: Final = 8.0
+
+#: A worker that was heard within this is alive: those that only answer are asked every 5 s.
+ALIVE_SECONDS: Final = 6.0
+
+#: Names of tasks that the broker made up: their texts are not to be seen in the journal.
+MADE_UP: Final = ("round-robin-", "ping-pong-")
+
+#: How the names of plain dwork workers begin, which see names of tasks alone.
+PLAIN_WORKER: Final = "dwork-"
+
+#: In the address of Taskyard's own round-robin worker, which keeps no ledger.
+SILENT_WORKER: Final = ":worker-"
+
+#: More than two lines of `watch` take.
+LINE_BYTES_MAX: Final = 1 << 20
+
+#: Problems of one kind that are shown.
+SHOWN_MAX: Final = 5
+
+
+def ask(place: Layout, *words: str) -> Any:  # noqa: ANN401  # a JSON document
+    """Return what a running broker answers to a verb with --json, or None if it fails.
+
+    By the broker's endpoint: by its state directory, verbs also answer for a broker that is down.
+    """
+    return _run(place, *words, "--broker", place.native)
+
+
+def maintain(place: Layout, *words: str) -> Any:  # noqa: ANN401  # a JSON document
+    """Return what a verb prints with --json about a stopped broker, or None if it fails."""
+    return _run(place, *words, "--state", str(place.state))
+
+
+def _run(place: Layout, *words: str) -> Any:  # noqa: ANN401  # a JSON document
+    try:
+        done = subprocess.run(
+            [*TASKYARD, *words, "--json"],
+            capture_output=True,
+            env=environment(),
+            cwd=place.root,
+            timeout=VERB_SECONDS_MAX,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    return json.loads(done.stdout) if done.returncode == 0 and done.stdout else None
+
+
+@dataclass
+class Sampler:
+    """Samples of a broker that nothing hurts: finds tasks that stay READY beside a free slot."""
+
+    place: Layout
+    #: Since when a task has been READY while a worker was free for it.
+    _since: dict[tuple[str, str], float] = field(default_factory=dict)
+    #: What was found, by task: a sentence with the broker's own reason.
+    stuck: dict[str, str] = field(default_factory=dict)
+
+    def sample(self) -> dict[str, int] | None:
+        """Look once. Return the counts by state, or None if the broker did not answer."""
+        status = ask(self.place, "status")
+        if status is None:
+            self._since.clear()
+            return None
+        counts: dict[str, int] = status["counts"]
+        if not counts["ready"]:
+            self._since.clear()
+            return counts
+        workers = ask(self.place, "workers")
+        tasks = ask(self.place, "list", "--only", "ready", "--only", "leased", "--all")
+        if workers is None or tasks is None:
+            return None
+        now = time.monotonic()
+        pairs = {*free_pairs(tasks["tasks"], workers["workers"])}
+        self._since = {pair: self._since.get(pair, now) for pair in pairs}
+        for (name, worker), since in self._since.items():
+            if now - since > STUCK_SECONDS and name not in self.stuck:
+                why = self.why(name) if len(self.stuck) < SHOWN_MAX else "…"
+                self.stuck[name] = f"{name} is READY beside {worker}: {why}"
+        return counts
+
+    def why(self, name: str) -> str:
+        """Return the broker's own sentence about a task."""
+        told = ask(self.place, "why", name)
+        return "no answer" if told is None else str(told["tasks"][0]["sentence"])
+
+
+def free_pairs(
+    tasks: list[dict[str, Any]], workers: list[dict[str, Any]]
+) -> Iterator[tuple[str, str]]:
+    """Yield each READY task with each live worker that has a free slot for it."""
+    served = {(one["service"], one["lane"]) for one in tasks if one["state"] == "leased"}
+    for one in tasks:
+        place = (one["service"], one["lane"])
+        if one["state"] != "ready" or (one["lane"] and place in served):
+            continue  # a serial lane has one task out at a time
+        for worker in workers:
+            if one["service"] in worker["services"] and is_free(worker):
+                yield one["name"], worker["name"]
+
+
+def is_free(worker: dict[str, Any]) -> bool:
+    """Tell whether a worker is alive and has a free slot; 0 slots is no limit."""
+    has_slot = not worker["slots"] or worker["slots_used"] < worker["slots"]
+    is_alive = worker["heard_ago"] < ALIVE_SECONDS
+    return bool(has_slot and is_alive and worker["state"] != "draining")
+
+
+@dataclass
+class History:
+    """What `watch` printed: every decision of the broker, in order."""
+
+    submitted: Counter[str] = field(default_factory=Counter)
+    finished: Counter[str] = field(default_factory=Counter)
+    #: Who finished a task, and when.
+    done_by: dict[str, str] = field(default_factory=dict)
+    served_at: dict[str, float] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    #: Records at which a task was first leased, and at which it was finished.
+    leased_in: dict[str, int] = field(default_factory=dict)
+    finished_in: dict[str, int] = field(default_factory=dict)
+    kinds: Counter[str] = field(default_factory=Counter)
+    last: int = 0
+    missing: int = 0
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Add one record; those that were printed before are passed over."""
+        number = record["record"]
+        if number <= self.last:
+            return
+        self.missing += number - self.last - 1
+        self.last = number
+        kind, names = record["kind"], record.get("names", [])
+        self.kinds[kind] += len(names)
+        if kind == "submitted":
+            self.submitted.update(names)
+        elif kind == "leased":
+            for name in names:
+                self.leased_in.setdefault(name, number)
+        elif kind == "finished":
+            self.finished.update(names)
+            self.finished_in |= dict.fromkeys(names, number)
+            self.done_by |= dict.fromkeys(names, record["worker"])
+            self.served_at[record["worker"]] = record["at"]
+        elif kind == "failed":
+            self.failed |= dict(zip(names, record["reasons"], strict=True))
+
+
+def read_history(path: Path) -> History:
+    """Read what `watch` has printed so far."""
+    history = History()
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        if line.startswith(b"{"):
+            record = json.loads(line)
+            if "record" in record:
+                history.add(record)
+    return history
+
+
+def last_record(path: Path) -> int:
+    """Return the number of the record that `watch` has printed last."""
+    lines = path.read_bytes()[-LINE_BYTES_MAX:].split(b"\n")
+    whole = [line for line in lines[1:-1] if line.startswith(b"{")]
+    return int(json.loads(whole[-1])["record"]) if whole else 0
+
+
+def read_ledger(path: Path) -> tuple[Counter[bytes], dict[str, float]]:
+    """Return how often each text ran, and when each worker last ran one."""
+    texts: Counter[bytes] = Counter()
+    served_at: dict[str, float] = {}
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        at, worker, text = line.split(b"\t", 2)
+        texts[text] += 1
+        served_at[worker.decode()] = float(at)
+    return texts, served_at
+
+
+@dataclass
+class Line:
+    """A line of the closing table: what must hold, the figure, and what is wrong with it."""
+
+    what: str
+    figures: str
+    wrong: list[str] = field(default_factory=list)
+
+
+def journal_lines(place: Layout, history: History) -> list[Line]:
+    """Compare the exported history of a stopped broker with what `watch` has shown."""
+    checked = maintain(place, "journal", "check")
+    exported = maintain(place, "journal", "export")
+    sound = [] if checked and checked["sound"] else ["`journal check` finds damage"]
+    lines = [Line("journal is sound", "`journal check`", sound)]
+    if exported is None:
+        return [*lines, Line("history", "`journal export`", ["it fails"])]
+    finished: Counter[str] = Counter()
+    for path in sorted((place.state / "history").glob("events-*.parquet")):
+        table = pq.read_table(path, columns=["kind", "task"])
+        rows = zip(table["kind"].to_pylist(), table["task"].to_pylist(), strict=True)
+        finished.update(task for kind, task in rows if kind.lower() == "finished")
+    differ = [
+        name for name in {*finished, *history.finished} if finished[name] != history.finished[name]
+    ]
+    wrong = [f"{name}: {finished[name]} in the history" for name in differ]
+    return [*lines, Line("history agrees with `watch`", f"{finished.total():,} completions", wrong)]
+
+
+def history_lines(history: History, promises: Promises, ledger: Counter[bytes]) -> list[Line]:
+    """Compare what the broker decided with what clients were promised and workers did."""
+    done = {*history.finished}
+    lost = sorted({*history.submitted} - done - {*history.failed})
+    unkept = sorted(promises.names - done)
+    twice = [f"{name}: {count} times" for name, count in history.finished.items() if count > 1]
+    doubled = [f"{name}: {count} times" for name, count in history.submitted.items() if count > 1]
+    early = [
+        f"{name} began before {first} was done"
+        for name, first in promises.after.items()
+        if history.leased_in.get(name, 0) < history.finished_in.get(first, 0)
+    ]
+    failed = [f"{name}: {reason}" for name, reason in history.failed.items()]
+    gaps = [f"{history.missing} records are missing"] if history.missing else []
+    runs = ledger.total() - len(ledger)
+    return [
+        Line("`watch` missed nothing", f"{history.last:,} records", gaps),
+        Line("nothing lost", f"{history.submitted.total():,} submitted, {len(done):,} done", lost),
+        Line("promises kept", f"{len(promises.names):,} acknowledged by name", unkept),
+        Line("nothing completed twice", f"{history.kinds['stale']:,} stale reports refused", twice),
+        Line("nothing submitted twice", f"{len(history.submitted):,} names", doubled),
+        Line("no innocent task failed", f"{history.kinds['expired']:,} leases expired", failed),
+        Line("answers are those of their tasks", f"{promises.sent:,} sent", promises.wrong),
+        Line("dependencies kept", f"{len(promises.after):,} pairs", early),
+        Line("what is done has run", f"{runs:,} ran again", unrun(history, promises, ledger)),
+    ]
+
+
+def unrun(history: History, promises: Promises, ledger: Counter[bytes]) -> list[str]:
+    """Return what was completed and is not in the ledger of those who ran it.
+
+    The text of a task whose name the broker made up is not in the journal. Of these are counted
+    those that a plain worker ran, which sees names alone, or one without a ledger.
+    """
+    wrong: list[str] = []
+    hidden = silent = 0
+    for name, worker in history.done_by.items():
+        is_silent = SILENT_WORKER in worker
+        is_plain = worker.startswith(PLAIN_WORKER)
+        is_named = name in promises.names and not name.startswith(MADE_UP)
+        if name.startswith(MADE_UP):
+            silent += is_silent
+            hidden += is_silent or is_plain
+        if (is_named or is_plain) and not is_silent and not ledger[name.encode()]:
+            wrong.append(f"{name}: done by {worker}, and never ran")
+    missing = [text for text in promises.texts if not ledger[text]]
+    if len(missing) > hidden:
+        wrong.append(f"{len(missing)} EXEC never ran, {hidden} may be hidden: {missing[:3]}")
+    missing = [
+        text
+        for text in promises.answered
+        if not ledger[text] and text.decode() not in history.done_by
+    ]
+    if len(missing) > silent:
+        wrong.append(
+            f"{len(missing)} answered and never ran, {silent} may be hidden: {missing[:3]}"
+        )
+    return wrong

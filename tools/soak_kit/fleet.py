@@ -1,0 +1,442 @@
+"""The soak's processes: who they are, how they are started again, and how they are hurt.
+
+Owns every process of a soak and ends all of them. `Fleet` starts them, restarts what ended, and
+applies the faults that a seeded generator draws. It knows nothing of tasks.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+PEERS: Final = Path(__file__).parent / "peers"
+TOOLS: Final = Path(__file__).parent.parent
+TASKYARD: Final = (sys.executable, "-P", "-m", "taskyard.cli")
+
+#: How long a careless plain worker keeps what it holds after a restart of the broker.
+PLAIN_LEASE: Final = "30s"
+
+#: A process that is told to end has so long before it is killed.
+END_SECONDS: Final = 20.0
+
+#: A worker is suspended for up to so long: longer than the lease of every dialect with a heartbeat.
+STOP_SECONDS_MAX: Final = 25.0
+
+#: The broker is suspended for less than the time after which a plain peer gives a request up.
+BROKER_STOP_SECONDS_MAX: Final = 3.0
+
+#: What is not a worker: each has its own faults, or none.
+SPARED: Final = ("up", "relay", "watch")
+
+#: Second processes under the name of another worker. One of each pair is let in, and the other
+#: waits. One that was taken for dead and is not is refused.
+TWINS: Final = {"twin-1": "native-1", "twin-2": "wmp-1"}
+REFUSED: Final = 2
+
+#: May be refused: twins, and an `up` whose killed predecessor's broker has not ended yet.
+REFUSABLE: Final = ("up", *TWINS, *TWINS.values())
+
+#: How long a process is away before it is started again.
+AWAY_SECONDS_MAX: Final = 3.0
+
+
+def environment() -> dict[str, str]:
+    """Return ours, without what a shell may set for Taskyard, and with a way to the peers."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("TASKYARD_")}
+    path = [str(TOOLS), *([own["PYTHONPATH"]] if own.get("PYTHONPATH") else [])]
+    return own | {"PYTHONPATH": os.pathsep.join(path), "TASKYARD_LEASE_PLAIN": PLAIN_LEASE}
+
+
+def free_endpoint() -> str:
+    """Return an endpoint of this machine that nothing listens at."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+@dataclass
+class Layout:
+    """Where everything is."""
+
+    root: Path
+    dwork: str = field(default_factory=free_endpoint)
+    round_robin: str = field(default_factory=free_endpoint)
+    backend: str = field(default_factory=free_endpoint)
+    frontend: str = field(default_factory=free_endpoint)
+    wmp: str = field(default_factory=free_endpoint)
+    relay: str = field(default_factory=free_endpoint)
+
+    @property
+    def state(self) -> Path:
+        """The broker's state directory."""
+        return self.root / "state"
+
+    @property
+    def native(self) -> str:
+        """The endpoint of the broker's own socket."""
+        return f"ipc://{self.state / 'broker.sock'}"
+
+    @property
+    def ledger(self) -> Path:
+        """The file to which workers append a line for each task that ran."""
+        return self.root / "ledger"
+
+    def listen(self) -> list[str]:
+        """Return the broker's options for its listeners."""
+        pairs = (
+            f"dwork={self.dwork}",
+            f"round-robin={self.round_robin}",
+            f"ping-pong={self.backend},{self.frontend}",
+            f"wmp={self.wmp}",
+        )
+        return [word for pair in pairs for word in ("--listen", pair)]
+
+
+@dataclass
+class ManagedProcess:
+    """A process of the soak and its command. `stdin` is written to it when it starts."""
+
+    name: str
+    command: tuple[str, ...]
+    stdin: str = ""
+    process: subprocess.Popen[bytes] | None = None
+    #: When to start it, or to resume it; 0: now, None: it runs.
+    start_at: float | None = 0.0
+    resume_at: float | None = None
+    #: Exit codes that are expected of its next end, by a fault of ours.
+    expected: tuple[int, ...] = ()
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id while it runs."""
+        return None if self.process is None else self.process.pid
+
+
+class Fleet:
+    """All processes. Faults are drawn from `dice`; what happens is told to `log`."""
+
+    def __init__(self, place: Layout, dice: random.Random, log: Callable[[str], None]) -> None:
+        self._place = place
+        self._dice = dice
+        self._log = log
+        self.members = {member.name: member for member in members(place)}
+        self.members["watch"].start_at = float("inf")
+        #: One of each three is suspended at most, so that what a broker leaks there stays.
+        self.never_killed = [
+            f"{prefix}-{dice.randint(1, 3)}"
+            for prefix in ("hungry", "pong", "rr", "dwork", "wmp", "far")
+        ]
+        #: Ends that no fault explains.
+        self.unexpected: list[str] = []
+        self.faults: dict[str, int] = {}
+        #: Suspended processes that `up` has started, with the time at which each goes on.
+        self._suspended: dict[int, float] = {}
+        #: Those of them that are killed instead.
+        self._to_be_killed: list[int] = []
+        #: The broker's process, and when a new one was first seen.
+        self.broker_pid: int | None = None
+        self.broker_changed_at = 0.0
+        (place.root / "log").mkdir(exist_ok=True)
+
+    # Keeping them running.
+
+    def turn(self) -> None:
+        """Start what is due, resume what was suspended, and note what ended."""
+        now = time.monotonic()
+        for member in self.members.values():
+            self._note_end(member, now)
+            if member.process is None and now >= (member.start_at or 0.0):
+                self._start(member)
+            if member.resume_at is not None and now >= member.resume_at:
+                self._resume(member)
+        for pid in [pid for pid, until in self._suspended.items() if now >= until]:
+            del self._suspended[pid]
+            if self._is_ours(pid):
+                self._signal(pid, signal.SIGKILL if pid in self._to_be_killed else signal.SIGCONT)
+        broker = self._pid_in("lock")
+        if broker != self.broker_pid:
+            self.broker_pid, self.broker_changed_at = broker, time.monotonic()
+
+    def heal(self) -> None:
+        """Let everything run but twins: resume what is suspended and start what is away."""
+        now = time.monotonic()
+        self._end([self.members.pop(name) for name in TWINS])
+        for member in self.members.values():
+            member.resume_at = None if member.resume_at is None else now
+            member.start_at = now if member.process is None else None
+        self._suspended = dict.fromkeys(self._suspended, 0.0)
+        self.turn()
+
+    def end(self) -> None:
+        """End every process, `up` last. What does not end by SIGTERM is killed, with its group."""
+        self._suspended = dict.fromkeys(self._suspended, 0.0)
+        for member in self.members.values():
+            member.resume_at = None if member.resume_at is None else 0.0
+            member.start_at = float("inf")
+        self.turn()
+        self._end([member for member in self.members.values() if member.name != "up"])
+        self._end([self.members["up"]])
+
+    def _end(self, members: list[ManagedProcess]) -> None:
+        running = [member.process for member in members if member.process is not None]
+        for process in running:
+            self._signal(process.pid, signal.SIGCONT)
+            self._signal(process.pid, signal.SIGTERM)
+        ends = time.monotonic() + END_SECONDS
+        for process in running:
+            self._await_end(process, ends)
+
+    @staticmethod
+    def _await_end(process: subprocess.Popen[bytes], ends: float) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, ends - time.monotonic()))
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def _start(self, member: ManagedProcess) -> None:
+        log = (self._place.root / "log" / f"{member.name}.log").open("ab")
+        log.write(f"--- start {time.strftime('%H:%M:%S')}\n".encode())
+        log.flush()
+        member.process = subprocess.Popen(
+            member.command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=environment(),
+            cwd=self._place.root,
+            start_new_session=True,
+        )
+        log.close()
+        if member.stdin and member.process.stdin is not None:
+            member.process.stdin.write(member.stdin.encode())
+            member.process.stdin.flush()
+        member.start_at = None
+
+    def _note_end(self, member: ManagedProcess, now: float) -> None:
+        process = member.process
+        code = None if process is None else process.poll()
+        if process is None or code is None:
+            return
+        is_refused = code == REFUSED and member.name in REFUSABLE
+        if code not in member.expected and not is_refused:
+            self.unexpected.append(f"{member.name} ended with {code} by itself")
+            self._log(self.unexpected[-1])
+        if process.stdin is not None:
+            process.stdin.close()
+        member.process, member.expected, member.resume_at = None, (), None
+        if member.start_at is None:
+            member.start_at = now + self._dice.uniform(0.0, AWAY_SECONDS_MAX)
+
+    def _resume(self, member: ManagedProcess) -> None:
+        member.resume_at = None
+        if member.pid is not None:
+            self._signal(member.pid, signal.SIGCONT)
+
+    @staticmethod
+    def _signal(pid: int, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    # Hurting them.
+
+    def inject_fault(self) -> None:
+        """Apply one fault, drawn at random."""
+        kinds: dict[str, tuple[int, Callable[[], str]]] = {
+            "worker killed": (38, lambda: self._kill(self._some_killable())),
+            "worker suspended": (12, lambda: self._suspend(self._some_worker())),
+            "worker terminated": (12, lambda: self._terminate(self._some_killable())),
+            "local worker killed": (8, self.kill_local),
+            "local worker suspended": (4, self._suspend_local),
+            "broker killed": (4, self._kill_broker),
+            "broker suspended": (2, self._suspend_broker),
+            "broker suspended and killed": (3, self._suspend_and_kill_broker),
+            "relay killed": (4, lambda: self._kill(self.members["relay"])),
+            "up killed": (1, lambda: self._kill(self.members["up"])),
+            "up terminated": (1, lambda: self._terminate(self.members["up"])),
+        }
+        weights = [weight for weight, _ in kinds.values()]
+        (kind,) = self._dice.choices([*kinds], weights)
+        about = kinds[kind][1]()
+        if about:
+            self.faults[kind] = self.faults.get(kind, 0) + 1
+            self._log(f"{kind}: {about}")
+
+    def _some_worker(self) -> ManagedProcess:
+        names = [name for name in self.members if name not in SPARED]
+        return self.members[self._dice.choice(names)]
+
+    def _some_killable(self) -> ManagedProcess:
+        names = [name for name in self.members if name not in (*SPARED, *self.never_killed)]
+        return self.members[self._dice.choice(names)]
+
+    def _kill(self, member: ManagedProcess) -> str:
+        if member.process is None:
+            return ""
+        member.expected = (*member.expected, -signal.SIGKILL)
+        self._signal(member.process.pid, signal.SIGKILL)
+        return member.name
+
+    def _terminate(self, member: ManagedProcess) -> str:
+        if member.process is None or member.resume_at is not None:
+            return ""
+        # A program that does not handle the signal yet ends by it; an interrupted one by 130.
+        member.expected = (*member.expected, 0, -signal.SIGTERM, 130)
+        self._signal(member.process.pid, signal.SIGTERM)
+        return member.name
+
+    def _suspend(self, member: ManagedProcess) -> str:
+        if member.process is None:
+            return ""
+        seconds = self._stop_seconds()
+        self._signal(member.process.pid, signal.SIGSTOP)
+        member.resume_at = time.monotonic() + seconds
+        return f"{member.name} for {seconds:.1f} s"
+
+    def _stop_seconds(self) -> float:
+        """Mostly short, sometimes longer than a lease."""
+        return min(STOP_SECONDS_MAX, self._dice.expovariate(1 / 5.0))
+
+    def _kill_broker(self) -> str:
+        pid = self._pid_in("lock")
+        if pid is None:
+            return ""
+        self._signal(pid, signal.SIGKILL)
+        return f"process {pid}"
+
+    def _suspend_broker(self) -> str:
+        pid = self._pid_in("lock")
+        if pid is None:
+            return ""
+        seconds = self._dice.uniform(0.2, BROKER_STOP_SECONDS_MAX)
+        self._signal(pid, signal.SIGSTOP)
+        self._suspended.pop(pid, None)
+        self._suspended[pid] = time.monotonic() + seconds
+        return f"process {pid} for {seconds:.1f} s"
+
+    def _suspend_and_kill_broker(self) -> str:
+        """Let messages pile up at a broker that will never read them."""
+        about = self._suspend_broker()
+        if about:
+            self._to_be_killed.append(next(reversed(self._suspended)))
+        return about
+
+    def kill_local(self) -> str:
+        """Kill a worker of `up`. Return its process id in words, empty if there is none."""
+        pid = self._some_local()
+        if pid is None:
+            return ""
+        self._signal(pid, signal.SIGKILL)
+        return f"process {pid}"
+
+    def _suspend_local(self) -> str:
+        pid = self._some_local()
+        if pid is None:
+            return ""
+        seconds = self._stop_seconds()
+        self._signal(pid, signal.SIGSTOP)
+        self._suspended[pid] = time.monotonic() + seconds
+        return f"process {pid} for {seconds:.1f} s"
+
+    def _some_local(self) -> int | None:
+        """Return a worker process of `up`, or None if there is none now."""
+        up = self.members["up"].pid
+        pids = [pid for pid in children_of(up) if pid != self._pid_in("lock")] if up else []
+        return self._dice.choice(sorted(pids)) if pids else None
+
+    def _pid_in(self, name: str) -> int | None:
+        """Return the process id in a file of the state directory, if that process runs."""
+        try:
+            pid = int((self._place.state / name).read_text().strip() or 0)
+        except (FileNotFoundError, ValueError):
+            return None
+        return pid if pid and self._is_ours(pid) else None
+
+    def _is_ours(self, pid: int) -> bool:
+        """Tell whether a process runs that works on our state: numbers are used again."""
+        try:
+            return str(self._place.state).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes that a process has started, by whichever of its threads."""
+    try:
+        threads = [*Path(f"/proc/{pid}/task").iterdir()]
+        return [int(one) for thread in threads for one in (thread / "children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def members(place: Layout) -> list[ManagedProcess]:
+    """Return the processes of a soak: `up`, a relay, and three workers of each dialect."""
+    state = ("--state", str(place.state))
+    return [
+        _taskyard("up", "up", "--workers", "3", "--slots", "3", *state, *place.listen()),
+        _taskyard("watch", "watch", "--json", "--since", "0", *state),
+        _taskyard("relay", "relay", "--listen", place.relay, "--to", place.wmp),
+        *_own_workers(place),
+        *(_peer(place, f"pong-{one}", "ping_pong_worker", place.backend) for one in (2, 3)),
+        _peer(place, "rr-2", "lmq_worker", place.round_robin, "original"),
+        _peer(place, "rr-3", "lmq_worker", place.round_robin, "careful"),
+        *(_peer(place, f"dwork-{one}", "dwork_worker", place.dwork, "careful") for one in (1, 2)),
+        _peer(place, "dwork-3", "dwork_worker", place.dwork, "careless"),
+        *(_peer(place, f"wmp-{one}", "wmp_worker", place.wmp) for one in (2, 3)),
+        *(_peer(place, f"far-{one}", "wmp_worker", place.relay) for one in (2, 3)),
+    ]
+
+
+def _own_workers(place: Layout) -> list[ManagedProcess]:
+    """Return Taskyard's own workers beside those of `up`: of every dialect that it has one of."""
+
+    def worker(name: str, *words: str, by: str = "command") -> ManagedProcess:
+        """Return a worker that runs tasks by a command or by agents."""
+        program = PEERS / f"{by}.sh"
+        run_by = (f"--{by}", f"{program} {name} {place.ledger}")
+        return _taskyard(name, "worker", *words, *run_by)
+
+    def named(name: str, *words: str) -> tuple[str, ...]:
+        return (name, "--name", name, "--slots", "2", *words)
+
+    state = ("--state", str(place.state))
+    wmp = ("--dialect", "wmp", "--broker")
+    rr = ("rr", "worker", "--endpoint", place.round_robin)
+    return [
+        *(
+            _taskyard(name, "worker", "--name", "native-1", "--slots", "2", *state)
+            for name in ("native-1", "twin-1")
+        ),
+        worker(*named("native-2", "--service", "default", *state)),
+        *(
+            worker(*named(f"hungry-{one}", "--service", "mail", *state), by="agent")
+            for one in (1, 2, 3)
+        ),
+        worker("pong-1", "--dialect", "ping-pong", "--broker", place.backend),
+        worker(*named("wmp-1", *wmp, place.wmp)),
+        worker("twin-2", *named("wmp-1", *wmp, place.wmp)[1:]),
+        worker(*named("far-1", *wmp, place.relay)),
+        _taskyard("rr-1", *rr, stdin="register\n"),
+    ]
+
+
+def _taskyard(name: str, *words: str, stdin: str = "") -> ManagedProcess:
+    return ManagedProcess(name, (*TASKYARD, *words), stdin)
+
+
+def _peer(place: Layout, name: str, program: str, endpoint: str, *more: str) -> ManagedProcess:
+    words = (f"soak_kit.peers.{program}", endpoint, name, str(place.ledger), *more)
+    return ManagedProcess(name, (sys.executable, "-P", "-m", *words))

@@ -1,0 +1,1 @@
+"""Workers written from the pages of their dialects; nothing of Taskyard's is imported."""
