@@ -25,6 +25,7 @@ from taskyard.core.tasks import Result, shown, truncated_text
 from taskyard.errors import JournalDamaged, UserError
 from taskyard.journal import recovery, witness
 from taskyard.journal.finished import FinishedIndex
+from taskyard.journal.history import with_all_columns
 from taskyard.journal.reading import JournalReader
 from taskyard.pipeline.sources import history
 from taskyard.wire import documents
@@ -52,7 +53,7 @@ def files(state: Path, table: str) -> tuple[list[Path], int]:
 
 def read_file(file: Path) -> Iterator[pa.RecordBatch]:
     with pq.ParquetFile(file) as opened:
-        yield from opened.iter_batches()
+        yield from map(with_all_columns, opened.iter_batches())
 
 
 def read_rest(state: Path, table: str, after: int) -> Iterator[pa.RecordBatch]:

@@ -13,7 +13,15 @@ from taskyard.broker import answers
 from taskyard.broker.answers import Answers
 from taskyard.broker.turn import Broker
 from taskyard.core.apply import apply
-from taskyard.core.effects import Effect, Explained, Found, Noted, Printed, Told
+from taskyard.core.effects import (
+    Effect,
+    Explained,
+    Found,
+    Noted,
+    Printed,
+    TaskView,
+    Told,
+)
 from taskyard.core.events import (
     CancelAsked,
     Event,
@@ -30,7 +38,9 @@ from taskyard.core.events import (
     WorkProgressed,
     WorkReported,
 )
+from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Submitted
+from taskyard.core.runs import Runs
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission
@@ -40,6 +50,7 @@ from taskyard.journal import compaction, recovery
 from taskyard.journal.encoding import encode
 from taskyard.journal.finished import FinishedIndex
 from taskyard.journal.store import MemoryStore, Row
+from tests.journal.stories import BEGIN_NS, WritingYard
 
 DONE = TaskState.DONE
 
@@ -460,3 +471,44 @@ def test_cause_is_unknown_where_the_record_does_not_say(desk: Desk) -> None:
     assert "its record does not say which" in why(desk, b"a")
     desk.restart()
     assert "its record does not say which" in why(desk, b"a")
+
+
+# What a task is shown with.
+
+
+def shown(yard: WritingYard, name: bytes) -> TaskView:
+    found = yard.handle(LookupAsked(0, b"client", [name]))
+    Answers(yard.store, None).complete(found)
+    (effect,) = found
+    assert isinstance(effect, Found)
+    return effect.views[0]
+
+
+def test_done_task_is_shown_with_the_payload_and_the_attempt_that_lie_in_its_rows() -> None:
+    yard = WritingYard(MemoryStore())
+    for number in range(40):
+        yard.later(1)
+        names = [b"%d-%d" % (number, place) for place in range(2)]
+        yard.submit(*names, payloads=[name * 50 for name in names])
+    yard.join(b"w")
+    yard.take(b"w", 80)
+    yard.later(5)
+    measured = Runs(b"host", [BEGIN_NS + 42 * SECOND_NS] * 2, [SECOND_NS] * 2, [0, 0])
+    yard.finish(b"w", b"17-1", b"0-0", runs=measured)
+    for name in (b"17-1", b"0-0"):
+        view = shown(yard, name)
+        assert view.payload == name * 50
+        (attempt,) = view.attempts
+        assert (attempt.outcome, attempt.host, attempt.run_ns) == (b"finished", b"host", SECOND_NS)
+    assert shown(yard, b"39-1").payload == b"39-1" * 50
+
+
+def test_task_whose_rows_are_trimmed_is_shown_without_them(tmp_path: Path) -> None:
+    yard = WritingYard(MemoryStore())
+    yard.submit(b"a", payloads=[b"x" * 100])
+    yard.join(b"w")
+    yard.take(b"w")
+    yard.finish(b"w", b"a")
+    compaction.compact(tmp_path, yard.store)
+    view = shown(yard, b"a")
+    assert (view.payload, view.attempts) == (None, [])

@@ -102,6 +102,24 @@ def test_show_says_all_and_why(call: Caller) -> None:
     assert document["why"].startswith("it is due in 3")
 
 
+def test_show_has_how_each_attempt_ran(call: Caller) -> None:
+    document = call("show", "bad", "--json").document()["task"]
+    assert document["argv"] == ["sh", "-c", "echo trouble >&2; exit 4"]
+    (attempt,) = document["attempts"]
+    assert (attempt["attempt"], attempt["outcome"]) == (1, "failed")
+    assert (attempt["exit_status"], attempt["signal"]) == (4, None)
+    assert document["submitted"] <= attempt["started"] <= attempt["ended"] <= attempt["settled"]
+    assert attempt["host"] == socket.gethostname()
+    assert attempt["cpu_seconds"] > 0
+    assert call("show", "done", "--json").document()["task"]["argv"][:2] == ["sh", "-c"]
+    (last,) = call("show", "quiet", "--json").document()["task"]["attempts"]
+    assert (last["outcome"], last["exit_status"]) == ("finished", 0)
+    assert call("show", "late", "--json").document()["task"]["attempts"] == []
+    line = call("show", "bad").out.splitlines()[-1]
+    assert line.startswith(f"attempt 1   failed, {attempt['worker']} on {attempt['host']}, ran 0.")
+    assert ", exit status 4, CPU 0." in line
+
+
 def test_result_is_byte_for_byte(call: Caller, tmp_path: Path) -> None:
     assert call("result", "done") == (0, "out\n", "")
     assert call("result", "bytes").out == "\udcff\0"

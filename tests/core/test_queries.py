@@ -5,6 +5,7 @@ changed: none of these events may change anything that is durable.
 """
 
 import pytest
+from msgspec import structs
 
 from taskyard.core import effects, events, image, queries
 from taskyard.core.effects import (
@@ -86,7 +87,10 @@ def look_up(yard: Yard, *names: bytes) -> list[TaskView]:
     (found,) = yard.handle(LookupAsked(0, b"client", list(names), 7))
     assert isinstance(found, Found)
     assert (found.client, found.request) == (b"client", 7)
-    return found.views
+    # Payloads and attempts are looked at in test_runs.
+    return [
+        structs.replace(view, attempts=[], finished_record=0, payload=None) for view in found.views
+    ]
 
 
 def some_of_everything(yard: Yard) -> None:

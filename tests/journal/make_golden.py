@@ -45,6 +45,7 @@ from taskyard.core.records import (
     WorkerLeft,
     WorkerReplaced,
 )
+from taskyard.core.runs import Runs
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Ended, Result, Submission, Terms
 from taskyard.core.workers import WorkerFacts
@@ -89,6 +90,7 @@ _SUBMISSION = Submission(
     envelopes=[b"envelope", b""],
 )
 _FACTS = WorkerFacts((b"s1", b"s2"), 2, 3, 4, called=True, standing=True, dialect=b"dialect")
+_RUNS = Runs(b"host", [1_767_225_600_000_000_001, 0], [5, 0], [-9, None], [6, 0], [7, 0])
 
 #: Every record with every field set, and the shortest forms of those with defaults.
 RECORDS: list[AnyRecord] = [
@@ -135,6 +137,10 @@ RECORDS: list[AnyRecord] = [
     # Fields that were added at the end since.
     Finished(4, b"w", [b"a"], [1], [b"result"], result_bytes_total=[2_000_000]),
     Progressed(13, b"w", [b"a"], [1], [50], [b"half"], text_bytes_total=[70_000]),
+    Finished(4, b"w", [b"a", b"b"], [1, 2], runs=_RUNS),
+    Failed(5, b"w", [b"a", b"b"], [1, 2], [b"", b""], runs=Runs(b"", [1, 2], [3, 4])),
+    Postponed(6, b"w", [b"a", b"b"], [1, 2], [7, 7], [b"", b""], runs=_RUNS),
+    Returned(7, b"w", [b"a", b"b"], [1, 2], ReturnReason.REFUSED, runs=_RUNS),
 ]
 
 

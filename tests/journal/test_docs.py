@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from taskyard.core import image, records, tasks, workers
+from taskyard.core import image, records, runs, tasks, workers
 from taskyard.core.records import AnyRecord, ReturnReason
 from taskyard.core.states import TaskState
 from taskyard.errors import StateError
@@ -37,6 +37,8 @@ ARRAYS = [
     tasks.Submission,
     tasks.Terms,
     workers.WorkerFacts,
+    runs.Runs,
+    runs.Attempt,
     image.Image,
     image.ServiceImage,
     image.LaneImage,

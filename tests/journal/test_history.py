@@ -15,6 +15,7 @@ from taskyard.core import records
 from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
 from taskyard.core.records import AnyRecord
+from taskyard.core.runs import Runs
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission, Terms
 from taskyard.errors import JournalDamaged
@@ -402,3 +403,38 @@ BEGINNING = {"sequence": 1, "record": 1, "time": BEGIN_NS, "time_ns": BEGIN_NS, 
 def test_pyarrow_is_not_loaded_before_it_is_needed(module: str) -> None:
     code = f"import sys, taskyard.{module}; sys.exit('pyarrow' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# How attempts ran.
+
+
+def test_what_a_worker_measured_becomes_columns(tmp_path: Path) -> None:
+    yard = WritingYard(MemoryStore())
+    yard.submit(b"a", b"b", b"c")
+    yard.join(b"w")
+    yard.take(b"w", 3)
+    yard.later(10)
+    starts = [BEGIN_NS + number for number in (1, 0, 2)]
+    starts[1] = 0
+    measured = Runs(b"host", starts, [5, 0, 6], [3, None, -9], [7, 0, 8], [9, 0, 0])
+    yard.finish(b"w", b"a", b"b", b"c", runs=measured)
+    compaction.export(tmp_path, yard.store)
+    told_rows: Rows = pq.read_table(paths(tmp_path)["events"]).to_pylist()
+    rows = [row for row in told_rows if row["kind"] == "finished"]
+    names = ("host", "started_ns", "run_ns", "exit_status", "signal", "cpu_ns", "memory_max_bytes")
+    assert [tuple(row[name] for name in names) for row in rows] == [
+        ("host", starts[0], 5, 3, None, 7, 9),
+        (None, None, None, None, None, None, None),
+        ("host", starts[2], 6, None, 9, 8, None),
+    ]
+
+
+def test_file_of_an_earlier_version_gets_the_columns_that_it_lacks() -> None:
+    whole = Columns(EVENTS)
+    whole.add(1, {"sequence": 1, "record": 1, "time": 0, "time_ns": 0, "kind": b"due"})
+    batch = whole.take()
+    older = batch.select(EVENTS.names[:22])
+    assert history.with_all_columns(older) == batch
+    assert history.with_all_columns(batch) == batch
+    edges = Columns(EDGES).take()
+    assert history.with_all_columns(edges) == edges

@@ -38,6 +38,12 @@ def at(seconds: float) -> datetime:
     return (START + timedelta(seconds=seconds)).replace(tzinfo=None)
 
 
+def measured(started: float, seconds: float, **more: object) -> dict[str, object]:
+    """Columns of an event that ends an attempt which its worker measured."""
+    started_ns = START_NS + round(started * SECOND_NS)
+    return {"started_ns": started_ns, "run_ns": round(seconds * SECOND_NS), "host": "h", **more}
+
+
 class Story:
     """What happened, in the order of telling."""
 

@@ -31,7 +31,7 @@ from taskyard.pipeline.jobs import report
 from taskyard.pipeline.report import page, pictures, stretches, words
 from taskyard.pipeline.report.facts import Facts
 from taskyard.pipeline.report.page import Page, Section, Table
-from taskyard.pipeline.report.summary import page_of
+from taskyard.pipeline.report.summary import least_ns, page_of
 from taskyard.pipeline.sources import places
 from taskyard.pipeline.transforms.guarantees import Guarantees
 from tests.journal.stories import BEGIN_NS, WritingYard
@@ -211,17 +211,19 @@ def facts(**more: Any) -> Facts:
     began = datetime(2026, 3, 1, tzinfo=UTC)
     totals = {"tasks": 1, "done": 1, "attempts": 1, "submitted": began}
     totals["ended"] = began + timedelta(seconds=2)
-    worker = {"worker": "w", "slots": 1, "run_ns": SECOND_NS, "stay_ns": SECOND_NS}
+    worker = {"worker": "w", "slots": 1, "joined": began, "left": None, "utilisation": 1.0}
     given: dict[str, Any] = {
         "campaign": "c",
         "guarantees": Guarantees(**counts | {"submitted": 1, "done": 1}),
         "totals": totals,
         "over_time": stretches.OverTime(SECOND_NS, [0, 1], [0, 0], [1, 0], [0, 0], [0, SECOND_NS]),
         "worker_times": {},
-        "workers": pa.Table.from_pylist([worker | {"utilisation": 1.0}]),
+        "workers": pa.Table.from_pylist([worker]),
+        "worker_runs": pa.Table.from_pylist([{"worker": "w", "run_ns": SECOND_NS}]),
         "distributions": _empty("service", "what", "bin", "count", "time_ns"),
         "lanes": _empty(
-            *("lane", "service", "wait_p50_ns", "wait_p95_ns", "attempts", "lanes", "run_ns")
+            *("lane", "service", "wait_p50_ns", "wait_p95_ns", "attempts", "lanes"),
+            *("run_ns", "alone_ns"),
         ),
         "setbacks": _empty("reason", "retried", "failed", "lost"),
         "levels": _empty("level", "done", "failed", "open"),
@@ -258,12 +260,47 @@ def test_what_has_nothing_to_show_is_left_out_with_a_sentence() -> None:
 
 def test_thousand_workers_are_shown_together() -> None:
     rows = [
-        {"worker": f"w{n}", "slots": 1, "run_ns": n, "stay_ns": 1000, "utilisation": n / 1000}
+        {"worker": f"w{n}", "slots": 1, "joined": None, "left": None, "utilisation": n / 1000}
         for n in range(1000)
     ]
     section = pictures.workers(facts(workers=pa.Table.from_pylist(rows)))
     (trace,) = traces_of(section)
     assert trace["y"] == [100] * 10
+
+
+def test_busy_part_is_of_the_slots_that_were_there_while_the_campaign_ran() -> None:
+    began = datetime(2026, 3, 1, tzinfo=UTC)
+
+    def stay(worker: str, slots: int, joined: float, left: float | None) -> dict[str, object]:
+        times = [None if at is None else began + timedelta(seconds=at) for at in (joined, left)]
+        return {"worker": worker, "slots": slots, "joined": times[0], "left": times[1]}
+
+    stays = [
+        stay("early", 2, -100, 1),  # 2 slots for 1 of 2 s
+        stay("restarted", 1, 0, None),  # as two processes, 2 s in all
+        stay("restarted", 1, 1, None),
+        stay("any", 0, 0, None),
+        stay("late", 9, 50, None),
+    ]
+    runs = {"early": 1, "restarted": 1, "any": 7}
+    told = facts(
+        workers=pa.Table.from_pylist(stays),
+        worker_runs=pa.Table.from_pylist(
+            [{"worker": name, "run_ns": run * SECOND_NS} for name, run in runs.items()]
+        ),
+    )
+    assert pictures.busy_part(told) == 2 / 4
+
+
+def test_lane_of_which_tasks_ran_side_by_side_sets_no_least_time() -> None:
+    lanes = [
+        {"run_ns": 8 * SECOND_NS, "alone_ns": 2 * SECOND_NS},  # four at once
+        {"run_ns": SECOND_NS, "alone_ns": SECOND_NS},
+    ]
+    told = facts(lanes=pa.Table.from_pylist(lanes))
+    assert least_ns(told) == SECOND_NS
+    told.totals["floor_ns"] = 3 * SECOND_NS
+    assert least_ns(told) == 3 * SECOND_NS
 
 
 def test_long_critical_path_shows_its_longest_steps() -> None:

@@ -296,8 +296,11 @@ def _table(name: str, rows: list[dict[str, Any]]) -> pa.Table:
 
 
 _TIME = pa.timestamp("us", tz="UTC")
-_TIMES = ("submitted", "leased", "ended", "due", "ready", "settled", "joined", "left")
-_NUMBERS = ("generation", "priority", "slots", "submitted_record", "attempt", "leased_record")
+_TIMES = ("submitted", "leased", "ended", "due", "ready", "settled", "joined", "left", "started")
+_NUMBERS = (
+    *("generation", "priority", "slots", "submitted_record", "attempt", "leased_record"),
+    "run_ns",
+)
 _KINDS = (
     dict.fromkeys(_TIMES, _TIME)
     | dict.fromkeys((*_NUMBERS, "record"), pa.int64())
@@ -312,6 +315,20 @@ def test_task_that_waits_in_its_workers_hand_does_not_run_yet() -> None:
     )
     assert made.run_ns == [2 * SECOND_NS, 4 * SECOND_NS]
     assert made.gap_ns == 0
+
+
+def test_measured_run_is_taken_as_it_is_and_what_lies_before_its_start_is_the_gap() -> None:
+    times = [("a", 1, 2, 5, 8), ("b", 1, 6, 7, 8)]
+    made = history(
+        [{"task": name} for name, *_ in times],
+        [
+            {"task": name, "leased": leased, "settled": settled, "ready": 0}
+            | {"started": started, "run_ns": (ended - started) * SECOND_NS}
+            for name, leased, started, ended, settled in times
+        ],
+    )
+    assert made.run_ns == [3 * SECOND_NS, SECOND_NS]
+    assert made.gap_ns == SECOND_NS
 
 
 def test_gap_is_what_lies_between_a_free_slot_and_the_next_lease() -> None:

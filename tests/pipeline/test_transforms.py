@@ -14,7 +14,7 @@ from taskyard.pipeline.transforms.guarantees import Guarantees, guarantees
 from taskyard.pipeline.transforms.links import links
 from taskyard.pipeline.transforms.tasks import tasks
 from taskyard.pipeline.transforms.workers import workers
-from tests.pipeline.stories import SECOND_NS, START_NS, Story, at
+from tests.pipeline.stories import SECOND_NS, START_NS, Story, at, measured
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +89,44 @@ def test_attempt_has_all_its_times(book: Book) -> None:
         "ready": at(0), "leased": at(2), "settled": at(5.5), "leased_record": 2,
         "outcome": "finished", "reason": None, "own_fault": None, "wait_ns": 2 * SECOND_NS,
         "run_ns": 3_500_000_000, "result_bytes": 7, "leased_ns": START_NS + 2 * SECOND_NS,
+        "started": None, "ended": None,
+        "queued_ns": None, "exit_status": None, "signal": None, "host": None, "cpu_ns": None,
+        "memory_max_bytes": None,
     }  # fmt: skip
+
+
+@story
+def held_ahead(told: Story) -> None:
+    told.join(0, "holder", slots=1)
+    for task in ("a", "b"):
+        told.submit(0, task)
+        told.lease(1, task, "holder")
+    told.tell(5, "finished", "a", worker="holder", **measured(1.5, 2, cpu_ns=7, exit_status=0))
+    told.tell(5, "failed", "b", worker="holder", own_fault=True, **measured(3.5, 1, signal=9))
+
+
+def test_run_is_what_the_worker_measured_and_waiting_inside_it_is_a_time_of_its_own(
+    book: Book,
+) -> None:
+    times = ("started", "ended", "queued_ns", "run_ns")
+    assert book.attempts("held_ahead", *times) == [
+        ("a", 1, at(1.5), at(3.5), SECOND_NS // 2, 2 * SECOND_NS),
+        ("b", 1, at(3.5), at(4.5), SECOND_NS * 5 // 2, SECOND_NS),
+    ]
+    used = ("exit_status", "signal", "host", "cpu_ns")
+    assert book.attempts("held_ahead", *used) == [
+        ("a", 1, 0, None, "h", 7),
+        ("b", 1, None, 9, "h", None),
+    ]
+    assert book.tasks("held_ahead", "queued_ns", "run_ns", "path_ns") == [
+        ("a", 1, SECOND_NS // 2, 2 * SECOND_NS, 2 * SECOND_NS),
+        ("b", 1, SECOND_NS * 5 // 2, SECOND_NS, SECOND_NS),
+    ]
+    assert book.workers("holder", "busy_ns", "run_ns") == [(3 * SECOND_NS, 3 * SECOND_NS)]
+    parts = ("wait_ns", "queued_ns", "retry_ns", "run_ns")
+    assert book.rows("paths", "held_ahead", "task", *parts) == [
+        ("a", SECOND_NS, 2 * SECOND_NS, 0, 2 * SECOND_NS)
+    ]
 
 
 @story
@@ -131,7 +168,7 @@ def lost_worker(told: Story) -> None:
 
 def test_attempt_ends_with_its_worker_and_stale_report_changes_nothing(book: Book) -> None:
     assert book.attempts("lost_worker", "worker", "outcome", "run_ns") == [
-        ("a", 1, "lost", "expired", 10 * SECOND_NS),
+        ("a", 1, "lost", "expired", None),
         ("a", 2, "other", "finished", 2 * SECOND_NS),
     ]
     assert book.tasks("lost_worker", "losses", "failures", "worker") == [("a", 1, 1, 0, "other")]
@@ -159,9 +196,7 @@ def called_off(told: Story) -> None:
 
 
 def test_task_is_cancelled_under_its_worker_and_before_it(book: Book) -> None:
-    assert book.attempts("called_off", "outcome", "run_ns") == [
-        ("a", 1, "cancelled", 3 * SECOND_NS)
-    ]
+    assert book.attempts("called_off", "outcome", "run_ns") == [("a", 1, "cancelled", None)]
     assert book.tasks("called_off", "state", "attempts", "ended") == [
         ("a", 1, "CANCELLED", 1, at(4)),
         ("b", 1, "CANCELLED", 0, at(4)),
@@ -180,7 +215,7 @@ def given_back(told: Story) -> None:
 
 def test_attempt_that_was_over_is_not_ended_again(book: Book) -> None:
     """A task that waits is postponed, cancelled or grows old under the number of its last lease."""
-    assert book.attempts("given_back", "outcome", "run_ns") == [("a", 1, "returned", SECOND_NS)]
+    assert book.attempts("given_back", "outcome", "run_ns") == [("a", 1, "returned", None)]
     assert book.tasks("given_back", "state", "reason", "losses") == [
         ("a", 1, "FAILED", "too old", 0)
     ]

@@ -70,7 +70,7 @@ class Gate:
 def a_pool(
     argv: tuple[str, ...],
     slots: int = 1,
-    clock: Clock | StillClock | None = None,
+    clock: Clock | StillClock | RealClock | None = None,
     **settings: Any,
 ) -> Iterator[AgentRunner]:
     pool = AgentRunner(slots, clock or Clock(), AgentSettings(argv, **settings))

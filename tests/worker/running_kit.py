@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from taskyard.core.limits import SECOND_NS
 from taskyard.wire.work import CALL, EXEC, encode_call, encode_command
 from taskyard.worker.running import Done, Job, Runner
@@ -27,10 +29,16 @@ class SetClock:
     def monotonic_ns(self) -> int:
         return self.now_ns
 
+    def wall_ns(self) -> int:
+        return self.now_ns
+
 
 class RealClock:
     def monotonic_ns(self) -> int:
         return time.monotonic_ns()
+
+    def wall_ns(self) -> int:
+        return time.time_ns()
 
 
 @contextmanager
@@ -45,7 +53,16 @@ def a_runner(
 
 
 def turns(runner: Runner, count: int = 1) -> list[Done]:
-    """As a worker's loop does it, until so many jobs are done."""
+    """As a worker's loop does it, until so many jobs are done. Without what was measured."""
+    return [without_run(done) for done in measured_turns(runner, count)]
+
+
+def without_run(done: Done) -> Done:
+    return structs.replace(done, run=None)
+
+
+def measured_turns(runner: Runner, count: int = 1) -> list[Done]:
+    """Take turns until so many jobs are done."""
     done: list[Done] = []
     end_ns = time.monotonic_ns() + PATIENCE_NS
     while len(done := done + runner.turn()) < count:

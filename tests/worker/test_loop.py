@@ -8,6 +8,7 @@ import pytest
 
 from taskyard.core.events import Outcome, Scope
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.runs import Run
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission, Terms
 from taskyard.errors import UserError
@@ -40,6 +41,9 @@ class Hands:
     def stop(self, name: bytes, attempt: int) -> None:
         self.stopped.append((name, attempt))
         self.jobs = [job for job in self.jobs if job.key != (name, attempt)]
+
+    def run_so_far(self, name: bytes, attempt: int) -> Run | None:
+        return Run(7, attempt) if name in {job.name for job in self.jobs} else None
 
     def turn(self) -> list[Done]:
         done, self._done = self._done, []
@@ -229,6 +233,9 @@ def test_abandoned_tasks_are_ended_and_given_back() -> None:
     assert shop.hands.stopped == [(b"a", 1)]
     assert shop.state(b"a") is TaskState.READY
     assert shop.loop.gone
+    (attempt,) = shop.scheduler.ledger.tries[b"a"]
+    assert attempt.outcome == b"returned"
+    assert attempt.started_ns  # it had run
 
 
 def test_worker_that_is_sent_home_goes() -> None:

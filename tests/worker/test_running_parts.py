@@ -35,7 +35,7 @@ def test_orders_arrive_whole_however_they_are_cut(
 @pytest.mark.parametrize("outcome", [Outcome.DONE, Outcome.FAILED, Outcome.FAILED_FOR_GOOD])
 def test_answer_arrives_as_it_was_sent(outcome: Outcome) -> None:
     (frame,) = frames.Inbox().add(frames.pack_answer(outcome, b"text", b"end"))
-    assert frames.unpack_answer(frame) == (outcome, b"text", b"end")
+    assert frames.unpack_answer(frame) == (outcome, b"text", b"end", None)
 
 
 def test_child_that_is_ready_says_so_in_an_empty_frame() -> None:

@@ -46,7 +46,11 @@ COPY (
         SELECT campaign, task, attempt, arg_min(kind, record) AS outcome,
             arg_min(time, record) AS settled, arg_min(time_ns, record) AS settled_ns,
             arg_min(reason, record) AS reason, arg_min(own_fault, record) AS own_fault,
-            arg_min(result_bytes, record) AS result_bytes
+            arg_min(result_bytes, record) AS result_bytes,
+            arg_min(started_ns, record) AS started_ns, arg_min(run_ns, record) AS run_ns,
+            arg_min(exit_status, record) AS exit_status, arg_min(signal, record) AS signal,
+            arg_min(host, record) AS host, arg_min(cpu_ns, record) AS cpu_ns,
+            arg_min(memory_max_bytes, record) AS memory_max_bytes
         FROM read_parquet($files)
         WHERE kind IN ('finished', 'failed', 'postponed', 'returned', 'expired', 'cancelled')
         GROUP BY ALL
@@ -64,7 +68,12 @@ COPY (
     SELECT l.campaign, l.task, generation, l.attempt, l.service, l.lane, l.priority, l.worker,
         l.dialect, submitted, ready, l.time AS leased, settled, l.record AS leased_record, outcome,
         e.reason, e.own_fault, greatest(0, l.time_ns - ready_ns) AS wait_ns,
-        greatest(0, settled_ns - l.time_ns) AS run_ns, e.result_bytes
+        coalesce(e.run_ns, CASE WHEN outcome IN ('finished', 'postponed')
+            OR (outcome = 'failed' AND e.own_fault) THEN greatest(0, settled_ns - l.time_ns) END
+        ) AS run_ns, e.result_bytes, make_timestamp(e.started_ns // 1000) AS started,
+        make_timestamp((e.started_ns + e.run_ns) // 1000) AS ended,
+        greatest(0, e.started_ns - l.time_ns) AS queued_ns, e.exit_status, e.signal, e.host,
+        e.cpu_ns, e.memory_max_bytes
     FROM leases l
     LEFT JOIN ends e USING (campaign, task, attempt)
     LEFT JOIN readies r USING (campaign, task, attempt)

@@ -51,8 +51,8 @@ def _events(ids: np.ndarray, kind: str, record: int, luck: np.random.Generator) 
     times_ns = _BEGIN_NS + ids * _SUBMITTED_EVERY_NS
     if is_attempt:
         times_ns += _WAIT_NS
-    if kind == "finished":
-        times_ns += luck.integers(1, _RUN_NS_MAX, count)
+    runs_ns = luck.integers(1, _RUN_NS_MAX, count) if kind == "finished" else 0
+    times_ns += runs_ns
     columns = {
         "sequence": records,
         "record": records,
@@ -71,6 +71,15 @@ def _events(ids: np.ndarray, kind: str, record: int, luck: np.random.Generator) 
         "slots": np.full(count, 1) if kind == "submitted" else None,
         "result_bytes": np.full(count, 10) if kind == "finished" else None,
     }
+    if kind == "finished":
+        columns |= {
+            "host": ["host"] * count,
+            "started_ns": times_ns - runs_ns,
+            "run_ns": runs_ns,
+            "exit_status": np.zeros(count, dtype=np.int64),
+            "cpu_ns": runs_ns // 2,
+            "memory_max_bytes": np.full(count, 100_000_000),
+        }
     nulls = {field.name: pa.nulls(count, field.type) for field in EVENTS}
     given = {name: column for name, column in columns.items() if column is not None}
     return pa.table(nulls | given, schema=EVENTS)

@@ -13,9 +13,10 @@ from itertools import groupby, takewhile
 from operator import itemgetter
 from typing import Final
 
-from taskyard.core.effects import Effect, Explained, Printed, Told
+from taskyard.core.effects import Effect, Explained, Found, Printed, TaskView, Told
 from taskyard.core.explain import cancelled
-from taskyard.core.records import AnyRecord, Cancelled
+from taskyard.core.records import AnyRecord, Cancelled, Finished, Submitted
+from taskyard.core.runs import Attempt
 from taskyard.core.tasks import Result
 from taskyard.errors import JournalDamaged
 from taskyard.journal.files import PUT_BACK
@@ -77,20 +78,62 @@ class Answers:
                     owing.append(effect)
                 elif effect.records:
                     unreached.append(effect)
-            elif type(effect) is Printed and effect.record:
-                effect.text, effect.text_bytes_total = self._text(effect.record, effect.name)
-            elif type(effect) is Explained and effect.record:
-                effect.explanation = cancelled(self._cause(effect.record, effect.name))
+            elif isinstance(effect, Printed | Found | Explained):
+                self._look_up(effect)
         if unreached:
             _take_out(effects, unreached)
         self._owing = [*unreached, *[told for told in owing if told.records]]
         if self._rows and self._kept_bytes() > ROWS_KEPT_BYTES:
             self._rows.clear()
 
+    def _look_up(self, effect: Printed | Found | Explained) -> None:
+        """Complete the answer to a question about a task."""
+        if isinstance(effect, Found):
+            self._complete_views(effect.views)
+        elif isinstance(effect, Printed) and effect.record:
+            effect.text, effect.text_bytes_total = self._text(effect.record, effect.name)
+        elif isinstance(effect, Explained) and effect.record:
+            effect.explanation = cancelled(self._cause(effect.record, effect.name))
+
     def _text(self, number: int, name: bytes) -> Result:
         """What a task printed. It is gone from here when its row is trimmed: the history has it."""
         record = self._record(number)
         return Result(b"") if record is None else text_in(record, number, name)
+
+    def _complete_views(self, views: list[TaskView]) -> None:
+        """Add what tasks are shown with and memory does not keep."""
+        for view in views:
+            self._add_attempt(view)
+            self._add_payload(view)
+
+    def _add_attempt(self, view: TaskView) -> None:
+        """Add the attempt that finished a task, if its row is not trimmed."""
+        if not view.finished_record or not self._may_read():
+            return
+        record = self._record(view.finished_record)
+        if isinstance(record, Finished):
+            index = record.names.index(view.name)
+            attempt = Attempt(record.attempts[index], record.worker, b"finished", record.at_ns)
+            view.attempts.append(attempt.measured(record.runs, index))
+
+    def _add_payload(self, view: TaskView) -> None:
+        """Add the payload that memory does not keep. Its row is searched for by its time, so it is
+        not found if it is trimmed, or if the clock was set back since."""
+        first, last = self._store.anchor.record + 1, self._store.head.record
+        while view.payload is None and first <= last and self._may_read():
+            row = self._store.row_of((first + last) // 2)
+            if row is None:
+                return
+            self._reads -= 1
+            self._read_bytes -= len(row.body)
+            records = records_of(row, row.record_first - 1)
+            if records[0].at_ns > view.submitted_ns:
+                last = row.record_first - 1
+            elif records[-1].at_ns < view.submitted_ns:
+                first = row.record_first + len(records)
+            else:
+                view.payload = next(filter(None, (_payload(one, view) for one in records)), None)
+                return
 
     def _cause(self, number: int, name: bytes) -> bytes | None:
         """Why that record cancelled a task."""
@@ -160,6 +203,17 @@ class Answers:
 
     def _kept_bytes(self) -> int:
         return sum(size for _, _, size in self._rows)
+
+
+def _payload(record: AnyRecord, view: TaskView) -> bytes | None:
+    """Return a task's payload from the record that submitted it; None from any other."""
+    if not isinstance(record, Submitted) or record.at_ns != view.submitted_ns:
+        return None
+    submission = record.submission
+    if view.name not in submission.names:
+        return None
+    shared = len(submission.payloads) == 1
+    return submission.payloads[0 if shared else submission.names.index(view.name)]
 
 
 def _take_out(effects: list[Effect], unreached: list[Told]) -> None:

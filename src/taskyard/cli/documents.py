@@ -26,6 +26,7 @@ from taskyard.wire.documents import (
     Lane,
     Pause,
     Service,
+    ShownTask,
     Stats,
     Task,
     Worker,
@@ -65,7 +66,7 @@ class ListDocument(Printed):
 class ShowDocument(Printed):
     """`show`."""
 
-    task: Task
+    task: ShownTask
     why: str
 
 

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from taskyard.cli.options import Talk
     from taskyard.worker.loop import Settings
-    from taskyard.worker.ping_pong import Clock
-    from taskyard.worker.running import Runner
+    from taskyard.worker.running import Clock, Runner
 
 #: Where a broker's side for workers usually is.
 USUAL: Final = {"ping-pong": "tcp://127.0.0.1:6002", "wmp": "tcp://127.0.0.1:6014"}

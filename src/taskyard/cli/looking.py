@@ -5,6 +5,7 @@ None of them changes anything. What they say of a task is what the broker says; 
 
 from __future__ import annotations
 
+import shlex
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -130,14 +131,36 @@ def show(talk: Talk, name: str) -> None:
         print_document("show", task=view, why=why)
         return
     view["after"] = ", ".join(map(plain, view["after"]))
+    view["argv"] = shlex.join(view["argv"] or [])
+    attempts = view.pop("attempts")
     for key, value in view.items():
         if value not in (None, "", 0) or key in ("priority", "attempt"):
             click.echo(f"{key.replace('_', ' '):<11} {_value(key, value)}")
     click.echo(f"{'why':<11} {plain(why)}")
+    for attempt in attempts:
+        click.echo(f"{'attempt ' + str(attempt['attempt']):<11} {plain(_told(attempt))}")
+
+
+def _told(attempt: dict[str, Any]) -> str:
+    """Return an attempt in one line."""
+    where = attempt["worker"] + (f" on {attempt['host']}" if attempt["host"] else "")
+    parts = [f"{attempt['outcome'] or 'leased'}, {where}"]
+    if attempt["started"] is not None:
+        parts.append(f"ran {span(attempt['ended'] - attempt['started'])}")
+        parts.append(f"started {_value('started', attempt['started'])}")
+    if attempt["exit_status"] is not None:
+        parts.append(f"exit status {attempt['exit_status']}")
+    if attempt["signal"] is not None:
+        parts.append(f"signal {attempt['signal']}")
+    if attempt["cpu_seconds"] is not None:
+        parts.append(f"CPU {attempt['cpu_seconds']:.2f} s")
+    if attempt["memory_max"] is not None:
+        parts.append(f"memory {attempt['memory_max'] / 1e6:.0f} MB")
+    return ", ".join(parts)
 
 
 def _value(key: str, value: object) -> str:
-    if isinstance(value, float) and key in ("submitted", "due", "leased", "ended"):
+    if isinstance(value, float) and key in ("submitted", "due", "leased", "started", "ended"):
         return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     return plain(str(value))
 

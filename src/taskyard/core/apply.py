@@ -14,8 +14,9 @@ from msgspec import structs
 
 from taskyard.core import entering, graph, records
 from taskyard.core.ledger import lane_counts
-from taskyard.core.limits import REPLACED_MAX, REPLACED_TASKS_MAX
+from taskyard.core.limits import ATTEMPTS_SHOWN_MAX, REPLACED_MAX, REPLACED_TASKS_MAX
 from taskyard.core.records import RETURNS_CHARGED, RETURNS_TO_BACK, ReturnReason
+from taskyard.core.runs import Attempt
 from taskyard.core.states import FAILED, READY, Cause
 from taskyard.core.tasks import Ending, Lease, Terms
 from taskyard.core.workers import Replaced, Worker
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from taskyard.core.ledger import Counts, Ledger, Tasks
     from taskyard.core.records import AnyRecord
+    from taskyard.core.runs import Runs
 
 
 def apply(ledger: Ledger, record: AnyRecord, tasks: Tasks | None = None) -> None:
@@ -94,7 +96,20 @@ def _let_go(ledger: Ledger, tasks: Tasks, at_ns: int) -> None:
     ledger.enqueue(tasks, front=True)
 
 
+def _remember(
+    ledger: Ledger, tasks: Tasks, outcome: bytes, at_ns: int, runs: Runs | None = None
+) -> None:
+    """Remember attempts that end without having finished their tasks."""
+    for index, task in enumerate(tasks):
+        if task.lease is not None:
+            attempt = Attempt(task.attempt, task.lease.worker.name, outcome, at_ns)
+            tries = ledger.tries.setdefault(task.name, [])
+            tries.append(attempt.measured(runs, index))
+            del tries[:-ATTEMPTS_SHOWN_MAX]
+
+
 def _failed(ledger: Ledger, record: records.Failed, tasks: Tasks) -> None:
+    _remember(ledger, tasks, b"failed", record.at_ns, record.runs)
     ledger.release(tasks)
     ledger.move(tasks, Cause.EXHAUSTED)
     for task, reason in zip(tasks, record.reasons, strict=True):
@@ -103,6 +118,7 @@ def _failed(ledger: Ledger, record: records.Failed, tasks: Tasks) -> None:
 
 
 def _postponed(ledger: Ledger, record: records.Postponed, tasks: Tasks) -> None:
+    _remember(ledger, tasks, b"postponed", record.at_ns, record.runs)
     held = [task for task in tasks if task.lease is not None]
     ledger.withdraw([task for task in tasks if task.lease is None])
     ledger.release(held)
@@ -119,6 +135,7 @@ def _postponed(ledger: Ledger, record: records.Postponed, tasks: Tasks) -> None:
 
 
 def _returned(ledger: Ledger, record: records.Returned, tasks: Tasks) -> None:
+    _remember(ledger, tasks, b"returned", record.at_ns, record.runs)
     blameless = record.reason not in (*RETURNS_CHARGED, *RETURNS_TO_BACK)
     released = [(lane, lane.released) for lane, _ in lane_counts(tasks)] if blameless else []
     ledger.release(tasks)
@@ -138,7 +155,8 @@ def _returned(ledger: Ledger, record: records.Returned, tasks: Tasks) -> None:
     ledger.mind_age(tasks)
 
 
-def _expired(ledger: Ledger, _record: records.Expired, tasks: Tasks) -> None:
+def _expired(ledger: Ledger, record: records.Expired, tasks: Tasks) -> None:
+    _remember(ledger, tasks, b"expired", record.at_ns)
     ledger.release(tasks)
     ledger.requeue(tasks, Cause.EXPIRED, front=True)
     ledger.mind_age(tasks)
@@ -157,6 +175,7 @@ def _aged(ledger: Ledger, record: records.Aged, tasks: Tasks) -> None:
 
 
 def _cancelled(ledger: Ledger, record: records.Cancelled, tasks: Tasks) -> None:
+    _remember(ledger, tasks, b"cancelled", record.at_ns)
     ledger.release([task for task in tasks if task.lease is not None])
     ready = [task for task in tasks if task.state is READY]
     for task in tasks:

@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from taskyard.core.events import Clause, Scope
 from taskyard.core.explain import Explanation, Reason
 from taskyard.core.records import AnyRecord
+from taskyard.core.runs import Attempt
 from taskyard.core.states import TaskState, WorkerState
 from taskyard.core.tasks import Terms
 from taskyard.core.workers import WorkerFacts
@@ -122,6 +123,12 @@ class TaskView(Struct, gc=False):
     reason: bytes = b""
     #: BLOCKED: some of the tasks that hold it up, where it was looked up by name.
     after: list[bytes] = field(default_factory=list)
+    #: The latest attempts, where it was looked up by name.
+    attempts: list[Attempt] = field(default_factory=list)
+    #: DONE, and looked up by name: the record of its last attempt, which is yet to be added.
+    finished_record: int = 0
+    #: Where it was looked up by name; None: memory does not keep it, and it is yet to be added.
+    payload: bytes | None = None
 
 
 class Found(Effect):

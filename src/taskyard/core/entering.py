@@ -44,6 +44,7 @@ def submitted(ledger: Ledger, record: Submitted) -> None:
         for task, attempt in zip(tasks, record.attempts, strict=True):
             task.attempt = task.excused = attempt
             ledger.outputs.pop(task.name, None)  # what the generation before has printed
+            ledger.tries.pop(task.name, None)
     agenda = ledger.agenda
     _mind(submission, [terms.expires_hard_ns for terms in submission.terms], agenda.expire)
     _mind(submission, [terms.report_ns for terms in submission.terms], agenda.report)

@@ -12,6 +12,7 @@ from enum import Enum, IntEnum
 from msgspec import Struct, field
 
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.runs import Runs
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission
 from taskyard.core.workers import WorkerFacts
@@ -120,6 +121,8 @@ class WorkReported(Event):
     result_bytes_total: list[int] | None = None
     #: Which process of that name it is; None: its dialect does not say.
     incarnation: int | None = None
+    #: How the attempts ran, as the worker measured it; None: it does not measure.
+    runs: Runs | None = None
 
 
 class WorkReturned(Event):

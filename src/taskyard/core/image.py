@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct, field
 
 from taskyard.core.ledger import Ledger, lane_counts
+from taskyard.core.runs import Attempt
 from taskyard.core.states import DELAYED, READY, TaskState
 from taskyard.core.tasks import Ending, Lease, Task, Terms
 from taskyard.core.workers import Replaced, Worker, WorkerFacts
@@ -105,6 +106,7 @@ class Image(Struct, array_like=True, gc=False):
     truncated: dict[bytes, int] = field(default_factory=dict)
     #: Processes that lost their name, by worker and incarnation, oldest first.
     replaced: list[tuple[bytes, int, Replaced]] = field(default_factory=list)
+    tries: dict[bytes, list[Attempt]] = field(default_factory=dict)
 
 
 def take(ledger: Ledger) -> Image:
@@ -155,6 +157,7 @@ def take(ledger: Ledger) -> Image:
         payload_at=payload_at,
         reported=list(ledger.reported),
         replaced=[(*key, one) for key, one in ledger.replaced.items()],
+        tries=ledger.tries,
     )
 
 
@@ -230,7 +233,7 @@ def restore(image: Image) -> Ledger:
     ledger.reported = dict.fromkeys(image.reported)
     _restore_lateness(ledger, image, tasks)
     ledger.reasons, ledger.envelopes = image.reasons, image.envelopes
-    ledger.outputs = image.outputs
+    ledger.outputs, ledger.tries = image.outputs, image.tries
     ledger.replaced = {(name, number): one for name, number, one in image.replaced}
     return ledger
 
@@ -363,6 +366,7 @@ def portrait(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
         "reasons": dict(ledger.reasons),
         "envelopes": dict(ledger.envelopes),
         "outputs": {name: ledger.outputs[name] for name in tasks if name in ledger.outputs},
+        "tries": {name: ledger.tries[name] for name in tasks if name in ledger.tries},
     }
 
 

@@ -53,6 +53,10 @@ def check_ledger(ledger: Ledger) -> None:
         _require(known is not None and known.ending is None, f"{name!r} is late, and has ended")
     for name in ledger.outputs:
         _require(name in ledger.tasks, f"output of {name!r}, which nobody knows")
+    for name, tries in ledger.tries.items():
+        _require(name in ledger.tasks, f"attempts at {name!r}, which is unknown")
+        numbers = [attempt.number for attempt in tries]
+        _equal(numbers, sorted(dict.fromkeys(numbers)), f"attempts at {name!r}")
 
 
 def _equal(kept: object, derived: object, what: str) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from taskyard.core.agenda import Reservation
+    from taskyard.core.runs import Attempt
 
 
 _NO_TERMS = Terms()
@@ -50,6 +51,8 @@ class Ledger:
         self.envelopes: dict[bytes, bytes] = {}
         #: The latest record of what a task printed, for tasks that have printed.
         self.outputs: dict[bytes, int] = {}
+        #: The latest attempts that did not finish their task, for tasks that have some.
+        self.tries: dict[bytes, list[Attempt]] = {}
         #: Unfinished tasks that were reported as late.
         self.reported: dict[bytes, None] = {}
         #: How many tasks are in each state, by `TaskState`; archived ones stay counted.
@@ -139,6 +142,7 @@ class Ledger:
             if task is not None and task.ending is not None:
                 del self.tasks[name]
                 self.outputs.pop(name, None)
+                self.tries.pop(name, None)
 
     def recall(self, one: Ended) -> None:
         """Remember an archived task again, because somebody is about to speak of it."""

@@ -100,6 +100,9 @@ LIST_STEP: Final = 512
 #: Tasks that hold one up, in an answer about it: who wants all of them walks the graph.
 AFTER_SHOWN_MAX: Final = 100
 
+#: Unfinished attempts of a task that are remembered to be shown: the latest. The history has all.
+ATTEMPTS_SHOWN_MAX: Final = 20
+
 #: Names of refused tasks that `status` shows: enough to find the line of a file.
 REFUSED_NAMES_MAX: Final = 5
 

@@ -39,7 +39,9 @@ from taskyard.core.limits import (
     STATS_ROWS_MAX,
     TASKS_A_MESSAGE_MAX,
 )
-from taskyard.core.states import BLOCKED, CANCELLED, DELAYED, FAILED
+from taskyard.core.runs import Attempt
+from taskyard.core.states import BLOCKED, CANCELLED, DELAYED, DONE, FAILED
+from taskyard.core.tasks import DIGEST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -78,9 +80,23 @@ def lookup_asked(scheduler: Scheduler, event: events.LookupAsked) -> None:
     tasks = _known(ledger, event.names)
     after = _held_up_by(ledger, [task for task in tasks if task.state is BLOCKED])
     views = [_task_view(ledger, task) for task in tasks]
-    for view in views:
+    for view, task in zip(views, tasks, strict=True):
         view.after = after.get(view.name, [])
+        view.attempts = _attempts(ledger, task)
+        # Of an ended task only a digest is kept, which is the payload itself if that is short.
+        if task.ending is None or len(task.payload) < DIGEST_BYTES:
+            view.payload = task.payload
+        if task.state is DONE and task.ending is not None:
+            view.finished_record = task.ending.record
     scheduler.tell(Found(event.client, event.request, views))
+
+
+def _attempts(ledger: Ledger, task: Task) -> list[Attempt]:
+    """Return the attempts that ended otherwise than DONE, and the one that is under way."""
+    attempts = [*ledger.tries.get(task.name, ())]
+    if task.lease is not None:
+        attempts.append(Attempt(task.attempt, task.lease.worker.name))
+    return attempts
 
 
 def _too_many(scheduler: Scheduler, event: events.LookupAsked | events.ResultsAsked) -> bool:

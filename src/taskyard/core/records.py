@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from taskyard.core.runs import Runs
 from taskyard.core.tasks import Submission
 from taskyard.core.workers import WorkerFacts
 
@@ -78,6 +79,8 @@ class Finished(Record, tag=4):
     keeps_slots: bool = False
     #: Length of each result before it was cut, 0 if it is whole; None: all are whole.
     result_bytes_total: list[int] | None = None
+    #: How the attempts ran; None: not measured.
+    runs: Runs | None = None
 
 
 class Failed(Record, tag=5):
@@ -89,6 +92,8 @@ class Failed(Record, tag=5):
     reasons: list[bytes]
     #: The task's own fault; else that of its lost workers.
     own_fault: bool = True
+    #: How the attempts ran; None: not measured.
+    runs: Runs | None = None
 
 
 class Postponed(Record, tag=6):
@@ -101,6 +106,8 @@ class Postponed(Record, tag=6):
     reasons: list[bytes]
     #: It counts as a failure of the task; else nobody is to blame.
     own_fault: bool = True
+    #: How the attempts ran; None: not measured.
+    runs: Runs | None = None
 
 
 class Returned(Record, tag=7):
@@ -110,6 +117,8 @@ class Returned(Record, tag=7):
     reason: ReturnReason
     #: What each task waits for from now on.
     after: list[list[bytes]] | None = None
+    #: How the attempts ran; None: not measured.
+    runs: Runs | None = None
 
 
 class Expired(Record, tag=8):

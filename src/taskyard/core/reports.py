@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import compress, repeat
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 
-from taskyard.core import holders, roster, submission, watching
+from taskyard.core import holders, roster, runs, submission, watching
 from taskyard.core.effects import Noted, Refusal, Refused
 from taskyard.core.events import Outcome
 from taskyard.core.limits import (
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence, Sized
 
     from taskyard.core import events
+    from taskyard.core.runs import Runs
     from taskyard.core.scheduler import Scheduler
     from taskyard.core.tasks import Lease, Task
 
@@ -44,8 +45,8 @@ PUT_OFF_NS_MIN: Final = SECOND_NS
 
 _T = TypeVar("_T")
 
-#: A task, when it is due again, and why.
-_PutOff: TypeAlias = "tuple[Task, int, bytes]"
+#: A task with its place in the report, when it is due again, and why.
+_PutOff: TypeAlias = "tuple[Task, int, int, bytes]"
 
 #: `luck` is spread over the tasks of a report by this odd number (2**32 over the golden ratio).
 _LUCK_STEP: Final = 2654435761
@@ -56,7 +57,7 @@ _UNFIT: Final = f"a report's columns must be of one length, at most {TASKS_A_MES
 
 def work_reported(scheduler: Scheduler, event: events.WorkReported) -> None:
     columns = (event.attempts, event.outcomes, event.texts, event.retry_at_ns)
-    if not _fit(event.names, *columns, event.result_bytes_total):
+    if not _fit(event.names, *columns, event.result_bytes_total, event.runs):
         scheduler.tell(Refused(event.worker, event.request, Refusal.MALFORMED, _UNFIT))
         return
     if holders.refuses(scheduler, event.worker, event.incarnation, event.request):
@@ -157,6 +158,7 @@ def _finish(
         attempts = [task.attempt for task in tasks]
     results = _column(event.texts, kept)
     record = Finished(scheduler.at_ns, event.worker, names, attempts, results, event.keeps_slots)
+    record.runs = _ran(scheduler, event, tasks, range(len(tasks)) if kept is None else kept)
     lengths = _column(event.result_bytes_total, kept)
     truncated = None
     if lengths is not None and any(lengths):
@@ -165,6 +167,16 @@ def _finish(
     scheduler.emit(record, tasks)
     texts = repeat(b"") if results is None else results
     watching.tell_settled(scheduler, tasks, texts, truncated)
+
+
+def _ran(
+    scheduler: Scheduler, event: events.WorkReported, tasks: list[Task], places: Sequence[int]
+) -> Runs | None:
+    """Return how held tasks ran, by their places in the report; None if that was not measured."""
+    if event.runs is None:
+        return None
+    leased_ns = [task.lease.at_ns for task in tasks if task.lease is not None]
+    return runs.fitted(event.runs, places, leased_ns, scheduler.at_ns)
 
 
 def _settle(
@@ -186,20 +198,23 @@ def _settle(
         if outcome is Outcome.DONE:
             _finish(scheduler, event, some, where)
         elif outcome is Outcome.FAILED_FOR_GOOD:
-            roster.fail(scheduler, worker.name, some, texts)
+            ran = _ran(scheduler, event, some, where)
+            roster.fail(scheduler, worker.name, some, texts, runs=ran)
         elif outcome in (Outcome.FAILED, Outcome.DEFER_ALL, Outcome.CRASHED):
-            _try_again(scheduler, event, some, texts, crashed=outcome is Outcome.CRASHED)
+            crashed = outcome is Outcome.CRASHED
+            _try_again(scheduler, event, some, where, texts, crashed=crashed)
             if outcome is Outcome.DEFER_ALL:
                 _defer_lanes(scheduler, some)
         elif outcome is Outcome.RETRY_AT:
             times = event.retry_at_ns or [0] * len(event.names)
             due_ns = [times[place] for place in where]
-            later = list(zip(some, due_ns, texts, strict=True))
-            _postpone(scheduler, worker.name, later, own_fault=False)
+            later = list(zip(some, where, due_ns, texts, strict=True))
+            _postpone(scheduler, worker.name, later, event, own_fault=False)
         elif outcome is Outcome.DEFER_BACK:
-            _put_back(scheduler, worker, some)
+            _put_back(scheduler, worker, event, some, where)
         else:
-            roster.give_back(scheduler, worker, some, ReturnReason.REFUSED)
+            ran = _ran(scheduler, event, some, where)
+            roster.give_back(scheduler, worker, some, ReturnReason.REFUSED, runs=ran)
 
 
 def _order_of_outcome(item: tuple[Outcome, object]) -> tuple[bool, Outcome]:
@@ -207,15 +222,24 @@ def _order_of_outcome(item: tuple[Outcome, object]) -> tuple[bool, Outcome]:
     return item[0] is Outcome.DEFER_ALL, item[0]
 
 
-def _put_back(scheduler: Scheduler, worker: Worker, tasks: list[Task]) -> None:
+def _put_back(
+    scheduler: Scheduler,
+    worker: Worker,
+    event: events.WorkReported,
+    tasks: list[Task],
+    places: Sequence[int],
+) -> None:
     """To the end of their lanes. Where nothing is before them there that was not tried itself, the
     end is an interval away."""
-    alone = [task for task in tasks if not _is_before_others(task)]
-    later = [(task, scheduler.at_ns + put_off_ns(task), b"") for task in alone]
+    placed = list(zip(tasks, places, strict=True))
+    alone = [(task, place) for task, place in placed if not _is_before_others(task)]
+    later = [(task, place, scheduler.at_ns + put_off_ns(task), b"") for task, place in alone]
     if later:
-        _postpone(scheduler, worker.name, later, own_fault=False)
-    others = [task for task in tasks if task.lease is not None]
-    roster.give_back(scheduler, worker, others, ReturnReason.DEFERRED_BACK)
+        _postpone(scheduler, worker.name, later, event, own_fault=False)
+    rest = [(task, place) for task, place in placed if task.lease is not None]
+    others = [task for task, _ in rest]
+    ran = _ran(scheduler, event, others, [place for _, place in rest])
+    roster.give_back(scheduler, worker, others, ReturnReason.DEFERRED_BACK, runs=ran)
 
 
 def _is_before_others(task: Task) -> bool:
@@ -228,10 +252,11 @@ def put_off_ns(task: Task) -> int:
     return max(task.lane.rules.interval_ns, PUT_OFF_NS_MIN)
 
 
-def _try_again(
+def _try_again(  # noqa: PLR0913  # columns of a report
     scheduler: Scheduler,
     event: events.WorkReported,
     tasks: list[Task],
+    places: Sequence[int],
     texts: list[bytes],
     *,
     crashed: bool = False,
@@ -239,20 +264,22 @@ def _try_again(
     """By the schedule while it lasts, then FAILED. One that its program died with may have done
     nothing wrong: without a schedule it is tried as often as one that loses its workers."""
     later: list[_PutOff] = []
-    never: list[tuple[Task, bytes]] = []
-    for index, (task, text) in enumerate(zip(tasks, texts, strict=True)):
+    never: list[tuple[Task, int, bytes]] = []
+    for index, (task, place, text) in enumerate(zip(tasks, places, texts, strict=True)):
         luck = (event.luck + index * _LUCK_STEP) % _LUCK_MAX
         delay_ns = retry_delay_ns(task, luck)
         if crashed and not _schedule(task) and task.failures + 1 < task.terms.crashes_max:
             delay_ns = CRASH_DELAY_NS
         if delay_ns is None:
-            never.append((task, text))
+            never.append((task, place, text))
         else:
-            later.append((task, scheduler.at_ns + delay_ns, text))
+            later.append((task, place, scheduler.at_ns + delay_ns, text))
     if never:
-        roster.fail(scheduler, event.worker, [one for one, _ in never], [text for _, text in never])
+        failed, where, reasons = (list(column) for column in zip(*never, strict=True))
+        ran = _ran(scheduler, event, failed, where)
+        roster.fail(scheduler, event.worker, failed, reasons, runs=ran)
     if later:
-        _postpone(scheduler, event.worker, later)
+        _postpone(scheduler, event.worker, later, event)
 
 
 def retry_delay_ns(task: Task, luck: int) -> int | None:
@@ -271,17 +298,25 @@ def _schedule(task: Task) -> tuple[int, ...]:
 
 
 def _postpone(
-    scheduler: Scheduler, worker: bytes, later: list[_PutOff], *, own_fault: bool = True
+    scheduler: Scheduler,
+    worker: bytes,
+    later: list[_PutOff],
+    event: events.WorkReported | None = None,
+    *,
+    own_fault: bool = True,
 ) -> None:
-    tasks = [task for task, _, _ in later]
+    """Postpone tasks that the report of `event` is on; None: tasks that no worker holds."""
+    tasks = [task for task, _, _, _ in later]
+    places = [place for _, place, _, _ in later]
     record = Postponed(
         scheduler.at_ns,
         worker,
         [task.name for task in tasks],
         [task.attempt for task in tasks],
-        [min(max(due_ns, 0), NUMBER_MAX) for _, due_ns, _ in later],
-        [kept_reason(reason) for _, _, reason in later],
+        [min(max(due_ns, 0), NUMBER_MAX) for _, _, due_ns, _ in later],
+        [kept_reason(reason) for _, _, _, reason in later],
         own_fault,
+        None if event is None else _ran(scheduler, event, tasks, places),
     )
     scheduler.emit(record, tasks)
 
@@ -295,7 +330,7 @@ def _defer_lanes(scheduler: Scheduler, tasks: list[Task]) -> None:
         due_ns = task.due_ns
         if task.state is not DELAYED:
             due_ns = scheduler.at_ns + put_off_ns(task)
-        rest = [(other, due_ns, b"") for other in task.lane.in_order()]
+        rest = [(other, 0, due_ns, b"") for other in task.lane.in_order()]
         for start in range(0, len(rest), TASKS_A_MESSAGE_MAX):
             some = rest[start : start + TASKS_A_MESSAGE_MAX]
             _postpone(scheduler, b"", some, own_fault=False)

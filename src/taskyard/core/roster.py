@@ -38,6 +38,7 @@ from taskyard.core.tasks import kept_reason
 if TYPE_CHECKING:
     from taskyard.core import events
     from taskyard.core.ledger import Ledger
+    from taskyard.core.runs import Runs
     from taskyard.core.scheduler import Scheduler
     from taskyard.core.tasks import Lease, Task
     from taskyard.core.workers import Worker, WorkerFacts
@@ -241,33 +242,37 @@ def dismiss_if_drained(scheduler: Scheduler, worker: Worker) -> None:
         worker.asked = 0
 
 
-def give_back(
+def give_back(  # noqa: PLR0913  # the last one is named
     scheduler: Scheduler,
     worker: Worker,
     tasks: list[Task],
     reason: ReturnReason,
     after: list[list[bytes]] | None = None,
+    *,
+    runs: Runs | None = None,
 ) -> None:
     if tasks:
         names, attempts = [task.name for task in tasks], [task.attempt for task in tasks]
-        record = Returned(scheduler.at_ns, worker.name, names, attempts, reason, after)
+        record = Returned(scheduler.at_ns, worker.name, names, attempts, reason, after, runs)
         scheduler.emit(record, tasks)
 
 
-def fail(
+def fail(  # noqa: PLR0913  # the last ones are named
     scheduler: Scheduler,
     worker: bytes,
     tasks: list[Task],
     reasons: list[bytes],
     *,
     own_fault: bool = True,
+    runs: Runs | None = None,
 ) -> None:
     """No attempt is left for these tasks."""
     if not tasks:
         return
     names, attempts = [task.name for task in tasks], [task.attempt for task in tasks]
     reasons = [*map(kept_reason, reasons)]
-    scheduler.emit(Failed(scheduler.at_ns, worker, names, attempts, reasons, own_fault), tasks)
+    record = Failed(scheduler.at_ns, worker, names, attempts, reasons, own_fault, runs)
+    scheduler.emit(record, tasks)
     watching.tell_settled(scheduler, tasks, reasons)
 
 

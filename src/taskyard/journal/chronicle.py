@@ -13,6 +13,7 @@ from taskyard.core import records
 from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
 from taskyard.core.records import AnyRecord
+from taskyard.core.runs import Runs
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Task
 
@@ -199,20 +200,53 @@ def _of_submission(record: records.Submitted) -> Values:
 
 
 def _of_finish(record: records.Finished) -> Values:
-    return {"result_bytes": 0 if record.results is None else [*map(len, record.results)]}
+    sizes = 0 if record.results is None else [*map(len, record.results)]
+    return {"result_bytes": sizes, **_of_runs(record.runs)}
+
+
+def _of_runs(runs: Runs | None) -> Values:
+    """Return what workers measured; a value of 0 means that it is not known."""
+    if runs is None:
+        return {}
+    values: Values = {
+        "host": [runs.host or None if started else None for started in runs.started_ns],
+        "started_ns": [started or None for started in runs.started_ns],
+        "run_ns": [
+            ran if started else None
+            for ran, started in zip(runs.run_ns, runs.started_ns, strict=True)
+        ],
+    }
+    if runs.statuses is not None:
+        values["exit_status"] = [_exit_status(status) for status in runs.statuses]
+        values["signal"] = [_signal(status) for status in runs.statuses]
+    if runs.cpu_ns is not None:
+        values["cpu_ns"] = [cpu_ns or None for cpu_ns in runs.cpu_ns]
+    if runs.memory_max_bytes is not None:
+        values["memory_max_bytes"] = [peak or None for peak in runs.memory_max_bytes]
+    return values
+
+
+def _exit_status(status: int | None) -> int | None:
+    return status if status is not None and status >= 0 else None
+
+
+def _signal(status: int | None) -> int | None:
+    return -status if status is not None and status < 0 else None
 
 
 def _of_failure(record: records.Failed) -> Values:
-    return {"reason": record.reasons, "own_fault": record.own_fault}
+    own = {"reason": record.reasons, "own_fault": record.own_fault}
+    return own | _of_runs(record.runs)
 
 
 def _of_delay(record: records.Postponed) -> Values:
     reasons = [reason or None for reason in record.reasons]
-    return {"reason": reasons, "own_fault": record.own_fault, "due": record.due_ns}
+    own = {"reason": reasons, "own_fault": record.own_fault, "due": record.due_ns}
+    return own | _of_runs(record.runs)
 
 
 def _of_return(record: records.Returned) -> Values:
-    return {"reason": record.reason.name.lower().encode()}
+    return {"reason": record.reason.name.lower().encode(), **_of_runs(record.runs)}
 
 
 def _of_progress(record: records.Progressed) -> Values:

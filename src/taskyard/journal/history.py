@@ -55,8 +55,18 @@ EVENTS: Final = pa.schema(
         pa.field("percent", pa.int64()),
         pa.field("incarnation", pa.int64()),
         pa.field("services", _STRINGS),
+        pa.field("host", pa.string()),
+        pa.field("started_ns", pa.int64()),
+        pa.field("run_ns", pa.int64()),
+        pa.field("exit_status", pa.int64()),
+        pa.field("signal", pa.int64()),
+        pa.field("cpu_ns", pa.int64()),
+        pa.field("memory_max_bytes", pa.int64()),
     ]
 )
+
+#: Columns of the first files. The others were added later, at the end, and are null in older files.
+_EVENTS_COLUMNS_MIN: Final = 22
 
 EDGES: Final = pa.schema(
     [
@@ -164,10 +174,25 @@ def check_part(directory: Path, part: Part, trimmed: int = 0, *, deep: bool = Fa
             reason = " ".join(str(error).split())
             wrong = f"{FOLDER}/{path.name} can't be read ({reason})"
             raise JournalDamaged(wrong, _lost(table, part, trimmed)) from error
-        if not schema.equals(TABLES[table]):
+        if not _is_readable(schema, TABLES[table]):
             wrong = f"{FOLDER}/{path.name} has other columns than it should have"
             raise JournalDamaged(wrong, _lost(table, part, trimmed))
     return counts["events"]
+
+
+def _is_readable(found: pa.Schema, current: pa.Schema) -> bool:
+    """Compare columns. An older file lacks those that were added since, at the end."""
+    fewest = _EVENTS_COLUMNS_MIN if current is EVENTS else len(current)
+    return len(found) >= fewest and found.equals(pa.schema(list(current)[: len(found)]))
+
+
+def with_all_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Add the columns of `events` that the batch of an older file lacks, as nulls."""
+    if EVENTS.names[: batch.num_columns] != batch.schema.names:
+        return batch
+    lacking = list(EVENTS)[batch.num_columns :]
+    nulls = [pa.nulls(batch.num_rows, field.type) for field in lacking]
+    return pa.RecordBatch.from_arrays([*batch.columns, *nulls], schema=EVENTS)
 
 
 def _read_through(path: Path, *, deep: bool) -> tuple[pa.Schema, int]:

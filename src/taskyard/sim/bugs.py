@@ -30,6 +30,7 @@ from taskyard.core import (
     records,
     reports,
     roster,
+    runs,
     scheduler,
     submission,
     timers,
@@ -76,6 +77,33 @@ def settled_lease_believed() -> Iterator[None]:
         return lease
 
     with swapped(reports, "_whole_lease", whole_lease):
+        yield
+
+
+@plant
+def runs_unfitted() -> Iterator[None]:
+    """A worker's wall clock says when a run was, whatever the lease."""
+    sound = runs.fitted
+
+    def fitted(measured: Any, indexes: Any, leased_ns: Any, settled_ns: int) -> Any:
+        found = sound(measured, indexes, leased_ns, settled_ns)
+        if found is not None:
+            found.started_ns = [measured.started_ns[index] for index in indexes]
+        return found
+
+    with swapped(runs, "fitted", fitted):
+        yield
+
+
+@plant
+def runs_of_other_tasks() -> Iterator[None]:
+    """Of a report of which only a part is the worker's, runs are taken from its beginning."""
+    sound = runs.fitted
+
+    def fitted(measured: Any, indexes: Any, *times: Any) -> Any:
+        return sound(measured, range(len(indexes)), *times)
+
+    with swapped(runs, "fitted", fitted):
         yield
 
 

@@ -19,6 +19,7 @@ from taskyard.core.events import Outcome, Repeat, Unknown
 from taskyard.core.records import ReturnReason
 from taskyard.journal.encoding import decode
 from taskyard.sim.doors import Door
+from taskyard.sim.measurements import status_of
 from taskyard.sim.network import Parcel
 from taskyard.sim.plan import NAMED_BY_BROKER, SECOND_NS, TRUNCATED
 from taskyard.sim.story import (
@@ -167,6 +168,8 @@ class Checker:
         self._reports: dict[tuple[bytes, bytes, int], dict[Outcome, None]] = {}
         #: (name, attempt) to how its lease ended.
         self._ends: dict[tuple[bytes, int], list[r.AnyRecord]] = {}
+        #: (name, attempt) to when it was leased.
+        self._leased_ns: dict[tuple[bytes, int], int] = {}
         #: Names that a client asked to begin again if they have ended.
         self._extendable: dict[bytes, None] = {}
         self._accepted: dict[bytes, None] = {}
@@ -407,6 +410,8 @@ class Checker:
             for name, attempt in zip(record.names, record.attempts, strict=True):
                 self._ends.setdefault((name, attempt), []).append(record)
                 self._jobs.pop((record.worker, name), None)
+            if not isinstance(record, r.Expired):
+                self._check_runs(record)
             if isinstance(record, r.Finished) or (
                 isinstance(record, r.Failed | r.Postponed) and record.own_fault
             ):
@@ -519,6 +524,8 @@ class Checker:
         return tale.state is DONE and not begun_again
 
     def _check_leased(self, record: r.Leased) -> None:
+        for key in zip(record.names, record.attempts, strict=True):
+            self._leased_ns[key] = record.at_ns
         if record.worker in self._draining:
             raise Violation("draining", f"{record.worker!r} is to go away and gets {record.names}")
 
@@ -661,6 +668,19 @@ class Checker:
         for name, attempt in zip(record.names, record.attempts, strict=True):
             if all(held.get(name) == attempt for held in lists):
                 raise Violation("taken", f"{name!r} was taken from a worker that lists it")
+
+    def _check_runs(self, record: r.Finished | r.Failed | r.Postponed | r.Returned) -> None:
+        """Check that each run is its own attempt's, and lies within the lease."""
+        for index, key in enumerate(zip(record.names, record.attempts, strict=True)):
+            run = None if record.runs is None else record.runs.at(index)
+            if run is None:
+                continue
+            if run.status != status_of(*key):
+                raise Violation("runs", f"{key} has the run of another attempt: {run}")
+            leased_ns = self._leased_ns[key]
+            ends_ns = max(record.at_ns, leased_ns)
+            if not leased_ns <= run.started_ns <= run.started_ns + run.run_ns <= ends_ns:
+                raise Violation("runs", f"{key}, leased at {leased_ns}, does not hold {run}")
 
     def _check_reported(self, record: r.Finished | r.Failed | r.Postponed) -> None:
         """No result without a report of that very attempt by that very worker."""

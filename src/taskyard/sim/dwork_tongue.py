@@ -15,6 +15,7 @@ from taskyard.core.states import TaskState
 from taskyard.sim.story import Violation
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_peer as peer
+from taskyard.wire import dwork_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -284,6 +285,10 @@ def _report(event: events.WorkReported, request: int) -> pb.QueryMsg:
     batch.text.extend(event.texts or ())
     batch.retry_at_ns.extend(event.retry_at_ns or ())
     batch.result_bytes_total.extend(event.result_bytes_total or ())
+    if event.runs is not None:
+        query.host = event.runs.host
+        for field, column in dwork_runs.encode(event.runs).items():
+            getattr(batch, field).extend(column)
     return query
 
 

@@ -28,6 +28,7 @@ from taskyard.core.tasks import Result
 from taskyard.core.workers import WorkerFacts
 from taskyard.sim.doors import DEFAULT, Door
 from taskyard.sim.dwork_tongue import DworkTongue
+from taskyard.sim.measurements import measured
 from taskyard.sim.peers import Lockstep, Peer
 from taskyard.sim.plan import (
     MILLISECOND_NS,
@@ -247,6 +248,7 @@ class Worker(Peer):
         report = events.WorkReported(0, self.name, names, request=self.next_request())
         if self.says_attempts:
             report.attempts = [self.held[name].attempt for name in names]
+            report.runs = measured(names, report.attempts, self.world.clock.wall_ns())
         outcomes = [self.outcome(name) for name in names]
         results = [self.result(name) for name in names]
         report.texts = [one.text for one in results]

@@ -16,9 +16,10 @@ from msgspec import Struct
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import WorkerState
 from taskyard.core.tasks import shown
+from taskyard.wire.work import EXEC
 
 if TYPE_CHECKING:
-    from taskyard.core import effects
+    from taskyard.core import effects, runs
     from taskyard.core.explain import Explanation as Explained
 
 _MILLISECOND_NS: Final = SECOND_NS // 1000
@@ -69,6 +70,35 @@ class Task(Document):
     due: float | None
     leased: float | None
     ended: float | None
+
+
+class Attempt(Document):
+    """An attempt at a task. What was not measured is null."""
+
+    attempt: int
+    worker: str
+    #: `finished`, `failed`, `postponed`, `returned`, `expired` or `cancelled`; null: it is leased.
+    outcome: str | None
+    started: float | None
+    ended: float | None
+    #: When the broker got the report, or ended the lease.
+    settled: float | None
+    exit_status: int | None
+    #: The number of the signal that ended it.
+    signal: int | None
+    host: str | None
+    cpu_seconds: float | None
+    #: Peak resident memory in bytes.
+    memory_max: int | None
+
+
+class ShownTask(Task):
+    """A task that was asked for by name."""
+
+    #: The command that it runs; null: it runs none, or has ended and left the journal.
+    argv: list[str] | None
+    #: The latest ones. Those of a task that has left the journal are in its history alone.
+    attempts: list[Attempt]
 
 
 class Campaign(Document):
@@ -233,6 +263,44 @@ def task(view: effects.TaskView) -> Task:
         due=seconds(view.due_ns),
         leased=seconds(view.leased_ns),
         ended=seconds(view.ended_ns),
+    )
+
+
+def shown_task(view: effects.TaskView) -> ShownTask:
+    return ShownTask(
+        **msgspec.structs.asdict(task(view)),
+        argv=_argv(view),
+        attempts=[*map(attempt, view.attempts)],
+    )
+
+
+class _Command(Struct):
+    argv: list[str]
+
+
+def _argv(view: effects.TaskView) -> list[str] | None:
+    if view.payload is None or view.service != EXEC:
+        return None
+    try:
+        return msgspec.json.decode(view.payload, type=_Command).argv
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def attempt(one: runs.Attempt) -> Attempt:
+    status = one.status
+    return Attempt(
+        attempt=one.number,
+        worker=shown(one.worker),
+        outcome=shown(one.outcome) or None,
+        started=seconds(one.started_ns),
+        ended=seconds(one.started_ns + one.run_ns) if one.started_ns else None,
+        settled=seconds(one.settled_ns),
+        exit_status=status if status is not None and status >= 0 else None,
+        signal=-status if status is not None and status < 0 else None,
+        host=shown(one.host) or None,
+        cpu_seconds=one.cpu_ns / SECOND_NS if one.cpu_ns else None,
+        memory_max=one.memory_max_bytes or None,
     )
 
 

@@ -13,9 +13,11 @@ import msgspec
 from msgspec import Struct
 
 from taskyard.core.events import Outcome, Scope, Unknown
+from taskyard.core.runs import Runs
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Result, shown
 from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire import dwork_runs
 from taskyard.wire import dwork_tasks as tasks
 from taskyard.wire.dwork_clauses import decode_clause
 
@@ -248,6 +250,8 @@ class Reports(Struct):
     #: Lengths of results and outputs before they were cut, 0 for whole ones.
     result_bytes_total: list[int] = []
     output_bytes_total: list[int] = []
+    #: How the attempts ran; None: not measured.
+    runs: Runs | None = None
 
 
 def complete(
@@ -259,20 +263,21 @@ def complete(
 ) -> bytes:
     """Report on tasks, and with a `count` ask for as many more: answered at once, with work or
     without."""
+    given: tasks.Columns = {
+        "outcome": reports.outcomes,
+        "text": reports.texts,
+        "output": reports.outputs,
+        "retry_at_ns": reports.retry_at_ns,
+        "result_bytes_total": reports.result_bytes_total,
+        "output_bytes_total": reports.output_bytes_total,
+    }
     columns: tasks.Columns = {"name": reports.names, "attempt": reports.attempts}
-    if any(reports.outcomes):
-        columns["outcome"] = reports.outcomes
-    if any(reports.texts):
-        columns["text"] = reports.texts
-    if any(reports.outputs):
-        columns["output"] = reports.outputs
-    if any(reports.retry_at_ns):
-        columns["retry_at_ns"] = reports.retry_at_ns
-    if any(reports.result_bytes_total):
-        columns["result_bytes_total"] = reports.result_bytes_total
-    if any(reports.output_bytes_total):
-        columns["output_bytes_total"] = reports.output_bytes_total
+    columns |= {field: column for field, column in given.items() if any(column)}
+    if reports.runs is not None:
+        columns |= dwork_runs.encode(reports.runs)
     query = _Q(type=COMPLETE, request=request, location=location, batch=columns)
+    if reports.runs is not None and reports.runs.host:
+        query.host = reports.runs.host
     if worker is not None and count:
         query.n = count
         query.worker.CopyFrom(worker)

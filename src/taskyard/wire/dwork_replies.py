@@ -188,7 +188,7 @@ def _found(desk: Desk, effect: effects.Found) -> list[Reply]:
         return desk.answer(effect.request, _Q.NotFound)
     (view,) = effect.views
     if ticket.kind == _Q.Show:
-        document = documents.encode(documents.task(view))
+        document = documents.encode(documents.shown_task(view))
         return desk.answer(effect.request, _Q.Show, document=document)
     holder = {"location": view.worker} if view.worker else {}
     task = _task(view.name, view.origin, _story(view))

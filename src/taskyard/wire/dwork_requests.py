@@ -161,6 +161,7 @@ def _reported(
         luck=0 if report.outcomes is None else desk.luck(),
         result_bytes_total=report.result_bytes_total,
         incarnation=_incarnation(query),
+        runs=report.runs,
     )
 
 

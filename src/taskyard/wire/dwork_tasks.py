@@ -23,9 +23,12 @@ from taskyard.core.limits import AFTER_MAX, NAME_BYTES_MAX, NUMBER_MAX, TASKS_A_
 from taskyard.core.tasks import Submission, Terms
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire import dwork_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from taskyard.core.runs import Runs
 
 _M = TypeVar("_M", bound=Message)
 
@@ -64,6 +67,8 @@ class Report(Struct):
     #: Lengths of results and outputs before they were cut, 0 for whole ones.
     result_bytes_total: list[int] | None = None
     output_bytes_total: list[int] | None = None
+    #: How the attempts ran.
+    runs: Runs | None = None
 
 
 def parse(kind: type[_M], raw: bytes) -> _M:
@@ -293,8 +298,12 @@ def report_of(query: pb.QueryMsg) -> Report:
         if query.task:
             raise Malformed("tasks come as `task` or as `batch`, not both")
         report = _report_in_columns(query.batch)
+        report.runs = dwork_runs.decode_columns(query.batch, query.host)
     else:
-        report = _report_in_messages(_tasks(query))
+        messages = _tasks(query)
+        report = _report_in_messages(messages)
+        report.runs = dwork_runs.decode_messages(messages, query.host)
+    check_text([query.host], "a host")
     columns = (report.attempts, report.outcomes, report.texts, report.retry_at_ns)
     lengths = (report.result_bytes_total, report.output_bytes_total)
     for column in (*columns, report.outputs, report.percents, *lengths):

@@ -17,7 +17,7 @@ import select
 import shlex
 from collections import deque
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
@@ -44,12 +44,6 @@ if TYPE_CHECKING:
 __all__ = ["AgentRunner", "AgentSettings", "read_command"]
 
 logger = logging.getLogger("taskyard.worker")
-
-
-class Clock(running.Clock, Protocol):
-    """Both clocks: an agent may name a time."""
-
-    def wall_ns(self) -> int: ...
 
 
 class Verdict(Enum):
@@ -87,7 +81,7 @@ class AgentRunner(running.Runner):
     def __init__(  # noqa: PLR0913  # the last ones are named
         self,
         slots: int,
-        clock: Clock,
+        clock: running.Clock,
         program: AgentSettings | None = None,
         *,
         allow: Sequence[str] = (),

@@ -9,10 +9,11 @@ pool's business.
 import logging
 from collections.abc import Callable, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.runs import Run
 from taskyard.core.tasks import Result
 from taskyard.wire.hungry import (
     FINISHING,
@@ -42,7 +43,7 @@ from taskyard.worker.limits import (
     RESULT_BYTES_MAX,
 )
 from taskyard.worker.output import Tail, cut_reason, last_line
-from taskyard.worker.processes import Process, Streams, start, status_text
+from taskyard.worker.processes import STATUS_UNKNOWN, Process, Streams, start, status_text
 from taskyard.worker.supervising import Pipe, Shared, Supervised
 
 
@@ -78,6 +79,8 @@ class Agent(Supervised):
         #: The lane that it serves, or served last.
         self.lane: Lane | None = None
         self._jobs: dict[Key, Job] = {}
+        #: When it was given each of them, by the monotonic clock.
+        self._fed_ns: dict[Key, int] = {}
         #: Those of its tasks that nobody wants any more.
         self._unwanted: dict[Key, None] = {}
         self._printed = Tail(OUTPUT_TAIL_BYTES)
@@ -166,6 +169,7 @@ class Agent(Supervised):
             self._since_ns = self._heard_ns
             self._printed.clear()  # what it said before is nobody's
         self._jobs[job.key] = job
+        self._fed_ns[job.key] = self._heard_ns
         self._lines.stdin.send(self._conversation.feed(job.key, job.lane, job.payload), job.key)
         self._plan()
 
@@ -257,15 +261,19 @@ class Agent(Supervised):
     def _settle(self, report: Report) -> None:
         self._is_useful = self.has_eaten = True
         self._garbage_lines = 0
+        job, run = self._jobs.pop(report.key), self._measured(report.key)
         self._since_ns = self._heard_ns
-        job = self._jobs.pop(report.key)
         self._lines.stderr.drain()  # what it wrote there before its report
         if report.key in self._unwanted:
             del self._unwanted[report.key]
         else:
-            self._shared.report(self._done(job, report))
+            self._shared.report(structs.replace(self._done(job, report), run=run))
         self._printed.clear()
         self._end_if_in_vain()
+
+    def _measured(self, key: Key, status: int | None = None) -> Run:
+        """Measure a task that is over. An agent does its tasks one after the other."""
+        return self._ran(status, max(self._fed_ns.pop(key), self._since_ns))
 
     def _done(self, job: Job, report: Report) -> Done:
         is_done = report.outcome is Outcome.DONE
@@ -383,6 +391,7 @@ class Agent(Supervised):
                 reason = cut_reason(self.epitaph)
                 output, bytes_total = self._printed.kept()
                 done = Done(job, outcome, reason, output, output_bytes_total=bytes_total)
+                done.run = self._measured(job.key, None if status == STATUS_UNKNOWN else status)
                 self._shared.report(done)
         self._jobs.clear()
 

@@ -21,6 +21,7 @@ from taskyard.wire.pickled import Pickled
 from taskyard.wire.work import Call, decode_call, encode_value
 from taskyard.worker import allowing, frames
 from taskyard.worker.limits import PICKLED_BYTES_MAX, READ_BYTES_MAX, RESULT_BYTES_MAX
+from taskyard.worker.meter import Meter
 from taskyard.worker.origins import Origins
 from taskyard.worker.output import cut_reason
 from taskyard.worker.processes import task_env
@@ -203,12 +204,13 @@ def _write(descriptor: int, content: bytes) -> None:
 def serve(descriptor: int, allow: Sequence[str]) -> None:
     """Until the worker closes the socket."""
     caller = Caller(allow)
-    inbox = frames.Inbox()
+    inbox, meter = frames.Inbox(), Meter()
     _write(descriptor, frames.READY)
     while received := os.read(descriptor, READ_BYTES_MAX):
         for frame in inbox.add(received):
+            meter.start()
             answer = caller.answer(*frames.unpack_order(frame))
-            _write(descriptor, frames.pack_answer(*answer))
+            _write(descriptor, frames.pack_answer(*answer, meter.stop()))
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from selectors import EVENT_READ, EVENT_WRITE
 from typing import Final
 
 from taskyard.core.events import Outcome
+from taskyard.core.runs import Run
 from taskyard.worker import frames
 from taskyard.worker.jobs import Done, Job
 from taskyard.worker.limits import (
@@ -22,7 +23,7 @@ from taskyard.worker.limits import (
     READ_BYTES_MAX,
 )
 from taskyard.worker.output import Tail
-from taskyard.worker.processes import Process, Streams, start, status_text
+from taskyard.worker.processes import STATUS_UNKNOWN, Process, Streams, start, status_text
 from taskyard.worker.supervising import Pipe, Shared, Supervised
 
 #: Not with the current directory in front (-P): a user's `json.py` must not become the child's.
@@ -111,6 +112,7 @@ class Child(Supervised):
     def _on_frame(self, frame: bytes) -> None:
         if not self._is_ready:
             self._is_ready = True
+            self._began_ns = self._shared.now_ns()
             if not self.is_ending():
                 self._start_limit()
             return
@@ -121,7 +123,7 @@ class Child(Supervised):
         else:
             self._on_answer(*answer)
 
-    def _on_answer(self, outcome: Outcome, text: bytes, output_end: bytes) -> None:
+    def _on_answer(self, outcome: Outcome, text: bytes, output_end: bytes, run: Run | None) -> None:
         if self.job is None:
             self._on_nonsense()
         elif self.is_ending():
@@ -133,6 +135,7 @@ class Child(Supervised):
             done = self._done(self.job, outcome, text)
             done.output += output_end
             done.output_bytes_total += len(output_end) if done.output_bytes_total else 0
+            done.run = run
             self._rest()
             self._shared.report(done)
 
@@ -151,7 +154,10 @@ class Child(Supervised):
         if self.job is None:
             return None
         died = f"the process died: {status_text(status)}".encode()
-        return self._done(self.job, Outcome.FAILED, self._ending or died)
+        done = self._done(self.job, Outcome.FAILED, self._ending or died)
+        # What the process used is not that of its last call alone.
+        done.run = self._ran(None if status == STATUS_UNKNOWN else status)
+        return done
 
     def _done(self, job: Job, outcome: Outcome, text: bytes) -> Done:
         output, bytes_total = self._output.kept()

@@ -1,20 +1,22 @@
 """What a worker and its Python child processes say to each other over their socket.
 
 A frame is its length and that many bytes. An order names a task and carries its payload as it came
-from the broker; an answer is one byte of outcome, the text, and what belongs at the end of the
-task's output. The first frame of a child is empty:
+from the broker; an answer is one byte of outcome, how the call ran, the text, and what belongs at
+the end of the task's output. The first frame of a child is empty:
 it is ready. Bytes only: no sockets here.
 """
 
 from struct import Struct
 
 from taskyard.core.events import Outcome
+from taskyard.core.runs import Run
 
 _LENGTH = Struct("<I")
 _ORDER = Struct("<IQH")  # length of the rest, attempt, length of the name
 _ORDER_REST = Struct("<QH")
-_ANSWER = Struct("<IBI")  # length of the rest, outcome, length of the text
-_ANSWER_REST = Struct("<BI")
+#: Length of the rest; outcome; start, duration, CPU time and peak memory; length of the text.
+_ANSWER = Struct("<IBQQQQI")
+_ANSWER_REST = Struct("<BQQQQI")
 
 READY = _LENGTH.pack(0)
 
@@ -53,15 +55,25 @@ def unpack_order(frame: bytes) -> tuple[bytes, int, bytes]:
     return frame[start : start + name_length], attempt, frame[start + name_length :]
 
 
-def pack_answer(outcome: Outcome, text: bytes, output_end: bytes = b"") -> bytes:
+def pack_answer(
+    outcome: Outcome, text: bytes, output_end: bytes = b"", run: Run | None = None
+) -> bytes:
     length = _ANSWER_REST.size + len(text) + len(output_end)
-    return _ANSWER.pack(length, outcome, len(text)) + text + output_end
+    measured = _NOT_MEASURED
+    if run is not None:
+        measured = (run.started_ns, run.run_ns, run.cpu_ns, run.memory_max_bytes)
+    return _ANSWER.pack(length, outcome, *measured, len(text)) + text + output_end
 
 
-def unpack_answer(frame: bytes) -> tuple[Outcome, bytes, bytes]:
+def unpack_answer(frame: bytes) -> tuple[Outcome, bytes, bytes, Run | None]:
     """Raises ValueError for a frame that no child of ours has sent."""
     if len(frame) < _ANSWER_REST.size:
         raise ValueError("an answer has an outcome and a text")
-    outcome, text_length = _ANSWER_REST.unpack_from(frame)
-    start = _ANSWER_REST.size
-    return Outcome(outcome), frame[start : start + text_length], frame[start + text_length :]
+    outcome, *measured, text_length = _ANSWER_REST.unpack_from(frame)
+    started_ns, run_ns, cpu_ns, peak = measured
+    run = Run(started_ns, run_ns, None, cpu_ns, peak) if started_ns else None
+    text, end = _ANSWER_REST.size, _ANSWER_REST.size + text_length
+    return Outcome(outcome), frame[text:end], frame[end:], run
+
+
+_NOT_MEASURED = (0, 0, 0, 0)

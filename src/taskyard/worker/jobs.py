@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from taskyard.core.events import Outcome
+from taskyard.core.runs import Run
 
 
 class Job(Struct, frozen=True):
@@ -41,3 +42,5 @@ class Done(Struct):
     #: Lengths of result and output before they were cut; 0: whole.
     result_bytes_total: int = 0
     output_bytes_total: int = 0
+    #: How it ran; None: it did not start, or was not measured.
+    run: Run | None = None

@@ -14,10 +14,12 @@ sent again by the line.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from msgspec import Struct
 
+from taskyard.core import runs
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.tasks import Result
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskyard.core.events import Clause
+    from taskyard.core.runs import Run
     from taskyard.net.line import Line
     from taskyard.wire.dwork_peer import Reply
 
@@ -81,6 +84,8 @@ class Hands(Protocol):
     def start(self, job: Job) -> None: ...
 
     def stop(self, name: bytes, attempt: int) -> None: ...
+
+    def run_so_far(self, name: bytes, attempt: int) -> Run | None: ...
 
     def turn(self) -> list[Done]: ...
 
@@ -180,9 +185,10 @@ class Loop:
 
     def abandon(self, jobs: Sequence[Job]) -> None:
         """End what runs, and give it back."""
+        runs_so_far = [self._hands.run_so_far(*job.key) for job in jobs]
         for job in jobs:
             self._hands.stop(*job.key)
-        self._give_back(jobs)
+        self._give_back(jobs, runs_so_far)
 
     def turn(self) -> None:
         """Once around: never waits."""
@@ -332,8 +338,11 @@ class Loop:
         if unwanted:
             self._reports = [done for done in self._reports if done.job.key not in unwanted]
 
-    def _give_back(self, jobs: Sequence[Job]) -> None:
-        self._reports += [Done(job, Outcome.REFUSED, b"the worker leaves") for job in jobs]
+    def _give_back(self, jobs: Sequence[Job], ran: Sequence[Run | None] = ()) -> None:
+        self._reports += [
+            Done(job, Outcome.REFUSED, b"the worker leaves", run=run)
+            for job, run in zip_longest(jobs, ran)
+        ]
 
     # What the broker is told.
 
@@ -393,6 +402,7 @@ class Loop:
             retry_at_ns=[one.retry_at_ns for one in done],
             result_bytes_total=[one.result_bytes_total for one in done],
             output_bytes_total=[one.output_bytes_total for one in done],
+            runs=runs.columns([one.run for one in done], self._settings.host),
         )
         self._report = -1  # under way, so that its tasks are not counted twice
         count = 0 if self._steal else self._room()

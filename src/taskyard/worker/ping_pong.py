@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from taskyard.net.sockets import Wire
+    from taskyard.worker import running
     from taskyard.worker.running import Runner
 
 logger = logging.getLogger("taskyard.worker")
@@ -327,7 +328,7 @@ class _Sockets:
 
 def serve(  # noqa: PLR0913  # the last ones are named
     endpoint: str,
-    hire: Callable[[Clock], Runner],
+    hire: Callable[[running.Clock], Runner],
     say: Callable[[str], None],
     *,
     slots: int = 1,

@@ -11,13 +11,20 @@ when the kernel closes the worker's end it sends SIGIO to the child's whole grou
 import contextlib
 import fcntl
 import os
+import resource
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from taskyard.core.limits import SECOND_NS
+
 #: Python ignores these; a program expects them as they are everywhere else.
 _RESTORED_SIGNALS: Final = (signal.SIGPIPE, signal.SIGXFSZ)
+
+#: What the system counts a peak of memory in.
+_PEAK_UNIT_BYTES: Final = 1 if sys.platform == "darwin" else 1024
 
 #: For where somebody else has taken the exit status: no process leaves with it.
 STATUS_UNKNOWN: Final = 1 << 16
@@ -38,6 +45,9 @@ class Process:
         self.pid = pid
         self._lifeline = lifeline
         self._status: int | None = None
+        #: CPU time and peak memory of the process and those it waited for; 0: not known. Set when
+        #: it is reaped.
+        self.cpu_ns = self.memory_max_bytes = 0
         #: Readable when the process has ended; None where the kernel can't tell.
         self.pidfd = _open_pidfd(pid)
 
@@ -67,12 +77,24 @@ class Process:
 
     def _wait(self, options: int) -> None:
         try:
-            pid, status = os.waitpid(self.pid, options)
+            pid, status, usage = os.wait4(self.pid, options)
         except ChildProcessError:
             self._status = STATUS_UNKNOWN
         else:
             if pid:
                 self._status = os.waitstatus_to_exitcode(status)
+                self.cpu_ns = max(1, round((usage.ru_utime + usage.ru_stime) * SECOND_NS))
+                self.memory_max_bytes = _peak_bytes(usage)
+
+
+def _peak_bytes(usage: resource.struct_rusage) -> int:
+    """Return a child's peak memory; 0 if it is not known.
+
+    Linux counts the memory that a child shares with its parent until it runs its program. So a
+    peak says something only where it is higher than the parent's own.
+    """
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return usage.ru_maxrss * _PEAK_UNIT_BYTES if usage.ru_maxrss > own else 0
 
 
 def start(

@@ -10,12 +10,21 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
+from msgspec import structs
+
 from taskyard.core.events import Outcome
 from taskyard.wire.work import Command
 from taskyard.worker.jobs import Done, Job
 from taskyard.worker.limits import OUTPUT_TAIL_BYTES, RESULT_BYTES_MAX
 from taskyard.worker.output import Tail, cut_reason, last_line
-from taskyard.worker.processes import Process, Streams, start, status_text, task_env
+from taskyard.worker.processes import (
+    STATUS_UNKNOWN,
+    Process,
+    Streams,
+    start,
+    status_text,
+    task_env,
+)
 from taskyard.worker.supervising import Pipe, Shared, Supervised
 
 #: The worker's trouble, not the program's: files, processes and memory have run out.
@@ -56,11 +65,19 @@ class Printed:
 class Program(Supervised):
     """One running program and its pipes."""
 
-    def __init__(
-        self, job: Job, process: Process, printed: Printed, pipes: Sequence[Pipe], shared: Shared
+    def __init__(  # noqa: PLR0913  # parts of one whole
+        self,
+        job: Job,
+        process: Process,
+        printed: Printed,
+        pipes: Sequence[Pipe],
+        shared: Shared,
+        *,
+        began_ns: int,
     ) -> None:
         super().__init__(process, shared)
         self._take(job)
+        self._began_ns = began_ns
         self._printed = printed
         self._pipes = pipes
 
@@ -70,11 +87,21 @@ class Program(Supervised):
             pipe.close()
         if self.job is None:
             return None
+        done = self._came_to(self.job, status)
+        done.run = structs.replace(
+            self._ran(None if status == STATUS_UNKNOWN else status),
+            cpu_ns=self.process.cpu_ns,
+            memory_max_bytes=self.process.memory_max_bytes,
+        )
+        return done
+
+    def _came_to(self, job: Job, status: int) -> Done:
+        """Return what came of the job, without how it ran."""
         if self._ending is not None:
-            return self._printed.failed(self.job, self._ending)
+            return self._printed.failed(job, self._ending)
         if status == 0:
-            return self._printed.done(self.job)
-        return self._printed.failed(self.job, self._reason(status))
+            return self._printed.done(job)
+        return self._printed.failed(job, self._reason(status))
 
     def _reason(self, status: int) -> bytes:
         text = status_text(status).encode()
@@ -91,8 +118,9 @@ def start_program(job: Job, command: Command, shared: Shared) -> Program:
         with stderr.given() as stderr_writing:
             streams = Streams(shared.null, stdout_writing, stderr_writing)
             env = {**shared.env, **(command.env or {}), **task_env(job.name, job.attempt)}
+            began_ns = shared.now_ns()
             process = start(command.argv, streams, env, command.cwd)
-    return Program(job, process, printed, (stdout, stderr), shared)
+    return Program(job, process, printed, (stdout, stderr), shared, began_ns=began_ns)
 
 
 def not_started(job: Job, command: Command, error: OSError | ValueError) -> Done:

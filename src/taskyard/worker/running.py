@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol, TypeAlias
 
 from taskyard.core.events import Outcome
+from taskyard.core.runs import Run
 from taskyard.errors import PeerError
 from taskyard.wire.pickled import Pickled
 from taskyard.wire.work import Call, Command, decode
@@ -39,9 +40,11 @@ _STANDARD_DESCRIPTORS: Final = 3
 
 
 class Clock(Protocol):
-    """The one clock that the runner reads."""
+    """The clocks that the runner reads."""
 
     def monotonic_ns(self) -> int: ...
+
+    def wall_ns(self) -> int: ...
 
 
 class Runner:
@@ -63,7 +66,12 @@ class Runner:
         self._null = _open_null()
         self._selector = selectors.DefaultSelector()
         self._shared = Shared(
-            self._selector, self._report, clock.monotonic_ns, dict(os.environ), self._null
+            self._selector,
+            self._report,
+            clock.monotonic_ns,
+            dict(os.environ),
+            self._null,
+            clock.wall_ns,
         )
         self._is_closed = False
 
@@ -148,6 +156,11 @@ class Runner:
             if process.is_at((name, attempt)):
                 process.forget()
 
+    def run_so_far(self, name: bytes, attempt: int) -> Run | None:
+        """Return how a job has run until now; None if it has not started."""
+        at_it = [process for process in self._processes if process.is_at((name, attempt))]
+        return at_it[0].run_so_far() if at_it else None
+
     def unstarted(self) -> list[Job]:
         """Take back the jobs that have not begun; nothing is reported of them."""
         jobs = [job for job, _ in self._waiting]
@@ -223,6 +236,8 @@ class Runner:
         self._report(Done(job, Outcome.FAILED_FOR_GOOD, reason_bytes))
 
     def _report(self, done: Done) -> None:
+        if done.run is None and done.outcome is not Outcome.REFUSED:
+            done.run = Run(self._clock.wall_ns(), 0)  # it was over before it could start
         self._done.append(done)
 
 

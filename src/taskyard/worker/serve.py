@@ -79,7 +79,7 @@ def settings_of(
         name=_checked("name", name) if name is not None else name_of_this_process(),
         services=tuple(_checked("service", service) for service in services),
         slots=slots,
-        host=socket.gethostname().encode(),
+        host=socket.gethostname().encode(errors="replace")[:NAME_BYTES_MAX],
         pid=os.getpid(),
         incarnation=more.pop("incarnation", 0) or 1 + secrets.randbits(61),
         **more,

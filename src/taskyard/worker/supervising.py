@@ -13,6 +13,7 @@ from selectors import EVENT_READ, BaseSelector
 from typing import NamedTuple
 
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.runs import Run
 from taskyard.worker.jobs import Done, Job
 from taskyard.worker.limits import DRAIN_BYTES_MAX, KILL_GRACE_NS, READ_BYTES_MAX
 from taskyard.worker.processes import Process
@@ -30,6 +31,7 @@ class Shared(NamedTuple):
     env: Mapping[str, str]
     #: /dev/null, opened.
     null: int
+    wall_ns: Callable[[], int]
 
 
 class Pipe:
@@ -105,6 +107,8 @@ class Supervised(ABC):
         #: Why it was told to end; None while it was not.
         self._ending: bytes | None = None
         self._is_wanted = True
+        #: When its job began to run, by the monotonic clock.
+        self._began_ns = 0
         self._shared = shared
         if process.pidfd is not None:
             shared.selector.register(process.pidfd, EVENT_READ, self._on_exit)
@@ -118,6 +122,10 @@ class Supervised(ABC):
 
     def is_at(self, job_key: tuple[bytes, int]) -> bool:
         return self._is_wanted and self.job is not None and self.job.key == job_key
+
+    def run_so_far(self) -> Run:
+        """Return how its job has run until now."""
+        return self._ran()
 
     def enforce(self) -> None:
         """What was due is overdue: end it, or kill it if that was tried."""
@@ -155,7 +163,14 @@ class Supervised(ABC):
         """Its time begins now."""
         self.job = job
         self.slots = job.slots
+        self._began_ns = self._shared.now_ns()
         self._start_limit()
+
+    def _ran(self, status: int | None = None, began_ns: int | None = None) -> Run:
+        """Measure how a job ran that ends now, without what the process used."""
+        began_ns = self._began_ns if began_ns is None else began_ns
+        run_ns = max(0, self._shared.now_ns() - began_ns)
+        return Run(self._shared.wall_ns() - run_ns, run_ns, status)
 
     def _rest(self) -> None:
         """Its job is over."""

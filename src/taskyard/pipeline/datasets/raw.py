@@ -41,6 +41,13 @@ EVENTS: Final = Dataset(
         Column("percent", LONG, "of `progressed`"),
         Column("incarnation", LONG, "of `worker_joined`: another number is another process"),
         Column("services", STRINGS, "of `worker_joined`: what it offers"),
+        Column("host", STRING, "of an attempt that its worker measured: the machine it ran on"),
+        Column("started_ns", LONG, "of such an attempt: when it started, since the epoch"),
+        Column("run_ns", LONG, "of such an attempt: how long it ran"),
+        Column("exit_status", LONG, "of such an attempt: the exit status of its process"),
+        Column("signal", LONG, "of such an attempt: the signal that ended its process"),
+        Column("cpu_ns", LONG, "of such an attempt: CPU time, with that of its child processes"),
+        Column("memory_max_bytes", LONG, "of such an attempt: peak resident memory"),
     ),
 )
 

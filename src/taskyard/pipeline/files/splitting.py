@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from taskyard.journal.history import EDGES, EVENTS, ROWS_A_GROUP, Part
+from taskyard.journal.history import EDGES, EVENTS, ROWS_A_GROUP, Part, with_all_columns
 from taskyard.pipeline.layout import DAY, KEY, NO_DAY, campaign_key, span
 
 #: Kinds of events by which edges are told.
@@ -39,7 +39,7 @@ class Split(msgspec.Struct, frozen=True):
         paths = self.part.paths(self.state)
         seen: set[str | None] = set()
         events = pq.ParquetFile(paths["events"]).iter_batches(ROWS_A_GROUP)
-        self._write("events", EVENTS, _placed(events, seen))
+        self._write("events", EVENTS, _placed(map(with_all_columns, events), seen))
         edges = _owned(paths["events"], pq.read_table(paths["edges"], schema=EDGES))
         self._write("edges", _OWNED_EDGES, _placed(iter(edges.to_batches(ROWS_A_GROUP)), seen))
         return sorted(seen, key=str)

@@ -30,7 +30,7 @@ from taskyard.pipeline.transforms.attempts import attempts_of
 from taskyard.pipeline.transforms.critical_path import critical_path
 from taskyard.pipeline.transforms.guarantees import Guarantees, guarantees_of
 from taskyard.pipeline.transforms.links import links
-from taskyard.pipeline.transforms.metrics import marks_of_attempts, marks_of_steps
+from taskyard.pipeline.transforms.metrics import marks_of_attempts, marks_of_campaign
 from taskyard.pipeline.transforms.steps import steps
 from taskyard.pipeline.transforms.tasks import placed_tasks, tasks_alone
 from taskyard.pipeline.transforms.workers import workers
@@ -124,6 +124,7 @@ def facts_of(found: Datasets) -> Facts:
         over_time=OverTime(1, [], [], [], [], []),
         worker_times={},
         workers=stays,
+        worker_runs=summaries.runs_by_worker(found.attempts).toArrow(),
         distributions=summaries.distributions(found.attempts).toArrow(),
         lanes=summaries.lanes(found.attempts).toArrow(),
         setbacks=summaries.setbacks(found.attempts).toArrow(),
@@ -131,7 +132,7 @@ def facts_of(found: Datasets) -> Facts:
         critical_path=found.critical_path.toArrow(),
     )
     began_ns, width_ns = facts.began_us * 1000, width_for(facts.makespan_ns)
-    marks = marks_of_steps(found.moves)
+    marks = marks_of_campaign(found.moves, found.attempts)
     summed = summaries.stretches(marks, began_ns, width_ns, ()).toArrow()
     facts.over_time = over_time(summed, width_ns)
     if len(stays.column("worker").unique()) <= WORKERS_SHOWN_MAX:

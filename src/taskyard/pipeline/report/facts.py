@@ -24,7 +24,10 @@ class Facts(Struct):
     over_time: OverTime
     #: By the worker's name, where they are few.
     worker_times: dict[str, OverTime]
+    #: Their stays, whatever they did in them.
     workers: pa.Table
+    #: How long each ran the tasks of this report: `worker`, `run_ns`.
+    worker_runs: pa.Table
     distributions: pa.Table
     lanes: pa.Table
     setbacks: pa.Table

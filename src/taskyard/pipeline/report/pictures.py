@@ -59,14 +59,14 @@ def over_time(facts: Facts) -> Section:
     traces = [
         bars("done", x, done, "@blue", offset=0, width=width),
         line("waiting for a worker", x, told.depth, "@orange", xaxis="x", yaxis="y2"),
-        line("with a worker", x, told.running, "@green", xaxis="x", yaxis="y2"),
+        line("running", x, told.running, "@green", xaxis="x", yaxis="y2"),
     ]
     if any(wrong):
         traces.insert(1, bars("failed", x, wrong, "@red", offset=0, width=width))
     words = (
         f"Up to {max(done):,.0f} tasks a second were done, counted over {span(told.width_ns)}; up "
         f"to {count(max(told.depth), 'task')} waited for a worker at once, and up to "
-        f"{count(max(told.running), 'task')} were with one."
+        f"{count(max(told.running), 'task')} ran."
     )
     shown = figure(
         traces,
@@ -89,7 +89,7 @@ def times(facts: Facts) -> Section:
         facts.distributions, "service", "what", "bin", "count", "time_ns"
     )
     rows = sorted(zip(services, whats, bins, counts, strict=True), key=lambda row: _int(row[2]))
-    if not rows:
+    if not any(row[1] != "queued" for row in rows):
         return Section("times", title, ["No task was given to a worker."])
     sizes: dict[str, int] = {}
     for service, _, _, number in rows:
@@ -109,7 +109,7 @@ def times(facts: Facts) -> Section:
     shown = figure(
         traces,
         xaxis=axis("time from ready to leased", domain=[0, 0.46], **ticks),
-        xaxis2=axis("time from leased to settled", domain=[0.54, 1], anchor="y2", **ticks),
+        xaxis2=axis("time from started to ended", domain=[0.54, 1], anchor="y2", **ticks),
         yaxis=axis("attempts, %", rangemode="tozero"),
         yaxis2=axis("", rangemode="tozero", anchor="x2"),
     )
@@ -146,11 +146,14 @@ def _histogram(name: str, what: str, rows: _Rows, place: int) -> object:
 
 
 def _middles(rows: _Rows, name: str) -> str:
-    wait, run = (_middle([row for row in rows if row[:2] == (name, what)]) for what in _WHATS)
-    return f"half of the tasks of {short(name)} waited up to {wait} and ran up to {run}"
+    times = {what: [row for row in rows if row[:2] == (name, what)] for what in _WHATS}
+    text = f"half of the tasks of {short(name)} waited up to {_middle(times['wait'])} for a worker"
+    if times["queued"]:
+        text += f", up to {_middle(times['queued'])} inside it"
+    return f"{text} and ran up to {_middle(times['run'])}"
 
 
-_WHATS: Final = ("wait", "run")
+_WHATS: Final = ("wait", "queued", "run")
 
 
 def _middle(rows: _Rows) -> str:
@@ -167,17 +170,14 @@ def _middle(rows: _Rows) -> str:
 def workers(facts: Facts) -> Section:
     """Who worked when, and how much of it."""
     title = "The workers"
-    names, slots, run_ns, used, stay_ns = columns(
-        facts.workers, "worker", "slots", "run_ns", "utilisation", "stay_ns"
-    )
+    names, slots, used = columns(facts.workers, "worker", "slots", "utilisation")
     if not names:
         return Section("workers", title, ["No worker has come yet."])
     known = dict.fromkeys(str(name) for name in names)
-    room_ns = sum(_int(one) * _int(long) for one, long in zip(slots, stay_ns, strict=True))
-    part = min(1.0, sum(map(_int, run_ns)) / room_ns) if room_ns else 0.0
     told = (
-        f"{count(len(known), 'worker')} with {count(_slots(names, slots), 'slot')} in all; over "
-        f"their stays {percent(part)} of the slots' time went to tasks."
+        f"{count(len(known), 'worker')} with {count(_slots(names, slots), 'slot')} in all; from "
+        f"the first submission to the last end {percent(busy_part(facts))} of their slots' time "
+        "went to these tasks."
     )
     words = [told]
     if facts.worker_times:
@@ -185,6 +185,31 @@ def workers(facts: Facts) -> Section:
     if len(known) <= WORKERS_SHOWN_MAX:
         return Section("workers", title, [*words, "None of them was given a task."])
     return _spread(title, words, [min(1.0, float(str(one))) for one in used if one is not None])
+
+
+def busy_part(facts: Facts) -> float:
+    """Return how much of the slots' time went to tasks, from the first submission to the last end.
+
+    Workers without a slot limit are left out.
+    """
+    room_ns, limited = 0, set()
+    began_ns, ends_ns = facts.began_us * 1000, facts.began_us * 1000 + facts.makespan_ns
+    names = ("worker", "slots", "joined", "left")
+    stays = sorted(
+        zip(*columns(facts.workers, *names), strict=True), key=lambda row: micros(row[2])
+    )
+    newest = {name: place for place, (name, *_) in enumerate(stays)}
+    for place, (name, slots, joined, left) in enumerate(stays):
+        joined_ns, left_ns = micros(joined) * 1000, micros(left) * 1000
+        if left is None:  # it is still there, or another process took its place
+            following = [row for row in stays[place + 1 :] if row[0] == name]
+            left_ns = ends_ns if newest[name] == place else micros(following[0][2]) * 1000
+        if slots:
+            limited.add(name)
+            room_ns += _int(slots) * max(0, min(left_ns, ends_ns) - max(joined_ns, began_ns))
+    runs = zip(*columns(facts.worker_runs, "worker", "run_ns"), strict=True)
+    run_ns = sum(_int(one) for name, one in runs if name in limited)
+    return run_ns / room_ns if room_ns else 0.0
 
 
 def _slots(names: list[object], slots: list[object]) -> int:
@@ -412,6 +437,7 @@ def critical_path(facts: Facts) -> Section:
 _PARTS: Final = {
     "held_ns": ("not due or not submitted", "@grey"),
     "wait_ns": ("waited for a worker", "@orange"),
+    "queued_ns": ("waited inside a worker", "@purple"),
     "retry_ns": ("attempts that came to nothing", "@red"),
     "run_ns": ("ran", "@blue"),
 }
@@ -439,6 +465,7 @@ def _path_words(steps: int, parts: dict[str, list[int]], floor_ns: int) -> str:
 _LOST: Final = {
     "held_ns": "passed before tasks were due or submitted",
     "wait_ns": "were waits for a worker",
+    "queued_ns": "were waits inside a worker",
     "retry_ns": "went to attempts that came to nothing",
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from taskyard.pipeline.report import pictures
 from taskyard.pipeline.report.facts import columns
@@ -11,6 +11,10 @@ from taskyard.pipeline.report.words import count, percent, short, span
 
 if TYPE_CHECKING:
     from taskyard.pipeline.report.facts import Facts
+
+
+#: Times of a lane are rounded: if no more than this part overlaps, its tasks ran one by one.
+OVERLAP_PART_MAX: Final = 0.001
 
 
 def page_of(facts: Facts, footer: str) -> Page:
@@ -53,7 +57,7 @@ def _ends(facts: Facts) -> str:
 
 def _busiest(facts: Facts) -> str:
     """Who had the most to do."""
-    names, run_ns = columns(facts.workers, "worker", "run_ns")
+    names, run_ns = columns(facts.worker_runs, "worker", "run_ns")
     work: dict[str, int] = {}
     for name, time_ns in zip(names, run_ns, strict=True):
         work[str(name)] = work.get(str(name), 0) + int(str(time_ns or 0))
@@ -86,7 +90,7 @@ def held_back(facts: Facts) -> str:
         return ""
     parts = {
         name: sum(int(str(one or 0)) for one in columns(path, name)[0])
-        for name in ("held_ns", "wait_ns", "retry_ns", "run_ns")
+        for name in ("held_ns", "wait_ns", "queued_ns", "retry_ns", "run_ns")
     }
     whole = sum(parts.values()) or 1
     most = max(parts, key=lambda name: parts[name])
@@ -95,6 +99,11 @@ def held_back(facts: Facts) -> str:
         return (
             f"What held it back: {part} of the critical path was waiting for a worker; whatever "
             f"their number, it can't take less than {span(least_ns(facts))}."
+        )
+    if most == "queued_ns":
+        return (
+            f"What held it back: for {part} of the critical path tasks were with a worker that did "
+            "not run them yet."
         )
     if most == "retry_ns":
         return f"What held it back: {part} of the critical path went to attempts that failed."
@@ -110,13 +119,15 @@ def held_back(facts: Facts) -> str:
 
 
 def least_ns(facts: Facts) -> int:
-    """Return the time that no number of workers could undercut.
+    """Return what it can't be quicker than: its longest chain, or serial lane.
 
-    It is the longest chain of tasks, each submitted when it was, or the longest lane, whose tasks
-    run one after the other.
+    Tasks of a chain are submitted when they were. A lane of which several tasks ran at once is not
+    serial, and says nothing about the least time.
     """
-    lanes = [int(str(one or 0)) for one in columns(facts.lanes, "run_ns")[0]]
-    return max([facts.number("floor_ns"), *lanes])
+    rows = zip(*columns(facts.lanes, "run_ns", "alone_ns"), strict=True)
+    lanes = [(int(str(run or 0)), int(str(alone or 0))) for run, alone in rows]
+    serial = [alone for run, alone in lanes if run - alone <= run * OVERLAP_PART_MAX]
+    return max([facts.number("floor_ns"), *serial])
 
 
 def tiles(facts: Facts) -> list[Tile]:

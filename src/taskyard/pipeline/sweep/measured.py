@@ -1,9 +1,10 @@
 """A workload from a history: the graph, the run times and the workers as they were.
 
 Works on Arrow tables of the datasets `tasks`, `attempts`, `edges` and `workers`, collected once.
-The broker sees leases, not hands: a worker that takes tasks ahead has some waiting for a slot. So
-what each attempt took is counted from when its worker had a slot for it, and what the broker and
-the wire cost is what lies between that slot and the next lease, where a task was ready.
+An attempt that its worker measured takes as long as it ran. Others are known by their leases alone,
+and a worker that takes tasks ahead has some waiting for a slot: these are counted from when their
+worker had a slot for them. What the broker and the wire cost is what lies between a slot that is
+free and the next attempt that starts in it, where a task was ready.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ COLUMNS: Final = {
     ),
     "attempts": (
         *("task", "generation", "attempt", "lane", "worker", "leased_record"),
-        *("ready", "leased", "settled", "outcome"),
+        *("ready", "leased", "settled", "outcome", "started", "run_ns"),
     ),
     "edges": ("record", "task", "after"),
     "workers": ("worker", "services", "slots", "joined", "left", "reason"),
@@ -60,8 +61,12 @@ class Attempt(Struct, gc=False):
     leased_ns: int
     settled_ns: int | None
     outcome: str | None
-    #: When its worker had a slot for it.
+    #: When it started, and how long it ran; None: not measured.
+    started_ns: int | None
+    run_ns: int | None
+    #: When its worker had a slot for it, and when the slot was free again.
     begun_ns: int = 0
+    freed_ns: int | None = None
 
 
 class Timed(Struct):
@@ -76,19 +81,23 @@ def timed(attempts: pa.Table, workers: pa.Table) -> Timed:
     slots: dict[str, int] = {}
     for name, count in zip(*_columns(workers, "worker", "slots"), strict=True):
         slots[name] = max(slots.get(name, 0), count or _SLOTS_ANY)
-    settled_ns: dict[str, list[int]] = {}
+    freed_ns: dict[str, list[int]] = {}
     gaps_ns: list[int] = []
     found = list(_attempts(attempts))
     for one in found:
-        running = settled_ns.setdefault(one.worker, [])
-        one.begun_ns = one.leased_ns
+        running = freed_ns.setdefault(one.worker, [])
+        one.begun_ns = one.started_ns or one.leased_ns
         if len(running) >= slots.get(one.worker, 1):
             free_ns = heappop(running)
-            one.begun_ns = max(free_ns, one.leased_ns)
             if one.ready_ns is not None and not one.lane:
-                gaps_ns.append(max(0, one.leased_ns - max(free_ns, one.ready_ns)))
-        if one.settled_ns is not None:
-            heappush(running, one.settled_ns)
+                gaps_ns.append(max(0, one.begun_ns - max(free_ns, one.ready_ns)))
+            if one.started_ns is None:
+                one.begun_ns = max(free_ns, one.leased_ns)
+        one.freed_ns = one.settled_ns
+        if one.started_ns is not None:
+            one.freed_ns = one.started_ns + (one.run_ns or 0)
+        if one.freed_ns is not None:
+            heappush(running, one.freed_ns)
     return Timed(found, int(median(gaps_ns)) if gaps_ns else 0)
 
 
@@ -96,7 +105,8 @@ def _attempts(table: pa.Table) -> Iterator[Attempt]:
     ordered = table.sort_by("leased_record")
     times = [_times_ns(ordered, name) for name in ("ready", "leased", "settled")]
     names = ("task", "generation", "attempt", "lane", "worker")
-    columns = [*_columns(ordered, *names), *times, *_columns(ordered, "outcome")]
+    started = [_times_ns(ordered, "started"), *_columns(ordered, "run_ns")]
+    columns = [*_columns(ordered, *names), *times, *_columns(ordered, "outcome"), *started]
     for row in zip(*columns, strict=True):
         yield Attempt(*row)
 
@@ -233,7 +243,7 @@ def _time(
 
 
 def _run_ns(attempt: Attempt) -> int:
-    return max(1, (attempt.settled_ns or 0) - attempt.begun_ns)
+    return max(1, (attempt.freed_ns or 0) - attempt.begun_ns)
 
 
 def _guess(workload: Workload, rows: list[_Row]) -> None:

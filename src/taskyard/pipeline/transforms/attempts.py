@@ -4,7 +4,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from taskyard.pipeline.datasets import ATTEMPTS
-from taskyard.pipeline.transforms.steps import OUTCOMES, steps
+from taskyard.pipeline.transforms.steps import OUTCOMES, queued_ns, run_ns, steps
 
 
 def attempts(events: DataFrame) -> DataFrame:
@@ -19,7 +19,8 @@ def attempts_of(moves: DataFrame) -> DataFrame:
     is_ready = f.col("last_kind") == "ready"
     is_settled = f.col("next_kind").isin(*OUTCOMES) & (f.col("next_attempt") == f.col("attempt"))
     waited = f.col("time_ns") - f.col("last_time_ns")
-    ran = f.col("next_time_ns") - f.col("time_ns")
+    started_ns = f.col("measured.started_ns")
+    ended_ns = started_ns + f.col("measured.run_ns")
     made: dict[str, Column] = {
         "ready": f.when(is_ready, f.col("last_time")),
         "leased": f.col("time"),
@@ -30,8 +31,18 @@ def attempts_of(moves: DataFrame) -> DataFrame:
         "own_fault": f.when(is_settled, f.col("next_own_fault")),
         # A clock that was set back makes no negative time.
         "wait_ns": f.when(is_ready, f.greatest(waited, f.lit(0))),
-        "run_ns": f.when(is_settled, f.greatest(ran, f.lit(0))),
+        "run_ns": f.when(is_settled, run_ns()),
         "result_bytes": f.when(is_settled, f.col("next_result_bytes")),
         "leased_ns": f.col("time_ns"),
+        "started": f.when(is_settled, _time(started_ns)),
+        "ended": f.when(is_settled, _time(ended_ns)),
+        "queued_ns": f.when(is_settled, queued_ns()),
     }
+    for name in ("exit_status", "signal", "host", "cpu_ns", "memory_max_bytes"):
+        made[name] = f.when(is_settled, f.col(f"measured.{name}"))
     return leases.select(*(made.get(name, f.col(name)).alias(name) for name in ATTEMPTS.names))
+
+
+def _time(at_ns: Column) -> Column:
+    """Turn nanoseconds since the epoch into a time, rounded down as the journal's times are."""
+    return f.timestamp_micros(f.call_function("div", at_ns, f.lit(1000)))

@@ -49,13 +49,18 @@ def _with_times(joined: DataFrame) -> DataFrame:
     # Rounded to microseconds, the parts must not be more than the whole.
     run_ns = f.least(f.coalesce(f.col("run_last_ns"), f.lit(0)), total_ns - held_ns)
     wait_ns = f.least(f.col("wait_ns"), total_ns - held_ns - run_ns)
+    rest_ns = total_ns - held_ns - wait_ns - run_ns
+    # What is left of a single attempt passed before it started, or until its report had come.
+    is_single = f.col("attempts") == 1
+    queued_ns = f.when(is_single, rest_ns).otherwise(f.least(f.col("queued_ns"), rest_ns))
     made = {
         "started": f.timestamp_micros(started),
         "total_ns": total_ns,
         "held_ns": held_ns,
         "wait_ns": wait_ns,
         "run_ns": run_ns,
-        "retry_ns": total_ns - held_ns - wait_ns - run_ns,
+        "queued_ns": queued_ns,
+        "retry_ns": rest_ns - queued_ns,
         "gain_ns": total_ns - run_ns,
     }
     return joined.select(*(made.get(name, f.col(name)).alias(name) for name in CRITICAL_PATH.names))

@@ -2,7 +2,7 @@
 
 A campaign's stretches are as long as makes some hundred of them, so a run of a minute and one of a
 month both make a picture; those of all workers likewise. Each row of what happened becomes a mark:
-how many of what, what it changes in depth and running, and how much of its stretch it was leased.
+how many of what, what it changes in depth and running, and how much of its stretch it ran.
 Marks are summed up a scope at a time. A stretch in which nothing happened has a row, too, but in
 lanes, of which there may be a million.
 """
@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 
 from taskyard.pipeline.datasets import METRICS
 from taskyard.pipeline.small import hold_small
-from taskyard.pipeline.transforms.steps import OUTCOMES, STATES, steps
+from taskyard.pipeline.transforms.steps import STATES, steps
 
 _SECOND_NS: Final = 1_000_000_000
 
@@ -34,7 +34,7 @@ _SCOPE: Final = ("scope", "campaign", "service", "lane", "worker")
 
 _COUNTS: Final = ("submitted", "leased", "finished", "failed", "cancelled", "retries")
 
-#: What is added up: counts, changes, and leased time to the end of a stretch.
+#: What is added up: counts, changes, and running time to the end of a stretch.
 _ADDED: Final = (*_COUNTS, "depth", "running", "busy_ns")
 
 _QUANTILES: Final = (0.5, 0.95)
@@ -49,7 +49,8 @@ def campaign_metrics(moves: DataFrame, attempts: DataFrame) -> DataFrame:
     """Of campaigns, their services and their lanes that have names, from steps and attempts."""
     spans = moves.groupBy("campaign").agg(_span("time_ns"))
     place = ("campaign", "service", "lane")
-    sums = _sums(_bucketed(marks_of_steps(moves), spans, "campaign"), place)
+    marks = marks_of_campaign(moves, attempts)
+    sums = _sums(_bucketed(marks, spans, "campaign"), place)
     times = _bucketed(_times(attempts, *place), spans, "campaign")
     nobody = {"worker": f.lit(None).cast("string"), "slots": f.lit(None).cast("long")}
     return _told(_scoped(sums).withColumns(nobody), _scoped(times).withColumns(nobody))
@@ -59,9 +60,8 @@ def worker_metrics(attempts: DataFrame, workers: DataFrame) -> DataFrame:
     """Of workers, whatever the campaign."""
     own = attempts.withColumn("scope", f.lit("worker"))
     # Two marks an attempt; the longest run may end after the last lease.
-    ends_ns = _start_ns() + f.coalesce("run_ns", f.lit(0))
     spans = own.groupBy("scope").agg(
-        (f.max(ends_ns) - f.min(_start_ns())).alias("span_ns"),
+        (f.max(_end_ns()) - f.min(f.col("leased_ns"))).alias("span_ns"),
     )
     marks = marks_of_attempts(attempts).withColumn("scope", f.lit("worker"))
     place = ("scope", "worker")
@@ -94,26 +94,66 @@ def _span(name: str) -> Column:
     return (f.max(name) - f.min(name)).alias("span_ns")
 
 
+def _micros_ns(name: str) -> Column:
+    return f.unix_micros(name) * 1000
+
+
 def _start_ns() -> Column:
-    return f.col("leased_ns")
+    """When an attempt started, or where that is not known, when it was leased."""
+    return f.col("leased_ns") + f.coalesce("queued_ns", f.lit(0))
+
+
+def _end_ns() -> Column:
+    """When an attempt ended, as far as it is known."""
+    return f.coalesce(_start_ns() + f.col("run_ns"), _micros_ns("settled"), _start_ns())
+
+
+def _is_running() -> Column:
+    """An attempt ran, or may be running. Of one that was lost it is not known whether it did."""
+    return f.col("run_ns").isNotNull() | f.col("outcome").isNull()
 
 
 def _times(attempts: DataFrame, *place: str) -> DataFrame:
     """A row where an attempt begins, with how long it waited, and one where it ends."""
     nothing = f.lit(None).cast("long")
-    begun = attempts.select(*place, _start_ns().alias("at_ns"), "wait_ns", nothing.alias("run_ns"))
-    is_settled = f.col("run_ns").isNotNull()
-    ended = attempts.where(is_settled).select(
-        *place, (_start_ns() + f.col("run_ns")).alias("at_ns"), nothing.alias("wait_ns"), "run_ns"
+    at_ns = f.col("leased_ns").alias("at_ns")
+    begun = attempts.select(*place, at_ns, "wait_ns", nothing.alias("run_ns"))
+    ended = attempts.where(f.col("run_ns").isNotNull()).select(
+        *place, _end_ns().alias("at_ns"), nothing.alias("wait_ns"), "run_ns"
     )
     return begun.unionByName(ended)
 
 
-def marks_of_steps(moves: DataFrame) -> DataFrame:
-    """A mark a step."""
+def marks_of_campaign(moves: DataFrame, attempts: DataFrame) -> DataFrame:
+    """Return a mark a step, and two for each attempt that ran."""
+    return _marks_of_steps(moves).unionByName(_marks_of_runs(attempts))
+
+
+def _marks_of_runs(attempts: DataFrame) -> DataFrame:
+    """Return where attempts started and ended to run."""
+    place = ("campaign", "service", "lane")
+    nothing = f.lit(0).cast("long")
+    counts = [nothing.alias(name) for name in (*_COUNTS, "depth")]
+
+    def marks(frame: DataFrame, at_ns: Column, running: int) -> DataFrame:
+        return frame.select(
+            *place,
+            at_ns.alias("at_ns"),
+            *counts,
+            f.lit(running).cast("long").alias("running"),
+            f.lit(None).cast("string").alias("reason"),
+        )
+
+    ran = attempts.where(f.col("run_ns").isNotNull())
+    return marks(attempts.where(_is_running()), _start_ns(), 1).unionByName(
+        marks(ran, _end_ns(), -1)
+    )
+
+
+def _marks_of_steps(moves: DataFrame) -> DataFrame:
+    """Return a mark a step, without what runs."""
     kind, time_ns, last_kind = f.col("kind"), f.col("time_ns"), f.col("last_kind")
     was_leased = last_kind == "leased"
-    took_ns = f.greatest(time_ns - f.col("last_time_ns"), f.lit(0))
     is_setback = kind.isin("failed", "aged") | ((kind == "postponed") & f.col("own_fault"))
     return moves.select(
         "campaign",
@@ -127,9 +167,7 @@ def marks_of_steps(moves: DataFrame) -> DataFrame:
         (kind == "cancelled").cast("long").alias("cancelled"),
         (was_leased & kind.isin("postponed", "returned", "expired")).cast("long").alias("retries"),
         _change("READY").alias("depth"),
-        _change("LEASED").alias("running"),
-        f.when((kind == "leased") & (last_kind == "ready"), took_ns).alias("wait_ns"),
-        f.when(was_leased & kind.isin(*OUTCOMES), took_ns).alias("run_ns"),
+        f.lit(0).cast("long").alias("running"),
         f.when(is_setback, _short("reason")).alias("reason"),
     )
 
@@ -144,16 +182,14 @@ def _change(state: str) -> Column:
 def marks_of_attempts(attempts: DataFrame) -> DataFrame:
     """Two marks an attempt: where it began and where it ended."""
     outcome = f.col("outcome")
-    start_ns = _start_ns()
     nothing = f.lit(0).cast("long")
+    running = _is_running().cast("long")
     begins = attempts.select(
         "worker",
-        start_ns.alias("at_ns"),
+        _start_ns().alias("at_ns"),
         *(f.lit(int(name == "leased")).cast("long").alias(name) for name in _COUNTS),
         nothing.alias("depth"),
-        f.lit(1).cast("long").alias("running"),
-        "wait_ns",
-        f.lit(None).cast("long").alias("run_ns"),
+        running.alias("running"),
         f.lit(None).cast("string").alias("reason"),
     )
     kinds = {
@@ -163,14 +199,12 @@ def marks_of_attempts(attempts: DataFrame) -> DataFrame:
         "retries": outcome.isin("postponed", "returned", "expired"),
     }
     is_setback = kinds["failed"] | ((outcome == "postponed") & f.col("own_fault"))
-    ends = attempts.where(f.col("run_ns").isNotNull()).select(
+    ends = attempts.where(outcome.isNotNull()).select(
         "worker",
-        (start_ns + f.col("run_ns")).alias("at_ns"),
+        _end_ns().alias("at_ns"),
         *((kinds[name].cast("long") if name in kinds else nothing).alias(name) for name in _COUNTS),
         nothing.alias("depth"),
-        f.lit(-1).cast("long").alias("running"),
-        f.lit(None).cast("long").alias("wait_ns"),
-        "run_ns",
+        (-running).alias("running"),
         f.when(is_setback, _short("reason")).alias("reason"),
     )
     return begins.unionByName(ends)
@@ -255,7 +289,7 @@ def _between(added: DataFrame) -> DataFrame:
 
 
 def _carried_on(dense: DataFrame) -> DataFrame:
-    """What is ready and leased at the end of each stretch, and what was leased all through it."""
+    """What is ready and runs at the end of each stretch, and what ran all through it."""
     way = Window.partitionBy(*_SCOPE).orderBy("bucket")
     so_far = way.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     before = way.rowsBetween(Window.unboundedPreceding, -1)

@@ -36,6 +36,17 @@ OUTCOMES: Final = ("finished", "failed", "postponed", "returned", "expired", "ca
 #: Where nothing moves a task any more by itself.
 ENDED: Final = ("DONE", "FAILED", "CANCELLED")
 
+#: Columns of events that tell how an attempt ran, told by its end.
+MEASURED: Final = (
+    "started_ns",
+    "run_ns",
+    "exit_status",
+    "signal",
+    "host",
+    "cpu_ns",
+    "memory_max_bytes",
+)
+
 #: Columns of events that a step keeps.
 _KEPT: Final = (
     "campaign",
@@ -61,11 +72,14 @@ _KEPT: Final = (
 
 def steps(events: DataFrame) -> DataFrame:
     """Events that move tasks, with `generation`, `state`, and of the step before (`last_…`) and
-    after (`next_…`) what it takes to tell waiting from running."""
+    after (`next_…`) what it takes to tell waiting from running. `measured` is what the step after
+    tells of the run that it ended."""
     way = Window.partitionBy("campaign", "task").orderBy("record", f.col("kind") == "ready")
     so_far = way.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     is_first = f.col("kind") == "submitted"
-    moves = events.where(f.col("kind").isin(*STATES)).select(*_KEPT)
+    moves = events.where(f.col("kind").isin(*STATES)).select(
+        *_KEPT, f.struct(*MEASURED).alias("measured")
+    )
     return moves.select(
         *_KEPT,
         f.sum(is_first.cast("long")).over(so_far).alias("generation"),
@@ -81,7 +95,30 @@ def steps(events: DataFrame) -> DataFrame:
         f.lead("reason").over(way).alias("next_reason"),
         f.lead("own_fault").over(way).alias("next_own_fault"),
         f.lead("result_bytes").over(way).alias("next_result_bytes"),
+        f.lead("measured").over(way).alias("measured"),
     )
+
+
+def run_ns() -> Column:
+    """Return how long the attempt of a `leased` step ran; null if that is not known.
+
+    A worker that does not measure reports at the end of a run, so that is taken to have lasted as
+    long as its lease. An attempt that was lost, given back or cancelled may never have started.
+    """
+    kind = f.col("next_kind")
+    is_report = kind.isin("finished", "postponed") | ((kind == "failed") & f.col("next_own_fault"))
+    # A clock that was set back makes no negative time.
+    leased_ns = f.greatest(f.col("next_time_ns") - f.col("time_ns"), f.lit(0))
+    is_lease = f.col("kind") == "leased"
+    measured_ns = f.when(f.col("measured.started_ns").isNotNull(), f.col("measured.run_ns"))
+    return f.when(is_lease, f.coalesce(measured_ns, f.when(is_report, leased_ns)))
+
+
+def queued_ns() -> Column:
+    """Return how long the attempt of a `leased` step waited inside its worker; null if unknown."""
+    started_ns = f.col("measured.started_ns")
+    is_known = (f.col("kind") == "leased") & started_ns.isNotNull()
+    return f.when(is_known, f.greatest(started_ns - f.col("time_ns"), f.lit(0)))
 
 
 def _state() -> Column:

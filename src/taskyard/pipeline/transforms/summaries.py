@@ -19,13 +19,14 @@ _REASON_CHARACTERS_MAX: Final = 120
 
 
 def distributions(attempts: DataFrame) -> DataFrame:
-    """How many attempts waited, and ran, about how long: `service`, `what`, `bin`, `count`, and how
-    much `time_ns` that is together."""
+    """How many attempts waited, queued inside their workers, and ran, about how long: `service`,
+    `what`, `bin`, `count`, and how much `time_ns` that is together."""
+    whats = f.array(*map(f.lit, ("wait", "queued", "run")))
     times = attempts.select(
         "service",
-        f.explode(
-            f.map_from_arrays(f.array(f.lit("wait"), f.lit("run")), f.array("wait_ns", "run_ns"))
-        ).alias("what", "time_ns"),
+        f.explode(f.map_from_arrays(whats, f.array("wait_ns", "queued_ns", "run_ns"))).alias(
+            "what", "time_ns"
+        ),
     ).where(f.col("time_ns").isNotNull())
     long_enough = f.greatest(f.col("time_ns"), f.lit(TIME_NS_MIN))
     place = f.floor(f.log10(long_enough) * BINS_A_DECADE).cast("long")
@@ -55,9 +56,16 @@ def stretches(marks: DataFrame, began_ns: int, width_ns: int, by: tuple[str, ...
 
 def lanes(attempts: DataFrame) -> DataFrame:
     """The lanes that made tasks wait the longest: `service`, `lane`, how many attempts, their waits
-    and how long they ran; and in `lanes` how many there are in all."""
+    and how long they ran, `alone_ns` of it while no other attempt of the lane did; and in `lanes`
+    how many there are in all."""
+    start_ns = f.col("leased_ns") + f.coalesce("queued_ns", f.lit(0))
+    way = Window.partitionBy("service", "lane").orderBy("start_ns", "leased_record")
+    before = way.rowsBetween(Window.unboundedPreceding, -1)
+    end_ns = f.col("start_ns") + f.coalesce("run_ns", f.lit(0))
+    begins_ns = f.greatest("start_ns", f.max(end_ns).over(before))
+    timed = attempts.where(f.col("lane") != "").withColumn("start_ns", start_ns)
     summed = (
-        attempts.where(f.col("lane") != "")
+        timed.withColumn("alone_ns", f.greatest(end_ns - begins_ns, f.lit(0)))
         .groupBy("service", "lane")
         .agg(
             f.count(f.lit(1)).alias("attempts"),
@@ -65,6 +73,7 @@ def lanes(attempts: DataFrame) -> DataFrame:
             f.percentile_approx("wait_ns", [0.5, 0.95]).alias("waits"),
             f.max("wait_ns").alias("wait_max_ns"),
             f.sum("run_ns").alias("run_ns"),
+            f.sum("alone_ns").alias("alone_ns"),
         )
     )
     whole = Window.partitionBy(f.lit(1)).rowsBetween(
@@ -81,8 +90,15 @@ def lanes(attempts: DataFrame) -> DataFrame:
         f.col("waits")[1].alias("wait_p95_ns"),
         "wait_max_ns",
         "run_ns",
+        "alone_ns",
         "lanes",
     )
+
+
+def runs_by_worker(attempts: DataFrame) -> DataFrame:
+    """How long each worker ran these attempts: `worker`, `run_ns`."""
+    summed = attempts.groupBy("worker").agg(f.sum("run_ns").alias("run_ns"))
+    return summed.select("worker", "run_ns")
 
 
 def setbacks(attempts: DataFrame) -> DataFrame:

@@ -14,7 +14,7 @@ from taskyard.pipeline.datasets import PLACED, TASKS
 from taskyard.pipeline.transforms.campaigns import by_linked_campaigns
 from taskyard.pipeline.transforms.graph import chains, walk
 from taskyard.pipeline.transforms.links import links
-from taskyard.pipeline.transforms.steps import ENDED, OUTCOMES, steps
+from taskyard.pipeline.transforms.steps import ENDED, OUTCOMES, queued_ns, run_ns, steps
 
 #: Reasons of a return by which the task lost its worker; for others the worker gave it back.
 _LOSSES: Final = ("unlisted", "left", "restarted", "broker_restarted")
@@ -63,7 +63,7 @@ def _columns() -> dict[str, Column]:
     is_last = f.col("next_kind").isNull() | (f.col("next_kind") == "submitted")
     is_end = is_last & f.col("state").isin(*ENDED)
     is_settled = is_lease & f.col("next_kind").isin(*OUTCOMES)
-    ran_ns = f.when(is_settled, f.greatest(f.col("next_time_ns") - time_ns, f.lit(0)))
+    ran_ns = f.when(is_settled, run_ns())
     waited_ns = f.when(
         is_lease & (f.col("last_kind") == "ready"),
         f.greatest(time_ns - f.col("last_time_ns"), f.lit(0)),
@@ -92,7 +92,8 @@ def _columns() -> dict[str, Column]:
         ),
         "wait_ns": f.coalesce(f.sum(waited_ns), f.lit(0)),
         "run_ns": f.coalesce(f.sum(ran_ns), f.lit(0)),
-        "run_last_ns": f.max_by(ran_ns, f.when(is_settled, record)),
+        "queued_ns": f.coalesce(f.sum(f.when(is_settled, queued_ns())), f.lit(0)),
+        "run_last_ns": f.max_by(ran_ns, f.when(ran_ns.isNotNull(), record)),
         "result_bytes": f.max(f.when(kind == "finished", f.col("result_bytes"))),
     }
 

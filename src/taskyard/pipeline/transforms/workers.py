@@ -31,13 +31,14 @@ def _comings(events: DataFrame) -> DataFrame:
 
 
 def _doings(attempts: DataFrame) -> DataFrame:
+    start_ns = f.col("leased_ns") + f.coalesce("queued_ns", f.lit(0))
     return attempts.select(
         "worker",
         f.col("leased_record").alias("record"),
         f.coalesce("outcome", f.lit("leased")).alias("kind"),
         "run_ns",
-        f.col("leased_ns").alias("start_ns"),
-        (f.col("leased_ns") + f.col("run_ns")).alias("end_ns"),
+        start_ns.alias("start_ns"),
+        (start_ns + f.col("run_ns")).alias("end_ns"),
     )
 
 

@@ -1,0 +1,117 @@
+"""How attempts ran, in dwork's messages: to and from the core's columns.
+
+Owns the five columns of a Complete that carry what a worker measured, and which of them are
+malformed. On the wire an exit is one more than the status, or minus the signal, so that 0 means
+that it is not known.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskyard.core.limits import NAME_BYTES_MAX, NUMBER_MAX
+from taskyard.core.runs import Runs
+from taskyard.errors import Malformed
+from taskyard.wire import dwork_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Exit statuses and signals of any system are below this.
+STATUS_MAX: Final = 255
+
+_MICROSECONDS_MAX: Final = NUMBER_MAX // 1000
+
+
+def encode(runs: Runs) -> dict[str, Sequence[int]]:
+    """Return the fields of a Batch."""
+    columns: dict[str, Sequence[int]] = {"started_ns": runs.started_ns, "run_ns": runs.run_ns}
+    if runs.statuses is not None:
+        columns["exit"] = [*map(_exit, runs.statuses)]
+    if runs.cpu_ns is not None:
+        columns["cpu_ns"] = runs.cpu_ns
+    if runs.memory_max_bytes is not None:
+        columns["memory_max_bytes"] = runs.memory_max_bytes
+    return columns
+
+
+def _exit(status: int | None) -> int:
+    if status is None or abs(status) > STATUS_MAX:
+        return 0
+    return status + 1 if status >= 0 else status
+
+
+def decode_columns(batch: pb.Batch, host: bytes) -> Runs | None:
+    """Return what a Batch tells of runs; None if it tells nothing. Raises Malformed."""
+    if not batch.started_ns:
+        if batch.run_ns or batch.exit or batch.cpu_ns or batch.memory_max_bytes:
+            raise Malformed("how tasks ran needs `started_ns`")
+        return None
+    return _runs(
+        host,
+        len(batch.name),
+        batch.started_ns[:],
+        batch.run_ns[:],
+        batch.exit[:],
+        batch.cpu_ns[:],
+        batch.memory_max_bytes[:],
+    )
+
+
+def decode_messages(tasks: Sequence[pb.TaskMsg], host: bytes) -> Runs | None:
+    """Like `decode_columns`, for tasks as TaskMsgs, whose logs are known to be sound.
+
+    A plain worker may tell in the log when it started a task and when that was done.
+    """
+    times = [
+        _logged_times(task) if task.log and not task.started_ns else (task.started_ns, task.run_ns)
+        for task in tasks
+    ]
+    if not any(started_ns for started_ns, _ in times):
+        return None
+    return _runs(
+        host,
+        len(tasks),
+        [started_ns for started_ns, _ in times],
+        [run_ns for _, run_ns in times],
+        [task.exit for task in tasks],
+        [task.cpu_ns for task in tasks],
+        [task.memory_max_bytes for task in tasks],
+    )
+
+
+def _logged_times(task: pb.TaskMsg) -> tuple[int, int]:
+    """Return when a task started and how long it ran, by its log; zeros if that says neither."""
+    logs = [pb.TaskMsg.LogMsg.FromString(raw) for raw in task.log]
+    times = {log.state: min(max(log.time, 0), _MICROSECONDS_MAX) * 1000 for log in logs}
+    started_ns, done_ns = (times.get(one, 0) for one in (pb.TaskMsg.Started, pb.TaskMsg.Done))
+    return (started_ns, done_ns - started_ns) if 0 < started_ns <= done_ns else (0, 0)
+
+
+def _runs(
+    host: bytes, count: int, started_ns: list[int], run_ns: list[int], *more: list[int]
+) -> Runs:
+    exits, cpu_ns, memory_max_bytes = more
+    present = [started_ns, run_ns, *(column for column in more if column)]
+    if any(len(column) != count for column in present):
+        raise Malformed("the columns of a batch must be of one length, or absent")
+    if any(column and min(column) < 0 for column in (started_ns, run_ns, cpu_ns, memory_max_bytes)):
+        raise Malformed("times and sizes of runs must not be negative")
+    if exits and not -STATUS_MAX <= min(exits) <= max(exits) <= STATUS_MAX + 1:
+        raise Malformed(f"an exit status or signal must be at most {STATUS_MAX}")
+    if len(host) > NAME_BYTES_MAX:
+        raise Malformed(f"a host must have at most {NAME_BYTES_MAX} bytes")
+    return Runs(
+        host,
+        started_ns,
+        run_ns,
+        [*map(_status, exits)] if any(exits) else None,
+        cpu_ns if any(cpu_ns) else None,
+        memory_max_bytes if any(memory_max_bytes) else None,
+    )
+
+
+def _status(exit_number: int) -> int | None:
+    if not exit_number:
+        return None
+    return exit_number - 1 if exit_number > 0 else exit_number

@@ -1,0 +1,115 @@
+"""Run times of a real campaign: none is longer than the time that passed, and all add up."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskyard.core.limits import SECOND_NS
+from taskyard.pipeline.datasets import EVENTS
+from taskyard.pipeline.jobs import report
+from taskyard.pipeline.report import pictures
+from taskyard.pipeline.report.summary import least_ns
+from taskyard.pipeline.sources import history
+from taskyard.pipeline.transforms.attempts import attempts
+from tests.journal.make_golden import GOLDEN
+from tests.kit.processes import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from taskyard.pipeline.report.facts import Facts
+
+SLOTS = 4
+NAP_SECONDS = 0.05
+
+#: Enough for the worker to see that tasks are quick, and to take some ahead of its slots.
+NAPS = 120
+
+Rows = list[dict[str, Any]]
+
+
+def tasks() -> Rows:
+    """Return quick tasks, a chain, a lane of which several run at once, and failures."""
+    nap = ["sleep", str(NAP_SECONDS)]
+    naps: Rows = [{"name": f"nap-{n}", "argv": nap} for n in range(NAPS)]
+    chain: Rows = [
+        {"name": f"link-{n}", "argv": nap, "after": [f"link-{n - 1}"] if n else []}
+        for n in range(8)
+    ]
+    lane: Rows = [{"name": f"lane-{n}", "argv": nap, "lane": "wide"} for n in range(16)]
+    ends: Rows = [
+        {"name": "killed", "argv": ["sh", "-c", "kill -KILL $$"]},
+        {"name": "fails", "argv": ["sh", "-c", "exit 3"], "retries": [0.1]},
+    ]
+    return [*naps, *chain, *lane, *ends]
+
+
+@pytest.fixture(scope="module")
+def told(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Facts, Rows]:
+    """Return what the report knows of a campaign that was run by real programs."""
+    directory = tmp_path_factory.mktemp("runs")
+    (directory / "c.jsonl").write_text("\n".join(map(json.dumps, tasks())))
+    rules = "[service.wide]\nmatch = 'exec/*'\nlane_workers_max = 4\n"
+    (directory / "taskyard.toml").write_text(rules)
+    code, *_ = run(directory, "run", "c.jsonl", "--workers", "1", "--slots", str(SLOTS))
+    assert code == 1  # two tasks fail
+    found = history.read(spark, directory / ".taskyard", directory / "scratch")
+    datasets = report.datasets(found.events, found.edges, "c")
+    rows = datasets.attempts.toArrow().to_pylist()
+    facts = report.facts_of(datasets)
+    datasets.let_go()
+    return facts, rows
+
+
+def test_campaign_does_not_take_less_than_its_least_time(
+    told: tuple[Facts, Rows],
+) -> None:
+    facts, _ = told
+    assert 8 * NAP_SECONDS * SECOND_NS <= facts.number("floor_ns") <= facts.makespan_ns
+    assert least_ns(facts) <= facts.makespan_ns
+    for lane in facts.lanes.to_pylist():
+        assert lane["alone_ns"] <= facts.makespan_ns
+
+
+def test_slots_are_never_busier_than_they_can_be(told: tuple[Facts, Rows]) -> None:
+    facts, rows = told
+    run_ns = sum(row["run_ns"] for row in rows)
+    count = NAPS + 8 + 16
+    assert count * NAP_SECONDS * SECOND_NS <= run_ns <= SLOTS * facts.makespan_ns
+    assert 0 < pictures.busy_part(facts) <= 1
+    assert max(facts.over_time.running) <= SLOTS
+    (stay,) = facts.workers.to_pylist()
+    assert stay["busy_ns"] <= stay["stay_ns"]
+    assert stay["utilisation"] <= 1
+
+
+def test_times_of_an_attempt_follow_one_another(told: tuple[Facts, Rows]) -> None:
+    _, rows = told
+    for row in rows:
+        times = [row[name] for name in ("ready", "leased", "started", "ended", "settled")]
+        assert times == sorted(times)
+        assert row["queued_ns"] >= 0
+    assert any(row["queued_ns"] > SECOND_NS // 1000 for row in rows)  # it was held ahead
+
+
+def test_attempts_have_their_status_and_what_they_used(told: tuple[Facts, Rows]) -> None:
+    _, rows = told
+    ends = {row["task"]: (row["exit_status"], row["signal"]) for row in rows}
+    assert (ends["killed"], ends["fails"], ends["nap-0"]) == ((None, 9), (3, None), (0, None))
+    assert all(row["cpu_ns"] > 0 and row["host"] for row in rows)
+
+
+def test_history_of_an_earlier_version_is_read_without_what_it_did_not_measure(
+    spark: SparkSession,
+) -> None:
+    path, *_ = (GOLDEN / "format-2" / "state" / "history").glob("events-*.parquet")
+    found = attempts(history.frame(spark, EVENTS, [path])).toArrow().to_pylist()
+    ran = [row for row in found if row["outcome"] == "finished"]
+    assert ran
+    for row in ran:
+        leased_ns = (row["settled"] - row["leased"]).total_seconds() * SECOND_NS
+        assert row["run_ns"] == pytest.approx(leased_ns, abs=2000)
+        assert [row[name] for name in ("started", "queued_ns", "host", "cpu_ns")] == [None] * 4
