@@ -52,6 +52,7 @@ WITHOUT: Final = {
     "can't read the journal, {} ({}); {}": "what to do depends on how it failed",
     "{} failed in {}: {}; nothing more is acknowledged: {}": "likewise",
     "the key {} was revoked before; nothing is left to do": "nothing is",
+    "task {} waits for {}, which was refused": "the refusal of that task says what to do",
     "a name stands twice in one message": "a mistake of a program that speaks the dialect itself",
     "the message's columns differ in length": "likewise",
     "the submission's columns differ in length": "likewise",

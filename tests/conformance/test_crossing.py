@@ -125,12 +125,19 @@ def test_task_waits_for_those_before_it(yard: Yard, client_kind: str, worker_kin
 
 
 @each_client("batches")
-def test_batch_is_taken_whole_or_not_at_all(yard: Yard, client_kind: str, worker_kind: str) -> None:
+def test_batch_is_taken_whole_or_as_far_as_its_dialect_says(
+    yard: Yard, client_kind: str, worker_kind: str
+) -> None:
     client, worker = yard.client(client_kind), yard.worker(worker_kind)
     one, two, three = (unique(word) for word in ("one", "two", "three"))
     submit_all = client.submit_all  # type: ignore[attr-defined]
     assert not submit_all((one, ()), (two, (three,)), (three, (two,)))  # a cycle
-    assert yard.ruler.unsettled() == []
+    taken = [task["name"].encode() for task in yard.ruler.unsettled()]
+    if client_kind == "dwork-plain":  # its loaders never read the Error: what is sound is taken
+        assert taken == [one]
+        worker.done(given(worker), b"")
+    else:
+        assert taken == []
     assert submit_all((one, ()), (two, (one,)), (three, (one, two)))
     for name in (one, two, three):
         job = given(worker)

@@ -13,6 +13,7 @@ from taskyard.core.effects import Assign, Effect
 from taskyard.core.events import (
     DrainAsked,
     Event,
+    Outcome,
     PauseAsked,
     ResumeAsked,
     SubmitAsked,
@@ -366,3 +367,20 @@ def test_task_that_no_worker_can_hold_reserves_none_and_hides_none_that_can() ->
     assert [one.task.name for one in yard.scheduler.ledger.reservations] == [b"wide"]
     yard.finish(b"w", b"a")
     assert yard.take(b"w") == [b"wide"]
+
+
+def test_put_off_task_does_not_wait_for_one_that_no_worker_can_hold() -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=1)
+    yard.submit(b"a", lanes=[b"x"])
+    yard.take(b"w")
+    yard.submit(b"b", lanes=[b"x"])
+    yard.submit(b"huge", slots=9, lanes=[b"x"])
+    yard.report(b"w", b"a", Outcome.DEFER_BACK)  # to be tried after what is ready now
+    assert yard.take(b"w") == [b"b"]
+    yard.finish(b"w", b"b")
+    assert yard.take(b"w") == [b"a"]
+    yard.report(b"w", b"a", Outcome.DEFER_BACK)
+    assert yard.take(b"w") == []  # nothing else is there for this worker: it waits for a while
+    yard.later(60)
+    assert yard.take(b"w") == [b"a"]

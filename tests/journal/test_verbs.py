@@ -35,7 +35,7 @@ from taskyard.journal.sqlite import SqliteStore
 from tests.journal.stories import copied, told
 
 #: The rows of the story.
-ROWS = 65
+ROWS = 71
 
 
 def command(state: Path, *arguments: str) -> list[str]:
@@ -95,7 +95,7 @@ class TestAsProcesses:
         assert (checked.returncode, checked.stderr) == (0, "")
         assert checked.stdout == (
             f"state directory {shell.state}\n"
-            f"  journal    rows 1..{ROWS}, up to record 70\n"
+            f"  journal    rows 1..{ROWS}, up to record 79\n"
             "  snapshots  none\n"
             "  history    none\n"
             "  finished   0 tasks, up to row 0\n"
@@ -457,10 +457,10 @@ class TestCheck:
     def test_gap_and_surplus_in_the_history(self, shell: Shell) -> None:
         shell("export")
         for table, path in Part(1, ROWS).paths(shell.state).items():
-            shutil.copy(path, Part(70, 80).paths(shell.state)[table])
+            shutil.copy(path, Part(80, 90).paths(shell.state)[table])
         words = self.damaged(shell)
-        assert f"rows {ROWS + 1}..69 are in no history file" in words
-        assert f"the journal ends at row {ROWS}, its history at row 80" in words
+        assert f"rows {ROWS + 1}..79 are in no history file" in words
+        assert f"the journal ends at row {ROWS}, its history at row 90" in words
 
     def test_same_damage_is_told_once(self) -> None:
         findings = Findings()

@@ -71,7 +71,7 @@ def test_tail_is_the_end_of_everything(chunks: list[bytes], bytes_max: int) -> N
         (b"50%\r100%\n", b"50% 100%"),
         (b"\x1b[1mbold\x1b[0m\n", b"[1mbold [0m"),
         (b"\xff\n", "\ufffd".encode()),
-        (b"x" * 10_000, b"x" * LAST_LINE_BYTES_MAX),
+        (b"x" * 10_000, b"[...] " + b"x" * LAST_LINE_BYTES_MAX),
     ],
 )
 def test_last_line_is_what_says_something(output: bytes, line: bytes) -> None:

@@ -310,7 +310,7 @@ def _check_work_conservation(scheduler: Scheduler) -> None:
         kept_for = None if worker.reservation is None else worker.reservation.task
         tasks = kinds.values() if kept_for is None else [kept_for]
         idle = [task for task in tasks if _could_go(scheduler, worker, task)]
-        if idle and not (worker.facts.called and _are_called(scheduler, idle[0].lane.service)):
+        if idle and not (worker.facts.called and _are_called(scheduler, idle, ready)):
             name = worker.name
             raise Violated(f"{name!r} waits beside {idle[0].name!r}, which it could be given")
 
@@ -321,14 +321,17 @@ def _said(task: Task) -> bytes:
     return said if any(said in words for words in UNTELLABLE.values()) else b""
 
 
-def _are_called(scheduler: Scheduler, service: Service) -> bool:
-    """Return whether as many workers were told of work as the service has ready tasks."""
+def _are_called(scheduler: Scheduler, idle: list[Task], ready: list[Task]) -> bool:
+    """Return whether as many workers were told of work as there are tasks that they could get: the
+    idle ones, and all that are ready in their lanes."""
+    lanes = {id(task.lane): task.lane for task in idle}
+    services = {lane.service.name for lane in lanes.values()}
     called = [
         worker
         for worker in scheduler.ledger.workers.values()
-        if worker.state is WorkerState.CALLED and worker.called_for == service.name
+        if worker.state is WorkerState.CALLED and worker.called_for in services
     ]
-    return len(called) >= service.counts[TaskState.READY]
+    return len(called) >= sum(id(task.lane) in lanes for task in ready)
 
 
 def _could_go(scheduler: Scheduler, worker: Worker, task: Task) -> bool:

@@ -294,6 +294,8 @@ class Choice:
             room -= len(tasks)
         if room > 0:
             more = self._fitting(lane, room) if lane.service.wide else self._next(lane, room)
+            if not more and lane.rare is not None and lane.rare.later:
+                more = self._put_off(lane, room)
             self.tasks += more
             tasks = tasks + more if tasks else more
         extra = self._extra_of(lane, len(tasks), begins=begins)
@@ -374,7 +376,7 @@ class Choice:
                 break
             looked *= 4
         if len(chosen) < room and not self.untellable:  # all of it was looked at
-            lane.slots_min = min((task.terms.slots for task in wider), default=1)
+            lane.slots_min = min((task.terms.slots for task in seen), default=1)
         self._pass(wider)
         return chosen
 
@@ -430,6 +432,16 @@ class Choice:
             self._isolated()[isolation] += len(some)
             chosen += some
             self._pass(wider)
+        return chosen
+
+    def _put_off(self, lane: Lane, room: int) -> list[Task]:
+        """Return tasks that wait for the next run of a lane, which has no others for this worker:
+        those may wait for slots that no worker has."""
+        later = [] if lane.rare is None else list(lane.rare.later.values())
+        tellable = [task for task in later if self._can_tell(task)]
+        ordered = nlargest(len(tellable), tellable, key=_priority_of_task)
+        chosen, wider = _first_fit(ordered, self._slots_left(), room)
+        self._pass(wider)
         return chosen
 
     def _isolation_room(self, isolation: int) -> int:

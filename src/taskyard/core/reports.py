@@ -29,7 +29,7 @@ from taskyard.core.records import (
 )
 from taskyard.core.states import DELAYED
 from taskyard.core.tasks import kept_reason
-from taskyard.core.workers import Worker
+from taskyard.core.workers import SLOTS_UNLIMITED, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Sized
@@ -232,7 +232,7 @@ def _put_back(
     """To the end of their lanes. Where nothing is before them there that was not tried itself, the
     end is an interval away."""
     placed = list(zip(tasks, places, strict=True))
-    alone = [(task, place) for task, place in placed if not _is_before_others(task)]
+    alone = [(task, place) for task, place in placed if not _is_before_others(task, worker)]
     later = [(task, place, scheduler.at_ns + put_off_ns(task), b"") for task, place in alone]
     if later:
         _postpone(scheduler, worker.name, later, event, own_fault=False)
@@ -242,9 +242,11 @@ def _put_back(
     roster.give_back(scheduler, worker, others, ReturnReason.DEFERRED_BACK, runs=ran)
 
 
-def _is_before_others(task: Task) -> bool:
+def _is_before_others(task: Task, worker: Worker) -> bool:
+    """Return whether a lane has something untried for a worker before its end."""
     following = task.lane.peek(1)
-    return bool(following) and not following[0].attempt
+    slots_total = worker.facts.slots_total or SLOTS_UNLIMITED
+    return bool(following) and not following[0].attempt and task.lane.slots_min <= slots_total
 
 
 def put_off_ns(task: Task) -> int:

@@ -354,7 +354,8 @@ class Story:
         """What is put off waits for the next run, what is held until it is let go, and a lane
         that gathers tasks until it has done so for long enough."""
         for tale in tales:
-            self.require(tale.place != WAITS, "run", "leased again in the same run", tale)
+            alone = tale.place != WAITS or not self._is_fitting_before(tale)
+            self.require(alone, "run", "leased again in the same run", tale)
         for key in dict.fromkeys(tale.lane_key for tale in tales):
             lane, rules = self.lanes.of(key), self.lanes.clause(key).rules
             out = self.lanes.count(key, LEASED)
@@ -364,6 +365,18 @@ class Story:
             if early:
                 raise Violation("gathering", f"{key} begins at {at_ns}, not {lane.begins_ns}")
             lane.begins_ns = 0
+
+    def _is_fitting_before(self, late: Tale) -> bool:
+        """Return whether a lane had a task of this run that could have gone in place of a late one:
+        others may wait for slots, or for a worker of their own."""
+        return any(
+            tale.state is READY
+            and tale.lane_key == late.lane_key
+            and tale.place != WAITS
+            and not tale.losses
+            and tale.terms.slots <= late.terms.slots
+            for tale in self.tasks.values()
+        )
 
     def _check_suspects(self, hand: Hand, tales: list[Tale]) -> None:
         """Tasks that lost workers share their next one with the fewer of their kind, the fewer

@@ -788,8 +788,9 @@ class Standing(Worker):
             self.after(delay_ns, partial(self.free, name))
 
     def free(self, name: bytes) -> None:
-        taken = self.taken if name in self.taken else self.taken_before
-        taken.remove(name)
+        """Say INCREMENT. It names no message, so one of before a restart may free a later slot."""
+        if name in self.taken:
+            self.taken.remove(name)
         self.send(events.SlotFreed(0, self.name))
 
 
