@@ -494,7 +494,7 @@ class AsyncClient:
         return self._converse(asking.result_kept(name))
 
     def results(self, names: Sequence[str]) -> Awaited[dict[str, TaskResult]]:
-        """Of those of these tasks that there are: where each is, its result as it was sent or the
+        """Return the state of each known task, with its result as it was sent or the
         reason of its failure, and the length of a result before it was cut, 0 if it is whole."""
         return self._converse(asking.results(names))
 

@@ -274,7 +274,7 @@ class TaskResult(NamedTuple):
 
 
 def results(names: Sequence[str]) -> Conversation[dict[str, TaskResult]]:
-    """Of those of these tasks that there are: where each is, and its result or its reason."""
+    """Return the state of each known task, with its result or its reason."""
     found: dict[str, TaskResult] = {}
     _check_names(names)
     for some in _portions([*dict.fromkeys(names)]):
@@ -294,7 +294,7 @@ def output(name: str) -> Conversation[bytes]:
 
 
 def output_kept(name: str) -> Conversation[Result]:
-    """What a task printed as far as it is kept."""
+    """Return the end of a task's output, as far as it is kept."""
     build = partial(peer.ask, kind=peer.OUTPUT, name=encode_text(name))
     reply = yield from _asked(Query(build))
     (printed,) = _found(reply, name).printed

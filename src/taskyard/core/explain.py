@@ -139,7 +139,7 @@ def _leased(scheduler: Scheduler, task: Task) -> Explanation:
 
 
 def _malformed(lines: int) -> str:
-    """What agents wrote that nothing can be made of; "" if there is no such line."""
+    """Say how many malformed lines a worker's agents wrote; "" for none."""
     return f"; its agents wrote {_count(lines, 'malformed line')} (see its log)" if lines else ""
 
 

@@ -196,7 +196,7 @@ class Ended(Struct, array_like=True, gc=False):
 
 
 class Result(NamedTuple):
-    """What is kept of a task's result or output."""
+    """A task's result or output, as far as it is kept."""
 
     text: bytes
     #: Its length before it was cut; 0: it is whole.

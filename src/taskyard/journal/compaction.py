@@ -260,7 +260,7 @@ class _Pass:
 
 
 def finishings(ledger: Ledger, record: Finished | Cancelled) -> list[Finishing]:
-    """What to keep of the tasks that a record has just ended, with their results, or causes."""
+    """Return what the index keeps of the tasks that a record ended: results, or causes."""
     names = record.names
     results: Sequence[Result | None]
     if isinstance(record, Finished):

@@ -543,7 +543,7 @@ def replaced_process_not_refunded() -> Iterator[None]:
 
 @plant
 def replaced_processes_not_restored() -> Iterator[None]:
-    """Nobody knows after a restart from a snapshot which processes have lost their names."""
+    """A restart from a snapshot forgets which processes lost their names."""
     sound = image.restore
 
     def restore(taken: image.Image) -> Ledger:

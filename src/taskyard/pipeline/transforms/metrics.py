@@ -289,7 +289,7 @@ def _between(added: DataFrame) -> DataFrame:
 
 
 def _carried_on(dense: DataFrame) -> DataFrame:
-    """What is ready and runs at the end of each stretch, and what ran all through it."""
+    """Count the tasks that are ready and run at the end of each interval, and all through it."""
     way = Window.partitionBy(*_SCOPE).orderBy("bucket")
     so_far = way.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     before = way.rowsBetween(Window.unboundedPreceding, -1)
