@@ -264,6 +264,17 @@ def test_rate_is_kept_on_average_and_unused_rate_is_saved_for_a_moment() -> None
     assert len(yard.take(b"w", 99)) == 5
 
 
+def test_rate_that_opens_is_noticed_with_whatever_event_comes_first() -> None:
+    yard = Yard()
+    yard.rules(rate_interval_ns=SECOND_NS)
+    yard.join(b"w", slots_total=9, silence_ns=60 * SECOND_NS)
+    yard.submit(b"a", b"b")
+    assert yard.take(b"w") == [b"a"]
+    yard.ask(b"w", parks=True)
+    yard.now_ns += 2 * SECOND_NS
+    assert assigned(yard.hear(b"w", (b"a", 1))) == [b"b"]
+
+
 def test_rate_of_one_service_is_not_spent_by_another() -> None:
     yard = Yard()
     yard.handle(RulesSet(0, (Clause(b"x", b"x/*", Rules(rate_interval_ns=SECOND_NS)),)))

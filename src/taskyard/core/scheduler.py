@@ -83,9 +83,11 @@ class Scheduler:
 
     def handle(self, event: events.Event) -> list[Effect]:
         """Decide on an event and apply the decision. Returns what the world must do."""
-        self.now_ns = event.now_ns
+        since_ns, self.now_ns = self.now_ns, event.now_ns
         self._effects = []
         decided = len(self._records)
+        if self.ledger.regimes.rated:
+            timers.open_rates(self, since_ns)
         _DECIDERS[type(event)](self, event)
         if self.ledger.gathering:
             timers.gather(self)

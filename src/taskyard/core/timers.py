@@ -65,8 +65,14 @@ def time_passed(scheduler: Scheduler, _event: events.Event) -> None:
     _begin_lanes(scheduler)
     if 0 < scheduler.stuck_check_ns <= scheduler.now_ns:
         watching.tell_stuck(scheduler)
-    if scheduler.ledger.regimes.rated:
-        scheduler.ledger.stirred.update(scheduler.ledger.services)
+
+
+def open_rates(scheduler: Scheduler, since_ns: int) -> None:
+    """Look again at services whose rate has allowed a task since the event before."""
+    for regime in scheduler.ledger.regimes:
+        if since_ns < regime.rate_next_ns <= scheduler.now_ns:
+            for branch in regime.branches:
+                scheduler.ledger.stirred[branch.service.name] = branch.service
 
 
 def _come_due(scheduler: Scheduler) -> None:

@@ -242,6 +242,13 @@ def reservation_kept_in_vain() -> Iterator[None]:
         yield
 
 
+@plant_inside
+def rate_opens_unnoticed() -> Iterator[None]:
+    """Tasks that waited for a rate go on waiting when it allows them."""
+    with swapped(timers, "open_rates", _nothing):
+        yield
+
+
 @plant
 def isolation_ignored() -> Iterator[None]:
     """Tasks that lost workers share the next one with any number of their kind."""
