@@ -70,6 +70,22 @@ def test_what_dies_is_started_again(tmp_path: Path) -> None:
     assert "worker local-1 died (killed by SIGKILL); starting it again" in err
 
 
+def test_worker_that_lost_its_name_is_started_again_and_waits(tmp_path: Path) -> None:
+    with up(tmp_path, "--workers", "1") as (_, client):
+        until(lambda: bool(client.workers()), "its worker is there")
+        first = client.workers()[0]["pid"]
+        with Running(tmp_path, "worker", "--name", "local-1") as other:
+            while "is held by another process" not in other.error_line():
+                pass
+            os.kill(first, signal.SIGSTOP)
+            until(lambda: [one["pid"] for one in client.workers()] == [other.pid], "it took over")
+            os.kill(first, signal.SIGCONT)
+            until(lambda: not is_alive(first), "the replaced one ends")
+            other.kill()
+        assert client.submit(["echo", "hi"]).result(60) == "hi\n"
+        assert client.workers()[0]["pid"] not in (first, other.pid)
+
+
 def test_killed_it_takes_everything_with_it(tmp_path: Path) -> None:
     with up(tmp_path) as (running, client):
         client.submit(["sh", "-c", "echo $$ > pid; exec sleep 600"])

@@ -58,6 +58,9 @@ LOCK_FILE: Final = lock.FILE_NAME
 #: Who runs `up` on a state directory: locked for as long as it runs, with its process id.
 UP_FILE: Final = "up.pid"
 
+#: A worker that ends with 2 after so long was not refused for what it was told.
+NAMED_SECONDS: Final = 2.0
+
 _ENDS_AGAIN: Final = (ExitCode.GOOD, ExitCode.USAGE, ExitCode.STATE_DAMAGED)
 
 _PID_BYTES_MAX: Final = 20
@@ -147,7 +150,7 @@ class Keeper:
         while True:
             began = time.monotonic()
             self.status = self._run_once()
-            if self._stopping.is_set() or self.status in _ENDS_AGAIN:
+            if self._stopping.is_set() or self._is_over(time.monotonic() - began):
                 break
             if time.monotonic() - began > STEADY_SECONDS:
                 delay = RESTART_SECONDS_FIRST
@@ -157,6 +160,20 @@ class Keeper:
             delay = min(2 * delay, RESTART_SECONDS_MAX)
         self.ended.set()
         self.on_end()
+
+    def _is_over(self, seconds: float) -> bool:
+        """Return whether to leave it ended after it ran for so long. A worker that ran for a while
+        before it ended with 2 has lost its name to another process: as a new one it waits."""
+        if self.status == ExitCode.GOOD:
+            return True
+        if self.status not in _ENDS_AGAIN:
+            return False
+        if self._incarnations is None:
+            return True
+        if seconds > NAMED_SECONDS:
+            return False
+        self._say(f"{self.name} ended ({status_text(self.status)}); it is not started again")
+        return True
 
     def _run_once(self) -> int:
         """Start it, and wait until it has ended. Returns its exit status."""
