@@ -49,6 +49,7 @@ def test_time_that_is_up_exits_4_and_says_how_many_are_left(call: Caller) -> Non
         assert "taskyard: 1 task not settled after 0.1 s; `taskyard why NAME`" in said.err
     document = call("wait", "late", "--timeout", "0.1s", "--json").document()
     assert document["settled"] is False
+    assert (document["counts"]["delayed"], document["counts"]["ready"]) == (1, 0)
     call("cancel", "late")
 
 

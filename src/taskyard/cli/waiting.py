@@ -110,6 +110,9 @@ class Group(Protocol):
 
     def unsettled(self) -> int: ...
 
+    def count_waiting(self) -> None:
+        """Count by their states those that are not settled when the time is up."""
+
     def exit_code(self) -> ExitCode: ...
 
 
@@ -122,6 +125,9 @@ class _Counted:
         self.title = ""
         self.counts: dict[str, int] = {state.name.lower(): 0 for state in TaskState}
         self.behind_failure = 0
+
+    def count_waiting(self) -> None:
+        """Leave the counts as they are: the broker made them."""
 
     def _failed(self, scope: Scope) -> Iterator[tuple[str, str]]:
         """Yield the tasks of a scope and their reasons; none while the broker does not answer."""
@@ -210,6 +216,16 @@ class _Named(_Counted):
         self.counts["ready"] = len(self._waiting)
         return not self._waiting
 
+    def count_waiting(self) -> None:
+        """Count the tasks that are not settled by their states, as the broker has them now."""
+        if self.client.silent_since is not None:
+            return
+        found = self.client.results([future.name for future in self._waiting])
+        states = Counter(TaskState(one.state).name.lower() for one in found.values())
+        for state in ("delayed", "ready", "leased"):
+            self.counts[state] = states[state]
+        self.counts["blocked"] = self.behind_failure + states["blocked"]
+
     def _note(self, future: Future) -> None:
         error = None if future.cancelled() else future.exception()
         if future.cancelled():
@@ -259,6 +275,7 @@ def wait_for(talk: Talk, group: Group, ends: float | None = None) -> bool:
                 return False
             meter.count(group.counts, sum(group.counts.values()), group.behind_failure)
             if ends is not None and time.monotonic() >= ends:
+                group.count_waiting()
                 return False
 
 
