@@ -84,7 +84,7 @@ def submit(
         raise UserError("--name has no value: give one before the --, or leave it out")
     raw = {"name": name or f"{campaign or 'task'}-{secrets.token_hex(8)}", **terms_of(given)}
     spec = check(raw | _work(words, given), campaign)
-    warn_of_stdin(talk, given)
+    is_warned = warn_of_stdin(talk, given)
     unknown = Unknown.WAIT if given["wait_for_unknown"] else Unknown.REFUSE
     with connected(talk) as client:
         settle_lanes(client, [spec], campaign)
@@ -97,7 +97,10 @@ def submit(
         if not new and not talk.quiet:
             click.echo(f"task {spec.name} is known already: nothing was submitted", err=True)
         if wait:
-            return _wait(talk, client, spec.name)
+            code = _wait(talk, client, spec.name)
+            if not is_warned:
+                warn_of_stdin(talk, given)  # a slow producer may have written by now
+            return code
     if talk.as_json:
         print_document("submit", name=spec.name, campaign=campaign, new=bool(new))
     else:

@@ -147,13 +147,16 @@ def check_work(words: tuple[str, ...], given: dict[str, Any]) -> None:
         raise UserError("say what to do: a command after --, or --call, or --payload")
 
 
-def warn_of_stdin(talk: Talk, given: dict[str, Any], descriptor: int = 0) -> None:
-    """Warn that input at hand does not reach a command. It may be a loop's: it is not read."""
-    if given["call"] is None and given["payload"] is None and _has_input(descriptor):
+def warn_of_stdin(talk: Talk, given: dict[str, Any], descriptor: int = 0) -> bool:
+    """Warn that input at hand does not reach a command, and return whether that was needed. It may
+    be a loop's: it is not read."""
+    is_lost = given["call"] is None and given["payload"] is None and _has_input(descriptor)
+    if is_lost:
         talk.say(
             "taskyard: warning: stdin is not passed to the task: name a file in the command, or "
             "add </dev/null to silence this"
         )
+    return is_lost
 
 
 def _has_input(descriptor: int) -> bool:
