@@ -197,7 +197,8 @@ def go_on(copy: Store, store: Store, rows: int) -> None:
 def unfinished(portrait: dict[str, Any]) -> dict[str, Any]:
     """A portrait without the ended tasks, which a compaction moves out of memory."""
     tasks = {name: task for name, task in portrait["tasks"].items() if not ending_of(task)}
-    return {**portrait, "tasks": tasks}
+    tries = {name: tries for name, tries in portrait["tries"].items() if name in tasks}
+    return {**portrait, "tasks": tasks, "tries": tries}
 
 
 def ended(portrait: dict[str, Any]) -> dict[bytes, tuple[int, int]]:

@@ -366,7 +366,7 @@ def portrait(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
         "reasons": dict(ledger.reasons),
         "envelopes": dict(ledger.envelopes),
         "outputs": {name: ledger.outputs[name] for name in tasks if name in ledger.outputs},
-        "tries": {name: ledger.tries[name] for name in tasks if name in ledger.tries},
+        "tries": {name: list(ledger.tries[name]) for name in tasks if name in ledger.tries},
     }
 
 
