@@ -1,5 +1,6 @@
 """Queues, lanes, rotation and heaps: order, stale entries, and what is left behind."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,12 +62,11 @@ def test_task_that_is_back_in_front_is_removed_though_a_void_entry_of_it_is_firs
     assert numbers(queue.in_order()) == [10, 6, 7, 8]
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["draw", "peek", "back", "front", "move"]), st.integers(0, 99))
-    )
-)
-def test_queue_holds_what_was_put_into_it_and_not_taken_out(steps: list[tuple[str, int]]) -> None:
+Steps = list[tuple[str, int]]
+
+
+def follow(steps: Steps) -> None:
+    """Do the same to a queue and to a plain list, and compare them after each step."""
     known = tasks(12)
     queue, inside = Queue(0, items=list(known)), list(known)
     for step, number in steps:
@@ -87,6 +87,33 @@ def test_queue_holds_what_was_put_into_it_and_not_taken_out(steps: list[tuple[st
             inside.append(one)
         assert sorted(numbers(queue.in_order())) == sorted(numbers(inside))
         assert queue.stale == len(queue.front) + len(queue.items) - queue.cursor - len(inside)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["draw", "peek", "back", "front", "move"]),
+            st.integers(0, 99),
+        )
+    )
+)
+def test_queue_holds_what_was_put_into_it_and_not_taken_out(steps: Steps) -> None:
+    follow(steps)
+
+
+def test_planted_void_entry_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug that was there: the first entry of a task was taken for its live one."""
+    sound = Queue.discard
+
+    def discard(queue: Queue, task: Task) -> None:
+        if queue.cursor < len(queue.items) and queue.items[queue.cursor] is task:
+            queue.cursor += 1
+        else:
+            sound(queue, task)
+
+    monkeypatch.setattr(Queue, "discard", discard)
+    with pytest.raises(AssertionError):
+        test_task_that_is_back_in_front_is_removed_though_a_void_entry_of_it_is_first()
 
 
 def test_queue_gives_back_the_room_of_what_has_passed() -> None:

@@ -299,9 +299,7 @@ def test_wide_task_says_which_worker_is_reserved_for_it(yard: Yard) -> None:
     yard.take(b"w")
     yard.submit(b"wide", slots=2)
     assert yard.take(b"w") == []
-    expected = (
-        "it is ready and takes 2 slots: worker w is reserved for it, and 1 of its slots are free"
-    )
+    expected = "it is ready and takes 2 slots: worker w is reserved for it and has 1 free slot"
     assert sentence(yard, b"wide", Reason.RESERVED) == expected
     yard.submit(b"b")
     expected = "it is ready, but worker w, which has a free slot, is reserved for another task"

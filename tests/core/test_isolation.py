@@ -11,11 +11,14 @@ import pytest
 from taskyard.core import invariants
 from taskyard.core.effects import Assign, Effect
 from taskyard.core.events import (
+    Clause,
     DrainAsked,
     Event,
     Outcome,
     PauseAsked,
     ResumeAsked,
+    Rules,
+    RulesSet,
     SubmitAsked,
     WorkAsked,
     WorkerAppeared,
@@ -348,12 +351,31 @@ def test_wide_task_of_a_serial_lane_keeps_its_place() -> None:
     assert (yard.take(b"u"), yard.take(b"w")) == ([b"a"], [b"b"])
     yard.submit(b"wide", slots=2, lanes=[b"x"])
     yard.submit(b"next", lanes=[b"x"])
-    assert yard.take(b"u") == [b"next"]  # the lane was free, and the worker asked before
-    yard.finish(b"u", b"next")
-    yard.submit(b"more", lanes=[b"x"])
     assert yard.take(b"u") == []
     yard.finish(b"w", b"b")
     assert yard.take(b"w") == [b"wide"]
+    assert yard.take(b"u") == []  # of a serial lane one task is out
+    yard.finish(b"w", b"wide")
+    assert yard.take(b"u") == [b"next"]
+
+
+@pytest.mark.parametrize(
+    "rules", [Rules(workers_max=1), Rules(rate_interval_ns=3600 * SECOND_NS)], ids=["limit", "rate"]
+)
+def test_worker_is_not_reserved_for_a_task_that_a_limit_holds_back(rules: Rules) -> None:
+    yard = Yard()
+    yard.handle(RulesSet(0, (Clause(b"x", b"x/*", rules),)))
+    yard.join(b"a", slots_total=4, silence_ns=60 * SECOND_NS, services=(b"x", b"default"))
+    yard.submit(b"long")
+    assert yard.take(b"a") == [b"long"]
+    yard.ask(b"a", 4, parks=True)
+    yard.submit(b"wide", slots=4, service=b"x")
+    assert [one.task.name for one in yard.scheduler.ledger.reservations] == [b"wide"]
+    yard.join(b"b", slots_total=1, silence_ns=60 * SECOND_NS, services=(b"x",))
+    yard.submit(b"small", service=b"x", priority=1)
+    assert yard.take(b"b") == [b"small"]
+    assert yard.scheduler.ledger.reservations == []
+    assert assigned(yard.submit(b"other")) == [b"other"]
 
 
 def test_task_that_no_worker_can_hold_reserves_none_and_hides_none_that_can() -> None:

@@ -237,7 +237,7 @@ def _reserved(scheduler: Scheduler, task: Task) -> Explanation | None:
         return Explanation(Reason.ALONE, f"{_last_attempt(task)}: {sentence}")
     free = max(0, worker.slots_free)
     sentence = f"it is ready and takes {slots} slots: worker {name} is reserved for it"
-    return Explanation(Reason.RESERVED, f"{sentence}, and {free} of its slots are free")
+    return Explanation(Reason.RESERVED, f"{sentence} and has {_count(free, 'free slot')}")
 
 
 def _last_attempt(task: Task) -> str:

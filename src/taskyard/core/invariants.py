@@ -308,11 +308,21 @@ def _check_work_conservation(scheduler: Scheduler) -> None:
         if worker.state is not WorkerState.PARKED or worker.slots_free <= 0 or worker.wanted <= 0:
             continue
         kept_for = None if worker.reservation is None else worker.reservation.task
+        if kept_for is not None:
+            _check_kept(scheduler, worker, kept_for)
         tasks = kinds.values() if kept_for is None else [kept_for]
         idle = [task for task in tasks if _could_go(scheduler, worker, task)]
         if idle and not (worker.facts.called and _are_called(scheduler, idle, ready)):
             name = worker.name
             raise Violated(f"{name!r} waits beside {idle[0].name!r}, which it could be given")
+
+
+def _check_kept(scheduler: Scheduler, worker: Worker, task: Task) -> None:
+    """A worker is kept free for a task that lacks nothing but its room."""
+    begins = all(one.lane is not task.lane for one in worker.held())
+    open_to = _is_open(scheduler, task.lane, begins=begins)
+    placed = _has_place(scheduler.ledger, worker, task, begins=begins)
+    _require(open_to and placed, f"{worker.name!r} is kept for {task.name!r}, which a limit holds")
 
 
 def _said(task: Task) -> bytes:
@@ -325,7 +335,7 @@ def _are_called(scheduler: Scheduler, idle: list[Task], ready: list[Task]) -> bo
     """Return whether as many workers were told of work as there are tasks that they could get: the
     idle ones, and all that are ready in their lanes."""
     lanes = {id(task.lane): task.lane for task in idle}
-    services = {lane.service.name for lane in lanes.values()}
+    services = [lane.service.name for lane in lanes.values()]
     called = [
         worker
         for worker in scheduler.ledger.workers.values()

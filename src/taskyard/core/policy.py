@@ -378,6 +378,10 @@ class Choice:
         if len(chosen) < room and not self.untellable:  # all of it was looked at
             lane.slots_min = min((task.terms.slots for task in seen), default=1)
         self._pass(wider)
+        if wider and lane.name:
+            reserve(self.ledger, self.passed.values(), self.now_ns)
+            places = lane.branch.regime.lane_room - lane.leased - self._kept_places(lane)
+            chosen = chosen[: max(0, places)]  # none takes the last place before a wide one
         return chosen
 
     def _pass(self, tasks: Iterable[Task], *, alone: bool = False) -> None:
@@ -654,12 +658,13 @@ def blocked(ledger: Ledger, lane: Lane, now_ns: int) -> Hold | None:
 
 def review_reservations(ledger: Ledger, now_ns: int) -> None:
     """End reservations whose task no longer waits for the worker: it was leased, moved, paused,
-    cancelled, or can't be held by it any more."""
+    cancelled, is refused by a limit, or can't be held by it any more."""
     for one in list(ledger.reservations):
-        task, worker = one.task, one.worker
-        waits = task.state is READY and not blocked(ledger, task.lane, now_ns)
-        offered = task.lane.service.name in worker.facts.services and could_hold(worker, task)
-        if not (waits and offered and (task.isolation == ALONE) is one.alone):
+        task, worker, lane = one.task, one.worker, one.task.lane
+        waits = task.state is READY and not blocked(ledger, lane, now_ns)
+        offered = lane.service.name in worker.facts.services and could_hold(worker, task)
+        allowed = waits and offered and is_open_to(ledger, lane, worker, now_ns)
+        if not allowed or (task.isolation == ALONE) is not one.alone:
             ledger.unreserve(worker)
 
 
