@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import structs
 
 from taskyard.core import agenda, aging, apply, image, policy, records, scheduler, timers
-from taskyard.core.agenda import Lane, Queue, Service
+from taskyard.core.agenda import Lane, Service
 from taskyard.core.events import RulesSet
 from taskyard.core.ledger import Ledger
 from taskyard.core.scheduler import Scheduler
@@ -253,22 +253,4 @@ def rate_opens_unnoticed() -> Iterator[None]:
 def isolation_ignored() -> Iterator[None]:
     """Tasks that lost workers share the next one with any number of their kind."""
     with swapped(policy, "isolation_room", lambda _isolation, slots: slots):
-        yield
-
-
-@plant_inside
-def void_entry_taken_for_the_live_one() -> Iterator[None]:
-    """A task that is taken out of its queue while a void entry of it is first stays in it."""
-
-    def is_void(_queue: Queue, _task: Task) -> bool:
-        return False
-
-    def discard(self: Queue, task: Task) -> None:
-        if self.cursor < len(self.items) and self.items[self.cursor] is task:
-            self.cursor += 1
-        else:
-            sound(self, task)
-
-    sound = Queue.discard
-    with swapped(Queue, "_is_void", is_void), swapped(Queue, "discard", discard):
         yield

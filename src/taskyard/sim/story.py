@@ -369,12 +369,16 @@ class Story:
     def _is_fitting_before(self, late: Tale) -> bool:
         """Return whether a lane had a task of this run that could have gone in place of a late one:
         others may wait for slots, or for a worker of their own."""
+        hand = self.workers[late.worker]
+        used = sum(tale.terms.slots for tale in hand.held.values()) + sum(hand.slots_kept)
+        total = hand.facts.slots_total or used + late.terms.slots
+        room = total - used + late.terms.slots
         return any(
             tale.state is READY
             and tale.lane_key == late.lane_key
             and tale.place != WAITS
             and not tale.losses
-            and tale.terms.slots <= late.terms.slots
+            and tale.terms.slots <= room
             for tale in self.tasks.values()
         )
 
