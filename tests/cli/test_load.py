@@ -101,7 +101,7 @@ def test_dry_run_that_skips_bad_lines_says_what_it_would_leave_out_and_exits_0(
 def test_dry_run_that_skips_bad_rows_exits_0_in_the_pipeline_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What Spark finds is given: the verb alone is under test."""
+    """Give what Spark would find: the verb alone is under test."""
     judged = SimpleNamespace(places=[0, 1])
     checked = SimpleNamespace(judge_again=lambda known: None, rejects=["x:3: bad"], judged=judged)  # noqa: ARG005
     monkeypatch.setattr(pipeline_load, "_spark", lambda *_: nullcontext())

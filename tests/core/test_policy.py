@@ -1,4 +1,4 @@
-"""Who next: priorities, lanes in rotation, limits in order, slots, workers by use."""
+"""Choice of tasks and workers: priorities, rotation, limits in order, slots, use."""
 
 from typing import Any
 

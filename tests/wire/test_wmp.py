@@ -468,7 +468,7 @@ def held_by(incarnation: int) -> Said:
 
 
 def newcomer(manager: Manager, command: str = "READY", **more: Any) -> list[Said]:
-    """What process 2 of the id `w` is told, by its own route."""
+    """Return the replies to process 2 of the id `w`, by its own route."""
     return manager.say(command, {"worker": "w", "incarnation": 2, **more}, route=b"2")
 
 

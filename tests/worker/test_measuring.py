@@ -1,4 +1,4 @@
-"""What a worker measures of each attempt: its start and end, its status, what it used."""
+"""A worker measures each attempt: start and end, status, CPU time and memory."""
 
 from __future__ import annotations
 

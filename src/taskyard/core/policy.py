@@ -14,7 +14,7 @@ another task waiting: whatever fits is chosen past them.
 from __future__ import annotations
 
 from enum import Enum
-from heapq import heapify, heappop, heappush, nlargest
+from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
@@ -336,7 +336,7 @@ class Choice:
             return False
         return _left(regime.rules.workers_max, regime.serving + begun.get(regime, 0)) > 0
 
-    def _room(self, lane: Lane, *, begins: bool, reserved: Task | None = None) -> int:
+    def _room(self, lane: Lane, *, begins: bool, is_reserved: bool = False) -> int:
         """How many tasks of a lane its own limits and the rate allow this worker. A task that a
         worker is reserved for keeps its place in the lane."""
         room, regime = self.count, lane.branch.regime
@@ -345,9 +345,8 @@ class Choice:
                 return 0
             if regime.rules.overfeed:
                 room = min(room + self.extra, self._slots_left())
-            room = min(room, regime.lane_room - lane.leased)
-            if self.ledger.reservations and reserved is None:
-                room = min(room, regime.lane_room - lane.leased - self._kept_places(lane))
+            kept = 0 if is_reserved else self._kept_places(lane)
+            room = min(room, regime.lane_room - lane.leased - kept)
         if regime.is_plain:
             return room
         if regime.rules.rate_interval_ns:
@@ -429,22 +428,23 @@ class Choice:
             open_count = min(self._isolation_room(isolation), room - len(chosen))
             if open_count <= 0:
                 continue
-            tellable = [task for task in group.values() if self._can_tell(task)]
-            ordered = nlargest(len(tellable), tellable, key=_priority_of_task)
-            some, wider = _first_fit(ordered, slots, open_count)
+            some = self._fit(group.values(), slots, open_count)
             slots -= sum(task.terms.slots for task in some)
             self._isolated()[isolation] += len(some)
             chosen += some
-            self._pass(wider)
         return chosen
 
     def _put_off(self, lane: Lane, room: int) -> list[Task]:
         """Return tasks that wait for the next run of a lane, which has no others for this worker:
         those may wait for slots that no worker has."""
-        later = [] if lane.rare is None else list(lane.rare.later.values())
-        tellable = [task for task in later if self._can_tell(task)]
-        ordered = nlargest(len(tellable), tellable, key=_priority_of_task)
-        chosen, wider = _first_fit(ordered, self._slots_left(), room)
+        later = [] if lane.rare is None else lane.rare.later.values()
+        return self._fit(later, self._slots_left(), room)
+
+    def _fit(self, tasks: Iterable[Task], slots: int, count: int) -> list[Task]:
+        """Return the first of these tasks, by priority, that the worker can be told and has slots
+        for."""
+        tellable = [task for task in tasks if self._can_tell(task)]
+        chosen, wider = _first_fit(_by_priority(tellable), slots, count)
         self._pass(wider)
         return chosen
 
@@ -466,8 +466,7 @@ class Choice:
         for name in worker.facts.services:
             service = self.ledger.services.get(name)
             if service is not None and service.last_attempts:
-                tasks = list(service.last_attempts.values())
-                for task in nlargest(len(tasks), tasks, key=_priority_of_task):
+                for task in _by_priority(service.last_attempts.values()):
                     self._redeem(task)
                     if self.tasks:
                         return
@@ -480,7 +479,7 @@ class Choice:
         begins = not lane.is_served_by(self.worker)
         if begins and self.limited and not self._may_begin(lane.branch.regime):
             return
-        if self.count > 0 and self._room(lane, begins=begins, reserved=task) > 0:
+        if self.count > 0 and self._room(lane, begins=begins, is_reserved=True) > 0:
             self.tasks = [task]
             self.closed = True
 
@@ -520,8 +519,9 @@ def _turn_of_branch(branch: Branch) -> int:
     return branch.turn
 
 
-def _priority_of_task(task: Task) -> int:
-    return task.terms.priority
+def _by_priority(tasks: Iterable[Task]) -> list[Task]:
+    """Return tasks by priority, those of one priority in the order given."""
+    return sorted(tasks, key=lambda task: task.terms.priority, reverse=True)
 
 
 def begins_to_wait_in_line(worker: Worker) -> bool:

@@ -1,4 +1,4 @@
-"""What simulated workers say of how their attempts ran: true for the attempt, by a wrong clock.
+"""Measurements by simulated workers: true for the attempt, by a wrong clock.
 
 Made of names and numbers alone, so that a schedule's random choices stay as they are.
 """

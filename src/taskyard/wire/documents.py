@@ -354,7 +354,7 @@ def worker(view: effects.WorkerView) -> Worker:
 
 
 def _worker_state(view: effects.WorkerView) -> str:
-    """What a worker does, from what it holds."""
+    """Name the state of a worker, from what it holds."""
     if view.state is WorkerState.DRAINING:
         return "draining"
     if not view.slots_used:

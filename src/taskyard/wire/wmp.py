@@ -323,7 +323,7 @@ class Wmp:
         return [_reply(ticket, wmp.ManagerPing(self._id(ticket.worker), ready, self._manager))]
 
     def _refused(self, effect: effects.Refused) -> list[Reply]:
-        """Who comes too late, by a key that is not good for this, or by another's id."""
+        """Refuse a peer that is late, has a key without this right, or uses another's id."""
         ticket = self._tickets.pop(effect.request, None)
         if ticket is None:
             return []

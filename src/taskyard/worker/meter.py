@@ -1,4 +1,4 @@
-"""What one call used, measured by the process that makes it.
+"""The time and memory of one call, measured by the process that makes it.
 
 Owns the process's counters from the start of a call to its end. Peak memory is the kernel's own
 high-water mark, which is reset before each call. Where that can't be reset it is not known.
