@@ -2,7 +2,7 @@
 
 from taskyard.core.effects import Effect, Wake
 from taskyard.core.events import Outcome
-from tests.core.kit import Yard
+from tests.core.kit import Yard, assigned
 
 
 def calls(effects: list[Effect]) -> list[bytes]:
@@ -43,3 +43,15 @@ def test_worker_that_was_called_twice_at_once_does_not_keep_another_from_being_c
     assert calls(yard.ask(b"u", parks=True)) == [b"u"]  # it asked again before the call reached it
     yard.ask(b"w", parks=True)
     assert calls(yard.submit(b"b")) == [b"w"]
+
+
+def test_another_worker_is_called_when_the_called_one_takes_a_task_of_another_service() -> None:
+    yard = Yard()
+    yard.join(b"u", called=True, services=(b"x", b"y"))
+    yard.ask(b"u", parks=True)
+    assert calls(yard.submit(b"y0", service=b"y")) == [b"u"]
+    yard.join(b"w", called=True, services=(b"y",))
+    yard.ask(b"w", parks=True)
+    yard.submit(b"x0", service=b"x")
+    effects = yard.ask(b"u")
+    assert (assigned(effects), calls(effects)) == ([b"x0"], [b"w"])

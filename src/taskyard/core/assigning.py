@@ -154,6 +154,7 @@ def _note_use(scheduler: Scheduler, worker: Worker, tasks: list[Task]) -> None:
         for task in tasks:
             policy.rate_spend(task.lane.branch.regime, 1, scheduler.now_ns)
     waited = worker.state in (PARKED, CALLED)
+    roster.not_called(scheduler.ledger, worker)  # it may have taken a task of another service
     worker.turn(Turn.SERVED)
     if worker.facts.standing:
         park(scheduler, worker, worker.slots_free)

@@ -35,6 +35,7 @@ REGRESSIONS: Final[dict[int, str]] = {
     910217: "the model took an INCREMENT of before a restart for one of a later message",
     910458: "the invariant counted tasks of full lanes as work to call workers for",
     920919: "a rate that opened before another event was not noticed",
+    941003: "a worker that was called for one service took a task of another, and none was called",
     900306: "the model expected an answer that waits, in order, for one before it",
     900429: "the model took slots of answers since a restart for those of before it",
     900273: "a worker that was called twice at once counted twice, and another was not woken",
