@@ -286,6 +286,68 @@ def test_steps_that_are_good_exit_0(
     assert capfd.readouterr().out.endswith("yard: all good\n")
 
 
+@pytest.fixture
+def test_step(yard: ModuleType) -> Callable[[str], int]:
+    """Run one step of real tests: a file with this text, in the launcher's own checkout."""
+
+    def run(text: str) -> int:
+        yard.VENV.mkdir()
+        yard.BIN.symlink_to(Path(sys.executable).parent)
+        (yard.ROOT / "test_it.py").write_text(text)
+        return int(yard.run_steps({"others": ["pytest", "-q"]}))
+
+    return run
+
+
+FAILS_ONCE = """
+import pathlib
+
+def test_first_time_fails():
+    been = pathlib.Path("been")
+    known = been.exists()
+    been.touch()
+    assert known
+
+def test_steady():
+    runs = pathlib.Path("runs")
+    runs.write_text(runs.read_text() + "." if runs.exists() else ".")
+"""
+
+
+def test_test_that_fails_once_is_run_again_alone_and_named(
+    yard: ModuleType, test_step: Callable[[str], int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert test_step(FAILS_ONCE) == 0
+    printed = capfd.readouterr().out
+    assert "yard: UNSTEADY: 1 tests failed beside others and passed alone:" in printed
+    assert "yard:   test_it.py::test_first_time_fails\n" in printed
+    assert (yard.ROOT / "runs").read_text() == "."
+
+
+def test_test_that_fails_twice_fails_the_step(
+    test_step: Callable[[str], int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert test_step("def test_bad():\n    assert False\n") == 1
+    printed = capfd.readouterr().out
+    assert "UNSTEADY" not in printed
+    assert printed.endswith("yard: FAILED: others\n")
+
+
+def test_many_failures_are_not_run_again(
+    yard: ModuleType, test_step: Callable[[str], int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    many = yard.RETRIED_TESTS_MAX + 1
+    text = f"import pytest\n\n@pytest.mark.parametrize('n', range({many}))\n"
+    assert test_step(f"{text}def test_bad(n):\n    assert False\n") == 1
+    assert "running them again" not in capfd.readouterr().out
+
+
+def test_file_that_cannot_be_read_is_not_run_again_in_vain(
+    test_step: Callable[[str], int],
+) -> None:
+    assert test_step("def test_(:\n") == 1
+
+
 def note_steps(yard: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """Note steps in place of running them."""
     noted: dict[str, list[str]] = {}
