@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from taskyard.cli.options import Talk, json_option, quiet_option, state_option, verbose_option
+from taskyard.cli.printing import encode_json
 from taskyard.cli.progress import Meter
 from taskyard.cli.words import count
 from taskyard.errors import ExitCode, JournalDamaged, StateLocked, UserError
@@ -183,7 +184,7 @@ class Steps(Meter):
 def _print_document(verb: str, state: Path, content: Findings | Outcome, **more: object) -> None:
     opening = {"version": DOCUMENT_VERSION, "document": f"journal {verb}", "state": str(state)}
     document = {**opening, **more, **msgspec.structs.asdict(content)}
-    click.echo(msgspec.json.encode(document).decode())
+    click.echo(encode_json(document))
 
 
 def _outcome_in_words(outcome: Outcome) -> str:
