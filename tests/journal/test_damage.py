@@ -13,7 +13,7 @@ import pytest
 
 from taskyard.errors import FormatUnknown, StateError
 from taskyard.journal.chain import SEALED_BYTES, Row
-from taskyard.journal.inspection import check
+from taskyard.journal.readonly import check
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.witness import SLOT_SPACING_BYTES
 

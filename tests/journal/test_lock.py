@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from taskyard.errors import ExitCode, JournalFailed, StateLocked
-from taskyard.journal.lock import FILE_NAME, StateLock
+from taskyard.errors import ExitCode, JournalFailed, StateLocked, UserError
+from taskyard.journal.files import OWNER_VARIABLE, check_owner
+from taskyard.journal.lock import FILE_NAME, ReadLock, StateLock
 
 HOLD = """
 import sys
@@ -134,3 +135,73 @@ def test_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "state").write_bytes(b"")
     with pytest.raises(JournalFailed, match=r"can't use .*/state as state directory: Not a dir"):
         StateLock(tmp_path / "state")
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "pipe", "directory"])
+def test_lock_that_is_no_file_is_refused_and_nothing_is_written(tmp_path: Path, kind: str) -> None:
+    state, precious = tmp_path / "state", tmp_path / "precious"
+    state.mkdir(mode=0o700)
+    precious.write_text("kept")
+    lock = state / FILE_NAME
+    if kind == "pipe":
+        os.mkfifo(lock)
+    elif kind == "directory":
+        lock.mkdir()
+    else:
+        lock.symlink_to(precious if kind == "link" else tmp_path / "missing")
+    for lock_it in (StateLock, ReadLock):
+        with pytest.raises((UserError, JournalFailed)) as refused:
+            lock_it(state)
+        assert kind == "directory" or str(lock) in str(refused.value)
+    assert precious.read_text() == "kept"
+    assert not (tmp_path / "missing").exists()
+
+
+def test_link_to_a_state_directory_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to("real")
+    with StateLock(tmp_path / "link"), pytest.raises(StateLocked):
+        StateLock(tmp_path / "real")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a directory another user's")
+class TestOwner:
+    OTHER = 65534
+
+    @pytest.fixture
+    def foreign(self, tmp_path: Path) -> Path:
+        state = tmp_path / "state"
+        state.mkdir(mode=0o700)
+        os.chown(state, self.OTHER, self.OTHER)
+        return state
+
+    def test_root_refuses_a_state_directory_of_another_user(self, foreign: Path) -> None:
+        with pytest.raises(UserError, match=r"belongs to user 65534, not to user 0 .*OWNER=65534"):
+            StateLock(foreign)
+        assert not [*foreign.iterdir()]
+
+    @pytest.mark.parametrize(("said", "is_accepted"), [("any", 1), ("65534", 1), ("1000", 0)])
+    def test_variable_names_whose_it_may_be(
+        self, foreign: Path, monkeypatch: pytest.MonkeyPatch, said: str, is_accepted: int
+    ) -> None:
+        monkeypatch.setenv(OWNER_VARIABLE, said)
+        if is_accepted:
+            StateLock(foreign).release()
+        else:
+            with pytest.raises(UserError, match="belongs to user 65534"):
+                StateLock(foreign)
+
+    def test_state_directory_of_root_is_accepted(self, tmp_path: Path) -> None:
+        os.chown(tmp_path, 0, 0)
+        check_owner(tmp_path, {})
+
+
+@pytest.mark.parametrize(("mode", "is_open"), [(0o700, 0), (0o755, 0), (0o770, 1), (0o1777, 1)])
+def test_state_directory_that_others_may_write_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, is_open: int
+) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    state.chmod(mode)
+    StateLock(state).release()
+    assert ("other users may write in it" in caplog.text) is bool(is_open)

@@ -16,7 +16,7 @@ import pytest
 from taskyard.errors import FormatUnknown, JournalDamaged, JournalFailed
 from taskyard.journal import schema
 from taskyard.journal import sqlite as module
-from taskyard.journal.inspection import check
+from taskyard.journal.readonly import check
 from taskyard.journal.sqlite import SqliteStore
 
 DATABASE, LOG, WITNESS = "journal.sqlite", "journal.sqlite-wal", "witness"

@@ -318,7 +318,7 @@ class TestCheck:
         self, shell: Shell, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sound = Findings(rows=1, row_first=1, row_last=1, torn_bytes=99)
-        monkeypatch.setattr(checkup, "check", lambda *_, **__: sound)
+        monkeypatch.setattr(checkup, "check_live", lambda *_, **__: sound)
         assert shell("check") == 0
         assert "99 bytes of an unfinished write at its end, never acknowledged" in shell.out
 
@@ -472,13 +472,13 @@ class TestCheck:
         self, shell: Shell, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         looks = [Findings(wrong=["torn"]), Findings(), Findings(wrong=["not looked at"])]
-        monkeypatch.setattr(checkup, "check", lambda *_, **__: looks.pop(0))
+        monkeypatch.setattr(checkup, "check_live", lambda *_, **__: looks.pop(0))
         assert shell("check", "--live") == 0
         assert len(looks) == 1
 
     def test_live_look_ends(self, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
         looks = [Findings(wrong=[f"look {number}"]) for number in range(9)]
-        monkeypatch.setattr(checkup, "check", lambda *_, **__: looks.pop(0))
+        monkeypatch.setattr(checkup, "check_live", lambda *_, **__: looks.pop(0))
         assert shell("check", "--live") == 6
         assert len(looks) == 6
 

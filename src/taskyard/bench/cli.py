@@ -1,6 +1,7 @@
 """The benchmarks' command: runs a suite, prints its table, writes its JSON."""
 
 import platform
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -148,7 +149,7 @@ def pipeline_command(
 
 def _whisper() -> Callable[[str], None]:
     """How it goes is nobody's output."""
-    console = Console(stderr=True)
+    console = Console(file=getattr(sys.stderr, "stream", sys.stderr))  # past the escapes
     return lambda text: console.print(text, style="dim")
 
 
@@ -169,7 +170,7 @@ def show(suite: str, lines: Sequence[Line]) -> None:
         bounds = ["" if mark is None else f"{mark:g}" for mark in (one.floor, one.goal)]
         figures = (_shown(one.best), _shown(one.worst))
         table.add_row(one.what, *figures, one.unit, *bounds, one.verdict)
-    console = Console()
+    console = Console(file=getattr(sys.stdout, "stream", sys.stdout))  # past the escapes
     if not console.is_terminal:
         console.width = _WIDTH_IN_A_FILE
     console.print(table)

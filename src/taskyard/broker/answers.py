@@ -21,7 +21,7 @@ from taskyard.core.tasks import Result
 from taskyard.errors import JournalDamaged
 from taskyard.journal.files import PUT_BACK
 from taskyard.journal.recovery import EndedIndex, causes_in, records_of, results_in, text_in
-from taskyard.journal.store import Store
+from taskyard.journal.store import StoreReader
 
 #: Decoded rows that are kept from one turn to the next, and their bytes in all: enough for clients
 #: that fetch results in the order in which they came, nothing against the tasks in memory.
@@ -42,7 +42,7 @@ TURN_READ_BYTES_MAX: Final = 2 * TURN_BYTES_MAX
 class Answers:
     """Completes answers from the journal's rows and, where those are trimmed, from the index."""
 
-    def __init__(self, store: Store, index: EndedIndex | None) -> None:
+    def __init__(self, store: StoreReader, index: EndedIndex | None) -> None:
         self._store = store
         self._index = index
         #: The first record of a row, all of them, and how many bytes they were.

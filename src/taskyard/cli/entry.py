@@ -16,6 +16,7 @@ import click
 from taskyard import __version__
 from taskyard.cli.lazy import LazyGroup
 from taskyard.cli.options import Talk, config_option, verbose_option
+from taskyard.cli.terminal import guarded
 from taskyard.cli.verbs import VERBS
 from taskyard.cli.words import plain
 from taskyard.errors import ExitCode, JournalDamaged, TaskyardError, UserError
@@ -55,6 +56,11 @@ def _complete() -> NoReturn:
 
 def run(group: click.Command, arguments: Sequence[str]) -> int:
     """Run a command and return its exit code; what went wrong is on stderr by then."""
+    with guarded():
+        return _run(group, arguments)
+
+
+def _run(group: click.Command, arguments: Sequence[str]) -> int:
     talk = Talk()
     answer: object = None
     try:

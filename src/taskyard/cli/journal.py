@@ -13,13 +13,14 @@ import click
 import msgspec
 
 from taskyard.cli.options import Talk, json_option, quiet_option, state_option, verbose_option
+from taskyard.cli.printing import encode_json
 from taskyard.cli.progress import Meter
 from taskyard.cli.words import count
 from taskyard.errors import ExitCode, JournalDamaged, StateLocked, UserError
 from taskyard.journal import checkup, compaction, schema
 from taskyard.journal.checkup import Findings
 from taskyard.journal.compaction import Outcome
-from taskyard.journal.lock import StateLock
+from taskyard.journal.lock import ReadLock, StateLock
 from taskyard.journal.sqlite import SqliteStore
 
 #: Of every document that is printed with --json. A new field is no new version.
@@ -56,8 +57,8 @@ def check(state: Path, *, as_json: bool, deep: bool, live: bool) -> ExitCode:
     """Say what is in a state directory, and whether it is sound.
 
     Verifies the journal's chain and witness, the snapshots, the history files and the index of
-    finished tasks, and that they belong together. Reads the databases from a copy and changes no
-    content; only STATE/lock is written, to keep a broker out. Exit 0 if all is sound, 6 if
+    finished tasks, and that they belong together. Changes no content: only STATE/lock is written,
+    to keep a broker out, and a full or read-only disk will do. Exit 0 if all is sound, 6 if
     something is damaged: then it says what is wrong and what is lost.
 
     While a broker runs it is refused (exit 2), because what is being written can look damaged.
@@ -127,16 +128,16 @@ def _require_state(state: Path) -> None:
 
 
 def _look(state: Path, *, deep: bool) -> Findings:
-    with StateLock(state):
+    with ReadLock(state):
         return checkup.check(state, deep=deep)
 
 
 def _look_live(state: Path, *, deep: bool) -> Findings:
-    findings = checkup.check(state, deep=deep)
+    findings = checkup.check_live(state, deep=deep)
     for _ in range(_LIVE_LOOKS_MAX - 1):
         if not findings.wrong:
             break
-        findings = checkup.check(state, deep=deep)
+        findings = checkup.check_live(state, deep=deep)
     return findings
 
 
@@ -183,7 +184,7 @@ class Steps(Meter):
 def _print_document(verb: str, state: Path, content: Findings | Outcome, **more: object) -> None:
     opening = {"version": DOCUMENT_VERSION, "document": f"journal {verb}", "state": str(state)}
     document = {**opening, **more, **msgspec.structs.asdict(content)}
-    click.echo(msgspec.json.encode(document).decode())
+    click.echo(encode_json(document))
 
 
 def _outcome_in_words(outcome: Outcome) -> str:

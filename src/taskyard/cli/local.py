@@ -27,7 +27,7 @@ from msgspec import Struct
 from taskyard.client.household import Incarnations
 from taskyard.errors import ExitCode, StateLocked
 from taskyard.journal import lock
-from taskyard.journal.files import PRIVATE_FILE, make_private_directory
+from taskyard.journal.files import check_owner, make_private_directory, open_regular
 from taskyard.net.terminal import Terminal
 from taskyard.worker.processes import status_text
 
@@ -306,7 +306,7 @@ class Crew:
 def hired(path: Path) -> int | None:
     """The process that holds the lock on a file, by what it wrote there; None if nobody does."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = lock.open_file(path)
     except FileNotFoundError:
         return None
     try:
@@ -323,7 +323,8 @@ def hired(path: Path) -> int | None:
 def on_duty(state: Path) -> Iterator[None]:
     """Say in the state directory that this process runs it, for as long as it does."""
     make_private_directory(state)
-    descriptor = os.open(state / UP_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+    check_owner(state)
+    descriptor = open_regular(state / UP_FILE, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -15,11 +15,12 @@ import click
 
 from taskyard.cli.choosing import campaign_option, lane_meant, scope_from, scope_options
 from taskyard.cli.completion import complete_lane, complete_name, complete_service
-from taskyard.cli.options import Talk, broker_options
+from taskyard.cli.options import Talk, broker_options, raw_option
 from taskyard.cli.pausing import pauses_of
 from taskyard.cli.printing import (
     DOCUMENT_VERSION,
     ROWS_DRAWN_MAX,
+    encode_json,
     example,
     print_document,
     print_table,
@@ -102,13 +103,11 @@ def list_tasks(
 
 def _write_list(views: Iterable[dict[str, Any]], rest: Iterator[object]) -> bool:
     """One document, written as its tasks come. Returns whether there are more."""
-    import msgspec  # noqa: PLC0415  # when it is used
-
     click.echo(f'{{"version":{DOCUMENT_VERSION},"document":"list","tasks":[', nl=False)
     line = iter(views)
     comma = b""
     while some := list(islice(line, ROWS_DRAWN_MAX)):
-        click.echo(comma + b"\n" + b",\n".join(map(msgspec.json.encode, some)), nl=False)
+        click.echo(comma + b"\n" + b",\n".join(map(encode_json, some)), nl=False)
         comma = b","
     more = next(rest, None) is not None
     click.echo(f'\n],"more":{"true" if more else "false"}}}')
@@ -168,15 +167,16 @@ def _value(key: str, value: object) -> str:
 @click.command(epilog=example("result fetch-a --output a.bin"))
 @click.argument("name", shell_complete=complete_name)
 @click.option("--output", metavar="FILE", help="Write it there instead of to stdout.")
+@raw_option
 @broker_options
 @click.pass_obj
 def result(talk: Talk, name: str, output: str | None) -> ExitCode:
     """Print the result of a task, byte for byte.
 
-    Of a command it is what it wrote to stdout, of a function what it returned, as JSON. Only on a
-    terminal a line that it leaves open is ended. Exit 1 if there is none: the task failed, was
-    cancelled, or is not done yet. Of more than 1 MiB the end is kept and printed: that is reported
-    on stderr, and exits 1, too.
+    Of a command it is what it wrote to stdout, of a function what it returned, as JSON. On a
+    terminal, control characters are escaped (see --raw) and an open last line is ended. Exit 1 if
+    there is none: the task failed, was cancelled, or is not done yet. Of more than 1 MiB the end is
+    kept and printed: that is reported on stderr, and exits 1, too.
     """
     with looking(talk) as broker:
         value = broker.result_kept(name)
@@ -191,12 +191,14 @@ def result(talk: Talk, name: str, output: str | None) -> ExitCode:
 
 @click.command(epilog=example("log fetch-a"))
 @click.argument("name", shell_complete=complete_name)
+@raw_option
 @broker_options
 @click.pass_obj
 def log(talk: Talk, name: str) -> None:
     """Print the end of what a task printed.
 
-    To stdout and stderr, of its latest attempt, byte for byte.
+    To stdout and stderr, of its latest attempt, byte for byte. On a terminal, control characters
+    are escaped (see --raw).
     """
     with looking(talk) as broker:
         printed = broker.output_kept(name)

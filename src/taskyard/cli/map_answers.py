@@ -10,9 +10,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
-import msgspec
 
-from taskyard.cli.printing import DOCUMENT_VERSION, text_or_base64, write_bytes
+from taskyard.cli.printing import DOCUMENT_VERSION, encode_json, text_or_base64, write_bytes
 from taskyard.cli.progress import Meter, summary_of
 from taskyard.cli.words import plain
 from taskyard.errors import ExitCode, OutputTruncated, TaskBlocked, TaskFailed, UserError
@@ -39,7 +38,7 @@ class Answer:
 
     def __enter__(self) -> Self:
         if self._talk.as_json:
-            campaign = msgspec.json.encode(self._campaign).decode()
+            campaign = encode_json(self._campaign).decode()
             head = f'{{"version":{DOCUMENT_VERSION},"document":"map","campaign":{campaign}'
             click.echo(f'{head},"tasks":[', nl=False)
         self._meter.__enter__()
@@ -56,7 +55,7 @@ class Answer:
     def _close(self) -> None:
         counts = dict(self._counts)
         if self._talk.as_json:
-            told = msgspec.json.encode({"counts": counts, "truncated": self._truncated})
+            told = encode_json({"counts": counts, "truncated": self._truncated})
             click.echo(f"\n],{told.decode()[1:]}")
         if self._talk.quiet:
             return
@@ -104,7 +103,7 @@ class Answer:
         else:
             told["reason"] = reason
         comma = b"," if self._counts.total() > 1 else b""
-        click.echo(comma + b"\n" + msgspec.json.encode(told), nl=False)
+        click.echo(comma + b"\n" + encode_json(told), nl=False)
 
     def pause(self) -> None:
         """Nothing more is at hand: whoever reads should have what there is."""

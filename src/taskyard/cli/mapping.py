@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from taskyard.cli.map_answers import Answer
-from taskyard.cli.options import Talk, broker_options
+from taskyard.cli.options import Talk, broker_options, raw_option
 from taskyard.cli.printing import example, print_document
 from taskyard.cli.progress import Meter
 from taskyard.cli.reaching import connected
@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     help="Print results in the order of the input (the default), or as they come.",
 )
 @task_options
+@raw_option
 @broker_options
 @click.pass_obj
 def map_rows(

@@ -1,12 +1,13 @@
 """Looking at a state directory that no broker runs on: a client without a broker.
 
 It recovers the state as a broker would, under the state's lock, and answers in this process by the
-very code that the broker answers with. It writes nothing. What would change something is refused.
+very code that the broker answers with. It writes nothing, so a full or read-only disk will do. What
+would change something is refused.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from itertools import count
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -17,9 +18,8 @@ from taskyard.core.events import ClockSet
 from taskyard.core.scheduler import Scheduler
 from taskyard.errors import NoBroker
 from taskyard.journal import recovery
-from taskyard.journal.finished import FinishedIndex
-from taskyard.journal.lock import StateLock
-from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.lock import ReadLock
+from taskyard.journal.readonly import ReadonlyIndex, ReadonlyStore
 from taskyard.net.clock import SystemClock
 from taskyard.wire import dwork_peer as peer
 from taskyard.wire.dwork import Dwork
@@ -53,10 +53,10 @@ class Offline(Client):
         self._numbers = count(1)
         self._open = ExitStack()
         try:
-            self._open.enter_context(StateLock(state))
-            store = self._open.enter_context(closing(SqliteStore(state)))
-            ledger = recovery.open_ledger(state, store)
-            index = self._open.enter_context(FinishedIndex(state))
+            self._open.enter_context(ReadLock(state))
+            store = self._open.enter_context(ReadonlyStore(state))
+            index = self._open.enter_context(ReadonlyIndex(state))
+            ledger = recovery.open_ledger(state, store, index)
         except BaseException:
             self._open.close()
             raise

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from taskyard.cli.terminal import escaped, release_stdout
+
 if TYPE_CHECKING:
     from taskyard.settings.sections import Settings
 
@@ -83,7 +85,7 @@ class Talk:
         with suppress(BrokenPipeError):
             if sys.stderr is None:  # as it is for a process that was started with it closed
                 return
-            print(f"taskyard: {line}", file=sys.stderr, flush=True)  # noqa: T201  # see above
+            print(escaped(f"taskyard: {line}"), file=sys.stderr, flush=True)  # noqa: T201  # see above
 
     def settings(self) -> "Settings":
         """The environment's, the file's and the defaults. Raises `BadSettings`."""
@@ -214,6 +216,21 @@ broker_timeout_option = click.option(
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Answer with one JSON document, for programs."
+)
+
+
+def _release_stdout(context: click.Context, _option: click.Parameter, given: bool) -> None:  # noqa: FBT001  # click's signature
+    if given and not context.resilient_parsing:
+        release_stdout()
+
+
+#: For verbs that print what a task printed.
+raw_option = click.option(
+    "--raw",
+    is_flag=True,
+    expose_value=False,
+    callback=_release_stdout,
+    help="Pass control characters on to a terminal, too. A pipe always gets every byte as it is.",
 )
 
 

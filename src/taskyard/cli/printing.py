@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
+from taskyard.cli.terminal import escaped_json, unguarded
 from taskyard.cli.words import plain
 from taskyard.errors import ExitCode
 
@@ -38,12 +39,17 @@ def example(*lines: str) -> str:
     return "\b\n" + "\n".join([f"{title}:", *(f"  taskyard {line}" for line in lines)])
 
 
-def print_document(verb: str, **content: Any) -> None:  # noqa: ANN401  # whatever JSON takes
-    """The one document that a verb answers with."""
+def encode_json(value: object) -> bytes:
+    """Encode a value as JSON that a terminal shows as it is."""
     import msgspec  # noqa: PLC0415  # `taskyard --help` does without
 
+    return escaped_json(msgspec.json.encode(value))
+
+
+def print_document(verb: str, **content: Any) -> None:  # noqa: ANN401  # whatever JSON takes
+    """The one document that a verb answers with."""
     document = {"version": DOCUMENT_VERSION, "document": verb, **content}
-    click.echo(msgspec.json.encode(document))
+    click.echo(encode_json(document))
 
 
 def text_or_base64(name: str, value: bytes) -> dict[str, Any]:
@@ -55,7 +61,7 @@ def text_or_base64(name: str, value: bytes) -> dict[str, Any]:
 
 
 def write_bytes(value: bytes) -> None:
-    """Bytes to stdout as they are."""
+    """Write bytes to stdout: to a pipe as they are, to a terminal escaped."""
     sys.stdout.flush()
     sys.stdout.buffer.write(value)
 
@@ -124,7 +130,7 @@ def _draw_table(columns: Sequence[str], rows: list[Sequence[object]], prose: Seq
             cell.no_wrap = column not in prose
             cell.overflow = "fold" if column in prose else "ellipsis"
         table.add_row(*cells)
-    Console(highlight=False).print(table)
+    Console(file=unguarded(sys.stdout), highlight=False).print(table)
 
 
 #: States that should catch the eye.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import click
 
+from taskyard.cli.terminal import escaped, unguarded
 from taskyard.cli.words import count, plain, span
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Meter:
         if self._bars is None:
             click.echo(text, err=True)
         else:
-            self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._bars.console.print(escaped(text), markup=False, highlight=False, soft_wrap=True)
 
     def _is_line_due(self, now: float, *, is_end: bool) -> bool:
         return (is_end and self._tells_end) or now - self._said > LINE_SECONDS
@@ -151,7 +152,7 @@ def _bars() -> Bars:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("{task.fields[words]}"),
-        console=Console(stderr=True),
+        console=Console(file=unguarded(sys.stderr)),
         transient=True,
     )
 

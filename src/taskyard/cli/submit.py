@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from taskyard.cli.completion import complete_campaign
-from taskyard.cli.options import Talk, broker_options
+from taskyard.cli.options import Talk, broker_options, raw_option
 from taskyard.cli.printing import (
     example,
     print_document,
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 )
 @task_options
 @click.option("--name", type=TaskKey("name", "NAME"), help="Its name; made up if not given.")
+@raw_option
 @broker_options
 @click.pass_obj
 def submit(

@@ -42,7 +42,7 @@ from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, NoBroker, TaskyardError, TimedOut, UserError
-from taskyard.journal.files import PRIVATE_FILE, make_private_directory
+from taskyard.journal.files import check_owner, make_private_directory, open_regular
 from taskyard.net import endpoints
 from taskyard.settings.keys import PROCESSES_MAX, SLOTS_MAX
 
@@ -174,10 +174,11 @@ def _detach(talk: Talk, state: Path, workers: int, arguments: list[str]) -> None
     """Start the same command once more, without us, and wait until it is ready."""
     _refuse_second(state)
     make_private_directory(state)
+    check_owner(state)
     log = state / LOG_FILE
     make_private_directory(log.parent)
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-    with os.fdopen(os.open(log, flags, PRIVATE_FILE), "ab") as file:
+    descriptor = open_regular(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    with os.fdopen(descriptor, "ab") as file:
         began = file.tell()
         child = subprocess.Popen(
             command_of(arguments),

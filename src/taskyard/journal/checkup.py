@@ -1,6 +1,6 @@
 """A look at a whole state directory: journal, snapshots, history, index, and how they fit.
 
-What `taskyard journal check` runs. It changes nothing (databases are opened as copies), goes on
+What `taskyard journal check` runs. It changes nothing (a full or read-only disk will do), goes on
 after damage as far as it can, and says in words what is wrong and what is lost by it. A plain look
 verifies chain and witness, reads every snapshot, opens every history file and asks the index what
 it covers; a deep one also replays the kept rows, compares the newest snapshot with the replay, and
@@ -9,7 +9,6 @@ reads every row of everything.
 
 import tempfile
 from collections.abc import Callable
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -18,13 +17,21 @@ import msgspec
 from taskyard.core import image
 from taskyard.core.ledger import Ledger
 from taskyard.errors import StateError
-from taskyard.journal import finished, history, inspection, recovery, schema, snapshot, witness
+from taskyard.journal import (
+    finished,
+    history,
+    inspection,
+    readonly,
+    recovery,
+    schema,
+    snapshot,
+    witness,
+)
 from taskyard.journal.chain import Head
-from taskyard.journal.finished import FinishedIndex
 from taskyard.journal.history import Part
 from taskyard.journal.inspection import Verdict
-from taskyard.journal.sqlite import SqliteStore
-from taskyard.journal.store import Store
+from taskyard.journal.readonly import ReadonlyIndex, ReadonlyStore
+from taskyard.journal.store import StoreReader
 
 #: What stands in a state directory that has, or had, a journal.
 _TRACES = (
@@ -35,6 +42,10 @@ _TRACES = (
     history.FOLDER,
     finished.FILE_NAME,
 )
+
+
+#: What SQLite writes.
+_DATABASES = (*inspection.FILES, finished.FILE_NAME, finished.LOG_NAME)
 
 
 class Findings(msgspec.Struct):
@@ -83,16 +94,31 @@ def has_traces(directory: Path) -> bool:
 
 
 def check(directory: Path, *, deep: bool = False) -> Findings:
-    """Look at everything."""
+    """Look at everything in a state directory that nothing writes to."""
+    return _check(directory, directory, deep=deep)
+
+
+def check_live(directory: Path, *, deep: bool = False) -> Findings:
+    """Like `check`, with a copy of the databases: a broker may be writing to them."""
+    with tempfile.TemporaryDirectory(prefix="taskyard-check-") as copy:
+        try:
+            inspection.copy_files(directory, _DATABASES, Path(copy))
+        except StateError as error:
+            findings = Findings(deep=deep)
+            findings.note(error)
+            return findings
+        return _check(directory, Path(copy), deep=deep)
+
+
+def _check(directory: Path, databases: Path, *, deep: bool) -> Findings:
     findings = Findings(deep=deep)
-    verdict = inspection.check(directory)
+    verdict = readonly.check(databases)
     _add_verdict(findings, verdict)
     _look_at_snapshots(directory, verdict, findings)
     _look_at_history(directory, verdict, findings)
-    with tempfile.TemporaryDirectory(prefix="taskyard-check-") as copy:
-        _attempt(findings, partial(_look_at_index, directory, Path(copy), findings))
-        if not verdict.wrong:
-            _attempt(findings, partial(_look_at_all, directory, Path(copy), findings))
+    _attempt(findings, partial(_look_at_index, databases, findings))
+    if not verdict.wrong:
+        _attempt(findings, partial(_look_at_all, directory, databases, findings))
     return findings
 
 
@@ -184,31 +210,30 @@ def _look_at_part(directory: Path, part: Part, trimmed: int, findings: Findings)
     findings.events += history.check_part(directory, part, trimmed, deep=findings.deep)
 
 
-def _look_at_index(directory: Path, copy: Path, findings: Findings) -> None:
-    """On a copy: SQLite folds the log of a database in when it is closed."""
-    inspection.copy_files(directory, (finished.FILE_NAME, finished.LOG_NAME), copy)
-    with FinishedIndex(copy) as index:
+def _look_at_index(databases: Path, findings: Findings) -> None:
+    with ReadonlyIndex(databases) as index:
         covered = index.covered()
         findings.finished_tasks = index.verify() if findings.deep else index.count()
     if covered:
         findings.finished_covers = covered[1].sequence
 
 
-def _look_at_all(directory: Path, copy: Path, findings: Findings) -> None:
-    """Whether it fits together, as a broker would find it; on a copy, where the index is by now."""
-    inspection.copy_files(directory, inspection.FILES, copy)
-    with closing(SqliteStore(copy)) as store, FinishedIndex(copy) as index:
+def _look_at_all(directory: Path, databases: Path, findings: Findings) -> None:
+    """Whether it fits together, as a broker would find it."""
+    with ReadonlyStore(databases) as store, ReadonlyIndex(databases) as index:
         _look_at_fit(directory, store, recovery.check_index(index, store), findings)
 
 
-def _look_at_fit(directory: Path, store: Store, covered: int, findings: Findings) -> None:
+def _look_at_fit(directory: Path, store: StoreReader, covered: int, findings: Findings) -> None:
     ledger, sequence = recovery.base(directory, store, covered)
     if findings.deep:
         recovery.recover(store, ledger, sequence)
         _compare_with_replay(directory, store, covered, findings)
 
 
-def _compare_with_replay(directory: Path, store: Store, covered: int, findings: Findings) -> None:
+def _compare_with_replay(
+    directory: Path, store: StoreReader, covered: int, findings: Findings
+) -> None:
     """The newest snapshot must be what the rows from the next older one on lead to. While rows are
     being trimmed, those are there no longer."""
     ledger, sequence = recovery.base(directory, store, covered)
@@ -223,7 +248,7 @@ def _compare_with_replay(directory: Path, store: Store, covered: int, findings: 
         findings.lost.append("nothing, as long as the rows are kept; please report this")
 
 
-def _replayed(store: Store, ledger: Ledger, sequence: int, head: Head) -> Ledger:
+def _replayed(store: StoreReader, ledger: Ledger, sequence: int, head: Head) -> Ledger:
     for row in store.rows(sequence):
         if row.sequence <= head.sequence:
             recovery.apply_row(ledger, row)

@@ -1,11 +1,19 @@
 """Files that are ours alone and there to stay: private from their first byte, synced by name too.
 
-Knows nothing of what is in them.
+Also owns whose a state directory may be, and that its files are files: a link in it could lead a
+broker to write elsewhere. Knows nothing of what is in them.
 """
 
+import errno
+import logging
 import os
+import shlex
+import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+
+from taskyard.errors import UserError
 
 PRIVATE_DIRECTORY = 0o700
 PRIVATE_FILE = 0o600
@@ -16,6 +24,71 @@ SYNC_BYTES: Final = 4 * 1024 * 1024
 
 #: How a message about damage ends where nothing smaller helps.
 PUT_BACK = "put the state directory back from a copy, or give another --state"
+
+
+#: A user id, or `any`: accept a state directory that belongs to that user, or to anybody.
+OWNER_VARIABLE: Final = "TASKYARD_STATE_OWNER"
+_ANY_OWNER: Final = "any"
+_ROOT: Final = 0
+
+logger = logging.getLogger("taskyard.journal")
+
+
+def check_owner(directory: Path, environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse a state directory of another user, and warn of one that others may write.
+
+    Its owner could replace any file while it is used. Root's is accepted: root can do so anyway.
+    """
+    found = directory.stat()
+    accepted = environment.get(OWNER_VARIABLE, "")
+    if found.st_uid not in (os.geteuid(), _ROOT) and accepted not in (
+        str(found.st_uid),
+        _ANY_OWNER,
+    ):
+        raise UserError(
+            f"state directory {directory}: belongs to user {found.st_uid}, not to user "
+            f"{os.geteuid()} (chown {os.geteuid()} {shlex.quote(str(directory))}, or set "
+            f"{OWNER_VARIABLE}={found.st_uid} to trust that user)"
+        )
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        logger.warning(
+            "state directory %s: other users may write in it (mode %04o); chmod 700 %s",
+            directory,
+            stat.S_IMODE(found.st_mode),
+            shlex.quote(str(directory)),
+        )
+
+
+def open_regular(path: Path, flags: int) -> int:
+    """Open a file of a state directory. Raises `UserError` for a link, a pipe or a device."""
+    flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, flags, PRIVATE_FILE)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK) and path.is_symlink():
+            raise _not_regular(path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _not_regular(path)
+    return descriptor
+
+
+def check_regular(*paths: Path) -> None:
+    """Refuse links, pipes and devices among files that SQLite opens by itself. Some may be
+    missing. Directories are left to the reader, who calls them damage."""
+    for path in paths:
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise _not_regular(path)
+
+
+def _not_regular(path: Path) -> UserError:
+    kind = "a symbolic link" if path.is_symlink() else "not a regular file"
+    return UserError(f"{path}: {kind}, which a state directory must not contain (remove it)")
 
 
 def make_private_directory(directory: Path) -> None:

@@ -25,6 +25,7 @@ from taskyard.journal.chain import Head, origin, seal, unseal
 from taskyard.journal.files import (
     PUT_BACK,
     SYNC_BYTES,
+    check_regular,
     create_private,
     make_private_directory,
     sync_directory,
@@ -194,7 +195,7 @@ class FinishedIndex:
     def _open(self) -> sqlite3.Connection | None:
         """Opened when it is first needed, and there."""
         if self._connection is None and self.path.exists():
-            connection = connect(self.path)
+            connection = self._connect()
             try:
                 _check_format(connection)
             except BaseException:
@@ -202,6 +203,9 @@ class FinishedIndex:
                 raise
             self._connection = connection
         return self._connection
+
+    def _connect(self) -> sqlite3.Connection:
+        return connect(self.path)
 
 
 class IndexWriter:
@@ -287,6 +291,7 @@ _LOST = (
 
 
 def connect(path: Path) -> sqlite3.Connection:
+    check_regular(path, *schema.companions(path))
     uri = f"{path.absolute().as_uri()}?mode=rw"
     connection = sqlite3.connect(
         uri, uri=True, isolation_level=None, timeout=_PATIENCE_SECONDS, check_same_thread=False

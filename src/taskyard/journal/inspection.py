@@ -1,14 +1,14 @@
 """A look at a whole journal that changes nothing and tells everything: what is kept, what is lost.
 
-Opening a store begins with it, so that damage is found before anything is believed or repaired;
-`journal check` is it, run on a copy. Reads only: SQLite is opened so that it can't write.
+Opening a store begins with it, so that damage is found before anything is believed or repaired,
+and so does `journal check`. Reads only: SQLite is opened so that it can't write.
 """
 
 import shutil
 import sqlite3
-import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,12 +16,17 @@ import msgspec
 from taskyard.errors import JournalDamaged
 from taskyard.journal import chain, schema, wal, witness
 from taskyard.journal.chain import Head
+from taskyard.journal.files import check_regular
 from taskyard.journal.schema import DiskErrors
 
 #: All that a journal consists of.
 FILES = (schema.FILE_NAME, schema.LOG_NAME, witness.FILE_NAME)
 
 _TABLES = f"the list of tables in {schema.FILE_NAME}"
+
+
+#: How the database is opened to be read.
+Connect = Callable[[Path], sqlite3.Connection]
 
 
 class Verdict(msgspec.Struct):
@@ -56,18 +61,6 @@ class Verdict(msgspec.Struct):
         self.lost.append(damage.lost)
 
 
-def check(directory: Path) -> Verdict:
-    """Inspect a copy, so that nothing at all is touched, not even SQLite's own files."""
-    with tempfile.TemporaryDirectory(prefix="taskyard-check-") as copy:
-        try:
-            copy_files(directory, FILES, Path(copy))
-        except JournalDamaged as damage:
-            verdict = Verdict()
-            verdict.note(damage)
-            return verdict
-        return inspect(Path(copy))
-
-
 def copy_files(directory: Path, names: Iterable[str], copy: Path) -> None:
     """Those of these files that there are."""
     for name in names:
@@ -78,10 +71,16 @@ def copy_files(directory: Path, names: Iterable[str], copy: Path) -> None:
                 raise schema.read_error(error, name) from error
 
 
-def inspect(directory: Path) -> Verdict:
+def connect(path: Path) -> sqlite3.Connection:
+    """Read-only also keeps SQLite from merging and deleting the log when this is closed."""
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=0)
+
+
+def inspect(directory: Path, connect: Connect = connect) -> Verdict:
     """Look at everything, and go on as far as what is found allows."""
     verdict = Verdict()
-    for look in (_look_at_witness, _look_at_journal):
+    for look in (_look_at_witness, partial(_look_at_journal, connect)):
         try:
             look(directory, verdict)
         except JournalDamaged as damage:
@@ -98,15 +97,16 @@ def _look_at_witness(directory: Path, verdict: Verdict) -> None:
     verdict.identity, verdict.witness = witnessed
 
 
-def _look_at_journal(directory: Path, verdict: Verdict) -> None:
+def _look_at_journal(connect: Connect, directory: Path, verdict: Verdict) -> None:
     path = directory / schema.FILE_NAME
+    check_regular(path, *schema.companions(path))
     if not path.exists():
         seen = f", the newest of them row {verdict.witness.sequence}" if verdict.witness else ""
         raise JournalDamaged(f"{schema.FILE_NAME} is missing", f"all rows are lost{seen}")
     with path.open("rb") as file:
         wal.check_database_header(file.read(wal.DATABASE_HEADER_BYTES))
     verdict.torn_bytes = _torn_bytes(directory)
-    with closing(_open_to_read(path)) as connection:
+    with closing(connect(path)) as connection:
         _look_at_tables(connection)
         _look_at_rows(connection, _look_at_anchor(connection, verdict), verdict)
         _look_at_pages(connection)
@@ -115,12 +115,6 @@ def _look_at_journal(directory: Path, verdict: Verdict) -> None:
 def _torn_bytes(directory: Path) -> int:
     log = directory / schema.LOG_NAME
     return wal.tail(log.read_bytes()).torn_bytes if log.exists() else 0
-
-
-def _open_to_read(path: Path) -> sqlite3.Connection:
-    """Read-only also keeps SQLite from merging and deleting the log when this is closed."""
-    uri = f"{path.absolute().as_uri()}?mode=ro"
-    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=0)
 
 
 def _fetch(connection: sqlite3.Connection, query: str, place: str) -> list[tuple[object, ...]]:

@@ -5,13 +5,14 @@ child: an exec closes it, and a plain fork is made to.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 from pathlib import Path
 from typing import Self
 
 from taskyard.errors import JournalFailed, StateLocked
-from taskyard.journal.files import PRIVATE_FILE, make_private_directory
+from taskyard.journal.files import check_owner, make_private_directory, open_regular
 
 FILE_NAME = "lock"
 
@@ -37,6 +38,7 @@ class StateLock:
     def __init__(self, directory: Path) -> None:
         try:
             make_private_directory(directory)
+            check_owner(directory)
             self._descriptor: int | None = _open(directory)
         except OSError as error:
             raise JournalFailed(
@@ -60,8 +62,64 @@ class StateLock:
         self.release()
 
 
+class ReadLock(StateLock):
+    """Keeps brokers out of a state directory while it is read, also where nothing can be written.
+
+    Where there is no lock file and none can be made, no broker can run either, and nothing is held.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._descriptor = None
+        try:
+            descriptor = _open_to_read(directory)
+        except OSError as error:
+            raise JournalFailed(
+                f"can't read state directory {directory}: {error.strerror}; "
+                "see that it is a directory that you may read, or give another --state"
+            ) from error
+        if descriptor is not None:
+            self._descriptor = _keep(descriptor, directory)
+            with contextlib.suppress(OSError):  # a full or read-only disk
+                _write_holder(descriptor)
+
+
+def open_file(path: Path) -> int:
+    """Open a lock file that is there, to see whether it is held: also on a read-only disk."""
+    try:
+        return open_regular(path, os.O_RDWR)
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        return open_regular(path, os.O_RDONLY)
+
+
+def _open_to_read(directory: Path) -> int | None:
+    path = directory / FILE_NAME
+    try:
+        return open_file(path)
+    except FileNotFoundError:
+        # A file of root's would keep its owner out of a state directory of another user.
+        if directory.stat().st_uid != os.geteuid():
+            return None
+    with contextlib.suppress(OSError):
+        return open_regular(path, os.O_RDWR | os.O_CREAT)
+    return None
+
+
 def _open(directory: Path) -> int:
-    descriptor = os.open(directory / FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+    descriptor = open_regular(directory / FILE_NAME, os.O_RDWR | os.O_CREAT)
+    _keep(descriptor, directory)
+    try:
+        _write_holder(descriptor)
+    except BaseException:
+        _held.remove(descriptor)
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _keep(descriptor: int, directory: Path) -> int:
+    """Lock the file, or close it and raise."""
     try:
         _take(descriptor, directory)
     except BaseException:
@@ -79,6 +137,9 @@ def _take(descriptor: int, directory: Path) -> None:
             f"state directory {directory} is in use by {_holder(descriptor)}; "
             "stop it, or give another --state"
         ) from error
+
+
+def _write_holder(descriptor: int) -> None:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
 

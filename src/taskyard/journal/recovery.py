@@ -33,10 +33,14 @@ from taskyard.journal.store import Head, Row, StoreReader
 logger = logging.getLogger("taskyard.journal")
 
 
-def open_ledger(directory: Path, store: StoreReader) -> Ledger:
-    """The ledger as of the newest row of a state directory's journal."""
-    with FinishedIndex(directory) as index:
+def open_ledger(directory: Path, store: StoreReader, index: FinishedIndex | None = None) -> Ledger:
+    """The ledger as of the newest row of a state directory's journal. An index that is given stays
+    open."""
+    if index is not None:
         covered = check_index(index, store)
+    else:
+        with FinishedIndex(directory) as own:
+            covered = check_index(own, store)
     ledger, sequence = base(directory, store, covered)
     return recover(store, ledger, sequence)
 

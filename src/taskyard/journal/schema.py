@@ -52,6 +52,11 @@ _PRIMARY_CODE = 0xFF
 DiskErrors = (sqlite3.Error, OSError, MemoryError, UnicodeDecodeError)
 
 
+def companions(path: Path) -> tuple[Path, Path]:
+    """Return the log of a database and its index of the log, which SQLite makes beside it."""
+    return path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")
+
+
 def check_format(what: str, written: bytes, reads: bytes, lost: str) -> None:
     """Refuse a file whose format is not the one that this version reads: as written by a newer
     version if its number may be such a one, else as damaged, with what is lost by that."""
@@ -114,7 +119,9 @@ def write_error(error: Exception, what: str, path: Path) -> JournalFailed:
 def is_full(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return _code(error) == sqlite3.SQLITE_FULL
+    # The file that SQLite makes beside a log could not grow.
+    has_no_room = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_IOERR_SHMSIZE
+    return has_no_room or _code(error) == sqlite3.SQLITE_FULL
 
 
 def _advice(error: Exception) -> str:

@@ -30,6 +30,7 @@ from taskyard.journal import chain, inspection, schema, witness
 from taskyard.journal.chain import Head
 from taskyard.journal.files import (
     PUT_BACK,
+    check_regular,
     create_private,
     free_bytes,
     make_private_directory,
@@ -89,7 +90,7 @@ class SqliteStore(StoredRows):
             make_private_directory(directory)
             if _is_new(directory):
                 _create(directory, page_bytes)
-            self._identity, self._anchor, self._head = _believe(directory)
+            self._identity, self._anchor, self._head = believe(directory)
             self._open()
         except DiskErrors as error:
             raise schema.write_error(error, "opening the journal", self._path) from error
@@ -249,9 +250,11 @@ def _write_tables(connection: sqlite3.Connection, page_bytes: int, anchor: bytes
     _merge(connection, "TRUNCATE")
 
 
-def _believe(directory: Path) -> tuple[bytes, Head, Head]:
+def believe(
+    directory: Path, connect: inspection.Connect = inspection.connect
+) -> tuple[bytes, Head, Head]:
     """Identity, anchor and head of a journal that is sound in every respect; else refuse it."""
-    verdict = inspection.inspect(directory)
+    verdict = inspection.inspect(directory, connect)
     if verdict.wrong or not verdict.anchor or not verdict.head:
         raise JournalDamaged(
             f"the journal in {directory} is damaged: {'; '.join(verdict.wrong)}",
@@ -270,6 +273,7 @@ def _believe(directory: Path) -> tuple[bytes, Head, Head]:
 
 def _connect(path: Path) -> sqlite3.Connection:
     """The broker may commit from another thread than the one that opened; one at a time."""
+    check_regular(path, *schema.companions(path))
     uri = f"{path.absolute().as_uri()}?mode=rw"
     connection = sqlite3.connect(
         uri, uri=True, isolation_level=None, timeout=PATIENCE_SECONDS, check_same_thread=False

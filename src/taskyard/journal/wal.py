@@ -19,6 +19,9 @@ DATABASE_HEADER_BYTES = 100
 _DATABASE_MAGIC = b"SQLite format 3\0"
 #: Written and read in WAL mode, no bytes reserved in a page.
 _WAL_MODE = bytes([2, 2, 0])
+#: Written and read without a log.
+_NO_LOG_MODE = bytes([1, 1])
+_MODE_PLACE = 18
 
 _HEADER = struct.Struct(">IIIIIIII")
 _FRAME = struct.Struct(">IIIIII")
@@ -81,6 +84,25 @@ def _generation_end(log: bytes, start: int, frame_bytes: int, salts: tuple[int, 
         if len(header) == _FRAME.size and _FRAME.unpack(header)[2:4] != salts:
             return frame
     return len(log)
+
+
+def merged(database: bytes, log: bytes) -> bytes:
+    """Return a database with the whole transactions of its log, as one file without a log."""
+    image = bytearray(database)
+    end = tail(log).committed_bytes
+    if end > _HEADER.size:
+        page_bytes: int = _HEADER.unpack_from(log)[2]
+        pages = 0
+        for start in range(_HEADER.size, end, _FRAME.size + page_bytes):
+            number, pages_after_commit = _FRAME.unpack_from(log, start)[:2]
+            place, body = (number - 1) * page_bytes, start + _FRAME.size
+            if place > len(image):
+                image.extend(bytes(place - len(image)))
+            image[place : place + page_bytes] = log[body : body + page_bytes]
+            pages = pages_after_commit or pages
+        del image[pages * page_bytes :]
+    image[_MODE_PLACE : _MODE_PLACE + len(_NO_LOG_MODE)] = _NO_LOG_MODE
+    return bytes(image)
 
 
 def checksum(sums: tuple[int, ...], content: bytes, magic: int) -> tuple[int, int]:

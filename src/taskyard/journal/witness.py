@@ -15,7 +15,7 @@ from pathlib import Path
 
 from taskyard.errors import JournalDamaged
 from taskyard.journal.chain import SEALED_BYTES, Head, seal, unseal
-from taskyard.journal.files import create_private, sync_directory
+from taskyard.journal.files import create_private, open_regular, sync_directory
 
 FILE_NAME = "witness"
 
@@ -57,7 +57,7 @@ class Witness:
 
     def __init__(self, directory: Path, identity: bytes) -> None:
         self._identity = identity
-        self._descriptor = os.open(directory / FILE_NAME, os.O_RDWR | os.O_CLOEXEC)
+        self._descriptor = open_regular(directory / FILE_NAME, os.O_RDWR)
         heads = [self._sequence_at(offset) for offset in _OFFSETS]
         #: The slot to write next: never the one that holds the newest head.
         self._next = 0 if heads[0] < heads[1] else 1

@@ -21,8 +21,14 @@ PREFIX: Final = "TASKYARD_"
 #: Where the file is.
 CONFIG_VARIABLE: Final = "TASKYARD_CONFIG"
 
-#: Not settings: what a worker tells its tasks, and what the benchmarks ask for.
-OTHER_VARIABLES: Final = ("TASKYARD_TASK", "TASKYARD_ATTEMPT", "TASKYARD_BENCH_PROFILE")
+#: Not settings: what a worker tells its tasks, what the benchmarks ask for, and whose a state
+#: directory may be, which a file in some directory must not decide.
+OTHER_VARIABLES: Final = (
+    "TASKYARD_TASK",
+    "TASKYARD_ATTEMPT",
+    "TASKYARD_BENCH_PROFILE",
+    "TASKYARD_STATE_OWNER",
+)
 
 #: The section that services stand under, each with its name: `[service.smtp]`.
 SERVICE: Final = "service"

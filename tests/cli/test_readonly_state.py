@@ -1,0 +1,187 @@
+"""Verbs that only read, on disks that take nothing: full, and mounted read-only."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskyard.cli.entry import run as run_here
+from taskyard.cli.entry import taskyard
+from taskyard.errors import ExitCode
+from tests.kit.processes import Broker, Running, run, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a disk")
+
+#: Verbs that need no broker where one has left its state, with their exit codes.
+READING: tuple[tuple[Sequence[str], int], ...] = (
+    (("status",), 0),
+    (("status", "--json"), 0),
+    (("list",), 0),
+    (("show", "good"), 0),
+    (("result", "good"), 0),
+    (("log", "bad"), 0),
+    (("why", "waits"), 0),
+    (("workers",), 0),
+    (("services",), 0),
+    (("lanes",), 0),
+    (("journal", "check"), 0),
+    (("journal", "check", "--deep"), 0),
+    (("journal", "check", "--live"), 0),
+)
+
+NO_SOCKETS = shutil.ignore_patterns("*.sock")
+
+DISK_BYTES = 8 * 1024 * 1024
+
+
+@contextmanager
+def mounted(place: Path, *options: str) -> Iterator[Path]:
+    place.mkdir()
+    done = subprocess.run(["mount", *options, str(place)], check=False, capture_output=True)  # noqa: S607  # as root
+    if done.returncode:
+        pytest.skip(f"mount is not permitted: {done.stderr.decode().strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)  # noqa: S607
+
+
+@contextmanager
+def full_disk(place: Path, content: Path) -> Iterator[Path]:
+    """A disk with a copy of a directory, and not a byte of room."""
+    size = f"size={DISK_BYTES},mode=700"
+    with mounted(place, "-t", "tmpfs", "-o", size, "tmpfs") as disk:
+        shutil.copytree(content, disk, dirs_exist_ok=True, ignore=NO_SOCKETS)
+        with suppress(OSError), (disk / "ballast").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        assert os.statvfs(disk).f_bavail == 0
+        yield disk
+
+
+@contextmanager
+def read_only_disk(place: Path, content: Path) -> Iterator[Path]:
+    with mounted(place, "--bind", str(content)) as disk:
+        remount = ["mount", "-o", "remount,ro,bind", str(place)]
+        subprocess.run(remount, check=True, capture_output=True)
+        yield disk
+
+
+DISKS = {"full": full_disk, "read-only": read_only_disk}
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the state of a broker that was stopped."""
+    directory = tmp_path_factory.mktemp("stopped")
+    with Broker(directory) as broker:
+        _use(directory)
+        assert broker.terminate()[0] == 0
+    return directory
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the state of a broker that was killed: its log has rows."""
+    directory = tmp_path_factory.mktemp("killed")
+    with Broker(directory) as broker:
+        _use(directory)
+        broker.kill()
+    (directory / ".taskyard/journal.sqlite-shm").unlink(missing_ok=True)
+    assert (directory / ".taskyard/journal.sqlite-wal").stat().st_size
+    return directory
+
+
+def _use(directory: Path) -> None:
+    """One task done, one failed, one that waits."""
+    with Running(directory, "worker", "--until-eof", "--slots", "1") as worker:
+        for name, *words in (
+            ("good", "echo", "well done"),
+            ("bad", "sh", "-c", "echo trouble >&2; exit 4"),
+        ):
+            assert run(directory, "submit", "--name", name, "--", *words)[0] == 0
+        assert run(directory, "wait", "good", "bad")[0] == 1
+        later = ("--name", "waits", "--after", "bad", "--lane", "slow", "--", "true")
+        assert run(directory, "submit", *later)[0] == 0
+        worker.hang_up()
+        worker.end()
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    state = directory / ".taskyard"
+    return {path.name: path.read_bytes() for path in state.iterdir() if path.is_file()}
+
+
+class Reader:
+    """Runs verbs in this process: quicker than a process each."""
+
+    def __init__(self, captured: pytest.CaptureFixture[str]) -> None:
+        self._captured = captured
+
+    def __call__(self, directory: Path, *words: str) -> tuple[int, str]:
+        self._captured.readouterr()
+        code = run_here(taskyard, [*words, "--state", str(directory / ".taskyard")])
+        return code, self._captured.readouterr()[0].replace(str(directory), "HERE")
+
+
+@pytest.fixture
+def read(capsys: pytest.CaptureFixture[str]) -> Reader:
+    return Reader(capsys)
+
+
+@pytest.mark.parametrize("left", ["stopped", "killed"])
+@pytest.mark.parametrize("disk", DISKS)
+def test_every_verb_that_reads_answers_as_on_a_sound_disk(
+    request: pytest.FixtureRequest, read: Reader, tmp_path: Path, left: str, disk: str
+) -> None:
+    content: Path = request.getfixturevalue(left)
+    shutil.copytree(content, tmp_path / "sound", ignore=NO_SOCKETS)
+    with DISKS[disk](tmp_path / "disk", content) as directory:
+        before = files_of(directory)
+        for words, code in READING:
+            found = read(directory, *words)
+            assert found[0] == code, (words, found)
+            assert found == read(tmp_path / "sound", *words), words
+        after = files_of(directory)
+    before.pop("lock")
+    after.pop("lock")
+    assert after == before
+
+
+@pytest.mark.parametrize("disk", DISKS)
+def test_verbs_that_write_say_why_they_can_not(stopped: Path, tmp_path: Path, disk: str) -> None:
+    with DISKS[disk](tmp_path / "disk", stopped) as directory:
+        for words in (("journal", "compact"), ("broker",)):
+            code, out, err = run(directory, *words)
+            assert code in (ExitCode.USAGE, ExitCode.STATE_DAMAGED), (words, err)
+            assert out == ""
+            assert err.count("\n") == 1, err
+            assert any(part in err for part in ("free some space", "Read-only file system")), err
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+def test_verbs_find_the_running_broker_through_a_read_only_mount(
+    tmp_path: Path,
+    is_used: bool,  # noqa: FBT001
+) -> None:
+    """Its lock and its socket are the same, whichever way they are reached."""
+    (tmp_path / "live").mkdir()
+    with Broker(tmp_path / "live") as broker:
+        if is_used:
+            _use(tmp_path / "live")
+        with read_only_disk(tmp_path / "disk", tmp_path / "live") as directory:
+            code, out, err = run(directory, "status", "--line")
+            assert (code, err) == (0, "")
+            assert ("done=1" in out) is is_used
+            assert run(directory, "journal", "check")[0] == ExitCode.USAGE
+            until(lambda: run(directory, "journal", "check", "--live")[0] == 0, "a sound look")
+        assert broker.terminate()[0] == 0
