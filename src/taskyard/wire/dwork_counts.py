@@ -299,6 +299,6 @@ def _field(field: FieldDescriptor) -> _Field:
 
 
 _KINDS: Final = {
-    kind.DESCRIPTOR.full_name: _Kind(kind.DESCRIPTOR)
+    kind.DESCRIPTOR.full_name: _Kind(cast("Descriptor", kind.DESCRIPTOR))
     for kind in (pb.QueryMsg, pb.TaskMsg, pb.Terms)
 }
