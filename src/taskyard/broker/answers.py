@@ -2,13 +2,14 @@
 
 The scheduler says in which record a result or a text lies; this puts it into the answer, after the
 commit and before it is sent, because a task may have been done in this very turn. Only so much is
-put in at once: the rest of a large answer follows in the next turns. Each row is read and decoded
+put in at once: the rest of a large answer follows in the next turns, and that of a client which
+does not read when it does. Each row is read and decoded
 once an answer, and the latest few are kept: who asks for one result often asks for its neighbours
 next. It must not know who is answered, nor why.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby, takewhile
 from operator import itemgetter
 from typing import Final
@@ -42,9 +43,16 @@ TURN_READ_BYTES_MAX: Final = 2 * TURN_BYTES_MAX
 class Answers:
     """Completes answers from the journal's rows and, where those are trimmed, from the index."""
 
-    def __init__(self, store: StoreReader, index: EndedIndex | None) -> None:
+    def __init__(
+        self,
+        store: StoreReader,
+        index: EndedIndex | None,
+        is_reading: Callable[[bytes], bool] = lambda _client: True,
+    ) -> None:
+        """`is_reading` tells whether a client takes its answers."""
         self._store = store
         self._index = index
+        self._is_reading = is_reading
         #: The first record of a row, all of them, and how many bytes they were.
         self._rows: deque[tuple[int, list[AnyRecord], int]] = deque(maxlen=ROWS_KEPT)
         #: Answers of the last turn that were not whole.
@@ -55,7 +63,9 @@ class Answers:
 
     def are_owed(self) -> bool:
         """Some answers of the last turn were not told whole, and whoever asked waits for it."""
-        return bool(self._owing) and any(told.records for told in self._owing)
+        return bool(self._owing) and any(
+            told.records and self._is_reading(told.client) for told in self._owing
+        )
 
     def complete(self, effects: list[Effect]) -> None:
         """Put in what these effects owe, as far as it fits a turn. Called every turn: most owe
@@ -73,7 +83,12 @@ class Answers:
         self._reads, self._read_bytes = TURN_READS_MAX, TURN_READ_BYTES_MAX
         for effect in effects:
             if type(effect) is Told:
-                if effect.records and room > 0 and self._may_read():
+                if (
+                    effect.records
+                    and room > 0
+                    and self._may_read()
+                    and self._is_reading(effect.client)
+                ):
                     room -= self._put_in(effect, min(room, ANSWER_BYTES_MAX))
                     owing.append(effect)
                 elif effect.records:

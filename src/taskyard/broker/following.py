@@ -10,7 +10,7 @@ each turn. It must not know how answers are written, nor what they are for.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from taskyard.broker.excerpts import excerpt, names_in
@@ -71,7 +71,15 @@ class _Room:
 class Following:
     """Completes the answers to those who follow."""
 
-    def __init__(self, store: Store, ledger: Ledger, index: EndedIndex | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        ledger: Ledger,
+        index: EndedIndex | None,
+        is_reading: Callable[[bytes], bool] = lambda _client: True,
+    ) -> None:
+        """`is_reading` tells whether a client takes its answers."""
+        self._is_reading = is_reading
         self._store = store
         self._ledger = ledger
         self._index = index
@@ -94,7 +102,7 @@ class Following:
 
     def are_due(self) -> bool:
         """Some answers were not reached in the last turn."""
-        return bool(self._due)
+        return any(self._is_reading(one.client) for one in self._due)
 
     def complete(self, effects: list[Effect], records: Sequence[AnyRecord]) -> None:
         """Take answers to followers out of these effects, and put in those that can be told now.
@@ -177,8 +185,13 @@ class Following:
         """The answers whose turn it is, as far as a turn has room for them."""
         told: list[Followed] = []
         room = _Room()
-        while self._due and room:
+        for _ in range(len(self._due)):
+            if not room:
+                break
             one = self._due.popleft()
+            if not self._is_reading(one.client):
+                self._due.append(one)
+                continue
             if not one.text and self._check(one):  # what it wants may have been trimmed meanwhile
                 self._put_in(one, room)
             told.append(one)

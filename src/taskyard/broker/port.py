@@ -12,6 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
 from taskyard.core.limits import SECOND_NS
+from taskyard.net.unread import COUNTED_BYTES_MIN, Unread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 #: one waits for the last.
 MESSAGES_A_TURN_MAX: Final = 256
 BYTES_A_TURN_MAX: Final = 16 * 1024 * 1024
+
+#: How long a turn takes messages in: columns of a hundred thousand tasks cost more than their bytes
+#: say, and what they ask for costs more again.
+DECODING_NS_MAX: Final = SECOND_NS // 20
 
 #: Answers kept for a peer that does not read, beside ZeroMQ's queue: those to all that a turn took
 #: in from it, because what follows is passed over; with more bytes than this, some are lost.
@@ -94,6 +99,8 @@ class SocketPort:
         #: Answers that peers did not take yet, in order.
         self._backlogs: dict[bytes, Backlog] = {}
         self._retry_at_ns = 0
+        #: What peers have not taken of what was sent.
+        self._unread = Unread()
         #: Something else than a socket was ready: a signal, or whatever was added to the poller.
         self.called = False
         #: A wait is cut short after this, for whoever runs the turns; None: as long as it takes.
@@ -108,8 +115,11 @@ class SocketPort:
         if self._guests is not None:
             for route in self._guests.look():
                 events += self._cut(route)
-        if self._backlogs and now_ns >= self._retry_at_ns:
-            self._retry(now_ns)
+        if now_ns >= self._retry_at_ns:
+            self._unread.look()
+            if self._backlogs:
+                self._retry()
+            self._retry_at_ns = now_ns + RETRY_NS
         wires = [one for one in ready if not isinstance(one, int)]
         self.called = len(wires) < len(ready)
         self._drain(wires, events, now_ns)
@@ -124,13 +134,14 @@ class SocketPort:
         waits = [wait_ns, self.wait_ns_max]
         if wake_at_ns is not None:
             waits.append(max(0, wake_at_ns - self._clock.monotonic_ns()))
-        if self._backlogs:
+        if self._backlogs or self._unread.bytes_all:
             waits.append(RETRY_NS)
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _drain(self, wires: list[Wire], events: list[Event], now_ns: int) -> None:
         """All that is there, socket by socket in turns, up to the limits of a turn."""
         messages = bytes_taken = 0
+        ends_ns = now_ns + DECODING_NS_MAX
         while wires and messages < MESSAGES_A_TURN_MAX and bytes_taken < BYTES_A_TURN_MAX:
             wire = wires.pop(0)
             number = self._numbers[wire]
@@ -147,6 +158,8 @@ class SocketPort:
                     events += self._dialect.take(route, frames[1:], now_ns)
                 if bytes_taken >= BYTES_A_TURN_MAX or (not count and not wire.is_readable()):
                     break  # mostly one message is there: to ask is cheaper than to find none
+                if self._clock.monotonic_ns() > ends_ns:
+                    return
             else:
                 wires.append(wire)
 
@@ -182,24 +195,42 @@ class SocketPort:
         wire = self._wires[route[0]]
         if not self._may_be_told(wire, route):
             return False
-        sent = wire.send([route[1:], *frames])
+        sent = self._send_counted(wire, route, frames)
         if not sent and wire.is_full:
             self._backlogs[route] = Backlog()
             self._backlogs[route].add(frames)
         return sent
+
+    def _send_counted(self, wire: Wire, route: bytes, frames: list[bytes]) -> bool:
+        """Send, and count what a peer has not taken yet."""
+        size = len(frames[-1])
+        if size < COUNTED_BYTES_MIN:
+            return wire.send([route[1:], *frames])
+        if self._unread.is_full(route):
+            wire.is_full = True
+            return False
+        if not self._unread.wants_mark(route, size):
+            return wire.send([route[1:], *frames])
+        tracker = wire.send_marked([route[1:], *frames])
+        if tracker is not None:
+            self._unread.mark(route, tracker)
+        return tracker is not None
+
+    def is_reading(self, client: bytes) -> bool:
+        """Return whether a client takes its answers."""
+        return client not in self._backlogs and self._unread.is_reading(client)
 
     def _keep(self, route: bytes, frames: list[bytes]) -> None:
         backlog = self._backlogs[route]
         if len(backlog.answers) < BACKLOG_MAX and backlog.bytes_kept < BACKLOG_BYTES_MAX:
             backlog.add(frames)
 
-    def _retry(self, now_ns: int) -> None:
+    def _retry(self) -> None:
         """Send what peers did not take before; who is gone, or has taken it all, owes nothing."""
-        self._retry_at_ns = now_ns + RETRY_NS
         for route, backlog in [*self._backlogs.items()]:
             wire = self._wires[route[0]]
             if self._may_be_told(wire, route):
-                while backlog.answers and wire.send([route[1:], *backlog.answers[0]]):
+                while backlog.answers and self._send_counted(wire, route, backlog.answers[0]):
                     backlog.remove_first()
                 if backlog.answers and wire.is_full:
                     continue

@@ -44,6 +44,7 @@ from taskyard.net.leash import Leash
 from taskyard.net.poller import Poller
 from taskyard.net.signals import ENDING, Signals
 from taskyard.net.terminal import Terminal
+from taskyard.net.unread import return_memory
 from taskyard.wire.dwork_desk import PLAIN_LEASE_NS
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def serve(
 ) -> None:
     """Run a broker until SIGTERM, SIGINT or a drain. `say` is told where it listens when it is
     ready. Its rules are those of `reloading`, if there is one."""
+    return_memory()
     keyring = keyring_for(settings.state, settings.listen, secure=settings.secure)
     with ExitStack() as stack:
         stack.enter_context(_locked(settings.state))
@@ -101,6 +103,7 @@ def serve(
         guests = None if keyring is None else Guests(keyring, doors.dwork)
         port = SocketPort(doors.dialect(), doors.wires, poller, clock, guests)
         broker = opened.broker(port, clock)
+        broker.is_reading = port.is_reading
         broker.hand_in(settings.rules if reloading is None else reloading.rules)
         gc.collect()
         gc.freeze()

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 from taskyard.broker.answers import Answers
 from taskyard.broker.following import Following
+from taskyard.broker.requests import Requests
 from taskyard.core.effects import Effect
 from taskyard.core.events import ClockSet, Event, RoomChanged, TimePassed
 from taskyard.core.limits import SECOND_NS
@@ -65,8 +66,11 @@ class Broker:
         self.index = index
         #: Told of each row when it is durable: its sequence and its records.
         self.committed: Callable[[int, Sequence[AnyRecord]], None] | None = None
-        self._answers = Answers(store, index)
-        self._following = Following(store, scheduler.ledger, index)
+        #: Whether a client takes its answers. Set by the owner of the sockets.
+        self.is_reading: Callable[[bytes], bool] = lambda _client: True
+        self._answers = Answers(store, index, self._is_reading)
+        self._following = Following(store, scheduler.ledger, index, self._is_reading)
+        self.requests = Requests(scheduler.ledger, self._is_reading)
         #: What the next turn begins with: what could not be sent, and what was handed in.
         self._undelivered: Sequence[Event] = ()
         self._room_checked_ns: int | None = None
@@ -92,20 +96,31 @@ class Broker:
         """Have the next turn begin with something that came by no port."""
         self._undelivered = [*self._undelivered, event]
 
+    def _is_reading(self, client: bytes) -> bool:
+        return self.is_reading(client)
+
     def _wait_ns(self) -> int | None:
         if self._undelivered or self._answers.are_owed() or self._following.are_due():
+            return 0
+        if self.requests.are_ready():
             return 0
         wake_at_ns = self.scheduler.wake_at_ns()
         return None if wake_at_ns is None else max(0, wake_at_ns - self.clock.monotonic_ns())
 
     def _decide(self, arrived: list[Event]) -> list[Effect]:
         now_ns = self.clock.monotonic_ns()
-        effects: list[Effect] = []
-        for event in [*self._of_the_world(now_ns), *arrived]:
+
+        def handle(event: Event) -> list[Effect]:
             event.now_ns = now_ns
             if self.index is not None:
                 recall_for_event(self.scheduler.ledger, self.index, event)
-            effects += self.scheduler.handle(event)
+            return self.scheduler.handle(event)
+
+        admitted, effects = self.requests.admit([*self._of_the_world(now_ns), *arrived])
+        for event in admitted:
+            effects += handle(event)
+        if self.requests:
+            effects += self.requests.run(handle)
         wake_at_ns = self.scheduler.wake_at_ns()
         if wake_at_ns is not None and wake_at_ns <= now_ns:
             effects += self.scheduler.handle(TimePassed(now_ns))

@@ -34,6 +34,7 @@ class Refusal(Enum):
     FULL = "full"  #: the broker takes no more tasks now
     NAME_HELD = "name held"  #: another live process has the worker's name: wait for it
     NAME_LOST = "name lost"  #: another process took the worker's name over, for good
+    OVERLOADED = "overloaded"  #: too many requests of the client wait already
     MALFORMED = "malformed"  #: it makes no sense, or its columns do not fit together
 
 

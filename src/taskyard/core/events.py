@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.runs import Runs
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Submission
+from taskyard.core.tasks import Submission, Task
 from taskyard.core.workers import WorkerFacts
 
 
@@ -240,6 +240,8 @@ class CancelAsked(Event):
     client: bytes
     scope: Scope
     request: int = 0
+    #: Tasks of the scope that it is about now, where it is carried out in portions. None: all.
+    chosen: list[Task] | None = None
 
 
 class RetryAsked(Event):
@@ -249,6 +251,8 @@ class RetryAsked(Event):
     client: bytes
     scope: Scope
     request: int = 0
+    #: Tasks of the scope that it is about now, where it is carried out in portions. None: all.
+    chosen: list[Task] | None = None
 
 
 class MoveAsked(Event):
@@ -260,6 +264,8 @@ class MoveAsked(Event):
     service: bytes | None = None
     lane: bytes | None = None
     request: int = 0
+    #: Tasks of the scope that it is about now, where it is carried out in portions. None: all.
+    chosen: list[Task] | None = None
 
 
 class ExpireAsked(Event):
@@ -268,6 +274,8 @@ class ExpireAsked(Event):
     client: bytes
     scope: Scope
     request: int = 0
+    #: Tasks of the scope that it is about now, where it is carried out in portions. None: all.
+    chosen: list[Task] | None = None
 
 
 class PauseAsked(Event):
@@ -322,6 +330,8 @@ class LookupAsked(Event):
     client: bytes
     names: list[bytes]
     request: int = 0
+    #: Also which tasks hold each of them up: that is a pass over all tasks.
+    shows_after: bool = True
 
 
 class ListAsked(Event):
@@ -342,6 +352,8 @@ class StatsAsked(Event):
 
     client: bytes
     request: int = 0
+    #: Counts of all tasks alone.
+    is_brief: bool = False
 
 
 class ExplainAsked(Event):

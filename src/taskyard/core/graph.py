@@ -71,7 +71,12 @@ def with_causes(tasks: Iterable[Task]) -> tuple[list[Task], list[int]]:
 
 def predecessors(tasks: Mapping[bytes, Task], task: Task) -> list[Task]:
     """The unfinished tasks that a task waits for. One pass over all of them."""
-    return [other for other in tasks.values() if task in other.dependents_list()]
+    found: list[Task] = []
+    for other in tasks.values():
+        waiting = other.dependents
+        if waiting is task or (type(waiting) is list and task in waiting):
+            found.append(other)
+    return found
 
 
 def stuck(failed: Iterable[Task]) -> dict[bytes, Task]:

@@ -78,7 +78,8 @@ def lookup_asked(scheduler: Scheduler, event: events.LookupAsked) -> None:
     if _too_many(scheduler, event):
         return
     tasks = _known(ledger, event.names)
-    after = _held_up_by(ledger, [task for task in tasks if task.state is BLOCKED])
+    blocked = [task for task in tasks if task.state is BLOCKED] if event.shows_after else []
+    after = _held_up_by(ledger, blocked)
     views = [_task_view(ledger, task) for task in tasks]
     for view, task in zip(views, tasks, strict=True):
         view.after = after.get(view.name, [])
@@ -225,6 +226,11 @@ def _fitting(tasks: list[Task], scope: Scope, match: bytes) -> list[Task]:
 
 def stats_asked(scheduler: Scheduler, event: events.StatsAsked) -> None:
     ledger = scheduler.ledger
+    if event.is_brief:
+        sizes = ([*ledger.counts], 0, len(ledger.workers), ledger.record)
+        brief = Stats(*sizes, scheduler.accepting, ledger.paused, [], [])
+        scheduler.tell(Counted(event.client, event.request, brief))
+        return
     campaigns = [*ledger.campaigns.values()][-STATS_ROWS_MAX:]
     services = [*ledger.services.values()][-STATS_ROWS_MAX:]
     stats = Stats(

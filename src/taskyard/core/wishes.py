@@ -109,7 +109,7 @@ def _unended(
 
 
 def cancel_asked(scheduler: Scheduler, event: events.CancelAsked) -> None:
-    chosen = [task for task in tasks_in(scheduler.ledger, event.scope) if task.ending is None]
+    chosen = [task for task in _tasks_of(scheduler.ledger, event) if task.ending is None]
     tasks, causes = graph.with_causes(chosen)
     if tasks:
         stops = _stops(tasks)
@@ -135,7 +135,7 @@ def _stops(tasks: Iterable[Task]) -> list[Stop]:
 
 def retry_asked(scheduler: Scheduler, event: events.RetryAsked) -> None:
     states = (FAILED, DELAYED)
-    found = tasks_in(scheduler.ledger, event.scope)
+    found = _tasks_of(scheduler.ledger, event)
     tasks = [task for task in found if task.state in states]
     if tasks:
         scheduler.emit(Retried(scheduler.at_ns, [task.name for task in tasks]), tasks)
@@ -151,7 +151,7 @@ def move_asked(scheduler: Scheduler, event: events.MoveAsked) -> None:
     if wrong:
         scheduler.tell(Refused(event.client, event.request, Refusal.MALFORMED, wrong))
         return
-    found = tasks_in(scheduler.ledger, event.scope)
+    found = _tasks_of(scheduler.ledger, event)
     tasks = [task for task in found if task.state in _MOVABLE and _is_elsewhere(task, event)]
     if tasks:
         names = [task.name for task in tasks]
@@ -178,7 +178,7 @@ def _is_elsewhere(task: Task, event: events.MoveAsked) -> bool:
 
 
 def expire_asked(scheduler: Scheduler, event: events.ExpireAsked) -> None:
-    found = tasks_in(scheduler.ledger, event.scope)
+    found = _tasks_of(scheduler.ledger, event)
     tasks = [task for task in found if task.state in _WAITING]
     if tasks:
         names = [task.name for task in tasks]
@@ -222,6 +222,18 @@ def drain_asked(scheduler: Scheduler, event: events.DrainAsked) -> None:
         worker.turn(Turn.DRAINED)
         roster.dismiss_if_drained(scheduler, worker)
     scheduler.tell(Acted(event.client, event.request, len(workers)))
+
+
+def _tasks_of(
+    ledger: Ledger,
+    event: events.CancelAsked | events.RetryAsked | events.MoveAsked | events.ExpireAsked,
+) -> list[Task]:
+    return tasks_in(ledger, event.scope) if event.chosen is None else event.chosen
+
+
+def fitting(scope: events.Scope, tasks: Iterable[Task]) -> list[Task]:
+    """Return those of these tasks that fit everything that is given but names."""
+    return [task for task in tasks if _within(scope, task)]
 
 
 def tasks_in(ledger: Ledger, scope: events.Scope) -> list[Task]:

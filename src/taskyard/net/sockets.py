@@ -114,12 +114,25 @@ class Wire:
 
         A listener's first frame is the route.
         """
+        return self._send_as(frames, frames[-1])
+
+    def send_marked(self, frames: Sequence[bytes]) -> zmq.MessageTracker | None:
+        """Like `send`, but without a copy of the last frame. Returns what tells when ZeroMQ is done
+        with it; None: the message was not taken. Costs 30 µs more."""
+        last = zmq.Frame(frames[-1], track=True, copy=False, copy_threshold=0)
+        return last.tracker if self._send_as(frames, last) else None
+
+    def _send_as(self, frames: Sequence[bytes], last: bytes | zmq.Frame) -> bool:
+        """Send frames with this as the last one."""
         send_frame = self._send_frame
         try:
             # ZeroMQ refuses at the first frame or not at all.
             for frame in frames[:-1]:
                 send_frame(frame, _NOW_AND_MORE)
-            send_frame(frames[-1], _NOW)
+            if type(last) is bytes:
+                send_frame(last, _NOW)
+            else:
+                send_frame(last, _NOW, False)  # noqa: FBT003 - as above
         except zmq.Again:
             self.is_full = True
             return False

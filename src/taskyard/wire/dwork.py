@@ -8,8 +8,9 @@ A peer is plain for as long as its requests have no field and no type of ours (n
 and is then answered in dwork's own words alone.
 
 A route is where a reply goes: opaque bytes of whoever carries the frames. Beside this file:
-`dwork_desk` who asked what, `dwork_requests` what requests mean, `dwork_replies` how effects are
-told, `dwork_tasks` the tasks inside, `dwork_peer` the other end.
+`dwork_counts` how much may be in a message, `dwork_desk` who asked what, `dwork_requests` what
+requests mean, `dwork_replies` how effects are told, `dwork_tasks` the tasks inside, `dwork_peer`
+the other end.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from taskyard.core import effects, events
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_replies, dwork_requests, roles
+from taskyard.wire.dwork_counts import check_counts, check_lengths, outline
 from taskyard.wire.dwork_desk import PLAIN_LEASE_NS, Asked, Desk, Reply, Ticket
 from taskyard.wire.dwork_tasks import parse
 
@@ -72,8 +74,7 @@ class Dwork:
         that is for those who may do everything."""
         asked = Asked(route, _NOTHING, extended=False, now_ns=now_ns)
         try:
-            asked.query = query = parse(_Q, _body(frames))
-            asked.extended = query.type >= _OWN or any(map(query.HasField, _OWN_FIELDS))
+            query = self._parse(asked, _body(frames))
             if guest is not None and (reason := roles.refusal(guest, query)):
                 self.refused += 1
                 return self._refuse(asked, reason)
@@ -81,6 +82,22 @@ class Dwork:
         except Malformed as malformed:
             self.malformed += 1
             return self._refuse(asked, str(malformed))
+
+    def _parse(self, asked: Asked, body: bytes) -> pb.QueryMsg:
+        """Note what is asked, and by whom. Raises `Malformed`, with as much noted as can be."""
+        try:
+            check_counts(_Q, body)
+        except Malformed:
+            self._note(asked, parse(_Q, outline(_Q, body)))
+            raise
+        query = parse(_Q, body)
+        self._note(asked, query)
+        check_lengths(query, body)
+        return query
+
+    def _note(self, asked: Asked, query: pb.QueryMsg) -> None:
+        asked.query = query
+        asked.extended = query.type >= _OWN or any(map(query.HasField, _OWN_FIELDS))
 
     def _refuse(self, asked: Asked, reason: str) -> Sequence[events.Event]:
         number = self._desk.issue(asked)

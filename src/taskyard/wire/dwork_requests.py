@@ -184,12 +184,14 @@ def _exit(desk: Desk, asked: Asked) -> Sequence[events.Event]:
 
 def _status(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     _refuse_fields(asked.query, "name", "n", "location", "task")
-    return [events.StatsAsked(0, asked.route, desk.issue(asked))]
+    is_brief = asked.query.type == _Q.OK
+    return [events.StatsAsked(0, asked.route, desk.issue(asked), is_brief=is_brief)]
 
 
 def _lookup(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     _refuse_fields(asked.query, "n", "location", "task")
-    return [events.LookupAsked(0, asked.route, [_name(asked.query)], desk.issue(asked))]
+    names, shows_after = [_name(asked.query)], asked.query.type == _Q.Show
+    return [events.LookupAsked(0, asked.route, names, desk.issue(asked), shows_after=shows_after)]
 
 
 # Requests of ours.

@@ -24,6 +24,7 @@ from taskyard.core.tasks import Submission, Terms
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_runs
+from taskyard.wire.dwork_counts import LOGS_MAX, check_counts, check_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -38,9 +39,6 @@ Columns = dict[str, "Sequence[bytes] | Sequence[int]"]
 
 #: What history calls the wire language of these tasks and workers.
 DIALECT: Final = b"dwork"
-
-#: LogMsgs that a task may carry: its states are few.
-LOGS_MAX: Final = 100
 
 PERCENT_MAX: Final = 100
 
@@ -82,6 +80,14 @@ def parse(kind: type[_M], raw: bytes) -> _M:
     return message
 
 
+def parse_counted(kind: type[_M], raw: bytes) -> _M:
+    """Like `parse`, but refuse a message that has too many entries in a field."""
+    check_counts(kind, raw)
+    message = parse(kind, raw)
+    check_lengths(message, raw)
+    return message
+
+
 def check_text(values: Iterable[bytes], what: str) -> None:
     """UTF-8, each by itself: a line end between two can't complete a letter."""
     try:
@@ -115,7 +121,7 @@ def submission_of(query: pb.QueryMsg) -> tuple[Submission, bool]:
 
 def _tasks(query: pb.QueryMsg) -> list[pb.TaskMsg]:
     check_count(len(query.task))
-    tasks = [parse(pb.TaskMsg, raw) for raw in query.task]
+    tasks = [parse_counted(pb.TaskMsg, raw) for raw in query.task]
     check_text([part for task in tasks for part in (task.name, task.origin)], "names and origins")
     if not all(task.name for task in tasks):
         raise Malformed("a task's name must not be empty")
@@ -218,7 +224,7 @@ def check_logs(task: pb.TaskMsg) -> None:
 def terms_of(raw: bytes) -> Terms:
     """Terms as they come; who changes them makes a copy first, because others may have them too."""
     if len(raw) > TERMS_REMEMBERED_BYTES:
-        return decode_terms(parse(pb.Terms, raw))
+        return decode_terms(parse_counted(pb.Terms, raw))
     return _remembered_terms(raw)
 
 

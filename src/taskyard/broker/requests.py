@@ -1,0 +1,428 @@
+"""Client requests that take turns: no single one, and no single client, holds up everybody else.
+
+Every request has an estimated cost. A cheap one is handled in the turn in which it arrives. Others
+wait in a queue for each client, and every turn takes from these queues, client by client, as much
+as its budget allows. A command over many tasks is done in portions, each in its own turn and
+commit. A client that does not read its answers is not computed for, and one with too many requests
+waiting is refused.
+
+Costs are counted, never measured, so the same events always give the same turns. Requests of
+workers and submissions are never queued. Knows nothing of sockets, dialects or the journal.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct, structs
+
+from taskyard.core import events, graph, wishes
+from taskyard.core.effects import Acted, Refusal, Refused
+from taskyard.core.limits import (
+    LIST_LANES_MAX,
+    LIST_SCAN_MAX,
+    LIST_TASKS_MAX,
+    STATS_ROWS_MAX,
+)
+from taskyard.core.states import BLOCKED, DELAYED, FAILED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from taskyard.core.effects import Effect
+    from taskyard.core.events import Event
+    from taskyard.core.ledger import Ledger
+    from taskyard.core.tasks import Task
+
+    Handle = Callable[[Event], list[Effect]]
+
+#: Requests of one client that may wait, and the tasks that they name. One request may always wait.
+WAITING_MAX: Final = 1000
+WAITING_NAMES_MAX: Final = 200_000
+
+#: Requests of all clients that may wait, and the tasks that they name: some 100 MB.
+WAITING_ALL_MAX: Final = 50_000
+WAITING_ALL_NAMES_MAX: Final = 1_000_000
+
+
+class Budget(Struct, frozen=True):
+    """What one turn spends on requests. Costs are about microseconds of CPU time."""
+
+    #: All requests that waited, but for a single one that costs more.
+    turn: int = 60_000
+    #: A request that costs no more than this is handled at once.
+    cheap: int = 1_000
+    #: All that are handled at once.
+    turn_cheap: int = 40_000
+    #: Tasks that a portion of a command looks at, and that it changes.
+    looked: int = 20_000
+    changed: int = 2_000
+    #: Names in a portion of a watch.
+    watched: int = 10_000
+    #: Tasks that are cancelled at once with one that they wait for. More are cancelled in portions.
+    cancelled: int = 10_000
+
+
+Command = events.CancelAsked | events.RetryAsked | events.MoveAsked | events.ExpireAsked
+_COMMANDS: Final = (
+    *(events.CancelAsked, events.RetryAsked),
+    *(events.MoveAsked, events.ExpireAsked),
+)
+
+
+class _Waiting(Struct):
+    """A request in a queue."""
+
+    event: Any
+    cost: int
+    #: Tasks that it names.
+    names: int = 0
+    #: What is left of a command, portion by portion; None: it is not begun.
+    portions: Iterator[list[Task]] | None = None
+    #: Tasks that it has changed so far.
+    changed: int = 0
+
+    @property
+    def is_long(self) -> bool:
+        """A command that is done in portions."""
+        return self.cost >= _PORTION and isinstance(self.event, _COMMANDS)
+
+
+class Requests:
+    """The requests that wait, by client."""
+
+    def __init__(self, ledger: Ledger, is_reading: Callable[[bytes], bool]) -> None:
+        """`is_reading` tells whether a client takes its answers."""
+        self._ledger = ledger
+        self._is_reading = is_reading
+        self.budget = Budget()
+        self._queues: dict[bytes, deque[_Waiting]] = {}
+        #: Clients with a queue: those that were not served since it began, and the others.
+        self._fresh: deque[bytes] = deque()
+        self._served: deque[bytes] = deque()
+        self._pick = 0
+        self._count = self._names = 0
+        #: The command that is begun and not done. There is one at most: it keeps a list of tasks.
+        self._begun: _Waiting | None = None
+        #: Watches in a queue, by request, and whether each is over when its turn comes.
+        self._watches: dict[int, bool] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def are_ready(self) -> bool:
+        """Return whether a request waits that can be handled now."""
+        return any(self._can_go(client, queue[0]) for client, queue in self._queues.items())
+
+    def admit(self, arrived: list[Event]) -> tuple[list[Event], list[Effect]]:
+        """Queue what has to wait. Returns the events to handle now, in order, and refusals."""
+        now: list[Event] = []
+        refused: list[Effect] = []
+        room = self.budget.turn_cheap
+        for event in arrived:
+            estimate = _COSTS.get(type(event))
+            if estimate is None:
+                if not self._follows_watch(event):
+                    now.append(event)
+                continue
+            cost = estimate(self._ledger, event, self.budget)
+            client: bytes = event.client  # type: ignore[attr-defined]
+            if not cost or self._is_cheap(client, cost, room):
+                room -= cost
+                now.append(event)
+            else:
+                refused += self._wait(client, _Waiting(event, cost, _names_in(event)))
+        return now, refused
+
+    def run(self, handle: Handle) -> list[Effect]:
+        """Handle requests that wait, client by client, up to the budget of a turn."""
+        effects: list[Effect] = []
+        held: list[bytes] = []
+        room = self.budget.turn
+        while room > 0 and (self._fresh or self._served):
+            client = self._next_client()
+            queue = self._queues[client]
+            waiting = queue[0]
+            if not self._can_go(client, waiting):
+                held.append(client)
+                continue
+            if waiting.cost > room and room < self.budget.turn:
+                self._served.appendleft(client)  # it is the first of the next turn
+                break
+            room -= waiting.cost
+            if self._step(waiting, handle, effects):
+                self._take_out(queue)
+            if queue:
+                self._served.append(client)
+            else:
+                del self._queues[client]
+        self._served.extend(held)
+        return effects
+
+    def _next_client(self) -> bytes:
+        """Remove and return the client whose turn it is: by turns of those that were served, of the
+        latest new one, and of the oldest. So many clients at once do not hold up a later one, nor
+        later ones those."""
+        self._pick = (self._pick + 1) % 3
+        if self._served and (not self._pick or not self._fresh):
+            return self._served.popleft()
+        return self._fresh.pop() if self._pick == 1 else self._fresh.popleft()
+
+    # Waiting.
+
+    def _is_cheap(self, client: bytes, cost: int, room: int) -> bool:
+        fits = cost <= min(room, self.budget.cheap)
+        return fits and client not in self._queues and self._is_reading(client)
+
+    def _can_go(self, client: bytes, waiting: _Waiting) -> bool:
+        if self._begun is not None and waiting is not self._begun and waiting.is_long:
+            return False
+        return self._is_reading(client)
+
+    def _wait(self, client: bytes, waiting: _Waiting) -> list[Effect]:
+        """Put a request at the end of its client's queue, or refuse it."""
+        queue = self._queues.get(client)
+        if self._is_too_much(queue, waiting):
+            text = f"client: {len(queue or ())} of its requests wait already (ask again later)"
+            return [Refused(client, waiting.event.request, Refusal.OVERLOADED, text)]
+        if queue is None:
+            queue = self._queues[client] = deque()
+            self._fresh.append(client)
+        queue.append(waiting)
+        self._count += 1
+        self._names += waiting.names
+        if isinstance(waiting.event, events.WatchAsked):
+            self._watches[waiting.event.request] = False
+        return []
+
+    def _is_too_much(self, queue: deque[_Waiting] | None, waiting: _Waiting) -> bool:
+        count, names = self._count, self._names + waiting.names
+        if queue is None:  # half of the room is for clients that have nothing else waiting
+            return count >= 2 * WAITING_ALL_MAX or names > 2 * WAITING_ALL_NAMES_MAX
+        if count >= WAITING_ALL_MAX or names > WAITING_ALL_NAMES_MAX or len(queue) >= WAITING_MAX:
+            return True
+        own = waiting.names
+        return own > 1 and own + sum(one.names for one in queue) > WAITING_NAMES_MAX
+
+    def _take_out(self, queue: deque[_Waiting]) -> None:
+        waiting = queue.popleft()
+        self._count -= 1
+        self._names -= waiting.names
+        if waiting is self._begun:
+            self._begun = None
+        if isinstance(waiting.event, events.WatchAsked):
+            self._watches.pop(waiting.event.request, None)
+
+    def _follows_watch(self, event: Event) -> bool:
+        """Queue what ends a watch that waits, behind it. Returns whether that was so."""
+        if isinstance(event, events.ClientGone):
+            self._drop_queries(event.client)
+        elif isinstance(event, events.WatchEnded) and event.request in self._watches:
+            self._watches[event.request] = True
+            self._queue_after(event)
+            return True
+        elif isinstance(event, events.AnswerDue) and self._watches.get(event.request, False):
+            self._queue_after(event)
+            return True
+        return False
+
+    def _queue_after(self, event: events.WatchEnded | events.AnswerDue) -> None:
+        self._queues[event.client].append(_Waiting(event, 1))
+        self._count += 1
+
+    def _drop_queries(self, client: bytes) -> None:
+        """Forget what a client that is gone has asked. Commands are done all the same."""
+        queue = self._queues.get(client)
+        if queue is None:
+            return
+        kept: deque[_Waiting] = deque()
+        while queue:
+            if isinstance(queue[0].event, _COMMANDS):
+                kept.append(queue.popleft())
+            else:
+                self._take_out(queue)
+        if kept:
+            self._queues[client] = kept
+            return
+        del self._queues[client]
+        line = self._fresh if client in self._fresh else self._served
+        line.remove(client)
+
+    # Handling.
+
+    def _step(self, waiting: _Waiting, handle: Handle, effects: list[Effect]) -> bool:
+        """Handle a request, or the next portion of it. Returns whether it is done."""
+        event = waiting.event
+        if isinstance(event, events.WatchAsked) and event.names:
+            some = event.names[: self.budget.watched]
+            event.names = event.names[self.budget.watched :]
+            effects += handle(structs.replace(event, names=some))
+            return not event.names
+        if waiting.is_long:
+            return self._step_of_command(waiting, handle, effects)
+        effects += handle(event)
+        return True
+
+    def _step_of_command(self, waiting: _Waiting, handle: Handle, effects: list[Effect]) -> bool:
+        event = waiting.event
+        if waiting.portions is None:
+            waiting.portions = self._portions(event)
+            self._begun = waiting
+        chosen = next(waiting.portions, None)
+        waiting.cost = _PORTION
+        if chosen is None:
+            effects.append(Acted(event.client, event.request, waiting.changed))
+            return True
+        is_refused = False
+        for effect in handle(structs.replace(event, chosen=chosen)):
+            if isinstance(effect, Acted) and effect.request == event.request:
+                waiting.changed += effect.count
+                continue
+            effects.append(effect)
+            is_refused |= isinstance(effect, Refused) and effect.request == event.request
+        return is_refused
+
+    def _portions(self, event: Command) -> Iterator[list[Task]]:
+        """Yield the tasks of a command, some at a time: those that there are when it begins."""
+        scope, changed = event.scope, self.budget.changed
+        if isinstance(event, events.CancelAsked) and scope.names is not None:
+            yield from self._with_dependents(wishes.tasks_in(self._ledger, scope))
+            return
+        whole = [*self._ledger.tasks.values()]
+        if scope.names is not None:
+            whole = wishes.tasks_in(self._ledger, scope)
+        # A task is cancelled with all that wait for it, and those were mostly submitted later. The
+        # other way round one portion would take all the rest along.
+        line = reversed(whole) if isinstance(event, events.CancelAsked) else iter(whole)
+        while some := list(islice(line, self.budget.looked)):
+            found = wishes.fitting(scope, some)
+            for start in range(0, max(len(found), 1), changed):
+                yield found[start : start + changed]
+
+    def _with_dependents(self, tasks: list[Task]) -> Iterator[list[Task]]:
+        """Yield tasks to be cancelled. Few are cancelled with all that wait for them, of many those
+        that wait come first."""
+        live = [task for task in tasks if task.ending is None]
+        whole = graph.with_dependents(live)
+        if len(whole) <= self.budget.cancelled:
+            yield live
+            return
+        yield []  # to find them was work for one turn
+        line = reversed(whole)
+        while some := list(islice(line, self.budget.changed)):
+            yield some
+
+
+def _names_in(event: Any) -> int:  # noqa: ANN401 - any request
+    """Count the tasks that a request names."""
+    names = event.scope.names if hasattr(event, "scope") else getattr(event, "names", None)
+    return len(names or ())
+
+
+# What requests cost, in about microseconds. 0: nothing that is worth waiting for.
+
+#: A task in an answer as a JSON document.
+_VIEW: Final = 16
+
+#: A name that is looked up, watched or acted on.
+_NAME: Final = 2
+
+#: Tasks that are gone through in one microsecond.
+_SCANNED: Final = 10
+
+#: Tasks that a walk along the graph visits in one microsecond.
+_WALKED: Final = 2
+
+#: A row of the journal that is read and decoded.
+_ROW: Final = 500
+
+#: What a portion of a command costs.
+_PORTION: Final = 20_000
+
+
+def _list_cost(ledger: Ledger, event: events.ListAsked, _budget: Budget) -> int:
+    scope, total = event.scope, len(ledger.tasks)
+    if scope.names is not None:
+        return 50 + (_VIEW + _NAME) * len(scope.names)
+    scanned = 0 if scope == _EVERYTHING and not event.match else min(total, LIST_SCAN_MAX)
+    return 50 + _VIEW * min(event.count, LIST_TASKS_MAX, total) + scanned // _SCANNED
+
+
+def _lookup_cost(ledger: Ledger, event: events.LookupAsked, _budget: Budget) -> int:
+    if not event.shows_after:
+        return 0
+    tasks = [ledger.tasks.get(name) for name in event.names]
+    blocked = any(task is not None and task.state is BLOCKED for task in tasks)
+    return _ROW + _VIEW * len(tasks) + (len(ledger.tasks) // 4 if blocked else 0)
+
+
+def _explain_cost(ledger: Ledger, event: events.ExplainAsked, _budget: Budget) -> int:
+    task = ledger.tasks.get(event.name)
+    if task is None or task.state not in (BLOCKED, FAILED):
+        return _VIEW
+    behind = (ledger.counts[BLOCKED] + len(ledger.reasons)) // _WALKED
+    if task.state is FAILED:
+        return _VIEW + (behind if task.dependents is not None else 0)
+    return _VIEW + len(ledger.tasks) // _SCANNED + (behind if ledger.counts[FAILED] else 0)
+
+
+def _stats_cost(ledger: Ledger, event: events.StatsAsked, _budget: Budget) -> int:
+    rows = min(len(ledger.campaigns), STATS_ROWS_MAX) + min(len(ledger.services), STATS_ROWS_MAX)
+    return 0 if event.is_brief else 50 + rows // 2
+
+
+def _lanes_cost(ledger: Ledger, event: events.LanesAsked, _budget: Budget) -> int:
+    lanes = sum(len(service.lanes) for service in ledger.services.values())
+    looked = lanes + len(ledger.reasons) + ledger.counts[DELAYED]
+    return 50 + 40 * min(event.count, LIST_LANES_MAX, lanes) + looked // _SCANNED
+
+
+def _workers_cost(ledger: Ledger, _event: events.WorkersAsked, _budget: Budget) -> int:
+    return 50 + 10 * len(ledger.workers)
+
+
+def _results_cost(_ledger: Ledger, event: events.ResultsAsked, _budget: Budget) -> int:
+    return 50 + _NAME * len(event.names)
+
+
+def _watch_cost(ledger: Ledger, event: events.WatchAsked, budget: Budget) -> int:
+    names = min(len(event.names or ()), budget.watched)
+    behind = ledger.counts[BLOCKED] + len(ledger.reasons) if ledger.counts[FAILED] else 0
+    return 20 + _NAME * names + behind // _SCANNED
+
+
+def _output_cost(ledger: Ledger, event: events.OutputAsked, _budget: Budget) -> int:
+    return _ROW if event.name in ledger.outputs else _VIEW
+
+
+def _command_cost(ledger: Ledger, event: Command, budget: Budget) -> int:
+    names = event.scope.names
+    count = len(ledger.tasks) if names is None else len(names)
+    if count > budget.changed:
+        return _PORTION
+    if isinstance(event, events.CancelAsked) and ledger.counts[BLOCKED] > budget.cancelled:
+        found = (ledger.tasks.get(name) for name in names or ())
+        if any(task is not None and task.dependents is not None for task in found):
+            return max(_PORTION, ledger.counts[BLOCKED] // _WALKED)
+    return 20 + _NAME * count
+
+
+_EVERYTHING: Final = events.Scope()
+
+_COSTS: Final[dict[type[Any], Callable[[Ledger, Any, Budget], int]]] = {
+    events.ListAsked: _list_cost,
+    events.LookupAsked: _lookup_cost,
+    events.ExplainAsked: _explain_cost,
+    events.StatsAsked: _stats_cost,
+    events.LanesAsked: _lanes_cost,
+    events.WorkersAsked: _workers_cost,
+    events.ResultsAsked: _results_cost,
+    events.WatchAsked: _watch_cost,
+    events.OutputAsked: _output_cost,
+    events.CancelAsked: _command_cost,
+    events.RetryAsked: _command_cost,
+    events.MoveAsked: _command_cost,
+    events.ExpireAsked: _command_cost,
+}

@@ -1,0 +1,304 @@
+"""Count the entries of repeated fields in a dwork message before they cost memory and time.
+
+A message of 30 MB can hold 30 million numbers or 15 million empty names: half a gigabyte after the
+parser, and two as Python's objects. Owns the limit of every repeated field. A large message is
+counted before it is parsed, by its tags and lengths alone. Of any other one the parsed columns are
+measured, before anything is made of them. Bytes that are no message are left to the parser.
+
+Runs of entries of one length, which names of tasks mostly are, are counted at the speed of C.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, cast
+
+from msgspec import Struct
+
+from taskyard.core.limits import AFTER_MAX, RETRIES_MAX, SERVICES_MAX, TASKS_A_MESSAGE_MAX
+from taskyard.errors import Malformed
+from taskyard.wire import dwork_pb2 as pb
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor, FieldDescriptor
+    from google.protobuf.message import Message
+
+#: Shorter messages are parsed without being counted: whatever they hold, the parser takes at most
+#: 64 MB and 0.1 s for it. Our own producers send longer ones only where payloads are long.
+COUNTED_BYTES_MIN: Final = 4 << 20
+
+#: The columns of shorter messages are not even measured.
+MEASURED_BYTES_MIN: Final = 64 << 10
+
+#: What the tasks of one message wait for, in all: ten times what a single one may.
+AFTER_A_MESSAGE_MAX: Final = 10 * AFTER_MAX
+
+#: LogMsgs that a task may carry: its states are few.
+LOGS_MAX: Final = 100
+
+#: States in a scope: each once is enough.
+STANDINGS_MAX: Final = 100
+
+#: Fields of a large message that are not repeated, not known, or numbers that are not packed: all
+#: encoders pack them. A message has each of them once, and there are few.
+OTHERS_MAX: Final = 10_000
+
+#: Entries of repeated fields, by the field's full name without the package. A field that is not
+#: listed here is a column of tasks.
+LIMITS: Final = {
+    "Batch.after": AFTER_A_MESSAGE_MAX,
+    "TaskMsg.pred": AFTER_MAX,
+    "TaskMsg.succ": AFTER_MAX,
+    "TaskMsg.log": LOGS_MAX,
+    "Terms.Retry.delay_ns": RETRIES_MAX,
+    "WorkerMsg.service": SERVICES_MAX,
+    "ScopeMsg.standing": STANDINGS_MAX,
+}
+
+_PACKAGE: Final = pb.DESCRIPTOR.package + "."
+
+#: Wire types of protobuf.
+_VARINT: Final = 0
+_FIXED_64: Final = 1
+_DELIMITED: Final = 2
+_GROUP: Final = 3
+_GROUP_END: Final = 4
+_FIXED_32: Final = 5
+
+_FIXED_BYTES: Final = {_FIXED_64: 8, _FIXED_32: 4}
+
+#: A byte with the high bit is followed by another one of the same number.
+_HIGH: Final = 0x80
+_HIGH_BYTES: Final = bytes(range(_HIGH, 256))
+
+#: Bytes of the longest number.
+_VARINT_BYTES_MAX: Final = 10
+
+#: Values that an outline copies: names are no longer.
+_SHORT_BYTES_MAX: Final = 2048
+
+#: Numbers of fields from here on make tags of two bytes.
+_LONG_TAG: Final = 16
+
+#: Entries with the same header, one after the other, before a run is looked for: to look for one
+#: that is none costs as much as some entries.
+_ALIKE_MIN: Final = 3
+
+#: Headers of a run that are compared at once: at first, and at most.
+_RUN_MIN: Final = 16
+_RUN_MAX: Final = 8192
+
+
+class _Field(Struct, frozen=True):
+    """A field that holds more than one value, or a message that does."""
+
+    number: int = 0
+    name: str = ""
+    limit: int = 0
+    #: Numbers, which may come packed.
+    is_number: bool = False
+    #: The fields of the message that it is; it may come in several pieces.
+    inner: _Kind | None = None
+
+
+def check_counts(kind: type[Message], raw: bytes) -> None:
+    """Raise `Malformed` if a message has more entries in a repeated field than its limit."""
+    if len(raw) >= COUNTED_BYTES_MIN:
+        count_entries(kind, raw)
+
+
+def check_lengths(message: Message, raw: bytes) -> None:
+    """Raise `Malformed` if a parsed message has more entries than its limits, or its parts have."""
+    if len(raw) >= MEASURED_BYTES_MIN:
+        _measure(message)
+
+
+def _measure(message: Message) -> None:
+    for field, value in message.ListFields():
+        if field.is_repeated:
+            name = field.full_name.removeprefix(_PACKAGE)
+            _check(name, len(value), LIMITS.get(name, TASKS_A_MESSAGE_MAX))
+        elif field.message_type is not None:
+            _measure(value)
+
+
+def _check(name: str, entries: int, limit: int) -> None:
+    if entries > limit:
+        raise Malformed(f"{name}: more than {limit} entries in one message")
+
+
+def count_entries(kind: type[Message], raw: bytes) -> dict[str, int]:
+    """Return how many entries each repeated field has, by name. Raises `Malformed`."""
+    counter = _Counter(raw)
+    counter.walk(0, len(raw), _KINDS[kind.DESCRIPTOR.full_name])
+    return counter.counts
+
+
+def outline(kind: type[Message], raw: bytes) -> bytes:
+    """Return a large message without its repeated fields and parts, to see who asks for what."""
+    return _Counter(raw).outline(_KINDS[kind.DESCRIPTOR.full_name])
+
+
+class _Kind:
+    """What a kind of message consists of."""
+
+    def __init__(self, kind: Descriptor) -> None:
+        #: Fields that may have many entries or be long, by number.
+        self.fields = {field.number: field for field in map(_field, kind.fields) if field.number}
+        #: Those of bytes whose tag is one byte, by tag.
+        self.columns = {
+            number << 3 | _DELIMITED: field
+            for number, field in self.fields.items()
+            if number < _LONG_TAG and field.inner is None and not field.is_number
+        }
+
+
+class _Counter:
+    """One message. Stops silently where it is cut off."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+        self.counts: dict[str, int] = {}
+        self._others = 0
+
+    def walk(self, at: int, end: int, kind: _Kind) -> None:
+        """Count what is between two places, which is a message of this kind."""
+        raw, columns = self._raw, kind.columns
+        counts = dict.fromkeys(columns, 0)
+        former = alike = 0
+        while 0 <= at < end - 1:
+            tag, size = raw[at], raw[at + 1]
+            if tag not in columns:
+                at = self._step(at, end, kind.fields)
+                continue
+            if size >= _HIGH:
+                size, at = self._number(at + 1, end)
+                counts[tag] += 1
+                if at < 0 or counts[tag] > columns[tag].limit:
+                    break
+                at += size
+                continue
+            header = tag << 8 | size
+            alike = alike + 1 if header == former else 0
+            former = header
+            entries = self._run(at, end, columns[tag].limit) if alike > _ALIKE_MIN else 1
+            counts[tag] += entries
+            if counts[tag] > columns[tag].limit:
+                break
+            at += entries * (size + 2)
+        for tag, entries in counts.items():
+            if entries:
+                self._add(columns[tag], entries)
+
+    def _run(self, at: int, end: int, limit: int) -> int:
+        """Count entries with one and the same header, one after the other: one or more. Stops
+        beyond the limit."""
+        raw = self._raw
+        tag, size = raw[at : at + 1], raw[at + 1 : at + 2]
+        step = 2 + size[0]
+        entries, window = 0, _RUN_MIN
+        while at < end and entries <= limit:
+            stop = min(end, at + step * window)
+            tags, sizes = raw[at:stop:step], raw[at + 1 : stop : step]
+            alike = min(len(tags) - len(tags.lstrip(tag)), len(sizes) - len(sizes.lstrip(size)))
+            entries += alike
+            if alike < window:
+                break
+            at += step * alike
+            window = min(2 * window, _RUN_MAX)
+        return max(entries, 1)
+
+    def _step(self, at: int, end: int, fields: dict[int, _Field]) -> int:
+        """Count one entry of any kind. Returns where the next one is; -1 if it is cut off."""
+        tag, at, after = self._entry(at, end)
+        if after < 0:
+            return -1
+        field = fields.get(tag >> 3)
+        if tag & 7 == _DELIMITED:
+            self._delimited(field, at, after)
+            return after
+        if field is not None and field.is_number and tag & 7 == _VARINT:
+            self._add(field, 1)
+        self._add_other()
+        return after
+
+    def _entry(self, at: int, end: int) -> tuple[int, int, int]:
+        """Return an entry's tag, where its value is, and where the next one; -1 if it is cut off.
+        A group is the entries inside it."""
+        tag, at = self._number(at, end)
+        wire_type, after = tag & 7, -1
+        if at < 0:
+            return 0, 0, -1
+        if wire_type == _DELIMITED:
+            size, at = self._number(at, end)
+            after = at + size if at >= 0 else -1
+        elif wire_type == _VARINT:
+            after = self._number(at, end)[1]
+        elif wire_type in (_GROUP, _GROUP_END):
+            after = at
+        elif wire_type in _FIXED_BYTES:
+            after = at + _FIXED_BYTES[wire_type]
+        return tag, at, after if after <= end else -1
+
+    def outline(self, kind: _Kind) -> bytes:
+        """Return the entries that hold a single short value, as far as they are near the front."""
+        raw, at, parts = self._raw, 0, list[bytes]()
+        for _ in range(OTHERS_MAX):
+            if not 0 <= at < len(raw):
+                break
+            start = at
+            tag, _, at = self._entry(at, len(raw))
+            if tag >> 3 not in kind.fields and 0 < at - start <= _SHORT_BYTES_MAX:
+                parts.append(raw[start:at])
+            elif tag in kind.columns and at > 0 and raw[start + 1] < _HIGH:
+                at = start + self._run(start, len(raw), len(raw)) * (raw[start + 1] + 2)
+        return b"".join(parts)
+
+    def _delimited(self, field: _Field | None, at: int, end: int) -> None:
+        if field is None:
+            self._add_other()
+        elif field.inner is not None:
+            self._add_other()
+            self.walk(at, end, field.inner)
+        elif field.is_number:
+            self._add(field, len(self._raw[at:end].translate(None, _HIGH_BYTES)))
+            self._add_other()
+        else:
+            self._add(field, 1)
+
+    def _number(self, at: int, end: int) -> tuple[int, int]:
+        """Return a number, and where it ends; -1 if it is cut off or too long."""
+        number = shift = 0
+        for byte in self._raw[at : min(end, at + _VARINT_BYTES_MAX)]:
+            at += 1
+            if byte < _HIGH:
+                return number | byte << shift, at
+            number |= (byte - _HIGH) << shift
+            shift += 7
+        return 0, -1
+
+    def _add(self, field: _Field, entries: int) -> None:
+        count = self.counts[field.name] = self.counts.get(field.name, 0) + entries
+        _check(field.name, count, field.limit)
+
+    def _add_other(self) -> None:
+        self._others += 1
+        if self._others > OTHERS_MAX:
+            raise Malformed(f"more than {OTHERS_MAX} fields in one message")
+
+
+def _field(field: FieldDescriptor) -> _Field:
+    """A field as it is counted; without a number if it need not be."""
+    name = field.full_name.removeprefix(_PACKAGE)
+    if field.is_repeated:
+        is_number = field.type != field.TYPE_BYTES
+        limit = LIMITS.get(name, TASKS_A_MESSAGE_MAX)
+        return _Field(field.number, name, limit, is_number=is_number)
+    if field.message_type is not None:
+        return _Field(field.number, name, inner=_Kind(field.message_type))
+    return _Field()
+
+
+_KINDS: Final = {
+    kind.DESCRIPTOR.full_name: _Kind(cast("Descriptor", kind.DESCRIPTOR))
+    for kind in (pb.QueryMsg, pb.TaskMsg, pb.Terms)
+}
