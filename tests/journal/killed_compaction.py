@@ -26,6 +26,9 @@ from taskyard.journal.sqlite import SqliteStore
 #: So that the story makes several pairs of files.
 EVENTS_A_FILE = 60
 
+#: So that the rows are taken in several segments.
+TOUCHED = 15
+
 
 class Killer:
     """Counts steps, and ends the process at one of them."""
@@ -99,6 +102,7 @@ def killed_at(directory: Path, nth: int) -> bool:
 
 def main(state: Path, parent: Path) -> None:
     compaction.TRIM_ROWS_A_STEP = 20  # type: ignore[misc]  # final for everybody else
+    compaction.TOUCHED_MAX = TOUCHED  # type: ignore[misc]
     history.EVENTS_A_FILE_MAX = EVENTS_A_FILE  # type: ignore[misc]
     finished.TASKS_A_TRANSACTION = 2
     pa.array([0])  # with its first array Arrow imports pandas: here, not in every fork

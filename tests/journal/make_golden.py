@@ -200,7 +200,7 @@ def make_snapshot() -> bytes:
     apply(ledger, Submitted(1, Submission([b"bundle/0", b"bundle/1"], [b"shared" * 100])))
     apply(ledger, Submitted(2, Submission([b"other"], [b"own"])))
     head = Head(2, ledger.record, bytes(32))
-    return snapshot.encode(b"sixteen bytes ..", head, image.take(ledger))
+    return snapshot.encode(b"sixteen bytes ..", head, ledger)
 
 
 def make_index(directory: Path) -> None:

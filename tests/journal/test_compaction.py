@@ -47,6 +47,11 @@ def files(directory: Path) -> dict[str, tuple[int, bytes]]:
     return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in paths}
 
 
+def tasks_in_snapshot(directory: Path, sequence: int) -> int:
+    with snapshot.read(directory, sequence) as found:
+        return found.tasks
+
+
 def index_rows(directory: Path, names: list[bytes]) -> list[Ended]:
     with FinishedIndex(directory) as index:
         return sorted(index.find(names), key=lambda ended: ended.name)
@@ -65,7 +70,7 @@ class TestExport:
             edges=len(table(tmp_path, "edges")),
             files=[f"edges-{span}.parquet", f"events-{span}.parquet"],
             ended=outcome.ended,
-            unfinished=len(snapshot.read(tmp_path, head.sequence).image.names),
+            unfinished=tasks_in_snapshot(tmp_path, head.sequence),
         )
 
     def test_export_forgets_no_row(self, store: MemoryStore, tmp_path: Path) -> None:
@@ -194,7 +199,7 @@ class TestKilled:
         clean = runs[-1]
         assert [run["killed"] for run in runs] == [True] * (len(runs) - 1) + [False]
         assert len(runs) > 20
-        assert len(clean["files"]) == 7
+        assert len(clean["files"]) == 9
         assert [run for run in runs if run | {"killed": False} != clean] == []
 
     @pytest.mark.parametrize("step", ["index", "snapshot", "trim"])
@@ -256,7 +261,7 @@ def kill(patch: pytest.MonkeyPatch, step: str) -> None:
 
     targets = {
         "index": (finished.IndexWriter, "commit"),
-        "snapshot": (snapshot, "write"),
+        "snapshot": (snapshot.SnapshotFile, "finish"),
         "trim": (MemoryStore, "trim"),
     }
     patch.setattr(*targets[step], end)

@@ -79,8 +79,8 @@ class TestEquality:
     ) -> None:
         for row in yard.store.rows():
             ledger = recovery.recover(copied(yard.store, row.sequence))
-            content = snapshot.encode(yard.store.identity, row.head, image.take(ledger))
-            restored = image.restore(snapshot.decode(content, "it").image)
+            content = snapshot.encode(yard.store.identity, row.head, ledger)
+            restored = snapshot.decode(content, "it")
             assert image.portrait(restored) == yard.portraits[row.sequence]
             recovered = recovery.recover(yard.store, restored, row.sequence)
             assert image.portrait(recovered) == yard.portraits[-1]
@@ -164,7 +164,7 @@ class TestDamage:
     def spoil(self, directory: Path, sequence: int) -> None:
         path = snapshot.path_of(directory, sequence)
         content = bytearray(path.read_bytes())
-        content[-1] ^= 1
+        content[snapshot.HEADER_BYTES + 20] ^= 1
         path.write_bytes(content)
 
     def refused(self, directory: Path, store: MemoryStore) -> str:
@@ -199,7 +199,7 @@ class TestDamage:
         with caplog.at_level(logging.WARNING, "taskyard.journal"):
             recovered = recovery.open_ledger(tmp_path, store)
         assert unfinished(image.portrait(recovered)) == unfinished(yard.portraits[-1])
-        assert "does not match its digest; going on with what is older" in caplog.text
+        assert "does not match its checksum; going on with what is older" in caplog.text
 
     def test_damaged_snapshot_is_passed_over_aloud_for_all_the_rows(
         self, yard: WritingYard, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -208,7 +208,7 @@ class TestDamage:
         self.spoil(tmp_path, last(yard))
         recovered = recovery.open_ledger(tmp_path, yard.store)
         assert image.portrait(recovered) == yard.portraits[-1]
-        assert "does not match its digest" in caplog.text
+        assert "does not match its checksum" in caplog.text
 
     def test_snapshot_of_a_row_that_the_journal_lost_is_refused(
         self, yard: WritingYard, store: MemoryStore, tmp_path: Path
@@ -233,15 +233,16 @@ class TestDamage:
     def test_snapshot_of_another_journal_is_refused(
         self, store: MemoryStore, tmp_path: Path
     ) -> None:
-        taken = snapshot.read(tmp_path, self.half)
-        ledger = image.restore(taken.image)
+        with snapshot.read(tmp_path, self.half) as taken:
+            ledger = taken.restore()
         snapshot.write(tmp_path, bytes(16), taken.head, ledger)
         assert "is of another journal" in self.refused(tmp_path, store)
 
     def test_snapshot_of_another_story_is_refused(self, store: MemoryStore, tmp_path: Path) -> None:
-        taken = snapshot.read(tmp_path, self.half)
+        with snapshot.read(tmp_path, self.half) as taken:
+            ledger = taken.restore()
         other = Head(taken.head.sequence, taken.head.record, bytes(32))
-        snapshot.write(tmp_path, taken.identity, other, image.restore(taken.image))
+        snapshot.write(tmp_path, taken.identity, other, ledger)
         assert "is of another story" in self.refused(tmp_path, store)
 
     def test_missing_index_over_trimmed_rows_is_refused(

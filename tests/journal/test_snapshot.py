@@ -3,11 +3,14 @@
 import os
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from taskyard.core import image
+from taskyard.core.apply import apply
+from taskyard.core.columns import CHUNK_TASKS
 from taskyard.core.ledger import Ledger
+from taskyard.core.records import Submitted
+from taskyard.core.tasks import Submission
 from taskyard.errors import FormatUnknown, JournalDamaged, JournalFailed, StateError
 from taskyard.journal import snapshot
 from taskyard.journal.store import Head, MemoryStore
@@ -34,9 +37,11 @@ def head(ledger: Ledger) -> Head:
 def test_snapshot_comes_back_as_it_was(ledger: Ledger, head: Head, tmp_path: Path) -> None:
     path = snapshot.write(tmp_path, IDENTITY, head, ledger)
     assert path == tmp_path / "snapshots" / "000000000077.snapshot"
-    taken = snapshot.read(tmp_path, 77)
-    assert (taken.identity, taken.head) == (IDENTITY, head)
-    assert image.portrait(image.restore(taken.image)) == image.portrait(ledger)
+    with snapshot.read(tmp_path, 77) as taken:
+        assert (taken.identity, taken.head) == (IDENTITY, head)
+        assert taken.tasks == len(ledger.tasks)
+        taken.verify()
+        assert image.portrait(taken.restore()) == image.portrait(ledger)
 
 
 def test_snapshot_is_private(ledger: Ledger, head: Head, tmp_path: Path) -> None:
@@ -82,7 +87,7 @@ def test_newest_comes_first_and_unfinished_ones_do_not_count(tmp_path: Path) -> 
 
 
 def test_every_flipped_byte_is_refused(ledger: Ledger, head: Head) -> None:
-    content = snapshot.encode(IDENTITY, head, image.take(ledger))
+    content = snapshot.encode(IDENTITY, head, ledger)
     for place in range(len(content)):
         flipped = bytearray(content)
         flipped[place] ^= 0x10
@@ -91,39 +96,72 @@ def test_every_flipped_byte_is_refused(ledger: Ledger, head: Head) -> None:
 
 
 def test_every_other_length_is_refused(ledger: Ledger, head: Head) -> None:
-    content = snapshot.encode(IDENTITY, head, image.take(ledger))
+    content = snapshot.encode(IDENTITY, head, ledger)
     for length in range(len(content)):
         with pytest.raises(JournalDamaged):
             snapshot.decode(content[:length], "it")
-    with pytest.raises(JournalDamaged, match="bytes where"):
+    with pytest.raises(JournalDamaged, match="has lost its end"):
         snapshot.decode(content + b"\0", "it")
 
 
 def test_unknown_format_is_refused_with_what_to_do(ledger: Ledger, head: Head) -> None:
-    content = bytearray(snapshot.encode(IDENTITY, head, image.take(ledger)))
+    content = bytearray(snapshot.encode(IDENTITY, head, ledger))
     content[len(snapshot.MAGIC) + 3] = 9
     with pytest.raises(FormatUnknown, match=r"has format 9, .* use the version that wrote it"):
         snapshot.decode(bytes(content), "it")
 
 
 def test_noise_for_a_format_is_damage(ledger: Ledger, head: Head) -> None:
-    content = bytearray(snapshot.encode(IDENTITY, head, image.take(ledger)))
+    content = bytearray(snapshot.encode(IDENTITY, head, ledger))
     content[len(snapshot.MAGIC)] = 9
     with pytest.raises(JournalDamaged, match="it does not say soundly which format it has"):
         snapshot.decode(bytes(content), "it")
 
 
-def test_body_that_is_no_image_is_refused(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(msgspec.msgpack, "encode", lambda _: b"\xc1")
-    content = snapshot.encode(IDENTITY, head, image.take(Ledger()))
-    with pytest.raises(JournalDamaged, match="has a body that can't be read"):
+def test_block_that_can_not_be_decoded_is_refused(
+    ledger: Ledger, head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "_encode", lambda _: b"\xc1")
+    content = snapshot.encode(IDENTITY, head, ledger)
+    with pytest.raises(JournalDamaged, match="has a block that can't be read"):
         snapshot.decode(content, "it")
 
 
-def test_body_of_another_record_is_refused(head: Head) -> None:
-    content = snapshot.encode(IDENTITY, head, image.take(Ledger()))
-    with pytest.raises(JournalDamaged, match="holds record 0 where"):
-        snapshot.decode(content, "it")
+def test_ledger_of_another_record_is_not_encoded(head: Head) -> None:
+    with pytest.raises(ValueError, match="the ledger is at record 0"):
+        snapshot.encode(IDENTITY, head, Ledger())
+
+
+@pytest.mark.parametrize("change", ["lost", "doubled", "swapped"])
+def test_blocks_that_are_not_those_that_were_written_are_refused(change: str) -> None:
+    """Each block by itself is sound."""
+    ledger = Ledger()
+    names = [b"%d" % number for number in range(3 * CHUNK_TASKS)]
+    for start in range(0, len(names), CHUNK_TASKS):
+        apply(ledger, Submitted(1, Submission(names[start : start + CHUNK_TASKS])))
+    content = snapshot.encode(IDENTITY, Head(3, 3, bytes(32)), ledger)
+    assert len(snapshot.decode(content, "it").tasks) == len(names)
+    blocks = blocks_of(content)
+    first, second, third, *rest = blocks
+    changed = {
+        "lost": [first, third, *rest],
+        "doubled": [first, second, second, third, *rest],
+        "swapped": [second, first, third, *rest],
+    }[change]
+    end = content[snapshot.HEADER_BYTES + sum(map(len, blocks)) :]
+    wrong = content[: snapshot.HEADER_BYTES] + b"".join(changed) + end
+    with pytest.raises(JournalDamaged, match="snapshot it has"):
+        snapshot.decode(wrong, "it")
+
+
+def blocks_of(content: bytes) -> list[bytes]:
+    blocks: list[bytes] = []
+    place, trailer_bytes = snapshot.HEADER_BYTES, 20
+    while place < len(content) - trailer_bytes:
+        length = int.from_bytes(content[place + 1 : place + 9], "big") + 13
+        blocks.append(content[place : place + length])
+        place += length
+    return blocks
 
 
 def test_snapshot_under_another_name_is_refused(ledger: Ledger, head: Head, tmp_path: Path) -> None:

@@ -151,7 +151,9 @@ def _look_at_snapshots(directory: Path, verdict: Verdict, findings: Findings) ->
 
 
 def _look_at_snapshot(directory: Path, sequence: int, findings: Findings) -> None:
-    findings.snapshot_tasks = len(snapshot.read(directory, sequence).image.names)
+    with snapshot.read(directory, sequence) as found:
+        found.verify()
+        findings.snapshot_tasks = found.tasks
 
 
 def _look_at_history(directory: Path, verdict: Verdict, findings: Findings) -> None:

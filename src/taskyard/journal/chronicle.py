@@ -15,7 +15,7 @@ from taskyard.core.ledger import Ledger
 from taskyard.core.records import AnyRecord
 from taskyard.core.runs import Runs
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Task
+from taskyard.core.tasks import Submission, Task
 
 #: Columns of rows by name: a list has a value for each row, all else is shared by them.
 Values = dict[str, object]
@@ -73,18 +73,15 @@ class Table(Protocol):
 def tell(ledger: Ledger, sequence: int, record: AnyRecord, events: Table, edges: Table) -> None:
     """Apply a record of the journal's row `sequence`, and write down what it tells."""
     kind = type(record)
+    if isinstance(record, records.Submitted):
+        apply(ledger, record)
+        tell_submission(ledger.record, sequence, record, events, edges)
+        return
     waiting = _waiting(ledger, record) if kind is records.Finished else []
     tasks = _named(ledger, record)
     values = {"kind": KINDS[kind], **_of_actor(ledger, record)}
     apply(ledger, record, tasks)
-    if kind is records.Submitted:
-        tasks = ledger.named(record.submission.names)  # type: ignore[union-attr]
-    shared: Values = {
-        "sequence": sequence,
-        "record": ledger.record,
-        "time": record.at_ns,
-        "time_ns": record.at_ns,
-    }
+    shared = _shared(ledger.record, sequence, record)
     _tell_record(ledger, record, tasks, shared | values, events)
     if kind in _READY_BY:
         among = waiting if kind is records.Finished else tasks or []
@@ -94,9 +91,68 @@ def tell(ledger: Ledger, sequence: int, record: AnyRecord, events: Table, edges:
         _tell_edges(*after(record), shared, edges)
 
 
+def tell_submission(
+    number: int, sequence: int, record: records.Submitted, events: Table, edges: Table
+) -> None:
+    """Write down what a submission tells, which is known from the record alone."""
+    shared = _shared(number, sequence, record)
+    submission = record.submission
+    values = _of_names(submission)
+    more = {"kind": KINDS[records.Submitted], **_of_submission(record)}
+    events.add(len(submission.names), shared | values | more)
+    ready = _ready_at_once(submission, record.at_ns)
+    count = len(submission.names) if ready is None else len(ready)
+    if count:
+        values["attempt"] = 0 if record.attempts is None else record.attempts
+        if ready is not None:
+            for name, column in values.items():
+                if type(column) is list:
+                    values[name] = [column[index] for index in ready]
+        why = {"kind": READY, "reason": _READY_BY[records.Submitted]}
+        events.add(count, shared | why | values)
+    _tell_edges(*_edges_of_submission(record), shared, edges)
+
+
+def _shared(number: int, sequence: int, record: AnyRecord) -> Values:
+    """Return what the rows of a record share."""
+    return {
+        "sequence": sequence,
+        "record": number,
+        "time": record.at_ns,
+        "time_ns": record.at_ns,
+    }
+
+
+def _of_names(submission: Submission) -> Values:
+    """Return what the tasks of a submission are."""
+    values: Values = {"task": submission.names, "lane": submission.lanes or b""}
+    if submission.terms_at is None:
+        terms = submission.terms[0]
+        own: Values = {"campaign": terms.campaign, "service": terms.service}
+        return values | own | {"priority": terms.priority}
+    each = [submission.terms[place] for place in submission.terms_at]
+    return values | {
+        "campaign": [terms.campaign for terms in each],
+        "service": [terms.service for terms in each],
+        "priority": [terms.priority for terms in each],
+    }
+
+
+def _ready_at_once(submission: Submission, at_ns: int) -> list[int] | None:
+    """Return which tasks of a submission wait for nothing; None: all of them."""
+    after, count = submission.after, len(submission.names)
+    if after is None and all(terms.due_ns <= at_ns for terms in submission.terms):
+        return None
+    return [
+        index
+        for index in range(count)
+        if not (after and after[index]) and submission.terms_of(index).due_ns <= at_ns
+    ]
+
+
 def _named(ledger: Ledger, record: AnyRecord) -> list[Task] | None:
-    """The tasks that a record is about, as they are before it; None where it makes them, or is
-    about none, or about strangers."""
+    """The tasks that a record is about, as they are before it; None where it is about none, or
+    about strangers."""
     names = getattr(record, "names", None)
     return None if not names or isinstance(record, _OF_STRANGERS) else ledger.named(names)
 
@@ -269,7 +325,6 @@ def _of_hold(record: records.Paused | records.Resumed) -> Values:
 
 #: What records say beside which tasks they are about.
 _MORE: Final[dict[type, Callable[[Any], Values]]] = {
-    records.Submitted: _of_submission,
     records.Finished: _of_finish,
     records.Failed: _of_failure,
     records.Postponed: _of_delay,
@@ -298,7 +353,6 @@ def _edges_of_names(record: records.Extended | records.Returned) -> _Edges:
 
 
 _EDGES: Final[dict[type, Callable[[Any], _Edges]]] = {
-    records.Submitted: _edges_of_submission,
     records.Extended: _edges_of_names,
     records.Returned: _edges_of_names,
 }

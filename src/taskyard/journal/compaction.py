@@ -2,7 +2,9 @@
 
 A snapshot is a function of an older one and the rows after it. So a compaction does not touch the
 live scheduler: it replays the rows with `apply`, wherever they can be read, and on the way makes
-everything else. Each step is durable before the next begins, and can be done again:
+everything else. Memory holds the tasks that the rows speak of, and no others (`core.cold`). Where
+the rows speak of very many, they are taken in segments, each with all of the first three steps.
+Each step is durable before the next begins, and can be done again:
 
     1. history files       what is there already is believed, and the replay goes over it
     2. finished.sqlite     ended tasks, and at last up to which row it is complete
@@ -15,25 +17,32 @@ started by who has: a broker lets `export` run beside its turns (`compacting`), 
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import chain as chained
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from taskyard.core.apply import apply
+from taskyard.core.cold import ColdLedger
 from taskyard.core.ledger import Ledger
-from taskyard.core.records import AnyRecord, Cancelled, Finished
+from taskyard.core.records import AnyRecord, Cancelled, Finished, Submitted
 from taskyard.core.tasks import Ending, Result, ended_of
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chronicle, history, recovery, schema, snapshot
 from taskyard.journal.files import PUT_BACK
 from taskyard.journal.finished import FinishedIndex, Finishing, IndexWriter
 from taskyard.journal.history import Part, PartWriter
+from taskyard.journal.snapshot import Snapshot, SnapshotFile
 from taskyard.journal.store import Head, Row, Store, StoreReader
 
 #: Rows trimmed at a time: a live broker takes a turn in between.
 TRIM_ROWS_A_STEP: Final = 256
+
+#: Tasks that a replay holds in memory at once, about: with all that is made of them, some 200 MB.
+TOUCHED_MAX: Final = 250_000
 
 #: Told what is done, how far it is, and how far it goes.
 Progress = Callable[[str, int, int], None]
@@ -66,16 +75,27 @@ def _silent(_step: str, _done: int, _total: int) -> None:
 
 def export(directory: Path, store: StoreReader, progress: Progress = _silent) -> Outcome:
     """Write history, index and snapshot of all rows. Nothing is forgotten."""
+    head = store.head  # rows that come meanwhile are left for the next time
     with FinishedIndex(directory) as index:
         covered = recovery.check_index(index, store)
     try:
         reached = _history_end(directory, store)
-        ledger, sequence = _base(directory, store, reached, covered)
-        if sequence == reached == covered == store.head.sequence:
-            return Outcome(sequence, store.head.record, unfinished=len(ledger.tasks))
-        return _Pass(directory, store, ledger, reached).run(sequence, progress)
+        unfinished, sequence = _base(directory, store, reached, covered)
+        outcome = Outcome(sequence, store.anchor.record, unfinished=unfinished)
+        if sequence == reached == covered == head.sequence:
+            outcome.record = head.record
+            return outcome
+        made, total = 0, head.sequence - sequence
+        while outcome.sequence < head.sequence:
+            base = outcome.sequence
+            segment = _survey(store, base, head)
+            _Pass(directory, store, segment, outcome, reached).run(base, total, progress)
+            if made:
+                snapshot.remove(directory, made)
+            made = outcome.sequence
     except schema.DiskErrors as error:
         raise _failed(directory, error) from error
+    return outcome
 
 
 def compact(directory: Path, store: Store, progress: Progress = _silent) -> Outcome:
@@ -95,7 +115,9 @@ def check_covered(directory: Path, store: StoreReader, head: Head) -> None:
     """Read back all that will stand in for the rows up to `head`, before they are forgotten."""
     if head.sequence == 0:
         return
-    recovery.check_snapshot(snapshot.read(directory, head.sequence), store)
+    with snapshot.read(directory, head.sequence) as found:
+        recovery.check_snapshot(found, store)
+        found.verify()
     with FinishedIndex(directory) as index:
         if recovery.check_index(index, store) < head.sequence:
             raise JournalDamaged(f"{index.path.name} does not cover row {head.sequence}", _AGAIN)
@@ -158,63 +180,141 @@ def _history_end(directory: Path, store: StoreReader) -> int:
     return reached
 
 
-def _base(directory: Path, store: StoreReader, reached: int, covered: int) -> tuple[Ledger, int]:
-    """Where the replay begins: before the first row that history or index lack. If history was
-    taken away for rows that are trimmed, it can't be made again, and goes on from what is there."""
+def _base(directory: Path, store: StoreReader, reached: int, covered: int) -> tuple[int, int]:
+    """Return how many tasks there are where the replay begins, and that row: before the first one
+    that history or index lack. If history was taken away for rows that are trimmed, it can't be
+    made again, and goes on from what is there."""
     try:
-        return recovery.base(directory, store, min(reached, covered))
+        return _sound_base(directory, store, min(reached, covered))
     except JournalDamaged:
         if reached >= covered:
             raise
-    ledger, sequence = recovery.base(directory, store, covered)
+    tasks, sequence = _sound_base(directory, store, covered)
     logger.warning(
         "%s: the history ends at row %d, and rows up to %d can't be added to it any more",
         directory,
         reached,
         sequence,
     )
-    return ledger, sequence
+    return tasks, sequence
+
+
+def _sound_base(directory: Path, store: StoreReader, through: int) -> tuple[int, int]:
+    def verified(found: Snapshot) -> int:
+        found.verify()
+        return found.tasks
+
+    tasks, sequence = recovery.newest_sound(directory, store, through, verified)
+    return tasks or 0, sequence
+
+
+class Segment(msgspec.Struct):
+    """Rows that are compacted together."""
+
+    #: All names that the records speak of, but for those that they submit.
+    touched: set[bytes]
+    #: The last row.
+    head: Head
+
+
+def _survey(store: StoreReader, base: int, head: Head) -> Segment:
+    """Read ahead as far as memory will hold what the rows speak of, or up to `head`."""
+    touched: set[bytes] = set()
+    last = head
+    for row in store.rows(base):
+        for record in recovery.records_of(row, row.record_first - 1):
+            touched.update(_names_in(record))
+        last = row.head
+        if len(touched) >= TOUCHED_MAX or row.sequence == head.sequence:
+            break
+    return Segment(touched, last)
+
+
+def _names_in(record: AnyRecord) -> Iterable[bytes]:
+    """Return the names of tasks that a record speaks of and does not submit."""
+    if isinstance(record, Submitted):
+        after, own = record.submission.after, record.submission.names
+        if after is None:
+            return ()
+        return set(chained.from_iterable(after)).difference(own)
+    names = getattr(record, "names", ())
+    after = getattr(record, "after", None)
+    return chained(names, *after) if after else names
 
 
 class _Pass:
-    """One replay over the rows after a base, and all that it makes."""
+    """One replay over the rows of a segment, and all that it makes."""
 
-    def __init__(self, directory: Path, store: StoreReader, ledger: Ledger, reached: int) -> None:
+    def __init__(
+        self, directory: Path, store: StoreReader, segment: Segment, outcome: Outcome, reached: int
+    ) -> None:
         self._directory = directory
         self._store = store
-        self._ledger = ledger
+        self._head = segment.head
         #: The history has the rows up to here.
         self._reached = reached
         self._whole = dict.fromkeys(part.last for part in history.parts(directory)[0])
         self._writer: PartWriter | None = None
         self._first = 0
         self._ended: list[Finishing] = []
-        self._outcome = Outcome()
+        self._outcome = outcome
+        self._file = SnapshotFile(directory, store.identity, segment.head)
+        self._touched = segment.touched
 
-    def run(self, base: int, progress: Progress) -> Outcome:
-        head, total = self._store.head, self._store.head.sequence - base
-        index = IndexWriter(self._directory, self._store.identity)
-        try:
+    def run(self, base: int, total: int, progress: Progress) -> None:
+        with ExitStack() as stack:
+            stack.callback(self._file.close)
+            old = None
+            if base:
+                old = stack.enter_context(snapshot.read(self._directory, base))
+            self._open(old)
+            index = IndexWriter(self._directory, self._store.identity)
+            stack.callback(index.close)
+            stack.callback(self._abandon)
             for row in self._store.rows(base):
                 self._replay(row)
-                if self._is_full(row.sequence, head):
+                if self._is_full(row.sequence, self._head):
                     self._close_part(row.sequence, index)
                 self._outcome.rows += 1
                 progress("exporting rows", self._outcome.rows, total)
+                if row.sequence == self._head.sequence:
+                    break
             self._archive(index)
-            index.commit(head)
-        finally:
-            index.close()
-            self._abandon()
-        snapshot.write(self._directory, self._store.identity, head, self._ledger)
-        return self._summed_up(head)
+            index.commit(self._head)
+            edges = () if old is None else old.edges()
+            rest = self._cold.finish(edges, self._file.writer.add_edges)
+            self._file.finish(rest)
+        outcome = self._outcome
+        outcome.sequence, outcome.record = self._head.sequence, self._head.record
+        outcome.unfinished = rest.tasks
+
+    def _open(self, old: Snapshot | None) -> None:
+        """Read the snapshot that the rows follow. One of an older format is held as a whole."""
+        write = self._file.writer.add_tasks
+        if old is None:
+            self._cold = ColdLedger(self._touched, write)
+        elif old.image is not None:
+            self._cold = ColdLedger.of(old.restore(), write, self._touched)
+        else:
+            self._cold = cold = ColdLedger(self._touched, write, old.rest)
+            if old.rest.edges:
+                for columns in old.chunks():
+                    cold.survey(columns)
+                for edges in old.edges():
+                    cold.survey_edges(edges)
+            for columns in old.chunks():
+                cold.read(columns)
+            cold.link(old.edges())
+        self._ledger = self._cold.ledger
 
     def _replay(self, row: Row) -> None:
         told = row.sequence > self._reached
         if told and self._writer is None:
             self._writer, self._first = PartWriter(self._directory), row.sequence
         for record in recovery.records_of(row, self._ledger.record):
-            if self._writer is None:
+            if isinstance(record, Submitted) and self._cold.enter(record):
+                self._tell_submission(row.sequence, record)
+            elif self._writer is None:
                 apply(self._ledger, record)
             else:
                 self._tell(self._writer, row.sequence, record)
@@ -224,6 +324,12 @@ class _Pass:
     def _tell(self, writer: PartWriter, sequence: int, record: AnyRecord) -> None:
         chronicle.tell(self._ledger, sequence, record, writer.events, writer.edges)
         writer.pass_on()
+
+    def _tell_submission(self, sequence: int, record: Submitted) -> None:
+        if self._writer is not None:
+            events, edges = self._writer.events, self._writer.edges
+            chronicle.tell_submission(self._ledger.record, sequence, record, events, edges)
+            self._writer.pass_on()
 
     def _is_full(self, sequence: int, head: Head) -> bool:
         """Whether a part ends here: one that is there, one that is full, or the last."""
@@ -251,12 +357,6 @@ class _Pass:
     def _abandon(self) -> None:
         if self._writer is not None:
             self._writer.abandon()
-
-    def _summed_up(self, head: Head) -> Outcome:
-        outcome = self._outcome
-        outcome.sequence, outcome.record = head.sequence, head.record
-        outcome.unfinished = len(self._ledger.tasks)
-        return outcome
 
 
 def finishings(ledger: Ledger, record: Finished | Cancelled) -> list[Finishing]:

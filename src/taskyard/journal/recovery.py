@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain as chained
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from taskyard.core import events, image
+from taskyard.core import events
 from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Progressed
@@ -29,6 +29,8 @@ from taskyard.journal.files import PUT_BACK
 from taskyard.journal.finished import FinishedIndex
 from taskyard.journal.snapshot import Snapshot
 from taskyard.journal.store import Head, Row, StoreReader
+
+_T = TypeVar("_T")
 
 logger = logging.getLogger("taskyard.journal")
 
@@ -76,21 +78,30 @@ def records_of(row: Row, before: int) -> list[AnyRecord]:
 
 
 def base(directory: Path, store: StoreReader, through: int) -> tuple[Ledger, int]:
-    """Where to begin: the newest sound snapshot of a row up to `through` and its sequence, or, if
-    no row was ever trimmed, an empty ledger and 0. Refuses what can't be made whole again."""
+    """Return the ledger to begin with and its row: of the newest sound snapshot of a row up to
+    `through`, or, if no row was ever trimmed, an empty one and 0. Refuses what can't be made whole.
+    """
+    ledger, sequence = newest_sound(directory, store, through, Snapshot.restore)
+    return (Ledger() if ledger is None else ledger), sequence
+
+
+def newest_sound(
+    directory: Path, store: StoreReader, through: int, use: Callable[[Snapshot], _T]
+) -> tuple[_T | None, int]:
+    """Use the newest snapshot of a row up to `through` that is sound, and return what that gives
+    and the row; None and 0 if there is none and no row was ever trimmed. `use` reads all of it."""
     wrong: list[str] = []
     for sequence in _usable(directory, store, through):
         try:
-            found = snapshot.read(directory, sequence)
-            check_snapshot(found, store)
+            with snapshot.read(directory, sequence) as found:
+                check_snapshot(found, store)
+                return use(found), sequence
         except JournalDamaged as damage:
             logger.warning("%s: %s; going on with what is older", directory, damage.wrong)
             wrong.append(damage.wrong)
-        else:
-            return image.restore(found.image), sequence
     if store.anchor.sequence:
         raise _no_base(store.anchor, wrong)
-    return Ledger(), 0
+    return None, 0
 
 
 def _usable(directory: Path, store: StoreReader, through: int) -> Iterator[int]:

@@ -4,61 +4,286 @@ A snapshot is a file, `snapshots/NNNNNNNNNNNN.snapshot`, named by the row's sequ
 
     magic, format version        which file this is, and how to read the rest
     sealed head                  the row and its chain, the journal's identity, a checksum
-    body length, body sha256
-    body                         `core.image.Image` as MessagePack
+    blocks                       kind, length, CRC-32, body as MessagePack
+    trailer                      where the last block begins, how many there are, CRC-32
 
-Every byte is compared with something, so a damaged snapshot is refused. The format changes by
-ritual: a new version with its writer, the old reader kept in `_READERS`, a golden file, one commit;
-a field added at the end of an image with a default is no change. This file reads and writes; which
-snapshot to believe, and what to do without one, is `recovery`'s to say.
+A block holds a chunk of tasks, a chunk of edges between them, or, as the last one, all other state.
+So a snapshot is read and written in bounded memory. Each checksum covers the sealed head and the
+block's number, too: every byte is compared with something, and a damaged snapshot is refused.
+
+The format changes by a fixed procedure: a new version with its writer, the old reader kept, a
+golden file, one commit. A field added at the end with a default is no change. Formats 1 and 2 held
+the whole ledger in one body (`core.image`). This file reads and writes. Which snapshot to believe,
+and what to do without one, is decided by `recovery`.
 """
 
 import hashlib
+import io
+import os
 import re
 import struct
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from sys import byteorder
+from typing import BinaryIO, Final, Self, TypeVar
+from zlib import crc32
 
 import msgspec
 
 from taskyard.core import image
+from taskyard.core.cold import ColdLedger
+from taskyard.core.columns import Edges, Rest, Restorer, TaskColumns
 from taskyard.core.image import Image
 from taskyard.core.ledger import Ledger
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import schema
 from taskyard.journal.chain import SEALED_BYTES, Head, seal, unseal
-from taskyard.journal.files import make_private_directory, put_private
+from taskyard.journal.files import (
+    PRIVATE_FILE,
+    SYNC_BYTES,
+    make_private_directory,
+    sync_directory,
+)
+
+_T = TypeVar("_T")
 
 FOLDER: Final = "snapshots"
 
-#: Written by this version. Since 2 tasks may share a payload: `payload_at` says which one each has.
-FORMAT: Final = 2
+#: Written by this version. Since 2 tasks may share a payload. Since 3 tasks are in chunks.
+FORMAT: Final = 3
+
+#: Formats with one body.
+WHOLE_FORMATS: Final = (1, 2)
 
 MAGIC: Final = b"taskyard snapshot\n"
 
 _OPENING = struct.Struct(f">{len(MAGIC)}sI")
 _MEASURES = struct.Struct(">Q32s")
-HEADER_BYTES: Final = _OPENING.size + SEALED_BYTES + _MEASURES.size
+_BLOCK = struct.Struct(">BQI")
+_COVERED = struct.Struct(">BQQ")
+_TRAILER = struct.Struct(">QQI")
+HEADER_BYTES: Final = _OPENING.size + SEALED_BYTES
+
+#: Kinds of blocks.
+TASKS: Final = 1
+EDGES: Final = 2
+REST: Final = 3
 
 _NAME = re.compile(r"(\d{12,})\.snapshot")
 
-_decoder = msgspec.msgpack.Decoder(Image)
-
-#: Every version that was ever written can be read.
-_READERS: dict[int, Callable[[bytes | memoryview], Image]] = {
-    1: _decoder.decode,
-    2: _decoder.decode,
-}
+_encode = msgspec.msgpack.Encoder().encode
+_decode_image = msgspec.msgpack.Decoder(Image).decode
+_decode_tasks = msgspec.msgpack.Decoder(TaskColumns).decode
+_decode_edges = msgspec.msgpack.Decoder(tuple[bytes, bytes]).decode
+_decode_rest = msgspec.msgpack.Decoder(Rest).decode
 
 
-class Snapshot(msgspec.Struct, frozen=True):
-    """What stands in a snapshot's file."""
+class Snapshot:
+    """A snapshot to read: its head at once, its blocks as they are asked for."""
 
-    identity: bytes
-    #: The row after which it was taken.
-    head: Head
-    image: Image
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        """`name` is the file's, for the words of an error."""
+        self.name = name
+        self._file = file
+        self._bytes = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        self.version, self._sealed = self._opening()
+        sealed = unseal(self._sealed)
+        if sealed is None:
+            raise damaged(name, "does not say soundly which row it is of")
+        self.identity, self.head = sealed
+        #: The whole ledger as formats 1 and 2 have it.
+        self.image: Image | None = None
+        if self.version in WHOLE_FORMATS:
+            self.image = self._whole_body()
+            record = self.image.record
+            self.tasks = len(self.image.names)
+        else:
+            self._last, self._blocks = self._trailer()
+            kind, body = self._block(self._last, self._blocks - 1)
+            end = self._last + _BLOCK.size + len(body) + _TRAILER.size
+            if kind != REST or end != self._bytes:
+                raise damaged(name, "has another last block than was written")
+            self.rest: Rest = self._decoded(_decode_rest, body)
+            record, self.tasks = self.rest.record, self.rest.tasks
+        if record != self.head.record:
+            raise damaged(name, f"holds record {record} where {self.head.record} should be")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def restore(self) -> Ledger:
+        """Return the ledger. Every byte has been compared then."""
+        if self.image is not None:
+            return image.restore(self.image)
+        restorer = Restorer(self.rest)
+        for columns in self.chunks():
+            restorer.add(columns)
+        if len(restorer.tasks) != self.tasks:
+            raise damaged(self.name, f"holds {len(restorer.tasks)} tasks of {self.tasks}")
+        for edges in self.edges():
+            restorer.link(edges)
+        return restorer.finish()
+
+    def verify(self) -> None:
+        """Read and decode everything, a block at a time."""
+        if self.image is not None:
+            return
+        tasks = sum(len(columns.names) for columns in self.chunks())
+        edges = sum(len(some) for some in self.edges())
+        if (tasks, edges) != (self.rest.tasks, self.rest.edges):
+            raise damaged(self.name, f"holds {tasks} tasks and {edges} edges, which is not all")
+
+    def chunks(self) -> Iterator[TaskColumns]:
+        """Yield the chunks of tasks."""
+        for kind, body in self._bodies():
+            if kind == TASKS:
+                yield self._decoded(_decode_tasks, body)
+
+    def edges(self) -> Iterator[Edges]:
+        """Yield the chunks of edges."""
+        if self.image is not None or not self.rest.edges:
+            return
+        for kind, body in self._bodies():
+            if kind == EDGES:
+                yield _edges(*self._decoded(_decode_edges, body))
+
+    def _bodies(self) -> Iterator[tuple[int, bytes]]:
+        """Yield every block but the last, with its kind."""
+        place = HEADER_BYTES
+        for number in range(self._blocks - 1):
+            kind, body = self._block(place, number)
+            yield kind, body
+            place += _BLOCK.size + len(body)
+        if place != self._last:
+            raise damaged(self.name, "has other blocks than were written")
+
+    def _block(self, place: int, number: int) -> tuple[int, bytes]:
+        """Return the kind and the body of a block."""
+        kind, length, checksum = _BLOCK.unpack(self._read_at(place, _BLOCK.size))
+        if length > self._bytes:
+            raise damaged(self.name, f"has a block of {length} bytes")
+        body = self._read_at(place + _BLOCK.size, length)
+        if _checksum(self._sealed, kind, number, body) != checksum:
+            raise damaged(self.name, f"has a block {number} that does not match its checksum")
+        return kind, body
+
+    def _decoded(self, decode: Callable[[bytes], _T], body: bytes) -> _T:
+        try:
+            return decode(body)
+        except msgspec.MsgspecError as error:
+            raise damaged(self.name, f"has a block that can't be read ({error})") from error
+
+    def _opening(self) -> tuple[int, bytes]:
+        magic, version = _OPENING.unpack(self._read_at(0, _OPENING.size))
+        if magic != MAGIC:
+            raise damaged(self.name, "does not begin as one")
+        if version not in (*WHOLE_FORMATS, FORMAT):
+            schema.check_format(f"snapshot {self.name}", b"%d" % version, b"%d" % FORMAT, _LOST)
+        return version, self._read_at(_OPENING.size, SEALED_BYTES)
+
+    def _trailer(self) -> tuple[int, int]:
+        trailer = self._read_at(max(self._bytes - _TRAILER.size, HEADER_BYTES), _TRAILER.size)
+        last, blocks, checksum = _TRAILER.unpack(trailer)
+        if crc32(trailer[:-4], crc32(self._sealed)) != checksum or not blocks:
+            raise damaged(self.name, "has lost its end")
+        return last, blocks
+
+    def _whole_body(self) -> Image:
+        """Return what formats 1 and 2 hold."""
+        length, digest = _MEASURES.unpack(self._read_at(HEADER_BYTES, _MEASURES.size))
+        there = self._bytes - HEADER_BYTES - _MEASURES.size
+        if there != length:
+            raise damaged(self.name, f"has a body of {there} bytes where {length} were written")
+        body = self._read_at(HEADER_BYTES + _MEASURES.size, length)
+        if hashlib.sha256(body).digest() != digest:
+            raise damaged(self.name, "has a body that does not match its digest")
+        return self._decoded(_decode_image, body)
+
+    def _read_at(self, place: int, length: int) -> bytes:
+        try:
+            self._file.seek(place)
+            found = self._file.read(length)
+        except OSError as error:
+            raise _unreadable(self.name, error) from error
+        if len(found) < length:
+            raise damaged(self.name, "has lost its end")
+        return found
+
+
+class SnapshotWriter:
+    """Writes blocks one after the other to a file that its caller opened."""
+
+    def __init__(self, file: BinaryIO, identity: bytes, head: Head) -> None:
+        self._file = file
+        self._sealed = seal(identity, head)
+        self._head = head
+        self._blocks = 0
+        self._bytes = file.write(_OPENING.pack(MAGIC, FORMAT) + self._sealed)
+        self._synced = 0
+
+    def add_tasks(self, columns: TaskColumns) -> None:
+        self._add(TASKS, _encode(columns))
+
+    def add_edges(self, edges: Edges) -> None:
+        self._add(EDGES, _encode((_bytes_of(edges.before), _bytes_of(edges.after))))
+
+    def finish(self, rest: Rest) -> None:
+        """Write the last block and the trailer."""
+        if rest.record != self._head.record:
+            raise ValueError(
+                f"the ledger is at record {rest.record}, the row ends at {self._head.record}"
+            )
+        last = self._bytes
+        self._add(REST, _encode(rest))
+        trailer = _TRAILER.pack(last, self._blocks, 0)[:-4]
+        checksum = crc32(trailer, crc32(self._sealed))
+        self._file.write(trailer + checksum.to_bytes(4, "big"))
+
+    def _add(self, kind: int, body: bytes) -> None:
+        checksum = _checksum(self._sealed, kind, self._blocks, body)
+        self._file.write(_BLOCK.pack(kind, len(body), checksum))
+        self._file.write(body)
+        self._blocks += 1
+        self._bytes += _BLOCK.size + len(body)
+        if self._bytes - self._synced >= SYNC_BYTES and not isinstance(self._file, io.BytesIO):
+            self._file.flush()
+            os.fdatasync(self._file.fileno())
+            self._synced = self._bytes
+
+
+class SnapshotFile:
+    """A snapshot that gets its name when it is whole. Without `finish` there is none."""
+
+    def __init__(self, directory: Path, identity: bytes, head: Head) -> None:
+        self._path = path_of(directory, head.sequence)
+        make_private_directory(self._path.parent)
+        self._unfinished = self._path.with_name(f"{self._path.name}.new")
+        self._unfinished.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._file = os.fdopen(os.open(self._unfinished, flags, PRIVATE_FILE), "wb")
+        self.writer = SnapshotWriter(self._file, identity, head)
+
+    def finish(self, rest: Rest) -> Path:
+        """Put the snapshot in place; it is durable when this returns."""
+        with self._file:
+            self.writer.finish(rest)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        self._unfinished.rename(self._path)
+        sync_directory(self._path.parent)
+        return self._path
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def path_of(directory: Path, sequence: int) -> Path:
@@ -77,24 +302,27 @@ def write(directory: Path, identity: bytes, head: Head, ledger: Ledger) -> Path:
     """Put the snapshot of a ledger in place; it is durable when this returns."""
     if ledger.record != head.record:
         raise ValueError(f"the ledger is at record {ledger.record}, the row ends at {head.record}")
-    path = path_of(directory, head.sequence)
-    make_private_directory(path.parent)
-    put_private(path, encode(identity, head, image.take(ledger)))
-    return path
+    file = SnapshotFile(directory, identity, head)
+    return file.finish(_write_ledger(file.writer, ledger))
+
+
+def _write_ledger(writer: SnapshotWriter, ledger: Ledger) -> Rest:
+    return ColdLedger.of(ledger, writer.add_tasks).finish((), writer.add_edges)
 
 
 def read(directory: Path, sequence: int) -> Snapshot:
-    """The snapshot of that row, whole and as it was written. Raises JournalDamaged if it is not."""
+    """Open the snapshot of that row. Raises JournalDamaged if its head or its end are not sound."""
     path = path_of(directory, sequence)
     try:
-        content = path.read_bytes()
+        file = path.open("rb")
     except OSError as error:
-        raise JournalFailed(
-            f"can't read {path} ({error.strerror}); see what the system's log says about this disk"
-        ) from error
-    snapshot = decode(content, path.name)
-    if snapshot.head.sequence != sequence:
-        raise damaged(path.name, f"is that of row {snapshot.head.sequence}")
+        raise _unreadable(str(path), error) from error
+    with ExitStack() as opened:
+        opened.enter_context(file)
+        snapshot = Snapshot(file, path.name)
+        if snapshot.head.sequence != sequence:
+            raise damaged(path.name, f"is that of row {snapshot.head.sequence}")
+        opened.pop_all()
     return snapshot
 
 
@@ -102,44 +330,37 @@ def remove(directory: Path, sequence: int) -> None:
     path_of(directory, sequence).unlink(missing_ok=True)
 
 
-def encode(identity: bytes, head: Head, taken: Image) -> bytes:
-    """The content of a snapshot's file."""
-    body = msgspec.msgpack.encode(taken)
-    opening = _OPENING.pack(MAGIC, FORMAT)
-    measures = _MEASURES.pack(len(body), hashlib.sha256(body).digest())
-    return b"".join((opening, seal(identity, head), measures, body))
+def encode(identity: bytes, head: Head, ledger: Ledger) -> bytes:
+    """Return the content of a snapshot's file."""
+    file = io.BytesIO()
+    writer = SnapshotWriter(file, identity, head)
+    writer.finish(_write_ledger(writer, ledger))
+    return file.getvalue()
 
 
-def decode(content: bytes, name: str) -> Snapshot:
-    """What `encode` made these bytes of; `name` is the file's, for the words of an error."""
-    if len(content) < HEADER_BYTES:
-        raise damaged(name, "has lost its end")
-    magic, version = _OPENING.unpack_from(content)
-    if magic != MAGIC:
-        raise damaged(name, "does not begin as one")
-    if version not in _READERS:
-        schema.check_format(f"snapshot {name}", b"%d" % version, b"%d" % FORMAT, _LOST)
-    sealed = unseal(content[_OPENING.size : _OPENING.size + SEALED_BYTES])
-    if sealed is None:
-        raise damaged(name, "does not say soundly which row it is of")
-    identity, head = sealed
-    taken = _decode_body(content, version, name)
-    if taken.record != head.record:
-        raise damaged(name, f"holds record {taken.record} where {head.record} should be")
-    return Snapshot(identity, head, taken)
+def decode(content: bytes, name: str) -> Ledger:
+    """Return the ledger of a snapshot's content; `name` is the file's, for errors."""
+    return Snapshot(io.BytesIO(content), name).restore()
 
 
-def _decode_body(content: bytes, version: int, name: str) -> Image:
-    length, digest = _MEASURES.unpack_from(content, _OPENING.size + SEALED_BYTES)
-    body = memoryview(content)[HEADER_BYTES:]
-    if len(body) != length:
-        raise damaged(name, f"has a body of {len(body)} bytes where {length} were written")
-    if hashlib.sha256(body).digest() != digest:
-        raise damaged(name, "has a body that does not match its digest")
-    try:
-        return _READERS[version](body)
-    except msgspec.MsgspecError as error:
-        raise damaged(name, f"has a body that can't be read ({error})") from error
+def _checksum(sealed: bytes, kind: int, number: int, body: bytes) -> int:
+    return crc32(body, crc32(_COVERED.pack(kind, number, len(body)), crc32(sealed)))
+
+
+def _bytes_of(places: "array[int]") -> bytes:
+    if byteorder == "big":
+        places = places[:]
+        places.byteswap()
+    return places.tobytes()
+
+
+def _edges(before: bytes, after: bytes) -> Edges:
+    edges = Edges()
+    for places, content in ((edges.before, before), (edges.after, after)):
+        places.frombytes(content)
+        if byteorder == "big":
+            places.byteswap()
+    return edges
 
 
 _LOST: Final = "the state as of its row can't be told from it: put the file back from a copy"
@@ -147,3 +368,9 @@ _LOST: Final = "the state as of its row can't be told from it: put the file back
 
 def damaged(name: str, how: str) -> JournalDamaged:
     return JournalDamaged(f"snapshot {name} {how}", _LOST)
+
+
+def _unreadable(name: str, error: OSError) -> JournalFailed:
+    return JournalFailed(
+        f"can't read {name} ({error.strerror}); see what the system's log says about this disk"
+    )

@@ -1,0 +1,448 @@
+"""A ledger most of whose tasks stay columns: how a snapshot and records become the next snapshot.
+
+Only tasks that the records name, and those that wait for them, become objects: they are hot. All
+others are cold. Their columns go from the old chunks, or from the record that submitted them,
+straight into the new chunks. So memory holds what changes, and not what waits.
+
+In the queue of a lane a `ColdRun` stands for the cold tasks there, so that `apply` works on this
+ledger as on any other, and every task keeps its place in its queue. Nothing here knows files.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from taskyard.core import columns as forms
+from taskyard.core.agenda import OPEN_LANE
+from taskyard.core.columns import CHUNK_EDGES, CHUNK_TASKS, ChunkBuilder, Edges, Rest, TaskColumns
+from taskyard.core.graph import link
+from taskyard.core.ledger import Ledger
+from taskyard.core.states import BLOCKED, DELAYED, READY, TaskState
+from taskyard.core.tasks import Task, Terms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from taskyard.core.agenda import Lane, Queue
+    from taskyard.core.records import Submitted
+    from taskyard.core.tasks import Submission
+
+_STATES = tuple(TaskState)
+_NO_TERMS = Terms()
+
+
+class ColdRun(Task):
+    """Stands in a queue for consecutive cold tasks of it. It is never leased."""
+
+    #: The new place of the last of them.
+    last: int = -1
+    #: No more may join it: a hot task queues behind it.
+    closed: bool = False
+
+
+class ColdLedger:
+    """Reads an old snapshot, is changed by records, and becomes a new one.
+
+    The calls come in this order: `survey` and `survey_edges` if there are edges, `read`, `link`,
+    then `enter` and `apply` on `ledger` for the records, then `finish`.
+    """
+
+    def __init__(
+        self,
+        touched: AbstractSet[bytes],
+        write: Callable[[TaskColumns], None],
+        rest: Rest | None = None,
+    ) -> None:
+        """`touched` are all names that the records speak of, but for those they submit."""
+        self.ledger = Ledger() if rest is None else forms.restore_frame(rest)
+        self._rest = rest or Rest(0, 0, 0, paused=False, counts=[])
+        self._touched = touched
+        self._builder = ChunkBuilder(write)
+        self._apart = dict.fromkeys(self._rest.apart())
+        #: Hot tasks of the old snapshot by place; None until they are read.
+        self._hot: dict[int, Task | None] = dict.fromkeys(self._apart)
+        for places in (*self._rest.awaited.values(), *(one.tasks for one in self._rest.leases)):
+            self._hot |= dict.fromkeys(places)
+        #: Places of the touched ones among them.
+        self._touched_places: dict[int, None] = {}
+        self._sorted: list[int] = sorted(self._hot)
+        #: Places behind which moved tasks queue, and what stands there in the queue.
+        self._boundaries = sorted(dict.fromkeys(other for _, other in self._rest.moved))
+        self._ends: dict[int, Task] = {}
+        self._surveyed = self._read = 0
+        #: Edges between tasks that were cold when they were submitted, by new place.
+        self._new_edges = Edges()
+
+    @classmethod
+    def of(
+        cls,
+        ledger: Ledger,
+        write: Callable[[TaskColumns], None],
+        touched: AbstractSet[bytes] = frozenset(),
+    ) -> ColdLedger:
+        """Return one for a ledger that is in memory as a whole: all its tasks are hot."""
+        made = cls(touched, write)
+        made.ledger = ledger
+        return made
+
+    # The old snapshot.
+
+    def survey(self, columns: TaskColumns) -> None:
+        """Look in the next chunk for touched tasks, so that `survey_edges` knows them."""
+        for number in self._numbers_touched(columns.names):
+            self._touched_places[self._surveyed + number] = None
+        self._surveyed += len(columns.names)
+
+    def survey_edges(self, edges: Edges) -> None:
+        """Note which tasks wait for touched ones."""
+        touched, hot = self._touched_places, self._hot
+        for before, after in edges:
+            if before in touched:
+                hot[after] = None
+
+    def _numbers_touched(self, names: list[bytes]) -> list[int]:
+        touched = self._touched
+        if touched.isdisjoint(names):
+            return []
+        return [number for number, name in enumerate(names) if name in touched]
+
+    def read(self, columns: TaskColumns) -> None:
+        """Take the tasks of the next chunk: hot ones to the ledger, cold ones to a new chunk."""
+        if not self._read:
+            self._sorted = sorted(self._hot)
+        first = self._read
+        self._read = end = first + len(columns.names)
+        hot = self._numbers_hot(columns, first, end)
+        cuts = [place - first for place in _between(self._boundaries, first, end)]
+        chunk = _Chunk(columns, first, hot, cuts)
+        if hot or cuts or len(columns.names) < CHUNK_TASKS // 2:
+            chunk.payloads = columns.each_payload()
+        place, base = self._builder.place, len(self._builder)
+        lane_of = forms.lanes_of(self.ledger, columns, columns.terms)
+        begin = 0
+        for run in columns.runs:
+            lane, number = lane_of(run[1], run[2]), begin - bisect_left(hot, begin)
+            self._read_run(chunk, run, begin, lane, place + number)
+            begin += run[0]
+        if chunk.payloads is None:
+            self._builder.pass_on(columns)
+            return
+        self._copy_details(columns, hot, base)
+        self._builder.flush_full()
+
+    def _numbers_hot(self, columns: TaskColumns, first: int, end: int) -> list[int]:
+        """Return the numbers of hot tasks in a chunk, in order."""
+        numbers = dict.fromkeys(self._numbers_touched(columns.names))
+        self._touched_places |= dict.fromkeys(first + number for number in numbers)
+        numbers |= dict.fromkeys(place - first for place in _between(self._sorted, first, end))
+        return sorted(numbers | dict.fromkeys(columns.endings))
+
+    def _read_run(
+        self, chunk: _Chunk, run: tuple[int, int, int, int], begin: int, lane: Lane, place: int
+    ) -> None:
+        """Take a run of tasks that are alike; `place` is the new one of the first cold task."""
+        count, terms_at, _, state = run
+        columns, terms = chunk.columns, chunk.columns.terms[terms_at]
+        for start, stop, is_hot in chunk.pieces(begin, begin + count):
+            if is_hot:
+                self._keep(chunk, start, (terms, lane, _STATES[state]))
+                continue
+            place += stop - start
+            lane.tasks += stop - start
+            if state == READY:
+                lane.ready += stop - start
+                _stand_in(lane.queue(terms.priority), place - 1)
+                if stop - 1 in chunk.cuts:
+                    self._end_run(lane.queue(terms.priority), chunk.first + stop - 1)
+            if chunk.payloads is not None:
+                waits = None if columns.waits is None else columns.waits[start:stop]
+                same = (columns.names[start:stop], chunk.payloads[start:stop])
+                self._builder.add_run(*same, terms, lane.name, state, waits)
+
+    def _keep(self, chunk: _Chunk, number: int, alike: tuple[Terms, Lane, TaskState]) -> None:
+        """Make a hot task an object of the ledger."""
+        columns, (terms, lane, state) = chunk.columns, alike
+        assert chunk.payloads is not None  # noqa: S101 - they are read where a task is hot
+        waits = 0 if columns.waits is None else columns.waits[number]
+        task = Task(columns.names[number], chunk.payloads[number], terms, lane, state, waits)
+        forms.set_details(columns, number, task)
+        self.ledger.tasks[task.name] = task
+        place = chunk.first + number
+        self._hot[place] = task
+        lane.tasks += task.ending is None
+        if state is READY and place not in self._apart:
+            lane.queue(terms.priority).items.append(task)
+            lane.ready += 1
+        if number in chunk.cuts:
+            self._ends[place] = task
+
+    def _end_run(self, queue: Queue, place: int) -> None:
+        """Let a moved task queue behind the cold tasks so far."""
+        run = queue.items[-1]
+        assert isinstance(run, ColdRun)  # noqa: S101 - it has just been put there
+        run.closed = True
+        self._ends[place] = run
+
+    def _copy_details(self, columns: TaskColumns, hot: list[int], base: int) -> None:
+        """Copy what only some cold tasks have, to the chunk that they were just added to."""
+        for number, counts in columns.attempts.items():
+            self._builder.add_attempts(_cold_number(number, hot, base), counts)
+        for number, due_ns in columns.due_ns.items():
+            self._builder.add_due(_cold_number(number, hot, base), due_ns)
+
+    def link(self, edges: Iterable[Edges]) -> None:
+        """Add what refers to hot tasks, now that all chunks are read."""
+        self._sorted = sorted(self._hot)
+        touched = self._touched_places
+        for some in edges:
+            for before, after in some:
+                if before in touched:
+                    link(self._at(before), self._at(after))
+        self._queue_moved()
+        forms.restore_lanes(self.ledger, self._rest, self._at)
+        forms.restore_workers(self.ledger, self._rest, self._at)
+        for name, places in self._rest.awaited.items():
+            self.ledger.awaited[name] = [self._at(place) for place in places]
+
+    def _at(self, place: int) -> Task:
+        """Return the hot task of an old place."""
+        task = self._hot[place]
+        if task is None:
+            raise LookupError(f"no task at place {place}")
+        return task
+
+    def _queue_moved(self) -> None:
+        """Queue moved tasks where they belong."""
+        behind: dict[int, list[Task]] = defaultdict(list)
+        queues: dict[int, Queue] = {}
+        for place, other in self._rest.moved:
+            task = self._at(place)
+            queue = task.lane.queue(task.terms.priority)
+            queues[id(queue)] = queue
+            behind[id(queue) if other < 0 else id(self._ends[other])].append(task)
+            task.lane.ready += 1
+        for queue in queues.values():
+            items = list(behind[id(queue)])
+            for entry in queue.items:
+                items += (entry, *behind.get(id(entry), ()))
+            queue.items[:] = items
+
+    # Records.
+
+    def enter(self, record: Submitted) -> bool:
+        """Apply a submission of which no other record speaks: its tasks stay cold. Returns False,
+        and does nothing, if there is more to it."""
+        submission = record.submission
+        names, after = submission.names, submission.after
+        if record.attempts is not None or submission.envelopes is not None:
+            return False
+        if not self._touched.isdisjoint(names):
+            return False
+        if not self.ledger.awaited.keys().isdisjoint(names):
+            return False
+        if after is not None:
+            own = {name: place for place, name in enumerate(names, self._builder.place)}
+            if not all(one in own for each in after for one in each):
+                return False
+            for place, each in enumerate(after, self._builder.place):
+                for one in each:
+                    self._new_edges.add(own[one], place)
+        self.ledger.record += 1
+        for terms in submission.terms:
+            self._enter_terms(terms)
+        for start, stop, alike in _alike(submission, record.at_ns):
+            self._enter_run(submission, start, stop, alike)
+        self._builder.flush_full()
+        return True
+
+    def _enter_terms(self, terms: Terms) -> None:
+        self.ledger.campaign(terms.campaign)
+        service = self.ledger.service(terms.service)
+        if terms.slots != 1:
+            service.wide = self.ledger.wide = True
+
+    def _enter_run(
+        self, submission: Submission, start: int, stop: int, alike: tuple[int, bytes, TaskState]
+    ) -> None:
+        terms_at, lane_name, state = alike
+        terms, count, number = submission.terms[terms_at], stop - start, len(self._builder)
+        lane = self.ledger.service(terms.service).lane(lane_name)
+        payloads = submission.payloads
+        payloads = payloads * count if len(payloads) == 1 else payloads[start:stop]
+        after = submission.after
+        waits = None if after is None else [len(each) for each in after[start:stop]]
+        names = submission.names[start:stop]
+        self._builder.add_run(names, payloads, terms, lane_name, state, waits)
+        if terms.due_ns:
+            for one in range(number, number + count):
+                self._builder.add_due(one, terms.due_ns)
+        self.ledger.tally(terms, None, state, count)
+        lane.tasks += count
+        if state is READY:
+            lane.ready += count
+            _stand_in(lane.queue(terms.priority), self._builder.place - 1)
+
+    # The new snapshot.
+
+    def finish(self, edges: Iterable[Edges], write_edges: Callable[[Edges], None]) -> Rest:
+        """Write the hot tasks and all edges, of which these are the old ones. Returns the rest."""
+        tasks, moved = self._in_order()
+        places: dict[int, int] = {}
+        for task in tasks:
+            places[id(task)] = self._builder.place
+            self._builder.add_task(task)
+            self._builder.flush_full()
+        self._builder.flush()
+        count, some = 0, Edges()
+        for before, after in self._all_edges(edges, tasks, places):
+            some.add(before, after)
+            count += 1
+            if len(some) >= CHUNK_EDGES:
+                write_edges(some)
+                some = Edges()
+        if some:
+            write_edges(some)
+        rest = forms.rest_of(self.ledger, places, (self._builder.place, count))
+        rest.moved = [(places[id(task)], behind) for task, behind in moved]
+        return rest
+
+    def _in_order(self) -> tuple[list[Task], list[tuple[Task, int]]]:
+        """Return the hot tasks in the order in which to write them, which is that of the queues;
+        and those that queue before cold tasks, each with the place behind which it does."""
+        tasks = list(self.ledger.tasks.values())
+        numbers = {id(task): number for number, task in enumerate(tasks)}
+        moved: list[tuple[Task, int]] = []
+        late: dict[int, Task] = {}
+        for service in self.ledger.services.values():
+            for lane in service.lanes.values():
+                for queue in (lane.line, *(lane.others or ())):
+                    entries = queue.line()
+                    tail = _after_cold(entries, moved)
+                    newest = -1
+                    for position, task in enumerate(tail):
+                        number = numbers[id(task)]
+                        if number < newest:  # this one and those behind it are written last
+                            late |= {id(one): one for one in tail[position:]}
+                            break
+                        newest = number
+        if late:
+            tasks = [*(task for task in tasks if id(task) not in late), *late.values()]
+        return tasks, moved
+
+    def _all_edges(
+        self, edges: Iterable[Edges], tasks: list[Task], places: dict[int, int]
+    ) -> Iterator[tuple[int, int]]:
+        """Yield the edges by new places. Those of touched tasks may have changed, the old ones of
+        all others have not."""
+        touched = self._touched_places
+        for some in edges:
+            for before, after in some:
+                if before not in touched:
+                    new = self._new_place(after, places)
+                    if new >= 0:
+                        yield self._new_place(before, places), new
+        yield from self._new_edges
+        for task in tasks:
+            if task.dependents is not None:
+                place = places[id(task)]
+                for dependent in task.dependents_list():
+                    if id(dependent) in places:
+                        yield place, places[id(dependent)]
+
+    def _new_place(self, place: int, places: dict[int, int]) -> int:
+        """Return the new place of an old one; -1 if that task is no more."""
+        if place in self._hot:
+            return places.get(id(self._hot[place]), -1)
+        return place - bisect_left(self._sorted, place)
+
+
+class _Chunk:
+    """A chunk on its way: which of its tasks are hot, and where moved tasks queue in between."""
+
+    def __init__(self, columns: TaskColumns, first: int, hot: list[int], cuts: list[int]) -> None:
+        self.columns = columns
+        #: The old place of its first task.
+        self.first = first
+        self._hot = hot
+        self.cuts = dict.fromkeys(cuts)
+        #: Where runs are to be cut: around hot tasks, and behind cuts.
+        self._marks = sorted({**dict.fromkeys(hot), **self.cuts})
+        self._is_hot = dict.fromkeys(hot)
+        #: None: the chunk is copied as a whole.
+        self.payloads: Sequence[bytes] | None = None
+
+    def pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, bool]]:
+        """Yield the parts of a run that are one hot task, or cold ones."""
+        for mark in _between(self._marks, begin, end):
+            if mark in self._is_hot:
+                if begin < mark:
+                    yield begin, mark, False
+                yield mark, mark + 1, True
+            else:
+                yield begin, mark + 1, False
+            begin = mark + 1
+        if begin < end:
+            yield begin, end, False
+
+
+def _between(places: list[int], first: int, end: int) -> list[int]:
+    """Return those of sorted places from `first` on that are before `end`."""
+    start = bisect_left(places, first)
+    return places[start : bisect_left(places, end, start)]
+
+
+def _cold_number(number: int, hot: list[int], base: int) -> int:
+    """Return the number of a cold task in the new chunk, to which its old chunk was added at
+    `base`; -1 for a hot one."""
+    before = bisect_left(hot, number)
+    is_hot = hot[before : before + 1] == [number]
+    return -1 if is_hot else base + number - before
+
+
+def _stand_in(queue: Queue, last: int) -> None:
+    """Let a run stand at the end of a queue for cold tasks up to the place `last`."""
+    run = queue.items[-1] if len(queue.items) > queue.cursor else None
+    if isinstance(run, ColdRun) and not run.closed:
+        run.last = last
+    else:
+        queue.items.append(ColdRun(b"", b"", _NO_TERMS, None, last=last))  # type: ignore[arg-type]
+
+
+def _after_cold(entries: list[Task], moved: list[tuple[Task, int]]) -> list[Task]:
+    """Return the tasks behind all cold ones of a queue; note those before as moved."""
+    runs = [number for number, entry in enumerate(entries) if isinstance(entry, ColdRun)]
+    if not runs:
+        return entries
+    behind = -1
+    for entry in entries[: runs[-1] + 1]:
+        if isinstance(entry, ColdRun):
+            behind = entry.last
+        else:
+            moved.append((entry, behind))
+    return entries[runs[-1] + 1 :]
+
+
+def _alike(
+    submission: Submission, at_ns: int
+) -> Iterator[tuple[int, int, tuple[int, bytes, TaskState]]]:
+    """Yield runs of tasks of a submission that share terms, lane and state."""
+    count = len(submission.names)
+    lanes, after, terms_at = submission.lanes, submission.after, submission.terms_at
+    free = [DELAYED if terms.due_ns > at_ns else READY for terms in submission.terms]
+    if lanes is None and after is None and terms_at is None:
+        yield 0, count, (0, OPEN_LANE, free[0])
+        return
+    start, alike = 0, None
+    for number in range(count):
+        at = 0 if terms_at is None else terms_at[number]
+        state = BLOCKED if after is not None and after[number] else free[at]
+        found = (at, OPEN_LANE if lanes is None else lanes[number], state)
+        if found != alike:
+            if alike is not None:
+                yield start, number, alike
+            start, alike = number, found
+    if alike is not None:
+        yield start, count, alike

@@ -1,0 +1,547 @@
+"""Tasks as columns and back: what a snapshot holds, a chunk of tasks at a time.
+
+A chunk can be read, written and copied without the others, so that a snapshot of any length is made
+in bounded memory. Tasks refer to each other by place: their number in the order of all chunks. A
+READY task queues in that order, unless `Rest` says otherwise.
+
+`restore` gives back the ledger that `take` was given. Indexes that follow from durable state are
+built anew. Nothing here knows files.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Raw, Struct, field, msgpack
+
+from taskyard.core.graph import link
+from taskyard.core.image import LeaseImage, ServiceImage, WorkerImage
+from taskyard.core.ledger import Ledger, lane_counts
+from taskyard.core.runs import Attempt
+from taskyard.core.states import DELAYED, READY, TaskState
+from taskyard.core.tasks import Ending, Lease, Task, Terms
+from taskyard.core.workers import Replaced, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from taskyard.core.agenda import Lane
+
+#: Tasks in a chunk, and bytes of their payloads, before it is written.
+CHUNK_TASKS: Final = 8192
+CHUNK_PAYLOAD_BYTES: Final = 4 * 1024 * 1024
+
+#: Tasks in a chunk that share a payload of so many bytes: each chunk has a copy of its own.
+SHARED_PAYLOAD_BYTES: Final = 64 * 1024
+SHARED_CHUNK_TASKS: Final = 16 * CHUNK_TASKS
+
+#: Edges in a chunk of them.
+CHUNK_EDGES: Final = 64 * 1024
+
+#: Bytes that it takes to number a payload.
+_NUMBER_BYTES: Final = 5
+
+#: Payloads of this length are looked for in the chunks before.
+_INTERNED_BYTES: Final = 1024
+
+_STATES: Final = tuple(TaskState)
+_encode = msgpack.Encoder().encode
+_decode_payloads = msgpack.Decoder(list[bytes]).decode
+
+#: A run of tasks that are alike: how many, and the places of their terms and their lane among
+#: those of the chunk, and their state.
+Run = tuple[int, int, int, int]
+
+
+class TaskColumns(Struct, array_like=True, gc=False):
+    """A chunk of tasks. Numbers are of tasks in this chunk."""
+
+    names: list[bytes]
+    #: The encoded list of payloads: one for each task, or one that all share.
+    payloads: Raw
+    terms: list[Terms]
+    #: Names of lanes. The service is that of the terms.
+    lanes: list[bytes]
+    runs: list[Run]
+    #: How many tasks each waits for. None: no task waits.
+    waits: list[int] | None = None
+    #: Attempts, failures and excused attempts of tasks that have been leased.
+    attempts: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    due_ns: dict[int, int] = field(default_factory=dict)
+    #: Record and time of the end of ended tasks.
+    endings: dict[int, tuple[int, int]] = field(default_factory=dict)
+    #: Which payload each task has. None: its own, or the one that all share.
+    payload_at: list[int] | None = None
+
+    def each_payload(self) -> Sequence[bytes]:
+        """Return the payload of each task."""
+        payloads = _decode_payloads(self.payloads)
+        if self.payload_at is not None:
+            return [payloads[number] for number in self.payload_at]
+        return payloads if len(payloads) == len(self.names) else payloads * len(self.names)
+
+
+class CampaignRest(Struct, array_like=True, gc=False):
+    """A campaign and its counts."""
+
+    name: bytes
+    counts: list[int]
+    #: Tasks that are DONE with a truncated result.
+    truncated: int = 0
+
+
+class LaneRest(Struct, array_like=True, gc=False):
+    """A lane that is more than its tasks in their order. Tasks are given by place."""
+
+    service: bytes
+    name: bytes
+    paused: bool = False
+    #: Returned or just released tasks by priority, the first to go last.
+    front: dict[int, list[int]] = field(default_factory=dict)
+    suspects: list[int] = field(default_factory=list)
+    #: Tasks that wait for the next run, and how many tasks are left before it, at most.
+    later: list[int] = field(default_factory=list)
+    run_left: int = 0
+    #: Tasks that may be tried though the lane is held.
+    released: int = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing to keep."""
+        return not (self.paused or self.front or self.suspects or self.later or self.released)
+
+
+class Rest(Struct, array_like=True, gc=False):
+    """All durable state beside the tasks. It is known last, and read first."""
+
+    record: int
+    #: How many tasks there are, and how many edges between them.
+    tasks: int
+    edges: int
+    paused: bool
+    counts: list[int]
+    campaigns: list[CampaignRest] = field(default_factory=list)
+    services: list[ServiceImage] = field(default_factory=list)
+    lanes: list[LaneRest] = field(default_factory=list)
+    #: READY tasks that queue elsewhere than by their place: the task, and the place behind which
+    #: it queues (-1: at the head). Tasks behind the same place queue in this order.
+    moved: list[tuple[int, int]] = field(default_factory=list)
+    workers: list[WorkerImage] = field(default_factory=list)
+    leases: list[LeaseImage] = field(default_factory=list)
+    #: Tasks that wait for names that are not known.
+    awaited: dict[bytes, list[int]] = field(default_factory=dict)
+    reasons: dict[bytes, bytes] = field(default_factory=dict)
+    envelopes: dict[bytes, bytes] = field(default_factory=dict)
+    outputs: dict[bytes, int] = field(default_factory=dict)
+    reported: list[bytes] = field(default_factory=list)
+    replaced: list[tuple[bytes, int, Replaced]] = field(default_factory=list)
+    tries: dict[bytes, list[Attempt]] = field(default_factory=dict)
+
+    def apart(self) -> Iterator[int]:
+        """Yield the places of READY tasks that do not queue by them."""
+        for lane in self.lanes:
+            yield from chain(lane.suspects, lane.later, *lane.front.values())
+        for place, _ in self.moved:
+            yield place
+
+
+class Edges:
+    """Pairs of places: a task, and one that waits for it. In the order in which they were made."""
+
+    def __init__(self, before: Iterable[int] = (), after: Iterable[int] = ()) -> None:
+        self.before = array("Q", before)
+        self.after = array("Q", after)
+
+    def __len__(self) -> int:
+        return len(self.before)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self.before, self.after, strict=True)
+
+    def add(self, before: int, after: int) -> None:
+        self.before.append(before)
+        self.after.append(after)
+
+
+class ChunkBuilder:
+    """Gathers tasks into chunks, and hands each on when it is full."""
+
+    def __init__(self, write: Callable[[TaskColumns], None]) -> None:
+        self._write = write
+        #: The place of the next task.
+        self.place = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._names: list[bytes] = []
+        self._payloads: list[bytes] = []
+        self._payload_bytes = 0
+        self._terms: dict[int, tuple[int, Terms]] = {}
+        self._lanes: dict[bytes, int] = {}
+        self._runs: list[Run] = []
+        self._waits: list[int] = []
+        self._attempts: dict[int, tuple[int, int, int]] = {}
+        self._due_ns: dict[int, int] = {}
+        self._endings: dict[int, tuple[int, int]] = {}
+
+    def __len__(self) -> int:
+        """Return how many tasks are gathered."""
+        return len(self._names)
+
+    def add_run(  # noqa: PLR0913, PLR0917  # a run is what it is
+        self,
+        names: Sequence[bytes],
+        payloads: Sequence[bytes],
+        terms: Terms,
+        lane: bytes,
+        state: int,
+        waits: Sequence[int] | None = None,
+    ) -> None:
+        """Add tasks that are alike."""
+        count = len(names)
+        terms_at, _ = self._terms.setdefault(id(terms), (len(self._terms), terms))
+        lane_at = self._lanes.setdefault(lane, len(self._lanes))
+        alike = (terms_at, lane_at, int(state))
+        if self._runs and self._runs[-1][1:] == alike:
+            self._runs[-1] = (self._runs[-1][0] + count, *alike)
+        else:
+            self._runs.append((count, *alike))
+        if not self._payloads or payloads[0] is not self._payloads[-1]:
+            self._payload_bytes += len(payloads[0])
+        if count > 1 and payloads[1] is not payloads[0]:
+            self._payload_bytes += sum(map(len, payloads)) - len(payloads[0])
+        self._names += names
+        self._payloads += payloads
+        self._waits += waits or repeat(0, count)
+        self.place += count
+
+    def add_task(self, task: Task) -> None:
+        """Add one task."""
+        number = len(self._names)
+        payloads = (task.payload,)
+        self.add_run((task.name,), payloads, task.terms, task.lane.name, task.state, (task.waits,))
+        if task.attempt or task.failures or task.excused:
+            self._attempts[number] = (task.attempt, task.failures, task.excused)
+        if task.due_ns:
+            self._due_ns[number] = task.due_ns
+        if task.ending is not None:
+            self._endings[number] = (task.ending.record, task.ending.at_ns)
+
+    def add_attempts(self, number: int, counts: tuple[int, int, int]) -> None:
+        """Count the attempts of a gathered task; of none for -1."""
+        if number >= 0:
+            self._attempts[number] = counts
+
+    def add_due(self, number: int, due_ns: int) -> None:
+        """Set when a gathered task is due; of none for -1."""
+        if number >= 0:
+            self._due_ns[number] = due_ns
+
+    def flush_full(self) -> None:
+        """Hand the chunk on if it is full."""
+        count = len(self._names)
+        full = count >= CHUNK_TASKS or self._payload_bytes >= CHUNK_PAYLOAD_BYTES
+        if full and (count >= SHARED_CHUNK_TASKS or not self._shares_long()):
+            self.flush()
+
+    def _shares_long(self) -> bool:
+        """Whether the latest tasks share a payload that is worth a longer chunk."""
+        last = self._payloads[-2:]
+        return len(last) > 1 and last[0] is last[1] and len(last[0]) >= SHARED_PAYLOAD_BYTES
+
+    def flush(self) -> None:
+        """Hand on what is gathered."""
+        if not self._names:
+            return
+        payloads, payload_at = _shared(self._payloads)
+        columns = TaskColumns(
+            names=self._names,
+            payloads=Raw(_encode(payloads)),
+            terms=[terms for _, terms in self._terms.values()],
+            lanes=list(self._lanes),
+            runs=self._runs,
+            waits=self._waits if any(self._waits) else None,
+            attempts=self._attempts,
+            due_ns=self._due_ns,
+            endings=self._endings,
+            payload_at=payload_at,
+        )
+        self._begin()
+        self._write(columns)
+
+    def pass_on(self, columns: TaskColumns) -> None:
+        """Hand on a whole chunk as it is, after all that was added before."""
+        self.flush()
+        self.place += len(columns.names)
+        self._write(columns)
+
+
+def _shared(own: list[bytes]) -> tuple[list[bytes], list[int] | None]:
+    """Return different payloads, and which each task has if that is shorter."""
+    different = {id(payload): payload for payload in own}
+    if len(different) == 1:
+        return own[:1], None
+    if len(different) == len(own):
+        return own, None
+    saved = sum(map(len, own)) - sum(map(len, different.values()))
+    if saved < len(own) * _NUMBER_BYTES:
+        return own, None
+    numbers = {one: number for number, one in enumerate(different)}
+    return list(different.values()), [numbers[id(payload)] for payload in own]
+
+
+def rest_of(ledger: Ledger, places: dict[int, int], counted: tuple[int, int]) -> Rest:
+    """Return the state beside the tasks, whose places are given by id. `counted` are the numbers
+    of tasks and of edges."""
+    tasks, edges = counted
+    return Rest(
+        record=ledger.record,
+        tasks=tasks,
+        edges=edges,
+        paused=ledger.paused,
+        counts=ledger.counts,
+        campaigns=[
+            CampaignRest(one.name, one.counts, one.truncated) for one in ledger.campaigns.values()
+        ],
+        services=[
+            ServiceImage(one.name, one.paused, one.wide, one.counts)
+            for one in ledger.services.values()
+        ],
+        lanes=[rest for lane in _all_lanes(ledger) if not (rest := _lane(lane, places)).is_plain],
+        workers=[WorkerImage(w.name, w.facts, w.slots_kept) for w in ledger.workers.values()],
+        leases=_leases(ledger, places),
+        awaited={
+            name: [places[id(task)] for task in waiting if id(task) in places]
+            for name, waiting in ledger.awaited.items()
+        },
+        reasons=ledger.reasons,
+        envelopes=ledger.envelopes,
+        outputs=ledger.outputs,
+        reported=list(ledger.reported),
+        replaced=[(*key, one) for key, one in ledger.replaced.items()],
+        tries=ledger.tries,
+    )
+
+
+def _all_lanes(ledger: Ledger) -> Iterator[Lane]:
+    for service in ledger.services.values():
+        yield from service.lanes.values()
+
+
+def _lane(lane: Lane, places: dict[int, int]) -> LaneRest:
+    front = {
+        queue.priority: [places[id(task)] for task in queue.front if task.state is READY]
+        for queue in (lane.line, *(lane.others or ()))
+        if queue.front
+    }
+    rest = LaneRest(lane.service.name, lane.name, lane.paused, front)
+    if lane.rare is not None:
+        rest.suspects = [places[id(task)] for task in lane.suspects]
+        rest.later = [places[id(task)] for task in lane.rare.later.values()]
+        rest.run_left, rest.released = lane.rare.run_left, lane.rare.released
+    return rest
+
+
+def _leases(ledger: Ledger, places: dict[int, int]) -> list[LeaseImage]:
+    images: list[LeaseImage] = []
+    for number, worker in enumerate(ledger.workers.values()):
+        for lease in worker.leases.values():
+            out = [places[id(task)] for task in lease.tasks if task.lease is lease]
+            images.append(LeaseImage(lease.number, number, lease.at_ns, lease.lease_ns, out))
+    return images
+
+
+class Restorer:
+    """Builds a ledger from `Rest`, chunks and edges, in this order."""
+
+    def __init__(self, rest: Rest) -> None:
+        self._rest = rest
+        self._apart = dict.fromkeys(rest.apart())
+        self._terms: dict[bytes, Terms] = {}
+        self._payloads: dict[bytes, bytes] = {}
+        #: All tasks by place.
+        self.tasks: list[Task] = []
+        self.ledger = restore_frame(rest)
+
+    def add(self, columns: TaskColumns) -> None:
+        """Add the tasks of the next chunk."""
+        terms = [self._interned(one) for one in columns.terms]
+        payloads = columns.each_payload()
+        if max(map(len, payloads)) >= _INTERNED_BYTES:
+            payloads = [self._shared_payload(one) for one in payloads]
+        first, begin = len(self.tasks), 0
+        lane_of = lanes_of(self.ledger, columns, terms)
+        for count, terms_at, lane_at, state_at in columns.runs:
+            end = begin + count
+            lane, state = lane_of(terms_at, lane_at), _STATES[state_at]
+            waits = repeat(0) if columns.waits is None else columns.waits[begin:end]
+            fields = (repeat(terms[terms_at]), repeat(lane), repeat(state), waits)
+            made = list(map(Task, columns.names[begin:end], payloads[begin:end], *fields))
+            self.tasks += made
+            lane.tasks += count
+            if state is READY:
+                self._queue(lane, terms[terms_at].priority, made, first + begin)
+            begin = end
+        made = self.tasks[first:]
+        self.ledger.tasks.update(zip(columns.names, made, strict=True))
+        for number in {**columns.attempts, **columns.due_ns, **columns.endings}:
+            set_details(columns, number, made[number])
+        for number in columns.endings:
+            made[number].lane.tasks -= 1
+        self._plan(columns, terms, made)
+
+    def _interned(self, terms: Terms) -> Terms:
+        return self._terms.setdefault(_encode(terms), terms)
+
+    def _shared_payload(self, payload: bytes) -> bytes:
+        if len(payload) < _INTERNED_BYTES:
+            return payload
+        return self._payloads.setdefault(payload, payload)
+
+    def _queue(self, lane: Lane, priority: int, tasks: list[Task], first: int) -> None:
+        """Queue READY tasks of consecutive places, but for those that queue elsewhere."""
+        if self._apart:
+            numbered = enumerate(tasks, first)
+            tasks = [task for place, task in numbered if place not in self._apart]
+        lane.queue(priority).items += tasks
+        lane.ready += len(tasks)
+
+    def _plan(self, columns: TaskColumns, terms: list[Terms], tasks: list[Task]) -> None:
+        """Schedule what waits for time."""
+        ledger = self.ledger
+        if any(state == DELAYED for _, _, _, state in columns.runs):
+            ledger.plan([task for task in tasks if task.state is DELAYED])
+        if any(one.expires_ns or one.expires_hard_ns for one in terms):
+            ledger.mind_age([task for task in tasks if task.ending is None])
+        if not any(one.report_ns for one in terms):
+            return
+        together: dict[int, list[bytes]] = defaultdict(list)
+        for task in tasks:
+            if task.terms.report_ns and task.ending is None and task.name not in ledger.reported:
+                together[task.terms.report_ns].append(task.name)
+        for late_ns, names in together.items():
+            ledger.agenda.report(late_ns, names)
+
+    def link(self, edges: Edges) -> None:
+        """Let tasks wait for each other."""
+        tasks = self.tasks
+        for before, after in edges:
+            link(tasks[before], tasks[after])
+
+    def finish(self) -> Ledger:
+        """Add what refers to tasks, and return the ledger."""
+        rest, tasks, ledger = self._rest, self.tasks, self.ledger
+        _restore_moved(rest, tasks)
+        restore_lanes(ledger, rest, tasks.__getitem__)
+        restore_workers(ledger, rest, tasks.__getitem__)
+        for name, places in rest.awaited.items():
+            ledger.awaited[name] = [tasks[place] for place in places]
+        for service in ledger.services.values():
+            for lane in list(service.lanes.values()):
+                if lane.ready:
+                    lane.branch.offer(lane)
+                service.drop_if_empty(lane)
+        return ledger
+
+
+def restore_frame(rest: Rest) -> Ledger:
+    """Return a ledger with all but tasks and what refers to them."""
+    ledger = Ledger()
+    ledger.record, ledger.paused, ledger.counts = rest.record, rest.paused, rest.counts
+    for one in rest.campaigns:
+        campaign = ledger.campaign(one.name)
+        campaign.counts, campaign.truncated = one.counts, one.truncated
+    for image in rest.services:
+        service = ledger.service(image.name)
+        service.paused, service.wide, service.counts = image.paused, image.wide, image.counts
+        ledger.wide = ledger.wide or image.wide
+    ledger.reported = dict.fromkeys(rest.reported)
+    ledger.reasons, ledger.envelopes = rest.reasons, rest.envelopes
+    ledger.outputs, ledger.tries = rest.outputs, rest.tries
+    ledger.replaced = {(name, number): one for name, number, one in rest.replaced}
+    return ledger
+
+
+def lanes_of(
+    ledger: Ledger, columns: TaskColumns, terms: list[Terms]
+) -> Callable[[int, int], Lane]:
+    """Return a function from the places of terms and lane in a chunk to the lane."""
+    found: dict[tuple[int, int], Lane] = {}
+
+    def lane_of(terms_at: int, lane_at: int) -> Lane:
+        lane = found.get((terms_at, lane_at))
+        if lane is None:
+            lane = ledger.service(terms[terms_at].service).lane(columns.lanes[lane_at])
+            found[terms_at, lane_at] = lane
+        return lane
+
+    return lane_of
+
+
+def set_details(columns: TaskColumns, number: int, task: Task) -> None:
+    """Give a task of a chunk what only some tasks have."""
+    if number in columns.attempts:
+        task.attempt, task.failures, task.excused = columns.attempts[number]
+    task.due_ns = columns.due_ns.get(number, 0)
+    if number in columns.endings:
+        task.ending = Ending(*columns.endings[number])
+
+
+def _restore_moved(rest: Rest, tasks: list[Task]) -> None:
+    """Queue the tasks that were moved behind the places that they are to follow."""
+    if not rest.moved:
+        return
+    apart = dict.fromkeys(rest.apart())
+    lanes = {id(tasks[place].lane): None for place, _ in rest.moved}
+    behind: dict[int, list[Task]] = defaultdict(list)
+    for place, other in rest.moved:
+        behind[other].append(tasks[place])
+        tasks[place].lane.ready += 1
+    lines: dict[tuple[int, int], list[Task]] = defaultdict(list)
+    for place, task in enumerate(chain((None,), tasks), -1):
+        some = behind.get(place, [])
+        if task is not None and _queues_by_place(task, lanes) and place not in apart:
+            some = [task, *some]
+        for one in some:
+            lines[id(one.lane), one.terms.priority].append(one)
+    for (_, priority), line in lines.items():
+        line[0].lane.queue(priority).items[:] = line
+
+
+def _queues_by_place(task: Task, lanes: dict[int, None]) -> bool:
+    return task.state is READY and id(task.lane) in lanes
+
+
+def restore_lanes(ledger: Ledger, rest: Rest, task_at: Callable[[int], Task]) -> None:
+    """Give lanes what they have beside their tasks in order."""
+    for one in rest.lanes:
+        lane = ledger.service(one.service).lane(one.name)
+        lane.paused = one.paused
+        for priority, places in one.front.items():
+            lane.queue(priority).front += map(task_at, places)
+            lane.ready += len(places)
+        for place in one.suspects:
+            lane.add_suspect(task_at(place), front=False)
+        if one.later or one.released:
+            rare = lane.with_rare()
+            rare.later = {id(task): task for task in map(task_at, one.later)}
+            rare.run_left, rare.released = one.run_left, one.released
+        lane.ready += len(one.suspects) + len(one.later)
+
+
+def restore_workers(ledger: Ledger, rest: Rest, task_at: Callable[[int], Task]) -> None:
+    """Add workers and what they hold."""
+    workers = [Worker(one.name, one.facts, slots_kept=one.slots_kept) for one in rest.workers]
+    for worker in workers:
+        ledger.enlist(worker)
+    for one in rest.leases:
+        out = [task_at(place) for place in one.tasks]
+        given = (workers[one.worker], one.number, one.at_ns, one.lease_ns)
+        names, attempts = [task.name for task in out], [task.attempt for task in out]
+        lease = Lease(*given, len(out), out, names, attempts, lane_counts(out))
+        for task in out:
+            task.lease = lease
+        ledger.entrust(lease, out)

@@ -1,0 +1,217 @@
+"""Tasks that stay columns: a snapshot and rows give the snapshot that the whole ledger gives."""
+
+import io
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from taskyard.core import cold, columns, image, invariants
+from taskyard.core.apply import apply
+from taskyard.core.cold import ColdLedger
+from taskyard.core.events import (
+    MoveAsked,
+    Outcome,
+    Repeat,
+    Scope,
+    Unknown,
+    WorkerLost,
+    WorkReturned,
+)
+from taskyard.core.ledger import Ledger
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.records import AnyRecord, Submitted
+from taskyard.core.scheduler import Scheduler
+from taskyard.core.states import (
+    BLOCKED,
+    CANCELLED,
+    DELAYED,
+    DONE,
+    FAILED,
+    LEASED,
+    READY,
+    TaskState,
+)
+from taskyard.journal import compaction, recovery, snapshot
+from taskyard.journal.snapshot import Snapshot, SnapshotWriter
+from taskyard.journal.store import MemoryStore, Row
+from tests.journal.stories import BEGIN_NS, WritingYard, rich_story, unfinished
+
+IDENTITY = b"sixteen bytes .."
+
+
+@pytest.fixture(scope="module")
+def yard() -> WritingYard:
+    return rich_story(MemoryStore())
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of a few tasks, so that a short story has many, whole ones and others."""
+    monkeypatch.setattr(columns, "CHUNK_TASKS", 4)
+    monkeypatch.setattr(cold, "CHUNK_TASKS", 4)
+    monkeypatch.setattr(cold, "CHUNK_EDGES", 3)
+
+
+def records_of(rows: Iterable[Row]) -> list[AnyRecord]:
+    return [record for row in rows for record in recovery.records_of(row, row.record_first - 1)]
+
+
+def followed(old: bytes | None, rows: list[Row]) -> bytes:
+    """The snapshot after these rows, made of the one before them as a compaction does."""
+    records = records_of(rows)
+    touched = {name for record in records for name in compaction._names_in(record)}  # noqa: SLF001
+    file = io.BytesIO()
+    writer = SnapshotWriter(file, IDENTITY, rows[-1].head)
+    before = None if old is None else Snapshot(io.BytesIO(old), "it")
+    made = ColdLedger(touched, writer.add_tasks, None if before is None else before.rest)
+    if before is not None:
+        if before.rest.edges:
+            for chunk in before.chunks():
+                made.survey(chunk)
+            for edges in before.edges():
+                made.survey_edges(edges)
+        for chunk in before.chunks():
+            made.read(chunk)
+        made.link(before.edges())
+    for record in records:
+        if not (isinstance(record, Submitted) and made.enter(record)):
+            apply(made.ledger, record)
+    made.ledger.archive(recovery.archivable(made.ledger, made.ledger.record))
+    writer.finish(made.finish(() if before is None else before.edges(), writer.add_edges))
+    return file.getvalue()
+
+
+def replayed(rows: Iterable[Row]) -> Ledger:
+    ledger = Ledger()
+    for record in records_of(rows):
+        apply(ledger, record)
+    return ledger
+
+
+def check(content: bytes, rows: list[Row]) -> None:
+    restored = snapshot.decode(content, "it")
+    assert image.portrait(restored) == unfinished(image.portrait(replayed(rows)))
+    scheduler = Scheduler(restored)
+    scheduler.resume(0)
+    invariants.check(scheduler)
+
+
+def test_every_snapshot_gives_every_later_one(yard: WritingYard) -> None:
+    rows = list(yard.store.rows())
+    for first in range(1, len(rows)):
+        old = followed(None, rows[:first])
+        check(old, rows[:first])
+        for last in range(first + 1, len(rows) + 1, 3):
+            check(followed(old, rows[first:last]), rows[:last])
+
+
+def test_row_by_row_the_story_comes_to_the_same_end(yard: WritingYard) -> None:
+    rows = list(yard.store.rows())
+    content = None
+    for number, row in enumerate(rows, 1):
+        content = followed(content, [row])
+        check(content, rows[:number])
+
+
+class RandomYard(WritingYard):
+    """A yard where anything may happen next."""
+
+    def __init__(self, dice: random.Random) -> None:
+        super().__init__(MemoryStore())
+        self.dice = dice
+        self.made = 0
+        for worker in (b"w1", b"w2"):
+            self.join(worker, services=(b"default", b"other"), slots_total=0)
+
+    def step(self) -> None:
+        steps = (self.add, self.add, self.work, self.work, self.work, self.steer, self.extend)
+        self.dice.choice(steps)()
+
+    def names(self, *states: TaskState) -> list[bytes]:
+        tasks = self.scheduler.ledger.tasks.values()
+        return [task.name for task in tasks if task.state in states]
+
+    def pick(self, names: list[bytes], count_max: int = 3) -> list[bytes]:
+        count = min(len(names), self.dice.randrange(count_max + 1))
+        return self.dice.sample(names, count)
+
+    def add(self) -> None:
+        dice, count = self.dice, self.dice.choice([1, 2, 3, 9])
+        names = [b"t%d" % number for number in range(self.made, self.made + count)]
+        self.made += count
+        fields: dict[str, Any] = {"service": dice.choice([b"default", b"default", b"other"])}
+        fields["priority"] = dice.choice([0, 0, 0, 5])
+        if not dice.randrange(3):
+            fields["lanes"] = [dice.choice([b"", b"x", b"y"]) for _ in names]
+        if not dice.randrange(8):
+            fields["due_ns"] = BEGIN_NS + self.now_ns + dice.randrange(1, 60) * SECOND_NS
+        if not dice.randrange(3):
+            known = self.names(BLOCKED, READY, LEASED, DELAYED, FAILED)
+            among = [[*known, *names[:place]] for place in range(count)]
+            fields["after"] = [self.pick(befores) for befores in among]
+        elif not dice.randrange(3):
+            fields["after"] = [names[max(0, place - 1) : place] for place in range(count)]
+        elif not dice.randrange(6):
+            fields["after"] = [[b"t%d" % (self.made + 5)] for _ in names]
+            fields["unknown"] = Unknown.WAIT
+        self.submit(*names, **fields)
+
+    def work(self) -> None:
+        dice, worker = self.dice, self.dice.choice([b"w1", b"w2"])
+        held = [task.name for task in self.scheduler.ledger.workers[worker].held()]
+        if not held or not dice.randrange(3):
+            self.take(worker, dice.choice([1, 2, 8]))
+            return
+        some = self.pick(held, 6) or held[:1]
+        kind = dice.randrange(8)
+        if kind < 4:
+            self.finish(worker, *some)
+        elif kind == 4:
+            self.handle(WorkReturned(0, worker, some))
+        elif kind == 5:
+            outcome = dice.choice([Outcome.DEFER_BACK, Outcome.FAILED, Outcome.FAILED_FOR_GOOD])
+            self.report(worker, some[0], outcome)
+        elif kind == 6:
+            self.later(dice.randrange(1, 20))
+        else:
+            self.handle(WorkerLost(0, worker))
+            self.join(worker, services=(b"default", b"other"), slots_total=0)
+
+    def steer(self) -> None:
+        kind = self.dice.randrange(4)
+        if kind == 0:
+            self.cancel(*self.pick(self.names(BLOCKED, READY, LEASED, DELAYED, FAILED), 2))
+        elif kind == 1:
+            self.retry(*self.pick(self.names(FAILED, DELAYED)))
+        elif kind == 2:
+            waiting = tuple(self.pick(self.names(READY, BLOCKED)))
+            lane = self.dice.choice([b"x", b"z"])
+            self.handle(MoveAsked(0, b"client", Scope(names=waiting), b"other", lane))
+        else:
+            self.later(self.dice.randrange(1, 90))
+
+    def extend(self) -> None:
+        """More to wait for, also for names that have ended."""
+        names = self.pick(self.names(READY, BLOCKED, DONE, CANCELLED), 2)
+        befores = self.pick(self.names(READY, BLOCKED), 2)
+        if names:
+            after = [list(befores) for _ in names]
+            self.submit(*names, after=after, repeat=Repeat.EXTEND)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_stories_are_compacted_at_random_rows(seed: int) -> None:
+    """Graphs, lanes, returns to both ends of queues, cancellations, new generations."""
+    dice = random.Random(seed)
+    yard = RandomYard(dice)
+    for _ in range(dice.randrange(40, 160)):
+        yard.step()
+    rows = list(yard.store.rows())
+    content, start = None, 0
+    while start < len(rows):
+        stop = min(len(rows), start + dice.choice([1, 2, 5, 20]))
+        content = followed(content, rows[start:stop])
+        check(content, rows[:stop])
+        start = stop
