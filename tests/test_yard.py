@@ -348,6 +348,18 @@ def test_file_that_cannot_be_read_is_not_run_again_in_vain(
     assert test_step("def test_(:\n") == 1
 
 
+def test_counts_of_tests_are_in_the_report_for_ci(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "def test_it(record_property):\n    record_property('simulated schedules', 7)\n"
+    )
+    report = tmp_path / "report.xml"
+    settings = ("-c", str(LAUNCHER.with_name("pyproject.toml")), "-p", "no:cacheprovider")
+    command = [sys.executable, "-m", "pytest", *settings, f"--junitxml={report}", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert '<property name="simulated schedules" value="7" />' in report.read_text()
+
+
 def note_steps(yard: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """Note steps in place of running them."""
     noted: dict[str, list[str]] = {}
