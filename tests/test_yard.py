@@ -286,6 +286,23 @@ def test_steps_that_are_good_exit_0(
     assert capfd.readouterr().out.endswith("yard: all good\n")
 
 
+def test_step_beside_the_others_runs_at_the_same_time(
+    yard: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    yard.BIN.mkdir(parents=True)
+    # Each waits for the other's file: one after the other, neither would end well.
+    wait = "for _ in $(seq 3000); do [ -e $2 ] && exit 0; sleep 0.02; done; exit 1"
+    script = yard.BIN / "meet"
+    script.write_text(f"#!/bin/sh\necho the $1\ntouch $1\n{wait}\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(yard, "BESIDE", ("guest",))
+    steps = {"host": ["meet", "host", "guest"], "guest": ["meet", "guest", "host"]}
+    assert yard.run_steps(steps) == 0
+    printed = capfd.readouterr().out
+    assert "host the host\n" in printed
+    assert "guest the guest\n" in printed
+
+
 @pytest.fixture
 def test_step(yard: ModuleType) -> Callable[[str], int]:
     """Run one step of real tests: a file with this text, in the launcher's own checkout."""
@@ -354,7 +371,7 @@ def test_counts_of_tests_are_in_the_report_for_ci(tmp_path: Path) -> None:
     )
     report = tmp_path / "report.xml"
     settings = ("-c", str(LAUNCHER.with_name("pyproject.toml")), "-p", "no:cacheprovider")
-    command = [sys.executable, "-m", "pytest", *settings, f"--junitxml={report}", tmp_path]
+    command = [sys.executable, "-m", "pytest", *settings, f"--junitxml={report}", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert '<property name="simulated schedules" value="7" />' in report.read_text()
