@@ -389,6 +389,22 @@ def note_steps(yard: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[str, l
     return noted
 
 
+@pytest.mark.parametrize(("words", "tests"), [([], "TESTS"), (["--quick"], "QUICK_TESTS")])
+def test_test_runs_the_checks_and_one_tier_of_tests(
+    yard: ModuleType, monkeypatch: pytest.MonkeyPatch, words: list[str], tests: str
+) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(yard, "prepare", lambda: None)
+    noted = note_steps(yard, monkeypatch)
+    assert yard.main(["test", *words]) == 0
+    assert noted == yard.CHECKS | getattr(yard, tests)
+
+
+def test_places_of_tests_are_there(yard: ModuleType) -> None:
+    places = [yard.SPARK_TESTS, *yard.COVERED_TESTS, *yard.QUICK_PLACES]
+    assert [one for one in places if not (LAUNCHER.parent / one).exists()] == []
+
+
 def test_check_runs_the_checks_alone(yard: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     noted = note_steps(yard, monkeypatch)
     assert yard.check([]) == 0
@@ -403,6 +419,7 @@ def test_long_check_runs_the_checks_and_every_long_program_with_its_counts(
     assert list(noted) == [*yard.CHECKS, *yard.LONG]
     assert noted["schedules"] == ["python", "-m", "taskyard.sim", "7", "--schedules", "5"]
     assert noted["bugs"] == ["python", "-m", "taskyard.sim", "--bugs"]
+    assert noted["sweeps"][-2:] == ["tests/journal", "--whole"]
     assert noted["soak"] == ["python", "tools/soak.py", "--minutes", "1"]
 
 
