@@ -1,12 +1,15 @@
 """Settings of hypothesis for every test: the same examples each run, and no clock that judges.
 
 `derandomize` makes a failure come back; `deadline` is off because a shared machine has no steady
-speed. HYPOTHESIS_PROFILE=search looks for new examples instead.
+speed. HYPOTHESIS_PROFILE=search looks for new examples instead. Sweeps over every byte of a file
+try a sample of them, chosen by a seed, and all of them with --whole.
 """
 
 import logging
 import os
+import random
 from collections import Counter
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import settings
@@ -19,6 +22,35 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None, max_examples=2_000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+#: A sweep tries one of so many neighbours.
+SAMPLED_OF = 8
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    sweeps = parser.getgroup("sweeps")
+    sweeps.addoption("--whole", action="store_true", help="try every case, not a sample")
+    sweeps.addoption("--sample-seed", type=int, default=0, metavar="N", help="choose the sample")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    whole, seed = config.getoption("--whole"), config.getoption("--sample-seed")
+    return "sweeps: whole" if whole else f"sweeps: sample of 1 in {SAMPLED_OF}, seed {seed}"
+
+
+@pytest.fixture(scope="session")
+def sample(pytestconfig: pytest.Config) -> Callable[[Sequence[int]], list[int]]:
+    """Return a function that chooses one of every 8 neighbours, or all with --whole."""
+    step = 1 if pytestconfig.getoption("--whole") else SAMPLED_OF
+    seed = pytestconfig.getoption("--sample-seed")
+
+    def choose(cases: Sequence[int]) -> list[int]:
+        chance = random.Random(seed)
+        groups = [cases[first : first + step] for first in range(0, len(cases), step)]
+        return [chance.choice(group) for group in groups]
+
+    return choose
 
 
 @pytest.fixture(autouse=True)

@@ -286,6 +286,23 @@ def test_steps_that_are_good_exit_0(
     assert capfd.readouterr().out.endswith("yard: all good\n")
 
 
+def test_step_beside_the_others_runs_at_the_same_time(
+    yard: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    yard.BIN.mkdir(parents=True)
+    # Each waits for the other's file: one after the other, neither would end well.
+    wait = "for _ in $(seq 3000); do [ -e $2 ] && exit 0; sleep 0.02; done; exit 1"
+    script = yard.BIN / "meet"
+    script.write_text(f"#!/bin/sh\necho the $1\ntouch $1\n{wait}\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(yard, "BESIDE", ("guest",))
+    steps = {"host": ["meet", "host", "guest"], "guest": ["meet", "guest", "host"]}
+    assert yard.run_steps(steps) == 0
+    printed = capfd.readouterr().out
+    assert "host the host\n" in printed
+    assert "guest the guest\n" in printed
+
+
 @pytest.fixture
 def test_step(yard: ModuleType) -> Callable[[str], int]:
     """Run one step of real tests: a file with this text, in the launcher's own checkout."""
@@ -348,6 +365,18 @@ def test_file_that_cannot_be_read_is_not_run_again_in_vain(
     assert test_step("def test_(:\n") == 1
 
 
+def test_counts_of_tests_are_in_the_report_for_ci(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "def test_it(record_property):\n    record_property('simulated schedules', 7)\n"
+    )
+    report = tmp_path / "report.xml"
+    settings = ("-c", str(LAUNCHER.with_name("pyproject.toml")), "-p", "no:cacheprovider")
+    command = [sys.executable, "-m", "pytest", *settings, f"--junitxml={report}", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert '<property name="simulated schedules" value="7" />' in report.read_text()
+
+
 def note_steps(yard: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """Note steps in place of running them."""
     noted: dict[str, list[str]] = {}
@@ -358,6 +387,22 @@ def note_steps(yard: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[str, l
 
     monkeypatch.setattr(yard, "run_steps", note)
     return noted
+
+
+@pytest.mark.parametrize(("words", "tests"), [([], "TESTS"), (["--quick"], "QUICK_TESTS")])
+def test_test_runs_the_checks_and_one_tier_of_tests(
+    yard: ModuleType, monkeypatch: pytest.MonkeyPatch, words: list[str], tests: str
+) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(yard, "prepare", lambda: None)
+    noted = note_steps(yard, monkeypatch)
+    assert yard.main(["test", *words]) == 0
+    assert noted == yard.CHECKS | getattr(yard, tests)
+
+
+def test_places_of_tests_are_there(yard: ModuleType) -> None:
+    places = [yard.SPARK_TESTS, *yard.COVERED_TESTS, *yard.QUICK_PLACES]
+    assert [one for one in places if not (LAUNCHER.parent / one).exists()] == []
 
 
 def test_check_runs_the_checks_alone(yard: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,6 +419,7 @@ def test_long_check_runs_the_checks_and_every_long_program_with_its_counts(
     assert list(noted) == [*yard.CHECKS, *yard.LONG]
     assert noted["schedules"] == ["python", "-m", "taskyard.sim", "7", "--schedules", "5"]
     assert noted["bugs"] == ["python", "-m", "taskyard.sim", "--bugs"]
+    assert noted["sweeps"][-2:] == ["tests/journal", "--whole"]
     assert noted["soak"] == ["python", "tools/soak.py", "--minutes", "1"]
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ROWS = "40"
 BATCH = 20
 #: Between two batches: compactions, not their load, are what is tested here.
-REST_SECONDS = 0.01
+REST_SECONDS = 0.2
 TERMS = Terms(service=b"load", campaign=b"load")
 #: Compactions that come to their end while tasks run, after the last kill.
 COMPLETED = 2
