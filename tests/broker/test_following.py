@@ -144,7 +144,7 @@ def test_who_follows_from_now_on_is_told_when_something_is_decided(desk: Desk) -
     assert desk.turn() == []
     (answer,) = desk.turn(WorkAsked(0, b"w", 3))
     assert (answer.cursor, answer.journal) == (head + 1, desk.store.identity)
-    assert answer.records == [(head + 1, Leased(0, b"w", [b"a1", b"a2", b"b1"], [1, 1, 1], 0))]
+    assert answer.records == [(head + 1, Leased(0, b"w", [b"a/a1", b"a/a2", b"b/b1"], [1, 1, 1], 0))]
     assert desk.turn(desk.submit(b"c")) == []
 
 
@@ -177,7 +177,7 @@ def test_what_is_decided_between_two_answers_is_in_the_second_without_a_look_at_
 @pytest.mark.parametrize("count", [1, 2, 1000])
 def test_everything_is_told_once_and_in_order_from_the_beginning(desk: Desk, count: int) -> None:
     desk.turn(WorkAsked(0, b"w", 2), desk.submit(b"c"))
-    desk.turn(WorkReported(0, b"w", [b"a1"], texts=[b"result"]))
+    desk.turn(WorkReported(0, b"w", [b"a/a1"], texts=[b"result"]))
     assert desk.read_all(count) == desk.journal()
 
 
@@ -208,18 +208,18 @@ def test_who_does_not_wait_is_told_in_the_same_turn(desk: Desk) -> None:
 def test_scope_cuts_records_to_its_tasks(desk: Desk) -> None:
     desk.turn(WorkAsked(0, b"w", 3))
     texts = [b"1", b"2", b"3"]
-    desk.turn(WorkReported(0, b"w", [b"a1", b"b1", b"a2"], texts=texts))
-    desk.turn(CancelAsked(0, b"client", Scope(names=(b"b1",))), PauseAsked(0, b"client", b"s"))
+    desk.turn(WorkReported(0, b"w", [b"a/a1", b"b/b1", b"a/a2"], texts=texts))
+    desk.turn(CancelAsked(0, b"client", Scope(names=(b"b/b1",))), PauseAsked(0, b"client", b"s"))
     told = [record for _, record in desk.read_all(scope=Scope(campaign=b"a"))]
     assert [type(one) for one in told] == [Submitted, Leased, Finished, Paused]
     assert told[1:3] == [
-        Leased(0, b"w", [b"a1", b"a2"], [1, 1], 0),
-        Finished(0, b"w", [b"a1", b"a2"], [1, 1], [b"1", b"3"]),
+        Leased(0, b"w", [b"a/a1", b"a/a2"], [1, 1], 0),
+        Finished(0, b"w", [b"a/a1", b"a/a2"], [1, 1], [b"1", b"3"]),
     ]
     matched = [record for _, record in desk.read_all(scope=Scope(match=b"1", service=b"s"))]
     assert matched[2:4] == [
-        Leased(0, b"w", [b"a1", b"b1"], [1, 1], 0),
-        Finished(0, b"w", [b"a1", b"b1"], [1, 1], [b"1", b"2"]),
+        Leased(0, b"w", [b"a/a1", b"b/b1"], [1, 1], 0),
+        Finished(0, b"w", [b"a/a1", b"b/b1"], [1, 1], [b"1", b"2"]),
     ]
     assert desk.read_all(scope=Scope(service=b"other")) == []
     assert [type(one) for _, one in desk.read_all(scope=Scope(lane=b""))][-1] is Paused
@@ -227,13 +227,13 @@ def test_scope_cuts_records_to_its_tasks(desk: Desk) -> None:
 
 def test_submission_is_cut_to_the_tasks_of_the_scope(desk: Desk) -> None:
     terms = [Terms(campaign=b"a", service=b"s"), Terms(campaign=b"b", service=b"s")]
-    columns = ([b"p"], terms, [0, 1, 0], [b"", b"l", b"l"], [[], [b"a1"], [b"x"]])
+    columns = ([b"p"], terms, [0, 1, 0], [b"", b"l", b"l"], [[], [b"a/a1"], [b"x"]])
     desk.turn(SubmitAsked(0, b"client", Submission([b"x", b"y", b"z"], *columns)))
     told = desk.read_all(scope=Scope(campaign=b"a", lane=b"l"))
     (record,) = [one for _, one in told if isinstance(one, Submitted)]
     submission = record.submission
-    assert (submission.names, submission.lanes) == ([b"z"], [b"l"])
-    assert submission.after == [[b"x"]]
+    assert (submission.names, submission.lanes) == ([b"a/z"], [b"l"])
+    assert submission.after == [[b"a/x"]]
     assert submission.terms_of(0).campaign == b"a"
 
 
@@ -280,7 +280,7 @@ def test_answer_is_bounded_by_the_reasons_in_it(
 ) -> None:
     desk.turn(WorkAsked(0, b"w", 2))
     head = desk.store.head.record
-    for name in (b"a1", b"a2"):
+    for name in (b"a/a1", b"a/a2"):
         desk.turn(WorkReported(0, b"w", [name], None, [Outcome.FAILED_FOR_GOOD], [b"oh dear"]))
     monkeypatch.setattr(following, "REASON_BYTES_MAX", 10)
     (answer,) = desk.turn(desk.follow(head))

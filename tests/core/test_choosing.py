@@ -42,7 +42,7 @@ def test_act_is_on_names_that_contain_the_match(
     yard.submit(b"fetch-c", due_ns=10**18)
     act = asked(0, b"client", Scope(campaign=b"c", match=b"etch"))
     assert yard.handle(act) == [Acted(b"client", 0, 2)]
-    assert yard.states(b"join", b"fetch-c") == [DELAYED, DELAYED]
+    assert yard.states(b"c/join", b"fetch-c") == [DELAYED, DELAYED]
 
 
 def submit_after(yard: Yard, *campaigns: bytes, names: tuple[bytes, ...] = (b"z",)) -> list[Effect]:
@@ -56,26 +56,26 @@ def test_task_waits_for_all_of_a_campaign_that_has_not_ended() -> None:
     yard.submit(b"other", campaign=b"d")
     yard.join(b"w")
     yard.take(b"w", 2)
-    yard.finish(b"w", b"done")
-    yard.report(b"w", b"failed", Outcome.FAILED_FOR_GOOD)
-    yard.cancel(b"cancelled")
+    yard.finish(b"w", b"c/done")
+    yard.report(b"w", b"c/failed", Outcome.FAILED_FOR_GOOD)
+    yard.cancel(b"c/cancelled")
     assert submit_after(yard, b"c") == [Accepted(b"client", 0, 1)]
     (record,) = yard.records
     assert isinstance(record, Submitted)
-    assert record.submission.after == [[b"failed", b"ready"]]
-    assert yard.state(b"z") is BLOCKED
-    yard.retry(b"failed")
-    assert sorted(yard.take(b"w", 9)) == [b"failed", b"other", b"ready"]
-    yard.finish(b"w", b"failed", b"ready")
-    assert yard.state(b"z") is READY
+    assert record.submission.after == [[b"c/failed", b"c/ready"]]
+    assert yard.state(b"late/z") is BLOCKED
+    yard.retry(b"c/failed")
+    assert sorted(yard.take(b"w", 9)) == [b"c/failed", b"c/ready", b"d/other"]
+    yard.finish(b"w", b"c/failed", b"c/ready")
+    assert yard.state(b"late/z") is READY
 
 
 def test_campaign_that_is_over_holds_nobody_up_and_one_of_no_task_is_refused() -> None:
     yard = Yard()
     yard.submit(b"a", campaign=b"c")
-    yard.cancel(b"a")
+    yard.cancel(b"c/a")
     submit_after(yard, b"c")
-    assert yard.state(b"z") is READY
+    assert yard.state(b"late/z") is READY
     assert submit_after(yard, b"c", b"nobody", names=(b"y",)) == [
         Refused(
             *(b"client", 0, Refusal.UNKNOWN),
@@ -91,12 +91,12 @@ def test_task_does_not_wait_for_itself_among_its_campaign() -> None:
     submit_after(yard, b"late", names=(b"y", b"z"))
     (record,) = yard.records
     assert isinstance(record, Submitted)
-    assert record.submission.after == [[b"a"], [b"a"]]
+    assert record.submission.after == [[b"late/a"], [b"late/a"]]
     assert submit_after(yard, b"late", names=(b"y", b"z")) == [Accepted(b"client", 0, 0, 2)]
     submit_after(yard, b"late", names=(b"y", b"x"))
     (record,) = yard.records
     assert isinstance(record, Submitted)
-    assert record.submission.after == [[b"a", b"z"]]
+    assert record.submission.after == [[b"late/a", b"late/z"]]
 
 
 def test_more_than_can_be_waited_for_is_refused_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,15 +192,15 @@ def test_recalled_task_is_known_again() -> None:
     payload = b"long" * 100
     yard.submit(b"a", payloads=[payload], campaign=b"c", service=b"default")
     yard.take(b"w")
-    yard.finish(b"w", b"a")
-    one = ended(yard, b"a")
+    yard.finish(b"w", b"c/a")
+    one = ended(yard, b"c/a")
     assert one.digest == digest(payload)
     for ledger in (yard.scheduler.ledger, yard.mirror):
-        ledger.archive([b"a"])
+        ledger.archive([b"c/a"])
         ledger.recall(one)
         ledger.recall(one)
     accepted = yard.submit(b"a", payloads=[payload], campaign=b"c")
     assert accepted == [Accepted(b"client", 0, new=0, known=1)]
-    yard.submit(b"b", after=[[b"a"]])
+    yard.submit(b"b", after=[[b"c/a"]])
     assert yard.state(b"b") is TaskState.READY
-    assert yard.state(b"a") is DONE
+    assert yard.state(b"c/a") is DONE

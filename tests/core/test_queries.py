@@ -100,25 +100,25 @@ def some_of_everything(yard: Yard) -> None:
     yard.submit(b"e cancelled", lanes=[b"l"])
     yard.cancel(b"e cancelled")
     yard.take(b"w", 3)
-    yard.finish(b"w", b"a done", texts=[b"result"])
-    yard.report(b"w", b"b failed", Outcome.FAILED, texts=[b"oh"])
+    yard.finish(b"w", b"c/a done", texts=[b"result"])
+    yard.report(b"w", b"c/b failed", Outcome.FAILED, texts=[b"oh"])
     yard.submit(b"f delayed", due_ns=2000 * SECOND_NS)
     yard.submit(b"g ready", service=b"x", lanes=[b"l"])
-    yard.handle(WorkProgressed(0, b"w", [b"c leased"], texts=[b"so far so good"]))
+    yard.handle(WorkProgressed(0, b"w", [b"c/c leased"], texts=[b"so far so good"]))
 
 
 QUESTIONS: list[Event] = [
     Misunderstood(0, b"client", 1, "what?"),
-    LookupAsked(0, b"client", [b"a done", b"d blocked", b"nobody"]),
+    LookupAsked(0, b"client", [b"c/a done", b"c/d blocked", b"nobody"]),
     ListAsked(0, b"client", Scope()),
     ListAsked(0, b"client", Scope(states=(FAILED,))),
-    ListAsked(0, b"client", Scope(names=(b"a done",))),
+    ListAsked(0, b"client", Scope(names=(b"c/a done",))),
     StatsAsked(0, b"client"),
-    *(ExplainAsked(0, b"client", name) for name in (b"a done", b"d blocked", b"g ready")),
+    *(ExplainAsked(0, b"client", name) for name in (b"c/a done", b"c/d blocked", b"g ready")),
     WorkersAsked(0, b"client"),
     HoldingsAsked(0, b"client", b""),
-    ResultsAsked(0, b"client", [b"a done", b"nobody"]),
-    OutputAsked(0, b"client", b"c leased"),
+    ResultsAsked(0, b"client", [b"c/a done", b"nobody"]),
+    OutputAsked(0, b"client", b"c/c leased"),
     OutputAsked(0, b"client", b"nobody"),
     WatchEnded(0, b"client", 1),
     WaitEnded(0, b"w"),
@@ -151,8 +151,8 @@ def test_answer_of_a_dialect_keeps_its_place(yard: Yard) -> None:
 
 def test_ready_task_is_looked_up(yard: Yard) -> None:
     yard.submit(b"a", campaign=b"c", service=b"x", lanes=[b"l"], priority=5, slots=2)
-    assert look_up(yard, b"a") == [
-        TaskView(b"a", READY, b"c", b"x", b"l", 5, 0, 0, 0, 2, 1000 * SECOND_NS)
+    assert look_up(yard, b"c/a") == [
+        TaskView(b"c/a", READY, b"c", b"x", b"l", 5, 0, 0, 0, 2, 1000 * SECOND_NS)
     ]
 
 
@@ -270,7 +270,7 @@ def test_list_tells_as_much_of_a_task_as_a_lookup_but_what_holds_it_up(yard: Yar
     (listed,) = yard.handle(ListAsked(0, b"client", Scope()))
     assert isinstance(listed, Listed)
     views = look_up(yard, *(one.name for one in listed.views))
-    assert views[3].after == [b"b failed"]
+    assert views[3].after == [b"c/b failed"]
     views[3].after = []
     assert listed == Listed(b"client", 0, views, 0)
 
@@ -306,14 +306,14 @@ def test_page_is_never_longer_than_the_limit(yard: Yard) -> None:
     [
         (Scope(states=(DELAYED, READY)), [b"f delayed", b"g ready"]),
         (Scope(states=()), []),
-        (Scope(campaign=b"c", states=(DONE,)), [b"a done"]),
-        (Scope(campaign=b"c"), [b"a done", b"b failed", b"c leased", b"d blocked"]),
+        (Scope(campaign=b"c", states=(DONE,)), [b"c/a done"]),
+        (Scope(campaign=b"c"), [b"c/a done", b"c/b failed", b"c/c leased", b"c/d blocked"]),
         (Scope(service=b"x"), [b"g ready"]),
         (Scope(lane=b"l"), [b"e cancelled", b"g ready"]),
         (Scope(service=b"default", lane=b"l"), [b"e cancelled"]),
-        (Scope(names=(b"g ready", b"nobody", b"a done")), [b"g ready", b"a done"]),
-        (Scope(names=(b"g ready", b"a done"), states=(DONE,)), [b"a done"]),
-        (Scope(states=(FAILED,)), [b"b failed"]),
+        (Scope(names=(b"g ready", b"nobody", b"c/a done")), [b"g ready", b"c/a done"]),
+        (Scope(names=(b"g ready", b"c/a done"), states=(DONE,)), [b"c/a done"]),
+        (Scope(states=(FAILED,)), [b"c/b failed"]),
         (Scope(states=(FAILED,), campaign=b"other"), []),
     ],
 )
@@ -325,12 +325,12 @@ def test_only_what_is_in_scope_is_listed(yard: Yard, scope: Scope, names: list[b
 def test_only_names_that_contain_the_match_are_listed(yard: Yard) -> None:
     some_of_everything(yard)
     assert page(yard, match=b"ed") == (
-        [b"b failed", b"c leased", b"d blocked", b"e cancelled", b"f delayed"],
+        [b"c/b failed", b"c/c leased", b"c/d blocked", b"e cancelled", b"f delayed"],
         0,
     )
     named = Scope(names=(b"g ready", b"f delayed"))
     assert page(yard, named, match=b"lay") == ([b"f delayed"], 0)
-    assert page(yard, Scope(states=(LEASED, DONE)), match=b"ed") == ([b"c leased"], 0)
+    assert page(yard, Scope(states=(LEASED, DONE)), match=b"ed") == ([b"c/c leased"], 0)
 
 
 def test_pages_of_named_tasks_follow_one_another(yard: Yard) -> None:
@@ -482,9 +482,9 @@ def test_what_workers_of_a_dialect_hold_is_told_with_their_envelopes(yard: Yard)
 
 def test_results_of_known_tasks_are_told_at_once_and_nobody_is_watched(yard: Yard) -> None:
     some_of_everything(yard)
-    done = yard[b"a done"].ending
+    done = yard[b"c/a done"].ending
     assert done is not None
-    names = [b"b failed", b"a done", b"c leased", b"d blocked", b"e cancelled"]
+    names = [b"c/b failed", b"c/a done", b"c/c leased", b"c/d blocked", b"e cancelled"]
     states = [FAILED, DONE, LEASED, BLOCKED, CANCELLED]
     texts = [b"oh", None, b"", b"", b""]
     assert yard.handle(ResultsAsked(0, b"client", [*names, b"nobody"], 2)) == [

@@ -56,11 +56,11 @@ def test_done_is_recorded_with_its_result() -> None:
 
 def test_truncated_results_are_recorded_with_their_lengths_and_counted() -> None:
     yard = holding(b"a", b"b", campaign=b"c")
-    yard.handle(WatchAsked(0, b"client", [b"a", b"b"], request=3))
-    effects = yard.finish(b"w", b"a", b"b", texts=[b"1", b"2"], result_bytes_total=[0, 9])
-    record = Finished(0, b"w", [b"a", b"b"], [1, 1], [b"1", b"2"], result_bytes_total=[0, 9])
+    yard.handle(WatchAsked(0, b"client", [b"c/a", b"c/b"], request=3))
+    effects = yard.finish(b"w", b"c/a", b"c/b", texts=[b"1", b"2"], result_bytes_total=[0, 9])
+    record = Finished(0, b"w", [b"c/a", b"c/b"], [1, 1], [b"1", b"2"], result_bytes_total=[0, 9])
     assert yard.records == [record]
-    told = Told(b"client", 3, [b"a", b"b"], [DONE, DONE], [b"1", b"2"], truncated={b"b": 9})
+    told = Told(b"client", 3, [b"c/a", b"c/b"], [DONE, DONE], [b"1", b"2"], truncated={b"c/b": 9})
     assert told in effects
     assert yard.scheduler.ledger.campaigns[b"c"].truncated == 1
     assert image.restore(image.take(yard.scheduler.ledger)).campaigns[b"c"].truncated == 1

@@ -46,6 +46,7 @@ def yard() -> Yard:
     yard.submit(b"ready")
     yard.submit(b"blocked", after=[[b"ready"]])
     yard.submit(b"delayed", due_ns=10**9)
+    yard.submit(b"a/outside")
     return yard
 
 
@@ -99,7 +100,9 @@ def test_tasks_of_one_submission_may_be_of_different_services_and_lanes() -> Non
     terms = [Terms(service=b"x"), Terms(service=b"y", campaign=b"c")]
     names = [b"a", b"b", b"c"]
     send(yard, Submission(names, terms=terms, terms_at=[0, 1, 1], lanes=[b"1", b"1", b""]))
-    places = [(yard[name].lane.service.name, yard[name].lane.name) for name in names]
+    places = [
+        (yard[name].lane.service.name, yard[name].lane.name) for name in (b"a", b"c/b", b"c/c")
+    ]
     assert places == [(b"x", b"1"), (b"y", b"1"), (b"y", b"")]
     assert yard.scheduler.ledger.campaigns[b"c"].counts[READY] == 2
 
@@ -207,8 +210,11 @@ MALFORMED: list[tuple[Refusal, Submission]] = [
     (Refusal.CONFLICT, Submission([b"cancelled"], payloads=[b"another"])),
     (
         Refusal.CONFLICT,
-        Submission([b"ready"], payloads=[b"ready"], terms=[Terms(campaign=b"another")]),
+        Submission([b"outside"], payloads=[b"a/outside"], terms=[Terms(campaign=b"a")]),
     ),
+    (Refusal.BAD_NAME, Submission([b"new"], terms=[Terms(campaign=b"a/b")])),
+    (Refusal.BAD_NAME, Submission([b"x" * 1022], terms=[Terms(campaign=b"ab")])),
+    (Refusal.BAD_NAME, Submission([b"new"], terms=[Terms(campaign=b"c")], after=[[b""]])),
     (Refusal.CYCLE, Submission([b"new"], after=[[b"new"]])),
     (Refusal.CYCLE, Submission([b"new", b"other"], after=[[b"other"], [b"new"]])),
 ]
@@ -292,9 +298,11 @@ def test_refusal_says_what_is_wrong_with_what(yard: Yard) -> None:
     assert text(b"ready", payloads=[b"other"]) == (
         "task ready is known with another payload; give it another name"
     )
-    assert text(b"ready", campaign=b"c") == (
-        "task ready is known in campaign (none), not c; give it another name"
+    assert text(b"outside", campaign=b"a") == (
+        "task a/outside: the name is that of a task outside any campaign (give one of them another "
+        "name)"
     )
+    assert text(b"new", campaign=b"a/b") == "campaign a/b: a campaign's name must not contain /"
     assert text(b"leased", after=[[b"ready"]], repeat=Repeat.EXTEND) == (
         "task leased is leased and can't be given more to wait for"
     )

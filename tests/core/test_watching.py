@@ -120,14 +120,16 @@ def test_every_watcher_is_told_once_each(yard: Yard) -> None:
 
 def test_client_that_is_gone_is_told_nothing(yard: Yard) -> None:
     yard.submit(b"a", b"b", campaign=b"c")
-    yard.watch(b"a", b"b")
+    yard.watch(b"c/a", b"c/b")
     watch_campaign(yard, b"c")
-    yard.handle(WatchAsked(0, b"other", [b"b"]))
+    yard.handle(WatchAsked(0, b"other", [b"c/b"]))
     assert yard.handle(ClientGone(0, b"watcher")) == []
-    assert yard.scheduler.watchers == {b"b": [(b"other", 0)]}
+    assert yard.scheduler.watchers == {b"c/b": [(b"other", 0)]}
     assert yard.scheduler.campaign_watchers == {}
     yard.take(b"w", 2)
-    assert told_in(yard.finish(b"w", b"a", b"b")) == [Told(b"other", 0, [b"b"], [DONE], [b""])]
+    assert told_in(yard.finish(b"w", b"c/a", b"c/b")) == [
+        Told(b"other", 0, [b"c/b"], [DONE], [b""])
+    ]
 
 
 # Behind a failure.
@@ -212,37 +214,37 @@ def test_campaign_is_settled_when_nothing_of_it_can_run_any_more(yard: Yard) -> 
     yard.submit(b"other")
     assert watch_campaign(yard, b"x") == []
     yard.take(b"w", 3)
-    assert told_in(yard.finish(b"w", b"a")) == []
-    assert told_in(yard.report(b"w", b"b", Outcome.FAILED)) == []
-    assert told_in(yard.cancel(b"c")) == CAMPAIGN_TOLD
+    assert told_in(yard.finish(b"w", b"x/a")) == []
+    assert told_in(yard.report(b"w", b"x/b", Outcome.FAILED)) == []
+    assert told_in(yard.cancel(b"x/c")) == CAMPAIGN_TOLD
 
 
 def test_settled_campaign_is_told_at_once_and_an_unknown_one_is_waited_for(yard: Yard) -> None:
     assert watch_campaign(yard, b"x") == []
     yard.submit(b"a", campaign=b"x")
     yard.take(b"w")
-    assert told_in(yard.finish(b"w", b"a")) == CAMPAIGN_TOLD
+    assert told_in(yard.finish(b"w", b"x/a")) == CAMPAIGN_TOLD
     assert watch_campaign(yard, b"x") == CAMPAIGN_TOLD
 
 
 def test_campaign_behind_its_own_failure_is_settled_soon(yard: Yard) -> None:
     yard.submit(b"f", b"c", after=[[], [b"f"]], campaign=b"x")
     watch_campaign(yard, b"x")
-    assert fail(yard, b"f") + soon(yard) == CAMPAIGN_TOLD
+    assert fail(yard, b"x/f") + soon(yard) == CAMPAIGN_TOLD
 
 
 def test_campaign_behind_the_failure_of_another_is_settled_soon(yard: Yard) -> None:
     yard.submit(b"f", campaign=b"y")
-    yard.submit(b"c", after=[[b"f"]], campaign=b"x")
+    yard.submit(b"c", after=[[b"y/f"]], campaign=b"x")
     watch_campaign(yard, b"x")
-    assert fail(yard, b"f") + soon(yard) == CAMPAIGN_TOLD
+    assert fail(yard, b"y/f") + soon(yard) == CAMPAIGN_TOLD
 
 
 def test_campaign_that_waits_for_another_is_not_settled(yard: Yard) -> None:
     yard.submit(b"a", campaign=b"y")
-    yard.submit(b"f", b"c", after=[[], [b"a"]], campaign=b"x")
+    yard.submit(b"f", b"c", after=[[], [b"y/a"]], campaign=b"x")
     watch_campaign(yard, b"x")
-    assert fail(yard, b"f") + soon(yard) == []
+    assert fail(yard, b"x/f") + soon(yard) == []
 
 
 # What an idle worker hears.

@@ -115,13 +115,13 @@ def test_scope_chooses_by_everything_that_it_gives() -> None:
     def chosen(**fields: Any) -> list[bytes]:
         return [task.name for task in tasks_in(yard.scheduler.ledger, Scope(**fields))]
 
-    assert chosen() == [b"a", b"b", b"d", b"e"]
-    assert chosen(campaign=b"c") == [b"a", b"b", b"e"]
-    assert chosen(service=b"s") == [b"b", b"d", b"e"]
-    assert chosen(lane=b"x") == [b"b", b"d"]
-    assert chosen(states=(DELAYED,)) == [b"d"]
-    assert chosen(campaign=b"c", service=b"s", lane=b"x", states=(READY,)) == [b"b"]
-    assert chosen(names=(b"e", b"nobody", b"e", b"a")) == [b"e", b"a"]
+    assert chosen() == [b"c/a", b"c/b", b"d/d", b"c/e"]
+    assert chosen(campaign=b"c") == [b"c/a", b"c/b", b"c/e"]
+    assert chosen(service=b"s") == [b"c/b", b"d/d", b"c/e"]
+    assert chosen(lane=b"x") == [b"c/b", b"d/d"]
+    assert chosen(states=(DELAYED,)) == [b"d/d"]
+    assert chosen(campaign=b"c", service=b"s", lane=b"x", states=(READY,)) == [b"c/b"]
+    assert chosen(names=(b"c/e", b"nobody", b"c/e", b"c/a")) == [b"c/e", b"c/a"]
 
 
 def test_whole_campaign_can_be_cancelled() -> None:

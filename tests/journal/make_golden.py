@@ -141,6 +141,8 @@ RECORDS: list[AnyRecord] = [
     Failed(5, b"w", [b"a", b"b"], [1, 2], [b"", b""], runs=Runs(b"", [1, 2], [3, 4])),
     Postponed(6, b"w", [b"a", b"b"], [1, 2], [7, 7], [b"", b""], runs=_RUNS),
     Returned(7, b"w", [b"a", b"b"], [1, 2], ReturnReason.REFUSED, runs=_RUNS),
+    # Since format 4.
+    Submitted(1, Submission([b"c/a"], terms=[Terms(campaign=b"c")])),
 ]
 
 

@@ -21,6 +21,7 @@ from taskyard.core.events import (
     Rules,
     Scope,
     SlotFreed,
+    SubmitAsked,
     Unknown,
     WorkProgressed,
     WorkReported,
@@ -28,6 +29,7 @@ from taskyard.core.events import (
 )
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
+from taskyard.core.tasks import Submission, Terms
 from taskyard.journal.encoding import encode
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore, Store
@@ -98,8 +100,8 @@ def _beginning(yard: WritingYard) -> None:
     yard.submit(b"hopeful", after=[[b"unheard of"]], unknown=Unknown.WAIT)
     yard.submit(b"no \xff utf-8 \\", campaign=b"bin\xc3ary")
     yard.take(b"w1", 2)
-    yard.finish(b"w1", b"a", texts=[b"result of a"])
-    yard.finish(b"w1", b"b")
+    yard.finish(b"w1", b"first/a", texts=[b"result of a"])
+    yard.finish(b"w1", b"first/b")
     yard.submit(b"f", after=[[b"a", b"c"]], campaign=b"first")
 
 
@@ -112,7 +114,7 @@ def _troubles(yard: WritingYard) -> None:
     yard.handle(WorkReturned(0, b"w1", taken[2:3], after=[[b"later"]]))
     yard.take(b"w2", 2)
     yard.later(6)  # w2 fell silent
-    yard.finish(b"w2", b"c")  # too late
+    yard.finish(b"w2", b"first/c")  # too late
     yard.join(b"w3", slots_total=3, incarnation=1)
     yard.take(b"w3", 1)
     yard.join(b"w3", slots_total=3, incarnation=2)  # lost what it held
@@ -124,17 +126,24 @@ def _troubles(yard: WritingYard) -> None:
 def _wishes(yard: WritingYard) -> None:
     """What users ask for: cancel, retry, pause, resume, extend."""
     yard.submit(b"g", b"h", after=[[], [b"g"]], campaign=b"second")
-    yard.submit(b"old", expires_hard_ns=BEGIN_NS + 20 * SECOND_NS, after=[[b"g"]])
+    yard.submit(b"old", expires_hard_ns=BEGIN_NS + 20 * SECOND_NS, after=[[b"second/g"]])
     yard.handle(PauseAsked(0, b"client", b"smtp", b"x"))
     yard.handle(PauseAsked(0, b"client", b"smtp"))
     yard.handle(PauseAsked(0, b"client"))
     yard.handle(ResumeAsked(0, b"client"))
     yard.handle(ResumeAsked(0, b"client", b"smtp"))
     yard.later(10)  # old grew too old
-    yard.cancel(b"h")
+    yard.cancel(b"second/h")
     failed = [name for name, task in yard.scheduler.ledger.tasks.items() if task.state is FAILED]
     yard.retry(*failed)
-    yard.submit(b"h", b"f", after=[[b"f"], [b"l1"]], repeat=Repeat.EXTEND, campaign=b"second")
+    known = Submission(
+        [b"h", b"f"],
+        [b"h", b"f"],
+        [Terms(campaign=b"second"), Terms(campaign=b"first")],
+        terms_at=[0, 1],
+        after=[[b"first/f"], [b"mail/l1"]],
+    )
+    yard.handle(SubmitAsked(0, b"client", known, repeat=Repeat.EXTEND))
 
 
 def _late_turns(yard: WritingYard) -> None:

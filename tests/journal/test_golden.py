@@ -7,7 +7,8 @@ from typing import get_args
 import msgspec
 import pytest
 
-from taskyard.core.records import AnyRecord
+from taskyard.core import invariants
+from taskyard.core.records import AnyRecord, Submitted
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Result
 from taskyard.errors import JournalDamaged, StateError
@@ -28,6 +29,9 @@ from tests.journal.make_golden import (
 )
 
 VERSIONS = sorted(GOLDEN.iterdir())
+
+#: Of the time when keys were names alone.
+BARE = ("format-1", "format-2", "format-3")
 
 #: Of the formats since the first, which is in the golden state directory.
 SNAPSHOTS = sorted(GOLDEN_SNAPSHOTS.iterdir())
@@ -76,6 +80,9 @@ class TestRecords:
             name, body = line.split()
             (record,) = decode(bytes.fromhex(body))
             assert type(record).__name__ == name
+            if isinstance(record, Submitted):
+                assert record.bare is (version.name in BARE)
+                record.bare = False
             assert record in RECORDS
 
     def test_records_are_written_as_the_golden_bytes_of_this_version(self) -> None:
@@ -135,12 +142,23 @@ class TestStateDirectory:
         assert first.payload is second.payload
         assert (first.payload, other.payload) == (b"shared" * 100, b"own")
 
-    def test_golden_index_is_read(self, state: Path) -> None:
+    def test_golden_index_is_read(self, version: Path, state: Path) -> None:
+        key = b"a" if version.name in BARE else b"first/a"
         with FinishedIndex(state) as index:
             assert index.verify() == index.count() > 0
-            (ended,) = index.find([b"a"])
+            (ended,) = index.find([key])
             assert (ended.state, ended.campaign, ended.digest) == (TaskState.DONE, b"first", b"a")
-            assert index.result(b"a") == Result(b"result of a")
+            assert index.result(key) == Result(b"result of a")
+
+    def test_campaigns_of_golden_states_before_format_4_are_bare(
+        self, version: Path, state: Path
+    ) -> None:
+        store = SqliteStore(state)
+        ledger = recovery.open_ledger(state, store)
+        store.close()
+        campaigns = sorted(filter(None, ledger.campaigns))
+        assert sorted(ledger.bare) == (campaigns if version.name in BARE else [])
+        invariants.check_ledger(ledger)
 
     def test_golden_index_of_later_formats_is_read(self, tmp_path: Path) -> None:
         for version in GOLDEN_INDEXES.iterdir():

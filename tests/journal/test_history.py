@@ -135,33 +135,33 @@ class TestEvents:
     def test_rows_know_where_their_task_belongs(self, events: Rows) -> None:
         columns = ("campaign", "service", "lane", "priority")
         for kind in ("submitted", "ready", "leased"):
-            rows = of_kind(events, kind, task="l3")
+            rows = of_kind(events, kind, task="mail/l3")
             assert rows
             for row in rows:
                 assert [row[key] for key in columns] == ["mail", "smtp", "y", 0]
-        (row,) = of_kind(events, "submitted", task="d")
+        (row,) = of_kind(events, "submitted", task="first/d")
         assert [row[key] for key in columns] == ["first", "default", "", 3]
 
     def test_attempts_count_up(self, events: Rows) -> None:
-        leased = [row["attempt"] for row in of_kind(events, "leased", task="c")]
+        leased = [row["attempt"] for row in of_kind(events, "leased", task="first/c")]
         assert leased == list(range(1, len(leased) + 1))
-        assert [row["attempt"] for row in of_kind(events, "submitted", task="a")] == [0, 1]
+        assert [row["attempt"] for row in of_kind(events, "submitted", task="first/a")] == [0, 1]
 
     def test_submission_tells_sizes_slots_dialect_and_due_time(self, events: Rows) -> None:
         (wide,) = of_kind(events, "submitted", task="wide")
         assert (wide["payload_bytes"], wide["slots"], wide["due"]) == (len(LONG_PAYLOAD), 2, None)
         (later,) = of_kind(events, "submitted", task="later")
         assert later["due"] == datetime(2026, 1, 1, 0, 1, tzinfo=UTC)
-        assert {row["dialect"] for row in of_kind(events, "submitted", task="b")} == {"dwork"}
+        assert {row["dialect"] for row in of_kind(events, "submitted", task="first/b")} == {"dwork"}
 
     def test_finish_tells_worker_dialect_and_size(self, events: Rows) -> None:
-        first, *_ = of_kind(events, "finished", task="a")
+        first, *_ = of_kind(events, "finished", task="first/a")
         assert (first["worker"], first["dialect"], first["result_bytes"]) == (
             "w1",
             "native",
             len(b"result of a"),
         )
-        (second,) = of_kind(events, "finished", task="b")
+        (second,) = of_kind(events, "finished", task="first/b")
         assert second["result_bytes"] == 0
 
     def test_failures_and_returns_tell_reasons(self, events: Rows) -> None:
@@ -250,11 +250,11 @@ class TestEdges:
         assert found == expected
 
     def test_edges_to_tasks_that_were_done_already_are_kept(self, edges: Rows) -> None:
-        assert ("f", "a") in [(row["task"], row["after"]) for row in edges]
+        assert ("first/f", "first/a") in [(row["task"], row["after"]) for row in edges]
 
     def test_edges_of_returned_and_extended_tasks_are_kept(self, edges: Rows) -> None:
         pairs = [(row["task"], row["after"]) for row in edges]
-        assert ("f", "l1") in pairs  # extended
+        assert ("first/f", "mail/l1") in pairs  # extended
         assert [task for task, before in pairs if before == "later"]  # returned
 
 

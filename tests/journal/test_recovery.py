@@ -330,14 +330,14 @@ def archived(tmp_path: Path) -> Archived:
 
 class TestArchived:
     def test_ended_tasks_are_not_in_memory(self, archived: Archived) -> None:
-        assert b"b" not in archived.ledger.tasks
+        assert b"first/b" not in archived.ledger.tasks
         assert archived.ledger.counts == archived.yard.scheduler.ledger.counts
 
     def test_repeated_submission_is_harmless(self, archived: Archived) -> None:
         records = archived.ledger.record
         assert archived.submit(b"b", b"b") == Accepted(b"client", 0, new=0, known=1)
         assert archived.ledger.record == records
-        assert archived.ledger.tasks[b"b"].state is TaskState.DONE
+        assert archived.ledger.tasks[b"first/b"].state is TaskState.DONE
 
     def test_other_submission_of_the_name_is_a_conflict(self, archived: Archived) -> None:
         effect = archived.submit(b"b", b"something else")
@@ -345,19 +345,19 @@ class TestArchived:
         assert effect.refusal is Refusal.CONFLICT
 
     def test_dependency_on_an_archived_task_counts_as_done(self, archived: Archived) -> None:
-        archived.submit(b"follower", b"", after=[b"b"])
-        task = archived.ledger.tasks[b"follower"]
+        archived.submit(b"follower", b"", after=[b"first/b"])
+        task = archived.ledger.tasks[b"first/follower"]
         assert task.waits == 0
         assert task.state is not TaskState.BLOCKED
 
     def test_attempts_of_a_new_generation_go_on_rising(self, archived: Archived) -> None:
-        before = archived.index.find([b"c"])[0].attempt
+        before = archived.index.find([b"first/c"])[0].attempt
         archived.submit(b"c", b"anew", repeat=Repeat.EXTEND)
         assert before > 1
-        assert archived.ledger.tasks[b"c"].attempt == before
+        assert archived.ledger.tasks[b"first/c"].attempt == before
 
     def test_watching_an_archived_task_tells_that_it_is_settled(self, archived: Archived) -> None:
-        effects = archived.handle(WatchAsked(0, b"client", [b"b", b"unwanted"]))
+        effects = archived.handle(WatchAsked(0, b"client", [b"first/b", b"unwanted"]))
         assert [effect.states for effect in effects] == [  # type: ignore[attr-defined]
             [TaskState.DONE, TaskState.CANCELLED]
         ]
@@ -365,10 +365,10 @@ class TestArchived:
     @pytest.mark.parametrize(
         "event",
         [
-            CancelAsked(0, b"client", Scope(names=(b"b",))),
-            RetryAsked(0, b"client", Scope(names=(b"b",))),
-            WorkReported(0, b"w1", [b"b"], [1]),
-            WorkReturned(0, b"w1", [b"l3"], after=[[b"b"]]),
+            CancelAsked(0, b"client", Scope(names=(b"first/b",))),
+            RetryAsked(0, b"client", Scope(names=(b"first/b",))),
+            WorkReported(0, b"w1", [b"first/b"], [1]),
+            WorkReturned(0, b"w1", [b"mail/l3"], after=[[b"first/b"]]),
         ],
         ids=lambda event: type(event).__name__,
     )
@@ -376,7 +376,7 @@ class TestArchived:
         self, archived: Archived, event: Event
     ) -> None:
         archived.handle(event)
-        assert archived.ledger.tasks[b"b"].state is TaskState.DONE
+        assert archived.ledger.tasks[b"first/b"].state is TaskState.DONE
 
     def test_event_without_names_recalls_nothing(self, archived: Archived) -> None:
         before = len(archived.ledger.tasks)
@@ -387,7 +387,7 @@ class TestArchived:
     def test_known_names_are_not_looked_up(self, archived: Archived, tmp_path: Path) -> None:
         archived.index.close()
         (tmp_path / finished.FILE_NAME).write_bytes(b"would not open")
-        recovery.recall_for(archived.ledger, archived.index, [b"d", b"e"])
+        recovery.recall_for(archived.ledger, archived.index, [b"first/d", b"first/e"])
 
     def test_live_ledger_forgets_what_the_index_covers_and_what_was_recalled(
         self, archived: Archived
@@ -395,8 +395,8 @@ class TestArchived:
         live = archived.yard.scheduler.ledger
         live.archive(recovery.archivable(live, archived.store.head.record))
         assert image.portrait(live) == unfinished(archived.yard.portraits[-1])
-        recovery.recall_for(archived.ledger, archived.index, [b"b"])
-        assert recovery.archivable(archived.ledger, archived.store.head.record) == [b"b"]
+        recovery.recall_for(archived.ledger, archived.index, [b"first/b"])
+        assert recovery.archivable(archived.ledger, archived.store.head.record) == [b"first/b"]
 
     def test_what_ended_after_the_index_stays_in_memory(self, archived: Archived) -> None:
         live = archived.yard.scheduler.ledger
@@ -412,18 +412,18 @@ class TestQuestions:
     @pytest.mark.parametrize(
         "event",
         [
-            LookupAsked(0, b"client", [b"d", b"b"]),
-            ListAsked(0, b"client", Scope(names=(b"b",))),
-            ResultsAsked(0, b"client", [b"b"]),
-            ExplainAsked(0, b"client", b"b"),
-            OutputAsked(0, b"client", b"b"),
-            WorkProgressed(0, b"w1", [b"b"]),
+            LookupAsked(0, b"client", [b"first/d", b"first/b"]),
+            ListAsked(0, b"client", Scope(names=(b"first/b",))),
+            ResultsAsked(0, b"client", [b"first/b"]),
+            ExplainAsked(0, b"client", b"first/b"),
+            OutputAsked(0, b"client", b"first/b"),
+            WorkProgressed(0, b"w1", [b"first/b"]),
         ],
         ids=lambda event: type(event).__name__,
     )
     def test_archived_task_is_recalled_for(self, archived: Archived, event: Event) -> None:
         archived.handle(event)
-        assert archived.ledger.tasks[b"b"].state is TaskState.DONE
+        assert archived.ledger.tasks[b"first/b"].state is TaskState.DONE
 
     def test_nothing_is_recalled_for_who_asks_for_no_task(self, archived: Archived) -> None:
         before = len(archived.ledger.tasks)
@@ -466,8 +466,8 @@ class TestResults:
         yard = told(tmp_path)
         ledger = yard.scheduler.ledger
         with FinishedIndex(tmp_path) as index:
-            assert recovery.result_of(yard.store, index, ledger, b"b") == Result(b"")
-            for name in (b"k1", b"k2", b"l3"):  # one record
+            assert recovery.result_of(yard.store, index, ledger, b"first/b") == Result(b"")
+            for name in (b"second/k1", b"second/k2", b"mail/l3"):  # one record
                 assert recovery.result_of(yard.store, index, ledger, name) == Result(
                     b"kept " + name
                 )
@@ -501,7 +501,7 @@ class TestResults:
         assert None not in after
 
     def test_task_that_is_not_done_has_no_result(self, archived: Archived) -> None:
-        for name in (b"d", b"unwanted", b"no such task", b"a"):
+        for name in (b"first/d", b"unwanted", b"no such task", b"first/a"):
             found = recovery.result_of(archived.store, archived.index, archived.ledger, name)
             assert found is None
 

@@ -38,11 +38,11 @@ class Extended(Counter):
     def say(self, body: bytes, route: bytes = b"peer") -> Reply:
         return Reply(self.ask(body, route))
 
-    def create(self, *names: bytes, **columns: object) -> Reply:
+    def create(self, *names: bytes, campaign: bytes = b"", **columns: object) -> Reply:
         submission = Submission(
             list(names),
             payloads=[b"p-" + name for name in names],
-            terms=[Terms(service=b"exec", campaign=b"c")],
+            terms=[Terms(service=b"exec", campaign=campaign)],
             **columns,  # type: ignore[arg-type]
         )
         return self.say(peer.create(1, submission))
@@ -79,14 +79,14 @@ def test_created_tasks_arrive_at_a_worker_as_they_were() -> None:
         name: (assigned.payloads[index], assigned.terms_of(index), (assigned.lanes or [])[index])
         for index, name in enumerate(assigned.names)
     }
-    for index, name in enumerate(columns.names):
+    for index, name in enumerate([b"c/a", b"b"]):
         payload, known, lane = told[name]
         assert payload == columns.payloads[index]
         assert lane == (columns.lanes or [])[index]
         for field in ("campaign", "service", "priority", "time_limit_ns", "slots", "lease_ns"):
             assert getattr(known, field) == getattr(terms[index], field)
     assert told[b"b"][1].retry_delays_ns == ()
-    assert told[b"a"][1].retry_delays_ns is None
+    assert told[b"c/a"][1].retry_delays_ns is None
 
 
 def test_repeated_create_is_harmless_also_of_a_finished_task() -> None:
@@ -444,7 +444,7 @@ def test_results_that_nobody_waits_for_are_owed_no_more() -> None:
 
 def test_campaign_is_watched_as_a_whole() -> None:
     counter = Extended()
-    counter.create(b"a")
+    counter.create(b"a", campaign=b"c")
     counter.frames([b"", peer.watch(6, campaign=b"c", wait_ns=SECOND_NS)], b"client")
     counter.finish(counter.take())
     ((_, body),) = [one for one in counter.sent if one[0] == b"client"]
@@ -632,7 +632,7 @@ def test_host_that_is_no_name_is_refused(host: bytes) -> None:
 
 def test_listing_goes_on_from_its_cursor() -> None:
     counter = Extended()
-    counter.create(*[b"t%d" % index for index in range(5)])
+    counter.create(*[b"t%d" % index for index in range(5)], campaign=b"c")
     first = counter.say(peer.listing(1, Scope(), count=3))
     rest = counter.say(peer.listing(1, Scope(), cursor=first.cursor, count=3))
     assert [task["name"] for task in first.document() + rest.document()] == [

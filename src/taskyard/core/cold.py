@@ -253,6 +253,8 @@ class ColdLedger:
         self.ledger.record += 1
         for terms in submission.terms:
             self._enter_terms(terms)
+            if record.bare and terms.campaign:
+                self.ledger.bare[terms.campaign] = None
         for start, stop, alike in _alike(submission, record.at_ns):
             self._enter_run(submission, start, stop, alike)
         self._builder.flush_full()

@@ -91,6 +91,8 @@ class CampaignRest(Struct, array_like=True, gc=False):
     counts: list[int]
     #: Tasks that are DONE with a truncated result.
     truncated: int = 0
+    #: The keys of its tasks are their names alone (`identity`).
+    bare: bool = False
 
 
 class LaneRest(Struct, array_like=True, gc=False):
@@ -304,7 +306,8 @@ def rest_of(ledger: Ledger, places: dict[int, int], counted: tuple[int, int]) ->
         paused=ledger.paused,
         counts=ledger.counts,
         campaigns=[
-            CampaignRest(one.name, one.counts, one.truncated) for one in ledger.campaigns.values()
+            CampaignRest(one.name, one.counts, one.truncated, one.name in ledger.bare)
+            for one in ledger.campaigns.values()
         ],
         services=[
             ServiceImage(one.name, one.paused, one.wide, one.counts)
@@ -454,6 +457,8 @@ def restore_frame(rest: Rest) -> Ledger:
     for one in rest.campaigns:
         campaign = ledger.campaign(one.name)
         campaign.counts, campaign.truncated = one.counts, one.truncated
+        if one.bare:
+            ledger.bare[one.name] = None
     for image in rest.services:
         service = ledger.service(image.name)
         service.paused, service.wide, service.counts = image.paused, image.wide, image.counts

@@ -26,7 +26,7 @@ class Refusal(Enum):
     BAD_NAME = "bad name"
     TOO_MANY = "too many"
     DUPLICATE = "duplicate"  #: twice in one message
-    CONFLICT = "conflict"  #: known with another payload or in another campaign
+    CONFLICT = "conflict"  #: known with another payload, or the full name of another task
     UNKNOWN = "unknown"  #: no such task
     CYCLE = "cycle"
     BUSY = "busy"  #: a leased task can't be given more to wait for
@@ -93,11 +93,14 @@ class Told(Effect):
     #: Truncated results: the name, and the length before the cut. None: all are whole. May list
     #: other tasks, too.
     truncated: dict[bytes, int] | None = None
+    #: By which names tasks of other keys were asked for; None: all by their keys.
+    aliases: dict[bytes, bytes] | None = None
 
 
 class TaskView(Struct, gc=False):
     """What there is to see of a task. All times are of the wall clock, 0 where there is none."""
 
+    #: Its key.
     name: bytes
     state: TaskState
     campaign: bytes
@@ -196,10 +199,12 @@ class Explained(Effect):
 
     client: bytes
     request: int
+    #: Its key; of an unknown task the name that was asked for.
     name: bytes
     explanation: Explanation
     #: The record that cancelled the task, 0 if none did. The shell explains it by that record.
     record: int = 0
+    campaign: bytes = b""
 
 
 class LaneView(Struct, gc=False):

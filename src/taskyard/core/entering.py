@@ -27,6 +27,8 @@ def submitted(ledger: Ledger, record: Submitted) -> None:
     submission = record.submission
     for terms in submission.terms:
         ledger.campaign(terms.campaign)
+        if record.bare and terms.campaign:
+            ledger.bare[terms.campaign] = None
         service = ledger.service(terms.service)
         if terms.slots != 1:
             service.wide = ledger.wide = True

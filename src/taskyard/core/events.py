@@ -232,8 +232,10 @@ class Scope(Struct, frozen=True):
     service: bytes | None = None
     lane: bytes | None = None
     states: tuple[TaskState, ...] | None = None
-    #: A part of the name.
+    #: A part of the full name.
     match: bytes = b""
+    #: A listing looks for the names in every campaign.
+    any_campaign: bool = False
 
 
 class CancelAsked(Event):

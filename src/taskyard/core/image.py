@@ -107,6 +107,9 @@ class Image(Struct, array_like=True, gc=False):
     #: Processes that lost their name, by worker and incarnation, oldest first.
     replaced: list[tuple[bytes, int, Replaced]] = field(default_factory=list)
     tries: dict[bytes, list[Attempt]] = field(default_factory=dict)
+    #: Campaigns whose tasks have their names alone as keys (`identity`). None: it was taken before
+    #: there were others, so all campaigns have.
+    bare: list[bytes] | None = None
 
 
 def take(ledger: Ledger) -> Image:
@@ -158,6 +161,7 @@ def take(ledger: Ledger) -> Image:
         reported=list(ledger.reported),
         replaced=[(*key, one) for key, one in ledger.replaced.items()],
         tries=ledger.tries,
+        bare=list(ledger.bare),
     )
 
 
@@ -220,6 +224,8 @@ def restore(image: Image) -> Ledger:
     for name, counts in image.campaigns:
         campaign = ledger.campaign(name)
         campaign.counts, campaign.truncated = counts, image.truncated.get(name, 0)
+    named = [name for name, _ in image.campaigns if name]
+    ledger.bare = dict.fromkeys(named if image.bare is None else image.bare)
     for one in image.services:
         service = ledger.service(one.name)
         service.paused, service.wide, service.counts = one.paused, one.wide, one.counts
@@ -332,6 +338,7 @@ def portrait(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
         "counts": list(ledger.counts),
         "campaigns": {one.name: list(one.counts) for one in ledger.campaigns.values()},
         "truncated": {one.name: one.truncated for one in ledger.campaigns.values()},
+        "bare": sorted(ledger.bare),
         "services": {
             one.name: (one.paused, one.wide, list(one.counts)) for one in ledger.services.values()
         },

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from taskyard.core.identity import prefix
 from taskyard.core.ledger import lane_counts
 from taskyard.core.limits import ALONE
 from taskyard.core.policy import UNTELLABLE, rate_room
@@ -70,7 +71,9 @@ def _require(holds: object, what: str) -> None:
 
 
 def _check_task(ledger: Ledger, task: Task) -> None:
-    name = task.name
+    name, campaign = task.name, task.terms.campaign
+    is_full = name.startswith(prefix(campaign)) or campaign in ledger.bare
+    _require(is_full, f"{name!r} is of campaign {campaign!r}, and not named so")
     _require((task.lease is not None) is (task.state is TaskState.LEASED), f"lease of {name!r}")
     _require((task.ending is not None) is (task.state in TASK_STATES_ENDED), f"ending of {name!r}")
     _require(task.failures >= 0 and task.excused >= 0, f"charges of {name!r} are negative")

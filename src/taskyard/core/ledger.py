@@ -36,11 +36,13 @@ class Ledger:
     """All tasks, campaigns, services, lanes and workers, and the leases between them."""
 
     def __init__(self) -> None:
-        #: Every task by name. An ended one stays until it is archived.
+        #: Every task by its key (`identity`). An ended one stays until it is archived.
         self.tasks: dict[bytes, Task] = {}
         #: Who waits for names that nobody has submitted.
         self.awaited: dict[bytes, list[Task]] = {}
         self.campaigns: dict[bytes, Campaign] = {}
+        #: Campaigns of old journals, whose tasks have their names alone as keys (`identity`).
+        self.bare: dict[bytes, None] = {}
         self.services: dict[bytes, Service] = {}
         self.workers: dict[bytes, Worker] = {}
         #: Processes that lost their name, by name and incarnation, oldest first.

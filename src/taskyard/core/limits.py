@@ -13,6 +13,9 @@ NAME_BYTES_MAX: Final = 1024
 #: One message is one record and one turn: a larger one would hold up everybody else's answer.
 TASKS_A_MESSAGE_MAX: Final = 100_000
 
+#: Campaigns that are searched for a name that none was given for: some 100 µs, for a hint.
+CAMPAIGNS_SEARCHED_MAX: Final = 1000
+
 #: Payloads are kept in memory while their task waits; larger ones belong in a file that it names.
 PAYLOAD_BYTES_MAX: Final = 16 * 1024 * 1024
 

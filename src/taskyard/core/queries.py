@@ -11,7 +11,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from taskyard.core import watching
+from taskyard.core import identity, watching
 from taskyard.core.effects import (
     AnswerDue,
     Counted,
@@ -110,8 +110,14 @@ def _too_many(scheduler: Scheduler, event: events.LookupAsked | events.ResultsAs
 
 def _known(ledger: Ledger, names: Iterable[bytes]) -> list[Task]:
     """The tasks of these names that there are, each once, in the order in which they are named."""
-    found = map(ledger.tasks.get, dict.fromkeys(names))
-    return [task for task in found if task is not None]
+    found = [identity.find(ledger, name) for name in dict.fromkeys(names)]
+    return [*{task.name: task for task in found if task is not None}.values()]
+
+
+def _everywhere(ledger: Ledger, names: Iterable[bytes]) -> list[Task]:
+    """Return the tasks of these names in any campaign, as many as a listing has."""
+    tasks = (task for name in dict.fromkeys(names) for task in identity.everywhere(ledger, name))
+    return [*islice(tasks, LIST_TASKS_MAX)]
 
 
 def _held_up_by(ledger: Ledger, blocked: list[Task]) -> dict[bytes, list[bytes]]:
@@ -177,7 +183,8 @@ def list_asked(scheduler: Scheduler, event: events.ListAsked) -> None:
     tasks: Iterable[Task] = ledger.tasks.values()
     total = len(ledger.tasks)
     if scope.names is not None:
-        tasks = _known(ledger, scope.names)
+        find = _everywhere if scope.any_campaign else _known
+        tasks = find(ledger, scope.names)
         total = len(tasks)
     elif scope.states == (FAILED,):
         tasks = map(ledger.tasks.__getitem__, ledger.reasons)  # every failed task has a reason
@@ -262,11 +269,13 @@ def _pauses(services: list[Service]) -> list[tuple[bytes, bytes | None]]:
 
 
 def explain_asked(scheduler: Scheduler, event: events.ExplainAsked) -> None:
-    explanation = explain(scheduler, event.name)
-    told = Explained(event.client, event.request, event.name, explanation)
-    task = scheduler.ledger.tasks.get(event.name)
-    if task is not None and task.state is CANCELLED and task.ending is not None:
-        told.record = task.ending.record
+    task = identity.find(scheduler.ledger, event.name)
+    name = event.name if task is None else task.name
+    told = Explained(event.client, event.request, name, explain(scheduler, name))
+    if task is not None:
+        told.campaign = task.terms.campaign
+        if task.state is CANCELLED and task.ending is not None:
+            told.record = task.ending.record
     scheduler.tell(told)
 
 
@@ -316,10 +325,21 @@ def results_asked(scheduler: Scheduler, event: events.ResultsAsked) -> None:
     told = Told(event.client, event.request, [], [], [])
     for task in _known(scheduler.ledger, event.names):
         watching.add(told, scheduler.ledger, task)
+    if scheduler.ledger.bare:
+        told.aliases = _aliases(scheduler.ledger, event.names)
     scheduler.tell(told)
+
+
+def _aliases(ledger: Ledger, names: Iterable[bytes]) -> dict[bytes, bytes] | None:
+    """Return by which names tasks were asked for that have other keys."""
+    found = [(identity.find(ledger, name), name) for name in names]
+    asked = {task.name: name for task, name in found if task is not None and task.name != name}
+    return asked or None
 
 
 def output_asked(scheduler: Scheduler, event: events.OutputAsked) -> None:
     ledger = scheduler.ledger
-    found, record = event.name in ledger.tasks, ledger.outputs.get(event.name, 0)
-    scheduler.tell(Printed(event.client, event.request, event.name, found, record))
+    task = identity.find(ledger, event.name)
+    name = event.name if task is None else task.name
+    record = ledger.outputs.get(name, 0)
+    scheduler.tell(Printed(event.client, event.request, name, task is not None, record))

@@ -1,8 +1,8 @@
 """What the scheduler decided: past-tense facts, the only thing that changes durable state.
 
 Records are the journal's content, what recovery applies, what the page shows and what the
-history is made of. They say what was decided, never why it was decided so: a policy can change
-and an old journal still means the same.
+history is made of. They name tasks by their keys (`identity`). They say what was decided, never why
+it was decided so: a policy can change and an old journal still means the same.
 
 The format is versioned. Each record is an array behind its number; a field may be added at the end
 with a default, nothing else may change without the ritual: a new `JOURNAL_FORMAT`, the old reader
@@ -52,6 +52,9 @@ class Submitted(Record, tag=1):
     after_done: list[list[bytes]] | None = None
     #: For names that have ended before: the last attempt of the generation before.
     attempts: list[int] | None = None
+    #: It was written before format 4: the keys of its tasks are their names alone. Only readers of
+    #: older formats set it.
+    bare: bool = False
 
 
 class Extended(Record, tag=2):

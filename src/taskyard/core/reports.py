@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import compress, repeat
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 
-from taskyard.core import holders, roster, runs, submission, watching
+from taskyard.core import holders, identity, roster, runs, submission, watching
 from taskyard.core.effects import Noted, Refusal, Refused
 from taskyard.core.events import Outcome
 from taskyard.core.limits import (
@@ -372,9 +372,12 @@ def _resolve(scheduler: Scheduler, event: events.WorkReturned) -> list[list[byte
         return None
     if not _fit(event.names, event.after):
         raise submission.Refusing(Refusal.MALFORMED, "the message's columns differ in length")
-    after = [
-        submission.sort_predecessors(ledger, names, event.unknown, {})[0] for names in event.after
-    ]
+    tasks = ledger.named(event.names)
+    try:
+        keys = [*map(identity.predecessors, repeat(ledger), tasks, event.after)]
+    except identity.OtherTask as other:
+        raise submission.Refusing(Refusal.CONFLICT, str(other)) from None
+    after = [submission.sort_predecessors(ledger, names, event.unknown, {})[0] for names in keys]
     edges = dict(zip(event.names, after, strict=True))
     submission.check_acyclic(ledger, edges)
     return after if any(after) else None

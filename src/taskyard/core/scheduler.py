@@ -67,6 +67,8 @@ class Scheduler:
         self.campaign_watchers: dict[bytes, list[tuple[bytes, int]]] = {}
         #: What each of them has not been told of yet, so that who goes is forgotten by its own.
         self.watched: dict[tuple[bytes, int], dict[bytes, None]] = {}
+        #: By which names they asked for tasks of other keys.
+        self.aliases: dict[tuple[bytes, int], dict[bytes, bytes]] = {}
         #: (when, number, lane): lanes that gather tasks, and how many ever did.
         self.gathering: list[tuple[int, int, Lane]] = []
         self.gathered = 0

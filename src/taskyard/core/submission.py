@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field, structs
 
-from taskyard.core import aging, graph
+from taskyard.core import aging, graph, identity
 from taskyard.core.effects import Refusal
 from taskyard.core.events import Repeat, Unknown
 from taskyard.core.limits import (
@@ -72,9 +72,28 @@ class Batch(Struct):
     ordered: bool = True
 
 
-def decide(ledger: Ledger, event: SubmitAsked, at_ns: int) -> Taken:
-    """The records of a submission. Raises `Refusing`, having changed nothing."""
+def keyed(ledger: Ledger, event: SubmitAsked) -> SubmitAsked:
+    """Return the event with keys in place of names. Raises `Refusing`, having changed nothing."""
     check_shape(event.submission)
+    for terms in event.submission.terms:
+        if identity.SEPARATOR in terms.campaign and terms.campaign not in ledger.bare:
+            text = f"campaign {shown(terms.campaign)}: a campaign's name must not contain /"
+            raise Refusing(Refusal.BAD_NAME, text)
+    try:
+        submission = identity.keyed(ledger, event.submission)
+    except identity.OtherTask as other:
+        raise Refusing(Refusal.CONFLICT, str(other)) from None
+    if submission is not event.submission and max(map(len, submission.names)) > NAME_BYTES_MAX:
+        text = f"a task's full name, CAMPAIGN/NAME, must have at most {NAME_BYTES_MAX} bytes"
+        raise Refusing(Refusal.BAD_NAME, text)
+    return structs.replace(event, submission=submission)
+
+
+def decide(ledger: Ledger, event: SubmitAsked, at_ns: int) -> Taken:
+    """Return the records of a submission whose names are keys.
+
+    Raises `Refusing`, having changed nothing.
+    """
     # A copy of our own: whoever asks may go on using its terms, and does not say when it is.
     own = [structs.replace(terms, submitted_ns=at_ns) for terms in event.submission.terms]
     submission = structs.replace(event.submission, terms=own)
@@ -93,12 +112,17 @@ def decide(ledger: Ledger, event: SubmitAsked, at_ns: int) -> Taken:
 
 
 #: What is wrong with single tasks. Anything else concerns the whole submission.
-_OF_TASKS: Final = (Refusal.BUSY, Refusal.CANCELLED, Refusal.CYCLE, Refusal.UNKNOWN)
+_OF_TASKS: Final = (
+    Refusal.BUSY,
+    Refusal.CANCELLED,
+    Refusal.CONFLICT,
+    Refusal.CYCLE,
+    Refusal.UNKNOWN,
+)
 
 
 def decide_partial(ledger: Ledger, event: SubmitAsked, at_ns: int) -> Taken:
     """Decide like `decide`, but merge tasks of one name, and refuse only what is unsound."""
-    check_shape(event.submission)
     event = structs.replace(event, submission=_merged(event.submission))
     try:
         return decide(ledger, event, at_ns)
@@ -139,8 +163,9 @@ def _unsound(ledger: Ledger, event: SubmitAsked) -> dict[bytes, Refusing]:
     submission, refused = event.submission, dict[bytes, Refusing]()
     after = submission.after or [[] for _ in submission.names]
     waits = dict(zip(submission.names, after, strict=True))
-    for name, before in waits.items():
+    for index, (name, before) in enumerate(waits.items()):
         try:
+            _check_owner(ledger.tasks.get(name), submission.terms_of(index).campaign)
             _check_extendable(ledger.tasks.get(name))
             sort_predecessors(ledger, before, event.unknown, waits)
         except Refusing as refusing:
@@ -268,6 +293,7 @@ def _take_some(ledger: Ledger, event: SubmitAsked, batch: Batch, at_ns: int) -> 
     sameness = _Sameness()
     for index, name in enumerate(submission.names):
         task = ledger.tasks.get(name)
+        _check_owner(task, submission.terms_of(index).campaign)
         if task is None or (event.repeat is Repeat.EXTEND and task.ending is not None):
             new.append(index)
         else:
@@ -283,6 +309,14 @@ def _take_some(ledger: Ledger, event: SubmitAsked, batch: Batch, at_ns: int) -> 
     part = submission.part(new)
     taken = _take_new(ledger, event, part, _survey(part), at_ns)
     return Taken(taken.records, new=len(new), known=len(known))
+
+
+def _check_owner(task: Task | None, campaign: bytes) -> None:
+    """Refuse a full name that is that of a task of another campaign, or of none."""
+    if task is not None and task.terms.campaign != campaign:
+        taken = identity.meaning(task.name, task.terms.campaign)
+        text = f"task {shown(task.name)}: {taken} (give one of them another name)"
+        raise Refusing(Refusal.CONFLICT, text)
 
 
 def _check_extendable(task: Task | None) -> None:
@@ -316,12 +350,6 @@ def _check_same(task: Task, submission: Submission, index: int, sameness: _Samen
     """A repeated submission is harmless only if it says the same."""
     if not sameness.of(task, submission.payload_of(index)):
         text = f"task {shown(task.name)} is known with another payload; give it another name"
-        raise Refusing(Refusal.CONFLICT, text)
-    campaign = submission.terms_of(index).campaign
-    if task.terms.campaign != campaign:
-        known = shown(task.terms.campaign) or "(none)"
-        named = f"task {shown(task.name)} is known in campaign {known}, not {shown(campaign)}"
-        text = f"{named}; give it another name"
         raise Refusing(Refusal.CONFLICT, text)
 
 

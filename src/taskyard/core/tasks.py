@@ -133,8 +133,9 @@ class Ending(Struct, gc=False, eq=False):
 
 
 class Task(Struct, gc=False, eq=False):
-    """One unit of work, by a unique name."""
+    """One unit of work."""
 
+    #: Its key: its full name, unless its campaign is bare (`identity`).
     name: bytes
     #: Bytes for the worker; of an ended task only their `digest`, to know them again.
     payload: bytes

@@ -8,6 +8,7 @@ from __future__ import annotations
 from itertools import repeat
 from typing import TYPE_CHECKING, TypeAlias, cast
 
+from taskyard.core import identity
 from taskyard.core.effects import Told
 from taskyard.core.limits import STUCK_CHECK_NS
 from taskyard.core.states import BLOCKED, CANCELLED, DONE, FAILED, TASK_STATES_RUNNABLE
@@ -40,6 +41,8 @@ def watch(scheduler: Scheduler, watcher: _Watcher, names: list[bytes]) -> None:
     """Tell somebody when these tasks are settled; of those that are, at once."""
     if not names:
         scheduler.tell(Told(*watcher, [], [], []))  # nothing to wait for is settled
+    if scheduler.ledger.bare:
+        names = _with_aliases(scheduler, watcher, names)
     if names:
         scheduler.watched.setdefault(watcher, {}).update(dict.fromkeys(names))
     for name in names:
@@ -50,6 +53,16 @@ def watch(scheduler: Scheduler, watcher: _Watcher, names: list[bytes]) -> None:
         tell_settled(scheduler, over)
     if scheduler.ledger.counts[FAILED]:
         tell_stuck(scheduler)
+
+
+def _with_aliases(scheduler: Scheduler, watcher: _Watcher, names: list[bytes]) -> list[bytes]:
+    """Return the keys of tasks that are watched, and keep the names that were asked for."""
+    found = [identity.find(scheduler.ledger, name) for name in names]
+    keys = [name if task is None else task.name for name, task in zip(names, found, strict=True)]
+    aliases = {key: name for key, name in zip(keys, names, strict=True) if key != name}
+    if aliases:
+        scheduler.aliases.setdefault(watcher, {}).update(aliases)
+    return keys
 
 
 def watch_ended(scheduler: Scheduler, event: events.WatchEnded) -> None:
@@ -65,6 +78,7 @@ def client_gone(scheduler: Scheduler, event: events.ClientGone) -> None:
 
 def _forget(scheduler: Scheduler, watcher: _Watcher) -> None:
     """A watch is over: it costs as much as it has left."""
+    scheduler.aliases.pop(watcher, None)
     for name in scheduler.watched.pop(watcher, ()):
         others = [one for one in scheduler.watchers[name] if one != watcher]
         if others:
@@ -96,23 +110,23 @@ def tell_settled(
                 one = told.get(watcher)
                 if one is None:
                     one = told[watcher] = Told(*watcher, [], [], [], truncated=truncated)
+                    one.aliases = scheduler.aliases.get(watcher)
                 add(one, scheduler.ledger, task, text)
         for watcher, one in told.items():
-            _strike(scheduler.watched, watcher, one.names)
+            _strike(scheduler, watcher, one.names)
             scheduler.tell(one)
     if scheduler.campaign_watchers:
         _tell_campaigns(scheduler, dict.fromkeys(task.terms.campaign for task in tasks))
 
 
-def _strike(
-    watched: dict[_Watcher, dict[bytes, None]], watcher: _Watcher, names: list[bytes]
-) -> None:
+def _strike(scheduler: Scheduler, watcher: _Watcher, names: list[bytes]) -> None:
     """Who watches is told of these, and has so many less to be told of."""
-    left = watched[watcher]
+    left = scheduler.watched[watcher]
     for name in names:
         left.pop(name, None)
     if not left:
-        del watched[watcher]
+        del scheduler.watched[watcher]
+        scheduler.aliases.pop(watcher, None)
 
 
 def add(told: Told, ledger: Ledger, task: Task, text: bytes | None = None) -> None:

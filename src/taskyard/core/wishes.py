@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
-from taskyard.core import graph, roster, submission, watching
+from taskyard.core import graph, identity, roster, submission, watching
 from taskyard.core.effects import Accepted, Acted, Refusal, Refused, RefusedTasks, Stop
 from taskyard.core.limits import AFTER_MAX, NAME_BYTES_MAX, REFUSED_NAMES_MAX
 from taskyard.core.records import (
@@ -41,7 +41,9 @@ def submit_asked(scheduler: Scheduler, event: events.SubmitAsked) -> None:
         text = "the disk is nearly full; make room, or send more when some tasks are done"
         _refuse(scheduler, event, Refused(event.client, event.request, Refusal.FULL, text))
         return
+    asked = event.submission
     try:
+        event = submission.keyed(scheduler.ledger, event)
         event = _with_campaigns(scheduler.ledger, event)
         decide = submission.decide_partial if event.partial else submission.decide
         taken = decide(scheduler.ledger, event, scheduler.at_ns)
@@ -57,7 +59,9 @@ def submit_asked(scheduler: Scheduler, event: events.SubmitAsked) -> None:
     counts = (taken.new, taken.known, len(taken.refused))
     scheduler.tell(Accepted(event.client, event.request, *counts))
     if event.watch:
-        watching.watch(scheduler, (event.client, event.request), event.submission.names)
+        bare = bool(scheduler.ledger.bare)
+        full_names = identity.full_names(asked) if bare else event.submission.names
+        watching.watch(scheduler, (event.client, event.request), full_names)
 
 
 def _refuse(scheduler: Scheduler, event: events.SubmitAsked, refused: Refused) -> None:
@@ -238,16 +242,16 @@ def fitting(scope: events.Scope, tasks: Iterable[Task]) -> list[Task]:
 
 def tasks_in(ledger: Ledger, scope: events.Scope) -> list[Task]:
     """The tasks that a wish is about: those that fit everything that is given."""
-    known = ledger.tasks
     if scope.names is None:
         service = ledger.services.get(scope.service or b"")
         lane = None if scope.lane is None or service is None else service.lanes.get(scope.lane)
-        tasks = list(known.values())
+        tasks = list(ledger.tasks.values())
         if lane is not None:  # a look at one column first: what has ended is in no lane
             tasks = [task for task in tasks if task.lane is lane]
         return [task for task in tasks if _within(scope, task)]
-    named = [known[name] for name in dict.fromkeys(scope.names) if name in known]
-    return [task for task in named if _within(scope, task)]
+    found = [identity.find(ledger, name) for name in dict.fromkeys(scope.names)]
+    named = {task.name: task for task in found if task is not None}
+    return [task for task in named.values() if _within(scope, task)]
 
 
 def _within(scope: events.Scope, task: Task) -> bool:

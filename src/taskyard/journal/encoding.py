@@ -11,22 +11,34 @@ from typing import Final
 
 import msgspec
 
-from taskyard.core.records import AnyRecord
+from taskyard.core.records import AnyRecord, Submitted
 from taskyard.errors import JournalDamaged, StateError
 from taskyard.journal.files import PUT_BACK
 
 #: Written by this version. Since 2 there are Moved, Reported and Released. Since 3 there are
-#: WorkerReplaced and Refunded.
-JOURNAL_FORMAT: Final = 3
+#: WorkerReplaced and Refunded. Since 4 tasks are named by their keys, which begin with their
+#: campaign (`core.identity`).
+JOURNAL_FORMAT: Final = 4
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[AnyRecord])
 
+
+def _decode_bare(body: bytes) -> list[AnyRecord]:
+    """Decode records of tasks whose keys are their names alone."""
+    records = _decoder.decode(body)
+    for record in records:
+        if type(record) is Submitted:
+            record.bare = True
+    return records
+
+
 #: Every version that was ever written can be read.
 _READERS: dict[int, Callable[[bytes], list[AnyRecord]]] = {
-    1: _decoder.decode,
-    2: _decoder.decode,
-    3: _decoder.decode,
+    1: _decode_bare,
+    2: _decode_bare,
+    3: _decode_bare,
+    4: _decoder.decode,
 }
 
 

@@ -11,12 +11,11 @@ It decides nothing, and writes nothing.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain as chained
 from itertools import repeat
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from taskyard.core import events
+from taskyard.core import events, identity
 from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Progressed
@@ -200,18 +199,28 @@ def recall_for(ledger: Ledger, index: EndedIndex, names: Iterable[bytes]) -> Non
 
 def recall_for_event(ledger: Ledger, index: EndedIndex, event: events.Event) -> None:
     """The same for whatever names an event speaks of. The broker calls it before `handle`."""
-    names = _NAMES.get(type(event)) if index.holds_any else None
+    if not index.holds_any:
+        return
+    if type(event) is events.SubmitAsked:
+        recall_for(ledger, index, identity.candidates_of(ledger, event.submission))
+        return
+    names = _NAMES.get(type(event))
     if names is not None:
-        recall_for(ledger, index, names(event))
+        scope = getattr(event, "scope", None)
+        everywhere = scope is not None and scope.any_campaign
+        found = identity.candidates(ledger, names(event), any_campaign=everywhere)
+        recall_for(ledger, index, found)
+        if type(event) is events.WorkReturned:
+            recall_for(ledger, index, _returned_after(ledger, event))
 
 
-def _names_of_submission(event: events.SubmitAsked) -> Iterable[bytes]:
-    submission = event.submission
-    return chained(submission.names, *(submission.after or ()))
-
-
-def _names_of_return(event: events.WorkReturned) -> Iterable[bytes]:
-    return chained(event.names, *(event.after or ()))
+def _returned_after(ledger: Ledger, event: events.WorkReturned) -> Iterator[bytes]:
+    """Yield the keys that returned tasks may be made to wait for."""
+    for name, after in zip(event.names, event.after or (), strict=False):
+        task = ledger.tasks.get(name)
+        yield from identity.candidates(ledger, after)
+        if task is not None and task.terms.campaign:
+            yield from [identity.spelling(task.terms.campaign, one) for one in after]
 
 
 def _names_of_scope(
@@ -221,7 +230,11 @@ def _names_of_scope(
 
 
 def _names(
-    event: events.WorkReported | events.WorkProgressed | events.LookupAsked | events.ResultsAsked,
+    event: events.WorkReported
+    | events.WorkReturned
+    | events.WorkProgressed
+    | events.LookupAsked
+    | events.ResultsAsked,
 ) -> Iterable[bytes]:
     return event.names
 
@@ -231,8 +244,7 @@ def _one_name(event: events.ExplainAsked | events.OutputAsked) -> Iterable[bytes
 
 
 _NAMES: dict[type[events.Event], Callable[[Any], Iterable[bytes]]] = {
-    events.SubmitAsked: _names_of_submission,
-    events.WorkReturned: _names_of_return,
+    events.WorkReturned: _names,
     events.CancelAsked: _names_of_scope,
     events.RetryAsked: _names_of_scope,
     events.WatchAsked: lambda event: event.names or (),

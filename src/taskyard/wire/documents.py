@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct
 
+from taskyard.core.identity import split
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import WorkerState
 from taskyard.core.tasks import shown
@@ -20,7 +21,6 @@ from taskyard.wire.work import EXEC
 
 if TYPE_CHECKING:
     from taskyard.core import effects, runs
-    from taskyard.core.explain import Explanation as Explained
 
 _MILLISECOND_NS: Final = SECOND_NS // 1000
 
@@ -46,9 +46,11 @@ class Counts(Document):
 class Task(Document):
     """A task."""
 
+    #: Its name in its campaign.
     name: str
     #: One of the fields of `Counts`.
     state: str
+    #: Empty: none.
     campaign: str
     service: str
     #: Empty: the open lane of its service.
@@ -61,7 +63,7 @@ class Task(Document):
     losses: int
     waits_for: int
     dependents: int
-    #: Some of those that hold it up, where it was asked for by name.
+    #: Full names of some of those that hold it up, where it was asked for by name.
     after: list[str]
     worker: str | None
     #: Of its latest failure.
@@ -218,10 +220,13 @@ class Lane(Document):
 class Explanation(Document):
     """Why a task is where it is."""
 
+    #: Its name in its campaign.
     name: str
+    #: Empty: none.
+    campaign: str
     reason: str
     sentence: str
-    #: The tasks that it waits for, or the cancelled one that it waited for.
+    #: Full names of the tasks that it waits for, or of the cancelled one that it waited for.
     after: list[str]
 
 
@@ -244,7 +249,7 @@ def counts(values: list[int]) -> Counts:
 
 def task(view: effects.TaskView) -> Task:
     return Task(
-        name=shown(view.name),
+        name=shown(split(view.name, view.campaign)),
         state=view.state.name.lower(),
         campaign=shown(view.campaign),
         service=shown(view.service),
@@ -383,9 +388,11 @@ def lane(view: effects.LaneView) -> Lane:
     )
 
 
-def explanation(name: bytes, told: Explained) -> Explanation:
+def explanation(effect: effects.Explained) -> Explanation:
+    told = effect.explanation
     return Explanation(
-        name=shown(name),
+        name=shown(split(effect.name, effect.campaign)),
+        campaign=shown(effect.campaign),
         reason=told.reason.value,
         sentence=told.sentence,
         after=[shown(one) for one in told.after],

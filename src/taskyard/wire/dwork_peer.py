@@ -458,6 +458,8 @@ def _fill_scope(query: pb.QueryMsg, scope: Scope) -> None:
             setattr(query.scope, field, value)
     if scope.match:
         query.scope.match = scope.match
+    if scope.any_campaign:
+        query.any_campaign = True
     query.scope.standing.extend(scope.states or ())  # type: ignore[arg-type]  # the same numbers
 
 

@@ -228,7 +228,7 @@ def _rules_told(desk: Desk, effect: effects.RulesTold) -> list[Reply]:
 
 
 def _explained(desk: Desk, effect: effects.Explained) -> list[Reply]:
-    document = documents.encode(documents.explanation(effect.name, effect.explanation))
+    document = documents.encode(documents.explanation(effect))
     return desk.answer(effect.request, _Q.Explain, document=document)
 
 
@@ -365,6 +365,8 @@ def _gather(ticket: Ticket, effect: effects.Told) -> None:
         told = ticket.told = _Gathered(effect.client, effect.request, [], [], [])
     if effect.truncated:
         told.truncated = {**(told.truncated or {}), **effect.truncated}
+    if effect.aliases:
+        told.aliases = {**(told.aliases or {}), **effect.aliases}
     for name, state, text in zip(effect.names, effect.states, effect.texts, strict=True):
         if text is None or (told.names and told.text_bytes + len(text) > TEXT_BYTES_MAX):
             told.left_out += 1
@@ -381,6 +383,7 @@ def _take_ready(effect: effects.Told) -> effects.Told:
     if not effect.records:
         return effect
     ready = effects.Told(effect.client, effect.request, [], [], [], truncated=effect.truncated)
+    ready.aliases = effect.aliases
     rest = effects.Told(effect.client, effect.request, [], [], [])
     for name, state, text in zip(effect.names, effect.states, effect.texts, strict=True):
         part = rest if text is None else ready
@@ -393,7 +396,10 @@ def _take_ready(effect: effects.Told) -> effects.Told:
 
 def _settled(told: effects.Told) -> tasks.Columns:
     texts = [text or b"" for text in told.texts]
-    columns: tasks.Columns = {"name": told.names, "standing": told.states, "text": texts}
+    names = told.names
+    if told.aliases:
+        names = [told.aliases.get(name, name) for name in names]
+    columns: tasks.Columns = {"name": names, "standing": told.states, "text": texts}
     if told.truncated:
         columns["result_bytes_total"] = [told.truncated.get(name, 0) for name in told.names]
     return columns
@@ -413,4 +419,6 @@ def _parts(told: effects.Told) -> list[effects.Told]:
 
 def _part(told: effects.Told, start: int, end: int) -> effects.Told:
     columns = (told.names[start:end], told.states[start:end], told.texts[start:end])
-    return effects.Told(told.client, told.request, *columns, truncated=told.truncated)
+    return effects.Told(
+        told.client, told.request, *columns, truncated=told.truncated, aliases=told.aliases
+    )

@@ -493,6 +493,7 @@ def _scope(query: pb.QueryMsg) -> events.Scope:
         lane=scope.lane if scope.HasField("lane") else None,
         states=states or None,
         match=scope.match,
+        any_campaign=query.any_campaign,
     )
 
 

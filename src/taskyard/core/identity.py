@@ -1,0 +1,236 @@
+"""Names of tasks: a campaign and a name become the one key of a task, and back.
+
+A task is identified by the pair (campaign, name). Its key is its full name: `CAMPAIGN/NAME`, or
+`NAME` outside any campaign. Owns that spelling, and the lookup of names that users and peers write.
+
+Campaigns of journals before format 4 are bare: their tasks keep the keys that they have, which are
+their names alone. Knows nothing of files, sockets or states.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, AnyStr, Final
+
+from msgspec import structs
+
+from taskyard.core.limits import CAMPAIGNS_SEARCHED_MAX
+from taskyard.core.tasks import shown
+from taskyard.errors import PeerError
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Iterator, Sequence
+
+    from taskyard.core.ledger import Ledger
+    from taskyard.core.tasks import Submission, Task
+
+SEPARATOR: Final = b"/"
+
+_SEPARATORS: Final[dict[type, Any]] = {bytes: SEPARATOR, str: "/"}
+
+
+def prefix(campaign: AnyStr) -> AnyStr:
+    """Return what the full names of a campaign's tasks begin with."""
+    separator: AnyStr = _SEPARATORS[type(campaign)]
+    return campaign + separator if campaign else campaign
+
+
+def spelling(campaign: AnyStr, name: AnyStr) -> AnyStr:
+    """Return the full name of a task: of its campaign and its name in it."""
+    return prefix(campaign) + name
+
+
+def split(spelled: AnyStr, campaign: AnyStr) -> AnyStr:
+    """Return the name of a task in its campaign, from its full name or its key."""
+    return spelled.removeprefix(prefix(campaign))
+
+
+def full_names(submission: Submission) -> list[bytes]:
+    """Return the full names of the tasks of a submission, whose columns fit together."""
+    names = submission.names
+    return [spelling(submission.terms_of(index).campaign, name) for index, name in enumerate(names)]
+
+
+def meaning(spelled: bytes, campaign: bytes) -> str:
+    """Say which task a key is that of."""
+    if not campaign:
+        return "the name is that of a task outside any campaign"
+    name = shown(split(spelled, campaign))
+    return f"the name is that of task {name} of campaign {shown(campaign)}"
+
+
+class OtherTask(PeerError):
+    """A name in `after` is the key of a task that it does not mean."""
+
+
+# Keys of what is created.
+
+
+def key(ledger: Ledger, campaign: bytes, name: bytes) -> bytes:
+    """Return the key of a task: its full name, unless its campaign is bare."""
+    full = prefix(campaign) + name
+    if campaign not in ledger.bare:
+        return full
+    return full if _is_of(ledger, full, campaign) and not _is_of(ledger, name, campaign) else name
+
+
+def _is_of(ledger: Ledger, spelled: bytes, campaign: bytes) -> bool:
+    """Whether a campaign has a task of this key."""
+    task = ledger.tasks.get(spelled)
+    return task is not None and task.terms.campaign == campaign
+
+
+def keyed(ledger: Ledger, submission: Submission) -> Submission:
+    """Return the submission with keys in place of names, also in what its tasks wait for.
+
+    Its columns must fit together.
+    """
+    campaigns = [terms.campaign for terms in submission.terms]
+    if not any(campaigns) and not ledger.bare:
+        return submission
+    if submission.terms_at is None:
+        own = campaigns[:1] * len(submission.names)
+    else:
+        own = [campaigns[place] for place in submission.terms_at]
+    names = _keys(ledger, own, submission.names)
+    after = submission.after
+    if after is not None:
+        places = dict(zip(names, own, strict=True))
+        find = _Predecessors(ledger, places)
+        pairs = zip(own, after, strict=True)
+        after = [[find.key(campaign, one) for one in some] for campaign, some in pairs]
+    return structs.replace(submission, names=names, after=after)
+
+
+def _keys(ledger: Ledger, campaigns: Sequence[bytes], names: list[bytes]) -> list[bytes]:
+    first = campaigns[0]
+    if first not in ledger.bare and campaigns.count(first) == len(campaigns):
+        begin = prefix(first)
+        return [begin + name for name in names] if begin else names
+    return [key(ledger, *pair) for pair in zip(campaigns, names, strict=True)]
+
+
+class _Predecessors:
+    """Finds what the tasks of one submission wait for."""
+
+    def __init__(self, ledger: Ledger, batch: dict[bytes, bytes]) -> None:
+        """`batch` has the campaigns of the submission's own tasks, by key."""
+        self._ledger = ledger
+        self._batch = batch
+        self._campaigns = dict.fromkeys(batch.values())
+
+    def key(self, campaign: bytes, name: bytes) -> bytes:
+        """Return the key that a name in `after` means, for a task of this campaign.
+
+        In its own campaign, then outside any campaign, then split at its first `/`. A name that is
+        found nowhere means a task of its own campaign, or of the one that it begins with.
+        """
+        if not name:
+            return name  # refused as such
+        own = prefix(campaign) + name
+        if self._batch.get(own) == campaign or _is_of(self._ledger, own, campaign):
+            return own
+        if self._is_outside(name, campaign):
+            return name
+        first, sign, rest = name.partition(SEPARATOR)
+        if sign and rest and (first in self._campaigns or first in self._ledger.campaigns):
+            return self._checked(key(self._ledger, first, rest), first)
+        return self._checked(key(self._ledger, campaign, name), campaign)
+
+    def _is_outside(self, name: bytes, campaign: bytes) -> bool:
+        """Whether a name means a task outside any campaign.
+
+        To tasks that are bare themselves, or in no campaign, tasks of bare campaigns are outside.
+        """
+        if name in self._batch:
+            owner = self._batch[name]
+        else:
+            task = self._ledger.tasks.get(name)
+            if task is None:
+                return False
+            owner = task.terms.campaign
+        bare = self._ledger.bare
+        return not owner or (owner in bare and (not campaign or campaign in bare))
+
+    def _checked(self, spelled: bytes, campaign: bytes) -> bytes:
+        """Return a key, unless it is that of a task which the name does not mean."""
+        task = self._ledger.tasks.get(spelled)
+        owner = self._batch.get(spelled, campaign if task is None else task.terms.campaign)
+        if owner != campaign:
+            raise OtherTask(f"predecessor {shown(spelled)}: {meaning(spelled, owner)}")
+        return spelled
+
+
+def predecessors(ledger: Ledger, task: Task, names: Iterable[bytes]) -> list[bytes]:
+    """Return the keys that names in `after` mean for a known task."""
+    find = _Predecessors(ledger, {})
+    return [find.key(task.terms.campaign, name) for name in names]
+
+
+# Names that are asked for.
+
+
+def find(ledger: Ledger, name: bytes) -> Task | None:
+    """Return the task that a name means: whole, else split at its first `/`."""
+    task = ledger.tasks.get(name)
+    if task is not None or not ledger.bare:
+        return task
+    campaign, _, rest = name.partition(SEPARATOR)
+    is_bare = campaign in ledger.bare and _is_of(ledger, rest, campaign)
+    return ledger.tasks[rest] if is_bare else None
+
+
+def everywhere(ledger: Ledger, name: bytes) -> Iterator[Task]:
+    """Yield the tasks of this name in any campaign, the newest campaigns first."""
+    for spelled in _everywhere(ledger, name):
+        task = ledger.tasks.get(spelled)
+        if task is not None:
+            yield task
+
+
+def _everywhere(ledger: Ledger, name: bytes) -> Iterator[bytes]:
+    newest = reversed(ledger.campaigns)
+    for campaign, _ in zip(newest, range(CAMPAIGNS_SEARCHED_MAX), strict=False):
+        yield key(ledger, campaign, name)
+
+
+# Keys that a name may mean, for whoever fetches tasks into memory before they are looked up.
+
+
+def candidates(
+    ledger: Ledger, names: Iterable[bytes], *, any_campaign: bool = False
+) -> Iterator[bytes]:
+    """Yield every key that names may mean to `find`, or to `everywhere`."""
+    bare = ledger.bare
+    for name in names:
+        yield name
+        if bare:
+            campaign, _, rest = name.partition(SEPARATOR)
+            if campaign in bare:
+                yield rest
+        if any_campaign:
+            yield from _everywhere(ledger, name)
+
+
+def candidates_of(ledger: Ledger, submission: Submission) -> Iterator[bytes]:
+    """Yield every key that the names of a submission may mean. Its columns may not fit."""
+    campaigns = [terms.campaign for terms in submission.terms]
+    after = submission.after or ()
+    if not any(campaigns) and not ledger.bare:
+        yield from submission.names
+        for some in after:
+            yield from some
+        return
+    places = submission.terms_at or [0] * len(submission.names)
+    own = [campaigns[place] if 0 <= place < len(campaigns) else b"" for place in places]
+    for campaign, name in zip(own, submission.names, strict=False):
+        yield from _in_campaign(ledger.bare, campaign, name)
+    for campaign, some in zip(own, after, strict=False):
+        for name in some:
+            yield from _in_campaign(ledger.bare, campaign, name)
+            yield from candidates(ledger, (name,))
+
+
+def _in_campaign(bare: Container[bytes], campaign: bytes, name: bytes) -> Iterator[bytes]:
+    yield prefix(campaign) + name
+    if campaign in bare:
+        yield name

@@ -1,0 +1,274 @@
+"""Names belong to campaigns: the core's lookups against a naive model of pairs."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskyard.core import identity
+from taskyard.core.apply import apply
+from taskyard.core.effects import Accepted, Explained, Found, Listed, Printed, Refused, Told
+from taskyard.core.events import (
+    CancelAsked,
+    ExplainAsked,
+    ListAsked,
+    LookupAsked,
+    OutputAsked,
+    Repeat,
+    ResultsAsked,
+    Scope,
+    SubmitAsked,
+    Unknown,
+    WatchAsked,
+    WorkReturned,
+)
+from taskyard.core.records import Submitted
+from taskyard.core.states import TaskState
+from taskyard.core.tasks import Submission, Terms
+from tests.core.kit import Yard
+
+READY, DONE, CANCELLED = TaskState.READY, TaskState.DONE, TaskState.CANCELLED
+
+
+def test_spelling_and_split_are_inverse_for_text_and_bytes() -> None:
+    assert identity.spelling("nightly", "a/b") == "nightly/a/b"
+    assert identity.spelling(b"", b"a/b") == b"a/b"
+    assert identity.split("nightly/a/b", "nightly") == "a/b"
+    assert identity.split(b"a/b", b"") == b"a/b"
+    assert identity.split(b"a", b"old") == b"a"
+
+
+# The same names in several campaigns.
+
+
+def after_of(yard: Yard) -> list[list[bytes]] | None:
+    (record,) = yard.records
+    assert isinstance(record, Submitted)
+    return record.submission.after
+
+
+def test_same_names_in_two_campaigns_are_different_tasks() -> None:
+    yard = Yard()
+    for campaign in (b"mon", b"tue"):
+        told = yard.submit(b"a", b"b", after=[[], [b"a"]], campaign=campaign)
+        assert told == [Accepted(b"client", 0, new=2)]
+        assert after_of(yard) == [[], [campaign + b"/a"]]
+    assert sorted(yard.scheduler.ledger.tasks) == [b"mon/a", b"mon/b", b"tue/a", b"tue/b"]
+    again = yard.submit(b"a", b"b", after=[[], [b"a"]], campaign=b"tue")
+    assert again == [Accepted(b"client", 0, new=0, known=2)]
+
+
+def test_name_in_after_is_of_its_own_campaign_then_of_none_then_split() -> None:
+    yard = Yard()
+    yard.submit(b"x", b"y", b"other/z")
+    yard.submit(b"x", campaign=b"own")
+    yard.submit(b"x", b"w", campaign=b"far")
+    yard.submit(b"t", after=[[b"x", b"y", b"other/z", b"far/w"]], campaign=b"own")
+    assert after_of(yard) == [[b"own/x", b"y", b"other/z", b"far/w"]]
+
+
+def test_name_that_is_only_in_another_campaign_is_not_known() -> None:
+    yard = Yard()
+    yard.submit(b"x", campaign=b"far")
+    (refused,) = yard.submit(b"t", after=[[b"x"]], campaign=b"own")
+    assert isinstance(refused, Refused)
+    assert refused.text.startswith("predecessor own/x is not known")
+
+
+def test_unknown_name_that_is_waited_for_is_of_its_own_campaign() -> None:
+    yard = Yard()
+    yard.submit(b"x", campaign=b"far")
+    how: dict[str, Any] = {"unknown": Unknown.WAIT, "campaign": b"own"}
+    yard.submit(b"t", after=[[b"later", b"far/later"]], **how)
+    assert after_of(yard) == [[b"own/later", b"far/later"]]
+    yard.submit(b"later")
+    assert yard[b"own/t"].waits == 2
+    yard.submit(b"later", campaign=b"own")
+    yard.submit(b"later", campaign=b"far")
+    assert not yard.scheduler.ledger.awaited
+
+
+def test_name_in_after_never_means_a_task_that_only_looks_alike() -> None:
+    yard = Yard()
+    yard.submit(b"own/x")
+    (refused,) = yard.submit(b"t", after=[[b"x"]], campaign=b"own", unknown=Unknown.WAIT)
+    assert isinstance(refused, Refused)
+    assert refused.text == ("predecessor own/x: the name is that of a task outside any campaign")
+    assert yard.records == []
+
+
+@pytest.mark.parametrize("repeat", Repeat)
+def test_full_name_of_another_task_is_refused_both_ways(repeat: Repeat) -> None:
+    yard = Yard()
+    yard.submit(b"b", campaign=b"a", payloads=[b"same"])
+    (refused,) = yard.submit(b"a/b", payloads=[b"same"], repeat=repeat)
+    assert isinstance(refused, Refused)
+    assert refused.text.startswith("task a/b: the name is that of task b of campaign a")
+    yard.submit(b"c/d", payloads=[b"same"])
+    (refused,) = yard.submit(b"d", campaign=b"c", payloads=[b"same"], repeat=repeat)
+    assert isinstance(refused, Refused)
+    assert refused.text.startswith("task c/d: the name is that of a task outside any campaign")
+    yard.cancel(b"a/b")
+    (refused,) = yard.submit(b"a/b", payloads=[b"same"], repeat=repeat)
+    assert isinstance(refused, Refused)
+
+
+def test_partial_submission_loses_only_what_is_another_task() -> None:
+    yard = Yard()
+    yard.submit(b"b", campaign=b"a")
+    asked = SubmitAsked(
+        *(0, b"client", Submission([b"a/b", b"c"]), 0, Unknown.DONE, Repeat.EXTEND), partial=True
+    )
+    assert yard.handle(asked) == [Accepted(b"client", 0, 1, 0, 1)]
+    assert sorted(yard.scheduler.ledger.tasks) == [b"a/b", b"c"]
+
+
+def test_returned_task_waits_for_tasks_of_its_own_campaign() -> None:
+    yard = Yard()
+    yard.join(b"w")
+    yard.submit(b"t", campaign=b"own")
+    yard.take(b"w")
+    yard.submit(b"x", campaign=b"own")
+    yard.submit(b"x")
+    yard.handle(WorkReturned(0, b"w", [b"own/t"], [[b"x"]]))
+    assert yard[b"own/x"].dependents is yard[b"own/t"]
+
+
+def test_name_is_listed_in_every_campaign() -> None:
+    yard = Yard()
+    yard.submit(b"x")
+    yard.submit(b"x", b"y", campaign=b"mon")
+    yard.submit(b"x", campaign=b"tue")
+    scope = Scope(names=(b"x",), any_campaign=True)
+    (listed,) = yard.handle(ListAsked(0, b"client", scope))
+    assert isinstance(listed, Listed)
+    assert [view.name for view in listed.views] == [b"tue/x", b"mon/x", b"x"]
+
+
+# Bare campaigns: those of journals before format 4.
+
+
+@pytest.fixture
+def old() -> Yard:
+    """Tasks x, y (done) and old/z of a bare campaign, and those of a bundle b."""
+    yard = Yard()
+    yard.join(b"w")
+    for campaign, names in ((b"old", [b"y", b"x", b"old/z"]), (b"b", [b"b/0", b"b/1"])):
+        submission = Submission(names, names, [Terms(campaign=campaign)])
+        record = Submitted(0, submission, bare=True)
+        for ledger in (yard.scheduler.ledger, yard.mirror):
+            apply(ledger, record)
+    yard.take(b"w")
+    yard.finish(b"w", b"y", texts=[b"why"])
+    return yard
+
+
+def test_bare_campaign_goes_on_under_its_old_names(old: Yard) -> None:
+    told = old.submit(b"x", b"y", b"old/z", b"new", after=[[], [], [], [b"x"]], campaign=b"old")
+    assert told == [Accepted(b"client", 0, new=1, known=3)]
+    assert b"new" in old.scheduler.ledger.tasks
+    assert after_of(old) == [[b"x"]]
+    assert old.submit(b"0", b"1", payloads=[b"b/0", b"b/1"], campaign=b"b") == [
+        Accepted(b"client", 0, new=0, known=2)
+    ]
+
+
+def test_bare_task_is_found_by_its_name_and_by_its_full_name(old: Yard) -> None:
+    for name in (b"x", b"old/x"):
+        (found,) = old.handle(LookupAsked(0, b"client", [name]))
+        assert isinstance(found, Found)
+        assert [view.name for view in found.views] == [b"x"]
+        (why,) = old.handle(ExplainAsked(0, b"client", name))
+        assert isinstance(why, Explained)
+        assert (why.name, why.campaign) == (b"x", b"old")
+        (printed,) = old.handle(OutputAsked(0, b"client", name))
+        assert isinstance(printed, Printed)
+        assert printed.found
+    (told,) = old.handle(ResultsAsked(0, b"client", [b"old/y"]))
+    assert isinstance(told, Told)
+    assert (told.names, told.aliases) == ([b"y"], {b"y": b"old/y"})
+    old.handle(CancelAsked(0, b"client", Scope(names=(b"old/x",))))
+    assert old.state(b"x") is CANCELLED
+
+
+def test_bare_task_is_watched_by_its_full_name(old: Yard) -> None:
+    (told,) = old.handle(WatchAsked(0, b"watcher", [b"old/y", b"old/x"], request=1))
+    assert isinstance(told, Told)
+    assert (told.names, told.aliases) == ([b"y"], {b"y": b"old/y", b"x": b"old/x"})
+    (told, _) = old.cancel(b"x")
+    assert isinstance(told, Told)
+    assert (told.names, told.aliases) == ([b"x"], {b"y": b"old/y", b"x": b"old/x"})
+    assert old.scheduler.aliases == {}
+
+
+def test_new_campaign_beside_a_bare_one_has_names_of_its_own(old: Yard) -> None:
+    assert old.submit(b"x", b"y", after=[[], [b"x"]], campaign=b"tue") == [
+        Accepted(b"client", 0, new=2)
+    ]
+    assert after_of(old) == [[], [b"tue/x"]]
+    (refused,) = old.submit(b"t", after=[[b"old/z2"]], campaign=b"tue")
+    assert isinstance(refused, Refused)
+    old.submit(b"t", after=[[b"old/x"]], campaign=b"tue")
+    assert after_of(old) == [[b"x"]]
+
+
+# The naive model: pairs.
+
+NAMES = (b"a", b"b", b"a/b", b"b/a", b"a/a/b")
+CAMPAIGNS = (b"", b"a", b"b", b"c")
+
+
+class Pairs:
+    """Tasks as pairs, looked up as the glossary says."""
+
+    def __init__(self) -> None:
+        self.pairs: set[tuple[bytes, bytes]] = set()
+
+    def knows(self, campaign: bytes) -> bool:
+        return any(known == campaign for known, _ in self.pairs)
+
+    def find(self, name: bytes) -> tuple[bytes, bytes] | None:
+        if (b"", name) in self.pairs:
+            return b"", name
+        campaign, _, rest = name.partition(b"/")
+        return (campaign, rest) if campaign and (campaign, rest) in self.pairs else None
+
+    def before(self, campaign: bytes, name: bytes) -> tuple[bytes, bytes] | None:
+        return (campaign, name) if (campaign, name) in self.pairs else self.find(name)
+
+    def may_create(self, campaign: bytes, name: bytes) -> bool:
+        spelled = b"/".join(filter(None, (campaign, name)))
+        others = self.pairs - {(campaign, name)}
+        return spelled not in [b"/".join(filter(None, pair)) for pair in others]
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(CAMPAIGNS), st.sampled_from(NAMES), st.sampled_from((b"", *NAMES))),
+    max_size=12,
+)
+
+
+@given(STEPS)
+def test_core_finds_what_a_naive_model_of_pairs_finds(
+    steps: list[tuple[bytes, bytes, bytes]],
+) -> None:
+    yard, model = Yard(), Pairs()
+    for campaign, name, before in steps:
+        if (campaign, name) in model.pairs or before == name:
+            continue  # a known task's `after` is not looked at, and its own name is a cycle
+        expected = model.before(campaign, before) if before else None
+        after = [[before]] if before else None
+        (told, *_) = yard.submit(name, after=after, campaign=campaign, payloads=[b""])
+        sound = model.may_create(campaign, name) and (not before or expected is not None)
+        assert isinstance(told, Accepted if sound else Refused)
+        if sound:
+            model.pairs.add((campaign, name))
+            assert after_of(yard) == (expected and [[identity.spelling(*expected)]])
+        for one in (*NAMES, *(identity.spelling(*pair) for pair in model.pairs)):
+            found, meant = identity.find(yard.scheduler.ledger, one), model.find(one)
+            pair = found and (
+                found.terms.campaign,
+                identity.split(found.name, found.terms.campaign),
+            )
+            assert pair == meant
