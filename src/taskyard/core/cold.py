@@ -252,16 +252,16 @@ class ColdLedger:
                     self._new_edges.add(own[one], place)
         self.ledger.record += 1
         for terms in submission.terms:
-            self._enter_terms(terms)
-            if record.bare and terms.campaign:
-                self.ledger.bare[terms.campaign] = None
+            self._enter_terms(terms, bare=record.bare)
         for start, stop, alike in _alike(submission, record.at_ns):
             self._enter_run(submission, start, stop, alike)
         self._builder.flush_full()
         return True
 
-    def _enter_terms(self, terms: Terms) -> None:
+    def _enter_terms(self, terms: Terms, *, bare: bool) -> None:
         self.ledger.campaign(terms.campaign)
+        if bare and terms.campaign:
+            self.ledger.bare[terms.campaign] = None
         service = self.ledger.service(terms.service)
         if terms.slots != 1:
             service.wide = self.ledger.wide = True
