@@ -22,6 +22,7 @@ from taskyard.wire.dwork_desk import PLAIN_LEASE_NS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from taskyard.net.guard import Guard
     from taskyard.net.keyring import Keyring
     from taskyard.net.sockets import Wire
 
@@ -67,8 +68,11 @@ class Door(Struct):
 class Doors:
     """All of them, open. Close it."""
 
-    def __init__(self, identity: bytes, plain_lease_ns: int = PLAIN_LEASE_NS) -> None:
-        """`identity` is that of the journal."""
+    def __init__(
+        self, identity: bytes, plain_lease_ns: int = PLAIN_LEASE_NS, guard: Guard | None = None
+    ) -> None:
+        """`identity` is that of the journal. A guard watches every socket."""
+        self._guard = guard
         self._identity = identity
         #: The native dialect, which guests with keys speak.
         self.dwork = Dwork(secrets.randbits(63) | 1, _luck, plain_lease_ns=plain_lease_ns)
@@ -98,7 +102,8 @@ class Doors:
                 dialect.spoken_at(len(self._spoken))
             # The peers of round-robin know the socket by its endpoint.
             is_named = name == "round-robin"
-            door.wires.append(sockets.listen(place, keys, is_named=is_named))
+            wire = sockets.listen(place, keys, is_named=is_named, guard=self._guard)
+            door.wires.append(wire)
             self._spoken.append(number)
 
     def _speak(self, name: str) -> list[int]:

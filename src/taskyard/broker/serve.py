@@ -40,6 +40,7 @@ from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore, Store
 from taskyard.net import endpoints
 from taskyard.net.clock import SystemClock
+from taskyard.net.guard import Guard
 from taskyard.net.leash import Leash
 from taskyard.net.poller import Poller
 from taskyard.net.signals import ENDING, Signals
@@ -96,8 +97,12 @@ def serve(
         orders = _Orders(settings, reloading, stack)
         clock, poller = SystemClock(), Poller()
         opened = _open(settings, clock, stack)
-        doors = stack.enter_context(closing(Doors(opened.store.identity, settings.plain_lease_ns)))
+        guard = Guard()
+        doors = Doors(opened.store.identity, settings.plain_lease_ns, guard)
+        stack.enter_context(closing(doors))
+        stack.enter_context(closing(guard))
         _listen(doors, settings, keyring)
+        guard.start()
         for number in orders.filenos():
             poller.add(number)
         guests = None if keyring is None else Guests(keyring, doors.dwork)

@@ -22,6 +22,9 @@ FRAME_BYTES_MAX: Final = 32 << 20
 #: The largest number of frames in a message, a route included. ZeroMQ has no such limit.
 FRAMES_MAX: Final = 64
 
+#: A message of so many more is read in a tenth of a second. Beyond that its sender is cut off.
+FRAMES_DROPPED_MAX: Final = 1 << 16
+
 #: Messages that wait for, or from, one peer. More would only hide that somebody is slow.
 MESSAGES_WAITING_MAX: Final = 1_000
 

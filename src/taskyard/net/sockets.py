@@ -19,14 +19,17 @@ import zmq
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import Refused, UserError
+from taskyard.net.accepted import Arrivals
 from taskyard.net.binding import SocketFile, open_listener
 from taskyard.net.context import context, raise_file_limit
-from taskyard.net.endpoints import Tcp, is_beyond, parse, parse_peer
+from taskyard.net.endpoints import Ipc, Tcp, is_beyond, parse, parse_peer
+from taskyard.net.guard import Guard
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import GuestKey
 from taskyard.net.options import (
     CONNECTING,
     CONNECTING_BY_NAME,
+    FRAMES_DROPPED_MAX,
     FRAMES_MAX,
     LISTENING,
     by_key,
@@ -39,6 +42,7 @@ from taskyard.net.zap import demand_keys
 #: Plain numbers: ZeroMQ's enumerations would be converted for every frame.
 _NOW: Final = int(zmq.NOBLOCK)
 _NOW_AND_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
+_DESCRIPTOR: Final = int(zmq.SRCFD)
 
 #: Closing takes ZeroMQ's thread well under a millisecond; it is not worth hanging for.
 CLOSE_MS_MAX: Final = 1_000
@@ -53,7 +57,13 @@ class Wire:
     #: Nobody comes in here without a key.
     is_secure = False
 
-    def __init__(self, socket: zmq.Socket[bytes], endpoint: str, file: SocketFile | None) -> None:
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        endpoint: str,
+        file: SocketFile | None,
+        arrivals: Arrivals | None = None,
+    ) -> None:
         #: As bound, with the real port, or as connected.
         self.endpoint = endpoint
         #: Messages of too many frames.
@@ -65,6 +75,10 @@ class Wire:
         #: For the poller.
         self.socket = socket
         self._file = file
+        #: Counts messages for the guard, where one watches: 0.3 µs a message.
+        self._arrivals = arrivals
+        #: The last message that was passed over had far too many frames.
+        self._is_overlong = False
         self._listens = socket.type == zmq.ROUTER
         self._process = os.getpid()
         self._receive_frame = socket.recv
@@ -74,7 +88,8 @@ class Wire:
     def receive(self) -> list[bytes] | None:
         """The frames of the next whole message, a listener's with the route first; None: none.
 
-        A message of over FRAMES_MAX frames is read to its end, counted and passed over.
+        A message of over FRAMES_MAX frames is read to its end, counted and passed over. One that
+        took long to read ends the look: None, and there may be more.
         """
         receive_frame = self._receive_frame
         while True:
@@ -83,18 +98,30 @@ class Wire:
                 frames = [receive_frame(_NOW)] if self._listens else []
                 frame = receive_frame(_NOW, False)  # noqa: FBT003 - by keyword it costs 0.1 µs more
             except zmq.Again:
+                self._note_empty()
                 return None
+            if self._arrivals is not None:
+                self._arrivals.note(frame.get(_DESCRIPTOR))
             frames.append(frame.bytes)
             if not frame.more or self._receive_rest(frames):
                 return frames
             self.dropped += 1
+            if self._is_overlong:
+                return None
+
+    def _note_empty(self) -> None:
+        if self._arrivals is not None:
+            self._arrivals.is_empty = True
 
     def check_welcome(self, silent_ns: int) -> None:
         """Raises `Refused` if whoever it connects to does not want its key."""
 
     def is_readable(self) -> bool:
         """Whether a message is there: to ask costs 2.8 µs, to find none in `receive` 6.9."""
-        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        found = bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        if not found:
+            self._note_empty()
+        return found
 
     def _receive_rest(self, frames: list[bytes]) -> bool:
         """Whether all of it was taken. A message arrives whole: its frames need no waiting."""
@@ -107,6 +134,9 @@ class Wire:
             room -= 1
             if room >= 0:
                 frames.append(frame.bytes)
+            if room == -FRAMES_DROPPED_MAX and self._arrivals is not None:
+                self._arrivals.overlong.append(int(frame.get(_DESCRIPTOR)))
+        self._is_overlong = room < -FRAMES_DROPPED_MAX
         return room >= 0
 
     def send(self, frames: Sequence[bytes]) -> bool:
@@ -186,12 +216,17 @@ class SecureWire(Wire):
                 frames = [receive_frame(_NOW)]
                 frame = receive_frame(_NOW, False)  # noqa: FBT003 - as above
             except zmq.Again:
+                self._note_empty()
                 return None
+            if self._arrivals is not None:
+                self._arrivals.note(frame.get(_DESCRIPTOR))
             self.user = _user_of(frame)
             frames.append(frame.bytes)
             if not frame.more or self._receive_rest(frames):
                 return frames
             self.dropped += 1
+            if self._is_overlong:
+                return None
 
 
 def _user_of(frame: zmq.Frame) -> str:
@@ -235,11 +270,18 @@ class NamedWire(Wire):
         """It never did."""
 
 
-def listen(endpoint: str, keyring: Keyring | None = None, *, is_named: bool = False) -> Wire:
+def listen(
+    endpoint: str,
+    keyring: Keyring | None = None,
+    *,
+    is_named: bool = False,
+    guard: Guard | None = None,
+) -> Wire:
     """A ROUTER at an endpoint of this machine; the first frame of a message is its route.
 
     With a keyring nobody comes in without one of its keys. Where `is_named`, its name is its
-    endpoint, with the real port: ROUTERs that connect address it so. Raises UserError.
+    endpoint, with the real port: ROUTERs that connect address it so. A guard watches it from its
+    first connection on. Raises UserError.
     """
     raise_file_limit()
     place = parse(endpoint)
@@ -258,11 +300,14 @@ def listen(endpoint: str, keyring: Keyring | None = None, *, is_named: bool = Fa
         socket.setsockopt(zmq.SocketOption.USE_FD, opened.descriptor)
         if is_named:
             socket.setsockopt(zmq.SocketOption.ROUTING_ID, str(opened.place).encode())
+        arrivals = None
+        if guard is not None:
+            arrivals = guard.watch(socket, opened.descriptor, is_local=isinstance(place, Ipc))
         socket.bind(str(opened.place))
     except BaseException:
         socket.close()
         raise
-    return kind(socket, str(opened.place), opened.file)
+    return kind(socket, str(opened.place), opened.file, arrivals)
 
 
 def connect(endpoint: str, key: GuestKey | None = None) -> Wire:

@@ -48,6 +48,7 @@ class Verdict(NamedTuple):
 _COME_IN: Final = Verdict(b"200")
 #: ZeroMQ's peers come back after this one, but never after a 400.
 _LATER: Final = Verdict(b"300", b"no descriptor left")
+_FULL: Final = Verdict(b"300", b"too many connections")
 _KEYS_UNREADABLE: Final = Verdict(b"300", b"keys can't be read")
 _MALFORMED: Final = Verdict(b"500", b"malformed request")
 _BROKEN: Final = Verdict(b"500", b"internal error")
@@ -71,6 +72,9 @@ RULES: Final[dict[tuple[bytes, bytes], Callable[[str], bool]]] = {
 _keyrings: dict[bytes, Keyring] = {}
 _doors = itertools.count(1)
 
+#: Asks whether there is room for one more connection; empty: always.
+_rooms: list[Callable[..., bool]] = []
+
 #: What was logged last of keys that can't be read: peers ask again and again.
 _complaint: list[str] = [""]
 
@@ -81,6 +85,11 @@ def demand_keys(keyring: Keyring) -> bytes:
     # The thread's own: the ring that was given belongs to whoever gave it.
     _keyrings[domain] = Keyring(keyring.state)
     return domain
+
+
+def ask_for_room(room: Callable[..., bool] | None) -> None:
+    """Let nobody in for whom there is no room. `room` is called with `is_local`; None: no limit."""
+    _rooms[:] = [] if room is None else [room]
 
 
 def answer(request: Sequence[bytes]) -> list[bytes]:
@@ -105,7 +114,11 @@ def _verdict(request: Sequence[bytes]) -> Verdict:
         verdict = _verdict_on_key(_keyrings[domain], request[_FRAMES_MIN:])
     else:
         verdict = _verdict_on_address(domain, mechanism, address)
-    return _LATER if verdict.status == _COME_IN.status and not descriptors_left() else verdict
+    if verdict.status != _COME_IN.status:
+        return verdict
+    if not all(room(is_local=address.startswith(b"localhost:")) for room in _rooms):
+        return _FULL
+    return verdict if descriptors_left() else _LATER
 
 
 def _verdict_on_address(domain: bytes, mechanism: bytes, address: bytes) -> Verdict:

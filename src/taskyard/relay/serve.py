@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from taskyard.core.limits import SECOND_NS
 from taskyard.net import sockets
 from taskyard.net.clock import SystemClock
+from taskyard.net.guard import Guard
 from taskyard.net.leash import Leash
 from taskyard.net.poller import Poller
 from taskyard.net.signals import Signals
@@ -90,7 +91,10 @@ def serve(
     """Hand on until told to stop. `say` is told where it listens when it is ready."""
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
-        below = stack.enter_context(closing(sockets.listen(endpoint)))
+        guard = Guard()
+        below = stack.enter_context(closing(sockets.listen(endpoint, guard=guard)))
+        stack.enter_context(closing(guard))
+        guard.start()
         above = [stack.enter_context(closing(sockets.connect(one))) for one in upstreams]
         poller = Poller()
         for wire in (below, *above):

@@ -1,0 +1,258 @@
+"""Connections that a listener accepted: the kernel's facts about them, and how one is cut.
+
+Descriptors belong to ZeroMQ. They are looked at and disconnected here, never closed. ZeroMQ then
+sees a dead connection, frees what it held for it, and closes the descriptor itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import select
+import socket
+import struct
+import termios
+import time
+from typing import Final
+
+from msgspec import Struct, field
+
+from taskyard.core.limits import SECOND_NS
+
+_libc = ctypes.CDLL(None)
+
+#: Calls by this one keep Python's lock, so that no other thread runs between two of them.
+_fast_libc = ctypes.PyDLL(None)
+
+#: The words of Linux's `struct tcp_info` up to `tcpi_bytes_received`. An older kernel has fewer.
+_TCP_INFO_WORDS: Final = 17
+
+#: An address of the family AF_UNSPEC: to connect there is to disconnect.
+_NOWHERE: Final = bytes(16)
+
+#: Longer waits are slept through.
+_WAIT_NS_MAX: Final = SECOND_NS // 5_000
+
+#: Of Linux: to filter a socket's packets, and the filter's one instruction, which drops them.
+_SO_ATTACH_FILTER: Final = 26
+_BPF_RETURN: Final = 0x06
+
+
+class Arrivals(Struct, eq=False):
+    """Whole messages that a listener gave. Written by the thread that receives, read by the guard.
+
+    The counts are the evidence for a connection: its bytes became messages, or they did not.
+    """
+
+    #: ZeroMQ's descriptor of the listener: readable when there may be more to receive.
+    events: int
+    is_local: bool
+    #: By descriptor: the messages of its connection.
+    messages: dict[int, int] = field(default_factory=dict)
+    #: The messages of all connections.
+    total: int = 0
+    #: Nothing was left to receive when it was last tried.
+    is_empty: bool = True
+    #: Descriptors of connections that sent a message of far too many frames.
+    overlong: list[int] = field(default_factory=list)
+
+    def note(self, descriptor: int) -> None:
+        """Count a message."""
+        self.messages[descriptor] = self.messages.get(descriptor, 0) + 1
+        self.total += 1
+        self.is_empty = False
+
+    def is_caught_up(self) -> bool:
+        """Whether every whole message was received."""
+        poll = select.poll()
+        poll.register(self.events, select.POLLIN)
+        return self.is_empty and not poll.poll(0)
+
+
+class Connection(Struct, eq=False):
+    """One accepted connection, and how many of its bytes are no whole message yet."""
+
+    descriptor: int
+    #: Tells this connection from the next one with its descriptor.
+    inode: int
+    arrivals: Arrivals
+    accepted_ns: int
+    #: As of the last sample: bytes received, and messages of all connections.
+    received: int = 0
+    total: int = 0
+    #: As of the last sample with a new message: bytes received, and messages.
+    settled: int = 0
+    messages: int = 0
+    #: Bytes that are no message, although every whole message was received since they came, and
+    #: since when there are some.
+    unfinished: int = 0
+    unfinished_ns: int = 0
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether a whole message has come from it."""
+        return self.descriptor in self.arrivals.messages
+
+    def sample(self, now_ns: int, *, is_caught_up: bool, connections: int) -> None:
+        """Note what it has received. `connections` is how many there are."""
+        arrivals = self.arrivals
+        messages = arrivals.messages.get(self.descriptor, 0)
+        received = self.count_received()
+        if messages != self.messages:
+            self.messages, self.settled, self.unfinished = messages, received, 0
+        elif is_caught_up or arrivals.total - self.total > 2 * connections:
+            # ZeroMQ takes from its connections in turns: a whole message would be out by now.
+            if not self.unfinished:
+                self.unfinished_ns = now_ns
+            self.unfinished = self.received - self.settled
+        self.received, self.total = received, arrivals.total
+
+    def count_received(self) -> int:
+        """Count the bytes received so far. Of a local connection: those seen waiting."""
+        if not self.arrivals.is_local:
+            return received_bytes(self.descriptor)
+        return self.received + waiting_bytes(self.descriptor)
+
+
+class Cutter:
+    """Disconnect connections. Holds the descriptors that it needs, for when none is left."""
+
+    def __init__(self) -> None:
+        self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._copy = os.dup(self._nothing)
+
+    def cut(self, connection: Connection, *, is_named: bool) -> str:
+        """Disconnect it. Returns its peer's address where `is_named`, "" if that is not known.
+
+        After a `shutdown` of TCP the other end could still send, and ZeroMQ would still read. To
+        connect nowhere ends a connection at once, with what waits to be read.
+        """
+        address = ""
+        try:
+            # The copy stays the same socket, whatever ZeroMQ does with its own meanwhile.
+            os.dup2(connection.descriptor, self._copy, inheritable=False)
+            if os.fstat(self._copy).st_ino != connection.inode:
+                return ""
+            if is_named:
+                address = peer_address(self._copy)
+            if connection.arrivals.is_local:
+                _libc.shutdown(self._copy, socket.SHUT_RDWR)
+            else:
+                _libc.connect(self._copy, _NOWHERE, len(_NOWHERE))
+        except OSError:
+            return ""
+        finally:
+            os.dup2(self._nothing, self._copy, inheritable=False)
+        return address
+
+    def close(self) -> None:
+        os.close(self._copy)
+        os.close(self._nothing)
+
+
+class Gate:
+    """Keep a listener from accepting for a while. Peers wait in the kernel's queue meanwhile.
+
+    ZeroMQ accepts by number. While the gate is shut, another listener has that number, to which
+    nobody can connect.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._number = descriptor
+        self._listener = os.dup(descriptor)
+        self._deaf = _deaf_listener()
+        self._is_shut = False
+        self._waiting = select.poll()
+        self._waiting.register(self._listener, select.POLLIN)
+
+    def shut(self) -> None:
+        self._is_shut = True
+        _become(self._number, self._deaf)
+
+    def open(self) -> None:
+        if self._is_shut:
+            _become(self._number, self._listener)
+            self._is_shut = False
+
+    def has_waiting(self) -> bool:
+        """Whether peers wait to be accepted."""
+        return bool(self._waiting.poll(0))
+
+    def pulse(self, open_ns: int) -> None:
+        """Open a shut gate for so short a time that few get in."""
+        _become(self._number, self._listener)
+        if open_ns > _WAIT_NS_MAX:
+            time.sleep(open_ns / SECOND_NS)
+        else:
+            # After a sleep, other threads could keep Python's lock for much longer than this.
+            ends_ns = time.monotonic_ns() + open_ns
+            while time.monotonic_ns() < ends_ns:
+                pass
+        _become(self._number, self._deaf)
+
+    def close(self) -> None:
+        """Leave it open for good."""
+        self.open()
+        os.close(self._listener)
+        os.close(self._deaf)
+
+
+def _become(number: int, descriptor: int) -> None:
+    """Let a number stand for what another descriptor stands for."""
+    _fast_libc.dup3(descriptor, number, os.O_CLOEXEC)
+
+
+def _deaf_listener() -> int:
+    """Open a listener that drops every packet."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as deaf:
+        drop = ctypes.create_string_buffer(struct.pack("HBBI", _BPF_RETURN, 0, 0, 0))
+        program = struct.pack("HP", 1, ctypes.addressof(drop))
+        deaf.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(1)
+        deaf.settimeout(0)
+        return deaf.detach()
+
+
+def inode_of(descriptor: int) -> int:
+    """Read the inode of a socket. 0 if the descriptor is closed."""
+    try:
+        return os.fstat(descriptor).st_ino
+    except OSError:
+        return 0
+
+
+def received_bytes(descriptor: int) -> int:
+    """Count the bytes that a TCP connection received. 0 if it is gone."""
+    found = (ctypes.c_uint64 * _TCP_INFO_WORDS)()
+    length = ctypes.c_uint32(ctypes.sizeof(found))
+    failed = _fast_libc.getsockopt(
+        descriptor, socket.IPPROTO_TCP, socket.TCP_INFO, found, ctypes.byref(length)
+    )
+    return 0 if failed else int(found[_TCP_INFO_WORDS - 1])
+
+
+def waiting_bytes(descriptor: int) -> int:
+    """Count the bytes that wait to be read. 0 if the connection is gone."""
+    found = ctypes.c_int(0)
+    try:
+        fcntl.ioctl(descriptor, termios.FIONREAD, found)
+    except OSError:
+        return 0
+    return found.value
+
+
+def peer_address(descriptor: int) -> str:
+    """Name the other end: an address and a port, or the process of a local one. "" if unknown."""
+    held = socket.socket(fileno=descriptor)
+    try:
+        if held.family == socket.AF_UNIX:
+            raw = held.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            return f"process {struct.unpack('3i', raw)[0]}"
+        host, port = held.getpeername()[:2]
+    except OSError:
+        return ""
+    finally:
+        held.detach()
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

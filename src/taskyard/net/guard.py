@@ -1,0 +1,551 @@
+"""The guard: one thread that cuts connections which take more of the process than peers may.
+
+ZeroMQ keeps a message until its last frame, and ends the process when memory or descriptors run
+out. So the guard counts connections as they are accepted, and looks at memory many times a second.
+It cuts strangers (connections that never sent a whole message) when there are too many of them, and
+senders of unfinished messages when memory has grown. A cut peer may connect again. The guard reads
+no message and decides nothing that is durable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import resource
+import struct
+import sys
+import threading
+import time
+from collections import Counter
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+import zmq
+from msgspec import Struct
+
+from taskyard.core.limits import SECOND_NS
+from taskyard.net import memory, zap
+from taskyard.net.accepted import Arrivals, Connection, Cutter, Gate, inode_of
+from taskyard.net.context import context
+from taskyard.net.memory import Memory, MemoryMeter
+from taskyard.net.options import FRAME_BYTES_MAX
+from taskyard.net.waker import Waker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+logger = logging.getLogger("taskyard.net")
+
+MIB: Final = 1 << 20
+
+#: How often to look when nothing is wrong: a flood of tiny frames makes 25 MiB in this time.
+LOOK_MS: Final = 50
+#: And when memory is short.
+TROUBLE_MS: Final = 20
+#: Events taken from one listener before the next has its turn.
+EVENTS_MAX: Final = 100
+
+#: Unfinished messages may hold this part of the process's memory, and this much at least and most.
+BUDGET_SHARE: Final = 8
+BUDGET_BYTES_MIN: Final = 32 * MIB
+BUDGET_BYTES_MAX: Final = 256 * MIB
+
+#: One connection costs ZeroMQ about so much address space, and a third of it in memory.
+CONNECTION_BYTES: Final = 96 << 10
+#: All connections may take this part of the memory, strangers half of that.
+CONNECTIONS_SHARE: Final = 4
+#: Connections over TCP leave this part to local ones: the owner of a broker always gets in.
+LOCAL_SHARE: Final = 8
+
+#: Strangers may take this part of the descriptors.
+STRANGERS_SHARE: Final = 4
+#: This part of the descriptors stays free, but never more than DESCRIPTORS_FREE_MAX.
+DESCRIPTORS_FREE_SHARE: Final = 8
+DESCRIPTORS_FREE_MAX: Final = 2_048
+
+#: When this part of them is in use and strangers are cut, nobody is accepted for a moment.
+GATES_SHARE: Final = 2
+
+#: The bytes of a greeting in ZMTP 3. A peer that sent fewer is cut before one that sent them.
+GREETING_BYTES: Final = 64
+#: How often to find out which strangers have sent a message since.
+CHECK_NS: Final = SECOND_NS // 50
+#: Strangers looked at to find a silent one. The oldest are the most likely.
+STRANGERS_TRIED_MAX: Final = 64
+
+#: While a gate is shut and peers wait, it is opened for a pulse about so often. A pulse is the
+#: longer the more descriptors are left: ZeroMQ accepts one peer in 10 to 50 µs, but the guard may
+#: lose its processor during a pulse.
+PULSE_MS: Final = 1
+PULSE_NS_EACH: Final = 200
+PULSE_NS_MIN: Final = SECOND_NS // 20_000
+PULSE_NS_MAX: Final = SECOND_NS // 500
+
+#: ZeroMQ closes a connection much sooner after it is cut.
+ENDING_NS_MAX: Final = SECOND_NS
+
+#: A message that was unfinished for a shorter time is only under way.
+UNFINISHED_NS: Final = SECOND_NS // 10
+#: An empty frame takes 2 bytes on the wire and 64 in ZeroMQ's queue. Of local connections, only the
+#: bytes that were seen waiting are known.
+AMPLIFICATION: Final = 32
+AMPLIFICATION_LOCAL: Final = 256
+#: With the largest, those are cut that hold at least this part of it.
+UNFINISHED_SHARE: Final = 16
+
+#: A stranger that came earlier than this has had the time for a first message.
+STRANGER_NS: Final = SECOND_NS
+#: With no connection to blame for so long, memory belongs to the tasks and is the new normal.
+ACCEPT_NS: Final = SECOND_NS
+#: How often to give memory back while it is short: after a cut ZeroMQ frees it, but keeps it.
+GIVE_BACK_NS: Final = SECOND_NS // 5
+
+#: A person sees it soon enough, and a flood makes six lines a minute.
+WARNING_NS: Final = 10 * SECOND_NS
+
+#: Reasons for a cut, as they are counted.
+FOR_CONNECTIONS: Final = "connections"
+FOR_MEMORY: Final = "memory"
+FOR_FRAMES: Final = "frames"
+
+#: What is logged of each, with how many there were and one of their addresses.
+_TEXTS: Final = {
+    FOR_CONNECTIONS: "cut %d connection(s) without a message: too many are open (such as %s)",
+    FOR_MEMORY: "cut %d connection(s) with unfinished messages: memory is short (such as %s)",
+    FOR_FRAMES: "cut %d connection(s): a message of too many frames (such as %s)",
+}
+
+_EVENT: Final = struct.Struct("=HI")
+_WATCHED: Final = int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+_numbers = itertools.count(1)
+
+
+class Level(IntEnum):
+    """How far memory has grown."""
+
+    CALM = 0
+    #: Samples are taken, nothing is cut.
+    ALERT = 1
+    #: Senders of unfinished messages are cut, else strangers that had time for a message.
+    TROUBLE = 2
+    #: Where no message is to blame, strangers are cut at once.
+    SEVERE = 3
+
+
+class Pressure:
+    """Compare memory with what it was when it was calm."""
+
+    def __init__(self, limit: Memory, calm: Memory) -> None:
+        self.limit = limit
+        self.calm = calm
+        self.budget = min(max(limit.resident // BUDGET_SHARE, BUDGET_BYTES_MIN), BUDGET_BYTES_MAX)
+
+    def growth(self, now: Memory) -> Memory:
+        """Tell by how much memory has grown."""
+        return Memory(
+            now.address_space - self.calm.address_space, now.resident - self.calm.resident
+        )
+
+    def level(self, now: Memory) -> Level:
+        grown = self.growth(now)
+        room_calm = self.limit.address_space - self.calm.address_space
+        if grown.resident > 2 * self.budget or grown.address_space > room_calm * 3 // 4:
+            return Level.SEVERE
+        if grown.resident > self.budget or grown.address_space > room_calm // 2:
+            return Level.TROUBLE
+        if grown.resident > self.budget // 4 or grown.address_space > room_calm // 4:
+            return Level.ALERT
+        return Level.CALM
+
+    def follow_down(self, now: Memory) -> None:
+        """Memory that was given back makes the calm lower."""
+        self.calm = Memory(*map(min, self.calm, now))
+
+
+class Limits(Struct, frozen=True):
+    """How many connections there may be."""
+
+    descriptors: int
+    memory: Memory
+
+    @classmethod
+    def of_process(cls) -> Limits:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return cls(1 << 30 if soft == resource.RLIM_INFINITY else soft, memory.memory_max())
+
+    @property
+    def connections(self) -> int:
+        return self.memory.resident // CONNECTIONS_SHARE // CONNECTION_BYTES
+
+    @property
+    def strangers(self) -> int:
+        return min(self.connections // 2, self.descriptors // STRANGERS_SHARE)
+
+    @property
+    def descriptors_free(self) -> int:
+        return min(self.descriptors // DESCRIPTORS_FREE_SHARE, DESCRIPTORS_FREE_MAX)
+
+
+class Guard:
+    """Watch listeners from a thread of its own.
+
+    `watch` each listener before it is bound, then `start`. Close it before the listeners. On other
+    systems than Linux it does nothing.
+    """
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._is_able = sys.platform == "linux"
+        self._limits = limits
+        #: Connections cut, by reason.
+        self.cut: Counter[str] = Counter()
+        self._listeners: list[_Listener] = []
+        self._thread: threading.Thread | None = None
+        self._waker = Waker()
+
+    def watch(
+        self, socket: zmq.Socket[bytes], descriptor: int, *, is_local: bool
+    ) -> Arrivals | None:
+        """Watch a listener from now on, which accepts on that descriptor.
+
+        Returns what its messages are to be counted in.
+        """
+        if not self._is_able:
+            return None
+        listener = _Listener(socket, Arrivals(int(socket.FD), is_local), Gate(descriptor))
+        self._listeners.append(listener)
+        return listener.arrivals
+
+    def start(self) -> None:
+        """Begin to cut."""
+        if not self._is_able:
+            logger.warning("connections are not guarded against floods on this system")
+            return
+        limits = self._limits or Limits.of_process()
+        work = _Work(self._listeners, limits, self.cut, self._waker)
+        self._thread = threading.Thread(target=work.run, name="taskyard-guard", daemon=True)
+        zap.ask_for_room(work.has_room)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Watch no longer."""
+        if self._thread is not None:
+            zap.ask_for_room(None)
+            self._waker.wake()
+            self._thread.join()
+        else:
+            for listener in self._listeners:
+                listener.close()
+        self._listeners.clear()
+        self._waker.close()
+
+
+class _Listener:
+    """A listener's socket, its monitor, and its connections by descriptor."""
+
+    def __init__(self, socket: zmq.Socket[bytes], arrivals: Arrivals, gate: Gate) -> None:
+        self.arrivals = arrivals
+        self.gate = gate
+        self.connections: dict[int, Connection] = {}
+        self._socket = socket
+        place = f"inproc://taskyard.guard.{next(_numbers)}"
+        socket.monitor(place, _WATCHED)
+        self.monitor: zmq.Socket[bytes] = context().socket(zmq.PAIR)
+        self.monitor.setsockopt(zmq.SocketOption.LINGER, 0)
+        self.monitor.connect(place)
+
+    def events(self) -> Iterator[tuple[int, int]]:
+        """Take what has happened: kinds of events, and descriptors."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                event, _ = self.monitor.recv_multipart(zmq.NOBLOCK)
+                yield _EVENT.unpack(event)
+
+    def close(self) -> None:
+        """End the events. ZeroMQ's thread waits while too many are not taken, so take them all."""
+        self.gate.close()
+        for _ in self.events():
+            pass
+        if not self._socket.closed:
+            self._socket.monitor(None, 0)
+        self.monitor.close()
+
+
+class _Work:
+    """The thread's own state."""
+
+    def __init__(
+        self, listeners: list[_Listener], limits: Limits, cut: Counter[str], waker: Waker
+    ) -> None:
+        self._listeners = list(listeners)
+        self._limits = limits
+        self._waker = waker
+        self._meter = MemoryMeter()
+        self._cutter = Cutter()
+        self._pressure = Pressure(limits.memory, self._meter.read())
+        self._report = _Report(cut)
+        #: Connections without a message, the oldest first. Some may have sent one since.
+        self._strangers: dict[Connection, None] = {}
+        self._strangers_checked_ns = 0
+        #: Connections that are cut and not yet closed by ZeroMQ, and when they were cut.
+        self._ending: dict[Connection, int] = {}
+        self._count = 0
+        self._descriptors_used = 0
+        self._is_shut = False
+        self._pulse_ns = 0
+        self._look_at_ns = 0
+        #: Since when memory has grown and no message is to blame. 0: it has not.
+        self._blameless_since_ns = 0
+        #: When memory was last given back.
+        self._gave_back_ns = 0
+
+    def has_room(self, *, is_local: bool) -> bool:
+        """Whether one more connection may be let in. Called by the thread of ZAP."""
+        most = self._limits.connections
+        return self._count <= (most if is_local else most - most // LOCAL_SHARE)
+
+    def run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._waker.fileno(), zmq.POLLIN)
+        for listener in self._listeners:
+            poller.register(listener.monitor, zmq.POLLIN)
+        with self._meter, contextlib.closing(self._cutter):
+            while not any(one == self._waker.fileno() for one, _ in poller.poll(self._wait_ms())):
+                try:
+                    self._turn()
+                except Exception:
+                    # It must go on: ZeroMQ's thread waits for events to be taken.
+                    logger.exception("internal error in the guard of connections")
+                    self._open_gates()
+                    time.sleep(LOOK_MS / 1000)
+        for listener in self._listeners:
+            listener.close()
+
+    def _wait_ms(self) -> int:
+        if self._is_shut:
+            return PULSE_MS
+        return max(0, self._look_at_ns - time.monotonic_ns()) * 1000 // SECOND_NS + 1
+
+    def _turn(self) -> None:
+        now_ns = time.monotonic_ns()
+        for listener in self._listeners:
+            for kind, descriptor in itertools.islice(listener.events(), EVENTS_MAX):
+                if kind == zmq.EVENT_ACCEPTED:
+                    self._accepted(listener, descriptor, now_ns)
+                elif kind == zmq.EVENT_DISCONNECTED:
+                    self._disconnected(listener, descriptor)
+        if self._is_shut:
+            self._let_in()
+        if now_ns >= self._look_at_ns:
+            wait_ms = self._look(now_ns)
+            self._look_at_ns = time.monotonic_ns() + wait_ms * SECOND_NS // 1000
+
+    def _accepted(self, listener: _Listener, descriptor: int, now_ns: int) -> None:
+        found = Connection(descriptor, inode_of(descriptor), listener.arrivals, now_ns)
+        listener.connections[descriptor] = found
+        self._count += 1
+        self._descriptors_used += 1
+        self._strangers[found] = None
+        self._pulse_ns = 0
+        self._limit_strangers(now_ns)
+
+    def _disconnected(self, listener: _Listener, descriptor: int) -> None:
+        listener.arrivals.messages.pop(descriptor, None)
+        found = listener.connections.pop(descriptor, None)
+        if found is None:
+            return
+        self._count -= 1
+        self._descriptors_used -= 1
+        self._strangers.pop(found, None)
+        self._ending.pop(found, None)
+
+    def _limit_strangers(self, now_ns: int) -> None:
+        """Cut strangers if there are too many, or too few descriptors are left.
+
+        ZeroMQ accepts faster than connections are cut, so the gates are shut when it comes near.
+        """
+        excess = self._excess()
+        if excess > 0 and now_ns - self._strangers_checked_ns > CHECK_NS:
+            self._strangers_checked_ns = now_ns
+            self._strangers = {one: None for one in self._strangers if not one.has_spoken}
+            excess = self._excess()
+        for _ in range(excess):
+            found = self._next_stranger()
+            if found is None:
+                return
+            if self._descriptors_used > self._limits.descriptors // GATES_SHARE:
+                self._shut_gates()
+            self._cut(found, FOR_CONNECTIONS)
+
+    def _excess(self) -> int:
+        """Count the strangers that there are too many."""
+        limits = self._limits
+        used = self._descriptors_used - len(self._ending)
+        too_many = len(self._strangers) - limits.strangers
+        return max(too_many, used + limits.descriptors_free - limits.descriptors)
+
+    def _let_in(self) -> None:
+        """Accept in pulses while peers wait at a gate, and open it when none does."""
+        if self._ending:
+            return  # until ZeroMQ has closed those
+        waiting = [one.gate for one in self._listeners if one.gate.has_waiting()]
+        if not waiting:
+            self._open_gates()
+        # A pulse that passed while ZeroMQ's thread did not run let nobody in: the next is longer.
+        left = self._limits.descriptors - self._descriptors_used
+        shortest_ns = max(PULSE_NS_MIN, left * PULSE_NS_EACH)
+        self._pulse_ns = min(max(shortest_ns, 2 * self._pulse_ns), PULSE_NS_MAX)
+        for gate in waiting:
+            gate.pulse(self._pulse_ns)
+
+    def _shut_gates(self) -> None:
+        if not self._is_shut:
+            self._is_shut = True
+            for listener in self._listeners:
+                listener.gate.shut()
+
+    def _open_gates(self) -> None:
+        if self._is_shut:
+            self._is_shut = False
+            for listener in self._listeners:
+                listener.gate.open()
+
+    def _next_stranger(self) -> Connection | None:
+        """Choose an old stranger, if possible one that did not even greet."""
+        tried: list[Connection] = []
+        for found in [*itertools.islice(self._strangers, STRANGERS_TRIED_MAX)]:
+            if found.has_spoken:
+                del self._strangers[found]
+            elif found.arrivals.is_local or found.count_received() >= GREETING_BYTES:
+                tried.append(found)
+            else:
+                return found
+        # Of those that greeted, local ones come last: the owner of the broker may be among them.
+        return min(tried, key=lambda one: one.arrivals.is_local, default=None)
+
+    def _cut(self, found: Connection, reason: str) -> None:
+        self._strangers.pop(found, None)
+        if found in self._ending:
+            return
+        self._ending[found] = time.monotonic_ns()
+        self._report.add(reason, self._cutter.cut(found, is_named=not self._report.peer))
+
+    def _look(self, now_ns: int) -> int:
+        """Look at everything, and return in how many milliseconds to look again."""
+        self._descriptors_used = _descriptors_used(self._limits.descriptors)
+        # What ZeroMQ did not close by now was not cut, and may be cut again.
+        late_ns = now_ns - ENDING_NS_MAX
+        self._ending = {one: cut_ns for one, cut_ns in self._ending.items() if cut_ns > late_ns}
+        self._limit_strangers(now_ns)
+        self._cut_overlong()
+        self._report.log(now_ns)
+        now = self._meter.read()
+        level = self._pressure.level(now)
+        if level is Level.CALM:
+            self._pressure.follow_down(now)
+            self._blameless_since_ns = 0
+            return LOOK_MS
+        self._relieve(level, now, now_ns)
+        # Samples of many connections take their time: leave most of it to others.
+        took_ms = (time.monotonic_ns() - now_ns) * 1000 // SECOND_NS
+        return max(LOOK_MS if level is Level.ALERT else TROUBLE_MS, 20 * took_ms)
+
+    def _relieve(self, level: Level, now: Memory, now_ns: int) -> None:
+        """Cut connections that are to blame for the memory, or accept it as normal."""
+        for listener in self._listeners:
+            is_caught_up = listener.arrivals.is_caught_up()
+            for found in listener.connections.values():
+                found.sample(now_ns, is_caught_up=is_caught_up, connections=self._count)
+        connections = self._connections()
+        ripe_ns = now_ns if level is Level.SEVERE else now_ns - UNFINISHED_NS
+        suspects = suspects_of(connections, self._pressure.growth(now), ripe_ns)
+        if suspects:
+            self._blameless_since_ns = 0
+        elif not self._blameless_since_ns:
+            self._blameless_since_ns = now_ns
+        elif now_ns - self._blameless_since_ns > ACCEPT_NS:
+            memory.give_back()
+            self._pressure.calm = self._meter.read()
+            return
+        if level is Level.ALERT:
+            return
+        if not suspects and now_ns - self._gave_back_ns > GIVE_BACK_NS:
+            self._gave_back_ns = now_ns
+            memory.give_back()
+            level = self._pressure.level(self._meter.read())
+        if not suspects and level >= Level.TROUBLE:
+            ripe_ns = now_ns if level is Level.SEVERE else now_ns - STRANGER_NS
+            suspects = strangers_of(connections, ripe_ns)
+        for found in suspects:
+            self._cut(found, FOR_MEMORY)
+
+    def _cut_overlong(self) -> None:
+        for listener in self._listeners:
+            while listener.arrivals.overlong:
+                found = listener.connections.get(listener.arrivals.overlong.pop())
+                if found is not None:
+                    self._cut(found, FOR_FRAMES)
+
+    def _connections(self) -> list[Connection]:
+        every = [one for listener in self._listeners for one in listener.connections.values()]
+        return [one for one in every if one not in self._ending]
+
+
+def suspects_of(connections: list[Connection], growth: Memory, ripe_ns: int) -> list[Connection]:
+    """Choose the connections to blame for the growth: those with the largest messages that are
+    unfinished since before a time.
+
+    There are none if all unfinished messages together could not have caused half of it: then memory
+    went to something else.
+    """
+    unfinished = [one for one in connections if one.unfinished and one.unfinished_ns <= ripe_ns]
+    held = sum(one.unfinished * _amplification(one) for one in unfinished)
+    announced = len(unfinished) * FRAME_BYTES_MAX
+    if 2 * held < growth.resident and 2 * announced < growth.address_space:
+        return []
+    largest = max((one.unfinished for one in unfinished), default=0)
+    return [one for one in unfinished if one.unfinished >= largest // UNFINISHED_SHARE]
+
+
+def _amplification(connection: Connection) -> int:
+    return AMPLIFICATION_LOCAL if connection.arrivals.is_local else AMPLIFICATION
+
+
+def strangers_of(connections: list[Connection], ripe_ns: int) -> list[Connection]:
+    """Choose the strangers that came before a time. They lose nothing when they are cut."""
+    return [one for one in connections if not one.has_spoken and one.accepted_ns <= ripe_ns]
+
+
+class _Report:
+    """Count cuts, and log them now and then."""
+
+    def __init__(self, cut: Counter[str]) -> None:
+        self._cut = cut
+        self._fresh: Counter[str] = Counter()
+        #: One of those that were cut since.
+        self.peer = ""
+        self._logged_ns = -WARNING_NS
+
+    def add(self, reason: str, peer: str) -> None:
+        self._cut[reason] += 1
+        self._fresh[reason] += 1
+        self.peer = self.peer or peer
+
+    def log(self, now_ns: int) -> None:
+        """Log what was cut since the last time, at most every WARNING_NS."""
+        if not self._fresh or now_ns - self._logged_ns < WARNING_NS:
+            return
+        self._logged_ns = now_ns
+        for reason, count in self._fresh.items():
+            logger.warning(_TEXTS[reason], count, self.peer)
+        self._fresh.clear()
+        self.peer = ""
+
+
+def _descriptors_used(most: int) -> int:
+    """Count the open descriptors of this process."""
+    with contextlib.suppress(OSError):
+        # Since Linux 6.2 the size of the directory; 0 before.
+        return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))  # noqa: PTH116, PTH208 - without objects
+    return most

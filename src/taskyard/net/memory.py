@@ -1,0 +1,98 @@
+"""The memory of this process: how much it uses, how much it may use, and how to give some back.
+
+Reads what Linux and the C library report. Knows nothing of sockets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+from pathlib import Path
+from typing import Final, NamedTuple, Self
+
+_CGROUP: Final = Path("/proc/self/cgroup")
+_CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
+
+#: More than the numbers of `statm` ever take.
+_STATM_BYTES_MAX: Final = 256
+
+
+class Memory(NamedTuple):
+    """Bytes: what is mapped, and the part of it that is in physical memory."""
+
+    address_space: int
+    resident: int
+
+
+class MemoryMeter:
+    """Read this process's memory. Holds one descriptor, so that it works when none is left."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+
+    def read(self) -> Memory:
+        words = os.pread(self._descriptor, _STATM_BYTES_MAX, 0).split()
+        return Memory(int(words[0]) * self._page_bytes, int(words[1]) * self._page_bytes)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def memory_max(cgroup: Path = _CGROUP, root: Path = _CGROUP_ROOT) -> Memory:
+    """Read the limits of this process.
+
+    The address space is that of `ulimit -v`. Resident memory is limited by the control groups of
+    the process, and by what the machine has.
+    """
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    resident = min([machine, *_cgroup_limits(cgroup, root)])
+    # An endless address space is a number that nothing reaches, so callers need no special case.
+    return Memory(1 << 62 if soft == resource.RLIM_INFINITY else soft, min(resident, _or_max(soft)))
+
+
+def _or_max(soft: int) -> int:
+    return 1 << 62 if soft == resource.RLIM_INFINITY else soft
+
+
+def _cgroup_limits(cgroup: Path, root: Path) -> list[int]:
+    """Read the memory limits of the control groups around this process."""
+    try:
+        lines = cgroup.read_text().splitlines()
+    except OSError:
+        return []
+    limits: list[int] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            limits += _limits_above(root, path, "memory.max")
+        elif "memory" in controllers.split(","):
+            limits += _limits_above(root / "memory", path, "memory.limit_in_bytes")
+    return limits
+
+
+def _limits_above(root: Path, path: str, name: str) -> list[int]:
+    """Read a limit of a control group and of all groups above it. A group may have none."""
+    group = root / path.lstrip("/")
+    limits = []
+    for place in (group, *group.parents):
+        if place != root and root not in place.parents:
+            break
+        with contextlib.suppress(OSError, ValueError):
+            limits.append(int((place / name).read_text()))
+    return limits
+
+
+def give_back() -> bool:
+    """Return free memory to the system. False where the C library can't."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return trim is not None and bool(trim(0))
