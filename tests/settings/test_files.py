@@ -75,7 +75,7 @@ def test_working_directory_that_is_gone_has_no_file(
     [
         (None, "can't read the settings in {}: No such file or directory; give --config or"),
         (b"[broker]\n# \xff\n", "{}:2: is no text in UTF-8; write it so"),
-        (b"a = " + b"[" * 100_000, "{}: its lists or tables are nested too deeply; leave some out"),
+        (b"a = " + b"[" * 100_000, "{}: lists or tables are nested too deeply"),
         (
             b"#" * (files.FILE_BYTES_MAX + 1),
             "{} is larger than 1,048,576 bytes: no settings file; give another",

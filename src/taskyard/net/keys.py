@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import stat
-import tomllib
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -21,6 +20,7 @@ from zmq.utils import z85
 
 from taskyard.errors import UserError
 from taskyard.journal.files import PRIVATE_FILE, sync_directory
+from taskyard.settings import toml
 from taskyard.wire.roles import Role
 
 #: Names become parts of workers' names, before a `/`, and stand in tables and messages.
@@ -176,7 +176,7 @@ def read_broker(path: Path) -> Secret:
 def _read(path: Path, kind: type[_T]) -> _T:
     content = read_private(path)
     try:
-        return msgspec.convert(tomllib.loads(content.decode()), kind, dec_hook=_hidden)
+        return msgspec.convert(toml.loads(content.decode()), kind, dec_hook=_hidden)
     except ValueError:
         # Without the cause: it could tell what was in the file.
         raise _no_key(path) from None

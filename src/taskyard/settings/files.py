@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from taskyard.errors import UserError
+from taskyard.settings import toml
 from taskyard.settings.keys import CONFIG_VARIABLE
 
 if TYPE_CHECKING:
@@ -93,17 +94,11 @@ def read(file: Path | None) -> Document:
     """What a file says. Raises `BadSettings` for one that can't be read or is no TOML."""
     if file is None:
         return Document(None, {}, {})
-    import tomllib  # noqa: PLC0415  # most calls have no file
-
     text = _text_of(file)
     try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as wrong:
-        raise BadSettings(_in_words(file, text, str(wrong))) from None
-    except RecursionError:
-        raise BadSettings(
-            f"{file}: its lists or tables are nested too deeply; leave some out"
-        ) from None
+        content = toml.loads(text)
+    except ValueError as wrong:
+        raise BadSettings(_in_words(file, text, wrong)) from None
     lines: dict[Names, int] = {}
     for path, number in _lines(text, content):
         for length in range(1, len(path) + 1):
@@ -130,12 +125,13 @@ def _text_of(file: Path) -> str:
         raise BadSettings(f"{file}:{line}: is no text in UTF-8; write it so") from None
 
 
-def _in_words(file: Path, text: str, wrong: str) -> str:
-    found = _AT_LINE.fullmatch(wrong)
+def _in_words(file: Path, text: str, wrong: ValueError) -> str:
+    found = _AT_LINE.fullmatch(str(wrong))
+    what = "" if isinstance(wrong, toml.TooDeep) else "is no TOML: "
     if found is None:
-        return f"{file}: is no TOML: {wrong}"
+        return f"{file}: {what}{wrong}"
     line = found["line"] or len(text.rstrip().splitlines())
-    return f"{file}:{line}: is no TOML: {found['reason']}"
+    return f"{file}:{line}: {what}{found['reason']}"
 
 
 def _lines(text: str, content: dict[str, Any]) -> Iterator[tuple[Names, int]]:
@@ -156,11 +152,9 @@ def _lines(text: str, content: dict[str, Any]) -> Iterator[tuple[Names, int]]:
 
 def _chain(line: str) -> Names:
     """The names in one line of TOML, from the outermost on; none if it is no line by itself."""
-    import tomllib  # noqa: PLC0415  # loaded already: there is a file
-
     try:
-        inner: object = tomllib.loads(line)
-    except (tomllib.TOMLDecodeError, RecursionError):
+        inner: object = toml.loads(line)
+    except ValueError:
         return ()
     path = []
     while isinstance(inner, dict | list) and inner:

@@ -1,0 +1,108 @@
+"""Documents that the standard library's parser would take hours for are refused at once."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskyard.errors import UserError
+from taskyard.net.keys import read_guest
+from taskyard.settings import toml
+from taskyard.settings.files import FILE_BYTES_MAX, BadSettings, read
+from taskyard.settings.load import problems
+from taskyard.settings.toml import KEY_PARTS_MAX, LINES_MAX, TooDeep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+#: What a refusal may cost: measured at a twentieth of it.
+CPU_SECONDS_MAX = 1.0
+
+PARTS = 100_000
+
+DEEP = {
+    "bare": "a" + ".a" * PARTS + " = 1\n",
+    "spaced": "a" + " \t. a" * PARTS + " = 1\n",
+    "quoted": '"a"' + '."a.b"' * PARTS + " = 1\n",
+    "literal": "'a'" + ".'a'" * PARTS + " = 1\n",
+    "header": "[a" + ".a" * PARTS + "]\n",
+    "inline": "x = {a" + ".a" * PARTS + " = 1}\n",
+    "later": 'x = "#"\n[y]\nz' + ".a" * PARTS + " = 1\n",
+    "lists": "a = " + "[" * PARTS,
+    "lines": "[[x]]\n" * (LINES_MAX + 1),
+}
+
+#: What a scanner could stumble over, as long as a file may be.
+NOISE = ("a", '"', "'", '\\"', "\"'", ".", "a ", '"""', '"""a', "'''\\", "#", '"a\\', "a.", "\\")
+
+
+def refused_quickly(parse: Callable[[], object]) -> str:
+    began = time.process_time()
+    with pytest.raises((UserError, ValueError)) as refused:
+        parse()
+    assert time.process_time() - began < CPU_SECONDS_MAX
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_deep_document_is_refused_quickly_with_its_place(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "taskyard.toml"
+    file.write_text(DEEP[kind])
+    told = refused_quickly(lambda: read(file))
+    line = {"later": ":3", "lists": "", "lines": ""}.get(kind, ":1")
+    assert told.startswith(f"{file}{line}: ")
+    assert "is no TOML" not in told
+
+
+def test_config_check_names_the_key_that_is_too_deep(tmp_path: Path) -> None:
+    file = tmp_path / "taskyard.toml"
+    file.write_text(DEEP["bare"])
+    began = time.process_time()
+    assert problems(file) == ([f"{file}:1: a key has more than {KEY_PARTS_MAX} parts"], None)
+    assert time.process_time() - began < CPU_SECONDS_MAX
+
+
+def test_key_file_of_a_deep_key_is_refused_quickly(tmp_path: Path) -> None:
+    file = tmp_path / "some.key"
+    file.write_text(DEEP["bare"][:4000])
+    file.chmod(0o600)
+    assert "is not the key file" in refused_quickly(lambda: read_guest(file))
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_scan_takes_linear_time(noise: str) -> None:
+    text = noise * (FILE_BYTES_MAX // len(noise))
+    began = time.process_time()
+    try:
+        toml.check(text)
+    except TooDeep:
+        assert noise == "a."
+    assert time.process_time() - began < 5 * CPU_SECONDS_MAX
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"' + "a." * 100 + '" = 1',
+        "x = '" + "a." * 100 + "'",
+        'x = """\n' + "a." * 100 + '\n"""',
+        "x = '''" + "a." * 100 + "'''",
+        "# " + "a." * 100,
+        "x = [" + "1.5, " * 100 + "]",
+        ".".join("a" * KEY_PARTS_MAX) + " = 1.5",
+        "[" + ".".join("a" * KEY_PARTS_MAX) + "] # " + "a." * 100,
+        'x = "\\"" # ' + "a." * 100,
+    ],
+)
+def test_dots_that_join_no_key_are_no_parts(text: str) -> None:
+    assert toml.loads(text) is not None
+
+
+def test_number_of_too_many_digits_is_no_mistake_of_ours(tmp_path: Path) -> None:
+    file = tmp_path / "taskyard.toml"
+    file.write_text("a = " + "9" * 5000)
+    with pytest.raises(BadSettings, match="is no TOML"):
+        read(file)
