@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from taskyard.broker.answers import Answers
+from taskyard.broker.backpressure import Backpressure
 from taskyard.broker.following import Following
 from taskyard.core.effects import Effect
 from taskyard.core.events import ClockSet, Event, RoomChanged, TimePassed
@@ -65,6 +66,8 @@ class Broker:
         self.index = index
         #: Told of each row when it is durable: its sequence and its records.
         self.committed: Callable[[int, Sequence[AnyRecord]], None] | None = None
+        #: Holds replies to submissions back while compaction lags behind.
+        self.backpressure = Backpressure()
         self._answers = Answers(store, index)
         self._following = Following(store, scheduler.ledger, index)
         #: What the next turn begins with: what could not be sent, and what was handed in.
@@ -86,7 +89,8 @@ class Broker:
             self._bytes_since_check += len(body)
         self._answers.complete(effects)
         self._following.complete(effects, records)
-        self._undelivered = self.port.send(effects)
+        passed = self.backpressure.pass_on(effects, self.clock.monotonic_ns())
+        self._undelivered = self.port.send(passed)
 
     def hand_in(self, event: Event) -> None:
         """Have the next turn begin with something that came by no port."""
@@ -95,8 +99,15 @@ class Broker:
     def _wait_ns(self) -> int | None:
         if self._undelivered or self._answers.are_owed() or self._following.are_due():
             return 0
-        wake_at_ns = self.scheduler.wake_at_ns()
+        times = (self.scheduler.wake_at_ns(), self.backpressure.wake_at_ns())
+        wake_at_ns = min((time for time in times if time is not None), default=None)
         return None if wake_at_ns is None else max(0, wake_at_ns - self.clock.monotonic_ns())
+
+    def note_lag(self, percent: int) -> None:
+        """Note how far compaction lags behind."""
+        event = self.backpressure.update(percent)
+        if event is not None:
+            self.hand_in(event)
 
     def _decide(self, arrived: list[Event]) -> list[Effect]:
         now_ns = self.clock.monotonic_ns()

@@ -8,7 +8,13 @@ from msgspec import structs
 
 from taskyard.core import graph, roster, submission, watching
 from taskyard.core.effects import Accepted, Acted, Refusal, Refused, RefusedTasks, Stop
-from taskyard.core.limits import AFTER_MAX, NAME_BYTES_MAX, REFUSED_NAMES_MAX
+from taskyard.core.limits import (
+    AFTER_MAX,
+    LAG_REFUSE_ALL_PERCENT,
+    LAG_REFUSE_PERCENT,
+    NAME_BYTES_MAX,
+    REFUSED_NAMES_MAX,
+)
 from taskyard.core.records import (
     Aged,
     Cancelled,
@@ -41,6 +47,8 @@ def submit_asked(scheduler: Scheduler, event: events.SubmitAsked) -> None:
         text = "the disk is nearly full; make room, or send more when some tasks are done"
         _refuse(scheduler, event, Refused(event.client, event.request, Refusal.FULL, text))
         return
+    if scheduler.lag_percent >= LAG_REFUSE_PERCENT and _is_refused_for_lag(scheduler, event):
+        return
     try:
         event = _with_campaigns(scheduler.ledger, event)
         decide = submission.decide_partial if event.partial else submission.decide
@@ -58,6 +66,18 @@ def submit_asked(scheduler: Scheduler, event: events.SubmitAsked) -> None:
     scheduler.tell(Accepted(event.client, event.request, *counts))
     if event.watch:
         watching.watch(scheduler, (event.client, event.request), event.submission.names)
+
+
+def _is_refused_for_lag(scheduler: Scheduler, event: events.SubmitAsked) -> bool:
+    """Refuse a submission because compaction lags behind. A client that would not repeat it is
+    refused last: until then its replies are held back."""
+    percent = scheduler.lag_percent
+    if not event.retries and percent < LAG_REFUSE_ALL_PERCENT:
+        return False
+    refusal = Refusal.RETRY_LATER if event.retries else Refusal.FULL
+    text = f"journal: compaction lags behind ({percent} % of its mark); send it again later"
+    _refuse(scheduler, event, Refused(event.client, event.request, refusal, text))
+    return True
 
 
 def _refuse(scheduler: Scheduler, event: events.SubmitAsked, refused: Refused) -> None:
