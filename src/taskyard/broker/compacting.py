@@ -42,7 +42,7 @@ ROWS_BYTES_MAX: Final = 256 * 1024 * 1024
 
 #: Ended tasks in memory, some 240 bytes each. Not less than there are unfinished ones, for the same
 #: reason: memory at most doubles.
-ENDED_MAX: Final = 500_000
+ENDED_MAX: Final = 150_000
 
 #: How often to look whether one is due, and whether the child has ended.
 DUE_LOOK_NS: Final = SECOND_NS // 5
@@ -59,6 +59,9 @@ TRIM_ROWS_MAX: Final = 256
 #: after each further one.
 RETRY_NS: Final = 60 * SECOND_NS
 RETRY_NS_MAX: Final = 3600 * SECOND_NS
+
+
+_DUE_PERCENT: Final = 100
 
 
 class Limits(Struct, frozen=True):
@@ -89,6 +92,8 @@ class Compactor:
         self._retry_ns = 0
         #: How many came to their end, for whoever wants to know.
         self.completed = 0
+        #: Work since the last one that did, in percent of the work that makes one due.
+        self.lag_percent = 0
 
     def look(self) -> int | None:
         """Do what is next, at most one step. Returns how soon to look again, None for whenever
@@ -96,6 +101,7 @@ class Compactor:
         now_ns = self._clock.monotonic_ns()
         if now_ns < self._next_ns:
             return self._next_ns - now_ns if self._is_busy else None
+        self.lag_percent = self._measured_lag()
         try:
             wait_ns = self._act(now_ns)
         except JournalDamaged as damage:
@@ -136,18 +142,19 @@ class Compactor:
             self._steps = self._archive.fill_filter()
         elif self._archive.recalled_count > RECALLED_MAX:
             self._steps = self._archive.forget_recalled()
-        elif now_ns >= self._retry_ns and self._is_due():
+        elif now_ns >= self._retry_ns and self.lag_percent > _DUE_PERCENT:
             self._start(now_ns)
 
-    def _is_due(self) -> bool:
+    def _measured_lag(self) -> int:
+        """Return the largest of rows, ended tasks and bytes, each in percent of its limit."""
         store, limits, counts = self._store, self._limits, self._archive.ledger.counts
-        if store.head.sequence - store.anchor.sequence > limits.rows:
-            return True
         unfinished = sum(counts) - counts[DONE] - counts[CANCELLED]
-        if self._archive.ended_count > max(limits.ended, unfinished):
-            return True
-        rows_bytes = store.used_bytes()
-        return rows_bytes > limits.rows_bytes and rows_bytes > self._snapshot_bytes()
+        shares = (
+            (store.head.sequence - store.anchor.sequence, limits.rows),
+            (self._archive.ended_count, max(limits.ended, unfinished)),
+            (store.used_bytes(), max(limits.rows_bytes, self._snapshot_bytes())),
+        )
+        return max(-(-_DUE_PERCENT * amount // limit) for amount, limit in shares)
 
     def _snapshot_bytes(self) -> int:
         newest = next(iter(snapshot.sequences(self._directory)), None)

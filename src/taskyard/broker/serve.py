@@ -120,7 +120,7 @@ def serve(
             Noise(lambda: doors.dwork.refused, clock, NOT_ALLOWED),
             Noise(lambda: broker.scheduler.refused, clock, REFUSED_TASKS),
         )
-        chores = _Chores(noises, opened.compactor)
+        chores = _Chores(noises, opened.compactor, broker.note_lag)
         _turn_until_told(broker, port, doors, chores, lambda: orders.are_to_end(broker))
         logger.info("stopped: %d rows in the journal", broker.store.head.sequence)
 
@@ -202,15 +202,25 @@ class _Orders:
 class _Chores:
     """What is looked at between two turns."""
 
-    def __init__(self, noises: tuple[Noise, ...], compactor: Compactor | None) -> None:
+    def __init__(
+        self,
+        noises: tuple[Noise, ...],
+        compactor: Compactor | None,
+        note_lag: Callable[[int], None],
+    ) -> None:
         self._noises = noises
         self._compactor = compactor
+        self._note_lag = note_lag
 
     def look(self) -> int | None:
         """How soon to look again."""
         for noise in self._noises:
             noise.look()
-        return None if self._compactor is None else self._compactor.look()
+        if self._compactor is None:
+            return None
+        wait_ns = self._compactor.look()
+        self._note_lag(self._compactor.lag_percent)
+        return wait_ns
 
 
 def _turn_until_told(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from taskyard.broker.answers import Answers
+from taskyard.broker.backpressure import Backpressure
 from taskyard.broker.following import Following
 from taskyard.broker.requests import Requests
 from taskyard.core.effects import Effect
@@ -71,6 +72,8 @@ class Broker:
         self._answers = Answers(store, index, self._is_reading)
         self._following = Following(store, scheduler.ledger, index, self._is_reading)
         self.requests = Requests(scheduler.ledger, self._is_reading)
+        #: Holds replies to submissions back while compaction lags behind.
+        self.backpressure = Backpressure()
         #: What the next turn begins with: what could not be sent, and what was handed in.
         self._undelivered: Sequence[Event] = ()
         self._room_checked_ns: int | None = None
@@ -90,7 +93,8 @@ class Broker:
             self._bytes_since_check += len(body)
         self._answers.complete(effects)
         self._following.complete(effects, records)
-        self._undelivered = self.port.send(effects)
+        passed = self.backpressure.pass_on(effects, self.clock.monotonic_ns())
+        self._undelivered = self.port.send(passed)
 
     def hand_in(self, event: Event) -> None:
         """Have the next turn begin with something that came by no port."""
@@ -104,8 +108,15 @@ class Broker:
             return 0
         if self.requests.are_ready():
             return 0
-        wake_at_ns = self.scheduler.wake_at_ns()
+        times = (self.scheduler.wake_at_ns(), self.backpressure.wake_at_ns())
+        wake_at_ns = min((time for time in times if time is not None), default=None)
         return None if wake_at_ns is None else max(0, wake_at_ns - self.clock.monotonic_ns())
+
+    def note_lag(self, percent: int) -> None:
+        """Note how far compaction lags behind."""
+        event = self.backpressure.update(percent)
+        if event is not None:
+            self.hand_in(event)
 
     def _decide(self, arrived: list[Event]) -> list[Effect]:
         now_ns = self.clock.monotonic_ns()

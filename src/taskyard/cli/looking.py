@@ -32,6 +32,7 @@ from taskyard.cli.printing import (
 from taskyard.cli.progress import summary_of
 from taskyard.cli.reaching import looking
 from taskyard.cli.words import as_pattern, count, plain, slots_in_use, span
+from taskyard.core.limits import LAG_REFUSE_PERCENT, LAG_SLOW_PERCENT
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, UserError
 
@@ -331,6 +332,14 @@ def _of_campaign(told: dict[str, Any], campaign: str) -> dict[str, Any]:
     raise UserError(f"no campaign is called {campaign}; `taskyard status` lists them")
 
 
+def _lag_line(lag: float) -> str:
+    """Return what to print of a compaction that lags behind; nothing while it keeps up."""
+    if lag * 100 < LAG_SLOW_PERCENT:
+        return ""
+    effect = "refused for now" if lag * 100 >= LAG_REFUSE_PERCENT else "slowed"
+    return f"journal: compaction lags behind ({lag:.0%} of its mark), submissions are {effect}"
+
+
 def _refused_line(number: int, last: dict[str, Any]) -> str:
     names = ", ".join(plain(name) for name in last["names"])
     return (
@@ -348,6 +357,8 @@ def _print_status(told: dict[str, Any]) -> None:
         click.echo(f"{pauses}; `taskyard resume --all` undoes that, or --service and --lane")
     if not told["accepting"]:
         click.echo("no more tasks are taken: the disk is nearly full")
+    if lag := _lag_line(told.get("compaction_lag", 0)):
+        click.echo(lag)
     if told.get("refused"):
         click.echo(_refused_line(told["refused"], told["refused_last"]))
     states = ("blocked", "delayed", "ready", "leased", "done", "failed", "cancelled")

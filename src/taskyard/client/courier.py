@@ -367,6 +367,7 @@ class Courier:
         """Report a broker that does not answer, and give up when the limit is reached."""
         silent_ns = self._line.silent_ns() if self._line.open_count else 0
         self.outage.update(silent_ns, self._clock.wall_ns())
+        self.outage.note_refusal(self._line.postponed, self._clock.wall_ns())
         limit_ns = self._limits.later_ns if self._line.answered else self._limits.first_ns
         if limit_ns is not None and silent_ns > limit_ns:
             self._give_up(limit_ns)

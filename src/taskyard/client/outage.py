@@ -38,6 +38,9 @@ class Outage:
         self._next_ns = REPORT_NS
         #: By the wall clock. None while the broker answers.
         self._since_ns: int | None = None
+        #: Since when submissions are refused for now; 0: they are taken.
+        self._refused_ns = 0
+        self._refusal_reported = False
 
     @property
     def since(self) -> datetime | None:
@@ -58,6 +61,19 @@ class Outage:
             self._since_ns = since_ns = wall_ns - silent_ns if since_ns is None else since_ns
             since = f"{_local(since_ns):%Y-%m-%d %H:%M:%S}"
             self._send(f"no answer since {since}{length}; waiting{self._end}")
+
+    def note_refusal(self, reason: str, wall_ns: int) -> None:
+        """Report when submissions are refused for now for longer than a moment, and when they are
+        taken again. An empty reason: they are taken."""
+        if not reason:
+            if self._refusal_reported:
+                self._send("takes tasks again")
+            self._refused_ns, self._refusal_reported = 0, False
+        elif not self._refused_ns:
+            self._refused_ns = wall_ns
+        elif wall_ns - self._refused_ns >= REPORT_NS and not self._refusal_reported:
+            self._refusal_reported = True
+            self._send(f"takes no tasks for now: {reason}; trying again")
 
     def reset(self) -> None:
         """Forget the outage without a report."""

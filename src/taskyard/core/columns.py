@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Raw, Struct, field, msgpack
 
@@ -181,6 +181,8 @@ class ChunkBuilder:
         self._names: list[bytes] = []
         self._payloads: list[bytes] = []
         self._payload_bytes = 0
+        #: Some tasks have the same payload.
+        self._sharing = False
         self._terms: dict[int, tuple[int, Terms]] = {}
         self._lanes: dict[bytes, int] = {}
         self._runs: list[Run] = []
@@ -211,14 +213,23 @@ class ChunkBuilder:
             self._runs[-1] = (self._runs[-1][0] + count, *alike)
         else:
             self._runs.append((count, *alike))
-        if not self._payloads or payloads[0] is not self._payloads[-1]:
-            self._payload_bytes += len(payloads[0])
-        if count > 1 and payloads[1] is not payloads[0]:
-            self._payload_bytes += sum(map(len, payloads)) - len(payloads[0])
+        self._note_payloads(payloads)
         self._names += names
         self._payloads += payloads
         self._waits += waits or repeat(0, count)
         self.place += count
+
+    def _note_payloads(self, payloads: Sequence[bytes]) -> None:
+        """Count bytes; one that tasks share lies next to itself, and counts once."""
+        first = payloads[0]
+        if self._payloads and first is self._payloads[-1]:
+            self._sharing = True
+        else:
+            self._payload_bytes += len(first)
+        if len(payloads) > 1 and payloads[1] is first:
+            self._sharing = True
+        else:
+            self._payload_bytes += sum(map(len, payloads)) - len(first)
 
     def add_task(self, task: Task) -> None:
         """Add one task."""
@@ -258,7 +269,9 @@ class ChunkBuilder:
         """Hand on what is gathered."""
         if not self._names:
             return
-        payloads, payload_at = _shared(self._payloads)
+        payloads, payload_at = self._payloads, None
+        if self._sharing:
+            payloads, payload_at = _shared(payloads)
         columns = TaskColumns(
             names=self._names,
             payloads=Raw(_encode(payloads)),
@@ -375,20 +388,21 @@ class Restorer:
         payloads = columns.each_payload()
         if max(map(len, payloads)) >= _INTERNED_BYTES:
             payloads = [self._shared_payload(one) for one in payloads]
-        first, begin = len(self.tasks), 0
         lane_of = lanes_of(self.ledger, columns, terms)
-        for count, terms_at, lane_at, state_at in columns.runs:
-            end = begin + count
-            lane, state = lane_of(terms_at, lane_at), _STATES[state_at]
-            waits = repeat(0) if columns.waits is None else columns.waits[begin:end]
-            fields = (repeat(terms[terms_at]), repeat(lane), repeat(state), waits)
-            made = list(map(Task, columns.names[begin:end], payloads[begin:end], *fields))
-            self.tasks += made
+        runs = [
+            (count, terms[terms_at], lane_of(terms_at, lane_at), _STATES[state])
+            for count, terms_at, lane_at, state in columns.runs
+        ]
+        alike = [chain.from_iterable(map(repeat, *each)) for each in _columns_of(runs)]
+        waits = () if columns.waits is None else (columns.waits,)
+        made = list(map(Task, columns.names, payloads, *alike, *waits))
+        begin, first = 0, len(self.tasks)
+        for count, one, lane, state in runs:
             lane.tasks += count
             if state is READY:
-                self._queue(lane, terms[terms_at].priority, made, first + begin)
-            begin = end
-        made = self.tasks[first:]
+                self._queue(lane, one.priority, made[begin : begin + count], first + begin)
+            begin += count
+        self.tasks += made
         self.ledger.tasks.update(zip(columns.names, made, strict=True))
         for number in {**columns.attempts, **columns.due_ns, **columns.endings}:
             set_details(columns, number, made[number])
@@ -409,7 +423,8 @@ class Restorer:
         if self._apart:
             numbered = enumerate(tasks, first)
             tasks = [task for place, task in numbered if place not in self._apart]
-        lane.queue(priority).items += tasks
+        queue = lane.line if lane.line.priority == priority else lane.queue(priority)
+        queue.items += tasks
         lane.ready += len(tasks)
 
     def _plan(self, columns: TaskColumns, terms: list[Terms], tasks: list[Task]) -> None:
@@ -448,6 +463,15 @@ class Restorer:
                     lane.branch.offer(lane)
                 service.drop_if_empty(lane)
         return ledger
+
+
+def _columns_of(
+    runs: list[tuple[int, Terms, Lane, TaskState]],
+) -> Iterator[tuple[list[Any], list[int]]]:
+    """Yield what each run has, and how often, for terms, lanes and states."""
+    counts = [run[0] for run in runs]
+    for column in (1, 2, 3):
+        yield [run[column] for run in runs], counts
 
 
 def restore_frame(rest: Rest) -> Ledger:

@@ -32,6 +32,7 @@ class Refusal(Enum):
     BUSY = "busy"  #: a leased task can't be given more to wait for
     CANCELLED = "cancelled"  #: would wait for a cancelled task
     FULL = "full"  #: the broker takes no more tasks now
+    RETRY_LATER = "retry later"  #: compaction lags behind: send the same again in a moment
     NAME_HELD = "name held"  #: another live process has the worker's name: wait for it
     NAME_LOST = "name lost"  #: another process took the worker's name over, for good
     OVERLOADED = "overloaded"  #: too many requests of the client wait already
@@ -184,6 +185,8 @@ class Stats(Struct, gc=False):
     #: Tasks of partial submissions that were refused since the broker started, and the latest.
     refused: int = 0
     refused_last: RefusedTasks | None = None
+    #: Work since the last compaction, in percent of the work that makes one due.
+    lag_percent: int = 0
 
 
 class Counted(Effect):

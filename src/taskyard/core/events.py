@@ -74,6 +74,8 @@ class SubmitAsked(Event):
     after_campaigns: tuple[bytes, ...] = ()
     #: Merge tasks of one name, accept the sound ones and refuse the others. Else all or nothing.
     partial: bool = False
+    #: The client sends it again by itself if it is refused for now.
+    retries: bool = False
 
 
 class WorkerAppeared(Event):
@@ -494,6 +496,13 @@ class RulesSet(Event):
     defaults: Rules = Rules()
     #: Workers that may serve lanes at once, over all services; 0 for no limit.
     workers_max: int = 0
+
+
+class LagChanged(Event):
+    """The journal's compaction lags behind more, or less, than before."""
+
+    #: Work since the last compaction, in percent of the work that makes one due.
+    percent: int
 
 
 class RoomChanged(Event):

@@ -122,3 +122,10 @@ WIDE_LOOKAHEAD: Final = 64
 #: Rate that was not used is saved up for this long, so that a high rate is reached with one
 #: look at the clock every few milliseconds.
 RATE_SAVED_NS_MAX: Final = SECOND_NS // 10
+
+#: How far compaction may lag behind before producers are slowed, before clients that repeat a
+#: submission are refused, and before everybody is: in percent of the work that makes one due. What
+#: is not compacted stays in memory.
+LAG_SLOW_PERCENT: Final = 150
+LAG_REFUSE_PERCENT: Final = 250
+LAG_REFUSE_ALL_PERCENT: Final = 400

@@ -252,6 +252,7 @@ def stats_asked(scheduler: Scheduler, event: events.StatsAsked) -> None:
         pauses=_pauses(services),
         refused=scheduler.refused,
         refused_last=scheduler.refused_last,
+        lag_percent=scheduler.lag_percent,
     )
     scheduler.tell(Counted(event.client, event.request, stats))
 

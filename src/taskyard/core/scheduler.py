@@ -51,6 +51,8 @@ class Scheduler:
         self.wall_offset_ns = 0
         #: False while the disk's reserve is touched: producers are told, workers go on.
         self.accepting = True
+        #: How far the journal's compaction lags behind: 100 makes one due.
+        self.lag_percent = 0
         #: Tasks of partial submissions that were refused since the start, and the latest of them.
         self.refused = 0
         self.refused_last: effects.RefusedTasks | None = None
@@ -187,6 +189,7 @@ _DECIDERS: dict[type, Callable[[Scheduler, Any], None]] = {
     events.TimePassed: timers.time_passed,
     events.RulesSet: timers.rules_set,
     events.RoomChanged: timers.room_changed,
+    events.LagChanged: timers.lag_changed,
     events.SubmitAsked: wishes.submit_asked,
     events.CancelAsked: wishes.cancel_asked,
     events.RetryAsked: wishes.retry_asked,

@@ -216,16 +216,9 @@ class Campaign(Struct, gc=False, eq=False):
 
 def ended_of(task: Task, ending: Ending) -> Ended:
     """What to keep of a task that has ended."""
-    return Ended(
-        name=task.name,
-        state=task.state,
-        campaign=task.terms.campaign,
-        service=task.terms.service,
-        attempt=task.attempt,
-        digest=task.payload,
-        record=ending.record,
-        at_ns=ending.at_ns,
-    )
+    terms = task.terms
+    same = (terms.campaign, terms.service, task.attempt, task.payload, ending.record, ending.at_ns)
+    return Ended(task.name, task.state, *same)
 
 
 class Digests:

@@ -204,3 +204,7 @@ def rules_set(scheduler: Scheduler, event: events.RulesSet) -> None:
 
 def room_changed(scheduler: Scheduler, event: events.RoomChanged) -> None:
     scheduler.accepting = event.accepting
+
+
+def lag_changed(scheduler: Scheduler, event: events.LagChanged) -> None:
+    scheduler.lag_percent = event.percent

@@ -8,7 +8,13 @@ from msgspec import structs
 
 from taskyard.core import graph, identity, roster, submission, watching
 from taskyard.core.effects import Accepted, Acted, Refusal, Refused, RefusedTasks, Stop
-from taskyard.core.limits import AFTER_MAX, NAME_BYTES_MAX, REFUSED_NAMES_MAX
+from taskyard.core.limits import (
+    AFTER_MAX,
+    LAG_REFUSE_ALL_PERCENT,
+    LAG_REFUSE_PERCENT,
+    NAME_BYTES_MAX,
+    REFUSED_NAMES_MAX,
+)
 from taskyard.core.records import (
     Aged,
     Cancelled,
@@ -41,6 +47,8 @@ def submit_asked(scheduler: Scheduler, event: events.SubmitAsked) -> None:
         text = "the disk is nearly full; make room, or send more when some tasks are done"
         _refuse(scheduler, event, Refused(event.client, event.request, Refusal.FULL, text))
         return
+    if scheduler.lag_percent >= LAG_REFUSE_PERCENT and _is_refused_for_lag(scheduler, event):
+        return
     asked = event.submission
     try:
         event = submission.keyed(scheduler.ledger, event)
@@ -62,6 +70,18 @@ def submit_asked(scheduler: Scheduler, event: events.SubmitAsked) -> None:
         bare = bool(scheduler.ledger.bare)
         full_names = identity.full_names(asked) if bare else event.submission.names
         watching.watch(scheduler, (event.client, event.request), full_names)
+
+
+def _is_refused_for_lag(scheduler: Scheduler, event: events.SubmitAsked) -> bool:
+    """Refuse a submission because compaction lags behind. A client that would not repeat it is
+    refused last: until then its replies are held back."""
+    percent = scheduler.lag_percent
+    if not event.retries and percent < LAG_REFUSE_ALL_PERCENT:
+        return False
+    refusal = Refusal.RETRY_LATER if event.retries else Refusal.FULL
+    text = f"journal: compaction lags behind ({percent} % of its mark); send it again later"
+    _refuse(scheduler, event, Refused(event.client, event.request, refusal, text))
+    return True
 
 
 def _refuse(scheduler: Scheduler, event: events.SubmitAsked, refused: Refused) -> None:

@@ -17,9 +17,10 @@ started by who has: a broker lets `export` run beside its turns (`compacting`), 
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import chain as chained
+from itertools import repeat
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +47,8 @@ TOUCHED_MAX: Final = 250_000
 
 #: Told what is done, how far it is, and how far it goes.
 Progress = Callable[[str, int, int], None]
+
+_EMPTY: Final = Result(b"")
 
 logger = logging.getLogger("taskyard.journal")
 
@@ -361,13 +364,14 @@ class _Pass:
 
 def finishings(ledger: Ledger, record: Finished | Cancelled) -> list[Finishing]:
     """Return what the index keeps of the tasks that a record ended: results, or causes."""
-    names = record.names
-    results: Sequence[Result | None]
-    if isinstance(record, Finished):
-        results = recovery.results_in(record, ledger.record, names)
-    else:
+    results: Iterable[Result | None]
+    if isinstance(record, Cancelled):
         causes = recovery.causes_in(record)
         results = [None if cause is None else Result(cause) for cause in causes]
+    elif record.results is None and record.result_bytes_total is None:
+        results = repeat(_EMPTY)  # most tasks of plain peers
+    else:
+        results = recovery.results_in(record, ledger.record, record.names)
     ending = Ending(ledger.record, record.at_ns)
-    tasks = ledger.named(names)
-    return [(ended_of(task, ending), result) for task, result in zip(tasks, results, strict=True)]
+    ended = [ended_of(task, ending) for task in ledger.named(record.names)]
+    return list(zip(ended, results, strict=False))

@@ -66,6 +66,7 @@ _UPSERT = (
     "result_checksum = excluded.result_checksum, "
     "result_bytes_total = excluded.result_bytes_total WHERE excluded.record > record"
 )
+_INSERT_NEW = "INSERT OR IGNORE INTO finished VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _COUNT = "SELECT value FROM meta WHERE key = 'count'"
 _ENDED = "name, state, campaign, service, attempt, digest, record, at_ns, checksum"
 _ENDED_COLUMNS: Final = _ENDED.count(",") + 1
@@ -233,26 +234,20 @@ class IndexWriter:
 
     def _write(self, some: list[Finishing]) -> None:
         """One transaction, merged at once: its syncs are short, and its log is."""
-        execute = self._connection.execute
+        connection, execute = self._connection, self._connection.execute
         try:
+            rows = list(map(_columns, some))
             execute("BEGIN IMMEDIATE")
-            count = execute(_COUNT).fetchone()[0] + self._count_new(some)
-            self._connection.executemany(_UPSERT, map(_columns, some))
-            execute("UPDATE meta SET value = ? WHERE key = 'count'", (count,))
+            before = connection.total_changes
+            connection.executemany(_INSERT_NEW, rows)
+            new = connection.total_changes - before
+            if new < len(rows):  # rare: a name that has ended before, or a run that was killed
+                connection.executemany(_UPSERT, rows)
+            execute("UPDATE meta SET value = value + ? WHERE key = 'count'", (new,))
             execute("COMMIT")
             execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         except DiskErrors as error:
             raise self._failed(error) from error
-
-    def _count_new(self, some: list[Finishing]) -> int:
-        """To count all rows afterwards would be a walk over all of them."""
-        names, known = [*dict.fromkeys(map(_name_of, some))], 0
-        for start in range(0, len(names), _NAMES_A_QUERY):
-            asked = names[start : start + _NAMES_A_QUERY]
-            marks = ",".join("?" * len(asked))
-            query = f"SELECT count(*) FROM finished WHERE name IN ({marks})"  # noqa: S608 - marks
-            known += self._connection.execute(query, asked).fetchone()[0]
-        return len(names) - known
 
     def commit(self, head: Head) -> None:
         """Let the index cover the rows up to `head`. It is durable when this returns."""

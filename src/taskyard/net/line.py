@@ -3,7 +3,8 @@
 A request stays open until its answer is here. It is sent again when the broker turns out to be
 another process (it knows nothing of what the former one was asked), or when an answer is overdue;
 so whatever is asked must be harmless to ask twice, and in this dialect all of it is. What can't be
-sent now, because nobody is there, is sent when somebody is.
+sent now, because nobody is there, is sent when somebody is. One that the broker refuses with
+`retry-later` is sent again after a pause, twice as long each time.
 
 It gets its wire and clock as arguments. It knows how requests are numbered, and nothing of what
 they are about.
@@ -33,6 +34,11 @@ OVERDUE_NS: Final = 10 * SECOND_NS
 #: How soon to try to send again what nobody was there for.
 RESEND_NS: Final = SECOND_NS // 50
 
+#: How soon to send again what was refused for now: at first, and at the longest.
+RETRY_NS: Final = SECOND_NS // 20
+RETRY_NS_MAX: Final = 2 * SECOND_NS
+RETRIES_COUNTED_MAX: Final = 10
+
 
 class Carrier(Protocol):
     """What carries the frames."""
@@ -56,6 +62,8 @@ class Request(Struct, gc=False):
     stream: bool
     #: When it was sent; 0: not yet.
     sent_ns: int = 0
+    #: How often it was refused for now.
+    retries: int = 0
 
 
 class Line:
@@ -68,6 +76,10 @@ class Line:
         self._open: dict[int, Request] = {}
         #: Requests that could not be sent yet.
         self._unsent: dict[int, None] = {}
+        #: Requests that were refused for now, and when to send them again.
+        self._later: dict[int, int] = {}
+        #: Why, for requests that were refused for now and are not answered yet.
+        self._reasons: dict[int, str] = {}
         #: The broker's process, as it said last; 0: it was never heard.
         self._broker = 0
         self._heard_ns = clock.monotonic_ns()
@@ -81,6 +93,11 @@ class Line:
     @property
     def open_count(self) -> int:
         return len(self._open)
+
+    @property
+    def postponed(self) -> str:
+        """Return why requests are refused for now; empty if none is."""
+        return next(iter(self._reasons.values()), "")
 
     def silent_ns(self) -> int:
         """How long nothing was heard."""
@@ -113,11 +130,15 @@ class Line:
         """Its answer is not wanted any more."""
         self._open.pop(number, None)
         self._unsent.pop(number, None)
+        self._later.pop(number, None)
+        self._reasons.pop(number, None)
 
     def forget_all(self) -> None:
         """Drop every open request. The next one starts the clock of `silent_ns` again."""
         self._open.clear()
         self._unsent.clear()
+        self._later.clear()
+        self._reasons.clear()
         self._ping = 0
 
     def replies(self) -> list[Reply]:
@@ -138,6 +159,9 @@ class Line:
             self._notice(reply.broker, number)
         if request is None:
             return False
+        if reply.kind == peer.ERROR and reply.code == peer.RETRY_LATER:
+            self._postpone(number, request, reply.reason)
+            return False
         if request.stream and _goes_on(reply):
             request.sent_ns = self._heard_ns  # and this is a sign of life
             return True
@@ -146,6 +170,14 @@ class Line:
             self._ping = 0
             return False
         return True
+
+    def _postpone(self, number: int, request: Request, reason: str) -> None:
+        """Send a request again after a pause."""
+        pause_ns = min(RETRY_NS << min(request.retries, RETRIES_COUNTED_MAX), RETRY_NS_MAX)
+        request.retries += 1
+        request.sent_ns = 0
+        self._later[number] = self._heard_ns + pause_ns
+        self._reasons[number] = reason
 
     def _notice(self, broker: int, answered: int) -> None:
         """Another process answers: what the former one was asked is lost with it."""
@@ -164,6 +196,9 @@ class Line:
         for number, request in self._open.items():
             if request.sent_ns and now_ns - request.sent_ns > OVERDUE_NS + request.wait_ns:
                 self._unsent[number] = None
+        for number in [number for number, when_ns in self._later.items() if when_ns <= now_ns]:
+            del self._later[number]
+            self._unsent[number] = None
         for number in [*self._unsent]:
             if not self._send(number):
                 break
@@ -177,7 +212,7 @@ class Line:
         now_ns = self._clock.monotonic_ns()
         if self._unsent:
             return now_ns + RESEND_NS
-        return max(now_ns, self._heard_ns) + PING_NS
+        return min([max(now_ns, self._heard_ns) + PING_NS, *self._later.values()])
 
     def _send(self, number: int) -> bool:
         request = self._open[number]

@@ -158,6 +158,9 @@ class Stats(Document):
     #: Tasks of plain dwork peers that were refused since the broker started, and the latest.
     refused: int
     refused_last: RefusedTasks | None
+    #: Work since the journal was last compacted, in units of the work that makes that due. Above
+    #: 1.5 submissions are slowed, above 2.5 they are refused for a while.
+    compaction_lag: float
 
 
 class Worker(Document):
@@ -331,6 +334,7 @@ def stats(told: effects.Stats) -> Stats:
         ],
         refused=told.refused,
         refused_last=None if told.refused_last is None else _refused(told.refused_last),
+        compaction_lag=told.lag_percent / 100,
     )
 
 

@@ -81,6 +81,10 @@ class Assigned(Struct):
         return self.terms[0 if self.terms_at is None else self.terms_at[index]]
 
 
+#: The code of an Error: the same request is to be sent again in a moment.
+RETRY_LATER: Final = "retry-later"
+
+
 class Reply:
     """An answer. Its parts are decoded when they are asked for."""
 

@@ -93,6 +93,7 @@ def _create(desk: Desk, asked: Asked) -> Sequence[events.Event]:
     asks = events.SubmitAsked(
         *(0, asked.route, submission, number, unknown, repeat, watch, campaigns),
         partial=not asked.extended,
+        retries=asked.extended,
     )
     told.append(asks)
     return told
