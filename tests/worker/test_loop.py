@@ -434,7 +434,7 @@ def test_worker_whose_goodbye_is_not_answered_does_not_turn_without_rest() -> No
     shop.turn()
     shop.cut_off = True
     shop.loop.leave()
-    for _ in range(20):
+    for _ in range(200):
         shop.loop.turn()
         assert shop.loop.wake_at_ns() > shop.now_ns
         shop.now_ns = shop.loop.wake_at_ns()
