@@ -195,7 +195,10 @@ def _user_of(frame: zmq.Frame) -> str:
 
 
 class CountingWire(Wire):
-    """A peer's socket that counts its connections: ZeroMQ makes another one without a word."""
+    """A peer's socket that counts its connections: ZeroMQ makes another one without a word.
+
+    To be made before the socket connects.
+    """
 
     def __init__(self, socket: zmq.Socket[bytes], endpoint: str) -> None:
         super().__init__(socket, endpoint, None)
@@ -246,7 +249,7 @@ class GuestWire(CountingWire):
             )
 
 
-class NamedWire(Wire):
+class NamedWire(CountingWire):
     """A ROUTER that connects: the first frame of a message is the name of the other end."""
 
     def _stop_listening(self) -> None:
@@ -329,6 +332,8 @@ def connect_by_name(endpoint: str, suffix: str) -> Wire:
         state_options(socket, options, is_ipv6=isinstance(place, Tcp) and place.is_ipv6)
         # Who is there is known before it is: what is sent to it may wait for the connection.
         socket.setsockopt(zmq.SocketOption.CONNECT_ROUTING_ID, name.encode())
+        wire = NamedWire(socket, name)
+        stack.callback(wire.close)
         socket.connect(name)
         stack.pop_all()
-    return NamedWire(socket, name, None)
+    return wire
