@@ -406,3 +406,15 @@ def test_put_off_task_does_not_wait_for_one_that_no_worker_can_hold() -> None:
     assert yard.take(b"w") == []  # nothing else is there for this worker: it waits for a while
     yard.later(60)
     assert yard.take(b"w") == [b"a"]
+
+
+def test_wide_task_is_not_given_to_a_worker_that_only_takes_tasks_ahead() -> None:
+    yard = Yard()
+    facts = WorkerFacts(slots_total=1, silence_ns=10**10)
+    yard.handle(WorkerAppeared(0, b"small", facts, ahead=3))
+    yard.submit(b"wide", slots=2)
+    yard.take(b"small", 3)
+    assert yard.states(b"wide") == [READY]
+    yard.join(b"large", slots_total=2)
+    yard.take(b"large", 2)
+    assert yard.states(b"wide") == [LEASED]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.net.line import OVERDUE_NS, PING_NS, Line
+from taskyard.net.line import OVERDUE_NS, PING_NS, PING_OVERDUE_NS, Line
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_peer as peer
 
@@ -18,12 +18,16 @@ class Wall:
     def __init__(self) -> None:
         self.now_ns = 100 * SECOND_NS
         self.there = True
+        self.made = 1
         self.sent: list[Q] = []
         self.inbox: list[list[bytes]] = []
         self.line = Line(self, self)
 
     def monotonic_ns(self) -> int:
         return self.now_ns
+
+    def connections(self) -> int:
+        return self.made
 
     def receive(self) -> list[bytes] | None:
         return self.inbox.pop(0) if self.inbox else None
@@ -140,6 +144,36 @@ def test_overdue_request_is_asked_again_but_not_while_it_may_wait() -> None:
     assert 1 in wall.pass_time(OVERDUE_NS + 1)
     assert 2 not in wall.pass_time(SECOND_NS)
     assert 2 in wall.pass_time(60 * SECOND_NS)
+
+
+def test_everything_is_asked_again_on_another_connection() -> None:
+    wall = Wall()
+    first, second = wall.ask(30 * SECOND_NS), wall.ask(30 * SECOND_NS)
+    ping = wall.pass_time(PING_NS + 1)[-1]
+    wall.made += 1
+    assert wall.pass_time(PING_NS) == [first, second, ping]
+    wall.answer(ping)
+    assert wall.answered() == []
+    assert wall.pass_time(PING_NS) == []
+
+
+def test_first_connection_is_no_other_one() -> None:
+    wall = Wall()
+    wall.made = 0
+    wall.ask(30 * SECOND_NS)
+    wall.pass_time(PING_NS)
+    wall.made = 1
+    wall.answer(99)
+    assert wall.answered() == []
+    assert wall.pass_time(PING_NS) == []
+
+
+def test_lost_ping_is_sent_again_long_before_other_requests() -> None:
+    wall = Wall()
+    wall.ask()
+    (ping,) = wall.pass_time(PING_NS + 1)
+    assert wall.pass_time(PING_OVERDUE_NS) == []
+    assert wall.pass_time(1) == [ping]
 
 
 def test_stream_stays_open_until_nothing_is_left() -> None:

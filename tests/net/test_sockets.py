@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -224,3 +225,22 @@ def test_process_ends_with_wires_open(tmp_path: Path) -> None:
     subprocess.run(
         [PYTHON, "-c", LEAVE_OPEN, f"ipc://{tmp_path}/broker.sock"], check=True, timeout=20
     )
+
+
+def test_wire_counts_its_connections_if_it_is_asked_to() -> None:
+    with closing(listen("tcp://127.0.0.1:0")) as first:
+        endpoint = first.endpoint
+        plain, counting = connect(endpoint), connect(endpoint, counts=True)
+        with closing(plain), closing(counting):
+            await_connections(counting, 1)
+            first.close()
+            with closing(listen(endpoint)):
+                await_connections(counting, 2)
+                assert plain.connections() == 0
+
+
+def await_connections(wire: Wire, count: int) -> None:
+    ends = time.monotonic() + 60
+    while wire.connections() < count:
+        assert time.monotonic() < ends
+        wire.socket.poll(10)

@@ -90,6 +90,9 @@ class Shop(Counter):
         self.handle([*events])
         return True
 
+    def connections(self) -> int:
+        return 1
+
     def receive(self) -> list[bytes] | None:
         self._inbox += [[b"", body] for route, body in self.sent if route == b"worker"]
         self.sent = []
@@ -424,3 +427,15 @@ def test_worker_that_waits_for_its_name_can_leave() -> None:
     shop.loop.leave()
     shop.turn()
     assert shop.loop.gone
+
+
+def test_worker_whose_goodbye_is_not_answered_does_not_turn_without_rest() -> None:
+    shop = Shop()
+    shop.turn()
+    shop.cut_off = True
+    shop.loop.leave()
+    for _ in range(200):
+        shop.loop.turn()
+        assert shop.loop.wake_at_ns() > shop.now_ns
+        shop.now_ns = shop.loop.wake_at_ns()
+    assert not shop.loop.gone

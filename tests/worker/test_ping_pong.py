@@ -240,6 +240,34 @@ def test_job_of_a_connection_that_was_renewed_is_ended_and_nothing_is_said_of_it
     assert shop.hall.to_client(b"job") == [[b"result"]]
 
 
+def test_late_count_of_before_a_rest_does_not_end_the_next_job() -> None:
+    shop = Shop()
+    shop.later(4)  # the broker counts some pings
+    shop.give(b"job")
+    shop.hands.finish(Outcome.REFUSED, b"no process")
+    shop.loop.turn()
+    shop.later(REFUSED_NS / SECOND_NS - 0.001)
+    connection = shop.connections[0]
+    connection.inbox = [[b"", b"PONG", b"9"], *connection.inbox]
+    shop.later(2)
+    assert shop.loop.is_working
+    shop.later(3)
+    assert shop.loop.is_working
+    assert shop.hands.stopped == []
+
+
+def test_worker_does_not_turn_without_rest_while_its_goodbye_is_not_answered() -> None:
+    shop = Shop()
+    shop.is_cut_off = True
+    shop.later(2.5)
+    shop.loop.leave()
+    shop.turn()
+    while not shop.loop.gone:
+        assert shop.loop.wake_at_ns() > shop.monotonic_ns()
+        shop.hall.later((shop.loop.wake_at_ns() - shop.monotonic_ns()) / SECOND_NS)
+        shop.loop.turn()
+
+
 def test_result_is_sent_when_it_can_be() -> None:
     shop = Shop()
     shop.give(b"job")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.worker.round_robin import ANSWER_NS, FAREWELL_NS, ONGOING_NS, Loop
+from taskyard.worker.round_robin import ANSWER_NS, CONNECTION_NS, FAREWELL_NS, ONGOING_NS, Loop
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,11 +26,15 @@ class Stage:
         self.sent: list[list[bytes]] = []
         self.arriving: list[list[bytes]] = []
         self.is_full = False
+        self.made = 1
         self.said: list[str] = []
         self.loop = Loop(self, self, "w", lambda _level, text: self.said.append(text))
 
     def monotonic_ns(self) -> int:
         return self.now_ns
+
+    def connections(self) -> int:
+        return self.made
 
     def receive(self) -> list[bytes] | None:
         return self.arriving.pop(0) if self.arriving else None
@@ -89,13 +93,43 @@ def test_refusal_to_register_is_said() -> None:
     assert stage.said == ["w can't register: no room"]
 
 
-def test_server_that_does_not_answer_is_said() -> None:
+def test_server_that_does_not_answer_is_said_once_and_asked_again() -> None:
     stage = Stage()
     stage.loop.register()
-    assert stage.loop.wake_at_ns() == SECOND_NS + ANSWER_NS
-    stage.later(ANSWER_NS)
-    assert stage.said == [f"no server answers at {stage.endpoint}"]
+    stage.told()
+    goodbye = lmq(3, b"WORKER", b"\x09")
+    assert stage.later(ANSWER_NS) == [goodbye, lmq(4, b"3", b"\x08", b"10")]
     assert not stage.loop.is_waiting
+    assert stage.later(ANSWER_NS) == [goodbye, lmq(4, b"4", b"\x08", b"10")]
+    assert stage.said == [f"no server answers at {stage.endpoint}"]
+    stage.hears(*lmq(6, b"4"))
+    assert stage.loop.is_registered
+
+
+def test_worker_registers_again_on_another_connection() -> None:
+    stage = Stage().registered()
+    assert stage.later(CONNECTION_NS) == []
+    stage.made += 1
+    assert stage.loop.wake_at_ns() == stage.now_ns + CONNECTION_NS
+    goodbye, register = lmq(3, b"WORKER", b"\x09"), lmq(4, b"3", b"\x08", b"10")
+    assert stage.later(CONNECTION_NS) == [goodbye, register]
+    stage.hears(*lmq(6, b"3"))
+    assert stage.loop.is_registered
+    assert stage.later(CONNECTION_NS) == []
+
+
+def test_register_that_was_lost_with_its_connection_is_repeated_at_once() -> None:
+    stage = Stage()
+    stage.loop.register()
+    stage.later(CONNECTION_NS)
+    stage.told()
+    stage.made += 1
+    goodbye, register = lmq(3, b"WORKER", b"\x09"), lmq(4, b"3", b"\x08", b"10")
+    assert stage.later(CONNECTION_NS) == [goodbye, register]
+    stage.hears(*lmq(6, b"2"))  # the answer to the first one came with the old connection
+    assert not stage.loop.is_registered
+    stage.hears(*lmq(6, b"3"))
+    assert stage.loop.is_registered
 
 
 @pytest.mark.parametrize(
@@ -158,7 +192,10 @@ def test_worker_that_is_not_known_any_more_registers_again() -> None:
     assert stage.later(ONGOING_NS) == [lmq(4, b"3", b"ongoing")]
     assert stage.hears(*lmq(6, b"3")) == []
     assert stage.later(ONGOING_NS) == [lmq(4, b"4", b"ongoing")]
-    assert stage.hears(*lmq(6, b"4", b"ERROR register first")) == [lmq(4, b"5", b"\x08", b"10")]
+    goodbye = lmq(3, b"WORKER", b"\x09")
+    answer = lmq(6, b"4", b"ERROR register first")
+    assert stage.hears(*answer) == [goodbye, lmq(4, b"5", b"\x08", b"10")]
+    assert stage.hears(*answer) == []
 
 
 def test_worker_registers_again_when_the_server_has_restarted() -> None:

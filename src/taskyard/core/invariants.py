@@ -354,6 +354,7 @@ def _could_go(scheduler: Scheduler, worker: Worker, task: Task) -> bool:
     fits = (
         task.lane.service.name in worker.facts.services
         and task.terms.slots <= worker.slots_free
+        and task.terms.slots <= (worker.facts.slots_total or task.terms.slots)
         and (task.payload or task.name) not in UNTELLABLE.get(worker.facts.dialect, ())
         and not any(one.isolation == ALONE for one in held)
         and _is_apart(worker, held, task)

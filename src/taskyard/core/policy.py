@@ -125,6 +125,8 @@ class Choice:
         self.worker = worker
         self.now_ns = now_ns
         self.slots = worker.slots_free
+        #: The most slots of one task: what is taken ahead makes no wide task fit.
+        self.slots_widest = worker.facts.slots_total or SLOTS_UNLIMITED
         #: How many tasks more.
         self.count = min(count, self.slots, LEASE_TASKS_MAX)
         #: How many of these in lanes that are overfed, which don't count as tasks of their own.
@@ -370,7 +372,7 @@ class Choice:
         looked = room + WIDE_LOOKAHEAD
         while True:
             seen = self._next(lane, looked)
-            chosen, wider = _first_fit(seen, slots, room)
+            chosen, wider = self._first_fit(seen, slots, room)
             if len(chosen) == room or len(seen) < looked:
                 break
             looked *= 4
@@ -444,9 +446,25 @@ class Choice:
         """Return the first of these tasks, by priority, that the worker can be told and has slots
         for."""
         tellable = [task for task in tasks if self._can_tell(task)]
-        chosen, wider = _first_fit(_by_priority(tellable), slots, count)
+        chosen, wider = self._first_fit(_by_priority(tellable), slots, count)
         self._pass(wider)
         return chosen
+
+    def _first_fit(
+        self, tasks: list[Task], slots: int, count: int
+    ) -> tuple[list[Task], list[Task]]:
+        """Return the first tasks that go into so many slots, and those before them that do not."""
+        chosen: list[Task] = []
+        wider: list[Task] = []
+        for task in tasks:
+            if len(chosen) == count:
+                break
+            if task.terms.slots > min(slots, self.slots_widest):
+                wider.append(task)
+            else:
+                slots -= task.terms.slots
+                chosen.append(task)
+        return chosen, wider
 
     def _isolation_room(self, isolation: int) -> int:
         """Return how many tasks more of an isolation the worker may hold."""
@@ -485,7 +503,7 @@ class Choice:
 
     def _has_room_for(self, task: Task) -> bool:
         """Return whether the worker could begin with this task now, limits aside."""
-        if task.terms.slots > self.slots or not self._can_tell(task):
+        if task.terms.slots > min(self.slots, self.slots_widest) or not self._can_tell(task):
             return False
         if blocked(self.ledger, task.lane, self.now_ns):
             return False
@@ -493,21 +511,6 @@ class Choice:
         if isolation == ALONE:
             return not self.worker.leases
         return not isolation or self._isolation_room(isolation) > 0
-
-
-def _first_fit(tasks: list[Task], slots: int, count: int) -> tuple[list[Task], list[Task]]:
-    """Return the first tasks that go into so many slots, and those before them that do not."""
-    chosen: list[Task] = []
-    wider: list[Task] = []
-    for task in tasks:
-        if len(chosen) == count:
-            break
-        if task.terms.slots > slots:
-            wider.append(task)
-        else:
-            slots -= task.terms.slots
-            chosen.append(task)
-    return chosen, wider
 
 
 def _left(maximum: int, count: int) -> int:

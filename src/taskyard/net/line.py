@@ -1,10 +1,12 @@
 """A peer's line to its broker: numbers requests, and asks again what was not answered.
 
 A request stays open until its answer is here. It is sent again when the broker turns out to be
-another process (it knows nothing of what the former one was asked), or when an answer is overdue;
-so whatever is asked must be harmless to ask twice, and in this dialect all of it is. What can't be
-sent now, because nobody is there, is sent when somebody is. One that the broker refuses with
-`retry-later` is sent again after a pause, twice as long each time.
+another process (it knows nothing of what the former one was asked), when ZeroMQ has made another
+connection (what was under way on the former one is lost, and what waits at the broker would be
+answered there), or when an answer is overdue. So whatever is asked must be harmless to ask twice,
+and in this dialect all of it is. What can't be sent now, because nobody is there, is sent when
+somebody is. One that the broker refuses with `retry-later` is sent again after a pause, twice as
+long each time.
 
 It gets its wire and clock as arguments. It knows how requests are numbered, and nothing of what
 they are about.
@@ -31,6 +33,9 @@ PING_NS: Final = SECOND_NS // 2
 #: An answer is overdue when it has taken this long, and longer than it was allowed to take.
 OVERDUE_NS: Final = 10 * SECOND_NS
 
+#: A ping waits for nothing, so it is overdue sooner.
+PING_OVERDUE_NS: Final = 2 * SECOND_NS
+
 #: How soon to try to send again what nobody was there for.
 RESEND_NS: Final = SECOND_NS // 50
 
@@ -46,6 +51,9 @@ class Carrier(Protocol):
     def receive(self) -> list[bytes] | None: ...
 
     def send(self, frames: Sequence[bytes]) -> bool: ...
+
+    def connections(self) -> int:
+        """Return how many connections were made so far."""
 
 
 class Clock(Protocol):
@@ -84,6 +92,9 @@ class Line:
         self._broker = 0
         self._heard_ns = clock.monotonic_ns()
         self._ping = 0
+        #: Connections made so far, and when they were counted.
+        self._connections = 0
+        self._counted_ns = self._heard_ns
 
     @property
     def answered(self) -> bool:
@@ -193,8 +204,10 @@ class Line:
     def turn(self) -> None:
         """Send what could not be sent, ask again what is overdue, ask for a sign of life."""
         now_ns = self._clock.monotonic_ns()
+        self._notice_connection(now_ns)
         for number, request in self._open.items():
-            if request.sent_ns and now_ns - request.sent_ns > OVERDUE_NS + request.wait_ns:
+            limit_ns = PING_OVERDUE_NS if number == self._ping else OVERDUE_NS + request.wait_ns
+            if request.sent_ns and now_ns - request.sent_ns > limit_ns:
                 self._unsent[number] = None
         for number in [number for number, when_ns in self._later.items() if when_ns <= now_ns]:
             del self._later[number]
@@ -204,6 +217,16 @@ class Line:
                 break
         if self._open and not self._ping and now_ns - self._heard_ns > PING_NS:
             self._ping = self.ask(lambda number: peer.ask(number, peer.OK))
+
+    def _notice_connection(self, now_ns: int) -> None:
+        """Ask everything again on another connection than the first. To look costs a call."""
+        if now_ns - self._counted_ns < PING_NS:
+            return
+        self._counted_ns = now_ns
+        connections = self._carrier.connections()
+        if connections > max(1, self._connections):
+            self._unsent.update(dict.fromkeys(self._open))
+        self._connections = connections
 
     def wake_at_ns(self) -> int | None:
         """When `turn` should be called next; None: when something arrives or is asked."""
@@ -219,6 +242,7 @@ class Line:
         if self._carrier.send([b"", request.body]):
             request.sent_ns = self._clock.monotonic_ns()
             self._unsent.pop(number, None)
+            self._later.pop(number, None)
             return True
         request.sent_ns = 0
         self._unsent[number] = None

@@ -12,6 +12,7 @@ whether there is more costs 0.9 µs a frame; a Frame object brings the answer al
 import contextlib
 import errno
 import os
+import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -115,6 +116,10 @@ class Wire:
 
     def check_welcome(self, silent_ns: int) -> None:
         """Raises `Refused` if whoever it connects to does not want its key."""
+
+    def connections(self) -> int:
+        """Return how many connections were made so far; 0 on a wire that does not count them."""
+        return 0
 
     def is_readable(self) -> bool:
         """Whether a message is there: to ask costs 2.8 µs, to find none in `receive` 6.9."""
@@ -237,24 +242,31 @@ def _user_of(frame: zmq.Frame) -> str:
         return ""  # nobody's key
 
 
-class GuestWire(Wire):
-    """A peer's socket with a key, which hears it if the broker does not want that key.
+class CountingWire(Wire):
+    """A peer's socket that counts its connections: ZeroMQ makes another one without a word.
 
-    ZeroMQ never tries again then: whoever waits would wait for ever.
+    To be made before the socket connects.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], endpoint: str, name: str) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], endpoint: str) -> None:
         super().__init__(socket, endpoint, None)
-        self._name = name
-        self._monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+        self._connections = 0
+        self._is_refused = False
+        watched = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        self._monitor = socket.get_monitor_socket(watched)
 
-    def check_welcome(self, silent_ns: int) -> None:
-        """As every wire does; a broker that was heard just now has not refused it."""
-        if silent_ns > SILENT_NS and self._monitor.poll(0):
-            raise Refused(
-                f"the broker at {self.endpoint} refuses the key {self._name}: it does not know it, "
-                "or it was revoked; ask whoever runs the broker for another"
-            )
+    def connections(self) -> int:
+        self._look()
+        return self._connections
+
+    def _look(self) -> None:
+        """Take what ZeroMQ has noted of its connections."""
+        while self._monitor.poll(0):
+            kind = int.from_bytes(self._monitor.recv_multipart()[0][:2], sys.byteorder)
+            if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._connections += 1
+            else:
+                self._is_refused = True
 
     def close(self) -> None:
         if not self.socket.closed and self._process == os.getpid():
@@ -263,7 +275,29 @@ class GuestWire(Wire):
         super().close()
 
 
-class NamedWire(Wire):
+class GuestWire(CountingWire):
+    """A peer's socket with a key, which hears it if the broker does not want that key.
+
+    ZeroMQ never tries again then: whoever waits would wait for ever.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], endpoint: str, name: str) -> None:
+        super().__init__(socket, endpoint)
+        self._name = name
+
+    def check_welcome(self, silent_ns: int) -> None:
+        """As every wire does; a broker that was heard just now has not refused it."""
+        if silent_ns <= SILENT_NS:
+            return
+        self._look()
+        if self._is_refused:
+            raise Refused(
+                f"the broker at {self.endpoint} refuses the key {self._name}: it does not know it, "
+                "or it was revoked; ask whoever runs the broker for another"
+            )
+
+
+class NamedWire(CountingWire):
     """A ROUTER that connects: the first frame of a message is the name of the other end."""
 
     def _stop_listening(self) -> None:
@@ -310,10 +344,11 @@ def listen(
     return kind(socket, str(opened.place), opened.file, arrivals)
 
 
-def connect(endpoint: str, key: GuestKey | None = None) -> Wire:
+def connect(endpoint: str, key: GuestKey | None = None, *, counts: bool = False) -> Wire:
     """A DEALER; messages have no route. Returns at once, whether somebody is there or not yet.
 
-    A key is for TCP: on an ipc socket the kernel tells who comes. Raises UserError.
+    One that `counts` knows how many connections it has made. A key is for TCP: on an ipc socket the
+    kernel tells who comes. Raises UserError.
     """
     place = parse_peer(endpoint)
     if key is None and is_beyond(place):
@@ -330,7 +365,7 @@ def connect(endpoint: str, key: GuestKey | None = None) -> Wire:
             wire: Wire = GuestWire(socket, str(place), key.name)
         else:
             state_options(socket, CONNECTING, is_ipv6=isinstance(place, Tcp) and place.is_ipv6)
-            wire = Wire(socket, str(place), None)
+            wire = CountingWire(socket, str(place)) if counts else Wire(socket, str(place), None)
         stack.callback(wire.close)
         socket.connect(str(place))
         stack.pop_all()
@@ -355,6 +390,8 @@ def connect_by_name(endpoint: str, suffix: str) -> Wire:
         state_options(socket, options, is_ipv6=isinstance(place, Tcp) and place.is_ipv6)
         # Who is there is known before it is: what is sent to it may wait for the connection.
         socket.setsockopt(zmq.SocketOption.CONNECT_ROUTING_ID, name.encode())
+        wire = NamedWire(socket, name)
+        stack.callback(wire.close)
         socket.connect(name)
         stack.pop_all()
-    return NamedWire(socket, name, None)
+    return wire

@@ -20,7 +20,7 @@ from msgspec import Struct
 from taskyard.core.events import Event
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from taskyard.sim.clock import Timeline
     from taskyard.sim.plan import Faults
@@ -80,6 +80,14 @@ class Network:
         self._connections = 0
         self.links: dict[bytes, Link] = {}
 
+    @property
+    def is_up(self) -> bool:
+        """Whether connections are accepted."""
+        return self._broker.up
+
+    def after(self, delay_ns: int, action: Callable[[], None]) -> None:
+        self._timeline.after(delay_ns, action)
+
     def connect(self, peer: Receiver, door: int, identity: bytes = b"", *, tight: bool) -> Link:
         """A new connection. Who chooses no id gets one as ZeroMQ gives them: a zero byte, and never
         the same."""
@@ -91,7 +99,8 @@ class Network:
 
     def disconnect(self, link: Link) -> None:
         """Nobody is there any more. What is under way to the broker still arrives."""
-        self.links.pop(link.route, None)
+        if self.links.get(link.route) is link:
+            del self.links[link.route]
 
     def to_broker(self, link: Link, frames: Sequence[bytes], said: tuple[Event, ...] = ()) -> None:
         if link.open and not link.cut_to_broker:
@@ -175,6 +184,6 @@ class Network:
 
     def _break(self, link: Link) -> None:
         link.open = False
-        self.links.pop(link.route, None)
+        self.disconnect(link)
         broke = partial(link.peer.link_broke, link)
         self._timeline.after(self._luck.randrange(100_000_000), broke)

@@ -219,12 +219,15 @@ class Loop:
 
     def wake_at_ns(self) -> int:
         """When the next turn is due though nothing arrives."""
-        times = [self._heartbeat_due_ns, self._line.wake_at_ns(), self._hands.wake_at_ns()]
+        times = [self._line.wake_at_ns(), self._hands.wake_at_ns()]
+        if not self._farewell:
+            times.append(self._heartbeat_due_ns)
+            if self._host is not None and not self._rules:
+                times.append(self._rules_due_ns)
         if self._printed and not self._progress:
             times.append(self._progress_due_ns)
-        if self._host is not None and not self._rules:
-            times.append(self._rules_due_ns)
-        return min(time for time in times if time is not None)
+        due_ns = min((time for time in times if time is not None), default=None)
+        return self._clock.monotonic_ns() + SECOND_NS if due_ns is None else due_ns
 
     # What the broker says.
 

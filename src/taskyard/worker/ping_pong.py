@@ -179,7 +179,7 @@ class Loop:
     def wake_at_ns(self) -> int:
         """When the next turn is due though nothing arrives."""
         times = [self._farewell_ns or self._ready_at_ns or self._ping_due_ns]
-        if not self._held:
+        if not self._held and not self._farewell_ns:
             times.append(self._awaited_ns + self._settings.silence_ns)
         if self._unsent:
             times.append(self._clock.monotonic_ns() + RESEND_NS)
@@ -197,6 +197,8 @@ class Loop:
         if word == PONG:
             self._owed -= 1
             if len(frames) == FRAMES:
+                if not self._is_enlisted:
+                    self._counted = 0  # counts of before READY may have come since it was sent
                 self._is_enlisted = True
             elif is_count(frames[2]):
                 self._compare(int(frames[2]))

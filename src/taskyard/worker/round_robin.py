@@ -39,6 +39,9 @@ ONGOING_NS: Final = 10 * SECOND_NS
 #: A server that does not answer within this is not there.
 ANSWER_NS: Final = 5 * SECOND_NS
 
+#: How often to look whether ZeroMQ has made another connection.
+CONNECTION_NS: Final = SECOND_NS // 2
+
 #: Nobody answers a goodbye, and what a closed socket had not sent is lost: so it is followed by a
 #: PING, and the PONG shows that both have arrived. A server that is gone is waited for so long.
 FAREWELL_NS: Final = SECOND_NS
@@ -62,6 +65,9 @@ class Carrier(Protocol):
 
     def send(self, frames: Sequence[bytes]) -> bool: ...
 
+    def connections(self) -> int:
+        """Return how many connections were made so far."""
+
 
 class Clock(Protocol):
     def monotonic_ns(self) -> int: ...
@@ -71,12 +77,19 @@ class Loop:
     """One worker, one server."""
 
     def __init__(
-        self, wire: Carrier, clock: Clock, name: str, say: Callable[[int, str], None]
+        self,
+        wire: Carrier,
+        clock: Clock,
+        name: str,
+        say: Callable[[int, str], None],
+        perform: Callable[[Sequence[bytes]], list[bytes]] | None = None,
     ) -> None:
+        """`perform` makes the result of a message from its arguments; None: PING and STREAM."""
         self._wire = wire
         self._clock = clock
         self._server = wire.endpoint.encode()
         self._say = say
+        self._perform = perform or _result
         self.name = name
         #: Messages that could not be sent yet.
         self._unsent: list[list[bytes]] = []
@@ -85,18 +98,25 @@ class Loop:
         self._asked: dict[bytes, tuple[bytes, int]] = {}
         self._ongoing_due_ns = 0
         self.is_registered = False
-        #: It registers anew, because the server restarted, and asks until that is answered.
+        #: It registers again, and asks until that is answered.
         self._is_renewing = False
+        #: Connections made so far, and when to look again.
+        self._connections = 0
+        self._connection_due_ns = clock.monotonic_ns() + CONNECTION_NS
         #: Messages that it did.
         self.messages = 0
         self._send(Message(lmq.PING, self._number()))
 
     @property
     def is_waiting(self) -> bool:
-        """REGISTER, or a goodbye, is not answered yet."""
-        return any(key in (lmq.REGISTER, lmq.DEREGISTER) for key, _ in self._asked.values())
+        """The first REGISTER, or a goodbye, is not answered yet."""
+        awaited = (lmq.DEREGISTER,) if self._is_renewing else (lmq.REGISTER, lmq.DEREGISTER)
+        return any(key in awaited for key, _ in self._asked.values())
 
     def register(self) -> None:
+        """Ask to be sent messages, until that is answered."""
+        for number in [one for one, (key, _) in self._asked.items() if key == lmq.REGISTER]:
+            del self._asked[number]  # only the latest counts
         self._ask(lmq.REGISTER, b"%d" % SLOTS)
 
     def deregister(self) -> None:
@@ -108,17 +128,33 @@ class Loop:
 
     def _send_goodbye(self) -> None:
         self.is_registered = self._is_renewing = False
+        self._asked = {one: asked for one, asked in self._asked.items() if asked[0] != lmq.REGISTER}
         self._send(Message(lmq.EXEC, b"WORKER", [lmq.DEREGISTER]))
 
-    def _renew(self) -> None:
-        """Leave the table and register again: the restart may have lost messages of either side.
+    def _renew(self, why: str = "") -> None:
+        """Leave the table and register again: messages of either side may be lost.
 
         All that came is answered by now, so the server may hand the rest to others at once.
         """
-        self._say(BASIC, f"the server has restarted: {self.name} registers again")
+        if why:
+            self._say(BASIC, f"{why}: {self.name} registers again")
         self._send_goodbye()
         self._is_renewing = True
         self.register()
+
+    def _notice_connection(self, now_ns: int) -> None:
+        """Register again on another connection than the first: ZeroMQ makes it without a word."""
+        self._connection_due_ns = now_ns + CONNECTION_NS
+        connections = self._wire.connections()
+        is_another = connections > max(1, self._connections)
+        self._connections = connections
+        if is_another and (self.is_registered or self._is_asking):
+            self._renew("the connection was renewed")
+
+    @property
+    def _is_asking(self) -> bool:
+        """REGISTER is not answered yet."""
+        return any(key == lmq.REGISTER for key, _ in self._asked.values())
 
     def turn(self) -> None:
         """Once around: never waits."""
@@ -129,8 +165,10 @@ class Loop:
                 continue  # no message of this dialect
         self._send_unsent()
         now_ns = self._clock.monotonic_ns()
+        if now_ns >= self._connection_due_ns:
+            self._notice_connection(now_ns)
         for number, (key, until_ns) in [*self._asked.items()]:
-            if now_ns >= until_ns:
+            if now_ns >= until_ns and number in self._asked:
                 self._not_answered(number, key)
         if self.is_registered and now_ns >= self._ongoing_due_ns:
             self._ongoing_due_ns = now_ns + ONGOING_NS
@@ -141,13 +179,15 @@ class Loop:
             self._asked[number] = (key, self._clock.monotonic_ns() + ANSWER_NS)
             return  # there is no server yet
         del self._asked[number]
-        if key == lmq.REGISTER and self._is_renewing:
+        if key == lmq.REGISTER:
+            if not self._is_renewing:
+                self._say(ERRORS, f"no server answers at {self._wire.endpoint}")
             self._renew()
-        elif key == lmq.REGISTER:
-            self._say(ERRORS, f"no server answers at {self._wire.endpoint}")
 
     def wake_at_ns(self) -> int | None:
         times = [until_ns for _, until_ns in self._asked.values()]
+        if self.is_registered or self._is_asking:
+            times.append(self._connection_due_ns)
         if self.is_registered:
             times.append(self._ongoing_due_ns)
         if self._unsent:
@@ -160,7 +200,7 @@ class Loop:
         if message.command == lmq.PING:
             self._send(Message(lmq.PONG, message.id))
             if message.id == lmq.RESTARTED and self.is_registered:
-                self._renew()
+                self._renew("the server has restarted")
         elif message.command == lmq.PONG:
             self._asked.pop(message.id, None)
         elif message.command == lmq.RESPONSE:
@@ -179,8 +219,7 @@ class Loop:
             else:
                 self._say(BASIC, f"{self.name} is registered with {SLOTS} slots")
         elif key == lmq.ONGOING and failure and self.is_registered:
-            self._say(BASIC, f"{self.name} is not known any more, and registers again")
-            self.register()
+            self._renew(f"the server does not know {self.name} any more")
 
     def _do(self, message: Message) -> None:
         """Whatever comes of it, its slot is free after that."""
@@ -188,7 +227,8 @@ class Loop:
         self._say(BASIC, f"{self.name} got {_shown(message)}")
         if message.command == lmq.TRACKEXEC:
             way_back = message.way_back()[1:]
-            self._send(Message(lmq.RESPONSE, message.id, _result(message.arguments), way_back))
+            result = self._perform(message.arguments)
+            self._send(Message(lmq.RESPONSE, message.id, result, way_back))
         self._send(Message(lmq.EXEC, self._number(), [lmq.INCREMENT]))
 
     # What the server is told.

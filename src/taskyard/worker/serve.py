@@ -126,7 +126,7 @@ def serve(  # noqa: PLR0913  # the last ones are named
             )
         runner = host or hire(settings.slots, clock, command, allow, allow_pickle=allow_pickle)
         stack.enter_context(closing(runner))
-        wire = stack.enter_context(closing(sockets.connect(endpoint, key)))
+        wire = stack.enter_context(closing(sockets.connect(endpoint, key, counts=True)))
         line = Line(wire, clock)
         loop = Loop(settings, line, runner, clock, host)
         if host is not None:
