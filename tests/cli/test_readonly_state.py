@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -160,7 +161,8 @@ def test_every_verb_that_reads_answers_as_on_a_sound_disk(
 @pytest.mark.parametrize("disk", DISKS)
 def test_verbs_that_write_say_why_they_can_not(stopped: Path, tmp_path: Path, disk: str) -> None:
     with DISKS[disk](tmp_path / "disk", stopped) as directory:
-        for words in (("journal", "compact"), ("broker",)):
+        history = [("pipeline", "history")] if find_spec("pyspark") else []
+        for words in (("journal", "compact"), ("broker",), *history):
             code, out, err = run(directory, *words)
             assert code in (ExitCode.USAGE, ExitCode.STATE_DAMAGED), (words, err)
             assert out == ""

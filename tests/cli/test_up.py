@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from taskyard.client.client import Client
 from tests.kit.processes import (
+    PATIENCE_SECONDS,
     Broker,
     Running,
     Worker,
@@ -37,11 +38,14 @@ def up(directory: Path, *options: str) -> Iterator[tuple[Running, Client]]:
 
 def test_it_works_until_it_is_interrupted(tmp_path: Path) -> None:
     with up(tmp_path, "--workers", "2", "--allow", "operator") as (running, client):
-        assert client.submit("operator:mul", args=[6, 7]).result(30) == 42
+        assert client.submit("operator:mul", args=[6, 7]).result(PATIENCE_SECONDS) == 42
+        assert running.error_line() == "2 workers started; Ctrl-C stops them"
+        until(lambda: len(all_children_of(running)) == 3, "two workers and a broker")
         children = all_children_of(running)
-        assert len(children) == 3
         code, out, err = running.send(signal.SIGINT).end()
-    assert (code, out, err) == (0, "", "2 workers started; Ctrl-C stops them\n")
+    assert (code, out) == (0, "")
+    # A stop that takes longer than a second, as on a busy machine, is explained.
+    assert not err or err.endswith(" waiting for the tasks that run; Ctrl-C ends them\n")
     assert not any(map(is_alive, children))
     assert not (tmp_path / ".taskyard" / "up.pid").exists()
 

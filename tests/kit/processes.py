@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TASKYARD = (sys.executable, "-m", "taskyard.cli")
 
 #: What must come has come by then, however busy the machine.
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 150
 
 
 def environment(**more: str) -> dict[str, str]:

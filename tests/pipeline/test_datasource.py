@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from pyspark_taskyard.source import OPTIONS
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from taskyard.testing import MemoryBroker
 
@@ -194,6 +196,27 @@ class TestBrokerAsTables:
         assert [(one["task"], one["after"]) for one in edges] == [("b", "a")]
 
 
+#: How often a stream is started again.
+RESTARTS_MAX = 5
+
+
+def run_stream(writer: DataStreamWriter) -> None:
+    """Run a stream to its end, again if Spark lost patience with its own Python process.
+
+    Spark gives that process 10 s to start, which it may need on a busy machine. A stream that is
+    started again goes on from its checkpoint.
+    """
+    for _ in range(RESTARTS_MAX):
+        try:
+            writer.start().awaitTermination()
+        except StreamingQueryException as error:
+            if "connect back" not in str(error):
+                raise
+        else:
+            return
+    pytest.fail("Spark's Python process never started in time")
+
+
 class TestStream:
     def test_each_record_comes_once_over_runs_and_compactions(
         self, spark: SparkSession, state: State, tmp_path: Path
@@ -208,7 +231,8 @@ class TestStream:
             seen.clear()
             stream = spark.readStream.format("taskyard").option("state", str(state.directory))
             writer = stream.load().writeStream.foreachBatch(keep).trigger(availableNow=True)
-            writer.option("checkpointLocation", str(tmp_path / "at")).start().awaitTermination()
+            writer = writer.option("checkpointLocation", str(tmp_path / "at"))
+            run_stream(writer)
             return sorted({record for _, rows in seen for record, _ in rows})
 
         first = state.record

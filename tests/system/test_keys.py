@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from taskyard.net.line import Line
 from taskyard.net.poller import Poller
 from taskyard.wire import dwork_peer as peer
 from taskyard.wire.roles import Role
-from tests.kit.processes import Broker, Running, run, until
+from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, run, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,21 +129,39 @@ def replied(socket: zmq.Socket[bytes], request: str) -> str:
     return socket.recv().hex()
 
 
+@contextmanager
+def returned_peer(yard: Yard, role: Role, identity: bytes) -> Iterator[zmq.Socket[bytes]]:
+    """A `foreign_peer` under the routing id of one that has left.
+
+    On a busy machine it may connect before the broker has seen the other one leave. ZeroMQ leaves a
+    second connection under an id in use alone for ever. So a peer that gets no reply comes anew.
+    """
+    ends = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        with foreign_peer(yard, role, identity) as socket:
+            socket.setsockopt(zmq.RCVTIMEO, 3_000)
+            with suppress(zmq.Again):
+                assert replied(socket, "0806").startswith("08061a")
+                socket.setsockopt(zmq.RCVTIMEO, 20_000)
+                yield socket
+                return
+        assert time.monotonic() < ends, "no reply under a routing id that is free"
+
+
 def test_peer_with_a_routing_id_of_its_own_is_answered(yard: Yard) -> None:
     with foreign_peer(yard, Role.ADMIN, b"chosen") as first:
         assert replied(first, "080012080a01411203636c69") == "0806"
         with foreign_peer(yard, Role.ADMIN, b"another") as second:
             assert replied(second, "080132027731").startswith("0803121")
         assert replied(first, "080212080a01411203636c6932027731") == "0806"
-    with foreign_peer(yard, Role.ADMIN, b"chosen") as back:
-        assert replied(back, "0806").startswith("08061a")
+    with returned_peer(yard, Role.ADMIN, b"chosen"):
+        pass
 
 
 def test_routing_id_under_another_key_is_answered_and_logged(yard: Yard) -> None:
     with foreign_peer(yard, Role.ADMIN, b"chosen") as first:
         assert replied(first, "0806").startswith("08061a")
-    with foreign_peer(yard, Role.VIEWER, b"chosen") as second:
-        assert replied(second, "0806").startswith("08061a")
+    with returned_peer(yard, Role.VIEWER, b"chosen") as second:
         assert replied(second, "080012080a01411203636c69") == "0808"
     assert (
         "routing id 'chosen' is used by key viewer now, it was admin's"

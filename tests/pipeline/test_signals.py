@@ -1,0 +1,158 @@
+"""A signal ends a pipeline verb and its JVM: the right exit code, no stack trace, no process left.
+
+Real Spark, one session at a time. What is waited for is a process or a task, never a time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskyard.pipeline import jvm
+from tests.kit.processes import Broker, Running, run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+#: Lines of traces, of Java and of Python.
+TRACE = re.compile(r"^\s+at |Exception|Traceback|Error:|ERROR", re.MULTILINE)
+
+FILE = "campaign.jsonl"
+
+#: Each verb while its JVM starts, and the signal that ends it.
+STARTING: tuple[tuple[Sequence[str], signal.Signals], ...] = (
+    (("load", "--dry-run", FILE), signal.SIGTERM),
+    (("history",), signal.SIGHUP),
+    (("report", "--out", "report"), signal.SIGINT),
+    (("sweep", FILE, "--workers", "1", "--run-time", "1s"), signal.SIGTERM),
+)
+
+
+#: Spark, a worker and a task start within it, however busy the machine.
+PATIENCE_SECONDS = 280
+
+pytestmark = [
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc"),
+    pytest.mark.timeout(900),
+]
+
+
+def until(is_so: Callable[[], object], what: str) -> None:
+    ends = time.monotonic() + PATIENCE_SECONDS
+    while not is_so():
+        assert time.monotonic() < ends, f"did not happen: {what}"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a campaign's file, and the state of a stopped broker."""
+    directory = tmp_path_factory.mktemp("place")
+    tasks = [{"name": f"t{number}", "argv": ["true"]} for number in range(2_000)]
+    (directory / FILE).write_text("".join(f"{json.dumps(task)}\n" for task in tasks))
+    with Broker(directory) as broker:
+        assert run(directory, "submit", "--name", "a", "--", "true")[0] == 0
+        assert broker.terminate()[0] == 0
+    return directory
+
+
+class Verb(Running):
+    """A pipeline verb, and the processes that it has started."""
+
+    def __init__(self, directory: Path, *words: str) -> None:
+        super().__init__(directory, "pipeline", *words)
+        self._seen: set[int] = set()
+
+    def started(self, *parts: str) -> list[int]:
+        """Its processes whose command line has all these parts."""
+        found = jvm.processes()
+        below = {self.pid}
+        while more := {pid for pid, one in found.items() if one.parent in below} - below:
+            below |= more
+        self._seen |= below
+        return [pid for pid in below if all(part in command_of(pid) for part in parts)]
+
+    def wait_for(self, *parts: str) -> None:
+        until(lambda: self.process.poll() is not None or self.started(*parts), f"{parts} to start")
+        assert self.process.poll() is None, self.end()
+
+    def left(self) -> list[str]:
+        """Processes that it has started, or that are in their sessions, and that still run."""
+        found = jvm.processes().values()
+        left = [one.pid for one in found if self._seen & {one.pid, one.session}]
+        return [command_of(pid) for pid in left]
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+@contextmanager
+def running(directory: Path, *words: str) -> Iterator[Verb]:
+    with Verb(directory, *words) as verb:
+        yield verb
+
+
+def check_end(verb: Verb, number: signal.Signals, said: str = "") -> None:
+    verb.started()
+    code, out, err = verb.send(number).end()
+    assert code == 128 + number, err
+    assert verb.left() == []
+    assert TRACE.search(err) is None, err
+    word = "interrupted" if number == signal.SIGINT else "terminated"
+    assert f"taskyard: {word}\n" in err
+    assert said in err
+    assert out == ""
+
+
+@pytest.mark.parametrize(("words", "number"), STARTING)
+def test_verb_that_starts_its_jvm_is_ended_with_it(
+    place: Path, words: Sequence[str], number: signal.Signals
+) -> None:
+    with running(place, *words) as verb:
+        verb.wait_for("org.apache.spark")
+        check_end(verb, number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_verb_whose_tasks_run_is_ended_with_all_its_processes(
+    place: Path, number: signal.Signals
+) -> None:
+    """A sweep of many points: Python processes of Spark's simulate them."""
+    points = (
+        "--workers",
+        ",".join(map(str, range(1, 400))),
+        "--run-time",
+        "1s",
+        "--master",
+        "local[2]",
+    )
+    with running(place, "sweep", FILE, *points) as verb:
+        verb.wait_for("pyspark.daemon")
+        check_end(verb, number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_fleet_is_ended_with_its_tasks_and_loses_none(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with Broker(tmp_path), running(tmp_path, "fleet", "--workers", "1") as fleet:
+        mark = f"print({tmp_path.name!r})"
+        words = (sys.executable, "-c", f"{mark}; import time; time.sleep(1000)")
+        assert run(tmp_path, "submit", "--name", "a", "--", *words)[0] == 0
+        fleet.wait_for(mark)
+        check_end(fleet, number, "1 worker of 1 slot for the broker")
+        code, out, _ = run(tmp_path, "show", "--json", "a")
+        assert code == 0
+        assert json.loads(out)["task"]["state"] in ("leased", "ready")  # until its lease ends
