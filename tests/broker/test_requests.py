@@ -166,12 +166,14 @@ def test_names_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused.request == 2
 
 
-def test_client_that_is_gone_is_forgotten_with_its_queries() -> None:
+def test_queries_of_a_client_that_is_gone_are_refused() -> None:
     turns = dear()
     turns.deaf = [b"gone"]
     turns.turn(listing(b"gone", 1), events.WatchAsked(0, b"gone", [b"x"] * 400, request=2))
     assert len(turns.requests) == 2
-    turns.turn(events.ClientGone(0, b"gone"))
+    told = turns.turn(events.ClientGone(0, b"gone"))
+    # A dialect forgets a request when it is answered.
+    assert [one.request for one in told if isinstance(one, Refused)] == [1, 2]
     assert not turns.requests
     turns.deaf = []
     assert turns.until_idle() == ([], 1)
