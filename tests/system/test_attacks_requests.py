@@ -167,3 +167,16 @@ def test_unread_answers_hold_nobody_up(tmp_path: Path, attack: str) -> None:
                 listed = time.monotonic() - began
             print(f"\nall tasks listed by another peer in {listed:.2f} s")  # noqa: T201
         check(tmp_path, attack, broker, watcher, 80 * MEGABYTE)
+
+
+def test_commands_over_many_tasks_hold_nobody_up(tmp_path: Path) -> None:
+    tasks = 60_000
+    with broker_with(tmp_path, tasks) as broker:
+        with Watcher(broker) as watcher, Client(broker.endpoint) as client:
+            answers = watcher.answers
+            assert client.move(campaign="held", to_lane="lane") == tasks
+            assert client.expire(campaign="held") == tasks
+            assert client.retry(campaign="held") == tasks
+            assert client.cancel(campaign="held") == tasks
+            assert watcher.answers > answers + 10
+        check(tmp_path, "commands", broker, watcher, 120 * MEGABYTE)

@@ -223,7 +223,7 @@ class Requests:
             self._watches[event.request] = True
             self._queue_after(event)
             return True
-        elif isinstance(event, events.AnswerDue) and self._watches.get(event.request, False):
+        if isinstance(event, events.AnswerDue) and self._watches.get(event.request, False):
             self._queue_after(event)
             return True
         return False
