@@ -124,6 +124,8 @@ class Requests:
         for event in arrived:
             estimate = _COSTS.get(type(event))
             if estimate is None:
+                if isinstance(event, events.ClientGone):
+                    refused += self._drop_queries(event.client)
                 if not self._follows_watch(event):
                     now.append(event)
                 continue
@@ -217,13 +219,11 @@ class Requests:
 
     def _follows_watch(self, event: Event) -> bool:
         """Queue what ends a watch that waits, behind it. Returns whether that was so."""
-        if isinstance(event, events.ClientGone):
-            self._drop_queries(event.client)
-        elif isinstance(event, events.WatchEnded) and event.request in self._watches:
+        if isinstance(event, events.WatchEnded) and event.request in self._watches:
             self._watches[event.request] = True
             self._queue_after(event)
             return True
-        elif isinstance(event, events.AnswerDue) and self._watches.get(event.request, False):
+        if isinstance(event, events.AnswerDue) and self._watches.get(event.request, False):
             self._queue_after(event)
             return True
         return False
@@ -232,23 +232,29 @@ class Requests:
         self._queues[event.client].append(_Waiting(event, 1))
         self._count += 1
 
-    def _drop_queries(self, client: bytes) -> None:
-        """Forget what a client that is gone has asked. Commands are done all the same."""
+    def _drop_queries(self, client: bytes) -> list[Effect]:
+        """Refuse what a client has asked that is gone, or full. Commands are done all the same."""
         queue = self._queues.get(client)
         if queue is None:
-            return
+            return []
         kept: deque[_Waiting] = deque()
+        refused: list[Effect] = []
         while queue:
-            if isinstance(queue[0].event, _COMMANDS):
+            event = queue[0].event
+            if isinstance(event, _COMMANDS):
                 kept.append(queue.popleft())
-            else:
-                self._take_out(queue)
+                continue
+            self._take_out(queue)
+            if type(event) in _COSTS:
+                text = "client: it does not read its answers (ask again later)"
+                refused.append(Refused(client, event.request, Refusal.OVERLOADED, text))
         if kept:
             self._queues[client] = kept
-            return
-        del self._queues[client]
-        line = self._fresh if client in self._fresh else self._served
-        line.remove(client)
+        else:
+            del self._queues[client]
+            line = self._fresh if client in self._fresh else self._served
+            line.remove(client)
+        return refused
 
     # Handling.
 

@@ -1,0 +1,133 @@
+"""What a peer does not read is counted, over real sockets, and forgotten when it is read."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+import zmq
+
+from taskyard.net import sockets, unread
+from taskyard.net.unread import MARK_BYTES, Unread
+from tests.kit.processes import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from taskyard.net.sockets import Wire
+
+ROUTE = b"peer"
+BODY = bytes(100_000)
+
+
+class Conversation:
+    """A listener, and a peer that reads when it is told to."""
+
+    def __init__(self, wire: Wire, peer: zmq.Socket[bytes]) -> None:
+        self.wire = wire
+        self.peer = peer
+        self.unread = Unread()
+        peer.send(b"here I am")
+        until(self.wire.receive, "a first message")
+
+    def send(self, body: bytes = BODY) -> None:
+        """As the port does it."""
+        if not self.unread.wants_mark(ROUTE, len(body)):
+            assert self.wire.send([ROUTE, body])
+            return
+        tracker = self.wire.send_marked([ROUTE, body])
+        assert tracker is not None
+        self.unread.mark(ROUTE, tracker)
+
+    def is_all_read(self) -> bool:
+        self.wire.is_readable()  # ZeroMQ looks after its queues when it is asked something
+        self.unread.look()
+        return not self.unread.bytes_all
+
+    def fill(self) -> int:
+        """Send until the peer does not read by the count. Returns how many messages that took."""
+        for count in range(1, 900):
+            self.send()
+            if not self.unread.is_reading(ROUTE):
+                return count
+        pytest.fail("it was never noticed")
+
+
+@pytest.fixture
+def conversation(tmp_path: Path) -> Iterator[Conversation]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with (
+        closing(sockets.listen(f"ipc://{tmp_path}/socket")) as wire,
+        context.socket(zmq.DEALER) as peer,
+    ):
+        peer.linger = 0
+        peer.routing_id = ROUTE
+        peer.rcvhwm = 1
+        peer.connect(wire.endpoint)
+        yield Conversation(wire, peer)
+    context.term()
+
+
+def test_peer_that_reads_is_reading(conversation: Conversation) -> None:
+    for _ in range(200):
+        conversation.send()
+        assert conversation.peer.recv() == BODY
+    until(conversation.is_all_read, "all is read")
+    assert conversation.unread.is_reading(ROUTE)
+
+
+def test_peer_that_does_not_read_is_noticed_and_forgiven(conversation: Conversation) -> None:
+    sent = conversation.fill()
+    assert conversation.unread.bytes_all > unread.PEER_BYTES_MAX
+    assert not conversation.unread.is_full(ROUTE)
+    for _ in range(sent):
+        assert conversation.peer.recv() == BODY
+    until(lambda: conversation.unread.is_reading(ROUTE), "it reads again")
+    until(conversation.is_all_read, "all is read")
+
+
+def test_peer_that_is_gone_leaves_nothing(conversation: Conversation) -> None:
+    conversation.fill()
+    conversation.peer.close()
+
+    until(conversation.is_all_read, "its messages are dropped")
+    assert conversation.unread.is_reading(ROUTE)
+
+
+def test_peer_is_full_beyond_a_larger_limit(
+    conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unread, "FULL_BYTES", 9 << 20)
+    conversation.fill()
+    for _ in range(20):
+        conversation.send()
+    assert conversation.unread.is_full(ROUTE)
+    assert not conversation.unread.is_full(b"other")
+
+
+def test_when_there_is_too_much_for_all_a_peer_reads_everything_first(
+    conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unread, "ALL_BYTES_MAX", 1 << 20)
+    conversation.fill()
+    assert conversation.unread.bytes_all < unread.PEER_BYTES_MAX
+    assert conversation.unread.is_reading(b"other")
+
+
+def test_small_messages_are_marked_now_and_then() -> None:
+    counts = Unread()
+    marks = [counts.wants_mark(ROUTE, 5_000) for _ in range(14)]
+    assert marks == [False] * 13 + [True]
+    assert 13 * 5_000 < MARK_BYTES <= 14 * 5_000
+
+
+def test_marked_message_to_nobody_is_not_taken(conversation: Conversation) -> None:
+    assert conversation.wire.send_marked([b"nobody", BODY]) is None
+    assert not conversation.wire.is_full
+
+
+def test_memory_settings_can_be_made_twice() -> None:
+    unread.return_memory()
+    unread.return_memory()

@@ -1,0 +1,182 @@
+"""Attacks by requests: whatever one peer asks for, the broker lives and others are served.
+
+Each runs against a broker with 512 MiB of addresses. With `-s` the figures are printed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+from urllib.parse import urlsplit
+
+import pytest
+
+from taskyard.client.client import Client
+from taskyard.core.tasks import Submission, Terms
+from tests.kit.processes import environment, until
+from tests.system import limited
+from tests.system.attackers_requests import MESSAGES
+from tests.system.kit import Broker, count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LIMITED = (sys.executable, str(Path(limited.__file__)))
+ATTACKERS = str(Path(__file__).with_name("attackers_requests.py"))
+MEGABYTE = 1 << 20
+
+#: How long another peer may wait for its answer. More where others use the machine, too.
+SERVED_SECONDS = 10.0
+
+#: The longest turn, in CPU time: three times what a quiet machine shows.
+TURN_SECONDS = 1.0
+
+
+def patience(seconds: float) -> float:
+    """Scale a limit by the load of the machine."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def memory(pid: int, field: str) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
+
+
+class Watcher(threading.Thread):
+    """Another peer, which asks for the status again and again, and looks at the memory."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__(daemon=True)
+        self._broker = broker
+        self._over = threading.Event()
+        self.before = self.peak = memory(broker.pid, "VmRSS")
+        self.waited = 0.0
+        self.answers = 0
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with Client(self._broker.endpoint) as client:
+                while not self._over.is_set():
+                    began = time.monotonic()
+                    client.status(timeout=10 * patience(SERVED_SECONDS))
+                    self.waited = max(self.waited, time.monotonic() - began)
+                    self.answers += 1
+                    self.peak = max(self.peak, memory(self._broker.pid, "VmRSS"))
+        except BaseException as error:  # noqa: BLE001 - raised where it is joined
+            self.error = error
+
+    def __enter__(self) -> Self:
+        self.start()
+        self.await_answers(1)
+        return self
+
+    def await_answers(self, more: int) -> None:
+        """Wait until it has so many more of them."""
+        wanted = self.answers + more
+        until(lambda: self._is_over() or self.answers >= wanted, "answers to others")
+        assert not self._is_over(), (self.error, self._broker.process.poll())
+
+    def _is_over(self) -> bool:
+        return self.error is not None or self._broker.process.poll() is not None
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join(20 * patience(SERVED_SECONDS))
+        assert not self.is_alive()
+        if self.error is not None:
+            raise self.error
+
+
+@contextmanager
+def attacked(broker: Broker, attack: str) -> Iterator[None]:
+    """Everything of the attack is sent, as far as the broker takes it in, and nothing is read."""
+    host, port = urlsplit(broker.endpoints[1]).netloc.split(":")
+    with subprocess.Popen(
+        [sys.executable, ATTACKERS, host, port, attack],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    ) as program:
+        try:
+            assert program.stdout is not None
+            assert program.stdout.readline() == "sent\n"
+            yield
+        finally:
+            program.communicate()
+
+
+@contextmanager
+def broker_with(directory: Path, tasks: int) -> Iterator[Broker]:
+    """A broker under the limit that holds so many tasks. In the end it stops in order, and has all
+    of them."""
+    names = [b"task-%07d" % number for number in range(tasks)]
+    with Broker(directory, "--listen", "dwork=tcp://127.0.0.1:0", program=LIMITED) as broker:
+        with Client(broker.endpoint) as client:
+            for start in range(0, tasks, 10_000):
+                some = names[start : start + 10_000]
+                # All wait for the first one, which nobody runs: the answers are long.
+                after = [[names[0]] if name != names[0] else [] for name in some]
+                terms = [Terms(service=b"nobody", campaign=b"held")]
+                client.create(Submission(some, [b"payload"], terms, after=after))
+        yield broker
+        with Client(broker.endpoint) as client:
+            assert client.create(Submission([b"after the attack"])) == 1
+        code, _, _ = broker.terminate()
+        assert code == 0
+    assert count(directory)[1] == {*names, b"after the attack"}
+
+
+def check(directory: Path, name: str, broker: Broker, watcher: Watcher, memory_max: int) -> None:
+    """Compare with the limits, and print."""
+    until(lambda: memory(broker.pid, "VmRSS") < watcher.before + memory_max, "memory given back")
+    after = memory(broker.pid, "VmRSS")
+    longest = float((directory / limited.LONGEST).read_text())
+    sizes = [size // MEGABYTE for size in (watcher.before, watcher.peak, after)]
+    print(  # noqa: T201 - for who asks for the figures
+        f"\n{name}: RSS {sizes[0]}, {sizes[1]}, {sizes[2]} MiB (before, peak, after); longest turn "
+        f"{longest:.2f} CPU s; another peer waited {watcher.waited:.2f} s"
+    )
+    assert watcher.waited < patience(SERVED_SECONDS)
+    assert longest < TURN_SECONDS
+
+
+@pytest.mark.parametrize("attack", [*MESSAGES, "packed*4"])
+def test_costly_message_is_refused_at_once(tmp_path: Path, attack: str) -> None:
+    with broker_with(tmp_path, 1_000) as broker:
+        with Watcher(broker) as watcher, attacked(broker, attack):
+            watcher.await_answers(5)
+        check(tmp_path, attack, broker, watcher, 20 * MEGABYTE)
+
+
+@pytest.mark.parametrize("attack", ["listings", "listings-of-many", "explanations"])
+def test_unread_answers_hold_nobody_up(tmp_path: Path, attack: str) -> None:
+    with broker_with(tmp_path, 20_000) as broker:
+        with Watcher(broker) as watcher, Client(broker.endpoint) as client:
+            with attacked(broker, attack):
+                watcher.await_answers(20)
+                began = time.monotonic()
+                assert len(list(client.tasks())) == 20_000
+                listed = time.monotonic() - began
+            print(f"\nall tasks listed by another peer in {listed:.2f} s")  # noqa: T201
+        check(tmp_path, attack, broker, watcher, 80 * MEGABYTE)
+
+
+def test_commands_over_many_tasks_hold_nobody_up(tmp_path: Path) -> None:
+    tasks = 60_000
+    with broker_with(tmp_path, tasks) as broker:
+        with Watcher(broker) as watcher, Client(broker.endpoint) as client:
+            answers = watcher.answers
+            assert client.move(campaign="held", to_lane="lane") == tasks
+            assert client.expire(campaign="held") == tasks
+            assert client.retry(campaign="held") == tasks
+            assert client.cancel(campaign="held") == tasks
+            assert watcher.answers > answers + 10
+        check(tmp_path, "commands", broker, watcher, 120 * MEGABYTE)
