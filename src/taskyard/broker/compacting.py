@@ -44,6 +44,9 @@ ROWS_BYTES_MAX: Final = 256 * 1024 * 1024
 #: reason: memory at most doubles.
 ENDED_MAX: Final = 150_000
 
+#: Work that any compaction has to do in the time that its process takes to start.
+LAG_MIN: Final = 20_000
+
 #: How often to look whether one is due, and whether the child has ended.
 DUE_LOOK_NS: Final = SECOND_NS // 5
 CHILD_LOOK_NS: Final = SECOND_NS // 20
@@ -61,15 +64,19 @@ RETRY_NS: Final = 60 * SECOND_NS
 RETRY_NS_MAX: Final = 3600 * SECOND_NS
 
 
-_DUE_PERCENT: Final = 100
-
-
 class Limits(Struct, frozen=True):
     """Beyond any of these a compaction is due."""
 
     rows: int = ROWS_MAX
     rows_bytes: int = ROWS_BYTES_MAX
     ended: int = ENDED_MAX
+    #: Fewer rows and ended tasks than this are no lag, however small the limits are.
+    lag_min: int = LAG_MIN
+
+    def lenient(self) -> Limits:
+        """Return the limits by which the lag is measured."""
+        rows, ended = max(self.rows, self.lag_min), max(self.ended, self.lag_min)
+        return Limits(rows, self.rows_bytes, ended)
 
 
 class Compactor:
@@ -101,7 +108,7 @@ class Compactor:
         now_ns = self._clock.monotonic_ns()
         if now_ns < self._next_ns:
             return self._next_ns - now_ns if self._is_busy else None
-        self.lag_percent = self._measured_lag()
+        self.lag_percent = int(100 * self._share(self._limits.lenient()))
         try:
             wait_ns = self._act(now_ns)
         except JournalDamaged as damage:
@@ -142,19 +149,18 @@ class Compactor:
             self._steps = self._archive.fill_filter()
         elif self._archive.recalled_count > RECALLED_MAX:
             self._steps = self._archive.forget_recalled()
-        elif now_ns >= self._retry_ns and self.lag_percent > _DUE_PERCENT:
+        elif now_ns >= self._retry_ns and self._share(self._limits) > 1:
             self._start(now_ns)
 
-    def _measured_lag(self) -> int:
-        """Return the largest of rows, ended tasks and bytes, each in percent of its limit."""
-        store, limits, counts = self._store, self._limits, self._archive.ledger.counts
+    def _share(self, limits: Limits) -> float:
+        """Return the largest of rows, ended tasks and bytes, each as a share of its limit."""
+        store, counts = self._store, self._archive.ledger.counts
         unfinished = sum(counts) - counts[DONE] - counts[CANCELLED]
-        shares = (
-            (store.head.sequence - store.anchor.sequence, limits.rows),
-            (self._archive.ended_count, max(limits.ended, unfinished)),
-            (store.used_bytes(), max(limits.rows_bytes, self._snapshot_bytes())),
+        return max(
+            (store.head.sequence - store.anchor.sequence) / limits.rows,
+            self._archive.ended_count / max(limits.ended, unfinished),
+            store.used_bytes() / max(limits.rows_bytes, self._snapshot_bytes()),
         )
-        return max(-(-_DUE_PERCENT * amount // limit) for amount, limit in shares)
 
     def _snapshot_bytes(self) -> int:
         newest = next(iter(snapshot.sequences(self._directory)), None)
