@@ -38,6 +38,9 @@ IDLE_NS: Final = SECOND_NS // 50
 #: Longer than any phase in which a worker is not asked for anything.
 _LONG_NS: Final = 60 * SECOND_NS
 
+#: It sends no heartbeat, and may wait long for tasks that are held back.
+_SILENCE_NS: Final = 60 * _LONG_NS
+
 _STDIN: Final = 0
 _PAYLOAD: Final = b"payload-of-000000000"  # 20 bytes
 _Q: Final = pb.QueryMsg
@@ -213,7 +216,7 @@ class _Worker:
         self._link = link
         self._batch = part.batch
         self._location = b"worker-%d" % part.number
-        facts = WorkerFacts(slots_total=0, silence_ns=_LONG_NS)
+        facts = WorkerFacts(slots_total=0, silence_ns=_SILENCE_NS)
         self._introduction = peer.introduction(facts)
         self._number = 0
         #: How many tasks each request under way reports.

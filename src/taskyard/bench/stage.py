@@ -191,6 +191,18 @@ class Stage:
         """CPU time of everybody on the stage."""
         return self.broker.cpu_ns() + sum(peer.cpu_ns() for peer in self.peers)
 
+    def listen(self, workers: Sequence[Peer], seconds: float) -> None:
+        """Hear what workers say for so long: one whose words are not heard stops in the end."""
+        ends = time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            for worker in workers:
+                selector.register(worker.output, selectors.EVENT_READ, worker)
+            while (left := ends - time.monotonic()) > 0:
+                for key, _ in selector.select(left):
+                    key.data.done()
+        for process in (self.broker, *self.peers):
+            process.check()
+
     def wait_for(self, workers: Sequence[Peer], count: int) -> int:
         """Wait until workers have done so many tasks in all. Returns when the last one was."""
         done = {worker: Done() for worker in workers}

@@ -91,15 +91,13 @@ def run(tasks: int, say: Callable[[str], None]) -> list[Line]:
     with Stage("durable", limits=limits) as stage:
         flow = Part("flow", stage.endpoint, count=tasks, batch=BATCH, unfinished_max=unfinished)
         works = [Part("work", stage.endpoint, number, batch=BATCH) for number in range(WORKERS)]
-        producer, *_ = stage.cast(flow, *works)
+        producer, *workers = stage.cast(flow, *works)
         for one in stage.peers:
             one.tell()
         began_ns, watch = time.monotonic_ns(), Watch()
         link, done = Link(stage.endpoint), 0
         while done < tasks:
-            time.sleep(LOOK_S)
-            for process in (stage.broker, *stage.peers):
-                process.check()
+            stage.listen(workers, LOOK_S)
             watch.look(stage.broker.pid)
             done = watch.note(_stats(link), tasks, stage.broker.resident_bytes())
         producer.done()

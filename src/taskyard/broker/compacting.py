@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from taskyard.broker.archive import RECALLED_MAX, Archive
-from taskyard.core.limits import SECOND_NS
+from taskyard.core.limits import LAG_SLOW_PERCENT, SECOND_NS
 from taskyard.core.states import CANCELLED, DONE
 from taskyard.errors import JournalDamaged
 from taskyard.journal import snapshot
@@ -51,12 +51,17 @@ LAG_MIN: Final = 20_000
 DUE_LOOK_NS: Final = SECOND_NS // 5
 CHILD_LOOK_NS: Final = SECOND_NS // 20
 
-#: A step between two turns should take no longer than this; then the turns have four times as long.
+#: A step between two turns should take no longer than this. Then turns have four times as long.
 STEP_NS: Final = SECOND_NS // 200
 RESTS_A_STEP: Final = 4
 
-#: Rows trimmed in a step: as many as its time allows, not more than one transaction takes.
+#: The same while producers wait for it.
+RESTS_A_STEP_LAGGING: Final = 1
+
+#: Rows trimmed in a step: as many as its time allows, not more than one transaction takes. Not
+#: fewer than this: on a loaded machine every step takes long, however little it does.
 TRIM_ROWS_MAX: Final = 256
+TRIM_ROWS_MIN: Final = 8
 
 #: After a failure: a full disk or a starved machine is not better a moment later. Twice as long
 #: after each further one.
@@ -135,7 +140,9 @@ class Compactor:
         if self._steps is None:
             return DUE_LOOK_NS
         self._step(self._steps)
-        return RESTS_A_STEP * (self._clock.monotonic_ns() - now_ns)
+        lagging = self.lag_percent >= LAG_SLOW_PERCENT
+        rests = RESTS_A_STEP_LAGGING if lagging else RESTS_A_STEP
+        return rests * (self._clock.monotonic_ns() - now_ns)
 
     def _step(self, steps: Iterator[None]) -> None:
         try:
@@ -213,9 +220,9 @@ class Compactor:
                 "no row was trimmed: end what else writes there",
             )
         yield
+        yield from self._archive.forget(head.sequence, head.record)
         yield from self._trim(head.sequence)
         yield from self._drop_snapshots(head.sequence)
-        yield from self._archive.forget(head.sequence, head.record)
         yield from self._archive.forget_recalled()
         self._failures = 0
         self.completed += 1
@@ -252,5 +259,5 @@ class Compactor:
 def _adapted(rows: int, took_ns: int) -> int:
     """As many as fit the time of a step, by how long the last ones took."""
     if took_ns > STEP_NS:
-        return max(rows // 2, 1)
+        return max(rows // 2, TRIM_ROWS_MIN)
     return min(rows * 2, TRIM_ROWS_MAX) if took_ns < STEP_NS // 3 else rows
