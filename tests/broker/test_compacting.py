@@ -169,6 +169,7 @@ class TestSteps:
         self, desk: Desk, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(compacting, "TRIM_ROWS_MAX", 8)
+        monkeypatch.setattr(compacting, "TRIM_ROWS_MIN", 1)
         fill(desk, 5)
         anchors: list[int] = []
         while desk.look() is not None:
@@ -190,7 +191,8 @@ class TestSteps:
     def test_slow_steps_become_smaller_and_quick_ones_larger(self) -> None:
         adapted = compacting._adapted  # noqa: SLF001
         assert adapted(64, compacting.STEP_NS + 1) == 32
-        assert adapted(1, compacting.STEP_NS * 9) == 1
+        fewest = compacting.TRIM_ROWS_MIN
+        assert adapted(fewest, compacting.STEP_NS * 9) == fewest
         assert adapted(64, compacting.STEP_NS // 2) == 64
         assert adapted(64, 0) == 128
         assert adapted(200, 0) == compacting.TRIM_ROWS_MAX

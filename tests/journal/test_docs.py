@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from taskyard.core import image, records, runs, tasks, workers
+from taskyard.core import columns, image, records, runs, tasks, workers
 from taskyard.core.records import AnyRecord, ReturnReason
 from taskyard.core.states import TaskState
 from taskyard.errors import StateError
@@ -39,6 +39,10 @@ ARRAYS = [
     workers.WorkerFacts,
     runs.Runs,
     runs.Attempt,
+    columns.TaskColumns,
+    columns.Rest,
+    columns.CampaignRest,
+    columns.LaneRest,
     image.Image,
     image.ServiceImage,
     image.LaneImage,
@@ -110,8 +114,8 @@ def test_layouts_are_documented_with_their_sizes() -> None:
     label, identity = len(chain.LABEL), chain.IDENTITY_BYTES
     assert sizes[:6] == [label, identity, 8, 8, chain.CHAIN_BYTES, 32]
     assert sum(sizes[:6]) == chain.SEALED_BYTES
-    assert sizes[6:] == [len(snapshot.MAGIC), 4, chain.SEALED_BYTES, 8, 32]
-    assert sum(sizes[6:]) == snapshot.HEADER_BYTES
+    assert sizes[6:] == [len(snapshot.MAGIC), 4, chain.SEALED_BYTES, 8, 8, 4]
+    assert sum(sizes[6:9]) == snapshot.HEADER_BYTES
     assert f"at offsets 0 and {witness.SLOT_SPACING_BYTES}" in PAGE
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.net.line import OVERDUE_NS, PING_NS, PING_OVERDUE_NS, Line
+from taskyard.net.line import OVERDUE_NS, PING_NS, PING_OVERDUE_NS, RETRY_NS, RETRY_NS_MAX, Line
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_peer as peer
 
@@ -222,3 +222,52 @@ def test_forgotten_request_is_neither_answered_nor_sent() -> None:
     wall.answer(number)
     assert wall.answered() == []
     assert wall.line.wake_at_ns() is None
+
+
+def refuse_for_now(wall: Wall, number: int) -> None:
+    query = Q(type=Q.Error, request=number, broker=1, reason=b"it lags", code=b"retry-later")
+    wall.inbox.append([b"", query.SerializeToString()])
+    assert wall.answered() == []
+
+
+def test_request_that_is_refused_for_now_is_sent_again_and_waits_longer_each_time() -> None:
+    wall = Wall()
+    number = wall.ask()
+    pauses: list[int] = []
+    for _ in range(9):
+        refuse_for_now(wall, number)
+        assert wall.line.postponed == "it lags"
+        wake_at_ns = wall.line.wake_at_ns()
+        assert wake_at_ns is not None
+        pauses.append(min(RETRY_NS << len(pauses), RETRY_NS_MAX))
+        assert number not in wall.pass_time(pauses[-1] - 1)
+        assert number in wall.pass_time(1)
+    assert pauses[-1] == RETRY_NS_MAX
+    wall.answer(number)
+    assert wall.answered() == [number]
+    assert wall.line.postponed == ""
+    assert number not in wall.pass_time(2 * RETRY_NS_MAX)
+
+
+def test_line_wakes_for_a_request_that_was_refused_for_now() -> None:
+    wall = Wall()
+    refuse_for_now(wall, wall.ask())
+    assert wall.line.wake_at_ns() == wall.now_ns + RETRY_NS
+
+
+def test_request_that_was_refused_for_now_can_be_forgotten() -> None:
+    wall = Wall()
+    for number in (wall.ask(), wall.ask()):
+        refuse_for_now(wall, number)
+    wall.line.forget(number)
+    assert wall.line.postponed
+    wall.line.forget_all()
+    assert not wall.line.postponed
+    assert wall.pass_time(RETRY_NS_MAX) == []
+
+
+def test_other_errors_are_answers() -> None:
+    wall = Wall()
+    number = wall.ask()
+    wall.answer(number, kind=Q.Error)
+    assert wall.answered() == [number]

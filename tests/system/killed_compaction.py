@@ -26,7 +26,7 @@ STEPS_BESIDE = {
     "history": "finish",
     "index": "_write",
     "covered": "commit",
-    "snapshot": "write",
+    "snapshot": "finish",
     "look": "check_covered",
     "report": "write",
 }
@@ -49,7 +49,7 @@ def compact_beside(step: str, words: list[str]) -> None:
         "history": PartWriter,
         "index": IndexWriter,
         "covered": IndexWriter,
-        "snapshot": snapshot,
+        "snapshot": snapshot.SnapshotFile,
         "look": compaction,
         "report": os,
     }

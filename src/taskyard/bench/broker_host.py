@@ -1,4 +1,4 @@
-"""The broker that is measured, as a process of its own: `python -m … STATE KIND [RULES]`.
+"""The broker that is measured, as a process of its own: `python -m … STATE KIND [RULES [LIMITS]]`.
 
 It is the product's broker and nothing else. That it can be profiled is the benchmark's affair, so
 the variable that asks for it is known here and not there.
@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from taskyard.broker.compacting import Limits
 from taskyard.broker.serve import Settings, serve
 from taskyard.core.events import RulesSet
 from taskyard.net import endpoints, sockets
@@ -41,12 +42,13 @@ def encode_rules(rules: RulesSet) -> str:
     return msgspec.json.encode(rules).decode()
 
 
-def main(state: Path, kind: str, encoded: str = "") -> None:
+def main(state: Path, kind: str, encoded: str = "", limits: str = "") -> None:
     if kind == "echo":
         echo(state)
         return
     rules = msgspec.json.decode(encoded, type=RulesSet) if encoded else RulesSet(0)
-    settings = Settings(state, in_memory=kind == "in memory", rules=rules)
+    compact = msgspec.json.decode(limits, type=Limits) if limits else Limits()
+    settings = Settings(state, in_memory=kind == "in memory", rules=rules, compact=compact)
     profile = os.environ.get(PROFILE_VARIABLE)
     if not profile:
         serve(settings, _say)

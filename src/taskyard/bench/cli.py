@@ -11,7 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from taskyard.bench import broker, core, dialects, lanes, pipeline
+from taskyard.bench import broker, core, dialects, lanes, pipeline, steady
 from taskyard.bench.lines import Line
 from taskyard.bench.settings import Settings
 
@@ -120,6 +120,25 @@ def lanes_command(repeats: int, json_file: Path | None, *, quick: bool, profile:
     settings = Settings(_whisper(), repeats, quick, profile=profile)
     suite = "lanes --quick" if quick else "lanes"
     _finish(suite, lanes.run(settings), json_file)
+
+
+@main.command("steady")
+@click.option(
+    "--tasks",
+    default=5_000_000,
+    show_default=True,
+    type=click.IntRange(min=1000),
+    help="Let so many tasks through. Fewer make compactions smaller, too.",
+)
+@click.option("--queued", is_flag=True, help="Compact a queue of so many tasks instead.")
+@json_option
+def steady_command(tasks: int, json_file: Path | None, *, queued: bool) -> None:
+    """A steady flow of tasks: memory at a tenth, at half and at the end, and what compactions cost.
+
+    Example: ./yard bench steady --tasks 1000000 --json steady.json
+    """
+    run = steady.run_queued if queued else steady.run
+    _finish(f"steady --tasks {tasks}", run(tasks, _whisper()), json_file)
 
 
 @main.command("pipeline")

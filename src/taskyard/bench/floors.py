@@ -35,6 +35,10 @@ CORE_TASK_US: Final = {
 QUEUED_TASK_BYTES: Final = Bound(400, 260)
 #: Cost a task at the largest size over that at 10,000.
 GROWTH: Final = Bound(1.5, 1.15)
+#: Memory of a broker when all tasks of a steady flow are done, over that when a tenth is.
+STEADY_GROWTH: Final = Bound(1.3, 1.1)
+#: Peak memory of a compaction over that of its broker, ten million tasks queued.
+COMPACTION_MEMORY: Final = Bound(0.5, 0.2)
 #: Seconds to recover a million unfinished tasks.
 RECOVERY_S: Final = Bound(5.0, 2.0)
 

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from typing import Final, Literal
 
@@ -19,6 +20,8 @@ from taskyard.client.client import Client
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.workers import WorkerFacts
 from taskyard.net import sockets
+from taskyard.net.clock import SystemClock
+from taskyard.net.line import Line
 from taskyard.net.poller import Poller
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_peer as peer
@@ -35,6 +38,9 @@ IDLE_NS: Final = SECOND_NS // 50
 #: Longer than any phase in which a worker is not asked for anything.
 _LONG_NS: Final = 60 * SECOND_NS
 
+#: It sends no heartbeat, and may wait long for tasks that are held back.
+_SILENCE_NS: Final = 60 * _LONG_NS
+
 _STDIN: Final = 0
 _PAYLOAD: Final = b"payload-of-000000000"  # 20 bytes
 _Q: Final = pb.QueryMsg
@@ -43,7 +49,7 @@ _Q: Final = pb.QueryMsg
 class Part(msgspec.Struct):
     """What a peer is to do."""
 
-    what: Literal["produce", "work", "plain", "call", "wait"]
+    what: Literal["produce", "flow", "work", "plain", "call", "wait"]
     endpoint: str
     #: Tells peers of the same part from each other.
     number: int = 0
@@ -52,6 +58,8 @@ class Part(msgspec.Struct):
     shape: Shape = "flat"
     #: The number of the first task.
     first: int = 0
+    #: flow: submit no more while so many tasks are unfinished.
+    unfinished_max: int = 0
 
 
 class Done(msgspec.Struct):
@@ -125,6 +133,70 @@ def _hear_ok(link: Link) -> None:
         raise RuntimeError(f"a submission was refused: {reply.reason}")
 
 
+def flow(part: Part) -> Iterator[Done]:
+    """Submit tasks as long as not too many are unfinished."""
+    producer = _Producer(part)
+    yield Done()
+    start_ns = time.monotonic_ns()
+    while not producer.is_done:
+        producer.turn()
+    producer.close()
+    yield Done(producer.taken, start_ns, time.monotonic_ns())
+
+
+class _Producer:
+    """Submits through the product's own line, which repeats what is refused for now."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._poller = Poller()
+        self._wire = sockets.connect(part.endpoint)
+        self._poller.add(self._wire)
+        self._line = Line(self._wire, SystemClock())
+        self._left = submissions(part.shape, part.count, part.batch, part.first)
+        self._next = next(self._left, None)
+        #: Tasks by the request that submits them.
+        self._under_way: dict[int, int] = {}
+        self.taken = self._finished = 0
+        #: The request for the counts; 0: none is under way.
+        self._counting = self._counted_ns = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self._next is None and not self._under_way
+
+    def turn(self) -> None:
+        """Submit what there is room for, and hear what is answered."""
+        while self._next is not None and self._has_room():
+            submission = self._next.submission
+            number = self._line.ask(partial(peer.create, submission=submission))
+            self._under_way[number] = len(submission.names)
+            self._next = next(self._left, None)
+        if not self._counting and time.monotonic_ns() - self._counted_ns > IDLE_NS:
+            self._counting = self._line.ask(partial(peer.ask, kind=peer.STATS))
+            self._counted_ns = time.monotonic_ns()
+        self._poller.wait(IDLE_NS)
+        for reply in self._line.replies():
+            self._hear(reply)
+        self._line.turn()
+
+    def _has_room(self) -> bool:
+        submitted = self.taken + sum(self._under_way.values())
+        unfinished = submitted - self._finished + self._part.batch
+        return len(self._under_way) < CREATES_MAX and unfinished <= self._part.unfinished_max
+
+    def _hear(self, reply: Reply) -> None:
+        if reply.request == self._counting:
+            self._counting, self._finished = 0, reply.document()["counts"]["done"]
+            return
+        self.taken += self._under_way.pop(reply.request)
+        if reply.kind != peer.OK:
+            raise RuntimeError(f"a submission was refused: {reply.reason}")
+
+    def close(self) -> None:
+        self._wire.close()
+
+
 def work(part: Part) -> Iterator[Done]:
     """Do tasks until told to end."""
     link = Link(part.endpoint)
@@ -144,7 +216,7 @@ class _Worker:
         self._link = link
         self._batch = part.batch
         self._location = b"worker-%d" % part.number
-        facts = WorkerFacts(slots_total=0, silence_ns=_LONG_NS)
+        facts = WorkerFacts(slots_total=0, silence_ns=_SILENCE_NS)
         self._introduction = peer.introduction(facts)
         self._number = 0
         #: How many tasks each request under way reports.
@@ -235,7 +307,14 @@ def wait(part: Part) -> Iterator[Done]:
         yield done
 
 
-_PARTS: Final = {"produce": produce, "work": work, "plain": plain, "call": call, "wait": wait}
+_PARTS: Final = {
+    "produce": produce,
+    "flow": flow,
+    "work": work,
+    "plain": plain,
+    "call": call,
+    "wait": wait,
+}
 
 
 def tell(done: Done) -> None:

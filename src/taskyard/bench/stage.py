@@ -21,6 +21,7 @@ import msgspec
 from taskyard.bench.broker_host import PROFILE_VARIABLE, encode_rules
 from taskyard.bench.peers import Done, Part
 from taskyard.bench.settings import Kind
+from taskyard.broker.compacting import Limits
 from taskyard.core.events import RulesSet
 from taskyard.net import endpoints
 
@@ -107,10 +108,17 @@ class Broker(Process):
     """Ready when made."""
 
     def __init__(
-        self, state: Path, kind: Kind, profile: Path | None = None, rules: RulesSet | None = None
+        self,
+        state: Path,
+        kind: Kind,
+        profile: Path | None = None,
+        rules: RulesSet | None = None,
+        limits: Limits | None = None,
     ) -> None:
         environment = {} if profile is None else {PROFILE_VARIABLE: str(profile)}
-        words = [str(state), kind, *([] if rules is None else [encode_rules(rules)])]
+        words = [str(state), kind, "" if rules is None else encode_rules(rules)]
+        if limits is not None:
+            words.append(msgspec.json.encode(limits).decode())
         start_ns = time.monotonic_ns()
         super().__init__("taskyard.bench.broker_host", *words, environment=environment)
         self.line()
@@ -118,16 +126,29 @@ class Broker(Process):
         self.started_ns = time.monotonic_ns() - start_ns
 
     def resident_bytes(self) -> int:
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
-        return int(line.split()[1]) * 1024
+        return memory_bytes(self.pid, "VmRSS")
+
+
+def memory_bytes(pid: int, measure: str) -> int:
+    """Return a measure of a process from its status: `VmRSS`, or `VmHWM` for the peak."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith(f"{measure}:"))
+    return int(line.split()[1]) * 1024
 
 
 class Stage:
     """One broker with a state of its own, and its peers; all of them end with it."""
 
-    def __init__(self, kind: Kind, *, profile: bool = False, rules: RulesSet | None = None) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        *,
+        profile: bool = False,
+        rules: RulesSet | None = None,
+        limits: Limits | None = None,
+    ) -> None:
         self._kind = kind
+        self._limits = limits
         self._rules = rules
         self._profiled = profile and kind != "echo"
         self._stack = ExitStack()
@@ -138,8 +159,11 @@ class Stage:
         self.state = directory / "state"
         self._profile = directory / "profile" if self._profiled else None
         self.endpoint = endpoints.native(self.state)
-        self.broker = Broker(self.state, self._kind, self._profile, self._rules)
+        self.broker = self._start_broker()
         return self
+
+    def _start_broker(self) -> Broker:
+        return Broker(self.state, self._kind, self._profile, self._rules, self._limits)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._stack:
@@ -149,10 +173,11 @@ class Stage:
             if self._profile is not None and kind is None:
                 _print_profile(self._profile)
 
-    def restart_broker(self) -> None:
-        """Kill it without warning, and start it again."""
+    def restart_broker(self, limits: Limits | None = None) -> None:
+        """Kill it without warning, and start it again, with other limits if they are given."""
+        self._limits = limits or self._limits
         self.broker.kill()
-        self.broker = Broker(self.state, self._kind, self._profile, self._rules)
+        self.broker = self._start_broker()
 
     def cast(self, *parts: Part) -> list[Peer]:
         """Start peers. Returns them when all are ready."""
@@ -165,6 +190,18 @@ class Stage:
     def cpu_ns(self) -> int:
         """CPU time of everybody on the stage."""
         return self.broker.cpu_ns() + sum(peer.cpu_ns() for peer in self.peers)
+
+    def listen(self, workers: Sequence[Peer], seconds: float) -> None:
+        """Hear what workers say for so long: one whose words are not heard stops in the end."""
+        ends = time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            for worker in workers:
+                selector.register(worker.output, selectors.EVENT_READ, worker)
+            while (left := ends - time.monotonic()) > 0:
+                for key, _ in selector.select(left):
+                    key.data.done()
+        for process in (self.broker, *self.peers):
+            process.check()
 
     def wait_for(self, workers: Sequence[Peer], count: int) -> int:
         """Wait until workers have done so many tasks in all. Returns when the last one was."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from taskyard.broker.archive import RECALLED_MAX, Archive
-from taskyard.core.limits import SECOND_NS
+from taskyard.core.limits import LAG_SLOW_PERCENT, SECOND_NS
 from taskyard.core.states import CANCELLED, DONE
 from taskyard.errors import JournalDamaged
 from taskyard.journal import snapshot
@@ -44,24 +44,29 @@ ROWS_BYTES_MAX: Final = 256 * 1024 * 1024
 #: reason: memory at most doubles.
 ENDED_MAX: Final = 150_000
 
+#: Work that any compaction has to do in the time that its process takes to start.
+LAG_MIN: Final = 20_000
+
 #: How often to look whether one is due, and whether the child has ended.
 DUE_LOOK_NS: Final = SECOND_NS // 5
 CHILD_LOOK_NS: Final = SECOND_NS // 20
 
-#: A step between two turns should take no longer than this; then the turns have four times as long.
+#: A step between two turns should take no longer than this. Then turns have four times as long.
 STEP_NS: Final = SECOND_NS // 200
 RESTS_A_STEP: Final = 4
 
-#: Rows trimmed in a step: as many as its time allows, not more than one transaction takes.
+#: The same while producers wait for it.
+RESTS_A_STEP_LAGGING: Final = 1
+
+#: Rows trimmed in a step: as many as its time allows, not more than one transaction takes. Not
+#: fewer than this: on a loaded machine every step takes long, however little it does.
 TRIM_ROWS_MAX: Final = 256
+TRIM_ROWS_MIN: Final = 8
 
 #: After a failure: a full disk or a starved machine is not better a moment later. Twice as long
 #: after each further one.
 RETRY_NS: Final = 60 * SECOND_NS
 RETRY_NS_MAX: Final = 3600 * SECOND_NS
-
-
-_DUE_PERCENT: Final = 100
 
 
 class Limits(Struct, frozen=True):
@@ -70,6 +75,13 @@ class Limits(Struct, frozen=True):
     rows: int = ROWS_MAX
     rows_bytes: int = ROWS_BYTES_MAX
     ended: int = ENDED_MAX
+    #: Fewer rows and ended tasks than this are no lag, however small the limits are.
+    lag_min: int = LAG_MIN
+
+    def lenient(self) -> Limits:
+        """Return the limits by which the lag is measured."""
+        rows, ended = max(self.rows, self.lag_min), max(self.ended, self.lag_min)
+        return Limits(rows, self.rows_bytes, ended)
 
 
 class Compactor:
@@ -101,7 +113,7 @@ class Compactor:
         now_ns = self._clock.monotonic_ns()
         if now_ns < self._next_ns:
             return self._next_ns - now_ns if self._is_busy else None
-        self.lag_percent = self._measured_lag()
+        self.lag_percent = int(100 * self._share(self._limits.lenient()))
         try:
             wait_ns = self._act(now_ns)
         except JournalDamaged as damage:
@@ -128,7 +140,9 @@ class Compactor:
         if self._steps is None:
             return DUE_LOOK_NS
         self._step(self._steps)
-        return RESTS_A_STEP * (self._clock.monotonic_ns() - now_ns)
+        lagging = self.lag_percent >= LAG_SLOW_PERCENT
+        rests = RESTS_A_STEP_LAGGING if lagging else RESTS_A_STEP
+        return rests * (self._clock.monotonic_ns() - now_ns)
 
     def _step(self, steps: Iterator[None]) -> None:
         try:
@@ -142,19 +156,18 @@ class Compactor:
             self._steps = self._archive.fill_filter()
         elif self._archive.recalled_count > RECALLED_MAX:
             self._steps = self._archive.forget_recalled()
-        elif now_ns >= self._retry_ns and self.lag_percent > _DUE_PERCENT:
+        elif now_ns >= self._retry_ns and self._share(self._limits) > 1:
             self._start(now_ns)
 
-    def _measured_lag(self) -> int:
-        """Return the largest of rows, ended tasks and bytes, each in percent of its limit."""
-        store, limits, counts = self._store, self._limits, self._archive.ledger.counts
+    def _share(self, limits: Limits) -> float:
+        """Return the largest of rows, ended tasks and bytes, each as a share of its limit."""
+        store, counts = self._store, self._archive.ledger.counts
         unfinished = sum(counts) - counts[DONE] - counts[CANCELLED]
-        shares = (
-            (store.head.sequence - store.anchor.sequence, limits.rows),
-            (self._archive.ended_count, max(limits.ended, unfinished)),
-            (store.used_bytes(), max(limits.rows_bytes, self._snapshot_bytes())),
+        return max(
+            (store.head.sequence - store.anchor.sequence) / limits.rows,
+            self._archive.ended_count / max(limits.ended, unfinished),
+            store.used_bytes() / max(limits.rows_bytes, self._snapshot_bytes()),
         )
-        return max(-(-_DUE_PERCENT * amount // limit) for amount, limit in shares)
 
     def _snapshot_bytes(self) -> int:
         newest = next(iter(snapshot.sequences(self._directory)), None)
@@ -207,9 +220,9 @@ class Compactor:
                 "no row was trimmed: end what else writes there",
             )
         yield
+        yield from self._archive.forget(head.sequence, head.record)
         yield from self._trim(head.sequence)
         yield from self._drop_snapshots(head.sequence)
-        yield from self._archive.forget(head.sequence, head.record)
         yield from self._archive.forget_recalled()
         self._failures = 0
         self.completed += 1
@@ -246,5 +259,5 @@ class Compactor:
 def _adapted(rows: int, took_ns: int) -> int:
     """As many as fit the time of a step, by how long the last ones took."""
     if took_ns > STEP_NS:
-        return max(rows // 2, 1)
+        return max(rows // 2, TRIM_ROWS_MIN)
     return min(rows * 2, TRIM_ROWS_MAX) if took_ns < STEP_NS // 3 else rows

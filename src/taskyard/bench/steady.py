@@ -1,0 +1,160 @@
+"""A steady flow of tasks through a broker that compacts: memory, lag, and what compactions cost.
+
+Tasks are submitted as fast as they are taken, but only so many are unfinished at once. So memory
+should not grow with the number of tasks that have gone through. With fewer tasks the limits of
+compaction are smaller in proportion, so that a short run has as many compactions as a long one.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct, field
+
+from taskyard.bench.floors import COMPACTION_MEMORY, STEADY_GROWTH
+from taskyard.bench.lines import Line, line
+from taskyard.bench.peers import Link, Part
+from taskyard.bench.stage import Stage, memory_bytes
+from taskyard.broker.compacting import ENDED_MAX, LAG_MIN, Limits
+from taskyard.wire import dwork_peer as peer
+from taskyard.wire.dwork_peer import Reply
+
+#: The run that the default limits are measured with.
+TASKS: Final = 5_000_000
+
+UNFINISHED_MAX: Final = 60_000
+BATCH: Final = 100
+WORKERS: Final = 2
+
+#: How often to look, and the shares of all tasks at which memory is noted.
+LOOK_S: Final = 0.1
+MARKS: Final = (0.1, 0.5, 1.0)
+
+_MIB: Final = 1024 * 1024
+_TICKS_A_SECOND: Final = 100
+
+
+class Child(Struct):
+    """A compaction's process as it was seen last."""
+
+    peak_bytes: int = 0
+    cpu_s: float = 0
+
+
+class Watch(Struct):
+    """What was seen of a broker and its compactions."""
+
+    marks: dict[float, int] = field(default_factory=dict)
+    children: dict[int, Child] = field(default_factory=dict)
+    lag_max: float = 0
+    unfinished_max: int = 0
+    #: A compaction was seen at the last look.
+    is_at_work: bool = False
+
+    def look(self, pid: int) -> None:
+        """See what the compaction of a broker takes, if one is at work."""
+        try:
+            found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            self.is_at_work = bool(found)
+            for one in map(int, found):
+                child = self.children.setdefault(one, Child())
+                child.peak_bytes = max(child.peak_bytes, memory_bytes(one, "VmHWM"))
+                child.cpu_s = _cpu_s(one)
+        except (OSError, ValueError):
+            return  # it has just ended
+
+    def note(self, stats: dict[str, object], count: int, resident_bytes: int) -> int:
+        """Note the lag, and the memory at marks that are reached. Returns the tasks done."""
+        counts = stats["counts"]
+        assert isinstance(counts, dict)  # noqa: S101 - of its own broker
+        done = int(counts["done"])
+        self.lag_max = max(self.lag_max, float(str(stats["compaction_lag"])))
+        self.unfinished_max = max(self.unfinished_max, sum(counts.values()) - done)
+        for mark in MARKS:
+            if done >= mark * count:
+                self.marks.setdefault(mark, resident_bytes)
+        return done
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
+
+
+def run(tasks: int, say: Callable[[str], None]) -> list[Line]:
+    """Let tasks through, and measure on the way."""
+    say(f"steady: {tasks:,} tasks, at most {UNFINISHED_MAX:,} unfinished")
+    share = min(1.0, tasks / TASKS)
+    limits = Limits(ended=int(ENDED_MAX * share), lag_min=int(LAG_MIN * share))
+    unfinished = max(BATCH, int(UNFINISHED_MAX * share))
+    with Stage("durable", limits=limits) as stage:
+        flow = Part("flow", stage.endpoint, count=tasks, batch=BATCH, unfinished_max=unfinished)
+        works = [Part("work", stage.endpoint, number, batch=BATCH) for number in range(WORKERS)]
+        producer, *workers = stage.cast(flow, *works)
+        for one in stage.peers:
+            one.tell()
+        began_ns, watch = time.monotonic_ns(), Watch()
+        link, done = Link(stage.endpoint), 0
+        while done < tasks:
+            stage.listen(workers, LOOK_S)
+            watch.look(stage.broker.pid)
+            done = watch.note(_stats(link), tasks, stage.broker.resident_bytes())
+        producer.done()
+        seconds = (time.monotonic_ns() - began_ns) / 1e9
+        cpu_s = stage.broker.cpu_ns() / 1e9
+        link.close()
+    return _lines(watch, tasks, seconds, cpu_s)
+
+
+def _stats(link: Link) -> dict[str, object]:
+    link.send(peer.ask(1, peer.STATS))
+    found: dict[str, object] = Reply(link.receive()).document()
+    return found
+
+
+def _lines(watch: Watch, tasks: int, seconds: float, cpu_s: float) -> list[Line]:
+    children = [*watch.children.values()]
+    compaction_s = sum(child.cpu_s for child in children)
+    tenth, half, end = (watch.marks[mark] for mark in MARKS)
+    peak = max((child.peak_bytes for child in children), default=0)
+    return [
+        line("memory at a tenth of the tasks", "MiB", [tenth / _MIB]),
+        line("memory at half of them", "MiB", [half / _MIB]),
+        line("memory at the end", "MiB", [end / _MIB]),
+        line("memory at the end over that at a tenth", "×", [end / tenth], STEADY_GROWTH),
+        line("unfinished tasks, the most seen", "tasks", [watch.unfinished_max]),
+        line("compactions seen", "", [len(children)]),
+        line("memory of a compaction, the most seen", "MiB", [peak / _MIB]),
+        line("CPU of compactions", "µs/task", [compaction_s / tasks * 1e6]),
+        line("CPU of the broker", "µs/task", [cpu_s / tasks * 1e6]),
+        line("lag of compaction, the most seen", "× mark", [watch.lag_max]),
+        line("tasks by the clock", "tasks/s", [tasks / seconds], most_is_best=True),
+    ]
+
+
+def run_queued(tasks: int, say: Callable[[str], None]) -> list[Line]:
+    """Queue tasks, then let one compaction run over all of them."""
+    say(f"steady: {tasks:,} tasks queued, then compacted")
+    never = Limits(rows=1 << 60, rows_bytes=1 << 60, ended=1 << 60)
+    with Stage("durable", limits=never) as stage:
+        part = Part("flow", stage.endpoint, count=tasks, batch=BATCH, unfinished_max=1 << 60)
+        (producer,) = stage.cast(part)
+        producer.tell()
+        producer.done()
+        stage.restart_broker(Limits(rows=1))  # which makes a compaction due at once
+        watch = Watch()
+        while not watch.children or watch.is_at_work:
+            time.sleep(LOOK_S)
+            stage.broker.check()
+            watch.look(stage.broker.pid)
+        broker_bytes, child = stage.broker.resident_bytes(), next(iter(watch.children.values()))
+        stage.restart_broker(never)
+        start_s = stage.broker.cpu_ns() / 1e9
+    return [
+        line("memory of the broker", "MiB", [broker_bytes / _MIB]),
+        line("memory of the compaction", "MiB", [child.peak_bytes / _MIB]),
+        line("compaction over broker", "×", [child.peak_bytes / broker_bytes], COMPACTION_MEMORY),
+        line("CPU of the compaction", "s", [child.cpu_s]),
+        line("CPU of a start from the snapshot", "s", [start_s]),
+    ]

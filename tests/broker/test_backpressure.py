@@ -1,0 +1,191 @@
+"""Back-pressure: producers are slowed and refused while compaction lags behind, workers never."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskyard.broker import compacting
+from taskyard.broker.backpressure import HOLD_NS_A_PERCENT, HOLD_NS_MAX, STEP_PERCENT, Backpressure
+from taskyard.broker.compacting import Limits
+from taskyard.core.effects import Accepted, Effect, Noted, Refusal, Refused, Told
+from taskyard.core.events import LagChanged, SubmitAsked, WorkAsked, WorkReported
+from taskyard.core.limits import LAG_REFUSE_ALL_PERCENT, LAG_REFUSE_PERCENT, LAG_SLOW_PERCENT
+from taskyard.core.tasks import Submission
+from tests.broker.compacting_kit import NEVER, Desk
+from tests.broker.test_compacting import Beside
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SLOW = LAG_SLOW_PERCENT + 50
+HOLD_NS = 50 * HOLD_NS_A_PERCENT
+
+
+def accepted(request: int, new: int = 1) -> Accepted:
+    return Accepted(b"c", request, new)
+
+
+def told(request: int) -> Told:
+    return Told(b"c", request, [], [], [])
+
+
+@pytest.fixture
+def pressure() -> Backpressure:
+    made = Backpressure()
+    made.update(SLOW)
+    return made
+
+
+class TestHolding:
+    def test_nothing_is_held_while_compaction_keeps_up(self) -> None:
+        pressure = Backpressure()
+        pressure.update(LAG_SLOW_PERCENT)
+        effects: list[Effect] = [accepted(16)]
+        assert pressure.pass_on(effects, 0) is effects
+        assert pressure.wake_at_ns() is None
+
+    def test_reply_is_held_for_as_long_as_the_lag_says(self, pressure: Backpressure) -> None:
+        assert pressure.pass_on([accepted(16)], 100) == []
+        assert pressure.wake_at_ns() == 100 + HOLD_NS
+        assert pressure.pass_on([], 99 + HOLD_NS) == []
+        assert pressure.pass_on([], 100 + HOLD_NS) == [accepted(16)]
+        assert pressure.wake_at_ns() is None
+
+    def test_all_of_a_held_request_keeps_its_order(self, pressure: Backpressure) -> None:
+        assert pressure.pass_on([accepted(16), told(16), told(32)], 0) == [told(32)]
+        assert pressure.pass_on([told(16)], 1) == []
+        assert pressure.pass_on([told(16)], HOLD_NS) == [accepted(16), told(16), told(16), told(16)]
+
+    def test_only_replies_to_new_tasks_are_held(self, pressure: Backpressure) -> None:
+        others: list[Effect] = [accepted(16, new=0), Noted(b"w", 32, []), told(48)]
+        assert pressure.pass_on(others, 0) == others
+
+    def test_everything_is_released_when_compaction_has_caught_up(
+        self, pressure: Backpressure
+    ) -> None:
+        pressure.pass_on([accepted(16)], 0)
+        pressure.pass_on([accepted(32)], 1)
+        pressure.update(0)
+        assert pressure.pass_on([accepted(48)], 2) == [accepted(16), accepted(32), accepted(48)]
+
+    def test_hold_has_an_end(self, pressure: Backpressure) -> None:
+        pressure.update(10**9)
+        assert pressure.hold_ns() == HOLD_NS_MAX
+
+    def test_scheduler_is_told_of_changes_that_matter(self) -> None:
+        pressure = Backpressure()
+        assert pressure.update(STEP_PERCENT - 1) is None
+        assert pressure.update(SLOW) == LagChanged(0, SLOW)
+        assert pressure.update(SLOW + STEP_PERCENT - 1) is None
+        assert pressure.update(0) == LagChanged(0, 0)
+
+
+@pytest.fixture
+def _beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compaction that is at work for as long as the test wants."""
+    for name, value in (("running", 0), ("started", 0), ("ended", 0), ("looks", 10**6)):
+        monkeypatch.setattr(Beside, name, value)
+    monkeypatch.setattr(compacting, "Child", Beside)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, _beside: None) -> Iterator[Desk]:
+    """A broker that compacts after ten ended tasks."""
+    limits = Limits(NEVER.rows, NEVER.rows_bytes, ended=10, lag_min=1)
+    with closing(Desk(tmp_path, limits)) as desk:
+        desk.fill_filter()
+        yield desk
+
+
+def finish(desk: Desk, count: int) -> None:
+    """Let so many more tasks end, and have the compactor look."""
+    first = desk.store.head.sequence
+    desk.do(*[b"%d-%d" % (first, number) for number in range(count)])
+    look(desk)
+
+
+def look(desk: Desk) -> None:
+    desk.look()
+    desk.broker.note_lag(desk.compactor.lag_percent)
+    desk.turn()
+
+
+def submit(desk: Desk, name: bytes, *, request: int = 16, retries: bool = True) -> list[Effect]:
+    asked = SubmitAsked(0, b"c", Submission([name]), request=request, retries=retries)
+    return desk.turn(asked)
+
+
+class TestLag:
+    def test_lag_grows_with_what_has_ended_and_falls_when_it_is_compacted(self, desk: Desk) -> None:
+        finish(desk, 8)
+        assert (desk.compactor.lag_percent, Beside.started) == (80, 0)
+        finish(desk, 12)
+        look(desk)
+        assert (desk.compactor.lag_percent, Beside.started) == (200, 1)
+        Beside.looks = 0
+        while desk.compactor.completed < 1:
+            look(desk)
+        look(desk)
+        assert desk.compactor.lag_percent == 0
+        assert desk.broker.scheduler.lag_percent == 0
+
+    def test_next_one_begins_at_once_where_the_mark_is_passed_again(self, desk: Desk) -> None:
+        finish(desk, 11)
+        look(desk)
+        finish(desk, 11)
+        Beside.looks = 0
+        while desk.compactor.completed < 2:
+            look(desk)
+        assert Beside.started == 2
+        assert desk.ledger.tasks == {}
+
+    @pytest.mark.usefixtures("_beside")
+    def test_little_work_is_no_lag(self, tmp_path: Path) -> None:
+        with closing(Desk(tmp_path, Limits(ended=10))) as desk:
+            desk.fill_filter()
+            finish(desk, 100)
+            assert Beside.started == 1
+            assert desk.compactor.lag_percent < LAG_SLOW_PERCENT
+
+
+class TestSubmissions:
+    def test_reply_is_held_and_the_task_is_there(self, desk: Desk) -> None:
+        finish(desk, 17)
+        assert submit(desk, b"held") == []
+        assert desk.found(b"held") == [b"held"]
+        wake_at_ns = desk.broker.backpressure.wake_at_ns()
+        assert wake_at_ns is not None
+        desk.now_ns = wake_at_ns
+        assert desk.turn() == [Accepted(b"c", 16, 1)]
+
+    def test_client_that_repeats_is_refused_and_nothing_is_changed(self, desk: Desk) -> None:
+        finish(desk, LAG_REFUSE_PERCENT // 10)
+        before = desk.store.head
+        [refused] = submit(desk, b"refused")
+        assert isinstance(refused, Refused)
+        assert refused.refusal is Refusal.RETRY_LATER
+        assert refused.text.startswith("journal: compaction lags behind (250 % of its mark)")
+        assert desk.store.head == before
+
+    def test_client_that_does_not_repeat_is_refused_last(self, desk: Desk) -> None:
+        finish(desk, LAG_REFUSE_PERCENT // 10)
+        assert submit(desk, b"held", retries=False) == []
+        assert desk.found(b"held") == [b"held"]
+        desk.turn(WorkAsked(0, b"w", 1))
+        desk.turn(WorkReported(0, b"w", [b"held"], [1]))
+        desk.broker.note_lag(LAG_REFUSE_ALL_PERCENT)
+        [refused] = submit(desk, b"refused", request=32, retries=False)
+        assert isinstance(refused, Refused)
+        assert refused.refusal is Refusal.FULL
+
+    def test_workers_go_on_whatever_the_lag(self, desk: Desk) -> None:
+        assert isinstance(desk.submit(b"a", b"b"), Accepted)
+        desk.broker.note_lag(10 * LAG_REFUSE_ALL_PERCENT)
+        assert desk.turn(WorkAsked(0, b"w", 2))
+        [noted, *_] = desk.turn(WorkReported(0, b"w", [b"a", b"b"], [1, 1], request=32))
+        assert isinstance(noted, Noted)
+        assert desk.results(b"a", b"b") == [b"", b""]

@@ -1,0 +1,37 @@
+"""`taskyard` whose broker compacts after a few tasks, with compactions that wait for a file.
+
+A broker that is started so starts this program beside it, too: that begins when there is a file
+`go`, and is the product's own from then on.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from taskyard.broker.compacting import Limits
+from taskyard.cli import broker
+from taskyard.cli.entry import main
+from taskyard.journal import beside
+
+CHILD = "beside"
+ENDED_MAX = 20
+
+
+def small_limits(**_: int) -> Limits:
+    return Limits(ended=ENDED_MAX, lag_min=1)
+
+
+if __name__ == "__main__":
+    words = sys.argv[1:]
+    if words[0] == CHILD:
+        from taskyard.journal import compacting
+
+        compacting.end_with_stdin()
+        while not Path("go").exists():
+            time.sleep(0.01)
+        compacting.main(words[1:])
+    beside.PROGRAM = (sys.executable, __file__, CHILD)
+    broker.Limits = small_limits  # type: ignore[assignment,misc]
+    main(words)
