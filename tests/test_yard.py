@@ -170,6 +170,7 @@ def test_setup_that_fails_says_so_and_leaves_no_stamp(
     ("name", "foreign"),
     [
         ("PYTHONPATH", True),
+        ("PYTHONDONTWRITEBYTECODE", True),
         ("PYTHONHOME", True),
         ("VIRTUAL_ENV", True),
         ("PIP_TARGET", True),
