@@ -39,6 +39,13 @@ def pytest_report_header(config: pytest.Config) -> str:
     return "sweeps: whole" if whole else f"sweeps: sample of 1 in {SAMPLED_OF}, seed {seed}"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave slow tests out of coverage: they do many times over what others do once."""
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.no_cover)
+
+
 @pytest.fixture(scope="session")
 def sample(pytestconfig: pytest.Config) -> Callable[[Sequence[int]], list[int]]:
     """Return a function that chooses one of every 8 neighbours, or all with --whole."""

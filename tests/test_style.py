@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ HOST = re.compile(r"files\.pythonhosted|pypi\.org/simple|registry\.npmjs|deb\.de
 MACHINE_PATH = re.compile(r"(?<![\w.-])/(?:work|root|home|Users|farm|opt)/")
 
 
+@cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), filename=str(path))
 

@@ -3,6 +3,7 @@
 import importlib.machinery
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -170,6 +171,7 @@ def test_setup_that_fails_says_so_and_leaves_no_stamp(
     ("name", "foreign"),
     [
         ("PYTHONPATH", True),
+        ("PYTHONDONTWRITEBYTECODE", True),
         ("PYTHONHOME", True),
         ("VIRTUAL_ENV", True),
         ("PIP_TARGET", True),
@@ -262,8 +264,8 @@ def steps(yard: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., in
             script = yard.BIN / name
             script.write_text(f"#!/bin/sh\necho output of {name}\nexit {code}\n")
             script.chmod(0o755)
-        monkeypatch.setattr(yard, "CHECKS", {name: [name] for name in exit_codes})
-        return int(yard.run_steps(yard.CHECKS))
+        monkeypatch.setattr(yard, "QUIET", tuple(exit_codes))
+        return int(yard.run_steps({name: [name] for name in exit_codes}))
 
     return run
 
@@ -301,6 +303,29 @@ def test_step_beside_the_others_runs_at_the_same_time(
     printed = capfd.readouterr().out
     assert "host the host\n" in printed
     assert "guest the guest\n" in printed
+
+
+def test_interrupt_ends_the_steps_that_run_and_begins_no_other(tmp_path: Path) -> None:
+    launch = f"""
+import pathlib, runpy
+yard = runpy.run_path({str(LAUNCHER)!r})
+run_steps = yard["run_steps"]
+run_steps.__globals__.update(BIN=pathlib.Path("/bin"), ROOT=pathlib.Path({str(tmp_path)!r}))
+run_steps({{"spark": ["sh", "-c", "echo here; exec sleep 600"], "first": ["sleep", "600"],
+    "second": ["touch", "second"]}})
+"""
+    with subprocess.Popen(
+        [sys.executable, "-u", "-c", launch],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "spark here\n"
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate(timeout=60)
+    assert err.endswith("KeyboardInterrupt\n")
+    assert not (tmp_path / "second").exists()
 
 
 @pytest.fixture

@@ -320,6 +320,7 @@ class TestEnd:
         assert Beside.ended == 0
 
 
+@pytest.mark.slow
 def test_real_child_does_it_while_turns_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

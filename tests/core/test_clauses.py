@@ -98,6 +98,7 @@ def test_rate_is_one_for_all_lanes_of_a_clause() -> None:
     assert yard.take(b"w") in ([b"c1"], [b"a1"])
 
 
+@pytest.mark.slow
 def test_lanes_of_several_clauses_take_turns_by_their_number() -> None:
     yard = Yard()
     yard.clauses(Clause(b"one", b"*/big", Rules(lane_workers_max=0)))

@@ -1,6 +1,7 @@
 """Snapshots: a restored ledger is the same ledger, and goes on alike."""
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 
 from taskyard.core import image, invariants
@@ -121,6 +122,7 @@ def resume(service: bytes, lane: bytes | None) -> ResumeAsked:
     return ResumeAsked(0, b"client", service, lane)
 
 
+@pytest.mark.slow
 @given(steps(50, at_least=10))
 @settings(max_examples=60)
 def test_any_ledger_can_be_restored(story: list[Step]) -> None:

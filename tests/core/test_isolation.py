@@ -110,6 +110,7 @@ def test_innocent_loss_costs_no_parallelism(workers: int, slots: int) -> None:
     assert len(world.names_in(LEASED)) == 64
 
 
+@pytest.mark.slow
 def test_20_poison_tasks_among_2000_fail_and_no_innocent_one() -> None:
     world = World(2000, 20, workers=4, slots=16)
     seconds = world.run()

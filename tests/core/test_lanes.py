@@ -245,6 +245,7 @@ def test_task_that_comes_back_to_a_random_lane_is_not_found_where_it_was_taken_f
         yard.handle(WorkReturned(0, b"w", taken))
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(steps=st.lists(st.sampled_from(["take", "cancel", "fail", "add", "due"]), max_size=60))
 def test_random_lane_keeps_all_its_tasks_whatever_happens_in_its_middle(steps: list[str]) -> None:
@@ -712,6 +713,7 @@ def test_big_lane_has_barely_begun_when_the_small_ones_are_done(
     assert done <= 4 * (max(small) + 1) + 100 * workers
 
 
+@pytest.mark.slow
 def test_lane_of_many_beside_a_thousand_of_ten() -> None:
     small = {b"s%d" % number: 10 for number in range(1000)}
     assert drained_small(Scheduler(), 20_000, small, workers=4, batch=1) < 500

@@ -470,6 +470,7 @@ def test_service_that_a_worker_names_twice_counts_once() -> None:
     assert yard.take(b"w", 9) == [b"a"]
 
 
+@pytest.mark.slow
 def test_lists_of_waiting_workers_do_not_grow_with_the_work_done() -> None:
     yard = Yard()
     yard.join(b"w", services=(b"busy", b"idle"), slots_total=1, standing=True)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -241,5 +242,5 @@ def restored(yard: Yard) -> Ledger:
     return image.restore(msgspec.msgpack.decode(encoded, type=image.Image))
 
 
-TestStory = Story.TestCase
+TestStory = pytest.mark.slow(Story.TestCase)
 TestStory.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)

@@ -186,6 +186,7 @@ class TestCompact:
         reopened.close()
 
 
+@pytest.mark.slow
 class TestKilled:
     def test_killed_at_every_step_and_run_again_it_comes_to_the_same_end(
         self, tmp_path: Path

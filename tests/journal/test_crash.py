@@ -53,6 +53,7 @@ def killed_after(directory: Path, reports: int, body_size: int) -> int:
     return int([line for line in lines if line.endswith(b"\n")][-1])
 
 
+@pytest.mark.slow
 def test_every_reported_row_survives_sigkill(tmp_path: Path) -> None:
     luck = random.Random(2)
     for _ in range(KILLS):
@@ -81,6 +82,7 @@ def runs_on_failing_disk(shim: Path, parent: Path, error: int) -> list[dict[str,
     return [json.loads(line) for line in lines.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
 def test_whichever_call_fails_no_acknowledged_row_is_lost(
     shim: Path, tmp_path: Path, error: int

@@ -159,6 +159,7 @@ def harm_at(
     return outcomes.count(True), outcomes.count(False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", range(SHARDS))
 @pytest.mark.parametrize("harm", [flipped, cut])
 @pytest.mark.parametrize(("state", "name"), FILES)
@@ -218,6 +219,7 @@ def is_sound(directory: Path) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("state", "name"), FILES)
 def test_check_agrees_with_opening_and_touches_nothing(
     journals: dict[str, Journal], place: Path, sample: Sample, state: str, name: str

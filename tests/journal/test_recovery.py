@@ -69,6 +69,7 @@ def last(yard: WritingYard) -> int:
     return yard.store.head.sequence
 
 
+@pytest.mark.slow
 class TestEquality:
     def test_rows_alone_give_the_live_ledger(self, yard: WritingYard, tmp_path: Path) -> None:
         recovered = recovery.open_ledger(tmp_path, yard.store)

@@ -89,6 +89,7 @@ def shell(story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Sh
     return Shell(Path(shutil.copytree(story, tmp_path / "state")), capsys)
 
 
+@pytest.mark.slow
 class TestAsProcesses:
     def test_a_life_of_care(self, shell: Shell) -> None:
         checked = process(shell.state, "check")

@@ -41,6 +41,7 @@ def test_empty_log_has_no_tail() -> None:
     assert tail(b"") == Tail(0, 0)
 
 
+@pytest.mark.slow
 def test_every_cut_leaves_a_tail_after_the_last_whole_transaction(
     database: sqlite3.Connection, tmp_path: Path
 ) -> None:

@@ -170,6 +170,7 @@ def test_key_is_not_used_on_a_socket_where_the_kernel_tells_who_comes(
         assert is_heard(plain, guest) == [b"good"]
 
 
+@pytest.mark.slow
 def test_nobody_comes_in_while_the_keys_can_not_be_read_and_guests_do_afterwards(
     ring: Keyring, listener: Wire, guest: GuestKey, caplog: pytest.LogCaptureFixture
 ) -> None:

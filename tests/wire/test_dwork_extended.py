@@ -489,6 +489,7 @@ def test_watch_that_is_asked_for_again_takes_the_place_of_the_former() -> None:
     assert [Reply(body).request for route, body in counter.sent if route == b"peer"] == [6]
 
 
+@pytest.mark.slow
 def test_create_is_taken_however_many_requests_wait() -> None:
     counter = Extended()
     for number in range(WAITING_MAX):
@@ -509,6 +510,7 @@ def test_heartbeat_tells_what_was_sent_before_its_answer() -> None:
     assert states == [TaskState.READY, TaskState.LEASED]
 
 
+@pytest.mark.slow
 def test_requests_that_wait_are_limited() -> None:
     counter = Extended()
     for number in range(WAITING_MAX):

@@ -789,6 +789,7 @@ def test_noise_changes_nothing_at_either_side(seed: int) -> None:
     assert hall.worker(W1, b"result") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_any_dialogue_leaves_every_task_done_once_or_waiting(seed: int) -> None:
     luck = random.Random(seed)

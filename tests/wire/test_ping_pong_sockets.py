@@ -60,6 +60,7 @@ def test_dialogue_of_the_page(host: Host) -> None:
         until(lambda: host.workers() == 0)
 
 
+@pytest.mark.slow
 def test_job_of_a_worker_that_is_gone_is_given_to_another(host: Host) -> None:
     with connected(zmq.REQ, host.frontend) as client:
         with connected(zmq.DEALER, host.backend) as first:
@@ -139,6 +140,7 @@ def test_worker_of_ten_lines_does_jobs_and_exits_when_it_is_drained(host: Host) 
             process.kill()
 
 
+@pytest.mark.slow
 def test_worker_of_ten_lines_keeps_its_place_by_its_pings(host: Host) -> None:
     command = [sys.executable, str(EXAMPLE), host.backend]
     with subprocess.Popen(command) as process, connected(zmq.REQ, host.frontend) as client:

@@ -51,6 +51,7 @@ def spoilt(count: int, seed: int) -> Iterator[list[bytes]]:
         yield frames
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_is_survived_and_what_is_malformed_changes_nothing(seed: int) -> None:
     hall, luck, malformed = Hall(), random.Random(seed), 0

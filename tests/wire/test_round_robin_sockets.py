@@ -126,6 +126,7 @@ def test_message_of_a_worker_that_was_killed_goes_to_the_next_one(host: Host) ->
             assert client.receive()[3:5] == [b"id", b"x"]
 
 
+@pytest.mark.slow
 def test_worker_that_only_answers_pings_stays(host: Host) -> None:
     with bare(host.endpoint) as worker:
         registered(worker)

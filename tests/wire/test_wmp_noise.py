@@ -74,6 +74,7 @@ def _spoil(frame: bytearray, luck: random.Random) -> None:
         frame[at:at] = frame[at : at + luck.randrange(1, 20)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_at_a_manager_is_counted_and_changes_nothing(seed: int) -> None:
     manager = Manager()

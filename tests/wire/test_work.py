@@ -46,6 +46,7 @@ def test_command_comes_out_as_it_went_in(argv: list[str], program: str, cwd: str
     assert decode(payload, EXEC) == Command([program, *argv], cwd=cwd)
 
 
+@pytest.mark.slow
 @given(args=st.lists(json_values, max_size=4), kwargs=st.dictionaries(text, json_values))
 def test_call_comes_out_as_it_went_in(args: list[Any], kwargs: dict[str, Any]) -> None:
     assert decode(encode_call("m:f", args, kwargs), CALL) == Call("m:f", args, kwargs)
