@@ -22,7 +22,12 @@ PREFIX: Final = "TASKYARD_"
 CONFIG_VARIABLE: Final = "TASKYARD_CONFIG"
 
 #: Not settings: what a worker tells its tasks, and what the benchmarks ask for.
-OTHER_VARIABLES: Final = ("TASKYARD_TASK", "TASKYARD_ATTEMPT", "TASKYARD_BENCH_PROFILE")
+OTHER_VARIABLES: Final = (
+    "TASKYARD_TASK",
+    "TASKYARD_CAMPAIGN",
+    "TASKYARD_ATTEMPT",
+    "TASKYARD_BENCH_PROFILE",
+)
 
 #: The section that services stand under, each with its name: `[service.smtp]`.
 SERVICE: Final = "service"
