@@ -144,7 +144,9 @@ def test_who_follows_from_now_on_is_told_when_something_is_decided(desk: Desk) -
     assert desk.turn() == []
     (answer,) = desk.turn(WorkAsked(0, b"w", 3))
     assert (answer.cursor, answer.journal) == (head + 1, desk.store.identity)
-    assert answer.records == [(head + 1, Leased(0, b"w", [b"a/a1", b"a/a2", b"b/b1"], [1, 1, 1], 0))]
+    assert answer.records == [
+        (head + 1, Leased(0, b"w", [b"a/a1", b"a/a2", b"b/b1"], [1, 1, 1], 0))
+    ]
     assert desk.turn(desk.submit(b"c")) == []
 
 

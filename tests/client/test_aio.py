@@ -408,7 +408,7 @@ def test_looks_are_awaited(yard: Yard) -> None:
         assert (await client.views(["seen"]))["seen"]["attempt"] == 1
         assert len(await client.workers()) == 1
         assert await (await client.future("seen")) == "out\n"
-        with pytest.raises(UserError, match="no task is called no-such"):
+        with pytest.raises(UserError, match="unknown task 'no-such'"):
             await client.future("no-such")
 
     play(yard, story)
@@ -432,13 +432,13 @@ def test_waiting_for_names_and_campaigns(yard: Yard) -> None:
         client.submit(["true"], name="w1", campaign="w")
         client.submit(["false"], name="w2", campaign="w")
         await client.wait_campaign("w", PATIENCE_SECONDS)
-        states = await client.wait_names(["w1", "w2"])
-        assert states == {"w1": TaskState.DONE, "w2": TaskState.FAILED}
-        assert await client.retry(["w2"]) == 1
+        states = await client.wait_names(["w/w1", "w/w2"])
+        assert states == {"w/w1": TaskState.DONE, "w/w2": TaskState.FAILED}
+        assert await client.retry(["w/w2"]) == 1
         client.submit(b"", name="w3", campaign="w", service=NOBODY)
         with pytest.raises(TimedOut, match=r"1 not settled after 0.05 s"):
-            await client.wait_names(["w3"], 0.05)
-        await client.cancel(["w3"])
+            await client.wait_names(["w/w3"], 0.05)
+        await client.cancel(["w/w3"])
 
     play(yard, story)
 
@@ -450,7 +450,7 @@ def test_batches_are_submitted_as_columns(yard: Yard) -> None:
         assert await asyncio.gather(*futures) == ["0\n", "1\n", "2\n"]
         unwatched = to_submission([check({"name": "alone", "argv": ["true"]})], b"columns", 0)
         assert await client.submit_all(unwatched, watch=False) == []
-        await client.wait_names(["alone"], PATIENCE_SECONDS)
+        await client.wait_names(["columns/alone"], PATIENCE_SECONDS)
         terms = Terms(service=b"exec")
         raw = client.submit_encoded("raw", b'{"argv":["printf","\\\\377"]}', terms)
         assert await raw == b"\xff"

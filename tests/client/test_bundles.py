@@ -193,9 +193,10 @@ class TestClient:
         bundle.wait(PATIENCE_SECONDS)
         names = [future.name for future in bundle]
         parts = [
-            taskyard.bundle_part(future.name, future.result(PATIENCE_SECONDS)) for future in bundle
+            taskyard.bundle_part(future.full_name, future.result(PATIENCE_SECONDS))
+            for future in bundle
         ]
-        assert (names, bundle.name) == (["news/0", "news/1"], "news")
+        assert (names, bundle.name) == (["0", "1"], "news")
         assert parts == [("news", 0, "hi", "ann"), ("news", 1, "hi", "bob")]
 
     def test_each_task_is_in_a_lane_of_its_own_and_the_campaign_is_the_bundle(
@@ -203,10 +204,8 @@ class TestClient:
     ) -> None:
         send(broker, name="news")
         views = list(broker.client().campaign("news").tasks())
-        assert [(view["name"], view["lane"]) for view in views] == [
-            ("news/0", "ann"),
-            ("news/1", "bob"),
-        ]
+        assert [(view["name"], view["lane"]) for view in views] == [("0", "ann"), ("1", "bob")]
+        assert [*broker.client().known(["news/0", "news/1"])] == ["news/0", "news/1"]
         send(broker, name="more", campaign="week", lane="all")
         (view, _) = broker.client().campaign("week").tasks()
         assert (view["name"], view["lane"]) == ("more/0", "all")
@@ -262,7 +261,7 @@ class TestClient:
         async def main() -> None:
             async with taskyard.AsyncClient(broker.endpoint) as client:
                 bundle = await client.submit_bundle("hi", ["ann", "bob"], name="news")
-                assert [future.name for future in bundle] == ["news/0", "news/1"]
+                assert [future.name for future in bundle] == ["0", "1"]
                 assert await bundle.cancel() == 2
                 await bundle.wait(PATIENCE_SECONDS)
                 assert bundle[1].cancelled()

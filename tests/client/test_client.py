@@ -94,6 +94,8 @@ def test_name_is_made_up_unless_given(client: Client) -> None:
     one, two = client.submit(["true"]), client.submit(["true"], campaign="c")
     assert one.name.startswith("task-")
     assert two.name.startswith("c-")
+    assert (one.campaign, one.full_name) == ("", one.name)
+    assert (two.campaign, two.full_name) == ("c", f"c/{two.name}")
     assert client.submit(["true"], name="own").name == "own"
     assert (value(one), value(two)) == ("", "")
 
@@ -218,7 +220,7 @@ def test_create_is_whole_or_nothing(client: Client) -> None:
     assert client.create(batch("c1", "c2")) == 2
     assert client.create(batch("c2", "c3")) == 1
     clash = to_submission([check({"name": "c1", "payload": "x"})], b"batches", 0)
-    with pytest.raises(Refused, match="task c1 is known with another payload"):
+    with pytest.raises(Refused, match="task batches/c1 is known with another payload"):
         client.create(clash)
     assert [view["name"] for view in client.tasks(scope_of(campaign="batches"))] == [
         "c1",
@@ -250,21 +252,24 @@ def test_waiting_for_names_and_campaigns(client: Client) -> None:
     client.submit(["true"], name="w1", campaign="w")
     client.submit(["false"], name="w2", campaign="w")
     client.wait_campaign("w", PATIENCE_SECONDS)
-    assert client.wait_names(["w1", "w2"]) == {"w1": TaskState.DONE, "w2": TaskState.FAILED}
+    assert client.wait_names(["w/w1", "w/w2"]) == {
+        "w/w1": TaskState.DONE,
+        "w/w2": TaskState.FAILED,
+    }
     client.submit(b"", name="w3", campaign="w", service=NOBODY)
     with pytest.raises(TimedOut, match=r"1 not settled after 0.05 s"):
-        client.wait_names(["w1", "w3"], 0.05)
+        client.wait_names(["w/w1", "w/w3"], 0.05)
     with pytest.raises(TimedOut):
         client.wait_campaign("w", 0.05)
-    client.cancel(["w3"])
+    client.cancel(["w/w3"])
 
 
 def test_looking_at_what_nobody_knows(client: Client) -> None:
     for look in (client.show, client.result_bytes, client.output, client.future):
-        with pytest.raises(UserError, match="no task is called no-such"):
+        with pytest.raises(UserError, match="unknown task 'no-such' "):
             look("no-such")
     client.submit(["true"], name="known")
-    with pytest.raises(UserError, match=r"no task is called no-such \(and 1 more\)"):
+    with pytest.raises(UserError, match="unknown task 'no-such' and 1 more"):
         client.futures(["known", "no-such", "nor-this"])
     assert client.explain("no-such")["reason"] == "unknown"
 
@@ -398,3 +403,48 @@ def test_one_name_where_a_list_is_wanted_is_refused(yard: Yard) -> None:
         for wrong in (client.cancel, client.retry, client.wait_names, client.views):
             with pytest.raises(UserError, match=r"give \['abc'\]"):
                 wrong("abc")
+
+
+# Names belong to campaigns.
+
+
+def test_same_name_in_two_campaigns_is_two_tasks(client: Client) -> None:
+    mon = client.submit(["echo", "mon"], name="a/b", campaign="mon")
+    tue = client.submit(["echo", "tue"], name="a/b", campaign="tue")
+    assert (value(mon), value(tue)) == ("mon\n", "tue\n")
+    assert (mon.name, mon.campaign, mon.full_name) == ("a/b", "mon", "mon/a/b")
+    assert client.result("tue/a/b") == "tue\n"
+    view = client.show("tue/a/b")
+    assert (view["name"], view["campaign"]) == ("a/b", "tue")
+    assert [future.full_name for future in client.futures_of("tue")] == ["tue/a/b"]
+    assert value(client.future("mon/a/b")) == "mon\n"
+
+
+def test_futures_to_wait_for_may_be_of_other_campaigns(client: Client) -> None:
+    outside = client.submit(b"", name="after-outside", service=NOBODY)
+    own = client.submit(b"", name="first", campaign="after-own", service=NOBODY)
+    other = client.submit(b"", name="first", campaign="after-other", service=NOBODY)
+    options = {"campaign": "after-own", "service": NOBODY, "after": [outside, own, other]}
+    last = client.submit(b"", name="last", **options)
+    names = sorted(client.explain(last.full_name)["after"])
+    assert names == ["after-other/first", "after-outside", "after-own/first"]
+    assert client.cancel([outside.full_name, own.full_name, other.full_name]) == 4
+
+
+def test_unknown_name_is_told_with_the_campaigns_that_have_it(client: Client) -> None:
+    for campaign in ("hint-1", "hint-2"):
+        client.submit(b"", name="hinted", campaign=campaign, service=NOBODY)
+    hint = r"unknown task 'hinted' \(did you mean hint-2/hinted or hint-1/hinted\?\)"
+    for look in (client.show, client.result_bytes, client.output, client.future):
+        with pytest.raises(UserError, match=hint):
+            look("hinted")
+    client.cancel(["hint-1/hinted", "hint-2/hinted"])
+
+
+def test_full_name_of_another_task_is_refused(client: Client) -> None:
+    client.submit(b"", name="b", campaign="taken", service=NOBODY)
+    with pytest.raises(Refused, match="the name is that of task b of campaign taken"):
+        value(client.submit(b"", name="taken/b", service=NOBODY))
+    with pytest.raises(Refused, match="a campaign's name must not contain /"):
+        value(client.submit(b"", name="b", campaign="a/b", service=NOBODY))
+    client.cancel(["taken/b"])

@@ -28,6 +28,9 @@ NOBODY = "nobody"
 
 EVIL = '<script>alert("1")</script>&'
 
+#: A campaign has no `/`.
+EVIL_CAMPAIGN = EVIL.replace("/", "|")
+
 
 class Page(HTMLParser):
     """The text of a piece of HTML, and its elements."""
@@ -112,10 +115,10 @@ def test_campaign_shows_its_counts(client: Client) -> None:
 
 
 def test_everything_is_escaped(client: Client) -> None:
-    future = client.submit(["echo", EVIL], name=EVIL, campaign=EVIL)
+    future = client.submit(["echo", EVIL], name=EVIL, campaign=EVIL_CAMPAIGN)
     future.result(PATIENCE_SECONDS)
-    assert seen(future) == f"Future of task {EVIL} done result: {EVIL + chr(10)!r}"
-    assert seen(client.campaign(EVIL)) == f"Campaign {EVIL} 1 done"
+    assert seen(future) == f"Future of task {EVIL_CAMPAIGN}/{EVIL} done result: {EVIL + chr(10)!r}"
+    assert seen(client.campaign(EVIL_CAMPAIGN)) == f"Campaign {EVIL_CAMPAIGN} 1 done"
     failed = client.submit(["sh", "-c", 'echo "$0" >&2; exit 1', EVIL])
     failed.exception(PATIENCE_SECONDS)
     assert seen(failed).endswith(f"exit status 1: {EVIL}")
@@ -184,9 +187,9 @@ def test_what_is_awaited_looks_the_same_and_does_not_stop_the_loop(yard: Yard) -
     async def story() -> None:
         async with AsyncClient(state=yard.state) as client:
             future = client.submit(["echo", "hi"], name="awaited", campaign="a")
-            assert seen(future).startswith("Future of task awaited ")
+            assert seen(future).startswith("Future of task a/awaited ")
             await future
-            assert seen(future) == "Future of task awaited done result: 'hi\\n'"
+            assert seen(future) == "Future of task a/awaited done result: 'hi\\n'"
             assert seen(client.campaign("a")) == "Campaign a 1 done"
             assert seen(client).startswith(f"AsyncClient {yard.broker.endpoint} ")
             cancelled = client.submit(b"", name="gone", service=NOBODY)

@@ -13,7 +13,12 @@ from taskyard.worker.limits import LAST_LINE_BYTES_MAX
 from taskyard.worker.output import Tail, cut_reason, last_line
 from taskyard.worker.processes import task_env
 
-orders = st.lists(st.tuples(st.binary(max_size=20), st.integers(0, 2**63), st.binary(max_size=50)))
+orders = st.lists(
+    st.tuples(
+        *(st.binary(max_size=20), st.integers(0, 2**63)),
+        *(st.binary(max_size=50), st.binary(max_size=9)),
+    )
+)
 
 
 def pieces(content: bytes, cuts: list[int]) -> list[bytes]:
@@ -23,7 +28,7 @@ def pieces(content: bytes, cuts: list[int]) -> list[bytes]:
 
 @given(orders, st.lists(st.integers(0, 1000)))
 def test_orders_arrive_whole_however_they_are_cut(
-    sent: list[tuple[bytes, int, bytes]], cuts: list[int]
+    sent: list[tuple[bytes, int, bytes, bytes]], cuts: list[int]
 ) -> None:
     inbox = frames.Inbox()
     stream = b"".join(frames.pack_order(*order) for order in sent)
@@ -86,4 +91,10 @@ def test_reason_is_cut_between_letters(text: str) -> None:
 
 
 def test_name_of_any_bytes_fits_the_environment() -> None:
-    assert task_env(b"a\0b", 3) == {"TASKYARD_TASK": "a\\0b", "TASKYARD_ATTEMPT": "3"}
+    assert task_env(b"a\0b", 3) == {
+        "TASKYARD_TASK": "a\\0b",
+        "TASKYARD_CAMPAIGN": "",
+        "TASKYARD_ATTEMPT": "3",
+    }
+    told = task_env(b"nightly/a/b", 1, b"nightly")
+    assert (told["TASKYARD_TASK"], told["TASKYARD_CAMPAIGN"]) == ("a/b", "nightly")

@@ -126,7 +126,7 @@ def _create(client: Client, order: bundles.Order, recipients: Sequence[Row]) -> 
 
 
 def _wait(talk: Talk, client: Client, order: bundles.Order, *, new: int) -> ExitCode:
-    campaign, names = plain(order.campaign), [spec.name for spec in order.specs]
+    campaign, names = plain(order.campaign), [*order.tasks()]
     talk.interrupted = f"interrupted; it goes on: `taskyard wait --campaign {campaign}`"
     is_own = order.campaign == order.name
     group = group_of(client, campaign=order.name) if is_own else group_of(client, names)

@@ -16,7 +16,7 @@ import click
 from taskyard.cli.entry import COMPLETING
 from taskyard.cli.options import Talk
 from taskyard.cli.printing import example
-from taskyard.cli.words import as_pattern
+from taskyard.cli.words import as_pattern, full_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ def completion(context: click.Context, shell: str) -> None:
 
 def complete_name(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
     """Names of tasks that begin so."""
-    names = [view["name"] for view in _asked(context, _tasks(begun)) or ()]
+    names = [full_name(view) for view in _asked(context, _tasks(begun)) or ()]
     return [name for name in names if name.startswith(begun)][:NAMES_MAX]
 
 

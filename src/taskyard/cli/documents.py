@@ -74,6 +74,7 @@ class ResultDocument(Printed):
     """`result`: bytes that are no text are null, and in base64."""
 
     name: str
+    campaign: str
     result: str | None
     #: Only the end of it is kept.
     truncated: bool
@@ -84,6 +85,7 @@ class LogDocument(Printed):
     """`log`."""
 
     name: str
+    campaign: str
     output: str | None
     #: Only the end of it is kept.
     truncated: bool
@@ -161,6 +163,7 @@ class SubmitWaitDocument(Printed):
     """`submit --wait`: a result, or a reason why there is none."""
 
     name: str
+    campaign: str
     state: str
     result: str | UnsetType | None = UNSET
     result_base64: str | UnsetType = UNSET
@@ -195,6 +198,7 @@ class MapTask(Document):
     """A task of `map`: a result, or a reason why there is none."""
 
     name: str
+    campaign: str
     state: str
     result: str | UnsetType | None = UNSET
     result_base64: str | UnsetType = UNSET
@@ -388,6 +392,7 @@ class RunFailure(Document):
     """A task that failed."""
 
     name: str
+    campaign: str
     reason: str
     attempt: int
     dependents: int

@@ -11,12 +11,12 @@ import time
 from collections import Counter
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from msgspec import Struct
 
-from taskyard.cli.words import count, plain
+from taskyard.cli.words import count, full_name, plain
 from taskyard.client.campaign.bundles import settle_lanes
 from taskyard.client.campaign.lines import STDIN
 from taskyard.client.campaign.read import (
@@ -30,6 +30,7 @@ from taskyard.client.campaign.submitting import submissions
 from taskyard.client.campaign.tasks import BadTask, service_of
 from taskyard.client.steering import lane_templates
 from taskyard.core.events import Scope, Unknown
+from taskyard.core.identity import spelling
 from taskyard.core.states import TaskState
 from taskyard.errors import Refused, UserError
 
@@ -84,9 +85,10 @@ def submit(  # noqa: PLR0913  # all but three are named
     """Submit what the broker does not know yet."""
     is_empty = not any(client.status()["counts"].values())
     if unknown is Unknown.REFUSE and loaded.survey.unknown:
-        loaded = _without_strangers(client, loaded, is_empty=is_empty, skip_bad=skip_bad)
+        unknown_names = _unknown_names(client, loaded, campaign, is_empty=is_empty)
+        loaded = _without_strangers(loaded, unknown_names, skip_bad=skip_bad)
     _settle_lanes(client, loaded, campaign)
-    states = {} if is_empty else known_states(client, (spec.name for spec in loaded.specs))
+    states = {} if is_empty else _known_states(client, loaded, campaign)
     now_ns = time.time_ns()
     if states:
         _check_known(client, loaded, [s for s in loaded.specs if s.name in states], campaign)
@@ -99,7 +101,9 @@ def submit(  # noqa: PLR0913  # all but three are named
             raise Refused(f"{loaded.file}: {refused} ({_so_far(new)})") from None
         new += len(submission.names)
         progress(new, len(fresh))
-    failed = [name for name, state in states.items() if state is TaskState.FAILED]
+    failed = [
+        spelling(campaign, name) for name, state in states.items() if state is TaskState.FAILED
+    ]
     return Submitted(new, Counter(states.values()), failed)
 
 
@@ -116,14 +120,31 @@ def _settle_lanes(client: Client, loaded: Loaded, campaign: str) -> None:
             raise UserError(f"{loaded.file}:{line}: {bad}") from None
 
 
-def known_states(client: Client, names: Iterable[str]) -> dict[str, TaskState]:
-    """Where those of these tasks are that the broker knows."""
+def _known_states(client: Client, loaded: Loaded, campaign: str) -> dict[str, TaskState]:
+    """Return where those tasks of a campaign are that the broker knows, by their names in it."""
     states: dict[str, TaskState] = {}
-    for some in _chunks(names, _NAMES_AT_ONCE):
-        scope = Scope(names=tuple(name.encode() for name in some))
-        for task in client.tasks(scope):
-            states[task["name"]] = TaskState[task["state"].upper()]
+    for task in _known(client, (spelling(campaign, spec.name) for spec in loaded.specs)):
+        if task["campaign"] != campaign:
+            raise Refused(_taken(loaded, task, campaign))
+        states[task["name"]] = TaskState[task["state"].upper()]
     return states
+
+
+def _taken(loaded: Loaded, task: dict[str, Any], campaign: str) -> str:
+    """Return the message on a full name that is that of another task."""
+    name = full_name(task)
+    lines = {spelling(campaign, s.name): n for s, n in zip(loaded.specs, loaded.lines, strict=True)}
+    owner = f"of campaign {plain(task['campaign'])}" if task["campaign"] else "outside any campaign"
+    return (
+        f"{loaded.file}:{lines.get(name, 1)}: task {plain(name)}: the name is that of a task "
+        f"{owner}; nothing was submitted. Give another --campaign, or another --state"
+    )
+
+
+def _known(client: Client, names: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield those of these tasks that the broker knows."""
+    for some in _chunks(names, _NAMES_AT_ONCE):
+        yield from client.tasks(Scope(names=tuple(name.encode() for name in some)))
 
 
 def _chunks(names: Iterable[str], size: int) -> Iterator[list[str]]:
@@ -132,11 +153,18 @@ def _chunks(names: Iterable[str], size: int) -> Iterator[list[str]]:
         yield some
 
 
-def _without_strangers(client: Client, loaded: Loaded, *, is_empty: bool, skip_bad: bool) -> Loaded:
-    """Names that neither the file nor the broker has would be waited for in vain."""
+def _unknown_names(client: Client, loaded: Loaded, campaign: str, *, is_empty: bool) -> list[str]:
+    """Return the names that neither the file nor the broker has."""
     names = [stranger.name for stranger in loaded.survey.unknown]
-    known = {} if is_empty else known_states(client, names)
-    unknown = [name for name in names if name not in known]
+    if is_empty:
+        return names
+    wanted = [one for name in names for one in (spelling(campaign, name), name)]
+    found = dict.fromkeys(map(full_name, _known(client, wanted)))
+    return [name for name in names if not {spelling(campaign, name), name} & found.keys()]
+
+
+def _without_strangers(loaded: Loaded, unknown: list[str], *, skip_bad: bool) -> Loaded:
+    """Leave out tasks that would wait in vain, for unknown names."""
     if not unknown:
         return loaded
     mended = reject_strangers(loaded, unknown)
@@ -181,7 +209,7 @@ def _check_known(client: Client, loaded: Loaded, known: Sequence[TaskSpec], camp
             suspects = [spec for spec in known if spec.name in names]
             spec = _conflicting(client, suspects, campaign)
             line = loaded.lines[loaded.specs.index(spec)]
-            raise Refused(_conflict(client, spec, f"{loaded.file}:{line}", campaign)) from refused
+            raise Refused(_conflict(spec, f"{loaded.file}:{line}", campaign)) from refused
 
 
 def _conflicting(client: Client, suspects: Sequence[TaskSpec], campaign: str) -> TaskSpec:
@@ -198,16 +226,11 @@ def _conflicting(client: Client, suspects: Sequence[TaskSpec], campaign: str) ->
     return suspects[0]
 
 
-def _conflict(client: Client, spec: TaskSpec, place: str, campaign: str) -> str:
-    name, own = plain(spec.name), client.show(spec.name)["campaign"]
-    if own != campaign:
-        return (
-            f"{place}: task {name} is known in campaign {own!r}, not {campaign!r}; nothing was "
-            f"submitted. Give --campaign {own}, another name, or another --state"
-        )
+def _conflict(spec: TaskSpec, place: str, campaign: str) -> str:
+    name = plain(spelling(campaign, spec.name))
     return (
         f"{place}: task {name} is known with another command; nothing was submitted. Give it "
-        "another name, or another --state to do all of it again"
+        "another name, or another --campaign to do all of it again"
     )
 
 

@@ -31,7 +31,7 @@ from taskyard.cli.printing import (
 )
 from taskyard.cli.progress import summary_of
 from taskyard.cli.reaching import looking
-from taskyard.cli.words import as_pattern, count, plain, slots_in_use, span
+from taskyard.cli.words import as_pattern, count, full_name, names_of, plain, slots_in_use, span
 from taskyard.core.limits import LAG_REFUSE_PERCENT, LAG_SLOW_PERCENT
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, UserError
@@ -95,7 +95,8 @@ def list_tasks(
             failed = scope.states == (TaskState.FAILED,)
             keys = _KEYS_OF_FAILED if failed else _KEYS
             columns = [key.upper() for key in keys]
-            lines = ([view[key] for key in keys] for view in views)
+            full = ({**view, "name": full_name(view)} for view in views)
+            lines = ([view[key] for key in keys] for view in full)
             print_table(columns, lines, prose=["REASON"])
             more = next(found, None) is not None
         if more and not talk.quiet:
@@ -130,6 +131,7 @@ def show(talk: Talk, name: str) -> None:
     if talk.as_json:
         print_document("show", task=view, why=why)
         return
+    view["name"] = full_name(view)
     view["after"] = ", ".join(map(plain, view["after"]))
     view["argv"] = shlex.join(view["argv"] or [])
     attempts = view.pop("attempts")
@@ -181,10 +183,11 @@ def result(talk: Talk, name: str, output: str | None) -> ExitCode:
     """
     with looking(talk) as broker:
         value = broker.result_kept(name)
+        names = names_of(broker.show(name)) if talk.as_json else {}
     if output not in (None, _STDOUT):
         Path(str(output)).write_bytes(value.text)
     if talk.as_json:
-        print_document("result", name=name, **result_fields(value))
+        print_document("result", **names, **result_fields(value))
     elif output in (None, _STDOUT):
         write_result(value.text)
     return warn_if_truncated(name, value)
@@ -208,7 +211,8 @@ def log(talk: Talk, name: str) -> None:
             printed = broker.result_kept(name)  # all that it printed is its result
     is_cut = bool(printed.bytes_total)
     if talk.as_json:
-        print_document("log", name=name, **text_or_base64("output", printed.text), truncated=is_cut)
+        told = text_or_base64("output", printed.text)
+        print_document("log", **names_of(view), **told, truncated=is_cut)
         return
     write_result(printed.text)
     if is_cut and not talk.quiet:
@@ -237,13 +241,13 @@ def why(talk: Talk, names: tuple[str, ...], lane: str | None, service: str | Non
     if bool(names) is not (lane is None and service is None):
         raise UserError("say of what: names of tasks, or --lane and --service of a lane")
     with looking(talk) as broker:
-        told = [_known(broker.explain(name)) for name in names]
+        told = [_known(broker, name) for name in names]
         found = [] if names else _lanes_meant(broker, lane, service)
     if talk.as_json:
         print_document("why", tasks=told, lanes=found)
         return
     for one in told:
-        click.echo(f"{plain(one['name'])}: {plain(one['sentence'])}")
+        click.echo(f"{plain(full_name(one))}: {plain(one['sentence'])}")
     for one in found:
         click.echo(f"{plain(one['service'])}/{plain(one['lane'])}: {plain(one['why'])}")
 
@@ -259,10 +263,11 @@ def _lanes_meant(broker: Look, lane: str | None, service: str | None) -> list[di
     return found
 
 
-def _known(explanation: dict[str, Any]) -> dict[str, Any]:
+def _known(broker: Look, name: str) -> dict[str, Any]:
+    """Explain a task. Raises `UserError` for an unknown one."""
+    explanation = broker.explain(name)
     if explanation["reason"] == "unknown":
-        name = explanation["name"]
-        raise UserError(f"no task is called {name}; `taskyard list` shows those that there are")
+        broker.show(name)
     return explanation
 
 

@@ -83,7 +83,7 @@ class Answer:
         self._counts[state] += 1
         self._truncated += is_truncated
         if self._talk.as_json:
-            self._tell_json(future.name, state, value, reason)
+            self._tell_json(future, state, value, reason)
         elif state == "done":
             write_bytes(value if not value or value.endswith(b"\n") else value + b"\n")
         if reason and not (self._talk.as_json and not is_truncated):
@@ -96,8 +96,9 @@ class Answer:
             self.pause()
             self._meter.say(f"taskyard: {plain(reason)}")
 
-    def _tell_json(self, name: str, state: str, value: bytes, reason: str) -> None:
-        told: dict[str, Any] = {"name": name, "state": state}
+    def _tell_json(self, future: Future, state: str, value: bytes, reason: str) -> None:
+        names = {"name": future.name, "campaign": future.campaign}
+        told: dict[str, Any] = {**names, "state": state}
         if state == "done":
             told |= text_or_base64("result", value) | {"truncated": bool(reason)}
         else:
@@ -119,7 +120,7 @@ def _ending(future: Future) -> tuple[str, bytes, str]:
     """The state, the result and the reason of a task; raises what is no ending of a task. The
     reason of a task that is done is that its result is truncated."""
     if future.cancelled():
-        return "cancelled", b"", f"task {future.name} was cancelled"
+        return "cancelled", b"", f"task {future.full_name} was cancelled"
     error = future.exception()
     if error is None:
         return "done", future.result() or b"", ""

@@ -26,7 +26,7 @@ from taskyard.cli.options import (
 )
 from taskyard.cli.printing import example, print_document
 from taskyard.cli.progress import Meter
-from taskyard.cli.words import count, plain, span
+from taskyard.cli.words import count, full_name, plain, span
 from taskyard.client.campaign.formats import Options
 from taskyard.client.campaign.tasks import service_of
 from taskyard.core.events import Scope
@@ -292,7 +292,7 @@ def _close(wish: Wish, client: Client, seconds: float) -> ExitCode:
     if counts["failed"]:
         scope = Scope(campaign=wish.campaign.encode(), states=(TaskState.FAILED,))
         failures = [
-            {key: task[key] for key in ("name", "reason", "attempt", "dependents")}
+            {key: task[key] for key in ("name", "campaign", "reason", "attempt", "dependents")}
             for task in client.tasks(scope)
         ]
     code = _exit_code(counts, truncated)
@@ -342,11 +342,11 @@ def _tell_failures(wish: Wish, failures: list[dict[str, Any]]) -> None:
     for one in failures[:FAILURES_SHOWN_MAX]:
         reason = plain(one["reason"]) or "no reason given"
         attempts = count(one["attempt"], "attempt")
-        click.echo(f"  {plain(one['name'])} failed after {attempts}: {reason}")
+        click.echo(f"  {plain(full_name(one))} failed after {attempts}: {reason}")
     if len(failures) > FAILURES_SHOWN_MAX:
         more = len(failures) - FAILURES_SHOWN_MAX
         click.echo(f"  … and {more:,} more: taskyard list --failed{_state_words(wish.state)}")
-    name = shlex.quote(plain(failures[0]["name"]))
+    name = shlex.quote(plain(full_name(failures[0])))
     click.echo(f"more about it:      taskyard why {name}{_state_words(wish.state)}")
     click.echo(f"to try them again:  {_again(wish)}")
 

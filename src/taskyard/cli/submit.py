@@ -32,6 +32,7 @@ from taskyard.client.campaign.submitting import to_submission
 from taskyard.client.campaign.tasks import check
 from taskyard.client.steering import create_after, settle_lanes
 from taskyard.core.events import Unknown
+from taskyard.core.identity import spelling
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, Refused, UserError
 
@@ -90,22 +91,23 @@ def submit(
     with connected(talk) as client:
         settle_lanes(client, [spec], campaign)
         submission = to_submission([spec], campaign.encode(), time.time_ns())
+        name = spelling(campaign, spec.name)
         try:
             new = create_after(client, submission, given["after_campaign"], unknown)
         except Refused as refused:
-            known = f"task {spec.name} is known with another {{}}; give another --name"
+            known = f"task {name} is known with another {{}}; give another --name"
             raise in_words(refused, given, known) from refused
         if not new and not talk.quiet:
-            click.echo(f"task {spec.name} is known already: nothing was submitted", err=True)
+            click.echo(f"task {name} is known already: nothing was submitted", err=True)
         if wait:
-            code = _wait(talk, client, spec.name)
+            code = _wait(talk, client, spec.name, campaign)
             if not is_warned:
                 warn_of_stdin(talk, given)  # a slow producer may have written by now
             return code
     if talk.as_json:
         print_document("submit", name=spec.name, campaign=campaign, new=bool(new))
     else:
-        click.echo(spec.name)
+        click.echo(name)
     return ExitCode.GOOD
 
 
@@ -119,13 +121,15 @@ def _work(words: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
     return {"argv": list(words)}
 
 
-def _wait(talk: Talk, client: Client, name: str) -> ExitCode:
+def _wait(talk: Talk, client: Client, own_name: str, campaign: str) -> ExitCode:
+    name = spelling(campaign, own_name)
     talk.interrupted = f"interrupted; task {name} goes on: `taskyard wait {name}`"
     state = client.wait_names([name])[name]
     result = client.result_kept(name) if state is TaskState.DONE else None
     if talk.as_json:
         told = {"reason": client.why(name)} if result is None else result_fields(result)
-        print_document("submit", name=name, state=state.name.lower(), **told)
+        names = {"name": own_name, "campaign": campaign}
+        print_document("submit", **names, state=state.name.lower(), **told)
     elif result is not None:
         write_result(result.text)
     else:

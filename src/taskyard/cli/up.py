@@ -36,7 +36,7 @@ from taskyard.cli.options import (
     verbose_option,
 )
 from taskyard.cli.printing import example
-from taskyard.cli.words import count, plain
+from taskyard.cli.words import count, full_name, plain
 from taskyard.client.client import Client
 from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS
@@ -308,7 +308,7 @@ def _down(talk: Talk, client: Client, state: Path, seconds: float) -> ExitCode |
 
 def _names_out(client: Client) -> list[str]:
     scope = Scope(states=(TaskState.LEASED,))
-    return [plain(task["name"]) for task in client.tasks(scope)]
+    return [plain(full_name(task)) for task in client.tasks(scope)]
 
 
 def _within(seconds: float, ask: Callable[[], Answer]) -> Answer | None:

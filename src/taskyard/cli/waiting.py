@@ -15,7 +15,7 @@ from taskyard.cli.options import DURATION, Talk, broker_options
 from taskyard.cli.printing import example, print_document
 from taskyard.cli.progress import Meter, summary_of
 from taskyard.cli.reaching import connected
-from taskyard.cli.words import count, plain, span
+from taskyard.cli.words import count, full_name, plain, span
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.errors import (
@@ -133,7 +133,7 @@ class _Counted:
         """Yield the tasks of a scope and their reasons; none while the broker does not answer."""
         if self.client.silent_since is None:
             for view in self.client.tasks(scope):
-                yield view["name"], view["reason"]
+                yield full_name(view), view["reason"]
 
     def unsettled(self) -> int:
         running = sum(self.counts[state] for state in _RUNNABLE)
@@ -220,7 +220,7 @@ class _Named(_Counted):
         """Count the tasks that are not settled by their states, as the broker has them now."""
         if self.client.silent_since is not None:
             return
-        found = self.client.results([future.name for future in self._waiting])
+        found = self.client.results([future.full_name for future in self._waiting])
         states = Counter(TaskState(one.state).name.lower() for one in found.values())
         for state in ("delayed", "ready", "leased"):
             self.counts[state] = states[state]
@@ -234,7 +234,7 @@ class _Named(_Counted):
             self._ended["blocked"] += 1
         elif isinstance(error, TaskFailed):
             self._ended["failed"] += 1
-            self._failures.append((future.name, str(error).partition(" failed: ")[2]))
+            self._failures.append((future.full_name, str(error).partition(" failed: ")[2]))
         elif isinstance(error, NoBroker | ClientClosed):
             raise error
         else:
@@ -255,7 +255,7 @@ def _chosen(client: Client, names: Sequence[str], given: dict[str, Any]) -> Grou
     """Those tasks, a campaign as a whole, or what fits by now."""
     if not any(given[key] for key in ("service", "lane", "match")):
         return group_of(client, names, given["campaign"])
-    found = [view["name"] for view in client.tasks(scope_from(given))]
+    found = [full_name(view) for view in client.tasks(scope_from(given))]
     if not found:
         raise UserError("no task fits that; `taskyard list` with the same options shows which do")
     return _Named(client, found)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _MINUTE_SECONDS: Final = 60
 _HOUR_SECONDS: Final = 3600
@@ -56,3 +59,15 @@ def span(seconds: float) -> str:
     if whole < _DAY_SECONDS:
         return f"{whole // _HOUR_SECONDS} h {whole % _HOUR_SECONDS // _MINUTE_SECONDS} min"
     return f"{whole // _DAY_SECONDS} d {whole % _DAY_SECONDS // _HOUR_SECONDS} h"
+
+
+def full_name(view: Mapping[str, Any]) -> str:
+    """Return the full name of a task that is looked at: CAMPAIGN/NAME."""
+    from taskyard.core.identity import spelling  # noqa: PLC0415  # `--help` needs none
+
+    return spelling(str(view["campaign"]), str(view["name"]))
+
+
+def names_of(view: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fields that name a task in a document."""
+    return {"name": view["name"], "campaign": view["campaign"]}

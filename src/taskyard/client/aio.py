@@ -93,9 +93,17 @@ class AsyncFuture(TaskFuture, Awaitable[Any]):
 
     _client: AsyncClient
 
-    def __init__(self, client: AsyncClient, landing: Landing, name: bytes, service: bytes) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        landing: Landing,
+        name: bytes,
+        service: bytes,
+        campaign: bytes = b"",
+    ) -> None:
         self._client = client
         self._landing = landing
+        self._campaign = campaign
         self._name = name
         self._service = service
         self._done = False
@@ -110,17 +118,17 @@ class AsyncFuture(TaskFuture, Awaitable[Any]):
         return self._state()
 
     async def _state(self) -> str:
-        return str((await self._client.show(self.name))["state"])
+        return str((await self._client.show(self.full_name))["state"])
 
     def why(self) -> Awaited[str]:
         """What the task waits for, or how it ended, in a sentence."""
-        return self._client.why(self.name)
+        return self._client.why(self.full_name)
 
     async def cancel(self) -> bool:
         """Cancel the task, also where it runs already. True if it will not be done. Raises
         `TimedOut` if the broker does not answer in the client's time."""
         if not self._done:
-            await self._client.cancel([self.name], timeout=self._client.timeout)
+            await self._client.cancel([self.full_name], timeout=self._client.timeout)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._client.timeout):
                     await self._settled()
@@ -136,7 +144,7 @@ class AsyncFuture(TaskFuture, Awaitable[Any]):
         """Raises what awaiting it raises, and `InvalidStateError` while there is no result."""
         if not self._done:
             raise asyncio.InvalidStateError(
-                f"task {self.name} is not settled yet; await its future"
+                f"task {self.full_name} is not settled yet; await its future"
             )
         if self._error is not None:
             raise self._error.with_traceback(None)  # of those who asked before
@@ -147,7 +155,9 @@ class AsyncFuture(TaskFuture, Awaitable[Any]):
         value = await self
         if isinstance(value, str) and self._service == work.EXEC:
             return value.encode(errors="surrogateescape")
-        return value if isinstance(value, bytes) else await self._client.result_bytes(self.name)
+        return (
+            value if isinstance(value, bytes) else await self._client.result_bytes(self.full_name)
+        )
 
     def exception(self) -> BaseException | None:
         """What awaiting it raises; itself raised only if the task was cancelled."""
@@ -191,13 +201,13 @@ class AsyncFuture(TaskFuture, Awaitable[Any]):
         how = "pending"
         if self._done:
             how = "cancelled" if self.cancelled() else "failed" if self._error else "done"
-        return f"<AsyncFuture of task {self.name!r}: {how}>"
+        return f"<AsyncFuture of task {self.full_name!r}: {how}>"
 
     # For the courier, in its thread.
 
     def settle(self, state: TaskState, result: Result) -> None:
         """The task is settled: whoever waits for it is told by the loop."""
-        self._landing.bring(self, *outcome_of(self.name, self._service, state, result))
+        self._landing.bring(self, *outcome_of(self.full_name, self._service, state, result))
 
     def set_result(self, result: Any, /) -> None:  # noqa: ANN401  # whatever there is
         self._landing.bring(self, result, None)
@@ -350,7 +360,7 @@ class AsyncClient:
         order = bundles.order(payload, recipients, name, campaign, keys)
         order.unknown = Unknown.WAIT if wait_for_unknown else Unknown.REFUSE
         await self._converse(bundles.created(order))
-        return AsyncBundle(self, order.name, self._sender.watch(order.services()).values())
+        return AsyncBundle(self, order.name, self._sender.watch(order.tasks()).values())
 
     async def submit_all(
         self, submission: Submission, unknown: Unknown = Unknown.REFUSE, *, watch: bool = True
@@ -396,13 +406,13 @@ class AsyncClient:
 
     async def futures(self, names: Sequence[str]) -> list[AsyncFuture]:
         """Futures of many, one for each name. Raises `UserError` if a name is not known."""
-        made = self._sender.watch(await self._converse(asking.services_of(names)))
+        made = self._sender.watch(await self._converse(asking.tasks_of(names)))
         return [made[name] for name in names]
 
     async def futures_of(self, campaign: str) -> list[AsyncFuture]:
         """Futures of all tasks that a campaign has now, in the order of their submission."""
-        services = await self._converse(asking.services_in(campaign))
-        return [*self._sender.watch(services).values()]
+        tasks = await self._converse(asking.tasks_in(campaign))
+        return [*self._sender.watch(tasks).values()]
 
     def campaign(self, name: str) -> AsyncCampaign:
         """The tasks that were submitted with this campaign's name, and will be."""

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from taskyard.client.campaign.submitting import encode_text
 from taskyard.client.futures import check_whole, whole_value
 from taskyard.client.lane_rules import template_of
+from taskyard.client.sending import KnownTask
 from taskyard.core.events import Scope, Unknown
+from taskyard.core.identity import spelling
 from taskyard.core.limits import SECOND_NS, SERVICES_MAX
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import shown
@@ -42,6 +44,9 @@ PAGE: Final = 1000
 
 #: Names in one request: the longest ones still fit a message.
 NAMES_A_REQUEST: Final = 20_000
+
+#: Tasks of other campaigns that an error on an unknown name suggests.
+NAMES_SUGGESTED_MAX: Final = 3
 
 #: A task as the broker describes it.
 View = dict[str, Any]
@@ -128,7 +133,9 @@ def _document(
     encoded = None if name is None else encode_text(name)
     build = partial(peer.ask, kind=kind, name=encoded)
     reply = yield from _asked(Query(build, ends=Ends.after(timeout), what=name or ""))
-    return _found(reply, name or "").document()
+    if reply.kind == peer.NOT_FOUND:
+        raise (yield from _unknown(name or "", timeout=timeout))
+    return reply.document()
 
 
 # Looking.
@@ -199,30 +206,46 @@ def known(names: Sequence[str], timeout: float | None = None) -> Conversation[di
     ends = Ends.after(timeout)
     _check_names(names)
     for first in range(0, len(names), PAGE):
-        some = yield from _all_pages(scope_of(names[first : first + PAGE]), ends)
-        found |= {view["name"]: view for view in some}
+        asked = names[first : first + PAGE]
+        some = yield from _all_pages(scope_of(asked), ends)
+        by_full_name = {full_name(view): view for view in some}
+        # Tasks of old journals answer to their names alone, too.
+        by_name = {view["name"]: view for view in some}
+        found |= {
+            name: view
+            for name in asked
+            if (view := by_full_name.get(name) or by_name.get(name)) is not None
+        }
     return found
+
+
+def full_name(view: View) -> str:
+    """Return the full name of a task that is looked at."""
+    return spelling(str(view["campaign"]), str(view["name"]))
 
 
 def views(names: Sequence[str]) -> Conversation[dict[str, View]]:
     found = yield from known(names)
     unknown = [name for name in names if name not in found]
     if unknown:
-        more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
-        raise UserError(_unknown(unknown[0] + more))
+        raise (yield from _unknown(unknown[0], len(unknown) - 1))
     return found
 
 
-def services_of(names: Sequence[str]) -> Conversation[dict[str, bytes]]:
-    """The services of tasks, by name. Raises `UserError` if one of them is not known."""
+def tasks_of(names: Sequence[str]) -> Conversation[dict[str, KnownTask]]:
+    """Return tasks by these names. Raises `UserError` if one of them is not known."""
     found = yield from views(names)
-    return {name: found[name]["service"].encode() for name in names}
+    return {name: _known_task(found[name]) for name in names}
 
 
-def services_in(campaign: str) -> Conversation[dict[str, bytes]]:
-    """The same of all tasks of a campaign."""
+def tasks_in(campaign: str) -> Conversation[dict[str, KnownTask]]:
+    """Return all tasks of a campaign by their full names."""
     found = yield from _all_pages(scope_of(campaign=campaign))
-    return {view["name"]: view["service"].encode() for view in found}
+    return {full_name(view): _known_task(view) for view in found}
+
+
+def _known_task(view: View) -> KnownTask:
+    return KnownTask(view["name"], view["campaign"], view["service"].encode())
 
 
 def counts_of(campaign: str, timeout: float | None = None) -> Conversation[dict[str, int]]:
@@ -254,7 +277,7 @@ def result_kept(name: str) -> Conversation[Result]:
     """The result as far as it is kept."""
     reply = yield from _asked(Query(partial(peer.results, names=[encode_text(name)])))
     if not reply.names:
-        raise UserError(_unknown(name))
+        raise (yield from _unknown(name))
     (ended,), (kept,) = reply.states, reply.results
     if ended is TaskState.DONE:
         return kept
@@ -297,7 +320,9 @@ def output_kept(name: str) -> Conversation[Result]:
     """Return the end of a task's output, as far as it is kept."""
     build = partial(peer.ask, kind=peer.OUTPUT, name=encode_text(name))
     reply = yield from _asked(Query(build))
-    (printed,) = _found(reply, name).printed
+    if reply.kind == peer.NOT_FOUND:
+        raise (yield from _unknown(name))
+    (printed,) = reply.printed
     return printed
 
 
@@ -473,11 +498,17 @@ def _portions(names: list[_T], size: int = NAMES_A_REQUEST) -> Iterator[list[_T]
         yield names[first : first + size]
 
 
-def _found(reply: Reply, name: str) -> Reply:
-    if reply.kind == peer.NOT_FOUND:
-        raise UserError(_unknown(name))
-    return reply
+def _unknown(name: str, more: int = 0, timeout: float | None = None) -> Conversation[UserError]:
+    """Return the error for an unknown name. Names the campaigns that have a task of that name."""
+    scope = Scope(names=(encode_text(name),), any_campaign=True)
+    build = partial(peer.listing, scope=scope, count=NAMES_SUGGESTED_MAX)
+    reply = yield Query(build, ends=Ends.after(timeout))
+    found = [] if reply.kind == peer.ERROR else reply.document()
+    return UserError(unknown_task(name, [full_name(view) for view in found], more))
 
 
-def _unknown(name: str) -> str:
-    return f"no task is called {name}; `taskyard list` shows those that there are"
+def unknown_task(name: str, suggested: Sequence[str] = (), more: int = 0) -> str:
+    """Return the message on a name that no task has."""
+    others = f" and {more:,} more" if more else ""
+    hint = f"did you mean {' or '.join(suggested)}?" if suggested else "see `taskyard list`"
+    return f"unknown task {name!r}{others} ({hint})"

@@ -16,8 +16,9 @@ from taskyard.client import asking
 from taskyard.client.campaign.bundles import settle_lanes, tasks_of
 from taskyard.client.campaign.submitting import bundle_submission, encode_text
 from taskyard.client.campaign.tasks import service_of
-from taskyard.client.sending import names_of
+from taskyard.client.sending import KnownTask, names_of
 from taskyard.core.events import Unknown
+from taskyard.core.identity import spelling, split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,11 +40,11 @@ class Bundle(list["Future"]):
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until nothing of it can run any more. Raises `TimedOut`."""
-        self._client.wait_names([future.name for future in self], timeout)
+        self._client.wait_names([future.full_name for future in self], timeout)
 
     def cancel(self, timeout: float | None = None) -> int:
         """Cancel what is not ended, and all that waits for it. Returns how many."""
-        return self._client.cancel([future.name for future in self], timeout=timeout)
+        return self._client.cancel([future.full_name for future in self], timeout=timeout)
 
     def __repr__(self) -> str:
         return f"<Bundle {self.name!r} of {len(self)} tasks>"
@@ -59,11 +60,11 @@ class AsyncBundle(list["AsyncFuture"]):
 
     async def wait(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as Bundle's
         """Wait until nothing of it can run any more. Raises `TimedOut`."""
-        await self._client.wait_names([future.name for future in self], timeout)
+        await self._client.wait_names([future.full_name for future in self], timeout)
 
     def cancel(self, timeout: float | None = None) -> Awaited[int]:
         """Cancel what is not ended, and all that waits for it. Returns how many."""
-        return self._client.cancel([future.name for future in self], timeout=timeout)
+        return self._client.cancel([future.full_name for future in self], timeout=timeout)
 
     def __repr__(self) -> str:
         return f"<AsyncBundle {self.name!r} of {len(self)} tasks>"
@@ -77,9 +78,14 @@ class Order(Struct):
     specs: Sequence[TaskSpec]
     unknown: Unknown = Unknown.REFUSE
 
-    def services(self) -> dict[str, bytes]:
-        """The services of its tasks, by name."""
-        return {spec.name: encode_text(service_of(spec)) for spec in self.specs}
+    def tasks(self) -> dict[str, KnownTask]:
+        """Return its tasks by their full names."""
+        return {
+            spelling(self.campaign, spec.name): KnownTask(
+                spec.name, self.campaign, encode_text(service_of(spec))
+            )
+            for spec in self.specs
+        }
 
 
 def order(
@@ -96,8 +102,11 @@ def order(
     raw = {"name": name, "payload": payload, **options}
     raw["recipients"] = recipients if one else list(recipients)
     if "after" in options:
-        raw["after"] = names_of(options["after"])
-    return Order(name, campaign, tasks_of(raw, campaign))
+        raw["after"] = names_of(options["after"], campaign)
+    specs = tasks_of(raw, campaign)
+    for spec in specs if campaign == name else ():
+        spec.name = split(spec.name, campaign)
+    return Order(name, campaign, specs)
 
 
 def created(wanted: Order) -> Conversation[int]:

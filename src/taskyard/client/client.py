@@ -161,11 +161,13 @@ class Client:
         wait_for_unknown: bool = False,
         **options: Any,  # noqa: ANN401  # the keys of a task, checked there
     ) -> Bundle:
-        """Submit one payload for many recipients, texts or dicts of fields: a task for each, called
-        NAME/0, NAME/1, …, in a lane of its own. All have the same payload, a JSON object with
-        `body` and `recipients`; `taskyard.bundle_part` tells a worker which part its task is.
+        """Submit one payload for many recipients, texts or dicts of fields: a task for each, in a
+        lane of its own. They are 0, 1, … of the campaign NAME, with the full names NAME/0, NAME/1;
+        in another campaign they are called NAME/0, NAME/1, …. All have the same payload, a JSON
+        object with `body` and `recipients`; `taskyard.bundle_part` tells a worker which part its
+        task is.
 
-        The campaign is the bundle's name if none is given. The lane is a template of the
+        The lane is a template of the
         recipient's fields, "{recipient}" where neither it nor the service's settings say another.
         Other options are those of `submit`. Returns when the broker has it, which takes it whole or
         not at all: raises `Refused`, and `UserError` for more than 100,000 recipients.
@@ -174,7 +176,7 @@ class Client:
         order = bundles.order(payload, recipients, name, campaign, keys)
         order.unknown = Unknown.WAIT if wait_for_unknown else Unknown.REFUSE
         self._converse(bundles.created(order))
-        return Bundle(self, order.name, self._sender.watch(order.services()).values())
+        return Bundle(self, order.name, self._sender.watch(order.tasks()).values())
 
     def submit_all(
         self, submission: Submission, unknown: Unknown = Unknown.REFUSE, *, watch: bool = True
@@ -214,12 +216,12 @@ class Client:
 
     def futures(self, names: Sequence[str]) -> list[Future]:
         """Futures of many, one for each name. Raises `UserError` if a name is not known."""
-        made = self._sender.watch(self._converse(asking.services_of(names)))
+        made = self._sender.watch(self._converse(asking.tasks_of(names)))
         return [made[name] for name in names]
 
     def futures_of(self, campaign: str) -> list[Future]:
         """Futures of all tasks that a campaign has now, in the order of their submission."""
-        return [*self._sender.watch(self._converse(asking.services_in(campaign))).values()]
+        return [*self._sender.watch(self._converse(asking.tasks_in(campaign))).values()]
 
     def campaign(self, name: str) -> Campaign:
         """The tasks that were submitted with this campaign's name, and will be."""

@@ -30,6 +30,7 @@ from taskyard.client.campaign.submitting import task_bytes
 from taskyard.client.campaign.values import BadValue
 from taskyard.client.lane_rules import LaneRules
 from taskyard.client.outage import Outage
+from taskyard.core.identity import spelling
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.tasks import Submission, Terms, shown
 from taskyard.errors import ClientClosed, NoBroker, Refused, TaskyardError, UserError
@@ -88,6 +89,7 @@ OUTBOX_MAX: Final = 100_000
 class Parcel(NamedTuple):
     """One task on its way to the broker."""
 
+    #: In the campaign of its terms.
     name: bytes
     payload: bytes
     terms: Terms
@@ -568,7 +570,7 @@ class Courier:
             if parcel.future is None:
                 continue
             if parcel.watched:
-                watched[parcel.name] = parcel.future
+                watched[spelling(parcel.terms.campaign, parcel.name)] = parcel.future
             elif not parcel.future.done():
                 _settle(parcel.future.set_result, None)
         if number in self._streaming:
@@ -581,7 +583,8 @@ class Courier:
     def _refuse(self, parcels: list[Parcel], reason: str | Exception) -> None:
         for parcel in parcels:
             if parcel.future is not None and not parcel.future.done():
-                text = f"task {shown(parcel.name)} was refused: {reason}"
+                full_name = shown(spelling(parcel.terms.campaign, parcel.name))
+                text = f"task {full_name} was refused: {reason}"
                 _settle(parcel.future.set_exception, Refused(text))
 
     # Watches.

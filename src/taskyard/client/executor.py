@@ -32,6 +32,7 @@ from taskyard.client.campaign.submitting import encode_text
 from taskyard.client.client import Client
 from taskyard.client.household import Household, Staff
 from taskyard.client.origins import Origins
+from taskyard.core.identity import spelling
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Terms
 from taskyard.errors import ExitCode, TaskFailed, TaskyardError, UserError
@@ -77,24 +78,35 @@ class CallFuture(AnyFuture[_T]):
         super().__init__()
         self._engine = engine
         self._name = name
+        self._full_name = spelling(engine.campaign, name)
         self._claiming = threading.Lock()
         self._is_claimed = False
 
     @property
     def name(self) -> str:
-        """The name of its task."""
+        """The name of its task in its campaign."""
         return self._name
+
+    @property
+    def campaign(self) -> str:
+        """The campaign of its task: that of its executor."""
+        return self._engine.campaign
+
+    @property
+    def full_name(self) -> str:
+        """The name that is good for any call of a client: CAMPAIGN/NAME."""
+        return self._full_name
 
     @property
     def state(self) -> str:
         """Where the task is: blocked, delayed, ready, leased, done, failed or cancelled."""
         client = self._engine.client
-        return str(client.show(self._name, client.timeout)["state"])
+        return str(client.show(self._full_name, client.timeout)["state"])
 
     def why(self) -> str:
         """What the task waits for, or how it ended, in a sentence."""
         client = self._engine.client
-        return client.why(self._name, client.timeout)
+        return client.why(self._full_name, client.timeout)
 
     def running(self) -> bool:
         """Whether a worker has it, as far as the broker knows."""
@@ -107,7 +119,7 @@ class CallFuture(AnyFuture[_T]):
 
     def cancel(self) -> bool:
         """Call it off if no worker has it yet. True if it will not be done."""
-        if not self.done() and self._engine.withdraw([self._name]):
+        if not self.done() and self._engine.withdraw([self._full_name]):
             self.settle_cancelled()
         return self.cancelled()
 
@@ -355,9 +367,9 @@ class Engine:
             self._settle(future, future.settle_cancelled)
             return
         try:
-            value, error = self._outcome(future.name, task)
+            value, error = self._outcome(future.full_name, task)
         except BaseException as unpickling:  # noqa: BLE001  # see above
-            value, error = None, _not_unpickled(future.name, unpickling)
+            value, error = None, _not_unpickled(future.full_name, unpickling)
         if error is None:
             self._settle(future, partial(future.settle_result, value))
         else:
@@ -511,7 +523,7 @@ def _values(
             while values:
                 yield values.pop()  # so that nothing here keeps a value that was handed over
     finally:
-        if waiting := [future.name for future in futures if not future.done()]:
+        if waiting := [future.full_name for future in futures if not future.done()]:
             engine.withdraw(waiting)
 
 

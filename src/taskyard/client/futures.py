@@ -12,6 +12,7 @@ import concurrent.futures
 from typing import TYPE_CHECKING, Any, Protocol, cast, overload
 
 from taskyard.client import progress as drawing
+from taskyard.core.identity import spelling
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import shown
 from taskyard.errors import OutputTruncated, TaskBlocked, TaskFailed
@@ -43,10 +44,22 @@ class TaskFuture:
     _client: Client | AsyncClient
     _name: bytes
     _service: bytes
+    _campaign: bytes
 
     @property
     def name(self) -> str:
+        """The task's name in its campaign."""
         return shown(self._name)
+
+    @property
+    def campaign(self) -> str:
+        """The task's campaign; empty: none."""
+        return shown(self._campaign)
+
+    @property
+    def full_name(self) -> str:
+        """The name that is good for any call: CAMPAIGN/NAME, outside any campaign NAME."""
+        return shown(spelling(self._campaign, self._name))
 
     def _repr_html_(self) -> str:
         """For notebooks. Never raises, and takes a second at most."""
@@ -60,38 +73,39 @@ class Future(TaskFuture, concurrent.futures.Future[Any]):
 
     _client: Client
 
-    def __init__(self, client: Client, name: bytes, service: bytes) -> None:
+    def __init__(self, client: Client, name: bytes, service: bytes, campaign: bytes = b"") -> None:
         super().__init__()
         self._client = client
+        self._campaign = campaign
         self._name = name
         self._service = service
 
     @property
     def state(self) -> str:
         """Where the task is: blocked, delayed, ready, leased, done, failed or cancelled."""
-        return str(self._client.show(self.name)["state"])
+        return str(self._client.show(self.full_name)["state"])
 
     def why(self) -> str:
         """What the task waits for, or how it ended, in a sentence."""
-        return self._client.why(self.name)
+        return self._client.why(self.full_name)
 
     def bytes(self, timeout: float | None = None) -> bytes:
         """Wait for the result, and return it as the worker sent it. Raises what `result` raises."""
         value = self.result(timeout)
         if isinstance(value, str) and self._service == work.EXEC:
             return value.encode(errors="surrogateescape")
-        return value if isinstance(value, bytes) else self._client.result_bytes(self.name)
+        return value if isinstance(value, bytes) else self._client.result_bytes(self.full_name)
 
     def cancel(self) -> bool:
         """Cancel the task, also where it runs already. True if it will not be done. Raises
         `TimedOut` if the broker does not answer in the client's time."""
         if not self.done():
-            self._client.cancel([self.name], timeout=self._client.timeout)
+            self._client.cancel([self.full_name], timeout=self._client.timeout)
             concurrent.futures.wait([self], timeout=self._client.timeout)
         return self.cancelled()
 
     def __repr__(self) -> str:
-        return f"<Future of task {self.name!r}: {super().__repr__().split(' state=')[-1]}"
+        return f"<Future of task {self.full_name!r}: {super().__repr__().split(' state=')[-1]}"
 
     # For the courier.
 
@@ -99,7 +113,7 @@ class Future(TaskFuture, concurrent.futures.Future[Any]):
         """The task is settled: whoever waits for it is told."""
         if self.done():
             return
-        value, error = outcome_of(self.name, self._service, state, result)
+        value, error = outcome_of(self.full_name, self._service, state, result)
         if error is None:
             self.set_result(value)
         elif isinstance(error, concurrent.futures.CancelledError):

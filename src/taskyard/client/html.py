@@ -83,10 +83,10 @@ def of_campaign(client: Client | AsyncClient, name: str) -> str:
 
 def of_future(client: Client | AsyncClient, future: Future | AsyncFuture) -> str:
     """Where a task is, what it waits for, what came of it."""
-    title = _title("Future of task", future.name)
+    title = _title("Future of task", future.full_name)
     if future.done():
         return _safely(title, client, lambda: _ended_lines(future))
-    return _safely(title, client, lambda: _waiting_lines(client, future.name))
+    return _safely(title, client, lambda: _waiting_lines(client, future.full_name))
 
 
 def _ended_lines(future: Future | AsyncFuture) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from taskyard.client.campaign.submitting import encode_text, to_submission
 from taskyard.client.campaign.tasks import check
@@ -29,14 +29,23 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound="Promise")
 
+
+class KnownTask(NamedTuple):
+    """A task that was submitted before."""
+
+    name: str
+    campaign: str
+    service: bytes
+
+
 #: Tasks that are watched together: their names fit one message.
 _WATCHED_TOGETHER: Final = 1000
 
 
 class Sender(Generic[_F]):
-    """Hands tasks to a courier. `make` gives the future of a task: by its name and service."""
+    """Hands tasks to a courier. `make` gives the future of a task: by name, service, campaign."""
 
-    def __init__(self, courier: Courier, make: Callable[[bytes, bytes], _F]) -> None:
+    def __init__(self, courier: Courier, make: Callable[[bytes, bytes, bytes], _F]) -> None:
         self._courier = courier
         self._make = make
         #: Names that nobody else will make.
@@ -62,11 +71,12 @@ class Sender(Generic[_F]):
             return self._submit_plain(task, what, encode_text(campaign), arguments)
         raw = {"name": task, **_work(what, *arguments), **options}
         if "after" in options:
-            raw["after"] = names_of(options["after"])
+            raw["after"] = names_of(options["after"], campaign)
         unknown = Unknown.WAIT if wait_for_unknown else Unknown.REFUSE
         spec = check(raw, campaign)
         submission = to_submission([spec], encode_text(campaign), time.time_ns())
-        future = self._make(submission.names[0], submission.terms_of(0).service)
+        terms = submission.terms_of(0)
+        future = self._make(submission.names[0], terms.service, terms.campaign)
         lane = submission.lanes[0] if submission.lanes else None
         self._send(submission, 0, (lane, unknown), future)
         return future
@@ -87,7 +97,7 @@ class Sender(Generic[_F]):
             terms = Terms(campaign=campaign, service=service)
             self._terms[(service, campaign)] = terms
         encoded = encode_text(name)
-        future = self._make(encoded, service)
+        future = self._make(encoded, service, campaign)
         self._courier.send(Parcel(encoded, payload, terms, None, (), Unknown.REFUSE, future))
         return future
 
@@ -110,7 +120,8 @@ class Sender(Generic[_F]):
     ) -> Iterator[_F | None]:
         """Send a task a row, when its future is asked for; without `watch` there is none."""
         for index, name in enumerate(submission.names):
-            future = self._make(name, submission.terms_of(index).service) if watch else None
+            terms = submission.terms_of(index)
+            future = self._make(name, terms.service, terms.campaign) if watch else None
             lane = submission.lanes[index] if submission.lanes else b""
             self._send(submission, index, (lane, unknown), future)
             yield future
@@ -140,16 +151,19 @@ class Sender(Generic[_F]):
     ) -> _F:
         """Send a task that is encoded already."""
         encoded = encode_text(name)
-        future = self._make(encoded, b"")
+        future = self._make(encoded, b"", terms.campaign)
         before = tuple([encode_text(one) for one in after])
         unknown = Unknown.WAIT if wait_for_unknown else Unknown.REFUSE
         fixed = (encoded, payload, terms, encode_text(lane), before, unknown)
         self._courier.send(Parcel(*fixed, future, watch))
         return future
 
-    def watch(self, services: Mapping[str, bytes]) -> dict[str, _F]:
-        """Futures of tasks that were submitted before, by whomever: by their names."""
-        made = {name: self._make(encode_text(name), service) for name, service in services.items()}
+    def watch(self, tasks: Mapping[str, KnownTask]) -> dict[str, _F]:
+        """Return futures of tasks that were submitted before, by their full names."""
+        made = {
+            full_name: self._make(encode_text(one.name), one.service, encode_text(one.campaign))
+            for full_name, one in tasks.items()
+        }
         names = list(made)
         for first in range(0, len(names), _WATCHED_TOGETHER):
             some = names[first : first + _WATCHED_TOGETHER]
@@ -173,15 +187,17 @@ def _check_work(what: object, arguments: tuple[object, object]) -> None:
         )
 
 
-def names_of(after: object) -> object:
-    """Futures may stand for the names of their tasks."""
+def names_of(after: object, campaign: str) -> object:
+    """Return names for a task of this campaign. Futures may stand for the names of their tasks."""
     if isinstance(after, list | tuple):
-        return [_name(one) for one in after]
-    return [after.name] if isinstance(after, TaskFuture) else after
+        return [_name(one, campaign) for one in after]
+    return [_name(after, campaign)] if isinstance(after, TaskFuture) else after
 
 
-def _name(one: object) -> object:
-    return one.name if isinstance(one, TaskFuture) else one
+def _name(one: object, campaign: str) -> object:
+    if not isinstance(one, TaskFuture):
+        return one
+    return one.name if one.campaign == campaign else one.full_name
 
 
 def _encode(

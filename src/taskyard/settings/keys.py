@@ -25,6 +25,7 @@ CONFIG_VARIABLE: Final = "TASKYARD_CONFIG"
 #: directory may be, which a file in some directory must not decide.
 OTHER_VARIABLES: Final = (
     "TASKYARD_TASK",
+    "TASKYARD_CAMPAIGN",
     "TASKYARD_ATTEMPT",
     "TASKYARD_BENCH_PROFILE",
     "TASKYARD_STATE_OWNER",

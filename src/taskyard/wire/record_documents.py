@@ -1,8 +1,8 @@
 """What was decided, as JSON: a document a record, for whoever follows a broker.
 
 Owns the names of the fields, as `documents` does. A document says of tasks what happened to them,
-by full name and attempt; never what they are made of, what they returned or what they printed. Whoever
-applies these in order knows where each task is.
+by full name and attempt; never what they are made of, what they returned or what they printed.
+Whoever applies these in order knows where each task is.
 """
 
 from __future__ import annotations

@@ -46,10 +46,10 @@ class Caller:
         self._origins = Origins()
         self._directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
 
-    def answer(self, name: bytes, attempt: int, payload: bytes) -> Answer:
+    def answer(self, name: bytes, attempt: int, payload: bytes, campaign: bytes) -> Answer:
         """Whatever the function does becomes an answer, unless it ends the process."""
         work = decode_call(payload)
-        os.environ.update(task_env(name, attempt))
+        os.environ.update(task_env(name, attempt, campaign))
         try:
             if isinstance(work, Pickled):
                 return self._answer_pickled(work)

@@ -61,7 +61,8 @@ class Child(Supervised):
             self.due_ns = self._shared.now_ns() + CHILD_START_NS_MAX
         # What a former call's threads printed since is not this one's.
         self._output.clear()
-        self._send(memoryview(frames.pack_order(job.name, job.attempt, job.payload)))
+        order = frames.pack_order(job.name, job.attempt, job.payload, job.campaign)
+        self._send(memoryview(order))
 
     def _limit_text(self) -> bytes:
         if self._is_ready:

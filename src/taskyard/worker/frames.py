@@ -12,8 +12,8 @@ from taskyard.core.events import Outcome
 from taskyard.core.runs import Run
 
 _LENGTH = Struct("<I")
-_ORDER = Struct("<IQH")  # length of the rest, attempt, length of the name
-_ORDER_REST = Struct("<QH")
+_ORDER = Struct("<IQHH")  # length of the rest, attempt, lengths of the name and the campaign
+_ORDER_REST = Struct("<QHH")
 #: Length of the rest; outcome; start, duration, CPU time and peak memory; length of the text.
 _ANSWER = Struct("<IBQQQQI")
 _ANSWER_REST = Struct("<BQQQQI")
@@ -43,16 +43,18 @@ class Inbox:
         return len(self._pending)
 
 
-def pack_order(name: bytes, attempt: int, payload: bytes) -> bytes:
-    length = _ORDER.size - _LENGTH.size + len(name) + len(payload)
-    return _ORDER.pack(length, attempt, len(name)) + name + payload
+def pack_order(name: bytes, attempt: int, payload: bytes, campaign: bytes = b"") -> bytes:
+    length = _ORDER_REST.size + len(name) + len(campaign) + len(payload)
+    return _ORDER.pack(length, attempt, len(name), len(campaign)) + name + campaign + payload
 
 
-def unpack_order(frame: bytes) -> tuple[bytes, int, bytes]:
-    """The name, the attempt and the payload."""
-    attempt, name_length = _ORDER_REST.unpack_from(frame)
+def unpack_order(frame: bytes) -> tuple[bytes, int, bytes, bytes]:
+    """Return the name, the attempt, the payload and the campaign."""
+    attempt, name_length, campaign_length = _ORDER_REST.unpack_from(frame)
     start = _ORDER_REST.size
-    return frame[start : start + name_length], attempt, frame[start + name_length :]
+    end = start + name_length
+    name, campaign = frame[start:end], frame[end : end + campaign_length]
+    return name, attempt, frame[end + campaign_length :], campaign
 
 
 def pack_answer(

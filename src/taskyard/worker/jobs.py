@@ -18,6 +18,8 @@ class Job(Struct, frozen=True):
     slots: int = 1
     #: b"": it is in none.
     lane: bytes = b""
+    #: b"": it is in none. Else `name` begins with it.
+    campaign: bytes = b""
 
     @property
     def key(self) -> tuple[bytes, int]:

@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from taskyard.core import runs
 from taskyard.core.events import Outcome
+from taskyard.core.identity import split
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.tasks import Result
 from taskyard.core.workers import WorkerFacts
@@ -313,13 +314,14 @@ class Loop:
         for index, name in enumerate(assigned.names):
             terms = assigned.terms_of(index)
             # A plain peer creates tasks without a payload: their name is what there is to do.
-            payload = assigned.payloads[index] or name
+            payload = assigned.payloads[index] or split(name, terms.campaign)
             jobs.append(
                 Job(
                     *(name, assigned.attempts[index], terms.service, payload),
                     time_limit_ns=terms.time_limit_ns,
                     slots=terms.slots,
                     lane=assigned.lanes[index] if assigned.lanes else b"",
+                    campaign=terms.campaign,
                 )
             )
         fresh = [job for job in jobs if job.key not in self._held]

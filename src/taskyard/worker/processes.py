@@ -18,6 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from taskyard.core.identity import split
 from taskyard.core.limits import SECOND_NS
 
 #: Python ignores these; a program expects them as they are everywhere else.
@@ -159,11 +160,14 @@ def find_program(program: str, env: Mapping[str, str]) -> str:
     raise FileNotFoundError(2, os.strerror(2), program)
 
 
-def task_env(name: bytes, attempt: int) -> dict[str, str]:
-    """By which a process knows for what it runs. A name may be any bytes, a variable's value may
-    not."""
-    task = os.fsdecode(name.replace(b"\0", rb"\0"))
-    return {"TASKYARD_TASK": task, "TASKYARD_ATTEMPT": str(attempt)}
+def task_env(name: bytes, attempt: int, campaign: bytes = b"") -> dict[str, str]:
+    """Return the variables that tell a process which task it runs.
+
+    `name` is the task's full name. A name may be any bytes, a variable's value may not.
+    """
+    names = {"TASKYARD_TASK": split(name, campaign), "TASKYARD_CAMPAIGN": campaign}
+    told = {key: os.fsdecode(value.replace(b"\0", rb"\0")) for key, value in names.items()}
+    return {**told, "TASKYARD_ATTEMPT": str(attempt)}
 
 
 def status_text(status: int) -> str:

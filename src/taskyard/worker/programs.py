@@ -117,7 +117,11 @@ def start_program(job: Job, command: Command, shared: Shared) -> Program:
         stderr = Pipe(shared.selector, printed.take_stderr)
         with stderr.given() as stderr_writing:
             streams = Streams(shared.null, stdout_writing, stderr_writing)
-            env = {**shared.env, **(command.env or {}), **task_env(job.name, job.attempt)}
+            env = {
+                **shared.env,
+                **(command.env or {}),
+                **task_env(job.name, job.attempt, job.campaign),
+            }
             began_ns = shared.now_ns()
             process = start(command.argv, streams, env, command.cwd)
     return Program(job, process, printed, (stdout, stderr), shared, began_ns=began_ns)
