@@ -50,6 +50,8 @@ class World:
         self.healed = False
         #: It is well for long enough that nothing of before is under way: all is answered.
         self.revived = False
+        #: All tasks are settled, and every worker is to be served once more.
+        self.is_last_round = False
         #: Messages may be doubled, now or by what is still under way.
         self.doubles = plan.faults.duplicate > 0
         self.events = 0
