@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from msgspec import structs
 
@@ -12,12 +10,10 @@ from taskyard.sim import plan, shipped
 from taskyard.sim.decoders import decode
 from taskyard.sim.doors import Door
 from taskyard.sim.plan import SECOND_NS, Faults
+from taskyard.sim.programs import Worker
 from taskyard.sim.scenario import Scenario
 from taskyard.sim.story import Violation
 from taskyard.sim.world import World
-
-if TYPE_CHECKING:
-    from taskyard.sim.programs import Worker
 
 
 def quiet_world(kind: str) -> tuple[World, Worker]:
@@ -32,7 +28,7 @@ def quiet_world(kind: str) -> tuple[World, Worker]:
     scenario = Scenario(world)
     scenario.begin()
     worker = scenario.workers[0]
-    assert isinstance(worker, shipped.Worker)
+    assert isinstance(worker, Worker)
     return world, worker
 
 

@@ -281,16 +281,24 @@ class Checker:
         elif route[0] == Door.ROUND_ROBIN and frames[_COMMAND_AT] == _TRACKEXEC:
             what = self._real(argument_of(frames[_ARGUMENTS_AT:]))
             self._jobs[round_robin_table.name_of(route[1:]), what] = None
-        elif route[0] == Door.WMP and frames[_COMMAND_AT] == _WAKE:
-            self._check_herd(route, msgspec.json.decode(frames[_HEADERS_AT])["service"].encode())
-        elif route[0] == Door.WMP and frames[_COMMAND_AT] in _TAKE_OR_NO:
-            for woken in self._woken.values():
-                woken.pop(route, None)  # it came
+        elif route[0] == Door.WMP:
+            self._sent_wmp(route, frames)
 
-    def _check_herd(self, route: bytes, service: bytes) -> None:
+    def _sent_wmp(self, route: bytes, frames: Sequence[bytes]) -> None:
+        path = [*frames].index(b"")  # the routes of relays come first
+        way = b" ".join([route, *frames[:path]])
+        command = frames[path + _COMMAND_AT]
+        if command == _WAKE:
+            headers = msgspec.json.decode(frames[path + _HEADERS_AT])
+            self._check_herd(way, headers["service"].encode())
+        elif command in _TAKE_OR_NO:
+            for woken in self._woken.values():
+                woken.pop(way, None)  # it came
+
+    def _check_herd(self, way: bytes, service: bytes) -> None:
         """One task never calls a crowd."""
         woken = self._woken.setdefault(service, {})
-        woken[route] = None
+        woken[way] = None
         tales = self.story.tasks.values()
         ready = sum(one.state is READY and one.terms.service == service for one in tales)
         ready += self._were_ready.get(service, 0)

@@ -25,6 +25,7 @@ from taskyard.sim.workers import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from taskyard.sim.network import Network
     from taskyard.sim.story import Tale
     from taskyard.sim.world import World
 
@@ -69,6 +70,10 @@ class Scenario:
             self._add_client(b"c%d" % number)
         for kind in self.plan.size.other_clients:
             self._add_other_client(kind)
+        if "wmp" in self.plan.size.workers:
+            for number in range(self._fate.choice((0, 1, 2))):
+                self.world.relays.append(shipped.RelayProgram(self.world, b"r%d" % number))
+                self.world.relays[-1].start()
         for number, kind in enumerate(self.plan.size.workers):
             self._add_worker(kind, b"w%d" % number)
         self.world.timeline.after(SECOND_NS // 4, self._misfortune)
@@ -343,9 +348,18 @@ class Scenario:
             if self._strikes(faults.crash_client) and client.alive:
                 client.crash()
                 self.world.timeline.after(self._downtime_ns(), client.start)
-        for name in [*self.world.network.links]:
-            if self._strikes(faults.partition):
-                self._part(name)
+        for relay in self.world.relays:
+            self._strike_relay(relay, faults)
+        for network in self.world.networks():
+            for name in [*network.links]:
+                if self._strikes(faults.partition):
+                    self._part(network, name)
+
+    def _strike_relay(self, relay: shipped.RelayProgram, faults: Faults) -> None:
+        if self._strikes(faults.crash_worker) and relay.alive:
+            relay.die()
+        if self._strikes(faults.hang_worker):
+            relay.hang(self.luck.randrange(2 * self.plan.size.silence_ns))
 
     def _strike_machine(self, faults: Faults) -> None:
         if self._strikes(faults.crash_broker):
@@ -397,11 +411,11 @@ class Scenario:
         self.world.host.store.full = full
         self.world.checker.disk_full(full=full)
 
-    def _part(self, name: bytes) -> None:
+    def _part(self, network: Network, name: bytes) -> None:
         way = self.luck.randrange(3)
-        self.world.network.cut(name, to_broker=way != 0, to_peer=way != 1)
+        network.cut(name, to_broker=way != 0, to_peer=way != 1)
         self.world.trace("is cut off", name)
-        mend = partial(self.world.network.mend, name)
+        mend = partial(network.mend, name)
         self.world.timeline.after(self.luck.randrange(5 * SECOND_NS), mend)
 
     # The end.
@@ -415,7 +429,10 @@ class Scenario:
         for name in perfect.__struct_fields__:
             setattr(world.faults, name, getattr(perfect, name))
         world.faults.restart_ns_max = 100 * MILLISECOND_NS
-        world.network.heal()
+        for network in world.networks():
+            network.heal()
+        for relay in world.relays:
+            relay.start()
         world.clock.heal()
         if world.host.store.full:
             self._set_full(full=False)
@@ -463,7 +480,8 @@ class Scenario:
         self.world.host.set_rules(events.RulesSet(0, ()))
         mishap = self.luck.randrange(3)
         if mishap == 1:
-            self.world.network.reset_all()
+            for network in self.world.networks():
+                network.reset_all()
         elif mishap == 2:  # noqa: PLR2004  # the last of three
             self.world.host.crash("killed once more")
         self.world.revived = False

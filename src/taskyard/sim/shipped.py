@@ -4,20 +4,26 @@ over simulated sockets, hands and clocks.
     native       `worker.loop` over a `Line`, with `worker.serve.Post`
     ping-pong    `worker.ping_pong`
     round-robin  `worker.round_robin`
-    wmp          `worker.wmp`
+    wmp          `worker.wmp`, behind relays or not
+
+The relay is a process of its own: `relay.serve.Relay` over a simulated listener.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final
+from zlib import crc32
 
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.errors import NameLost
 from taskyard.net.line import Line
-from taskyard.sim.decoders import BY
+from taskyard.relay.serve import Relay
+from taskyard.sim.decoders import BY, decode
 from taskyard.sim.doors import DEFAULT, Door
-from taskyard.sim.programs import SimHands, Worker
+from taskyard.sim.network import Network
+from taskyard.sim.programs import Program, SimHands, Worker
 from taskyard.sim.sockets import ENDPOINT, Socket
 from taskyard.sim.tongues import DO
 from taskyard.wire import dwork_pb2 as pb
@@ -28,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskyard.core.events import Event
+    from taskyard.sim.network import Parcel
     from taskyard.sim.world import World
     from taskyard.worker.jobs import Job
 
@@ -224,6 +231,52 @@ class RoundRobinWorker(Worker):
         self._loop.deregister()
 
 
+class RelayProgram(Program):
+    """A relay, as `relay.serve` runs it. Keeps `network.Inbox` for those below it."""
+
+    def __init__(self, world: World, name: bytes) -> None:
+        super().__init__(world, name)
+        #: The network between it and those below it.
+        self.network = Network(world.timeline, world.luck, world.faults, self)
+        self._arrived: deque[Parcel] = deque()
+
+    @property
+    def up(self) -> bool:
+        return self.alive
+
+    def build(self) -> None:
+        self._above = Socket(self.world.network, self, Door.WMP, meaning=decode)
+        self._relay = Relay(self, [self._above])
+
+    def turn(self) -> None:
+        if self._relay.turn():
+            self.wake()
+
+    def wake_at_ns(self) -> None:
+        """Wait for messages alone."""
+
+    def close(self) -> None:
+        self._above.close()
+        self._arrived.clear()
+        self.network.broker_went_down()
+
+    # The listener.
+
+    def take(self, parcel: Parcel) -> None:
+        self._arrived.append(parcel)
+        self.wake()
+
+    def receive(self) -> list[bytes] | None:
+        if not self._arrived:
+            return None
+        parcel = self._arrived.popleft()
+        return [parcel.route[1:], *parcel.frames]
+
+    def send(self, frames: Sequence[bytes]) -> bool:
+        route = bytes([Door.WMP]) + frames[0]
+        return self.network.to_peer(route, frames[1:], self.world.timeline.now_ns)
+
+
 class _Died(Exception):
     """The process dies of a task."""
 
@@ -243,8 +296,18 @@ class WmpWorker(Worker):
             replaces=first if self.is_supervised else 0,
         )
         hands = SimHands(self, self.slots, (Outcome.REFUSED, Outcome.FAILED_FOR_GOOD))
-        self._sockets = [Socket(self.world.network, self, Door.WMP, meaning=self.meaning)]
+        self._sockets = [
+            Socket(network, self, Door.WMP, meaning=self.meaning) for network in self._networks()
+        ]
         self._loop = wmp.Loop(settings, self._sockets, hands, self.clock)
+
+    def _networks(self) -> list[Network]:
+        """Return the ways to the manager: itself, relays, or both."""
+        relays = [relay.network for relay in self.world.relays]
+        choice = crc32(b"%d ways of %s" % (self.world.plan.seed, self.name)) % 3
+        if not relays or choice == 0:
+            return [self.world.network]
+        return relays if choice == 1 else [self.world.network, relays[0]]
 
     def core_name(self) -> bytes:
         return numbering.WMP + self.name
