@@ -10,7 +10,7 @@ import pytest
 from taskyard.sim.regressions import REGRESSIONS
 from taskyard.sim.run import run
 
-SCHEDULES = 2_000
+SCHEDULES = 1_200
 SHARDS = 20
 
 

@@ -10,7 +10,7 @@ from taskyard.sim.bugs import BUGS
 from taskyard.sim.run import Verdict, hunt, run
 
 #: A planted bug must show within so many schedules.
-HUNT_SCHEDULES_MAX: Final = 400
+HUNT_SCHEDULES_MAX: Final = 1_000
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -191,6 +191,8 @@ class Checker:
         #: (worker, task) that were sent to workers whose silence their dialects mind.
         self._jobs: dict[tuple[bytes, bytes], None] = {}
         self._jumps = plan.faults.clock_jump > 0
+        #: How much workers take ahead, as they said last. In a turn the most counts.
+        self._ahead: dict[bytes, int] = {}
 
     # The broker.
 
@@ -202,6 +204,7 @@ class Checker:
             self._turn += one.said if isinstance(one, Parcel) else [one]
         self._lists = []
         self._given_up = {}
+        self.story.ahead = {**self._ahead}
         self._woken, self._were_ready = {}, {}
         if self._up_ns is None:
             self._up_ns = now_ns
@@ -222,12 +225,22 @@ class Checker:
     def _hear_worker(self, event: Event) -> None:
         """Note when a worker, or a process of its name, was heard, and what it listed."""
         process = _process_of(event)
+        if isinstance(event, events.WorkerAppeared):
+            self._note_ahead(event)
         if process is not None:
             self._hear_process(event, process)
         elif isinstance(event, _SHOWS_LIFE):
             self._heard_ns[event.worker] = self._timeline.now_ns
         if isinstance(event, events.WorkerHeard) and event.held is not None:
             self._lists.append((event.worker, process, dict(event.held)))
+
+    def _note_ahead(self, event: events.WorkerAppeared) -> None:
+        """Note how much a worker takes ahead, if it is the process that holds its name."""
+        hand = self.story.workers.get(event.worker)
+        if hand is None or hand.facts.incarnation == event.facts.incarnation:
+            most = self.story.ahead.get(event.worker, 0)
+            self.story.ahead[event.worker] = max(most, event.ahead)
+            self._ahead[event.worker] = event.ahead
 
     def _hear_process(self, event: Event, process: int) -> None:
         """A process says which one of its name it is: it holds it, wants it, or has lost it."""
@@ -268,27 +281,34 @@ class Checker:
         elif route[0] == Door.ROUND_ROBIN and frames[_COMMAND_AT] == _TRACKEXEC:
             what = self._real(argument_of(frames[_ARGUMENTS_AT:]))
             self._jobs[round_robin_table.name_of(route[1:]), what] = None
-        elif route[0] == Door.WMP and frames[_COMMAND_AT] == _WAKE:
-            self._check_herd(route, msgspec.json.decode(frames[_HEADERS_AT])["service"].encode())
-        elif route[0] == Door.WMP and frames[_COMMAND_AT] in _TAKE_OR_NO:
-            for woken in self._woken.values():
-                woken.pop(route, None)  # it came
+        elif route[0] == Door.WMP:
+            self._sent_wmp(route, frames)
 
-    def _check_herd(self, route: bytes, service: bytes) -> None:
+    def _sent_wmp(self, route: bytes, frames: Sequence[bytes]) -> None:
+        path = [*frames].index(b"")  # the routes of relays come first
+        way = b" ".join([route, *frames[:path]])
+        command = frames[path + _COMMAND_AT]
+        if command == _WAKE:
+            headers = msgspec.json.decode(frames[path + _HEADERS_AT])
+            self._check_herd(way, headers["service"].encode())
+        elif command in _TAKE_OR_NO:
+            for woken in self._woken.values():
+                woken.pop(way, None)  # it came
+
+    def _check_herd(self, way: bytes, service: bytes) -> None:
         """One task never calls a crowd."""
         woken = self._woken.setdefault(service, {})
-        woken[route] = None
+        woken[way] = None
         tales = self.story.tasks.values()
         ready = sum(one.state is READY and one.terms.service == service for one in tales)
         ready += self._were_ready.get(service, 0)
-        if len(woken) > ready + self._repeated_requests():
+        if len(woken) > ready + self._cancelled_wakes():
             raise Violation("herd", f"{len(woken)} workers are woken for {ready} tasks")
 
-    def _repeated_requests(self) -> int:
-        """Count the READYs of this turn that came after another of the same worker: each cancels a
-        WAKE that the first one may have caused, so another worker is woken in its place."""
-        asked = [one for one in self._turn if isinstance(one, events.WorkAsked) and one.parks]
-        return len(asked) - len({one.worker for one in asked})
+    def _cancelled_wakes(self) -> int:
+        """Count the READYs of this turn: each cancels a WAKE that left before it was heard, if
+        there was one, so another worker is woken in its place."""
+        return sum(isinstance(one, events.WorkAsked) and one.parks for one in self._turn)
 
     def cut(self, route: bytes) -> None:
         """The broker notices that nobody is there."""

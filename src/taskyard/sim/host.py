@@ -1,8 +1,7 @@
 """The machine that the broker runs on: it starts it, turns it, crashes it and starts it again.
 
 What runs here is `broker.turn.Broker` itself, over a port, a store and a clock of the simulator. A
-turn that finds nothing says how long it would wait; the host lets that time pass, or less if
-something arrives. That is a poller that wakes up once too often, which a real one may do too.
+turn begins when something has arrived, or when it would have waited long enough.
 
 Between the network's bytes and the broker's events stand the adapters of `wire/`, behind the
 broker's own switchboard: see `doors`.
@@ -56,7 +55,6 @@ class Host:
         #: The dialects of the running broker.
         self._doors: Switchboard = doors.open_all(world.plan, self._luck)
         self._idle = False
-        self._wait_ns: int | None = None
         #: Only the newest planned run counts.
         self._run_number = 0
         self._turns_at_once = 0
@@ -92,6 +90,7 @@ class Host:
             self._plan_run(0)
 
     def receive(self, wait_ns: int | None) -> Sequence[Event]:
+        del wait_ns  # it has passed
         alone = bool(self._inbox) and isinstance(self._inbox[0], RulesSet)
         count = 1 if alone else RECEIVED_MAX  # else the checkers could not tell which rules hold
         arrived, self._inbox = self._inbox[:count], self._inbox[count:]
@@ -106,8 +105,6 @@ class Host:
         wake_at_ns = self._doors.wake_at_ns()
         if wake_at_ns is not None and wake_at_ns <= now_ns:
             events += self._doors.time_passed(now_ns)
-        self._idle = not arrived and not events and wait_ns != 0
-        self._wait_ns = wait_ns
         return events
 
     def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
@@ -128,13 +125,13 @@ class Host:
     def _luck(self) -> int:
         return self._world.luck.randrange(1 << 32)
 
-    def _wait_for_doors(self) -> int | None:
+    def _shortened(self, wait_ns: int | None) -> int | None:
         """How long to wait, if a dialect wants to be woken earlier than the broker."""
         wake_at_ns = self._doors.wake_at_ns()
         if wake_at_ns is None:
-            return self._wait_ns
+            return wait_ns
         waits_ns = max(0, wake_at_ns - self._world.clock.monotonic_ns())
-        return waits_ns if self._wait_ns is None else min(waits_ns, self._wait_ns)
+        return waits_ns if wait_ns is None else min(waits_ns, wait_ns)
 
     # The machine.
 
@@ -227,20 +224,27 @@ class Host:
     def _run(self, number: int) -> None:
         if number != self._run_number:
             return
+        self._idle = False
         while self._broker is not None:
             self._turn(self._broker)
             if not self.up:
                 return
             if self.store.took_ns:
                 took_ns, self.store.took_ns = self.store.took_ns, 0
-                self._idle = False
                 self._plan_run(took_ns)
                 return
-            if self._idle:
-                wait_ns = self._wait_for_doors()
-                if wait_ns is not None:
-                    self._plan_run(wait_ns)
+            if self._rest(self._broker):
                 return
+
+    def _rest(self, broker: Broker) -> bool:
+        """Let time pass before the next turn, as long as that would wait for something."""
+        wait_ns = None if self._inbox else self._shortened(broker._wait_ns())  # noqa: SLF001
+        if self._inbox or wait_ns == 0:
+            return False
+        self._idle = True
+        if wait_ns is not None:
+            self._plan_run(wait_ns)
+        return True
 
     def _turn(self, broker: Broker) -> None:
         self._notice_spinning()

@@ -122,6 +122,12 @@ class Network:
                 link.lost_broker = True
                 self._break(link)
 
+    def reset_all(self) -> None:
+        """Break every connection while both of its ends go on."""
+        for link in [*self.links.values()]:
+            if link.tight:
+                self._break(link)
+
     def broker_came_up(self) -> None:
         waiting, self._waiting = self._waiting, []
         for link, parcel in waiting:

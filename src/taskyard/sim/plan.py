@@ -162,7 +162,17 @@ def chance(luck: Random, probability: float) -> bool:
 
 
 CLIENT_KINDS: Final = ("plain", "ping", "round-robin")
-WORKER_KINDS: Final = ("pull", "plain", "standing", "called", "ping")
+WORKER_KINDS: Final = (
+    "pull",
+    "plain",
+    "standing",
+    "called",
+    "ping",
+    "native",
+    "wmp",
+    "ping-pong",
+    "round-robin",
+)
 
 
 def draw(seed: int) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +30,12 @@ SETTLE_NS: Final = SECOND_NS // 2
 DRAIN_NS_MAX: Final = 400 * SECOND_NS
 
 
+#: When all is well, every worker is given something to do within this.
+SERVED_NS_MAX: Final = 15 * SECOND_NS
+
+_SILENT: Final = logging.NullHandler()
+
+
 class Verdict(Struct):
     """How a schedule ended."""
 
@@ -53,6 +60,8 @@ def run(seed: int, *, invariants: bool = True, say: Callable[[str], None] | None
     if say is not None:
         for line in drawn.lines():
             say(line)
+    # The loops log what a person should know: without a handler Python would print it.
+    logging.getLogger("taskyard").addHandler(_SILENT)
     world = World(drawn, invariants=invariants, say=say)
     checker, text = "", ""
     try:
@@ -104,7 +113,29 @@ def _live(world: World) -> None:
         world.checker.check_ready(revived_ns)
         if timeline.now_ns > ends_ns:
             raise _stuck(world, scenario)
+    _serve_all(world, scenario)
     world.checker.check_end(world.host.ledger, world.poisoned)
+
+
+def _serve_all(world: World, scenario: Scenario) -> None:
+    """Give every worker of ours something to do once more, within a bounded time."""
+    timeline = world.timeline
+    if not scenario.unserved():
+        return
+    scenario.begin_last_round()
+    timeline.run_until(timeline.now_ns + SECOND_NS)
+    scenario.begin_work()
+    ends_ns = timeline.now_ns + SERVED_NS_MAX
+    while unserved := scenario.unserved():
+        if timeline.now_ns > ends_ns:
+            raise Violation("unserved", f"{unserved} get nothing to do")
+        timeline.run_until(timeline.now_ns + SECOND_NS // 2)
+    ends_ns = timeline.now_ns + DRAIN_NS_MAX
+    while not _drained(world, scenario):
+        timeline.run_until(timeline.now_ns + SECOND_NS // 2)
+        world.checker.check_silence()
+        if timeline.now_ns > ends_ns:
+            raise _stuck(world, scenario)
 
 
 def _drained(world: World, scenario: Scenario) -> bool:

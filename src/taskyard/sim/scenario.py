@@ -6,25 +6,37 @@ while the faults last, and the healing at the end.
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from taskyard.core import events
 from taskyard.core.events import Repeat, Scope, Unknown
 from taskyard.core.tasks import Submission, Terms
+from taskyard.sim import programs, shipped
 from taskyard.sim.clients import CLIENTS, Client, JobClient, Wish
 from taskyard.sim.plan import MILLISECOND_NS, SECOND_NS, Faults, chance, draw_clauses
 from taskyard.sim.story import ENDED, LEASED, READY
 from taskyard.sim.tongues import DO
-from taskyard.sim.workers import KINDS, Worker
+from taskyard.sim.workers import KINDS as FOREIGN_KINDS
+from taskyard.sim.workers import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from taskyard.sim.network import Network
     from taskyard.sim.story import Tale
     from taskyard.sim.world import World
 
+
+AnyWorker: TypeAlias = Worker | programs.Worker
+
+#: Workers that we ship, and those that a stranger may write from the dialects' pages.
+KINDS: Final[dict[str, type[AnyWorker]]] = {**FOREIGN_KINDS, **shipped.KINDS}
+
+#: Later than anything happens.
+_FAR_NS: Final = 1 << 62
 
 _FATE_OFFSET: Final = 1 << 41
 
@@ -38,10 +50,14 @@ class Scenario:
         self.plan = world.plan
         self.services = [*world.plan.services]
         self.clients: list[Client] = []
-        self.workers: list[Worker] = []
+        self.workers: list[AnyWorker] = []
         #: Names that some task waits for and nobody has submitted yet.
         self.promised: list[bytes] = []
         self.probed = False
+        #: When the last round began, and how often there was new work in it.
+        self._round_ns, self._rounds = _FAR_NS, 0
+        #: Workers that were drained: not every dialect has a word to dismiss them.
+        self._drained: dict[bytes, None] = {}
         self._tasks_left = world.plan.size.tasks
         #: Creates of plain peers so far.
         self._extensions = 0
@@ -54,6 +70,10 @@ class Scenario:
             self._add_client(b"c%d" % number)
         for kind in self.plan.size.other_clients:
             self._add_other_client(kind)
+        if "wmp" in self.plan.size.workers:
+            for number in range(self._fate.choice((0, 1, 2))):
+                self.world.relays.append(shipped.RelayProgram(self.world, b"r%d" % number))
+                self.world.relays[-1].start()
         for number, kind in enumerate(self.plan.size.workers):
             self._add_worker(kind, b"w%d" % number)
         self.world.timeline.after(SECOND_NS // 4, self._misfortune)
@@ -288,7 +308,9 @@ class Scenario:
         if self.luck.random() >= self.plan.wants.drain:
             return None
         # Without a name the broker itself would be told to leave.
-        return events.DrainAsked(0, b"", self.luck.choice(self.workers).name)
+        name = _broker_name(self.luck.choice(self.workers))
+        self._drained[name] = None
+        return events.DrainAsked(0, b"", name)
 
     def _ask(self) -> Wish | None:
         luck, known = self.luck, self.world.names or [b"nobody"]
@@ -326,9 +348,18 @@ class Scenario:
             if self._strikes(faults.crash_client) and client.alive:
                 client.crash()
                 self.world.timeline.after(self._downtime_ns(), client.start)
-        for name in [*self.world.network.links]:
-            if self._strikes(faults.partition):
-                self._part(name)
+        for relay in self.world.relays:
+            self._strike_relay(relay, faults)
+        for network in self.world.networks():
+            for name in [*network.links]:
+                if self._strikes(faults.partition):
+                    self._part(network, name)
+
+    def _strike_relay(self, relay: shipped.RelayProgram, faults: Faults) -> None:
+        if self._strikes(faults.crash_worker) and relay.alive:
+            relay.die()
+        if self._strikes(faults.hang_worker):
+            relay.hang(self.luck.randrange(2 * self.plan.size.silence_ns))
 
     def _strike_machine(self, faults: Faults) -> None:
         if self._strikes(faults.crash_broker):
@@ -346,7 +377,7 @@ class Scenario:
     def _downtime_ns(self) -> int:
         return 1 + self.luck.randrange(self.plan.faults.restart_ns_max)
 
-    def _strike_worker(self, worker: Worker, faults: Faults) -> None:
+    def _strike_worker(self, worker: AnyWorker, faults: Faults) -> None:
         if self._strikes(faults.crash_worker) and worker.alive:
             worker.die()
         if self._strikes(faults.hang_worker):
@@ -380,11 +411,11 @@ class Scenario:
         self.world.host.store.full = full
         self.world.checker.disk_full(full=full)
 
-    def _part(self, name: bytes) -> None:
+    def _part(self, network: Network, name: bytes) -> None:
         way = self.luck.randrange(3)
-        self.world.network.cut(name, to_broker=way != 0, to_peer=way != 1)
+        network.cut(name, to_broker=way != 0, to_peer=way != 1)
         self.world.trace("is cut off", name)
-        mend = partial(self.world.network.mend, name)
+        mend = partial(network.mend, name)
         self.world.timeline.after(self.luck.randrange(5 * SECOND_NS), mend)
 
     # The end.
@@ -398,7 +429,10 @@ class Scenario:
         for name in perfect.__struct_fields__:
             setattr(world.faults, name, getattr(perfect, name))
         world.faults.restart_ns_max = 100 * MILLISECOND_NS
-        world.network.heal()
+        for network in world.networks():
+            network.heal()
+        for relay in world.relays:
+            relay.start()
         world.clock.heal()
         if world.host.store.full:
             self._set_full(full=False)
@@ -418,7 +452,7 @@ class Scenario:
                 worker.start()
                 worker.on_free()
         for number, service in enumerate(self.services):
-            kinds = ("pull", "called") if number else ("pull", "standing", "called")
+            kinds = ("native", "called") if number else ("native", "standing", "called")
             kind = self.luck.choice(kinds)
             fresh = KINDS[kind](self.world, b"h%d" % number, (service,), 4)
             self.workers.append(fresh)
@@ -439,6 +473,50 @@ class Scenario:
         for service, lane in [*self.world.checker.story.paused]:
             self.clients[0].wish(partial(events.ResumeAsked, 0, b"", service, lane))
 
+    def begin_last_round(self) -> None:
+        """Let one more mishap happen that no peer is told of."""
+        self.world.is_last_round = True
+        self.world.trace("last round")
+        self.world.host.set_rules(events.RulesSet(0, ()))
+        mishap = self.luck.randrange(3)
+        if mishap == 1:
+            for network in self.world.networks():
+                network.reset_all()
+        elif mishap == 2:  # noqa: PLR2004  # the last of three
+            self.world.host.crash("killed once more")
+        self.world.revived = False
+
+    def begin_work(self) -> None:
+        """Make work for every worker."""
+        self.world.revived = True
+        self._round_ns = self.world.timeline.now_ns
+        for client in self.clients:
+            client.ask_again()
+        self._make_work()
+
+    def _make_work(self) -> None:
+        """Submit more than all workers can do at once, again and again."""
+        if not self.unserved():
+            return
+        self._rounds += 1
+        for service in self.services:
+            workers = [one for one in self.workers if one.alive and service in one.services]
+            count = sum(min(4, worker.slots or 1) for worker in workers)
+            names = [b"y%d-%d-%s" % (self._rounds, at, service) for at in range(count + 1)]
+            work = Submission(names, terms=[Terms(service=service)])
+            self.clients[0].wish(partial(events.SubmitAsked, 0, b"", work))
+        self.world.timeline.after(2 * SECOND_NS, self._make_work)
+
+    def unserved(self) -> list[bytes]:
+        """Return the workers of ours that got nothing to do in the last round."""
+        names = Counter(worker.name for worker in self.workers if worker.alive)
+        return [
+            worker.name
+            for worker in self.workers
+            if isinstance(worker, programs.Worker) and worker.alive and names[worker.name] == 1
+            if worker.served_ns <= self._round_ns and worker.core_name() not in self._drained
+        ]
+
     def _probe(self) -> None:
         """One more task for each service, when most workers wait: none of them is forgotten."""
         self.probed = True
@@ -446,3 +524,8 @@ class Scenario:
         for number, service in enumerate(self.services):
             probe = Submission([b"z%d" % number], terms=[Terms(service=service)])
             self.clients[0].wish(partial(events.SubmitAsked, 0, b"", probe))
+
+
+def _broker_name(worker: AnyWorker) -> bytes:
+    """Return the name that the broker knows a worker by, as far as it can be told."""
+    return worker.core_name() if isinstance(worker, programs.Worker) else worker.name

@@ -46,7 +46,7 @@ class Socket:
 
     endpoint = ENDPOINT
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # all but three are named
         self,
         network: Network,
         process: Process,
@@ -54,12 +54,15 @@ class Socket:
         *,
         name: bytes = b"",
         meaning: Callable[[bytes, Sequence[bytes]], tuple[Event, ...]] = _nothing,
+        heard: Callable[[Sequence[bytes]], None] | None = None,
     ) -> None:
+        """`meaning` decodes what leaves on a route, `heard` is called with what the loop takes."""
         self._network = network
         self._process = process
         self._door = door
         self._name = name
         self._meaning = meaning
+        self._heard = heard
         self._server = ENDPOINT.encode()
         self._link: Link | None = None
         #: Messages that wait for a connection, and those that arrived.
@@ -67,8 +70,7 @@ class Socket:
         self._arrived: deque[tuple[bytes, ...]] = deque()
         self._retry_ns = RECONNECT_MS_MIN * MILLISECOND_NS
         self._is_closed = False
-        #: Connections made so far.
-        self.connections = 0
+        self._connections = 0
         self._connect()
 
     @property
@@ -86,6 +88,8 @@ class Socket:
         if not self._arrived:
             return None
         frames = self._arrived.popleft()
+        if self._heard is not None:
+            self._heard(frames)
         return [self._server, *frames] if self._name else [*frames]
 
     def send(self, frames: Sequence[bytes]) -> bool:
@@ -99,8 +103,8 @@ class Socket:
         self._waiting.append(message)
         return True
 
-    def has_messages(self) -> bool:
-        return bool(self._arrived)
+    def connections(self) -> int:
+        return self._connections
 
     def close(self) -> None:
         """Close at once. What is on its way still arrives, and what waits is lost."""
@@ -132,7 +136,7 @@ class Socket:
             self._retry_ns = min(2 * self._retry_ns, RECONNECT_MS_MAX * MILLISECOND_NS)
             self._network.after(self._retry_ns, self._connect)
             return
-        self.connections += 1
+        self._connections += 1
         self._link = self._network.connect(self, self._door, self._name, tight=True)
         self._network.after(0, partial(self._flush, self._link))
 

@@ -110,6 +110,8 @@ class Story:
         #: When tasks were decided on is told by the wall clock, which may jump.
         self._jumps = plan.faults.clock_jump > 0
         self.workers: dict[bytes, Hand] = {}
+        #: How many tasks workers take beyond their slots, as they said last.
+        self.ahead: dict[bytes, int] = {}
         self.paused: dict[tuple[bytes, bytes | None], None] = {}
         self.records = 0
         #: When each clause's tasks were leased, since the broker's start.
@@ -327,7 +329,7 @@ class Story:
             self._move(tale, LEASED, f"{attempt} to {record.worker!r}")
         self._check_lanes(tales, record.at_ns)
         hand.patience_ns = max(hand.patience_ns, record.lease_ns)
-        self._check_slots(record.worker, hand)
+        self._check_slots(record.worker, hand, tales)
         if not self.lanes.fresh:  # else what was decided first in the turn followed other rules
             self._check_limits(pairs, tales, record.worker)
             self._check_order(tales)
@@ -397,10 +399,15 @@ class Story:
                 few = not slots or (left[spare] - 1) ** 3 < slots ** max(1, spare)
                 self.require(few, "suspect", f"{left[spare]} of its kind share a worker", tale)
 
-    def _check_slots(self, worker: bytes, hand: Hand) -> None:
+    def _check_slots(self, worker: bytes, hand: Hand, tales: list[Tale]) -> None:
+        slots = hand.facts.slots_total
+        if not slots:
+            return
         used = sum(tale.terms.slots for tale in hand.held.values()) + sum(hand.slots_kept)
-        if hand.facts.slots_total and used > hand.facts.slots_total:
+        if used > slots + self.ahead.get(worker, 0):
             raise Violation("slots", f"{worker!r} has {used} slots taken: {hand}")
+        if any(tale.terms.slots > slots for tale in tales):
+            raise Violation("slots", f"{worker!r} has {slots} slots, and gets wider tasks: {tales}")
 
     def _pairs(self) -> dict[tuple[bytes, bytes, bytes], int]:
         """Who serves which lane, and how many of its tasks."""
@@ -659,6 +666,8 @@ class Story:
         for tale in self._named(record.names, (*WAITING, LEASED), "a refund"):
             self.require(tale.losses > 0, "charge", "is refunded what was not charged", tale)
             tale.losses -= 1
+            if tale.state is READY:
+                tale.place = 0  # it waited among the suspects, and goes first now
 
     def _slots_freed(self, record: r.SlotsFreed) -> None:
         hand = self.workers[record.worker]

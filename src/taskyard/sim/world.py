@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from taskyard.sim.peers import Peer
     from taskyard.sim.plan import Plan
+    from taskyard.sim.shipped import RelayProgram
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -42,6 +43,8 @@ class World:
         self.checker = Checker(plan, self.timeline, self.clock)
         self.host = Host(self)
         self.network = Network(self.timeline, self.luck, self.faults, self.host)
+        #: Relays between workers and the broker.
+        self.relays: list[RelayProgram] = []
         self.peers: dict[bytes, Peer] = {}
         #: Every name that was ever given to a task.
         self.names: list[bytes] = []
@@ -50,11 +53,17 @@ class World:
         self.healed = False
         #: It is well for long enough that nothing of before is under way: all is answered.
         self.revived = False
+        #: All tasks are settled, and every worker is to be served once more.
+        self.is_last_round = False
         #: Messages may be doubled, now or by what is still under way.
         self.doubles = plan.faults.duplicate > 0
         self.events = 0
         self._say = say
         self._hash = hashlib.sha256()
+
+    def networks(self) -> list[Network]:
+        """Return the broker's network and those below relays."""
+        return [self.network, *(relay.network for relay in self.relays)]
 
     def trace(self, what: str, thing: object = "", frames: Sequence[bytes] = ()) -> None:
         """Something happened: part of the digest, and a line for whoever listens. The bytes that

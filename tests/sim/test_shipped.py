@@ -1,0 +1,85 @@
+"""The loops that we ship run in the simulated world, and what they do wrong there is noticed."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from taskyard.core import events
+from taskyard.sim import plan, shipped
+from taskyard.sim.decoders import decode
+from taskyard.sim.doors import Door
+from taskyard.sim.plan import SECOND_NS, Faults
+from taskyard.sim.programs import Worker
+from taskyard.sim.scenario import Scenario
+from taskyard.sim.story import Violation
+from taskyard.sim.world import World
+
+
+def quiet_world(kind: str) -> tuple[World, Worker]:
+    """A world without faults, with one worker of a kind and a client that submits."""
+    drawn = plan.draw(7)
+    size = structs.replace(
+        drawn.size, workers=(kind,), tasks=6, clients=1, other_clients=(), slots=2
+    )
+    wants = type(drawn.wants)(*[0.0] * len(drawn.wants.__struct_fields__))
+    drawn = structs.replace(drawn, size=size, wants=wants, faults=Faults(), clauses=())
+    world = World(drawn)
+    scenario = Scenario(world)
+    scenario.begin()
+    worker = scenario.workers[0]
+    assert isinstance(worker, Worker)
+    return world, worker
+
+
+@pytest.mark.parametrize("kind", shipped.KINDS)
+def test_worker_of_every_kind_is_given_work(kind: str) -> None:
+    world, worker = quiet_world(kind)
+    world.timeline.run_until(20 * SECOND_NS)
+    assert worker.alive
+    assert worker.served_ns
+    tales = [one for one in world.checker.story.tasks.values() if one.terms.service == b"default"]
+    assert tales
+    assert not [one for one in tales if one.worker]
+
+
+@pytest.mark.parametrize("kind", shipped.KINDS)
+def test_worker_of_every_kind_survives_resets_and_kills(kind: str) -> None:
+    world, worker = quiet_world(kind)
+    for second in range(1, 30):
+        world.timeline.run_until(second * SECOND_NS)
+        if second % 7 == 0:
+            world.host.crash("killed")
+        elif second % 3 == 0:
+            world.network.reset_all()
+    world.timeline.run_until(60 * SECOND_NS)
+    tales = world.checker.story.tasks.values()
+    assert not [one for one in tales if one.worker]
+    assert worker.alive
+
+
+@pytest.mark.parametrize("kind", shipped.KINDS)
+def test_stopped_worker_leaves_and_comes_back(kind: str) -> None:
+    world, worker = quiet_world(kind)
+    world.timeline.run_until(2 * SECOND_NS)
+    before = worker.process
+    worker.stop()
+    world.timeline.run_until(20 * SECOND_NS)
+    assert worker.alive
+    assert worker.process > before
+
+
+def test_loop_that_never_rests_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, worker = quiet_world("native")
+    world.timeline.run_until(2 * SECOND_NS)
+    monkeypatch.setattr(worker, "wake_at_ns", lambda: 0)
+    worker.wake()
+    with pytest.raises(Violation, match="turns again and again"):
+        world.timeline.run_until(4 * SECOND_NS)
+
+
+def test_meaning_of_every_word_of_ping_pong() -> None:
+    route = bytes([Door.PING_BACKEND]) + b"w"
+    words = ([b"", b"PING", b"3"], [b"", b"DISCONNECT"], [b"", b"a by w"], [b"", b"ERROR", b"a by"])
+    kinds = [type(one) for frames in words for one in decode(route, frames)]
+    assert kinds == [events.WorkerHeard, events.WorkerGone, *[events.WorkReported] * 2]
