@@ -424,8 +424,8 @@ def test_futures_to_wait_for_may_be_of_other_campaigns(client: Client) -> None:
     outside = client.submit(b"", name="after-outside", service=NOBODY)
     own = client.submit(b"", name="first", campaign="after-own", service=NOBODY)
     other = client.submit(b"", name="first", campaign="after-other", service=NOBODY)
-    options = {"campaign": "after-own", "service": NOBODY, "after": [outside, own, other]}
-    last = client.submit(b"", name="last", **options)
+    after = [outside, own, other]
+    last = client.submit(b"", name="last", campaign="after-own", service=NOBODY, after=after)
     names = sorted(client.explain(last.full_name)["after"])
     assert names == ["after-other/first", "after-outside", "after-own/first"]
     assert client.cancel([outside.full_name, own.full_name, other.full_name]) == 4
