@@ -87,7 +87,7 @@ def encode_text(text: str) -> bytes:
 
 
 def task_bytes(name: bytes, payload: bytes, lane: bytes, after: Sequence[bytes]) -> int:
-    """Count what a task takes of a message, beside its terms. Raises `UserError` if it is too much."""
+    """Count what a task takes of a message, beside its terms. Raises `UserError` for too much."""
     names = len(name) + len(lane) + 3 * _NAME_EXTRA_BYTES
     if after:
         names += sum(map(len, after)) + _NAME_EXTRA_BYTES * len(after)
