@@ -279,6 +279,16 @@ def test_two_commands_are_done_one_after_the_other() -> None:
     assert len([*groupby(clients)]) == 2
 
 
+def test_command_that_is_asked_for_again_while_it_runs_is_done_once() -> None:
+    turns = Turns(Budget(turn=20_000, looked=40, changed=10, cancelled=20))
+    turns.submit(100)
+    turns.turn(_copy(CANCEL))
+    again = events.CancelAsked(0, b"c", Scope(campaign=b"c"), 8)
+    told, _ = turns.until_idle(again)
+    assert told == [Acted(b"c", 7, 100), Acted(b"c", 8, 100)]
+    assert sum(map(_chosen, turns.handled)) == 10
+
+
 def test_command_of_a_client_that_is_gone_is_done_all_the_same() -> None:
     turns = Turns()
     turns.submit(100)

@@ -7,7 +7,7 @@ import pytest
 
 from taskyard.client.campaign.submitting import submissions, to_submission
 from taskyard.client.campaign.tasks import BadTask, TaskSpec, check, service_of
-from taskyard.core.limits import SECOND_NS
+from taskyard.core.limits import AFTER_A_MESSAGE_MAX, SECOND_NS
 from taskyard.core.submission import check_shape
 from taskyard.core.tasks import Submission, Terms
 from taskyard.wire.work import encode_call, encode_command
@@ -133,3 +133,13 @@ def test_batches_have_so_many_bytes_or_one_task() -> None:
         [b"100", b"200"],
     ]
     assert all(len(batch.names) == len(batch.payloads) for batch in batches)
+
+
+def test_batches_have_no_more_predecessors_than_a_message_may() -> None:
+    after = [f"t{number}" for number in range(2_000)]
+    tasks = specs(*({"name": f"n{number}", "payload": "", "after": after} for number in range(200)))
+    batches = list(submissions(tasks, b"c", NOW_NS))
+    edges = [sum(map(len, batch.after or ())) for batch in batches]
+    assert sum(edges) == 400_000
+    assert max(edges) <= AFTER_A_MESSAGE_MAX
+    assert len(batches) < 6

@@ -231,6 +231,7 @@ def test_what_is_refused_changes_nothing(yard: Yard, expected: Refusal, one: Sub
 def test_every_refusal_is_tested_here() -> None:
     elsewhere = [Refusal.TOO_MANY, Refusal.BUSY, Refusal.FULL, Refusal.RETRY_LATER]
     elsewhere += [Refusal.NAME_HELD, Refusal.NAME_LOST]  # of workers, not of submissions
+    elsewhere += [Refusal.OVERLOADED]  # of queries
     tested = [expected for expected, _ in MALFORMED] + elsewhere
     assert [one for one in Refusal if one not in tested] == []
 

@@ -16,7 +16,7 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
 from taskyard.core import events, graph, wishes
 from taskyard.core.effects import Acted, Refusal, Refused
@@ -83,6 +83,8 @@ class _Waiting(Struct):
     portions: Iterator[list[Task]] | None = None
     #: Tasks that it has changed so far.
     changed: int = 0
+    #: Requests that asked for the same command again while it was waiting.
+    again: list[int] = field(default_factory=list)
 
     @property
     def is_long(self) -> bool:
@@ -186,6 +188,10 @@ class Requests:
     def _wait(self, client: bytes, waiting: _Waiting) -> list[Effect]:
         """Put a request at the end of its client's queue, or refuse it."""
         queue = self._queues.get(client)
+        for former in queue or ():
+            if waiting.is_long and _is_same(former.event, waiting.event):
+                former.again.append(waiting.event.request)
+                return []
         if self._is_too_much(queue, waiting):
             text = f"client: {len(queue or ())} of its requests wait already (ask again later)"
             return [Refused(client, waiting.event.request, Refusal.OVERLOADED, text)]
@@ -278,17 +284,22 @@ class Requests:
             self._begun = waiting
         chosen = next(waiting.portions, None)
         waiting.cost = _PORTION
+        answer: Acted | Refused | None = None
         if chosen is None:
-            effects.append(Acted(event.client, event.request, waiting.changed))
-            return True
-        is_refused = False
-        for effect in handle(structs.replace(event, chosen=chosen)):
-            if isinstance(effect, Acted) and effect.request == event.request:
-                waiting.changed += effect.count
-                continue
-            effects.append(effect)
-            is_refused |= isinstance(effect, Refused) and effect.request == event.request
-        return is_refused
+            answer = Acted(event.client, event.request, waiting.changed)
+        else:
+            for effect in handle(structs.replace(event, chosen=chosen)):
+                if isinstance(effect, Acted) and effect.request == event.request:
+                    waiting.changed += effect.count
+                elif isinstance(effect, Refused) and effect.request == event.request:
+                    answer = effect
+                else:
+                    effects.append(effect)
+        if answer is None:
+            return False
+        requests = (event.request, *waiting.again)
+        effects += [structs.replace(answer, request=request) for request in requests]
+        return True
 
     def _portions(self, event: Command) -> Iterator[list[Task]]:
         """Yield the tasks of a command, some at a time: those that there are when it begins."""
@@ -319,6 +330,13 @@ class Requests:
         line = reversed(whole)
         while some := list(islice(line, self.budget.changed)):
             yield some
+
+
+def _is_same(one: Event, other: Event) -> bool:
+    """Return whether a peer asks again for what it was not answered in time."""
+    if type(one) is not type(other):
+        return False
+    return structs.replace(one, request=0, now_ns=0) == structs.replace(other, request=0, now_ns=0)
 
 
 def _names_in(event: Any) -> int:  # noqa: ANN401 - any request

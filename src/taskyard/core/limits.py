@@ -25,6 +25,9 @@ TASKS_MAX: Final = 10_000_000
 #: Predecessors of one task; a join over more wants a task in between.
 AFTER_MAX: Final = 100_000
 
+#: Predecessors of all tasks of one message: it is one turn, and each costs a microsecond or two.
+AFTER_A_MESSAGE_MAX: Final = 150_000
+
 #: A task that was lost with its worker this many times is held to have killed it.
 CRASHES_MAX: Final = 5
 

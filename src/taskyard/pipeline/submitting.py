@@ -18,7 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from taskyard.client.campaign.submitting import BYTES_A_SUBMISSION, TASKS_A_SUBMISSION
+from taskyard.client.campaign.submitting import (
+    AFTER_EXTRA_BYTES,
+    BYTES_A_SUBMISSION,
+    TASKS_A_SUBMISSION,
+)
 from taskyard.client.campaign.values import BadValue
 from taskyard.client.client import Client
 from taskyard.client.lane_rules import made_lane
@@ -148,8 +152,10 @@ def _fitting(rows: pa.RecordBatch, terms: SharedTerms) -> Iterator[Submission]:
 
 
 def _bytes_in(rows: pa.RecordBatch) -> int:
-    columns = (rows["name"], rows["payload"], rows["lane"], rows["after"].flatten())
-    return sum(pc.sum(pc.binary_length(column)).as_py() or 0 for column in columns)
+    after = rows["after"].flatten()
+    columns = (rows["name"], rows["payload"], rows["lane"], after)
+    lengths = [pc.sum(pc.binary_length(column)).as_py() or 0 for column in columns]
+    return sum(lengths) + AFTER_EXTRA_BYTES * len(after)
 
 
 def submission_of(rows: pa.RecordBatch, terms: SharedTerms) -> Submission:

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Final, cast
 
 from msgspec import Struct
 
-from taskyard.core.limits import AFTER_MAX, RETRIES_MAX, SERVICES_MAX, TASKS_A_MESSAGE_MAX
+from taskyard.core.limits import (
+    AFTER_A_MESSAGE_MAX,
+    AFTER_MAX,
+    RETRIES_MAX,
+    SERVICES_MAX,
+    TASKS_A_MESSAGE_MAX,
+)
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 
@@ -28,9 +34,6 @@ COUNTED_BYTES_MIN: Final = 4 << 20
 
 #: The columns of shorter messages are not even measured.
 MEASURED_BYTES_MIN: Final = 64 << 10
-
-#: What the tasks of one message wait for, in all: ten times what a single one may.
-AFTER_A_MESSAGE_MAX: Final = 10 * AFTER_MAX
 
 #: LogMsgs that a task may carry: its states are few.
 LOGS_MAX: Final = 100

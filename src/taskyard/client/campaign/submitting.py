@@ -10,7 +10,7 @@ from itertools import groupby, islice
 from typing import TYPE_CHECKING, Final
 
 from taskyard.client.campaign.tasks import BadTask, TaskSpec
-from taskyard.core.limits import PAYLOAD_BYTES_MAX
+from taskyard.core.limits import AFTER_A_MESSAGE_MAX, PAYLOAD_BYTES_MAX
 from taskyard.core.tasks import Submission, Terms
 from taskyard.errors import UserError
 from taskyard.wire.work import CALL, EXEC, encode_call, encode_command
@@ -33,6 +33,9 @@ BUNDLE_BYTES_MAX: Final = 24 * 1024 * 1024
 
 #: What a message has beside a name itself: its mark and its length.
 _NAME_EXTRA_BYTES: Final = 5
+
+#: What a name counts beside its bytes that a task waits for: a message may have only so many.
+AFTER_EXTRA_BYTES: Final = BYTES_A_SUBMISSION // AFTER_A_MESSAGE_MAX
 
 _DEFAULT: Final = Terms().service
 
@@ -84,13 +87,13 @@ def encode_text(text: str) -> bytes:
 
 
 def task_bytes(name: bytes, payload: bytes, lane: bytes, after: Sequence[bytes]) -> int:
-    """What a task takes in a message, beside its terms. Raises `UserError` if none has room."""
+    """Count what a task takes of a message, beside its terms. Raises `UserError` for too much."""
     names = len(name) + len(lane) + 3 * _NAME_EXTRA_BYTES
     if after:
         names += sum(map(len, after)) + _NAME_EXTRA_BYTES * len(after)
     if len(payload) > PAYLOAD_BYTES_MAX or names > NAMES_BYTES_MAX:
         _refuse_large(name, len(payload), names)
-    return names + len(payload)
+    return names + len(payload) + AFTER_EXTRA_BYTES * len(after)
 
 
 def _refuse_large(name: bytes, payload_bytes: int, names_bytes: int) -> None:
