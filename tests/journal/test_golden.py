@@ -1,18 +1,19 @@
 """What was ever written can be read: golden files of every format, and the ritual around them."""
 
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import get_args
 
 import msgspec
 import pytest
 
-from taskyard.core import invariants
+from taskyard.core import image, invariants
 from taskyard.core.records import AnyRecord, Submitted
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Result
 from taskyard.errors import JournalDamaged, StateError
-from taskyard.journal import checkup, encoding, finished, recovery, snapshot
+from taskyard.journal import checkup, compaction, encoding, finished, recovery, snapshot
 from taskyard.journal.encoding import JOURNAL_FORMAT, decode, encode
 from taskyard.journal.finished import FinishedIndex
 from taskyard.journal.sqlite import SqliteStore
@@ -27,6 +28,7 @@ from tests.journal.make_golden import (
     described,
     record_lines,
 )
+from tests.journal.stories import unfinished
 
 VERSIONS = sorted(GOLDEN.iterdir())
 
@@ -172,6 +174,15 @@ class TestStateDirectory:
         later = sorted(path.name.removeprefix("format-") for path in GOLDEN_INDEXES.iterdir())
         # The first is in the golden state directories.
         assert ["1", *later] == [version.decode() for version in finished._READABLE]  # noqa: SLF001
+
+    def test_golden_state_is_compacted_to_a_snapshot_of_this_format(self, state: Path) -> None:
+        """The old snapshot is the base of the new one."""
+        with closing(SqliteStore(state)) as store:
+            before = unfinished(image.portrait(recovery.open_ledger(state, store)))
+            assert compaction.compact(state, store).rows > 0
+            with snapshot.read(state, store.head.sequence) as taken:
+                assert taken.version == snapshot.FORMAT
+            assert image.portrait(recovery.open_ledger(state, store)) == before
 
     def test_golden_state_is_sound(self, state: Path) -> None:
         findings = checkup.check(state, deep=True)

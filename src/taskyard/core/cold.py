@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _STATES = tuple(TaskState)
 _NO_TERMS = Terms()
+_NO_NAMES: AbstractSet[bytes] = dict[bytes, None]().keys()
 
 
 class ColdRun(Task):
@@ -81,7 +82,7 @@ class ColdLedger:
         cls,
         ledger: Ledger,
         write: Callable[[TaskColumns], None],
-        touched: AbstractSet[bytes] = frozenset(),
+        touched: AbstractSet[bytes] = _NO_NAMES,
     ) -> ColdLedger:
         """Return one for a ledger that is in memory as a whole: all its tasks are hot."""
         made = cls(touched, write)
