@@ -76,7 +76,7 @@ def test_acts_want_to_know_on_what(call: Caller, verb: str) -> None:
     call.submit(there, due="1h")
     unknown = call(verb, there, "not-there")
     assert unknown.code == 2
-    assert "no task is called not-there" in unknown.err
+    assert "unknown task 'not-there'" in unknown.err
     assert state(call, there) == "delayed"
     call("cancel", there)
 

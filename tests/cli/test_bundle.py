@@ -38,7 +38,7 @@ def test_name_is_printed_and_every_line_has_its_lane(call: Caller, addresses: st
     options = ("--service", "mail", "--payload", "hi")
     said = call("bundle", "--name", "news", "--to", addresses, *options)
     assert said == (0, "news\n", "2 tasks, 2 new\n")
-    assert lanes_of(call, "news") == [("news/0", "ann"), ("news/1", "bob")]
+    assert lanes_of(call, "news") == [("0", "ann"), ("1", "bob")]
     again = call("bundle", "--name", "news", "--to", addresses, *options)
     assert again.out == "news\n"
     assert again.err.startswith("bundle news is known already: nothing was submitted\n")
@@ -55,7 +55,7 @@ def test_columns_are_fields_of_the_lane(call: Caller, people: str) -> None:
     assert (document["tasks"], document["new"]) == (2, 2)
     assert document["campaign"] == document["name"]
     name = document["name"]
-    assert lanes_of(call, name) == [(f"{name}/0", "a.org"), (f"{name}/1", "b.org")]
+    assert lanes_of(call, name) == [("0", "a.org"), ("1", "b.org")]
 
 
 def test_objects_are_recipients_too(call: Caller, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_settings_of_a_service_say_the_lanes_of_tasks_that_give_none(
         ("other", ""),
     ]
     assert lanes_of(call, "m") == [("m-1", "a.org"), ("m-2", "b.org")]
-    assert lanes_of(call, "b") == [("b/0", "a.org"), ("b/1", "b.org")]
+    assert lanes_of(call, "b") == [("0", "a.org"), ("1", "b.org")]
 
 
 def test_task_that_its_services_template_does_not_fit_is_refused(

@@ -90,7 +90,7 @@ def test_names_and_campaigns_are_the_brokers(yard: Yard, call: Caller) -> None:
     call.submit("tab-1", campaign="tabs")
     call.submit("tab-2", campaign="tables")
     call.submit("un-tab", campaign="other")
-    assert completed(yard.directory, "show", "tab") == ["tab-1", "tab-2"]
+    assert completed(yard.directory, "show", "tab") == ["tabs/tab-1", "tables/tab-2"]
     assert completed(yard.directory, "retry", "tab-1", "un") == ["un-tab"]
     assert sorted(completed(yard.directory, "list", "--campaign", "tab")) == ["tables", "tabs"]
     assert completed(yard.directory, "pause", "--service", "ex") == ["exec"]

@@ -86,7 +86,11 @@ def test_list_chooses_by_everything_that_is_given(call: Caller) -> None:
 
 def test_list_says_when_there_is_more(call: Caller) -> None:
     said = call("list", "--limit", "2")
-    assert [line.split()[0] for line in said.out.splitlines()] == ["NAME", "done", "quiet"]
+    assert [line.split()[0] for line in said.out.splitlines()] == [
+        "NAME",
+        "looks/done",
+        "looks/quiet",
+    ]
     assert said.err == "these are the first 2; --all or --limit N shows more\n"
     assert call("list", "--limit", "2", "--json").document()["more"] is True
     assert call("list", "--limit", "8").err == ""
@@ -95,8 +99,8 @@ def test_list_says_when_there_is_more(call: Caller) -> None:
 
 def test_show_says_all_and_why(call: Caller) -> None:
     lines = dict(line.split(maxsplit=1) for line in call("show", "behind").out.splitlines())
-    assert (lines["state"], lines["campaign"], lines["after"]) == ("blocked", "looks", "bad")
-    assert lines["why"].startswith("it is behind a failure: bad failed (exit status 4")
+    assert (lines["state"], lines["campaign"], lines["after"]) == ("blocked", "looks", "looks/bad")
+    assert lines["why"].startswith("it is behind a failure: looks/bad failed (exit status 4")
     document = call("show", "late", "--json").document()
     assert document["task"]["lane"] == "l"
     assert document["why"].startswith("it is due in 3")
@@ -143,8 +147,8 @@ def test_task_without_a_result_exits_1_and_says_why(call: Caller) -> None:
     said = call("result", "bad")
     assert said.code == 1
     assert said.err == (
-        "taskyard: task bad has no result, it is FAILED: exit status 4: trouble; "
-        "`taskyard why bad` says more\n"
+        "taskyard: task looks/bad has no result, it is FAILED: exit status 4: trouble; "
+        "`taskyard why looks/bad` says more\n"
     )
     assert call("result", "late").code == 1
 
@@ -156,29 +160,29 @@ def test_log_is_what_was_printed_to_both(call: Caller) -> None:
     assert call("log", "quiet") == (
         0,
         "",
-        "task quiet (done) has printed nothing, or it is in the history by now\n",
+        "task looks/quiet (done) has printed nothing, or it is in the history by now\n",
     )
-    assert call("log", "idle").err == "task idle (ready) has printed nothing\n"
+    assert call("log", "idle").err == "task looks/idle (ready) has printed nothing\n"
 
 
 def test_why_names_what_failed_and_what_waits(call: Caller) -> None:
     said = call("why", "bad", "far", "idle")
-    behind = "it is behind a failure: bad failed (exit status 4: trouble)"
+    behind = "it is behind a failure: looks/bad failed (exit status 4: trouble)"
     assert said.code == 0
     assert said.out.splitlines() == [
-        "bad: it failed after 1 attempt: exit status 4: trouble; 2 tasks wait behind it",
-        f"far: {behind}; it waits for behind (BLOCKED)",
-        "idle: it is ready, but no worker of its service is connected (service nobody)",
+        "looks/bad: it failed after 1 attempt: exit status 4: trouble; 2 tasks wait behind it",
+        f"looks/far: {behind}; it waits for looks/behind (BLOCKED)",
+        "looks/idle: it is ready, but no worker of its service is connected (service nobody)",
     ]
     tasks = call("why", "far", "--json").document()["tasks"]
-    assert [(task["name"], task["after"]) for task in tasks] == [("far", ["behind"])]
+    assert [(task["name"], task["after"]) for task in tasks] == [("far", ["looks/behind"])]
 
 
 @pytest.mark.parametrize("verb", ["show", "result", "log", "why"])
 def test_name_that_nobody_knows_exits_2(call: Caller, verb: str) -> None:
     said = call(verb, "no\nsuch")
     assert said.code == 2
-    assert "no task is called no such; `taskyard list`" in said.err.replace("\\n", " ")
+    assert "unknown task 'no such' (see `taskyard list`)" in said.err.replace("\\n", " ")
 
 
 def test_workers_are_listed_with_their_slots(call: Caller) -> None:

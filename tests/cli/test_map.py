@@ -121,7 +121,7 @@ def test_failures_are_told_and_exit_1(call: Caller, tmp_path: Path) -> None:
     )
     assert (said.code, said.out) == (1, "0\n0\n")
     assert said.err.splitlines() == [
-        "taskyard: task f-2 failed: exit status 3: 3",
+        "taskyard: task f/f-2 failed: exit status 3: 3",
         "campaign f: 3 tasks: 2 done, 1 failed",
         "`taskyard retry --campaign f --failed` tries the failed ones again",
     ]
@@ -146,10 +146,10 @@ def test_repeated_map_is_harmless_and_another_one_is_refused(call: Caller, tmp_p
     assert call("map", *words) == first
     other = call("map", *words[:-1], "{}{}")
     assert other.code == 2
-    assert "taskyard: campaign again has task again-1 with another command" in other.err
+    assert "taskyard: campaign again has task again/again-1 with another command" in other.err
     assert other.err.endswith("; give another --campaign\n")
     other = call("map", "--no-wait", *words[:-1], "{}{}")
-    assert "taskyard: campaign again has task again-1 with another command" in other.err
+    assert "taskyard: campaign again has task again/again-1 with another command" in other.err
 
 
 def test_no_wait_only_submits(call: Caller, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_call_gets_the_line_or_the_values_of_places(call: Caller, tmp_path: Path
         "1",
         "[0]",
     )
-    assert known.err == "task calls-1 is known already: nothing was submitted\n"
+    assert known.err == "task calls/calls-1 is known already: nothing was submitted\n"
 
 
 def test_call_gets_the_values_of_json_lines(call: Caller, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_call_gets_the_values_of_json_lines(call: Caller, tmp_path: Path) -> Non
     for number, value in enumerate(("[1, 2.5]", "7", '{"a": null}', '"text"'), start=1):
         name = ["--campaign", "values", "--name", f"values-{number}"]
         known = call("submit", *name, "--call", "m:f", value)
-        assert known.err == f"task values-{number} is known already: nothing was submitted\n"
+        assert known.err == f"task values/values-{number} is known already: nothing was submitted\n"
 
 
 def test_json_lines_that_make_no_sense_are_refused(call: Caller, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_payload_has_places_too(call: Caller, tmp_path: Path) -> None:
     words = ["--lines", lines, "--campaign", "pay", "--no-wait", "-q", "--payload", "<{}>"]
     assert call("map", *words).code == 0
     known = call("submit", "--campaign", "pay", "--name", "pay-1", "--payload", "<x>")
-    assert known.err.startswith("task pay-1 is known already")
+    assert known.err.startswith("task pay/pay-1 is known already")
 
 
 def test_document_has_every_task(call: Caller, tmp_path: Path) -> None:
@@ -239,8 +239,13 @@ def test_document_has_every_task(call: Caller, tmp_path: Path) -> None:
     words = ["--lines", lines, "--campaign", "d", "--json", "--", "sh", "-c", "exit $1", "x", "{}"]
     document = call("map", *words).document()
     assert document["tasks"] == [
-        {"name": "d-1", "state": "done", "result": "", "truncated": False},
-        {"name": "d-2", "state": "failed", "reason": "task d-2 failed: exit status 1"},
+        {"name": "d-1", "campaign": "d", "state": "done", "result": "", "truncated": False},
+        {
+            "name": "d-2",
+            "campaign": "d",
+            "state": "failed",
+            "reason": "task d/d-2 failed: exit status 1",
+        },
     ]
     assert document["counts"] == {"done": 1, "failed": 1}
     assert document["truncated"] == 0
@@ -252,7 +257,7 @@ def test_truncated_result_is_reported_and_exits_1(call: Caller, tmp_path: Path) 
     said = call("map", *words)
     assert (said.code, said.out) == (1, "\0" * 5 + "\n" + "\0" * RESULT_BYTES_MAX + "\n")
     assert said.err == (
-        "taskyard: task t-2: output truncated: only the last 1,048,576 of 1,100,000 bytes are "
+        "taskyard: task t/t-2: output truncated: only the last 1,048,576 of 1,100,000 bytes are "
         "kept; write large output to a file\n"
         "campaign t: 2 tasks: 2 done, 1 truncated\n"
     )

@@ -42,24 +42,40 @@ def state(left: Path, tmp_path: Path) -> Path:
 
 def test_it_answers_as_the_broker_does(state: Path) -> None:
     with Offline(state) as stopped:
-        offline = (stopped.status(), stopped.show("bad"), stopped.explain("behind"))
-        more = (stopped.result_bytes("good"), stopped.output("bad"), [*stopped.tasks()])
+        offline = (
+            stopped.status(),
+            stopped.show("campaign/bad"),
+            stopped.explain("campaign/behind"),
+        )
+        more = (
+            stopped.result_bytes("campaign/good"),
+            stopped.output("campaign/bad"),
+            [*stopped.tasks()],
+        )
     with Broker(state.parent), Client(state=state) as client:
-        assert (client.status(), client.show("bad"), client.explain("behind")) == offline
-        assert (client.result_bytes("good"), client.output("bad"), [*client.tasks()]) == more
+        assert (
+            client.status(),
+            client.show("campaign/bad"),
+            client.explain("campaign/behind"),
+        ) == offline
+        assert (
+            client.result_bytes("campaign/good"),
+            client.output("campaign/bad"),
+            [*client.tasks()],
+        ) == more
 
 
 def test_tasks_that_were_moved_out_of_the_journal_are_found(state: Path) -> None:
     assert run(state.parent, "journal", "compact")[0] == 0
     with Offline(state) as stopped:
-        assert stopped.result_bytes("good") == b"well done\n"
-        assert stopped.why("good") == "it is done, by attempt 1"
+        assert stopped.result_bytes("campaign/good") == b"well done\n"
+        assert stopped.why("campaign/good") == "it is done, by attempt 1"
 
 
 def test_it_changes_nothing(state: Path) -> None:
     with Offline(state) as stopped:
         records = stopped.status()["records"]
-        stopped.why("behind")
+        stopped.why("campaign/behind")
         list(stopped.tasks(Scope(states=(TaskState.FAILED,))))
     with Offline(state) as stopped:
         assert stopped.status()["records"] == records
@@ -77,7 +93,7 @@ def test_what_would_change_something_needs_a_broker(state: Path, act: str) -> No
 
 
 def test_task_that_there_is_none_of_is_told_as_ever(state: Path) -> None:
-    with Offline(state) as stopped, pytest.raises(UserError, match="no task is called nobody"):
+    with Offline(state) as stopped, pytest.raises(UserError, match="unknown task 'nobody'"):
         stopped.show("nobody")
 
 
@@ -89,7 +105,7 @@ def test_state_in_use_is_left_alone(state: Path) -> None:
 def test_broker_that_is_started_meanwhile_waits_for_the_look_to_end(state: Path) -> None:
     stopped = Offline(state)
     with Running(state.parent, "broker", "--until-eof", "-v") as running:
-        stopped.why("bad")
+        stopped.why("campaign/bad")
         stopped.close()
         assert running.line().startswith("listening native")
 
@@ -97,8 +113,11 @@ def test_broker_that_is_started_meanwhile_waits_for_the_look_to_end(state: Path)
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (["why", "bad"], "bad: it failed after 1 attempt: exit status 4"),
-        (["why", "behind"], "behind: it is behind a failure: bad failed (exit status 4"),
+        (["why", "bad"], "campaign/bad: it failed after 1 attempt: exit status 4"),
+        (
+            ["why", "behind"],
+            "campaign/behind: it is behind a failure: campaign/bad failed (exit status 4",
+        ),
         (["result", "good"], "well done\n"),
         (["log", "bad"], "trouble\n"),
         (["status"], "3 tasks: 1 done, 1 failed, 1 behind a failure"),

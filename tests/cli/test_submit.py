@@ -25,7 +25,7 @@ def test_name_is_printed_when_the_broker_has_the_task(call: Caller) -> None:
 
 def test_name_is_made_up_and_says_the_campaign(call: Caller) -> None:
     assert call("submit", "--", "true").out.startswith("task-")
-    assert call("submit", "--campaign", "week-7", "--", "true").out.startswith("week-7-")
+    assert call("submit", "--campaign", "week-7", "--", "true").out.startswith("week-7/week-7-")
 
 
 def test_options_of_the_command_are_its_own_also_without_dashes(call: Caller) -> None:

@@ -23,7 +23,7 @@ def test_failed_tasks_exit_1_and_are_named_with_their_reasons(call: Caller) -> N
     assert by_name.code == 1
     assert by_name.err.splitlines() == [
         "2 tasks: 1 failed, 1 behind a failure",
-        "  bad failed: exit status 1",
+        "  sad/bad failed: exit status 1",
     ]
     by_campaign = call("wait", "--campaign", "sad")
     assert by_campaign.code == 1
@@ -63,7 +63,7 @@ def test_everything_is_waited_for_without_names(call: Caller) -> None:
 def test_what_nobody_knows_is_not_waited_for(call: Caller) -> None:
     said = call("wait", "no-such", "nor-this")
     assert said.code == 2
-    assert "no task is called no-such (and 1 more); `taskyard list`" in said.err
+    assert "unknown task 'no-such' and 1 more (see `taskyard list`)" in said.err
     assert call("wait", "--campaign", "no-such").code == 2
     assert call("wait", "a", "--campaign", "b").code == 2
 

@@ -33,10 +33,10 @@ def test_what_happened_is_told_a_line_a_task(call: Caller) -> None:
     said = call("watch", "--campaign", "one", "--since", "0", "--until-settled")
     assert said.code == 1
     told = watched(said.out)
-    assert [what for what, name in told if name == "good"] == ["submitted", "leased", "done"]
-    assert [what for what, name in told if name == "bad"] == ["submitted", "leased", "failed"]
+    assert [what for what, name in told if name == "one/good"] == ["submitted", "leased", "done"]
+    assert [what for what, name in told if name == "one/bad"] == ["submitted", "leased", "failed"]
     (failed,) = [line for line in said.out.splitlines() if " failed " in line]
-    assert "  bad  attempt 1  worker " in failed
+    assert "  one/bad  attempt 1  worker " in failed
     assert failed.endswith(": exit status 4: trouble")
 
 
@@ -63,7 +63,7 @@ def test_only_what_fits_is_told(call: Caller) -> None:
     call.submit("other", campaign="four")
     call("wait", "fit-1", "fit-2", "other")
     told = watched(call("watch", "--since", "0", "--campaign", "three", "--until-settled").out)
-    assert {name for _, name in told} == {"fit-1", "fit-2"}
+    assert {name for _, name in told} == {"three/fit-1", "three/fit-2"}
 
 
 def test_payloads_results_and_output_are_never_told(call: Caller) -> None:

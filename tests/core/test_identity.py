@@ -6,9 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskyard.core import identity
+from taskyard.core import identity, image
 from taskyard.core.apply import apply
-from taskyard.core.effects import Accepted, Explained, Found, Listed, Printed, Refused, Told
+from taskyard.core.effects import (
+    Accepted,
+    Explained,
+    Found,
+    Listed,
+    Printed,
+    Refusal,
+    Refused,
+    Told,
+)
 from taskyard.core.events import (
     CancelAsked,
     ExplainAsked,
@@ -73,7 +82,7 @@ def test_name_that_is_only_in_another_campaign_is_not_known() -> None:
     yard.submit(b"x", campaign=b"far")
     (refused,) = yard.submit(b"t", after=[[b"x"]], campaign=b"own")
     assert isinstance(refused, Refused)
-    assert refused.text.startswith("predecessor own/x is not known")
+    assert refused.text.startswith("predecessor x is not known")
 
 
 def test_unknown_name_that_is_waited_for_is_of_its_own_campaign() -> None:
@@ -82,11 +91,46 @@ def test_unknown_name_that_is_waited_for_is_of_its_own_campaign() -> None:
     how: dict[str, Any] = {"unknown": Unknown.WAIT, "campaign": b"own"}
     yard.submit(b"t", after=[[b"later", b"far/later"]], **how)
     assert after_of(yard) == [[b"own/later", b"far/later"]]
-    yard.submit(b"later")
-    assert yard[b"own/t"].waits == 2
+    yard.submit(b"later", campaign=b"else")
+    assert yard.scheduler.ledger.awaited.keys() == {b"own/later", b"far/later"}
     yard.submit(b"later", campaign=b"own")
     yard.submit(b"later", campaign=b"far")
-    assert not yard.scheduler.ledger.awaited
+    assert yard.scheduler.ledger.awaited == {}
+    assert yard.scheduler.ledger.awaited_else == {}
+
+
+def test_unknown_name_that_is_waited_for_may_come_outside_any_campaign() -> None:
+    yard = Yard()
+    how: dict[str, Any] = {"unknown": Unknown.WAIT, "after": [[b"later"]]}
+    yard.submit(b"t", campaign=b"own", **how)
+    yard.submit(b"known", campaign=b"own")
+    yard.submit(b"u", campaign=b"other", unknown=Unknown.WAIT, after=[[b"own/later"]])
+    yard.submit(b"later")
+    assert yard[b"later"].dependents == [yard[b"own/t"]]
+    assert yard.scheduler.ledger.awaited == {b"own/later": [yard[b"other/u"]]}
+    yard.submit(b"later", campaign=b"own")
+    assert yard[b"own/later"].dependents == [yard[b"other/u"]]
+
+
+def test_unknown_name_of_a_campaign_that_comes_later_may_be_waited_for() -> None:
+    yard = Yard()
+    yard.submit(b"t", campaign=b"own", unknown=Unknown.WAIT, after=[[b"far/x"]])
+    restored = image.restore(image.take(yard.scheduler.ledger))
+    assert (
+        restored.awaited_else
+        == yard.scheduler.ledger.awaited_else
+        == {b"far/x": {b"own/far/x": None}}
+    )
+    yard.submit(b"x", campaign=b"far")
+    assert yard[b"far/x"].dependents == [yard[b"own/t"]]
+
+
+def test_cycle_through_a_name_that_is_waited_for_is_refused() -> None:
+    yard = Yard()
+    yard.submit(b"t", campaign=b"own", unknown=Unknown.WAIT, after=[[b"later"]])
+    (refused,) = yard.submit(b"later", after=[[b"own/t"]])
+    assert isinstance(refused, Refused)
+    assert refused.refusal is Refusal.CYCLE
 
 
 def test_name_in_after_never_means_a_task_that_only_looks_alike() -> None:

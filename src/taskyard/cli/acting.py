@@ -47,7 +47,7 @@ def retry(talk: Talk, /, names: tuple[str, ...], **given: Any) -> None:  # noqa:
     from taskyard.client import steering  # noqa: PLC0415  # when it is used
 
     with connected(talk) as client:
-        given = _checked(client, names, given)
+        names, given = _checked(client, names, given)
         retried = client.retry(names) if names else steering.retry(client, scope_from(given))
     if talk.as_json:
         print_document("retry", retried=retried)
@@ -85,7 +85,7 @@ def cancel(
         _check_all(names, given, yes=yes)
         given["only"] = [state.name.lower() for state in _NOT_ENDED]
     with connected(talk) as client:
-        given = _checked(client, names, given)
+        names, given = _checked(client, names, given)
         cancelled = client.cancel(names) if names else steering.cancel(client, scope_from(given))
     if talk.as_json:
         print_document("cancel", cancelled=cancelled)
@@ -102,17 +102,21 @@ def _check_all(names: tuple[str, ...], given: dict[str, Any], *, yes: bool) -> N
         raise UserError("--all cancels every task of the broker; give --yes, too, if you mean it")
 
 
-def _checked(client: Client, names: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
-    """An act is on names or on a scope. Names have to be known: a mistyped one should not pass.
-    Returns the scope, with the service of a lane that one service alone has."""
+def _checked(
+    client: Client, names: tuple[str, ...], given: dict[str, Any]
+) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return what an act is on: full names, or a scope.
+
+    Names have to be known: a mistyped one should not pass. The scope has the service of a lane that
+    one service alone has.
+    """
     if names and any(_was_given(given)):
         raise UserError(f"names and options both choose tasks: give names, or {FLAGS}")
     if not names and not any(_was_given(given)):
         raise UserError(f"say which tasks: names, {FLAGS}")
     if names:
-        client.views(names)
-        return given
-    return lane_meant(client, given)
+        return (*client.resolve(names),), given
+    return names, lane_meant(client, given)
 
 
 def _was_given(given: dict[str, Any]) -> list[bool]:
@@ -153,7 +157,7 @@ def move(
     if to_lane is None and to_service is None:
         raise UserError("say where to: --to-lane, --to-service, or both")
     with connected(talk) as client:
-        given = _checked(client, names, given)
+        names, given = _checked(client, names, given)
         moved = (
             client.move(names, to_lane=to_lane, to_service=to_service)
             if names
@@ -182,7 +186,7 @@ def expire(talk: Talk, /, names: tuple[str, ...], **given: Any) -> None:  # noqa
     from taskyard.client import steering  # noqa: PLC0415  # when it is used
 
     with connected(talk) as client:
-        given = _checked(client, names, given)
+        names, given = _checked(client, names, given)
         expired = client.expire(names) if names else steering.expire(client, scope_from(given))
     if talk.as_json:
         print_document("expire", expired=expired)

@@ -55,9 +55,11 @@ def completion(context: click.Context, shell: str) -> None:
 
 
 def complete_name(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
-    """Names of tasks that begin so."""
-    names = [full_name(view) for view in _asked(context, _tasks(begun)) or ()]
-    return [name for name in names if name.startswith(begun)][:NAMES_MAX]
+    """Return full names of tasks that begin so, or names in their campaigns."""
+    views = _asked(context, _tasks(begun)) or ()
+    pairs = [(full_name(view), str(view["name"])) for view in views]
+    named = [full if full.startswith(begun) else name for full, name in pairs]
+    return [name for name in dict.fromkeys(named) if name.startswith(begun)][:NAMES_MAX]
 
 
 def complete_campaign(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:

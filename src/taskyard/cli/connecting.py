@@ -12,7 +12,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.errors import StateLocked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from taskyard.cli.options import Talk
@@ -32,6 +32,8 @@ class Look(Protocol):
     def status(self) -> dict[str, Any]: ...
 
     def workers(self) -> list[dict[str, Any]]: ...
+
+    def resolve(self, names: Sequence[str]) -> list[str]: ...
 
     def show(self, name: str) -> dict[str, Any]: ...
 

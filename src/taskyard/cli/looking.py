@@ -126,6 +126,7 @@ def show(talk: Talk, name: str) -> None:
     What it waits for and why it is where it is, too.
     """
     with looking(talk) as broker:
+        (name,) = broker.resolve([name])
         view = broker.show(name)
         why = broker.explain(name)["sentence"]
     if talk.as_json:
@@ -182,6 +183,7 @@ def result(talk: Talk, name: str, output: str | None) -> ExitCode:
     kept and printed: that is reported on stderr, and exits 1, too.
     """
     with looking(talk) as broker:
+        (name,) = broker.resolve([name])
         value = broker.result_kept(name)
         names = names_of(broker.show(name)) if talk.as_json else {}
     if output not in (None, _STDOUT):
@@ -205,6 +207,7 @@ def log(talk: Talk, name: str) -> None:
     are escaped (see --raw).
     """
     with looking(talk) as broker:
+        (name,) = broker.resolve([name])
         printed = broker.output_kept(name)
         view = broker.show(name)
         if not printed.text and view["state"] == "done" and view["service"] != "call":
@@ -241,7 +244,7 @@ def why(talk: Talk, names: tuple[str, ...], lane: str | None, service: str | Non
     if bool(names) is not (lane is None and service is None):
         raise UserError("say of what: names of tasks, or --lane and --service of a lane")
     with looking(talk) as broker:
-        told = [_known(broker, name) for name in names]
+        told = [broker.explain(name) for name in broker.resolve(names)] if names else []
         found = [] if names else _lanes_meant(broker, lane, service)
     if talk.as_json:
         print_document("why", tasks=told, lanes=found)
@@ -261,14 +264,6 @@ def _lanes_meant(broker: Look, lane: str | None, service: str | None) -> list[di
         of = f" of service {plain(service)}" if service else ""
         raise UserError(f"no tasks wait or run in {what}{of}; `taskyard lanes` lists those that do")
     return found
-
-
-def _known(broker: Look, name: str) -> dict[str, Any]:
-    """Explain a task. Raises `UserError` for an unknown one."""
-    explanation = broker.explain(name)
-    if explanation["reason"] == "unknown":
-        broker.show(name)
-    return explanation
 
 
 @click.command(epilog=example("workers"))

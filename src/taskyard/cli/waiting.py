@@ -254,7 +254,7 @@ def group_of(client: Client, names: Sequence[str] = (), campaign: str | None = N
 def _chosen(client: Client, names: Sequence[str], given: dict[str, Any]) -> Group:
     """Those tasks, a campaign as a whole, or what fits by now."""
     if not any(given[key] for key in ("service", "lane", "match")):
-        return group_of(client, names, given["campaign"])
+        return group_of(client, client.resolve(names), given["campaign"])
     found = [full_name(view) for view in client.tasks(scope_from(given))]
     if not found:
         raise UserError("no task fits that; `taskyard list` with the same options shows which do")

@@ -232,6 +232,23 @@ def views(names: Sequence[str]) -> Conversation[dict[str, View]]:
     return found
 
 
+def resolve(names: Sequence[str]) -> Conversation[list[str]]:
+    """Return the full names that these mean. A name that is that of one campaign's task alone
+    means that task. Raises `UserError`."""
+    found = yield from known(names)
+    resolved: list[str] = []
+    unknown: list[tuple[str, list[str]]] = []
+    for name in names:
+        elsewhere = [] if name in found else (yield from _elsewhere(name))
+        if name in found or len(elsewhere) == 1:
+            resolved.append(name if name in found else elsewhere[0])
+        else:
+            unknown.append((name, elsewhere))
+    if unknown:
+        raise UserError(unknown_task(*unknown[0], len(unknown) - 1))
+    return resolved
+
+
 def tasks_of(names: Sequence[str]) -> Conversation[dict[str, KnownTask]]:
     """Return tasks by these names. Raises `UserError` if one of them is not known."""
     found = yield from views(names)
@@ -500,11 +517,15 @@ def _portions(names: list[_T], size: int = NAMES_A_REQUEST) -> Iterator[list[_T]
 
 def _unknown(name: str, more: int = 0, timeout: float | None = None) -> Conversation[UserError]:
     """Return the error for an unknown name. Names the campaigns that have a task of that name."""
+    return UserError(unknown_task(name, (yield from _elsewhere(name, timeout)), more))
+
+
+def _elsewhere(name: str, timeout: float | None = None) -> Conversation[list[str]]:
+    """Return the full names of some tasks of that name in any campaign."""
     scope = Scope(names=(encode_text(name),), any_campaign=True)
     build = partial(peer.listing, scope=scope, count=NAMES_SUGGESTED_MAX)
     reply = yield Query(build, ends=Ends.after(timeout))
-    found = [] if reply.kind == peer.ERROR else reply.document()
-    return UserError(unknown_task(name, [full_name(view) for view in found], more))
+    return [] if reply.kind == peer.ERROR else [full_name(view) for view in reply.document()]
 
 
 def unknown_task(name: str, suggested: Sequence[str] = (), more: int = 0) -> str:

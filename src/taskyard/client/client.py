@@ -266,6 +266,11 @@ class Client:
         """Return all about some tasks, by name. Skip unknown names. Raises `TimedOut`."""
         return self._converse(asking.known(names, timeout))
 
+    def resolve(self, names: Sequence[str]) -> list[str]:
+        """Return the full names that these mean. A name that is that of one campaign's task alone
+        means that task. Raises `UserError` for others."""
+        return self._converse(asking.resolve(names))
+
     def explain(self, name: str, timeout: float | None = None) -> dict[str, Any]:
         """Why a task is where it is, with the tasks that it waits for."""
         return self._converse(asking.explain(name, timeout))

@@ -37,7 +37,7 @@ def submitted(ledger: Ledger, record: Submitted) -> None:
     ledger.tasks.update(zip(submission.names, tasks, strict=True))
     if ledger.awaited:
         for task in tasks:
-            task.dependents = ledger.awaited.pop(task.name, None)
+            task.dependents = ledger.take_awaited(task.name)
     if submission.after is not None:
         _link(ledger, tasks, submission.after)
     if submission.envelopes is not None:

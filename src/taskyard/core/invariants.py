@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taskyard.core.identity import prefix
-from taskyard.core.ledger import lane_counts
+from taskyard.core.ledger import Ledger, lane_counts
 from taskyard.core.limits import ALONE
 from taskyard.core.policy import UNTELLABLE, rate_room
 from taskyard.core.states import TASK_STATES_ENDED, TaskState, WorkerState
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from taskyard.core.agenda import Lane, Service
-    from taskyard.core.ledger import Ledger
     from taskyard.core.scheduler import Scheduler
     from taskyard.core.tasks import Task
     from taskyard.core.workers import Worker
@@ -98,6 +97,12 @@ def _check_waits(ledger: Ledger) -> None:
     for task in ledger.tasks.values():
         if task.ending is None:
             _equal(task.waits, edges.get(task.name, 0), f"waits of {task.name!r}")
+    derived = Ledger()
+    derived.bare = ledger.bare
+    for name, dependents in ledger.awaited.items():
+        for dependent in dependents:
+            derived.note_awaited(dependent, name)
+    _equal(ledger.awaited_else, derived.awaited_else, "keys that would do for awaited ones")
     for name in ledger.awaited:
         known = ledger.tasks.get(name)
         _require(known is None or known.ending is not None, f"{name!r} is awaited, and known")

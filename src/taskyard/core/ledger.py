@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from taskyard.core import graph
 from taskyard.core.agenda import OPEN_LANE, Agenda, Lane, Queue, Service
 from taskyard.core.events import RulesSet
+from taskyard.core.identity import prefix, spelling
 from taskyard.core.regimes import Regimes
 from taskyard.core.states import FAILED, READY, TASK_TARGETS, Cause, TaskState
 from taskyard.core.tasks import DIGEST_BYTES, Campaign, Digests, Ended, Ending, Lease, Task, Terms
@@ -40,6 +41,9 @@ class Ledger:
         self.tasks: dict[bytes, Task] = {}
         #: Who waits for names that nobody has submitted.
         self.awaited: dict[bytes, list[Task]] = {}
+        #: Keys that would do for awaited ones, too: tasks wait for a name in their own campaign, or
+        #: for the task that it is the full name of.
+        self.awaited_else: dict[bytes, dict[bytes, None]] = {}
         self.campaigns: dict[bytes, Campaign] = {}
         #: Campaigns of old journals, whose tasks have their names alone as keys (`identity`).
         self.bare: dict[bytes, None] = {}
@@ -405,8 +409,48 @@ class Ledger:
         before = self.tasks.get(name)
         if before is None or before.ending is not None:
             self.awaited.setdefault(name, []).append(task)
+            self.note_awaited(task, name)
         else:
             graph.link(before, task)
+
+    def note_awaited(self, task: Task, name: bytes) -> None:
+        """Keep which other key would do for an awaited one."""
+        begin = prefix(task.terms.campaign)
+        if begin and name.startswith(begin) and task.terms.campaign not in self.bare:
+            self.awaited_else.setdefault(name[len(begin) :], {})[name] = None
+
+    def waiting_for(self, name: bytes) -> list[Task]:
+        """Return the tasks that wait for a key that is not known yet."""
+        waiting = self.awaited.get(name, [])
+        keys = self.awaited_else.get(name, ())
+        return [*waiting, *(task for key in keys for task in self._own(key, name))]
+
+    def _own(self, key: bytes, name: bytes) -> list[Task]:
+        """Return the tasks that await a key because it has this name in their own campaign."""
+        return [task for task in self.awaited[key] if spelling(task.terms.campaign, name) == key]
+
+    def take_awaited(self, name: bytes) -> list[Task] | None:
+        """Return the tasks that wait for a key that becomes known, and await it no longer."""
+        waiting = self.awaited.pop(name, None)
+        for task in waiting or ():
+            self._forget_awaited(name, task)
+        for key in self.awaited_else.pop(name, ()):
+            waiting = [*(waiting or []), *self._own(key, name)]
+            others = [
+                task for task in self.awaited[key] if spelling(task.terms.campaign, name) != key
+            ]
+            if others:
+                self.awaited[key] = others
+            else:
+                del self.awaited[key]
+        return waiting
+
+    def _forget_awaited(self, name: bytes, task: Task) -> None:
+        rest = name.removeprefix(prefix(task.terms.campaign))
+        keys = self.awaited_else.get(rest, {})
+        keys.pop(name, None)
+        if not keys:
+            self.awaited_else.pop(rest, None)
 
     def requeue(self, tasks: Tasks, cause: Cause, *, front: bool, put_off: bool = False) -> None:
         """Tasks that wait for nothing but a worker go to their queues; the others stay BLOCKED."""

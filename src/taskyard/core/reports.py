@@ -377,7 +377,10 @@ def _resolve(scheduler: Scheduler, event: events.WorkReturned) -> list[list[byte
         keys = [*map(identity.predecessors, repeat(ledger), tasks, event.after)]
     except identity.OtherTask as other:
         raise submission.Refusing(Refusal.CONFLICT, str(other)) from None
-    after = [submission.sort_predecessors(ledger, names, event.unknown, {})[0] for names in keys]
+    after = [
+        submission.sort_predecessors(ledger, names, event.unknown, {}, task.terms.campaign)[0]
+        for task, names in zip(tasks, keys, strict=True)
+    ]
     edges = dict(zip(event.names, after, strict=True))
     submission.check_acyclic(ledger, edges)
     return after if any(after) else None

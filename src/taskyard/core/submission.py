@@ -7,6 +7,7 @@ columns.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field, structs
@@ -30,7 +31,7 @@ from taskyard.core.tasks import Digests, shown
 from taskyard.errors import PeerError
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Iterable, Mapping
 
     from taskyard.core.events import SubmitAsked
     from taskyard.core.ledger import Ledger
@@ -165,12 +166,13 @@ def _unsound(ledger: Ledger, event: SubmitAsked) -> dict[bytes, Refusing]:
     waits = dict(zip(submission.names, after, strict=True))
     for index, (name, before) in enumerate(waits.items()):
         try:
-            _check_owner(ledger.tasks.get(name), submission.terms_of(index).campaign)
+            campaign = submission.terms_of(index).campaign
+            _check_owner(ledger.tasks.get(name), campaign)
             _check_extendable(ledger.tasks.get(name))
-            sort_predecessors(ledger, before, event.unknown, waits)
+            sort_predecessors(ledger, before, event.unknown, waits, campaign)
         except Refusing as refusing:
             refused[name] = refusing
-    cyclic = graph.on_cycles(ledger.tasks, ledger.awaited, waits)
+    cyclic = graph.on_cycles(ledger.tasks, _awaited(ledger, waits), waits)
     for name in waits:
         if name in cyclic:
             text = f"task {shown(name)} would wait for itself"
@@ -384,15 +386,24 @@ def _resolve(ledger: Ledger, event: SubmitAsked, submission: Submission, batch: 
     after = submission.after
     if after is None or batch.ordered:
         return Waits(after)
-    pairs = [sort_predecessors(ledger, names, event.unknown, batch.places) for names in after]
+    pairs = [
+        sort_predecessors(
+            ledger, names, event.unknown, batch.places, submission.terms_of(index).campaign
+        )
+        for index, names in enumerate(after)
+    ]
     waiting, done = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     return Waits(waiting if any(waiting) else None, done if any(done) else None)
 
 
 def sort_predecessors(
-    ledger: Ledger, names: list[bytes], unknown: Unknown, batch: Container[bytes]
+    ledger: Ledger,
+    names: list[bytes],
+    unknown: Unknown,
+    batch: Container[bytes],
+    campaign: bytes = b"",
 ) -> tuple[list[bytes], list[bytes]]:
-    """Predecessors that hold a task up, and those that are done already."""
+    """Return predecessors that hold a task of a campaign up, and those that are done already."""
     waiting: list[bytes] = []
     done: list[bytes] = []
     for name in dict.fromkeys(names) if len(names) > 1 else names:
@@ -400,7 +411,7 @@ def sort_predecessors(
         if name in batch or (task is not None and task.ending is None):
             waiting.append(name)
         elif task is None:
-            _sort_unknown(name, unknown, waiting)
+            _sort_unknown(name, unknown, waiting, campaign)
         elif task.state is DONE:
             done.append(name)
         else:
@@ -409,13 +420,16 @@ def sort_predecessors(
     return waiting, done
 
 
-def _sort_unknown(name: bytes, unknown: Unknown, waiting: list[bytes]) -> None:
+def _sort_unknown(
+    name: bytes, unknown: Unknown, waiting: list[bytes], campaign: bytes
+) -> None:
     """Wait for an unknown name, refuse it, or leave it out: no task of that name was ever done."""
     if not name or len(name) > NAME_BYTES_MAX:
         text = f"a task's name must have 1 to {NAME_BYTES_MAX} bytes"
         raise Refusing(Refusal.BAD_NAME, text)
     if unknown is Unknown.REFUSE:
-        text = f"predecessor {shown(name)} is not known; submit it first, or in the same batch"
+        named = shown(identity.split(name, campaign))
+        text = f"predecessor {named} is not known; submit it first, or in the same batch"
         raise Refusing(Refusal.UNKNOWN, text)
     if unknown is Unknown.WAIT:
         waiting.append(name)
@@ -433,7 +447,10 @@ def _check_cycle(
     its batch and for known tasks can't close one, as long as nobody waits for it yet."""
     if waits.after is None:
         return
-    awaited = bool(ledger.awaited) and not ledger.awaited.keys().isdisjoint(batch.places)
+    awaited = bool(ledger.awaited) and not (
+        ledger.awaited.keys().isdisjoint(batch.places)
+        and ledger.awaited_else.keys().isdisjoint(batch.places)
+    )
     if anywhere or awaited or _looks_ahead(waits.after, batch):
         check_acyclic(ledger, dict(zip(submission.names, waits.after, strict=True)))
 
@@ -449,7 +466,15 @@ def _looks_ahead(after: list[list[bytes]], batch: Batch) -> bool:
 
 def check_acyclic(ledger: Ledger, after: dict[bytes, list[bytes]]) -> None:
     """Refuse edges that would close a cycle."""
-    names = graph.cycle(ledger.tasks, ledger.awaited, after)
+    names = graph.cycle(ledger.tasks, _awaited(ledger, after), after)
     if names:
         around = " before ".join(shown(name) for name in [*names, names[0]])
         raise Refusing(Refusal.CYCLE, f"the tasks would wait for each other: {around}")
+
+
+def _awaited(ledger: Ledger, names: Iterable[bytes]) -> Mapping[bytes, list[Task]]:
+    """Return the tasks that wait for keys which are not known, with those of these new ones."""
+    if not ledger.awaited_else:
+        return ledger.awaited
+    new = {name: ledger.waiting_for(name) for name in names if name in ledger.awaited_else}
+    return ChainMap(new, ledger.awaited)
