@@ -47,7 +47,9 @@ if TYPE_CHECKING:
 
     from taskyard.client.futures import Promise
     from taskyard.core.events import Unknown
+    from taskyard.net.clock import Clock
     from taskyard.net.keys import GuestKey
+    from taskyard.net.line import Carrier
     from taskyard.net.sockets import Wire
     from taskyard.wire.dwork_peer import Reply
 
@@ -146,6 +148,7 @@ class Courier:
         key: GuestKey | None = None,
         turned: Callable[[], None] | None = None,
         report: Callable[[str], object] | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """Without `patient` nobody ever waits to hand a task over, however many there are. `turned`
         is called by the thread when it has settled all that it can for now, `report` with a line
@@ -175,11 +178,11 @@ class Courier:
         self._end: TaskyardError | None = None
         self._room = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="taskyard-client", daemon=True)
+        self._clock = clock or SystemClock()
         self._prepare()
 
     def _prepare(self) -> None:
         """What is the thread's alone."""
-        self._clock = SystemClock()
         self._creates: dict[int, Batch] = {}
         self._gathered = 0
         self._watches: dict[int, dict[bytes, Promise]] = {}
@@ -316,13 +319,15 @@ class Courier:
         self._finish(ClientClosed(text))
 
     def _loop(self, wire: Wire) -> None:
-        self._line = Line(wire, self._clock)
+        self.use(wire)
         poller = Poller()
         poller.add(wire)
         poller.add(self._waker.fileno())
         while not self._is_over():
-            poller.wait(self._wait_ns())
-            self._turn()
+            wake_at_ns = self.wake_at_ns()
+            wait_ns = None if wake_at_ns is None else wake_at_ns - self._clock.monotonic_ns()
+            poller.wait(wait_ns)
+            self.turn()
             self._turned()
             wire.check_welcome(self._line.silent_ns())
 
@@ -335,6 +340,10 @@ class Courier:
         self._turned()
         self.ended.set_result(None)
 
+    def close(self) -> None:
+        """End, where no thread does: whoever waits is told."""
+        self._finish(ClientClosed("the client is closed; open another"))
+
     def _is_over(self) -> bool:
         # In this order: what came in before it was stopped is seen.
         return self._abandoned or (
@@ -342,11 +351,18 @@ class Courier:
             and not (self._parcels or self._creates or self._suspects or self._questions)
         )
 
-    def _wait_ns(self) -> int | None:
-        wake_at_ns = self._line.wake_at_ns()
-        return None if wake_at_ns is None else max(0, wake_at_ns - self._clock.monotonic_ns())
+    # The loop, for the thread, or for a caller that has none and never starts it.
 
-    def _turn(self) -> None:
+    def use(self, wire: Carrier) -> None:
+        """Talk to the broker over this wire."""
+        self._line = Line(wire, self._clock)
+
+    def wake_at_ns(self) -> int | None:
+        """Return when the next turn is due though nothing arrives."""
+        return self._line.wake_at_ns()
+
+    def turn(self) -> None:
+        """Do everything that can be done without waiting."""
         self._waker.clear()
         self._awake = False
         for reply in self._line.replies():

@@ -1,6 +1,15 @@
 """The machine's two clocks. Everybody else is told the time."""
 
 import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Both clocks, real or simulated."""
+
+    def monotonic_ns(self) -> int: ...
+
+    def wall_ns(self) -> int: ...
 
 
 class SystemClock:

@@ -44,11 +44,11 @@ from taskyard.core.workers import Worker
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chain, recovery
 from taskyard.journal.encoding import encode
-from taskyard.sim import dialect_bugs, lane_bugs
+from taskyard.sim import dialect_bugs, lane_bugs, shipped_bugs
 from taskyard.sim.clock import SimClock
 from taskyard.sim.planting import BUGS, Planted, plant, swapped, swapped_item
 
-__all__ = ["BUGS", "Planted", "dialect_bugs", "lane_bugs"]
+__all__ = ["BUGS", "Planted", "dialect_bugs", "lane_bugs", "shipped_bugs"]
 
 _DECIDERS: Final[dict[type, Any]] = scheduler._DECIDERS  # noqa: SLF001 - a bug is planted inside
 

@@ -175,10 +175,10 @@ WORKER_KINDS: Final = (
 )
 
 
-def draw(seed: int) -> Plan:
-    """The plan of a seed."""
+def draw(seed: int, kinds: Sequence[str] = WORKER_KINDS) -> Plan:
+    """The plan of a seed, with workers of these kinds."""
     luck = Random(seed)
-    size = _draw_size(luck)
+    size = _draw_size(luck, kinds)
     # Plain dwork and ping-pong know no other than the first.
     services = (b"default", *(b"s%d" % number for number in range(1, size.services)))
     limited = chance(luck, 0.5)
@@ -193,8 +193,8 @@ def draw(seed: int) -> Plan:
     )
 
 
-def _draw_size(luck: Random) -> Size:
-    kinds = luck.sample(WORKER_KINDS, luck.choice((1, 1, 2, 3, 5)))
+def _draw_size(luck: Random, kinds: Sequence[str]) -> Size:
+    drawn = luck.sample(kinds, min(len(kinds), luck.choice((1, 1, 2, 3, 5))))
     heartbeat_ns = luck.choice((500, 1000)) * MILLISECOND_NS
     return Size(
         clients=luck.choice((1, 1, 2, 3)),
@@ -204,7 +204,7 @@ def _draw_size(luck: Random) -> Size:
         campaigns=luck.choice((1, 2)),
         tasks=luck.choice((6, 12, 20, 30)),
         batch=luck.choice((1, 3, 6, 10)),
-        workers=tuple(luck.choice(kinds) for _ in range(luck.choice((1, 2, 3, 4)))),
+        workers=tuple(luck.choice(drawn) for _ in range(luck.choice((1, 2, 3, 4)))),
         slots=luck.choice((1, 2, 4)),
         faulty_ns=luck.choice((4, 8, 12)) * SECOND_NS,
         heartbeat_ns=heartbeat_ns,

@@ -15,6 +15,10 @@ BUGS: Final[dict[str, Planted]] = {}
 BY_INVARIANTS: Final[list[Planted]] = []
 
 
+#: The workers to hunt with, where only these can have the bug.
+KINDS_OF: Final[dict[Planted, tuple[str, ...]]] = {}
+
+
 def plant(function: Callable[[], Iterator[None]]) -> Planted:
     planted = BUGS[function.__name__] = contextmanager(function)
     return planted
@@ -25,6 +29,17 @@ def plant_inside(function: Callable[[], Iterator[None]]) -> Planted:
     planted = plant(function)
     BY_INVARIANTS.append(planted)
     return planted
+
+
+def plant_in(*kinds: str) -> Callable[[Callable[[], Iterator[None]]], Planted]:
+    """Plant a bug that only workers of these kinds can have."""
+
+    def planted_in(function: Callable[[], Iterator[None]]) -> Planted:
+        planted = plant(function)
+        KINDS_OF[planted] = kinds
+        return planted
+
+    return planted_in
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.core.runs import Run
 from taskyard.core.tasks import Result
+from taskyard.sim.clock import WALL_START_NS
 from taskyard.sim.decoders import BY, decode
 from taskyard.sim.measurements import measured
 from taskyard.sim.plan import (
@@ -51,6 +52,9 @@ class ProcessClock:
 
     def monotonic_ns(self) -> int:
         return self._timeline.now_ns + self._epoch_ns
+
+    def wall_ns(self) -> int:
+        return self._timeline.now_ns + WALL_START_NS
 
 
 class Program:

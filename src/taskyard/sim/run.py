@@ -12,13 +12,13 @@ from taskyard.core.events import SubmitAsked, WatchAsked
 from taskyard.sim import plan
 from taskyard.sim.clients import PingClient
 from taskyard.sim.plan import SECOND_NS
-from taskyard.sim.planting import BY_INVARIANTS
+from taskyard.sim.planting import BY_INVARIANTS, KINDS_OF
 from taskyard.sim.scenario import Scenario
 from taskyard.sim.story import Violation
 from taskyard.sim.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from taskyard.sim.bugs import Planted
     from taskyard.sim.clients import Wish
@@ -54,9 +54,15 @@ class Verdict(Struct):
         return not self.checker
 
 
-def run(seed: int, *, invariants: bool = True, say: Callable[[str], None] | None = None) -> Verdict:
-    """Run the schedule of a seed."""
-    drawn = plan.draw(seed)
+def run(
+    seed: int,
+    *,
+    invariants: bool = True,
+    say: Callable[[str], None] | None = None,
+    kinds: Sequence[str] = plan.WORKER_KINDS,
+) -> Verdict:
+    """Run the schedule of a seed, with workers of these kinds."""
+    drawn = plan.draw(seed, kinds)
     if say is not None:
         for line in drawn.lines():
             say(line)
@@ -85,9 +91,10 @@ def run(seed: int, *, invariants: bool = True, say: Callable[[str], None] | None
 def hunt(planted: Planted, seeds: Iterable[int]) -> Verdict | None:
     """Return the first of these schedules in which a planted bug is caught: by the checkers, or by
     the invariants where it breaks no promise in the journal."""
+    kinds = KINDS_OF.get(planted, plan.WORKER_KINDS)
     with planted():
         for seed in seeds:
-            verdict = run(seed, invariants=planted in BY_INVARIANTS)
+            verdict = run(seed, invariants=planted in BY_INVARIANTS, kinds=kinds)
             if not verdict.good:
                 return verdict
     return None
@@ -139,7 +146,9 @@ def _serve_all(world: World, scenario: Scenario) -> None:
 
 
 def _drained(world: World, scenario: Scenario) -> bool:
-    return scenario.probed and not _awaited(world, scenario) and world.checker.story.settled()
+    if not scenario.probed or scenario.unsettled() or _awaited(world, scenario):
+        return False
+    return world.checker.story.settled()
 
 
 def _awaited(world: World, scenario: Scenario) -> list[Wish]:
@@ -171,4 +180,5 @@ def _waits_for(world: World, event: Wish) -> bool:
 def _stuck(world: World, scenario: Scenario) -> Violation:
     lines = [f"{tale.name!r} {tale.lines}" for tale in world.checker.story.unsettled()]
     lines += [f"waits for {event}" for event in _awaited(world, scenario)]
+    lines += [f"{name!r} was not told" for name in scenario.unsettled()]
     return Violation("stuck", "after healing\n  " + "\n  ".join(lines))

@@ -17,6 +17,7 @@ from taskyard.core.tasks import Submission, Terms
 from taskyard.sim import programs, shipped
 from taskyard.sim.clients import CLIENTS, Client, JobClient, Wish
 from taskyard.sim.plan import MILLISECOND_NS, SECOND_NS, Faults, chance, draw_clauses
+from taskyard.sim.shipped_clients import NativeClient, RoundRobinClient
 from taskyard.sim.story import ENDED, LEASED, READY
 from taskyard.sim.tongues import DO
 from taskyard.sim.workers import KINDS as FOREIGN_KINDS
@@ -51,6 +52,8 @@ class Scenario:
         self.services = [*world.plan.services]
         self.clients: list[Client] = []
         self.workers: list[AnyWorker] = []
+        #: Clients that we ship.
+        self.programs: list[NativeClient | RoundRobinClient] = []
         #: Names that some task waits for and nobody has submitted yet.
         self.promised: list[bytes] = []
         self.probed = False
@@ -70,6 +73,7 @@ class Scenario:
             self._add_client(b"c%d" % number)
         for kind in self.plan.size.other_clients:
             self._add_other_client(kind)
+        self._add_shipped_clients()
         if "wmp" in self.plan.size.workers:
             for number in range(self._fate.choice((0, 1, 2))):
                 self.world.relays.append(shipped.RelayProgram(self.world, b"r%d" % number))
@@ -104,6 +108,27 @@ class Scenario:
                 client.script.append((when_ns, self._extend))
                 client.script.append((when_ns + SECOND_NS, self._look))
         client.start()
+
+    def _add_shipped_clients(self) -> None:
+        """Add clients that run the loops which we ship."""
+        if chance(self._fate, 0.4):
+            client = NativeClient(self.world, b"n0")
+            for number in range(self._fate.choice((1, 3, 8))):
+                when_ns = 1 + self._fate.randrange(self.plan.size.faulty_ns)
+                client.plan(when_ns, b"n%d" % number, self._fate.choice(self.services))
+            self.programs.append(client)
+        if chance(self._fate, 0.2):
+            prompt = RoundRobinClient(self.world, b"p0")
+            for _ in range(self._fate.choice((1, 3))):
+                prompt.script.append(1 + self._fate.randrange(self.plan.size.faulty_ns))
+            self.programs.append(prompt)
+        for program in self.programs:
+            program.start()
+
+    def unsettled(self) -> list[bytes]:
+        """Return the tasks that clients of ours must still be told of."""
+        clients = [one for one in self.programs if isinstance(one, NativeClient)]
+        return [name for client in clients for name in client.unsettled()]
 
     def _add_worker(self, kind: str, name: bytes) -> None:
         count = self.luck.randrange(len(self.services)) + 1
@@ -344,16 +369,22 @@ class Scenario:
         self._strike_machine(faults)
         for worker in self.workers:
             self._strike_worker(worker, faults)
-        for client in self.clients:
-            if self._strikes(faults.crash_client) and client.alive:
-                client.crash()
-                self.world.timeline.after(self._downtime_ns(), client.start)
+        self._strike_clients(faults)
         for relay in self.world.relays:
             self._strike_relay(relay, faults)
         for network in self.world.networks():
             for name in [*network.links]:
                 if self._strikes(faults.partition):
                     self._part(network, name)
+
+    def _strike_clients(self, faults: Faults) -> None:
+        for client in self.clients:
+            if self._strikes(faults.crash_client) and client.alive:
+                client.crash()
+                self.world.timeline.after(self._downtime_ns(), client.start)
+        for program in self.programs:
+            if self._strikes(faults.crash_client) and program.alive:
+                program.die()
 
     def _strike_relay(self, relay: shipped.RelayProgram, faults: Faults) -> None:
         if self._strikes(faults.crash_worker) and relay.alive:
@@ -431,8 +462,8 @@ class Scenario:
         world.faults.restart_ns_max = 100 * MILLISECOND_NS
         for network in world.networks():
             network.heal()
-        for relay in world.relays:
-            relay.start()
+        for program in (*world.relays, *self.programs):
+            program.start()
         world.clock.heal()
         if world.host.store.full:
             self._set_full(full=False)
