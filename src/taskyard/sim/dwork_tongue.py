@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from taskyard.core import effects, events
+from msgspec import structs
+
+from taskyard.core import effects, events, identity
 from taskyard.core.effects import Refusal
 from taskyard.core.states import TaskState
 from taskyard.sim.story import Violation
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
+    from taskyard.core.tasks import Submission
 
 _Q: Final = pb.QueryMsg
 
@@ -79,7 +82,7 @@ class DworkTongue:
     # What clients say.
 
     def _submit(self, event: events.SubmitAsked, _said: Sequence[Event]) -> bytes:
-        return peer.create(event.request, event.submission, event.unknown)
+        return peer.create(event.request, _in_campaigns(event.submission), event.unknown)
 
     def _act(
         self,
@@ -324,6 +327,17 @@ def _told(answer: pb.QueryMsg) -> list[Effect]:
     return [told]
 
 
+def _in_campaigns(submission: Submission) -> Submission:
+    """Return a submission with names in campaigns in place of full names."""
+    campaigns = [submission.terms_of(index).campaign for index in range(len(submission.names))]
+    names = [*map(identity.split, submission.names, campaigns)]
+    after = submission.after
+    if after is not None:
+        pairs = zip(campaigns, after, strict=True)
+        after = [[identity.split(one, campaign) for one in some] for campaign, some in pairs]
+    return structs.replace(submission, names=names, after=after)
+
+
 def _document(answer: pb.QueryMsg) -> Any:  # noqa: ANN401 - JSON
     return peer.Reply(answer.SerializeToString()).document()
 
@@ -341,7 +355,7 @@ def _shown(event: Event, answer: pb.QueryMsg) -> Effect:
 
 def _view(document: dict[str, Any]) -> effects.TaskView:
     return effects.TaskView(
-        name=document["name"].encode(),
+        name=identity.spelling(document["campaign"], document["name"]).encode(),
         state=TaskState[document["state"].upper()],
         campaign=document["campaign"].encode(),
         service=document["service"].encode(),

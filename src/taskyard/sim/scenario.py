@@ -11,7 +11,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from taskyard.core import events
+from taskyard.core import events, identity
 from taskyard.core.events import Repeat, Scope, Unknown
 from taskyard.core.tasks import Submission, Terms
 from taskyard.sim import programs, shipped
@@ -40,6 +40,9 @@ KINDS: Final[dict[str, type[AnyWorker]]] = {**FOREIGN_KINDS, **shipped.KINDS}
 _FAR_NS: Final = 1 << 62
 
 _FATE_OFFSET: Final = 1 << 41
+
+#: Where the tasks of shipped clients are.
+CAMPAIGNS: Final = (b"", b"k0")
 
 
 class Scenario:
@@ -115,7 +118,8 @@ class Scenario:
             client = NativeClient(self.world, b"n0")
             for number in range(self._fate.choice((1, 3, 8))):
                 when_ns = 1 + self._fate.randrange(self.plan.size.faulty_ns)
-                client.plan(when_ns, b"n%d" % number, self._fate.choice(self.services))
+                service = self._fate.choice(self.services)
+                client.plan(when_ns, self._fate.choice(CAMPAIGNS), b"n%d" % number, service)
             self.programs.append(client)
         if chance(self._fate, 0.2):
             prompt = RoundRobinClient(self.world, b"p0")
@@ -163,13 +167,19 @@ class Scenario:
             return None
         count = min(self._tasks_left, self.luck.randrange(self.plan.size.batch) + 1)
         self._tasks_left -= count
-        names = [self._new_name() for _ in range(count)]
-        for name in names:
+        submission = Submission([])
+        submission.terms = [self._terms() for _ in range(self.luck.choice((1, 1, 2, 3)))]
+        if len(submission.terms) > 1:
+            places = range(len(submission.terms))
+            submission.terms_at = [self.luck.choice(places) for _ in range(count)]
+        for index in range(count):
+            submission.names.append(self._new_name(submission.terms_of(index).campaign))
+        for name in submission.names:
             if self.luck.random() < self.plan.wants.poison:
                 self.world.poisoned[name] = None
-        event = events.SubmitAsked(0, b"", Submission(names))
-        self._shape(event, event.submission)
-        self.world.names += names
+        event = events.SubmitAsked(0, b"", submission)
+        self._shape(event, submission)
+        self.world.names += submission.names
         return event
 
     def _extend(self) -> Wish:
@@ -216,16 +226,22 @@ class Scenario:
     def _tales(self) -> list[Tale]:
         return [*self.world.checker.story.tasks.values()]
 
-    def _new_name(self) -> bytes:
-        if self.promised and chance(self.luck, 0.5):
-            return self.promised.pop()
-        return b"t%03d" % (len(self.world.names) + self.luck.randrange(1 << 30))
+    def _new_name(self, campaign: bytes = b"") -> bytes:
+        """Return a full name. Some tasks are called as another campaign's task is."""
+        luck, begin = self.luck, identity.prefix(campaign)
+        promised = [name for name in self.promised if _campaign_of(name) == campaign]
+        if promised and chance(luck, 0.5):
+            self.promised.remove(promised[-1])
+            return promised[-1]
+        others = [name for name in self.world.names if _campaign_of(name) not in (b"", campaign)]
+        if others and begin and chance(luck, 0.2):
+            twin = begin + luck.choice(others).partition(b"/")[2]
+            if twin not in self.world.names:
+                return twin
+        return begin + b"t%03d" % (len(self.world.names) + luck.randrange(1 << 30))
 
     def _shape(self, event: events.SubmitAsked, submission: Submission) -> None:
         luck, wants, count = self.luck, self.plan.wants, len(submission.names)
-        submission.terms = [self._terms() for _ in range(luck.choice((1, 1, 2, 3)))]
-        if len(submission.terms) > 1:
-            submission.terms_at = [luck.randrange(len(submission.terms)) for _ in range(count)]
         # Without a payload a task is its name; some workers are told nothing else of it.
         payloads = [DO + name for name in submission.names]
         submission.payloads = [b""] if chance(luck, 0.5) else payloads
@@ -237,7 +253,8 @@ class Scenario:
         if luck.random() < wants.after_unknown:
             event.unknown = luck.choice((Unknown.WAIT, Unknown.DONE))
             if submission.after is not None:
-                promise = b"u%d" % luck.randrange(1000)
+                begin = identity.prefix(submission.terms_of(count - 1).campaign)
+                promise = begin + b"u%d" % luck.randrange(1000)
                 submission.after[-1].append(promise)
                 self.promised.append(promise)
 
@@ -245,12 +262,17 @@ class Scenario:
         luck, wants = self.luck, self.plan.wants
         if luck.random() >= wants.after:
             return []
-        before = submission.names[:index] + self.world.names[-10:]
+        before = [*submission.names[:index], *filter(self._is_findable, self.world.names[-10:])]
         if luck.random() < wants.after_ahead:
             before = submission.names[index + 1 :] or before
         if luck.random() < wants.cycle:
             before = submission.names
         return luck.sample(before, min(len(before), luck.choice((1, 1, 2, 3))))
+
+    def _is_findable(self, name: bytes) -> bool:
+        """Tell whether a name can be split at its campaign: the broker must know that."""
+        campaign = _campaign_of(name)
+        return not campaign or any(tale.terms.campaign == campaign for tale in self._tales())
 
     def _terms(self) -> Terms:
         luck, wants = self.luck, self.plan.wants
@@ -555,6 +577,11 @@ class Scenario:
         for number, service in enumerate(self.services):
             probe = Submission([b"z%d" % number], terms=[Terms(service=service)])
             self.clients[0].wish(partial(events.SubmitAsked, 0, b"", probe))
+
+
+def _campaign_of(full_name: bytes) -> bytes:
+    """Return the campaign in a full name: names of simulated tasks have no `/`."""
+    return full_name.rpartition(identity.SEPARATOR)[0]
 
 
 def _broker_name(worker: AnyWorker) -> bytes:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from taskyard.client import courier, round_robin
-from taskyard.core import effects, events
+from taskyard.core import effects, events, identity
 from taskyard.core.events import Unknown
 from taskyard.core.tasks import Submission, Terms
 from taskyard.sim.doors import Door
@@ -78,10 +78,11 @@ class NativeClient(Program):
         #: Tasks that it submitted and that are not settled for it.
         self.open: dict[bytes, courier.Parcel] = {}
 
-    def plan(self, when_ns: int, name: bytes, service: bytes) -> None:
+    def plan(self, when_ns: int, campaign: bytes, name: bytes, service: bytes) -> None:
         """Submit a task at a time, or as soon as it runs then."""
-        terms = Terms(service=service)
-        parcel = courier.Parcel(name, DO + name, terms, b"", (), Unknown.REFUSE, None)
+        terms = Terms(campaign=campaign, service=service)
+        payload = DO + identity.spelling(campaign, name)
+        parcel = courier.Parcel(name, payload, terms, b"", (), Unknown.REFUSE, None)
         self.script.append((when_ns, parcel))
 
     def build(self) -> None:
@@ -97,10 +98,11 @@ class NativeClient(Program):
     def _submit(self, process: int, parcel: courier.Parcel) -> None:
         if process != self.process or not self.alive:
             return
-        if parcel.name not in self.world.names:
-            self.world.names.append(parcel.name)
-        self.open[parcel.name] = parcel
-        self._courier.send(parcel._replace(future=Promise(self, parcel.name)))
+        full_name = _full_name(parcel)
+        if full_name not in self.world.names:
+            self.world.names.append(full_name)
+        self.open[full_name] = parcel
+        self._courier.send(parcel._replace(future=Promise(self, full_name)))
         self.wake()
 
     def turn(self) -> None:
@@ -120,7 +122,7 @@ class NativeClient(Program):
         names = query.batch.name[:]
         parcels = [parcel for _, parcel in self.script if parcel.name in names]
         asked = Submission(
-            [one.name for one in parcels],
+            [*map(_full_name, parcels)],
             [one.payload for one in parcels],
             [one.terms for one in parcels],
             terms_at=[*range(len(parcels))],
@@ -194,6 +196,10 @@ class RoundRobinClient(Program):
 
     def close(self) -> None:
         self._socket.close()
+
+
+def _full_name(parcel: courier.Parcel) -> bytes:
+    return identity.spelling(parcel.terms.campaign, parcel.name)
 
 
 def _ignore(_text: str) -> None:
