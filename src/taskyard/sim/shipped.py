@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 _Q: Final = pb.QueryMsg
 
+#: What WMP answers a GIVE.
+_TAKE_OR_NO: Final = (b"\x04", b"\x05")
+
 #: Incarnations of one worker; those of another with the same name begin after them.
 INCARNATIONS_MAX: Final = 1_000_000
 
@@ -297,9 +300,15 @@ class WmpWorker(Worker):
         )
         hands = SimHands(self, self.slots, (Outcome.REFUSED, Outcome.FAILED_FOR_GOOD))
         self._sockets = [
-            Socket(network, self, Door.WMP, meaning=self.meaning) for network in self._networks()
+            Socket(network, self, Door.WMP, meaning=self.meaning, heard=self._heard)
+            for network in self._networks()
         ]
         self._loop = wmp.Loop(settings, self._sockets, hands, self.clock)
+
+    def _heard(self, frames: Sequence[bytes]) -> None:
+        """Count an answered GIVE as work: quicker workers may have taken all there was."""
+        if frames[[*frames].index(b"") + 2] in _TAKE_OR_NO:
+            self.served_ns = self.world.timeline.now_ns
 
     def _networks(self) -> list[Network]:
         """Return the ways to the manager: itself, relays, or both."""
