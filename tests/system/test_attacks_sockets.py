@@ -143,6 +143,7 @@ def test_attack_leaves_the_broker_to_others(
         figures = [f"{value // MIB} MiB" for value in (before, peak, after)]
         sys.stdout.write(f"\n{kind}: memory {' → '.join(figures)}, served in {served:.2f} s\n")
         assert after <= before + LEFT_MAX
+        assert sum(known[0].status()["connections_cut"].values()) > 0
         held.close()
         assert broker.terminate()[0] == 0
     assert count(tmp_path)[1] == acknowledged

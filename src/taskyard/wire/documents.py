@@ -19,6 +19,8 @@ from taskyard.core.tasks import shown
 from taskyard.wire.work import EXEC
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from taskyard.core import effects, runs
     from taskyard.core.explain import Explanation as Explained
 
@@ -156,6 +158,9 @@ class Stats(Document):
     #: Tasks of plain dwork peers that were refused since the broker started, and the latest.
     refused: int
     refused_last: RefusedTasks | None
+    #: Connections that were cut since the broker started, by reason: "connections", "memory",
+    #: "frames".
+    connections_cut: dict[str, int]
 
 
 class Worker(Document):
@@ -304,7 +309,7 @@ def attempt(one: runs.Attempt) -> Attempt:
     )
 
 
-def stats(told: effects.Stats) -> Stats:
+def stats(told: effects.Stats, connections_cut: Mapping[str, int]) -> Stats:
     return Stats(
         counts=counts(told.counts),
         behind_failure=told.stuck,
@@ -326,6 +331,7 @@ def stats(told: effects.Stats) -> Stats:
         ],
         refused=told.refused,
         refused_last=None if told.refused_last is None else _refused(told.refused_last),
+        connections_cut=dict(connections_cut),
     )
 
 
