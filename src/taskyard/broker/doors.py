@@ -76,6 +76,8 @@ class Doors:
         self._identity = identity
         #: The native dialect, which guests with keys speak.
         self.dwork = Dwork(secrets.randbits(63) | 1, _luck, plain_lease_ns=plain_lease_ns)
+        if guard is not None:
+            self.dwork.report_cut(guard.cut)
         #: The others, from number 1 on, and the numbers of each by name.
         self._others: list[Spoken] = []
         self._numbers: dict[str, list[int]] = {DWORK: [0]}

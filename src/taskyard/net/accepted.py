@@ -78,7 +78,8 @@ class Connection(Struct, eq=False):
     inode: int
     arrivals: Arrivals
     accepted_ns: int
-    #: As of the last sample: bytes received, and messages of all connections.
+    #: As of the last sample: its time, bytes received, and messages of all connections.
+    sampled_ns: int = 0
     received: int = 0
     total: int = 0
     #: As of the last sample with a new message: bytes received, and messages.
@@ -104,9 +105,9 @@ class Connection(Struct, eq=False):
         elif is_caught_up or arrivals.total - self.total > 2 * connections:
             # ZeroMQ takes from its connections in turns: a whole message would be out by now.
             if not self.unfinished:
-                self.unfinished_ns = now_ns
+                self.unfinished_ns = self.sampled_ns
             self.unfinished = self.received - self.settled
-        self.received, self.total = received, arrivals.total
+        self.received, self.total, self.sampled_ns = received, arrivals.total, now_ns
 
     def count_received(self) -> int:
         """Count the bytes received so far. Of a local connection: those seen waiting."""

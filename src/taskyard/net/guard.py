@@ -19,18 +19,16 @@ import sys
 import threading
 import time
 from collections import Counter
-from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 import zmq
-from msgspec import Struct
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.net import memory, zap
 from taskyard.net.accepted import Arrivals, Connection, Cutter, Gate, inode_of
 from taskyard.net.context import context
 from taskyard.net.memory import Memory, MemoryMeter
-from taskyard.net.options import FRAME_BYTES_MAX
+from taskyard.net.pressure import LOCAL_SHARE, Level, Limits, Pressure, strangers_of, suspects_of
 from taskyard.net.waker import Waker
 
 if TYPE_CHECKING:
@@ -38,32 +36,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("taskyard.net")
 
-MIB: Final = 1 << 20
-
 #: How often to look when nothing is wrong: a flood of tiny frames makes 25 MiB in this time.
 LOOK_MS: Final = 50
 #: And when memory is short.
 TROUBLE_MS: Final = 20
 #: Events taken from one listener before the next has its turn.
 EVENTS_MAX: Final = 100
-
-#: Unfinished messages may hold this part of the process's memory, and this much at least and most.
-BUDGET_SHARE: Final = 8
-BUDGET_BYTES_MIN: Final = 32 * MIB
-BUDGET_BYTES_MAX: Final = 256 * MIB
-
-#: One connection costs ZeroMQ about so much address space, and a third of it in memory.
-CONNECTION_BYTES: Final = 96 << 10
-#: All connections may take this part of the memory, strangers half of that.
-CONNECTIONS_SHARE: Final = 4
-#: Connections over TCP leave this part to local ones: the owner of a broker always gets in.
-LOCAL_SHARE: Final = 8
-
-#: Strangers may take this part of the descriptors.
-STRANGERS_SHARE: Final = 4
-#: This part of the descriptors stays free, but never more than DESCRIPTORS_FREE_MAX.
-DESCRIPTORS_FREE_SHARE: Final = 8
-DESCRIPTORS_FREE_MAX: Final = 2_048
 
 #: When this part of them is in use and strangers are cut, nobody is accepted for a moment.
 GATES_SHARE: Final = 2
@@ -88,19 +66,14 @@ ENDING_NS_MAX: Final = SECOND_NS
 
 #: A message that was unfinished for a shorter time is only under way.
 UNFINISHED_NS: Final = SECOND_NS // 10
-#: An empty frame takes 2 bytes on the wire and 64 in ZeroMQ's queue. Of local connections, only the
-#: bytes that were seen waiting are known.
-AMPLIFICATION: Final = 32
-AMPLIFICATION_LOCAL: Final = 256
-#: With the largest, those are cut that hold at least this part of it.
-UNFINISHED_SHARE: Final = 16
-
 #: A stranger that came earlier than this has had the time for a first message.
-STRANGER_NS: Final = SECOND_NS
+STRANGER_NS: Final = SECOND_NS // 4
 #: With no connection to blame for so long, memory belongs to the tasks and is the new normal.
 ACCEPT_NS: Final = SECOND_NS
 #: How often to give memory back while it is short: after a cut ZeroMQ frees it, but keeps it.
 GIVE_BACK_NS: Final = SECOND_NS // 5
+#: And how often at most when it is not.
+CALM_GIVE_BACK_NS: Final = 2 * SECOND_NS
 
 #: A person sees it soon enough, and a flood makes six lines a minute.
 WARNING_NS: Final = 10 * SECOND_NS
@@ -120,72 +93,6 @@ _TEXTS: Final = {
 _EVENT: Final = struct.Struct("=HI")
 _WATCHED: Final = int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
 _numbers = itertools.count(1)
-
-
-class Level(IntEnum):
-    """How far memory has grown."""
-
-    CALM = 0
-    #: Samples are taken, nothing is cut.
-    ALERT = 1
-    #: Senders of unfinished messages are cut, else strangers that had time for a message.
-    TROUBLE = 2
-    #: Where no message is to blame, strangers are cut at once.
-    SEVERE = 3
-
-
-class Pressure:
-    """Compare memory with what it was when it was calm."""
-
-    def __init__(self, limit: Memory, calm: Memory) -> None:
-        self.limit = limit
-        self.calm = calm
-        self.budget = min(max(limit.resident // BUDGET_SHARE, BUDGET_BYTES_MIN), BUDGET_BYTES_MAX)
-
-    def growth(self, now: Memory) -> Memory:
-        """Tell by how much memory has grown."""
-        return Memory(
-            now.address_space - self.calm.address_space, now.resident - self.calm.resident
-        )
-
-    def level(self, now: Memory) -> Level:
-        grown = self.growth(now)
-        room_calm = self.limit.address_space - self.calm.address_space
-        if grown.resident > 2 * self.budget or grown.address_space > room_calm * 3 // 4:
-            return Level.SEVERE
-        if grown.resident > self.budget or grown.address_space > room_calm // 2:
-            return Level.TROUBLE
-        if grown.resident > self.budget // 4 or grown.address_space > room_calm // 4:
-            return Level.ALERT
-        return Level.CALM
-
-    def follow_down(self, now: Memory) -> None:
-        """Memory that was given back makes the calm lower."""
-        self.calm = Memory(*map(min, self.calm, now))
-
-
-class Limits(Struct, frozen=True):
-    """How many connections there may be."""
-
-    descriptors: int
-    memory: Memory
-
-    @classmethod
-    def of_process(cls) -> Limits:
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return cls(1 << 30 if soft == resource.RLIM_INFINITY else soft, memory.memory_max())
-
-    @property
-    def connections(self) -> int:
-        return self.memory.resident // CONNECTIONS_SHARE // CONNECTION_BYTES
-
-    @property
-    def strangers(self) -> int:
-        return min(self.connections // 2, self.descriptors // STRANGERS_SHARE)
-
-    @property
-    def descriptors_free(self) -> int:
-        return min(self.descriptors // DESCRIPTORS_FREE_SHARE, DESCRIPTORS_FREE_MAX)
 
 
 class Guard:
@@ -222,7 +129,7 @@ class Guard:
         if not self._is_able:
             logger.warning("connections are not guarded against floods on this system")
             return
-        limits = self._limits or Limits.of_process()
+        limits = self._limits or _limits_of_process()
         work = _Work(self._listeners, limits, self.cut, self._waker)
         self._thread = threading.Thread(target=work.run, name="taskyard-guard", daemon=True)
         zap.ask_for_room(work.has_room)
@@ -297,6 +204,10 @@ class _Work:
         self._look_at_ns = 0
         #: Since when memory has grown and no message is to blame. 0: it has not.
         self._blameless_since_ns = 0
+        #: The connections of when growth was accepted as normal. It may be theirs after all, so
+        #: memory is given back when one of them has ended.
+        self._accepted_with: dict[Connection, None] = {}
+        self._is_trim_due = False
         #: When memory was last given back.
         self._gave_back_ns = 0
 
@@ -359,6 +270,9 @@ class _Work:
         self._descriptors_used -= 1
         self._strangers.pop(found, None)
         self._ending.pop(found, None)
+        if found in self._accepted_with:
+            del self._accepted_with[found]
+            self._is_trim_due = True
 
     def _limit_strangers(self, now_ns: int) -> None:
         """Cut strangers if there are too many, or too few descriptors are left.
@@ -443,8 +357,11 @@ class _Work:
         now = self._meter.read()
         level = self._pressure.level(now)
         if level is Level.CALM:
-            self._pressure.follow_down(now)
             self._blameless_since_ns = 0
+            if self._is_trim_due and now_ns - self._gave_back_ns > CALM_GIVE_BACK_NS:
+                self._is_trim_due = False
+                now = self._given_back(now_ns)
+            self._pressure.follow_down(now)
             return LOOK_MS
         self._relieve(level, now, now_ns)
         # Samples of many connections take their time: leave most of it to others.
@@ -459,26 +376,30 @@ class _Work:
                 found.sample(now_ns, is_caught_up=is_caught_up, connections=self._count)
         connections = self._connections()
         ripe_ns = now_ns if level is Level.SEVERE else now_ns - UNFINISHED_NS
-        suspects = suspects_of(connections, self._pressure.growth(now), ripe_ns)
+        suspects = suspects_of(connections, self._pressure.excess(now), ripe_ns)
         if suspects:
             self._blameless_since_ns = 0
         elif not self._blameless_since_ns:
             self._blameless_since_ns = now_ns
         elif now_ns - self._blameless_since_ns > ACCEPT_NS:
-            memory.give_back()
-            self._pressure.calm = self._meter.read()
+            self._pressure.calm = self._given_back(now_ns)
+            self._accepted_with = dict.fromkeys(connections)
             return
         if level is Level.ALERT:
             return
         if not suspects and now_ns - self._gave_back_ns > GIVE_BACK_NS:
-            self._gave_back_ns = now_ns
-            memory.give_back()
-            level = self._pressure.level(self._meter.read())
+            level = self._pressure.level(self._given_back(now_ns))
         if not suspects and level >= Level.TROUBLE:
             ripe_ns = now_ns if level is Level.SEVERE else now_ns - STRANGER_NS
             suspects = strangers_of(connections, ripe_ns)
         for found in suspects:
             self._cut(found, FOR_MEMORY)
+
+    def _given_back(self, now_ns: int) -> Memory:
+        """Give memory back, and read what is left."""
+        self._gave_back_ns = now_ns
+        memory.give_back()
+        return self._meter.read()
 
     def _cut_overlong(self) -> None:
         for listener in self._listeners:
@@ -490,31 +411,6 @@ class _Work:
     def _connections(self) -> list[Connection]:
         every = [one for listener in self._listeners for one in listener.connections.values()]
         return [one for one in every if one not in self._ending]
-
-
-def suspects_of(connections: list[Connection], growth: Memory, ripe_ns: int) -> list[Connection]:
-    """Choose the connections to blame for the growth: those with the largest messages that are
-    unfinished since before a time.
-
-    There are none if all unfinished messages together could not have caused half of it: then memory
-    went to something else.
-    """
-    unfinished = [one for one in connections if one.unfinished and one.unfinished_ns <= ripe_ns]
-    held = sum(one.unfinished * _amplification(one) for one in unfinished)
-    announced = len(unfinished) * FRAME_BYTES_MAX
-    if 2 * held < growth.resident and 2 * announced < growth.address_space:
-        return []
-    largest = max((one.unfinished for one in unfinished), default=0)
-    return [one for one in unfinished if one.unfinished >= largest // UNFINISHED_SHARE]
-
-
-def _amplification(connection: Connection) -> int:
-    return AMPLIFICATION_LOCAL if connection.arrivals.is_local else AMPLIFICATION
-
-
-def strangers_of(connections: list[Connection], ripe_ns: int) -> list[Connection]:
-    """Choose the strangers that came before a time. They lose nothing when they are cut."""
-    return [one for one in connections if not one.has_spoken and one.accepted_ns <= ripe_ns]
 
 
 class _Report:
@@ -541,6 +437,11 @@ class _Report:
             logger.warning(_TEXTS[reason], count, self.peer)
         self._fresh.clear()
         self.peer = ""
+
+
+def _limits_of_process() -> Limits:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return Limits(1 << 30 if soft == resource.RLIM_INFINITY else soft, memory.memory_max())
 
 
 def _descriptors_used(most: int) -> int:

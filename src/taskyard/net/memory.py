@@ -55,13 +55,9 @@ def memory_max(cgroup: Path = _CGROUP, root: Path = _CGROUP_ROOT) -> Memory:
     """
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    resident = min([machine, *_cgroup_limits(cgroup, root)])
     # An endless address space is a number that nothing reaches, so callers need no special case.
-    return Memory(1 << 62 if soft == resource.RLIM_INFINITY else soft, min(resident, _or_max(soft)))
-
-
-def _or_max(soft: int) -> int:
-    return 1 << 62 if soft == resource.RLIM_INFINITY else soft
+    space = 1 << 62 if soft == resource.RLIM_INFINITY else soft
+    return Memory(space, min([space, machine, *_cgroup_limits(cgroup, root)]))
 
 
 def _cgroup_limits(cgroup: Path, root: Path) -> list[int]:

@@ -76,7 +76,7 @@ class Wire:
         #: For the poller.
         self.socket = socket
         self._file = file
-        #: Counts messages for the guard, where one watches: 0.3 µs a message.
+        #: Counts messages for the guard, where one watches: 0.5 µs a message.
         self._arrivals = arrivals
         #: The last message that was passed over had far too many frames.
         self._is_overlong = False

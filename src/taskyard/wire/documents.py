@@ -20,6 +20,8 @@ from taskyard.core.tasks import shown
 from taskyard.wire.work import EXEC
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from taskyard.core import effects, runs
 
 _MILLISECOND_NS: Final = SECOND_NS // 1000
@@ -161,6 +163,9 @@ class Stats(Document):
     #: Work since the journal was last compacted, in units of the work that makes that due. Above
     #: 1.5 submissions are slowed, above 2.5 they are refused for a while.
     compaction_lag: float
+    #: Connections that were cut since the broker started, by reason: "connections", "memory",
+    #: "frames".
+    connections_cut: dict[str, int]
 
 
 class Worker(Document):
@@ -312,7 +317,7 @@ def attempt(one: runs.Attempt) -> Attempt:
     )
 
 
-def stats(told: effects.Stats) -> Stats:
+def stats(told: effects.Stats, connections_cut: Mapping[str, int]) -> Stats:
     return Stats(
         counts=counts(told.counts),
         behind_failure=told.stuck,
@@ -335,6 +340,7 @@ def stats(told: effects.Stats) -> Stats:
         refused=told.refused,
         refused_last=None if told.refused_last is None else _refused(told.refused_last),
         compaction_lag=told.lag_percent / 100,
+        connections_cut=dict(connections_cut),
     )
 
 

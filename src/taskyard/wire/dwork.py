@@ -26,7 +26,7 @@ from taskyard.wire.dwork_desk import PLAIN_LEASE_NS, Asked, Desk, Reply, Ticket
 from taskyard.wire.dwork_tasks import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _Q: Final = pb.QueryMsg
 
@@ -62,6 +62,10 @@ class Dwork:
     def leaving(self) -> bool:
         """Everybody was told to go: the broker may end when nothing is out any more."""
         return self._desk.leaving
+
+    def report_cut(self, counts: Mapping[str, int]) -> None:
+        """Let the status show connections that were cut. The counts may go on."""
+        self._desk.connections_cut = counts
 
     def take(
         self,

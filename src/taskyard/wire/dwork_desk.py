@@ -21,7 +21,7 @@ from taskyard.wire.dwork_tasks import DIALECT
 from taskyard.wire.numbering import numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 #: A reply: where to, and its frames.
 Reply = tuple[bytes, list[bytes]]
@@ -111,6 +111,8 @@ class Desk:
         self._ends: list[tuple[int, int]] = []
         #: No more tasks are taken: the broker is about to leave.
         self.leaving = False
+        #: Connections that were cut, by reason. Whoever cuts them counts.
+        self.connections_cut: Mapping[str, int] = {}
 
     def issue(self, asked: Asked, **more: Any) -> int:  # noqa: ANN401
         """A ticket for a request. Returns its number."""

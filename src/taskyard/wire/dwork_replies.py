@@ -198,7 +198,7 @@ def _found(desk: Desk, effect: effects.Found) -> list[Reply]:
 def _counted(desk: Desk, effect: effects.Counted) -> list[Reply]:
     ticket = desk.tickets.get(effect.request)
     if ticket is not None and ticket.kind == _Q.Stats:
-        document = documents.encode(documents.stats(effect.stats))
+        document = documents.encode(documents.stats(effect.stats, desk.connections_cut))
         return desk.answer(effect.request, _Q.Stats, document=document)
     counts = effect.stats.counts
     ready = counts[TaskState.READY]

@@ -1,0 +1,145 @@
+"""Judgement of memory and connections: limits, how far memory has grown, and who is to blame.
+
+Pure: everything it judges is given to it. The guard reads the figures and acts.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from taskyard.net.memory import Memory
+from taskyard.net.options import FRAME_BYTES_MAX
+
+if TYPE_CHECKING:
+    from taskyard.net.accepted import Connection
+
+MIB: Final = 1 << 20
+
+#: Unfinished messages may hold this part of the process's memory, and this much at least and most.
+BUDGET_SHARE: Final = 8
+BUDGET_BYTES_MIN: Final = 32 * MIB
+BUDGET_BYTES_MAX: Final = 256 * MIB
+
+#: One connection costs ZeroMQ about so much address space, and a third of it in memory.
+CONNECTION_BYTES: Final = 96 << 10
+#: All connections may take this part of the memory, strangers half of that.
+CONNECTIONS_SHARE: Final = 4
+#: Connections over TCP leave this part to local ones: the owner of a broker always gets in.
+LOCAL_SHARE: Final = 8
+
+#: Strangers may take this part of the descriptors.
+STRANGERS_SHARE: Final = 4
+#: This part of the descriptors stays free, but never more than DESCRIPTORS_FREE_MAX.
+DESCRIPTORS_FREE_SHARE: Final = 8
+DESCRIPTORS_FREE_MAX: Final = 2_048
+
+#: An empty frame takes 2 bytes on the wire and 64 in ZeroMQ's queue. Of local connections, only the
+#: bytes that were seen waiting are known.
+AMPLIFICATION: Final = 32
+AMPLIFICATION_LOCAL: Final = 256
+#: With the largest, those are cut that hold at least this part of it.
+UNFINISHED_SHARE: Final = 16
+
+
+class Level(IntEnum):
+    """How far memory has grown."""
+
+    CALM = 0
+    #: Samples are taken, nothing is cut.
+    ALERT = 1
+    #: Senders of unfinished messages are cut, else strangers that had time for a message.
+    TROUBLE = 2
+    #: Where no message is to blame, strangers are cut at once.
+    SEVERE = 3
+
+
+class Pressure:
+    """Compare memory with what it was when it was calm."""
+
+    def __init__(self, limit: Memory, calm: Memory) -> None:
+        self.limit = limit
+        self.calm = calm
+        self.budget = min(max(limit.resident // BUDGET_SHARE, BUDGET_BYTES_MIN), BUDGET_BYTES_MAX)
+
+    def level(self, now: Memory) -> Level:
+        grown = self._growth(now)
+        room = self._room()
+        if grown.resident > 2 * self.budget or grown.address_space > room * 3 // 4:
+            return Level.SEVERE
+        if grown.resident > self.budget or grown.address_space > room // 2:
+            return Level.TROUBLE
+        if grown.resident > self.budget // 4 or grown.address_space > room // 4:
+            return Level.ALERT
+        return Level.CALM
+
+    def excess(self, now: Memory) -> Memory:
+        """Tell by how much memory has grown, where that is too much. Else 0."""
+        grown = self._growth(now)
+        return Memory(
+            grown.address_space if grown.address_space > self._room() // 4 else 0,
+            grown.resident if grown.resident > self.budget // 4 else 0,
+        )
+
+    def _growth(self, now: Memory) -> Memory:
+        return Memory(
+            now.address_space - self.calm.address_space, now.resident - self.calm.resident
+        )
+
+    def _room(self) -> int:
+        """Tell how much address space was left when it was calm."""
+        return self.limit.address_space - self.calm.address_space
+
+    def follow_down(self, now: Memory) -> None:
+        """Memory that was given back makes the calm lower."""
+        self.calm = Memory(*map(min, self.calm, now))
+
+
+class Limits(Struct, frozen=True):
+    """How many connections there may be."""
+
+    descriptors: int
+    memory: Memory
+
+    @property
+    def connections(self) -> int:
+        return self.memory.resident // CONNECTIONS_SHARE // CONNECTION_BYTES
+
+    @property
+    def strangers(self) -> int:
+        return min(self.connections // 2, self.descriptors // STRANGERS_SHARE)
+
+    @property
+    def descriptors_free(self) -> int:
+        return min(self.descriptors // DESCRIPTORS_FREE_SHARE, DESCRIPTORS_FREE_MAX)
+
+
+def suspects_of(connections: list[Connection], excess: Memory, ripe_ns: int) -> list[Connection]:
+    """Choose the connections whose messages are to blame for the memory.
+
+    A message is unfinished since before `ripe_ns`, or its sender is a stranger. All unfinished
+    messages together must be able to hold half of the excess: else it went to something else.
+    """
+    unfinished = [
+        one
+        for one in connections
+        if one.unfinished > 0 and (one.unfinished_ns <= ripe_ns or not one.has_spoken)
+    ]
+    held = sum(one.unfinished * _amplification(one) for one in unfinished)
+    if excess.resident and 2 * held >= excess.resident:
+        largest = max(one.unfinished for one in unfinished)
+        return [one for one in unfinished if one.unfinished >= largest // UNFINISHED_SHARE]
+    # A frame takes its address space as soon as its length is known.
+    announced = len(unfinished) * FRAME_BYTES_MAX
+    return unfinished if excess.address_space and 2 * announced >= excess.address_space else []
+
+
+def _amplification(connection: Connection) -> int:
+    return AMPLIFICATION_LOCAL if connection.arrivals.is_local else AMPLIFICATION
+
+
+def strangers_of(connections: list[Connection], ripe_ns: int) -> list[Connection]:
+    """Choose the strangers that came before a time. They lose nothing when they are cut."""
+    return [one for one in connections if not one.has_spoken and one.accepted_ns <= ripe_ns]

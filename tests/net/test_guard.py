@@ -1,0 +1,297 @@
+"""The guard: strangers and senders of unfinished messages are cut, peers that behave are not."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskyard.net import accepted, guard, pressure, zap
+from taskyard.net.accepted import Arrivals, Connection, Gate
+from taskyard.net.guard import FOR_CONNECTIONS, FOR_FRAMES, FOR_MEMORY, Guard
+from taskyard.net.memory import Memory
+from taskyard.net.pressure import MIB, Level, Limits, Pressure, strangers_of, suspects_of
+from taskyard.net.sockets import Wire, listen
+from tests.net.kit import PATIENCE_S, arrived, peers, raw_connection, read_to_end
+from tests.system import attackers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the guard is for Linux")
+
+ENDLESS = Memory(1 << 62, 1 << 40)
+
+
+def until(happened: Callable[[], bool]) -> None:
+    """Wait for what another thread does."""
+    ends = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert time.monotonic() < ends
+        time.sleep(0.005)
+
+
+@contextmanager
+def guarded(endpoint: str, limits: Limits) -> Iterator[tuple[Wire, Guard]]:
+    with ExitStack() as stack:
+        watching = Guard(limits)
+        wire = stack.enter_context(closing(listen(endpoint, guard=watching)))
+        stack.enter_context(closing(watching))
+        watching.start()
+        yield wire, watching
+
+
+@pytest.fixture(params=["tcp", "ipc"])
+def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "tcp://127.0.0.1:0" if request.param == "tcp" else f"ipc://{tmp_path}/broker.sock"
+
+
+def few_strangers(number: int) -> Limits:
+    """Limits of memory under which so many strangers may be connected."""
+    part = pressure.CONNECTIONS_SHARE * pressure.CONNECTION_BYTES
+    return Limits(1 << 20, Memory(1 << 62, 2 * number * part))
+
+
+def test_strangers_are_cut_when_there_are_too_many_and_peers_are_not(endpoint: str) -> None:
+    with guarded(endpoint, few_strangers(10)) as (wire, watching), peers(wire) as (peer, route):
+        with ExitStack() as stack:
+            raws = [stack.enter_context(raw_connection(wire.endpoint)) for _ in range(30)]
+            until(lambda: watching.cut[FOR_CONNECTIONS] >= 20)
+            # The oldest first.
+            assert read_to_end(raws[0])[:1] in (b"", b"\xff")
+        assert watching.cut == {FOR_CONNECTIONS: 20}
+        assert wire.send([route, b"still there"])
+        assert arrived(peer) == [b"still there"]
+
+
+def test_silent_strangers_are_cut_before_those_that_greet() -> None:
+    limits = few_strangers(10)
+    with guarded("tcp://127.0.0.1:0", limits) as (wire, watching), ExitStack() as stack:
+        greeted = stack.enter_context(attackers.established(wire.endpoint))
+        for _ in range(20):
+            stack.enter_context(raw_connection(wire.endpoint))
+        until(lambda: watching.cut[FOR_CONNECTIONS] >= 11)
+        greeted.sendall(b"\x00\x05hello")
+        assert arrived(wire)[1:] == [b"hello"]
+
+
+def test_descriptors_are_kept_free_and_peers_wait_at_the_gate(endpoint: str) -> None:
+    used = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a number is wanted, no paths
+    limits = Limits(2 * used + 100, ENDLESS)
+    with guarded(endpoint, limits) as (wire, watching), ExitStack() as stack:
+        # Our own ends are descriptors of this process, too, so most of them are in use.
+        for _ in range(limits.descriptors // 3):
+            stack.enter_context(attackers.silent(wire.endpoint))
+        until(lambda: watching.cut[FOR_CONNECTIONS] > 0)
+        with peers(wire):
+            pass
+
+
+def test_local_peers_are_let_in_when_those_over_tcp_are_too_many() -> None:
+    limits = few_strangers(40)
+    with guarded("tcp://127.0.0.1:0", limits) as (wire, _), ExitStack() as stack:
+        allowed = limits.connections - limits.connections // pressure.LOCAL_SHARE
+        for _ in range(allowed):
+            stack.enter_context(peers(wire))
+        stack.enter_context(raw_connection(wire.endpoint))
+        question = [b"1.0", b"7", b"taskyard.listening", b"", b"", b"NULL"]
+        question[3] = b"127.0.0.1"
+        until(lambda: zap.answer(question)[2:4] == [b"300", b"too many connections"])
+        question[3] = f"localhost:{os.getuid()}:0:1".encode()
+        assert zap.answer(question)[2] == b"200"
+        question[3] = b"127.0.0.1"
+    assert zap.answer(question)[2] == b"200"
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["stranger", "known"])
+def test_sender_of_endless_frames_is_cut_and_memory_is_back(
+    endpoint: str, *, is_known: bool
+) -> None:
+    limits = Limits(1 << 20, Memory(1 << 62, 256 * MIB))
+    with guarded(endpoint, limits) as (wire, watching), peers(wire) as (peer, route):
+        with attackers.established(wire.endpoint) as raw:
+            if is_known:
+                raw.sendall(b"\x00\x05hello")
+                assert arrived(wire)[1:] == [b"hello"]
+                assert wire.receive() is None
+            with pytest.raises((ConnectionError, TimeoutError)):
+                raw.sendall(attackers.CHUNK * 10_000)
+        assert watching.cut[FOR_MEMORY] >= 1
+        assert wire.send([route, b"still there"])
+        assert arrived(peer) == [b"still there"]
+
+
+def test_message_of_far_too_many_frames_is_passed_over_and_its_sender_cut(endpoint: str) -> None:
+    with (
+        guarded(endpoint, Limits(1 << 20, ENDLESS)) as (wire, watching),
+        attackers.established(wire.endpoint) as raw,
+    ):
+        raw.sendall(attackers.EMPTY_WITH_MORE * 100_000 + b"\x00\x00")
+        until(lambda: wire.receive() is None and wire.dropped == 1)
+        until(lambda: watching.cut[FOR_FRAMES] == 1)
+        read_to_end(raw)
+
+
+def test_guard_that_was_never_started_leaves_nothing(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - as above
+    for _ in range(2):
+        watching = Guard()
+        wire = listen(f"ipc://{tmp_path}/broker.sock", guard=watching)
+        watching.close()
+        wire.close()
+    until(lambda: len(os.listdir("/proc/self/fd")) <= before + 8)  # noqa: PTH208 - as above
+
+
+def test_internal_error_is_logged_and_the_guard_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: int) -> int:
+        raise RuntimeError("planted")
+
+    with guarded("tcp://127.0.0.1:0", few_strangers(10)) as (wire, watching), ExitStack() as stack:
+        with monkeypatch.context() as planted:
+            planted.setattr(guard, "_descriptors_used", fail)
+            until(lambda: "internal error in the guard" in caplog.text)
+        for _ in range(20):
+            stack.enter_context(raw_connection(wire.endpoint))
+        until(lambda: watching.cut[FOR_CONNECTIONS] == 10)
+
+
+def test_other_systems_are_told_that_there_is_no_guard(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with guarded("tcp://127.0.0.1:0", few_strangers(1)) as (wire, _), peers(wire):
+        pass
+    assert caplog.messages == ["connections are not guarded against floods on this system"]
+
+
+def test_peers_wait_at_a_shut_gate() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0)
+        place = server.getsockname()
+        gate = Gate(server.fileno())
+        gate.shut()
+        with closing(gate), socket.create_connection(place, timeout=PATIENCE_S):
+            assert gate.has_waiting()
+            with pytest.raises(BlockingIOError):
+                server.accept()
+            gate.pulse(1)
+            gate.pulse(10**6)
+            with pytest.raises(BlockingIOError):
+                server.accept()
+            gate.open()
+            server.accept()[0].close()
+            assert not gate.has_waiting()
+
+
+def test_connection_that_is_gone_has_received_nothing() -> None:
+    assert accepted.received_bytes(1 << 20) == 0
+    assert accepted.waiting_bytes(1 << 20) == 0
+    assert accepted.inode_of(1 << 20) == 0
+
+
+def test_cutter_leaves_the_next_connection_with_that_descriptor_alone() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, closing(accepted.Cutter()) as cutter:
+        another = Connection(ours.fileno(), 1, Arrivals(0, is_local=True), 0)
+        assert cutter.cut(another, is_named=True) == ""
+        theirs.sendall(b"x")
+        assert ours.recv(1) == b"x"
+        gone = Connection(1 << 20, 1, Arrivals(0, is_local=True), 0)
+        assert cutter.cut(gone, is_named=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("grown_mib", "level"),
+    [
+        (0, Level.CALM),
+        (16, Level.CALM),
+        (17, Level.ALERT),
+        (65, Level.TROUBLE),
+        (129, Level.SEVERE),
+    ],
+)
+def test_level_follows_resident_memory(grown_mib: int, level: Level) -> None:
+    judge = Pressure(Memory(1 << 62, 512 * MIB), Memory(0, 100 * MIB))
+    assert judge.level(Memory(400 * MIB, (100 + grown_mib) * MIB)) is level
+
+
+@pytest.mark.parametrize(
+    ("space_mib", "level"),
+    [(200, Level.CALM), (312, Level.ALERT), (368, Level.TROUBLE), (440, Level.SEVERE)],
+)
+def test_level_follows_the_address_space_that_is_left(space_mib: int, level: Level) -> None:
+    judge = Pressure(Memory(512 * MIB, 512 * MIB), Memory(200 * MIB, 0))
+    assert judge.level(Memory(space_mib * MIB, 0)) is level
+
+
+def test_memory_that_is_given_back_lowers_what_is_normal() -> None:
+    judge = Pressure(Memory(1 << 62, 512 * MIB), Memory(300 * MIB, 100 * MIB))
+    judge.follow_down(Memory(350 * MIB, 50 * MIB))
+    assert judge.calm == Memory(300 * MIB, 50 * MIB)
+
+
+def connection(*, unfinished: int, since_ns: int = 0, spoke: bool = True) -> Connection:
+    arrivals = Arrivals(0, is_local=False)
+    if spoke:
+        arrivals.note(5)
+    return Connection(5, 1, arrivals, 0, unfinished=unfinished, unfinished_ns=since_ns)
+
+
+def test_largest_unfinished_messages_are_to_blame() -> None:
+    large, small = connection(unfinished=4 * MIB), connection(unfinished=MIB // 8)
+    idle, young = connection(unfinished=0), connection(unfinished=4 * MIB, since_ns=11)
+    stranger = connection(unfinished=MIB, since_ns=11, spoke=False)
+    every = [large, small, idle, young, stranger]
+    assert suspects_of(every, Memory(0, 100 * MIB), ripe_ns=10) == [large, stranger]
+
+
+def test_messages_too_small_to_explain_the_growth_are_not_to_blame() -> None:
+    assert suspects_of([connection(unfinished=MIB)], Memory(0, 100 * MIB), ripe_ns=10) == []
+
+
+def test_announced_frames_are_to_blame_for_address_space() -> None:
+    announced = connection(unfinished=9)
+    assert suspects_of([announced], Memory(60 * MIB, 0), ripe_ns=10) == [announced]
+    assert suspects_of([announced], Memory(100 * MIB, 0), ripe_ns=10) == []
+
+
+def test_strangers_are_those_without_a_message() -> None:
+    known, stranger = connection(unfinished=0), connection(unfinished=0, spoke=False)
+    assert strangers_of([known, stranger], ripe_ns=10) == [stranger]
+    assert strangers_of([known, stranger], ripe_ns=-1) == []
+
+
+def test_bytes_are_unfinished_only_after_the_listener_was_received(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    received = [100]
+    monkeypatch.setattr(accepted, "received_bytes", lambda _: received[0])
+    one = connection(unfinished=0, spoke=False)
+    one.sample(1, is_caught_up=False, connections=1)
+    one.sample(2, is_caught_up=False, connections=1)
+    assert one.unfinished == 0
+    one.sample(3, is_caught_up=True, connections=1)
+    assert (one.unfinished, one.unfinished_ns) == (100, 2)
+    # A message has come: what was received before belongs to it.
+    one.arrivals.note(5)
+    received[0] = 300
+    one.sample(4, is_caught_up=True, connections=1)
+    assert one.unfinished == 0
+    # Others were received twice as often as there are connections: it had its turn.
+    for _ in range(3):
+        one.arrivals.note(6)
+    received[0] = 500
+    one.sample(5, is_caught_up=False, connections=1)
+    assert one.unfinished == 0
+    for _ in range(3):
+        one.arrivals.note(6)
+    one.sample(6, is_caught_up=False, connections=1)
+    assert one.unfinished == 200

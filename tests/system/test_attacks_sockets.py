@@ -1,0 +1,198 @@
+"""Attacks on a broker's sockets under a memory limit: it lives, serves others, and loses nothing.
+
+Figures are printed with `-s`. Without the guard of connections each of these attacks ends the
+broker or takes its memory.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskyard.client.client import Client
+from taskyard.core.tasks import Submission
+from tests.kit.processes import TASKYARD, Broker, Running
+from tests.system.kit import count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the guard is for Linux")
+
+ATTACKERS = Path(__file__).with_name("attackers.py")
+
+MIB = 1 << 20
+MEMORY_MAX = 512 * MIB
+
+#: Other peers are served within this time on a machine that has nothing else to do.
+SERVED_SECONDS = 10.0
+
+#: Memory is back to normal when so much is left: the requests of the test take some, too.
+LEFT_MAX = 24 * MIB
+
+#: Runs a command under limits: of address space and of descriptors (0: as it is).
+LIMITED = """
+import os, resource, sys
+space, descriptors = map(int, sys.argv[1:3])
+resource.setrlimit(resource.RLIMIT_AS, (space, space))
+if descriptors:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+
+
+def patience() -> float:
+    """As long as peers may take, on a machine with other work."""
+    return SERVED_SECONDS * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def memory_of(pid: int, name: str) -> int:
+    """Resident memory now (VmRSS) or at most so far (VmHWM), in bytes."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name + ":"))
+
+
+@contextmanager
+def limited_broker(directory: Path, *options: str, descriptors: int = 0) -> Iterator[Broker]:
+    limits = (sys.executable, "-c", LIMITED, str(MEMORY_MAX), str(descriptors))
+    with Broker(directory, *options, program=(*limits, *TASKYARD)) as broker:
+        yield broker
+
+
+@contextmanager
+def attack(kind: str, endpoint: str, number: int) -> Iterator[None]:
+    """Attack from another process, from its first full round on."""
+    words = [sys.executable, str(ATTACKERS), kind, endpoint, str(number)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as attacker:
+        assert attacker.stdout is not None
+        assert attacker.stdin is not None
+        assert attacker.stdout.readline() == b"ready\n"
+        yield
+        attacker.stdin.close()
+        assert attacker.wait(60) == 0
+
+
+def assert_felt(running: Running) -> None:
+    """The attack was felt: the process has logged what it did about it."""
+    assert running.process.stderr is not None
+    assert select.select([running.process.stderr], [], [], 5 * patience())[0]
+    assert ": cut " in running.error_line()
+
+
+def client_of(endpoint: str) -> closing[Client]:
+    limit = patience()
+    return closing(Client(endpoint, timeout=limit, report=lambda _: None))
+
+
+def submit(client: Client, name: bytes) -> bytes:
+    """Submit a task, and return its name when that is acknowledged."""
+    assert client.create(Submission([name])) == 1
+    return name
+
+
+def await_memory(pid: int, most: int) -> int:
+    """Wait until the process has given its memory back. Returns what is left."""
+    ends = time.monotonic() + 5 * patience()
+    while memory_of(pid, "VmRSS") > most and time.monotonic() < ends:
+        time.sleep(0.05)  # nothing tells when memory is given back
+    return memory_of(pid, "VmRSS")
+
+
+#: The kind, over which socket, how many connections, and the broker's descriptors.
+ATTACKS = {
+    "endless frames over TCP": ("endless", 1, 1, 0),
+    "endless frames over ipc": ("endless", 0, 1, 0),
+    "endless frames after a good message": ("endless-known", 1, 2, 0),
+    "200 unfinished messages over TCP": ("unfinished", 1, 200, 0),
+    "200 unfinished messages over ipc": ("unfinished", 0, 200, 0),
+    "large frames that are announced": ("announced", 1, 30, 0),
+    "silent connections": ("silent", 1, 2_000, 1_024),
+    "silent connections, many descriptors": ("silent", 1, 4_000, 0),
+    "half greetings": ("half-greeting", 1, 2_000, 1_024),
+    "established connections": ("established", 1, 1_500, 0),
+}
+
+
+@pytest.mark.parametrize(("kind", "socket", "number", "descriptors"), ATTACKS.values(), ids=ATTACKS)
+def test_attack_leaves_the_broker_to_others(
+    tmp_path: Path, kind: str, socket: int, number: int, descriptors: int
+) -> None:
+    options = ("--listen", "dwork=tcp://127.0.0.1:0")
+    with limited_broker(tmp_path, *options, descriptors=descriptors) as broker, ExitStack() as held:
+        known = [held.enter_context(client_of(endpoint)) for endpoint in broker.endpoints]
+        acknowledged = {submit(client, b"before %d" % at) for at, client in enumerate(known)}
+        before = memory_of(broker.pid, "VmRSS")
+        with attack(kind, broker.endpoints[socket], number):
+            assert_felt(broker)
+            began = time.monotonic()
+            acknowledged |= {submit(client, b"during %d" % at) for at, client in enumerate(known)}
+            for at, endpoint in enumerate(broker.endpoints):
+                with client_of(endpoint) as fresh:
+                    acknowledged.add(submit(fresh, b"fresh %d" % at))
+            served = time.monotonic() - began
+        after = await_memory(broker.pid, before + LEFT_MAX)
+        peak = memory_of(broker.pid, "VmHWM")
+        figures = [f"{value // MIB} MiB" for value in (before, peak, after)]
+        sys.stdout.write(f"\n{kind}: memory {' → '.join(figures)}, served in {served:.2f} s\n")
+        assert after <= before + LEFT_MAX
+        assert sum(known[0].status()["connections_cut"].values()) > 0
+        held.close()
+        assert broker.terminate()[0] == 0
+    assert count(tmp_path)[1] == acknowledged
+
+
+@pytest.mark.parametrize("dialect", ["ping-pong", "round-robin", "wmp"])
+def test_endless_frames_in_any_dialect(tmp_path: Path, dialect: str) -> None:
+    places = "tcp://127.0.0.1:0"
+    if dialect == "ping-pong":
+        places = f"{places},{places}"
+    with limited_broker(tmp_path, "--listen", f"{dialect}={places}") as broker:
+        place = broker.endpoints[1].split(",")[0]
+        before = memory_of(broker.pid, "VmRSS")
+        with attack("endless", place, 1):
+            assert_felt(broker)
+            with client_of(broker.endpoint) as fresh:
+                submit(fresh, b"fresh")
+        assert await_memory(broker.pid, before + LEFT_MAX) <= before + LEFT_MAX
+        assert broker.terminate()[0] == 0
+
+
+def test_endless_frames_at_a_relay(tmp_path: Path) -> None:
+    with limited_broker(tmp_path, "--listen", "wmp=tcp://127.0.0.1:0") as broker:
+        words = ("relay", "--until-eof", "--listen", "tcp://127.0.0.1:0")
+        limits = (sys.executable, "-c", LIMITED, str(MEMORY_MAX), "0")
+        upstream = ("--to", broker.endpoints[1])
+        program = (*limits, *TASKYARD)
+        with Running(tmp_path, *words, *upstream, program=program) as relay:
+            place = relay.line().split()[2]
+            before = memory_of(relay.pid, "VmRSS")
+            with attack("endless", place, 1):
+                assert_felt(relay)
+            assert await_memory(relay.pid, before + LEFT_MAX) <= before + LEFT_MAX
+            assert relay.terminate()[0] == 0
+        assert broker.terminate()[0] == 0
+
+
+def test_idle_worker_is_not_cut_while_others_attack(tmp_path: Path) -> None:
+    options = ("--listen", "dwork=tcp://127.0.0.1:0")
+    with limited_broker(tmp_path, *options) as broker, client_of(broker.endpoint) as client:
+        words = ("worker", "--broker", broker.endpoints[1], "--until-eof")
+        with Running(tmp_path, *words) as worker:
+            assert " works for the broker at " in worker.error_line()
+            before = client.workers()
+            with attack("unfinished", broker.endpoints[1], 100):
+                assert_felt(broker)
+                assert client.submit(["echo", "hello"]).result(patience()) is not None
+            assert [one["name"] for one in client.workers()] == [one["name"] for one in before]
+            code, _, err = worker.terminate()
+            assert code == 0
+            assert "no answer" not in err
+        assert broker.terminate()[0] == 0
