@@ -512,3 +512,28 @@ def test_task_whose_rows_are_trimmed_is_shown_without_them(tmp_path: Path) -> No
     compaction.compact(tmp_path, yard.store)
     view = shown(yard, b"a")
     assert (view.payload, view.attempts) == (None, [])
+
+
+def test_results_are_read_for_a_client_when_it_reads(desk: Desk) -> None:
+    desk.turn(finish(b"a", b"b"))
+    deaf = [b"client"]
+    answers = Answers(desk.store, desk.index, lambda client: client not in deaf)
+    (owed,) = desk.broker.scheduler.handle(results(b"a", b"b"))
+    effects = [owed]
+    answers.complete(effects)
+    assert (effects, desk.store.read, answers.are_owed()) == ([], [], False)
+    deaf.clear()
+    assert answers.are_owed()
+    answers.complete(effects)
+    assert effects == [told(b"a", b"b")]
+
+
+def test_request_of_a_client_that_does_not_read_is_answered_when_it_does(desk: Desk) -> None:
+    desk.turn(finish(b"a"))
+    deaf = [b"client"]
+    desk.broker.is_reading = lambda client: client not in deaf
+    assert desk.turn(results(b"a")) == []
+    assert desk.turn() == []
+    deaf.clear()
+    assert desk.turn() == [told(b"a")]
+    assert desk.waits[-1] == 0

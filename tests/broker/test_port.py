@@ -35,6 +35,8 @@ class Desk:
         self.waits: list[int | None] = []
         self.is_full = False
         self.now_ns = 1
+        #: What it takes to decode a message.
+        self.decoding_ns = 0
         self._inbox: list[list[bytes]] = []
         self.port = SocketPort(self, [cast("Wire", self)], cast("Poller", self), self)
 
@@ -71,6 +73,7 @@ class Desk:
     # The dialect.
 
     def take(self, route: bytes, frames: Sequence[bytes], now_ns: int) -> Sequence[Event]:
+        self.now_ns += self.decoding_ns
         return [StatsAsked(now_ns, route, int(frames[0]))]
 
     def tell(self, effect: Effect) -> Sequence[Reply]:
@@ -149,3 +152,9 @@ def test_backlog_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     desk.now_ns += RETRY_NS
     desk.turn()
     assert [number for _, number in desk.heard] == [1, 2, 3, 4]
+
+
+def test_turn_takes_no_more_in_when_decoding_took_long() -> None:
+    desk = Desk()
+    desk.decoding_ns = port.DECODING_NS_MAX // 3
+    assert desk.turn(b"quick", 1, 2, 3, 4, 5, 6, 7) == ([1, 2, 3, 4], [])
