@@ -420,9 +420,7 @@ def sort_predecessors(
     return waiting, done
 
 
-def _sort_unknown(
-    name: bytes, unknown: Unknown, waiting: list[bytes], campaign: bytes
-) -> None:
+def _sort_unknown(name: bytes, unknown: Unknown, waiting: list[bytes], campaign: bytes) -> None:
     """Wait for an unknown name, refuse it, or leave it out: no task of that name was ever done."""
     if not name or len(name) > NAME_BYTES_MAX:
         text = f"a task's name must have 1 to {NAME_BYTES_MAX} bytes"
