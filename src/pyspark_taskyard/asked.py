@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pyspark_taskyard.stored import results_batch, tasks_batch
 from pyspark_taskyard.tables import ARROW
-from taskyard.client.asking import PAGE
+from taskyard.client.asking import PAGE, full_name
 from taskyard.client.client import Client, scope_of
 from taskyard.client.following import look
 from taskyard.core.states import TaskState
@@ -46,8 +46,9 @@ def tasks(options: Options) -> Iterator[pa.RecordBatch]:
 def results(options: Options) -> Iterator[pa.RecordBatch]:
     with connected(options) as client:
         for views in _pages(client, options, _ENDED):
-            told = client.results([view["name"] for view in views])
-            found = [told[view["name"]] for view in views]
+            names = [full_name(view) for view in views]
+            told = client.results(names)
+            found = [told[name] for name in names]
             is_done = [view["state"] == "done" for view in views]
             kept = [Result(one.text, one.bytes_total) for one in found]
             yield results_batch(

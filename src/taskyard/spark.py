@@ -41,16 +41,16 @@ def map_rows(  # noqa: PLR0913  # all but the first are named
 
     `call` names a function, "module:function", that gets the row's columns by their names, or
     those of `arguments`; `argv` is a command, in whose words {column} stands for the row's value.
-    `key` is the column that tells rows apart: a task is called CAMPAIGN/KEY, so to run it again
-    submits nothing twice and waits for the same. Options are the keys of a task: service, lane,
-    priority, retries, backoff, time_limit, slots, …, the same for all.
+    `key` is the column that tells rows apart: its value is the name of the row's task in the
+    campaign, so to run it again submits nothing twice and waits for the same. Options are the keys
+    of a task: service, lane, priority, retries, backoff, time_limit, slots, …, the same for all.
 
-    The frame has the columns key, name, state, result (text: what a program printed, what a
-    function returned as JSON), reason, attempts, worker and seconds. It is kept by Spark until it
+    The frame has the columns key, name, campaign, state, result (text: what a program printed, what
+    a function returned as JSON), reason, attempts, worker and seconds. It is kept by Spark until it
     is `unpersist`ed. Raises `TimedOut` after `timeout` seconds; the tasks go on.
     """
     at = mapping.place(broker, state, key_file, campaign)
     work = {"call": call, "arguments": arguments, "argv": argv}
-    tasks = mapping.tasks_of(df, key, campaign, work, options)
+    tasks = mapping.tasks_of(df, key, work, options)
     since = mapping.run(tasks, at, timeout)
     return mapping.outcomes(df, key, at, since)

@@ -40,9 +40,9 @@ class State:
         self.yard = WritingYard(self.store)
         self.yard.join(b"w", slots_total=4, dialect=b"native")
         self.yard.submit(b"a", b"b", campaign=b"one")
-        self.yard.submit(b"c", after=[[b"a"]], campaign=b"two", priority=3)
+        self.yard.submit(b"c", after=[[b"one/a"]], campaign=b"two", priority=3)
         self.yard.take(b"w", 1)
-        self.yard.finish(b"w", b"a", texts=[b"result of a"])
+        self.yard.finish(b"w", b"one/a", texts=[b"result of a"])
         compaction.compact(directory, self.store)
         self.go_on(b"d")
 
@@ -97,7 +97,7 @@ class TestWriting:
         with broker.client() as client:
             assert client.counts("c")["ready"] == 300
             broker.run_all()
-            assert client.result("t299") == "299\n"
+            assert client.result("c/t299") == "299\n"
 
     def test_what_is_waited_for_may_come_later(
         self, spark: SparkSession, broker: MemoryBroker
@@ -160,12 +160,12 @@ class TestStateAsTables:
         results = _read(spark, "results", state=str(state.directory)).collect()
         assert {one["name"]: bytes(one["result"]) for one in results} == {
             "a": b"result of a",
-            "c": b"result of c",
+            "c": b"result of two/c",
         }
 
     def test_a_campaign_can_be_read_alone(self, spark: SparkSession, state: State) -> None:
         where = {"state": str(state.directory), "campaign": "two"}
-        assert {row["task"] for row in _read(spark, "events", **where).collect()} == {"c"}
+        assert {row["task"] for row in _read(spark, "events", **where).collect()} == {"two/c"}
         with pytest.raises(Exception, match="edges have no campaign"):
             _read(spark, "edges", **where).collect()
 
@@ -188,12 +188,13 @@ class TestBrokerAsTables:
         events = _read(spark, "events", **where).orderBy("record").collect()
         told = [(one["kind"], one["task"]) for one in events if one["task"]]
         assert told == [
-            *(("submitted", "a"), ("submitted", "b"), ("leased", "a"), ("finished", "a")),
-            *(("leased", "b"), ("failed", "b")),
+            *(("submitted", "c/a"), ("submitted", "c/b")),
+            *(("leased", "c/a"), ("finished", "c/a"), ("leased", "c/b"), ("failed", "c/b")),
         ]
-        assert [(e["campaign"], e["lane"]) for e in events if e["task"] == "a"] == [("c", "l")] * 3
+        own = [(e["campaign"], e["lane"]) for e in events if e["task"] == "c/a"]
+        assert own == [("c", "l")] * 3
         edges = _read(spark, "edges", **where).collect()
-        assert [(one["task"], one["after"]) for one in edges] == [("b", "a")]
+        assert [(one["task"], one["after"]) for one in edges] == [("c/b", "c/a")]
 
 
 #: How often a stream is started again.

@@ -17,7 +17,9 @@ import pytest
 from msgspec import Struct, field
 
 from taskyard.core import graph, records
+from taskyard.core.effects import Accepted
 from taskyard.core.events import Outcome, Repeat, Unknown
+from taskyard.core.identity import spelling, split
 from taskyard.core.states import TaskState
 from taskyard.journal import compaction, recovery
 from taskyard.journal.sqlite import SqliteStore
@@ -187,7 +189,7 @@ class Teller:
         self.yard = WritingYard(store)
         self._random = random.Random(SEED)
         self._names: list[bytes] = []
-        self._promised: list[bytes] = []
+        self._promised: list[tuple[bytes, bytes]] = []
         self.yard.join(WORKER)
 
     def tell(self, rounds: int) -> None:
@@ -210,15 +212,16 @@ class Teller:
         campaign = chance.choice(CAMPAIGNS)
         name = b"t%d" % len(self._names)
         if self._promised and chance.random() < 0.5:
-            name = self._promised.pop()
+            campaign, name = self._promised.pop()
         usable = [one for one in self._names[-15:] if self._is_usable(one)]
         after = chance.sample(usable, min(len(usable), chance.choice((0, 1, 1, 2, 3))))
         if chance.random() < 0.1:
-            self._promised.append(b"promised-%d" % len(self._names))
-            after.append(self._promised[-1])
-        self.yard.submit(name, after=[after], campaign=campaign, unknown=Unknown.WAIT)
-        if name in self.yard.scheduler.ledger.tasks:  # it would have closed a cycle otherwise
-            self._names.append(name)
+            promised = (chance.choice(CAMPAIGNS), b"promised-%d" % len(self._names))
+            self._promised.append(promised)
+            after.append(spelling(*promised))
+        told = self.yard.submit(name, after=[after], campaign=campaign, unknown=Unknown.WAIT)
+        if isinstance(told[0], Accepted):  # it would have closed a cycle otherwise
+            self._names.append(spelling(campaign, name))
         self.yard.submit(name + b" alone", campaign=ALONE)
 
     def _is_usable(self, name: bytes) -> bool:
@@ -234,12 +237,11 @@ class Teller:
         elif action < 0.2:
             self.yard.retry(name)
         elif action < 0.4:  # anew if it has ended, else more to wait for
-            same = self.yard.scheduler.ledger.tasks[name].terms.campaign
-            campaign = chance.choice((same, *CAMPAIGNS))
+            campaign = self.yard.scheduler.ledger.tasks[name].terms.campaign
             before = chance.choice(self._names)
             after = [[before]] if self._is_usable(before) else [[b"nobody"]]
             terms = {"campaign": campaign, "repeat": Repeat.EXTEND, "unknown": Unknown.DONE}
-            self.yard.submit(name, after=after, **terms)
+            self.yard.submit(split(name, campaign), after=after, **terms)
 
 
 class Told(Struct):
@@ -382,8 +384,8 @@ def test_change_in_one_campaign_renews_linked_ones_and_no_other(
         yard = WritingYard(store)
         yard.join(WORKER)
         yard.submit(b"a", campaign=b"A")
-        yard.submit(b"b", after=[[b"a"]], campaign=b"B")
-        yard.submit(b"c", after=[[b"b"]], campaign=b"C")
+        yard.submit(b"b", after=[[b"A/a"]], campaign=b"B")
+        yard.submit(b"c", after=[[b"B/b"]], campaign=b"C")
         yard.submit(b"other", campaign=b"other", priority=-1)
         compaction.export(state, store)
         assert make_tables(spark, state, out) == 4
@@ -393,7 +395,7 @@ def test_change_in_one_campaign_renews_linked_ones_and_no_other(
         yard.report(WORKER, taken, Outcome.FAILED_FOR_GOOD, texts=[b"no"])
         compaction.export(state, store)
         assert make_tables(spark, state, out) == 3
-        assert behind(spark, out) == ["b", "c"]
+        assert behind(spark, out) == ["B/b", "C/c"]
         assert files(out, "other") == before != {}
 
 

@@ -312,17 +312,39 @@ def test_a_name_that_is_known_as_something_else_stops_all_before_it_begins(
     spark: SparkSession, tmp_path: Path, broker: MemoryBroker
 ) -> None:
     with broker.client() as client:
-        client.submit(["true"], name="b", campaign="c").name  # noqa: B018  # waits for nothing
+        client.submit(["true"], name="a", campaign="c")
+        client.submit(["false"], name="b", campaign="c")
+        client.submit(["true"], name="c/c")
         client.submit(["false"], name="d", campaign="other")
         client.status()
         tasks = [{"name": name, "argv": ["true"]} for name in "abcd"]
         checked = _read(spark, _write(tmp_path / "a.jsonl", tasks))
         found = load.conflicts(checked, target(broker.endpoint, None, "c", Unknown.REFUSE))
-        assert len(found) == 1
-        assert "task d is known" in found[0]
-        assert sorted(_views(client)) == ["b", "d"]
-        with pytest.raises(Refused, match="task d is known"):
+        assert len(found) == 2
+        assert "task c/b is known with another payload" in found[0]
+        assert "task c/c: the name is that of a task outside any campaign" in found[1]
+        assert len(client.known(["c/a", "c/b", "c/c", "other/d", "c/d"])) == 4
+        with pytest.raises(Refused, match="task c/b is known"):
             _submit(checked, broker)
+
+
+def test_task_is_never_tied_to_another_files_task_of_the_same_name(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    def tasks(own: str) -> list[dict[str, Any]]:
+        first = {"name": "first", "argv": ["echo", own]}
+        last = {"name": f"last-{own}", "argv": ["true"], "after": ["first"]}
+        return [first, last, {"name": f"alone-{own}", "argv": ["true"]}]
+
+    _write(tmp_path / "one.jsonl", tasks("1"))
+    _write(tmp_path / "two.jsonl", tasks("2"))
+    files = [str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")]
+    checked = load.read(spark, files, Options(campaign="c"))
+    told = [str(one).partition("two.jsonl:")[2] for one in checked.rejects]
+    assert told[0].startswith("1: the name 'first' stands in ")
+    assert told[1] == "2: waits for 'first', which was rejected (line 1)"
+    assert len(told) == 2
+    assert len(checked.judged.places) == 4
 
 
 _KILLED = """
@@ -423,9 +445,13 @@ def test_the_verb_submits_all_or_nothing(
         _, out, _ = _call(file, *to, "--skip-bad", capsys=capsys)
         assert out == "campaign d: 5 tasks: 0 new, 5 known\n"
         assert client.counts("d")["ready"] == 1
-        code, _, err = _call(file, *to, "--skip-bad", "--campaign", "e", capsys=capsys)
+        code, out, _ = _call(file, *to, "--skip-bad", "--campaign", "e", capsys=capsys)
+        assert (code, out) == (0, "campaign e: 5 tasks: 5 new, 0 known\n")
+        tasks[0] = {**tasks[0], "payload": "another"}
+        _write(tmp_path / "d.jsonl", tasks)
+        code, _, err = _call(file, *to, "--skip-bad", capsys=capsys)
         assert code == 2
-        assert "5 tasks of these names are known, and not the same" in err
+        assert "1 task of these names are known, and not the same" in err
 
 
 @pytest.mark.usefixtures("spark")

@@ -43,7 +43,7 @@ def test_a_function_gets_the_columns_of_its_row(spark: SparkSession) -> None:
     ]
     assert len(rows) == 20
     assert json.loads(rows[7]["result"]) == {"id": 7, "a": "x7", "b": None}
-    assert (rows[7]["name"], rows[7]["state"], rows[7]["attempts"]) == ("c/7", "done", 1)
+    assert (rows[7]["name"], rows[7]["state"], rows[7]["attempts"]) == ("7", "done", 1)
     assert rows[7]["worker"]
     assert rows[7]["seconds"] >= 0
 

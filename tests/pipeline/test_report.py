@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 #: Text that would do something if it were taken for more than text.
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>"
+#: A campaign has no `/`.
+CAMPAIGN = HOSTILE.replace("/", "|")
 MARKUP = '<a href="javascript:alert(2)">x</a>&lt;b&gt;<br>'
 
 #: What a page of a run shows that has everything.
@@ -56,15 +58,16 @@ def tell(yard: WritingYard) -> None:
     yard.join(markup, slots_total=2, services=(b"exec", b"smtp"), incarnation=1)
     yard.join(b"w2", slots_total=2, services=(b"exec", b"smtp"), silence_ns=5 * SECOND_NS)
     first = [hostile, *(b"first-%d" % number for number in range(9))]
-    yard.submit(*first, campaign=hostile, service=b"exec")
+    campaign = CAMPAIGN.encode()
+    yard.submit(*first, campaign=campaign, service=b"exec")
     second = [b"second-%d" % number for number in range(10)]
-    yard.submit(*second, after=[[name] for name in first], campaign=hostile, service=b"exec")
+    yard.submit(*second, after=[[name] for name in first], campaign=campaign, service=b"exec")
     mail = [b"mail-%d" % number for number in range(6)]
     lanes = [markup, markup, b"y", b"y", hostile, hostile]
-    yard.submit(*mail, lanes=lanes, campaign=hostile, service=b"smtp")
+    yard.submit(*mail, lanes=lanes, campaign=campaign, service=b"smtp")
     yard.take(b"w2", 1)
     yard.later(6)  # w2 fell silent
-    yard.handle_stale(b"mail-0")
+    yard.handle_stale(CAMPAIGN.encode() + b"/mail-0")
     for _ in range(60):
         taken = yard.take(markup, 2)
         if not taken:
@@ -77,9 +80,9 @@ def tell(yard: WritingYard) -> None:
 def _settle(yard: WritingYard, name: bytes) -> None:
     worker, reason = MARKUP.encode(), HOSTILE.encode()
     attempts = yard.scheduler.ledger.tasks[name].attempt
-    if name == b"first-1":
+    if name.endswith(b"/first-1"):
         yard.report(worker, name, Outcome.FAILED_FOR_GOOD, texts=[reason])
-    elif name == b"first-2" and attempts == 1:
+    elif name.endswith(b"/first-2") and attempts == 1:
         due_ns = BEGIN_NS + yard.now_ns + SECOND_NS // 2
         yard.report(worker, name, Outcome.RETRY_AT, texts=[b"busy"], retry_at_ns=[due_ns])
     else:
@@ -111,7 +114,7 @@ def told(state: Path, spark: SparkSession) -> dict[str, Any]:
     """What the verb says, which has written the page by then."""
     assert spark is not None
     answer = io.TextIOWrapper(io.BytesIO())
-    arguments = ["pipeline", "report", "--state", str(state), "--campaign", HOSTILE, "--json"]
+    arguments = ["pipeline", "report", "--state", str(state), "--campaign", CAMPAIGN, "--json"]
     with contextlib.redirect_stdout(answer):
         assert run(taskyard, [*arguments, "--out", str(state.parent / "out")]) == 0
     answer.seek(0)
@@ -138,7 +141,7 @@ def test_page_opens_offline_without_a_complaint_and_shows_every_picture(
         assert wide > 800, name
         assert high >= 200, name
         assert drawn, name
-    assert seen.page.title().startswith("Campaign </script><script>docu")
+    assert seen.page.title().startswith("Campaign <|script><script>docu")
     assert HOSTILE[:20] in seen.page.inner_text("body")
 
 
@@ -177,7 +180,8 @@ def test_tables_are_beside_it_as_parquet_and_csv(out: Path) -> None:
         assert pq.read_table(out / "tables" / f"{name}.parquet").num_rows == rows
         assert pyarrow.csv.read_csv(out / "tables" / f"{name}.csv").num_rows == rows
     tasks = pq.read_table(out / "tables" / "tasks.parquet")
-    assert HOSTILE in tasks.column("task").to_pylist()
+    assert HOSTILE in tasks.column("name").to_pylist()
+    assert f"{CAMPAIGN}/{HOSTILE}" in tasks.column("task").to_pylist()
 
 
 def test_history_is_found_where_it_may_be(state: Path, spark: SparkSession, tmp_path: Path) -> None:

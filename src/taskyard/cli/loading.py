@@ -28,7 +28,7 @@ from taskyard.client.campaign.read import (
 )
 from taskyard.client.campaign.submitting import submissions
 from taskyard.client.campaign.tasks import BadTask, service_of
-from taskyard.client.steering import lane_templates
+from taskyard.client.steering import known_predecessors, lane_templates
 from taskyard.core.events import Scope, Unknown
 from taskyard.core.identity import spelling
 from taskyard.core.states import TaskState
@@ -158,9 +158,8 @@ def _unknown_names(client: Client, loaded: Loaded, campaign: str, *, is_empty: b
     names = [stranger.name for stranger in loaded.survey.unknown]
     if is_empty:
         return names
-    wanted = [one for name in names for one in (spelling(campaign, name), name)]
-    found = dict.fromkeys(map(full_name, _known(client, wanted)))
-    return [name for name in names if not {spelling(campaign, name), name} & found.keys()]
+    known = known_predecessors(client, campaign, names)
+    return [name for name in names if name not in known]
 
 
 def _without_strangers(loaded: Loaded, unknown: list[str], *, skip_bad: bool) -> Loaded:

@@ -134,6 +134,7 @@ def _look(talk: Talk, found: list[str], options: Options, given: dict[str, Any])
 def _load(
     talk: Talk, client: Client, found: list[str], options: Options, given: dict[str, Any]
 ) -> ExitCode:
+    from taskyard.client.steering import known_predecessors  # noqa: PLC0415
     from taskyard.pipeline.jobs import load as job  # noqa: PLC0415
     from taskyard.pipeline.submitting import target  # noqa: PLC0415
 
@@ -141,7 +142,7 @@ def _load(
     with _spark(talk, given["master"]) as spark:
         checked = _read(spark, talk, found, options)
         strangers = [] if is_empty else list(checked.judged.unknown)
-        checked.judge_again(known=client.known(strangers))
+        checked.judge_again(known_predecessors(client, options.campaign, strangers))
         _settle_rejects(talk, checked, given)
         key = talk.key or talk.settings().broker.key
         campaign = options.campaign

@@ -11,6 +11,7 @@ from taskyard.client.campaign import bundles
 from taskyard.client.campaign.submitting import encode_text
 from taskyard.client.campaign.tasks import service_of
 from taskyard.core.events import Unknown
+from taskyard.core.identity import spelling
 from taskyard.errors import Refused
 from taskyard.wire import dwork_peer as peer
 
@@ -43,6 +44,19 @@ def move(client: Client, scope: Scope, service: str | None, lane: str | None) ->
     """Put the tasks of a scope that no worker holds elsewhere; None: as it is. Returns how many."""
     to_service, to_lane = (None if one is None else encode_text(one) for one in (service, lane))
     return _count(client, partial(peer.move, scope=scope, service=to_service, lane=to_lane))
+
+
+def known_predecessors(client: Client, campaign: str, names: Sequence[str]) -> dict[str, None]:
+    """Return those of these names in `after` that mean a known task to tasks of this campaign."""
+    found = client.known([one for name in names for one in (spelling(campaign, name), name)])
+
+    def is_known(name: str) -> bool:
+        own, other = found.get(spelling(campaign, name)), found.get(name)
+        if own is not None and own["campaign"] == campaign:
+            return True
+        return other is not None and asking.full_name(other) == name
+
+    return dict.fromkeys(filter(is_known, names))
 
 
 def create_after(

@@ -109,6 +109,7 @@ def judge(
     table = table.sort_by("place") if not _is_sorted(table) else table
     good = table.filter(pc.is_null(table["reason"]))
     tasks, rejected = _without_doubles(good, where)
+    _reject_behind_doubles(tasks, good, rejected, where)
     unknown = _unknown(tasks)
     bad = _bad_names(table, tasks)
     _reject_behind_bad(tasks, unknown, bad, where)
@@ -149,6 +150,27 @@ def _without_doubles(good: pa.Table, where: Where) -> tuple[_Tasks, dict[int, st
     before = pc.fill_null(before, -1).to_numpy(zero_copy_only=False)
     waiting = np.repeat(np.arange(len(good)), lengths)
     return _Tasks(good, encoded.dictionary, waiting, before), rejected
+
+
+def _reject_behind_doubles(
+    tasks: _Tasks, good: pa.Table, doubles: Mapping[int, str], where: Where
+) -> None:
+    """Reject tasks that wait for a name of which their own file's row was rejected: the row that
+    counts is another file's, and another task."""
+    if not doubles:
+        return
+    is_double = pc.is_in(good["place"], value_set=pa.array([*doubles], pa.int64()))
+    rows = good.filter(is_double)
+    places = zip(rows["name"].to_pylist(), rows["place"].to_pylist(), strict=True)
+    by_file = {(where(place)[0], name): place for name, place in places}
+    names = pa.array(dict.fromkeys(name for _, name in by_file), pa.string())
+    numbers = pc.index_in(names, value_set=tasks.names).to_numpy(zero_copy_only=False)
+    for edge in np.flatnonzero(np.isin(tasks.before, numbers)).tolist():
+        number, before = int(tasks.waiting[edge]), int(tasks.before[edge])
+        name, file = tasks.name(before), where(tasks.place(number))[0]
+        place = by_file.get((file, name))
+        if place is not None and where(tasks.place(before))[0] != file:
+            tasks.rejected.setdefault(number, _behind(tasks, number, name, place, where))
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

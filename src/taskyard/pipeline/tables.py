@@ -28,7 +28,7 @@ from taskyard.pipeline.layout import KEY, NO_DAY, YARD, campaign_key, folder, sp
 _WORK: Final = "_work"
 
 #: What the tables hold, and how; others are not gone on with.
-_VERSION: Final = 3
+_VERSION: Final = 4
 
 _MARK = re.compile(r"(\d{12,})-(\d{12,})")
 

@@ -1,6 +1,7 @@
 """The datasets that are computed from events and edges.
 
-A task is known by campaign, name and generation: a name that has ended may be submitted anew.
+A task is known by campaign, name and generation: a name that has ended may be submitted anew. Its
+full name, `task`, tells tasks of all campaigns apart.
 Times are UTC to the microsecond; durations are differences of exact nanoseconds.
 """
 
@@ -21,7 +22,8 @@ from taskyard.pipeline.datasets.dataset import (
 #: Whose row it is.
 _TASK: Final = (
     Column("campaign", STRING, "the task's campaign, empty for none"),
-    Column("task", STRING, "its name"),
+    Column("task", STRING, "its full name: CAMPAIGN/NAME, outside any campaign NAME"),
+    Column("name", STRING, "its name in its campaign"),
     Column("generation", LONG, "how often the name was submitted to the campaign, with this one"),
 )
 
@@ -219,7 +221,8 @@ CRITICAL_PATH: Final = Dataset(
     (
         Column("campaign", STRING, "the campaign, empty for none"),
         Column("position", LONG, "its place in the chain; the first is 1"),
-        Column("task", STRING, "its name"),
+        Column("task", STRING, "its full name: CAMPAIGN/NAME, outside any campaign NAME"),
+        Column("name", STRING, "its name in its own campaign"),
         Column("generation", LONG, "how often the name was submitted, with this one"),
         Column("after", STRING, "the task before it in the chain; null for the first"),
         *_PLACE,

@@ -24,7 +24,7 @@ EVENTS: Final = Dataset(
         Column("time", TIME, "when it was decided"),
         Column("time_ns", LONG, "the same to the nanosecond"),
         Column("kind", STRING, "what happened; the kinds are in [journal.md](journal.md)"),
-        Column("task", STRING, "the task; null where a record is about none"),
+        Column("task", STRING, "the task's full name; null where a record is about none"),
         Column("attempt", LONG, "the attempt it is about; where there is none, the latest so far"),
         Column("worker", STRING, "the worker that did it, or to which it was done"),
         Column("dialect", STRING, "of a submission, how it came in; else the worker's"),
@@ -57,7 +57,7 @@ EDGES: Final = Dataset(
     (
         Column("sequence", LONG, "the journal's row that said so"),
         Column("record", LONG, "the record that said so"),
-        Column("task", STRING, "who waits"),
+        Column("task", STRING, "the full name of the task that waits"),
         Column("after", STRING, "for whom, also if that was done already"),
     ),
 )

@@ -19,6 +19,7 @@ from taskyard.client import finding
 from taskyard.client.asking import TaskResult
 from taskyard.client.client import Client, scope_of
 from taskyard.client.following import look
+from taskyard.core.identity import prefix
 from taskyard.core.tasks import shown, truncated_text
 from taskyard.errors import UserError
 
@@ -46,14 +47,13 @@ class Place(Struct, frozen=True):
 def place(broker: str | None, state: str | None, key: str | None, campaign: str) -> Place:
     """The place that is meant, by the rules that every client has."""
     if not campaign:
-        raise UserError("give the campaign a name: the tasks are called CAMPAIGN/KEY")
+        raise UserError("give the campaign a name: the tasks have the full names CAMPAIGN/KEY")
     return Place(finding.endpoint(broker, state), key, campaign)
 
 
 def tasks_of(
     frame: DataFrame,
     key: str,
-    campaign: str,
     work: dict[str, Any],
     options: dict[str, Any],
 ) -> DataFrame:
@@ -61,7 +61,7 @@ def tasks_of(
     _check_columns(frame, [key])
     if (work["call"] is None) == (work["argv"] is None):
         raise UserError("say what to do with a row: call='module:function', or argv=[…]")
-    columns = {"name": name_of(key, campaign)}
+    columns = {"name": name_of(key)}
     if work["call"] is not None:
         columns |= _call(frame, work["call"], work["arguments"])
     else:
@@ -70,9 +70,9 @@ def tasks_of(
     return frame.select(*(column.alias(name) for name, column in columns.items()))
 
 
-def name_of(key: str, campaign: str) -> Column:
-    """The name of a row's task."""
-    return F.concat(F.lit(f"{campaign}/"), F.col(f"`{key}`").cast("string"))
+def name_of(key: str) -> Column:
+    """Return the name of a row's task in its campaign."""
+    return F.col(f"`{key}`").cast("string")
 
 
 def _call(frame: DataFrame, call: str, arguments: Sequence[str] | None) -> dict[str, Column]:
@@ -128,12 +128,16 @@ def run(tasks: DataFrame, at: Place, timeout: float | None) -> int:
 
 def outcomes(frame: DataFrame, key: str, at: Place, since: int) -> DataFrame:
     """What became of each row's task."""
-    keys = frame.select(F.col(f"`{key}`").alias("key"), name_of(key, at.campaign).alias("name"))
+    full_name = F.concat(F.lit(prefix(at.campaign)), name_of(key))
+    keys = frame.select(
+        F.col(f"`{key}`").alias("key"), name_of(key).alias("name"), full_name.alias("task")
+    )
     kind = keys.schema["key"].dataType.simpleString()
     fetched = keys.mapInArrow(_fetcher(at), f"key {kind}, {_RESULTS}")
     doers = frame.sparkSession.createDataFrame(_doers(at, since))
-    told = fetched.join(doers, "name", how="left").select(
-        *("key", "name", "state", "result", "reason", "attempts", "worker", "seconds")
+    told = fetched.join(doers, "task", how="left").select(
+        *("key", "name", F.lit(at.campaign).alias("campaign")),
+        *("state", "result", "reason", "attempts", "worker", "seconds"),
     )
     kept = told.persist(StorageLevel.MEMORY_AND_DISK)
     kept.count()
@@ -150,7 +154,7 @@ def _fetcher(at: Place) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Reco
 
 
 def _fetched(client: Client, batch: pa.RecordBatch) -> pa.RecordBatch:
-    names = batch["name"].to_pylist()
+    names = batch["task"].to_pylist()
     told, views = client.results(names), client.known(names)
     states = [views[name]["state"] for name in names]
     # A truncated result is no result: the reason says so.
@@ -188,7 +192,7 @@ def _doers(at: Place, since: int) -> pa.Table:
             cursor, journal = told.cursor, told.journal
     return pa.table(
         {
-            "name": pa.array(done, pa.string()),
+            "task": pa.array(done, pa.string()),
             "worker": pa.array([worker for worker, _ in done.values()], pa.string()),
             "seconds": pa.array([seconds for _, seconds in done.values()], pa.float64()),
         }

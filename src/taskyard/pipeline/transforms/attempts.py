@@ -4,7 +4,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from taskyard.pipeline.datasets import ATTEMPTS
-from taskyard.pipeline.transforms.steps import OUTCOMES, queued_ns, run_ns, steps
+from taskyard.pipeline.transforms.steps import OUTCOMES, name_in, queued_ns, run_ns, steps
 
 
 def attempts(events: DataFrame) -> DataFrame:
@@ -22,6 +22,7 @@ def attempts_of(moves: DataFrame) -> DataFrame:
     started_ns = f.col("measured.started_ns")
     ended_ns = started_ns + f.col("measured.run_ns")
     made: dict[str, Column] = {
+        "name": name_in(f.col("campaign"), f.col("task")),
         "ready": f.when(is_ready, f.col("last_time")),
         "leased": f.col("time"),
         "settled": f.when(is_settled, f.col("next_time")),

@@ -124,3 +124,13 @@ def queued_ns() -> Column:
 def _state() -> Column:
     pairs = [f.lit(word) for pair in STATES.items() for word in pair]
     return f.create_map(*pairs)[f.col("kind")]
+
+
+def name_in(campaign: Column, task: Column) -> Column:
+    """Return the name of a task in its campaign, from its full name.
+
+    Tasks of old journals have their name alone as full name.
+    """
+    is_full = (campaign != "") & task.startswith(f.concat(campaign, f.lit("/")))
+    rest = task.substr(f.length(campaign) + 2, f.length(task))
+    return f.when(is_full, rest).otherwise(task)

@@ -14,7 +14,7 @@ from taskyard.pipeline.datasets import PLACED, TASKS
 from taskyard.pipeline.transforms.campaigns import by_linked_campaigns
 from taskyard.pipeline.transforms.graph import chains, walk
 from taskyard.pipeline.transforms.links import links
-from taskyard.pipeline.transforms.steps import ENDED, OUTCOMES, queued_ns, run_ns, steps
+from taskyard.pipeline.transforms.steps import ENDED, OUTCOMES, name_in, queued_ns, run_ns, steps
 
 #: Reasons of a return by which the task lost its worker; for others the worker gave it back.
 _LOSSES: Final = ("unlisted", "left", "restarted", "broker_restarted")
@@ -75,6 +75,7 @@ def _columns() -> dict[str, Column]:
         for name in ("service", "lane", "priority", "dialect", "slots", "due", "payload_bytes")
     }
     return of_submission | {
+        "name": f.max(name_in(f.col("campaign"), f.col("task"))),
         "state": f.max(f.when(is_last, f.col("state"))),
         "last_kind": f.max(f.when(is_last, kind)),
         "attempts": f.count_if(is_lease),

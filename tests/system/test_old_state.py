@@ -1,0 +1,78 @@
+"""A state of the first version: opened, resumed, run as another campaign, exported and sound."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskyard.cli.offline import Offline
+from tests.kit.old_state import unpack_old_state
+from tests.kit.processes import Broker, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return unpack_old_state(tmp_path)
+
+
+def said(state: Path, *words: str, code: int = 0) -> dict[str, Any]:
+    """What a verb says of the state, as JSON."""
+    ended, out, err = run(state.parent, *words, "--state", "state", "--json")
+    assert ended == code, err
+    document: dict[str, Any] = json.loads(out)
+    return document
+
+
+def names(state: Path, campaign: str) -> list[tuple[str, str]]:
+    tasks = said(state, "list", "--campaign", campaign)["tasks"]
+    return [(task["name"], task["state"]) for task in tasks]
+
+
+def test_old_tasks_answer_to_their_names_and_to_their_full_names(state: Path) -> None:
+    with Offline(state) as stopped:
+        for name in ("fetch/a", "nightly/fetch/a"):
+            view = stopped.show(name)
+            assert (view["name"], view["campaign"], view["state"]) == ("fetch/a", "nightly", "done")
+            assert stopped.result(name) == "a\n"
+        assert stopped.show("news/0")["campaign"] == "news"
+        assert stopped.show("deploy")["campaign"] == "week/7"
+        assert stopped.explain("nightly/last")["after"] == ["join"]
+
+
+def test_old_campaign_is_resumed_and_its_file_run_as_another(state: Path) -> None:
+    here = state.parent
+    (here / "mended").touch()
+    resumed = said(state, "run", "nightly.jsonl", "--workers", "1")
+    assert (resumed["campaign"], resumed["counts"]["done"]) == ("nightly", 4)
+    again = said(state, "run", "nightly.jsonl", "--workers", "1", "--campaign", "tue")
+    assert (again["campaign"], again["counts"]["done"]) == ("tue", 4)
+    everything = [(task, "done") for task in ("fetch/a", "fetch/b", "join", "last")]
+    assert names(state, "tue") == everything
+    with Offline(state) as stopped:
+        assert stopped.show("last")["campaign"] == "nightly"
+        assert stopped.result("tue/fetch/b") == "b\n"
+        assert stopped.show("tue/last")["attempt"] == 1
+    assert run(here, "journal", "export", "--state", "state")[0] == 0
+    checked = said(state, "journal", "check", "--deep")
+    assert checked["wrong"] == []
+    assert run(here, "journal", "compact", "--state", "state")[0] == 0
+    assert said(state, "journal", "check", "--deep")["wrong"] == []
+    assert said(state, "run", "nightly.jsonl", "--workers", "1")["counts"]["done"] == 4
+    assert said(state, "show", "nightly/last")["task"]["attempt"] == 1
+
+
+def test_old_bundle_and_old_names_are_known_again(state: Path) -> None:
+    (state.parent / "people.txt").write_text("ann\nbob\n")
+    words = ("--name", "news", "--service", "mail", "--to", "people.txt", "--payload", "hi")
+    with Broker(state.parent, "--state", "state"):
+        assert said(state, "bundle", *words)["new"] == 0
+        deploy = ("--name", "deploy", "--service", "nobody", "--payload", "x")
+        assert said(state, "submit", "--campaign", "week/7", *deploy)["new"] is False
+        assert run(state.parent, "submit", "--state", "state", *deploy)[0] == 2
+        assert said(state, "submit", "--campaign", "new", *deploy)["new"] is True
+        assert said(state, "show", "new/deploy")["task"]["campaign"] == "new"
