@@ -442,7 +442,9 @@ def test_long_check_runs_the_checks_and_every_long_program_with_its_counts(
     noted = note_steps(yard, monkeypatch)
     assert yard.check(["--long", "--schedules", "5", "--seed", "7", "--minutes", "1"]) == 0
     assert list(noted) == [*yard.CHECKS, *yard.LONG]
-    assert noted["schedules"] == ["python", "-m", "taskyard.sim", "7", "--schedules", "5"]
+    assert noted["schedules"] == [
+        *("python", "-m", "taskyard.sim", "7", "--schedules", "5", "--hours", "0"),
+    ]
     assert noted["bugs"] == ["python", "-m", "taskyard.sim", "--bugs"]
     assert noted["sweeps"][-2:] == ["tests/journal", "--whole"]
     assert noted["soak"] == ["python", "tools/soak.py", "--minutes", "1"]

@@ -340,7 +340,7 @@ def test_question_put_while_the_client_is_closed_is_still_asked(
 def test_failure_to_connect_is_raised_where_the_client_is_made(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> NoReturn:
+    def fail(*_: object, **_named: object) -> NoReturn:
         raise OSError("too many open files")
 
     monkeypatch.setattr(sockets, "connect", fail)

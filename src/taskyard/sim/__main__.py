@@ -29,13 +29,17 @@ def main(arguments: list[str] | None = None) -> int:
     if options.schedules is None:
         return _one(options.seed, quiet=options.quiet)
     start = options.seed if options.start is None else options.start
-    return _many(start, options.schedules, invariants=not options.no_invariants)
+    invariants = not options.no_invariants
+    return _many(start, options.schedules, hours=options.hours, invariants=invariants)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m taskyard.sim", description=__doc__)
     parser.add_argument("seed", nargs="?", type=int, default=0, help="the schedule to run")
     parser.add_argument("--schedules", type=_count, help="run so many schedules, from --start on")
+    parser.add_argument(
+        "--hours", type=float, default=0.0, help="stop after so many hours; 0: no limit"
+    )
     parser.add_argument("--start", type=int, help="the first of many")
     parser.add_argument(
         "--bug", choices=[*BUGS], metavar="NAME", help="plant one of these: " + ", ".join(BUGS)
@@ -75,10 +79,15 @@ def _one(seed: int, *, quiet: bool) -> int:
     return 0 if verdict.good else 1
 
 
-def _many(start: int, count: int, *, invariants: bool) -> int:
+def _many(start: int, most: int, *, hours: float, invariants: bool) -> int:
+    """Run schedules, at most so many and for at most so long."""
     began = time.process_time()
-    bad = events = restarts = 0
-    for seed in range(start, start + count):
+    ends = time.monotonic() + hours * 3600 if hours else float("inf")
+    bad = events = restarts = count = 0
+    for seed in range(start, start + most):
+        if time.monotonic() > ends:
+            break
+        count += 1
         verdict = run(seed, invariants=invariants)
         events += verdict.events
         restarts += verdict.restarts
@@ -87,7 +96,7 @@ def _many(start: int, count: int, *, invariants: bool) -> int:
             _tell(verdict)
     took = time.process_time() - began
     _say(
-        f"{count} schedules, {events} events, {restarts} restarts, {bad} bad, "
+        f"{count} schedules from seed {start}, {events} events, {restarts} restarts, {bad} bad, "
         f"{count / took:.0f} schedules a second and core"
     )
     return 1 if bad else 0
