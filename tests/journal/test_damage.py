@@ -1,6 +1,7 @@
 """Flip a byte of a small journal, or cut a file, anywhere: harmless or refused, never believed.
 
-A run tries a sample of the places, one of every few neighbours; with --whole it tries all.
+A run tries every place of a witness and of a file's header, and a sample of the rest: one of every
+few neighbours. With --whole it tries all.
 Harmless means that exactly the acknowledged rows come back and that the journal can be written on.
 Refused means a StateError, with every file left as it was found.
 """
@@ -31,6 +32,8 @@ FILES = [
     for name in (DATABASE, LOG, WITNESS)
     if (state, name) != ("closed", LOG)
 ]
+#: SQLite's database begins with so many bytes, each with a meaning of its own.
+HEADER_BYTES = 100
 #: Each case is split, so that it can run on several cores.
 SHARDS = 4
 FLIPPED_BYTES_MIN = 4096
@@ -175,7 +178,9 @@ def test_damage_anywhere_is_harmless_or_refused(  # noqa: PLR0913, PLR0917 - a c
     directory = place / f"{state}-{name}-{harm.__name__}-{shard}"
     journal = journals[state]
     choose = offsets if harm is flipped else cuts
-    places = sample(choose(state, name, journal.files[name]))[shard::SHARDS]
+    every = choose(state, name, journal.files[name])
+    kept = [at for at in every if name == WITNESS or at < HEADER_BYTES]
+    places = [*kept, *sample([at for at in every if at not in kept])][shard::SHARDS]
     harmless, refused = harm_at(places, journal, name, harm, directory)
     print(f"{state} {name} {harm.__name__}: {harmless} harmless, {refused} refused")  # noqa: T201
     assert refused or name == WITNESS  # whose other slot is enough
