@@ -1,7 +1,5 @@
 """Names of workers: which process holds one, and what another process with that name gets."""
 
-import msgspec
-
 from taskyard.core import image
 from taskyard.core.effects import Effect, Heard, Refusal, Refused
 from taskyard.core.events import (
@@ -29,6 +27,7 @@ from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
 from taskyard.core.workers import WorkerFacts
 from tests.core.kit import Yard, assigned
+from tests.kit.snapshots import reopened
 
 BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
 
@@ -203,7 +202,7 @@ def test_newcomer_that_has_left_shortens_no_silence() -> None:
 
 def test_holder_counts_as_just_heard_after_a_restart() -> None:
     yard = holding(b"a")
-    scheduler = Scheduler(image.restore(image.take(yard.scheduler.ledger)))
+    scheduler = Scheduler(reopened(yard.scheduler.ledger))
     scheduler.resume(100 * SECOND_NS)
     yard.scheduler, yard.now_ns = scheduler, 100 * SECOND_NS
     assert refusals(beat(yard, 2)) == [Refusal.NAME_HELD]
@@ -323,8 +322,7 @@ def test_replaced_process_is_refused_after_recovery_from_the_journal() -> None:
 
 def test_replaced_process_is_refused_after_recovery_from_a_snapshot() -> None:
     yard = replaced(b"a")
-    encoded = msgspec.msgpack.encode(image.take(yard.scheduler.ledger))
-    ledger = image.restore(msgspec.msgpack.decode(encoded, type=image.Image))
+    ledger = reopened(yard.scheduler.ledger)
     assert image.portrait(ledger) == image.portrait(yard.scheduler.ledger)
     yard.scheduler = Scheduler(ledger)
     yard.scheduler.resume(yard.now_ns)

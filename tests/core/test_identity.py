@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskyard.core import identity, image
+from taskyard.core import identity
 from taskyard.core.apply import apply
 from taskyard.core.effects import (
     Accepted,
@@ -36,6 +36,7 @@ from taskyard.core.records import Submitted
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission, Terms
 from tests.core.kit import Yard
+from tests.kit.snapshots import reopened
 
 READY, DONE, CANCELLED = TaskState.READY, TaskState.DONE, TaskState.CANCELLED
 
@@ -115,7 +116,7 @@ def test_unknown_name_that_is_waited_for_may_come_outside_any_campaign() -> None
 def test_unknown_name_of_a_campaign_that_comes_later_may_be_waited_for() -> None:
     yard = Yard()
     yard.submit(b"t", campaign=b"own", unknown=Unknown.WAIT, after=[[b"far/x"]])
-    restored = image.restore(image.take(yard.scheduler.ledger))
+    restored = reopened(yard.scheduler.ledger)
     assert (
         restored.awaited_else
         == yard.scheduler.ledger.awaited_else

@@ -3,12 +3,10 @@
 import random
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskyard.core import image
 from taskyard.core.effects import Acted, Effect, LanesTold, LaneView, Refused
 from taskyard.core.events import (
     Clause,
@@ -36,6 +34,7 @@ from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission
 from taskyard.core.workers import WorkerFacts
 from tests.core.kit import Yard, assigned
+from tests.kit.snapshots import reopened
 
 BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
 
@@ -58,12 +57,9 @@ def fill(yard: Yard, *some: bytes, **terms: Any) -> list[Effect]:
 
 def restart(yard: Yard) -> None:
     """Let a broker go on that knows what a snapshot holds, and has the same settings."""
-    encoded = msgspec.msgpack.encode(image.take(yard.scheduler.ledger))
-    rules = yard.scheduler.ledger.rules
-    ledger, yard.mirror = (
-        image.restore(msgspec.msgpack.decode(encoded, type=image.Image)) for _ in range(2)
-    )
-    yard.scheduler = Scheduler(ledger)
+    former = yard.scheduler.ledger
+    rules = former.rules
+    yard.scheduler, yard.mirror = Scheduler(reopened(former)), reopened(former)
     yard.scheduler.resume(yard.now_ns)
     yard.handle(rules)
 

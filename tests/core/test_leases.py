@@ -1,6 +1,5 @@
 """Leases: silence, incarnations, fencing, heartbeats, charges: what ends one, what does not."""
 
-from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -35,6 +34,7 @@ from taskyard.core.states import TaskState
 from taskyard.core.tasks import Terms
 from taskyard.core.workers import WorkerFacts
 from tests.core.kit import PLAIN, Yard, assigned, missing
+from tests.kit.snapshots import reopened
 
 BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
 TEN_NS = 10 * SECOND_NS
@@ -234,7 +234,7 @@ def test_recovered_lease_goes_on_with_its_full_time() -> None:
 
 def test_worker_reports_to_a_restarted_broker_as_if_nothing_had_happened() -> None:
     yard = one_lease()
-    again = Scheduler(image.restore(image.take(yard.mirror)))
+    again = Scheduler(reopened(yard.mirror))
     again.resume(now_ns=10**15)
     yard.scheduler, yard.now_ns = again, 10**15
     assert yard.finish(b"w", b"a", attempts=[1]) == [Noted(b"w", 0, [])]
@@ -243,7 +243,7 @@ def test_worker_reports_to_a_restarted_broker_as_if_nothing_had_happened() -> No
 
 def resumed(yard: Yard, now_ns: int = 0) -> None:
     """Restart the broker of a yard."""
-    yard.scheduler = Scheduler(image.restore(deepcopy(image.take(yard.mirror))))
+    yard.scheduler = Scheduler(reopened(yard.mirror))
     yard.scheduler.resume(now_ns)
     yard.now_ns = now_ns
 
@@ -336,7 +336,7 @@ def test_recovered_long_lease_lets_its_worker_be_silent_for_longer() -> None:
     yard.submit(b"a", lease_ns=10 * TEN_NS)
     yard.join(b"w", silence_ns=TEN_NS)
     yard.take(b"w")
-    again = Scheduler(image.restore(image.take(yard.mirror)))
+    again = Scheduler(reopened(yard.mirror))
     again.resume(now_ns=0)
     again.handle(TimePassed(99 * SECOND_NS))
     assert again.ledger.tasks[b"a"].state is LEASED
@@ -346,7 +346,7 @@ def test_recovered_long_lease_lets_its_worker_be_silent_for_longer() -> None:
 
 def test_recovered_lease_that_the_worker_does_not_list_is_given_two_heartbeats() -> None:
     yard = one_lease()
-    again = Scheduler(image.restore(image.take(yard.mirror)))
+    again = Scheduler(reopened(yard.mirror))
     again.resume(now_ns=10**15)
     yard.scheduler, yard.now_ns = again, 10**15
     yard.later(1.9)

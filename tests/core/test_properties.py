@@ -2,21 +2,19 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from taskyard.core import image
 from taskyard.core.effects import Accepted, Assign, Effect, Noted
 from taskyard.core.events import Outcome, PauseAsked, Repeat, ResumeAsked, Unknown, WorkReported
-from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import Postponed
 from taskyard.core.scheduler import Scheduler
 from tests.core.kit import Yard
 from tests.core.model import READY, Model, ModelWorker
+from tests.kit.snapshots import reopened
 
 TASKS = [b"a", b"b", b"c", b"d", b"e", b"f"]
 WORKERS = [b"u", b"v", b"w"]
@@ -214,7 +212,7 @@ class Story(RuleBasedStateMachine):
         again.resume(self.yard.now_ns)
         again.wall_offset_ns = self.yard.scheduler.wall_offset_ns
         self.yard.scheduler = again
-        self.yard.mirror = restored(self.yard)
+        self.yard.mirror = reopened(self.yard.mirror)
         for worker in self.model.workers.values():
             worker.heard_ns = self.model.now_ns
             worker.parked = False
@@ -234,12 +232,6 @@ class Story(RuleBasedStateMachine):
         self.states_are_the_same()
         left = [name for name in self.model.tasks if self.model.unfinished(name)]
         assert sorted(left) == sorted(self.model.left_behind())
-
-
-def restored(yard: Yard) -> Ledger:
-    """A mirror of its own for the recovered scheduler: the same durable state."""
-    encoded = msgspec.msgpack.encode(image.take(yard.mirror))
-    return image.restore(msgspec.msgpack.decode(encoded, type=image.Image))
 
 
 TestStory = pytest.mark.slow(Story.TestCase)

@@ -31,6 +31,7 @@ from taskyard.core.records import (
 from taskyard.core.reports import PUT_OFF_NS_MIN, retry_delay_ns
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard, assigned, missing
+from tests.kit.snapshots import reopened
 
 BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
 
@@ -63,7 +64,7 @@ def test_truncated_results_are_recorded_with_their_lengths_and_counted() -> None
     told = Told(b"client", 3, [b"c/a", b"c/b"], [DONE, DONE], [b"1", b"2"], truncated={b"c/b": 9})
     assert told in effects
     assert yard.scheduler.ledger.campaigns[b"c"].truncated == 1
-    assert image.restore(image.take(yard.scheduler.ledger)).campaigns[b"c"].truncated == 1
+    assert reopened(yard.scheduler.ledger).campaigns[b"c"].truncated == 1
 
 
 def test_report_with_too_few_lengths_is_refused() -> None:
@@ -471,7 +472,7 @@ def test_kept_slots_survive_a_restart() -> None:
     yard.submit(b"a")
     yard.take(b"w")
     yard.finish(b"w", b"a", keeps_slots=True)
-    assert image.restore(image.take(yard.mirror)).workers[b"w"].slots_free == 1
+    assert reopened(yard.mirror).workers[b"w"].slots_free == 1
 
 
 @pytest.mark.parametrize("worker", [b"w", b"nobody"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taskyard.broker.switchboard import Switchboard
-from taskyard.core import image, invariants
+from taskyard.core import invariants
 from taskyard.core.effects import Told
 from taskyard.core.events import ClockSet, TimePassed
 from taskyard.core.limits import SECOND_NS
@@ -13,6 +13,7 @@ from taskyard.core.scheduler import Scheduler
 from taskyard.wire import dwork_peer as peer
 from taskyard.wire.dwork import Dwork
 from taskyard.wire.ping_pong import Settings, at_broker
+from tests.kit.snapshots import reopened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,7 +57,7 @@ class Hall:
     def restart(self) -> None:
         """Start over with what is durable, as after a kill."""
         self.scheduler.take_records()
-        self.scheduler = Scheduler(image.restore(image.take(self.scheduler.ledger)))
+        self.scheduler = Scheduler(reopened(self.scheduler.ledger))
         self.scheduler.resume(self.now_ns)
         self.open(luck=8)
         self.sent = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taskyard.broker.switchboard import Switchboard
-from taskyard.core import image, invariants
+from taskyard.core import invariants
 from taskyard.core.effects import Told
 from taskyard.core.events import ClockSet, TimePassed
 from taskyard.core.limits import SECOND_NS
@@ -15,6 +15,7 @@ from taskyard.journal.encoding import decode, encode
 from taskyard.wire import dwork_peer as peer
 from taskyard.wire.dwork import Dwork
 from taskyard.wire.round_robin import Settings, at_broker
+from tests.kit.snapshots import reopened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,7 +69,7 @@ class Hall:
     def restart(self) -> None:
         """As after a kill: what is durable is there, encoded and decoded, and nothing else."""
         self.scheduler.take_records()
-        ledger = image.restore(image.take(self.scheduler.ledger))
+        ledger = reopened(self.scheduler.ledger)
         self.scheduler = Scheduler(ledger)
         self.scheduler.resume(self.now_ns)
         self.sent = []

@@ -14,6 +14,7 @@ from taskyard.core.records import Progressed
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
+from tests.kit.snapshots import reopened
 from tests.wire.kit import WALL_NS, Counter
 
 Q = pb.QueryMsg
@@ -62,7 +63,7 @@ def test_plain_worker_keeps_its_tasks_for_ten_minutes_after_a_restart() -> None:
     counter = Counter()
     counter.hex(CREATE_A)
     assert steal(counter) == ["A"]
-    ledger = image.restore(image.take(counter.scheduler.ledger))
+    ledger = reopened(counter.scheduler.ledger)
     counter.scheduler = Scheduler(ledger)
     counter.scheduler.resume(counter.now_ns)
     counter.pass_time(599 * SECOND_NS)

@@ -76,7 +76,7 @@ def _journalled(shape: str, cases: list[Case]) -> list[Line]:
         line(
             f"{shape}, recovery from an image",
             "s",
-            [c.recover_image_ns / 1e9 for c in cases],
+            [c.recover_snapshot_ns / 1e9 for c in cases],
             RECOVERY_S,
         ),
     ]

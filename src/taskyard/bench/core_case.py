@@ -15,11 +15,11 @@ from time import perf_counter_ns, process_time_ns
 import msgspec
 
 from taskyard.bench.workloads import Shape, submissions
-from taskyard.core import image
 from taskyard.core.effects import Assign
 from taskyard.core.events import Event, WorkAsked, WorkerAppeared, WorkReported
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.workers import WorkerFacts
+from taskyard.journal import snapshot
 from taskyard.journal.encoding import encode
 from taskyard.journal.recovery import recover
 from taskyard.journal.sqlite import SqliteStore
@@ -43,9 +43,9 @@ class Case(msgspec.Struct):
     finish_ns: int = 0
     #: Resident memory that the queued tasks took.
     queued_bytes: int = 0
-    #: Wall time to recover the queued tasks from the journal's rows, and from an image.
+    #: Wall time to recover the queued tasks from the journal's rows, and from a snapshot.
     recover_rows_ns: int = 0
-    recover_image_ns: int = 0
+    recover_snapshot_ns: int = 0
 
 
 class Bench:
@@ -94,9 +94,8 @@ def measure(case: Case, store: Store | None) -> Case:
 
 def _measure_recovery(case: Case, bench: Bench, store: Store) -> None:
     case.recover_rows_ns = _wall_ns(lambda: recover(store))
-    encoded = msgspec.msgpack.encode(image.take(bench.scheduler.ledger))
-    decoder = msgspec.msgpack.Decoder(image.Image)
-    case.recover_image_ns = _wall_ns(lambda: image.restore(decoder.decode(encoded)))
+    encoded = snapshot.encode(store.identity, store.head, bench.scheduler.ledger)
+    case.recover_snapshot_ns = _wall_ns(lambda: snapshot.decode(encoded, "bench"))
 
 
 def _wall_ns(call: Callable[[], object]) -> int:

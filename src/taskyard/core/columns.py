@@ -4,8 +4,8 @@ A chunk can be read, written and copied without the others, so that a snapshot o
 in bounded memory. Tasks refer to each other by place: their number in the order of all chunks. A
 READY task queues in that order, unless `Rest` says otherwise.
 
-`restore` gives back the ledger that `take` was given. Indexes that follow from durable state are
-built anew. Nothing here knows files.
+`Restorer` gives back the ledger that was taken. Indexes that follow from durable state are built
+anew. Nothing here knows files.
 """
 
 from __future__ import annotations

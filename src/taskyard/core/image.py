@@ -1,29 +1,25 @@
-"""A ledger as plain columns and back: what a snapshot holds.
+"""Ledgers from snapshots of formats 1 and 2, and the portrait of a ledger.
 
-`restore(take(ledger))` is the same ledger. Only durable state is taken; indexes that follow from
-it are built anew. `portrait` describes a ledger for comparison: two ledgers with the same portrait
-go on alike.
+`restore` builds a ledger from the columns that these formats hold, with its indexes. Nothing writes
+them any more (`columns`). `portrait` describes a ledger for comparison: two ledgers with the same
+portrait go on alike.
 """
 
 from __future__ import annotations
 
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
 
 from taskyard.core.ledger import Ledger, lane_counts
 from taskyard.core.runs import Attempt
-from taskyard.core.states import DELAYED, READY, TaskState
+from taskyard.core.states import DELAYED, TaskState
 from taskyard.core.tasks import Ending, Lease, Task, Terms
 from taskyard.core.workers import Replaced, Worker, WorkerFacts
 
 if TYPE_CHECKING:
     from taskyard.core.agenda import Lane
-
-
-#: What it takes to say which payload a task has.
-_PLACE_BYTES: Final = 5
 
 
 class QueueImage(Struct, array_like=True, gc=False):
@@ -107,114 +103,6 @@ class Image(Struct, array_like=True, gc=False):
     #: Processes that lost their name, by worker and incarnation, oldest first.
     replaced: list[tuple[bytes, int, Replaced]] = field(default_factory=list)
     tries: dict[bytes, list[Attempt]] = field(default_factory=dict)
-    #: Campaigns whose tasks have their names alone as keys (`identity`). None: it was taken before
-    #: there were others, so all campaigns have.
-    bare: list[bytes] | None = None
-
-
-def take(ledger: Ledger) -> Image:
-    """The columns of a ledger. They share its objects: encode them before it goes on."""
-    tasks = list(ledger.tasks.values())
-    places = {id(task): place for place, task in enumerate(tasks)}
-    terms = list({id(task.terms): task.terms for task in tasks}.values())
-    terms_at = {id(one): place for place, one in enumerate(terms)}
-    lanes = _lanes(ledger, tasks)
-    lane_at = {id(lane): place for place, lane in enumerate(lanes)}
-    payloads, payload_at = _payloads(tasks)
-    services = list(ledger.services.values())
-    service_at = {one.name: place for place, one in enumerate(services)}
-    return Image(
-        record=ledger.record,
-        paused=ledger.paused,
-        counts=ledger.counts,
-        campaigns=[(one.name, one.counts) for one in ledger.campaigns.values()],
-        truncated={one.name: one.truncated for one in ledger.campaigns.values() if one.truncated},
-        services=[ServiceImage(one.name, one.paused, one.wide, one.counts) for one in services],
-        lanes=[_lane_image(lane, service_at, places) for lane in lanes],
-        workers=[WorkerImage(w.name, w.facts, w.slots_kept) for w in ledger.workers.values()],
-        terms=terms,
-        names=[task.name for task in tasks],
-        payloads=payloads,
-        terms_at=[terms_at[id(task.terms)] for task in tasks],
-        lane_at=[lane_at[id(task.lane)] for task in tasks],
-        states=[task.state for task in tasks],
-        waits=[task.waits for task in tasks],
-        attempts=[task.attempt for task in tasks],
-        failures=[task.failures for task in tasks],
-        excused=[task.excused for task in tasks],
-        due_ns=[task.due_ns for task in tasks],
-        endings=_endings(tasks),
-        dependents={
-            place: [places[id(one)] for one in task.dependents_list() if id(one) in places]
-            for place, task in enumerate(tasks)
-            if task.dependents is not None
-        },
-        awaited={
-            name: [places[id(task)] for task in waiting if id(task) in places]
-            for name, waiting in ledger.awaited.items()
-        },
-        leases=_lease_images(ledger, places),
-        reasons=ledger.reasons,
-        envelopes=ledger.envelopes,
-        outputs=ledger.outputs,
-        payload_at=payload_at,
-        reported=list(ledger.reported),
-        replaced=[(*key, one) for key, one in ledger.replaced.items()],
-        tries=ledger.tries,
-        bare=list(ledger.bare),
-    )
-
-
-def _endings(tasks: list[Task]) -> dict[int, tuple[int, int]]:
-    return {
-        place: (task.ending.record, task.ending.at_ns)
-        for place, task in enumerate(tasks)
-        if task.ending is not None
-    }
-
-
-def _payloads(tasks: list[Task]) -> tuple[list[bytes], list[int]]:
-    """The payloads, and which of them each task has, if any is shared that is worth a number."""
-    own = [task.payload for task in tasks]
-    different = {id(payload): payload for payload in own}
-    if sum(map(len, own)) - sum(map(len, different.values())) < len(own) * _PLACE_BYTES:
-        return own, []
-    places = {one: place for place, one in enumerate(different)}
-    return list(different.values()), [places[id(payload)] for payload in own]
-
-
-def _lanes(ledger: Ledger, tasks: list[Task]) -> list[Lane]:
-    """The lanes of the services, and deleted ones that ended tasks still name."""
-    lanes = {
-        id(lane): lane for service in ledger.services.values() for lane in service.lanes.values()
-    }
-    for task in tasks:
-        lanes.setdefault(id(task.lane), task.lane)
-    return list(lanes.values())
-
-
-def _lane_image(lane: Lane, services: dict[bytes, int], places: dict[int, int]) -> LaneImage:
-    def at(tasks: list[Task]) -> list[int]:
-        return [places[id(task)] for task in tasks if task.state is READY]
-
-    queues = [
-        QueueImage(queue.priority, at(queue.line()), at(queue.front)) for queue in lane.queues
-    ]
-    service = services[lane.service.name]
-    image = LaneImage(service, lane.name, lane.paused, queues, at(lane.suspects))
-    if lane.rare is not None:
-        image.later = at(list(lane.rare.later.values()))
-        image.run_left, image.released = lane.rare.run_left, lane.rare.released
-    return image
-
-
-def _lease_images(ledger: Ledger, places: dict[int, int]) -> list[LeaseImage]:
-    images: list[LeaseImage] = []
-    for index, worker in enumerate(ledger.workers.values()):
-        for lease in worker.leases.values():
-            out = [places[id(task)] for task in lease.tasks if task.lease is lease]
-            images.append(LeaseImage(lease.number, index, lease.at_ns, lease.lease_ns, out))
-    return images
 
 
 def restore(image: Image) -> Ledger:
@@ -224,8 +112,7 @@ def restore(image: Image) -> Ledger:
     for name, counts in image.campaigns:
         campaign = ledger.campaign(name)
         campaign.counts, campaign.truncated = counts, image.truncated.get(name, 0)
-    named = [name for name, _ in image.campaigns if name]
-    ledger.bare = dict.fromkeys(named if image.bare is None else image.bare)
+    ledger.bare = dict.fromkeys(name for name, _ in image.campaigns if name)
     for one in image.services:
         service = ledger.service(one.name)
         service.paused, service.wide, service.counts = one.paused, one.wide, one.counts

@@ -25,7 +25,6 @@ from taskyard.core import (
     events,
     graph,
     holders,
-    image,
     policy,
     records,
     reports,
@@ -36,6 +35,7 @@ from taskyard.core import (
     timers,
     watching,
 )
+from taskyard.core.columns import Restorer
 from taskyard.core.ledger import Ledger
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
@@ -544,12 +544,14 @@ def replaced_process_not_refunded() -> Iterator[None]:
 @plant
 def replaced_processes_not_restored() -> Iterator[None]:
     """A restart from a snapshot forgets which processes lost their names."""
-    sound = image.restore
+    sound = Restorer.finish
 
-    def restore(taken: image.Image) -> Ledger:
-        return sound(structs.replace(taken, replaced=[]))
+    def finish(self: Restorer) -> Ledger:
+        ledger = sound(self)
+        ledger.replaced = {}
+        return ledger
 
-    with swapped(image, "restore", restore):
+    with swapped(Restorer, "finish", finish):
         yield
 
 
@@ -719,29 +721,29 @@ def attempt_not_restored() -> Iterator[None]:
 @plant
 def snapshot_forgets_delays() -> Iterator[None]:
     """What waited for a time when a snapshot was taken waits for ever."""
-    sound = image.restore
+    sound = Restorer.finish
 
-    def restore(*arguments: Any) -> Ledger:
-        ledger = sound(*arguments)
+    def finish(self: Restorer) -> Ledger:
+        ledger = sound(self)
         ledger.agenda.due.clear()
         return ledger
 
-    with swapped(image, "restore", restore):
+    with swapped(Restorer, "finish", finish):
         yield
 
 
 @plant
 def snapshot_forgets_failures() -> Iterator[None]:
     """A task from a snapshot has all its attempts again."""
-    sound = image.restore
+    sound = Restorer.finish
 
-    def restore(*arguments: Any) -> Ledger:
-        ledger = sound(*arguments)
+    def finish(self: Restorer) -> Ledger:
+        ledger = sound(self)
         for task in ledger.tasks.values():
             task.failures = 0
         return ledger
 
-    with swapped(image, "restore", restore):
+    with swapped(Restorer, "finish", finish):
         yield
 
 

@@ -13,15 +13,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from taskyard.broker.turn import Broker
 from taskyard.core import image, invariants
 from taskyard.core.effects import Effect
 from taskyard.core.events import Event, RulesSet
 from taskyard.core.scheduler import Scheduler
 from taskyard.errors import JournalDamaged, JournalFailed
-from taskyard.journal import recovery
+from taskyard.journal import recovery, snapshot
 from taskyard.sim import doors
 from taskyard.sim.checkers import Violation
 from taskyard.sim.disk import Crashed, SimIndex, SimStore
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
     from taskyard.core.ledger import Ledger
     from taskyard.sim.world import World
 
-_encode_image = msgspec.msgpack.Encoder().encode
-_decode_image = msgspec.msgpack.Decoder(image.Image).decode
 
 #: A broker that turns more often than this without time passing is spinning.
 TURNS_AT_ONCE_MAX: Final = 200
@@ -167,7 +163,7 @@ class Host:
         if self._snapshot is None:
             return recovery.recover(store)
         sequence, encoded = self._snapshot
-        ledger = image.restore(_decode_image(encoded))
+        ledger = snapshot.decode(encoded, "simulated")
         return recovery.recover(store, ledger, sequence)
 
     def _compare(self, ledger: Ledger) -> None:
@@ -181,7 +177,9 @@ class Host:
         sequence = self.store.head.sequence
         if world.luck.random() < world.faults.archive:
             self._index.archive(broker.scheduler.ledger)
-        self._snapshot = (sequence, _encode_image(image.take(broker.scheduler.ledger)))
+        ledger = broker.scheduler.ledger
+        encoded = snapshot.encode(self.store.identity, self.store.head, ledger)
+        self._snapshot = (sequence, encoded)
         world.trace("snapshot", sequence)
         if world.luck.random() < world.faults.trim:
             self._index.keep_results(self.store.rows())

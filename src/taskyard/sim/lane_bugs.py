@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import structs
 
-from taskyard.core import agenda, aging, apply, image, policy, records, scheduler, timers
+from taskyard.core import agenda, aging, apply, policy, records, scheduler, timers
 from taskyard.core.agenda import Lane, Service
+from taskyard.core.columns import Restorer
 from taskyard.core.events import RulesSet
 from taskyard.core.ledger import Ledger
 from taskyard.core.scheduler import Scheduler
@@ -80,17 +81,17 @@ def released_for_good() -> Iterator[None]:
 @plant
 def release_not_restored() -> Iterator[None]:
     """After a restart nobody knows that a held lane was let go."""
-    sound = image.restore
+    sound = Restorer.finish
 
-    def restore(*arguments: Any) -> Ledger:
-        ledger = sound(*arguments)
+    def finish(self: Restorer) -> Ledger:
+        ledger = sound(self)
         for service in ledger.services.values():
             for lane in service.lanes.values():
                 if lane.rare is not None:
                     lane.rare.released = 0
         return ledger
 
-    with swapped(image, "restore", restore):
+    with swapped(Restorer, "finish", finish):
         yield
 
 

@@ -1,0 +1,17 @@
+"""A ledger by way of a snapshot: encoded and restored as a broker does."""
+
+from taskyard.core.ledger import Ledger
+from taskyard.journal import snapshot
+from taskyard.journal.chain import Head
+
+IDENTITY = bytes(16)
+
+
+def reopened(ledger: Ledger) -> Ledger:
+    """Return the ledger that a snapshot of this one gives."""
+    return snapshot.decode(encoded(ledger), "test.snapshot")
+
+
+def encoded(ledger: Ledger) -> bytes:
+    """Return the content of a snapshot's file."""
+    return snapshot.encode(IDENTITY, Head(1, ledger.record, bytes(32)), ledger)
