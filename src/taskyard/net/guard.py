@@ -67,7 +67,7 @@ ENDING_NS_MAX: Final = SECOND_NS
 #: A message that was unfinished for a shorter time is only under way.
 UNFINISHED_NS: Final = SECOND_NS // 10
 #: A stranger that came earlier than this has had the time for a first message.
-STRANGER_NS: Final = SECOND_NS // 4
+STRANGER_NS: Final = SECOND_NS // 10
 #: With no connection to blame for so long, memory belongs to the tasks and is the new normal.
 ACCEPT_NS: Final = SECOND_NS
 #: How often to give memory back while it is short: after a cut ZeroMQ frees it, but keeps it.

@@ -67,7 +67,7 @@ class Pressure:
     def level(self, now: Memory) -> Level:
         grown = self._growth(now)
         room = self._room()
-        if grown.resident > 2 * self.budget or grown.address_space > room * 3 // 4:
+        if grown.resident > self.budget * 3 // 2 or grown.address_space > room * 3 // 4:
             return Level.SEVERE
         if grown.resident > self.budget or grown.address_space > room // 2:
             return Level.TROUBLE
