@@ -68,7 +68,12 @@ def bundle_part(name: str, payload: bytes) -> BundlePart:
     """The part of a bundle that the task of this name is. Raises `PeerError` if it is none."""
     bundle, _, number = name.rpartition("/")
     whole = decode(payload)
-    is_offset = bool(bundle or "/" not in name) and number.isascii() and number.isdigit() and len(number) <= len(str(2**63))
+    is_offset = (
+        bool(bundle or "/" not in name)
+        and number.isascii()
+        and number.isdigit()
+        and len(number) <= len(str(2**63))
+    )
     if not is_offset or int(number) >= len(whole.recipients):
         raise PeerError(
             f"task {name} is no part of its bundle, which has {len(whole.recipients)} recipients; "
