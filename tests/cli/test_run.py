@@ -44,7 +44,7 @@ def test_example_runs_and_run_again_finds_it_done(tmp_path: Path) -> None:
     assert (code, err) == (0, "first: 12 tasks\n")
     assert out.startswith("first: 12 done (")
     with Offline(tmp_path / ".taskyard") as stopped:
-        assert stopped.result("farewell") == "good night\n"
+        assert stopped.result("first/farewell") == "good night\n"
     code, out, err = run(tmp_path, "run", file)
     assert (code, err) == (0, "first: 12 tasks: 12 done already\n")
     assert out.startswith("first: 12 done (")
@@ -60,7 +60,7 @@ def test_truncated_output_is_reported_and_exits_1_also_after_compaction(tmp_path
     code, out, _ = run(tmp_path, "run", "f.jsonl", "--json")
     assert (code, json.loads(out)["truncated"]) == (1, 1)
     with Offline(tmp_path / ".taskyard") as stopped, pytest.raises(OutputTruncated) as raised:
-        stopped.result("long")
+        stopped.result("f/long")
     assert (raised.value.bytes_total, len(raised.value.output)) == (1_100_000, RESULT_BYTES_MAX)
 
 
@@ -70,11 +70,11 @@ def test_failure_is_told_with_what_waits_behind_it_and_tried_again(tmp_path: Pat
     assert code == 1
     head, failure, why, again = out.splitlines()
     assert head.startswith("failing: 2 done, 1 failed, 2 behind a failure (")
-    assert failure == "  bad failed after 3 attempts: exit status 1"
-    assert why.endswith("  taskyard why bad --state s")
+    assert failure == "  failing/bad failed after 3 attempts: exit status 1"
+    assert why.endswith("  taskyard why failing/bad --state s")
     assert again.endswith(f"  taskyard run {file} --state s")
     code, out, _ = run(tmp_path, "why", "bad", "--state", "s")
-    assert out == "bad: it failed after 3 attempts: exit status 1; 2 tasks wait behind it\n"
+    assert out == "failing/bad: it failed after 3 attempts: exit status 1; 2 tasks wait behind it\n"
     code, _, err = run(tmp_path, "run", file, "--state", "s")
     assert code == 1
     assert "2 done already, 1 failed and tried again, 2 waiting since the last time" in err
@@ -191,18 +191,34 @@ def test_name_that_is_known_with_another_command_is_refused_and_nothing_is_submi
     code, out, err = run(tmp_path, "run", file)
     assert (code, out) == (2, "")
     assert err == (
-        "taskyard: campaign.jsonl:3: task b is known with another command; nothing was submitted. "
-        "Give it another name, or another --state to do all of it again\n"
+        "taskyard: campaign.jsonl:3: task campaign/b is known with another command; nothing was "
+        "submitted. Give it another name, or another --campaign to do all of it again\n"
     )
     assert counts(tmp_path) == {"done": 2}
 
 
-def test_name_that_is_known_in_another_campaign_is_refused(tmp_path: Path) -> None:
-    file = campaign(tmp_path, [marking("a")])
+def test_same_file_is_run_as_two_campaigns(tmp_path: Path) -> None:
+    file = campaign(tmp_path, [marking("a/b"), marking("last", after=["a/b"])])
     assert run(tmp_path, "run", file)[0] == 0
-    code, _, err = run(tmp_path, "run", file, "--campaign", "other")
+    assert run(tmp_path, "run", file, "--campaign", "other")[0] == 0
+    assert counts(tmp_path) == {"done": 4}
+    assert marks(tmp_path) == ["a/b", "last"] * 2
+    with Offline(tmp_path / ".taskyard") as stopped:
+        names = [(view["campaign"], view["name"]) for view in stopped.tasks()]
+    assert names == [(one, name) for one in ("campaign", "other") for name in ("a/b", "last")]
+
+
+def test_file_whose_full_names_are_those_of_other_tasks_is_refused(tmp_path: Path) -> None:
+    with Broker(tmp_path):
+        assert run(tmp_path, "submit", "--name", "campaign/b", "--", "true")[0] == 0
+    file = campaign(tmp_path, [marking("a"), marking("b")])
+    code, _, err = run(tmp_path, "run", file)
     assert code == 2
-    assert "task a is known in campaign 'campaign', not 'other'; nothing was submitted" in err
+    assert err.startswith(
+        "taskyard: campaign.jsonl:2: task campaign/b: the name is that of a task outside any "
+        "campaign; nothing was submitted."
+    )
+    assert counts(tmp_path) == {"ready": 1}
 
 
 def test_state_that_is_in_use_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -263,7 +279,7 @@ def test_functions_and_services_of_the_file_are_served(tmp_path: Path) -> None:
     code, out, _ = run(tmp_path, "run", "work.jsonl.gz", "--allow", "operator", "--workers", "2")
     assert (code, out.split(" (")[0]) == (0, "work: 2 done")
     with Offline(tmp_path / ".taskyard") as stopped:
-        assert stopped.result("sum") == 3
+        assert stopped.result("work/sum") == 3
 
 
 def test_file_without_tasks_is_done(tmp_path: Path) -> None:
@@ -279,5 +295,5 @@ def test_more_than_one_batch_is_checked_before_any_is_submitted(tmp_path: Path) 
     tasks[9]["argv"] = ["false"]
     code, _, err = run(tmp_path, "run", campaign(tmp_path, tasks), "--campaign", "c")
     assert code == 2
-    assert "campaign.jsonl:10: task t9 is known with another command" in err
+    assert "campaign.jsonl:10: task c/t9 is known with another command" in err
     assert counts(tmp_path) == {"done": 2}

@@ -122,7 +122,8 @@ def test_tasks_are_submitted_as_they_were_written(
         views = _views(client)
     assert views["end"]["waits_for"] == 2
     assert (views["right"]["lane"], views["left"]["priority"]) == ("l", 2)
-    assert broker.run_all() == ["top", "left", "right", "end", "last"]
+    names = ("top", "left", "right", "end", "last")
+    assert broker.run_all() == [f"c/{name}" for name in names]
 
 
 def test_comma_lines_and_workflows_are_read_too(spark: SparkSession, tmp_path: Path) -> None:
@@ -271,7 +272,7 @@ def test_bad_rows_are_quarantined_and_the_rest_is_as_it_was(
     assert "at most 16777216 are allowed" in checked.rejects[1].reason
     with broker.client() as client:
         assert _submit(checked, broker) == Taken(2, 0)
-        view = client.show("../../etc")
+        view = client.show("c/../../etc")
         assert (view["lane"], view["campaign"]) == ("../z", "c")
     (place,) = load.write_rejects(checked.rejects, None)
     assert place == tmp_path / "a.jsonl.rejected.jsonl"
@@ -447,7 +448,7 @@ def test_the_verb_submits_all_or_nothing(
         assert client.counts("d")["ready"] == 1
         code, out, _ = _call(file, *to, "--skip-bad", "--campaign", "e", capsys=capsys)
         assert (code, out) == (0, "campaign e: 5 tasks: 5 new, 0 known\n")
-        tasks[0] = {**tasks[0], "payload": "another"}
+        tasks[0] = {**tasks[0], "argv": ["false"]}
         _write(tmp_path / "d.jsonl", tasks)
         code, _, err = _call(file, *to, "--skip-bad", capsys=capsys)
         assert code == 2

@@ -39,7 +39,8 @@ def test_a_function_gets_the_columns_of_its_row(spark: SparkSession) -> None:
         )
         assert sorted(again.collect()) == sorted(rows.values())
     assert done.columns == [
-        *("key", "name", "state", "result", "reason", "attempts", "worker", "seconds")
+        *("key", "name", "campaign", "state", "result"),
+        *("reason", "attempts", "worker", "seconds"),
     ]
     assert len(rows) == 20
     assert json.loads(rows[7]["result"]) == {"id": 7, "a": "x7", "b": None}

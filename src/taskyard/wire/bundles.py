@@ -33,6 +33,7 @@ class _EncodedBundle(Struct):
 class BundlePart(NamedTuple):
     """What one task of a bundle is about."""
 
+    #: Empty where the name is that in the bundle's own campaign.
     bundle: str
     #: The place of its recipient, from 0 on.
     offset: int
@@ -67,7 +68,12 @@ def bundle_part(name: str, payload: bytes) -> BundlePart:
     """The part of a bundle that the task of this name is. Raises `PeerError` if it is none."""
     bundle, _, number = name.rpartition("/")
     whole = decode(payload)
-    is_offset = bundle and number.isascii() and number.isdigit() and len(number) <= len(str(2**63))
+    is_offset = (
+        bool(bundle or "/" not in name)
+        and number.isascii()
+        and number.isdigit()
+        and len(number) <= len(str(2**63))
+    )
     if not is_offset or int(number) >= len(whole.recipients):
         raise PeerError(
             f"task {name} is no part of its bundle, which has {len(whole.recipients)} recipients; "

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 #: What there is to say of a task, beside its key.
-_RESULTS: Final = "name string, state string, result string, reason string, attempts long"
+_RESULTS: Final = (
+    "name string, task string, state string, result string, reason string, attempts long"
+)
 
 #: `{column}` in a word of a command; a brace that is meant is doubled.
 _FIELD: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
