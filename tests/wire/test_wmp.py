@@ -400,6 +400,16 @@ def test_task_that_is_not_listed_in_two_heartbeats_was_lost_on_its_way() -> None
     assert manager.task(b"b").state is TaskState.LEASED
 
 
+def test_list_that_was_overtaken_by_a_newer_one_takes_nothing_away() -> None:
+    manager = holding(b"a")
+    manager.now_ns += 3 * SECOND_NS
+    assert ping(manager, [["a", 1]], heartbeat_ms=1000, number=8) == [pong()]
+    assert ping(manager, [], heartbeat_ms=1000, number=7) == [pong()]
+    assert manager.task(b"a").state is TaskState.LEASED
+    ping(manager, [], heartbeat_ms=1000, number=9)
+    assert manager.task(b"a").state is TaskState.READY
+
+
 def test_worker_that_promises_no_heartbeat_is_given_that_of_the_manager() -> None:
     manager = holding(b"a")
     manager.now_ns += 2 * wmp.PING_NS - 1

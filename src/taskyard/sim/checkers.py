@@ -191,8 +191,6 @@ class Checker:
         #: (worker, task) that were sent to workers whose silence their dialects mind.
         self._jobs: dict[tuple[bytes, bytes], None] = {}
         self._jumps = plan.faults.clock_jump > 0
-        #: How much workers take ahead, as they said last. In a turn the most counts.
-        self._ahead: dict[bytes, int] = {}
 
     # The broker.
 
@@ -204,7 +202,7 @@ class Checker:
             self._turn += one.said if isinstance(one, Parcel) else [one]
         self._lists = []
         self._given_up = {}
-        self.story.ahead = {**self._ahead}
+        self.story.ahead = {**self.story.ahead_last}
         self._woken, self._were_ready = {}, {}
         if self._up_ns is None:
             self._up_ns = now_ns
@@ -240,7 +238,7 @@ class Checker:
         if hand is None or hand.facts.incarnation == event.facts.incarnation:
             most = self.story.ahead.get(event.worker, 0)
             self.story.ahead[event.worker] = max(most, event.ahead)
-            self._ahead[event.worker] = event.ahead
+            self.story.ahead_last[event.worker] = event.ahead
 
     def _hear_process(self, event: Event, process: int) -> None:
         """A process says which one of its name it is: it holds it, wants it, or has lost it."""

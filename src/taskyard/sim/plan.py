@@ -162,17 +162,10 @@ def chance(luck: Random, probability: float) -> bool:
 
 
 CLIENT_KINDS: Final = ("plain", "ping", "round-robin")
-WORKER_KINDS: Final = (
-    "pull",
-    "plain",
-    "standing",
-    "called",
-    "ping",
-    "native",
-    "wmp",
-    "ping-pong",
-    "round-robin",
-)
+#: Workers that a stranger may write, and those that we ship.
+FOREIGN_KINDS: Final = ("pull", "plain", "standing", "called", "ping")
+SHIPPED_KINDS: Final = ("native", "wmp", "ping-pong", "round-robin")
+WORKER_KINDS: Final = (*FOREIGN_KINDS, *SHIPPED_KINDS)
 
 
 def draw(seed: int, kinds: Sequence[str] = WORKER_KINDS) -> Plan:

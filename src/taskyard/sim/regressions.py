@@ -40,4 +40,7 @@ REGRESSIONS: Final[dict[int, str]] = {
     900429: "the model took slots of answers since a restart for those of before it",
     900273: "a worker that was called twice at once counted twice, and another was not woken",
     5328: "the model counted a WAKE that a repeated READY had cancelled",
+    61000001: "the last round expected work for a woken worker when quicker ones had taken all",
+    61000004: "the last round expected work for a woken worker when quicker ones had taken all",
+    61000075: "the last round expected work for a woken worker when quicker ones had taken all",
 }

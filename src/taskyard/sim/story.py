@@ -110,8 +110,9 @@ class Story:
         #: When tasks were decided on is told by the wall clock, which may jump.
         self._jumps = plan.faults.clock_jump > 0
         self.workers: dict[bytes, Hand] = {}
-        #: How many tasks workers take beyond their slots, as they said last.
+        #: How many tasks workers take beyond their slots: the most in this turn, and the last.
         self.ahead: dict[bytes, int] = {}
+        self.ahead_last: dict[bytes, int] = {}
         self.paused: dict[tuple[bytes, bytes | None], None] = {}
         self.records = 0
         #: When each clause's tasks were leased, since the broker's start.

@@ -78,6 +78,8 @@ class Peer(Struct):
     facts: WorkerFacts | None = None
     #: Which process of its id it is; None: it has not said so.
     incarnation: int | None = None
+    #: The process that sent the newest list, and its number.
+    newest_list: tuple[int | None, int] = (None, 0)
 
 
 class Heard(Struct):
@@ -227,10 +229,10 @@ class Wmp:
 
     def _sign(self, heard: Heard, told: wmp.WorkerPing | wmp.WorkerPong) -> events.WorkerHeard:
         sign = events.WorkerHeard(0, heard.worker, incarnation=heard.incarnation)
-        if told.held is not None:
-            sign.held = [(name_of(task), attempt) for task, attempt in told.held]
-            sign.heartbeat_ns = _heartbeat_ns(told.heartbeat_ms)
-        self._attend(heard)
+        held = [(name_of(task), attempt) for task, attempt in told.held or ()]
+        peer = self._attend(heard)
+        if told.held is not None and _is_newest(peer, heard, told.number):
+            sign.held, sign.heartbeat_ns = held, _heartbeat_ns(told.heartbeat_ms)
         return sign
 
     def _bye(self, heard: Heard, _told: wmp.WorkerBye, _payload: bytes) -> list[events.Event]:
@@ -449,6 +451,17 @@ def _heartbeat_ns(promised_ms: int) -> int:
     """Return how often a worker sends a heartbeat; one that promises none is asked for it."""
     promised_ns = promised_ms * _MILLISECOND_NS or PING_NS
     return min(max(promised_ns, HEARTBEAT_NS_MIN), HEARTBEAT_NS_MAX)
+
+
+def _is_newest(peer: Peer, heard: Heard, number: int) -> bool:
+    """Return whether a list is newer than all before it: one by a slower way may come later."""
+    incarnation, newest = peer.newest_list
+    if not number:
+        return True
+    if incarnation == heard.incarnation and number < newest:
+        return False
+    peer.newest_list = heard.incarnation, number
+    return True
 
 
 def _services(told: list[str] | None) -> tuple[bytes, ...]:

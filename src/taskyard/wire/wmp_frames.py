@@ -183,6 +183,8 @@ class _WorkersSign(Struct, omit_defaults=True):
     back: Back | None = None
     #: The process that sends it, as in its READY.
     incarnation: Number | None = None
+    #: Rises with each PING and PONG of this process; 0: it does not say.
+    number: Number = 0
 
 
 class WorkerPing(_WorkersSign):

@@ -150,6 +150,8 @@ class Worker:
         #: Slots that wait for a manager's word, and until when.
         self._locks: dict[str, int] = {}
         self._lock_numbers = count(1)
+        #: Numbers of PINGs and PONGs: of two that overtake each other, the higher one is newer.
+        self._sign_numbers = count(1)
         #: WAKEs that wait for a slot, and until when, in order of arrival.
         self._wakes: dict[Way, int] = {}
         self._held: dict[Key, Held] = {}
@@ -454,6 +456,8 @@ class Worker:
         """A manager without a name may be known by other ways, too, for which other tasks are
         held: if there are none for this one, nothing is said about it."""
         sign = kind(self._id, manager=manager.name)
+        if self._settings.incarnation:
+            sign.number = next(self._sign_numbers)
         sign.heartbeat_ms = self._settings.heartbeat_ns // _MILLISECOND_NS
         if manager.held or manager.name is not None:
             sign.held = [(text_of(name), attempt) for name, attempt in manager.held]
