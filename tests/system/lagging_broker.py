@@ -33,5 +33,5 @@ if __name__ == "__main__":
             time.sleep(0.01)
         compacting.main(words[1:])
     beside.PROGRAM = (sys.executable, __file__, CHILD)
-    broker.Limits = small_limits  # type: ignore[attr-defined]
+    broker.Limits = small_limits  # type: ignore[assignment,attr-defined]
     main(words)
