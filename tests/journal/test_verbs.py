@@ -327,7 +327,7 @@ class TestCheck:
         shell("compact")
         flip(snapshot.path_of(shell.state, ROWS), b"hopeful")
         words = self.damaged(shell)
-        assert f"wrong: snapshot {ROWS:012}.snapshot has a body that does not match" in words
+        assert f"wrong: snapshot {ROWS:012}.snapshot has a block" in words
         assert f"the state up to row {ROWS} is lost" in words
 
     def test_snapshot_of_an_unknown_format(self, shell: Shell) -> None:

@@ -25,6 +25,8 @@ TASKS: Final = 5_000_000
 
 UNFINISHED_MAX: Final = 60_000
 BATCH: Final = 100
+#: Ended tasks that are worth a compaction in the shortest run.
+LIMIT_MIN: Final = 1_000
 WORKERS: Final = 2
 
 #: How often to look, and the shares of all tasks at which memory is noted.
@@ -84,10 +86,11 @@ def _cpu_s(pid: int) -> float:
 
 def run(tasks: int, say: Callable[[str], None]) -> list[Line]:
     """Let tasks through, and measure on the way."""
-    say(f"steady: {tasks:,} tasks, at most {UNFINISHED_MAX:,} unfinished")
     share = min(1.0, tasks / TASKS)
-    limits = Limits(ended=int(ENDED_MAX * share), lag_min=int(LAG_MIN * share))
+    ended, lag_min = (max(LIMIT_MIN, int(limit * share)) for limit in (ENDED_MAX, LAG_MIN))
+    limits = Limits(ended=ended, lag_min=lag_min)
     unfinished = max(BATCH, int(UNFINISHED_MAX * share))
+    say(f"steady: {tasks:,} tasks, at most {unfinished:,} unfinished")
     with Stage("durable", limits=limits) as stage:
         flow = Part("flow", stage.endpoint, count=tasks, batch=BATCH, unfinished_max=unfinished)
         works = [Part("work", stage.endpoint, number, batch=BATCH) for number in range(WORKERS)]
@@ -143,11 +146,13 @@ def run_queued(tasks: int, say: Callable[[str], None]) -> list[Line]:
         producer.tell()
         producer.done()
         stage.restart_broker(Limits(rows=1))  # which makes a compaction due at once
-        watch = Watch()
+        watch, link = Watch(), Link(stage.endpoint)
         while not watch.children or watch.is_at_work:
             time.sleep(LOOK_S)
             stage.broker.check()
+            _stats(link)  # a broker that nobody asks anything looks at nothing
             watch.look(stage.broker.pid)
+        link.close()
         broker_bytes, child = stage.broker.resident_bytes(), next(iter(watch.children.values()))
         stage.restart_broker(never)
         start_s = stage.broker.cpu_ns() / 1e9

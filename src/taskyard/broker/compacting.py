@@ -51,7 +51,8 @@ LAG_MIN: Final = 20_000
 DUE_LOOK_NS: Final = SECOND_NS // 5
 CHILD_LOOK_NS: Final = SECOND_NS // 20
 
-#: A step between two turns should take no longer than this. Then turns have four times as long.
+#: A step between two turns should take no longer than this. Then turns have four times as long, and
+#: not longer where a loaded machine makes it slow.
 STEP_NS: Final = SECOND_NS // 200
 RESTS_A_STEP: Final = 4
 
@@ -142,7 +143,7 @@ class Compactor:
         self._step(self._steps)
         lagging = self.lag_percent >= LAG_SLOW_PERCENT
         rests = RESTS_A_STEP_LAGGING if lagging else RESTS_A_STEP
-        return rests * (self._clock.monotonic_ns() - now_ns)
+        return rests * min(self._clock.monotonic_ns() - now_ns, STEP_NS)
 
     def _step(self, steps: Iterator[None]) -> None:
         try:
