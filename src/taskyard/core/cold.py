@@ -206,7 +206,7 @@ class ColdLedger:
         forms.restore_lanes(self.ledger, self._rest, self._at)
         forms.restore_workers(self.ledger, self._rest, self._at)
         for name, places in self._rest.awaited.items():
-            self.ledger.awaited[name] = [self._at(place) for place in places]
+            self.ledger.restore_awaited(name, [self._at(place) for place in places])
 
     def _at(self, place: int) -> Task:
         """Return the hot task of an old place."""
@@ -242,7 +242,8 @@ class ColdLedger:
             return False
         if not self._touched.isdisjoint(names):
             return False
-        if not self.ledger.awaited.keys().isdisjoint(names):
+        awaited = (self.ledger.awaited, self.ledger.awaited_else)
+        if not all(keys.keys().isdisjoint(names) for keys in awaited):
             return False
         if after is not None:
             own = {name: place for place, name in enumerate(names, self._builder.place)}

@@ -456,7 +456,7 @@ class Restorer:
         restore_lanes(ledger, rest, tasks.__getitem__)
         restore_workers(ledger, rest, tasks.__getitem__)
         for name, places in rest.awaited.items():
-            ledger.awaited[name] = [tasks[place] for place in places]
+            ledger.restore_awaited(name, [tasks[place] for place in places])
         for service in ledger.services.values():
             for lane in list(service.lanes.values()):
                 if lane.ready:

@@ -198,9 +198,7 @@ def _restore_graph(ledger: Ledger, image: Image, tasks: list[Task]) -> None:
         waiting = [tasks[one] for one in dependents]
         tasks[place].dependents = waiting[0] if len(waiting) == 1 else waiting or None
     for name, places in image.awaited.items():
-        ledger.awaited[name] = [tasks[place] for place in places]
-        for task in ledger.awaited[name]:
-            ledger.note_awaited(task, name)
+        ledger.restore_awaited(name, [tasks[place] for place in places])
 
 
 def _restore_workers(ledger: Ledger, image: Image, tasks: list[Task]) -> None:

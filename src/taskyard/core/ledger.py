@@ -413,6 +413,12 @@ class Ledger:
         else:
             graph.link(before, task)
 
+    def restore_awaited(self, name: bytes, waiting: list[Task]) -> None:
+        """Let tasks from a snapshot wait for a key that is not known."""
+        self.awaited[name] = waiting
+        for task in waiting:
+            self.note_awaited(task, name)
+
     def note_awaited(self, task: Task, name: bytes) -> None:
         """Keep which other key would do for an awaited one."""
         begin = prefix(task.terms.campaign)
