@@ -118,9 +118,8 @@ def take(ledger: Ledger) -> Image:
     places = {id(task): place for place, task in enumerate(tasks)}
     terms = list({id(task.terms): task.terms for task in tasks}.values())
     terms_at = {id(one): place for place, one in enumerate(terms)}
-    lanes = _lanes(ledger, tasks)
+    lanes, (payloads, payload_at) = _lanes(ledger, tasks), _payloads(tasks)
     lane_at = {id(lane): place for place, lane in enumerate(lanes)}
-    payloads, payload_at = _payloads(tasks)
     services = list(ledger.services.values())
     service_at = {one.name: place for place, one in enumerate(services)}
     return Image(
