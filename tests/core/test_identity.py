@@ -139,7 +139,10 @@ def test_name_in_after_never_means_a_task_that_only_looks_alike() -> None:
     yard.submit(b"own/x")
     (refused,) = yard.submit(b"t", after=[[b"x"]], campaign=b"own", unknown=Unknown.WAIT)
     assert isinstance(refused, Refused)
-    assert refused.text == ("predecessor own/x: the name is that of a task outside any campaign")
+    assert refused.text == (
+        "predecessor own/x: the name is that of a task outside any campaign (give one of them "
+        "another name)"
+    )
     assert yard.records == []
 
 

@@ -156,7 +156,9 @@ class _Predecessors:
         task = self._ledger.tasks.get(spelled)
         owner = self._batch.get(spelled, campaign if task is None else task.terms.campaign)
         if owner != campaign:
-            raise OtherTask(f"predecessor {shown(spelled)}: {meaning(spelled, owner)}")
+            wrong = meaning(spelled, owner)
+            text = f"predecessor {shown(spelled)}: {wrong} (give one of them another name)"
+            raise OtherTask(text)
         return spelled
 
 

@@ -41,8 +41,7 @@ class Ledger:
         self.tasks: dict[bytes, Task] = {}
         #: Who waits for names that nobody has submitted.
         self.awaited: dict[bytes, list[Task]] = {}
-        #: Keys that would do for awaited ones, too: tasks wait for a name in their own campaign, or
-        #: for the task that it is the full name of.
+        #: Keys that would do for awaited ones: a name may be of its own campaign, or a full name.
         self.awaited_else: dict[bytes, dict[bytes, None]] = {}
         self.campaigns: dict[bytes, Campaign] = {}
         #: Campaigns of old journals, whose tasks have their names alone as keys (`identity`).
