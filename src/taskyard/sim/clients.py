@@ -101,7 +101,12 @@ class Client(Peer):
             self.after(patience_ns, lose)
 
     def _lose_patience(self, request: int, *, is_well: bool) -> None:
-        if is_well and request in self.open and not self._full.pop(request, False):
+        if (
+            is_well
+            and self.world.is_calm
+            and request in self.open
+            and not self._full.pop(request, False)
+        ):
             raise Violation("unanswered", f"{self.name!r}: {self.open[request]}")
         self._ask(request)
 

@@ -223,7 +223,9 @@ def suspect_blocks_its_lane() -> Iterator[None]:
 def wide_task_blocks_its_lane() -> Iterator[None]:
     """A task that takes more slots than a worker has free keeps those behind it from the worker."""
 
-    def first_fit(tasks: list[Task], slots: int, count: int) -> tuple[list[Task], list[Task]]:
+    def first_fit(
+        _self: policy.Choice, tasks: list[Task], slots: int, count: int
+    ) -> tuple[list[Task], list[Task]]:
         chosen: list[Task] = []
         for task in tasks[:count]:
             slots -= task.terms.slots
@@ -232,7 +234,7 @@ def wide_task_blocks_its_lane() -> Iterator[None]:
             chosen.append(task)
         return chosen, []
 
-    with swapped(policy, "_first_fit", first_fit):
+    with swapped(policy.Choice, "_first_fit", first_fit):
         yield
 
 

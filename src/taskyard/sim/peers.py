@@ -210,6 +210,6 @@ class Lockstep(Peer):
     def _no_answer(self, asked: int, *, is_well: bool) -> None:
         if asked != self.asked:
             return
-        if is_well:
+        if is_well and self.world.is_calm:
             raise Violation("unanswered", f"{self.name!r} waits for an answer")
         self.reconnect()

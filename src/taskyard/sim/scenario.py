@@ -542,6 +542,7 @@ class Scenario:
         elif mishap == 2:  # noqa: PLR2004  # the last of three
             self.world.host.crash("killed once more")
         self.world.revived = False
+        self.world.mishap_ns = self.world.timeline.now_ns
 
     def begin_work(self) -> None:
         """Make work for every worker."""

@@ -312,7 +312,7 @@ class Worker(Peer):
             self.after(PATIENCE_NS, patience)
 
     def _lose_patience(self, request: int, *, is_well: bool) -> None:
-        if is_well and request in self.open:
+        if is_well and self.world.is_calm and request in self.open:
             raise Violation("unanswered", f"{self.name!r}: {self.open[request]}")
         self._say_again(request)
 
@@ -541,7 +541,7 @@ class Called(Worker):
     def unlock(self, request: int, *, is_well: bool) -> None:
         if request in self.locks:
             del self.locks[request]
-            if is_well:
+            if is_well and self.world.is_calm:
                 raise Violation("unanswered", f"GIVE {request} of {self.name!r}")
             self.appear()
 
@@ -578,7 +578,7 @@ class Called(Worker):
 
     def should_forget(self, request: int, *, is_well: bool) -> None:
         """It lists what it has reported, and is told to forget it."""
-        if is_well and request in self.open:
+        if is_well and self.world.is_calm and request in self.open:
             raise Violation("unanswered", f"{self.name!r} may not forget {self.open[request]}")
 
     def _say_again(self, request: int) -> None:

@@ -28,6 +28,10 @@ _encode = msgspec.msgpack.Encoder().encode
 _LUCK_OFFSET: Final = 1 << 40
 
 
+#: Longer than any peer waits for an answer.
+CALM_NS: Final = 10 * SECOND_NS
+
+
 class World:
     """Everything that peers and the broker's host can reach."""
 
@@ -55,11 +59,18 @@ class World:
         self.revived = False
         #: All tasks are settled, and every worker is to be served once more.
         self.is_last_round = False
+        #: When the last round began with a mishap.
+        self.mishap_ns = -CALM_NS
         #: Messages may be doubled, now or by what is still under way.
         self.doubles = plan.faults.duplicate > 0
         self.events = 0
         self._say = say
         self._hash = hashlib.sha256()
+
+    @property
+    def is_calm(self) -> bool:
+        """The last mishap is long over: nobody waits for what was lost in it."""
+        return self.timeline.now_ns > self.mishap_ns + CALM_NS
 
     def networks(self) -> list[Network]:
         """Return the broker's network and those below relays."""
