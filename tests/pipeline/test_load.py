@@ -449,8 +449,8 @@ def test_the_verb_submits_all_or_nothing(
         code, out, _ = _call(file, *to, "--skip-bad", "--campaign", "e", capsys=capsys)
         assert (code, out) == (0, "campaign e: 5 tasks: 5 new, 0 known\n")
         tasks[0] = {**tasks[0], "argv": ["false"]}
-        _write(tmp_path / "d.jsonl", tasks)
-        code, _, err = _call(file, *to, "--skip-bad", capsys=capsys)
+        changed = _write(tmp_path / "changed.jsonl", tasks)
+        code, _, err = _call(changed, *to, "--skip-bad", "--campaign", "d", capsys=capsys)
         assert code == 2
         assert "1 task of these names are known, and not the same" in err
 
