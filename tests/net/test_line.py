@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from taskyard.core.limits import SECOND_NS
 from taskyard.net.line import OVERDUE_NS, PING_NS, PING_OVERDUE_NS, RETRY_NS, RETRY_NS_MAX, Line
 from taskyard.wire import dwork_pb2 as pb
@@ -224,8 +226,8 @@ def test_forgotten_request_is_neither_answered_nor_sent() -> None:
     assert wall.line.wake_at_ns() is None
 
 
-def refuse_for_now(wall: Wall, number: int) -> None:
-    query = Q(type=Q.Error, request=number, broker=1, reason=b"it lags", code=b"retry-later")
+def refuse_for_now(wall: Wall, number: int, code: bytes = b"retry-later") -> None:
+    query = Q(type=Q.Error, request=number, broker=1, reason=b"it lags", code=code)
     wall.inbox.append([b"", query.SerializeToString()])
     assert wall.answered() == []
 
@@ -249,9 +251,10 @@ def test_request_that_is_refused_for_now_is_sent_again_and_waits_longer_each_tim
     assert number not in wall.pass_time(2 * RETRY_NS_MAX)
 
 
-def test_line_wakes_for_a_request_that_was_refused_for_now() -> None:
+@pytest.mark.parametrize("code", [b"retry-later", b"overloaded"])
+def test_line_wakes_for_a_request_that_was_refused_for_now(code: bytes) -> None:
     wall = Wall()
-    refuse_for_now(wall, wall.ask())
+    refuse_for_now(wall, wall.ask(), code)
     assert wall.line.wake_at_ns() == wall.now_ns + RETRY_NS
 
 

@@ -5,8 +5,8 @@ another process (it knows nothing of what the former one was asked), when ZeroMQ
 connection (what was under way on the former one is lost, and what waits at the broker would be
 answered there), or when an answer is overdue. So whatever is asked must be harmless to ask twice,
 and in this dialect all of it is. What can't be sent now, because nobody is there, is sent when
-somebody is. One that the broker refuses with `retry-later` is sent again after a pause, twice as
-long each time.
+somebody is. One that the broker refuses for now is sent again after a pause, twice as long each
+time.
 
 It gets its wire and clock as arguments. It knows how requests are numbered, and nothing of what
 they are about.
@@ -170,7 +170,7 @@ class Line:
             self._notice(reply.broker, number)
         if request is None:
             return False
-        if reply.kind == peer.ERROR and reply.code == peer.RETRY_LATER:
+        if reply.kind == peer.ERROR and reply.code in peer.POSTPONED:
             self._postpone(number, request, reply.reason)
             return False
         if request.stream and _goes_on(reply):

@@ -81,8 +81,8 @@ class Assigned(Struct):
         return self.terms[0 if self.terms_at is None else self.terms_at[index]]
 
 
-#: The code of an Error: the same request is to be sent again in a moment.
-RETRY_LATER: Final = "retry-later"
+#: Codes of an Error after which the same request is to be sent again in a moment.
+POSTPONED: Final = ("retry-later", "overloaded")
 
 
 class Reply:
