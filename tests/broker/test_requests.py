@@ -65,6 +65,7 @@ class Turns:
         return told, turns
 
     def submit(self, count: int, shape: str = "flat") -> list[bytes]:
+        """Submit tasks to campaign c. Return their full names."""
         names = [b"task-%03d" % number for number in range(count)]
         after: list[list[bytes]] | None = None
         if shape == "chain":
@@ -73,7 +74,7 @@ class Turns:
             after = [[], *([names[0]] for _ in names[1:])]
         terms = [Terms(campaign=b"c", service=b"s")]
         self.handle(events.SubmitAsked(0, b"p", Submission(names, [b""], terms, after=after)))
-        return names
+        return [b"c/" + name for name in names]
 
 
 def listing(client: bytes, request: int = 1, count: int = 10_000) -> events.ListAsked:
@@ -159,7 +160,7 @@ def test_names_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "WAITING_NAMES_MAX", 300)
     turns = dear()
     turns.deaf = [b"deaf"]
-    names = [b"task-%03d" % number for number in range(200)]
+    names = [b"c/task-%03d" % number for number in range(200)]
     asked = [events.ResultsAsked(0, b"deaf", names, number) for number in (1, 2)]
     (refused,) = turns.turn(*asked)
     assert isinstance(refused, Refused)
@@ -263,7 +264,7 @@ def test_command_acts_on_the_tasks_that_there_are_when_it_begins() -> None:
     late = Submission([b"late"], [b""], [Terms(campaign=b"c", service=b"s")])
     turns.turn(events.SubmitAsked(0, b"p", late))
     turns.until_idle()
-    assert turns.ledger.tasks[b"late"].state is READY
+    assert turns.ledger.tasks[b"c/late"].state is READY
     assert turns.ledger.counts[CANCELLED] == 100
 
 
@@ -351,7 +352,7 @@ CLIENTS = st.sampled_from([b"a", b"b", b"c"])
 ASKED = st.one_of(
     st.builds(lambda client: listing(client, 0), CLIENTS),
     st.builds(lambda client: events.StatsAsked(0, client), CLIENTS),
-    st.builds(lambda client: events.ExplainAsked(0, client, b"task-050"), CLIENTS),
+    st.builds(lambda client: events.ExplainAsked(0, client, b"c/task-050"), CLIENTS),
     st.builds(lambda client: events.WatchAsked(0, client, campaign=b"c"), CLIENTS),
     st.builds(lambda client, kind: kind(0, client, Scope(campaign=b"c")), CLIENTS,
               st.sampled_from([events.CancelAsked, events.RetryAsked, events.ExpireAsked])),
