@@ -528,9 +528,9 @@ class Checker:
             raise Violation("told", f"{text!r} was never the result of {job!r}")
 
     def _waits_as_asked(self, name: bytes, kept: list[bytes], asked: events.SubmitAsked) -> bool:
-        if asked.submission.after is None:
-            return not kept
         said = asked.submission
+        if said.after is None:
+            return not kept
         wanted = [
             self._meant(before, said, index)
             for index, (one, after) in enumerate(zip(said.names, said.after, strict=True))
