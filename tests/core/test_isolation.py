@@ -344,6 +344,17 @@ def test_small_tasks_go_past_a_wide_one_to_other_workers() -> None:
     assert yard.take(b"u") == [b"e"]
 
 
+def test_reserved_task_is_leased_once_to_a_worker_that_stands_by() -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=4, silence_ns=60 * SECOND_NS, standing=True)
+    assert assigned(yard.submit(b"a", b"b", b"c")) == [b"a", b"b", b"c"]
+    yard.submit(b"wide", slots=2)
+    yard.submit(b"small")
+    assert [one.task.name for one in yard.scheduler.ledger.reservations] == [b"wide"]
+    assert assigned(yard.cancel(b"a", b"b", b"c")) == [b"wide", b"small"]
+    assert yard.scheduler.ledger.reservations == []
+
+
 def test_wide_task_of_a_serial_lane_keeps_its_place() -> None:
     yard = Yard()
     for worker in (b"u", b"w"):

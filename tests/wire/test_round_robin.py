@@ -486,6 +486,70 @@ def test_answer_to_what_was_given_to_another_is_not_passed_on(hall: Hall) -> Non
     assert hall.dialect.stale == 1
 
 
+def test_late_answer_to_an_earlier_attempt_leaves_the_worker_the_next_one(hall: Hall) -> None:
+    hall.register(W1, b"2")
+    hall.dead = [W1]
+    hall.create(Submission([b"task"], [b"payload"]))  # taken for undelivered, and is not
+    hall.dead = []
+    assert [frames[3] for frames in hall.says(W1, *lmq(2, b"PING"))] == [b"2/task"]
+    hall.says(W1, *lmq(6, b"1/task", b"late"))
+    assert (hall.states(), hall.dialect.stale) == ([LEASED], 1)
+    hall.says(W1, *lmq(6, b"2/task", b"good"))
+    assert hall.states() == [DONE]
+    assert results(hall, b"task") == [b"good"]
+
+
+@pytest.mark.parametrize("leaves", ["cut", "silent"])
+def test_message_that_a_worker_gets_again_has_an_id_of_its_own(hall: Hall, leaves: str) -> None:
+    hall.register(W1, b"2")
+    hall.dead = [W1] if leaves == "cut" else []
+    hall.says(C1, *lmq(4, b"m", KEY, b"x"))
+    hall.dead = []
+    if leaves == "cut":
+        (again,) = hall.says(W1, *lmq(2, b"PING"))
+    else:
+        hall.later(60)
+        hall.hears(W1)
+        (again,) = hall.register(W1, b"2")
+    (name,) = hall.scheduler.ledger.tasks
+    assert again == [b"", LMQ, b"\x04", b"2/" + name, KEY, b"x", b"", SRV]
+    hall.says(W1, C1, *lmq(6, b"m", b"late"))
+    assert (hall.hears(C1), hall.states()) == ([], [LEASED])
+    hall.says(W1, *lmq(6, b"2/" + name, b"good", b"more"))
+    assert hall.hears(C1) == [[b"", LMQ, b"\x06", b"m", b"good", b"more", b"", W1, SRV]]
+    assert hall.dialect.stale == 1
+
+
+def test_increment_for_a_message_that_is_sent_again_settles_no_exec(hall: Hall) -> None:
+    hall.register(W1, b"2")
+    hall.dead = [W1]
+    hall.says(C1, *lmq(3, b"m", KEY))
+    hall.dead = []
+    (again,) = hall.says(W1, *lmq(2, b"PING"))
+    hall.increment(W1)  # for what was taken for undelivered
+    assert hall.states() == [LEASED]
+    hall.says(W1, *lmq(6, again[3]))
+    assert hall.states() == [DONE]
+
+
+@pytest.mark.parametrize("places", [(0, 1), (1, 0)])
+def test_client_hears_the_answer_that_counts_though_a_late_one_comes_in_the_same_turn(
+    hall: Hall, places: tuple[int, int]
+) -> None:
+    hall.register(W2, b"1")
+    hall.register(W1, b"1")
+    hall.dead = [W1]
+    hall.says(C1, *lmq(4, b"m", KEY))
+    hall.dead = []
+    answers = (
+        (SERVER + W1, [C1, *lmq(6, b"m", b"late", b"x")]),
+        (SERVER + W2, [C1, *lmq(6, b"m", b"good", b"y")]),
+    )
+    taken = [hall.board.take(*answers[place], hall.now_ns) for place in places]
+    hall.handle([event for events in taken for event in events])
+    assert hall.hears(C1) == [[b"", LMQ, b"\x06", b"m", b"good", b"y", b"", W2, SRV]]
+
+
 def test_worker_that_is_cut_off_keeps_what_it_has(hall: Hall) -> None:
     hall.register(W1, b"2")
     hall.says(C1, *lmq(4, b"held", KEY))

@@ -490,8 +490,9 @@ class Choice:
                         return
 
     def _redeem(self, task: Task) -> None:
-        """Choose one task, and nothing else, if the worker has room for it."""
-        if self.closed or not self._has_room_for(task):
+        """Choose one task, and nothing else, if the worker has room for it. One that a worker is
+        reserved for may have been leased since the last review."""
+        if self.closed or task.state is not READY or not self._has_room_for(task):
             return
         lane = task.lane
         begins = not lane.is_served_by(self.worker)

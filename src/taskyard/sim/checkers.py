@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import structs
 
-from taskyard.core import effects, events
+from taskyard.core import effects, events, identity
 from taskyard.core import records as r
 from taskyard.core.events import Outcome, Repeat, Unknown
 from taskyard.core.records import ReturnReason
@@ -69,9 +69,10 @@ _ASKED_TERMS: Final = (
     *("retry_delays_ns", "lease_ns", "time_limit_ns", "slots", "crashes_max", "report_ns"),
 )
 
-#: WMP's WAKE and what answers a GIVE, and where in a message commands and headers are.
+#: WMP's WAKE, what ends it (TAKE and NO answer a GIVE, BYE sends the worker away), and where in a
+#: message commands and headers are.
 _WAKE: Final = b"\x02"
-_TAKE_OR_NO: Final = (b"\x04", b"\x05")
+_END_OF_WAKE: Final = (b"\x04", b"\x05", b"\x0b")
 _COMMAND_AT, _HEADERS_AT = 2, 3
 
 #: LMQ's TRACKEXEC has its command at the same place, and its arguments from here on.
@@ -289,9 +290,9 @@ class Checker:
         if command == _WAKE:
             headers = msgspec.json.decode(frames[path + _HEADERS_AT])
             self._check_herd(way, headers["service"].encode())
-        elif command in _TAKE_OR_NO:
+        elif command in _END_OF_WAKE:
             for woken in self._woken.values():
-                woken.pop(way, None)  # it came
+                woken.pop(way, None)
 
     def _check_herd(self, way: bytes, service: bytes) -> None:
         """One task never calls a crowd."""
@@ -527,12 +528,26 @@ class Checker:
             raise Violation("told", f"{text!r} was never the result of {job!r}")
 
     def _waits_as_asked(self, name: bytes, kept: list[bytes], asked: events.SubmitAsked) -> bool:
-        if asked.submission.after is None:
+        said = asked.submission
+        if said.after is None:
             return not kept
-        named = zip(asked.submission.names, asked.submission.after, strict=True)
-        wanted = [before for one, after in named if one == name for before in after]
+        wanted = [
+            self._meant(before, said, index)
+            for index, (one, after) in enumerate(zip(said.names, said.after, strict=True))
+            if one == name
+            for before in after
+        ]
         open_ = [before for before in wanted if not self._counts_as_done(before, asked)]
         return sorted(dict.fromkeys(open_)) == sorted(kept)
+
+    def _meant(self, before: bytes, said: Submission, index: int) -> bytes:
+        """Return the full name that a predecessor is found by: in the campaign of its task, unless
+        it is known only outside."""
+        own = identity.spelling(said.terms_of(index).campaign, before)
+        for name in (own, before):
+            if name in said.names or name in self.story.tasks:
+                return name
+        return before if identity.SEPARATOR in before else own
 
     def _counts_as_done(self, before: bytes, asked: events.SubmitAsked) -> bool:
         tale = self.story.tasks.get(before)

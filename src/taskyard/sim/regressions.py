@@ -43,4 +43,8 @@ REGRESSIONS: Final[dict[int, str]] = {
     61000001: "the last round expected work for a woken worker when quicker ones had taken all",
     61000004: "the last round expected work for a woken worker when quicker ones had taken all",
     61000075: "the last round expected work for a woken worker when quicker ones had taken all",
+    61002100: "a worker that stands by was leased its reserved task twice in one turn",
+    61001163: "the model counted the WAKE of a worker that was sent away in the same turn",
+    61100019: "the model took an unknown name for one outside the campaign of its task",
+    61100401: "the model took an unknown name for one outside the campaign of its task",
 }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from msgspec import Struct, field, structs
 
+from taskyard.core import identity
 from taskyard.core import records as r
 from taskyard.core.events import Rules
 from taskyard.core.records import ReturnReason
@@ -293,10 +294,21 @@ class Story:
                 self._wide[terms.service] = None
             made.append(tale)
         for tale in made:
+            self._find_waiting(tale.name)
+        for tale in made:
             self.tasks[tale.name] = tale
         for tale in made:
             self._ready(tale, record.at_ns, "submitted", front=False)
             self.require(not self._close_cycle(tale), "cycle", "a cycle was accepted", tale)
+
+    def _find_waiting(self, name: bytes) -> None:
+        """Let tasks that wait for this name in their own campaign, where it is not known, wait for
+        the task that has it now."""
+        for tale in self.tasks.values():
+            own = identity.spelling(tale.terms.campaign, name)
+            if own != name and own in tale.after and own not in self.tasks:
+                del tale.after[own]
+                tale.after[name] = None
 
     def _begin_again(self, record: r.Submitted, index: int, tale: Tale, former: Tale) -> None:
         same = record.attempts is not None and record.attempts[index] == former.attempt

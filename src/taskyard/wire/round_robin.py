@@ -56,6 +56,11 @@ class Responded(Struct):
     arguments: Sequence[bytes]
     worker: bytes
 
+    @property
+    def key(self) -> tuple[bytes, bytes]:
+        """Return its task and its result."""
+        return self.lease.name, lmq.pack(self.arguments)
+
 
 class RoundRobin:
     """All peers of this dialect, on however many sockets; the numbers of these are `doors`."""
@@ -79,9 +84,10 @@ class RoundRobin:
         self._replies: dict[int, Reply] = {}
         #: Clients' messages by request.
         self._asked: dict[int, Asked] = {}
-        #: Answers of workers by request, and the same by task.
+        #: Answers of workers by request, and by task and result: a late one may come in the same
+        #: turn as the one that counts.
         self._responded: dict[int, Responded] = {}
-        self._answers: dict[bytes, Responded] = {}
+        self._answers: dict[tuple[bytes, bytes], Responded] = {}
         #: What came before it was known what workers hold; None: it is.
         self._early: list[tuple[bytes, Sequence[bytes]]] | None = []
         self._has_asked = False
@@ -215,7 +221,7 @@ class RoundRobin:
     def _respond(self, peer: Peer, lease: Lease, message: Message) -> list[events.Event]:
         number = next(self._numbers)
         responded = Responded(lease, message.arguments, peer.identity)
-        self._responded[number] = self._answers[lease.name] = responded
+        self._responded[number] = self._answers[responded.key] = responded
         return self._table.respond(peer, lease, message, number)
 
     def _pass_on(self, route: bytes, message: Message) -> events.Event:
@@ -287,7 +293,8 @@ class RoundRobin:
         if responded is None:
             self._table.deregistered(effect.worker, effect.request)
             return
-        self._answers.pop(responded.lease.name, None)
+        if self._answers.get(responded.key) is responded:
+            del self._answers[responded.key]
         if effect.missing:
             self._table.stale += 1
             self._table.not_taken(responded.lease, effect.worker)
@@ -296,8 +303,8 @@ class RoundRobin:
         asked = self._asked.pop(effect.request, None)
         if asked is None or asked.message.command != lmq.TRACKEXEC:
             return []
-        responded = self._answers.get(effect.names[0])
         state, text = effect.states[0], effect.texts[0] or b""
+        responded = self._answers.get((effect.names[0], text))
         if state is not DONE:
             text = text or (b"it was cancelled" if state is CANCELLED else b"it failed")
             return self._sent([_reply(asked, [lmq.ERROR + text])])

@@ -86,6 +86,8 @@ class Peer(Struct, eq=False):
     is_enlisted: bool = False
     #: It was told to go, which this dialect has no word for: it gets no more.
     is_dismissed: bool = False
+    #: It has said that it goes, and has nothing left when it registers again.
+    has_left: bool = False
     #: The request of a WorkerGone that the scheduler has not handled yet; 0: none.
     goodbye: int = 0
     #: Nothing reaches it.
@@ -103,7 +105,8 @@ class Peer(Struct, eq=False):
     freed_early: int = 0
     #: The last that was sent to it.
     just_given: list[Lease] = field(default_factory=list)
-    #: What was given to others because it could not be sent.
+    #: What was taken from it because it could not be sent, or was lost with its silence. It may
+    #: have that all the same.
     returned: dict[bytes, Lease] = field(default_factory=dict)
     pinged_ns: int = 0
     #: When the scheduler was told of its life; None: not since this process began.
@@ -193,13 +196,13 @@ class Table:
         if peer is None:
             peer = self._remember(Peer(identity, name_of(identity), self.now_ns, route))
         if not peer.is_enlisted:
-            peer.leases.clear()
+            lost, peer.leases = peer.leases, {}
+            peer.returned = {} if peer.has_left else lost
             peer.answered.clear()
-            peer.returned.clear()
             peer.freed_early = 0
         peer.slots = slots
         peer.is_enlisted, peer.is_dismissed = True, False
-        peer.is_recalled = False
+        peer.is_recalled = peer.has_left = False
         peer.is_unsure = any(lease.is_recalled for lease in peer.all())
         self._watch(peer)
         return [self._appear(peer)]
@@ -216,7 +219,7 @@ class Table:
     def deregister(self, peer: Peer | None, request: int) -> list[events.Event]:
         if peer is None or not peer.is_enlisted:
             return []
-        peer.is_enlisted, peer.goodbye = False, request
+        peer.is_enlisted, peer.has_left, peer.goodbye = False, True, request
         return [events.WorkerGone(0, peer.name, request)]
 
     def deregistered(self, worker: bytes, request: int) -> None:
@@ -248,13 +251,16 @@ class Table:
     def respond(
         self, peer: Peer, lease: Lease, message: Message, request: int
     ) -> list[events.Event]:
-        """A message is answered; its slot stays taken until INCREMENT."""
-        peer.returned.pop(lease.name, None)
+        """A message is answered; its slot stays taken until INCREMENT. An answer to an earlier
+        attempt takes nothing from a later one."""
         result = lmq.pack(message.arguments)
         report = events.WorkReported(
             *(0, peer.name, [lease.name], [lease.attempt], None, [result]), request=request
         )
-        if peer.leases.pop(lease.name, None) is not None:
+        if peer.leases.get(lease.name) is not lease:
+            peer.returned.pop(lease.name, None)
+        else:
+            del peer.leases[lease.name]
             if peer.freed_early:
                 peer.freed_early -= 1
             else:
@@ -301,7 +307,7 @@ class Table:
             else:
                 message = lmq.unfold(payload, kept)
             lease = _lease(name, attempt, terms, kept)
-            if lease.key is None and peer.is_unsure:
+            if name in peer.returned or (lease.key is None and peer.is_unsure):
                 message = _tracked(name, attempt, message.arguments)
                 lease.key = ((), message.id)
             peer.leases[name] = lease
