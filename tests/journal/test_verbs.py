@@ -319,7 +319,7 @@ class TestCheck:
         self, shell: Shell, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sound = Findings(rows=1, row_first=1, row_last=1, torn_bytes=99)
-        monkeypatch.setattr(checkup, "check_live", lambda *_, **__: sound)
+        monkeypatch.setattr(checkup, "check", lambda *_, **__: sound)
         assert shell("check") == 0
         assert "99 bytes of an unfinished write at its end, never acknowledged" in shell.out
 
@@ -378,9 +378,9 @@ class TestCheck:
 
     def test_damaged_index(self, shell: Shell) -> None:
         shell("compact")
-        flip(shell.state / finished.FILE_NAME, b"kept k1")
+        flip(shell.state / finished.FILE_NAME, b"kept second/k1")
         assert shell("check") == 0  # found when it is read
-        assert "the row of b'k1' in finished.sqlite does not match" in self.damaged(shell, "--deep")
+        assert "the row of b'second/k1' in finished.sqlite does not match" in self.damaged(shell, "--deep")
 
     def test_damaged_history(self, shell: Shell) -> None:
         shell("compact")
