@@ -64,10 +64,10 @@ def test_damaged_state_is_refused_with_its_exit_code(tmp_path: Path) -> None:
 def test_what_it_acknowledged_is_there_after_a_kill(tmp_path: Path) -> None:
     with Broker(tmp_path) as running, Client(state=tmp_path / ".taskyard") as client:
         client.submit(["true"], name="kept", campaign="c")
-        client.show("kept")
+        client.show("c/kept")
         running.kill()
     with Broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
-        assert client.show("kept")["state"] == "ready"
+        assert client.show("c/kept")["state"] == "ready"
 
 
 def test_in_memory_nothing_survives(tmp_path: Path) -> None:
