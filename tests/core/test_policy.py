@@ -14,11 +14,13 @@ from taskyard.core.events import (
     ResumeAsked,
     Rules,
     RulesSet,
+    WorkerAppeared,
     WorkerCut,
 )
 from taskyard.core.limits import LANE_RUN_TASKS_MAX, SECOND_NS, WIDE_LOOKAHEAD
 from taskyard.core.policy import Hold
 from taskyard.core.states import TaskState, WorkerState
+from taskyard.core.workers import WorkerFacts
 from tests.core.kit import Yard, assigned
 
 READY, LEASED = TaskState.READY, TaskState.LEASED
@@ -114,6 +116,14 @@ def test_overfeed_hands_over_more_of_a_lane_to_the_same_worker() -> None:
     yard.finish(b"w", b"0")
     assert yard.take(b"v", 9) == []
     assert yard.take(b"w", 9) == [b"3"]
+
+
+def test_worker_with_a_slot_less_fills_the_others_from_overfed_lanes() -> None:
+    yard = Yard()
+    yard.rules(overfeed=2)
+    facts = WorkerFacts(slots_total=3, standing=True)
+    yard.handle(WorkerAppeared(0, b"w", facts, -1))
+    assert assigned(yard.submit(b"a", b"b", b"c", lanes=[b"1", b"2", b"3"])) == [b"a", b"b"]
 
 
 def test_lane_may_be_served_by_more_workers_if_its_rules_say_so() -> None:
@@ -336,6 +346,13 @@ def test_one_request_gets_no_more_than_a_message_may_hold(monkeypatch: pytest.Mo
     assert yard.take(b"w", 10**9) == [b"c"]
 
 
+def test_task_that_fits_is_assigned_though_its_lane_waits_with_a_wide_one() -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=1, standing=True)
+    assert assigned(yard.submit(b"a", b"b", lanes=[b"1", b"2"], slots=2)) == []
+    assert assigned(yard.submit(b"c", b"d", lanes=[b"1", b"2"])) == [b"c"]
+
+
 def test_wide_task_takes_more_room() -> None:
     yard = Yard()
     yard.join(b"w", slots_total=4)
@@ -515,6 +532,14 @@ def test_called_worker_is_told_of_work_and_asks_for_it() -> None:
     assert effects == [Accepted(b"client", 0, new=1), Wake(b"w", b"default")]
     assert yard.scheduler.ledger.workers[b"w"].state is WorkerState.CALLED
     assert yard.take(b"w") == [b"a"]
+
+
+def test_waiting_worker_that_wants_more_is_called_at_once() -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=2, called=True)
+    yard.ask(b"w", 0, parks=True)
+    assert yard.submit(b"a") == [Accepted(b"client", 0, 1, 0)]
+    assert yard.ask(b"w", 2, parks=True) == [Wake(b"w", b"default")]
 
 
 def test_no_more_workers_are_called_than_there_are_ready_tasks() -> None:

@@ -85,6 +85,9 @@ def park(scheduler: Scheduler, worker: Worker, count: int) -> None:
     """Let a worker wait for work."""
     if worker.state is not DRAINING:
         worker.turn(Turn.ASKED)
+        if count > worker.wanted:  # one that waits already may be given what it was not before
+            ledger = scheduler.ledger
+            ledger.stirred.update((name, ledger.service(name)) for name in worker.facts.services)
         worker.wanted = count
         if policy.begins_to_wait_in_line(worker):
             scheduler.uses += 1

@@ -178,7 +178,7 @@ class Ledger:
             of_service[source] -= count
 
     def enter_lanes(self, tasks: Tasks, priority: int) -> None:
-        """Count new READY tasks of one priority in their lanes, and queue them there."""
+        """Count new READY tasks of one priority and service in their lanes, and queue them."""
         if self.gathers:
             self._note_work(tasks)
         if self.wide:
@@ -192,7 +192,9 @@ class Ledger:
                 line = lane.queue(priority)
             line.items.append(task)
             if not lane.rotating:
-                self.stir(lane)
+                lane.branch.offer(lane)
+        # Also for lanes that rotate: what they had may be for other workers than those that wait.
+        self.stir(tasks[0].lane)
 
     def _note_work(self, tasks: Tasks) -> None:
         """Lanes that had nothing to do are about to get work."""

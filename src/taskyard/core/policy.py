@@ -130,7 +130,8 @@ class Choice:
         #: How many tasks more.
         self.count = min(count, self.slots, LEASE_TASKS_MAX)
         #: How many of these in lanes that are overfed, which don't count as tasks of their own.
-        self.extra = min(worker.ahead, LEASE_TASKS_MAX - self.count)
+        #: None where slots are taken away: `slots_free` counts that already.
+        self.extra = max(0, min(worker.ahead, LEASE_TASKS_MAX - self.count))
         self.tasks: list[Task] = []
         #: The lane that it went on with.
         self.gone_on: Lane | None = None
