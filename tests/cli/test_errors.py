@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("collected_once")
 #: What advice looks like: an order, or a command that tells more.
 ADVICE: Final = re.compile(
     r"`taskyard |\b(must|goes? with|give|say|use|start|see|write|save|leave|mend|ask|submit|open"
-    r"|put|make|run it|send|free|remove|retry|wait|install|convert|choose|end|did you mean)\b"
+    r"|put|set|make|run it|send|free|remove|retry|wait|install|convert|choose|end|did you mean)\b"
 )
 
 #: Texts whose advice stands in one of their values, or that need none; and why.
