@@ -134,7 +134,7 @@ def test_verb_that_was_answered_reports_a_killed_broker_and_goes_on_when_it_is_b
     tmp_path: Path, broker: Broker
 ) -> None:
     with Running(tmp_path, "watch", "--since", "0") as watch:
-        assert watch.line().endswith(" x")
+        assert watch.line().endswith(" c/x")
         broker.kill()
         assert "no answer since" in watch.error_line()
         with Broker(tmp_path):
