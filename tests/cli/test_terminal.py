@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 ACTING = ("\x1b]0;pwned", "\x07", "\x1b[2J", "\x1b[5;35m", "\x9b7m", "\u202e", "\x7f")
 HOSTILE = "x" + "y".join(ACTING) + "z"
 
+#: Full names of tasks in a campaign of that name.
+DONE, FAILED = f"{HOSTILE}/{HOSTILE}", f"{HOSTILE}/failed{HOSTILE}"
+
 #: What a task prints: the same, and bytes that are no UTF-8.
 PRINTED = HOSTILE.encode() + b"\x9b8m\ttab\n"
 
@@ -49,18 +52,18 @@ READING: tuple[Sequence[str], ...] = (
     ("list",),
     ("list", "--failed"),
     ("list", "--match", HOSTILE),
-    ("show", HOSTILE),
-    ("show", f"failed{HOSTILE}"),
-    ("result", HOSTILE),
-    ("log", HOSTILE),
-    ("why", HOSTILE, f"failed{HOSTILE}"),
+    ("show", DONE),
+    ("show", FAILED),
+    ("result", DONE),
+    ("log", DONE),
+    ("why", DONE, FAILED),
     ("why", "--service", HOSTILE),
     ("status",),
     ("workers",),
     ("services",),
     ("lanes",),
     ("watch", "--since", "0", "--until-settled", "--campaign", HOSTILE),
-    ("wait", HOSTILE, f"failed{HOSTILE}"),
+    ("wait", DONE, FAILED),
     ("wait", "--campaign", HOSTILE),
 )
 
@@ -71,7 +74,7 @@ ACTING_VERBS: tuple[Sequence[str], ...] = (
     ("why", f"unknown{HOSTILE}"),
     ("status", "--campaign", f"unknown{HOSTILE}"),
     ("cancel", f"unknown{HOSTILE}"),
-    ("submit", "--name", HOSTILE, "--", "other"),
+    ("submit", "--name", DONE, "--", "other"),
     ("submit", "--name", f"new{HOSTILE}", "--service", HOSTILE, "--", "true"),
     ("submit", "--wait", "--", "printf", "%b", r"\033]0;pwned\007"),
     ("pause", "--service", HOSTILE),
@@ -93,7 +96,7 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
             _submit(client, "failed", [f"no-program{HOSTILE}"])
             _submit(client, "waits", ["true"], service=HOSTILE)
             yard.start_worker("--name", f"worker{HOSTILE}")
-            states = client.wait_names([HOSTILE, f"failed{HOSTILE}"])
+            states = client.wait_names([DONE, FAILED])
         assert [state.name for state in states.values()] == ["DONE", "FAILED"]
         yield yard
 
