@@ -623,7 +623,7 @@ def test_interrupt_cancels_the_tasks_at_a_broker_of_others(tmp_path: Path, gate:
             raise KeyboardInterrupt
         assert all(future.cancelled() for future in futures)
         with taskyard.Client(broker.endpoint) as client:
-            states = {client.show(future.name)["state"] for future in futures}
+            states = {client.show(future.full_name)["state"] for future in futures}
             assert states == {"cancelled"}
             until(lambda: not client.workers()[0]["tasks"], "the worker stops the call")
 
@@ -730,8 +730,8 @@ def test_failed_call_is_failed_for_everybody(tmp_path: Path) -> None:
     ):
         future = shared.submit(calls.refuse_odd, 1)
         assert isinstance(error_of(future), calls.Odd)
-        assert client.show(future.name)["state"] == "failed"
-        assert "raise Odd(number)" in client.output(future.name).decode()
+        assert client.show(future.full_name)["state"] == "failed"
+        assert "raise Odd(number)" in client.output(future.full_name).decode()
 
 
 def test_pids_of_a_household_are_alive_as_long_as_it_is() -> None:
