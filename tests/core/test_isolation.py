@@ -403,6 +403,21 @@ def test_task_that_no_worker_can_hold_reserves_none_and_hides_none_that_can() ->
     assert yard.take(b"w") == [b"wide"]
 
 
+def test_put_off_task_goes_before_wide_ones_that_wait_for_another_worker() -> None:
+    yard = Yard()
+    yard.rules(lane_workers_max=3)
+    yard.join(b"w", slots_total=1)
+    yard.join(b"big", slots_total=3, silence_ns=60 * SECOND_NS)
+    yard.submit(b"a", lanes=[b"x"])
+    yard.submit(b"long")
+    assert (yard.take(b"w"), yard.take(b"big")) == ([b"a"], [b"long"])
+    yard.submit(b"wide", b"wider", lanes=[b"x", b"x"], slots=3)
+    yard.report(b"w", b"a", Outcome.DEFER_BACK)
+    assert yard.take(b"w") == [b"a"]
+    yard.finish(b"big", b"long")
+    assert yard.take(b"big") == [b"wide"]
+
+
 def test_put_off_task_does_not_wait_for_one_that_no_worker_can_hold() -> None:
     yard = Yard()
     yard.join(b"w", slots_total=1)

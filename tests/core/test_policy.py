@@ -17,7 +17,12 @@ from taskyard.core.events import (
     WorkerAppeared,
     WorkerCut,
 )
-from taskyard.core.limits import LANE_RUN_TASKS_MAX, SECOND_NS, WIDE_LOOKAHEAD
+from taskyard.core.limits import (
+    LANE_RUN_TASKS_MAX,
+    RATE_SAVED_NS_MAX,
+    SECOND_NS,
+    WIDE_LOOKAHEAD,
+)
 from taskyard.core.policy import Hold
 from taskyard.core.states import TaskState, WorkerState
 from taskyard.core.workers import WorkerFacts
@@ -283,6 +288,25 @@ def test_rate_that_opens_is_noticed_with_whatever_event_comes_first() -> None:
     yard.ask(b"w", parks=True)
     yard.now_ns += 2 * SECOND_NS
     assert assigned(yard.hear(b"w", (b"a", 1))) == [b"b"]
+
+
+@pytest.mark.parametrize("limit", ["broker", "section"])
+def test_rate_that_opens_behind_another_limit_is_used_when_that_lets_go(limit: str) -> None:
+    yard = Yard()
+    limits = {"broker": (1, 0), "section": (0, 1)}[limit]
+    rules = Rules(workers_max=limits[1], rate_interval_ns=3 * SECOND_NS)
+    yard.handle(RulesSet(0, defaults=rules, workers_max=limits[0]))
+    for worker in (b"v", b"w"):
+        yard.join(worker)
+        yard.ask(worker, parks=True)
+    assert assigned(yard.submit(b"a", b"b", b"c")) == [b"a"]
+    assert yard.later(4) == []  # the rate has room, the limit has none
+    assert assigned(yard.finish(b"v", b"a")) == [b"b"]
+    yard.later(1)
+    yard.ask(b"v", parks=True)
+    assert assigned(yard.finish(b"w", b"b")) == []  # the limit has room, the rate has none
+    assert yard.scheduler.wake_at_ns() == 7 * SECOND_NS - RATE_SAVED_NS_MAX
+    assert assigned(yard.later(2)) == [b"c"]
 
 
 def test_rate_of_one_service_is_not_spent_by_another() -> None:

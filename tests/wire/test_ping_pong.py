@@ -545,6 +545,26 @@ def test_worker_of_a_cancelled_job_gets_no_other_until_it_has_answered() -> None
     assert hall.to_client(b"d") == [[b"result"]]
 
 
+def test_ready_that_crossed_a_cancelled_job_brings_no_other() -> None:
+    hall = at_work()
+    hall.client(b"d", b"other")
+    (name,) = (task.name for task in hall.scheduler.ledger.tasks.values() if task.lease)
+    hall.handle([CancelAsked(0, b"x", Scope(names=(name,)))])
+    assert hall.worker(W1, READY) == [[PONG]]
+    assert hall.worker(W1, b"result of the cancelled one") == [[PONG], [b"other"]]
+    assert hall.to_client(b"d") == []
+
+
+def test_ready_of_who_owes_a_cancelled_job_counts_after_the_lease_time() -> None:
+    hall = at_work()
+    hall.handle([CancelAsked(0, b"x", Scope())])
+    hall.client(b"d", b"other")
+    hall.later(59)
+    assert hall.worker(W1, READY) == [[PONG]]
+    hall.later(1)
+    assert hall.worker(W1, READY) == [[PONG], [b"other"]]
+
+
 def test_worker_of_a_cancelled_job_is_not_counted_on_though_no_other_job_waits() -> None:
     hall = at_work()
     hall.handle([CancelAsked(0, b"x", Scope())])

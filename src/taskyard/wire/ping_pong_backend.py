@@ -233,7 +233,15 @@ class Backend:
         if peer.standing is WORKING and _chose_its_id(peer.route):
             peer.is_doubted = True
         pong = self._pong(peer)
-        return [pong] if peer.is_enlisted else [pong, *self._enlist(peer)]
+        is_busy = peer.is_enlisted or self._is_crossing(peer)
+        return [pong] if is_busy else [pong, *self._enlist(peer)]
+
+    def _is_crossing(self, peer: Peer) -> bool:
+        """Return whether a READY may have left before the job that its worker owes: the result
+        would be taken for that of the next job."""
+        if peer.standing is not OWING or _chose_its_id(peer.route):
+            return False
+        return self._now_ns - peer.given_ns < peer.lease_ns
 
     def _reported(self, peer: Peer, outcome: Outcome, text: bytes) -> list[events.Event]:
         """On the job that it has, or had. What it still owed is over: it may have another one."""
