@@ -13,10 +13,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.net import accepted, guard, pressure, zap
-from taskyard.net.accepted import Arrivals, Connection, Gate
+from taskyard.net.accepted import Arrivals, Connection, Cutter, Gate, inode_of
 from taskyard.net.guard import FOR_CONNECTIONS, FOR_FRAMES, FOR_MEMORY, Guard
 from taskyard.net.memory import Memory
-from taskyard.net.pressure import MIB, Level, Limits, Pressure, strangers_of, suspects_of
+from taskyard.net.pressure import (
+    MIB,
+    Level,
+    Limits,
+    Pressure,
+    backlog_of,
+    strangers_of,
+    suspects_of,
+)
 from taskyard.net.sockets import Wire, listen
 from tests.net.kit import PATIENCE_S, arrived, peers, raw_connection, read_to_end
 from tests.system import attackers
@@ -241,7 +249,7 @@ def test_memory_that_is_given_back_lowers_what_is_normal() -> None:
 def connection(*, unfinished: int, since_ns: int = 0, spoke: bool = True) -> Connection:
     arrivals = Arrivals(0, is_local=False)
     if spoke:
-        arrivals.note(5)
+        arrivals.note(5, 0)
     return Connection(5, 1, arrivals, 0, unfinished=unfinished, unfinished_ns=since_ns)
 
 
@@ -281,17 +289,84 @@ def test_bytes_are_unfinished_only_after_the_listener_was_received(
     one.sample(3, is_caught_up=True, connections=1)
     assert (one.unfinished, one.unfinished_ns) == (100, 2)
     # A message has come: what was received before belongs to it.
-    one.arrivals.note(5)
+    one.arrivals.note(5, 0)
     received[0] = 300
     one.sample(4, is_caught_up=True, connections=1)
     assert one.unfinished == 0
     # Others were received twice as often as there are connections: it had its turn.
     for _ in range(3):
-        one.arrivals.note(6)
+        one.arrivals.note(6, 0)
     received[0] = 500
     one.sample(5, is_caught_up=False, connections=1)
     assert one.unfinished == 0
     for _ in range(3):
-        one.arrivals.note(6)
+        one.arrivals.note(6, 0)
     one.sample(6, is_caught_up=False, connections=1)
     assert one.unfinished == 200
+
+
+def backlogged(waiting: int, *, is_drained: bool = False) -> Connection:
+    found = connection(unfinished=0)
+    found.waiting, found.is_drained = waiting, is_drained
+    return found
+
+
+def test_peers_with_most_messages_waiting_are_held() -> None:
+    large, small = backlogged(60 * MIB), backlogged(MIB)
+    assert backlog_of([large, small], 64 * MIB) == []
+    assert backlog_of([large, small], 32 * MIB) == [large]
+
+
+def test_unfinished_message_is_no_reason_to_hold_a_peer() -> None:
+    assert backlog_of([backlogged(60 * MIB, is_drained=True)], MIB) == []
+
+
+def test_held_peer_sends_nothing_until_it_is_released() -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        peer = stack.enter_context(socket.create_connection(server.getsockname()))
+        ours = stack.enter_context(server.accept()[0])
+        cutter = stack.enter_context(closing(Cutter()))
+        number = ours.fileno()
+        found = Connection(number, inode_of(number), Arrivals(0, is_local=False), 0)
+        host, port = peer.getsockname()
+        assert cutter.hold(found) == f"{host}:{port}"
+        peer.sendall(b"hello")
+        assert accepted.received_bytes(number) == 0
+        cutter.release(found)
+        ours.settimeout(PATIENCE_S)
+        assert ours.recv(5) == b"hello"
+
+
+def test_cutter_holds_no_other_connection_with_that_descriptor() -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        peer = stack.enter_context(socket.create_connection(server.getsockname()))
+        ours = stack.enter_context(server.accept()[0])
+        cutter = stack.enter_context(closing(Cutter()))
+        another = Connection(ours.fileno(), 1, Arrivals(0, is_local=False), 0)
+        assert cutter.hold(another) == ""
+        cutter.release(another)
+        peer.sendall(b"hello")
+        ours.settimeout(PATIENCE_S)
+        assert ours.recv(5) == b"hello"
+
+
+def test_flood_of_whole_messages_is_held_and_arrives_in_full() -> None:
+    """A peer is held several times on the way, and it is never cut."""
+    limits = Limits(1 << 20, Memory(1 << 62, 128 * MIB))
+    with guarded("tcp://127.0.0.1:0", limits) as (wire, watching), peers(wire) as (peer, _):
+        body = bytes(8 * MIB)
+        for _ in range(10):
+            assert peer.send([body])
+        received: list[int] = []
+
+        def take() -> bool:
+            frames = wire.receive()
+            if frames is not None:
+                received.append(len(frames[-1]))
+            return len(received) == 10
+
+        until(take)
+        assert received == [len(body)] * 10
+        assert watching.cut == {}
