@@ -249,7 +249,7 @@ def test_memory_that_is_given_back_lowers_what_is_normal() -> None:
 def connection(*, unfinished: int, since_ns: int = 0, spoke: bool = True) -> Connection:
     arrivals = Arrivals(0, is_local=False)
     if spoke:
-        arrivals.note(5, 0)
+        arrivals.note(5)
     return Connection(5, 1, arrivals, 0, unfinished=unfinished, unfinished_ns=since_ns)
 
 
@@ -289,18 +289,18 @@ def test_bytes_are_unfinished_only_after_the_listener_was_received(
     one.sample(3, is_caught_up=True, connections=1)
     assert (one.unfinished, one.unfinished_ns) == (100, 2)
     # A message has come: what was received before belongs to it.
-    one.arrivals.note(5, 0)
+    one.arrivals.note(5)
     received[0] = 300
     one.sample(4, is_caught_up=True, connections=1)
     assert one.unfinished == 0
     # Others were received twice as often as there are connections: it had its turn.
     for _ in range(3):
-        one.arrivals.note(6, 0)
+        one.arrivals.note(6)
     received[0] = 500
     one.sample(5, is_caught_up=False, connections=1)
     assert one.unfinished == 0
     for _ in range(3):
-        one.arrivals.note(6, 0)
+        one.arrivals.note(6)
     one.sample(6, is_caught_up=False, connections=1)
     assert one.unfinished == 200
 
@@ -352,13 +352,15 @@ def test_cutter_holds_no_other_connection_with_that_descriptor() -> None:
         assert ours.recv(5) == b"hello"
 
 
-def test_flood_of_whole_messages_is_held_and_arrives_in_full() -> None:
-    """A peer is held several times on the way, and it is never cut."""
+def test_flood_of_whole_messages_is_held_and_arrives_in_full(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     limits = Limits(1 << 20, Memory(1 << 62, 128 * MIB))
     with guarded("tcp://127.0.0.1:0", limits) as (wire, watching), peers(wire) as (peer, _):
         body = bytes(8 * MIB)
         for _ in range(10):
             assert peer.send([body])
+        until(lambda: "held back" in caplog.text)
         received: list[int] = []
 
         def take() -> bool:

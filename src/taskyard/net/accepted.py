@@ -42,8 +42,8 @@ _SO_DETACH_FILTER: Final = 27
 _BPF_RETURN: Final = 0x06
 
 
-#: What a frame takes on the wire beside its content, at most: a header, and 33 bytes with a key.
-FRAME_OVERHEAD: Final = 42
+#: Shorter frames are not counted.
+COUNTED_BYTES_MIN: Final = 4 << 10
 
 #: Less than this waiting from one connection is not looked at.
 WAITING_BYTES_MIN: Final = 1 << 20
@@ -67,8 +67,8 @@ class Arrivals(Struct, eq=False):
     total: int = 0
     #: Nothing was left to receive when it was last tried.
     is_empty: bool = True
-    #: By descriptor: the bytes of its messages on the wire, or a little more.
-    taken: dict[int, int] = field(default_factory=dict)
+    #: By descriptor: the bytes of its frames of COUNTED_BYTES_MIN or more.
+    counted: dict[int, int] = field(default_factory=dict)
     #: Descriptors of connections that sent a message of far too many frames.
     overlong: list[int] = field(default_factory=list)
     #: Descriptors of connections whose message was dropped because there was no memory for it.
@@ -76,18 +76,25 @@ class Arrivals(Struct, eq=False):
     #: Called when a large message was received: others may be behind it.
     on_large: Callable[[], None] | None = None
 
-    def note(self, descriptor: int, size: int) -> None:
-        """Count a message with a frame of that size."""
+    def note(self, descriptor: int) -> None:
+        """Count a message."""
         self.messages[descriptor] = self.messages.get(descriptor, 0) + 1
         self.total += 1
         self.is_empty = False
-        self.note_bytes(descriptor, size)
 
     def note_bytes(self, descriptor: int, size: int) -> None:
-        """Count a frame."""
-        self.taken[descriptor] = self.taken.get(descriptor, 0) + size + FRAME_OVERHEAD
+        """Count a frame that is not short."""
+        self.counted[descriptor] = self.counted.get(descriptor, 0) + size
         if size >= LARGE_BYTES_MIN and self.on_large is not None:
             self.on_large()
+
+    def taken_bytes(self, descriptor: int) -> int:
+        """Count the bytes of a connection's messages, or somewhat more.
+
+        Short frames are not worth their counting. They are taken for COUNTED_BYTES_MIN a message.
+        """
+        short = self.messages.get(descriptor, 0) * COUNTED_BYTES_MIN
+        return self.counted.get(descriptor, 0) + short
 
     def is_caught_up(self) -> bool:
         """Whether every whole message was received."""
@@ -119,7 +126,7 @@ class Connection(Struct, eq=False):
     waiting: int = 0
     #: All its whole messages were received, and the rest is one unfinished message.
     is_drained: bool = True
-    #: By how much more was counted as taken than was received: overheads are estimated.
+    #: By how much more was counted as taken than was received: short messages are estimated.
     overcount: int = 0
 
     @property
@@ -148,7 +155,7 @@ class Connection(Struct, eq=False):
         self.waiting = 0
         if self.arrivals.is_local:
             return
-        waiting = self.received - self.arrivals.taken.get(self.descriptor, 0) + self.overcount
+        waiting = self.received - self.arrivals.taken_bytes(self.descriptor) + self.overcount
         self.overcount -= min(0, waiting)
         if waiting > WAITING_BYTES_MIN:
             # The kernel's part is not the memory of this process.

@@ -312,7 +312,7 @@ class _Work:
 
     def _disconnected(self, listener: _Listener, descriptor: int) -> None:
         listener.arrivals.messages.pop(descriptor, None)
-        listener.arrivals.taken.pop(descriptor, None)
+        listener.arrivals.counted.pop(descriptor, None)
         found = listener.connections.pop(descriptor, None)
         if found is None:
             return

@@ -20,7 +20,7 @@ import zmq
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import Refused, UserError
-from taskyard.net.accepted import Arrivals
+from taskyard.net.accepted import COUNTED_BYTES_MIN, Arrivals
 from taskyard.net.binding import SocketFile, open_listener
 from taskyard.net.context import context, raise_file_limit
 from taskyard.net.endpoints import Ipc, Tcp, is_beyond, parse, parse_peer
@@ -107,7 +107,9 @@ class Wire:
                 self._pass_over(frame)
                 continue
             if self._arrivals is not None:
-                self._arrivals.note(frame.get(_DESCRIPTOR), len(body))
+                self._arrivals.note(frame.get(_DESCRIPTOR))
+                if len(body) >= COUNTED_BYTES_MIN:
+                    self._arrivals.note_bytes(frame.get(_DESCRIPTOR), len(body))
             frames.append(body)
             if not frame.more or self._receive_rest(frames):
                 return frames
@@ -162,7 +164,7 @@ class Wire:
                     room = -1
                     continue
                 frames.append(body)
-                if self._arrivals is not None:
+                if len(body) >= COUNTED_BYTES_MIN and self._arrivals is not None:
                     self._arrivals.note_bytes(frame.get(_DESCRIPTOR), len(body))
             if room == -FRAMES_DROPPED_MAX and self._arrivals is not None:
                 self._arrivals.overlong.append(int(frame.get(_DESCRIPTOR)))
@@ -254,7 +256,9 @@ class SecureWire(Wire):
                 self._pass_over(frame)
                 continue
             if self._arrivals is not None:
-                self._arrivals.note(frame.get(_DESCRIPTOR), len(body))
+                self._arrivals.note(frame.get(_DESCRIPTOR))
+                if len(body) >= COUNTED_BYTES_MIN:
+                    self._arrivals.note_bytes(frame.get(_DESCRIPTOR), len(body))
             self.user = _user_of(frame)
             frames.append(body)
             if not frame.more or self._receive_rest(frames):
