@@ -13,10 +13,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.net import accepted, guard, pressure, zap
-from taskyard.net.accepted import Arrivals, Connection, Gate
+from taskyard.net.accepted import Arrivals, Connection, Cutter, Gate, inode_of
 from taskyard.net.guard import FOR_CONNECTIONS, FOR_FRAMES, FOR_MEMORY, Guard
 from taskyard.net.memory import Memory
-from taskyard.net.pressure import MIB, Level, Limits, Pressure, strangers_of, suspects_of
+from taskyard.net.pressure import (
+    MIB,
+    Level,
+    Limits,
+    Pressure,
+    backlog_of,
+    strangers_of,
+    suspects_of,
+)
 from taskyard.net.sockets import Wire, listen
 from tests.net.kit import PATIENCE_S, arrived, peers, raw_connection, read_to_end
 from tests.system import attackers
@@ -295,3 +303,72 @@ def test_bytes_are_unfinished_only_after_the_listener_was_received(
         one.arrivals.note(6)
     one.sample(6, is_caught_up=False, connections=1)
     assert one.unfinished == 200
+
+
+def backlogged(waiting: int, *, is_drained: bool = False) -> Connection:
+    found = connection(unfinished=0)
+    found.waiting, found.is_drained = waiting, is_drained
+    return found
+
+
+def test_peers_with_most_messages_waiting_are_held() -> None:
+    large, small = backlogged(60 * MIB), backlogged(MIB)
+    assert backlog_of([large, small], 64 * MIB) == []
+    assert backlog_of([large, small], 32 * MIB) == [large]
+
+
+def test_unfinished_message_is_no_reason_to_hold_a_peer() -> None:
+    assert backlog_of([backlogged(60 * MIB, is_drained=True)], MIB) == []
+
+
+def test_held_peer_sends_nothing_until_it_is_released() -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        peer = stack.enter_context(socket.create_connection(server.getsockname()))
+        ours = stack.enter_context(server.accept()[0])
+        cutter = stack.enter_context(closing(Cutter()))
+        number = ours.fileno()
+        found = Connection(number, inode_of(number), Arrivals(0, is_local=False), 0)
+        host, port = peer.getsockname()
+        assert cutter.hold(found) == f"{host}:{port}"
+        peer.sendall(b"hello")
+        assert accepted.received_bytes(number) == 0
+        cutter.release(found)
+        ours.settimeout(PATIENCE_S)
+        assert ours.recv(5) == b"hello"
+
+
+def test_cutter_holds_no_other_connection_with_that_descriptor() -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        peer = stack.enter_context(socket.create_connection(server.getsockname()))
+        ours = stack.enter_context(server.accept()[0])
+        cutter = stack.enter_context(closing(Cutter()))
+        another = Connection(ours.fileno(), 1, Arrivals(0, is_local=False), 0)
+        assert cutter.hold(another) == ""
+        cutter.release(another)
+        peer.sendall(b"hello")
+        ours.settimeout(PATIENCE_S)
+        assert ours.recv(5) == b"hello"
+
+
+def test_flood_of_whole_messages_is_held_and_arrives_in_full(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    limits = Limits(1 << 20, Memory(1 << 62, 128 * MIB))
+    with guarded("tcp://127.0.0.1:0", limits) as (wire, watching), peers(wire) as (peer, _):
+        body = bytes(8 * MIB)
+        for _ in range(10):
+            assert peer.send([body])
+        until(lambda: "held back" in caplog.text)
+        received: list[int] = []
+
+        def take() -> bool:
+            frames = wire.receive()
+            if frames is not None:
+                received.append(len(frames[-1]))
+            return len(received) == 10
+
+        until(take)
+        assert received == [len(body)] * 10
+        assert watching.cut == {}

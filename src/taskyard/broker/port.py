@@ -156,12 +156,15 @@ class SocketPort:
                     events += self._take_from_guest(wire.user, route, frames[1:], now_ns)
                 elif route not in self._backlogs:
                     events += self._dialect.take(route, frames[1:], now_ns)
-                if bytes_taken >= BYTES_A_TURN_MAX or (not count and not wire.is_readable()):
+                if not count and not wire.is_readable():
                     break  # mostly one message is there: to ask is cheaper than to find none
-                if self._clock.monotonic_ns() > ends_ns:
+                if bytes_taken >= BYTES_A_TURN_MAX or self._clock.monotonic_ns() > ends_ns:
+                    wire.is_readable()  # as below
                     return
             else:
                 wires.append(wire)
+        for wire in wires:
+            wire.is_readable()  # notes it if nothing is left, which the guard must know
 
     def _take_from_guest(
         self, user: str, route: bytes, frames: Sequence[bytes], now_ns: int

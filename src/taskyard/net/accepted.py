@@ -1,4 +1,4 @@
-"""Connections that a listener accepted: the kernel's facts about them, and how one is cut.
+"""Connections that a listener accepted: the kernel's facts about them, how one is cut or held.
 
 Descriptors belong to ZeroMQ. They are looked at and disconnected here, never closed. ZeroMQ then
 sees a dead connection, frees what it held for it, and closes the descriptor itself.
@@ -6,6 +6,7 @@ sees a dead connection, frees what it held for it, and closes the descriptor its
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -14,6 +15,7 @@ import socket
 import struct
 import termios
 import time
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from msgspec import Struct, field
@@ -36,7 +38,18 @@ _WAIT_NS_MAX: Final = SECOND_NS // 5_000
 
 #: Of Linux: to filter a socket's packets, and the filter's one instruction, which drops them.
 _SO_ATTACH_FILTER: Final = 26
+_SO_DETACH_FILTER: Final = 27
 _BPF_RETURN: Final = 0x06
+
+
+#: Shorter frames are not counted.
+COUNTED_BYTES_MIN: Final = 4 << 10
+
+#: Less than this waiting from one connection is not looked at.
+WAITING_BYTES_MIN: Final = 1 << 20
+
+#: After a message of this size the guard looks at once.
+LARGE_BYTES_MIN: Final = 1 << 20
 
 
 class Arrivals(Struct, eq=False):
@@ -54,14 +67,34 @@ class Arrivals(Struct, eq=False):
     total: int = 0
     #: Nothing was left to receive when it was last tried.
     is_empty: bool = True
+    #: By descriptor: the bytes of its frames of COUNTED_BYTES_MIN or more.
+    counted: dict[int, int] = field(default_factory=dict)
     #: Descriptors of connections that sent a message of far too many frames.
     overlong: list[int] = field(default_factory=list)
+    #: Descriptors of connections whose message was dropped because there was no memory for it.
+    refused: list[int] = field(default_factory=list)
+    #: Called when a large message was received: others may be behind it.
+    on_large: Callable[[], None] | None = None
 
     def note(self, descriptor: int) -> None:
         """Count a message."""
         self.messages[descriptor] = self.messages.get(descriptor, 0) + 1
         self.total += 1
         self.is_empty = False
+
+    def note_bytes(self, descriptor: int, size: int) -> None:
+        """Count a frame that is not short."""
+        self.counted[descriptor] = self.counted.get(descriptor, 0) + size
+        if size >= LARGE_BYTES_MIN and self.on_large is not None:
+            self.on_large()
+
+    def taken_bytes(self, descriptor: int) -> int:
+        """Count the bytes of a connection's messages, or somewhat more.
+
+        Short frames are not worth their counting. They are taken for COUNTED_BYTES_MIN a message.
+        """
+        short = self.messages.get(descriptor, 0) * COUNTED_BYTES_MIN
+        return self.counted.get(descriptor, 0) + short
 
     def is_caught_up(self) -> bool:
         """Whether every whole message was received."""
@@ -89,6 +122,12 @@ class Connection(Struct, eq=False):
     #: since when there are some.
     unfinished: int = 0
     unfinished_ns: int = 0
+    #: Bytes that ZeroMQ has read and the broker has not received, as of the last sample.
+    waiting: int = 0
+    #: All its whole messages were received, and the rest is one unfinished message.
+    is_drained: bool = True
+    #: By how much more was counted as taken than was received: short messages are estimated.
+    overcount: int = 0
 
     @property
     def has_spoken(self) -> bool:
@@ -100,14 +139,27 @@ class Connection(Struct, eq=False):
         arrivals = self.arrivals
         messages = arrivals.messages.get(self.descriptor, 0)
         received = self.count_received()
+        # ZeroMQ takes from its connections in turns: a whole message would be out by now.
+        is_passed = messages == self.messages and arrivals.total - self.total > 2 * connections
+        self.is_drained = is_caught_up or is_passed
         if messages != self.messages:
             self.messages, self.settled, self.unfinished = messages, received, 0
-        elif is_caught_up or arrivals.total - self.total > 2 * connections:
-            # ZeroMQ takes from its connections in turns: a whole message would be out by now.
+        elif self.is_drained:
             if not self.unfinished:
                 self.unfinished_ns = self.sampled_ns
             self.unfinished = self.received - self.settled
         self.received, self.total, self.sampled_ns = received, arrivals.total, now_ns
+        self._sample_waiting()
+
+    def _sample_waiting(self) -> None:
+        self.waiting = 0
+        if self.arrivals.is_local:
+            return
+        waiting = self.received - self.arrivals.taken_bytes(self.descriptor) + self.overcount
+        self.overcount -= min(0, waiting)
+        if waiting > WAITING_BYTES_MIN:
+            # The kernel's part is not the memory of this process.
+            self.waiting = max(0, waiting - waiting_bytes(self.descriptor))
 
     def count_received(self) -> int:
         """Count the bytes received so far. Of a local connection: those seen waiting."""
@@ -117,7 +169,7 @@ class Connection(Struct, eq=False):
 
 
 class Cutter:
-    """Disconnect connections. Holds the descriptors that it needs, for when none is left."""
+    """Disconnect or hold connections. Owns the descriptors for it, for when none is left."""
 
     def __init__(self) -> None:
         self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -129,23 +181,51 @@ class Cutter:
         After a `shutdown` of TCP the other end could still send, and ZeroMQ would still read. To
         connect nowhere ends a connection at once, with what waits to be read.
         """
-        address = ""
-        try:
-            # The copy stays the same socket, whatever ZeroMQ does with its own meanwhile.
-            os.dup2(connection.descriptor, self._copy, inheritable=False)
-            if os.fstat(self._copy).st_ino != connection.inode:
-                return ""
-            if is_named:
-                address = peer_address(self._copy)
-            if connection.arrivals.is_local:
-                _libc.shutdown(self._copy, socket.SHUT_RDWR)
+        with self._borrowed(connection) as copy:
+            address = peer_address(copy.fileno()) if copy is not None and is_named else ""
+            if copy is None:
+                pass
+            elif connection.arrivals.is_local:
+                _libc.shutdown(copy.fileno(), socket.SHUT_RDWR)
             else:
-                _libc.connect(self._copy, _NOWHERE, len(_NOWHERE))
-        except OSError:
-            return ""
-        finally:
-            os.dup2(self._nothing, self._copy, inheritable=False)
+                _libc.connect(copy.fileno(), _NOWHERE, len(_NOWHERE))
         return address
+
+    def hold(self, connection: Connection) -> str:
+        """Let the kernel drop what a TCP peer sends until `release`. The peer sends it again then.
+
+        Returns the peer's address, "" if that is not known.
+        """
+        with self._borrowed(connection) as copy:
+            if copy is None:
+                return ""
+            with contextlib.suppress(OSError):
+                _drop_packets(copy)
+            return peer_address(copy.fileno())
+
+    def release(self, connection: Connection) -> None:
+        """Let a peer send that was held."""
+        with self._borrowed(connection) as copy, contextlib.suppress(OSError):
+            if copy is not None:
+                copy.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+
+    @contextlib.contextmanager
+    def _borrowed(self, connection: Connection) -> Iterator[socket.socket | None]:
+        """Copy a connection's descriptor. None if the connection is gone.
+
+        The copy stays the same socket, whatever ZeroMQ does with its own meanwhile.
+        """
+        copy = None
+        with contextlib.suppress(OSError):
+            os.dup2(connection.descriptor, self._copy, inheritable=False)
+            if os.fstat(self._copy).st_ino == connection.inode:
+                copy = socket.socket(fileno=self._copy)
+        try:
+            yield copy
+        finally:
+            if copy is not None:
+                copy.detach()
+            os.dup2(self._nothing, self._copy, inheritable=False)
 
     def close(self) -> None:
         os.close(self._copy)
@@ -207,13 +287,18 @@ def _become(number: int, descriptor: int) -> None:
 def _deaf_listener() -> int:
     """Open a listener that drops every packet."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as deaf:
-        drop = ctypes.create_string_buffer(struct.pack("HBBI", _BPF_RETURN, 0, 0, 0))
-        program = struct.pack("HP", 1, ctypes.addressof(drop))
-        deaf.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+        _drop_packets(deaf)
         deaf.bind(("127.0.0.1", 0))
         deaf.listen(1)
         deaf.settimeout(0)
         return deaf.detach()
+
+
+def _drop_packets(one: socket.socket) -> None:
+    """Have the kernel drop every packet that comes for a socket."""
+    drop = ctypes.create_string_buffer(struct.pack("HBBI", _BPF_RETURN, 0, 0, 0))
+    program = struct.pack("HP", 1, ctypes.addressof(drop))
+    one.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
 def inode_of(descriptor: int) -> int:

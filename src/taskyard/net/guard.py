@@ -3,8 +3,9 @@
 ZeroMQ keeps a message until its last frame, and ends the process when memory or descriptors run
 out. So the guard counts connections as they are accepted, and looks at memory many times a second.
 It cuts strangers (connections that never sent a whole message) when there are too many of them, and
-senders of unfinished messages when memory has grown. A cut peer may connect again. The guard reads
-no message and decides nothing that is durable.
+senders of unfinished messages when memory has grown. It holds senders of many large messages until
+the broker has received those. A cut peer may connect again. The guard reads no message and decides
+nothing that is durable.
 """
 
 from __future__ import annotations
@@ -25,10 +26,26 @@ import zmq
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.net import memory, zap
-from taskyard.net.accepted import Arrivals, Connection, Cutter, Gate, inode_of
+from taskyard.net.accepted import (
+    WAITING_BYTES_MIN,
+    Arrivals,
+    Connection,
+    Cutter,
+    Gate,
+    inode_of,
+)
 from taskyard.net.context import context
 from taskyard.net.memory import Memory, MemoryMeter
-from taskyard.net.pressure import LOCAL_SHARE, Level, Limits, Pressure, strangers_of, suspects_of
+from taskyard.net.pressure import (
+    LOCAL_SHARE,
+    WAITING_SHARE,
+    Level,
+    Limits,
+    Pressure,
+    backlog_of,
+    strangers_of,
+    suspects_of,
+)
 from taskyard.net.waker import Waker
 
 if TYPE_CHECKING:
@@ -40,6 +57,10 @@ logger = logging.getLogger("taskyard.net")
 LOOK_MS: Final = 50
 #: And when memory is short.
 TROUBLE_MS: Final = 20
+#: And after a large message, at most so often.
+ALARM_MS: Final = 5
+#: For so long after one, memory may be that of large messages.
+LARGE_NS: Final = SECOND_NS // 5
 #: Events taken from one listener before the next has its turn.
 EVENTS_MAX: Final = 100
 
@@ -90,6 +111,8 @@ _TEXTS: Final = {
     FOR_FRAMES: "cut %d connection(s): a message of too many frames (such as %s)",
 }
 
+_HELD_TEXT: Final = "held back %d time(s) a peer with many large messages (such as %s)"
+
 _EVENT: Final = struct.Struct("=HI")
 _WATCHED: Final = int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
 _numbers = itertools.count(1)
@@ -110,6 +133,8 @@ class Guard:
         self._listeners: list[_Listener] = []
         self._thread: threading.Thread | None = None
         self._waker = Waker()
+        #: Wakes the thread for a look, and not for its end.
+        self._alarm = Waker()
 
     def watch(
         self, socket: zmq.Socket[bytes], descriptor: int, *, is_local: bool
@@ -120,7 +145,8 @@ class Guard:
         """
         if not self._is_able:
             return None
-        listener = _Listener(socket, Arrivals(int(socket.FD), is_local), Gate(descriptor))
+        arrivals = Arrivals(int(socket.FD), is_local, on_large=self._alarm.wake)
+        listener = _Listener(socket, arrivals, Gate(descriptor))
         self._listeners.append(listener)
         return listener.arrivals
 
@@ -130,7 +156,7 @@ class Guard:
             logger.warning("connections are not guarded against floods on this system")
             return
         limits = self._limits or _limits_of_process()
-        work = _Work(self._listeners, limits, self.cut, self._waker)
+        work = _Work(self._listeners, limits, self.cut, (self._waker, self._alarm))
         self._thread = threading.Thread(target=work.run, name="taskyard-guard", daemon=True)
         zap.ask_for_room(work.has_room)
         self._thread.start()
@@ -144,8 +170,11 @@ class Guard:
         else:
             for listener in self._listeners:
                 listener.close()
+        for listener in self._listeners:
+            listener.arrivals.on_large = None
         self._listeners.clear()
         self._waker.close()
+        self._alarm.close()
 
 
 class _Listener:
@@ -183,11 +212,15 @@ class _Work:
     """The thread's own state."""
 
     def __init__(
-        self, listeners: list[_Listener], limits: Limits, cut: Counter[str], waker: Waker
+        self,
+        listeners: list[_Listener],
+        limits: Limits,
+        cut: Counter[str],
+        wakers: tuple[Waker, Waker],
     ) -> None:
         self._listeners = list(listeners)
         self._limits = limits
-        self._waker = waker
+        self._waker, self._alarm = wakers
         self._meter = MemoryMeter()
         self._cutter = Cutter()
         self._pressure = Pressure(limits.memory, self._meter.read())
@@ -202,6 +235,11 @@ class _Work:
         self._is_shut = False
         self._pulse_ns = 0
         self._look_at_ns = 0
+        #: When a large message was last received, and when the next one may be a reason to look.
+        self._alarmed_ns = -LARGE_NS
+        self._alarm_from_ns = 0
+        #: Connections whose bytes the kernel drops for now.
+        self._held: dict[Connection, None] = {}
         #: Since when memory has grown and no message is to blame. 0: it has not.
         self._blameless_since_ns = 0
         #: The connections of when growth was accepted as normal. It may be theirs after all, so
@@ -219,11 +257,14 @@ class _Work:
     def run(self) -> None:
         poller = zmq.Poller()
         poller.register(self._waker.fileno(), zmq.POLLIN)
+        poller.register(self._alarm.fileno(), zmq.POLLIN)
         for listener in self._listeners:
             poller.register(listener.monitor, zmq.POLLIN)
         with self._meter, contextlib.closing(self._cutter):
-            while not any(one == self._waker.fileno() for one, _ in poller.poll(self._wait_ms())):
+            while self._waker.fileno() not in (ready := dict(poller.poll(self._wait_ms()))):
                 try:
+                    if self._alarm.fileno() in ready:
+                        self._be_alarmed()
                     self._turn()
                 except Exception:
                     # It must go on: ZeroMQ's thread waits for events to be taken.
@@ -250,7 +291,15 @@ class _Work:
             self._let_in()
         if now_ns >= self._look_at_ns:
             wait_ms = self._look(now_ns)
-            self._look_at_ns = time.monotonic_ns() + wait_ms * SECOND_NS // 1000
+            ended_ns = time.monotonic_ns()
+            self._look_at_ns = ended_ns + wait_ms * SECOND_NS // 1000
+            self._alarm_from_ns = ended_ns + min(wait_ms, ALARM_MS) * SECOND_NS // 1000
+
+    def _be_alarmed(self) -> None:
+        """Look soon: a large message was received."""
+        self._alarm.clear()
+        self._alarmed_ns = time.monotonic_ns()
+        self._look_at_ns = min(self._look_at_ns, self._alarm_from_ns)
 
     def _accepted(self, listener: _Listener, descriptor: int, now_ns: int) -> None:
         found = Connection(descriptor, inode_of(descriptor), listener.arrivals, now_ns)
@@ -263,6 +312,7 @@ class _Work:
 
     def _disconnected(self, listener: _Listener, descriptor: int) -> None:
         listener.arrivals.messages.pop(descriptor, None)
+        listener.arrivals.counted.pop(descriptor, None)
         found = listener.connections.pop(descriptor, None)
         if found is None:
             return
@@ -270,6 +320,7 @@ class _Work:
         self._descriptors_used -= 1
         self._strangers.pop(found, None)
         self._ending.pop(found, None)
+        self._held.pop(found, None)
         if found in self._accepted_with:
             del self._accepted_with[found]
             self._is_trim_due = True
@@ -352,32 +403,51 @@ class _Work:
         late_ns = now_ns - ENDING_NS_MAX
         self._ending = {one: cut_ns for one, cut_ns in self._ending.items() if cut_ns > late_ns}
         self._limit_strangers(now_ns)
-        self._cut_overlong()
+        self._cut_reported()
         self._report.log(now_ns)
         now = self._meter.read()
         level = self._pressure.level(now)
+        has_large = now_ns - self._alarmed_ns < LARGE_NS
+        if level is not Level.CALM or has_large or self._held:
+            self._sample(now_ns)
+            self._hold_back()
         if level is Level.CALM:
             self._blameless_since_ns = 0
             if self._is_trim_due and now_ns - self._gave_back_ns > CALM_GIVE_BACK_NS:
                 self._is_trim_due = False
                 now = self._given_back(now_ns)
             self._pressure.follow_down(now)
-            return LOOK_MS
-        self._relieve(level, now, now_ns)
+        else:
+            self._relieve(level, now, now_ns, has_large=has_large)
         # Samples of many connections take their time: leave most of it to others.
         took_ms = (time.monotonic_ns() - now_ns) * 1000 // SECOND_NS
-        return max(LOOK_MS if level is Level.ALERT else TROUBLE_MS, 20 * took_ms)
+        is_trouble = level >= Level.TROUBLE or bool(self._held)
+        return max(TROUBLE_MS if is_trouble else LOOK_MS, 20 * took_ms)
 
-    def _relieve(self, level: Level, now: Memory, now_ns: int) -> None:
-        """Cut connections that are to blame for the memory, or accept it as normal."""
+    def _sample(self, now_ns: int) -> None:
+        """Note what each connection has received."""
         for listener in self._listeners:
             is_caught_up = listener.arrivals.is_caught_up()
             for found in listener.connections.values():
                 found.sample(now_ns, is_caught_up=is_caught_up, connections=self._count)
+
+    def _hold_back(self) -> None:
+        """Hold the senders of whole messages while too many bytes wait to be received."""
+        for found in [*self._held]:
+            if found.is_drained or found.waiting <= WAITING_BYTES_MIN:
+                del self._held[found]
+                self._cutter.release(found)
+        for found in backlog_of(self._connections(), self._pressure.budget // WAITING_SHARE):
+            if found not in self._held:
+                self._held[found] = None
+                self._report.add_held(self._cutter.hold(found))
+
+    def _relieve(self, level: Level, now: Memory, now_ns: int, *, has_large: bool) -> None:
+        """Cut connections that are to blame for the memory, or accept it as normal."""
         connections = self._connections()
         ripe_ns = now_ns if level is Level.SEVERE else now_ns - UNFINISHED_NS
         suspects = suspects_of(connections, self._pressure.excess(now), ripe_ns)
-        if suspects:
+        if suspects or self._held:
             self._blameless_since_ns = 0
         elif not self._blameless_since_ns:
             self._blameless_since_ns = now_ns
@@ -387,6 +457,8 @@ class _Work:
             return
         if level is Level.ALERT:
             return
+        if not suspects and (self._held or has_large):
+            return  # that memory goes with the messages
         if not suspects and now_ns - self._gave_back_ns > GIVE_BACK_NS:
             level = self._pressure.level(self._given_back(now_ns))
         if not suspects and level >= Level.TROUBLE:
@@ -401,12 +473,16 @@ class _Work:
         memory.give_back()
         return self._meter.read()
 
-    def _cut_overlong(self) -> None:
+    def _cut_reported(self) -> None:
         for listener in self._listeners:
             while listener.arrivals.overlong:
                 found = listener.connections.get(listener.arrivals.overlong.pop())
                 if found is not None:
                     self._cut(found, FOR_FRAMES)
+            while listener.arrivals.refused:
+                found = listener.connections.get(listener.arrivals.refused.pop())
+                if found is not None:
+                    self._cut(found, FOR_MEMORY)
 
     def _connections(self) -> list[Connection]:
         every = [one for listener in self._listeners for one in listener.connections.values()]
@@ -418,6 +494,7 @@ class _Report:
 
     def __init__(self, cut: Counter[str]) -> None:
         self._cut = cut
+        self._held = 0
         self._fresh: Counter[str] = Counter()
         #: One of those that were cut since.
         self.peer = ""
@@ -428,14 +505,21 @@ class _Report:
         self._fresh[reason] += 1
         self.peer = self.peer or peer
 
+    def add_held(self, peer: str) -> None:
+        self._held += 1
+        self.peer = self.peer or peer
+
     def log(self, now_ns: int) -> None:
-        """Log what was cut since the last time, at most every WARNING_NS."""
-        if not self._fresh or now_ns - self._logged_ns < WARNING_NS:
+        """Log what was done since the last time, at most every WARNING_NS."""
+        if not (self._fresh or self._held) or now_ns - self._logged_ns < WARNING_NS:
             return
         self._logged_ns = now_ns
         for reason, count in self._fresh.items():
             logger.warning(_TEXTS[reason], count, self.peer)
+        if self._held:
+            logger.warning(_HELD_TEXT, self._held, self.peer)
         self._fresh.clear()
+        self._held = 0
         self.peer = ""
 
 

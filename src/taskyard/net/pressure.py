@@ -23,6 +23,9 @@ BUDGET_SHARE: Final = 8
 BUDGET_BYTES_MIN: Final = 32 * MIB
 BUDGET_BYTES_MAX: Final = 256 * MIB
 
+#: Whole messages that wait to be received may hold this part of that.
+WAITING_SHARE: Final = 2
+
 #: One connection costs ZeroMQ about so much address space, and a third of it in memory.
 CONNECTION_BYTES: Final = 96 << 10
 #: All connections may take this part of the memory, strangers half of that.
@@ -40,7 +43,7 @@ DESCRIPTORS_FREE_MAX: Final = 2_048
 #: bytes that were seen waiting are known.
 AMPLIFICATION: Final = 32
 AMPLIFICATION_LOCAL: Final = 256
-#: With the largest, those are cut that hold at least this part of it.
+#: With the largest, those are cut or held that hold at least this part of it.
 UNFINISHED_SHARE: Final = 16
 
 
@@ -114,6 +117,19 @@ class Limits(Struct, frozen=True):
     @property
     def descriptors_free(self) -> int:
         return min(self.descriptors // DESCRIPTORS_FREE_SHARE, DESCRIPTORS_FREE_MAX)
+
+
+def backlog_of(connections: list[Connection], budget: int) -> list[Connection]:
+    """Choose the connections to hold: those with most messages that are not received yet.
+
+    All messages that wait must be more than the budget. A connection with only an unfinished one
+    is not held, because nothing of it could be received meanwhile.
+    """
+    waiting = [one for one in connections if one.waiting and not one.is_drained]
+    if sum(one.waiting for one in waiting) <= budget:
+        return []
+    largest = max(one.waiting for one in waiting)
+    return [one for one in waiting if one.waiting >= largest // UNFINISHED_SHARE]
 
 
 def suspects_of(connections: list[Connection], excess: Memory, ripe_ns: int) -> list[Connection]:

@@ -20,7 +20,7 @@ import zmq
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import Refused, UserError
-from taskyard.net.accepted import Arrivals
+from taskyard.net.accepted import COUNTED_BYTES_MIN, Arrivals
 from taskyard.net.binding import SocketFile, open_listener
 from taskyard.net.context import context, raise_file_limit
 from taskyard.net.endpoints import Ipc, Tcp, is_beyond, parse, parse_peer
@@ -101,9 +101,16 @@ class Wire:
             except zmq.Again:
                 self._note_empty()
                 return None
+            try:
+                body = frame.bytes
+            except MemoryError:
+                self._pass_over(frame)
+                continue
             if self._arrivals is not None:
                 self._arrivals.note(frame.get(_DESCRIPTOR))
-            frames.append(frame.bytes)
+                if len(body) >= COUNTED_BYTES_MIN:
+                    self._arrivals.note_bytes(frame.get(_DESCRIPTOR), len(body))
+            frames.append(body)
             if not frame.more or self._receive_rest(frames):
                 return frames
             self.dropped += 1
@@ -128,6 +135,18 @@ class Wire:
             self._note_empty()
         return found
 
+    def _pass_over(self, frame: zmq.Frame) -> None:
+        """Drop a message that there is no memory for, from this frame on. Its sender is cut, so
+        that it knows, and may send it again."""
+        self._note_refused(frame)
+        self.dropped += 1
+        while frame.more:
+            frame = self._receive_frame(_NOW, False)  # noqa: FBT003 - as above
+
+    def _note_refused(self, frame: zmq.Frame) -> None:
+        if self._arrivals is not None:
+            self._arrivals.refused.append(int(frame.get(_DESCRIPTOR)))
+
     def _receive_rest(self, frames: list[bytes]) -> bool:
         """Whether all of it was taken. A message arrives whole: its frames need no waiting."""
         receive_frame = self._receive_frame
@@ -138,7 +157,15 @@ class Wire:
             more = frame.more
             room -= 1
             if room >= 0:
-                frames.append(frame.bytes)
+                try:
+                    body = frame.bytes
+                except MemoryError:
+                    self._note_refused(frame)
+                    room = -1
+                    continue
+                frames.append(body)
+                if len(body) >= COUNTED_BYTES_MIN and self._arrivals is not None:
+                    self._arrivals.note_bytes(frame.get(_DESCRIPTOR), len(body))
             if room == -FRAMES_DROPPED_MAX and self._arrivals is not None:
                 self._arrivals.overlong.append(int(frame.get(_DESCRIPTOR)))
         self._is_overlong = room < -FRAMES_DROPPED_MAX
@@ -223,10 +250,17 @@ class SecureWire(Wire):
             except zmq.Again:
                 self._note_empty()
                 return None
+            try:
+                body = frame.bytes
+            except MemoryError:
+                self._pass_over(frame)
+                continue
             if self._arrivals is not None:
                 self._arrivals.note(frame.get(_DESCRIPTOR))
+                if len(body) >= COUNTED_BYTES_MIN:
+                    self._arrivals.note_bytes(frame.get(_DESCRIPTOR), len(body))
             self.user = _user_of(frame)
-            frames.append(frame.bytes)
+            frames.append(body)
             if not frame.more or self._receive_rest(frames):
                 return frames
             self.dropped += 1
