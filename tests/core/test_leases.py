@@ -217,6 +217,16 @@ def test_clock_jumps_end_no_lease() -> None:
     assert yard.state(b"a") is READY
 
 
+def test_clock_that_is_set_gives_up_no_worker_before_it_is_heard() -> None:
+    yard = one_lease()
+    yard.now_ns += 2 * TEN_NS  # the machine was stopped, and its clock is set
+    yard.clock(10**18)
+    assert yard.state(b"a") is LEASED
+    yard.hear(b"w", (b"a", 1))
+    yard.later(0)
+    assert yard.state(b"a") is LEASED
+
+
 # After a restart of the broker.
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
+from taskyard.broker.catch_up import CatchUp
 from taskyard.core.limits import SECOND_NS
 from taskyard.net.unread import COUNTED_BYTES_MIN, Unread
 
@@ -99,6 +100,7 @@ class SocketPort:
         #: Answers that peers did not take yet, in order.
         self._backlogs: dict[bytes, Backlog] = {}
         self._retry_at_ns = 0
+        self._catch_up = CatchUp()
         #: What peers have not taken of what was sent.
         self._unread = Unread()
         #: Something else than a socket was ready: a signal, or whatever was added to the poller.
@@ -123,8 +125,7 @@ class SocketPort:
         wires = [one for one in ready if not isinstance(one, int)]
         self.called = len(wires) < len(ready)
         self._drain(wires, events, now_ns)
-        wake_at_ns = self._dialect.wake_at_ns()
-        if wake_at_ns is not None and wake_at_ns <= now_ns:
+        if self._catch_up.is_due(self._dialect.wake_at_ns(), now_ns, has_read=bool(events)):
             events += self._dialect.time_passed(now_ns)
         return events
 

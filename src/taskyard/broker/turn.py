@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 from taskyard.broker.answers import Answers
 from taskyard.broker.backpressure import Backpressure
+from taskyard.broker.catch_up import CatchUp
 from taskyard.broker.following import Following
 from taskyard.broker.requests import Requests
 from taskyard.core.effects import Effect
@@ -76,6 +77,7 @@ class Broker:
         self.backpressure = Backpressure()
         #: What the next turn begins with: what could not be sent, and what was handed in.
         self._undelivered: Sequence[Event] = ()
+        self._catch_up = CatchUp()
         self._room_checked_ns: int | None = None
         self._bytes_since_check = 0
         scheduler.resume(clock.monotonic_ns())
@@ -83,7 +85,7 @@ class Broker:
     def turn(self) -> None:
         """Once around. Raises when the journal fails: then nothing more may be answered."""
         arrived = self.port.receive(self._wait_ns())
-        effects = self._decide([*self._undelivered, *arrived])
+        effects = self._decide([*self._undelivered, *arrived], has_read=bool(arrived))
         records = self.scheduler.take_records()
         if records:
             body = encode(records)
@@ -118,7 +120,7 @@ class Broker:
         if event is not None:
             self.hand_in(event)
 
-    def _decide(self, arrived: list[Event]) -> list[Effect]:
+    def _decide(self, arrived: list[Event], *, has_read: bool) -> list[Effect]:
         now_ns = self.clock.monotonic_ns()
 
         def handle(event: Event) -> list[Effect]:
@@ -132,8 +134,7 @@ class Broker:
             effects += handle(event)
         if self.requests:
             effects += self.requests.run(handle)
-        wake_at_ns = self.scheduler.wake_at_ns()
-        if wake_at_ns is not None and wake_at_ns <= now_ns:
+        if self._catch_up.is_due(self.scheduler.wake_at_ns(), now_ns, has_read=has_read):
             effects += self.scheduler.handle(TimePassed(now_ns))
         return effects
 

@@ -52,13 +52,18 @@ def _rates_ns(scheduler: Scheduler) -> list[int]:
 
 def clock_set(scheduler: Scheduler, event: events.ClockSet) -> None:
     scheduler.wall_offset_ns = event.wall_ns - event.now_ns
-    time_passed(scheduler, event)
+    _follow_wall_clock(scheduler)
 
 
-def time_passed(scheduler: Scheduler, _event: events.Event) -> None:
+def _follow_wall_clock(scheduler: Scheduler) -> None:
+    """Do what is due by the wall clock. It has no part in the silence of workers."""
     _come_due(scheduler)
     _grow_old(scheduler)
     _grow_late(scheduler)
+
+
+def time_passed(scheduler: Scheduler, _event: events.Event) -> None:
+    _follow_wall_clock(scheduler)
     _end_leases_before(scheduler)
     _fall_silent(scheduler)
     _end_calls(scheduler)

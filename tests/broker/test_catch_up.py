@@ -1,0 +1,72 @@
+"""Timers after a broker was held up: what arrived meanwhile is read first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskyard.broker.catch_up import CATCH_UP_NS, CatchUp
+from taskyard.broker.turn import Broker
+from taskyard.core.events import WorkerAppeared, WorkerHeard
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.scheduler import Scheduler
+from taskyard.core.workers import WorkerFacts
+from taskyard.journal.store import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskyard.core.effects import Effect
+    from taskyard.core.events import Event
+
+FACTS = WorkerFacts(slots_total=1, silence_ns=60 * SECOND_NS)
+
+
+class Hands:
+    """A port and a clock that are moved by hand. A turn reads one event."""
+
+    def __init__(self) -> None:
+        self.now_ns = SECOND_NS
+        self.arrived: list[Event] = []
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    wall_ns = monotonic_ns
+
+    def receive(self, wait_ns: int | None) -> Sequence[Event]:
+        del wait_ns
+        taken, self.arrived = self.arrived[:1], self.arrived[1:]
+        return taken
+
+    def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
+        del effects
+        return ()
+
+
+def test_live_workers_are_kept_when_the_broker_was_stopped() -> None:
+    hands, names = Hands(), [b"u", b"v", b"w"]
+    broker = Broker(Scheduler(), hands, MemoryStore(), hands)
+    hands.arrived = [WorkerAppeared(0, name, FACTS) for name in names]
+    for _ in names:
+        broker.turn()
+    hands.now_ns += 70 * SECOND_NS
+    hands.arrived = [WorkerHeard(0, name, []) for name in names[:2]]
+    for _ in names:
+        broker.turn()
+    assert [*broker.scheduler.ledger.workers] == names[:2]
+
+
+def test_timers_wait_while_there_is_something_to_read_but_not_for_ever() -> None:
+    catch_up, wake_at_ns, now_ns = CatchUp(), SECOND_NS, 60 * SECOND_NS
+    assert not catch_up.is_due(wake_at_ns, now_ns, has_read=True)
+    assert not catch_up.is_due(wake_at_ns, now_ns + CATCH_UP_NS - 1, has_read=True)
+    assert catch_up.is_due(wake_at_ns, now_ns + CATCH_UP_NS, has_read=True)
+    assert not catch_up.is_due(wake_at_ns, now_ns + CATCH_UP_NS, has_read=True)
+    assert catch_up.is_due(wake_at_ns, now_ns + CATCH_UP_NS, has_read=False)
+
+
+def test_timers_that_are_hardly_late_do_not_wait() -> None:
+    assert CatchUp().is_due(SECOND_NS, 2 * SECOND_NS, has_read=True)
+    assert CatchUp().is_due(0, 60 * SECOND_NS, has_read=True)
+    assert not CatchUp().is_due(SECOND_NS, SECOND_NS - 1, has_read=False)
+    assert not CatchUp().is_due(None, SECOND_NS, has_read=False)
