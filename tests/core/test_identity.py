@@ -320,3 +320,10 @@ def test_core_finds_what_a_naive_model_of_pairs_finds(
                 identity.split(found.name, found.terms.campaign),
             )
             assert pair == meant
+
+
+def test_part_of_a_name_is_looked_for_in_the_campaign_that_is_given() -> None:
+    assert identity.matches(b"thumbs/a", b"b", None)
+    assert not identity.matches(b"thumbs/a", b"b", b"thumbs")
+    assert identity.matches(b"thumbs/ab", b"b", b"thumbs")
+    assert identity.matches(b"bare", b"b", b"thumbs")

@@ -380,7 +380,9 @@ class TestCheck:
         shell("compact")
         flip(shell.state / finished.FILE_NAME, b"kept second/k1")
         assert shell("check") == 0  # found when it is read
-        assert "the row of b'second/k1' in finished.sqlite does not match" in self.damaged(shell, "--deep")
+        assert "the row of b'second/k1' in finished.sqlite does not match" in self.damaged(
+            shell, "--deep"
+        )
 
     def test_damaged_history(self, shell: Shell) -> None:
         shell("compact")

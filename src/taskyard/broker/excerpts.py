@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 from msgspec import structs
 
+from taskyard.core import identity
 from taskyard.core.events import Scope
 from taskyard.core.records import AnyRecord, Paused, Resumed, Submitted
 from taskyard.core.tasks import Task
@@ -61,7 +62,7 @@ def _is_within(scope: Scope, name: bytes, campaign: bytes, service: bytes, lane:
         (scope.campaign is None or campaign == scope.campaign)
         and (scope.service is None or service == scope.service)
         and (scope.lane is None or lane == scope.lane)
-        and (not scope.match or scope.match in name)
+        and (not scope.match or identity.matches(name, scope.match, scope.campaign))
     )
 
 

@@ -44,6 +44,11 @@ def split(spelled: AnyStr, campaign: AnyStr) -> AnyStr:
     return spelled.removeprefix(prefix(campaign))
 
 
+def matches(key: bytes, match: bytes, campaign: bytes | None) -> bool:
+    """Tell whether a name has a part: the full name, or in a campaign the name there."""
+    return match in (key if campaign is None else split(key, campaign))
+
+
 def full_names(submission: Submission) -> list[bytes]:
     """Return the full names of the tasks of a submission, whose columns fit together."""
     names = submission.names

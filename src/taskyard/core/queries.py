@@ -228,7 +228,7 @@ def _fitting(tasks: list[Task], scope: Scope, match: bytes) -> list[Task]:
         return tasks
     if match not in b"\n".join([task.name for task in tasks]):
         return []  # most steps of a search: one look is quicker than many
-    return [task for task in tasks if match in task.name]
+    return [task for task in tasks if identity.matches(task.name, match, scope.campaign)]
 
 
 def stats_asked(scheduler: Scheduler, event: events.StatsAsked) -> None:

@@ -280,5 +280,5 @@ def _within(scope: events.Scope, task: Task) -> bool:
         and (scope.service is None or task.terms.service == scope.service)
         and (scope.lane is None or task.lane.name == scope.lane)
         and (scope.states is None or task.state in scope.states)
-        and (not scope.match or scope.match in task.name)
+        and (not scope.match or identity.matches(task.name, scope.match, scope.campaign))
     )
