@@ -104,7 +104,7 @@ def test_two_managers_two_chained_relays_four_workers_and_every_task_is_done_onc
             relays[place] = stack.enter_context(relays[place].restarted(tmp_path))
         until(partial(_are_done, clients, MANAGERS * TASKS), "all tasks done")
         for number, client in enumerate(clients):
-            results = [client.result_bytes(f"task-{index}") for index in range(TASKS)]
+            results = [client.result_bytes(f"c/task-{index}") for index in range(TASKS)]
             assert results == [b"%d-%d\n" % (number, index) for index in range(TASKS)]
         assert [one.terminate()[0] for one in crew] == [0] * WORKERS
         until(lambda: not any(client.workers() for client in clients), "the workers have left")
@@ -196,10 +196,11 @@ def test_hundred_ready_workers_and_one_task_make_one_wake(tmp_path: Path) -> Non
         take = read(woken.recv_multipart())
         assert (take.command, take.payload) == ("TAKE", b"0-0\n")
         assert wakes(poller, 1_500) == []
-        said = {"worker": name, "task": "task-0", "attempt": 1, "status": "ok", **back}
+        task = take.headers["task"]
+        said = {"worker": name, "task": task, "attempt": 1, "status": "ok", **back}
         woken.send_multipart(frames("DONE", said, b"result"))
         until(partial(_are_done, [client], 1), "it is done")
-        assert client.result_bytes("task-0") == b"result"
+        assert client.result_bytes(task) == b"result"
 
 
 def _are_done(clients: list[Client], goal: int) -> bool:
