@@ -59,6 +59,7 @@ class Producer(Peer):
         self._endpoint = endpoint
         self._batches = batches
         self._tasks = tasks
+        #: Full names.
         self.acknowledged: list[bytes] = []
 
     def work(self) -> None:
@@ -70,7 +71,7 @@ class Producer(Peer):
                 after: list[list[bytes]] = [[]] + [[name] for name in names[:-1]]
                 terms = [Terms(service=b"load", campaign=b"load")]
                 client.create(Submission(names, [b"payload"], terms, after=after))
-                self.acknowledged += names
+                self.acknowledged += [b"load/" + name for name in names]
 
 
 class QuickHands:
