@@ -50,7 +50,7 @@ class Turns:
         return told
 
     def turn(self, *arrived: Event) -> list[Effect]:
-        """What one turn answers."""
+        """Return the answers of one turn."""
         now, told = self.requests.admit([*arrived])
         for event in now:
             told += self.handle(event)

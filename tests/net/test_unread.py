@@ -1,4 +1,4 @@
-"""What a peer does not read is counted, over real sockets, and forgotten when it is read."""
+"""Unread bytes are counted over real sockets, and forgotten when the peer reads."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Child(Struct):
 
 
 class Watch(Struct):
-    """What was seen of a broker and its compactions."""
+    """Measurements of a broker and its compactions."""
 
     marks: dict[float, int] = field(default_factory=dict)
     children: dict[int, Child] = field(default_factory=dict)

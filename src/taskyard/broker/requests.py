@@ -48,7 +48,7 @@ WAITING_ALL_NAMES_MAX: Final = 1_000_000
 
 
 class Budget(Struct, frozen=True):
-    """What one turn spends on requests. Costs are about microseconds of CPU time."""
+    """The budget of one turn for requests. Costs are about microseconds of CPU time."""
 
     #: All requests that waited, but for a single one that costs more.
     turn: int = 60_000

@@ -78,7 +78,7 @@ class _Guard:
 
 
 class _ByteGuard:
-    """The same for bytes."""
+    """A binary stream that escapes control characters."""
 
     def __init__(self, stream: Any) -> None:  # noqa: ANN401  # a binary stream
         self.stream = stream

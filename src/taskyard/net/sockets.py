@@ -101,15 +101,9 @@ class Wire:
             except zmq.Again:
                 self._note_empty()
                 return None
-            try:
-                body = frame.bytes
-            except MemoryError:
-                self._pass_over(frame)
+            body = self._body_of(frame)
+            if body is None:
                 continue
-            if self._arrivals is not None:
-                self._arrivals.note(frame.get(_DESCRIPTOR))
-                if len(body) >= COUNTED_BYTES_MIN:
-                    self._arrivals.note_bytes(frame.get(_DESCRIPTOR), len(body))
             frames.append(body)
             if not frame.more or self._receive_rest(frames):
                 return frames
@@ -134,6 +128,19 @@ class Wire:
         if not found:
             self._note_empty()
         return found
+
+    def _body_of(self, frame: zmq.Frame) -> bytes | None:
+        """Copy a frame, and note that its connection sent it. None: memory is short for that."""
+        try:
+            body = frame.bytes
+        except MemoryError:
+            self._pass_over(frame)
+            return None
+        if self._arrivals is not None:
+            self._arrivals.note(frame.get(_DESCRIPTOR))
+            if len(body) >= COUNTED_BYTES_MIN:
+                self._arrivals.note_bytes(frame.get(_DESCRIPTOR), len(body))
+        return body
 
     def _pass_over(self, frame: zmq.Frame) -> None:
         """Drop a message that there is no memory for, from this frame on. Its sender is cut, so
@@ -250,15 +257,9 @@ class SecureWire(Wire):
             except zmq.Again:
                 self._note_empty()
                 return None
-            try:
-                body = frame.bytes
-            except MemoryError:
-                self._pass_over(frame)
+            body = self._body_of(frame)
+            if body is None:
                 continue
-            if self._arrivals is not None:
-                self._arrivals.note(frame.get(_DESCRIPTOR))
-                if len(body) >= COUNTED_BYTES_MIN:
-                    self._arrivals.note_bytes(frame.get(_DESCRIPTOR), len(body))
             self.user = _user_of(frame)
             frames.append(body)
             if not frame.more or self._receive_rest(frames):

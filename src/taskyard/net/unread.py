@@ -38,7 +38,7 @@ FULL_BYTES_CROWDED: Final = 4 << 20
 
 
 class _Route(Struct):
-    """What was sent to one peer."""
+    """Bytes and messages sent to one peer."""
 
     #: Since the last mark.
     since: int = 0

@@ -50,7 +50,7 @@ class Process(NamedTuple):
 
 
 class _Ending:
-    """What the handler has to know: whether it is in place, whether it runs, and which sessions
+    """State of the handler: whether it is in place, whether it runs, and which sessions
     children have led."""
 
     is_installed = False

@@ -1,4 +1,4 @@
-"""What the workers that we ship mean by their bytes: events, for the checkers alone.
+"""Decode the messages of shipped workers to events, for the checkers alone.
 
 Written from the dialects' pages with the frames spelled out. It shares as little as can be with the
 adapters that decode the same bytes for the broker, and with the loops that encode them.

@@ -305,7 +305,7 @@ class SimHands:
 
 
 class Worker(Program):
-    """What the workers that we ship share."""
+    """Base of the shipped workers."""
 
     kind = ""
     #: It says which process of its name it is.

@@ -142,7 +142,7 @@ def outline(kind: type[Message], raw: bytes) -> bytes:
 
 
 class _Kind:
-    """What a kind of message consists of."""
+    """The fields of a kind of message."""
 
     def __init__(self, kind: Descriptor) -> None:
         #: Fields that may have many entries or be long, by number.
