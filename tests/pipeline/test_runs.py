@@ -97,7 +97,7 @@ def test_times_of_an_attempt_follow_one_another(told: tuple[Facts, Rows]) -> Non
 
 def test_attempts_have_their_status_and_what_they_used(told: tuple[Facts, Rows]) -> None:
     _, rows = told
-    ends = {row["task"]: (row["exit_status"], row["signal"]) for row in rows}
+    ends = {row["name"]: (row["exit_status"], row["signal"]) for row in rows}
     assert (ends["killed"], ends["fails"], ends["nap-0"]) == ((None, 9), (3, None), (0, None))
     assert all(row["cpu_ns"] > 0 and row["host"] for row in rows)
 

@@ -84,9 +84,9 @@ def plain(told: Story) -> None:
 def test_attempt_has_all_its_times(book: Book) -> None:
     (found,) = book.rows("attempts", "plain", *ATTEMPTS.names)
     assert dict(zip(ATTEMPTS.names, found, strict=True)) == {
-        "campaign": "plain", "task": "a", "generation": 1, "attempt": 1, "service": "exec",
-        "lane": "", "priority": 0, "worker": "w", "dialect": "native", "submitted": at(0),
-        "ready": at(0), "leased": at(2), "settled": at(5.5), "leased_record": 2,
+        "campaign": "plain", "task": "a", "name": "a", "generation": 1, "attempt": 1,
+        "service": "exec", "lane": "", "priority": 0, "worker": "w", "dialect": "native",
+        "submitted": at(0), "ready": at(0), "leased": at(2), "settled": at(5.5), "leased_record": 2,
         "outcome": "finished", "reason": None, "own_fault": None, "wait_ns": 2 * SECOND_NS,
         "run_ns": 3_500_000_000, "result_bytes": 7, "leased_ns": START_NS + 2 * SECOND_NS,
         "started": None, "ended": None,

@@ -30,7 +30,7 @@ class Told:
 
 
 def test_map_rows_gives_a_reason_instead_of_a_truncated_result() -> None:
-    batch = pa.record_batch({"name": ["whole", "cut", "bad"]})
+    batch = pa.record_batch({"task": ["whole", "cut", "bad"]})
     fetched = mapping._fetched(cast("Client", Told()), batch)  # noqa: SLF001
     assert fetched["result"].to_pylist() == ["all", None, None]
     assert fetched["reason"].to_pylist() == [None, REASON, "why"]
