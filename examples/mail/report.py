@@ -112,13 +112,18 @@ def recipients(task: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def a_try(line: str) -> Try:
     begin, end, agent, host, name, attempt, word = line.split("\t")
-    return Try(int(begin) / 1e9, int(end) / 1e9, agent, host, name, int(attempt), word)
+    return Try(int(begin) / 1e9, int(end) / 1e9, agent, host, own(name), int(attempt), word)
 
 
 def put_off(event: dict[str, Any]) -> Iterator[PutOff]:
     if event["kind"] == "postponed":
         for name, due in zip(event["names"], event["due"], strict=True):
-            yield PutOff(event["at"], due, name, event["own_fault"])
+            yield PutOff(event["at"], due, own(name), event["own_fault"])
+
+
+def own(full_name: str) -> str:
+    """Return the name of a task in the campaign `mail`."""
+    return full_name.removeprefix("mail/")
 
 
 def most_at_once(tries: Iterable[Try]) -> int:

@@ -103,6 +103,13 @@ def hunt(planted: Planted, seeds: Iterable[int]) -> Verdict | None:
 
 def _live(world: World) -> None:
     scenario = Scenario(world)
+    try:
+        _play(world, scenario)
+    finally:
+        scenario.close()
+
+
+def _play(world: World, scenario: Scenario) -> None:
     timeline = world.timeline
     scenario.begin()
     timeline.run_until(world.plan.size.faulty_ns)

@@ -129,6 +129,12 @@ class Scenario:
         for program in self.programs:
             program.start()
 
+    def close(self) -> None:
+        """End the clients of ours: each holds a pipe."""
+        for program in self.programs:
+            if program.alive:
+                program.end()
+
     def unsettled(self) -> list[bytes]:
         """Return the tasks that clients of ours must still be told of."""
         clients = [one for one in self.programs if isinstance(one, NativeClient)]
