@@ -61,3 +61,8 @@ def test_address_space_is_limited_by_its_own_limit(
 
 def test_memory_is_given_back_where_the_c_library_can() -> None:
     assert memory.give_back() in (True, False)
+
+
+def test_memory_settings_can_be_made_twice() -> None:
+    memory.return_memory()
+    memory.return_memory()

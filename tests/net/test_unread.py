@@ -126,8 +126,3 @@ def test_small_messages_are_marked_now_and_then() -> None:
 def test_marked_message_to_nobody_is_not_taken(conversation: Conversation) -> None:
     assert conversation.wire.send_marked([b"nobody", BODY]) is None
     assert not conversation.wire.is_full
-
-
-def test_memory_settings_can_be_made_twice() -> None:
-    unread.return_memory()
-    unread.return_memory()

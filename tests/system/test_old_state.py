@@ -21,7 +21,7 @@ def state(tmp_path: Path) -> Path:
 
 
 def said(state: Path, *words: str, code: int = 0) -> dict[str, Any]:
-    """What a verb says of the state, as JSON."""
+    """Run a verb on the state, and return its JSON document."""
     ended, out, err = run(state.parent, *words, "--state", "state", "--json")
     assert ended == code, err
     document: dict[str, Any] = json.loads(out)

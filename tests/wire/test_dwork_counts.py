@@ -58,7 +58,7 @@ QUERIES = st.builds(
 
 
 def entries(message: Any) -> dict[str, int]:
-    """What the parser finds, by the names of fields."""
+    """Count the entries of a parsed message, by the names of fields."""
     found: dict[str, int] = {}
     for field, value in message.ListFields():
         if field.is_repeated:

@@ -42,10 +42,10 @@ from taskyard.net import endpoints
 from taskyard.net.clock import SystemClock
 from taskyard.net.guard import Guard
 from taskyard.net.leash import Leash
+from taskyard.net.memory import return_memory
 from taskyard.net.poller import Poller
 from taskyard.net.signals import ENDING, Signals
 from taskyard.net.terminal import Terminal
-from taskyard.net.unread import return_memory
 from taskyard.wire.dwork_desk import PLAIN_LEASE_NS
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import os
 import resource
+import sys
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
@@ -92,3 +93,25 @@ def give_back() -> bool:
     """Return free memory to the system. False where the C library can't."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     return trim is not None and bool(trim(0))
+
+
+#: Numbers of glibc's `mallopt`.
+_MMAP_THRESHOLD: Final = -3
+_ARENA_MAX: Final = -8
+
+#: Allocations from this size on are the kernel's again as soon as they are freed.
+RETURNED_BYTES_MIN: Final = 256 << 10
+
+
+def return_memory() -> None:
+    """Let freed memory of large messages go back to the kernel at once, where the C library can.
+
+    By default glibc keeps it for later ones of that size, and reserves 64 MiB of addresses for each
+    thread.
+    """
+    if sys.platform != "linux":
+        return
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        library.mallopt(_ARENA_MAX, 1)
+        library.mallopt(_MMAP_THRESHOLD, RETURNED_BYTES_MIN)

@@ -9,8 +9,6 @@ Owns how much may lie there for one peer, and for all of them. Knows nothing of 
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -97,25 +95,3 @@ class Unread:
         marks = known.marks
         while marks and marks[0][0].done:
             self.bytes_all -= marks.popleft()[1]
-
-
-#: Numbers of glibc's `mallopt`.
-_MMAP_THRESHOLD: Final = -3
-_ARENA_MAX: Final = -8
-
-#: Allocations from this size on are the kernel's again as soon as they are freed.
-LARGE_BYTES_MIN: Final = 256 << 10
-
-
-def return_memory() -> None:
-    """Let freed memory of large messages go back to the kernel at once, where the C library can.
-
-    By default glibc keeps it for later ones of that size, and reserves 64 MiB of addresses for each
-    thread.
-    """
-    if sys.platform != "linux":
-        return
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt"):
-        library.mallopt(_ARENA_MAX, 1)
-        library.mallopt(_MMAP_THRESHOLD, LARGE_BYTES_MIN)
