@@ -13,7 +13,7 @@ from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.states import CANCELLED, DONE, FAILED, LEASED, READY
 from taskyard.core.tasks import Submission, Terms
 from taskyard.core.workers import WorkerFacts
-from taskyard.wire import round_robin_table
+from taskyard.wire import round_robin, round_robin_table
 from taskyard.wire.round_robin import Settings, at_broker
 from taskyard.wire.round_robin_frames import envelop, parse
 from taskyard.wire.round_robin_table import identity_of, name_of
@@ -175,6 +175,28 @@ def test_response_between_two_peers_is_passed_on(hall: Hall) -> None:
     assert hall.hears(C2) == [[b"", LMQ, b"\x04", b"q", b"hello", b"", C1, SRV]]
     hall.says(C2, C1, *lmq(6, b"q", b"world"))
     assert hall.hears(C1) == [[b"", LMQ, b"\x06", b"q", b"world", b"", C2, SRV]]
+
+
+def test_response_to_no_message_that_was_passed_on_is_stale(hall: Hall) -> None:
+    """A worker that was lost before a restart answers its task after it."""
+    hall.says(W1, C1, *lmq(6, b"q", b"world"))
+    assert (hall.hears(C1), hall.dialect.stale) == ([], 1)
+    hall.says(C1, W1, *lmq(4, b"q", b"hello"))
+    hall.says(W1, C1, *lmq(6, b"r", b"world"))
+    hall.says(W2, C1, *lmq(6, b"q", b"world"))
+    assert (hall.hears(C1), hall.dialect.stale) == ([], 3)
+
+
+def test_oldest_messages_that_were_passed_on_are_forgotten(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(round_robin, "PASSED_MAX", 1)
+    hall.says(C1, C2, *lmq(4, b"q", b"hello"))
+    hall.says(C1, C2, *lmq(4, b"r", b"hello"))
+    hall.says(C2, C1, *lmq(6, b"q", b"world"))
+    assert hall.hears(C1) == []
+    hall.says(C2, C1, *lmq(6, b"r", b"world"))
+    assert len(hall.hears(C1)) == 1
 
 
 def test_several_addresses_are_taken_off_one_by_one(hall: Hall) -> None:

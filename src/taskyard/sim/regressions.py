@@ -47,5 +47,6 @@ REGRESSIONS: Final[dict[int, str]] = {
     61001163: "the model counted the WAKE of a worker that was sent away in the same turn",
     61100019: "the model took an unknown name for one outside the campaign of its task",
     61110361: "a READY that had crossed a cancelled job brought its worker the next one too early",
+    70000803: "a worker lost before a restart answered after it, and its client got two answers",
     61100401: "the model took an unknown name for one outside the campaign of its task",
 }

@@ -37,6 +37,9 @@ _USUAL: Final = Settings()
 #: takes a turn.
 EARLY_MAX: Final = 10_000
 
+#: Messages between two peers whose RESPONSE is passed on: the latest so many.
+PASSED_MAX: Final = 10_000
+
 #: Digits of a number of slots: more than anybody has.
 _SLOTS_DIGITS_MAX: Final = 9
 
@@ -88,6 +91,9 @@ class RoundRobin:
         #: turn as the one that counts.
         self._responded: dict[int, Responded] = {}
         self._answers: dict[tuple[bytes, bytes], Responded] = {}
+        #: Messages that were passed on from peer to peer, oldest first: the receiver, the addresses
+        #: on top of its RESPONSE, and the id. Any other RESPONSE is to a task, and comes too late.
+        self._passed: dict[tuple[bytes, tuple[bytes, ...], bytes], None] = {}
         #: What came before it was known what workers hold; None: it is.
         self._early: list[tuple[bytes, Sequence[bytes]]] | None = []
         self._has_asked = False
@@ -155,7 +161,7 @@ class RoundRobin:
             if lease is not None:
                 return told + self._respond(peer, lease, message)
         if message.top:
-            return [*told, self._pass_on(route, message)]
+            return told + self._pass_on(route, message)
         return told + self._obey(route, peer, message)
 
     def _obey(self, route: bytes, peer: Peer | None, message: Message) -> list[events.Event]:
@@ -224,11 +230,23 @@ class RoundRobin:
         self._responded[number] = self._answers[responded.key] = responded
         return self._table.respond(peer, lease, message, number)
 
-    def _pass_on(self, route: bytes, message: Message) -> events.Event:
-        """To the next address on top, by the socket that it came in by."""
+    def _pass_on(self, route: bytes, message: Message) -> list[events.Event]:
+        """Send a message to the next address on top, by the socket that it came in by.
+
+        A RESPONSE is passed on only if it answers a message that was passed on. A worker that was
+        lost before a restart may answer its task after it, when nothing else tells that this is a
+        task's RESPONSE, and the client would get two.
+        """
         bottom = (*message.bottom, route[1:])
         passed = Message(message.command, message.id, message.arguments, message.top[1:], bottom)
-        return self._send(route[:1] + message.top[0], passed)
+        if message.command != lmq.RESPONSE:
+            self._passed[message.top[0], passed.way_back(), message.id] = None
+            if len(self._passed) > PASSED_MAX:
+                del self._passed[next(iter(self._passed))]
+        elif (route[1:], tuple(message.top), message.id) not in self._passed:
+            self._table.stale += 1
+            return []
+        return [self._send(route[:1] + message.top[0], passed)]
 
     def _misunderstand(self, route: bytes, message: Message, text: str) -> list[events.Event]:
         self.malformed += 1
