@@ -586,6 +586,20 @@ def test_worker_that_is_cut_off_keeps_what_it_has(hall: Hall) -> None:
     assert hall.states() == [DONE, LEASED]
 
 
+def test_worker_that_is_cut_off_in_the_turn_of_a_cancellation_gets_nothing(hall: Hall) -> None:
+    """The scheduler hears of the cancelled message's slot first, and last that nothing reaches the
+    worker: the other way round it would lease the second message again and again."""
+    hall.register(W1, b"3")
+    hall.says(C1, *lmq(4, b"cancelled", KEY))
+    (first,) = hall.scheduler.ledger.tasks
+    hall.dead = [W1]
+    cancel = events.CancelAsked(0, NATIVE, events.Scope(names=(first,)), 16)
+    second = hall.board.take(SERVER + C1, lmq(4, b"new", KEY), hall.now_ns)
+    hall.handle([cancel, *second])
+    assert hall.states() == [CANCELLED, READY]
+    assert hall.free(W1) < 0
+
+
 def test_response_whose_client_is_gone_is_dropped_and_counted(hall: Hall) -> None:
     hall.register(W1)
     hall.says(C1, *lmq(4, b"1", KEY))

@@ -357,7 +357,9 @@ class RoundRobin:
         if peer is None or not peer.is_enlisted:
             self.dropped += 1
             return []
-        return self._table.cut(peer)
+        # What is overdue was so before: the scheduler would take it for the newer of the two.
+        overdue, self._table.overdue = self._table.overdue, []
+        return overdue + self._table.cut(peer)
 
     # Time.
 

@@ -377,7 +377,7 @@ class Table:
         lost = [lease for lease in peer.just_given if lease.name in peer.leases]
         peer.just_given = []
         told: list[events.Event] = []
-        if not peer.is_cut:
+        if lost or not peer.is_cut:
             peer.is_cut = True
             told.append(self._appear(peer))
         for lease in lost:
