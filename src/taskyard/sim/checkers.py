@@ -543,11 +543,13 @@ class Checker:
     def _meant(self, before: bytes, said: Submission, index: int) -> bytes:
         """Return the full name that a predecessor is found by: in the campaign of its task, unless
         it is known only outside."""
-        own = identity.spelling(said.terms_of(index).campaign, before)
-        for name in (own, before):
+        campaign = said.terms_of(index).campaign
+        written = identity.split(before, campaign)
+        own = identity.spelling(campaign, written)
+        for name in (own, written):
             if name in said.names or name in self.story.tasks:
                 return name
-        return before if identity.SEPARATOR in before else own
+        return written if identity.SEPARATOR in written else own
 
     def _counts_as_done(self, before: bytes, asked: events.SubmitAsked) -> bool:
         tale = self.story.tasks.get(before)
