@@ -186,6 +186,19 @@ def test_wake_of_a_full_worker_is_answered_when_its_slot_comes_free_in_time() ->
     assert commands(bench.done(b"a")) == ["DONE", "GIVE"]
 
 
+def test_ready_is_said_when_the_give_that_took_a_freed_slot_is_answered_by_no() -> None:
+    """TAKE has used the READY up, and the manager would not wake it again."""
+    bench = Bench()
+    bench.quiet()
+    bench.wake()
+    bench.give("a")
+    bench.wake()
+    assert commands(bench.done(b"a")) == ["DONE", "GIVE"]
+    bench.hear("NO", request="2")
+    assert bench.worker.wake_at_ns() == bench.now_ns
+    assert bench.later(0) == [(0, READY)]
+
+
 def test_lock_ends_by_take_by_no_and_by_time() -> None:
     bench = Bench()
     bench.quiet()

@@ -418,7 +418,9 @@ class Worker:
         """A slot came free, or some are left: who has called is answered, and all are told."""
         self._answer_wakes(now_ns)
         self._ready_after_ns = READY_NS_MIN
-        if self.slots_free > 0 and not self.leaving:
+        if self.slots_free <= 0:
+            self._ready_due_ns = now_ns  # when a GIVE that took the slot is answered by NO
+        elif not self.leaving:
             self._say_ready(now_ns)
 
     def _is_ready_due(self, now_ns: int) -> bool:
