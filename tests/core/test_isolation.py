@@ -390,6 +390,24 @@ def test_worker_is_not_reserved_for_a_task_that_a_limit_holds_back(rules: Rules)
     assert assigned(yard.submit(b"other")) == [b"other"]
 
 
+def test_worker_of_a_full_lane_is_not_reserved_while_the_rate_is_used_up() -> None:
+    """The lane's limit refuses other workers only, the rate refuses all."""
+    yard = Yard()
+    rules = Rules(lane_workers_max=1, overfeed=1, rate_interval_ns=SECOND_NS)
+    yard.handle(RulesSet(0, (Clause(b"x", b"x/*", rules),)))
+    yard.join(b"a", slots_total=2, silence_ns=60 * SECOND_NS, services=(b"x",))
+    yard.join(b"b", slots_total=1, silence_ns=60 * SECOND_NS, services=(b"x",))
+    yard.submit(b"first", service=b"x", lanes=[b"l"])
+    assert yard.take(b"a") == [b"first"]
+    yard.later(2)
+    yard.submit(b"wide", slots=2, service=b"x", lanes=[b"l"])
+    yard.ask(b"a", 2, parks=True)
+    assert [one.task.name for one in yard.scheduler.ledger.reservations] == [b"wide"]
+    yard.submit(b"small", service=b"x", priority=1)
+    assert yard.take(b"b") == [b"small"]
+    assert yard.scheduler.ledger.reservations == []
+
+
 def test_task_that_no_worker_can_hold_reserves_none_and_hides_none_that_can() -> None:
     yard = Yard()
     yard.join(b"w", slots_total=4, silence_ns=60 * SECOND_NS)

@@ -649,11 +649,11 @@ def could_hold(worker: Worker, task: Task) -> bool:
 
 def is_open_to(ledger: Ledger, lane: Lane, worker: Worker, now_ns: int) -> bool:
     """Return whether the limits of a lane allow this worker one more task of it."""
-    hold = limit(ledger, lane, now_ns)
-    if hold is None:
+    if limit(ledger, lane, now_ns) is None:
         return True
-    room = not lane.name or lane.leased < lane.branch.regime.lane_room
-    return hold is not Hold.RATE and room and lane.is_served_by(worker)
+    regime = lane.branch.regime
+    room = not lane.name or lane.leased < regime.lane_room
+    return room and rate_room(regime, now_ns) > 0 and lane.is_served_by(worker)
 
 
 def blocked(ledger: Ledger, lane: Lane, now_ns: int) -> Hold | None:
