@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from taskyard.core.ledger import Ledger
     from taskyard.core.states import TaskState
     from taskyard.core.tasks import Submission, Terms
+    from taskyard.core.workers import WorkerFacts
     from taskyard.journal.chain import Row
     from taskyard.sim.clock import SimClock, Timeline
     from taskyard.sim.plan import Plan
@@ -248,13 +249,21 @@ class Checker:
             self._process_heard_ns[name, process] = self._timeline.now_ns
         if self._replaced.get((name, process)) is False:
             self._refunds_due[name, process] = None
-        hand = self.story.workers.get(name)
-        if hand is None or hand.facts.incarnation == process:
+        holder = self._holder_facts(name)
+        if holder is None or holder.incarnation == process:
             return
         if isinstance(event, events.WorkerAppeared):
-            often_ns = max(hand.facts.heartbeat_ns, event.facts.heartbeat_ns)
+            often_ns = max(holder.heartbeat_ns, event.facts.heartbeat_ns)
             until_ns = self._timeline.now_ns + MISSED_HEARTBEATS * often_ns
             self._contested_until_ns[name] = until_ns
+
+    def _holder_facts(self, name: bytes) -> WorkerFacts | None:
+        """Return the facts of the process that holds a name, or that gets it in this turn."""
+        hand = self.story.workers.get(name)
+        if hand is not None:
+            return hand.facts
+        said = [one for one in self._turn if isinstance(one, events.WorkerAppeared)]
+        return next((one.facts for one in said if one.worker == name), None)
 
     def _check_name(self, record: r.WorkerJoined | r.WorkerReplaced | r.Refunded) -> None:
         """A process that has lost its name never gets it back, and is refunded once."""
