@@ -436,6 +436,21 @@ def test_put_off_task_goes_before_wide_ones_that_wait_for_another_worker() -> No
     assert yard.take(b"big") == [b"wide"]
 
 
+def test_put_off_task_does_not_take_the_place_that_a_serial_lane_keeps_for_a_wide_one() -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=1)
+    yard.join(b"big", slots_total=2, silence_ns=60 * SECOND_NS)
+    yard.submit(b"a", lanes=[b"x"])
+    yard.submit(b"long")
+    assert (yard.take(b"w"), yard.take(b"big")) == ([b"a"], [b"long"])
+    yard.submit(b"wide", lanes=[b"x"], slots=2)
+    yard.submit(b"small", lanes=[b"x"])
+    yard.report(b"w", b"a", Outcome.DEFER_BACK)
+    assert yard.take(b"w") == []
+    yard.finish(b"big", b"long")
+    assert yard.take(b"big") == [b"wide"]
+
+
 def test_put_off_task_does_not_wait_for_one_that_no_worker_can_hold() -> None:
     yard = Yard()
     yard.join(b"w", slots_total=1)

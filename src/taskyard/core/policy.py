@@ -382,9 +382,14 @@ class Choice:
         self._pass(wider)
         if wider and lane.name:
             reserve(self.ledger, self.passed.values(), self.now_ns)
-            places = lane.branch.regime.lane_room - lane.leased - self._kept_places(lane)
-            chosen = chosen[: max(0, places)]  # none takes the last place before a wide one
+            chosen = chosen[
+                : self._places_left(lane)
+            ]  # none takes the last place before a wide one
         return chosen
+
+    def _places_left(self, lane: Lane) -> int:
+        """Return how many more tasks of a lane may be out, beside one that a worker is kept for."""
+        return max(0, lane.branch.regime.lane_room - lane.leased - self._kept_places(lane))
 
     def _pass(self, tasks: Iterable[Task], *, alone: bool = False) -> None:
         """Note tasks that this worker has no room for now, and another worker may be kept free
@@ -441,6 +446,8 @@ class Choice:
         """Return tasks that wait for the next run of a lane, which has no others for this worker:
         those may wait for slots that no worker has."""
         later = [] if lane.rare is None else lane.rare.later.values()
+        if lane.name:
+            room = min(room, self._places_left(lane))
         return self._fit(later, self._slots_left(), room)
 
     def _fit(self, tasks: Iterable[Task], slots: int, count: int) -> list[Task]:

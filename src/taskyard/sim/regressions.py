@@ -51,6 +51,7 @@ REGRESSIONS: Final[dict[int, str]] = {
     71003623: "a worker of WMP whose freed slot was locked at once did not say READY after a NO",
     71014574: "a worker of a full lane was kept free for a task whose rate was used up",
     71016150: "the model missed a newcomer that came in the turn in which its name was taken",
+    71016924: "a task that was put off took the place that its lane keeps for a wide one",
     71011903: "the model took a name that its peer writes without its campaign for a full one",
     70005776: "a worker of round-robin that nothing reaches was leased one task again and again",
     61100401: "the model took an unknown name for one outside the campaign of its task",
