@@ -122,10 +122,10 @@ class ColdLedger:
         if hot or cuts or len(columns.names) < CHUNK_TASKS // 2:
             chunk.payloads = columns.each_payload()
         place, base = self._builder.place, len(self._builder)
-        lane_of = forms.lanes_of(self.ledger, columns, columns.terms)
+        lanes = forms.lanes_of_runs(self.ledger, columns, columns.terms)
         begin = 0
-        for run in columns.runs:
-            lane, number = lane_of(run[1], run[2]), begin - bisect_left(hot, begin)
+        for run, lane in zip(columns.runs, lanes, strict=True):
+            number = begin - bisect_left(hot, begin)
             self._read_run(chunk, run, begin, lane, place + number)
             begin += run[0]
         if chunk.payloads is None:

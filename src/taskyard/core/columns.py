@@ -388,20 +388,22 @@ class Restorer:
         payloads = columns.each_payload()
         if max(map(len, payloads)) >= _INTERNED_BYTES:
             payloads = [self._shared_payload(one) for one in payloads]
-        lane_of = lanes_of(self.ledger, columns, terms)
-        runs = [
-            (count, terms[terms_at], lane_of(terms_at, lane_at), _STATES[state])
-            for count, terms_at, lane_at, state in columns.runs
-        ]
-        alike = [chain.from_iterable(map(repeat, *each)) for each in _columns_of(runs)]
+        counts, terms_at, _, states = zip(*columns.runs, strict=True)
+        lanes = lanes_of_runs(self.ledger, columns, terms)
+        alike: Sequence[Iterable[Any]] = (
+            map(terms.__getitem__, terms_at),
+            lanes,
+            map(_STATES.__getitem__, states),
+        )
+        is_mixed = len(counts) == len(columns.names)
+        if not is_mixed:
+            alike = [chain.from_iterable(map(repeat, each, counts)) for each in alike]
         waits = () if columns.waits is None else (columns.waits,)
         made = list(map(Task, columns.names, payloads, *alike, *waits))
-        begin, first = 0, len(self.tasks)
-        for count, one, lane, state in runs:
-            lane.tasks += count
-            if state is READY:
-                self._queue(lane, one.priority, made[begin : begin + count], first + begin)
-            begin += count
+        if is_mixed and not self._apart:
+            _queue_each(made)
+        else:
+            self._queue_runs(zip(counts, lanes, states, strict=True), made)
         self.tasks += made
         self.ledger.tasks.update(zip(columns.names, made, strict=True))
         for number in {**columns.attempts, **columns.due_ns, **columns.endings}:
@@ -418,19 +420,28 @@ class Restorer:
             return payload
         return self._payloads.setdefault(payload, payload)
 
-    def _queue(self, lane: Lane, priority: int, tasks: list[Task], first: int) -> None:
-        """Queue READY tasks of consecutive places, but for those that queue elsewhere."""
-        if self._apart:
-            numbered = enumerate(tasks, first)
-            tasks = [task for place, task in numbered if place not in self._apart]
-        queue = lane.line if lane.line.priority == priority else lane.queue(priority)
-        queue.items += tasks
-        lane.ready += len(tasks)
+    def _queue_runs(self, runs: Iterable[tuple[int, Lane, int]], made: list[Task]) -> None:
+        """Count tasks in their lanes, and queue those that are READY, but for those that queue
+        elsewhere."""
+        begin, first, apart = 0, len(self.tasks), self._apart
+        for count, lane, state in runs:
+            lane.tasks += count
+            if state == READY:
+                tasks = made[begin : begin + count]
+                queue, priority = lane.line, tasks[0].terms.priority
+                if queue.priority != priority:
+                    queue = lane.queue(priority)
+                if apart:
+                    numbered = enumerate(tasks, first + begin)
+                    tasks = [task for place, task in numbered if place not in apart]
+                queue.items += tasks
+                lane.ready += len(tasks)
+            begin += count
 
     def _plan(self, columns: TaskColumns, terms: list[Terms], tasks: list[Task]) -> None:
         """Schedule what waits for time."""
         ledger = self.ledger
-        if any(state == DELAYED for _, _, _, state in columns.runs):
+        if DELAYED in (run[3] for run in columns.runs):
             ledger.plan([task for task in tasks if task.state is DELAYED])
         if any(one.expires_ns or one.expires_hard_ns for one in terms):
             ledger.mind_age([task for task in tasks if task.ending is None])
@@ -465,15 +476,6 @@ class Restorer:
         return ledger
 
 
-def _columns_of(
-    runs: list[tuple[int, Terms, Lane, TaskState]],
-) -> Iterator[tuple[list[Any], list[int]]]:
-    """Yield what each run has, and how often, for terms, lanes and states."""
-    counts = [run[0] for run in runs]
-    for column in (1, 2, 3):
-        yield [run[column] for run in runs], counts
-
-
 def restore_frame(rest: Rest) -> Ledger:
     """Return a ledger with all but tasks and what refers to them."""
     ledger = Ledger()
@@ -494,20 +496,28 @@ def restore_frame(rest: Rest) -> Ledger:
     return ledger
 
 
-def lanes_of(
-    ledger: Ledger, columns: TaskColumns, terms: list[Terms]
-) -> Callable[[int, int], Lane]:
-    """Return a function from the places of terms and lane in a chunk to the lane."""
-    found: dict[tuple[int, int], Lane] = {}
+def _queue_each(made: list[Task]) -> None:
+    """Count tasks in their lanes, and queue those that are READY, where no two are alike."""
+    for task in made:
+        lane = task.lane
+        lane.tasks += 1
+        if task.state is READY:
+            queue, priority = lane.line, task.terms.priority
+            if queue.priority != priority:
+                queue = lane.queue(priority)
+            queue.items.append(task)
+            lane.ready += 1
 
-    def lane_of(terms_at: int, lane_at: int) -> Lane:
-        lane = found.get((terms_at, lane_at))
-        if lane is None:
-            lane = ledger.service(terms[terms_at].service).lane(columns.lanes[lane_at])
-            found[terms_at, lane_at] = lane
-        return lane
 
-    return lane_of
+def lanes_of_runs(ledger: Ledger, columns: TaskColumns, terms: list[Terms]) -> list[Lane]:
+    """Return the lane of each run of a chunk."""
+    names = columns.lanes
+    services = [ledger.service(one.service) for one in terms]
+    if all(one is services[0] for one in services):
+        service, known = services[0], services[0].lanes
+        lanes = [known.get(name) or service.lane(name) for name in names]
+        return [lanes[run[2]] for run in columns.runs]
+    return [services[terms_at].lane(names[lane_at]) for _, terms_at, lane_at, _ in columns.runs]
 
 
 def set_details(columns: TaskColumns, number: int, task: Task) -> None:
