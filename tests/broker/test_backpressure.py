@@ -168,7 +168,7 @@ class TestSubmissions:
         [refused] = submit(desk, b"refused")
         assert isinstance(refused, Refused)
         assert refused.refusal is Refusal.RETRY_LATER
-        assert refused.text.startswith("journal: compaction lags behind (250 % of its mark)")
+        assert refused.text.startswith("journal: compaction lags behind (300 % of its mark)")
         assert desk.store.head == before
 
     def test_client_that_does_not_repeat_is_refused_last(self, desk: Desk) -> None:

@@ -46,7 +46,7 @@ def test_producer_waits_for_a_compaction_that_lags_and_goes_on_by_itself(tmp_pat
         def lag() -> float:
             return float(client.status()["compaction_lag"])
 
-        until(lambda: lag() >= 2.5, "compaction lags behind")
+        until(lambda: lag() >= 3, "compaction lags behind")
         until(lambda: client.status()["counts"]["ready"] == 0, "workers go on")
         waiting = producer.acknowledged
         code, out, err = run(tmp_path, "status")
@@ -59,6 +59,6 @@ def test_producer_waits_for_a_compaction_that_lags_and_goes_on_by_itself(tmp_pat
         done = producer.acknowledged
         until(lambda: client.status()["counts"]["done"] == done, "all tasks done")
         worker.finish()
-        until(lambda: lag() < 1.5, "compaction has caught up")
+        until(lambda: lag() < 2, "compaction has caught up")
         assert broker.terminate()[0] == 0
     assert run(tmp_path, "journal", "check", "--deep")[0] == 0

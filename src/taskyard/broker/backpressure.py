@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 #: How much longer a reply is held for each percent of lag beyond the mark, and the longest.
-HOLD_NS_A_PERCENT: Final = SECOND_NS // 100
+HOLD_NS_A_PERCENT: Final = SECOND_NS // 500
 HOLD_NS_MAX: Final = 30 * SECOND_NS
 
 #: A lag is told to the scheduler when it has changed by so many percent.

@@ -129,6 +129,6 @@ RATE_SAVED_NS_MAX: Final = SECOND_NS // 10
 #: How far compaction may lag behind before producers are slowed, before clients that repeat a
 #: submission are refused, and before everybody is: in percent of the work that makes one due. What
 #: is not compacted stays in memory.
-LAG_SLOW_PERCENT: Final = 150
-LAG_REFUSE_PERCENT: Final = 250
-LAG_REFUSE_ALL_PERCENT: Final = 400
+LAG_SLOW_PERCENT: Final = 200
+LAG_REFUSE_PERCENT: Final = 300
+LAG_REFUSE_ALL_PERCENT: Final = 450
