@@ -154,7 +154,7 @@ class TestLag:
 
 class TestSubmissions:
     def test_reply_is_held_and_the_task_is_there(self, desk: Desk) -> None:
-        finish(desk, 17)
+        finish(desk, LAG_SLOW_PERCENT // 10 + 2)
         assert submit(desk, b"held") == []
         assert desk.found(b"held") == [b"held"]
         wake_at_ns = desk.broker.backpressure.wake_at_ns()
