@@ -382,9 +382,8 @@ class Choice:
         self._pass(wider)
         if wider and lane.name:
             reserve(self.ledger, self.passed.values(), self.now_ns)
-            chosen = chosen[
-                : self._places_left(lane)
-            ]  # none takes the last place before a wide one
+            # None takes the last place before a wide one.
+            chosen = chosen[: self._places_left(lane)]
         return chosen
 
     def _places_left(self, lane: Lane) -> int:

@@ -139,7 +139,7 @@ class RoundRobin:
     def _begin(self, now_ns: int) -> list[events.Event]:
         """It is now; and what has to be told before anything else."""
         self._table.now_ns = now_ns
-        told, self._table.overdue = self._table.overdue, []
+        told = self._table.take_overdue()
         if not self._has_asked:
             self._has_asked = True
             told.append(events.HoldingsAsked(0, b"", self.prefix, next(self._numbers)))
@@ -358,8 +358,7 @@ class RoundRobin:
             self.dropped += 1
             return []
         # What is overdue was so before: the scheduler would take it for the newer of the two.
-        overdue, self._table.overdue = self._table.overdue, []
-        return overdue + self._table.cut(peer)
+        return self._table.take_overdue() + self._table.cut(peer)
 
     # Time.
 

@@ -433,6 +433,11 @@ class Table:
 
     # Time.
 
+    def take_overdue(self) -> list[events.Event]:
+        """Return what effects have brought about, which is told before anything else."""
+        told, self.overdue = self.overdue, []
+        return told
+
     def wake_at_ns(self) -> int | None:
         if self.overdue:
             return 0
