@@ -105,7 +105,8 @@ def test_every_verb_that_waits_reports_a_killed_broker_and_exits_3(
     broker.kill()
     assert [code.result(PATIENCE_SECONDS) for code in codes] == [ExitCode.NO_BROKER] * len(WAITING)
     out, err = capsys.readouterr()
-    assert out == ""
+    # `watch` may print what `submit` and `map` handed in before the broker was killed.
+    assert all("  submitted  " in line for line in out.splitlines()), out
     assert err.count(": no answer for 4 s (since ") == len(WAITING)
     # On a busy machine the living broker may have been silent for a moment, too.
     earlier = err.count(" answers again")
