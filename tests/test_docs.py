@@ -158,7 +158,7 @@ def test_figures_of_the_guarantees_are_those_of_the_tests(text: str) -> None:
         f"output kept of a task | {worker_limits.OUTPUT_TAIL_BYTES // 1024} KiB, the end |",
         f"reason of a failure | {limits.REASON_BYTES_MAX:,} bytes |",
         f"unfinished tasks of a broker | {limits.TASKS_MAX:,} |",
-        f"tasks in one message | {limits.TASKS_A_MESSAGE_MAX:,} |",
+        f"tasks in one message | {limits.TASKS_PER_MESSAGE_MAX:,} |",
         f"tasks that one waits for | {limits.AFTER_MAX:,} |",
         f"priorities | -{limits.PRIORITY_MAX:,} to {limits.PRIORITY_MAX:,} |",
         f"steps of `retries` | {limits.RETRIES_MAX:,} |",

@@ -20,7 +20,7 @@ from taskyard.client.following import look
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Result
 from taskyard.errors import UserError
-from taskyard.journal.history import Columns
+from taskyard.journal.history import ColumnBuilder
 
 if TYPE_CHECKING:
     from pyspark_taskyard.source import Options
@@ -89,7 +89,7 @@ def last_record(options: Options) -> int:
 
 
 def events(options: Options, after: int, last: int | None) -> Iterator[pa.RecordBatch]:
-    columns = Columns(ARROW["events"])
+    columns = ColumnBuilder(ARROW["events"])
     known = _Known()
     for some in records(options, after, last):
         for one in some:
@@ -99,7 +99,7 @@ def events(options: Options, after: int, last: int | None) -> Iterator[pa.Record
 
 
 def edges(options: Options) -> Iterator[pa.RecordBatch]:
-    columns = Columns(ARROW["edges"])
+    columns = ColumnBuilder(ARROW["edges"])
     for some in records(options, 0, None):
         for one in some:
             for column in (one.get("after"), one.get("after_done")):
@@ -133,7 +133,7 @@ class _Known:
         return {key: list(column) for key, column in found}
 
 
-def _tell(one: dict[str, Any], known: _Known, columns: Columns) -> None:
+def _tell(one: dict[str, Any], known: _Known, columns: ColumnBuilder) -> None:
     """A document as rows of events, one a task."""
     if one["kind"] == "submitted":
         known.note(one)

@@ -18,13 +18,13 @@ import pyarrow.parquet as pq
 
 from pyspark_taskyard.tables import RESULTS, TASKS
 from taskyard.core import effects
-from taskyard.core.events import ListAsked, Scope
+from taskyard.core.events import ListRequested, Scope
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Result, shown, truncated_text
+from taskyard.core.tasks import Result, shown, truncated_result_reason
 from taskyard.errors import JournalDamaged, UserError
 from taskyard.journal import recovery, witness
-from taskyard.journal.finished import FinishedIndex
+from taskyard.journal.finished import Archive
 from taskyard.journal.history import with_all_columns
 from taskyard.journal.reading import JournalReader
 from taskyard.pipeline.sources import history
@@ -135,7 +135,7 @@ class _Look:
         if witnessed is None:
             raise UserError(f"{state} has no journal, only its history; read the table events")
         self._reader = JournalReader(state, *witnessed)
-        self._index = FinishedIndex(state)
+        self._index = Archive(state)
         self._ledger = recovery.open_ledger(state, self._reader)
         self._scheduler = Scheduler(self._ledger)
 
@@ -161,9 +161,9 @@ class _Look:
             names = self._index.names(names[-1], _PAGE)
 
     def _views(self, names: list[bytes]) -> list[View]:
-        asked = ListAsked(time.monotonic_ns(), b"", Scope(names=tuple(names)), count=_PAGE)
+        asked = ListRequested(time.monotonic_ns(), b"", Scope(names=tuple(names)), count=_PAGE)
         (told,) = self._scheduler.handle(asked)
-        assert isinstance(told, effects.Listed)  # noqa: S101  # what it answers with
+        assert isinstance(told, effects.TaskPage)  # noqa: S101  # what it answers with
         return [{"key": view.name, **_fields(documents.task(view))} for view in told.views]
 
     def result(self, view: View) -> Result | None:
@@ -194,7 +194,7 @@ def _row(view: View, result: Result | None) -> View:
         return {**view, "result": None}
     row = {**view, "result": result.text}
     if result.bytes_total:
-        row["reason"] = shown(truncated_text(*result))
+        row["reason"] = shown(truncated_result_reason(*result))
     return row
 
 

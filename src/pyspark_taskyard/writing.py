@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from taskyard.client.campaign.parquet import check_columns
-from taskyard.core.events import Unknown
+from taskyard.core.events import UnknownPolicy
 from taskyard.errors import UserError
 from taskyard.pipeline.columns import prepare
 from taskyard.pipeline.submitting import submit, target
@@ -25,7 +25,7 @@ from taskyard.pipeline.submitting import submit, target
 if TYPE_CHECKING:
     from pyspark_taskyard.source import Options
 
-_UNKNOWN: Final = {"wait": Unknown.WAIT, "refuse": Unknown.REFUSE}
+_UNKNOWN: Final = {"wait": UnknownPolicy.WAIT, "refuse": UnknownPolicy.REFUSE}
 
 
 @dataclass

@@ -29,7 +29,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from taskyard.broker.port import SocketPort
+from taskyard.broker.port import SocketTransport
 from taskyard.broker.turn import Broker
 from taskyard.client.client import Client
 from taskyard.core.events import Outcome, RulesSet
@@ -42,12 +42,12 @@ from taskyard.errors import ClientClosed, TaskFailed
 from taskyard.journal.store import MemoryStore
 from taskyard.net import endpoints, sockets
 from taskyard.net.clock import SystemClock
-from taskyard.net.line import Line
+from taskyard.net.line import Channel
 from taskyard.net.poller import Poller
 from taskyard.net.waker import Waker
 from taskyard.wire import dwork_peer as peer
 from taskyard.wire import pickled, work
-from taskyard.wire.dwork import Dwork
+from taskyard.wire.dwork import NativeServer
 from taskyard.worker.allowing import find_function
 from taskyard.worker.output import cut_reason, last_line
 from taskyard.worker.processes import status_text
@@ -78,7 +78,9 @@ class MemoryBroker:
         self._stack = stack
         self._waker = Waker()
         stack.callback(self._waker.close)
-        self._wire = stack.enter_context(closing(sockets.listen(endpoints.native(directory))))
+        self._wire = stack.enter_context(
+            closing(sockets.listen(endpoints.native_endpoint(directory)))
+        )
         self._clients: list[Client] = []
         self._is_stopping = False
         self._error: BaseException | None = None
@@ -142,8 +144,8 @@ class MemoryBroker:
 
     def _turn(self) -> None:
         clock, poller = SystemClock(), Poller()
-        dialect = Dwork(secrets.randbits(63) | 1, lambda: random.getrandbits(32))
-        port = SocketPort(dialect, [self._wire], poller, clock)
+        dialect = NativeServer(secrets.randbits(63) | 1, lambda: random.getrandbits(32))
+        port = SocketTransport(dialect, [self._wire], poller, clock)
         poller.add(self._waker.fileno())
         broker = Broker(Scheduler(Ledger()), port, MemoryStore(), clock)
         broker.scheduler.handle(RulesSet(0))
@@ -179,10 +181,10 @@ class _Worker:
         self._name = f"testing-{secrets.token_hex(4)}".encode()
         # Its silence means nothing: nobody shows life while a function is stepped through.
         facts = WorkerFacts(tuple(self._doings), slots_total=1, incarnation=secrets.randbits(62))
-        self._introduction = peer.introduction(facts)
+        self._introduction = peer.worker_message(facts)
         self._wire = sockets.connect(endpoint)
         self._clock = SystemClock()
-        self._line = Line(self._wire, self._clock)
+        self._line = Channel(self._wire, self._clock)
         self._waker = Waker()
         self._poller = Poller()
         self._poller.add(self._wire)
@@ -208,15 +210,15 @@ class _Worker:
 
     def do_one(self, wait_ns: int) -> str | None:
         """The name of the task that was done; None if there is none."""
-        name, introduction = self._name, self._introduction
+        name, worker_message = self._name, self._introduction
         reply = self._ask(
-            lambda number: peer.steal(number, name, introduction, 1, wait_ns), wait_ns
+            lambda number: peer.steal(number, name, worker_message, 1, wait_ns), wait_ns
         )
         if reply.kind != peer.TRANSFER:
             return None
         tasks = reply.assigned()
         outcome, text, output = self._outcome(tasks.terms_of(0).service, tasks.payloads[0])
-        reports = peer.Reports(tasks.names, tasks.attempts, [outcome], [text], [output])
+        reports = peer.ReportColumns(tasks.names, tasks.attempts, [outcome], [text], [output])
         self._ask(lambda number: peer.complete(number, name, reports))
         return shown(tasks.names[0])
 
@@ -238,7 +240,7 @@ class _Worker:
 
     def _do(self, service: bytes, payload: bytes) -> bytes:
         """As a worker would, but here."""
-        task = work.decode(payload, service)
+        task = work.decode_payload(payload, service)
         if isinstance(task, work.Command):
             return _run_program(task)
         if isinstance(task, work.Call):
@@ -248,9 +250,9 @@ class _Worker:
         return pickled.pickle_result(function(*args, **kwargs))
 
     def _ask(self, build: Callable[[int], bytes], wait_ns: int = 0) -> Reply:
-        number = self._line.ask(build, wait_ns)
+        number = self._line.request(build, wait_ns)
         while True:
-            for reply in self._line.replies():
+            for reply in self._line.receive():
                 if reply.request == number:
                     return reply
             if self._is_stopping and wait_ns:
@@ -298,5 +300,5 @@ def _exception_line(error: BaseException, printed: str, payload: bytes) -> bytes
     """How the exception of a pickled call goes back to its executor."""
     if not pickled.is_pickled(payload):
         return b""
-    token = pickled.decode(payload).origin.token
+    token = pickled.decode_pickled_call(payload).origin.token
     return pickled.encode_exception(error, printed, token)

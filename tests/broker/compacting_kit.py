@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from taskyard.broker.archive import Archive
-from taskyard.broker.compacting import Compactor, Limits
+from taskyard.broker.archive import EndedTasks
+from taskyard.broker.compacting import CompactionLimits, Compactor
 from taskyard.broker.turn import Broker
-from taskyard.core.effects import Accepted, Assign, Effect, Found, Told
+from taskyard.core.effects import Accepted, Assign, Effect, Settled, TaskDetails
 from taskyard.core.events import (
     Event,
-    LookupAsked,
-    ResultsAsked,
-    SubmitAsked,
-    WorkAsked,
-    WorkerAppeared,
-    WorkReported,
+    LookupRequested,
+    ResultsRequested,
+    SubmitRequested,
+    TasksReported,
+    TasksRequested,
+    WorkerRegistered,
 )
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.tasks import Submission
 from taskyard.core.workers import WorkerFacts
 from taskyard.journal import recovery
-from taskyard.journal.finished import FinishedIndex
+from taskyard.journal.finished import Archive
 from taskyard.journal.sqlite import SqliteStore
 
 if TYPE_CHECKING:
@@ -30,29 +30,29 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: Limits that nothing reaches.
-NEVER = Limits(rows=10**9, rows_bytes=10**15, ended=10**9)
+NEVER = CompactionLimits(rows=10**9, rows_bytes=10**15, ended=10**9)
 
 
 class Desk:
     """A broker on a real journal, with a port and a clock that are the test's."""
 
-    def __init__(self, directory: Path, limits: Limits = NEVER) -> None:
+    def __init__(self, directory: Path, limits: CompactionLimits = NEVER) -> None:
         self.directory = directory
         self.now_ns = SECOND_NS
         self.store = SqliteStore(directory)
-        self.index = FinishedIndex(directory)
+        self.index = Archive(directory)
         self.ledger = recovery.open_ledger(directory, self.store)
-        self.archive = Archive(self.index, self.ledger, self.store.head.sequence)
+        self.archive = EndedTasks(self.index, self.ledger, self.store.head.sequence)
         self.broker = Broker(Scheduler(self.ledger), self, self.store, self, self.archive)
-        self.broker.committed = self.archive.committed
+        self.broker.on_commit = self.archive.on_commit
         self.compactor = Compactor(directory, self.store, self.archive, self, limits)
         self._arrived: Sequence[Event] = ()
         self.sent: list[Effect] = []
-        self.turn(WorkerAppeared(0, b"w", WorkerFacts(slots_total=0)))
+        self.turn(WorkerRegistered(0, b"w", WorkerFacts(slots_total=0)))
 
     def fill_filter(self) -> None:
         """What a compactor does first of all."""
-        while self.archive.wants_filter:
+        while self.archive.needs_filter:
             self.look()
 
     def close(self) -> None:
@@ -81,29 +81,29 @@ class Desk:
         return self.sent
 
     def submit(self, *names: bytes, **more: Any) -> Effect:
-        [answer] = self.turn(SubmitAsked(0, b"c", Submission([*names], **more)))
+        [answer] = self.turn(SubmitRequested(0, b"c", Submission([*names], **more)))
         return answer
 
     def do(self, *names: bytes) -> None:
         """Submit tasks and finish them; the result is the name in capitals."""
         answer = self.submit(*names)
         assert isinstance(answer, Accepted)
-        taken = self.turn(WorkAsked(0, b"w", len(names)))
+        taken = self.turn(TasksRequested(0, b"w", len(names)))
         [assign] = [effect for effect in taken if isinstance(effect, Assign)]
         results = [name.upper() for name in assign.names]
-        self.turn(WorkReported(0, b"w", assign.names, assign.attempts, texts=results))
+        self.turn(TasksReported(0, b"w", assign.names, assign.attempts, texts=results))
 
     def results(self, *names: bytes) -> list[bytes | None]:
-        [told] = self.turn(ResultsAsked(0, b"c", [*names]))
-        assert isinstance(told, Told)
+        [told] = self.turn(ResultsRequested(0, b"c", [*names]))
+        assert isinstance(told, Settled)
         return told.texts
 
     def found(self, *names: bytes) -> list[bytes]:
-        [found] = self.turn(LookupAsked(0, b"c", [*names]))
-        assert isinstance(found, Found)
+        [found] = self.turn(LookupRequested(0, b"c", [*names]))
+        assert isinstance(found, TaskDetails)
         return [view.name for view in found.views]
 
     def look(self, seconds: float = 10) -> int | None:
         """After so long, which is as long as it wants to wait for anything."""
         self.now_ns += int(seconds * SECOND_NS)
-        return self.compactor.look()
+        return self.compactor.run_step()

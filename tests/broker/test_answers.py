@@ -10,37 +10,37 @@ from pathlib import Path
 import pytest
 
 from taskyard.broker import answers
-from taskyard.broker.answers import Answers
+from taskyard.broker.answers import ResultLoader
 from taskyard.broker.turn import Broker
 from taskyard.core.apply import apply
 from taskyard.core.effects import (
     Effect,
-    Explained,
-    Found,
-    Noted,
-    Printed,
+    ExplanationReply,
+    ReportAck,
+    Settled,
+    TaskDetails,
+    TaskOutput,
     TaskView,
-    Told,
 )
 from taskyard.core.events import (
-    CancelAsked,
+    CancelRequested,
+    DuplicatePolicy,
     Event,
-    ExplainAsked,
-    LookupAsked,
-    OutputAsked,
-    Repeat,
-    ResultsAsked,
+    ExplainRequested,
+    LookupRequested,
+    OutputRequested,
+    ResultsRequested,
     Scope,
-    SubmitAsked,
-    WatchAsked,
-    WorkAsked,
-    WorkerAppeared,
-    WorkProgressed,
-    WorkReported,
+    SubmitRequested,
+    TasksProgressed,
+    TasksReported,
+    TasksRequested,
+    WatchRequested,
+    WorkerRegistered,
 )
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Submitted
-from taskyard.core.runs import Runs
+from taskyard.core.runs import RunColumns
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission
@@ -48,7 +48,7 @@ from taskyard.core.workers import WorkerFacts
 from taskyard.errors import JournalDamaged
 from taskyard.journal import compaction, recovery
 from taskyard.journal.encoding import encode
-from taskyard.journal.finished import FinishedIndex
+from taskyard.journal.finished import Archive
 from taskyard.journal.store import MemoryStore, Row
 from tests.journal.stories import BEGIN_NS, WritingYard
 
@@ -73,7 +73,7 @@ class Desk:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.store = CountingStore()
-        self.index = FinishedIndex(directory)
+        self.index = Archive(directory)
         self.arrived: Sequence[Event] = ()
         self.sent: list[Effect] = []
         self.waits: list[int | None] = []
@@ -89,7 +89,11 @@ class Desk:
         return self.arrived
 
     def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
-        self.sent = [effect for effect in effects if isinstance(effect, Told | Printed | Explained)]
+        self.sent = [
+            effect
+            for effect in effects
+            if isinstance(effect, Settled | TaskOutput | ExplanationReply)
+        ]
         return ()
 
     def turn(self, *events: Event) -> list[Effect]:
@@ -99,9 +103,9 @@ class Desk:
         return self.sent
 
     def lease(self, *names: bytes) -> None:
-        joined = WorkerAppeared(0, b"w", WorkerFacts(slots_total=0))
-        submitted = SubmitAsked(0, b"client", Submission(list(names)))
-        self.turn(joined, submitted, WorkAsked(0, b"w", len(names)))
+        joined = WorkerRegistered(0, b"w", WorkerFacts(slots_total=0))
+        submitted = SubmitRequested(0, b"client", Submission(list(names)))
+        self.turn(joined, submitted, TasksRequested(0, b"w", len(names)))
 
     def restart(self) -> None:
         """With a journal that is compacted: nothing that has ended is in memory or in a row."""
@@ -118,17 +122,17 @@ def desk(tmp_path: Path) -> Desk:
     return desk
 
 
-def finish(*names: bytes) -> WorkReported:
-    return WorkReported(0, b"w", list(names), texts=[b"of " + name for name in names])
+def finish(*names: bytes) -> TasksReported:
+    return TasksReported(0, b"w", list(names), texts=[b"of " + name for name in names])
 
 
-def results(*names: bytes, request: int = 0) -> ResultsAsked:
-    return ResultsAsked(0, b"client", list(names), request)
+def results(*names: bytes, request: int = 0) -> ResultsRequested:
+    return ResultsRequested(0, b"client", list(names), request)
 
 
-def told(*names: bytes, request: int = 0) -> Told:
+def told(*names: bytes, request: int = 0) -> Settled:
     texts: list[bytes | None] = [b"of " + name for name in names]
-    return Told(b"client", request, list(names), [DONE] * len(names), texts)
+    return Settled(b"client", request, list(names), [DONE] * len(names), texts)
 
 
 def test_result_is_put_in_from_its_row(desk: Desk) -> None:
@@ -140,7 +144,7 @@ def test_result_is_put_in_from_its_row(desk: Desk) -> None:
 
 def test_who_watches_what_is_done_is_told_its_result(desk: Desk) -> None:
     desk.turn(finish(b"a"))
-    assert desk.turn(WatchAsked(0, b"client", [b"a"])) == [told(b"a")]
+    assert desk.turn(WatchRequested(0, b"client", [b"a"])) == [told(b"a")]
 
 
 def test_result_of_a_task_that_was_done_in_the_same_turn_is_put_in(desk: Desk) -> None:
@@ -149,21 +153,23 @@ def test_result_of_a_task_that_was_done_in_the_same_turn_is_put_in(desk: Desk) -
 
 def test_truncated_result_is_put_in_with_its_length_also_from_the_index(desk: Desk) -> None:
     texts, lengths = [b"end", b"whole"], [9, 0]
-    desk.turn(WorkReported(0, b"w", [b"a", b"b"], texts=texts, result_bytes_total=lengths))
-    expected = Told(b"client", 0, [b"a", b"b"], [DONE] * 2, [b"end", b"whole"], truncated={b"a": 9})
+    desk.turn(TasksReported(0, b"w", [b"a", b"b"], texts=texts, result_bytes_total=lengths))
+    expected = Settled(
+        b"client", 0, [b"a", b"b"], [DONE] * 2, [b"end", b"whole"], truncated={b"a": 9}
+    )
     assert desk.turn(results(b"a", b"b")) == [expected]
     desk.restart()
     assert desk.turn(results(b"a", b"b")) == [expected]
 
 
 def test_result_without_text_is_empty(desk: Desk) -> None:
-    desk.turn(WorkReported(0, b"w", [b"a", b"b"]))
-    assert desk.turn(results(b"b")) == [Told(b"client", 0, [b"b"], [DONE], [b""])]
+    desk.turn(TasksReported(0, b"w", [b"a", b"b"]))
+    assert desk.turn(results(b"b")) == [Settled(b"client", 0, [b"b"], [DONE], [b""])]
 
 
 def test_result_of_the_generation_that_was_asked_for_is_put_in(desk: Desk) -> None:
     desk.turn(finish(b"a"))
-    anew = SubmitAsked(0, b"client", Submission([b"a"]), repeat=Repeat.EXTEND)
+    anew = SubmitRequested(0, b"client", Submission([b"a"]), repeat=DuplicatePolicy.EXTEND)
     assert desk.turn(results(b"a"), anew) == [told(b"a")]
 
 
@@ -171,7 +177,7 @@ def test_unfinished_tasks_owe_nothing(desk: Desk) -> None:
     desk.turn(finish(b"a"))
     (effect,) = desk.turn(results(b"b", b"a"))
     states = [TaskState.LEASED, DONE]
-    assert effect == Told(b"client", 0, [b"b", b"a"], states, [b"", b"of a"])
+    assert effect == Settled(b"client", 0, [b"b", b"a"], states, [b"", b"of a"])
 
 
 def test_result_comes_from_the_index_when_its_row_is_trimmed(desk: Desk) -> None:
@@ -228,8 +234,10 @@ def test_row_that_is_too_large_is_not_kept(desk: Desk, monkeypatch: pytest.Monke
 
 
 def test_turn_in_which_nothing_is_owed_reads_nothing(desk: Desk) -> None:
-    desk.turn(WatchAsked(0, b"client", [b"a"]), finish(b"a"), OutputAsked(0, b"client", b"a"))
-    assert desk.sent == [told(b"a"), Printed(b"client", 0, b"a", found=True, record=0)]
+    desk.turn(
+        WatchRequested(0, b"client", [b"a"]), finish(b"a"), OutputRequested(0, b"client", b"a")
+    )
+    assert desk.sent == [told(b"a"), TaskOutput(b"client", 0, b"a", found=True, record=0)]
     assert desk.store.read == []
 
 
@@ -248,17 +256,17 @@ SUBMITTED = Submitted(0, Submission([b"a"]))
 class Stream:
     """Stands for a dialect that tells what is there and keeps the rest in the effect."""
 
-    def __init__(self, store: MemoryStore, *effects: Told) -> None:
-        self.answers = Answers(store, None)
+    def __init__(self, store: MemoryStore, *effects: Settled) -> None:
+        self.answers = ResultLoader(store, None)
         self.asked: list[Effect] = list(effects)
 
     def turn(self) -> list[tuple[int, list[bytes]]]:
         """Requests and the names that they are told in a turn."""
         effects, self.asked = self.asked, []
-        self.answers.complete(effects)
+        self.answers.fill(effects)
         heard: list[tuple[int, list[bytes]]] = []
         for effect in effects:
-            assert isinstance(effect, Told)
+            assert isinstance(effect, Settled)
             there = [place for place, text in enumerate(effect.texts) if text is not None]
             heard.append((effect.request, [effect.names[place] for place in there]))
             for place in reversed(there):
@@ -266,10 +274,10 @@ class Stream:
         return heard
 
 
-def letters(*names: bytes, request: int = 0) -> Told:
+def letters(*names: bytes, request: int = 0) -> Settled:
     """Asks for results, each in a record of its own."""
     records = [b"abcdef".index(name) + 2 for name in names]
-    return Told(b"client", request, [*names], [DONE] * len(names), [None] * len(names), records)
+    return Settled(b"client", request, [*names], [DONE] * len(names), [None] * len(names), records)
 
 
 @pytest.fixture
@@ -284,7 +292,7 @@ def ended() -> MemoryStore:
 
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "ANSWER_BYTES_MAX", 25)
+    monkeypatch.setattr(answers, "REPLY_BYTES_MAX", 25)
     monkeypatch.setattr(answers, "TURN_BYTES_MAX", 40)
 
 
@@ -292,10 +300,10 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_large_answer_is_put_in_part_by_part(ended: MemoryStore) -> None:
     stream = Stream(ended, letters(b"a", b"c", b"b", b"e", b"d"))
     assert stream.turn() == [(0, [b"a", b"b"])]
-    assert stream.answers.are_owed()
+    assert stream.answers.has_pending()
     assert stream.turn() == [(0, [b"c", b"d"])]
     assert stream.turn() == [(0, [b"e"])]
-    assert not stream.answers.are_owed()
+    assert not stream.answers.has_pending()
     assert stream.turn() == []
 
 
@@ -303,7 +311,7 @@ def test_large_answer_is_put_in_part_by_part(ended: MemoryStore) -> None:
 def test_result_that_is_larger_than_an_answer_is_put_in_alone(
     ended: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "ANSWER_BYTES_MAX", 3)
+    monkeypatch.setattr(answers, "REPLY_BYTES_MAX", 3)
     stream = Stream(ended, letters(b"a", b"b"))
     assert [stream.turn(), stream.turn()] == [[(0, [b"a"])], [(0, [b"b"])]]
 
@@ -326,9 +334,9 @@ def test_rows_that_a_turn_reads_are_bounded(
     monkeypatch.setattr(answers, "TURN_READS_MAX", 2)
     stream = Stream(ended, letters(b"a", b"b", b"c", request=1), letters(b"d", request=2))
     assert stream.turn() == [(1, [b"a", b"b"])]
-    assert stream.answers.are_owed()
+    assert stream.answers.has_pending()
     assert stream.turn() == [(2, [b"d"]), (1, [b"c"])]
-    assert not stream.answers.are_owed()
+    assert not stream.answers.has_pending()
 
 
 def test_bytes_of_the_rows_that_a_turn_reads_are_bounded(
@@ -346,7 +354,7 @@ def test_results_that_a_turn_reads_from_the_index_are_bounded(
     desk.restart()
     monkeypatch.setattr(answers, "TURN_READS_MAX", 2)
     (effect,) = desk.turn(results(b"a", b"b", b"c"))
-    assert isinstance(effect, Told)
+    assert isinstance(effect, Settled)
     assert effect.texts == [b"of a", b"of b", None]
     (effect,) = desk.turn()
     assert effect == told(b"a", b"b", b"c")
@@ -356,15 +364,15 @@ def test_results_that_a_turn_reads_from_the_index_are_bounded(
 def test_rest_that_nobody_wants_is_not_read(ended: MemoryStore) -> None:
     stream = Stream(ended)
     told = letters(b"a", b"b", b"c", b"d")
-    stream.answers.complete([told])
+    stream.answers.fill([told])
     told.records = []
-    assert not stream.answers.are_owed()
+    assert not stream.answers.has_pending()
     assert stream.turn() == []
 
 
 @pytest.mark.usefixtures("narrow")
 def test_broker_does_not_wait_while_results_are_owed(desk: Desk) -> None:
-    desk.turn(*(WorkReported(0, b"w", [name], texts=[bytes(20)]) for name in (b"a", b"b")))
+    desk.turn(*(TasksReported(0, b"w", [name], texts=[bytes(20)]) for name in (b"a", b"b")))
     desk.turn(results(b"a"))
     assert desk.waits == [None] * len(desk.waits)
     desk.turn(results(b"a", b"b"))
@@ -376,65 +384,65 @@ def test_broker_does_not_wait_while_results_are_owed(desk: Desk) -> None:
 
 
 def test_output_is_put_in(desk: Desk) -> None:
-    desk.turn(WorkProgressed(0, b"w", [b"a", b"b"], texts=[b"1", b"2"]))
+    desk.turn(TasksProgressed(0, b"w", [b"a", b"b"], texts=[b"1", b"2"]))
     record = desk.broker.scheduler.ledger.record
-    (effect,) = desk.turn(OutputAsked(0, b"client", b"b", 3))
-    assert effect == Printed(b"client", 3, b"b", found=True, record=record, text=b"2")
+    (effect,) = desk.turn(OutputRequested(0, b"client", b"b", 3))
+    assert effect == TaskOutput(b"client", 3, b"b", found=True, record=record, text=b"2")
 
 
 def test_output_of_the_same_turn_is_put_in(desk: Desk) -> None:
-    progressed = WorkProgressed(0, b"w", [b"a"], texts=[b"1"])
-    (effect,) = desk.turn(progressed, OutputAsked(0, b"client", b"a"))
-    assert isinstance(effect, Printed)
+    progressed = TasksProgressed(0, b"w", [b"a"], texts=[b"1"])
+    (effect,) = desk.turn(progressed, OutputRequested(0, b"client", b"a"))
+    assert isinstance(effect, TaskOutput)
     assert effect.text == b"1"
 
 
 def test_output_whose_row_is_trimmed_is_empty(desk: Desk) -> None:
-    desk.turn(WorkProgressed(0, b"w", [b"a"], texts=[b"1"]))
+    desk.turn(TasksProgressed(0, b"w", [b"a"], texts=[b"1"]))
     record = desk.broker.scheduler.ledger.record
     desk.restart()
-    assert desk.turn(OutputAsked(0, b"client", b"a")) == [
-        Printed(b"client", 0, b"a", found=True, record=record)
+    assert desk.turn(OutputRequested(0, b"client", b"a")) == [
+        TaskOutput(b"client", 0, b"a", found=True, record=record)
     ]
 
 
 # Damage.
 
 
-def owing(name: bytes, record: int) -> Told:
-    return Told(b"client", 0, [name], [DONE], [None], [record])
+def owing(name: bytes, record: int) -> Settled:
+    return Settled(b"client", 0, [name], [DONE], [None], [record])
 
 
 def test_record_that_does_not_end_the_task_is_damage(tmp_path: Path) -> None:
     store = commit(SUBMITTED, Finished(0, b"w", [b"a"], [1]))
     for owed in (owing(b"a", 1), owing(b"b", 2)):
         with pytest.raises(JournalDamaged, match="does not say how"):
-            Answers(store, FinishedIndex(tmp_path)).complete([owed])
+            ResultLoader(store, Archive(tmp_path)).fill([owed])
 
 
 def test_result_that_is_nowhere_is_damage(tmp_path: Path) -> None:
     store = commit(SUBMITTED)
-    for index in (None, FinishedIndex(tmp_path)):
+    for index in (None, Archive(tmp_path)):
         with pytest.raises(JournalDamaged, match="record 9, which says how b'a' ended"):
-            Answers(store, index).complete([owing(b"a", 9)])
+            ResultLoader(store, index).fill([owing(b"a", 9)])
 
 
 def test_other_effects_are_left_alone(desk: Desk) -> None:
-    effects: list[Effect] = [Noted(b"w", 1, []), Found(b"client", 1, [])]
-    Answers(desk.store, None).complete(effects)
-    assert effects == [Noted(b"w", 1, []), Found(b"client", 1, [])]
-    desk.turn(LookupAsked(0, b"client", [b"a"]))
+    effects: list[Effect] = [ReportAck(b"w", 1, []), TaskDetails(b"client", 1, [])]
+    ResultLoader(desk.store, None).fill(effects)
+    assert effects == [ReportAck(b"w", 1, []), TaskDetails(b"client", 1, [])]
+    desk.turn(LookupRequested(0, b"client", [b"a"]))
     assert desk.store.read == []
 
 
-def cancel(*names: bytes) -> CancelAsked:
-    return CancelAsked(0, b"client", Scope(names=names))
+def cancel(*names: bytes) -> CancelRequested:
+    return CancelRequested(0, b"client", Scope(names=names))
 
 
 def why(desk: Desk, name: bytes) -> str:
     """The sentence about a task."""
-    (effect,) = desk.turn(ExplainAsked(0, b"client", name))
-    assert isinstance(effect, Explained)
+    (effect,) = desk.turn(ExplainRequested(0, b"client", name))
+    assert isinstance(effect, ExplanationReply)
     return effect.explanation.sentence
 
 
@@ -442,7 +450,7 @@ def why(desk: Desk, name: bytes) -> str:
 def cancelled(desk: Desk) -> Desk:
     """`a` was cancelled, with `behind` and what is behind that."""
     waiting = Submission([b"behind", b"far"], after=[[b"a"], [b"behind"]])
-    desk.turn(SubmitAsked(0, b"client", waiting))
+    desk.turn(SubmitRequested(0, b"client", waiting))
     desk.turn(cancel(b"a"))
     return desk
 
@@ -477,10 +485,10 @@ def test_cause_is_unknown_where_the_record_does_not_say(desk: Desk) -> None:
 
 
 def shown(yard: WritingYard, name: bytes) -> TaskView:
-    found = yard.handle(LookupAsked(0, b"client", [name]))
-    Answers(yard.store, None).complete(found)
+    found = yard.handle(LookupRequested(0, b"client", [name]))
+    ResultLoader(yard.store, None).fill(found)
     (effect,) = found
-    assert isinstance(effect, Found)
+    assert isinstance(effect, TaskDetails)
     return effect.views[0]
 
 
@@ -493,7 +501,7 @@ def test_done_task_is_shown_with_the_payload_and_the_attempt_that_lie_in_its_row
     yard.join(b"w")
     yard.take(b"w", 80)
     yard.later(5)
-    measured = Runs(b"host", [BEGIN_NS + 42 * SECOND_NS] * 2, [SECOND_NS] * 2, [0, 0])
+    measured = RunColumns(b"host", [BEGIN_NS + 42 * SECOND_NS] * 2, [SECOND_NS] * 2, [0, 0])
     yard.finish(b"w", b"17-1", b"0-0", runs=measured)
     for name in (b"17-1", b"0-0"):
         view = shown(yard, name)
@@ -517,14 +525,14 @@ def test_task_whose_rows_are_trimmed_is_shown_without_them(tmp_path: Path) -> No
 def test_results_are_read_for_a_client_when_it_reads(desk: Desk) -> None:
     desk.turn(finish(b"a", b"b"))
     deaf = [b"client"]
-    answers = Answers(desk.store, desk.index, lambda client: client not in deaf)
+    answers = ResultLoader(desk.store, desk.index, lambda client: client not in deaf)
     (owed,) = desk.broker.scheduler.handle(results(b"a", b"b"))
     effects = [owed]
-    answers.complete(effects)
-    assert (effects, desk.store.read, answers.are_owed()) == ([], [], False)
+    answers.fill(effects)
+    assert (effects, desk.store.read, answers.has_pending()) == ([], [], False)
     deaf.clear()
-    assert answers.are_owed()
-    answers.complete(effects)
+    assert answers.has_pending()
+    answers.fill(effects)
     assert effects == [told(b"a", b"b")]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from taskyard.broker import archive
 from taskyard.core.effects import Accepted, Refused
-from taskyard.core.events import CancelAsked, Repeat, Scope, SubmitAsked
+from taskyard.core.events import CancelRequested, DuplicatePolicy, Scope, SubmitRequested
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission
 from taskyard.journal import compaction
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from taskyard.core.tasks import Ended
+    from taskyard.core.tasks import EndedTask
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_ended_tasks_are_forgotten_and_others_stay(desk: Desk) -> None:
     desk.do(b"a", b"b")
     desk.submit(b"c")
     desk.submit(b"d")
-    desk.turn(CancelAsked(0, b"c", Scope(names=(b"d",))))
+    desk.turn(CancelRequested(0, b"c", Scope(names=(b"d",))))
     assert desk.archive.ended_count == 3
     forget(desk)
     assert names_in_memory(desk) == [b"c"]
@@ -63,7 +63,7 @@ def test_forgotten_tasks_are_known_by_name_and_result(desk: Desk) -> None:
     forget(desk)
     assert desk.results(b"a", b"nobody", b"b") == [b"A", b"B"]
     assert desk.found(b"b", b"a") == [b"b", b"a"]
-    assert desk.submit(b"a") == Accepted(b"c", 0, new=0, known=1)
+    assert desk.submit(b"a") == Accepted(b"c", 0, new=0, existing=1)
     assert isinstance(desk.submit(b"b", payloads=[b"another"]), Refused)
     assert desk.ledger.counts[TaskState.DONE] == 2
 
@@ -73,8 +73,8 @@ def test_task_that_ended_again_after_the_compaction_stays(desk: Desk) -> None:
     desk.do(b"a")
     compaction.compact(desk.directory, desk.store)
     head = desk.store.head
-    desk.turn(SubmitAsked(0, b"c", Submission([b"a"], [b"new"]), repeat=Repeat.EXTEND))
-    desk.turn(CancelAsked(0, b"c", Scope(names=(b"a",))))
+    desk.turn(SubmitRequested(0, b"c", Submission([b"a"], [b"new"]), repeat=DuplicatePolicy.EXTEND))
+    desk.turn(CancelRequested(0, b"c", Scope(names=(b"a",))))
     assert desk.ledger.tasks[b"a"].state is TaskState.CANCELLED
     all_steps(desk.archive.forget(head.sequence, head.record))
     assert names_in_memory(desk) == [b"a"]
@@ -94,7 +94,7 @@ def test_what_ended_before_the_start_is_forgotten_too(tmp_path: Path) -> None:
 
 
 def test_steps_are_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "NAMES_A_STEP", 10)
+    monkeypatch.setattr(archive, "NAMES_PER_STEP", 10)
     desk.do(*[b"%d" % number for number in range(25)])
     for number in range(25, 45):
         desk.do(b"%d" % number)
@@ -116,7 +116,7 @@ def test_recalled_tasks_are_forgotten_again(desk: Desk) -> None:
 def test_recalled_task_that_lives_again_stays(desk: Desk) -> None:
     desk.do(b"a")
     forget(desk)
-    desk.turn(SubmitAsked(0, b"c", Submission([b"a"], [b"new"]), repeat=Repeat.EXTEND))
+    desk.turn(SubmitRequested(0, b"c", Submission([b"a"], [b"new"]), repeat=DuplicatePolicy.EXTEND))
     all_steps(desk.archive.forget_recalled())
     assert desk.ledger.tasks[b"a"].state is TaskState.READY
 
@@ -129,7 +129,7 @@ class Counting:
         self._find = desk.index.find
         desk.index.find = self.find  # type: ignore[method-assign]
 
-    def find(self, names: list[bytes]) -> list[Ended]:
+    def find(self, names: list[bytes]) -> list[EndedTask]:
         self.asked += names
         return self._find(names)
 
@@ -163,7 +163,7 @@ def test_filter_that_has_become_too_small_is_wanted_anew(
     names = [b"%d" % number for number in range(9)]
     desk.do(*names)
     forget(desk)
-    wanted = desk.archive.wants_filter
+    wanted = desk.archive.needs_filter
     all_steps(desk.archive.fill_filter())
-    assert (wanted, desk.archive.wants_filter) == (True, False)
+    assert (wanted, desk.archive.needs_filter) == (True, False)
     assert desk.found(*names) == names

@@ -9,9 +9,9 @@ import pytest
 
 from taskyard.broker import compacting
 from taskyard.broker.backpressure import HOLD_NS_A_PERCENT, HOLD_NS_MAX, STEP_PERCENT, Backpressure
-from taskyard.broker.compacting import Limits
-from taskyard.core.effects import Accepted, Effect, Noted, Refusal, Refused, Told
-from taskyard.core.events import LagChanged, SubmitAsked, WorkAsked, WorkReported
+from taskyard.broker.compacting import CompactionLimits
+from taskyard.core.effects import Accepted, Effect, Refusal, Refused, ReportAck, Settled
+from taskyard.core.events import LagChanged, SubmitRequested, TasksReported, TasksRequested
 from taskyard.core.limits import LAG_REFUSE_ALL_PERCENT, LAG_REFUSE_PERCENT, LAG_SLOW_PERCENT
 from taskyard.core.tasks import Submission
 from tests.broker.compacting_kit import NEVER, Desk
@@ -29,8 +29,8 @@ def accepted(request: int, new: int = 1) -> Accepted:
     return Accepted(b"c", request, new)
 
 
-def told(request: int) -> Told:
-    return Told(b"c", request, [], [], [])
+def told(request: int) -> Settled:
+    return Settled(b"c", request, [], [], [])
 
 
 @pytest.fixture
@@ -45,32 +45,41 @@ class TestHolding:
         pressure = Backpressure()
         pressure.update(LAG_SLOW_PERCENT)
         effects: list[Effect] = [accepted(16)]
-        assert pressure.pass_on(effects, 0) is effects
+        assert pressure.flush_if_full(effects, 0) is effects
         assert pressure.wake_at_ns() is None
 
     def test_reply_is_held_for_as_long_as_the_lag_says(self, pressure: Backpressure) -> None:
-        assert pressure.pass_on([accepted(16)], 100) == []
+        assert pressure.flush_if_full([accepted(16)], 100) == []
         assert pressure.wake_at_ns() == 100 + HOLD_NS
-        assert pressure.pass_on([], 99 + HOLD_NS) == []
-        assert pressure.pass_on([], 100 + HOLD_NS) == [accepted(16)]
+        assert pressure.flush_if_full([], 99 + HOLD_NS) == []
+        assert pressure.flush_if_full([], 100 + HOLD_NS) == [accepted(16)]
         assert pressure.wake_at_ns() is None
 
     def test_all_of_a_held_request_keeps_its_order(self, pressure: Backpressure) -> None:
-        assert pressure.pass_on([accepted(16), told(16), told(32)], 0) == [told(32)]
-        assert pressure.pass_on([told(16)], 1) == []
-        assert pressure.pass_on([told(16)], HOLD_NS) == [accepted(16), told(16), told(16), told(16)]
+        assert pressure.flush_if_full([accepted(16), told(16), told(32)], 0) == [told(32)]
+        assert pressure.flush_if_full([told(16)], 1) == []
+        assert pressure.flush_if_full([told(16)], HOLD_NS) == [
+            accepted(16),
+            told(16),
+            told(16),
+            told(16),
+        ]
 
     def test_only_replies_to_new_tasks_are_held(self, pressure: Backpressure) -> None:
-        others: list[Effect] = [accepted(16, new=0), Noted(b"w", 32, []), told(48)]
-        assert pressure.pass_on(others, 0) == others
+        others: list[Effect] = [accepted(16, new=0), ReportAck(b"w", 32, []), told(48)]
+        assert pressure.flush_if_full(others, 0) == others
 
     def test_everything_is_released_when_compaction_has_caught_up(
         self, pressure: Backpressure
     ) -> None:
-        pressure.pass_on([accepted(16)], 0)
-        pressure.pass_on([accepted(32)], 1)
+        pressure.flush_if_full([accepted(16)], 0)
+        pressure.flush_if_full([accepted(32)], 1)
         pressure.update(0)
-        assert pressure.pass_on([accepted(48)], 2) == [accepted(16), accepted(32), accepted(48)]
+        assert pressure.flush_if_full([accepted(48)], 2) == [
+            accepted(16),
+            accepted(32),
+            accepted(48),
+        ]
 
     def test_hold_has_an_end(self, pressure: Backpressure) -> None:
         pressure.update(10**9)
@@ -89,13 +98,13 @@ def _beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compaction that is at work for as long as the test wants."""
     for name, value in (("running", 0), ("started", 0), ("ended", 0), ("looks", 10**6)):
         monkeypatch.setattr(Beside, name, value)
-    monkeypatch.setattr(compacting, "Child", Beside)
+    monkeypatch.setattr(compacting, "CompactionChild", Beside)
 
 
 @pytest.fixture
 def desk(tmp_path: Path, _beside: None) -> Iterator[Desk]:
     """A broker that compacts after ten ended tasks."""
-    limits = Limits(NEVER.rows, NEVER.rows_bytes, ended=10, lag_min=1)
+    limits = CompactionLimits(NEVER.rows, NEVER.rows_bytes, ended=10, lag_min=1)
     with closing(Desk(tmp_path, limits)) as desk:
         desk.fill_filter()
         yield desk
@@ -115,7 +124,7 @@ def look(desk: Desk) -> None:
 
 
 def submit(desk: Desk, name: bytes, *, request: int = 16, retries: bool = True) -> list[Effect]:
-    asked = SubmitAsked(0, b"c", Submission([name]), request=request, retries=retries)
+    asked = SubmitRequested(0, b"c", Submission([name]), request=request, retries=retries)
     return desk.turn(asked)
 
 
@@ -145,7 +154,7 @@ class TestLag:
 
     @pytest.mark.usefixtures("_beside")
     def test_little_work_is_no_lag(self, tmp_path: Path) -> None:
-        with closing(Desk(tmp_path, Limits(ended=10))) as desk:
+        with closing(Desk(tmp_path, CompactionLimits(ended=10))) as desk:
             desk.fill_filter()
             finish(desk, 100)
             assert Beside.started == 1
@@ -175,8 +184,8 @@ class TestSubmissions:
         finish(desk, LAG_REFUSE_PERCENT // 10)
         assert submit(desk, b"held", retries=False) == []
         assert desk.found(b"held") == [b"held"]
-        desk.turn(WorkAsked(0, b"w", 1))
-        desk.turn(WorkReported(0, b"w", [b"held"], [1]))
+        desk.turn(TasksRequested(0, b"w", 1))
+        desk.turn(TasksReported(0, b"w", [b"held"], [1]))
         desk.broker.note_lag(LAG_REFUSE_ALL_PERCENT)
         [refused] = submit(desk, b"refused", request=32, retries=False)
         assert isinstance(refused, Refused)
@@ -185,7 +194,7 @@ class TestSubmissions:
     def test_workers_go_on_whatever_the_lag(self, desk: Desk) -> None:
         assert isinstance(desk.submit(b"a", b"b"), Accepted)
         desk.broker.note_lag(10 * LAG_REFUSE_ALL_PERCENT)
-        assert desk.turn(WorkAsked(0, b"w", 2))
-        [noted, *_] = desk.turn(WorkReported(0, b"w", [b"a", b"b"], [1, 1], request=32))
-        assert isinstance(noted, Noted)
+        assert desk.turn(TasksRequested(0, b"w", 2))
+        [noted, *_] = desk.turn(TasksReported(0, b"w", [b"a", b"b"], [1, 1], request=32))
+        assert isinstance(noted, ReportAck)
         assert desk.results(b"a", b"b") == [b"", b""]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from taskyard.broker.catch_up import CATCH_UP_NS, CatchUp
 from taskyard.broker.turn import Broker
-from taskyard.core.events import WorkerAppeared, WorkerHeard
+from taskyard.core.events import WorkerHeartbeat, WorkerRegistered
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.workers import WorkerFacts
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
 
-FACTS = WorkerFacts(slots_total=1, silence_ns=60 * SECOND_NS)
+FACTS = WorkerFacts(slots_total=1, lease_timeout_ns=60 * SECOND_NS)
 
 
 class Hands:
@@ -46,11 +46,11 @@ class Hands:
 def test_live_workers_are_kept_when_the_broker_was_stopped() -> None:
     hands, names = Hands(), [b"u", b"v", b"w"]
     broker = Broker(Scheduler(), hands, MemoryStore(), hands)
-    hands.arrived = [WorkerAppeared(0, name, FACTS) for name in names]
+    hands.arrived = [WorkerRegistered(0, name, FACTS) for name in names]
     for _ in names:
         broker.turn()
     hands.now_ns += 70 * SECOND_NS
-    hands.arrived = [WorkerHeard(0, name, []) for name in names[:2]]
+    hands.arrived = [WorkerHeartbeat(0, name, []) for name in names[:2]]
     for _ in names:
         broker.turn()
     assert [*broker.scheduler.ledger.workers] == names[:2]

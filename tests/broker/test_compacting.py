@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.broker import compacting
-from taskyard.broker.compacting import Limits
+from taskyard.broker.compacting import CompactionLimits
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import checkup, compaction, snapshot
 from taskyard.journal import compacting as program
-from taskyard.journal.beside import Report
+from taskyard.journal.beside import CompactionReport
 from taskyard.journal.chain import seal
 from tests.broker.compacting_kit import NEVER, Desk
 from tests.kit.processes import until
@@ -46,16 +46,16 @@ class Beside:
         Beside.running += 1
         assert Beside.running == 1, "two at once"
 
-    def report(self) -> Report | None:
+    def poll(self) -> CompactionReport | None:
         if Beside.looks:
             Beside.looks -= 1
             return None
         Beside.running -= 1
         if Beside.failing:
-            return Report(Beside.failing)
+            return CompactionReport(Beside.failing)
         return program.run(*self._work, lambda: None)
 
-    def end(self) -> None:
+    def kill(self) -> None:
         Beside.ended += 1
         Beside.running -= 1
 
@@ -64,13 +64,13 @@ class Beside:
 def _beside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("running", 0), ("started", 0), ("ended", 0), ("looks", 0)):
         monkeypatch.setattr(Beside, name, value)
-    monkeypatch.setattr(compacting, "Child", Beside)
+    monkeypatch.setattr(compacting, "CompactionChild", Beside)
 
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
     """A broker that compacts after ten rows."""
-    with closing(Desk(tmp_path, Limits(rows=10))) as desk:
+    with closing(Desk(tmp_path, CompactionLimits(rows=10))) as desk:
         desk.fill_filter()
         yield desk
 
@@ -103,7 +103,7 @@ class TestWhen:
         assert checkup.check(desk.directory, deep=True).wrong == []
 
     def test_too_many_bytes_are_compacted(self, tmp_path: Path) -> None:
-        with closing(Desk(tmp_path, Limits(rows_bytes=300_000))) as desk:
+        with closing(Desk(tmp_path, CompactionLimits(rows_bytes=300_000))) as desk:
             desk.fill_filter()
             desk.submit(b"a", payloads=[b"x" * 200_000])
             settle(desk)
@@ -117,7 +117,7 @@ class TestWhen:
             assert Beside.started == 1
 
     def test_too_many_ended_tasks_are_compacted(self, tmp_path: Path) -> None:
-        with closing(Desk(tmp_path, Limits(ended=5))) as desk:
+        with closing(Desk(tmp_path, CompactionLimits(ended=5))) as desk:
             desk.fill_filter()
             desk.submit(*[b"waiting %d" % number for number in range(8)])
             desk.do(*[b"%d" % number for number in range(8)])  # the worker takes the oldest
@@ -183,9 +183,9 @@ class TestSteps:
         desk.look()
         wait_ns = desk.look()
         assert wait_ns is not None
-        assert wait_ns >= compacting.RESTS_A_STEP
+        assert wait_ns >= compacting.RESTS_PER_STEP
         anchor = desk.store.anchor
-        assert desk.compactor.look() is not None  # too early: nothing is done
+        assert desk.compactor.run_step() is not None  # too early: nothing is done
         assert desk.store.anchor == anchor
 
     def test_slow_steps_become_smaller_and_quick_ones_larger(self) -> None:
@@ -258,12 +258,12 @@ class TestFailures:
     def test_disk_that_is_nearly_full_is_left_to_completions(
         self, desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(desk.store, "room_bytes", lambda: 65 * 1024 * 1024 - 1_000_000)
+        monkeypatch.setattr(desk.store, "disk_free_bytes", lambda: 65 * 1024 * 1024 - 1_000_000)
         fill(desk)
         settle(desk)
         assert Beside.started == 1
         fill(desk)
-        monkeypatch.setattr(desk.store, "room_bytes", lambda: 64 * 1024 * 1024)
+        monkeypatch.setattr(desk.store, "disk_free_bytes", lambda: 64 * 1024 * 1024)
         settle(desk)
         assert Beside.started == 1
         assert "of disk for a while, and 67108864 are free" in caplog.text
@@ -271,7 +271,7 @@ class TestFailures:
     def test_nothing_is_trimmed_unless_the_index_covers_it(
         self, desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(Beside, "report", lambda _: Report())
+        monkeypatch.setattr(Beside, "poll", lambda _: CompactionReport())
         fill(desk)
         settle(desk)
         assert "finished.sqlite does not cover row" in caplog.text
@@ -326,7 +326,7 @@ def test_real_child_does_it_while_turns_go_on(
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.undo()
-    with closing(Desk(tmp_path, Limits(rows=10))) as desk:
+    with closing(Desk(tmp_path, CompactionLimits(rows=10))) as desk:
         done: list[bytes] = []
 
         def goes_on() -> bool:

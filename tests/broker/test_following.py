@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.broker import following
-from taskyard.broker.following import Following
+from taskyard.broker.following import RecordStreams
 from taskyard.broker.turn import Broker
-from taskyard.core.effects import Effect, Followed
+from taskyard.core.effects import Effect, RecordPage
 from taskyard.core.events import (
-    AnswerDue,
-    CancelAsked,
+    CancelRequested,
     Event,
-    Follows,
+    FollowOptions,
     Outcome,
-    PauseAsked,
+    PauseRequested,
+    ReplyDue,
     Scope,
-    SubmitAsked,
-    WorkAsked,
-    WorkerAppeared,
-    WorkReported,
+    SubmitRequested,
+    TasksReported,
+    TasksRequested,
+    WorkerRegistered,
 )
 from taskyard.core.records import AnyRecord, Finished, Leased, Paused, Submitted, WorkerLeft
 from taskyard.core.scheduler import Scheduler
@@ -58,7 +58,7 @@ class Desk:
     def __init__(self) -> None:
         self.store = CountingStore()
         self.arrived: Sequence[Event] = ()
-        self.sent: list[Followed] = []
+        self.sent: list[RecordPage] = []
         self.waits: list[int | None] = []
         self._requests = 0
         self.start()
@@ -78,18 +78,20 @@ class Desk:
         return self.arrived
 
     def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
-        self.sent = [effect for effect in effects if isinstance(effect, Followed)]
+        self.sent = [effect for effect in effects if isinstance(effect, RecordPage)]
         return ()
 
-    def turn(self, *events: Event) -> list[Followed]:
+    def turn(self, *events: Event) -> list[RecordPage]:
         """What followers are told in a turn with these events."""
         self.arrived = events
         self.broker.turn()
         return self.sent
 
-    def submit(self, *names: bytes, campaign: bytes = b"", service: bytes = b"s") -> SubmitAsked:
+    def submit(
+        self, *names: bytes, campaign: bytes = b"", service: bytes = b"s"
+    ) -> SubmitRequested:
         terms = Terms(campaign=campaign, service=service)
-        return SubmitAsked(0, b"client", Submission([*names], [b"payload"], [terms]))
+        return SubmitRequested(0, b"client", Submission([*names], [b"payload"], [terms]))
 
     def follow(
         self,
@@ -97,10 +99,10 @@ class Desk:
         count: int = 1000,
         scope: Scope | None = None,
         journal: bytes = b"",
-    ) -> AnswerDue:
+    ) -> ReplyDue:
         self._requests += 1
-        follows = Follows(cursor, count, scope or Scope(), journal)
-        return AnswerDue(0, b"follower", self._requests, follows)
+        follows = FollowOptions(cursor, count, scope or Scope(), journal)
+        return ReplyDue(0, b"follower", self._requests, follows)
 
     def read_all(
         self, count: int = 1000, scope: Scope | None = None
@@ -129,12 +131,12 @@ class Desk:
 def desk() -> Desk:
     """A worker w, and tasks of two campaigns."""
     desk = Desk()
-    desk.turn(WorkerAppeared(0, b"w", WorkerFacts(services=(b"s",), slots_total=0)))
+    desk.turn(WorkerRegistered(0, b"w", WorkerFacts(services=(b"s",), slots_total=0)))
     desk.turn(desk.submit(b"a1", b"a2", campaign=b"a"), desk.submit(b"b1", campaign=b"b"))
     return desk
 
 
-def numbers(answer: Followed) -> list[int]:
+def numbers(answer: RecordPage) -> list[int]:
     return [number for number, _ in answer.records]
 
 
@@ -142,7 +144,7 @@ def test_who_follows_from_now_on_is_told_when_something_is_decided(desk: Desk) -
     head = desk.store.head.record
     assert desk.turn(desk.follow(None)) == []
     assert desk.turn() == []
-    (answer,) = desk.turn(WorkAsked(0, b"w", 3))
+    (answer,) = desk.turn(TasksRequested(0, b"w", 3))
     assert (answer.cursor, answer.journal) == (head + 1, desk.store.identity)
     assert answer.records == [
         (head + 1, Leased(0, b"w", [b"a/a1", b"a/a2", b"b/b1"], [1, 1, 1], 0))
@@ -178,8 +180,8 @@ def test_what_is_decided_between_two_answers_is_in_the_second_without_a_look_at_
 
 @pytest.mark.parametrize("count", [1, 2, 1000])
 def test_everything_is_told_once_and_in_order_from_the_beginning(desk: Desk, count: int) -> None:
-    desk.turn(WorkAsked(0, b"w", 2), desk.submit(b"c"))
-    desk.turn(WorkReported(0, b"w", [b"a/a1"], texts=[b"result"]))
+    desk.turn(TasksRequested(0, b"w", 2), desk.submit(b"c"))
+    desk.turn(TasksReported(0, b"w", [b"a/a1"], texts=[b"result"]))
     assert desk.read_all(count) == desk.journal()
 
 
@@ -196,22 +198,24 @@ def test_restart_neither_loses_nor_doubles_a_record(desk: Desk) -> None:
 def test_who_has_waited_long_enough_is_told_that_there_is_nothing(desk: Desk) -> None:
     asked = desk.follow(None)
     desk.turn(asked)
-    (answer,) = desk.turn(AnswerDue(0, b"follower", asked.request))
+    (answer,) = desk.turn(ReplyDue(0, b"follower", asked.request))
     assert (answer.records, answer.cursor, answer.text) == ([], desk.store.head.record, "")
     assert desk.turn(desk.submit(b"c")) == []
 
 
 def test_who_does_not_wait_is_told_in_the_same_turn(desk: Desk) -> None:
     asked = desk.follow(None)
-    (answer,) = desk.turn(asked, AnswerDue(0, b"follower", asked.request))
+    (answer,) = desk.turn(asked, ReplyDue(0, b"follower", asked.request))
     assert (answer.records, answer.cursor) == ([], desk.store.head.record)
 
 
 def test_scope_cuts_records_to_its_tasks(desk: Desk) -> None:
-    desk.turn(WorkAsked(0, b"w", 3))
+    desk.turn(TasksRequested(0, b"w", 3))
     texts = [b"1", b"2", b"3"]
-    desk.turn(WorkReported(0, b"w", [b"a/a1", b"b/b1", b"a/a2"], texts=texts))
-    desk.turn(CancelAsked(0, b"client", Scope(names=(b"b/b1",))), PauseAsked(0, b"client", b"s"))
+    desk.turn(TasksReported(0, b"w", [b"a/a1", b"b/b1", b"a/a2"], texts=texts))
+    desk.turn(
+        CancelRequested(0, b"client", Scope(names=(b"b/b1",))), PauseRequested(0, b"client", b"s")
+    )
     told = [record for _, record in desk.read_all(scope=Scope(campaign=b"a"))]
     assert [type(one) for one in told] == [Submitted, Leased, Finished, Paused]
     assert told[1:3] == [
@@ -230,7 +234,7 @@ def test_scope_cuts_records_to_its_tasks(desk: Desk) -> None:
 def test_submission_is_cut_to_the_tasks_of_the_scope(desk: Desk) -> None:
     terms = [Terms(campaign=b"a", service=b"s"), Terms(campaign=b"b", service=b"s")]
     columns = ([b"p"], terms, [0, 1, 0], [b"", b"l", b"l"], [[], [b"a/a1"], [b"x"]])
-    desk.turn(SubmitAsked(0, b"client", Submission([b"x", b"y", b"z"], *columns)))
+    desk.turn(SubmitRequested(0, b"client", Submission([b"x", b"y", b"z"], *columns)))
     told = desk.read_all(scope=Scope(campaign=b"a", lane=b"l"))
     (record,) = [one for _, one in told if isinstance(one, Submitted)]
     submission = record.submission
@@ -280,10 +284,10 @@ def test_answer_is_bounded_by_the_tasks_in_it(desk: Desk, monkeypatch: pytest.Mo
 def test_answer_is_bounded_by_the_reasons_in_it(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk.turn(WorkAsked(0, b"w", 2))
+    desk.turn(TasksRequested(0, b"w", 2))
     head = desk.store.head.record
     for name in (b"a/a1", b"a/a2"):
-        desk.turn(WorkReported(0, b"w", [name], None, [Outcome.FAILED_FOR_GOOD], [b"oh dear"]))
+        desk.turn(TasksReported(0, b"w", [name], None, [Outcome.FAILED_FINAL], [b"oh dear"]))
     monkeypatch.setattr(following, "REASON_BYTES_MAX", 10)
     (answer,) = desk.turn(desk.follow(head))
     assert numbers(answer) == [head + 1]
@@ -328,17 +332,17 @@ def test_nothing_is_kept_when_nobody_follows_any_more(
 ) -> None:
     monkeypatch.setattr(following, "ROWS_FOLLOWED", 3)
     monkeypatch.setattr(following, "ROWS_KEPT", 2)
-    kept = Following(desk.store, desk.broker.scheduler.ledger, None)
+    kept = RecordStreams(desk.store, desk.broker.scheduler.ledger, None)
 
     def rows_kept(*effects: Effect) -> int:
         records: list[AnyRecord] = [WorkerLeft(0, b"w", b"")]
         desk.store.commit(encode(records), 1)
-        kept.complete([*effects], records)
+        kept.fill([*effects], records)
         return kept.rows_kept
 
     assert rows_kept() == 0
     head = desk.store.head.record
-    asked = Followed(b"follower", 1, head + 1, 1000, Scope(), b"")
+    asked = RecordPage(b"follower", 1, head + 1, 1000, Scope(), b"")
     assert [rows_kept(asked), *(rows_kept() for _ in range(5))] == [1, 2, 2, 0, 0, 0]
 
 
@@ -346,18 +350,18 @@ def test_rows_at_hand_are_bounded_by_their_bytes(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "BYTES_KEPT", 250)
-    kept = Following(desk.store, desk.broker.scheduler.ledger, None)
+    kept = RecordStreams(desk.store, desk.broker.scheduler.ledger, None)
 
     def rows_kept(record: AnyRecord, *effects: Effect) -> int:
         desk.store.commit(encode([record]), 1)
-        kept.complete([*effects], [record])
+        kept.fill([*effects], [record])
         return kept.rows_kept
 
     text = bytes(99)
     submitted = Submitted(0, Submission([b"a"], [text]))
     finished = Finished(0, b"w", [b"a"], [1], [text])
     waits = Submitted(0, Submission([b"a"], after=[[bytes(50), bytes(49)]]))
-    asked = Followed(b"follower", 1, desk.store.head.record + 1, 1000, Scope(), b"")
+    asked = RecordPage(b"follower", 1, desk.store.head.record + 1, 1000, Scope(), b"")
     assert rows_kept(submitted, asked) == 1
     assert [rows_kept(one) for one in (finished, waits, submitted)] == [2, 2, 2]
     assert rows_kept(WorkerLeft(0, b"w", b"")) == 3

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from taskyard.broker import guests
-from taskyard.broker.guests import Guests, demands_keys, keyring_for
-from taskyard.broker.port import RETRY_NS, SocketPort
-from taskyard.core.effects import Acted
-from taskyard.core.events import ClientGone, Event, StatsAsked
+from taskyard.broker.guests import Authenticator, keyring_for, requires_keys
+from taskyard.broker.port import RETRY_NS, SocketTransport
+from taskyard.core.effects import CommandAck
+from taskyard.core.events import ClientDisconnected, Event, StatsRequested
 from taskyard.errors import UserError
 from taskyard.net.keyring import Keyring
-from taskyard.net.keys import read_guest
-from taskyard.wire.roles import NOBODY, Guest, Role
+from taskyard.net.keys import read_peer_key
+from taskyard.wire.roles import UNKNOWN_PEER, AuthenticatedPeer, Role
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from taskyard.core.effects import Effect
     from taskyard.net.poller import Poller
-    from taskyard.net.sockets import Wire
+    from taskyard.net.sockets import ZmqSocket
     from taskyard.wire.dwork_desk import Reply
 
 
@@ -45,21 +45,26 @@ class Desk:
         self.room = 1000
         self.is_full = True
         self.heard: list[tuple[bytes, int]] = []
-        self.taken: list[Guest | None] = []
+        self.taken: list[AuthenticatedPeer | None] = []
         self.now_ns = 1
         self._inbox: list[list[bytes]] = []
-        self.guests = Guests(Keyring(self.ring.state), self)
-        self.port = SocketPort(self, [cast("Wire", self)], cast("Poller", self), self, self.guests)
+        self.guests = Authenticator(Keyring(self.ring.state), self)
+        self.port = SocketTransport(
+            self, [cast("ZmqSocket", self)], cast("Poller", self), self, self.guests
+        )
 
     def make(self, name: str) -> str:
         out = self.ring.state.parent / f"{name}-{len(self.ring.entries())}.key"
-        self.ring.new(name, Role.VIEWER, out)
-        self.users[name] = read_guest(out).secret.public()
+        self.ring.create(name, Role.VIEWER, out)
+        self.users[name] = read_peer_key(out).secret.public()
         return self.users[name]
 
     # The wire.
 
-    def receive(self) -> list[bytes] | None:
+    def receive(self, *message: Any) -> Any:
+        """Return the next frames, as a wire does, or the events of a message, as a dialect."""
+        if message:
+            return self._decode(*message)
         return self._inbox.pop(0) if self._inbox else None
 
     def is_readable(self) -> bool:
@@ -75,11 +80,11 @@ class Desk:
 
     # The poller and the clock.
 
-    def add(self, wire: Wire) -> None: ...
+    def add(self, wire: ZmqSocket) -> None: ...
 
-    def wait(self, wait_ns: int | None) -> list[Wire]:
+    def wait(self, wait_ns: int | None) -> list[ZmqSocket]:
         del wait_ns
-        return [cast("Wire", self)]
+        return [cast("ZmqSocket", self)]
 
     def monotonic_ns(self) -> int:
         return self.now_ns
@@ -88,18 +93,22 @@ class Desk:
 
     # The dialect.
 
-    def take(
-        self, route: bytes, frames: Sequence[bytes], now_ns: int, guest: Guest | None = None
+    def _decode(
+        self,
+        route: bytes,
+        frames: Sequence[bytes],
+        now_ns: int,
+        guest: AuthenticatedPeer | None = None,
     ) -> Sequence[Event]:
         self.taken.append(guest)
-        return [StatsAsked(now_ns, route, int(frames[0]))]
+        return [StatsRequested(now_ns, route, int(frames[0]))]
 
-    def tell(self, effect: Effect) -> Sequence[Reply]:
-        assert isinstance(effect, Acted)
+    def reply(self, effect: Effect) -> Sequence[Reply]:
+        assert isinstance(effect, CommandAck)
         return [(effect.client, [b"%d" % effect.request])]
 
-    def cut(self, route: bytes) -> Sequence[Event]:
-        return [ClientGone(0, route)]
+    def disconnected(self, route: bytes) -> Sequence[Event]:
+        return [ClientDisconnected(0, route)]
 
     def wake_at_ns(self) -> int | None:
         return None
@@ -117,10 +126,10 @@ class Desk:
         return [*self.port.receive(None)]
 
     def answer(self, number: int, route: bytes = PEER) -> list[Event]:
-        return [*self.port.send([Acted(b"\x00" + route, number, 0)])]
+        return [*self.port.send([CommandAck(b"\x00" + route, number, 0)])]
 
 
-GONE = ClientGone(0, b"\x00" + PEER)
+GONE = ClientDisconnected(0, b"\x00" + PEER)
 
 
 @pytest.fixture
@@ -128,13 +137,13 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
-def asked(number: int, route: bytes = PEER) -> StatsAsked:
-    return StatsAsked(1, b"\x00" + route, number)
+def asked(number: int, route: bytes = PEER) -> StatsRequested:
+    return StatsRequested(1, b"\x00" + route, number)
 
 
 def test_guest_is_known_by_name_and_role_and_answered(desk: Desk) -> None:
     assert desk.hear("one", PEER, 1) == [asked(1)]
-    assert desk.taken == [Guest("one", Role.VIEWER)]
+    assert desk.taken == [AuthenticatedPeer("one", Role.VIEWER)]
     assert desk.answer(1) == []
     assert desk.heard == [(PEER, 1)]
 
@@ -142,7 +151,7 @@ def test_guest_is_known_by_name_and_role_and_answered(desk: Desk) -> None:
 def test_key_that_nobody_knows_is_nobodys(desk: Desk) -> None:
     desk.hear("x" * 40, PEER, 1)
     desk.hear("", PEER, 2)
-    assert desk.taken == [NOBODY, NOBODY]
+    assert desk.taken == [UNKNOWN_PEER, UNKNOWN_PEER]
 
 
 def test_revoked_guest_is_cut_off_before_anything_of_the_turn(desk: Desk) -> None:
@@ -159,7 +168,7 @@ def test_next_message_of_a_revoked_guest_is_refused_and_its_refusal_told(desk: D
     desk.hear("one", PEER, 1)
     desk.ring.revoke("one")
     assert desk.hear("one", PEER, 2) == [GONE, asked(2)]
-    assert desk.taken == [Guest("one", Role.VIEWER), Guest("one", None)]
+    assert desk.taken == [AuthenticatedPeer("one", Role.VIEWER), AuthenticatedPeer("one", None)]
     assert desk.answer(2) == []
 
 
@@ -169,9 +178,9 @@ def test_new_key_of_the_same_name_does_not_bring_the_old_one_back(desk: Desk) ->
     desk.ring.revoke("one")
     desk.make("one")
     desk.hear(old, PEER, 2)
-    assert desk.taken[1] == Guest("one", None)
+    assert desk.taken[1] == AuthenticatedPeer("one", None)
     desk.hear("one", PEER, 3)
-    assert desk.taken[2] == Guest("one", Role.VIEWER)
+    assert desk.taken[2] == AuthenticatedPeer("one", Role.VIEWER)
 
 
 def test_whoever_never_spoke_is_told_nothing(desk: Desk) -> None:
@@ -219,10 +228,10 @@ def test_nobody_is_served_while_the_keys_can_not_be_read(
     desk.ring.directory.chmod(0o755)
     assert desk.hear("one", PEER, 2) == [GONE, asked(2)]
     desk.hear("one", PEER, 3)
-    assert desk.taken[1:] == [NOBODY, NOBODY]
+    assert desk.taken[1:] == [UNKNOWN_PEER, UNKNOWN_PEER]
     desk.ring.directory.chmod(0o700)
     desk.hear("one", PEER, 4)
-    assert desk.taken[3] == Guest("one", Role.VIEWER)
+    assert desk.taken[3] == AuthenticatedPeer("one", Role.VIEWER)
     (record,) = caplog.records
     assert "nobody with a key is served: " in record.getMessage()
 
@@ -233,13 +242,11 @@ def test_routes_are_bounded_and_the_last_heard_stay(
     monkeypatch.setattr(guests, "ROUTES_MAX", 2)
     for route in (A, B, A, C):
         desk.hear("one", route, 1)
-    assert [desk.guests.may_be_told(b"\x00" + route) for route in (A, B, C)] == [
-        *(True, False, True)
-    ]
+    assert [desk.guests.may_send(b"\x00" + route) for route in (A, B, C)] == [*(True, False, True)]
 
 
 def test_secure_wire_without_guests_hears_and_tells_nobody(desk: Desk) -> None:
-    desk.port = SocketPort(desk, [cast("Wire", desk)], cast("Poller", desk), desk)
+    desk.port = SocketTransport(desk, [cast("ZmqSocket", desk)], cast("Poller", desk), desk)
     assert desk.hear("one", PEER, 1) == []
     assert desk.answer(1) == [GONE]
     assert desk.heard == []
@@ -263,15 +270,15 @@ def test_secure_wire_without_guests_hears_and_tells_nobody(desk: Desk) -> None:
 def test_keys_are_demanded_beyond_this_machine_and_where_asked_for(
     endpoint: str, *, secure: bool, demanded: bool
 ) -> None:
-    assert demands_keys("dwork", endpoint, secure=secure) is demanded
+    assert requires_keys("dwork", endpoint, secure=secure) is demanded
 
 
 def test_dialect_whose_messages_are_not_checked_is_for_this_machine_alone() -> None:
-    assert not demands_keys("round-robin", "tcp://127.0.0.1:0", secure=False)
+    assert not requires_keys("round-robin", "tcp://127.0.0.1:0", secure=False)
     with pytest.raises(UserError, match=r"round-robin can't be spoken beyond this machine, at tcp"):
-        demands_keys("round-robin", "tcp://0.0.0.0:0", secure=False)
+        requires_keys("round-robin", "tcp://0.0.0.0:0", secure=False)
     with pytest.raises(UserError, match=r"can't be spoken with --secure, .* without --secure, or"):
-        demands_keys("round-robin", "tcp://127.0.0.1:0", secure=True)
+        requires_keys("round-robin", "tcp://127.0.0.1:0", secure=True)
 
 
 def test_broker_that_demands_keys_needs_one_that_is_good(tmp_path: Path) -> None:
@@ -286,7 +293,7 @@ def test_broker_that_demands_keys_needs_one_that_is_good(tmp_path: Path) -> None
     with pytest.raises(UserError, match=r"tcp://127.0.0.1:0 is to be secure and needs keys"):
         keyring_for(tmp_path, [("dwork", "tcp://127.0.0.1:0")], secure=True)
     ring = Keyring(tmp_path)
-    ring.new("one", Role.VIEWER, tmp_path / "one.key")
+    ring.create("one", Role.VIEWER, tmp_path / "one.key")
     assert keyring_for(tmp_path, beyond, secure=False) is not None
     ring.revoke("one")
     with pytest.raises(UserError, match=told):
@@ -303,5 +310,8 @@ def test_routing_id_under_another_key_is_logged_and_cut_from_what_it_waited_for(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
     desk.hear("one", b"chosen", 1)
-    assert desk.hear("two", b"chosen", 2) == [ClientGone(0, b"\0chosen"), asked(2, b"chosen")]
+    assert desk.hear("two", b"chosen", 2) == [
+        ClientDisconnected(0, b"\0chosen"),
+        asked(2, b"chosen"),
+    ]
     assert caplog.messages == ["routing id 'chosen' is used by key two now, it was one's"]

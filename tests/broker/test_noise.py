@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from taskyard.broker.noise import WARNING_NS, Noise
+from taskyard.broker.noise import WARNING_NS, RejectionLog
 
 
 class Din:
@@ -13,7 +13,7 @@ class Din:
     def __init__(self) -> None:
         self.count = 0
         self.now_ns = 1
-        self.noise = Noise(lambda: self.count, self)
+        self.noise = RejectionLog(lambda: self.count, self)
 
     def monotonic_ns(self) -> int:
         return self.now_ns
@@ -23,7 +23,7 @@ class Din:
     def hear(self, count: int, after_ns: int = 0) -> None:
         self.count += count
         self.now_ns += after_ns
-        self.noise.look()
+        self.noise.log_if_due()
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:

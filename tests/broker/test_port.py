@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from taskyard.broker import port
-from taskyard.broker.port import RETRY_NS, SocketPort
-from taskyard.core.effects import Acted
-from taskyard.core.events import ClientGone, Event, StatsAsked
+from taskyard.broker.port import RETRY_NS, SocketTransport
+from taskyard.core.effects import CommandAck
+from taskyard.core.events import ClientDisconnected, Event, StatsRequested
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from taskyard.core.effects import Effect
     from taskyard.net.poller import Poller
-    from taskyard.net.sockets import Wire
+    from taskyard.net.sockets import ZmqSocket
     from taskyard.wire.dwork_desk import Reply
 
 
@@ -38,11 +38,14 @@ class Desk:
         #: What it takes to decode a message.
         self.decoding_ns = 0
         self._inbox: list[list[bytes]] = []
-        self.port = SocketPort(self, [cast("Wire", self)], cast("Poller", self), self)
+        self.port = SocketTransport(self, [cast("ZmqSocket", self)], cast("Poller", self), self)
 
     # The wire.
 
-    def receive(self) -> list[bytes] | None:
+    def receive(self, *message: Any) -> Any:
+        """Return the next frames, as a wire does, or the events of a message, as a dialect."""
+        if message:
+            return self._decode(*message)
         return self._inbox.pop(0) if self._inbox else None
 
     def is_readable(self) -> bool:
@@ -59,11 +62,11 @@ class Desk:
 
     # The poller and the clock.
 
-    def add(self, wire: Wire) -> None: ...
+    def add(self, wire: ZmqSocket) -> None: ...
 
-    def wait(self, wait_ns: int | None) -> list[Wire]:
+    def wait(self, wait_ns: int | None) -> list[ZmqSocket]:
         self.waits.append(wait_ns)
-        return [cast("Wire", self)]
+        return [cast("ZmqSocket", self)]
 
     def monotonic_ns(self) -> int:
         return self.now_ns
@@ -72,16 +75,16 @@ class Desk:
 
     # The dialect.
 
-    def take(self, route: bytes, frames: Sequence[bytes], now_ns: int) -> Sequence[Event]:
+    def _decode(self, route: bytes, frames: Sequence[bytes], now_ns: int) -> Sequence[Event]:
         self.now_ns += self.decoding_ns
-        return [StatsAsked(now_ns, route, int(frames[0]))]
+        return [StatsRequested(now_ns, route, int(frames[0]))]
 
-    def tell(self, effect: Effect) -> Sequence[Reply]:
-        assert isinstance(effect, Acted)
+    def reply(self, effect: Effect) -> Sequence[Reply]:
+        assert isinstance(effect, CommandAck)
         return [(effect.client, [b"%d" % effect.request])]
 
-    def cut(self, route: bytes) -> Sequence[Event]:
-        return [ClientGone(0, route)]
+    def disconnected(self, route: bytes) -> Sequence[Event]:
+        return [ClientDisconnected(0, route)]
 
     def wake_at_ns(self) -> int | None:
         return None
@@ -95,12 +98,12 @@ class Desk:
     def turn(self, route: bytes = b"slow", *numbers: int) -> tuple[list[int], list[Event]]:
         """What is taken in of these messages, and what could not be delivered."""
         self._inbox = [[route, b"%d" % number] for number in numbers]
-        asked = [cast("StatsAsked", event) for event in self.port.receive(None)]
-        effects = [Acted(event.client, event.request, 0) for event in asked]
+        asked = [cast("StatsRequested", event) for event in self.port.receive(None)]
+        effects = [CommandAck(event.client, event.request, 0) for event in asked]
         return [event.request for event in asked], [*self.port.send(effects)]
 
 
-SLOW = ClientGone(0, b"\x00slow")
+SLOW = ClientDisconnected(0, b"\x00slow")
 
 
 def test_answers_that_a_peer_does_not_take_are_kept_in_order() -> None:
@@ -136,8 +139,8 @@ def test_backlog_is_tried_again_after_a_while_though_nothing_arrives() -> None:
 
 def test_nothing_is_kept_for_a_peer_that_is_gone() -> None:
     desk = Desk()
-    assert desk.turn(b"nobody", 1) == ([1], [ClientGone(0, b"\x00nobody")])
-    assert desk.turn(b"nobody", 2) == ([2], [ClientGone(0, b"\x00nobody")])
+    assert desk.turn(b"nobody", 1) == ([1], [ClientDisconnected(0, b"\x00nobody")])
+    assert desk.turn(b"nobody", 2) == ([2], [ClientDisconnected(0, b"\x00nobody")])
     desk.turn(b"slow", 1, 2, 3)
     del desk.room[b"slow"]
     desk.now_ns += RETRY_NS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskyard.broker.reloading import Reloading
+from taskyard.broker.reloading import SettingsReloader
 from taskyard.settings.load import load
 from tests.settings.kit import written
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from taskyard.core.events import RulesSet
 
 
-def reloading(directory: Path, text: str) -> Reloading:
+def reloading(directory: Path, text: str) -> SettingsReloader:
     file = written(directory, text)
-    return Reloading(load(file, environment={}), lambda: load(file, environment={}))
+    return SettingsReloader(load(file, environment={}), lambda: load(file, environment={}))
 
 
 def limits(rules: RulesSet | None) -> list[int]:
     assert rules is not None
-    return [clause.rules.workers_max for clause in rules.clauses]
+    return [clause.rules.workers_max for clause in rules.rules]
 
 
 def test_rules_are_those_of_the_file_as_it_is_now(tmp_path: Path) -> None:
     file = reloading(tmp_path, "[service.a]\nworkers_max = 1\n")
     assert limits(file.rules) == [1]
     written(tmp_path, "[service.a]\nworkers_max = 2\n[service.b]\n")
-    assert limits(file.again()) == [2, 0]
+    assert limits(file.reload()) == [2, 0]
     assert limits(file.rules) == [2, 0]
 
 
@@ -39,8 +39,8 @@ def test_what_has_changed_since_the_last_time_is_said(
 ) -> None:
     file = reloading(tmp_path, "[service.a]\nworkers_max = 1\n")
     written(tmp_path, "[service.a]\nworkers_max = 2\n")
-    file.again()
-    file.again()
+    file.reload()
+    file.reload()
     assert caplog.messages == [
         "read the settings: obeyed from now on: service.a.workers_max 1 → 2",
         "read the settings: nothing has changed",
@@ -52,7 +52,7 @@ def test_bad_file_is_told_and_changes_nothing(
 ) -> None:
     file = reloading(tmp_path, "[service.a]\nworkers_max = 1\n")
     written(tmp_path, "[service.a]\nworkers_max = -1\n")
-    assert file.again() is None
+    assert file.reload() is None
     assert limits(file.rules) == [1]
     (told,) = caplog.messages
     assert told.startswith("the settings are as they were, because what was read is bad: ")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from taskyard.broker import requests
 from taskyard.broker.requests import Budget, Requests
 from taskyard.core import effects, events, image, invariants
-from taskyard.core.effects import Acted, Listed, Refusal, Refused
+from taskyard.core.effects import CommandAck, Refusal, Refused, TaskPage
 from taskyard.core.events import Scope
 from taskyard.core.records import Cancelled
 from taskyard.core.scheduler import Scheduler
@@ -73,12 +73,12 @@ class Turns:
         elif shape == "fan":
             after = [[], *([names[0]] for _ in names[1:])]
         terms = [Terms(campaign=b"c", service=b"s")]
-        self.handle(events.SubmitAsked(0, b"p", Submission(names, [b""], terms, after=after)))
+        self.handle(events.SubmitRequested(0, b"p", Submission(names, [b""], terms, after=after)))
         return [b"c/" + name for name in names]
 
 
-def listing(client: bytes, request: int = 1, count: int = 10_000) -> events.ListAsked:
-    return events.ListAsked(0, client, Scope(), count=count, request=request)
+def list_tasks(client: bytes, request: int = 1, count: int = 10_000) -> events.ListRequested:
+    return events.ListRequested(0, client, Scope(), count=count, request=request)
 
 
 def dear(ledger_tasks: int = 200) -> Turns:
@@ -90,33 +90,33 @@ def dear(ledger_tasks: int = 200) -> Turns:
 
 def test_cheap_request_is_answered_in_its_turn_beside_costly_ones() -> None:
     turns = dear()
-    many = [listing(b"greedy", number) for number in range(1, 6)]
-    told = turns.turn(*many, events.StatsAsked(0, b"other", 9))
-    assert [type(one) for one in told] == [effects.Counted, Listed]
+    many = [list_tasks(b"greedy", number) for number in range(1, 6)]
+    told = turns.turn(*many, events.StatsRequested(0, b"other", 9))
+    assert [type(one) for one in told] == [effects.StatsReply, TaskPage]
     assert len(turns.requests) == 4
 
 
 def test_budget_bounds_what_a_turn_handles_and_nothing_is_lost() -> None:
     turns = dear()
-    told, count = turns.until_idle(*(listing(b"greedy", number) for number in range(1, 6)))
-    assert [one.request for one in told if isinstance(one, Listed)] == [1, 2, 3, 4, 5]
+    told, count = turns.until_idle(*(list_tasks(b"greedy", number) for number in range(1, 6)))
+    assert [one.request for one in told if isinstance(one, TaskPage)] == [1, 2, 3, 4, 5]
     assert count == 5
     assert not turns.requests
 
 
 def test_clients_have_their_turns_one_after_the_other() -> None:
     turns = dear()
-    greedy = [listing(b"greedy", number) for number in range(1, 4)]
-    told = turns.turn(*greedy, listing(b"modest", 9))
+    greedy = [list_tasks(b"greedy", number) for number in range(1, 4)]
+    told = turns.turn(*greedy, list_tasks(b"modest", 9))
     told += turns.turn()
-    assert {one.request for one in told if isinstance(one, Listed)} == {1, 9}
+    assert {one.request for one in told if isinstance(one, TaskPage)} == {1, 9}
 
 
 def test_late_client_is_served_before_a_crowd_and_the_crowd_is_served() -> None:
     turns = dear()
-    turns.turn(*(listing(b"%d" % number, number) for number in range(1, 101)))
-    told = turns.turn(listing(b"late", 1000)) + turns.turn() + turns.turn()
-    assert 1000 in {one.request for one in told if isinstance(one, Listed)}
+    turns.turn(*(list_tasks(b"%d" % number, number) for number in range(1, 101)))
+    told = turns.turn(list_tasks(b"late", 1000)) + turns.turn() + turns.turn()
+    assert 1000 in {one.request for one in told if isinstance(one, TaskPage)}
     told, _ = turns.until_idle()
     assert len(told) == 100 - 3
 
@@ -124,21 +124,23 @@ def test_late_client_is_served_before_a_crowd_and_the_crowd_is_served() -> None:
 def test_client_that_does_not_read_is_not_computed_for_until_it_does() -> None:
     turns = dear()
     turns.deaf = [b"deaf"]
-    told, _ = turns.until_idle(listing(b"deaf", 1), listing(b"deaf", 2), listing(b"other", 3))
-    assert [one.request for one in told if isinstance(one, Listed)] == [3]
+    told, _ = turns.until_idle(
+        list_tasks(b"deaf", 1), list_tasks(b"deaf", 2), list_tasks(b"other", 3)
+    )
+    assert [one.request for one in told if isinstance(one, TaskPage)] == [3]
     assert len(turns.requests) == 2
     turns.deaf = []
     told, _ = turns.until_idle()
-    assert [one.request for one in told if isinstance(one, Listed)] == [1, 2]
+    assert [one.request for one in told if isinstance(one, TaskPage)] == [1, 2]
 
 
 def test_cheap_requests_of_one_that_does_not_read_wait_too() -> None:
     turns = dear()
     turns.deaf = [b"deaf"]
-    assert turns.turn(listing(b"deaf", 1, count=1)) == []
+    assert turns.turn(list_tasks(b"deaf", 1, count=1)) == []
     # What every peer asks as a sign of life costs nothing.
-    brief = events.StatsAsked(0, b"deaf", 2, is_brief=True)
-    assert [type(one) for one in turns.turn(brief)] == [effects.Counted]
+    brief = events.StatsRequested(0, b"deaf", 2, is_brief=True)
+    assert [type(one) for one in turns.turn(brief)] == [effects.StatsReply]
 
 
 def test_too_many_requests_of_one_client_are_refused_and_others_are_not(
@@ -147,13 +149,13 @@ def test_too_many_requests_of_one_client_are_refused_and_others_are_not(
     monkeypatch.setattr(requests, "WAITING_MAX", 3)
     turns = dear()
     turns.deaf = [b"deaf"]
-    told = turns.turn(*(listing(b"deaf", number) for number in range(1, 6)))
+    told = turns.turn(*(list_tasks(b"deaf", number) for number in range(1, 6)))
     refused = [one for one in told if isinstance(one, Refused)]
     assert [(one.request, one.refusal) for one in refused] == [
         (4, Refusal.OVERLOADED),
         (5, Refusal.OVERLOADED),
     ]
-    assert [type(one) for one in turns.turn(listing(b"other", 9))] == [Listed]
+    assert [type(one) for one in turns.turn(list_tasks(b"other", 9))] == [TaskPage]
 
 
 def test_names_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +163,7 @@ def test_names_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = dear()
     turns.deaf = [b"deaf"]
     names = [b"c/task-%03d" % number for number in range(200)]
-    asked = [events.ResultsAsked(0, b"deaf", names, number) for number in (1, 2)]
+    asked = [events.ResultsRequested(0, b"deaf", names, number) for number in (1, 2)]
     (refused,) = turns.turn(*asked)
     assert isinstance(refused, Refused)
     assert refused.request == 2
@@ -170,9 +172,9 @@ def test_names_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_queries_of_a_client_that_is_gone_are_refused() -> None:
     turns = dear()
     turns.deaf = [b"gone"]
-    turns.turn(listing(b"gone", 1), events.WatchAsked(0, b"gone", [b"x"] * 400, request=2))
+    turns.turn(list_tasks(b"gone", 1), events.WatchRequested(0, b"gone", [b"x"] * 400, request=2))
     assert len(turns.requests) == 2
-    told = turns.turn(events.ClientGone(0, b"gone"))
+    told = turns.turn(events.ClientDisconnected(0, b"gone"))
     # A dialect forgets a request when it is answered.
     assert [one.request for one in told if isinstance(one, Refused)] == [1, 2]
     assert not turns.requests
@@ -183,12 +185,12 @@ def test_queries_of_a_client_that_is_gone_are_refused() -> None:
 
 # Commands.
 
-CANCEL = events.CancelAsked(0, b"c", Scope(campaign=b"c"), 7)
+CANCEL = events.CancelRequested(0, b"c", Scope(campaign=b"c"), 7)
 COMMANDS: dict[str, Event] = {
     "cancel": CANCEL,
-    "retry": events.RetryAsked(0, b"c", Scope(campaign=b"c"), 7),
-    "move": events.MoveAsked(0, b"c", Scope(campaign=b"c"), None, b"lane", 7),
-    "expire": events.ExpireAsked(0, b"c", Scope(campaign=b"c"), 7),
+    "retry": events.RetryRequested(0, b"c", Scope(campaign=b"c"), 7),
+    "move": events.MoveRequested(0, b"c", Scope(campaign=b"c"), None, b"lane", 7),
+    "expire": events.ExpireRequested(0, b"c", Scope(campaign=b"c"), 7),
 }
 
 
@@ -199,12 +201,12 @@ def test_command_in_portions_does_what_it_does_at_once(name: str, shape: str) ->
     for turns in (parts, whole):
         turns.submit(100, shape)
         if name == "retry":
-            turns.handle(events.ExpireAsked(0, b"c", Scope(campaign=b"c")))
+            turns.handle(events.ExpireRequested(0, b"c", Scope(campaign=b"c")))
     for turns, expected in ((parts, 4), (whole, 1)):
         handled = len(turns.handled)
         told, count = turns.until_idle(_copy(COMMANDS[name]))
-        answers = [one for one in told if isinstance(one, Acted)]
-        assert answers == [Acted(b"c", 7, 100)]
+        answers = [one for one in told if isinstance(one, CommandAck)]
+        assert answers == [CommandAck(b"c", 7, 100)]
         assert count == expected
         sizes = [len(one.chosen) for one in turns.handled[handled:] if _chosen(one)]  # type: ignore[attr-defined]
         assert not sizes or sizes == [10] * 10
@@ -232,8 +234,8 @@ def test_others_are_served_between_two_portions() -> None:
     turns.submit(100)
     turns.turn(_copy(CANCEL))
     assert turns.ledger.counts[CANCELLED] == 10
-    told = turns.turn(events.StatsAsked(0, b"other", 9))
-    assert [type(one) for one in told] == [effects.Counted]
+    told = turns.turn(events.StatsRequested(0, b"other", 9))
+    assert [type(one) for one in told] == [effects.StatsReply]
     assert turns.ledger.counts[CANCELLED] == 20
 
 
@@ -241,9 +243,9 @@ def test_others_are_served_between_two_portions() -> None:
 def test_task_that_many_wait_for_is_cancelled_after_them(shape: str) -> None:
     turns = Turns()
     names = turns.submit(100, shape)
-    one = events.CancelAsked(0, b"c", Scope(names=(names[0],)), 7)
+    one = events.CancelRequested(0, b"c", Scope(names=(names[0],)), 7)
     told, count = turns.until_idle(one)
-    assert [one for one in told if isinstance(one, Acted)] == [Acted(b"c", 7, 100)]
+    assert [one for one in told if isinstance(one, CommandAck)] == [CommandAck(b"c", 7, 100)]
     assert turns.ledger.counts[CANCELLED] == 100
     assert count > 3
 
@@ -251,7 +253,7 @@ def test_task_that_many_wait_for_is_cancelled_after_them(shape: str) -> None:
 def test_few_are_cancelled_at_once_with_their_cause() -> None:
     turns = Turns()
     names = turns.submit(15, "chain")
-    turns.until_idle(events.CancelAsked(0, b"c", Scope(names=(names[0],)), 7))
+    turns.until_idle(events.CancelRequested(0, b"c", Scope(names=(names[0],)), 7))
     (record,) = [one for one in turns.scheduler.take_records() if isinstance(one, Cancelled)]
     assert record.names == names
     assert record.causes == [0] * 14
@@ -262,7 +264,7 @@ def test_command_acts_on_the_tasks_that_there_are_when_it_begins() -> None:
     turns.submit(100)
     turns.turn(_copy(CANCEL))
     late = Submission([b"late"], [b""], [Terms(campaign=b"c", service=b"s")])
-    turns.turn(events.SubmitAsked(0, b"p", late))
+    turns.turn(events.SubmitRequested(0, b"p", late))
     turns.until_idle()
     assert turns.ledger.tasks[b"c/late"].state is READY
     assert turns.ledger.counts[CANCELLED] == 100
@@ -271,9 +273,9 @@ def test_command_acts_on_the_tasks_that_there_are_when_it_begins() -> None:
 def test_two_commands_are_done_one_after_the_other() -> None:
     turns = Turns()
     turns.submit(100)
-    expire = events.ExpireAsked(0, b"d", Scope(campaign=b"c"), 8)
-    told, _ = turns.until_idle(expire, events.RetryAsked(0, b"e", Scope(campaign=b"c"), 9))
-    answers = {one.request: one.count for one in told if isinstance(one, Acted)}
+    expire = events.ExpireRequested(0, b"d", Scope(campaign=b"c"), 8)
+    told, _ = turns.until_idle(expire, events.RetryRequested(0, b"e", Scope(campaign=b"c"), 9))
+    answers = {one.request: one.count for one in told if isinstance(one, CommandAck)}
     assert sorted(answers) == [8, 9]
     assert turns.ledger.counts[FAILED] + turns.ledger.counts[READY] == 100
     clients = [one.client for one in turns.handled if _chosen(one)]  # type: ignore[attr-defined]
@@ -284,9 +286,9 @@ def test_command_that_is_asked_for_again_while_it_runs_is_done_once() -> None:
     turns = Turns(Budget(turn=20_000, looked=40, changed=10, cancelled=20))
     turns.submit(100)
     turns.turn(_copy(CANCEL))
-    again = events.CancelAsked(0, b"c", Scope(campaign=b"c"), 8)
+    again = events.CancelRequested(0, b"c", Scope(campaign=b"c"), 8)
     told, _ = turns.until_idle(again)
-    assert told == [Acted(b"c", 7, 100), Acted(b"c", 8, 100)]
+    assert told == [CommandAck(b"c", 7, 100), CommandAck(b"c", 8, 100)]
     assert sum(map(_chosen, turns.handled)) == 10
 
 
@@ -294,7 +296,7 @@ def test_command_of_a_client_that_is_gone_is_done_all_the_same() -> None:
     turns = Turns()
     turns.submit(100)
     turns.turn(_copy(CANCEL))
-    turns.turn(events.ClientGone(0, b"c"), listing(b"c", 5))
+    turns.turn(events.ClientDisconnected(0, b"c"), list_tasks(b"c", 5))
     turns.until_idle()
     assert turns.ledger.counts[CANCELLED] == 100
 
@@ -302,19 +304,19 @@ def test_command_of_a_client_that_is_gone_is_done_all_the_same() -> None:
 def test_move_that_is_refused_is_refused_once_and_changes_nothing() -> None:
     turns = Turns()
     turns.submit(100)
-    before = image.portrait(turns.ledger)
-    wrong = events.MoveAsked(0, b"c", Scope(campaign=b"c"), b"", None, 7)
+    before = image.fingerprint(turns.ledger)
+    wrong = events.MoveRequested(0, b"c", Scope(campaign=b"c"), b"", None, 7)
     told, _ = turns.until_idle(wrong)
     assert [type(one) for one in told] == [Refused]
-    assert image.portrait(turns.ledger) == before
+    assert image.fingerprint(turns.ledger) == before
     assert not turns.requests
 
 
 def test_command_that_fits_nothing_is_answered() -> None:
     turns = Turns()
     turns.submit(100)
-    told, _ = turns.until_idle(events.CancelAsked(0, b"c", Scope(campaign=b"other"), 7))
-    assert told == [Acted(b"c", 7, 0)]
+    told, _ = turns.until_idle(events.CancelRequested(0, b"c", Scope(campaign=b"other"), 7))
+    assert told == [CommandAck(b"c", 7, 0)]
 
 
 # Watches.
@@ -323,10 +325,10 @@ def test_command_that_fits_nothing_is_answered() -> None:
 def test_watch_of_many_names_is_begun_in_portions_and_told_whole() -> None:
     turns = Turns(Budget(cheap=5, watched=10))
     names = turns.submit(35)
-    turns.handle(events.CancelAsked(0, b"c", Scope(names=tuple(names[:20]))))
-    told, _ = turns.until_idle(events.WatchAsked(0, b"w", names, request=3))
-    told += turns.handle(events.CancelAsked(0, b"c", Scope(campaign=b"c")))
-    settled = [name for one in told if isinstance(one, effects.Told) for name in one.names]
+    turns.handle(events.CancelRequested(0, b"c", Scope(names=tuple(names[:20]))))
+    told, _ = turns.until_idle(events.WatchRequested(0, b"w", names, request=3))
+    told += turns.handle(events.CancelRequested(0, b"c", Scope(campaign=b"c")))
+    settled = [name for one in told if isinstance(one, effects.Settled) for name in one.names]
     assert sorted(settled) == names
     assert not turns.scheduler.watched
 
@@ -334,29 +336,29 @@ def test_watch_of_many_names_is_begun_in_portions_and_told_whole() -> None:
 def test_watch_that_ends_while_it_waits_is_looked_at_first() -> None:
     turns = Turns(Budget(turn=1, cheap=0))
     names = turns.submit(3)
-    turns.handle(events.CancelAsked(0, b"c", Scope(campaign=b"c")))
+    turns.handle(events.CancelRequested(0, b"c", Scope(campaign=b"c")))
     arrived = (
-        events.WatchAsked(0, b"w", [*names, b"not settled"], request=3),
+        events.WatchRequested(0, b"w", [*names, b"not settled"], request=3),
         events.WatchEnded(0, b"w", 3),
-        events.AnswerDue(0, b"w", 3),
+        events.ReplyDue(0, b"w", 3),
     )
     told, _ = turns.until_idle(*arrived)
     kinds = [type(one) for one in told]
-    assert kinds == [effects.Told, effects.AnswerDue]
+    assert kinds == [effects.Settled, effects.ReplyDue]
     assert not turns.scheduler.watched
 
 
 # Any mixture.
 
 CLIENTS = st.sampled_from([b"a", b"b", b"c"])
+COMMANDS = st.sampled_from([events.CancelRequested, events.RetryRequested, events.ExpireRequested])
 ASKED = st.one_of(
-    st.builds(lambda client: listing(client, 0), CLIENTS),
-    st.builds(lambda client: events.StatsAsked(0, client), CLIENTS),
-    st.builds(lambda client: events.ExplainAsked(0, client, b"c/task-050"), CLIENTS),
-    st.builds(lambda client: events.WatchAsked(0, client, campaign=b"c"), CLIENTS),
-    st.builds(lambda client, kind: kind(0, client, Scope(campaign=b"c")), CLIENTS,
-              st.sampled_from([events.CancelAsked, events.RetryAsked, events.ExpireAsked])),
-)  # fmt: skip
+    st.builds(lambda client: list_tasks(client, 0), CLIENTS),
+    st.builds(lambda client: events.StatsRequested(0, client), CLIENTS),
+    st.builds(lambda client: events.ExplainRequested(0, client, b"c/task-050"), CLIENTS),
+    st.builds(lambda client: events.WatchRequested(0, client, campaign=b"c"), CLIENTS),
+    st.builds(lambda client, kind: kind(0, client, Scope(campaign=b"c")), CLIENTS, COMMANDS),
+)
 
 
 @given(st.lists(st.lists(ASKED, max_size=6), max_size=6), st.sampled_from(["flat", "chain"]))
@@ -383,7 +385,7 @@ def test_every_request_is_answered_once_and_turns_are_the_same_again(
     answered = sorted(request for _, request in runs[0] if request)
     assert len(answered) == len({*answered})
     expected = sum(len(some) for some in arrivals)
-    waiting = sum(isinstance(one, events.WatchAsked) for some in arrivals for one in some)
+    waiting = sum(isinstance(one, events.WatchRequested) for some in arrivals for one in some)
     assert expected - waiting <= len(answered) <= expected
 
 
@@ -391,6 +393,6 @@ def test_waiting_task_is_explained_by_what_it_waits_for() -> None:
     turns = Turns()
     names = turns.submit(5, "chain")
     assert turns.ledger.tasks[names[1]].state is BLOCKED
-    told = turns.turn(events.ExplainAsked(0, b"x", names[1], 4))
-    assert isinstance(told[0], effects.Explained)
+    told = turns.turn(events.ExplainRequested(0, b"x", names[1], 4))
+    assert isinstance(told[0], effects.ExplanationReply)
     assert told[0].explanation.after == (names[0],)

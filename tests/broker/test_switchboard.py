@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from taskyard.broker.switchboard import Switchboard
+from taskyard.broker.switchboard import DialectRouter
 from taskyard.core.effects import Accepted, Effect, Wake
-from taskyard.core.events import AnswerDue, Event
+from taskyard.core.events import Event, ReplyDue
 from taskyard.wire.dwork_desk import Reply
-from taskyard.wire.numbering import DIALECTS_MAX, numbers
+from taskyard.wire.numbering import DIALECTS_MAX, request_numbers
 
 
 class Echo:
@@ -18,60 +18,60 @@ class Echo:
         self.prefix = prefix
         self.wakes_ns = wakes_ns
 
-    def take(self, route: bytes, frames: Sequence[bytes], now_ns: int) -> Sequence[Event]:
-        return [AnswerDue(now_ns, self.prefix + route, len(frames))]
+    def receive(self, route: bytes, frames: Sequence[bytes], now_ns: int) -> Sequence[Event]:
+        return [ReplyDue(now_ns, self.prefix + route, len(frames))]
 
-    def tell(self, effect: Effect) -> Sequence[Reply]:
+    def reply(self, effect: Effect) -> Sequence[Reply]:
         return [(self.prefix, [type(effect).__name__.encode()])]
 
-    def cut(self, route: bytes) -> Sequence[Event]:
-        return [AnswerDue(0, self.prefix + route, 0)]
+    def disconnected(self, route: bytes) -> Sequence[Event]:
+        return [ReplyDue(0, self.prefix + route, 0)]
 
     def wake_at_ns(self) -> int | None:
         return self.wakes_ns
 
     def time_passed(self, now_ns: int) -> Sequence[Event]:
-        return [AnswerDue(now_ns, self.prefix, 0)]
+        return [ReplyDue(now_ns, self.prefix, 0)]
 
 
 @pytest.fixture
-def board() -> Switchboard:
-    return Switchboard([Echo(b""), Echo(b"a:", 30), Echo(b"b:", 20)], [0, 2, 1, 1])
+def board() -> DialectRouter:
+    return DialectRouter([Echo(b""), Echo(b"a:", 30), Echo(b"b:", 20)], [0, 2, 1, 1])
 
 
-def test_message_goes_to_the_dialect_of_its_socket(board: Switchboard) -> None:
-    assert board.take(b"\0x", [b""], 5) == [AnswerDue(5, b"\0x", 1)]
-    assert board.take(b"\1x", [b""], 5) == [AnswerDue(5, b"b:\1x", 1)]
-    assert board.cut(b"\3x") == [AnswerDue(0, b"a:\3x", 0)]
+def test_message_goes_to_the_dialect_of_its_socket(board: DialectRouter) -> None:
+    assert board.receive(b"\0x", [b""], 5) == [ReplyDue(5, b"\0x", 1)]
+    assert board.receive(b"\1x", [b""], 5) == [ReplyDue(5, b"b:\1x", 1)]
+    assert board.disconnected(b"\3x") == [ReplyDue(0, b"a:\3x", 0)]
 
 
 @pytest.mark.parametrize(("dialect", "prefix"), [(0, b""), (1, b"a:"), (2, b"b:")])
 def test_answer_is_told_by_the_dialect_that_numbered_the_request(
-    board: Switchboard, dialect: int, prefix: bytes
+    board: DialectRouter, dialect: int, prefix: bytes
 ) -> None:
-    given = numbers(dialect)
+    given = request_numbers(dialect)
     for number in (next(given), next(given)):
-        assert board.tell(Accepted(b"whoever", number, 1, 0)) == [(prefix, [b"Accepted"])]
+        assert board.reply(Accepted(b"whoever", number, 1, 0)) == [(prefix, [b"Accepted"])]
 
 
 @pytest.mark.parametrize(
     ("worker", "prefix"), [(b"a:w", b"a:"), (b"b:w", b"b:"), (b"host-1", b""), (b"", b"")]
 )
 def test_what_nobody_asked_for_goes_by_the_name_of_the_worker(
-    board: Switchboard, worker: bytes, prefix: bytes
+    board: DialectRouter, worker: bytes, prefix: bytes
 ) -> None:
-    assert board.tell(Wake(worker, b"default")) == [(prefix, [b"Wake"])]
+    assert board.reply(Wake(worker, b"default")) == [(prefix, [b"Wake"])]
 
 
-def test_earliest_dialect_wakes_the_port_and_only_who_is_due_is_told(board: Switchboard) -> None:
+def test_earliest_dialect_wakes_the_port_and_only_who_is_due_is_told(board: DialectRouter) -> None:
     assert board.wake_at_ns() == 20
-    assert board.time_passed(25) == [AnswerDue(25, b"b:", 0)]
-    assert Switchboard([Echo(b"")], [0]).wake_at_ns() is None
+    assert board.time_passed(25) == [ReplyDue(25, b"b:", 0)]
+    assert DialectRouter([Echo(b"")], [0]).wake_at_ns() is None
 
 
 def test_numbers_of_dialects_never_meet() -> None:
-    seen = [next(given) for given in map(numbers, range(DIALECTS_MAX)) for _ in range(3)]
+    seen = [next(given) for given in map(request_numbers, range(DIALECTS_MAX)) for _ in range(3)]
     assert len(set(seen)) == len(seen)
     assert 0 not in seen
     with pytest.raises(ValueError, match="at most"):
-        numbers(DIALECTS_MAX)
+        request_numbers(DIALECTS_MAX)

@@ -12,7 +12,7 @@ from taskyard.cli.entry import run, taskyard
 from taskyard.client import finding
 from taskyard.errors import UserError
 from taskyard.net.keyring import Keyring
-from taskyard.net.keys import GuestKey, make_secret, read_guest
+from taskyard.net.keys import PeerKey, make_secret, read_peer_key
 from taskyard.wire.roles import Role
 from taskyard.worker.serve import name_for, name_of_this_process
 from tests.cli.yard import Said
@@ -54,7 +54,7 @@ def test_key_is_written_to_a_file_of_its_name_and_what_to_do_with_it_is_said(key
         "use it there: taskyard status --broker tcp://HOST:PORT --key ci-bot.key",
         "take it back: taskyard keys revoke ci-bot --state .taskyard",
     ]
-    assert read_guest(keys.directory / "ci-bot.key").role is Role.PRODUCER
+    assert read_peer_key(keys.directory / "ci-bot.key").role is Role.PRODUCER
     assert (keys.directory / ".taskyard" / "keys" / "broker.key").exists()
 
 
@@ -64,7 +64,7 @@ def test_workers_key_is_for_a_worker(keys: Keys) -> None:
         "use it there: taskyard worker --broker tcp://HOST:PORT --key 'my key'",
         "take it back: taskyard keys revoke gpu --state 'a b'",
     ]
-    assert read_guest(keys.directory / "my key").name == "gpu"
+    assert read_peer_key(keys.directory / "my key").name == "gpu"
 
 
 def test_keys_are_listed_with_what_became_of_them_and_without_secrets(keys: Keys) -> None:
@@ -90,7 +90,7 @@ def test_documents_are_for_programs_and_have_no_secrets(keys: Keys) -> None:
     assert sorted(document["key"]) == [
         *("fingerprint", "made", "name", "public", "revoked", "role")
     ]
-    secret = read_guest(keys.directory / "eye.key").secret.reveal().decode()
+    secret = read_peer_key(keys.directory / "eye.key").secret.reveal().decode()
     assert not any(secret in said.out + said.err for said in (made, listed, revoked))
 
 
@@ -187,8 +187,8 @@ def test_broker_beyond_this_machine_is_not_talked_to_without_a_key(keys: Keys) -
         assert "is beyond this machine, and is reached with a key alone; give yours with" in err
 
 
-def key_of(role: Role) -> GuestKey:
-    return GuestKey("gpu", role, make_secret(), make_secret().public())
+def key_of(role: Role) -> PeerKey:
+    return PeerKey("gpu", role, make_secret(), make_secret().public())
 
 
 def test_worker_is_named_as_its_key_allows() -> None:
@@ -208,6 +208,6 @@ def test_worker_is_named_as_its_key_allows() -> None:
 def test_state_of_another_ring_is_another_broker(keys: Keys) -> None:
     keys("new", "one", "--role", "viewer", "--state", "a")
     keys("new", "one", "--role", "viewer", "--state", "b", "--out", "other.key")
-    brokers = [read_guest(keys.directory / file).broker for file in ("one.key", "other.key")]
+    brokers = [read_peer_key(keys.directory / file).broker for file in ("one.key", "other.key")]
     assert brokers == [Keyring(keys.directory / state).secret().public() for state in ("a", "b")]
     assert brokers[0] != brokers[1]

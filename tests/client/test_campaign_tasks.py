@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from taskyard.client.campaign.cells import from_cell
 from taskyard.client.campaign.tasks import KEYS, BadTask, TaskSpec, check, to_raw
-from taskyard.client.campaign.values import BadValue, When, read_duration
+from taskyard.client.campaign.values import InvalidValue, When, read_duration
 from taskyard.core.limits import AFTER_MAX, NUMBER_MAX, SECOND_NS
 
 MINUTE_NS = 60 * SECOND_NS
@@ -110,7 +110,7 @@ def test_duration_is_read_exactly(value: object, duration_ns: int) -> None:
     ],
 )
 def test_what_is_no_duration_is_refused(value: object) -> None:
-    with pytest.raises(BadValue):
+    with pytest.raises(InvalidValue):
         read_duration(value)
 
 
@@ -325,7 +325,7 @@ def test_cell_becomes_what_json_would_have(key: str, cell: str, value: object) -
     [("argv", "echo 'open"), ("argv", "[echo]"), ("args", "1,2"), ("env", "A"), ("after", "[")],
 )
 def test_cell_that_makes_no_sense_is_refused(key: str, cell: str) -> None:
-    with pytest.raises(BadValue):
+    with pytest.raises(InvalidValue):
         from_cell(key, cell)
 
 

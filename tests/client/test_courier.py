@@ -17,7 +17,7 @@ import pytest
 from taskyard.client import courier, lane_rules
 from taskyard.client.client import Client
 from taskyard.client.futures import Future
-from taskyard.core.events import Clause, Rules
+from taskyard.core.events import LaneOptions, Rule
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission, Terms
@@ -25,7 +25,7 @@ from taskyard.errors import ClientClosed, NoBroker, TimedOut, UserError
 from taskyard.net import sockets
 from taskyard.net.poller import Poller
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.dwork_clauses import encode_clause
+from taskyard.wire.dwork_clauses import encode_rule
 from tests.kit.processes import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Stage:
         self.wire = sockets.listen(f"ipc://{path}")
         self.process = 1
         #: What is told to who asks where tasks are to go; None: that is no question.
-        self.clauses: list[Clause] | None = []
+        self.clauses: list[Rule] | None = []
         self._route = b""
         self._poller = Poller()
         self._poller.add(self.wire)
@@ -66,7 +66,7 @@ class Stage:
         if self.clauses is None:
             self.say(asked, Q.Error)
         else:
-            rules = {"clause": [*map(encode_clause, self.clauses)], "version": 1}
+            rules = {"clause": [*map(encode_rule, self.clauses)], "version": 1}
             self.say(asked, Q.Rules, rules=rules)
 
     def is_quiet(self) -> bool:
@@ -451,8 +451,8 @@ def test_late_tasks_get_a_watch_of_their_own_when_there_are_enough(
 # Lanes by the settings of a service.
 
 
-def clause(name: bytes, match: bytes, template: bytes = b"") -> Clause:
-    return Clause(name, match, Rules(lane_template=template))
+def clause(name: bytes, match: bytes, template: bytes = b"") -> Rule:
+    return Rule(name, match, LaneOptions(lane_template=template))
 
 
 def test_service_says_the_lane_of_tasks_that_give_none(stage: Stage, client: Client) -> None:

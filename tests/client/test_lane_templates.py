@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from taskyard.client.campaign import lanes
 from taskyard.client.campaign.bundles import settle_lanes, tasks_of
 from taskyard.client.campaign.tasks import BadTask, check, to_raw
-from taskyard.client.campaign.values import BadValue
+from taskyard.client.campaign.values import InvalidValue
 
 
 def lane(**keys: Any) -> str:
@@ -95,7 +95,7 @@ def test_escaped_lane_is_the_template_of_itself(name: str) -> None:
 
 @given(st.text(max_size=30), st.dictionaries(st.text(max_size=3), st.text(max_size=5)))
 def test_template_gives_a_lane_or_is_refused(template: str, fields: dict[str, str]) -> None:
-    with suppress(BadValue):
+    with suppress(InvalidValue):
         assert lanes.expand(template, fields)
 
 

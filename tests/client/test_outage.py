@@ -19,7 +19,7 @@ from taskyard import AsyncClient, Client, NoBroker
 from taskyard.client.courier import Courier
 from taskyard.client.outage import REPEAT_NS, REPORT_NS, Outage
 from taskyard.core.limits import SECOND_NS
-from taskyard.net.line import Line
+from taskyard.net.line import Channel
 from tests.kit.processes import PATIENCE_SECONDS, Broker, until
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def test_stopped_broker_is_reported_and_waited_for(broker: Broker) -> None:
     ("owner", "name", "broken"),
     [
         pytest.param(Outage, "update", lambda *_: None, id="no_report"),
-        pytest.param(Line, "silent_ns", lambda _: 0, id="silence_not_measured"),
+        pytest.param(Channel, "silent_ns", lambda _: 0, id="silence_not_measured"),
         pytest.param(Courier, "_check_answers", lambda _: None, id="answers_not_checked"),
     ],
 )

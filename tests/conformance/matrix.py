@@ -27,7 +27,7 @@ from taskyard.core.records import AnyRecord, Finished, Submitted
 from taskyard.journal.lock import StateLock
 from taskyard.journal.recovery import records_of
 from taskyard.journal.sqlite import SqliteStore
-from taskyard.journal.tally import Counting, Tally
+from taskyard.journal.tally import AuditCounts, Auditor
 from tests.conformance.bare import Until
 from tests.conformance.skills import Asked, Client, Worker
 from tests.conformance.yard import CLIENTS, WORKERS, Yard
@@ -69,11 +69,11 @@ class Matrix(Struct):
     """All cells, by the kinds of client and worker, and what the journal proves as a whole."""
 
     cells: dict[Place, Cell]
-    tally: Tally
+    tally: AuditCounts
 
     @property
     def is_good(self) -> bool:
-        return self.tally.is_sound and all(cell.is_good for cell in self.cells.values())
+        return self.tally.is_clean and all(cell.is_good for cell in self.cells.values())
 
 
 class Doing(threading.Thread):
@@ -200,9 +200,9 @@ def _column(yard: Yard, kind: str, tasks: int) -> dict[Place, Cell]:
     return {place: one.cell for place, one in asking.items()}
 
 
-def _count(cells: dict[Place, Cell], directory: Path) -> Tally:
+def _count(cells: dict[Place, Cell], directory: Path) -> AuditCounts:
     """What the journal says of each cell, and of all."""
-    counting = Counting()
+    counting = Auditor()
     task_of: dict[bytes, bytes] = {}
     finished: Counter[bytes] = Counter()
     for record in _records(directory):

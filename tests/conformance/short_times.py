@@ -22,7 +22,7 @@ def shorten() -> None:
         (wmp, {"silence_ns": SILENCE_NS}),
         (round_robin, {"settings": ROUND_ROBIN}),
     ):
-        module.at_broker = _with(module.at_broker, more)  # type: ignore[attr-defined]
+        module.make_server = _with(module.make_server, more)  # type: ignore[attr-defined]
 
 
 def _with(build: Callable[..., Any], more: dict[str, Any]) -> Callable[..., Any]:

@@ -22,7 +22,7 @@ COUNTS = {
 }
 
 #: About things that one dialect alone has.
-ALONE = {
+EXCLUSIVE = {
     "test_round_robin_slot_is_taken_until_its_increment",
     "test_untracked_message_is_done_by_whoever_takes_it",
     "test_word_of_ping_pong_is_refused_as_a_job_and_holds_up_nobody_else",
@@ -34,7 +34,7 @@ ALONE = {
 
 def test_every_test_is_a_scenario_or_about_one_dialect_alone() -> None:
     tests = {name for file in FILES for name, _ in inspect.getmembers(file, inspect.isfunction)}
-    assert {name for name in tests if name.startswith("test_")} == SCENARIOS.keys() | ALONE
+    assert {name for name in tests if name.startswith("test_")} == SCENARIOS.keys() | EXCLUSIVE
     assert len(SCENARIOS) >= 30
 
 

@@ -10,26 +10,26 @@ from typing import Any
 from taskyard.core import image, invariants
 from taskyard.core.agenda import Lane
 from taskyard.core.apply import apply
-from taskyard.core.effects import Assign, Effect, Noted
+from taskyard.core.effects import Assign, Effect, ReportAck
 from taskyard.core.events import (
-    CancelAsked,
-    Clause,
+    CancelRequested,
     ClockSet,
     Event,
+    LaneOptions,
     Outcome,
-    RetryAsked,
-    Rules,
+    RetryRequested,
+    Rule,
     RulesSet,
     Scope,
-    SubmitAsked,
+    SubmitRequested,
+    TasksReported,
+    TasksRequested,
     TimePassed,
-    WatchAsked,
-    WorkAsked,
-    WorkerAppeared,
-    WorkerGone,
-    WorkerHeard,
+    WatchRequested,
+    WorkerExited,
+    WorkerHeartbeat,
     WorkerLost,
-    WorkReported,
+    WorkerRegistered,
 )
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
@@ -71,7 +71,7 @@ class Yard:
         invariants.check(self.scheduler)
         for record in decode(encode(self.records)):
             apply(self.mirror, record)
-        assert image.portrait(self.mirror) == image.portrait(self.scheduler.ledger)
+        assert image.fingerprint(self.mirror) == image.fingerprint(self.scheduler.ledger)
         return effects
 
     def later(self, seconds: float) -> list[Effect]:
@@ -85,54 +85,55 @@ class Yard:
     def submit(
         self, *names: bytes, after: list[list[bytes]] | None = None, **fields: Any
     ) -> list[Effect]:
-        """Submit tasks whose payload is their name, with `fields` of `Terms` and `SubmitAsked`."""
+        """Submit tasks whose payload is their name, with `fields` of `Terms` and
+        `SubmitRequested`."""
         columns = {
             key: fields.pop(key) for key in ("lanes", "payloads", "envelopes") if key in fields
         }
         asked = {key: fields.pop(key) for key in ("unknown", "repeat", "request") if key in fields}
         columns.setdefault("payloads", list(names))
         submission = Submission(list(names), terms=[Terms(**fields)], after=after, **columns)
-        return self.handle(SubmitAsked(0, b"client", submission, **asked))
+        return self.handle(SubmitRequested(0, b"client", submission, **asked))
 
     def join(self, worker: bytes, **facts: Any) -> list[Effect]:
-        return self.handle(WorkerAppeared(0, worker, WorkerFacts(**facts) if facts else PLAIN))
+        return self.handle(WorkerRegistered(0, worker, WorkerFacts(**facts) if facts else PLAIN))
 
     def ask(self, worker: bytes, count: int = 1, *, parks: bool = False) -> list[Effect]:
-        return self.handle(WorkAsked(0, worker, count, parks))
+        return self.handle(TasksRequested(0, worker, count, parks))
 
     def take(self, worker: bytes, count: int = 1) -> list[bytes]:
         """The names that a worker gets when it asks."""
         return assigned(self.ask(worker, count))
 
     def finish(self, worker: bytes, *names: bytes, **fields: Any) -> list[Effect]:
-        return self.handle(WorkReported(0, worker, list(names), **fields))
+        return self.handle(TasksReported(0, worker, list(names), **fields))
 
     def report(self, worker: bytes, name: bytes, outcome: Outcome, **fields: Any) -> list[Effect]:
-        return self.handle(WorkReported(0, worker, [name], outcomes=[outcome], **fields))
+        return self.handle(TasksReported(0, worker, [name], outcomes=[outcome], **fields))
 
     def rules(self, workers_max: int = 0, **fields: Any) -> list[Effect]:
         """Run every service by these rules."""
-        return self.handle(RulesSet(0, defaults=Rules(**fields), workers_max=workers_max))
+        return self.handle(RulesSet(0, defaults=LaneOptions(**fields), workers_max=workers_max))
 
-    def clauses(self, *clauses: Clause, workers_max: int = 0) -> list[Effect]:
+    def clauses(self, *clauses: Rule, workers_max: int = 0) -> list[Effect]:
         """Run lanes by these clauses, and the others by no rules."""
         return self.handle(RulesSet(0, clauses, workers_max=workers_max))
 
     def cancel(self, *names: bytes) -> list[Effect]:
-        return self.handle(CancelAsked(0, b"client", Scope(names=names)))
+        return self.handle(CancelRequested(0, b"client", Scope(names=names)))
 
     def retry(self, *names: bytes) -> list[Effect]:
-        return self.handle(RetryAsked(0, b"client", Scope(names=names)))
+        return self.handle(RetryRequested(0, b"client", Scope(names=names)))
 
     def watch(self, *names: bytes, request: int = 0) -> list[Effect]:
-        return self.handle(WatchAsked(0, b"watcher", list(names), request=request))
+        return self.handle(WatchRequested(0, b"watcher", list(names), request=request))
 
     def hear(self, worker: bytes, *held: tuple[bytes, int], heartbeat_ns: int = 0) -> list[Effect]:
         """A heartbeat that lists what the worker holds."""
-        return self.handle(WorkerHeard(0, worker, list(held), heartbeat_ns))
+        return self.handle(WorkerHeartbeat(0, worker, list(held), heartbeat_ns))
 
     def leave(self, worker: bytes) -> list[Effect]:
-        return self.handle(WorkerGone(0, worker))
+        return self.handle(WorkerExited(0, worker))
 
     def lose(self, worker: bytes, *names: bytes, times: int = 1) -> None:
         """Let a worker take these tasks and die with them, as often as given."""
@@ -154,4 +155,4 @@ def assigned(effects: list[Effect]) -> list[bytes]:
 
 def missing(effects: list[Effect]) -> list[bytes]:
     """The names that a report was refused for."""
-    return [name for effect in effects if isinstance(effect, Noted) for name in effect.missing]
+    return [name for effect in effects if isinstance(effect, ReportAck) for name in effect.missing]

@@ -175,7 +175,7 @@ class Model:
         if outcome is Outcome.DONE:
             task.ended = DONE
             self.release(name)
-        elif outcome is Outcome.FAILED_FOR_GOOD:
+        elif outcome is Outcome.FAILED_FINAL:
             task.failed = True
         elif outcome is Outcome.FAILED:
             delays = task.terms["retry_delays_ns"]

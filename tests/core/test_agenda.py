@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskyard.core.agenda import CURSOR_MAX, Agenda, Queue
-from taskyard.core.events import PauseAsked, ResumeAsked
+from taskyard.core.agenda import CURSOR_MAX, DueHeap, Queue
+from taskyard.core.events import PauseRequested, ResumeRequested
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Task, Terms
 from tests.core.kit import Yard, a_lane
@@ -72,7 +72,7 @@ def follow(steps: Steps) -> None:
     for step, number in steps:
         outside = [one for one in known if one not in inside]
         if step == "draw" and inside:
-            for one in queue.draw(1 + number % 3, number):
+            for one in queue.sample(1 + number % 3, number):
                 queue.discard(one)
                 inside.remove(one)
         elif step == "peek" and inside:
@@ -86,7 +86,7 @@ def follow(steps: Steps) -> None:
             (queue.front if step == "front" else queue.items).append(one)
             inside.append(one)
         assert sorted(numbers(queue.in_order())) == sorted(numbers(inside))
-        assert queue.stale == len(queue.front) + len(queue.items) - queue.cursor - len(inside)
+        assert queue.stale_count == len(queue.front) + len(queue.items) - queue.cursor - len(inside)
 
 
 @given(
@@ -135,12 +135,12 @@ def test_cancelled_entries_are_passed_over() -> None:
     queue = Queue(0, items=list(items), front=list(front))
     for one in (items[0], items[2], front[0]):
         one.state = TaskState.CANCELLED
-        queue.stale += 1
+        queue.stale_count += 1
     assert numbers(queue.in_order()) == [8, 1, 3]
     assert numbers(queue.peek(2)) == [8, 1]
     queue.take([front[1], items[1]])
     assert numbers(queue.peek(9)) == [3]
-    assert queue.stale == 0
+    assert queue.stale_count == 0
 
 
 OPERATIONS = st.lists(
@@ -152,7 +152,7 @@ OPERATIONS = st.lists(
 @given(OPERATIONS)
 def test_queue_behaves_as_two_plain_lists(operations: list[tuple[str, int]]) -> None:
     queue, front, back, number = Queue(0), list[Task](), list[Task](), 0
-    for operation, luck in operations:
+    for operation, random_bits in operations:
         line = front + back
         if operation == "add":
             number += 1
@@ -163,10 +163,14 @@ def test_queue_behaves_as_two_plain_lists(operations: list[tuple[str, int]]) -> 
             front.insert(0, task(number))
             queue.front.append(front[0])
         elif line:
-            some = line[: luck % len(line) + 1] if operation == "next" else [line[luck % len(line)]]
+            some = (
+                line[: random_bits % len(line) + 1]
+                if operation == "next"
+                else [line[random_bits % len(line)]]
+            )
             if operation == "cancel":
                 some[0].state = TaskState.CANCELLED
-                queue.void(1)
+                queue.mark_stale(1)
             else:
                 assert operation == "any" or numbers(queue.peek(len(some))) == numbers(some)
                 queue.take(some)
@@ -206,7 +210,7 @@ def test_task_that_lost_a_worker_is_set_apart() -> None:
     assert numbers(lane.in_order()) == [1, 2, 0]
     lane.remove(worse)
     assert lane.suspects == [lost]
-    lane.forget(lost)
+    lane.discard_lazily(lost)
     assert (lane.suspects, lane.ready) == ([], 1)
 
 
@@ -228,12 +232,12 @@ def test_lane_without_tasks_is_deleted_and_the_open_lane_stays() -> None:
 
 def test_lane_with_failed_or_paused_work_is_kept() -> None:
     yard = Yard()
-    yard.handle(PauseAsked(0, b"c", b"default", b"x"))
+    yard.handle(PauseRequested(0, b"c", b"default", b"x"))
     assert lanes(yard) == [b"x"]
     yard.submit(b"a", lanes=[b"x"])
     yard.cancel(b"a")
     assert lanes(yard) == [b"x"]
-    yard.handle(ResumeAsked(0, b"c", b"default", b"x"))
+    yard.handle(ResumeRequested(0, b"c", b"default", b"x"))
     assert lanes(yard) == []
 
 
@@ -243,7 +247,7 @@ def test_deleted_lane_that_was_in_rotation_gives_nothing() -> None:
     yard.submit(b"a", b"b", b"c", lanes=[b"x", b"x", b"y"])
     yard.cancel(b"a", b"b")
     assert yard.take(b"w", 9) == [b"c"]
-    rotation = yard.scheduler.ledger.services[b"default"].rotating()
+    rotation = yard.scheduler.ledger.services[b"default"].in_rotation()
     assert b"x" not in [lane.name for lane in rotation]
 
 
@@ -260,10 +264,10 @@ def test_cancelled_tasks_in_a_queue_are_never_leased() -> None:
 
 
 def test_agenda_gives_what_is_due_in_order_of_time_then_arrival() -> None:
-    agenda, some = Agenda(), tasks(4)
+    agenda, some = DueHeap(), tasks(4)
     for one, due_ns in zip(some, [30, 10, 20, 10], strict=True):
         one.state, one.due_ns = TaskState.DELAYED, due_ns
-        agenda.delay(due_ns, [one])
+        agenda.push_due(due_ns, [one])
     assert agenda.next_ns() == 10
     assert numbers(agenda.pop_due(9, 99)) == []
     assert numbers(agenda.pop_due(20, 99)) == [1, 3, 2]
@@ -271,11 +275,11 @@ def test_agenda_gives_what_is_due_in_order_of_time_then_arrival() -> None:
 
 
 def test_agenda_gives_no_more_than_was_asked_for() -> None:
-    agenda, some = Agenda(), tasks(3)
+    agenda, some = DueHeap(), tasks(3)
     for one in some:
         one.state = TaskState.DELAYED
-        agenda.delay(0, [one])
-        agenda.expire(0, [one.name])
+        agenda.push_due(0, [one])
+        agenda.push_expiry(0, [one.name])
     assert numbers(agenda.pop_due(0, 2)) == [0, 1]
     assert numbers(agenda.pop_due(0, 2)) == [2]
     assert agenda.pop_expired(0, 2) == [b"0", b"1"]
@@ -284,22 +288,22 @@ def test_agenda_gives_no_more_than_was_asked_for() -> None:
 
 
 def test_stale_entries_of_the_agenda_are_passed_over() -> None:
-    agenda, some = Agenda(), tasks(3)
+    agenda, some = DueHeap(), tasks(3)
     for one in some:
         one.state, one.due_ns = TaskState.DELAYED, 10
-        agenda.delay(10, [one])
-    agenda.delay(10, [some[0]])  # put off twice to the same time
+        agenda.push_due(10, [one])
+    agenda.push_due(10, [some[0]])  # put off twice to the same time
     some[1].due_ns = 20  # put off to another time
     some[2].state = TaskState.CANCELLED
     assert numbers(agenda.pop_due(10, 99)) == [0]
 
 
 def test_agenda_looks_at_whatever_comes_first() -> None:
-    agenda = Agenda()
+    agenda = DueHeap()
     assert agenda.next_ns() is None
-    agenda.expire(7, [b"a"])
+    agenda.push_expiry(7, [b"a"])
     assert agenda.next_ns() == 7
-    agenda.delay(9, [])
+    agenda.push_due(9, [])
     assert agenda.next_ns() == 7
-    agenda.delay(5, [])
+    agenda.push_due(5, [])
     assert agenda.next_ns() == 5

@@ -1,14 +1,14 @@
 """Workers that ask by a request: each wish is answered once, by what fulfils or ends it."""
 
-from taskyard.core.effects import Assign, Dismiss, Effect, Noted, Nothing, Stranger
+from taskyard.core.effects import Assign, Effect, NoWork, ReportAck, Shutdown, UnknownWorker
 from taskyard.core.events import (
-    DrainAsked,
+    DrainRequested,
+    TasksRequested,
+    TasksReturned,
     WaitEnded,
-    WorkAsked,
-    WorkerAppeared,
-    WorkerCut,
-    WorkerGone,
-    WorkReturned,
+    WorkerExited,
+    WorkerRegistered,
+    WorkerUnreachable,
 )
 from taskyard.core.workers import WorkerFacts
 from tests.core.kit import Yard
@@ -19,8 +19,8 @@ TEN_NS = 10_000_000_000
 def parked(request: int = 7) -> Yard:
     """A worker waits, by this request."""
     yard = Yard()
-    yard.join(b"w", silence_ns=TEN_NS, slots_total=5)
-    assert yard.handle(WorkAsked(0, b"w", 1, request=request)) == []
+    yard.join(b"w", lease_timeout_ns=TEN_NS, slots_total=5)
+    assert yard.handle(TasksRequested(0, b"w", 1, request=request)) == []
     return yard
 
 
@@ -38,79 +38,79 @@ def test_assignment_at_once_answers_its_own_wish() -> None:
     yard = Yard()
     yard.submit(b"a")
     yard.join(b"w")
-    assert requests(yard.handle(WorkAsked(0, b"w", 1, parks=False, request=3)), Assign) == [3]
+    assert requests(yard.handle(TasksRequested(0, b"w", 1, parks=False, request=3)), Assign) == [3]
 
 
 def test_new_wish_answers_the_former_with_nothing() -> None:
     yard = parked(7)
-    assert yard.handle(WorkAsked(0, b"w", 1, request=8)) == [
-        Nothing(b"w", settled=False, request=7)
+    assert yard.handle(TasksRequested(0, b"w", 1, request=8)) == [
+        NoWork(b"w", settled=False, request=7)
     ]
     assert requests(yard.submit(b"a"), Assign) == [8]
 
 
 def test_wish_that_does_not_wait_replaces_one_that_does() -> None:
     yard = parked(7)
-    told = yard.handle(WorkAsked(0, b"w", 1, parks=False, request=8))
-    assert told == [Nothing(b"w", settled=False, request=7), Nothing(b"w", settled=True, request=8)]
+    told = yard.handle(TasksRequested(0, b"w", 1, parks=False, request=8))
+    assert told == [NoWork(b"w", settled=False, request=7), NoWork(b"w", settled=True, request=8)]
     assert requests(yard.submit(b"a"), Assign) == []
 
 
 def test_wait_that_ends_is_told_by_its_request_and_the_worker_gets_nothing_more() -> None:
     yard = parked(7)
-    assert yard.handle(WaitEnded(0, b"w", 7)) == [Nothing(b"w", settled=True, request=7)]
+    assert yard.handle(WaitEnded(0, b"w", 7)) == [NoWork(b"w", settled=True, request=7)]
     assert requests(yard.submit(b"a"), Assign) == []
 
 
 def test_wait_of_a_former_wish_that_ends_leaves_the_present_one_alone() -> None:
     yard = parked(7)
-    yard.handle(WorkAsked(0, b"w", 1, request=8))
-    assert yard.handle(WaitEnded(0, b"w", 7)) == [Nothing(b"w", settled=False, request=7)]
+    yard.handle(TasksRequested(0, b"w", 1, request=8))
+    assert yard.handle(WaitEnded(0, b"w", 7)) == [NoWork(b"w", settled=False, request=7)]
     assert requests(yard.submit(b"a"), Assign) == [8]
 
 
 def test_wait_of_a_worker_that_is_gone_ends_all_the_same() -> None:
     yard = parked(7)
-    told = yard.handle(WorkerGone(0, b"w", 9))
-    assert told == [Nothing(b"w", settled=False, request=7), Noted(b"w", 9, [])]
-    assert yard.handle(WaitEnded(0, b"w", 7)) == [Nothing(b"w", settled=False, request=7)]
+    told = yard.handle(WorkerExited(0, b"w", 9))
+    assert told == [NoWork(b"w", settled=False, request=7), ReportAck(b"w", 9, [])]
+    assert yard.handle(WaitEnded(0, b"w", 7)) == [NoWork(b"w", settled=False, request=7)]
 
 
 def test_silent_worker_is_answered_when_it_is_given_up() -> None:
     yard = parked(7)
-    assert yard.later(10) == [Nothing(b"w", settled=False, request=7)]
+    assert yard.later(10) == [NoWork(b"w", settled=False, request=7)]
 
 
 def test_wish_of_the_former_process_is_answered_when_the_worker_is_another() -> None:
     yard = parked(7)
-    told = yard.handle(WorkerAppeared(0, b"w", WorkerFacts(incarnation=1)))
-    assert told == [Nothing(b"w", settled=False, request=7)]
+    told = yard.handle(WorkerRegistered(0, b"w", WorkerFacts(incarnation=1)))
+    assert told == [NoWork(b"w", settled=False, request=7)]
 
 
 def test_worker_whose_route_is_cut_has_no_wish_any_more() -> None:
     yard = parked(7)
-    yard.handle(WorkerCut(0, b"w"))
-    assert yard.handle(WorkAsked(0, b"w", 1, request=8)) == []
+    yard.handle(WorkerUnreachable(0, b"w"))
+    assert yard.handle(TasksRequested(0, b"w", 1, request=8)) == []
 
 
 def test_stranger_is_told_by_its_request() -> None:
     yard = Yard()
-    assert yard.handle(WorkAsked(0, b"x", 1, request=5)) == [Stranger(b"x", 5)]
-    assert yard.handle(WorkerGone(0, b"x", 6)) == [Stranger(b"x", 6)]
-    assert yard.handle(WorkReturned(0, b"x", [b"a"], request=7)) == [Stranger(b"x", 7)]
+    assert yard.handle(TasksRequested(0, b"x", 1, request=5)) == [UnknownWorker(b"x", 5)]
+    assert yard.handle(WorkerExited(0, b"x", 6)) == [UnknownWorker(b"x", 6)]
+    assert yard.handle(TasksReturned(0, b"x", [b"a"], request=7)) == [UnknownWorker(b"x", 7)]
 
 
 def test_drained_worker_is_dismissed_by_its_wish() -> None:
     yard = parked(7)
-    assert requests(yard.handle(DrainAsked(0, b"client")), Dismiss) == [7]
-    assert yard.handle(WorkAsked(0, b"w", 1, request=8)) == [Dismiss(b"w", 8)]
+    assert requests(yard.handle(DrainRequested(0, b"client")), Shutdown) == [7]
+    assert yard.handle(TasksRequested(0, b"w", 1, request=8)) == [Shutdown(b"w", 8)]
 
 
 def test_draining_worker_waits_for_its_dismissal_until_it_holds_nothing() -> None:
     yard = parked(7)
     yard.submit(b"a")
-    yard.handle(DrainAsked(0, b"client"))
-    assert yard.handle(WorkAsked(0, b"w", 1, request=8)) == []
-    assert yard.handle(WaitEnded(0, b"w", 8)) == [Nothing(b"w", settled=False, request=8)]
-    assert yard.handle(WorkAsked(0, b"w", 1, request=9)) == []
-    assert requests(yard.finish(b"w", b"a"), Dismiss) == [9]
+    yard.handle(DrainRequested(0, b"client"))
+    assert yard.handle(TasksRequested(0, b"w", 1, request=8)) == []
+    assert yard.handle(WaitEnded(0, b"w", 8)) == [NoWork(b"w", settled=False, request=8)]
+    assert yard.handle(TasksRequested(0, b"w", 1, request=9)) == []
+    assert requests(yard.finish(b"w", b"a"), Shutdown) == [9]

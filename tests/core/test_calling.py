@@ -11,7 +11,7 @@ def calls(effects: list[Effect]) -> list[bytes]:
 
 def test_worker_is_called_again_for_the_task_that_it_failed() -> None:
     yard = Yard()
-    yard.join(b"w", called=True)
+    yard.join(b"w", wants_wake=True)
     yard.ask(b"w", parks=True)
     assert calls(yard.submit(b"a", retry_delays_ns=(1,))) == [b"w"]
     yard.ask(b"w")
@@ -23,7 +23,7 @@ def test_worker_is_called_again_for_the_task_that_it_failed() -> None:
 def test_second_worker_is_called_when_a_failed_task_comes_due_beside_another() -> None:
     yard = Yard()
     for worker in (b"one", b"two"):
-        yard.join(worker, called=True)
+        yard.join(worker, wants_wake=True)
     yard.ask(b"one", parks=True)
     assert calls(yard.submit(b"a", retry_delays_ns=(1,))) == [b"one"]
     yard.ask(b"one")
@@ -37,7 +37,7 @@ def test_second_worker_is_called_when_a_failed_task_comes_due_beside_another() -
 def test_worker_that_was_called_twice_at_once_does_not_keep_another_from_being_called() -> None:
     yard = Yard()
     for worker in (b"u", b"w"):
-        yard.join(worker, called=True)
+        yard.join(worker, wants_wake=True)
     yard.ask(b"u", parks=True)
     assert calls(yard.submit(b"a")) == [b"u"]
     assert calls(yard.ask(b"u", parks=True)) == [b"u"]  # it asked again before the call reached it
@@ -47,10 +47,10 @@ def test_worker_that_was_called_twice_at_once_does_not_keep_another_from_being_c
 
 def test_another_worker_is_called_when_the_called_one_takes_a_task_of_another_service() -> None:
     yard = Yard()
-    yard.join(b"u", called=True, services=(b"x", b"y"))
+    yard.join(b"u", wants_wake=True, services=(b"x", b"y"))
     yard.ask(b"u", parks=True)
     assert calls(yard.submit(b"y0", service=b"y")) == [b"u"]
-    yard.join(b"w", called=True, services=(b"y",))
+    yard.join(b"w", wants_wake=True, services=(b"y",))
     yard.ask(b"w", parks=True)
     yard.submit(b"x0", service=b"x")
     effects = yard.ask(b"u")

@@ -9,18 +9,26 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.core import queries, wishes
-from taskyard.core.effects import Accepted, Acted, Counted, Effect, Followed, Refusal, Refused
+from taskyard.core.effects import (
+    Accepted,
+    CommandAck,
+    Effect,
+    RecordPage,
+    Refusal,
+    Refused,
+    StatsReply,
+)
 from taskyard.core.events import (
-    AnswerDue,
-    CancelAsked,
-    Follows,
+    CancelRequested,
+    FollowOptions,
     Outcome,
-    PauseAsked,
-    ResumeAsked,
-    RetryAsked,
+    PauseRequested,
+    ReplyDue,
+    ResumeRequested,
+    RetryRequested,
     Scope,
-    StatsAsked,
-    SubmitAsked,
+    StatsRequested,
+    SubmitRequested,
 )
 from taskyard.core.records import Submitted
 from taskyard.core.states import TaskState
@@ -33,21 +41,21 @@ if TYPE_CHECKING:
 BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
 
 
-@pytest.mark.parametrize("asked", [CancelAsked, RetryAsked])
+@pytest.mark.parametrize("asked", [CancelRequested, RetryRequested])
 def test_act_is_on_names_that_contain_the_match(
-    asked: Callable[[int, bytes, Scope], CancelAsked | RetryAsked],
+    asked: Callable[[int, bytes, Scope], CancelRequested | RetryRequested],
 ) -> None:
     yard = Yard()
     yard.submit(b"fetch-a", b"fetch-b", b"join", campaign=b"c", due_ns=10**18)
     yard.submit(b"fetch-c", due_ns=10**18)
     act = asked(0, b"client", Scope(campaign=b"c", match=b"etch"))
-    assert yard.handle(act) == [Acted(b"client", 0, 2)]
+    assert yard.handle(act) == [CommandAck(b"client", 0, 2)]
     assert yard.states(b"c/join", b"fetch-c") == [DELAYED, DELAYED]
 
 
 def submit_after(yard: Yard, *campaigns: bytes, names: tuple[bytes, ...] = (b"z",)) -> list[Effect]:
     submission = Submission(list(names), terms=[Terms(campaign=b"late")])
-    return yard.handle(SubmitAsked(0, b"client", submission, after_campaigns=campaigns))
+    return yard.handle(SubmitRequested(0, b"client", submission, after_campaigns=campaigns))
 
 
 def test_task_waits_for_all_of_a_campaign_that_has_not_ended() -> None:
@@ -57,7 +65,7 @@ def test_task_waits_for_all_of_a_campaign_that_has_not_ended() -> None:
     yard.join(b"w")
     yard.take(b"w", 2)
     yard.finish(b"w", b"c/done")
-    yard.report(b"w", b"c/failed", Outcome.FAILED_FOR_GOOD)
+    yard.report(b"w", b"c/failed", Outcome.FAILED_FINAL)
     yard.cancel(b"c/cancelled")
     assert submit_after(yard, b"c") == [Accepted(b"client", 0, 1)]
     (record,) = yard.records
@@ -121,18 +129,18 @@ def test_services_and_lanes_that_are_paused_are_told(monkeypatch: pytest.MonkeyP
     yard = Yard()
     yard.submit(b"a", b"b", b"c", lanes=[b"", b"l", b"m"])
     yard.submit(b"d", service=b"other")
-    yard.handle(PauseAsked(0, b"client", b"default", b"l"))
-    yard.handle(PauseAsked(0, b"client", b"other"))
+    yard.handle(PauseRequested(0, b"client", b"default", b"l"))
+    yard.handle(PauseRequested(0, b"client", b"other"))
 
     def pauses() -> list[tuple[bytes, bytes | None]]:
-        (counted,) = yard.handle(StatsAsked(0, b"client"))
-        assert isinstance(counted, Counted)
+        (counted,) = yard.handle(StatsRequested(0, b"client"))
+        assert isinstance(counted, StatsReply)
         return counted.stats.pauses
 
     assert pauses() == [(b"default", b"l"), (b"other", None)]
     monkeypatch.setattr(queries, "PAUSES_LANES_MAX", 1)
     assert pauses() == [(b"other", None)]
-    yard.handle(ResumeAsked(0, b"client", b"other"))
+    yard.handle(ResumeRequested(0, b"client", b"other"))
     assert pauses() == []
 
 
@@ -140,8 +148,8 @@ def test_who_follows_is_told_from_where_the_journal_is_to_tell() -> None:
     yard = Yard()
     yard.submit(b"a")
     record, scope = yard.scheduler.ledger.record, Scope(campaign=b"c")
-    now = AnswerDue(0, b"client", 3, Follows(None, 7, scope, b"journal"))
-    assert yard.handle(now) == [Followed(b"client", 3, record, 7, scope, b"journal")]
-    then = AnswerDue(0, b"client", 4, Follows(0))
-    assert yard.handle(then) == [Followed(b"client", 4, 0, 1000, Scope(), b"")]
+    now = ReplyDue(0, b"client", 3, FollowOptions(None, 7, scope, b"journal"))
+    assert yard.handle(now) == [RecordPage(b"client", 3, record, 7, scope, b"journal")]
+    then = ReplyDue(0, b"client", 4, FollowOptions(0))
+    assert yard.handle(then) == [RecordPage(b"client", 4, 0, 1000, Scope(), b"")]
     assert yard.records == []

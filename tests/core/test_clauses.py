@@ -2,19 +2,19 @@
 
 import pytest
 
-from taskyard.core.effects import Effect, RulesTold
-from taskyard.core.events import Clause, Rules, RulesAsked, RulesSet, TimePassed
+from taskyard.core.effects import Effect, RuleList
+from taskyard.core.events import LaneOptions, Rule, RulesRequested, RulesSet, TimePassed
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.regimes import Regimes, first_fit
+from taskyard.core.regimes import RuleTable, first_match
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard, assigned
 
 
 def clause_of(clauses: list[tuple[bytes, bytes]], service: bytes, lane: bytes) -> bytes:
     """The name of the clause that a lane is run by."""
-    made = tuple(Clause(name, match) for name, match in clauses)
-    choices = Regimes(RulesSet(0, made)).of_service(service)
-    return first_fit(choices, service, lane).clause.name
+    made = tuple(Rule(name, match) for name, match in clauses)
+    choices = RuleTable(RulesSet(0, made)).for_service(service)
+    return first_match(choices, service, lane).rule.name
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def mail(yard: Yard) -> None:
 
 def test_limit_of_a_clause_is_counted_over_all_its_lanes_of_whichever_services() -> None:
     yard = Yard()
-    yard.clauses(Clause(b"a", b"*/a", Rules(workers_max=1)))
+    yard.clauses(Rule(b"a", b"*/a", LaneOptions(workers_max=1)))
     mail(yard)
     taken = [name for worker in (b"u", b"v", b"w") for name in yard.take(worker)]
     assert sorted(taken) == [b"a1", b"b1", b"d1"]
@@ -64,7 +64,7 @@ def test_limit_of_a_clause_is_counted_over_all_its_lanes_of_whichever_services()
 
 def test_worker_may_get_more_of_a_lane_that_it_serves_when_its_clause_is_full() -> None:
     yard = Yard()
-    yard.clauses(Clause(b"all", b"*", Rules(workers_max=1)))
+    yard.clauses(Rule(b"all", b"*", LaneOptions(workers_max=1)))
     yard.submit(b"a", b"b", b"c")
     yard.join(b"u")
     yard.join(b"v")
@@ -75,7 +75,7 @@ def test_worker_may_get_more_of_a_lane_that_it_serves_when_its_clause_is_full() 
 
 def test_freed_limit_wakes_a_worker_of_another_service() -> None:
     yard = Yard()
-    yard.clauses(Clause(b"all", b"*", Rules(workers_max=1)))
+    yard.clauses(Rule(b"all", b"*", LaneOptions(workers_max=1)))
     yard.submit(b"a", service=b"x")
     yard.submit(b"b", service=b"y")
     yard.join(b"u", services=(b"x",))
@@ -87,7 +87,7 @@ def test_freed_limit_wakes_a_worker_of_another_service() -> None:
 
 def test_rate_is_one_for_all_lanes_of_a_clause() -> None:
     yard = Yard()
-    yard.clauses(Clause(b"a", b"*/a", Rules(rate_interval_ns=SECOND_NS)))
+    yard.clauses(Rule(b"a", b"*/a", LaneOptions(rate_interval_ns=SECOND_NS)))
     mail(yard)
     taken = [name for worker in (b"u", b"v", b"w") for name in yard.take(worker)]
     assert len([name for name in taken if name in (b"a1", b"c1")]) == 1
@@ -101,7 +101,7 @@ def test_rate_is_one_for_all_lanes_of_a_clause() -> None:
 @pytest.mark.slow
 def test_lanes_of_several_clauses_take_turns_by_their_number() -> None:
     yard = Yard()
-    yard.clauses(Clause(b"one", b"*/big", Rules(lane_workers_max=0)))
+    yard.clauses(Rule(b"one", b"*/big", LaneOptions(lane_workers_max=0)))
     yard.submit(*[b"big%d" % number for number in range(100)], lanes=[b"big"] * 100)
     small = [b"small%d" % number for number in range(40)]
     yard.submit(*small, lanes=[b"s%d" % (number % 8) for number in range(40)])
@@ -128,7 +128,7 @@ def test_lower_limit_takes_nothing_away_and_lets_nothing_new_begin() -> None:
     yard = Yard()
     mail(yard)
     taken = [name for worker in (b"u", b"v", b"w") for name in yard.take(worker)]
-    yard.clauses(Clause(b"all", b"*", Rules(workers_max=1)))
+    yard.clauses(Rule(b"all", b"*", LaneOptions(workers_max=1)))
     assert out(yard) == sorted(taken)
     assert yard.records == []
     yard.finish(b"u", taken[0])
@@ -140,17 +140,17 @@ def test_lower_limit_takes_nothing_away_and_lets_nothing_new_begin() -> None:
 
 def test_higher_limit_is_used_at_once() -> None:
     yard = Yard()
-    yard.clauses(Clause(b"all", b"*", Rules(workers_max=1)))
+    yard.clauses(Rule(b"all", b"*", LaneOptions(workers_max=1)))
     mail(yard)
     for worker in (b"u", b"v", b"w"):
         yard.ask(worker, parks=True)
     assert len(out(yard)) == 1
-    assert len(assigned(yard.clauses(Clause(b"all", b"*", Rules(workers_max=3))))) == 2
+    assert len(assigned(yard.clauses(Rule(b"all", b"*", LaneOptions(workers_max=3))))) == 2
 
 
 def test_used_up_rate_stays_used_up_by_a_reload_but_no_longer_than_the_new_one_says() -> None:
     yard = Yard()
-    slow = Clause(b"all", b"*", Rules(rate_interval_ns=100 * SECOND_NS))
+    slow = Rule(b"all", b"*", LaneOptions(rate_interval_ns=100 * SECOND_NS))
     yard.clauses(slow)
     yard.submit(b"a", b"b", b"c")
     yard.join(b"w")
@@ -158,7 +158,7 @@ def test_used_up_rate_stays_used_up_by_a_reload_but_no_longer_than_the_new_one_s
     yard.clauses(slow)
     yard.ask(b"w", parks=True)
     assert out(yard) == [b"a"]
-    yard.clauses(Clause(b"all", b"*", Rules(rate_interval_ns=2 * SECOND_NS)))
+    yard.clauses(Rule(b"all", b"*", LaneOptions(rate_interval_ns=2 * SECOND_NS)))
     yard.later(1)
     assert out(yard) == [b"a"]
     yard.later(1)
@@ -170,10 +170,10 @@ def test_lane_comes_under_another_clause_with_what_it_has_out() -> None:
     mail(yard)
     yard.take(b"u")
     yard.clauses(
-        Clause(b"smtp", b"smtp/*", Rules(workers_max=1)),
-        Clause(b"uucp", b"uucp/*", Rules(workers_max=1)),
+        Rule(b"smtp", b"smtp/*", LaneOptions(workers_max=1)),
+        Rule(b"uucp", b"uucp/*", LaneOptions(workers_max=1)),
     )
-    held = [regime.serving for regime in yard.scheduler.ledger.regimes]
+    held = [active_rule.lane_worker_pairs for active_rule in yard.scheduler.ledger.regimes]
     assert held == [1, 0, 0]
 
 
@@ -190,32 +190,34 @@ def test_order_of_lanes_survives_a_reload() -> None:
 # Rules, told.
 
 
-def rules_told(effects: list[Effect]) -> RulesTold:
+def rules_told(effects: list[Effect]) -> RuleList:
     (told,) = effects
-    assert isinstance(told, RulesTold)
+    assert isinstance(told, RuleList)
     return told
 
 
 def test_rules_are_told_of_the_clauses_that_may_fit_a_service_and_of_the_rest() -> None:
     yard = Yard()
-    smtp = Clause(b"smtp", b"smtp/*", Rules(command=b"agents/smtp -v", overfeed=3))
-    uucp = Clause(b"uucp", b"uucp/*", Rules())
-    slow = Clause(b"slow", b"*/slow", Rules(idle_ns_max=7, hunger_ns_max=8, lane_template=b"{h}"))
+    smtp = Rule(b"smtp", b"smtp/*", LaneOptions(command=b"agents/smtp -v", overfeed=3))
+    uucp = Rule(b"uucp", b"uucp/*", LaneOptions())
+    slow = Rule(
+        b"slow", b"*/slow", LaneOptions(idle_ns_max=7, hunger_ns_max=8, lane_template=b"{h}")
+    )
     yard.clauses(slow, smtp, uucp)
-    told = rules_told(yard.handle(RulesAsked(0, b"host", 5, (b"smtp",))))
+    told = rules_told(yard.handle(RulesRequested(0, b"host", 5, (b"smtp",))))
     assert told.client == b"host"
     assert told.request == 5
-    assert told.clauses == (slow, smtp, Clause(b"", b"*", Rules()))
-    told = rules_told(yard.handle(RulesAsked(0, b"host", 5, (b"other",))))
-    assert [clause.name for clause in told.clauses] == [b"slow", b""]
+    assert told.rules == (slow, smtp, Rule(b"", b"*", LaneOptions()))
+    told = rules_told(yard.handle(RulesRequested(0, b"host", 5, (b"other",))))
+    assert [rule.name for rule in told.rules] == [b"slow", b""]
 
 
 def test_version_of_rules_changes_with_them_and_not_by_a_restart() -> None:
     versions = []
     for interval_ns in (1, 1, 2):
         yard = Yard()
-        yard.clauses(Clause(b"a", b"*", Rules(interval_ns=interval_ns)))
-        versions.append(rules_told(yard.handle(RulesAsked(0, b"host"))).version)
+        yard.clauses(Rule(b"a", b"*", LaneOptions(interval_ns=interval_ns)))
+        versions.append(rules_told(yard.handle(RulesRequested(0, b"host"))).version)
     assert versions[0] == versions[1] != versions[2]
 
 
@@ -226,8 +228,8 @@ def test_ages_are_set_by_the_clause_of_each_lane_when_a_task_is_submitted() -> N
     yard = Yard()
     yard.clock(100 * SECOND_NS)
     yard.clauses(
-        Clause(b"x", b"*/x", Rules(expiry_ns=2 * SECOND_NS, expiry_hard_ns=3 * SECOND_NS)),
-        Clause(b"rest", b"*", Rules(report_after_ns=9 * SECOND_NS)),
+        Rule(b"x", b"*/x", LaneOptions(expiry_ns=2 * SECOND_NS, expiry_hard_ns=3 * SECOND_NS)),
+        Rule(b"rest", b"*", LaneOptions(report_after_ns=9 * SECOND_NS)),
     )
     yard.submit(b"a", b"b", b"c", lanes=[b"x", b"y", b"x"])
     yard.submit(b"own", lanes=[b"x"], expires_ns=1, expires_hard_ns=10**15)

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from taskyard.core.events import (
+    LaneOptions,
     Outcome,
-    PauseAsked,
-    ResumeAsked,
-    Rules,
+    PauseRequested,
+    ResumeRequested,
     RulesSet,
-    Unknown,
-    WorkerAppeared,
+    UnknownPolicy,
     WorkerLost,
+    WorkerRegistered,
 )
 from taskyard.core.explain import Explanation, Reason, cancelled, explain
 from taskyard.core.limits import SECOND_NS
@@ -70,7 +70,7 @@ def test_cancelled_task_is_explained_by_its_cause() -> None:
 def test_failed_task(yard: Yard) -> None:
     yard.submit(b"a", b"b", retry_delays_ns=(0,))
     yard.take(b"w", 2)
-    yard.report(b"w", b"a", Outcome.FAILED_FOR_GOOD, texts=[b"no such file"])
+    yard.report(b"w", b"a", Outcome.FAILED_FINAL, texts=[b"no such file"])
     yard.report(b"w", b"b", Outcome.FAILED)
     yard.later(0)
     yard.take(b"w")
@@ -120,7 +120,7 @@ def test_task_that_waits_for_tasks(yard: Yard) -> None:
     yard.submit(b"b", after=[[b"a"]])
     found = why(yard, b"b")
     assert found == Explanation(Reason.TASKS, "it waits for 1 task: a (DELAYED)", (b"a",))
-    yard.submit(b"c", after=[[b"b", b"x"]], unknown=Unknown.WAIT)
+    yard.submit(b"c", after=[[b"b", b"x"]], unknown=UnknownPolicy.WAIT)
     found = why(yard, b"c")
     text = "it waits for 2 tasks: b (BLOCKED), x (not submitted)"
     assert found == Explanation(Reason.TASKS, text, (b"b", b"x"))
@@ -133,7 +133,7 @@ def test_task_that_waits_for_many_tasks(yard: Yard) -> None:
     assert sentence(yard, b"a", Reason.TASKS) == (
         "it waits for 7 tasks: 0 (READY), 1 (READY), 2 (READY), 3 (READY), 4 (READY) and 2 more"
     )
-    yard.submit(b"b", after=[[*names[:4], b"x", b"y"]], unknown=Unknown.WAIT)
+    yard.submit(b"b", after=[[*names[:4], b"x", b"y"]], unknown=UnknownPolicy.WAIT)
     assert sentence(yard, b"b", Reason.TASKS) == (
         "it waits for 6 tasks: 0 (READY), 1 (READY), 2 (READY), 3 (READY), x (not submitted) "
         "and 1 more"
@@ -197,7 +197,7 @@ def test_task_behind_many_failures(yard: Yard) -> None:
 )
 def test_paused_task(yard: Yard, scope: dict[str, Any], expected: str) -> None:
     yard.submit(b"a", lanes=[b"x"])
-    yard.handle(PauseAsked(0, b"client", **scope))
+    yard.handle(PauseRequested(0, b"client", **scope))
     assert sentence(yard, b"a", Reason.PAUSED) == expected
 
 
@@ -211,7 +211,7 @@ def test_paused_task(yard: Yard, scope: dict[str, Any], expected: str) -> None:
         ),
         (
             Reason.LIMIT_SERVICE,
-            RulesSet(0, defaults=Rules(workers_max=1)),
+            RulesSet(0, defaults=LaneOptions(workers_max=1)),
             "its service's limit of workers at once is reached",
         ),
         (
@@ -221,7 +221,7 @@ def test_paused_task(yard: Yard, scope: dict[str, Any], expected: str) -> None:
         ),
         (
             Reason.RATE,
-            RulesSet(0, defaults=Rules(rate_interval_ns=SECOND_NS, lane_workers_max=9)),
+            RulesSet(0, defaults=LaneOptions(rate_interval_ns=SECOND_NS, lane_workers_max=9)),
             "its service's rate is used up for the moment",
         ),
     ],
@@ -254,14 +254,14 @@ def test_last_attempt_waits_until_the_only_worker_is_idle(yard: Yard) -> None:
     yard.submit(b"a")
     yard.lose(b"v", b"a", times=4)
     yard.submit(b"b", priority=-1, lanes=[b"x"])
-    yard.handle(PauseAsked(0, b"c", b"default", b""))
+    yard.handle(PauseRequested(0, b"c", b"default", b""))
     yard.take(b"w")
-    yard.handle(ResumeAsked(0, b"c", b"default", b""))
+    yard.handle(ResumeRequested(0, b"c", b"default", b""))
     expected = (
         "it is ready, but lost 4 workers, so its last attempt must be alone in its worker: "
         "it waits until one is idle"
     )
-    assert sentence(yard, b"a", Reason.ALONE) == expected
+    assert sentence(yard, b"a", Reason.EXCLUSIVE) == expected
 
 
 def test_last_attempt_says_which_worker_is_emptied_for_it() -> None:
@@ -270,7 +270,7 @@ def test_last_attempt_says_which_worker_is_emptied_for_it() -> None:
     yard.lose(b"v", b"a", times=3)
     yard.submit(b"b", b"c", b"d")
     for worker, name in ((b"u", b"a"), (b"w", b"b"), (b"t", b"c")):
-        yard.join(worker, slots_total=2, silence_ns=60 * SECOND_NS)
+        yard.join(worker, slots_total=2, lease_timeout_ns=60 * SECOND_NS)
         assert yard.take(worker) == [name]
     yard.handle(WorkerLost(0, b"u"))
     assert yard.take(b"w") == [b"d"]
@@ -278,7 +278,7 @@ def test_last_attempt_says_which_worker_is_emptied_for_it() -> None:
         "it is ready, but lost 4 workers, so its last attempt must be alone in its worker: "
         "worker w gets no other task until it is idle; it holds 2 tasks now"
     )
-    assert sentence(yard, b"a", Reason.ALONE) == expected
+    assert sentence(yard, b"a", Reason.EXCLUSIVE) == expected
 
 
 def test_task_that_lost_workers_says_that_others_like_it_are_in_its_place() -> None:
@@ -291,7 +291,7 @@ def test_task_that_lost_workers_says_that_others_like_it_are_in_its_place() -> N
         "it is ready, but lost 3 workers: "
         "at most 2 tasks of that kind may share a worker, and none has room for one more"
     )
-    assert sentence(yard, b"c", Reason.APART) == expected
+    assert sentence(yard, b"c", Reason.ISOLATED) == expected
 
 
 def test_wide_task_says_which_worker_is_reserved_for_it(yard: Yard) -> None:
@@ -317,7 +317,7 @@ def test_task_that_finds_all_slots_in_use(yard: Yard) -> None:
     yard.take(b"w", 2)
     expected = "it is ready, but all 2 slots of its 1 worker are in use"
     assert sentence(yard, b"c", Reason.WORKERS_BUSY) == expected
-    yard.handle(WorkerAppeared(0, b"v", WorkerFacts(slots_total=1), ahead=2))
+    yard.handle(WorkerRegistered(0, b"v", WorkerFacts(slots_total=1), prefetch=2))
     expected = "it is ready, but no worker of service default that has a free slot asks for work"
     assert sentence(yard, b"c", Reason.WORKERS_BUSY) == expected
     yard.submit(b"d", b"e", b"f")

@@ -4,27 +4,27 @@ from collections.abc import Callable
 
 import pytest
 
-from taskyard.core.effects import LanesTold, LaneView
+from taskyard.core.effects import LaneList, LaneView
 from taskyard.core.events import (
-    Clause,
-    LanesAsked,
+    LaneOptions,
+    LanesRequested,
     Outcome,
-    PauseAsked,
-    RetryAsked,
-    Rules,
+    PauseRequested,
+    RetryRequested,
+    Rule,
     RulesSet,
     Scope,
-    WorkerHeard,
+    WorkerHeartbeat,
 )
 from taskyard.core.explain import LANE_REASONS, LANE_SENTENCES, Reason, explain
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.policy import Hold
+from taskyard.core.policy import HoldReason
 from tests.core.kit import Yard
 
 
 def view(yard: Yard, lane: bytes = b"x") -> LaneView:
-    told = yard.handle(LanesAsked(0, b"client", lane=lane))
-    assert isinstance(told[0], LanesTold)
+    told = yard.handle(LanesRequested(0, b"client", lane=lane))
+    assert isinstance(told[0], LaneList)
     (found,) = told[0].lanes
     return found
 
@@ -34,22 +34,22 @@ def submit(yard: Yard) -> None:
 
 
 def rule(yard: Yard, **fields: object) -> None:
-    yard.clauses(Clause(b"clause", b"default/x", Rules(**fields)))  # type: ignore[arg-type]
+    yard.clauses(Rule(b"clause", b"default/x", LaneOptions(**fields)))  # type: ignore[arg-type]
 
 
 def pause_everything(yard: Yard) -> None:
     submit(yard)
-    yard.handle(PauseAsked(0, b"client"))
+    yard.handle(PauseRequested(0, b"client"))
 
 
 def pause_service(yard: Yard) -> None:
     submit(yard)
-    yard.handle(PauseAsked(0, b"client", b"default"))
+    yard.handle(PauseRequested(0, b"client", b"default"))
 
 
 def pause_lane(yard: Yard) -> None:
     submit(yard)
-    yard.handle(PauseAsked(0, b"client", b"default", b"x"))
+    yard.handle(PauseRequested(0, b"client", b"default", b"x"))
 
 
 def hold(yard: Yard) -> None:
@@ -71,18 +71,18 @@ def no_worker(yard: Yard) -> None:
 def trouble(yard: Yard) -> None:
     yard.join(b"w")
     submit(yard)
-    yard.handle(WorkerHeard(0, b"w", trouble=b"agents/smtp: no such file"))
+    yard.handle(WorkerHeartbeat(0, b"w", trouble=b"agents/smtp: no such file"))
 
 
 def silent(yard: Yard) -> None:
-    yard.join(b"w", silence_ns=15 * SECOND_NS)
+    yard.join(b"w", lease_timeout_ns=15 * SECOND_NS)
     submit(yard)
     yard.take(b"w")
     yard.later(6)
 
 
 def silent_with_all_of_it(yard: Yard) -> None:
-    yard.join(b"w", silence_ns=15 * SECOND_NS)
+    yard.join(b"w", lease_timeout_ns=15 * SECOND_NS)
     yard.submit(b"a", lanes=[b"x"])
     yard.take(b"w")
     yard.later(6)
@@ -98,7 +98,7 @@ def broker_limit(yard: Yard) -> None:
 
 def service_limit(yard: Yard) -> None:
     yard.join(b"w")
-    yard.clauses(Clause(b"clause", b"*/*", Rules(workers_max=1)))
+    yard.clauses(Rule(b"clause", b"*/*", LaneOptions(workers_max=1)))
     yard.submit(b"other", service=b"another", lanes=[b"y"])
     yard.join(b"v", services=(b"another",))
     yard.take(b"v")
@@ -143,7 +143,7 @@ def failed(yard: Yard) -> None:
     yard.join(b"w")
     yard.submit(b"a", lanes=[b"x"])
     yard.take(b"w")
-    yard.report(b"w", b"a", Outcome.FAILED_FOR_GOOD)
+    yard.report(b"w", b"a", Outcome.FAILED_FINAL)
 
 
 STORIES: list[tuple[Reason, Callable[[Yard], None], str]] = [
@@ -155,7 +155,7 @@ STORIES: list[tuple[Reason, Callable[[Yard], None], str]] = [
         hold,
         "it is held until somebody asks for it: taskyard retry --service default --lane x",
     ),
-    (Reason.GATHERING, gather, "it gathers more tasks before it begins, in 3.0 s"),
+    (Reason.DEBOUNCED, gather, "it gathers more tasks before it begins, in 3.0 s"),
     (Reason.NO_WORKER, no_worker, "no worker of its service is connected"),
     (
         Reason.TROUBLE,
@@ -163,12 +163,12 @@ STORIES: list[tuple[Reason, Callable[[Yard], None], str]] = [
         "no worker of its service can start its agent: agents/smtp: no such file",
     ),
     (
-        Reason.SILENT,
+        Reason.NO_HEARTBEAT,
         silent,
         "worker w, which serves it, has not been heard for 6 s; in 9 s its tasks go to others",
     ),
     (
-        Reason.SILENT,
+        Reason.NO_HEARTBEAT,
         silent_with_all_of_it,
         "worker w, which serves it, has not been heard for 6 s; in 9 s its tasks go to others",
     ),
@@ -220,8 +220,8 @@ def test_lane_that_is_paused_without_tasks_says_so_and_one_without_a_pause_is_no
 
 
 def test_every_hold_has_a_sentence_of_its_own() -> None:
-    assert [*LANE_SENTENCES] == [*Hold]
-    assert len(dict.fromkeys(LANE_SENTENCES.values())) == len(Hold)
+    assert [*LANE_SENTENCES] == [*HoldReason]
+    assert len(dict.fromkeys(LANE_SENTENCES.values())) == len(HoldReason)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_every_hold_has_a_sentence_of_its_own() -> None:
             ),
         ),
         (
-            Reason.GATHERING,
+            Reason.DEBOUNCED,
             gather,
             "but its lane gathers more tasks before it begins, in 3.0 s (service default)",
         ),
@@ -249,7 +249,7 @@ def test_every_hold_has_a_sentence_of_its_own() -> None:
             ),
         ),
         (
-            Reason.SILENT,
+            Reason.NO_HEARTBEAT,
             silent,
             "and has not been heard for 6 s; in 9 s its tasks go to others",
         ),
@@ -271,20 +271,20 @@ def test_malformed_lines_of_its_workers_agents_are_told_of_a_lane_and_its_task()
     yard.take(b"w")
     before = view(yard).sentence
     held = [(b"a", 1)]
-    yard.handle(WorkerHeard(0, b"w", held, malformed=1))
+    yard.handle(WorkerHeartbeat(0, b"w", held, malformed=1))
     told = "; its agents wrote 1 malformed line (see its log)"
     assert view(yard).sentence == before + told
     assert explain(yard.scheduler, b"a").sentence.endswith(told)
-    yard.handle(WorkerHeard(0, b"w", held))  # another process of that name
+    yard.handle(WorkerHeartbeat(0, b"w", held))  # another process of that name
     assert view(yard).sentence == before
 
 
 def test_worker_that_is_well_again_is_no_reason() -> None:
     yard = Yard()
     trouble(yard)
-    yard.handle(WorkerHeard(0, b"w"))
+    yard.handle(WorkerHeartbeat(0, b"w"))
     assert view(yard).reason is Reason.TROUBLE
-    yard.handle(WorkerHeard(0, b"w", trouble=b""))
+    yard.handle(WorkerHeartbeat(0, b"w", trouble=b""))
     assert view(yard).reason is Reason.WORKERS_BUSY
 
 
@@ -298,5 +298,5 @@ def test_trouble_of_one_worker_is_no_reason_while_another_is_well() -> None:
 def test_the_command_that_a_held_lane_names_lets_it_go() -> None:
     yard = Yard()
     hold(yard)
-    yard.handle(RetryAsked(0, b"client", Scope(service=b"default", lane=b"x")))
+    yard.handle(RetryRequested(0, b"client", Scope(service=b"default", lane=b"x")))
     assert yard.take(b"w") == [b"a"]

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskyard.core import graph
-from taskyard.core.events import Outcome, Repeat, Unknown
+from taskyard.core.events import DuplicatePolicy, Outcome, UnknownPolicy
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Task, Terms
 from tests.core.kit import Yard, a_lane
@@ -101,8 +101,8 @@ def failed_and_behind() -> Yard:
     yard.join(b"w")
     yard.submit(b"f", b"c", b"d", after=[[], [b"f"], [b"c"]])
     yard.take(b"w")
-    yard.report(b"w", b"f", Outcome.FAILED_FOR_GOOD)
-    yard.submit(b"g", after=[[b"x"]], unknown=Unknown.WAIT)
+    yard.report(b"w", b"f", Outcome.FAILED_FINAL)
+    yard.submit(b"g", after=[[b"x"]], unknown=UnknownPolicy.WAIT)
     yard.submit(b"r", b"h", after=[[], [b"r"]])
     return yard
 
@@ -114,7 +114,7 @@ def test_tasks_behind_a_failure_are_stuck() -> None:
 def test_task_is_not_stuck_while_something_that_it_waits_for_may_still_come() -> None:
     yard = failed_and_behind()
     yard.submit(b"e", after=[[b"f", b"r"]])
-    yard.submit(b"i", after=[[b"f", b"x"]], unknown=Unknown.WAIT)
+    yard.submit(b"i", after=[[b"f", b"x"]], unknown=UnknownPolicy.WAIT)
     assert stuck(yard) == [b"c", b"d"]
     yard.take(b"w")
     yard.finish(b"w", b"r")
@@ -126,15 +126,15 @@ def test_cancelled_generation_does_not_hide_that_the_next_one_is_stuck() -> None
     yard.join(b"w")
     yard.submit(b"f", b"b", after=[[], [b"f"]])
     yard.cancel(b"b")
-    yard.submit(b"b", after=[[b"f"]], repeat=Repeat.EXTEND)
+    yard.submit(b"b", after=[[b"f"]], repeat=DuplicatePolicy.EXTEND)
     yard.take(b"w")
-    yard.report(b"w", b"f", Outcome.FAILED_FOR_GOOD)
+    yard.report(b"w", b"f", Outcome.FAILED_FINAL)
     assert stuck(yard) == [b"b"]
 
 
 def test_task_that_waits_for_a_failure_twice_is_stuck() -> None:
     yard = failed_and_behind()
-    yard.submit(b"c", after=[[b"f"]], repeat=Repeat.EXTEND)
+    yard.submit(b"c", after=[[b"f"]], repeat=DuplicatePolicy.EXTEND)
     assert stuck(yard) == [b"c", b"d"]
 
 
@@ -195,7 +195,7 @@ def test_order_in_which_edges_come_does_not_matter(
         if place < len(wanted):
             name = wanted[place]
             closes = is_cyclic({**taken, name: after[name]})
-            yard.submit(name, after=[after[name]], unknown=Unknown.WAIT)
+            yard.submit(name, after=[after[name]], unknown=UnknownPolicy.WAIT)
             assert (name in yard.scheduler.ledger.tasks) is not closes
             if not closes:
                 taken[name] = after[name]

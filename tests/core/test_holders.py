@@ -1,24 +1,24 @@
 """Names of workers: which process holds one, and what another process with that name gets."""
 
 from taskyard.core import image
-from taskyard.core.effects import Effect, Heard, Refusal, Refused
+from taskyard.core.effects import Effect, HeartbeatAck, Refusal, Refused
 from taskyard.core.events import (
-    WorkAsked,
-    WorkerAppeared,
-    WorkerGone,
-    WorkerHeard,
-    WorkProgressed,
-    WorkReported,
-    WorkReturned,
+    TasksProgressed,
+    TasksReported,
+    TasksRequested,
+    TasksReturned,
+    WorkerExited,
+    WorkerHeartbeat,
+    WorkerRegistered,
 )
 from taskyard.core.limits import CRASHES_MAX, REPLACED_MAX, REPLACED_TASKS_MAX, SECOND_NS
 from taskyard.core.records import (
-    Expired,
     Failed,
+    LeaseExpired,
     Refunded,
     Returned,
     ReturnReason,
-    Stale,
+    StaleReport,
     WorkerJoined,
     WorkerLeft,
     WorkerReplaced,
@@ -36,17 +36,20 @@ MISSED_SECONDS = 3
 
 
 def facts(incarnation: int) -> WorkerFacts:
-    silence_ns = 15 * SECOND_NS
+    lease_timeout_ns = 15 * SECOND_NS
     return WorkerFacts(
-        slots_total=4, silence_ns=silence_ns, incarnation=incarnation, heartbeat_ns=SECOND_NS
+        slots_total=4,
+        lease_timeout_ns=lease_timeout_ns,
+        incarnation=incarnation,
+        heartbeat_ns=SECOND_NS,
     )
 
 
 def beat(yard: Yard, incarnation: int, request: int = 0, replaces: int = 0) -> list[Effect]:
     """Have a process introduce itself and send a heartbeat, as native workers do every second."""
-    introduced = yard.handle(WorkerAppeared(0, b"w", facts(incarnation), replaces=replaces))
+    introduced = yard.handle(WorkerRegistered(0, b"w", facts(incarnation), replaces=replaces))
     records = yard.records
-    heard = WorkerHeard(0, b"w", request=request, incarnation=incarnation)
+    heard = WorkerHeartbeat(0, b"w", request=request, incarnation=incarnation)
     effects = [*introduced, *yard.handle(heard)]
     yard.records = [*records, *yard.records]
     return effects
@@ -57,7 +60,7 @@ def holding(*names: bytes) -> Yard:
     yard = Yard()
     yard.submit(*names)
     beat(yard, 1)
-    assert assigned(yard.handle(WorkAsked(0, b"w", 4, incarnation=1))) == [*names]
+    assert assigned(yard.handle(TasksRequested(0, b"w", 4, incarnation=1))) == [*names]
     return yard
 
 
@@ -95,16 +98,16 @@ def test_newcomer_is_refused_while_the_holder_is_heard() -> None:
 def test_newcomer_can_neither_take_nor_settle_nor_return_nor_leave_for_the_holder() -> None:
     yard = holding(b"a")
     yard.submit(b"b")
-    assert refusals(yard.handle(WorkAsked(0, b"w", incarnation=2))) == [Refusal.NAME_HELD]
-    returned = WorkReturned(0, b"w", [b"a"], incarnation=2)
+    assert refusals(yard.handle(TasksRequested(0, b"w", incarnation=2))) == [Refusal.NAME_HELD]
+    returned = TasksReturned(0, b"w", [b"a"], incarnation=2)
     assert refusals(yard.handle(returned)) == [Refusal.NAME_HELD]
-    progressed = WorkProgressed(0, b"w", [b"a"], [1], incarnation=2)
+    progressed = TasksProgressed(0, b"w", [b"a"], [1], incarnation=2)
     assert refusals(yard.handle(progressed)) == [Refusal.NAME_HELD]
-    assert refusals(yard.handle(WorkerGone(0, b"w", incarnation=2))) == [Refusal.NAME_HELD]
+    assert refusals(yard.handle(WorkerExited(0, b"w", incarnation=2))) == [Refusal.NAME_HELD]
     assert yard.records == []
-    reported = WorkReported(0, b"w", [b"a"], [1], incarnation=2)
+    reported = TasksReported(0, b"w", [b"a"], [1], incarnation=2)
     assert refusals(yard.handle(reported)) == [Refusal.NAME_HELD]
-    assert yard.records == [Stale(0, b"w", [b"a"], [1])]
+    assert yard.records == [StaleReport(0, b"w", [b"a"], [1])]
     assert yard.states(b"a", b"b") == [LEASED, READY]
 
 
@@ -112,8 +115,8 @@ def test_messages_of_a_newcomer_do_not_count_as_heartbeats_of_the_holder() -> No
     yard = holding(b"a")
     yard.later(1)
     beat(yard, 2)
-    yard.handle(WorkAsked(0, b"w", incarnation=2))
-    assert yard.scheduler.ledger.workers[b"w"].heard_ns == 0
+    yard.handle(TasksRequested(0, b"w", incarnation=2))
+    assert yard.scheduler.ledger.workers[b"w"].last_seen_ns == 0
 
 
 def test_waiting_newcomer_is_logged_once() -> None:
@@ -134,7 +137,7 @@ def test_waiting_newcomer_is_logged_once() -> None:
 def test_newcomer_gets_the_name_when_the_holder_leaves() -> None:
     yard = holding(b"a")
     beat(yard, 2)
-    yard.handle(WorkerGone(0, b"w", incarnation=1))
+    yard.handle(WorkerExited(0, b"w", incarnation=1))
     beat(yard, 2)
     assert yard.records == [WorkerJoined(0, b"w", facts(2))]
     assert yard[b"a"].losses == 0
@@ -151,7 +154,7 @@ def test_process_without_an_incarnation_does_not_get_a_held_name() -> None:
     yard = holding(b"a")
     yard.join(b"w", slots_total=0)
     assert yard.records == []
-    assert refusals(yard.handle(WorkAsked(0, b"w", incarnation=0))) == [Refusal.NAME_HELD]
+    assert refusals(yard.handle(TasksRequested(0, b"w", incarnation=0))) == [Refusal.NAME_HELD]
 
 
 # It takes over.
@@ -166,13 +169,13 @@ def test_newcomer_takes_over_when_two_heartbeats_are_missed() -> None:
     yard.later(0.001)
     now_ns = MISSED_SECONDS * SECOND_NS
     assert yard.records == [
-        Expired(now_ns, b"w", [b"a"], [1]),
+        LeaseExpired(now_ns, b"w", [b"a"], [1]),
         WorkerLeft(now_ns, b"w", b"replaced"),
         WorkerReplaced(now_ns, b"w", 1, [b"a"], [1]),
     ]
-    assert beat(yard, 2, request=5) == [Heard(b"w", 5, yard.scheduler.ledger.record)]
+    assert beat(yard, 2, request=5) == [HeartbeatAck(b"w", 5, yard.scheduler.ledger.record)]
     assert (yard.state(b"a"), yard[b"a"].losses) == (READY, 1)
-    assert assigned(yard.handle(WorkAsked(0, b"w", incarnation=2))) == [b"a"]
+    assert assigned(yard.handle(TasksRequested(0, b"w", incarnation=2))) == [b"a"]
 
 
 def test_heartbeat_that_waits_in_the_same_turn_saves_the_name() -> None:
@@ -195,7 +198,7 @@ def test_newcomer_that_has_left_shortens_no_silence() -> None:
     assert yard.state(b"a") is LEASED
     yard.later(5)
     assert yard.records == [
-        Expired(16 * SECOND_NS, b"w", [b"a"], [1]),
+        LeaseExpired(16 * SECOND_NS, b"w", [b"a"], [1]),
         WorkerLeft(16 * SECOND_NS, b"w", b"silent"),
     ]
 
@@ -234,7 +237,7 @@ def test_task_that_kills_its_supervised_workers_runs_out_of_attempts() -> None:
     for incarnation in range(1, CRASHES_MAX + 2):
         beat(yard, incarnation, replaces=1)
         if incarnation <= CRASHES_MAX:
-            assert assigned(yard.handle(WorkAsked(0, b"w", incarnation=incarnation))) == [b"a"]
+            assert assigned(yard.handle(TasksRequested(0, b"w", incarnation=incarnation))) == [b"a"]
     assert isinstance(yard.records[0], Failed)
     assert yard.scheduler.ledger.reasons[b"a"] == b"lost 5 workers"
 
@@ -245,7 +248,7 @@ def test_task_that_kills_its_supervised_workers_runs_out_of_attempts() -> None:
 def test_replaced_process_that_returns_is_refunded_and_refused() -> None:
     yard = replaced(b"a", b"b")
     assert [yard[name].losses for name in (b"a", b"b")] == [1, 1]
-    yard.handle(WorkAsked(0, b"w", incarnation=2))  # a suspect may be all that it gets
+    yard.handle(TasksRequested(0, b"w", incarnation=2))  # a suspect may be all that it gets
     yard.scheduler.take_warnings()
     effects = beat(yard, 1, request=4)
     text = (
@@ -277,23 +280,23 @@ def test_replaced_process_is_refunded_once_and_refused_every_time() -> None:
 
 def test_replaced_process_is_refused_also_when_nobody_holds_the_name() -> None:
     yard = replaced(b"a")
-    yard.handle(WorkerGone(0, b"w", incarnation=2))
+    yard.handle(WorkerExited(0, b"w", incarnation=2))
     assert refusals(beat(yard, 1)) == [Refusal.NAME_LOST]
     assert b"w" not in yard.scheduler.ledger.workers
 
 
 def test_report_of_a_replaced_process_is_stale_and_refused() -> None:
     yard = replaced(b"a")
-    effects = yard.handle(WorkReported(0, b"w", [b"a"], [1], incarnation=1, request=3))
+    effects = yard.handle(TasksReported(0, b"w", [b"a"], [1], incarnation=1, request=3))
     assert refusals(effects) == [Refusal.NAME_LOST]
-    assert yard.records[-1] == Stale(MISSED_SECONDS * SECOND_NS, b"w", [b"a"], [1])
+    assert yard.records[-1] == StaleReport(MISSED_SECONDS * SECOND_NS, b"w", [b"a"], [1])
     assert yard.state(b"a") is READY
 
 
 def test_settled_task_is_not_refunded() -> None:
     yard = replaced(b"a")
-    yard.handle(WorkAsked(0, b"w", incarnation=2))
-    yard.handle(WorkReported(0, b"w", [b"a"], [2], incarnation=2))
+    yard.handle(TasksRequested(0, b"w", incarnation=2))
+    yard.handle(TasksReported(0, b"w", [b"a"], [2], incarnation=2))
     beat(yard, 1)
     assert yard.records == [Refunded(MISSED_SECONDS * SECOND_NS, b"w", 1, [], [])]
     assert yard.state(b"a") is DONE
@@ -302,7 +305,7 @@ def test_settled_task_is_not_refunded() -> None:
 def test_task_that_was_tried_anew_meanwhile_is_not_refunded() -> None:
     yard = holding(b"a")
     yard.submit(b"a2", crashes_max=1)
-    assert assigned(yard.handle(WorkAsked(0, b"w", incarnation=1))) == [b"a2"]
+    assert assigned(yard.handle(TasksRequested(0, b"w", incarnation=1))) == [b"a2"]
     beat(yard, 2)
     yard.later(MISSED_SECONDS)
     assert yard.state(b"a2") is FAILED
@@ -315,7 +318,7 @@ def test_replaced_process_is_refused_after_recovery_from_the_journal() -> None:
     yard = replaced(b"a")
     yard.scheduler = Scheduler(yard.mirror)  # made of encoded records alone
     yard.scheduler.resume(yard.now_ns)
-    event = WorkerHeard(yard.now_ns, b"w", incarnation=1)
+    event = WorkerHeartbeat(yard.now_ns, b"w", incarnation=1)
     assert refusals(yard.scheduler.handle(event)) == [Refusal.NAME_LOST]
     assert yard[b"a"].losses == 0
 
@@ -323,7 +326,7 @@ def test_replaced_process_is_refused_after_recovery_from_the_journal() -> None:
 def test_replaced_process_is_refused_after_recovery_from_a_snapshot() -> None:
     yard = replaced(b"a")
     ledger = reopened(yard.scheduler.ledger)
-    assert image.portrait(ledger) == image.portrait(yard.scheduler.ledger)
+    assert image.fingerprint(ledger) == image.fingerprint(yard.scheduler.ledger)
     yard.scheduler = Scheduler(ledger)
     yard.scheduler.resume(yard.now_ns)
     assert refusals(beat(yard, 1)) == [Refusal.NAME_LOST]

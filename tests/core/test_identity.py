@@ -10,27 +10,27 @@ from taskyard.core import identity
 from taskyard.core.apply import apply
 from taskyard.core.effects import (
     Accepted,
-    Explained,
-    Found,
-    Listed,
-    Printed,
+    ExplanationReply,
     Refusal,
     Refused,
-    Told,
+    Settled,
+    TaskDetails,
+    TaskOutput,
+    TaskPage,
 )
 from taskyard.core.events import (
-    CancelAsked,
-    ExplainAsked,
-    ListAsked,
-    LookupAsked,
-    OutputAsked,
-    Repeat,
-    ResultsAsked,
+    CancelRequested,
+    DuplicatePolicy,
+    ExplainRequested,
+    ListRequested,
+    LookupRequested,
+    OutputRequested,
+    ResultsRequested,
     Scope,
-    SubmitAsked,
-    Unknown,
-    WatchAsked,
-    WorkReturned,
+    SubmitRequested,
+    TasksReturned,
+    UnknownPolicy,
+    WatchRequested,
 )
 from taskyard.core.records import Submitted
 from taskyard.core.states import TaskState
@@ -66,7 +66,7 @@ def test_same_names_in_two_campaigns_are_different_tasks() -> None:
         assert after_of(yard) == [[], [campaign + b"/a"]]
     assert sorted(yard.scheduler.ledger.tasks) == [b"mon/a", b"mon/b", b"tue/a", b"tue/b"]
     again = yard.submit(b"a", b"b", after=[[], [b"a"]], campaign=b"tue")
-    assert again == [Accepted(b"client", 0, new=0, known=2)]
+    assert again == [Accepted(b"client", 0, new=0, existing=2)]
 
 
 def test_name_in_after_is_of_its_own_campaign_then_of_none_then_split() -> None:
@@ -89,33 +89,33 @@ def test_name_that_is_only_in_another_campaign_is_not_known() -> None:
 def test_unknown_name_that_is_waited_for_is_of_its_own_campaign() -> None:
     yard = Yard()
     yard.submit(b"x", campaign=b"far")
-    how: dict[str, Any] = {"unknown": Unknown.WAIT, "campaign": b"own"}
+    how: dict[str, Any] = {"unknown": UnknownPolicy.WAIT, "campaign": b"own"}
     yard.submit(b"t", after=[[b"later", b"far/later"]], **how)
     assert after_of(yard) == [[b"own/later", b"far/later"]]
     yard.submit(b"later", campaign=b"else")
-    assert yard.scheduler.ledger.awaited.keys() == {b"own/later", b"far/later"}
+    assert yard.scheduler.ledger.dependents_of_unknown.keys() == {b"own/later", b"far/later"}
     yard.submit(b"later", campaign=b"own")
     yard.submit(b"later", campaign=b"far")
-    assert yard.scheduler.ledger.awaited == {}
+    assert yard.scheduler.ledger.dependents_of_unknown == {}
     assert yard.scheduler.ledger.awaited_else == {}
 
 
 def test_unknown_name_that_is_waited_for_may_come_outside_any_campaign() -> None:
     yard = Yard()
-    how: dict[str, Any] = {"unknown": Unknown.WAIT, "after": [[b"later"]]}
+    how: dict[str, Any] = {"unknown": UnknownPolicy.WAIT, "after": [[b"later"]]}
     yard.submit(b"t", campaign=b"own", **how)
     yard.submit(b"known", campaign=b"own")
-    yard.submit(b"u", campaign=b"other", unknown=Unknown.WAIT, after=[[b"own/later"]])
+    yard.submit(b"u", campaign=b"other", unknown=UnknownPolicy.WAIT, after=[[b"own/later"]])
     yard.submit(b"later")
     assert yard[b"later"].dependents == [yard[b"own/t"]]
-    assert yard.scheduler.ledger.awaited == {b"own/later": [yard[b"other/u"]]}
+    assert yard.scheduler.ledger.dependents_of_unknown == {b"own/later": [yard[b"other/u"]]}
     yard.submit(b"later", campaign=b"own")
     assert yard[b"own/later"].dependents == [yard[b"other/u"]]
 
 
 def test_unknown_name_of_a_campaign_that_comes_later_may_be_waited_for() -> None:
     yard = Yard()
-    yard.submit(b"t", campaign=b"own", unknown=Unknown.WAIT, after=[[b"far/x"]])
+    yard.submit(b"t", campaign=b"own", unknown=UnknownPolicy.WAIT, after=[[b"far/x"]])
     restored = reopened(yard.scheduler.ledger)
     assert (
         restored.awaited_else
@@ -128,7 +128,7 @@ def test_unknown_name_of_a_campaign_that_comes_later_may_be_waited_for() -> None
 
 def test_cycle_through_a_name_that_is_waited_for_is_refused() -> None:
     yard = Yard()
-    yard.submit(b"t", campaign=b"own", unknown=Unknown.WAIT, after=[[b"later"]])
+    yard.submit(b"t", campaign=b"own", unknown=UnknownPolicy.WAIT, after=[[b"later"]])
     (refused,) = yard.submit(b"later", after=[[b"own/t"]])
     assert isinstance(refused, Refused)
     assert refused.refusal is Refusal.CYCLE
@@ -137,7 +137,7 @@ def test_cycle_through_a_name_that_is_waited_for_is_refused() -> None:
 def test_name_in_after_never_means_a_task_that_only_looks_alike() -> None:
     yard = Yard()
     yard.submit(b"own/x")
-    (refused,) = yard.submit(b"t", after=[[b"x"]], campaign=b"own", unknown=Unknown.WAIT)
+    (refused,) = yard.submit(b"t", after=[[b"x"]], campaign=b"own", unknown=UnknownPolicy.WAIT)
     assert isinstance(refused, Refused)
     assert refused.text == (
         "predecessor own/x: the name is that of a task outside any campaign (give one of them "
@@ -146,8 +146,8 @@ def test_name_in_after_never_means_a_task_that_only_looks_alike() -> None:
     assert yard.records == []
 
 
-@pytest.mark.parametrize("repeat", Repeat)
-def test_full_name_of_another_task_is_refused_both_ways(repeat: Repeat) -> None:
+@pytest.mark.parametrize("repeat", DuplicatePolicy)
+def test_full_name_of_another_task_is_refused_both_ways(repeat: DuplicatePolicy) -> None:
     yard = Yard()
     yard.submit(b"b", campaign=b"a", payloads=[b"same"])
     (refused,) = yard.submit(b"a/b", payloads=[b"same"], repeat=repeat)
@@ -165,8 +165,9 @@ def test_full_name_of_another_task_is_refused_both_ways(repeat: Repeat) -> None:
 def test_partial_submission_loses_only_what_is_another_task() -> None:
     yard = Yard()
     yard.submit(b"b", campaign=b"a")
-    asked = SubmitAsked(
-        *(0, b"client", Submission([b"a/b", b"c"]), 0, Unknown.DONE, Repeat.EXTEND), partial=True
+    asked = SubmitRequested(
+        *(0, b"client", Submission([b"a/b", b"c"]), 0, UnknownPolicy.DONE, DuplicatePolicy.EXTEND),
+        partial=True,
     )
     assert yard.handle(asked) == [Accepted(b"client", 0, 1, 0, 1)]
     assert sorted(yard.scheduler.ledger.tasks) == [b"a/b", b"c"]
@@ -179,7 +180,7 @@ def test_returned_task_waits_for_tasks_of_its_own_campaign() -> None:
     yard.take(b"w")
     yard.submit(b"x", campaign=b"own")
     yard.submit(b"x")
-    yard.handle(WorkReturned(0, b"w", [b"own/t"], [[b"x"]]))
+    yard.handle(TasksReturned(0, b"w", [b"own/t"], [[b"x"]]))
     assert yard[b"own/x"].dependents is yard[b"own/t"]
 
 
@@ -189,8 +190,8 @@ def test_name_is_listed_in_every_campaign() -> None:
     yard.submit(b"x", b"y", campaign=b"mon")
     yard.submit(b"x", campaign=b"tue")
     scope = Scope(names=(b"x",), any_campaign=True)
-    (listed,) = yard.handle(ListAsked(0, b"client", scope))
-    assert isinstance(listed, Listed)
+    (listed,) = yard.handle(ListRequested(0, b"client", scope))
+    assert isinstance(listed, TaskPage)
     assert [view.name for view in listed.views] == [b"tue/x", b"mon/x", b"x"]
 
 
@@ -214,38 +215,38 @@ def old() -> Yard:
 
 def test_bare_campaign_goes_on_under_its_old_names(old: Yard) -> None:
     told = old.submit(b"x", b"y", b"old/z", b"new", after=[[], [], [], [b"x"]], campaign=b"old")
-    assert told == [Accepted(b"client", 0, new=1, known=3)]
+    assert told == [Accepted(b"client", 0, new=1, existing=3)]
     assert b"new" in old.scheduler.ledger.tasks
     assert after_of(old) == [[b"x"]]
     assert old.submit(b"0", b"1", payloads=[b"b/0", b"b/1"], campaign=b"b") == [
-        Accepted(b"client", 0, new=0, known=2)
+        Accepted(b"client", 0, new=0, existing=2)
     ]
 
 
 def test_bare_task_is_found_by_its_name_and_by_its_full_name(old: Yard) -> None:
     for name in (b"x", b"old/x"):
-        (found,) = old.handle(LookupAsked(0, b"client", [name]))
-        assert isinstance(found, Found)
+        (found,) = old.handle(LookupRequested(0, b"client", [name]))
+        assert isinstance(found, TaskDetails)
         assert [view.name for view in found.views] == [b"x"]
-        (why,) = old.handle(ExplainAsked(0, b"client", name))
-        assert isinstance(why, Explained)
+        (why,) = old.handle(ExplainRequested(0, b"client", name))
+        assert isinstance(why, ExplanationReply)
         assert (why.name, why.campaign) == (b"x", b"old")
-        (printed,) = old.handle(OutputAsked(0, b"client", name))
-        assert isinstance(printed, Printed)
+        (printed,) = old.handle(OutputRequested(0, b"client", name))
+        assert isinstance(printed, TaskOutput)
         assert printed.found
-    (told,) = old.handle(ResultsAsked(0, b"client", [b"old/y"]))
-    assert isinstance(told, Told)
+    (told,) = old.handle(ResultsRequested(0, b"client", [b"old/y"]))
+    assert isinstance(told, Settled)
     assert (told.names, told.aliases) == ([b"y"], {b"y": b"old/y"})
-    old.handle(CancelAsked(0, b"client", Scope(names=(b"old/x",))))
+    old.handle(CancelRequested(0, b"client", Scope(names=(b"old/x",))))
     assert old.state(b"x") is CANCELLED
 
 
 def test_bare_task_is_watched_by_its_full_name(old: Yard) -> None:
-    (told,) = old.handle(WatchAsked(0, b"watcher", [b"old/y", b"old/x"], request=1))
-    assert isinstance(told, Told)
+    (told,) = old.handle(WatchRequested(0, b"watcher", [b"old/y", b"old/x"], request=1))
+    assert isinstance(told, Settled)
     assert (told.names, told.aliases) == ([b"y"], {b"y": b"old/y", b"x": b"old/x"})
     (told, _) = old.cancel(b"x")
-    assert isinstance(told, Told)
+    assert isinstance(told, Settled)
     assert (told.names, told.aliases) == ([b"x"], {b"y": b"old/y", b"x": b"old/x"})
     assert old.scheduler.aliases == {}
 
@@ -274,7 +275,7 @@ class Pairs:
         self.pairs: set[tuple[bytes, bytes]] = set()
 
     def knows(self, campaign: bytes) -> bool:
-        return any(known == campaign for known, _ in self.pairs)
+        return any(existing == campaign for existing, _ in self.pairs)
 
     def find(self, name: bytes) -> tuple[bytes, bytes] | None:
         if (b"", name) in self.pairs:

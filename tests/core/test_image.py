@@ -5,12 +5,18 @@ from hypothesis import given, settings
 
 from taskyard.core import image, invariants
 from taskyard.core.effects import Accepted
-from taskyard.core.events import Outcome, PauseAsked, ResumeAsked, Unknown, WorkProgressed
+from taskyard.core.events import (
+    Outcome,
+    PauseRequested,
+    ResumeRequested,
+    TasksProgressed,
+    UnknownPolicy,
+)
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Ended, digest, ended_of
+from taskyard.core.tasks import EndedTask, digest, to_ended_task
 from tests.core.kit import Yard
 from tests.core.worlds import Step, steps, take_step
 from tests.kit.snapshots import encoded, reopened
@@ -22,15 +28,15 @@ def rich() -> Yard:
     """A yard with a bit of everything."""
     yard = Yard()
     yard.rules(overfeed=1)
-    yard.join(b"w", services=(b"default", b"x"), slots_total=9, silence_ns=60 * SECOND_NS)
+    yard.join(b"w", services=(b"default", b"x"), slots_total=9, lease_timeout_ns=60 * SECOND_NS)
     yard.join(b"v")
     yard.submit(b"killer", lanes=[b"s"])
     yard.lose(b"u", b"killer")
-    yard.handle(PauseAsked(0, b"client", b"default", b"s"))
+    yard.handle(PauseRequested(0, b"client", b"default", b"s"))
     yard.submit(b"a", b"b", b"c", lanes=[b"1", b"1", b"2"], campaign=b"c1", priority=3)
     after = [[b"a"], [b"a", b"b"], [b"d", b"e"]]
     yard.submit(b"d", b"e", b"f", after=after, envelopes=[b"!"] * 3)
-    yard.submit(b"g", after=[[b"awaited", b"a"]], unknown=Unknown.WAIT)
+    yard.submit(b"g", after=[[b"awaited", b"a"]], unknown=UnknownPolicy.WAIT)
     yard.submit(b"h", b"i", service=b"x", slots=2, due_ns=5 * SECOND_NS)
     yard.submit(b"j", service=b"x", expires_hard_ns=90 * SECOND_NS)
     yard.submit(*[b"k%d" % number for number in range(5)], service=b"x")
@@ -40,9 +46,9 @@ def rich() -> Yard:
     yard.report(b"w", held[1], Outcome.FAILED, texts=[b"oh"])
     yard.report(b"w", held[2], Outcome.REFUSED)
     yard.cancel(b"k4")
-    yard.handle(PauseAsked(0, b"client", b"x"))
-    yard.handle(PauseAsked(0, b"client", b"default", b"2"))
-    yard.handle(PauseAsked(0, b"client", b"default", b"empty"))
+    yard.handle(PauseRequested(0, b"client", b"x"))
+    yard.handle(PauseRequested(0, b"client", b"default", b"2"))
+    yard.handle(PauseRequested(0, b"client", b"default", b"empty"))
     yard.later(1)
     return yard
 
@@ -50,7 +56,7 @@ def rich() -> Yard:
 def test_restored_ledger_has_the_same_portrait_and_keeps_its_invariants() -> None:
     ledger = rich().scheduler.ledger
     restored = reopened(ledger)
-    assert image.portrait(restored) == image.portrait(ledger)
+    assert image.fingerprint(restored) == image.fingerprint(ledger)
     invariants.check_ledger(restored)
 
 
@@ -59,21 +65,21 @@ def test_restored_ledger_knows_what_was_printed() -> None:
     yard.join(b"w")
     yard.submit(b"a")
     yard.take(b"w")
-    yard.handle(WorkProgressed(0, b"w", [b"a"], texts=[b"one"]))
+    yard.handle(TasksProgressed(0, b"w", [b"a"], texts=[b"one"]))
     record = yard.scheduler.ledger.record
     assert reopened(yard.scheduler.ledger).outputs == {b"a": record}
 
 
 def test_empty_ledger_can_be_restored() -> None:
     restored = reopened(Ledger())
-    assert image.portrait(restored) == image.portrait(Ledger())
+    assert image.fingerprint(restored) == image.fingerprint(Ledger())
 
 
 def test_portrait_sees_what_differs() -> None:
     yard, other = Yard(), Yard()
     yard.submit(b"a", b"b")
     other.submit(b"b", b"a")
-    assert image.portrait(yard.mirror) != image.portrait(other.mirror)
+    assert image.fingerprint(yard.mirror) != image.fingerprint(other.mirror)
 
 
 def test_restored_ledger_goes_on_alike() -> None:
@@ -88,7 +94,7 @@ def test_restored_ledger_goes_on_alike() -> None:
         twin = Yard()
         twin.scheduler, twin.now_ns = scheduler, yard.now_ns
         twin.mirror = reopened(scheduler.ledger)
-        twin.handle(PauseAsked(0, b"client", b"x", b"never"))
+        twin.handle(PauseRequested(0, b"client", b"x", b"never"))
         for lane in (None, b"never"):
             twin.handle(resume(b"x", lane))
         twin.submit(b"awaited")
@@ -103,8 +109,8 @@ def test_restored_ledger_goes_on_alike() -> None:
     assert outcomes[0] == outcomes[1]
 
 
-def resume(service: bytes, lane: bytes | None) -> ResumeAsked:
-    return ResumeAsked(0, b"client", service, lane)
+def resume(service: bytes, lane: bytes | None) -> ResumeRequested:
+    return ResumeRequested(0, b"client", service, lane)
 
 
 @pytest.mark.slow
@@ -115,9 +121,9 @@ def test_any_ledger_can_be_restored(story: list[Step]) -> None:
     for step in story:
         take_step(yard, step)
     restored = reopened(yard.mirror)
-    assert image.portrait(restored) == image.portrait(yard.scheduler.ledger)
+    assert image.fingerprint(restored) == image.fingerprint(yard.scheduler.ledger)
     invariants.check_ledger(restored)
-    assert image.portrait(reopened(restored)) == image.portrait(restored)
+    assert image.fingerprint(reopened(restored)) == image.fingerprint(restored)
 
 
 def test_lane_with_nothing_but_a_suspect_can_be_restored_and_served() -> None:
@@ -148,10 +154,10 @@ def test_payload_that_tasks_share_is_there_once() -> None:
 # Ended tasks that are moved to an index outside memory.
 
 
-def ended(yard: Yard, name: bytes) -> Ended:
+def ended(yard: Yard, name: bytes) -> EndedTask:
     ending = yard[name].ending
     assert ending is not None
-    return ended_of(yard[name], ending)
+    return to_ended_task(yard[name], ending)
 
 
 def test_archived_task_is_forgotten_and_stays_counted() -> None:
@@ -179,7 +185,7 @@ def test_recalled_task_is_known_reopened() -> None:
         ledger.recall(one)
         ledger.recall(one)
     accepted = yard.submit(b"a", payloads=[payload], campaign=b"c")
-    assert accepted == [Accepted(b"client", 0, new=0, known=1)]
+    assert accepted == [Accepted(b"client", 0, new=0, existing=1)]
     yard.submit(b"b", after=[[b"c/a"]])
     assert yard.state(b"b") is TaskState.READY
     assert yard.state(b"c/a") is DONE

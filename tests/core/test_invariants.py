@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 
 from taskyard.core import invariants
-from taskyard.core.agenda import Branch, Lane, Queue, Reservation, Service
-from taskyard.core.events import Outcome, RulesSet, Unknown, WorkerLost
-from taskyard.core.invariants import Violated
+from taskyard.core.agenda import Lane, LaneGroup, Queue, Reservation, Service
+from taskyard.core.events import Outcome, RulesSet, UnknownPolicy, WorkerLost
+from taskyard.core.invariants import InvariantViolated
 from taskyard.core.ledger import Ledger
-from taskyard.core.limits import ALONE, SECOND_NS
-from taskyard.core.regimes import Regime
+from taskyard.core.limits import EXCLUSIVE, SECOND_NS
+from taskyard.core.regimes import ActiveRule
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState, WorkerState
 from taskyard.core.tasks import Ending, Lease
@@ -30,14 +30,14 @@ def full_yard() -> Yard:
     yard.join(b"u")
     yard.take(b"u")
     yard.submit(b"done", b"failed")
-    yard.join(b"w", slots_total=4, silence_ns=60 * SECOND_NS)
+    yard.join(b"w", slots_total=4, lease_timeout_ns=60 * SECOND_NS)
     yard.take(b"w", 2)
     yard.finish(b"w", b"done")
     yard.report(b"w", b"failed", Outcome.FAILED)
     yard.submit(b"leased", b"held", b"ready", b"more", b"cancelled", lanes=[b"", b"x"] + [b"x"] * 3)
     yard.take(b"w", 2)
     yard.cancel(b"cancelled")
-    yard.submit(b"blocked", after=[[b"leased", b"awaited"]], unknown=Unknown.WAIT)
+    yard.submit(b"blocked", after=[[b"leased", b"awaited"]], unknown=UnknownPolicy.WAIT)
     yard.submit(b"delayed", due_ns=SECOND_NS)
     yard.ask(b"w", parks=True)
     yard.join(b"v")
@@ -90,8 +90,8 @@ def ledger_of(yard: Yard) -> Ledger:
     return yard.scheduler.ledger
 
 
-def regime_of(yard: Yard) -> Regime:
-    return service_of(yard).branches[0].regime
+def regime_of(yard: Yard) -> ActiveRule:
+    return service_of(yard).lane_groups[0].active_rule
 
 
 def queue_of(yard: Yard, name: bytes = b"ready") -> Queue:
@@ -141,9 +141,9 @@ def suspect_without_loss(yard: Yard) -> None:
 
 def suspect_of_another_isolation(yard: Yard) -> None:
     lane = lane_of(yard, b"suspect")
-    groups = lane.with_rare().suspects
+    groups = lane.ensure_extras().suspects
     assert groups is not None
-    groups[1] = groups.pop(ALONE)
+    groups[1] = groups.pop(EXCLUSIVE)
 
 
 def forget_last_attempts(yard: Yard) -> None:
@@ -155,7 +155,7 @@ def reservation_that_its_worker_does_not_know(yard: Yard) -> None:
 
 
 def reserve_twice(yard: Yard) -> None:
-    other = Reservation(yard.scheduler.ledger.workers[b"v"], yard[b"suspect"], alone=True)
+    other = Reservation(yard.scheduler.ledger.workers[b"v"], yard[b"suspect"], exclusive=True)
     yard.scheduler.ledger.reserve(other)
 
 
@@ -166,7 +166,7 @@ def reserve_for_a_task_that_is_out(yard: Yard) -> None:
 def idle_beside_work(yard: Yard) -> None:
     yard.submit(b"idle")
     yard.scheduler.ledger.unreserve(worker_of(yard))
-    yard.scheduler.ledger.stirred.clear()
+    yard.scheduler.ledger.dirty.clear()
 
 
 def slots_bound_too_high(yard: Yard) -> None:
@@ -175,58 +175,58 @@ def slots_bound_too_high(yard: Yard) -> None:
 
 def out_of_rotation(yard: Yard) -> None:
     lane = lane_of(yard, b"suspect")
-    lane.rotating = False
-    if lane in lane.branch.rotation:
-        lane.branch.rotation.remove(lane)
+    lane.in_rotation = False
+    if lane in lane.lane_group.rotation:
+        lane.lane_group.rotation.remove(lane)
 
 
 def rotating_and_not_in_rotation(yard: Yard) -> None:
     lane = lane_of(yard, b"suspect")
-    lane.rotating = True
-    while lane in lane.branch.rotation:
-        lane.branch.rotation.remove(lane)
+    lane.in_rotation = True
+    while lane in lane.lane_group.rotation:
+        lane.lane_group.rotation.remove(lane)
 
 
 def twice_in_rotation(yard: Yard) -> None:
     lane = lane_of(yard, b"suspect")
-    lane.rotating = True
-    lane.branch.rotation.extend([lane, lane])
+    lane.in_rotation = True
+    lane.lane_group.rotation.extend([lane, lane])
 
 
 def in_rotation_unawares(yard: Yard) -> None:
-    lane = Lane(b"odd", service_of(yard), service_of(yard).branches[0])
-    lane.branch.rotation.append(lane)
+    lane = Lane(b"odd", service_of(yard), service_of(yard).lane_groups[0])
+    lane.lane_group.rotation.append(lane)
 
 
 def rotate_among_others(yard: Yard) -> None:
     """A branch that no lane is of has one in rotation."""
     lane = lane_of(yard, b"ready")
-    lane.branch = Branch(lane.service, lane.branch.regime)
+    lane.lane_group = LaneGroup(lane.service, lane.lane_group.active_rule)
 
 
-def put_off(yard: Yard, name: bytes, run_left: int) -> None:
+def deferred(yard: Yard, name: bytes, run_left: int) -> None:
     """A ready task waits for the next run of its lane."""
     lane, task = lane_of(yard, name), yard[name]
-    lane.line.discard(task)
-    task.attempt = task.excused = 1
-    lane.with_rare().later = {id(task): task}
-    lane.with_rare().run_left = run_left
+    lane.main_queue.discard(task)
+    task.attempt = task.losses_excused = 1
+    lane.ensure_extras().next_run = {id(task): task}
+    lane.ensure_extras().run_left = run_left
 
 
 def wait_for_ever(yard: Yard) -> None:
     yard.submit(b"one", b"two", lanes=[b"run", b"run"])
-    put_off(yard, b"two", run_left=0)
+    deferred(yard, b"two", run_left=0)
 
 
 def wait_for_nothing(yard: Yard) -> None:
     yard.submit(b"one", lanes=[b"run"])
-    put_off(yard, b"one", run_left=1)
+    deferred(yard, b"one", run_left=1)
 
 
 def wait_untried(yard: Yard) -> None:
     yard.submit(b"one", b"two", lanes=[b"run", b"run"])
-    put_off(yard, b"two", run_left=1)
-    yard[b"two"].attempt = yard[b"two"].excused = 0
+    deferred(yard, b"two", run_left=1)
+    yard[b"two"].attempt = yard[b"two"].losses_excused = 0
 
 
 def empty_lease(yard: Yard) -> None:
@@ -252,17 +252,17 @@ def lease_of_another(yard: Yard) -> None:
 
 def suspect_among_others(yard: Yard) -> None:
     for task in worker_of(yard).held():
-        task.attempt += ALONE
+        task.attempt += EXCLUSIVE
 
 
 def forget_silence(yard: Yard) -> None:
-    yard.scheduler.silence.clear()
+    yard.scheduler.timeouts.clear()
 
 
 def mind_silence_late(yard: Yard) -> None:
     worker = worker_of(yard)
-    worker.watched_ns = worker.silent_at_ns + 1
-    yard.scheduler.silence[:] = [(worker.watched_ns, worker.name)]
+    worker.timeout_check_ns = worker.timeout_at_ns + 1
+    yard.scheduler.timeouts[:] = [(worker.timeout_check_ns, worker.name)]
 
 
 def forget_parked(yard: Yard) -> None:
@@ -271,7 +271,7 @@ def forget_parked(yard: Yard) -> None:
 
 
 def await_known(yard: Yard) -> None:
-    ledger_of(yard).awaited[b"ready"] = []
+    ledger_of(yard).dependents_of_unknown[b"ready"] = []
 
 
 def forget_agenda(yard: Yard) -> None:
@@ -292,7 +292,7 @@ def unknown_service(yard: Yard) -> None:
 
 def share_alone(yard: Yard, name: bytes) -> None:
     lane = lane_of(yard, name)
-    lane.holder, lane.shares = None, {worker_of(yard): lane.leased}
+    lane.holder, lane.leased_by_worker = None, {worker_of(yard): lane.leased}
 
 
 PLANTS: dict[str, Plant] = {
@@ -301,7 +301,7 @@ PLANTS: dict[str, Plant] = {
     "done without an ending": plant_task(b"done", "ending", None),
     "an ending without being ended": plant_task(b"ready", "ending", Ending(1, 1)),
     "negative failures": plant_task(b"failed", "failures", -1),
-    "negative excuses": plant_task(b"failed", "excused", -1),
+    "negative excuses": plant_task(b"failed", "losses_excused", -1),
     "more charges than attempts": plant_task(b"failed", "failures", 5),
     "blocked by nothing": plant_task(b"blocked", "waits", 0),
     "ready and waiting": plant_task(b"ready", "waits", 1),
@@ -315,8 +315,8 @@ PLANTS: dict[str, Plant] = {
     "a count of ended tasks": lambda y: count_up(ledger_of(y).counts, DONE),
     "a count of a campaign": lambda y: count_up(ledger_of(y).campaigns[b""].counts, READY),
     "a count of a service": lambda y: count_up(service_of(y).counts, READY),
-    "pairs of lanes and workers": lambda y: bump(ledger_of(y), "serving"),
-    "pairs of a clause": lambda y: bump(regime_of(y), "serving"),
+    "pairs of lanes and workers": lambda y: bump(ledger_of(y), "lane_worker_pairs"),
+    "pairs of a clause": lambda y: bump(regime_of(y), "lane_worker_pairs"),
     "workers of a service": lambda y: bump(service_of(y), "workers"),
     "suspects of a service": lambda y: bump(service_of(y), "suspects"),
     "isolation of a suspect": suspect_of_another_isolation,
@@ -334,7 +334,7 @@ PLANTS: dict[str, Plant] = {
     "queued in another lane": queue_foreign,
     "queued nowhere": queue_nowhere,
     "queued under another priority": queue_under_another_priority,
-    "stale entries of a queue": lambda y: bump(queue_of(y), "stale"),
+    "stale entries of a queue": lambda y: bump(queue_of(y), "stale_count"),
     "a suspect that is not set apart": unset_suspect,
     "suspected without a loss": suspect_without_loss,
     "a lane out of rotation": out_of_rotation,
@@ -344,7 +344,7 @@ PLANTS: dict[str, Plant] = {
     "slots in use": lambda y: bump(worker_of(y), "slots_used"),
     "lane shared by one": lambda y: share_alone(y, b"held"),
     "leases of a worker": lambda y: worker_of(y).leases.clear(),
-    "tasks left of a lease": lambda y: bump(lease_of(y), "left"),
+    "tasks left of a lease": lambda y: bump(lease_of(y), "tasks_left"),
     "a lease that names another worker": lease_of_another,
     "a lease of nothing": empty_lease,
     "names of a lease": lease_of_other_names,
@@ -353,7 +353,7 @@ PLANTS: dict[str, Plant] = {
     "a suspect among others": suspect_among_others,
     "delayed and on no agenda": forget_agenda,
     "delayed and on the agenda for another time": plan_at_another_time,
-    "stirred and not looked at": lambda y: ledger_of(y).stirred.update(ledger_of(y).services),
+    "stirred and not looked at": lambda y: ledger_of(y).dirty.update(ledger_of(y).services),
     "silence that nobody minds": forget_silence,
     "silence that is minded too late": mind_silence_late,
     "parked and in no list": forget_parked,
@@ -362,12 +362,12 @@ PLANTS: dict[str, Plant] = {
     "all that is ready waits for the next run": wait_for_nothing,
     "put off and never tried": wait_untried,
     "released more than there is": lambda y: setattr(
-        lane_of(y, b"ready").with_rare(), "released", 99
+        lane_of(y, b"ready").ensure_extras(), "released", 99
     ),
     "gathering that nobody ends": lambda y: setattr(
-        lane_of(y, b"ready").with_rare(), "begins_ns", 5
+        lane_of(y, b"ready").ensure_extras(), "debounce_until_ns", 5
     ),
-    "a lane that got work and was not looked at": lambda y: ledger_of(y).gathering.append(
+    "a lane that got work and was not looked at": lambda y: ledger_of(y).debouncing.append(
         lane_of(y, b"ready")
     ),
     "late and ended": lambda y: ledger_of(y).reported.update({b"done": None}),
@@ -377,13 +377,13 @@ PLANTS: dict[str, Plant] = {
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)
 def test_contradiction_is_seen(yard: Yard, plant: Plant) -> None:
     plant(yard)
-    with pytest.raises(Violated):
+    with pytest.raises(InvariantViolated):
         invariants.check(yard.scheduler)
 
 
 def test_violation_says_what_is_kept_and_what_follows(yard: Yard) -> None:
-    bump(regime_of(yard), "serving", 5)
-    with pytest.raises(Violated) as raised:
+    bump(regime_of(yard), "lane_worker_pairs", 5)
+    with pytest.raises(InvariantViolated) as raised:
         invariants.check(yard.scheduler)
     assert str(raised.value) == ("serving of clause b'': 7 is kept, but 2 follows from the state")
 

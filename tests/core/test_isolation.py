@@ -11,22 +11,22 @@ import pytest
 from taskyard.core import invariants
 from taskyard.core.effects import Assign, Effect
 from taskyard.core.events import (
-    Clause,
-    DrainAsked,
+    DrainRequested,
     Event,
+    LaneOptions,
     Outcome,
-    PauseAsked,
-    ResumeAsked,
-    Rules,
+    PauseRequested,
+    ResumeRequested,
+    Rule,
     RulesSet,
-    SubmitAsked,
-    WorkAsked,
-    WorkerAppeared,
-    WorkerCut,
+    SubmitRequested,
+    TasksReported,
+    TasksRequested,
     WorkerLost,
-    WorkReported,
+    WorkerRegistered,
+    WorkerUnreachable,
 )
-from taskyard.core.limits import ALONE, CRASHES_MAX, SECOND_NS
+from taskyard.core.limits import CRASHES_MAX, EXCLUSIVE, SECOND_NS
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission, isolation_room
@@ -47,7 +47,7 @@ class World:
         self.slots = slots
         self.rounds = 0
         self.held: dict[bytes, list[bytes]] = {}
-        self.handle(SubmitAsked(0, b"c", Submission(self.names)))
+        self.handle(SubmitRequested(0, b"c", Submission(self.names)))
         for number in range(workers):
             self.join(b"w%d" % number)
 
@@ -62,9 +62,11 @@ class World:
 
     def join(self, worker: bytes) -> None:
         self.held[worker] = []
-        facts = WorkerFacts(slots_total=self.slots, silence_ns=60 * SECOND_NS, standing=True)
-        self.handle(WorkerAppeared(0, worker, facts))
-        self.handle(WorkAsked(0, worker, self.slots, parks=True))
+        facts = WorkerFacts(
+            slots_total=self.slots, lease_timeout_ns=60 * SECOND_NS, always_ready=True
+        )
+        self.handle(WorkerRegistered(0, worker, facts))
+        self.handle(TasksRequested(0, worker, self.slots, parks=True))
 
     def lose(self, worker: bytes) -> None:
         self.handle(WorkerLost(0, worker))
@@ -81,7 +83,7 @@ class World:
                     self.lose(worker)
                 elif names:
                     self.held[worker] = []
-                    self.handle(WorkReported(0, worker, list(names)))
+                    self.handle(TasksReported(0, worker, list(names)))
             assert self.rounds < 10_000
         return self.rounds
 
@@ -131,7 +133,7 @@ def test_20_poison_tasks_among_2000_fail_and_no_innocent_one() -> None:
     ],
 )
 def test_isolation_grows_by_the_cube_root_of_the_slots(slots: int, rooms: list[int]) -> None:
-    assert [isolation_room(step, slots) for step in range(1, ALONE + 1)] == rooms
+    assert [isolation_room(step, slots) for step in range(1, EXCLUSIVE + 1)] == rooms
     second, third = rooms[1:3]
     assert (second - 1) ** 3 < slots**2 <= second**3
     assert (third - 1) ** 3 < slots <= third**3
@@ -174,10 +176,10 @@ def test_tasks_of_each_isolation_are_counted_by_themselves() -> None:
     twice, thrice = [b"a", b"b", b"c", b"d", b"e"], [b"x", b"y", b"z"]
     yard.submit(*thrice)
     yard.lose(b"v", *thrice, times=3)
-    yard.handle(PauseAsked(0, b"c"))
+    yard.handle(PauseRequested(0, b"c"))
     yard.submit(*twice, service=b"other")
     yard.submit(b"new")
-    yard.handle(ResumeAsked(0, b"c"))
+    yard.handle(ResumeRequested(0, b"c"))
     for _ in range(2):
         yard.join(b"u", services=(b"other",), slots_total=9)
         yard.take(b"u", 9)
@@ -202,9 +204,9 @@ def test_suspect_that_is_held_back_is_passed_over_in_a_serial_lane() -> None:
     yard.join(b"w", slots_total=4, services=(b"other", b"default"))
     yard.submit(b"other", service=b"other")
     yard.scheduler.ledger.workers[b"w"].service_next = 0
-    yard.handle(PauseAsked(0, b"c", b"default"))
+    yard.handle(PauseRequested(0, b"c", b"default"))
     assert yard.take(b"w") == [b"other"]
-    yard.handle(ResumeAsked(0, b"c", b"default"))
+    yard.handle(ResumeRequested(0, b"c", b"default"))
     assert yard.take(b"w", 4) == [b"good"]
     assert yard.state(b"bad") is READY
 
@@ -229,7 +231,7 @@ def drained() -> Yard:
     yard.lose(b"v", b"bad", times=CRASHES_MAX - 2)
     yard.submit(*[b"%d" % number for number in range(20)])
     for worker in (b"u", b"w", b"t"):
-        yard.join(worker, slots_total=2, silence_ns=60 * SECOND_NS)
+        yard.join(worker, slots_total=2, lease_timeout_ns=60 * SECOND_NS)
         yard.take(worker)
     yard.handle(WorkerLost(0, b"u"))
     assert yard.take(b"t") == [b"2"]
@@ -264,10 +266,10 @@ def test_idle_worker_takes_a_last_attempt_that_another_is_drained_for(drained: Y
     "end",
     [
         lambda yard: yard.leave(b"w"),
-        lambda yard: yard.handle(WorkerCut(0, b"w")),
-        lambda yard: yard.handle(DrainAsked(0, b"c", b"w")),
+        lambda yard: yard.handle(WorkerUnreachable(0, b"w")),
+        lambda yard: yard.handle(DrainRequested(0, b"c", b"w")),
         lambda yard: yard.cancel(b"bad"),
-        lambda yard: yard.handle(PauseAsked(0, b"c", b"default")),
+        lambda yard: yard.handle(PauseRequested(0, b"c", b"default")),
         lambda yard: yard.join(b"w", services=(b"other",)),
     ],
     ids=["leave", "cut", "drain", "cancel", "pause", "other services"],
@@ -280,7 +282,7 @@ def test_worker_is_not_drained_in_vain(drained: Yard, end: Callable[[Yard], obje
 
 def test_only_worker_is_never_drained() -> None:
     yard = Yard()
-    yard.join(b"w", slots_total=2, silence_ns=60 * SECOND_NS)
+    yard.join(b"w", slots_total=2, lease_timeout_ns=60 * SECOND_NS)
     yard.submit(b"bad")
     yard.lose(b"v", b"bad", times=CRASHES_MAX - 2)
     yard.submit(*[b"%d" % number for number in range(9)])
@@ -299,12 +301,12 @@ def test_one_worker_of_a_service_is_drained_at_a_time() -> None:
     yard = Yard()
     yard.submit(b"bad", b"worse")
     yard.lose(b"v", b"bad", b"worse", times=CRASHES_MAX - 1)
-    yard.handle(PauseAsked(0, b"c", b"default"))
+    yard.handle(PauseRequested(0, b"c", b"default"))
     yard.submit(*[b"%d" % number for number in range(4)], service=b"x")
     for worker in (b"1", b"2", b"3", b"4"):
-        yard.join(worker, slots_total=2, silence_ns=SECOND_NS, services=(b"x", b"default"))
+        yard.join(worker, slots_total=2, lease_timeout_ns=SECOND_NS, services=(b"x", b"default"))
         yard.take(worker)
-    yard.handle(ResumeAsked(0, b"c", b"default"))
+    yard.handle(ResumeRequested(0, b"c", b"default"))
     for worker in (b"1", b"2", b"3", b"4"):
         assert yard.take(worker) == []
     assert len(yard.scheduler.ledger.reservations) == 1
@@ -315,7 +317,7 @@ def test_one_worker_of_a_service_is_drained_at_a_time() -> None:
 
 def test_wide_task_reserves_a_worker_and_small_ones_do_not_starve_it() -> None:
     yard = Yard()
-    yard.join(b"w", slots_total=4, silence_ns=60 * SECOND_NS)
+    yard.join(b"w", slots_total=4, lease_timeout_ns=60 * SECOND_NS)
     yard.submit(*[b"%d" % number for number in range(20)])
     assert len(yard.take(b"w", 4)) == 4
     yard.submit(b"wide", slots=4, priority=1)
@@ -329,7 +331,7 @@ def test_wide_task_reserves_a_worker_and_small_ones_do_not_starve_it() -> None:
 def test_small_tasks_go_past_a_wide_one_to_other_workers() -> None:
     yard = Yard()
     for worker in (b"u", b"w"):
-        yard.join(worker, slots_total=2, silence_ns=60 * SECOND_NS)
+        yard.join(worker, slots_total=2, lease_timeout_ns=60 * SECOND_NS)
     yard.submit(b"a", b"b")
     assert (yard.take(b"u"), yard.take(b"w")) == ([b"a"], [b"b"])
     yard.submit(b"wide", slots=2)
@@ -346,7 +348,7 @@ def test_small_tasks_go_past_a_wide_one_to_other_workers() -> None:
 
 def test_reserved_task_is_leased_once_to_a_worker_that_stands_by() -> None:
     yard = Yard()
-    yard.join(b"w", slots_total=4, silence_ns=60 * SECOND_NS, standing=True)
+    yard.join(b"w", slots_total=4, lease_timeout_ns=60 * SECOND_NS, always_ready=True)
     assert assigned(yard.submit(b"a", b"b", b"c")) == [b"a", b"b", b"c"]
     yard.submit(b"wide", slots=2)
     yard.submit(b"small")
@@ -358,7 +360,7 @@ def test_reserved_task_is_leased_once_to_a_worker_that_stands_by() -> None:
 def test_wide_task_of_a_serial_lane_keeps_its_place() -> None:
     yard = Yard()
     for worker in (b"u", b"w"):
-        yard.join(worker, slots_total=2, silence_ns=60 * SECOND_NS)
+        yard.join(worker, slots_total=2, lease_timeout_ns=60 * SECOND_NS)
     yard.submit(b"a", b"b")
     assert (yard.take(b"u"), yard.take(b"w")) == ([b"a"], [b"b"])
     yard.submit(b"wide", slots=2, lanes=[b"x"])
@@ -372,18 +374,20 @@ def test_wide_task_of_a_serial_lane_keeps_its_place() -> None:
 
 
 @pytest.mark.parametrize(
-    "rules", [Rules(workers_max=1), Rules(rate_interval_ns=3600 * SECOND_NS)], ids=["limit", "rate"]
+    "rules",
+    [LaneOptions(workers_max=1), LaneOptions(rate_interval_ns=3600 * SECOND_NS)],
+    ids=["limit", "rate"],
 )
-def test_worker_is_not_reserved_for_a_task_that_a_limit_holds_back(rules: Rules) -> None:
+def test_worker_is_not_reserved_for_a_task_that_a_limit_holds_back(rules: LaneOptions) -> None:
     yard = Yard()
-    yard.handle(RulesSet(0, (Clause(b"x", b"x/*", rules),)))
-    yard.join(b"a", slots_total=4, silence_ns=60 * SECOND_NS, services=(b"x", b"default"))
+    yard.handle(RulesSet(0, (Rule(b"x", b"x/*", rules),)))
+    yard.join(b"a", slots_total=4, lease_timeout_ns=60 * SECOND_NS, services=(b"x", b"default"))
     yard.submit(b"long")
     assert yard.take(b"a") == [b"long"]
     yard.ask(b"a", 4, parks=True)
     yard.submit(b"wide", slots=4, service=b"x")
     assert [one.task.name for one in yard.scheduler.ledger.reservations] == [b"wide"]
-    yard.join(b"b", slots_total=1, silence_ns=60 * SECOND_NS, services=(b"x",))
+    yard.join(b"b", slots_total=1, lease_timeout_ns=60 * SECOND_NS, services=(b"x",))
     yard.submit(b"small", service=b"x", priority=1)
     assert yard.take(b"b") == [b"small"]
     assert yard.scheduler.ledger.reservations == []
@@ -393,10 +397,10 @@ def test_worker_is_not_reserved_for_a_task_that_a_limit_holds_back(rules: Rules)
 def test_worker_of_a_full_lane_is_not_reserved_while_the_rate_is_used_up() -> None:
     """The lane's limit refuses other workers only, the rate refuses all."""
     yard = Yard()
-    rules = Rules(lane_workers_max=1, overfeed=1, rate_interval_ns=SECOND_NS)
-    yard.handle(RulesSet(0, (Clause(b"x", b"x/*", rules),)))
-    yard.join(b"a", slots_total=2, silence_ns=60 * SECOND_NS, services=(b"x",))
-    yard.join(b"b", slots_total=1, silence_ns=60 * SECOND_NS, services=(b"x",))
+    rules = LaneOptions(lane_workers_max=1, overfeed=1, rate_interval_ns=SECOND_NS)
+    yard.handle(RulesSet(0, (Rule(b"x", b"x/*", rules),)))
+    yard.join(b"a", slots_total=2, lease_timeout_ns=60 * SECOND_NS, services=(b"x",))
+    yard.join(b"b", slots_total=1, lease_timeout_ns=60 * SECOND_NS, services=(b"x",))
     yard.submit(b"first", service=b"x", lanes=[b"l"])
     assert yard.take(b"a") == [b"first"]
     yard.later(2)
@@ -410,7 +414,7 @@ def test_worker_of_a_full_lane_is_not_reserved_while_the_rate_is_used_up() -> No
 
 def test_task_that_no_worker_can_hold_reserves_none_and_hides_none_that_can() -> None:
     yard = Yard()
-    yard.join(b"w", slots_total=4, silence_ns=60 * SECOND_NS)
+    yard.join(b"w", slots_total=4, lease_timeout_ns=60 * SECOND_NS)
     yard.submit(b"a")
     yard.take(b"w")
     yard.submit(b"huge", slots=99)
@@ -425,7 +429,7 @@ def test_put_off_task_goes_before_wide_ones_that_wait_for_another_worker() -> No
     yard = Yard()
     yard.rules(lane_workers_max=3)
     yard.join(b"w", slots_total=1)
-    yard.join(b"big", slots_total=3, silence_ns=60 * SECOND_NS)
+    yard.join(b"big", slots_total=3, lease_timeout_ns=60 * SECOND_NS)
     yard.submit(b"a", lanes=[b"x"])
     yard.submit(b"long")
     assert (yard.take(b"w"), yard.take(b"big")) == ([b"a"], [b"long"])
@@ -439,7 +443,7 @@ def test_put_off_task_goes_before_wide_ones_that_wait_for_another_worker() -> No
 def test_put_off_task_does_not_take_the_place_that_a_serial_lane_keeps_for_a_wide_one() -> None:
     yard = Yard()
     yard.join(b"w", slots_total=1)
-    yard.join(b"big", slots_total=2, silence_ns=60 * SECOND_NS)
+    yard.join(b"big", slots_total=2, lease_timeout_ns=60 * SECOND_NS)
     yard.submit(b"a", lanes=[b"x"])
     yard.submit(b"long")
     assert (yard.take(b"w"), yard.take(b"big")) == ([b"a"], [b"long"])
@@ -470,8 +474,8 @@ def test_put_off_task_does_not_wait_for_one_that_no_worker_can_hold() -> None:
 
 def test_wide_task_is_not_given_to_a_worker_that_only_takes_tasks_ahead() -> None:
     yard = Yard()
-    facts = WorkerFacts(slots_total=1, silence_ns=10**10)
-    yard.handle(WorkerAppeared(0, b"small", facts, ahead=3))
+    facts = WorkerFacts(slots_total=1, lease_timeout_ns=10**10)
+    yard.handle(WorkerRegistered(0, b"small", facts, prefetch=3))
     yard.submit(b"wide", slots=2)
     yard.take(b"small", 3)
     assert yard.states(b"wide") == [READY]

@@ -7,28 +7,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskyard.core.effects import Acted, Effect, LanesTold, LaneView, Refused
+from taskyard.core.effects import CommandAck, Effect, LaneList, LaneView, Refused
 from taskyard.core.events import (
-    Clause,
-    ExpireAsked,
-    LanesAsked,
-    MoveAsked,
+    ExpireRequested,
+    LaneOptions,
+    LanesRequested,
+    MoveRequested,
     Outcome,
-    PauseAsked,
-    RetryAsked,
-    Rules,
+    PauseRequested,
+    RetryRequested,
+    Rule,
     RulesSet,
     Scope,
-    SubmitAsked,
+    SubmitRequested,
+    TasksReported,
+    TasksRequested,
+    TasksReturned,
     TimePassed,
-    WorkAsked,
-    WorkerAppeared,
-    WorkReported,
-    WorkReturned,
+    WorkerRegistered,
 )
 from taskyard.core.explain import Reason
 from taskyard.core.limits import LIST_LANES_MAX, SECOND_NS
-from taskyard.core.records import Aged, Moved, Postponed, Released, Reported, Returned
+from taskyard.core.records import Moved, Postponed, Released, ReportedLate, Returned, TaskExpired
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission
@@ -46,7 +46,7 @@ def names(count: int, prefix: bytes = b"") -> list[bytes]:
 def a_yard(**rules: object) -> Yard:
     """A lane x that is run by these rules, and a worker that takes whatever it asks for."""
     yard = Yard()
-    yard.clauses(Clause(b"clause", b"*/x", Rules(**rules)))  # type: ignore[arg-type]
+    yard.clauses(Rule(b"clause", b"*/x", LaneOptions(**rules)))  # type: ignore[arg-type]
     yard.join(b"w")
     return yard
 
@@ -68,14 +68,14 @@ def restart(yard: Yard) -> None:
 
 
 def release(yard: Yard, **scope: object) -> list[Effect]:
-    return yard.handle(RetryAsked(0, b"client", Scope(**scope)))  # type: ignore[arg-type]
+    return yard.handle(RetryRequested(0, b"client", Scope(**scope)))  # type: ignore[arg-type]
 
 
 def test_held_lane_gives_nothing_until_somebody_asks_and_then_what_is_in_it_once() -> None:
     yard = a_yard(is_held=True)
     fill(yard, b"a", b"b")
     assert yard.take(b"w", 9) == []
-    assert release(yard, service=b"default", lane=b"x") == [Acted(b"client", 0, 2)]
+    assert release(yard, service=b"default", lane=b"x") == [CommandAck(b"client", 0, 2)]
     assert yard.records == [Released(0, [b"a", b"b"])]
     fill(yard, b"late")
     assert yard.take(b"w", 9) == [b"a"]
@@ -105,7 +105,7 @@ def test_failed_and_delayed_tasks_of_a_held_lane_are_tried_when_somebody_asks() 
     fill(yard, b"delayed", due_ns=SECOND_NS)
     yard.later(2)
     fill(yard, b"far", due_ns=100 * SECOND_NS)
-    assert release(yard, service=b"default", lane=b"x") == [Acted(b"client", 0, 2)]
+    assert release(yard, service=b"default", lane=b"x") == [CommandAck(b"client", 0, 2)]
     assert sorted([yard.take(b"w"), yard.finish(b"w", b"delayed") and yard.take(b"w")]) == [
         [b"delayed"],
         [b"far"],
@@ -238,7 +238,7 @@ def test_task_that_comes_back_to_a_random_lane_is_not_found_where_it_was_taken_f
         yard.report(b"w", name, Outcome.REFUSED)  # it goes first now
         taken = yard.take(b"w", 25)
         assert (taken[0], len(dict.fromkeys(taken))) == (name, 25)
-        yard.handle(WorkReturned(0, b"w", taken))
+        yard.handle(TasksReturned(0, b"w", taken))
 
 
 @pytest.mark.slow
@@ -247,7 +247,7 @@ def test_task_that_comes_back_to_a_random_lane_is_not_found_where_it_was_taken_f
 def test_random_lane_keeps_all_its_tasks_whatever_happens_in_its_middle(steps: list[str]) -> None:
     yard = a_yard(is_random=True, lane_workers_max=0, retry_delays_ns=(SECOND_NS,) * 99)
     fill(yard, *names(30))
-    luck = random.Random(len(steps))
+    random_bits = random.Random(len(steps))
     for number, step in enumerate(steps):
         ready = [one.name for one in yard.scheduler.ledger.tasks.values() if one.state is READY]
         if step == "take":
@@ -257,7 +257,7 @@ def test_random_lane_keeps_all_its_tasks_whatever_happens_in_its_middle(steps: l
             for name in yard.take(b"w", 3):
                 yard.report(b"w", name, Outcome.FAILED)
         elif step == "cancel" and ready:
-            yard.cancel(luck.choice(ready))
+            yard.cancel(random_bits.choice(ready))
         elif step == "add":
             fill(yard, b"new%d" % number)
         elif step == "due":
@@ -273,11 +273,11 @@ def test_random_lane_keeps_all_its_tasks_whatever_happens_in_its_middle(steps: l
 def test_queue_of_a_random_lane_does_not_grow_by_what_was_taken_out_of_it() -> None:
     yard = a_yard(is_random=True)
     fill(yard, *names(50))
-    line = yard.scheduler.ledger.services[b"default"].lanes[b"x"].line
+    main_queue = yard.scheduler.ledger.services[b"default"].lanes[b"x"].main_queue
     for _ in range(49):
         yard.finish(b"w", *yard.take(b"w"))
         left = yard.scheduler.ledger.counts[READY]
-        assert len(line.items) - line.cursor <= left * 4 // 3 + 1
+        assert len(main_queue.items) - main_queue.cursor <= left * 4 // 3 + 1
 
 
 # Runs.
@@ -414,7 +414,7 @@ def test_late_task_is_reported_once() -> None:
     yard.later(4)
     assert yard.records == []
     yard.later(1)
-    assert yard.records == [Reported(5 * SECOND_NS, [b"b"])]
+    assert yard.records == [ReportedLate(5 * SECOND_NS, [b"b"])]
     for _ in range(2):
         restart(yard)
         for seconds in (0, 100):
@@ -437,15 +437,15 @@ def test_lateness_is_not_forgotten_by_a_restart() -> None:
     yard.take(b"w")
     restart(yard)
     yard.later(6)
-    assert yard.records == [Reported(6 * SECOND_NS, [b"a"])]
+    assert yard.records == [ReportedLate(6 * SECOND_NS, [b"a"])]
 
 
 # Looking.
 
 
-def lanes(yard: Yard, **asked: object) -> LanesTold:
-    (told,) = yard.handle(LanesAsked(0, b"client", 7, **asked))  # type: ignore[arg-type]
-    assert isinstance(told, LanesTold)
+def lanes(yard: Yard, **asked: object) -> LaneList:
+    (told,) = yard.handle(LanesRequested(0, b"client", 7, **asked))  # type: ignore[arg-type]
+    assert isinstance(told, LaneList)
     assert (told.client, told.request) == (b"client", 7)
     return told
 
@@ -457,14 +457,14 @@ def test_lane_is_shown_with_all_there_is_to_see() -> None:
     yard.submit(b"blocked", after=[[b"out"]], lanes=[b"x"])
     yard.take(b"w")
     yard.later(1)
-    for outcome, name in ((Outcome.FAILED_FOR_GOOD, b"failed"), (Outcome.FAILED, b"delayed")):
+    for outcome, name in ((Outcome.FAILED_FINAL, b"failed"), (Outcome.FAILED, b"delayed")):
         assert yard.take(b"w") == [name]
         yard.report(b"w", name, outcome)
     (view,) = lanes(yard).lanes
     assert view == LaneView(
         service=b"default",
         lane=b"x",
-        clause=b"clause",
+        rule=b"clause",
         tasks=5,
         ready=1,
         blocked=1,
@@ -472,7 +472,7 @@ def test_lane_is_shown_with_all_there_is_to_see() -> None:
         leased=1,
         workers=1,
         limit=2,
-        clause_limit=0,
+        rule_limit=0,
         oldest_ns=100 * SECOND_NS,
         attempts=1,
         next_due_ns=111 * SECOND_NS,
@@ -485,7 +485,7 @@ def test_open_lane_is_shown_while_it_has_tasks_and_has_no_limit() -> None:
     yard = Yard()
     yard.submit(b"a")
     (view,) = lanes(yard).lanes
-    assert (view.lane, view.clause, view.limit) == (b"", b"", 0)
+    assert (view.lane, view.rule, view.limit) == (b"", b"", 0)
     yard.cancel(b"a")
     assert lanes(yard).lanes == []
 
@@ -532,10 +532,10 @@ def test_lanes_are_asked_for_by_service_and_pattern() -> None:
 def test_page_of_lanes_is_bounded_whatever_is_asked_for() -> None:
     scheduler = Scheduler()
     some = names(LIST_LANES_MAX + 5)
-    scheduler.handle(SubmitAsked(0, b"c", Submission(some, lanes=some)))
+    scheduler.handle(SubmitRequested(0, b"c", Submission(some, lanes=some)))
     for count, expected in ((10**9, LIST_LANES_MAX), (0, 1), (-5, 1)):
-        (told,) = scheduler.handle(LanesAsked(0, b"c", count=count))
-        assert isinstance(told, LanesTold)
+        (told,) = scheduler.handle(LanesRequested(0, b"c", count=count))
+        assert isinstance(told, LaneList)
         assert (len(told.lanes), told.more) == (expected, True)
 
 
@@ -543,11 +543,11 @@ def test_looking_at_a_long_lane_looks_at_few_of_its_tasks() -> None:
     yard = Yard()
     fill(yard, *names(300))
     for name, seen in ((b"99", 5), (b"250", 0)):  # the second is too far behind
-        yard[name].attempt = yard[name].excused = 5
-        (told,) = yard.scheduler.handle(LanesAsked(0, b"client"))
-        assert isinstance(told, LanesTold)
+        yard[name].attempt = yard[name].losses_excused = 5
+        (told,) = yard.scheduler.handle(LanesRequested(0, b"client"))
+        assert isinstance(told, LaneList)
         assert (told.lanes[0].ready, told.lanes[0].attempts) == (300, seen)
-        yard[name].attempt = yard[name].excused = 0
+        yard[name].attempt = yard[name].losses_excused = 0
 
 
 # Moving and expiring.
@@ -556,13 +556,15 @@ def test_looking_at_a_long_lane_looks_at_few_of_its_tasks() -> None:
 def move(
     yard: Yard, scope: Scope, service: bytes | None = None, lane: bytes | None = None
 ) -> list[Effect]:
-    return yard.handle(MoveAsked(0, b"client", scope, service, lane))
+    return yard.handle(MoveRequested(0, b"client", scope, service, lane))
 
 
 def test_tasks_move_to_another_lane_and_go_to_its_end() -> None:
     yard = Yard()
     yard.submit(b"a", b"b", b"c", lanes=[b"x", b"x", b"y"])
-    assert move(yard, Scope(service=b"default", lane=b"x"), lane=b"y") == [Acted(b"client", 0, 2)]
+    assert move(yard, Scope(service=b"default", lane=b"x"), lane=b"y") == [
+        CommandAck(b"client", 0, 2)
+    ]
     assert yard.records == [Moved(0, [b"a", b"b"], None, b"y")]
     assert list(yard.scheduler.ledger.services[b"default"].lanes) == [b"y"]
     yard.rules(overfeed=9)
@@ -577,10 +579,10 @@ def test_tasks_move_to_another_service_in_whatever_state_they_wait() -> None:
     yard.submit(b"blocked", after=[[b"ready"]])
     yard.submit(b"delayed", due_ns=10 * SECOND_NS)
     yard.take(b"w", 3)
-    yard.report(b"w", b"failed", Outcome.FAILED_FOR_GOOD)
+    yard.report(b"w", b"failed", Outcome.FAILED_FINAL)
     yard.report(b"w", b"ready", Outcome.REFUSED)
     everything = Scope(service=b"default")
-    assert move(yard, everything, service=b"other") == [Acted(b"client", 0, 4)]
+    assert move(yard, everything, service=b"other") == [CommandAck(b"client", 0, 4)]
     assert yard[b"out"].terms.service == b"default"
     assert yard[b"delayed"].terms.service == b"other"
     yard.join(b"v", services=(b"other",), slots_total=0)
@@ -605,7 +607,7 @@ def test_task_that_is_there_already_or_has_ended_is_not_moved() -> None:
     yard = Yard()
     yard.submit(b"a", b"b", lanes=[b"x", b"x"])
     yard.cancel(b"b")
-    assert move(yard, Scope(), lane=b"x") == [Acted(b"client", 0, 0)]
+    assert move(yard, Scope(), lane=b"x") == [CommandAck(b"client", 0, 0)]
     assert yard.records == []
 
 
@@ -635,9 +637,9 @@ def test_waiting_tasks_expire_on_request_and_what_is_out_stays() -> None:
     yard.take(b"w")
     yard.watch(b"ready")
     scope = Scope(service=b"default", lane=b"x")
-    told = yard.handle(ExpireAsked(0, b"client", scope))
-    assert told[-1] == Acted(b"client", 0, 2)
-    assert yard.records == [Aged(0, [b"ready", b"delayed"], b"expired on request")]
+    told = yard.handle(ExpireRequested(0, b"client", scope))
+    assert told[-1] == CommandAck(b"client", 0, 2)
+    assert yard.records == [TaskExpired(0, [b"ready", b"delayed"], b"expired on request")]
     assert len(told) == 2  # who watched is told
     assert yard.states(b"out", b"ready", b"delayed", b"other") == [LEASED, FAILED, FAILED, READY]
     yard.retry(b"ready")
@@ -648,7 +650,7 @@ def test_paused_lane_stays_paused_when_all_its_tasks_have_moved() -> None:
     yard = Yard()
     yard.join(b"w")
     yard.submit(b"a", lanes=[b"x"])
-    yard.handle(PauseAsked(0, b"client", b"default", b"x"))
+    yard.handle(PauseRequested(0, b"client", b"default", b"x"))
     move(yard, Scope(names=(b"a",)), lane=b"y")
     assert yard.take(b"w") == [b"a"]
     assert b"x" in yard.scheduler.ledger.services[b"default"].lanes
@@ -662,24 +664,24 @@ def drained_small(
 ) -> int:
     """How many tasks of a big lane were done when those of all small lanes were."""
     rest = [b"big%d" % number for number in range(big)]
-    scheduler.handle(SubmitAsked(0, b"c", Submission(rest, lanes=[b"big"] * big)))
+    scheduler.handle(SubmitRequested(0, b"c", Submission(rest, lanes=[b"big"] * big)))
     for lane, count in small.items():
         own = [b"%s-%d" % (lane, number) for number in range(count)]
-        scheduler.handle(SubmitAsked(0, b"c", Submission(own, lanes=[lane] * count)))
+        scheduler.handle(SubmitRequested(0, b"c", Submission(own, lanes=[lane] * count)))
     left, done = sum(small.values()), 0
     facts = WorkerFacts(slots_total=batch)
     for worker in range(workers):
-        scheduler.handle(WorkerAppeared(0, b"w%d" % worker, facts))
+        scheduler.handle(WorkerRegistered(0, b"w%d" % worker, facts))
     while left:
         taken = []
         for worker in range(workers):
-            effects = scheduler.handle(WorkAsked(0, b"w%d" % worker, batch, parks=False))
+            effects = scheduler.handle(TasksRequested(0, b"w%d" % worker, batch, parks=False))
             taken.append((b"w%d" % worker, assigned(effects)))
         assert any(some for _, some in taken)
         for worker_name, some in taken:
             of_big = sum(name.startswith(b"big") for name in some)
             done, left = done + of_big, left - (len(some) - of_big)
-            scheduler.handle(WorkReported(0, worker_name, some))
+            scheduler.handle(TasksReported(0, worker_name, some))
     return done
 
 
@@ -691,9 +693,9 @@ def drained_small(
     rules=st.sampled_from(
         [
             RulesSet(0),
-            RulesSet(0, defaults=Rules(is_random=True)),
-            RulesSet(0, (Clause(b"big", b"*/big", Rules(overfeed=3)),)),
-            RulesSet(0, defaults=Rules(workers_max=2)),
+            RulesSet(0, defaults=LaneOptions(is_random=True)),
+            RulesSet(0, (Rule(b"big", b"*/big", LaneOptions(overfeed=3)),)),
+            RulesSet(0, defaults=LaneOptions(workers_max=2)),
         ]
     ),
 )

@@ -5,27 +5,35 @@ from typing import Any
 import pytest
 
 from taskyard.core import image
-from taskyard.core.effects import Assign, Dismiss, Heard, LeasesEnded, Noted, Stop, Stranger
+from taskyard.core.effects import (
+    Assign,
+    HeartbeatAck,
+    LeasesEnded,
+    ReportAck,
+    Shutdown,
+    Stop,
+    UnknownWorker,
+)
 from taskyard.core.events import (
-    DrainAsked,
+    DrainRequested,
     Outcome,
     SlotFreed,
+    TasksProgressed,
     TimePassed,
-    WorkerHeard,
+    WorkerHeartbeat,
     WorkerLost,
-    WorkProgressed,
 )
 from taskyard.core.limits import CRASHES_MAX, SECOND_NS
 from taskyard.core.records import (
-    Expired,
     Failed,
     Finished,
     Leased,
+    LeaseExpired,
     Progressed,
     Returned,
     ReturnReason,
     SlotsFreed,
-    Stale,
+    StaleReport,
     WorkerJoined,
     WorkerLeft,
 )
@@ -44,7 +52,7 @@ def one_lease(**facts: int) -> Yard:
     """Worker w, silent for at most ten seconds, holds a."""
     yard = Yard()
     yard.submit(b"a")
-    yard.join(b"w", **{"silence_ns": TEN_NS, "slots_total": 5, **facts})
+    yard.join(b"w", **{"lease_timeout_ns": TEN_NS, "slots_total": 5, **facts})
     yard.take(b"w")
     return yard
 
@@ -56,7 +64,7 @@ def test_lease_is_recorded_and_then_told() -> None:
     yard = Yard()
     yard.clock(5)
     yard.submit(b"a", b"b", lanes=[b"", b"x"])
-    yard.join(b"w", silence_ns=TEN_NS, slots_total=5)
+    yard.join(b"w", lease_timeout_ns=TEN_NS, slots_total=5)
     effects = yard.ask(b"w", 5)
     terms = Terms(submitted_ns=5)
     names, lanes = [b"a", b"b"], [b"", b"x"]
@@ -69,7 +77,7 @@ def test_lease_time_is_the_longest_that_a_task_asks_for_or_the_workers_own() -> 
     yard.submit(b"a", lease_ns=2 * TEN_NS)
     yard.submit(b"b", lease_ns=3 * TEN_NS)
     yard.submit(b"c", lease_ns=1)
-    yard.join(b"w", silence_ns=TEN_NS, slots_total=9)
+    yard.join(b"w", lease_timeout_ns=TEN_NS, slots_total=9)
     yard.ask(b"w", 2)
     assert yard.records == [Leased(0, b"w", [b"a", b"b"], [1, 1], 3 * TEN_NS)]
     yard.ask(b"w", 2)
@@ -79,7 +87,7 @@ def test_lease_time_is_the_longest_that_a_task_asks_for_or_the_workers_own() -> 
 def test_stranger_is_told_so_and_gets_nothing() -> None:
     yard = Yard()
     yard.submit(b"a")
-    assert yard.ask(b"nobody") == [Stranger(b"nobody")]
+    assert yard.ask(b"nobody") == [UnknownWorker(b"nobody")]
     assert yard.records == []
 
 
@@ -103,11 +111,11 @@ def test_silent_worker_loses_its_tasks_and_is_gone() -> None:
     assert yard.records == []
     yard.later(0.001)
     assert yard.records == [
-        Expired(TEN_NS, b"w", [b"a"], [1]),
+        LeaseExpired(TEN_NS, b"w", [b"a"], [1]),
         WorkerLeft(TEN_NS, b"w", b"silent"),
     ]
     assert yard.state(b"a") is READY
-    assert yard.ask(b"w") == [Stranger(b"w")]
+    assert yard.ask(b"w") == [UnknownWorker(b"w")]
 
 
 def test_expired_task_goes_to_a_worker_that_waits() -> None:
@@ -128,11 +136,11 @@ def test_any_sign_of_life_renews_the_leases(sign: str) -> None:
         elif sign == "report":
             yard.finish(b"w", b"unknown")
         elif sign == "heartbeat":
-            yard.handle(WorkerHeard(0, b"w"))
+            yard.handle(WorkerHeartbeat(0, b"w"))
         elif sign == "progress":
-            yard.handle(WorkProgressed(0, b"w", [b"a"], [1], [50], [b"half"]))
+            yard.handle(TasksProgressed(0, b"w", [b"a"], [1], [50], [b"half"]))
         else:
-            yard.join(b"w", silence_ns=TEN_NS, slots_total=5)
+            yard.join(b"w", lease_timeout_ns=TEN_NS, slots_total=5)
     assert yard.state(b"a") is LEASED
     yard.later(10)
     assert yard.state(b"a") is READY
@@ -140,7 +148,7 @@ def test_any_sign_of_life_renews_the_leases(sign: str) -> None:
 
 def test_worker_that_holds_nothing_is_forgotten_by_silence_too() -> None:
     yard = Yard()
-    yard.join(b"w", silence_ns=TEN_NS)
+    yard.join(b"w", lease_timeout_ns=TEN_NS)
     yard.later(10)
     assert yard.records == [WorkerLeft(TEN_NS, b"w", b"silent")]
 
@@ -159,7 +167,7 @@ def test_plain_worker_never_expires() -> None:
 def test_long_lease_lets_its_worker_be_silent_for_longer() -> None:
     yard = Yard()
     yard.submit(b"a", lease_ns=10 * TEN_NS)
-    yard.join(b"w", silence_ns=TEN_NS)
+    yard.join(b"w", lease_timeout_ns=TEN_NS)
     yard.take(b"w")
     yard.later(99)
     assert yard.state(b"a") is LEASED
@@ -169,7 +177,7 @@ def test_long_lease_lets_its_worker_be_silent_for_longer() -> None:
 
 def test_worker_may_be_silent_for_long_only_while_it_holds_the_long_lease() -> None:
     yard = Yard()
-    yard.join(b"w", silence_ns=TEN_NS)
+    yard.join(b"w", lease_timeout_ns=TEN_NS)
     yard.later(9)
     yard.submit(b"long", lease_ns=10 * TEN_NS)
     yard.take(b"w")
@@ -186,7 +194,7 @@ def test_worker_may_be_silent_for_long_only_while_it_holds_the_long_lease() -> N
 
 def test_worker_that_is_never_empty_keeps_only_the_patience_of_what_it_holds() -> None:
     yard = Yard()
-    yard.join(b"w", silence_ns=TEN_NS, slots_total=9)
+    yard.join(b"w", lease_timeout_ns=TEN_NS, slots_total=9)
     yard.submit(b"long", lease_ns=10 * TEN_NS)
     yard.take(b"w")
     yard.submit(b"short")
@@ -198,13 +206,13 @@ def test_worker_that_is_never_empty_keeps_only_the_patience_of_what_it_holds() -
 
 def test_watch_over_silence_does_not_grow_with_the_work_done() -> None:
     yard = Yard()
-    yard.join(b"w", silence_ns=1000 * SECOND_NS)
+    yard.join(b"w", lease_timeout_ns=1000 * SECOND_NS)
     for number in range(100):
         yard.submit(b"%d" % number, lease_ns=2000 * SECOND_NS)
         yard.take(b"w")
         yard.finish(b"w", b"%d" % number)
-        yard.join(b"w", silence_ns=1000 * SECOND_NS)
-    assert len(yard.scheduler.silence) < 50
+        yard.join(b"w", lease_timeout_ns=1000 * SECOND_NS)
+    assert len(yard.scheduler.timeouts) < 50
 
 
 def test_clock_jumps_end_no_lease() -> None:
@@ -247,7 +255,7 @@ def test_worker_reports_to_a_restarted_broker_as_if_nothing_had_happened() -> No
     again = Scheduler(reopened(yard.mirror))
     again.resume(now_ns=10**15)
     yard.scheduler, yard.now_ns = again, 10**15
-    assert yard.finish(b"w", b"a", attempts=[1]) == [Noted(b"w", 0, [])]
+    assert yard.finish(b"w", b"a", attempts=[1]) == [ReportAck(b"w", 0, [])]
     assert yard.state(b"a") is DONE
 
 
@@ -268,14 +276,14 @@ def unlisting_lease(**facts: Any) -> Yard:
     return yard
 
 
-@pytest.mark.parametrize("silence_ns", [0, TEN_NS // 2])
+@pytest.mark.parametrize("lease_timeout_ns", [0, TEN_NS // 2])
 def test_recovered_lease_of_a_worker_that_lists_nothing_ends_though_it_is_heard(
-    silence_ns: int,
+    lease_timeout_ns: int,
 ) -> None:
-    yard = unlisting_lease(silence_ns=silence_ns)
+    yard = unlisting_lease(lease_timeout_ns=lease_timeout_ns)
     for _ in range(9):
         yard.later(1)
-        yard.handle(WorkerHeard(0, b"w"))
+        yard.handle(WorkerHeartbeat(0, b"w"))
     assert yard.state(b"a") is LEASED
     assert yard.scheduler.wake_at_ns() == TEN_NS
     assert yard.later(1) == [LeasesEnded(b"w", [b"a"], [1], 0)]
@@ -297,9 +305,9 @@ def test_lease_given_since_the_restart_has_no_deadline() -> None:
 
 
 def test_recovered_lease_goes_back_once_and_the_worker_gets_it_again_when_it_wants_work() -> None:
-    yard = unlisting_lease(standing=True)
+    yard = unlisting_lease(always_ready=True)
     yard.later(1)
-    yard.handle(WorkerHeard(0, b"w"))
+    yard.handle(WorkerHeartbeat(0, b"w"))
     assert assigned(yard.later(9)) == [b"a"]
     assert yard[b"a"].attempt == 2
     yard.later(100)
@@ -307,7 +315,7 @@ def test_recovered_lease_goes_back_once_and_the_worker_gets_it_again_when_it_wan
 
 
 def test_worker_that_was_not_heard_since_the_restart_gets_nothing_at_its_deadline() -> None:
-    yard = unlisting_lease(standing=True)
+    yard = unlisting_lease(always_ready=True)
     assert assigned(yard.later(10)) == []
     assert yard.state(b"a") is READY
 
@@ -330,7 +338,7 @@ def test_worker_that_lists_nothing_and_is_lost_after_a_restart_is_not_charged() 
 
 def test_slots_that_were_kept_before_a_restart_are_free_at_the_deadline() -> None:
     yard = Yard()
-    yard.join(b"w", slots_total=2, restart_lease_ns=TEN_NS, standing=True)
+    yard.join(b"w", slots_total=2, restart_lease_ns=TEN_NS, always_ready=True)
     yard.submit(b"a", b"b")
     yard.finish(b"w", b"a", keeps_slots=True)
     yard.finish(b"w", b"b", keeps_slots=True)
@@ -344,7 +352,7 @@ def test_slots_that_were_kept_before_a_restart_are_free_at_the_deadline() -> Non
 def test_recovered_long_lease_lets_its_worker_be_silent_for_longer() -> None:
     yard = Yard()
     yard.submit(b"a", lease_ns=10 * TEN_NS)
-    yard.join(b"w", silence_ns=TEN_NS)
+    yard.join(b"w", lease_timeout_ns=TEN_NS)
     yard.take(b"w")
     again = Scheduler(reopened(yard.mirror))
     again.resume(now_ns=0)
@@ -372,8 +380,8 @@ def test_recovered_lease_that_the_worker_does_not_list_is_given_two_heartbeats()
 
 def test_another_incarnation_loses_what_the_former_one_held() -> None:
     yard = one_lease()
-    facts = WorkerFacts(silence_ns=TEN_NS, slots_total=5, incarnation=2)
-    yard.join(b"w", silence_ns=TEN_NS, slots_total=5, incarnation=2)
+    facts = WorkerFacts(lease_timeout_ns=TEN_NS, slots_total=5, incarnation=2)
+    yard.join(b"w", lease_timeout_ns=TEN_NS, slots_total=5, incarnation=2)
     assert yard.records == [
         Returned(0, b"w", [b"a"], [1], ReturnReason.RESTARTED),
         WorkerLeft(0, b"w", b"restarted"),
@@ -384,7 +392,7 @@ def test_another_incarnation_loses_what_the_former_one_held() -> None:
 
 def test_same_incarnation_that_appears_again_keeps_what_it_holds() -> None:
     yard = one_lease(incarnation=7)
-    yard.join(b"w", silence_ns=TEN_NS, slots_total=1, incarnation=7)
+    yard.join(b"w", lease_timeout_ns=TEN_NS, slots_total=1, incarnation=7)
     assert yard.state(b"a") is LEASED
 
 
@@ -394,8 +402,8 @@ def test_same_incarnation_that_appears_again_keeps_what_it_holds() -> None:
 def test_report_of_a_worker_that_lost_its_lease_is_stale() -> None:
     yard = one_lease()
     yard.later(10)
-    assert yard.finish(b"w", b"a", attempts=[1], request=3) == [Noted(b"w", 3, [b"a"])]
-    assert yard.records == [Stale(TEN_NS, b"w", [b"a"], [1])]
+    assert yard.finish(b"w", b"a", attempts=[1], request=3) == [ReportAck(b"w", 3, [b"a"])]
+    assert yard.records == [StaleReport(TEN_NS, b"w", [b"a"], [1])]
     assert yard.state(b"a") is READY
 
 
@@ -413,7 +421,7 @@ def test_report_on_a_task_of_another_worker_is_stale() -> None:
     yard = one_lease()
     yard.join(b"v")
     assert missing(yard.finish(b"v", b"a")) == [b"a"]
-    assert yard.records == [Stale(0, b"v", [b"a"], [0])]
+    assert yard.records == [StaleReport(0, b"v", [b"a"], [0])]
 
 
 def test_late_result_of_a_task_that_another_worker_has_done_changes_nothing() -> None:
@@ -422,30 +430,30 @@ def test_late_result_of_a_task_that_another_worker_has_done_changes_nothing() ->
     yard.join(b"v")
     yard.take(b"v")
     yard.finish(b"v", b"a", texts=[b"right"])
-    yard.join(b"w", silence_ns=TEN_NS)
-    before = image.portrait(yard.scheduler.ledger)
+    yard.join(b"w", lease_timeout_ns=TEN_NS)
+    before = image.fingerprint(yard.scheduler.ledger)
     assert missing(yard.finish(b"w", b"a", attempts=[1], texts=[b"late"])) == [b"a"]
-    after = image.portrait(yard.scheduler.ledger)
+    after = image.fingerprint(yard.scheduler.ledger)
     assert {**after, "record": before["record"]} == before
 
 
 def test_late_result_is_taken_neither_before_nor_after_the_broker_forgets_the_worker() -> None:
     yard = Yard()
     assert yard.finish(b"nobody", b"a", b"b", attempts=[1, 2]) == [
-        Noted(b"nobody", 0, [b"a", b"b"])
+        ReportAck(b"nobody", 0, [b"a", b"b"])
     ]
-    assert yard.records == [Stale(0, b"nobody", [b"a", b"b"], [1, 2])]
+    assert yard.records == [StaleReport(0, b"nobody", [b"a", b"b"], [1, 2])]
 
 
 def test_progress_of_what_a_worker_holds_is_recorded_and_all_else_is_dropped() -> None:
     yard = one_lease()
     columns = ([b"a", b"a", b"x"], [1, 0, 1], [50, 60, 70], [b"half", b"old", b"unknown"])
-    assert yard.handle(WorkProgressed(0, b"w", *columns)) == []
+    assert yard.handle(TasksProgressed(0, b"w", *columns)) == []
     assert yard.records == [Progressed(0, b"w", [b"a"], [1], [50], [b"half"])]
-    assert yard.handle(WorkProgressed(0, b"w", [b"x"], [1], [1], [b""])) == []
+    assert yard.handle(TasksProgressed(0, b"w", [b"x"], [1], [1], [b""])) == []
     assert yard.records == []
-    assert yard.handle(WorkProgressed(0, b"v", *columns)) == [Stranger(b"v")]
-    assert yard.handle(WorkProgressed(0, b"w", [b"a"], [1], [], [b""])) == []
+    assert yard.handle(TasksProgressed(0, b"v", *columns)) == [UnknownWorker(b"v")]
+    assert yard.handle(TasksProgressed(0, b"w", [b"a"], [1], [], [b""])) == []
     assert yard.records == []
 
 
@@ -487,7 +495,7 @@ def test_heartbeat_that_lists_the_lease_keeps_it() -> None:
 def test_heartbeat_without_a_list_only_proves_life() -> None:
     yard = one_lease()
     yard.later(5)
-    assert yard.handle(WorkerHeard(0, b"w", None, SECOND_NS)) == []
+    assert yard.handle(WorkerHeartbeat(0, b"w", None, SECOND_NS)) == []
     assert yard.state(b"a") is LEASED
 
 
@@ -495,19 +503,19 @@ def test_zombie_is_told_to_stop_what_is_no_longer_its_own() -> None:
     yard = one_lease()
     yard.later(10)
     assert yard.hear(b"w", (b"a", 1), (b"x", 4)) == [
-        Stranger(b"w"),
+        UnknownWorker(b"w"),
         Stop(b"w", [b"a", b"x"], [1, 4]),
     ]
-    yard.join(b"w", silence_ns=TEN_NS)
+    yard.join(b"w", lease_timeout_ns=TEN_NS)
     assert yard.hear(b"w", (b"a", 1)) == [Stop(b"w", [b"a"], [1])]
-    assert yard.handle(WorkerHeard(0, b"nobody")) == [Stranger(b"nobody")]
+    assert yard.handle(WorkerHeartbeat(0, b"nobody")) == [UnknownWorker(b"nobody")]
 
 
 def test_drained_worker_whose_last_lease_is_not_listed_may_go() -> None:
     yard = one_lease()
-    yard.handle(DrainAsked(0, b"c", b"w"))
+    yard.handle(DrainRequested(0, b"c", b"w"))
     yard.later(5)
-    assert yard.hear(b"w", heartbeat_ns=SECOND_NS) == [Dismiss(b"w")]
+    assert yard.hear(b"w", heartbeat_ns=SECOND_NS) == [Shutdown(b"w")]
 
 
 # Charges.
@@ -518,7 +526,7 @@ def test_task_that_kills_its_workers_fails_after_its_crash_attempts() -> None:
     yard.submit(b"a", crashes_max=3)
     for number in range(3):
         assert (yard.state(b"a"), yard[b"a"].losses) == (READY, number)
-        yard.join(b"w%d" % number, silence_ns=TEN_NS)
+        yard.join(b"w%d" % number, lease_timeout_ns=TEN_NS)
         yard.take(b"w%d" % number)
         yard.later(10)
     at_ns = 3 * TEN_NS
@@ -559,12 +567,12 @@ def test_some_of_a_lost_workers_tasks_fail_and_the_others_come_back() -> None:
     yard = Yard()
     yard.submit(b"a", crashes_max=1)
     yard.submit(b"b")
-    yard.join(b"w", silence_ns=TEN_NS, slots_total=5)
+    yard.join(b"w", lease_timeout_ns=TEN_NS, slots_total=5)
     yard.take(b"w", 2)
     yard.later(10)
     assert yard.records == [
         Failed(TEN_NS, b"w", [b"a"], [1], [b"lost its worker"], own_fault=False),
-        Expired(TEN_NS, b"w", [b"b"], [1]),
+        LeaseExpired(TEN_NS, b"w", [b"b"], [1]),
         WorkerLeft(TEN_NS, b"w", b"silent"),
     ]
 
@@ -593,7 +601,7 @@ def test_nobody_is_charged_for_a_task_that_comes_back_by(way: str) -> None:
 def test_loss_is_charged_when_the_task_is_leased_and_survives_a_restart() -> None:
     yard = Yard()
     yard.submit(b"a", crashes_max=1)
-    yard.join(b"w", silence_ns=TEN_NS)
+    yard.join(b"w", lease_timeout_ns=TEN_NS)
     yard.take(b"w")
     again = Scheduler(yard.mirror)
     again.resume(now_ns=0)
@@ -609,12 +617,12 @@ def test_worker_that_leaves_gives_everything_back() -> None:
     yard.submit(b"a", b"b", b"c")
     yard.join(b"w")
     yard.take(b"w", 2)
-    assert yard.leave(b"w") == [Noted(b"w", 0, [])]
+    assert yard.leave(b"w") == [ReportAck(b"w", 0, [])]
     assert yard.records == [
         Returned(0, b"w", [b"a", b"b"], [1, 1], ReturnReason.LEFT),
         WorkerLeft(0, b"w", b"left"),
     ]
-    assert yard.leave(b"w") == [Stranger(b"w")]
+    assert yard.leave(b"w") == [UnknownWorker(b"w")]
     yard.join(b"v")
     assert yard.take(b"v", 9) == [b"a", b"b", b"c"]
 
@@ -662,22 +670,22 @@ def test_tasks_of_one_lease_of_which_one_was_leased_anew_may_be_settled_together
 
 def test_assignment_that_was_not_sent_yet_is_not_taken_for_lost_however_old() -> None:
     yard = Yard()
-    yard.join(b"w", silence_ns=100 * TEN_NS, slots_total=5)
+    yard.join(b"w", lease_timeout_ns=100 * TEN_NS, slots_total=5)
     yard.submit(b"a")
-    (heard,) = yard.handle(WorkerHeard(0, b"w", [], TEN_NS, request=1, seen=0))
-    assert isinstance(heard, Heard)
+    (heard,) = yard.handle(WorkerHeartbeat(0, b"w", [], TEN_NS, request=1, seen=0))
+    assert isinstance(heard, HeartbeatAck)
     yard.take(b"w")  # its answer is still on its way when the worker speaks again
     yard.later(500)
-    yard.handle(WorkerHeard(0, b"w", [], TEN_NS, request=2, seen=heard.record))
+    yard.handle(WorkerHeartbeat(0, b"w", [], TEN_NS, request=2, seen=heard.record))
     assert yard.state(b"a") is LEASED
 
 
 def test_unlisted_assignment_that_was_sent_before_what_the_worker_has_seen_is_lost() -> None:
     yard = Yard()
-    yard.join(b"w", silence_ns=100 * TEN_NS, slots_total=5)
+    yard.join(b"w", lease_timeout_ns=100 * TEN_NS, slots_total=5)
     yard.submit(b"a", b"b")
     yard.take(b"w", 2)
-    (heard,) = yard.handle(WorkerHeard(0, b"w", [], TEN_NS, request=1, seen=0))
-    assert isinstance(heard, Heard)
-    yard.handle(WorkerHeard(0, b"w", [(b"b", 1)], TEN_NS, request=2, seen=heard.record))
+    (heard,) = yard.handle(WorkerHeartbeat(0, b"w", [], TEN_NS, request=1, seen=0))
+    assert isinstance(heard, HeartbeatAck)
+    yard.handle(WorkerHeartbeat(0, b"w", [(b"b", 1)], TEN_NS, request=2, seen=heard.record))
     assert yard.states(b"a", b"b") == [READY, LEASED]

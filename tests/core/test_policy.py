@@ -5,25 +5,25 @@ from typing import Any
 import pytest
 
 from taskyard.core import policy
-from taskyard.core.effects import Accepted, Acted, Effect, Nothing, Wake
+from taskyard.core.effects import Accepted, CommandAck, Effect, NoWork, Wake
 from taskyard.core.events import (
-    Clause,
-    DrainAsked,
+    DrainRequested,
+    LaneOptions,
     Outcome,
-    PauseAsked,
-    ResumeAsked,
-    Rules,
+    PauseRequested,
+    ResumeRequested,
+    Rule,
     RulesSet,
-    WorkerAppeared,
-    WorkerCut,
+    WorkerRegistered,
+    WorkerUnreachable,
 )
 from taskyard.core.limits import (
     LANE_RUN_TASKS_MAX,
-    RATE_SAVED_NS_MAX,
+    RATE_BURST_NS_MAX,
     SECOND_NS,
     WIDE_LOOKAHEAD,
 )
-from taskyard.core.policy import Hold
+from taskyard.core.policy import HoldReason
 from taskyard.core.states import TaskState, WorkerState
 from taskyard.core.workers import WorkerFacts
 from tests.core.kit import Yard, assigned
@@ -31,8 +31,8 @@ from tests.core.kit import Yard, assigned
 READY, LEASED = TaskState.READY, TaskState.LEASED
 
 
-def hold(yard: Yard, name: bytes) -> Hold | None:
-    return policy.limit(yard.scheduler.ledger, yard[name].lane, yard.now_ns)
+def hold(yard: Yard, name: bytes) -> HoldReason | None:
+    return policy.limit_reason(yard.scheduler.ledger, yard[name].lane, yard.now_ns)
 
 
 def drain(yard: Yard, worker: bytes) -> list[bytes]:
@@ -91,11 +91,11 @@ def test_worker_does_not_go_on_with_a_lane_that_is_not_for_it_any_more() -> None
     yard.submit(b"x0", b"x1", b"y", lanes=[b"x", b"x", b"y"])
     yard.take(b"w")
     yard.finish(b"w", b"x0")
-    yard.handle(PauseAsked(0, b"c", b"default", b"x"))
+    yard.handle(PauseRequested(0, b"c", b"default", b"x"))
     assert yard.take(b"w") == [b"y"]
     yard.finish(b"w", b"y")
     yard.submit(b"other", service=b"other")
-    yard.handle(ResumeAsked(0, b"c", b"default", b"x"))
+    yard.handle(ResumeRequested(0, b"c", b"default", b"x"))
     yard.join(b"w", services=(b"other",))
     assert yard.take(b"w") == [b"other"]
 
@@ -126,8 +126,8 @@ def test_overfeed_hands_over_more_of_a_lane_to_the_same_worker() -> None:
 def test_worker_with_a_slot_less_fills_the_others_from_overfed_lanes() -> None:
     yard = Yard()
     yard.rules(overfeed=2)
-    facts = WorkerFacts(slots_total=3, standing=True)
-    yard.handle(WorkerAppeared(0, b"w", facts, -1))
+    facts = WorkerFacts(slots_total=3, always_ready=True)
+    yard.handle(WorkerRegistered(0, b"w", facts, -1))
     assert assigned(yard.submit(b"a", b"b", b"c", lanes=[b"1", b"2", b"3"])) == [b"a", b"b"]
 
 
@@ -177,18 +177,20 @@ def test_one_request_is_filled_from_several_lanes_and_services() -> None:
 
 def test_first_limit_that_refuses_is_the_reason() -> None:
     yard = Yard()
-    rules = Rules(workers_max=1, rate_interval_ns=10 * SECOND_NS)
+    rules = LaneOptions(workers_max=1, rate_interval_ns=10 * SECOND_NS)
     yard.handle(RulesSet(0, defaults=rules, workers_max=1))
     yard.submit(b"a", b"b", lanes=[b"x", b"x"])
     yard.join(b"v")
     yard.take(b"v")
-    assert hold(yard, b"b") is Hold.LIMIT_BROKER
+    assert hold(yard, b"b") is HoldReason.LIMIT_BROKER
     yard.handle(RulesSet(0, defaults=rules))
-    assert hold(yard, b"b") is Hold.LIMIT_SERVICE
-    yard.handle(RulesSet(0, defaults=Rules(rate_interval_ns=10 * SECOND_NS)))
-    assert hold(yard, b"b") is Hold.LIMIT_LANE
-    yard.handle(RulesSet(0, defaults=Rules(rate_interval_ns=10 * SECOND_NS, lane_workers_max=2)))
-    assert hold(yard, b"b") is Hold.RATE
+    assert hold(yard, b"b") is HoldReason.LIMIT_SERVICE
+    yard.handle(RulesSet(0, defaults=LaneOptions(rate_interval_ns=10 * SECOND_NS)))
+    assert hold(yard, b"b") is HoldReason.LIMIT_LANE
+    yard.handle(
+        RulesSet(0, defaults=LaneOptions(rate_interval_ns=10 * SECOND_NS, lane_workers_max=2))
+    )
+    assert hold(yard, b"b") is HoldReason.RATE
     yard.later(10)
     assert hold(yard, b"b") is None
 
@@ -199,7 +201,7 @@ def test_overfed_lane_refuses_other_workers_though_it_is_not_full() -> None:
     yard.submit(b"a", b"b", lanes=[b"x", b"x"])
     yard.join(b"v")
     yard.take(b"v")
-    assert hold(yard, b"b") is Hold.LIMIT_LANE
+    assert hold(yard, b"b") is HoldReason.LIMIT_LANE
 
 
 def test_lane_that_one_worker_has_filled_refuses_others() -> None:
@@ -208,7 +210,7 @@ def test_lane_that_one_worker_has_filled_refuses_others() -> None:
     yard.submit(b"a", b"b", b"c", lanes=[b"x"] * 3)
     yard.join(b"v")
     assert yard.take(b"v", 2) == [b"a", b"b"]
-    assert hold(yard, b"c") is Hold.LIMIT_LANE
+    assert hold(yard, b"c") is HoldReason.LIMIT_LANE
     yard.join(b"w")
     assert yard.take(b"w") == []
 
@@ -217,7 +219,7 @@ def test_lane_that_one_worker_has_filled_refuses_others() -> None:
 def test_limit_of_workers_at_once_holds_and_lets_go(limit: str) -> None:
     yard = Yard()
     yard.rules(workers_max=1) if limit == "broker" else yard.handle(
-        RulesSet(0, defaults=Rules(workers_max=1))
+        RulesSet(0, defaults=LaneOptions(workers_max=1))
     )
     yard.submit(b"x", b"y", lanes=[b"x", b"y"])
     yard.join(b"v")
@@ -251,7 +253,7 @@ def test_broker_limit_lets_go_in_every_service() -> None:
 
 def test_limit_of_one_service_does_not_count_what_another_begins() -> None:
     yard = Yard()
-    yard.handle(RulesSet(0, (Clause(b"y", b"y/*", Rules(workers_max=1)),)))
+    yard.handle(RulesSet(0, (Rule(b"y", b"y/*", LaneOptions(workers_max=1)),)))
     yard.submit(b"x", service=b"x")
     yard.submit(b"y", service=b"y")
     yard.join(b"w", services=(b"x", b"y"), slots_total=2)
@@ -282,7 +284,7 @@ def test_rate_is_kept_on_average_and_unused_rate_is_saved_for_a_moment() -> None
 def test_rate_that_opens_is_noticed_with_whatever_event_comes_first() -> None:
     yard = Yard()
     yard.rules(rate_interval_ns=SECOND_NS)
-    yard.join(b"w", slots_total=9, silence_ns=60 * SECOND_NS)
+    yard.join(b"w", slots_total=9, lease_timeout_ns=60 * SECOND_NS)
     yard.submit(b"a", b"b")
     assert yard.take(b"w") == [b"a"]
     yard.ask(b"w", parks=True)
@@ -294,7 +296,7 @@ def test_rate_that_opens_is_noticed_with_whatever_event_comes_first() -> None:
 def test_rate_that_opens_behind_another_limit_is_used_when_that_lets_go(limit: str) -> None:
     yard = Yard()
     limits = {"broker": (1, 0), "section": (0, 1)}[limit]
-    rules = Rules(workers_max=limits[1], rate_interval_ns=3 * SECOND_NS)
+    rules = LaneOptions(workers_max=limits[1], rate_interval_ns=3 * SECOND_NS)
     yard.handle(RulesSet(0, defaults=rules, workers_max=limits[0]))
     for worker in (b"v", b"w"):
         yard.join(worker)
@@ -305,13 +307,13 @@ def test_rate_that_opens_behind_another_limit_is_used_when_that_lets_go(limit: s
     yard.later(1)
     yard.ask(b"v", parks=True)
     assert assigned(yard.finish(b"w", b"b")) == []  # the limit has room, the rate has none
-    assert yard.scheduler.wake_at_ns() == 7 * SECOND_NS - RATE_SAVED_NS_MAX
+    assert yard.scheduler.wake_at_ns() == 7 * SECOND_NS - RATE_BURST_NS_MAX
     assert assigned(yard.later(2)) == [b"c"]
 
 
 def test_rate_of_one_service_is_not_spent_by_another() -> None:
     yard = Yard()
-    yard.handle(RulesSet(0, (Clause(b"x", b"x/*", Rules(rate_interval_ns=SECOND_NS)),)))
+    yard.handle(RulesSet(0, (Rule(b"x", b"x/*", LaneOptions(rate_interval_ns=SECOND_NS)),)))
     yard.submit(b"x0", b"x1", service=b"x")
     yard.submit(b"y0", b"y1", service=b"y")
     yard.join(b"w", services=(b"y", b"x"), slots_total=9)
@@ -340,12 +342,12 @@ def test_paused_work_is_not_leased_and_resumed_work_goes_to_who_waits() -> None:
         yard = Yard()
         yard.join(b"w")
         yard.submit(b"a", lanes=[b"x"])
-        yard.handle(PauseAsked(0, b"c", **scope))
+        yard.handle(PauseRequested(0, b"c", **scope))
         assert assigned(yard.ask(b"w", parks=True)) == []
         assert assigned(yard.submit(b"b", lanes=[b"x"])) == []
-        effects = yard.handle(ResumeAsked(0, b"c", **scope))
+        effects = yard.handle(ResumeRequested(0, b"c", **scope))
         assert assigned(effects) == [b"a"]
-        assert effects[0] == Acted(b"c", 0, 1)
+        assert effects[0] == CommandAck(b"c", 0, 1)
 
 
 # Slots.
@@ -372,7 +374,7 @@ def test_one_request_gets_no_more_than_a_message_may_hold(monkeypatch: pytest.Mo
 
 def test_task_that_fits_is_assigned_though_its_lane_waits_with_a_wide_one() -> None:
     yard = Yard()
-    yard.join(b"w", slots_total=1, standing=True)
+    yard.join(b"w", slots_total=1, always_ready=True)
     assert assigned(yard.submit(b"a", b"b", lanes=[b"1", b"2"], slots=2)) == []
     assert assigned(yard.submit(b"c", b"d", lanes=[b"1", b"2"])) == [b"c"]
 
@@ -402,7 +404,7 @@ def test_task_behind_one_that_is_too_wide_is_found_however_far_it_is() -> None:
 def test_task_wider_than_the_worker_is_left_to_others() -> None:
     yard = Yard()
     yard.join(b"small", slots_total=2)
-    yard.join(b"large", slots_total=8, silence_ns=60 * SECOND_NS)
+    yard.join(b"large", slots_total=8, lease_timeout_ns=60 * SECOND_NS)
     yard.submit(b"wide", slots=5)
     yard.submit(b"a", b"b", b"c")
     assert yard.take(b"small", 9) == [b"a", b"b"]
@@ -439,7 +441,7 @@ def test_worker_that_says_it_has_fewer_slots_gets_nothing_until_it_has_room() ->
 def test_least_recently_used_worker_is_first() -> None:
     yard = Yard()
     for worker in (b"1", b"2", b"3"):
-        yard.join(worker, slots_total=2, standing=True)
+        yard.join(worker, slots_total=2, always_ready=True)
     order = []
     for number in range(5):
         effects = yard.submit(b"%d" % number)
@@ -449,8 +451,8 @@ def test_least_recently_used_worker_is_first() -> None:
 
 def test_full_worker_is_passed_over_and_gets_work_when_a_slot_is_free() -> None:
     yard = Yard()
-    yard.join(b"1", slots_total=1, standing=True)
-    yard.join(b"2", slots_total=2, standing=True)
+    yard.join(b"1", slots_total=1, always_ready=True)
+    yard.join(b"2", slots_total=2, always_ready=True)
     for number in range(5):
         yard.submit(b"%d" % number)
     assert yard.states(b"0", b"1", b"2", b"3", b"4") == [LEASED, LEASED, LEASED, READY, READY]
@@ -486,13 +488,13 @@ def test_worker_that_was_cut_off_is_no_longer_parked() -> None:
     yard = Yard()
     yard.join(b"w")
     yard.ask(b"w", parks=True)
-    assert yard.handle(WorkerCut(0, b"w")) == []
+    assert yard.handle(WorkerUnreachable(0, b"w")) == []
     assert yard.submit(b"a") == [Accepted(b"client", 0, new=1)]
     assert assigned(yard.ask(b"w", parks=True)) == [b"a"]
 
 
 def test_cut_of_a_stranger_is_nothing() -> None:
-    assert Yard().handle(WorkerCut(0, b"nobody")) == []
+    assert Yard().handle(WorkerUnreachable(0, b"nobody")) == []
 
 
 def test_parked_worker_that_changes_its_services_waits_for_the_new_ones() -> None:
@@ -514,20 +516,20 @@ def test_service_that_a_worker_names_twice_counts_once() -> None:
 @pytest.mark.slow
 def test_lists_of_waiting_workers_do_not_grow_with_the_work_done() -> None:
     yard = Yard()
-    yard.join(b"w", services=(b"busy", b"idle"), slots_total=1, standing=True)
+    yard.join(b"w", services=(b"busy", b"idle"), slots_total=1, always_ready=True)
     for number in range(300):
         yard.submit(b"%d" % number, service=b"busy")
         yard.finish(b"w", b"%d" % number)
     assert len(yard.scheduler.ledger.services[b"idle"].parked) < 100
 
 
-@pytest.mark.parametrize("standing", [True, False])
-def test_every_way_to_free_a_slot_brings_the_next_task(*, standing: bool) -> None:
+@pytest.mark.parametrize("always_ready", [True, False])
+def test_every_way_to_free_a_slot_brings_the_next_task(*, always_ready: bool) -> None:
     def full() -> Yard:
         yard = Yard()
-        yard.join(b"w", slots_total=1, standing=standing)
+        yard.join(b"w", slots_total=1, always_ready=always_ready)
         yard.submit(b"a", b"b")
-        if not standing:
+        if not always_ready:
             yard.ask(b"w")
             yard.ask(b"w", parks=True)
         return yard
@@ -542,7 +544,7 @@ def test_every_way_to_free_a_slot_brings_the_next_task(*, standing: bool) -> Non
     yard.later(10)
     assert freed(yard.hear(b"w", heartbeat_ns=SECOND_NS)) == [b"a"]
     yard = full()
-    assert freed(yard.join(b"w", slots_total=2, standing=standing)) == [b"b"]
+    assert freed(yard.join(b"w", slots_total=2, always_ready=always_ready)) == [b"b"]
 
 
 # Workers that are called.
@@ -550,17 +552,17 @@ def test_every_way_to_free_a_slot_brings_the_next_task(*, standing: bool) -> Non
 
 def test_called_worker_is_told_of_work_and_asks_for_it() -> None:
     yard = Yard()
-    yard.join(b"w", called=True)
+    yard.join(b"w", wants_wake=True)
     assert yard.ask(b"w", parks=True) == []
     effects = yard.submit(b"a")
     assert effects == [Accepted(b"client", 0, new=1), Wake(b"w", b"default")]
-    assert yard.scheduler.ledger.workers[b"w"].state is WorkerState.CALLED
+    assert yard.scheduler.ledger.workers[b"w"].state is WorkerState.WOKEN
     assert yard.take(b"w") == [b"a"]
 
 
 def test_waiting_worker_that_wants_more_is_called_at_once() -> None:
     yard = Yard()
-    yard.join(b"w", slots_total=2, called=True)
+    yard.join(b"w", slots_total=2, wants_wake=True)
     yard.ask(b"w", 0, parks=True)
     assert yard.submit(b"a") == [Accepted(b"client", 0, 1, 0)]
     assert yard.ask(b"w", 2, parks=True) == [Wake(b"w", b"default")]
@@ -569,7 +571,7 @@ def test_waiting_worker_that_wants_more_is_called_at_once() -> None:
 def test_no_more_workers_are_called_than_there_are_ready_tasks() -> None:
     yard = Yard()
     for worker in (b"1", b"2", b"3"):
-        yard.join(worker, called=True)
+        yard.join(worker, wants_wake=True)
         yard.ask(worker, parks=True)
     assert yard.submit(b"a", b"b")[1:] == [Wake(b"1", b"default"), Wake(b"2", b"default")]
     assert yard.submit(b"c")[1:] == [Wake(b"3", b"default")]
@@ -578,7 +580,7 @@ def test_no_more_workers_are_called_than_there_are_ready_tasks() -> None:
 def test_called_worker_that_does_not_come_is_passed_over_for_the_next() -> None:
     yard = Yard()
     for worker in (b"1", b"2"):
-        yard.join(worker, called=True)
+        yard.join(worker, wants_wake=True)
         yard.ask(worker, parks=True)
     assert yard.submit(b"a")[1:] == [Wake(b"1", b"default")]
     assert yard.later(0.5) == []
@@ -588,7 +590,7 @@ def test_called_worker_that_does_not_come_is_passed_over_for_the_next() -> None:
 
 def test_called_worker_that_asks_in_time_is_not_passed_over() -> None:
     yard = Yard()
-    yard.join(b"w", called=True)
+    yard.join(b"w", wants_wake=True)
     yard.ask(b"w", parks=True)
     yard.submit(b"a")
     yard.later(0.5)
@@ -602,7 +604,7 @@ def test_called_worker_that_asks_in_time_is_not_passed_over() -> None:
 
 def test_later_call_has_its_full_time_though_an_earlier_one_runs_out() -> None:
     yard = Yard()
-    yard.join(b"w", slots_total=0, called=True)
+    yard.join(b"w", slots_total=0, wants_wake=True)
     yard.ask(b"w", parks=True)
     yard.submit(b"a")
     yard.take(b"w")
@@ -610,14 +612,14 @@ def test_later_call_has_its_full_time_though_an_earlier_one_runs_out() -> None:
     yard.ask(b"w", parks=True)
     yard.submit(b"b")
     assert yard.later(0.5) == []
-    assert yard.scheduler.ledger.workers[b"w"].state is WorkerState.CALLED
+    assert yard.scheduler.ledger.workers[b"w"].state is WorkerState.WOKEN
     assert yard.later(0.5) == [Wake(b"w", b"default")]
 
 
 def test_worker_that_is_called_twice_within_a_second_counts_once() -> None:
     yard = Yard()
     for worker in (b"1", b"2"):
-        yard.join(worker, slots_total=0, called=True)
+        yard.join(worker, slots_total=0, wants_wake=True)
         yard.ask(worker, parks=True)
     yard.submit(b"a", b"b")
     for worker in (b"1", b"2"):
@@ -631,18 +633,18 @@ def test_worker_that_is_called_twice_within_a_second_counts_once() -> None:
 
 def test_worker_is_not_called_for_work_that_a_limit_keeps_from_it() -> None:
     yard = Yard()
-    yard.handle(RulesSet(0, defaults=Rules(workers_max=1)))
+    yard.handle(RulesSet(0, defaults=LaneOptions(workers_max=1)))
     yard.submit(b"a", b"b")
     yard.join(b"w")
     yard.take(b"w")
-    yard.join(b"c", called=True)
+    yard.join(b"c", wants_wake=True)
     assert [yard.ask(b"c", parks=True) for _ in range(3)] == [[], [], []]
     assert yard.finish(b"w", b"a")[1:] == [Wake(b"c", b"default")]
 
 
 def test_called_worker_that_can_not_take_the_task_does_not_keep_it_from_others() -> None:
     yard = Yard()
-    yard.join(b"1", slots_total=1, called=True)
+    yard.join(b"1", slots_total=1, wants_wake=True)
     yard.join(b"2", slots_total=2)
     for worker in (b"1", b"2"):
         yard.ask(worker, parks=True)
@@ -651,17 +653,17 @@ def test_called_worker_that_can_not_take_the_task_does_not_keep_it_from_others()
 
 def test_worker_that_is_told_that_there_is_nothing_keeps_waiting() -> None:
     yard = Yard()
-    yard.join(b"w", called=True)
+    yard.join(b"w", wants_wake=True)
     yard.ask(b"w", parks=True)
-    assert yard.ask(b"w") == [Nothing(b"w", settled=True)]
+    assert yard.ask(b"w") == [NoWork(b"w", settled=True)]
     assert yard.submit(b"a")[1:] == [Wake(b"w", b"default")]
 
 
 def test_drained_worker_is_not_called_and_gets_nothing() -> None:
     yard = Yard()
-    yard.join(b"w", called=True)
+    yard.join(b"w", wants_wake=True)
     yard.ask(b"w", parks=True)
-    yard.handle(DrainAsked(0, b"c", b"w"))
+    yard.handle(DrainRequested(0, b"c", b"w"))
     assert yard.submit(b"a") == [Accepted(b"client", 0, new=1)]
 
 
@@ -673,13 +675,13 @@ def test_lane_counts_who_holds_what_of_it_while_several_workers_serve_it() -> No
         yard.join(worker)
     lane = yard[b"t0"].lane
     yard.take(b"u")
-    assert (lane.workers, lane.shares) == (1, None)
+    assert (lane.workers, lane.leased_by_worker) == (1, None)
     yard.take(b"v")
     yard.take(b"w")
     assert lane.workers == 3
     yard.finish(b"v", b"t1")
     assert lane.workers == 2
     yard.finish(b"u", b"t0")
-    assert (lane.holder, lane.shares) == (yard.scheduler.ledger.workers[b"w"], None)
+    assert (lane.holder, lane.leased_by_worker) == (yard.scheduler.ledger.workers[b"w"], None)
     yard.finish(b"w", b"t2")
     assert (lane.workers, lane.leased, lane.ready) == (0, 0, 1)

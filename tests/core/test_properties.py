@@ -7,8 +7,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from taskyard.core.effects import Accepted, Assign, Effect, Noted
-from taskyard.core.events import Outcome, PauseAsked, Repeat, ResumeAsked, Unknown, WorkReported
+from taskyard.core.effects import Accepted, Assign, Effect, ReportAck
+from taskyard.core.events import (
+    DuplicatePolicy,
+    Outcome,
+    PauseRequested,
+    ResumeRequested,
+    TasksReported,
+    UnknownPolicy,
+)
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import Postponed
 from taskyard.core.scheduler import Scheduler
@@ -19,15 +26,15 @@ from tests.kit.snapshots import reopened
 TASKS = [b"a", b"b", b"c", b"d", b"e", b"f"]
 WORKERS = [b"u", b"v", b"w"]
 MODES = {
-    "harmless": (Unknown.REFUSE, Repeat.HARMLESS),
-    "wait": (Unknown.WAIT, Repeat.HARMLESS),
-    "extend": (Unknown.DONE, Repeat.EXTEND),
+    "harmless": (UnknownPolicy.REFUSE, DuplicatePolicy.IGNORE),
+    "wait": (UnknownPolicy.WAIT, DuplicatePolicy.IGNORE),
+    "extend": (UnknownPolicy.DONE, DuplicatePolicy.EXTEND),
 }
 OUTCOMES = [
     Outcome.DONE,
     Outcome.DONE,
     Outcome.FAILED,
-    Outcome.FAILED_FOR_GOOD,
+    Outcome.FAILED_FINAL,
     Outcome.RETRY_AT,
     Outcome.REFUSED,
     Outcome.DEFER_BACK,
@@ -108,21 +115,25 @@ class Story(RuleBasedStateMachine):
     @rule(
         name=workers,
         slots=st.sampled_from([0, 1, 2]),
-        silence_ns=st.sampled_from([0, 5 * SECOND_NS]),
+        lease_timeout_ns=st.sampled_from([0, 5 * SECOND_NS]),
         incarnation=st.sampled_from([0, 0, 1]),
     )
-    def join(self, name: bytes, slots: int, silence_ns: int, incarnation: int) -> None:
+    def join(self, name: bytes, slots: int, lease_timeout_ns: int, incarnation: int) -> None:
         former = self.model.workers.get(name)
-        facts = {"slots_total": slots, "silence_ns": silence_ns, "incarnation": incarnation}
+        facts = {
+            "slots_total": slots,
+            "lease_timeout_ns": lease_timeout_ns,
+            "incarnation": incarnation,
+        }
         if former is not None and former.incarnation == incarnation:
             facts["slots_total"] = former.slots
-            facts["silence_ns"] = former.silence_ns
+            facts["lease_timeout_ns"] = former.silence_ns
             self.shows_life(name)
         else:
             if former is not None:
                 self.model.lose(name, blamed=True)
             now_ns = self.model.now_ns
-            self.model.workers[name] = ModelWorker(slots, silence_ns, incarnation, now_ns)
+            self.model.workers[name] = ModelWorker(slots, lease_timeout_ns, incarnation, now_ns)
         self.see(self.yard.join(name, **facts))
 
     @rule(name=workers, count=st.sampled_from([1, 2]), parks=st.booleans())
@@ -144,10 +155,10 @@ class Story(RuleBasedStateMachine):
         retry_at_ns = self.model.now_ns + SECOND_NS
         self.shows_life(worker)
         effects = self.yard.handle(
-            WorkReported(0, worker, [name], [attempt], [outcome], None, [retry_at_ns])
+            TasksReported(0, worker, [name], [attempt], [outcome], None, [retry_at_ns])
         )
         taken = self.model.holds(worker, name, attempt)
-        assert effects[0] == Noted(worker, 0, [] if taken else [name])
+        assert effects[0] == ReportAck(worker, 0, [] if taken else [name])
         if taken:
             if outcome is Outcome.DEFER_BACK:
                 retry_at_ns = self.put_back(name, task.terms["lane"])
@@ -169,7 +180,7 @@ class Story(RuleBasedStateMachine):
         self.shows_life(name)
         taken = self.model.holds(name, task, attempt)
         effects = self.yard.finish(name, task, attempts=[attempt])
-        assert effects[0] == Noted(name, 0, [] if taken else [task])
+        assert effects[0] == ReportAck(name, 0, [] if taken else [task])
         if taken:
             self.model.settle(task, Outcome.DONE, 0)
         self.see(effects)
@@ -193,12 +204,12 @@ class Story(RuleBasedStateMachine):
     @rule()
     def pause(self) -> None:
         self.model.paused = True
-        self.see(self.yard.handle(PauseAsked(0, b"client")))
+        self.see(self.yard.handle(PauseRequested(0, b"client")))
 
     @rule()
     def resume(self) -> None:
         self.model.paused = False
-        self.see(self.yard.handle(ResumeAsked(0, b"client")))
+        self.see(self.yard.handle(ResumeRequested(0, b"client")))
 
     @rule(some=st.sampled_from([0, 1, 3, 6]))
     def time(self, some: int) -> None:

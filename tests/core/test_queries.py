@@ -10,47 +10,47 @@ from msgspec import structs
 from taskyard.core import effects, events, image, queries
 from taskyard.core.effects import (
     Assign,
-    Counted,
-    Explained,
-    Found,
-    Heard,
-    Holding,
-    Holdings,
-    Listed,
-    Noted,
-    Nothing,
-    Printed,
+    ExplanationReply,
+    HeartbeatAck,
+    HeldTasks,
+    NoWork,
     Refusal,
     Refused,
-    Rostered,
+    ReportAck,
+    Settled,
     Stats,
-    Stranger,
+    StatsReply,
+    TaskDetails,
+    TaskOutput,
+    TaskPage,
     TaskView,
-    Told,
+    UnknownWorker,
+    WorkerList,
+    WorkerTasks,
     WorkerView,
 )
 from taskyard.core.events import (
+    DiskSpaceChanged,
+    DuplicatePolicy,
     Event,
-    ExplainAsked,
-    HoldingsAsked,
-    ListAsked,
-    LookupAsked,
-    Misunderstood,
+    ExplainRequested,
+    HeldTasksRequested,
+    ListRequested,
+    LookupRequested,
     Outcome,
-    OutputAsked,
-    PauseAsked,
-    Repeat,
-    ResultsAsked,
-    RoomChanged,
+    OutputRequested,
+    PauseRequested,
+    RequestRejected,
+    ResultsRequested,
     Scope,
-    StatsAsked,
-    Unknown,
+    StatsRequested,
+    TasksProgressed,
+    UnknownPolicy,
     WaitEnded,
-    WatchAsked,
     WatchEnded,
-    WorkerHeard,
-    WorkersAsked,
-    WorkProgressed,
+    WatchRequested,
+    WorkerHeartbeat,
+    WorkersRequested,
 )
 from taskyard.core.explain import Explanation, Reason
 from taskyard.core.limits import (
@@ -59,7 +59,7 @@ from taskyard.core.limits import (
     OUTPUT_BYTES_MAX,
     SECOND_NS,
     STATS_ROWS_MAX,
-    TASKS_A_MESSAGE_MAX,
+    TASKS_PER_MESSAGE_MAX,
 )
 from taskyard.core.records import Progressed
 from taskyard.core.states import TaskState, WorkerState
@@ -84,8 +84,8 @@ def view(name: bytes, state: TaskState, attempt: int = 0) -> TaskView:
 
 
 def look_up(yard: Yard, *names: bytes) -> list[TaskView]:
-    (found,) = yard.handle(LookupAsked(0, b"client", list(names), 7))
-    assert isinstance(found, Found)
+    (found,) = yard.handle(LookupRequested(0, b"client", list(names), 7))
+    assert isinstance(found, TaskDetails)
     assert (found.client, found.request) == (b"client", 7)
     # Payloads and attempts are looked at in test_runs.
     return [
@@ -104,22 +104,22 @@ def some_of_everything(yard: Yard) -> None:
     yard.report(b"w", b"c/b failed", Outcome.FAILED, texts=[b"oh"])
     yard.submit(b"f delayed", due_ns=2000 * SECOND_NS)
     yard.submit(b"g ready", service=b"x", lanes=[b"l"])
-    yard.handle(WorkProgressed(0, b"w", [b"c/c leased"], texts=[b"so far so good"]))
+    yard.handle(TasksProgressed(0, b"w", [b"c/c leased"], texts=[b"so far so good"]))
 
 
 QUESTIONS: list[Event] = [
-    Misunderstood(0, b"client", 1, "what?"),
-    LookupAsked(0, b"client", [b"c/a done", b"c/d blocked", b"nobody"]),
-    ListAsked(0, b"client", Scope()),
-    ListAsked(0, b"client", Scope(states=(FAILED,))),
-    ListAsked(0, b"client", Scope(names=(b"c/a done",))),
-    StatsAsked(0, b"client"),
-    *(ExplainAsked(0, b"client", name) for name in (b"c/a done", b"c/d blocked", b"g ready")),
-    WorkersAsked(0, b"client"),
-    HoldingsAsked(0, b"client", b""),
-    ResultsAsked(0, b"client", [b"c/a done", b"nobody"]),
-    OutputAsked(0, b"client", b"c/c leased"),
-    OutputAsked(0, b"client", b"nobody"),
+    RequestRejected(0, b"client", 1, "what?"),
+    LookupRequested(0, b"client", [b"c/a done", b"c/d blocked", b"nobody"]),
+    ListRequested(0, b"client", Scope()),
+    ListRequested(0, b"client", Scope(states=(FAILED,))),
+    ListRequested(0, b"client", Scope(names=(b"c/a done",))),
+    StatsRequested(0, b"client"),
+    *(ExplainRequested(0, b"client", name) for name in (b"c/a done", b"c/d blocked", b"g ready")),
+    WorkersRequested(0, b"client"),
+    HeldTasksRequested(0, b"client", b""),
+    ResultsRequested(0, b"client", [b"c/a done", b"nobody"]),
+    OutputRequested(0, b"client", b"c/c leased"),
+    OutputRequested(0, b"client", b"nobody"),
     WatchEnded(0, b"client", 1),
     WaitEnded(0, b"w"),
     WaitEnded(0, b"nobody"),
@@ -129,21 +129,21 @@ QUESTIONS: list[Event] = [
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda one: type(one).__name__)
 def test_question_decides_nothing_and_changes_nothing(yard: Yard, question: Event) -> None:
     some_of_everything(yard)
-    before = image.portrait(yard.scheduler.ledger)
+    before = image.fingerprint(yard.scheduler.ledger)
     first = yard.handle(question)
     assert yard.records == []
-    assert image.portrait(yard.scheduler.ledger) == before
+    assert image.fingerprint(yard.scheduler.ledger) == before
     assert yard.handle(question) == first
 
 
 def test_request_that_made_no_sense_is_refused_in_its_turn(yard: Yard) -> None:
-    assert yard.handle(Misunderstood(0, b"client", 4, "a name is missing")) == [
+    assert yard.handle(RequestRejected(0, b"client", 4, "a name is missing")) == [
         Refused(b"client", 4, Refusal.MALFORMED, "a name is missing")
     ]
 
 
 def test_answer_of_a_dialect_keeps_its_place(yard: Yard) -> None:
-    assert yard.handle(events.AnswerDue(0, b"client", 4)) == [effects.AnswerDue(b"client", 4)]
+    assert yard.handle(events.ReplyDue(0, b"client", 4)) == [effects.ReplyDue(b"client", 4)]
 
 
 # Lookup.
@@ -208,7 +208,7 @@ def test_unknown_names_are_left_out_and_repeated_ones_are_told_once(yard: Yard) 
 
 def test_blocked_task_is_looked_up_with_what_holds_it_up(yard: Yard) -> None:
     yard.submit(b"a", b"b", b"c", after=[[], [b"a"], [b"a", b"b"]])
-    yard.submit(b"d", after=[[b"c", b"unheard of"]], unknown=Unknown.WAIT)
+    yard.submit(b"d", after=[[b"c", b"unheard of"]], unknown=UnknownPolicy.WAIT)
     first, *others = look_up(yard, b"a", b"b", b"c", b"d")
     assert (first.state, first.waits, first.dependents, first.after) == (READY, 0, 2, [])
     assert [(one.waits, one.dependents, one.after) for one in others] == [
@@ -221,7 +221,7 @@ def test_blocked_task_is_looked_up_with_what_holds_it_up(yard: Yard) -> None:
 def test_generation_before_does_not_hold_up_the_one_after(yard: Yard) -> None:
     yard.submit(b"a", b"b", b"c", after=[[], [b"a"], []])
     yard.cancel(b"b")  # a still knows of it
-    yard.submit(b"b", after=[[b"c"]], repeat=Repeat.EXTEND)
+    yard.submit(b"b", after=[[b"c"]], repeat=DuplicatePolicy.EXTEND)
     (found,) = look_up(yard, b"b")
     assert found.after == [b"c"]
 
@@ -236,11 +236,11 @@ def test_so_many_tasks_that_hold_one_up_and_no_more(yard: Yard) -> None:
     assert other.after == names[-1:]
 
 
-@pytest.mark.parametrize("kind", [LookupAsked, ResultsAsked])
+@pytest.mark.parametrize("kind", [LookupRequested, ResultsRequested])
 def test_question_about_too_many_names_is_refused(
-    yard: Yard, kind: type[LookupAsked | ResultsAsked]
+    yard: Yard, kind: type[LookupRequested | ResultsRequested]
 ) -> None:
-    names = [b"a"] * (TASKS_A_MESSAGE_MAX + 1)
+    names = [b"a"] * (TASKS_PER_MESSAGE_MAX + 1)
     text = "100001 names in one message; ask for 100000 at a time"
     assert yard.handle(kind(0, b"client", names, 3)) == [
         Refused(b"client", 3, Refusal.TOO_MANY, text)
@@ -252,9 +252,9 @@ def test_question_about_too_many_names_is_refused(
 
 def page(yard: Yard, scope: Scope | None = None, **fields: int | bytes) -> tuple[list[bytes], int]:
     """The names of a page, and where the next begins."""
-    event = ListAsked(0, b"client", scope or Scope(), request=9, **fields)  # type: ignore[arg-type]
+    event = ListRequested(0, b"client", scope or Scope(), request=9, **fields)  # type: ignore[arg-type]
     (listed,) = yard.handle(event)
-    assert isinstance(listed, Listed)
+    assert isinstance(listed, TaskPage)
     assert (listed.client, listed.request) == (b"client", 9)
     return [one.name for one in listed.views], listed.cursor
 
@@ -267,12 +267,12 @@ def test_tasks_are_listed_in_the_order_of_their_submission(yard: Yard) -> None:
 
 def test_list_tells_as_much_of_a_task_as_a_lookup_but_what_holds_it_up(yard: Yard) -> None:
     some_of_everything(yard)
-    (listed,) = yard.handle(ListAsked(0, b"client", Scope()))
-    assert isinstance(listed, Listed)
+    (listed,) = yard.handle(ListRequested(0, b"client", Scope()))
+    assert isinstance(listed, TaskPage)
     views = look_up(yard, *(one.name for one in listed.views))
     assert views[3].after == [b"c/b failed"]
     views[3].after = []
-    assert listed == Listed(b"client", 0, views, 0)
+    assert listed == TaskPage(b"client", 0, views, 0)
 
 
 def test_pages_follow_one_another_to_the_end(yard: Yard) -> None:
@@ -343,9 +343,9 @@ def test_pages_of_named_tasks_follow_one_another(yard: Yard) -> None:
 def test_failed_tasks_are_listed_without_those_that_failed_and_are_tried_again(yard: Yard) -> None:
     yard.submit(b"a", b"b", b"c", retry_delays_ns=(SECOND_NS,))
     yard.take(b"w", 3)
-    yard.report(b"w", b"c", Outcome.FAILED_FOR_GOOD)
+    yard.report(b"w", b"c", Outcome.FAILED_FINAL)
     yard.report(b"w", b"b", Outcome.FAILED, texts=[b"once"])
-    yard.report(b"w", b"a", Outcome.FAILED_FOR_GOOD)
+    yard.report(b"w", b"a", Outcome.FAILED_FINAL)
     failed = Scope(states=(FAILED,))
     assert page(yard, failed) == ([b"c", b"a"], 0)
     assert page(yard, failed, count=1) == ([b"c"], 1)
@@ -356,7 +356,7 @@ def test_page_looks_only_so_far_and_says_where_to_go_on(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queries, "LIST_SCAN_MAX", 5)
-    monkeypatch.setattr(queries, "LIST_STEP", 2)
+    monkeypatch.setattr(queries, "LIST_BATCH", 2)
     yard.submit(*(b"%d" % number for number in range(12)))
     assert page(yard, match=b"7") == ([], 5)
     assert page(yard, match=b"7", cursor=5) == ([b"7"], 10)
@@ -371,8 +371,8 @@ def test_page_looks_only_so_far_and_says_where_to_go_on(
 
 def test_everything_is_counted(yard: Yard) -> None:
     some_of_everything(yard)
-    yard.handle(RoomChanged(0, accepting=False))
-    yard.handle(PauseAsked(0, b"client"))
+    yard.handle(DiskSpaceChanged(0, accepting=False))
+    yard.handle(PauseRequested(0, b"client"))
     stats = Stats(
         counts=[1, 1, 1, 1, 1, 1, 1],
         stuck=1,
@@ -383,14 +383,14 @@ def test_everything_is_counted(yard: Yard) -> None:
         campaigns=[(b"c", [1, 0, 0, 1, 1, 1, 0], 0), (b"", [0, 1, 1, 0, 0, 0, 1], 0)],
         services=[(b"default", [1, 1, 0, 1, 1, 1, 1], 1), (b"x", [0, 0, 1, 0, 0, 0, 0], 0)],
     )
-    assert yard.handle(StatsAsked(0, b"client", 5)) == [Counted(b"client", 5, stats)]
+    assert yard.handle(StatsRequested(0, b"client", 5)) == [StatsReply(b"client", 5, stats)]
 
 
 def test_counts_that_were_told_do_not_change_afterwards(yard: Yard) -> None:
     yard.submit(b"a")
-    (counted,) = yard.handle(StatsAsked(0, b"client"))
+    (counted,) = yard.handle(StatsRequested(0, b"client"))
     yard.submit(b"b")
-    assert isinstance(counted, Counted)
+    assert isinstance(counted, StatsReply)
     assert counted.stats.counts[READY] == 1
     assert counted.stats.campaigns == [(b"", counted.stats.counts, 0)]
     assert counted.stats.services == [(b"default", counted.stats.counts, 1)]
@@ -403,8 +403,8 @@ def test_the_latest_campaigns_and_services_are_counted_and_no_more() -> None:
         ledger.campaign(b"%d" % number)
         ledger.service(b"%d" % number)
     yard.mirror = ledger
-    (counted,) = yard.handle(StatsAsked(0, b"client"))
-    assert isinstance(counted, Counted)
+    (counted,) = yard.handle(StatsRequested(0, b"client"))
+    assert isinstance(counted, StatsReply)
     campaigns, services = counted.stats.campaigns, counted.stats.services
     assert len(campaigns) == len(services) == STATS_ROWS_MAX
     assert (campaigns[-1][0], services[-1][0]) == (b"1000", b"1000")
@@ -416,18 +416,25 @@ def test_the_latest_campaigns_and_services_are_counted_and_no_more() -> None:
 def test_task_is_explained(yard: Yard) -> None:
     yard.submit(b"a", b"b", after=[[], [b"a"]])
     explanation = Explanation(Reason.TASKS, "it waits for 1 task: a (READY)", (b"a",))
-    assert yard.handle(ExplainAsked(0, b"client", b"b", 6)) == [
-        Explained(b"client", 6, b"b", explanation)
+    assert yard.handle(ExplainRequested(0, b"client", b"b", 6)) == [
+        ExplanationReply(b"client", 6, b"b", explanation)
     ]
     unknown = Explanation(Reason.UNKNOWN, "no task is called x")
-    assert yard.handle(ExplainAsked(0, b"client", b"x")) == [Explained(b"client", 0, b"x", unknown)]
+    assert yard.handle(ExplainRequested(0, b"client", b"x")) == [
+        ExplanationReply(b"client", 0, b"x", unknown)
+    ]
 
 
 # Workers.
 
 
 def test_workers_are_listed_with_what_they_hold_and_when_they_were_heard(yard: Yard) -> None:
-    facts = {"slots_total": 8, "silence_ns": 9 * SECOND_NS, "incarnation": 3, "dialect": b"wmp"}
+    facts = {
+        "slots_total": 8,
+        "lease_timeout_ns": 9 * SECOND_NS,
+        "incarnation": 3,
+        "dialect": b"wmp",
+    }
     yard.join(b"v", services=(b"x", b"y"), **facts)
     yard.submit(b"a", b"b", b"c", service=b"x", slots=2)
     yard.take(b"v", 3)
@@ -435,8 +442,8 @@ def test_workers_are_listed_with_what_they_hold_and_when_they_were_heard(yard: Y
     yard.finish(b"v", b"a", keeps_slots=True)
     yard.ask(b"w", parks=True)
     yard.later(3)
-    assert yard.handle(WorkersAsked(0, b"client", 8)) == [
-        Rostered(
+    assert yard.handle(WorkersRequested(0, b"client", 8)) == [
+        WorkerList(
             b"client",
             8,
             [
@@ -450,10 +457,10 @@ def test_workers_are_listed_with_what_they_hold_and_when_they_were_heard(yard: Y
                     slots_total=8,
                     slots_used=6,
                     held=2,
-                    heard_ns_ago=3 * SECOND_NS,
+                    last_seen_ns_ago=3 * SECOND_NS,
                     dialect=b"wmp",
                     incarnation=3,
-                    silence_ns=9 * SECOND_NS,
+                    lease_timeout_ns=9 * SECOND_NS,
                 ),
             ],
         )
@@ -461,7 +468,7 @@ def test_workers_are_listed_with_what_they_hold_and_when_they_were_heard(yard: Y
 
 
 def test_empty_yard_has_no_workers() -> None:
-    assert Yard().handle(WorkersAsked(0, b"client")) == [Rostered(b"client", 0, [])]
+    assert Yard().handle(WorkersRequested(0, b"client")) == [WorkerList(b"client", 0, [])]
 
 
 def test_what_workers_of_a_dialect_hold_is_told_with_their_envelopes(yard: Yard) -> None:
@@ -472,9 +479,11 @@ def test_what_workers_of_a_dialect_hold_is_told_with_their_envelopes(yard: Yard)
     ledger = yard.scheduler.ledger
     terms = ledger.tasks[b"a"].terms
     facts = ledger.workers[b"v:1"].facts
-    held = Holding(b"v:1", facts, [b"a", b"c"], [1, 1], [terms, terms], [b"A", b"C"], [1])
-    assert yard.handle(HoldingsAsked(0, b"client", b"v:", 4)) == [Holdings(b"client", 4, [held])]
-    assert yard.handle(HoldingsAsked(0, b"client", b"x:", 4)) == [Holdings(b"client", 4, [])]
+    held = WorkerTasks(b"v:1", facts, [b"a", b"c"], [1, 1], [terms, terms], [b"A", b"C"], [1])
+    assert yard.handle(HeldTasksRequested(0, b"client", b"v:", 4)) == [
+        HeldTasks(b"client", 4, [held])
+    ]
+    assert yard.handle(HeldTasksRequested(0, b"client", b"x:", 4)) == [HeldTasks(b"client", 4, [])]
 
 
 # Results.
@@ -487,14 +496,16 @@ def test_results_of_known_tasks_are_told_at_once_and_nobody_is_watched(yard: Yar
     names = [b"c/b failed", b"c/a done", b"c/c leased", b"c/d blocked", b"e cancelled"]
     states = [FAILED, DONE, LEASED, BLOCKED, CANCELLED]
     texts = [b"oh", None, b"", b"", b""]
-    assert yard.handle(ResultsAsked(0, b"client", [*names, b"nobody"], 2)) == [
-        Told(b"client", 2, names, states, texts, [done.record])
+    assert yard.handle(ResultsRequested(0, b"client", [*names, b"nobody"], 2)) == [
+        Settled(b"client", 2, names, states, texts, [done.record])
     ]
     assert yard.scheduler.watchers == {}
 
 
 def test_results_of_nobody_are_told_as_none(yard: Yard) -> None:
-    assert yard.handle(ResultsAsked(0, b"client", [b"x"], 2)) == [Told(b"client", 2, [], [], [])]
+    assert yard.handle(ResultsRequested(0, b"client", [b"x"], 2)) == [
+        Settled(b"client", 2, [], [], [])
+    ]
 
 
 def test_result_that_is_at_hand_is_told_even_if_it_is_empty(yard: Yard) -> None:
@@ -502,9 +513,9 @@ def test_result_that_is_at_hand_is_told_even_if_it_is_empty(yard: Yard) -> None:
     yard.watch(b"a", b"b")
     yard.take(b"w", 2)
     told = yard.finish(b"w", b"a")[0]
-    assert told == Told(b"watcher", 0, [b"a"], [DONE], [b""])
+    assert told == Settled(b"watcher", 0, [b"a"], [DONE], [b""])
     told = yard.finish(b"w", b"b", texts=[b""])[0]
-    assert told == Told(b"watcher", 0, [b"b"], [DONE], [b""])
+    assert told == Settled(b"watcher", 0, [b"b"], [DONE], [b""])
 
 
 def test_watcher_of_a_done_task_is_told_where_its_result_lies(yard: Yard) -> None:
@@ -512,7 +523,7 @@ def test_watcher_of_a_done_task_is_told_where_its_result_lies(yard: Yard) -> Non
     yard.take(b"w", 2)
     yard.finish(b"w", b"b", b"a", texts=[b"1", b"2"])
     record = yard.scheduler.ledger.record
-    told = Told(b"watcher", 0, [b"a", b"b"], [DONE, DONE], [None, None], [record, record])
+    told = Settled(b"watcher", 0, [b"a", b"b"], [DONE, DONE], [None, None], [record, record])
     assert yard.watch(b"a", b"b") == [told]
 
 
@@ -520,14 +531,14 @@ def test_watcher_of_a_done_task_is_told_where_its_result_lies(yard: Yard) -> Non
 
 
 def printed(yard: Yard, name: bytes) -> tuple[bool, int]:
-    (effect,) = yard.handle(OutputAsked(0, b"client", name, 3))
-    assert isinstance(effect, Printed)
-    assert effect == Printed(b"client", 3, name, effect.found, effect.record, b"")
+    (effect,) = yard.handle(OutputRequested(0, b"client", name, 3))
+    assert isinstance(effect, TaskOutput)
+    assert effect == TaskOutput(b"client", 3, name, effect.found, effect.record, b"")
     return effect.found, effect.record
 
 
 def tell_output(yard: Yard, *texts: bytes, name: bytes = b"a") -> int:
-    yard.handle(WorkProgressed(0, b"w", [name] * len(texts), texts=list(texts)))
+    yard.handle(TasksProgressed(0, b"w", [name] * len(texts), texts=list(texts)))
     return yard.scheduler.ledger.record
 
 
@@ -559,7 +570,7 @@ def test_new_generation_has_printed_nothing(yard: Yard) -> None:
     yard.take(b"w")
     tell_output(yard, b"one")
     yard.finish(b"w", b"a")
-    yard.submit(b"a", repeat=Repeat.EXTEND)
+    yard.submit(b"a", repeat=DuplicatePolicy.EXTEND)
     assert printed(yard, b"a") == (True, 0)
 
 
@@ -584,7 +595,7 @@ def test_portrait_of_unfinished_tasks_leaves_out_what_ended_ones_printed(yard: Y
     kept = tell_output(yard, b"one", name=b"b")
     tell_output(yard, b"one")
     yard.finish(b"w", b"a")
-    assert image.portrait(yard.scheduler.ledger, ended=False)["outputs"] == {b"b": kept}
+    assert image.fingerprint(yard.scheduler.ledger, ended=False)["outputs"] == {b"b": kept}
 
 
 # Progress.
@@ -594,10 +605,10 @@ def test_progress_without_columns_is_of_whatever_the_worker_holds(yard: Yard) ->
     yard.submit(b"a", b"b")
     yard.take(b"w")
     names = [b"b", b"a"]
-    event = WorkProgressed(0, b"w", names, texts=[b"mine?", b"mine"], request=4)
-    assert yard.handle(event) == [Noted(b"w", 4, [b"b"])]
+    event = TasksProgressed(0, b"w", names, texts=[b"mine?", b"mine"], request=4)
+    assert yard.handle(event) == [ReportAck(b"w", 4, [b"b"])]
     assert yard.records == [Progressed(1000 * SECOND_NS, b"w", [b"a"], [1], [0], [b"mine"])]
-    assert yard.handle(WorkProgressed(0, b"w", [b"a"], percents=[3])) == []
+    assert yard.handle(TasksProgressed(0, b"w", [b"a"], percents=[3])) == []
     assert yard.records == [Progressed(1000 * SECOND_NS, b"w", [b"a"], [1], [3], [b""])]
 
 
@@ -605,8 +616,8 @@ def test_progress_under_an_older_attempt_is_noted_as_missing(yard: Yard) -> None
     yard.submit(b"a")
     yard.lose(b"v", b"a")
     yard.take(b"w")
-    event = WorkProgressed(0, b"w", [b"a", b"a"], [1, 2], request=4)
-    assert yard.handle(event) == [Noted(b"w", 4, [b"a"])]
+    event = TasksProgressed(0, b"w", [b"a", b"a"], [1, 2], request=4)
+    assert yard.handle(event) == [ReportAck(b"w", 4, [b"a"])]
     assert yard.records == [Progressed(1000 * SECOND_NS, b"w", [b"a"], [2], [0], [b""])]
 
 
@@ -614,7 +625,7 @@ def test_progress_keeps_within_its_limits(yard: Yard) -> None:
     yard.submit(b"a", b"b")
     yard.take(b"w", 2)
     texts = [b"head" + b"x" * OUTPUT_BYTES_MAX, b""]
-    yard.handle(WorkProgressed(0, b"w", [b"a", b"b"], None, [-1, 1 << 70], texts))
+    yard.handle(TasksProgressed(0, b"w", [b"a", b"b"], None, [-1, 1 << 70], texts))
     (record,) = yard.records
     assert isinstance(record, Progressed)
     assert record.percents == [0, 100]
@@ -626,7 +637,7 @@ def test_progress_that_the_worker_cut_keeps_its_length(yard: Yard) -> None:
     yard.submit(b"a", b"b")
     yard.take(b"w", 2)
     texts, lengths = [b"end", b"whole"], [5000, 0]
-    event = WorkProgressed(0, b"w", [b"a", b"b"], texts=texts, text_bytes_total=lengths)
+    event = TasksProgressed(0, b"w", [b"a", b"b"], texts=texts, text_bytes_total=lengths)
     yard.handle(event)
     (record,) = yard.records
     assert isinstance(record, Progressed)
@@ -634,18 +645,18 @@ def test_progress_that_the_worker_cut_keeps_its_length(yard: Yard) -> None:
 
 
 def test_progress_of_a_stranger_is_answered(yard: Yard) -> None:
-    event = WorkProgressed(0, b"nobody", [b"a"], request=4)
-    assert yard.handle(event) == [Stranger(b"nobody"), Noted(b"nobody", 4, [b"a"])]
+    event = TasksProgressed(0, b"nobody", [b"a"], request=4)
+    assert yard.handle(event) == [UnknownWorker(b"nobody"), ReportAck(b"nobody", 4, [b"a"])]
 
 
 def test_progress_that_makes_no_sense_is_refused_if_somebody_waits_for_the_answer(
     yard: Yard,
 ) -> None:
-    (refused,) = yard.handle(WorkProgressed(0, b"w", [b"a"], [1, 2], request=4))
+    (refused,) = yard.handle(TasksProgressed(0, b"w", [b"a"], [1, 2], request=4))
     assert isinstance(refused, Refused)
     assert (refused.client, refused.request) == (b"w", 4)
     assert refused.refusal is Refusal.MALFORMED
-    assert yard.handle(WorkProgressed(0, b"w", [b"a"], [1, 2])) == []
+    assert yard.handle(TasksProgressed(0, b"w", [b"a"], [1, 2])) == []
 
 
 # Heartbeats.
@@ -653,15 +664,15 @@ def test_progress_that_makes_no_sense_is_refused_if_somebody_waits_for_the_answe
 
 def test_heartbeat_is_answered_after_everything_else_if_it_asks_for_it(yard: Yard) -> None:
     record = yard.scheduler.ledger.record
-    told = yard.handle(WorkerHeard(0, b"w", [(b"a", 1)], request=5))
-    assert [type(effect).__name__ for effect in told] == ["Stop", "Heard"]
-    assert told[-1] == Heard(b"w", 5, record)
-    assert yard.handle(WorkerHeard(0, b"w", request=6)) == [Heard(b"w", 6, record)]
-    assert yard.handle(WorkerHeard(0, b"nobody", request=7)) == [
-        Stranger(b"nobody"),
-        Heard(b"nobody", 7, record),
+    told = yard.handle(WorkerHeartbeat(0, b"w", [(b"a", 1)], request=5))
+    assert [type(effect).__name__ for effect in told] == ["Stop", "HeartbeatAck"]
+    assert told[-1] == HeartbeatAck(b"w", 5, record)
+    assert yard.handle(WorkerHeartbeat(0, b"w", request=6)) == [HeartbeatAck(b"w", 6, record)]
+    assert yard.handle(WorkerHeartbeat(0, b"nobody", request=7)) == [
+        UnknownWorker(b"nobody"),
+        HeartbeatAck(b"nobody", 7, record),
     ]
-    assert yard.handle(WorkerHeard(0, b"w")) == []
+    assert yard.handle(WorkerHeartbeat(0, b"w")) == []
 
 
 # What is over.
@@ -671,8 +682,8 @@ def test_watch_that_is_over_is_told_nothing_and_others_are(yard: Yard) -> None:
     yard.submit(b"a", b"b", campaign=b"c")
     yard.watch(b"a", b"b", request=1)
     yard.watch(b"a", request=2)
-    yard.handle(WatchAsked(0, b"other", [b"a"], request=1))
-    yard.handle(WatchAsked(0, b"watcher", campaign=b"c", request=1))
+    yard.handle(WatchRequested(0, b"other", [b"a"], request=1))
+    yard.handle(WatchRequested(0, b"watcher", campaign=b"c", request=1))
     assert yard.handle(WatchEnded(0, b"watcher", 1)) == []
     assert yard.scheduler.watchers == {b"a": [(b"watcher", 2), (b"other", 1)]}
     assert yard.scheduler.campaign_watchers == {}
@@ -680,7 +691,7 @@ def test_watch_that_is_over_is_told_nothing_and_others_are(yard: Yard) -> None:
 
 def test_parked_worker_that_waits_no_longer_is_told_and_gets_nothing(yard: Yard) -> None:
     yard.ask(b"w", parks=True)
-    assert yard.handle(WaitEnded(0, b"w")) == [Nothing(b"w", settled=True)]
+    assert yard.handle(WaitEnded(0, b"w")) == [NoWork(b"w", settled=True)]
     assert yard.handle(WaitEnded(0, b"w")) == []
     assert assigned(yard.submit(b"a")) == []
     assert assigned(yard.ask(b"w", parks=True)) == [b"a"]
@@ -689,7 +700,7 @@ def test_parked_worker_that_waits_no_longer_is_told_and_gets_nothing(yard: Yard)
 def test_worker_that_waits_no_longer_hears_that_there_is_work_to_come(yard: Yard) -> None:
     yard.submit(b"a", due_ns=2000 * SECOND_NS)
     yard.ask(b"w", parks=True)
-    assert yard.handle(WaitEnded(0, b"w")) == [Nothing(b"w", settled=False)]
+    assert yard.handle(WaitEnded(0, b"w")) == [NoWork(b"w", settled=False)]
 
 
 def test_worker_that_waited_once_can_wait_again(yard: Yard) -> None:
@@ -701,7 +712,7 @@ def test_worker_that_waited_once_can_wait_again(yard: Yard) -> None:
     assert assigned(yard.submit(b"a", b"b")) == [b"a"]
 
 
-@pytest.mark.parametrize("facts", [{"called": True}, {}])
+@pytest.mark.parametrize("facts", [{"wants_wake": True}, {}])
 def test_worker_that_is_not_parked_does_not_stop_waiting(
     yard: Yard, facts: dict[str, bool]
 ) -> None:
@@ -714,7 +725,7 @@ def test_worker_that_is_not_parked_does_not_stop_waiting(
 
 def parked_for(yard: Yard, worker: bytes) -> tuple[WorkerState, int]:
     found = yard.scheduler.ledger.workers[worker]
-    return found.state, found.wanted
+    return found.state, found.tasks_wanted
 
 
 def test_parked_worker_that_asks_again_replaces_its_wish(yard: Yard) -> None:
@@ -727,11 +738,11 @@ def test_parked_worker_that_asks_again_replaces_its_wish(yard: Yard) -> None:
 
 def test_parked_worker_that_asks_without_waiting_waits_no_longer(yard: Yard) -> None:
     yard.ask(b"w", parks=True)
-    assert yard.ask(b"w") == [Nothing(b"w", settled=True)]
+    assert yard.ask(b"w") == [NoWork(b"w", settled=True)]
     assert assigned(yard.submit(b"a")) == []
 
 
-@pytest.mark.parametrize("facts", [{"called": True}, {"standing": True}])
+@pytest.mark.parametrize("facts", [{"wants_wake": True}, {"always_ready": True}])
 def test_worker_that_is_called_or_always_willing_waits_on(
     yard: Yard, facts: dict[str, bool]
 ) -> None:

@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskyard.core import image, reports
-from taskyard.core.effects import Effect, Noted, Refusal, Refused, Stranger, Told
+from taskyard.core.effects import Effect, Refusal, Refused, ReportAck, Settled, UnknownWorker
 from taskyard.core.events import (
+    LaneOptions,
     Outcome,
-    Rules,
     RulesSet,
     SlotFreed,
-    Unknown,
-    WatchAsked,
-    WorkReported,
-    WorkReturned,
+    TasksReported,
+    TasksReturned,
+    UnknownPolicy,
+    WatchRequested,
 )
 from taskyard.core.limits import CRASH_DELAY_NS, CRASHES_MAX, REASON_BYTES_MAX, SECOND_NS
 from taskyard.core.records import (
@@ -26,9 +26,9 @@ from taskyard.core.records import (
     Returned,
     ReturnReason,
     SlotsFreed,
-    Stale,
+    StaleReport,
 )
-from taskyard.core.reports import PUT_OFF_NS_MIN, retry_delay_ns
+from taskyard.core.reports import DEFER_NS_MIN, retry_delay_ns
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard, assigned, missing
 from tests.kit.snapshots import reopened
@@ -50,18 +50,20 @@ def holding(*names: bytes, **fields: Any) -> Yard:
 
 def test_done_is_recorded_with_its_result() -> None:
     yard = holding(b"a", b"b")
-    assert yard.finish(b"w", b"a", b"b", texts=[b"1", b"2"], request=9) == [Noted(b"w", 9, [])]
+    assert yard.finish(b"w", b"a", b"b", texts=[b"1", b"2"], request=9) == [ReportAck(b"w", 9, [])]
     assert yard.records == [Finished(0, b"w", [b"a", b"b"], [1, 1], [b"1", b"2"])]
     assert yard.states(b"a", b"b") == [DONE, DONE]
 
 
 def test_truncated_results_are_recorded_with_their_lengths_and_counted() -> None:
     yard = holding(b"a", b"b", campaign=b"c")
-    yard.handle(WatchAsked(0, b"client", [b"c/a", b"c/b"], request=3))
+    yard.handle(WatchRequested(0, b"client", [b"c/a", b"c/b"], request=3))
     effects = yard.finish(b"w", b"c/a", b"c/b", texts=[b"1", b"2"], result_bytes_total=[0, 9])
     record = Finished(0, b"w", [b"c/a", b"c/b"], [1, 1], [b"1", b"2"], result_bytes_total=[0, 9])
     assert yard.records == [record]
-    told = Told(b"client", 3, [b"c/a", b"c/b"], [DONE, DONE], [b"1", b"2"], truncated={b"c/b": 9})
+    told = Settled(
+        b"client", 3, [b"c/a", b"c/b"], [DONE, DONE], [b"1", b"2"], truncated={b"c/b": 9}
+    )
     assert told in effects
     assert yard.scheduler.ledger.campaigns[b"c"].truncated == 1
     assert reopened(yard.scheduler.ledger).campaigns[b"c"].truncated == 1
@@ -90,7 +92,7 @@ def test_failure_without_a_schedule_is_final() -> None:
 
 def test_failure_for_good_does_not_try_again() -> None:
     yard = holding(b"a", retry_delays_ns=(1, 1, 1))
-    yard.report(b"w", b"a", Outcome.FAILED_FOR_GOOD, texts=[b"no such file"])
+    yard.report(b"w", b"a", Outcome.FAILED_FINAL, texts=[b"no such file"])
     assert yard.records == [Failed(0, b"w", [b"a"], [1], [b"no such file"])]
 
 
@@ -166,15 +168,17 @@ def test_schedule_of_the_task_overrides_that_of_its_service() -> None:
 @given(
     delay_ns=st.integers(0, 10**15),
     percent=st.integers(0, 100),
-    luck=st.integers(0, 2**32 - 1),
+    random_bits=st.integers(0, 2**32 - 1),
 )
 def test_jitter_only_adds_and_no_more_than_its_percentage(
-    delay_ns: int, percent: int, luck: int
+    delay_ns: int, percent: int, random_bits: int
 ) -> None:
     yard = Yard()
-    yard.handle(RulesSet(0, defaults=Rules(retry_delays_ns=(delay_ns,), jitter_percent=percent)))
+    yard.handle(
+        RulesSet(0, defaults=LaneOptions(retry_delays_ns=(delay_ns,), jitter_percent=percent))
+    )
     yard.submit(b"a")
-    given_ns = retry_delay_ns(yard[b"a"], luck)
+    given_ns = retry_delay_ns(yard[b"a"], random_bits)
     assert given_ns is not None
     assert delay_ns <= given_ns <= delay_ns + delay_ns * percent // 100
 
@@ -186,14 +190,14 @@ def test_tasks_of_one_report_have_different_luck() -> None:
     names = [b"%d" % number for number in range(10)]
     yard.submit(*names)
     yard.take(b"w", 10)
-    yard.handle(WorkReported(0, b"w", names, outcomes=[Outcome.FAILED] * 10, luck=123))
+    yard.handle(TasksReported(0, b"w", names, outcomes=[Outcome.FAILED] * 10, random_bits=123))
     assert len({yard[name].due_ns for name in names}) == 10
 
 
 def test_worker_may_say_when_to_try_again_and_nobody_is_charged() -> None:
     yard = holding(b"a", b"b")
     outcomes = [Outcome.RETRY_AT, Outcome.RETRY_AT]
-    yard.handle(WorkReported(0, b"w", [b"a", b"b"], outcomes=outcomes, retry_at_ns=[70, 80]))
+    yard.handle(TasksReported(0, b"w", [b"a", b"b"], outcomes=outcomes, retry_at_ns=[70, 80]))
     empty = [b"", b""]
     record = Postponed(0, b"w", [b"a", b"b"], [1, 1], [70, 80], empty, own_fault=False)
     assert yard.records == [record]
@@ -234,7 +238,7 @@ def test_deferral_of_a_lane_without_a_schedule_puts_the_rest_off_for_a_while() -
     yard.take(b"w")
     yard.report(b"w", b"a", Outcome.DEFER_ALL)
     assert yard.states(b"a", b"b") == [FAILED, DELAYED]
-    assert yard[b"b"].due_ns == PUT_OFF_NS_MIN
+    assert yard[b"b"].due_ns == DEFER_NS_MIN
 
 
 def test_deferral_in_the_open_lane_is_about_the_task_alone() -> None:
@@ -263,7 +267,7 @@ def test_task_deferred_back_goes_to_the_end_and_a_refused_one_to_the_front() -> 
     yard.submit(b"a", b"b", b"c", b"d")
     yard.take(b"w", 2)
     outcomes = [Outcome.DEFER_BACK, Outcome.REFUSED]
-    yard.handle(WorkReported(0, b"w", [b"a", b"b"], outcomes=outcomes))
+    yard.handle(TasksReported(0, b"w", [b"a", b"b"], outcomes=outcomes))
     assert yard.records == [
         Returned(0, b"w", [b"a"], [1], ReturnReason.DEFERRED_BACK),
         Returned(0, b"w", [b"b"], [1], ReturnReason.REFUSED),
@@ -275,7 +279,7 @@ def test_long_reasons_are_kept_by_their_tail() -> None:
     long = b"x" * REASON_BYTES_MAX + b"the end"
     yard = holding(b"a", b"b", retry_delays_ns=(1,))
     yard.report(b"w", b"a", Outcome.FAILED, texts=[long])
-    yard.report(b"w", b"b", Outcome.FAILED_FOR_GOOD, texts=[long])
+    yard.report(b"w", b"b", Outcome.FAILED_FINAL, texts=[long])
     for reason in yard.scheduler.ledger.reasons.values():
         assert len(reason) == REASON_BYTES_MAX
         assert reason.startswith(b"[...] x")
@@ -289,14 +293,14 @@ def test_report_of_different_outcomes_is_decided_kind_by_kind() -> None:
         Outcome.FAILED,
         Outcome.DONE,
         Outcome.DONE,
-        Outcome.FAILED_FOR_GOOD,
+        Outcome.FAILED_FINAL,
         Outcome.DONE,
     ]
     texts = [b"oh", b"1", b"2", b"no", b"3"]
-    effects = yard.handle(WorkReported(0, b"w", names, outcomes=outcomes, texts=texts))
-    assert effects == [Noted(b"w", 0, [b"stale"])]
+    effects = yard.handle(TasksReported(0, b"w", names, outcomes=outcomes, texts=texts))
+    assert effects == [ReportAck(b"w", 0, [b"stale"])]
     assert yard.records == [
-        Stale(0, b"w", [b"stale"], [0]),
+        StaleReport(0, b"w", [b"stale"], [0]),
         Finished(0, b"w", [b"done", b"more"], [1, 1], [b"1", b"3"]),
         Postponed(0, b"w", [b"failed"], [1], [5], [b"oh"]),
         Failed(0, b"w", [b"bad"], [1], [b"no"]),
@@ -330,7 +334,7 @@ def test_report_whose_columns_differ_in_length_is_refused_whole(columns: dict[st
 def test_report_on_more_tasks_than_a_message_may_name_is_refused_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reports, "TASKS_A_MESSAGE_MAX", 1)
+    monkeypatch.setattr(reports, "TASKS_PER_MESSAGE_MAX", 1)
     yard = holding(b"a", b"b")
     (refused,) = yard.finish(b"w", b"a", b"b")
     assert isinstance(refused, Refused)
@@ -354,7 +358,7 @@ def test_report_of_an_old_and_the_present_attempt_counts_the_present_one() -> No
     effects = yard.finish(b"w", b"a", b"a", attempts=[1, 2], texts=[b"old", b"new"])
     assert missing(effects) == [b"a"]
     assert yard.records == [
-        Stale(0, b"w", [b"a"], [1]),
+        StaleReport(0, b"w", [b"a"], [1]),
         Finished(0, b"w", [b"a"], [2], [b"new"]),
     ]
 
@@ -363,7 +367,7 @@ def test_report_of_an_old_and_the_present_attempt_counts_the_present_one() -> No
 
 
 def give_back(yard: Yard, *names: bytes, **fields: Any) -> list[Effect]:
-    return yard.handle(WorkReturned(0, b"w", list(names), **fields))
+    return yard.handle(TasksReturned(0, b"w", list(names), **fields))
 
 
 def test_task_that_is_given_back_goes_to_the_end_as_if_just_created() -> None:
@@ -371,7 +375,7 @@ def test_task_that_is_given_back_goes_to_the_end_as_if_just_created() -> None:
     yard.join(b"w")
     yard.submit(b"a", b"b")
     yard.take(b"w")
-    assert give_back(yard, b"a", request=2) == [Noted(b"w", 2, [])]
+    assert give_back(yard, b"a", request=2) == [ReportAck(b"w", 2, [])]
     assert yard.records == [Returned(0, b"w", [b"a"], [1], ReturnReason.TRANSFERRED)]
     assert yard.take(b"w", 9) == [b"b", b"a"]
 
@@ -395,9 +399,9 @@ def test_task_given_back_to_wait_for_what_is_done_is_ready() -> None:
 
 def test_nothing_is_given_back_if_the_worker_does_not_hold_all_of_it() -> None:
     yard = holding(b"a")
-    before = image.portrait(yard.scheduler.ledger)
-    assert give_back(yard, b"a", b"x") == [Noted(b"w", 0, [b"x"])]
-    assert image.portrait(yard.scheduler.ledger) == before
+    before = image.fingerprint(yard.scheduler.ledger)
+    assert give_back(yard, b"a", b"x") == [ReportAck(b"w", 0, [b"x"])]
+    assert image.fingerprint(yard.scheduler.ledger) == before
 
 
 @pytest.mark.parametrize(
@@ -408,7 +412,7 @@ def test_nothing_is_given_back_if_the_worker_does_not_hold_all_of_it() -> None:
         (Refusal.CYCLE, [b"a"], {"after": [[b"a"]]}),
         (Refusal.CYCLE, [b"a"], {"after": [[b"behind"]]}),
         (Refusal.CYCLE, [b"a", b"b"], {"after": [[b"b"], [b"a"]]}),
-        (Refusal.UNKNOWN, [b"a"], {"after": [[b"x"]], "unknown": Unknown.REFUSE}),
+        (Refusal.UNKNOWN, [b"a"], {"after": [[b"x"]], "unknown": UnknownPolicy.REFUSE}),
         (Refusal.CANCELLED, [b"a"], {"after": [[b"gone"]]}),
     ],
 )
@@ -418,15 +422,15 @@ def test_nothing_is_given_back_that_can_not_wait_so(
     yard = holding(b"a", b"b")
     yard.submit(b"gone", b"behind", after=[[], [b"a"]])
     yard.cancel(b"gone")
-    before = image.portrait(yard.scheduler.ledger)
+    before = image.fingerprint(yard.scheduler.ledger)
     (refused,) = give_back(yard, *names, request=4, **fields)
     assert isinstance(refused, Refused)
     assert (refused.client, refused.request, refused.refusal) == (b"w", 4, refusal)
-    assert image.portrait(yard.scheduler.ledger) == before
+    assert image.fingerprint(yard.scheduler.ledger) == before
 
 
 def test_stranger_gives_nothing_back() -> None:
-    assert Yard().handle(WorkReturned(0, b"v", [b"a"])) == [Stranger(b"v")]
+    assert Yard().handle(TasksReturned(0, b"v", [b"a"])) == [UnknownWorker(b"v")]
 
 
 # Slots that stay taken after the answer.
@@ -434,7 +438,7 @@ def test_stranger_gives_nothing_back() -> None:
 
 def test_answered_task_may_keep_its_slot_until_the_worker_frees_it() -> None:
     yard = Yard()
-    yard.join(b"w", slots_total=1, standing=True)
+    yard.join(b"w", slots_total=1, always_ready=True)
     yard.submit(b"a", b"b")
     assert assigned(yard.finish(b"w", b"a", keeps_slots=True)) == []
     assert yard.state(b"a") is DONE
@@ -447,7 +451,7 @@ def test_freeing_what_is_not_kept_is_nothing() -> None:
     yard.join(b"w")
     assert yard.handle(SlotFreed(0, b"w")) == []
     assert yard.records == []
-    assert yard.handle(SlotFreed(0, b"nobody")) == [Stranger(b"nobody")]
+    assert yard.handle(SlotFreed(0, b"nobody")) == [UnknownWorker(b"nobody")]
 
 
 def test_wide_task_frees_all_its_slots_at_once() -> None:
@@ -479,6 +483,6 @@ def test_kept_slots_survive_a_restart() -> None:
 def test_report_on_nothing_is_noted_and_changes_nothing(worker: bytes) -> None:
     yard = Yard()
     yard.join(b"w")
-    assert yard.handle(WorkReported(0, worker, [])) == [Noted(worker, 0, [])]
-    assert yard.handle(WorkReported(0, worker, [], attempts=[])) == [Noted(worker, 0, [])]
+    assert yard.handle(TasksReported(0, worker, [])) == [ReportAck(worker, 0, [])]
+    assert yard.handle(TasksReported(0, worker, [], attempts=[])) == [ReportAck(worker, 0, [])]
     assert yard.records == []

@@ -4,17 +4,17 @@ from typing import Any
 
 import pytest
 
-from taskyard.core.effects import Assign, Noted, Refused, Wake
+from taskyard.core.effects import Assign, Refused, ReportAck, Wake
 from taskyard.core.events import (
-    DrainAsked,
+    DrainRequested,
+    DuplicatePolicy,
+    LaneOptions,
     Outcome,
-    Repeat,
-    Rules,
     RulesSet,
-    SubmitAsked,
-    WorkerAppeared,
-    WorkerCut,
-    WorkerHeard,
+    SubmitRequested,
+    WorkerHeartbeat,
+    WorkerRegistered,
+    WorkerUnreachable,
 )
 from taskyard.core.limits import NUMBER_MAX, RETRIES_MAX, SECOND_NS
 from taskyard.core.records import Postponed
@@ -32,7 +32,7 @@ def test_report_of_a_whole_lease_again_is_stale_where_it_was_settled(attempts: A
     yard.join(b"w")
     yard.take(b"w", 2)
     yard.finish(b"w", b"b")
-    assert yard.finish(b"w", b"a", b"b", attempts=attempts) == [Noted(b"w", 0, [b"b"])]
+    assert yard.finish(b"w", b"a", b"b", attempts=attempts) == [ReportAck(b"w", 0, [b"b"])]
 
 
 def test_report_of_a_whole_lease_does_not_finish_what_another_worker_holds_now() -> None:
@@ -43,41 +43,41 @@ def test_report_of_a_whole_lease_does_not_finish_what_another_worker_holds_now()
     yard.take(b"w", 2)
     yard.report(b"w", b"b", Outcome.REFUSED)
     assert yard.take(b"v") == [b"b"]
-    assert yard.finish(b"w", b"a", b"b") == [Noted(b"w", 0, [b"b"])]
+    assert yard.finish(b"w", b"a", b"b") == [ReportAck(b"w", 0, [b"b"])]
     assert yard.states(b"a", b"b") == [TaskState.DONE, TaskState.LEASED]
 
 
-def called(yard: Yard, worker: bytes, *services: bytes) -> None:
-    yard.join(worker, slots_total=1, called=True, services=services or (b"default",))
+def wants_wake(yard: Yard, worker: bytes, *services: bytes) -> None:
+    yard.join(worker, slots_total=1, wants_wake=True, services=services or (b"default",))
     yard.ask(worker, parks=True)
 
 
 @pytest.mark.parametrize("goes", ["leaves", "is cut off", "is drained"])
 def test_next_worker_is_called_when_the_one_that_was_called_goes(goes: str) -> None:
     yard = Yard()
-    called(yard, b"w1")
-    called(yard, b"w2")
+    wants_wake(yard, b"w1")
+    wants_wake(yard, b"w2")
     assert Wake(b"w1", b"default") in yard.submit(b"a")
     if goes == "leaves":
         effects = yard.leave(b"w1")
     elif goes == "is cut off":
-        effects = yard.handle(WorkerCut(0, b"w1"))
+        effects = yard.handle(WorkerUnreachable(0, b"w1"))
     else:
-        effects = yard.handle(DrainAsked(0, b"c", b"w1"))
+        effects = yard.handle(DrainRequested(0, b"c", b"w1"))
     assert Wake(b"w2", b"default") in effects
 
 
 def test_worker_that_is_called_for_one_service_does_not_count_for_another() -> None:
     yard = Yard()
-    called(yard, b"w1", b"A", b"B")
-    called(yard, b"w2", b"B")
+    wants_wake(yard, b"w1", b"A", b"B")
+    wants_wake(yard, b"w2", b"B")
     assert Wake(b"w1", b"A") in yard.submit(b"a", service=b"A")
     assert Wake(b"w2", b"B") in yard.submit(b"b", service=b"B")
 
 
 def test_called_worker_that_comes_for_nothing_waits_on_and_is_called_again() -> None:
     yard = Yard()
-    called(yard, b"w")
+    wants_wake(yard, b"w")
     yard.submit(b"a")
     yard.join(b"fast")
     yard.take(b"fast")
@@ -87,36 +87,36 @@ def test_called_worker_that_comes_for_nothing_waits_on_and_is_called_again() -> 
 
 def test_standing_worker_gets_work_again_after_a_restart_and_after_a_cut() -> None:
     yard = Yard()
-    yard.join(b"w", slots_total=1, standing=True, silence_ns=60 * SECOND_NS)
+    yard.join(b"w", slots_total=1, always_ready=True, lease_timeout_ns=60 * SECOND_NS)
     yard.scheduler = Scheduler(yard.scheduler.ledger)
     for worker in yard.scheduler.ledger.workers.values():  # as recovered
-        worker.state, worker.listed, worker.watched_ns = type(worker.state)(0), -1, 0
+        worker.state, worker.listed_as, worker.timeout_check_ns = type(worker.state)(0), -1, 0
     yard.scheduler.resume(0)
     yard.submit(b"a")
-    assert assigned(yard.handle(WorkerHeard(0, b"w"))) == [b"a"]
+    assert assigned(yard.handle(WorkerHeartbeat(0, b"w"))) == [b"a"]
     yard.finish(b"w", b"a")
-    yard.handle(WorkerCut(0, b"w"))
+    yard.handle(WorkerUnreachable(0, b"w"))
     yard.submit(b"b")
-    assert assigned(yard.handle(WorkerHeard(0, b"w"))) == [b"b"]
+    assert assigned(yard.handle(WorkerHeartbeat(0, b"w"))) == [b"b"]
 
 
 def test_terms_that_two_submissions_share_are_not_written_to() -> None:
     yard = Yard()
     terms = Terms(submitted_ns=77)
-    yard.handle(SubmitAsked(0, b"c", Submission([b"a"], terms=[terms])))
+    yard.handle(SubmitRequested(0, b"c", Submission([b"a"], terms=[terms])))
     yard.later(5)
-    yard.handle(SubmitAsked(0, b"c", Submission([b"b"], terms=[terms])))
+    yard.handle(SubmitRequested(0, b"c", Submission([b"b"], terms=[terms])))
     assert (yard[b"a"].terms.submitted_ns, yard[b"b"].terms.submitted_ns) == (0, 5 * SECOND_NS)
     assert terms.submitted_ns == 77
 
 
 def test_due_times_beyond_all_numbers_are_kept_within_them() -> None:
     yard = Yard()
-    yard.handle(RulesSet(0, defaults=Rules(jitter_percent=100)))
+    yard.handle(RulesSet(0, defaults=LaneOptions(jitter_percent=100)))
     yard.submit(b"a", b"b", retry_delays_ns=(NUMBER_MAX,))
     yard.join(b"w")
     yard.take(b"w", 2)
-    yard.report(b"w", b"a", Outcome.FAILED, luck=2**32 - 1)
+    yard.report(b"w", b"a", Outcome.FAILED, random_bits=2**32 - 1)
     yard.report(b"w", b"b", Outcome.RETRY_AT, retry_at_ns=[2**70])
     assert [yard[name].due_ns for name in (b"a", b"b")] == [NUMBER_MAX, NUMBER_MAX]
     assert isinstance(yard.records[0], Postponed)
@@ -126,7 +126,7 @@ def test_due_times_beyond_all_numbers_are_kept_within_them() -> None:
     "facts",
     [
         {"slots_total": -1},
-        {"silence_ns": 2**64},
+        {"lease_timeout_ns": 2**64},
         {"incarnation": 2**70},
         {"services": tuple(b"%d" % number for number in range(1001))},
         {"services": (b"x" * 2000,)},
@@ -134,7 +134,7 @@ def test_due_times_beyond_all_numbers_are_kept_within_them() -> None:
 )
 def test_worker_with_unsound_facts_is_refused(facts: dict[str, Any]) -> None:
     yard = Yard()
-    (refused,) = yard.handle(WorkerAppeared(0, b"w", WorkerFacts(**facts)))
+    (refused,) = yard.handle(WorkerRegistered(0, b"w", WorkerFacts(**facts)))
     assert isinstance(refused, Refused)
     assert not yard.scheduler.ledger.workers
 
@@ -144,7 +144,7 @@ def test_schedule_of_too_many_retries_and_terms_without_tasks_are_refused() -> N
     (refused,) = yard.submit(b"a", retry_delays_ns=(1,) * (RETRIES_MAX + 1))
     assert isinstance(refused, Refused)
     submission = Submission([b"a"], terms=[Terms(), Terms()], terms_at=[0])
-    (refused,) = yard.handle(SubmitAsked(0, b"c", submission))
+    (refused,) = yard.handle(SubmitRequested(0, b"c", submission))
     assert isinstance(refused, Refused)
 
 
@@ -162,7 +162,7 @@ def test_extending_many_ready_tasks_in_any_order_leaves_the_queue_right() -> Non
     names = [b"t%03d" % number for number in range(50)]
     yard.submit(*names, b"gate")
     middle = names[10:40:2][::-1]
-    yard.submit(*middle, after=[[b"gate"]] * len(middle), repeat=Repeat.EXTEND)
+    yard.submit(*middle, after=[[b"gate"]] * len(middle), repeat=DuplicatePolicy.EXTEND)
     yard.join(b"w")
     left = [name for name in names if name not in middle]
     assert yard.take(b"w", 99) == [*left, b"gate"]
@@ -182,9 +182,9 @@ def test_cancelled_heads_are_passed_over_one_lease_at_a_time() -> None:
 def test_heartbeat_that_does_not_say_how_often_it_comes_takes_nothing_back() -> None:
     yard = Yard()
     yard.submit(b"a")
-    yard.join(b"w", silence_ns=SECOND_NS)
+    yard.join(b"w", lease_timeout_ns=SECOND_NS)
     yard.take(b"w")
-    assert yard.handle(WorkerHeard(0, b"w", [])) == []
+    assert yard.handle(WorkerHeartbeat(0, b"w", [])) == []
     assert yard.state(b"a") is TaskState.LEASED
 
 

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskyard.core import runs
-from taskyard.core.effects import Found, Refusal, Refused, TaskView
-from taskyard.core.events import LookupAsked, Outcome, WorkReported
+from taskyard.core.effects import Refusal, Refused, TaskDetails, TaskView
+from taskyard.core.events import LookupRequested, Outcome, TasksReported
 from taskyard.core.limits import ATTEMPTS_SHOWN_MAX, SECOND_NS
-from taskyard.core.records import Failed, Finished, Postponed, Returned, Stale
-from taskyard.core.runs import Attempt, Run, Runs
+from taskyard.core.records import Failed, Finished, Postponed, Returned, StaleReport
+from taskyard.core.runs import Attempt, Run, RunColumns
 from tests.core.kit import Yard
 
 #: The wall clock when the tests begin.
@@ -39,8 +39,8 @@ times = st.integers(1, 1 << 62)
 def test_run_lies_within_its_lease_whatever_the_clocks_read(
     started_ns: int, run_ns: int, leased_ns: int, settled_ns: int
 ) -> None:
-    given_runs = Runs(b"h", [started_ns], [run_ns])
-    found = runs.fitted(given_runs, [0], [leased_ns], settled_ns)
+    given_runs = RunColumns(b"h", [started_ns], [run_ns])
+    found = runs.clamped_to_lease(given_runs, [0], [leased_ns], settled_ns)
     if found is None:
         assert not started_ns
         return
@@ -51,17 +51,19 @@ def test_run_lies_within_its_lease_whatever_the_clocks_read(
 
 
 def test_run_that_fits_is_kept_as_it_was_measured() -> None:
-    measured = Runs(b"h", [0, 12], [0, 5], [None, -9], [0, 4], [0, 3])
-    assert runs.fitted(measured, [1], [10], 20) == Runs(b"h", [12], [5], [-9], [4], [3])
-    assert runs.fitted(measured, [0], [10], 20) is None
+    measured = RunColumns(b"h", [0, 12], [0, 5], [None, -9], [0, 4], [0, 3])
+    assert runs.clamped_to_lease(measured, [1], [10], 20) == RunColumns(
+        b"h", [12], [5], [-9], [4], [3]
+    )
+    assert runs.clamped_to_lease(measured, [0], [10], 20) is None
 
 
 def test_columns_leave_out_what_no_worker_measured() -> None:
-    assert runs.columns([None, None], b"h") is None
-    assert runs.columns([Run(7, 1), None], b"h") == Runs(b"h", [7, 0], [1, 0])
+    assert runs.run_columns([None, None], b"h") is None
+    assert runs.run_columns([Run(7, 1), None], b"h") == RunColumns(b"h", [7, 0], [1, 0])
     whole = Run(7, 1, 0, 5, 6)
-    assert runs.columns([whole], b"h") == Runs(b"h", [7], [1], [0], [5], [6])
-    assert Runs(b"h", [7], [1], [0], [5], [6]).at(0) == whole
+    assert runs.run_columns([whole], b"h") == RunColumns(b"h", [7], [1], [0], [5], [6])
+    assert RunColumns(b"h", [7], [1], [0], [5], [6]).at(0) == whole
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_columns_leave_out_what_no_worker_measured() -> None:
     [
         (Outcome.DONE, Finished),
         (Outcome.FAILED, Postponed),
-        (Outcome.FAILED_FOR_GOOD, Failed),
+        (Outcome.FAILED_FINAL, Failed),
         (Outcome.RETRY_AT, Postponed),
         (Outcome.DEFER_BACK, Postponed),
         (Outcome.REFUSED, Returned),
@@ -79,7 +81,7 @@ def test_columns_leave_out_what_no_worker_measured() -> None:
 def test_record_that_ends_an_attempt_tells_how_it_ran(outcome: Outcome, record: type) -> None:
     yard = holding(b"a", retry_delays_ns=(SECOND_NS,))
     yard.later(10)
-    measured = Runs(b"h", [BEGIN_NS + 4 * SECOND_NS], seconds(5), [1], [2], [3])
+    measured = RunColumns(b"h", [BEGIN_NS + 4 * SECOND_NS], seconds(5), [1], [2], [3])
     yard.report(b"w", b"a", outcome, runs=measured)
     (found,) = yard.records
     assert type(found) is record
@@ -92,37 +94,37 @@ def test_each_task_of_a_mixed_report_keeps_its_own_run() -> None:
     yard.later(10)
     starts = [BEGIN_NS + at for at in seconds(1, 2, 3)]
     outcomes = [Outcome.DONE, Outcome.FAILED, Outcome.DONE]
-    measured = Runs(b"h", starts, seconds(4, 5, 6), [0, 1, None])
-    yard.handle(WorkReported(0, b"w", [b"a", b"b", b"c"], outcomes=outcomes, runs=measured))
+    measured = RunColumns(b"h", starts, seconds(4, 5, 6), [0, 1, None])
+    yard.handle(TasksReported(0, b"w", [b"a", b"b", b"c"], outcomes=outcomes, runs=measured))
     finished, failed = yard.records
     assert isinstance(finished, Finished)
     assert isinstance(failed, Failed)
-    assert finished.runs == Runs(b"h", [starts[0], starts[2]], seconds(4, 6), [0, None])
-    assert failed.runs == Runs(b"h", [starts[1]], seconds(5), [1])
+    assert finished.runs == RunColumns(b"h", [starts[0], starts[2]], seconds(4, 6), [0, None])
+    assert failed.runs == RunColumns(b"h", [starts[1]], seconds(5), [1])
 
 
 def test_stale_part_of_a_report_tells_nothing() -> None:
     yard = holding(b"a")
     yard.later(1)
-    measured = Runs(b"h", [1, BEGIN_NS], seconds(1, 1))
-    yard.handle(WorkReported(0, b"w", [b"stranger", b"a"], runs=measured))
+    measured = RunColumns(b"h", [1, BEGIN_NS], seconds(1, 1))
+    yard.handle(TasksReported(0, b"w", [b"stranger", b"a"], runs=measured))
     stale, finished = yard.records
-    assert isinstance(stale, Stale)
+    assert isinstance(stale, StaleReport)
     assert finished == Finished(
-        BEGIN_NS + SECOND_NS, b"w", [b"a"], [1], runs=Runs(b"h", [BEGIN_NS], seconds(1))
+        BEGIN_NS + SECOND_NS, b"w", [b"a"], [1], runs=RunColumns(b"h", [BEGIN_NS], seconds(1))
     )
 
 
 def test_columns_of_another_length_are_refused() -> None:
     yard = holding(b"a")
-    (refused,) = yard.handle(WorkReported(0, b"w", [b"a"], runs=Runs(b"h", [1, 2], [1, 2])))
+    (refused,) = yard.handle(TasksReported(0, b"w", [b"a"], runs=RunColumns(b"h", [1, 2], [1, 2])))
     assert isinstance(refused, Refused)
     assert refused.refusal is Refusal.MALFORMED
 
 
 def _view(yard: Yard, name: bytes) -> TaskView:
-    (found,) = yard.handle(LookupAsked(0, b"client", [name]))
-    assert isinstance(found, Found)
+    (found,) = yard.handle(LookupRequested(0, b"client", [name]))
+    assert isinstance(found, TaskDetails)
     return found.views[0]
 
 
@@ -133,7 +135,7 @@ def looked_up(yard: Yard, name: bytes) -> list[Attempt]:
 def test_task_is_shown_with_its_attempts() -> None:
     yard = holding(b"a", retry_delays_ns=(SECOND_NS,))
     yard.later(10)
-    measured = Runs(b"h", [BEGIN_NS + SECOND_NS], seconds(5), [7], [8], [9])
+    measured = RunColumns(b"h", [BEGIN_NS + SECOND_NS], seconds(5), [7], [8], [9])
     yard.report(b"w", b"a", Outcome.FAILED, runs=measured)
     yard.later(2)
     yard.take(b"w")

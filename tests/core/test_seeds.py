@@ -8,37 +8,37 @@ from typing import Any
 
 from taskyard.core.effects import (
     Accepted,
-    Acted,
     Assign,
-    Dismiss,
-    Noted,
-    Nothing,
+    CommandAck,
+    NoWork,
+    ReportAck,
+    Settled,
+    Shutdown,
     Stop,
-    Stranger,
-    Told,
+    UnknownWorker,
     Wake,
 )
 from taskyard.core.events import (
-    CancelAsked,
-    Clause,
-    DrainAsked,
+    CancelRequested,
+    DrainRequested,
+    DuplicatePolicy,
+    LaneOptions,
     Outcome,
-    Repeat,
-    Rules,
+    Rule,
     RulesSet,
     Scope,
     SlotFreed,
-    Unknown,
-    WatchAsked,
-    WorkerGone,
-    WorkerHeard,
-    WorkReturned,
+    TasksReturned,
+    UnknownPolicy,
+    WatchRequested,
+    WorkerExited,
+    WorkerHeartbeat,
 )
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard, assigned
 
-PLAIN: dict[str, Any] = {"unknown": Unknown.DONE, "repeat": Repeat.EXTEND}
+PLAIN: dict[str, Any] = {"unknown": UnknownPolicy.DONE, "repeat": DuplicatePolicy.EXTEND}
 
 
 # 000: a round-robin message broker with a table of workers and their slots.
@@ -47,7 +47,7 @@ PLAIN: dict[str, Any] = {"unknown": Unknown.DONE, "repeat": Repeat.EXTEND}
 def test_round_robin_gives_each_message_to_the_worker_used_least_recently() -> None:
     yard = Yard()
     for worker in (b"w1", b"w2", b"w3"):
-        yard.join(worker, slots_total=2, standing=True)
+        yard.join(worker, slots_total=2, always_ready=True)
 
     def send(name: bytes) -> list[bytes]:
         return [one.worker for one in yard.submit(name) if isinstance(one, Assign)]
@@ -58,22 +58,24 @@ def test_round_robin_gives_each_message_to_the_worker_used_least_recently() -> N
 def test_round_robin_newcomer_stands_at_the_top_of_the_table() -> None:
     yard = Yard()
     for worker in (b"a", b"c", b"b"):
-        yard.join(worker, slots_total=2, standing=True, dialect=b"round-robin")
+        yard.join(worker, slots_total=2, always_ready=True, dialect=b"round-robin")
 
     def send(name: bytes) -> list[bytes]:
         return [one.worker for one in yard.submit(name) if isinstance(one, Assign)]
 
     assert [send(b"m%d" % number) for number in range(4)] == [[b"b"], [b"c"], [b"a"], [b"b"]]
-    yard.join(b"d", slots_total=2, standing=True, dialect=b"round-robin")
+    yard.join(b"d", slots_total=2, always_ready=True, dialect=b"round-robin")
     assert send(b"new") == [b"d"]
-    yard.join(b"a", slots_total=3, standing=True, dialect=b"round-robin")  # it stays where it is
+    yard.join(
+        b"a", slots_total=3, always_ready=True, dialect=b"round-robin"
+    )  # it stays where it is
     assert send(b"next") == [b"c"]
 
 
 def test_round_robin_queues_when_all_slots_are_taken_and_drains_at_once_when_one_frees() -> None:
     yard = Yard()
     for worker in (b"w1", b"w2", b"w3"):
-        yard.join(worker, slots_total=1, standing=True)
+        yard.join(worker, slots_total=1, always_ready=True)
     yard.submit(b"m1", b"m2", b"m3")
     assert yard.submit(b"backlog-1", b"backlog-2") == [Accepted(b"client", 0, 2)]
     assert yard.submit(b"new") == [Accepted(b"client", 0, 1)]
@@ -89,27 +91,27 @@ def test_round_robin_queues_when_all_slots_are_taken_and_drains_at_once_when_one
 
 def test_round_robin_second_register_sets_the_slots_and_hands_a_full_worker_nothing() -> None:
     yard = Yard()
-    yard.join(b"w", slots_total=1, standing=True)
+    yard.join(b"w", slots_total=1, always_ready=True)
     yard.submit(b"m1", b"m2", b"m3")
-    assert assigned(yard.join(b"w", slots_total=1, standing=True)) == []
-    assert assigned(yard.join(b"w", slots_total=2, standing=True)) == [b"m2"]
+    assert assigned(yard.join(b"w", slots_total=1, always_ready=True)) == []
+    assert assigned(yard.join(b"w", slots_total=2, always_ready=True)) == [b"m2"]
 
 
 def test_round_robin_deregistered_worker_is_no_longer_in_the_table() -> None:
     yard = Yard()
-    yard.join(b"w", slots_total=1, standing=True)
-    assert yard.handle(WorkerGone(0, b"w")) == [Noted(b"w", 0, [])]
-    assert yard.handle(WorkerGone(0, b"w")) == [Stranger(b"w")]
+    yard.join(b"w", slots_total=1, always_ready=True)
+    assert yard.handle(WorkerExited(0, b"w")) == [ReportAck(b"w", 0, [])]
+    assert yard.handle(WorkerExited(0, b"w")) == [UnknownWorker(b"w")]
     assert yard.submit(b"m") == [Accepted(b"client", 0, 1)]
 
 
 def test_round_robin_response_goes_back_to_the_client_that_asked() -> None:
     yard = Yard()
-    yard.join(b"w", slots_total=1, standing=True)
+    yard.join(b"w", slots_total=1, always_ready=True)
     yard.submit(b"m")
-    yard.handle(WatchAsked(0, b"client", [b"m"], request=7))
+    yard.handle(WatchRequested(0, b"client", [b"m"], request=7))
     answered = yard.finish(b"w", b"m", texts=[b"pong"])
-    assert Told(b"client", 7, [b"m"], [TaskState.DONE], [b"pong"]) in answered
+    assert Settled(b"client", 7, [b"m"], [TaskState.DONE], [b"pong"]) in answered
 
 
 # 001: a ping-pong heartbeat dialogue.
@@ -118,12 +120,12 @@ def test_round_robin_response_goes_back_to_the_client_that_asked() -> None:
 def test_ping_pong_silent_worker_expires_without_a_word_and_its_job_goes_to_another() -> None:
     yard = Yard()
     for worker in (b"deaf", b"alive"):
-        yard.join(worker, slots_total=1, silence_ns=3 * SECOND_NS)
+        yard.join(worker, slots_total=1, lease_timeout_ns=3 * SECOND_NS)
     yard.submit(b"job")
     assert yard.take(b"deaf") == [b"job"]
     yard.ask(b"alive", parks=True)
     yard.later(2)
-    yard.handle(WorkerHeard(0, b"alive"))
+    yard.handle(WorkerHeartbeat(0, b"alive"))
     (assign,) = yard.later(1)  # no EXIT is sent to the one that expired
     assert isinstance(assign, Assign)
     assert (assign.worker, assign.names) == (b"alive", [b"job"])
@@ -132,38 +134,38 @@ def test_ping_pong_silent_worker_expires_without_a_word_and_its_job_goes_to_anot
 
 def test_ping_pong_any_message_renews_the_worker() -> None:
     yard = Yard()
-    yard.join(b"w", slots_total=1, silence_ns=3 * SECOND_NS)
+    yard.join(b"w", slots_total=1, lease_timeout_ns=3 * SECOND_NS)
     yard.submit(b"job")
     yard.take(b"w")
     for _ in range(5):
         assert yard.later(2) == []
-        assert yard.handle(WorkerHeard(0, b"w")) == []
+        assert yard.handle(WorkerHeartbeat(0, b"w")) == []
     assert yard.state(b"job") is TaskState.LEASED
 
 
 def test_ping_pong_ping_of_a_busy_worker_does_not_make_it_ready() -> None:
     yard = Yard()
-    yard.join(b"w", slots_total=1, silence_ns=3 * SECOND_NS)
+    yard.join(b"w", slots_total=1, lease_timeout_ns=3 * SECOND_NS)
     yard.submit(b"job-1", b"job-2")
     yard.take(b"w")
-    assert yard.handle(WorkerHeard(0, b"w")) == []
+    assert yard.handle(WorkerHeartbeat(0, b"w")) == []
     assert yard.take(b"w") == []
 
 
 def test_ping_pong_late_result_of_an_expired_worker_changes_nothing() -> None:
     yard = Yard()
-    yard.join(b"w", slots_total=1, silence_ns=3 * SECOND_NS)
+    yard.join(b"w", slots_total=1, lease_timeout_ns=3 * SECOND_NS)
     yard.submit(b"job")
     yard.take(b"w")
     yard.later(3)
-    assert yard.finish(b"w", b"job", attempts=[1]) == [Noted(b"w", 0, [b"job"])]
+    assert yard.finish(b"w", b"job", attempts=[1]) == [ReportAck(b"w", 0, [b"job"])]
     assert yard.state(b"job") is TaskState.READY
 
 
 def test_ping_pong_worker_is_told_to_exit() -> None:
     yard = Yard()
     yard.join(b"w", slots_total=1)
-    assert yard.handle(DrainAsked(0, b"c", b"w")) == [Dismiss(b"w"), Acted(b"c", 0, 1)]
+    assert yard.handle(DrainRequested(0, b"c", b"w")) == [Shutdown(b"w"), CommandAck(b"c", 0, 1)]
 
 
 # 002: ZMailer's scheduler, with its threads, rings, agenda and idle transport agents.
@@ -195,8 +197,8 @@ def test_zmailer_only_one_agent_is_on_a_thread() -> None:
 
 def test_zmailer_limits_of_agents_in_a_ring_and_in_all() -> None:
     yard = Yard()
-    rules = Rules(workers_max=2)
-    clauses = Clause(b"smtp", b"smtp/*", rules), Clause(b"uucp", b"uucp/*", rules)
+    rules = LaneOptions(workers_max=2)
+    clauses = Rule(b"smtp", b"smtp/*", rules), Rule(b"uucp", b"uucp/*", rules)
     yard.handle(RulesSet(0, clauses, workers_max=3))
     for service in (b"smtp", b"uucp"):
         names = [service + b"-%d" % number for number in range(3)]
@@ -273,13 +275,13 @@ def test_dwork_create_steal_complete_by_the_graph() -> None:
     yard.submit(b"A", b"B", b"C", after=[[], [b"A"], [b"A", b"B"]], **PLAIN)
     yard.join(b"w1")
     assert yard.take(b"w1", 3) == [b"A"]
-    assert yard.ask(b"w1") == [Nothing(b"w1", settled=False)]
-    assert yard.finish(b"w1", b"A") == [Noted(b"w1", 0, [])]
+    assert yard.ask(b"w1") == [NoWork(b"w1", settled=False)]
+    assert yard.finish(b"w1", b"A") == [ReportAck(b"w1", 0, [])]
     assert yard.take(b"w1", 3) == [b"B"]
     yard.finish(b"w1", b"B")
     assert yard.take(b"w1", 3) == [b"C"]
     yard.finish(b"w1", b"C")
-    assert yard.ask(b"w1") == [Nothing(b"w1", settled=True)]
+    assert yard.ask(b"w1") == [NoWork(b"w1", settled=True)]
 
 
 def test_dwork_complete_names_the_tasks_that_the_location_does_not_hold() -> None:
@@ -289,7 +291,7 @@ def test_dwork_complete_names_the_tasks_that_the_location_does_not_hold() -> Non
     yard.join(b"w2")
     yard.take(b"w1")
     yard.take(b"w2")
-    assert yard.finish(b"w1", b"A", b"B", b"Z") == [Noted(b"w1", 0, [b"B", b"Z"])]
+    assert yard.finish(b"w1", b"A", b"B", b"Z") == [ReportAck(b"w1", 0, [b"B", b"Z"])]
     assert yard.states(b"A", b"B") == [TaskState.DONE, TaskState.LEASED]
 
 
@@ -298,12 +300,12 @@ def test_dwork_transfer_gives_a_task_back_with_new_dependencies() -> None:
     yard.submit(b"A", b"Z", **PLAIN)
     yard.join(b"w1")
     yard.take(b"w1")
-    assert yard.handle(WorkReturned(0, b"w1", [b"A"], [[b"Z"]])) == [Noted(b"w1", 0, [])]
+    assert yard.handle(TasksReturned(0, b"w1", [b"A"], [[b"Z"]])) == [ReportAck(b"w1", 0, [])]
     assert yard.state(b"A") is TaskState.BLOCKED
     yard.take(b"w1")
     yard.finish(b"w1", b"Z")
     assert yard.take(b"w1") == [b"A"]
-    assert yard.handle(WorkReturned(0, b"w1", [b"Z"])) == [Noted(b"w1", 0, [b"Z"])]
+    assert yard.handle(TasksReturned(0, b"w1", [b"Z"])) == [ReportAck(b"w1", 0, [b"Z"])]
 
 
 def test_dwork_exit_moves_all_tasks_of_a_location_back_to_ready_newest_first() -> None:
@@ -312,10 +314,10 @@ def test_dwork_exit_moves_all_tasks_of_a_location_back_to_ready_newest_first() -
     yard.join(b"w1")
     yard.take(b"w1")
     yard.take(b"w1")
-    yard.handle(WorkerGone(0, b"w1"))
+    yard.handle(WorkerExited(0, b"w1"))
     yard.join(b"w2")
     assert yard.take(b"w2", 3) == [b"A", b"B", b"C"]
-    assert yard.handle(WorkerGone(0, b"w1")) == [Stranger(b"w1")]
+    assert yard.handle(WorkerExited(0, b"w1")) == [UnknownWorker(b"w1")]
 
 
 def test_dwork_create_again_adds_dependencies_and_never_queues_twice() -> None:
@@ -332,33 +334,33 @@ def test_dwork_create_again_adds_dependencies_and_never_queues_twice() -> None:
 # 004: the worker-manager protocol.
 
 
-def called(yard: Yard, *workers: bytes) -> None:
+def wants_wake(yard: Yard, *workers: bytes) -> None:
     """Workers that said READY."""
     for worker in workers:
-        yard.join(worker, slots_total=1, called=True)
+        yard.join(worker, slots_total=1, wants_wake=True)
         yard.ask(worker, parks=True)
 
 
 def test_wmp_ready_wake_give_take_done() -> None:
     yard = Yard()
-    called(yard, b"w")
+    wants_wake(yard, b"w")
     assert yard.submit(b"job") == [Accepted(b"client", 0, 1), Wake(b"w", b"default")]
     assert assigned(yard.ask(b"w")) == [b"job"]
-    assert yard.finish(b"w", b"job", texts=[b"result"]) == [Noted(b"w", 0, [])]
+    assert yard.finish(b"w", b"job", texts=[b"result"]) == [ReportAck(b"w", 0, [])]
 
 
 def test_wmp_no_job_left_is_answered_with_no() -> None:
     yard = Yard()
-    called(yard, b"w1")
+    wants_wake(yard, b"w1")
     yard.submit(b"job")
     yard.join(b"fast")
     assert yard.take(b"fast") == [b"job"]
-    assert yard.ask(b"w1") == [Nothing(b"w1", settled=False)]
+    assert yard.ask(b"w1") == [NoWork(b"w1", settled=False)]
 
 
 def test_wmp_wakes_as_many_as_there_are_jobs_and_no_herd() -> None:
     yard = Yard()
-    called(yard, b"w1", b"w2", b"w3")
+    wants_wake(yard, b"w1", b"w2", b"w3")
     effects = yard.submit(b"job-1", b"job-2")
     assert [one for one in effects if isinstance(one, Wake)] == [
         Wake(b"w1", b"default"),
@@ -368,14 +370,14 @@ def test_wmp_wakes_as_many_as_there_are_jobs_and_no_herd() -> None:
 
 def test_wmp_worker_that_does_not_give_in_time_is_passed_over() -> None:
     yard = Yard()
-    called(yard, b"w1", b"w2")
+    wants_wake(yard, b"w1", b"w2")
     yard.submit(b"job")
     assert yard.later(1) == [Wake(b"w2", b"default")]
 
 
 def test_wmp_ready_is_a_level_not_a_count() -> None:
     yard = Yard()
-    called(yard, b"w")
+    wants_wake(yard, b"w")
     for _ in range(3):
         assert yard.ask(b"w", parks=True) == []
     effects = yard.submit(b"job-1", b"job-2", b"job-3")
@@ -397,20 +399,20 @@ def test_wmp_cancelled_job_is_stopped_at_its_worker() -> None:
     yard.join(b"w", slots_total=1)
     yard.submit(b"job")
     yard.take(b"w")
-    effects = yard.handle(CancelAsked(0, b"manager", Scope(names=(b"job",))))
-    assert effects == [Stop(b"w", [b"job"], [1]), Acted(b"manager", 0, 1)]
+    effects = yard.handle(CancelRequested(0, b"manager", Scope(names=(b"job",))))
+    assert effects == [Stop(b"w", [b"job"], [1]), CommandAck(b"manager", 0, 1)]
 
 
 def test_wmp_ready_of_a_worker_is_answered_with_wake_never_with_a_job() -> None:
     yard = Yard()
     yard.submit(b"job")
-    yard.join(b"w", slots_total=1, called=True)
+    yard.join(b"w", slots_total=1, wants_wake=True)
     assert yard.ask(b"w", parks=True) == [Wake(b"w", b"default")]
 
 
 def test_wmp_ready_stands_until_the_slots_are_full() -> None:
     yard = Yard()
-    yard.join(b"w", slots_total=2, called=True)
+    yard.join(b"w", slots_total=2, wants_wake=True)
     yard.ask(b"w", parks=True)
     assert yard.submit(b"1", b"2", b"3")[1:] == [Wake(b"w", b"default")]
     effects = yard.ask(b"w")
@@ -419,13 +421,13 @@ def test_wmp_ready_stands_until_the_slots_are_full() -> None:
     effects = yard.ask(b"w")
     assert assigned(effects) == [b"2"]
     assert effects[1:] == []
-    assert yard.finish(b"w", b"1") == [Noted(b"w", 0, [])]
+    assert yard.finish(b"w", b"1") == [ReportAck(b"w", 0, [])]
     assert yard.ask(b"w", parks=True) == [Wake(b"w", b"default")]
 
 
 def test_wmp_worker_that_asks_without_ready_is_not_called_after_its_task() -> None:
     yard = Yard()
-    yard.join(b"w", slots_total=3, called=True)
+    yard.join(b"w", slots_total=3, wants_wake=True)
     yard.ask(b"w", parks=True)
     yard.submit(*(b"%d" % number for number in range(9)))
     for _ in range(3):

@@ -16,7 +16,7 @@ from taskyard.core.states import (
     WORKER_TRANSITIONS,
     Cause,
     TaskState,
-    Turn,
+    WorkerCause,
     WorkerState,
 )
 from taskyard.core.tasks import Submission, Task, Terms
@@ -28,7 +28,7 @@ TASK_PAIRS = [(state, cause) for state in TaskState for cause in Cause]
 TASK_LEGAL = [(state, cause) for state, cause in TASK_PAIRS if cause in TASK_TRANSITIONS[state]]
 TASK_ILLEGAL = [pair for pair in TASK_PAIRS if pair not in TASK_LEGAL]
 
-WORKER_PAIRS = [(state, turn) for state in WorkerState for turn in Turn]
+WORKER_PAIRS = [(state, turn) for state in WorkerState for turn in WorkerCause]
 WORKER_LEGAL = [(state, turn) for state, turn in WORKER_PAIRS if turn in WORKER_TRANSITIONS[state]]
 WORKER_ILLEGAL = [pair for pair in WORKER_PAIRS if pair not in WORKER_LEGAL]
 
@@ -136,19 +136,21 @@ def test_every_runnable_task_can_still_be_done_without_help() -> None:
 
 def test_every_worker_can_be_cut_off_and_drained_at_any_time() -> None:
     for turns in WORKER_TRANSITIONS.values():
-        assert Turn.CUT_OFF in turns
-        assert Turn.DRAINED in turns
+        assert WorkerCause.UNREACHABLE in turns
+        assert WorkerCause.DRAINED in turns
 
 
 @pytest.mark.parametrize(("state", "turn"), WORKER_LEGAL, ids=lambda one: one.name)
-def test_worker_turns_as_the_table_says(state: WorkerState, turn: Turn) -> None:
+def test_worker_turns_as_the_table_says(state: WorkerState, turn: WorkerCause) -> None:
     worker = Worker(b"w", WorkerFacts(), state=state)
     worker.turn(turn)
     assert worker.state is WORKER_TRANSITIONS[state][turn]
 
 
 @pytest.mark.parametrize(("state", "turn"), WORKER_ILLEGAL, ids=lambda one: one.name)
-def test_worker_is_not_turned_where_the_table_forbids(state: WorkerState, turn: Turn) -> None:
+def test_worker_is_not_turned_where_the_table_forbids(
+    state: WorkerState, turn: WorkerCause
+) -> None:
     worker = Worker(b"w", WorkerFacts(), state=state)
     with pytest.raises(IllegalTransition) as raised:
         worker.turn(turn)

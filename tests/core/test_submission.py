@@ -7,7 +7,13 @@ import pytest
 
 from taskyard.core import image, limits, submission, tasks
 from taskyard.core.effects import Accepted, Refusal, Refused
-from taskyard.core.events import Outcome, Repeat, RoomChanged, SubmitAsked, Unknown
+from taskyard.core.events import (
+    DiskSpaceChanged,
+    DuplicatePolicy,
+    Outcome,
+    SubmitRequested,
+    UnknownPolicy,
+)
 from taskyard.core.records import Extended, Submitted
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission, Terms
@@ -24,13 +30,15 @@ def refusal(effects: list[Any]) -> Refusal:
 
 
 def send(yard: Yard, one: Submission, **fields: Any) -> list[Any]:
-    return yard.handle(SubmitAsked(0, b"client", one, **fields))
+    return yard.handle(SubmitRequested(0, b"client", one, **fields))
 
 
 def extend(yard: Yard, *names: bytes, after: list[list[bytes]] | None = None, **fields: Any) -> Any:
     """As a plain dwork peer creates tasks."""
-    unknown = fields.pop("unknown", Unknown.DONE)
-    return yard.submit(*names, after=after, repeat=Repeat.EXTEND, unknown=unknown, **fields)
+    unknown = fields.pop("unknown", UnknownPolicy.DONE)
+    return yard.submit(
+        *names, after=after, repeat=DuplicatePolicy.EXTEND, unknown=unknown, **fields
+    )
 
 
 @pytest.fixture
@@ -41,7 +49,7 @@ def yard() -> Yard:
     yard.submit(b"done", b"failed", b"leased", b"cancelled")
     yard.take(b"w", 3)
     yard.finish(b"w", b"done")
-    yard.report(b"w", b"failed", Outcome.FAILED_FOR_GOOD)
+    yard.report(b"w", b"failed", Outcome.FAILED_FINAL)
     yard.cancel(b"cancelled")
     yard.submit(b"ready")
     yard.submit(b"blocked", after=[[b"ready"]])
@@ -55,7 +63,7 @@ def yard() -> Yard:
 
 def test_submission_is_one_record_and_one_answer() -> None:
     yard = Yard()
-    assert yard.submit(b"a", b"b", request=7) == [Accepted(b"client", 7, new=2, known=0)]
+    assert yard.submit(b"a", b"b", request=7) == [Accepted(b"client", 7, new=2, existing=0)]
     (record,) = yard.records
     assert isinstance(record, Submitted)
     assert record.submission.names == [b"a", b"b"]
@@ -145,8 +153,8 @@ def test_shared_payload_is_looked_at_once_to_know_its_tasks_again(
     for name in yard.take(b"w", 5):
         yard.finish(b"w", name)
     assert len(looks) == 2  # by the scheduler, and by the ledger that is recovered beside it
-    known = yard.submit(*names, payloads=[bytes(bytearray(payload))])
-    assert known == [Accepted(b"client", 0, new=0, known=10)]
+    existing = yard.submit(*names, payloads=[bytes(bytearray(payload))])
+    assert existing == [Accepted(b"client", 0, new=0, existing=10)]
     assert len(looks) == 3
     assert refusal(yard.submit(*names, payloads=[b"other" * 100])) is Refusal.CONFLICT
     assert refusal(yard.submit(*names[5:], payloads=[b"other" * 100])) is Refusal.CONFLICT
@@ -222,10 +230,10 @@ MALFORMED: list[tuple[Refusal, Submission]] = [
 
 @pytest.mark.parametrize(("expected", "one"), MALFORMED)
 def test_what_is_refused_changes_nothing(yard: Yard, expected: Refusal, one: Submission) -> None:
-    before = image.portrait(yard.scheduler.ledger)
+    before = image.fingerprint(yard.scheduler.ledger)
     assert refusal(send(yard, one)) is expected
     assert yard.records == []
-    assert image.portrait(yard.scheduler.ledger) == before
+    assert image.fingerprint(yard.scheduler.ledger) == before
 
 
 def test_every_refusal_is_tested_here() -> None:
@@ -237,7 +245,7 @@ def test_every_refusal_is_tested_here() -> None:
 
 
 def test_too_many_tasks_in_one_message_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submission, "TASKS_A_MESSAGE_MAX", 2)
+    monkeypatch.setattr(submission, "TASKS_PER_MESSAGE_MAX", 2)
     yard = Yard()
     assert yard.submit(b"a", b"b", b"c", request=4) == [
         Refused(b"client", 4, Refusal.TOO_MANY, "3 tasks in one submission; send at most 2")
@@ -276,12 +284,12 @@ def test_full_disk_refuses_submissions_and_workers_keep_completing() -> None:
     yard = Yard()
     yard.join(b"w")
     yard.submit(b"a")
-    yard.handle(RoomChanged(0, accepting=False))
+    yard.handle(DiskSpaceChanged(0, accepting=False))
     assert refusal(yard.submit(b"b")) is Refusal.FULL
     assert yard.take(b"w") == [b"a"]
     yard.finish(b"w", b"a")
     assert yard.state(b"a") is DONE
-    yard.handle(RoomChanged(0, accepting=True))
+    yard.handle(DiskSpaceChanged(0, accepting=True))
     assert yard.submit(b"b") == [Accepted(b"client", 0, new=1)]
 
 
@@ -304,7 +312,7 @@ def test_refusal_says_what_is_wrong_with_what(yard: Yard) -> None:
         "name)"
     )
     assert text(b"new", campaign=b"a/b") == "campaign a/b: a campaign's name must not contain /"
-    assert text(b"leased", after=[[b"ready"]], repeat=Repeat.EXTEND) == (
+    assert text(b"leased", after=[[b"ready"]], repeat=DuplicatePolicy.EXTEND) == (
         "task leased is leased and can't be given more to wait for"
     )
     assert text(b"x", b"y", after=[[b"y"], [b"x"]]) == (
@@ -319,15 +327,15 @@ def test_refusal_says_what_is_wrong_with_what(yard: Yard) -> None:
     "name", [b"blocked", b"delayed", b"ready", b"leased", b"done", b"failed", b"cancelled"]
 )
 def test_repeated_submission_is_harmless_in_every_state(yard: Yard, name: bytes) -> None:
-    before = image.portrait(yard.scheduler.ledger)
-    assert yard.submit(name) == [Accepted(b"client", 0, new=0, known=1)]
+    before = image.fingerprint(yard.scheduler.ledger)
+    assert yard.submit(name) == [Accepted(b"client", 0, new=0, existing=1)]
     assert yard.records == []
-    assert image.portrait(yard.scheduler.ledger) == before
+    assert image.fingerprint(yard.scheduler.ledger) == before
 
 
 def test_known_tasks_are_passed_over_and_new_ones_taken(yard: Yard) -> None:
     effects = yard.submit(b"ready", b"new", b"done", b"more", after=[[], [b"done"], [], [b"new"]])
-    assert effects == [Accepted(b"client", 0, new=2, known=2)]
+    assert effects == [Accepted(b"client", 0, new=2, existing=2)]
     assert yard.states(b"new", b"more", b"done") == [READY, BLOCKED, DONE]
     (record,) = yard.records
     assert isinstance(record, Submitted)
@@ -343,7 +351,7 @@ def test_long_payload_of_an_ended_task_is_known_again() -> None:
     yard.take(b"w")
     yard.finish(b"w", b"a")
     assert len(yard[b"a"].payload) < 100
-    assert yard.submit(b"a", payloads=[long]) == [Accepted(b"client", 0, new=0, known=1)]
+    assert yard.submit(b"a", payloads=[long]) == [Accepted(b"client", 0, new=0, existing=1)]
     assert refusal(yard.submit(b"a", payloads=[other])) is Refusal.CONFLICT
 
 
@@ -352,7 +360,7 @@ def test_long_payload_of_an_ended_task_is_known_again() -> None:
 
 def test_unknown_predecessor_is_left_out_if_the_client_says_so() -> None:
     yard = Yard()
-    yard.submit(b"a", after=[[b"x"]], unknown=Unknown.DONE)
+    yard.submit(b"a", after=[[b"x"]], unknown=UnknownPolicy.DONE)
     assert yard.state(b"a") is READY
     (record,) = yard.records
     assert isinstance(record, Submitted)
@@ -363,10 +371,10 @@ def test_unknown_predecessor_is_left_out_if_the_client_says_so() -> None:
 def test_unknown_predecessor_is_waited_for_if_the_client_says_so() -> None:
     yard = Yard()
     yard.join(b"w")
-    yard.submit(b"a", b"b", after=[[b"x"], [b"x", b"y"]], unknown=Unknown.WAIT)
-    assert list(yard.scheduler.ledger.awaited) == [b"x", b"y"]
+    yard.submit(b"a", b"b", after=[[b"x"], [b"x", b"y"]], unknown=UnknownPolicy.WAIT)
+    assert list(yard.scheduler.ledger.dependents_of_unknown) == [b"x", b"y"]
     yard.submit(b"x")
-    assert list(yard.scheduler.ledger.awaited) == [b"y"]
+    assert list(yard.scheduler.ledger.dependents_of_unknown) == [b"y"]
     assert yard.states(b"a", b"b", b"x") == [BLOCKED, BLOCKED, READY]
     yard.take(b"w")
     yard.finish(b"w", b"x")
@@ -376,7 +384,7 @@ def test_unknown_predecessor_is_waited_for_if_the_client_says_so() -> None:
 def test_awaited_task_may_come_in_a_batch_with_others_that_wait_for_it() -> None:
     yard = Yard()
     yard.join(b"w")
-    yard.submit(b"c", after=[[b"a"]], unknown=Unknown.WAIT)
+    yard.submit(b"c", after=[[b"a"]], unknown=UnknownPolicy.WAIT)
     yard.submit(b"a", b"b", after=[[], [b"a"]])
     yard.take(b"w")
     yard.finish(b"w", b"a")
@@ -386,7 +394,7 @@ def test_awaited_task_may_come_in_a_batch_with_others_that_wait_for_it() -> None
 def test_awaited_name_that_only_cancelled_tasks_waited_for_releases_nobody() -> None:
     yard = Yard()
     yard.join(b"w")
-    yard.submit(b"a", after=[[b"x"]], unknown=Unknown.WAIT)
+    yard.submit(b"a", after=[[b"x"]], unknown=UnknownPolicy.WAIT)
     yard.cancel(b"a")
     yard.submit(b"x")
     yard.take(b"w")
@@ -419,9 +427,9 @@ def test_cycle_in_a_batch_is_refused(length: int) -> None:
 def test_cycle_through_awaited_names_is_refused(length: int) -> None:
     yard = Yard()
     for number in range(length - 1):
-        yard.submit(b"%d" % number, after=[[b"%d" % (number + 1)]], unknown=Unknown.WAIT)
+        yard.submit(b"%d" % number, after=[[b"%d" % (number + 1)]], unknown=UnknownPolicy.WAIT)
     last = b"%d" % (length - 1)
-    refused = yard.submit(last, after=[[b"0"]], unknown=Unknown.WAIT)
+    refused = yard.submit(last, after=[[b"0"]], unknown=UnknownPolicy.WAIT)
     assert refusal(refused) is Refusal.CYCLE
     assert yard.submit(last) == [Accepted(b"client", 0, new=1)]
 
@@ -431,9 +439,9 @@ def test_cycle_through_extension_is_refused(length: int) -> None:
     yard = Yard()
     names = [b"%d" % number for number in range(length)]
     yard.submit(*names, after=[[], *[[name] for name in names[:-1]]])
-    before = image.portrait(yard.scheduler.ledger)
+    before = image.fingerprint(yard.scheduler.ledger)
     assert refusal(extend(yard, names[0], after=[[names[-1]]])) is Refusal.CYCLE
-    assert image.portrait(yard.scheduler.ledger) == before
+    assert image.fingerprint(yard.scheduler.ledger) == before
 
 
 def test_cycle_through_new_and_known_tasks_of_one_message_is_refused() -> None:
@@ -447,7 +455,7 @@ def test_diamond_is_no_cycle() -> None:
     yard = Yard()
     after = [[], [b"a"], [b"a"], [b"b", b"c"]]
     yard.submit(b"a", b"b", b"c", b"d", after=after)
-    assert extend(yard, b"d", after=[[b"a"]]) == [Accepted(b"client", 0, new=0, known=1)]
+    assert extend(yard, b"d", after=[[b"a"]]) == [Accepted(b"client", 0, new=0, existing=1)]
     assert yard[b"d"].waits == 3
 
 
@@ -457,13 +465,13 @@ def test_edge_to_a_cancelled_generation_closes_no_cycle() -> None:
     yard.submit(b"b", after=[[b"a"]])
     yard.cancel(b"b")
     extend(yard, b"b")
-    assert extend(yard, b"a", after=[[b"b"]]) == [Accepted(b"client", 0, new=0, known=1)]
+    assert extend(yard, b"a", after=[[b"b"]]) == [Accepted(b"client", 0, new=0, existing=1)]
     assert yard.states(b"a", b"b") == [BLOCKED, READY]
 
 
 def test_awaited_by_a_cancelled_generation_closes_no_cycle() -> None:
     yard = Yard()
-    yard.submit(b"b", after=[[b"x"]], unknown=Unknown.WAIT)
+    yard.submit(b"b", after=[[b"x"]], unknown=UnknownPolicy.WAIT)
     yard.cancel(b"b")
     extend(yard, b"b")
     yard.submit(b"x", after=[[b"b"]])
@@ -477,17 +485,17 @@ def test_awaited_by_a_cancelled_generation_closes_no_cycle() -> None:
 def test_extension_blocks_what_waits(yard: Yard, name: bytes) -> None:
     waits = yard[name].waits
     effects = extend(yard, name, after=[[b"leased", b"done"]])
-    assert effects == [Accepted(b"client", 0, new=0, known=1)]
+    assert effects == [Accepted(b"client", 0, new=0, existing=1)]
     assert yard.records == [Extended(0, [name], [[b"leased"]])]
     assert yard.state(name) is BLOCKED
     assert yard[name].waits == waits + 1
 
 
 def test_extension_of_a_leased_task_is_refused_whole(yard: Yard) -> None:
-    before = image.portrait(yard.scheduler.ledger)
+    before = image.fingerprint(yard.scheduler.ledger)
     effects = extend(yard, b"new", b"ready", b"leased", after=[[], [b"failed"], [b"ready"]])
     assert refusal(effects) is Refusal.BUSY
-    assert image.portrait(yard.scheduler.ledger) == before
+    assert image.fingerprint(yard.scheduler.ledger) == before
 
 
 def test_extension_of_a_failed_task_waits_until_it_is_retried(yard: Yard) -> None:
@@ -501,11 +509,11 @@ def test_extension_of_a_failed_task_waits_until_it_is_retried(yard: Yard) -> Non
 
 
 def test_extension_without_predecessors_changes_nothing(yard: Yard) -> None:
-    before = image.portrait(yard.scheduler.ledger)
-    assert extend(yard, b"ready", b"delayed") == [Accepted(b"client", 0, new=0, known=2)]
-    assert extend(yard, b"ready", after=[[b"done"]]) == [Accepted(b"client", 0, new=0, known=1)]
+    before = image.fingerprint(yard.scheduler.ledger)
+    assert extend(yard, b"ready", b"delayed") == [Accepted(b"client", 0, new=0, existing=2)]
+    assert extend(yard, b"ready", after=[[b"done"]]) == [Accepted(b"client", 0, new=0, existing=1)]
     assert yard.records == []
-    assert image.portrait(yard.scheduler.ledger) == before
+    assert image.fingerprint(yard.scheduler.ledger) == before
 
 
 def test_extended_task_never_enters_the_queue_twice() -> None:
@@ -536,7 +544,7 @@ def test_delayed_task_that_was_extended_keeps_its_time() -> None:
 def test_ended_name_may_be_created_anew(yard: Yard, name: bytes) -> None:
     attempt = yard[name].attempt
     effects = extend(yard, name, payloads=[b"another"])
-    assert effects == [Accepted(b"client", 0, new=1, known=0)]
+    assert effects == [Accepted(b"client", 0, new=1, existing=0)]
     assert yard.state(name) is READY
     assert yard[name].payload == b"another"
     assert (yard[name].attempt, yard[name].losses) == (attempt, 0)
@@ -570,7 +578,7 @@ def test_new_generation_waits_for_the_new_generation_of_its_predecessor() -> Non
 
 def test_extension_takes_new_tasks_and_known_ones_together(yard: Yard) -> None:
     effects = extend(yard, b"new", b"ready", b"done", after=[[b"done"], [b"new"], []])
-    assert effects == [Accepted(b"client", 0, new=2, known=1)]
+    assert effects == [Accepted(b"client", 0, new=2, existing=1)]
     assert yard.states(b"new", b"ready", b"done") == [BLOCKED, BLOCKED, READY]
     assert [type(record) for record in yard.records] == [Submitted, Extended]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from taskyard.core.events import WorkerLost
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.records import Expired, Returned, ReturnReason, WorkerLeft
+from taskyard.core.records import LeaseExpired, Returned, ReturnReason, WorkerLeft
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard, assigned
 
 READY, LEASED = TaskState.READY, TaskState.LEASED
 
 #: The dialect in which PONG and EXIT are the broker's own words.
-PING_PONG = {"dialect": b"ping-pong", "standing": True}
+PING_PONG = {"dialect": b"ping-pong", "always_ready": True}
 
 
 def test_task_whose_payload_means_something_else_is_passed_over() -> None:
@@ -77,7 +77,7 @@ def test_suspect_that_can_t_be_told_is_left_to_others_and_the_next_one_goes() ->
 def test_other_dialects_are_told_everything() -> None:
     yard = Yard()
     yard.submit(b"a", payloads=[b"EXIT"])
-    assert assigned(yard.join(b"w", standing=True, dialect=b"round-robin")) == [b"a"]
+    assert assigned(yard.join(b"w", always_ready=True, dialect=b"round-robin")) == [b"a"]
 
 
 def test_workers_in_line_are_served_by_how_long_they_have_waited() -> None:
@@ -96,12 +96,12 @@ def test_workers_in_line_are_served_by_how_long_they_have_waited() -> None:
 
 def test_lost_worker_is_gone_and_charged_to_what_it_held() -> None:
     yard = Yard()
-    yard.join(b"w", slots_total=1, silence_ns=60 * SECOND_NS)
+    yard.join(b"w", slots_total=1, lease_timeout_ns=60 * SECOND_NS)
     yard.submit(b"a")
     yard.take(b"w")
     assert yard.handle(WorkerLost(0, b"w")) == []
     expired, left = yard.records
-    assert isinstance(expired, Expired)
+    assert isinstance(expired, LeaseExpired)
     assert isinstance(left, WorkerLeft)
     assert (left.reason, yard[b"a"].losses, yard.state(b"a")) == (b"silent", 1, READY)
     assert not yard.scheduler.ledger.workers

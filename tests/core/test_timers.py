@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from taskyard.core import timers
 from taskyard.core.effects import Wake
-from taskyard.core.events import Outcome, Rules, RulesSet, SubmitAsked, TimePassed
+from taskyard.core.events import LaneOptions, Outcome, RulesSet, SubmitRequested, TimePassed
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.records import Aged, CameDue
+from taskyard.core.records import CameDue, TaskExpired
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission, Terms
@@ -84,7 +84,7 @@ def test_task_ends_failed_when_its_time_is_over_tried_or_not() -> None:
     yard.submit(b"c", due_ns=5 * SECOND_NS, expires_hard_ns=SECOND_NS)
     assert yard.scheduler.wake_at_ns() == SECOND_NS
     yard.later(1)
-    assert yard.records == [Aged(SECOND_NS, [b"a", b"b", b"c"])]
+    assert yard.records == [TaskExpired(SECOND_NS, [b"a", b"b", b"c"])]
     assert yard.states(b"a", b"b", b"c") == [FAILED] * 3
     assert set(yard.scheduler.ledger.reasons.values()) == {b"too old"}
     yard.join(b"w")
@@ -140,7 +140,7 @@ def test_task_grows_too_old_though_the_clock_jumped_past_its_age_and_back_while_
 def test_age_is_looked_at_again_when_a_lost_task_comes_back() -> None:
     yard = Yard()
     yard.submit(b"a", expires_ns=SECOND_NS)
-    yard.join(b"w", silence_ns=5 * SECOND_NS)
+    yard.join(b"w", lease_timeout_ns=5 * SECOND_NS)
     yard.take(b"w")
     yard.later(5)
     yard.later(0)
@@ -161,7 +161,7 @@ def test_tasks_of_one_submission_may_grow_old_at_different_times() -> None:
     yard = Yard()
     terms = [Terms(expires_hard_ns=2 * SECOND_NS), Terms(), Terms(expires_hard_ns=SECOND_NS)]
     submission = Submission([b"a", b"b", b"c", b"d"], terms=terms, terms_at=[2, 0, 1, 2])
-    yard.handle(SubmitAsked(0, b"client", submission))
+    yard.handle(SubmitRequested(0, b"client", submission))
     yard.later(1)
     assert yard.states(b"a", b"b", b"c", b"d") == [FAILED, READY, READY, FAILED]
     yard.later(1)
@@ -193,7 +193,7 @@ def test_alarm_is_set_for_the_rate_while_somebody_waits_for_it() -> None:
     yard = Yard()
     yard.rules(rate_interval_ns=SECOND_NS)
     yard.submit(b"a", b"b")
-    yard.join(b"w", slots_total=9, standing=True)
+    yard.join(b"w", slots_total=9, always_ready=True)
     assert yard.scheduler.wake_at_ns() == SECOND_NS
     assert assigned(yard.later(1)) == [b"b"]
     yard.later(1)
@@ -202,7 +202,7 @@ def test_alarm_is_set_for_the_rate_while_somebody_waits_for_it() -> None:
 
 def test_alarm_is_not_set_for_a_rate_that_is_not_what_holds_the_work_back() -> None:
     yard = Yard()
-    yard.handle(RulesSet(0, defaults=Rules(workers_max=1, rate_interval_ns=SECOND_NS)))
+    yard.handle(RulesSet(0, defaults=LaneOptions(workers_max=1, rate_interval_ns=SECOND_NS)))
     yard.submit(b"a", b"b")
     for worker in (b"v", b"w"):
         yard.join(worker)
@@ -214,7 +214,7 @@ def test_alarm_is_not_set_for_a_rate_that_is_not_what_holds_the_work_back() -> N
 
 def test_alarm_is_set_for_a_call() -> None:
     yard = Yard()
-    yard.join(b"w", called=True)
+    yard.join(b"w", wants_wake=True)
     yard.ask(b"w", parks=True)
     yard.submit(b"a")
     assert yard.scheduler.wake_at_ns() == SECOND_NS

@@ -2,8 +2,15 @@
 
 import pytest
 
-from taskyard.core.effects import Effect, Nothing, Told
-from taskyard.core.events import ClientGone, Outcome, Repeat, Unknown, WatchAsked, WorkReturned
+from taskyard.core.effects import Effect, NoWork, Settled
+from taskyard.core.events import (
+    ClientDisconnected,
+    DuplicatePolicy,
+    Outcome,
+    TasksReturned,
+    UnknownPolicy,
+    WatchRequested,
+)
 from taskyard.core.limits import SECOND_NS, STUCK_CHECK_NS
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard
@@ -20,18 +27,18 @@ def yard() -> Yard:
 
 
 def watch_campaign(yard: Yard, name: bytes) -> list[Effect]:
-    return yard.handle(WatchAsked(0, b"watcher", campaign=name, request=1))
+    return yard.handle(WatchRequested(0, b"watcher", campaign=name, request=1))
 
 
-def told(name: bytes, state: TaskState, text: bytes = b"", request: int = 0) -> Told:
-    return Told(b"watcher", request, [name], [state], [text])
+def told(name: bytes, state: TaskState, text: bytes = b"", request: int = 0) -> Settled:
+    return Settled(b"watcher", request, [name], [state], [text])
 
 
 def told_in(effects: list[Effect]) -> list[Effect]:
-    return [effect for effect in effects if isinstance(effect, Told)]
+    return [effect for effect in effects if isinstance(effect, Settled)]
 
 
-CAMPAIGN_TOLD = [Told(b"watcher", 1, [], [], [])]
+CAMPAIGN_TOLD = [Settled(b"watcher", 1, [], [], [])]
 
 
 # Names.
@@ -58,7 +65,7 @@ def test_watcher_is_told_of_cancelled_tasks_and_their_dependents_at_once(yard: Y
     yard.submit(b"a", b"b", after=[[], [b"a"]])
     yard.watch(b"a", b"b")
     states = [CANCELLED, CANCELLED]
-    expected = Told(b"watcher", 0, [b"a", b"b"], states, [b"", b""])
+    expected = Settled(b"watcher", 0, [b"a", b"b"], states, [b"", b""])
     assert told_in(yard.cancel(b"a")) == [expected]
 
 
@@ -87,7 +94,7 @@ def test_who_watches_what_is_settled_is_told_at_once(yard: Yard) -> None:
     done = yard[b"done"].ending
     assert done is not None
     states, texts = [DONE, FAILED, CANCELLED], [None, b"oh", b""]
-    assert effects == [Told(b"watcher", 0, names, states, texts, [done.record])]
+    assert effects == [Settled(b"watcher", 0, names, states, texts, [done.record])]
     assert list(yard.scheduler.watchers) == [b"ready", b"unknown"]
 
 
@@ -109,12 +116,12 @@ def test_every_watcher_is_told_once_each(yard: Yard) -> None:
     yard.submit(b"a", b"b")
     yard.watch(b"a", b"b", request=1)
     yard.watch(b"a", request=2)
-    yard.handle(WatchAsked(0, b"other", [b"b"], request=1))
+    yard.handle(WatchRequested(0, b"other", [b"b"], request=1))
     yard.take(b"w", 2)
     assert told_in(yard.finish(b"w", b"a", b"b", texts=[b"1", b"2"])) == [
-        Told(b"watcher", 1, [b"a", b"b"], [DONE, DONE], [b"1", b"2"]),
-        Told(b"watcher", 2, [b"a"], [DONE], [b"1"]),
-        Told(b"other", 1, [b"b"], [DONE], [b"2"]),
+        Settled(b"watcher", 1, [b"a", b"b"], [DONE, DONE], [b"1", b"2"]),
+        Settled(b"watcher", 2, [b"a"], [DONE], [b"1"]),
+        Settled(b"other", 1, [b"b"], [DONE], [b"2"]),
     ]
 
 
@@ -122,13 +129,13 @@ def test_client_that_is_gone_is_told_nothing(yard: Yard) -> None:
     yard.submit(b"a", b"b", campaign=b"c")
     yard.watch(b"c/a", b"c/b")
     watch_campaign(yard, b"c")
-    yard.handle(WatchAsked(0, b"other", [b"c/b"]))
-    assert yard.handle(ClientGone(0, b"watcher")) == []
+    yard.handle(WatchRequested(0, b"other", [b"c/b"]))
+    assert yard.handle(ClientDisconnected(0, b"watcher")) == []
     assert yard.scheduler.watchers == {b"c/b": [(b"other", 0)]}
     assert yard.scheduler.campaign_watchers == {}
     yard.take(b"w", 2)
     assert told_in(yard.finish(b"w", b"c/a", b"c/b")) == [
-        Told(b"other", 0, [b"c/b"], [DONE], [b""])
+        Settled(b"other", 0, [b"c/b"], [DONE], [b""])
     ]
 
 
@@ -142,7 +149,7 @@ def soon(yard: Yard) -> list[Effect]:
 def fail(yard: Yard, name: bytes) -> list[Effect]:
     while name not in [task.name for task in yard.scheduler.ledger.workers[b"w"].held()]:
         assert yard.take(b"w", 9) != []
-    return told_in(yard.report(b"w", name, Outcome.FAILED_FOR_GOOD))
+    return told_in(yard.report(b"w", name, Outcome.FAILED_FINAL))
 
 
 def test_task_behind_a_failure_is_settled_soon(yard: Yard) -> None:
@@ -175,14 +182,14 @@ def test_task_that_gets_behind_a_failure_later_is_settled_by(yard: Yard, way: st
     if way == "extend":
         yard.submit(b"c")
         yard.watch(b"c")
-        yard.submit(b"c", after=[[b"f"]], repeat=Repeat.EXTEND)
+        yard.submit(b"c", after=[[b"f"]], repeat=DuplicatePolicy.EXTEND)
     elif way == "return":
         yard.submit(b"c")
         yard.watch(b"c")
         yard.take(b"w")
-        yard.handle(WorkReturned(0, b"w", [b"c"], [[b"f"]]))
+        yard.handle(TasksReturned(0, b"w", [b"c"], [[b"f"]]))
     else:
-        yard.submit(b"c", after=[[b"x"]], unknown=Unknown.WAIT)
+        yard.submit(b"c", after=[[b"x"]], unknown=UnknownPolicy.WAIT)
         yard.watch(b"c")
         yard.submit(b"x", after=[[b"f"]])
     assert soon(yard) == [told(b"c", BLOCKED)]
@@ -253,7 +260,7 @@ def test_campaign_that_waits_for_another_is_not_settled(yard: Yard) -> None:
 def idle(yard: Yard) -> bool:
     """A worker that asks is told that there is nothing, nor will there be."""
     (nothing,) = yard.ask(b"w")
-    assert isinstance(nothing, Nothing)
+    assert isinstance(nothing, NoWork)
     return nothing.settled
 
 
@@ -287,12 +294,12 @@ def test_worker_hears_that_what_is_behind_a_failure_does_not_come(yard: Yard) ->
     yard.submit(b"f", b"c", after=[[], [b"f"]])
     fail(yard, b"f")
     assert idle(yard)
-    yard.submit(b"d", after=[[b"x"]], unknown=Unknown.WAIT)
+    yard.submit(b"d", after=[[b"x"]], unknown=UnknownPolicy.WAIT)
     assert not idle(yard)
 
 
 def test_watching_no_task_at_all_is_answered_at_once() -> None:
     yard = Yard()
-    assert yard.handle(WatchAsked(0, b"watcher", [], request=3)) == [
-        Told(b"watcher", 3, [], [], [])
+    assert yard.handle(WatchRequested(0, b"watcher", [], request=3)) == [
+        Settled(b"watcher", 3, [], [], [])
     ]

@@ -4,28 +4,28 @@ from typing import Any
 
 import pytest
 
-from taskyard.core.effects import Acted, Dismiss, Noted, Nothing, Refusal, Refused, Stop
+from taskyard.core.effects import CommandAck, NoWork, Refusal, Refused, ReportAck, Shutdown, Stop
 from taskyard.core.events import (
-    CancelAsked,
-    DrainAsked,
+    CancelRequested,
+    DrainRequested,
     Outcome,
-    PauseAsked,
-    ResumeAsked,
-    RetryAsked,
+    PauseRequested,
+    ResumeRequested,
+    RetryRequested,
     Scope,
-    WorkReturned,
+    TasksReturned,
 )
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.records import Cancelled, Paused, Resumed, Retried, Stale
+from taskyard.core.records import Cancelled, Paused, Resumed, Retried, StaleReport
 from taskyard.core.states import TaskState
-from taskyard.core.wishes import tasks_in
+from taskyard.core.wishes import tasks_in_scope
 from tests.core.kit import Yard, assigned
 
 BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
 
 
-def acted(count: int) -> Acted:
-    return Acted(b"client", 0, count)
+def acted(count: int) -> CommandAck:
+    return CommandAck(b"client", 0, count)
 
 
 # Cancel.
@@ -60,8 +60,8 @@ def test_cancel_of_leased_tasks_tells_their_workers_to_stop() -> None:
         Stop(b"w", [b"c"], [1]),
         acted(3),
     ]
-    assert yard.finish(b"v", b"a", attempts=[1]) == [Noted(b"v", 0, [b"a"])]
-    assert yard.records == [Stale(0, b"v", [b"a"], [1])]
+    assert yard.finish(b"v", b"a", attempts=[1]) == [ReportAck(b"v", 0, [b"a"])]
+    assert yard.records == [StaleReport(0, b"v", [b"a"], [1])]
     assert yard.states(b"a", b"b", b"c", b"d") == [CANCELLED] * 3 + [LEASED]
 
 
@@ -113,7 +113,7 @@ def test_scope_chooses_by_everything_that_it_gives() -> None:
     yard.submit(b"e", campaign=b"c", service=b"s", lanes=[b"y"])
 
     def chosen(**fields: Any) -> list[bytes]:
-        return [task.name for task in tasks_in(yard.scheduler.ledger, Scope(**fields))]
+        return [task.name for task in tasks_in_scope(yard.scheduler.ledger, Scope(**fields))]
 
     assert chosen() == [b"c/a", b"c/b", b"d/d", b"c/e"]
     assert chosen(campaign=b"c") == [b"c/a", b"c/b", b"c/e"]
@@ -128,8 +128,8 @@ def test_whole_campaign_can_be_cancelled() -> None:
     yard = Yard()
     yard.submit(b"a", b"b", campaign=b"c")
     yard.submit(b"other")
-    assert yard.handle(CancelAsked(0, b"client", Scope(campaign=b"c"), 5)) == [
-        Acted(b"client", 5, 2)
+    assert yard.handle(CancelRequested(0, b"client", Scope(campaign=b"c"), 5)) == [
+        CommandAck(b"client", 5, 2)
     ]
     assert yard.state(b"other") is READY
 
@@ -210,7 +210,7 @@ def test_retried_failures_let_their_dependents_go_on() -> None:
     yard.submit(b"a", b"b", after=[[], [b"a"]])
     yard.take(b"w")
     yard.report(b"w", b"a", Outcome.FAILED)
-    yard.handle(RetryAsked(0, b"client", Scope(states=(FAILED,))))
+    yard.handle(RetryRequested(0, b"client", Scope(states=(FAILED,))))
     yard.take(b"w")
     yard.finish(b"w", b"a")
     assert yard.take(b"w") == [b"b"]
@@ -224,15 +224,15 @@ def test_retried_failures_let_their_dependents_go_on() -> None:
 )
 def test_pause_and_resume_are_recorded(service: bytes, lane: bytes | None) -> None:
     yard = Yard()
-    assert yard.handle(PauseAsked(0, b"client", service, lane)) == [acted(1)]
+    assert yard.handle(PauseRequested(0, b"client", service, lane)) == [acted(1)]
     assert yard.records == [Paused(0, service, lane)]
-    assert yard.handle(ResumeAsked(0, b"client", service, lane)) == [acted(1)]
+    assert yard.handle(ResumeRequested(0, b"client", service, lane)) == [acted(1)]
     assert yard.records == [Resumed(0, service, lane)]
 
 
-@pytest.mark.parametrize("kind", [PauseAsked, ResumeAsked])
+@pytest.mark.parametrize("kind", [PauseRequested, ResumeRequested])
 def test_lane_without_its_service_is_refused(
-    kind: type[PauseAsked] | type[ResumeAsked],
+    kind: type[PauseRequested] | type[ResumeRequested],
 ) -> None:
     yard = Yard()
     text = "lane x is of some service; say which"
@@ -245,7 +245,7 @@ def test_pause_of_one_lane_leaves_the_others() -> None:
     yard = Yard()
     yard.join(b"w")
     yard.submit(b"a", b"b", b"open", lanes=[b"x", b"y", b""])
-    yard.handle(PauseAsked(0, b"client", b"default", b"x"))
+    yard.handle(PauseRequested(0, b"client", b"default", b"x"))
     assert yard.take(b"w", 9) == [b"b", b"open"]
 
 
@@ -253,7 +253,7 @@ def test_pause_of_the_open_lane_leaves_the_others() -> None:
     yard = Yard()
     yard.join(b"w")
     yard.submit(b"a", b"open", lanes=[b"x", b""])
-    yard.handle(PauseAsked(0, b"client", b"default", b""))
+    yard.handle(PauseRequested(0, b"client", b"default", b""))
     assert yard.take(b"w", 9) == [b"a"]
 
 
@@ -262,7 +262,7 @@ def test_pause_of_one_service_leaves_the_others() -> None:
     yard.join(b"w", services=(b"x", b"y"), slots_total=0)
     yard.submit(b"a", service=b"x")
     yard.submit(b"b", service=b"y")
-    yard.handle(PauseAsked(0, b"client", b"x"))
+    yard.handle(PauseRequested(0, b"client", b"x"))
     assert yard.take(b"w", 9) == [b"b"]
 
 
@@ -271,19 +271,19 @@ def test_pause_lets_what_is_leased_be_finished() -> None:
     yard.join(b"w")
     yard.submit(b"a", b"b", after=[[], [b"a"]])
     yard.take(b"w")
-    yard.handle(PauseAsked(0, b"client"))
+    yard.handle(PauseRequested(0, b"client"))
     yard.finish(b"w", b"a")
     assert yard.states(b"a", b"b") == [DONE, READY]
-    assert yard.ask(b"w") == [Nothing(b"w", settled=False)]
+    assert yard.ask(b"w") == [NoWork(b"w", settled=False)]
 
 
 def test_pause_is_remembered_for_what_does_not_exist_yet() -> None:
     yard = Yard()
-    yard.handle(PauseAsked(0, b"client", b"later", b"x"))
+    yard.handle(PauseRequested(0, b"client", b"later", b"x"))
     yard.join(b"w", services=(b"later",), slots_total=0)
     yard.submit(b"a", b"b", service=b"later", lanes=[b"x", b"y"])
     assert yard.take(b"w", 9) == [b"b"]
-    yard.handle(ResumeAsked(0, b"client", b"later", b"x"))
+    yard.handle(ResumeRequested(0, b"client", b"later", b"x"))
     assert yard.take(b"w", 9) == [b"a"]
 
 
@@ -294,29 +294,29 @@ def test_drained_worker_that_holds_nothing_goes_at_once() -> None:
     yard = Yard()
     yard.join(b"w")
     yard.ask(b"w", parks=True)
-    effects = yard.handle(DrainAsked(0, b"client", b"w", 3))
-    assert effects == [Dismiss(b"w"), Acted(b"client", 3, 1)]
+    effects = yard.handle(DrainRequested(0, b"client", b"w", 3))
+    assert effects == [Shutdown(b"w"), CommandAck(b"client", 3, 1)]
     yard.submit(b"a")
-    assert yard.ask(b"w") == [Dismiss(b"w")]
+    assert yard.ask(b"w") == [Shutdown(b"w")]
     assert yard.state(b"a") is READY
 
 
 @pytest.mark.parametrize("way", ["finish", "fail", "return", "cancel"])
 def test_drained_worker_goes_when_its_last_task_is_settled_by(way: str) -> None:
     yard = Yard()
-    yard.join(b"w", slots_total=2, standing=True)
+    yard.join(b"w", slots_total=2, always_ready=True)
     yard.submit(b"a", b"b", b"c")
-    assert yard.handle(DrainAsked(0, b"client")) == [acted(1)]
-    assert Dismiss(b"w") not in yard.finish(b"w", b"a")
+    assert yard.handle(DrainRequested(0, b"client")) == [acted(1)]
+    assert Shutdown(b"w") not in yard.finish(b"w", b"a")
     if way == "finish":
         effects = yard.finish(b"w", b"b")
     elif way == "fail":
         effects = yard.report(b"w", b"b", Outcome.FAILED)
     elif way == "return":
-        effects = yard.handle(WorkReturned(0, b"w", [b"b"]))
+        effects = yard.handle(TasksReturned(0, b"w", [b"b"]))
     else:
         effects = yard.cancel(b"b")
-    assert Dismiss(b"w") in effects
+    assert Shutdown(b"w") in effects
     assert assigned(effects) == []
 
 
@@ -325,24 +325,24 @@ def test_drained_worker_that_still_holds_a_task_is_answered() -> None:
     yard.join(b"w")
     yard.submit(b"a", b"b")
     yard.take(b"w")
-    yard.handle(DrainAsked(0, b"client"))
-    assert yard.ask(b"w") == [Nothing(b"w", settled=False)]
+    yard.handle(DrainRequested(0, b"client"))
+    assert yard.ask(b"w") == [NoWork(b"w", settled=False)]
     assert yard.ask(b"w", parks=True) == []
-    assert yard.finish(b"w", b"a") == [Noted(b"w", 0, []), Dismiss(b"w")]
+    assert yard.finish(b"w", b"a") == [ReportAck(b"w", 0, []), Shutdown(b"w")]
 
 
 def test_drain_of_all_reaches_each_and_of_an_unknown_one_none() -> None:
     yard = Yard()
     for worker in (b"u", b"v"):
         yard.join(worker)
-    assert yard.handle(DrainAsked(0, b"client", b"nobody")) == [acted(0)]
-    assert yard.handle(DrainAsked(0, b"client")) == [Dismiss(b"u"), Dismiss(b"v"), acted(2)]
+    assert yard.handle(DrainRequested(0, b"client", b"nobody")) == [acted(0)]
+    assert yard.handle(DrainRequested(0, b"client")) == [Shutdown(b"u"), Shutdown(b"v"), acted(2)]
 
 
 def test_worker_that_comes_back_as_another_process_is_not_drained_any_more() -> None:
     yard = Yard()
     yard.join(b"w")
-    yard.handle(DrainAsked(0, b"client", b"w"))
+    yard.handle(DrainRequested(0, b"client", b"w"))
     yard.submit(b"a")
     yard.join(b"w", slots_total=0, incarnation=2)
     assert yard.take(b"w") == [b"a"]
@@ -354,5 +354,5 @@ def test_names_and_states_together_mean_those_that_fit_both() -> None:
     yard.join(b"w")
     yard.take(b"w")
     scope = Scope(names=(b"out", b"waiting"), states=(READY,))
-    assert yard.handle(CancelAsked(0, b"client", scope)) == [acted(1)]
+    assert yard.handle(CancelRequested(0, b"client", scope)) == [acted(1)]
     assert yard.states(b"out", b"waiting") == [LEASED, CANCELLED]

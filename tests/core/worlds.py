@@ -9,45 +9,45 @@ from typing import Any, TypeAlias
 from hypothesis import strategies as st
 
 from taskyard.core.events import (
-    CancelAsked,
-    Clause,
-    ClientGone,
-    DrainAsked,
+    CancelRequested,
+    ClientDisconnected,
+    DrainRequested,
+    DuplicatePolicy,
     Event,
-    ExpireAsked,
-    ExplainAsked,
-    LanesAsked,
-    ListAsked,
-    LookupAsked,
-    Misunderstood,
-    MoveAsked,
+    ExpireRequested,
+    ExplainRequested,
+    LaneOptions,
+    LanesRequested,
+    ListRequested,
+    LookupRequested,
+    MoveRequested,
     Outcome,
-    OutputAsked,
-    PauseAsked,
-    Repeat,
-    ResultsAsked,
-    ResumeAsked,
-    RetryAsked,
-    Rules,
-    RulesAsked,
+    OutputRequested,
+    PauseRequested,
+    RequestRejected,
+    ResultsRequested,
+    ResumeRequested,
+    RetryRequested,
+    Rule,
+    RulesRequested,
     RulesSet,
     Scope,
     SlotFreed,
-    StatsAsked,
-    SubmitAsked,
-    Unknown,
+    StatsRequested,
+    SubmitRequested,
+    TasksProgressed,
+    TasksReported,
+    TasksRequested,
+    TasksReturned,
+    UnknownPolicy,
     WaitEnded,
-    WatchAsked,
     WatchEnded,
-    WorkAsked,
-    WorkerAppeared,
-    WorkerCut,
-    WorkerGone,
-    WorkerHeard,
-    WorkersAsked,
-    WorkProgressed,
-    WorkReported,
-    WorkReturned,
+    WatchRequested,
+    WorkerExited,
+    WorkerHeartbeat,
+    WorkerRegistered,
+    WorkersRequested,
+    WorkerUnreachable,
 )
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
@@ -91,8 +91,8 @@ def submissions(draw: st.DrawFn) -> dict[str, Any]:
         "terms": terms,
         "lanes": draw(st.none() | st.lists(lane, min_size=len(chosen), max_size=len(chosen))),
         "after": draw(st.none() | st.lists(afters, min_size=len(chosen), max_size=len(chosen))),
-        "unknown": draw(st.sampled_from(Unknown)),
-        "repeat": draw(st.sampled_from(Repeat)),
+        "unknown": draw(st.sampled_from(UnknownPolicy)),
+        "repeat": draw(st.sampled_from(DuplicatePolicy)),
     }
 
 
@@ -100,10 +100,10 @@ facts = st.fixed_dictionaries(
     {
         "services": st.sampled_from([(b"default",), (b"x",), (b"x", b"default")]),
         "slots_total": st.sampled_from([0, 1, 2, 3]),
-        "silence_ns": st.sampled_from([0, 5 * SECOND_NS]),
+        "lease_timeout_ns": st.sampled_from([0, 5 * SECOND_NS]),
         "incarnation": st.integers(0, 1),
-        "called": st.booleans(),
-        "standing": st.booleans(),
+        "wants_wake": st.booleans(),
+        "always_ready": st.booleans(),
     }
 )
 rules = st.fixed_dictionaries(
@@ -143,7 +143,7 @@ reports = st.fixed_dictionaries(
         "outcomes": st.none() | st.lists(st.sampled_from(Outcome), min_size=3, max_size=3),
         "wrong": st.sampled_from([0, 0, 0, 1]),
         "keeps_slots": st.booleans(),
-        "luck": st.integers(0, 2**32 - 1),
+        "random_bits": st.integers(0, 2**32 - 1),
     }
 )
 
@@ -215,7 +215,7 @@ def _submit(yard: Yard, terms: dict[str, Any], **given: Any) -> list[Any]:
     submission = Submission(
         given["names"], given["names"], [Terms(**own)], None, given["lanes"], given["after"]
     )
-    event = SubmitAsked(0, b"client", submission, 0, given["unknown"], given["repeat"])
+    event = SubmitRequested(0, b"client", submission, 0, given["unknown"], given["repeat"])
     return yard.handle(event)
 
 
@@ -223,7 +223,7 @@ def _report(yard: Yard, worker: bytes, places: list[int], wrong: int, **given: A
     held = held_by(yard, worker) or [(b"a", 1)]
     chosen = [held[place % len(held)] for place in places]
     outcomes = given.pop("outcomes")
-    event = WorkReported(
+    event = TasksReported(
         0,
         worker,
         [name for name, _ in chosen],
@@ -237,28 +237,28 @@ def _report(yard: Yard, worker: bytes, places: list[int], wrong: int, **given: A
 
 def _return(yard: Yard, worker: bytes, after: list[bytes] | None) -> list[Any]:
     some = [name for name, _ in held_by(yard, worker)][:1] or [b"a"]
-    return yard.handle(WorkReturned(0, worker, some, None if after is None else [after]))
+    return yard.handle(TasksReturned(0, worker, some, None if after is None else [after]))
 
 
 def _progress(yard: Yard, worker: bytes) -> list[Any]:
     held = held_by(yard, worker) or [(b"a", 1)]
     columns = [name for name, _ in held], [attempt for _, attempt in held]
-    return yard.handle(WorkProgressed(0, worker, *columns, None, [b"", *columns[0][1:]]))
+    return yard.handle(TasksProgressed(0, worker, *columns, None, [b"", *columns[0][1:]]))
 
 
 def _ask_everything(yard: Yard, names: list[bytes]) -> list[Any]:
     """Every question at once: none of them may change anything."""
     questions: list[Event] = [
-        Misunderstood(0, b"client", 1, "what?"),
-        LookupAsked(0, b"client", names),
-        ListAsked(0, b"client", Scope(), names[0], cursor=len(names), count=2),
-        StatsAsked(0, b"client"),
-        ExplainAsked(0, b"client", names[0]),
-        LanesAsked(0, b"client", count=2),
-        RulesAsked(0, b"client", services=(b"default",)),
-        WorkersAsked(0, b"client"),
-        ResultsAsked(0, b"client", names),
-        OutputAsked(0, b"client", names[0]),
+        RequestRejected(0, b"client", 1, "what?"),
+        LookupRequested(0, b"client", names),
+        ListRequested(0, b"client", Scope(), names[0], cursor=len(names), count=2),
+        StatsRequested(0, b"client"),
+        ExplainRequested(0, b"client", names[0]),
+        LanesRequested(0, b"client", count=2),
+        RulesRequested(0, b"client", services=(b"default",)),
+        WorkersRequested(0, b"client"),
+        ResultsRequested(0, b"client", names),
+        OutputRequested(0, b"client", names[0]),
     ]
     told: list[Any] = []
     for question in questions:
@@ -270,50 +270,50 @@ def _ask_everything(yard: Yard, names: list[bytes]) -> list[Any]:
 
 def _hear(yard: Yard, worker: bytes, lists: int | None) -> list[Any]:
     held = None if lists is None else held_by(yard, worker)[:lists]
-    return yard.handle(WorkerHeard(0, worker, held, SECOND_NS))
+    return yard.handle(WorkerHeartbeat(0, worker, held, SECOND_NS))
 
 
 def _rules(
     yard: Yard, rules: dict[str, Any], clauses: list[tuple[bytes, dict[str, Any]]], workers_max: int
 ) -> list[Any]:
     made = tuple(
-        Clause(b"clause %d" % number, match, Rules(**own))
+        Rule(b"clause %d" % number, match, LaneOptions(**own))
         for number, (match, own) in enumerate(clauses)
     )
-    return yard.handle(RulesSet(0, made, Rules(**rules), workers_max))
+    return yard.handle(RulesSet(0, made, LaneOptions(**rules), workers_max))
 
 
 def _move(
     yard: Yard, scope: dict[str, Any], service: bytes | None, lane: bytes | None
 ) -> list[Any]:
-    return yard.handle(MoveAsked(0, b"client", Scope(**scope), service, lane))
+    return yard.handle(MoveRequested(0, b"client", Scope(**scope), service, lane))
 
 
 _TAKE: dict[str, Callable[..., list[Any]]] = {
     "submit": _submit,
     "join": lambda yard, worker, facts: yard.handle(
-        WorkerAppeared(0, worker, WorkerFacts(**facts))
+        WorkerRegistered(0, worker, WorkerFacts(**facts))
     ),
-    "ask": lambda yard, **given: yard.handle(WorkAsked(0, **given)),
+    "ask": lambda yard, **given: yard.handle(TasksRequested(0, **given)),
     "report": _report,
     "return": _return,
     "progress": _progress,
     "free": lambda yard, worker: yard.handle(SlotFreed(0, worker)),
     "hear": _hear,
-    "leave": lambda yard, worker: yard.handle(WorkerGone(0, worker)),
-    "cut": lambda yard, worker: yard.handle(WorkerCut(0, worker)),
-    "drain": lambda yard, worker: yard.handle(DrainAsked(0, b"client", worker)),
-    "cancel": lambda yard, **given: yard.handle(CancelAsked(0, b"client", Scope(**given))),
-    "retry": lambda yard, **given: yard.handle(RetryAsked(0, b"client", Scope(**given))),
+    "leave": lambda yard, worker: yard.handle(WorkerExited(0, worker)),
+    "cut": lambda yard, worker: yard.handle(WorkerUnreachable(0, worker)),
+    "drain": lambda yard, worker: yard.handle(DrainRequested(0, b"client", worker)),
+    "cancel": lambda yard, **given: yard.handle(CancelRequested(0, b"client", Scope(**given))),
+    "retry": lambda yard, **given: yard.handle(RetryRequested(0, b"client", Scope(**given))),
     "move": _move,
-    "expire": lambda yard, **given: yard.handle(ExpireAsked(0, b"client", Scope(**given))),
-    "pause": lambda yard, **given: yard.handle(PauseAsked(0, b"client", **given)),
-    "resume": lambda yard, **given: yard.handle(ResumeAsked(0, b"client", **given)),
-    "watch": lambda yard, **given: yard.handle(WatchAsked(0, b"watcher", **given)),
+    "expire": lambda yard, **given: yard.handle(ExpireRequested(0, b"client", Scope(**given))),
+    "pause": lambda yard, **given: yard.handle(PauseRequested(0, b"client", **given)),
+    "resume": lambda yard, **given: yard.handle(ResumeRequested(0, b"client", **given)),
+    "watch": lambda yard, **given: yard.handle(WatchRequested(0, b"watcher", **given)),
     "watch ended": lambda yard: yard.handle(WatchEnded(0, b"watcher", 0)),
     "wait ended": lambda yard, worker: yard.handle(WaitEnded(0, worker)),
     "questions": _ask_everything,
-    "client gone": lambda yard: yard.handle(ClientGone(0, b"watcher")),
+    "client gone": lambda yard: yard.handle(ClientDisconnected(0, b"watcher")),
     "rules": _rules,
     "clock": lambda yard, seconds: yard.clock(seconds * SECOND_NS),
     "time": lambda yard, seconds: yard.later(seconds),

@@ -51,7 +51,7 @@ def run(directory: Path, nth: int, error: int) -> bool:
 
 
 def main(parent: Path, error: int) -> None:
-    sqlite.LOG_BYTES_MERGED = 20_000  # so that the story has a merge in its middle
+    sqlite.LOG_BYTES_MERGE = 20_000  # so that the story has a merge in its middle
     nth = 1
     while run(parent / f"{nth:04}", nth, error):
         nth += 1

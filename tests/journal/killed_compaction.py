@@ -51,9 +51,9 @@ def arm(killer: Killer) -> None:
     os.fsync = killer.step(os.fsync)
     os.rename = killer.step(os.rename)
     os.unlink = killer.step(os.unlink)
-    finished.IndexWriter.commit = killer.step(finished.IndexWriter.commit)  # type: ignore[method-assign]
-    write = killer.step(finished.IndexWriter._write)  # noqa: SLF001
-    finished.IndexWriter._write = write  # type: ignore[method-assign] # noqa: SLF001
+    finished.ArchiveWriter.commit = killer.step(finished.ArchiveWriter.commit)  # type: ignore[method-assign]
+    write = killer.step(finished.ArchiveWriter._write)  # noqa: SLF001
+    finished.ArchiveWriter._write = write  # type: ignore[method-assign] # noqa: SLF001
     SqliteStore.trim = killer.step(SqliteStore.trim)  # type: ignore[method-assign]
 
 
@@ -101,10 +101,10 @@ def killed_at(directory: Path, nth: int) -> bool:
 
 
 def main(state: Path, parent: Path) -> None:
-    compaction.TRIM_ROWS_A_STEP = 20  # type: ignore[misc]  # final for everybody else
+    compaction.TRIM_ROWS_PER_STEP = 20  # type: ignore[misc]  # final for everybody else
     compaction.TOUCHED_MAX = TOUCHED  # type: ignore[misc]
-    history.EVENTS_A_FILE_MAX = EVENTS_A_FILE  # type: ignore[misc]
-    finished.TASKS_A_TRANSACTION = 2
+    history.EVENTS_PER_FILE_MAX = EVENTS_A_FILE  # type: ignore[misc]
+    finished.TASKS_PER_TRANSACTION = 2
     pa.array([0])  # with its first array Arrow imports pandas: here, not in every fork
     nth, killed = 1, True
     while killed:

@@ -18,40 +18,40 @@ from taskyard.core import image
 from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
 from taskyard.core.records import (
-    Aged,
     AnyRecord,
     CameDue,
     Cancelled,
-    Expired,
     Extended,
     Failed,
     Finished,
     Leased,
+    LeaseExpired,
     Moved,
     Paused,
     Postponed,
     Progressed,
     Refunded,
     Released,
-    Reported,
+    ReportedLate,
     Resumed,
     Retried,
     Returned,
     ReturnReason,
     SlotsFreed,
-    Stale,
+    StaleReport,
     Submitted,
+    TaskExpired,
     WorkerJoined,
     WorkerLeft,
     WorkerReplaced,
 )
-from taskyard.core.runs import Runs
+from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Ended, Result, Submission, Terms
+from taskyard.core.tasks import EndedTask, Result, Submission, Terms
 from taskyard.core.workers import WorkerFacts
 from taskyard.journal import compaction, finished, snapshot
 from taskyard.journal.encoding import JOURNAL_FORMAT, encode
-from taskyard.journal.finished import Finishing, IndexWriter
+from taskyard.journal.finished import ArchiveRow, ArchiveWriter
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import Head
 from tests.journal.stories import go_on, rich_story
@@ -89,8 +89,10 @@ _SUBMISSION = Submission(
     after=[[b"x", b"y"], []],
     envelopes=[b"envelope", b""],
 )
-_FACTS = WorkerFacts((b"s1", b"s2"), 2, 3, 4, called=True, standing=True, dialect=b"dialect")
-_RUNS = Runs(b"host", [1_767_225_600_000_000_001, 0], [5, 0], [-9, None], [6, 0], [7, 0])
+_FACTS = WorkerFacts(
+    (b"s1", b"s2"), 2, 3, 4, wants_wake=True, always_ready=True, dialect=b"dialect"
+)
+_RUNS = RunColumns(b"host", [1_767_225_600_000_000_001, 0], [5, 0], [-9, None], [6, 0], [7, 0])
 
 #: Every record with every field set, and the shortest forms of those with defaults.
 RECORDS: list[AnyRecord] = [
@@ -106,13 +108,13 @@ RECORDS: list[AnyRecord] = [
     Postponed(6, b"w", [b"a"], [1], [7], [b"reason"]),
     Returned(7, b"w", [b"a"], [1], ReturnReason.TRANSFERRED, [[b"x"]]),
     Returned(7, b"w", [b"a"], [1], ReturnReason.LEFT),
-    Expired(8, b"w", [b"a"], [1]),
+    LeaseExpired(8, b"w", [b"a"], [1]),
     CameDue(9, [b"a"]),
-    Aged(10, [b"a"]),
+    TaskExpired(10, [b"a"]),
     Cancelled(11, [b"a", b"b"]),
     Retried(12, [b"a"]),
     Progressed(13, b"w", [b"a"], [1], [50], [b"half"]),
-    Stale(14, b"w", [b"a"], [1]),
+    StaleReport(14, b"w", [b"a"], [1]),
     WorkerJoined(15, b"w", _FACTS),
     WorkerJoined(15, b"w", WorkerFacts()),
     WorkerLeft(16, b"w", b"reason"),
@@ -122,10 +124,10 @@ RECORDS: list[AnyRecord] = [
     Resumed(19, b"service", None),
     # Since format 2.
     Submitted(1, Submission([b"late"], terms=[Terms(report_ns=9)])),
-    Aged(10, [b"a"], b"reason"),
+    TaskExpired(10, [b"a"], b"reason"),
     Moved(20, [b"a"], b"service", b"lane"),
     Moved(20, [b"a"], None, None),
-    Reported(21, [b"a"]),
+    ReportedLate(21, [b"a"]),
     Released(22, [b"a", b"b"]),
     # Since format 3.
     WorkerJoined(15, b"w", WorkerFacts(heartbeat_ns=5)),
@@ -138,7 +140,7 @@ RECORDS: list[AnyRecord] = [
     Finished(4, b"w", [b"a"], [1], [b"result"], result_bytes_total=[2_000_000]),
     Progressed(13, b"w", [b"a"], [1], [50], [b"half"], text_bytes_total=[70_000]),
     Finished(4, b"w", [b"a", b"b"], [1, 2], runs=_RUNS),
-    Failed(5, b"w", [b"a", b"b"], [1, 2], [b"", b""], runs=Runs(b"", [1, 2], [3, 4])),
+    Failed(5, b"w", [b"a", b"b"], [1, 2], [b"", b""], runs=RunColumns(b"", [1, 2], [3, 4])),
     Postponed(6, b"w", [b"a", b"b"], [1, 2], [7, 7], [b"", b""], runs=_RUNS),
     Returned(7, b"w", [b"a", b"b"], [1, 2], ReturnReason.REFUSED, runs=_RUNS),
     # Since format 4.
@@ -147,10 +149,10 @@ RECORDS: list[AnyRecord] = [
 
 
 #: Ended tasks of the golden index.
-INDEXED: list[Finishing] = [
-    (Ended(b"a", TaskState.DONE, b"c", b"exec", 1, b"digest", 7, 8), Result(b"whole")),
-    (Ended(b"b", TaskState.DONE, b"c", b"exec", 1, b"digest", 7, 8), Result(b"end", 2_000_000)),
-    (Ended(b"c", TaskState.CANCELLED, b"", b"default", 0, b"", 9, 8), None),
+INDEXED: list[ArchiveRow] = [
+    (EndedTask(b"a", TaskState.DONE, b"c", b"exec", 1, b"digest", 7, 8), Result(b"whole")),
+    (EndedTask(b"b", TaskState.DONE, b"c", b"exec", 1, b"digest", 7, 8), Result(b"end", 2_000_000)),
+    (EndedTask(b"c", TaskState.CANCELLED, b"", b"default", 0, b"", 9, 8), None),
 ]
 
 
@@ -161,7 +163,7 @@ def record_lines() -> list[str]:
 
 def described(ledger: Ledger) -> str:
     """A ledger in plain words that do not change when a record or a task gets one more field."""
-    portrait = image.portrait(ledger)
+    fingerprint = image.fingerprint(ledger)
     tasks: dict[str, Any] = {
         repr(task.name): (
             task.state.name,
@@ -173,14 +175,14 @@ def described(ledger: Ledger) -> str:
             task.waits,
             task.attempt,
             task.failures,
-            task.excused,
+            task.losses_excused,
             task.due_ns,
         )
         for task in ledger.tasks.values()
         if task.ending is None
     }
     same = ("record", "paused", "counts", "campaigns", "leases", "queues", "awaited", "reasons")
-    told = {key: portrait[key] for key in same} | {"tasks": tasks}
+    told = {key: fingerprint[key] for key in same} | {"tasks": tasks}
     return pprint.pformat(told, width=100) + "\n"
 
 
@@ -207,7 +209,7 @@ def make_snapshot() -> bytes:
 
 def make_index(directory: Path) -> None:
     """An index with a whole result, a truncated one, and a task without a result."""
-    with closing(IndexWriter(directory, b"sixteen bytes ..")) as writer:
+    with closing(ArchiveWriter(directory, b"sixteen bytes ..")) as writer:
         writer.add(INDEXED)
         writer.commit(Head(5, 9, bytes(32)))
 

@@ -10,22 +10,22 @@ from typing import Any
 from taskyard.core import image
 from taskyard.core.effects import Effect
 from taskyard.core.events import (
-    Clause,
+    DuplicatePolicy,
     Event,
-    ExpireAsked,
-    MoveAsked,
+    ExpireRequested,
+    LaneOptions,
+    MoveRequested,
     Outcome,
-    PauseAsked,
-    Repeat,
-    ResumeAsked,
-    Rules,
+    PauseRequested,
+    ResumeRequested,
+    Rule,
     Scope,
     SlotFreed,
-    SubmitAsked,
-    Unknown,
-    WorkProgressed,
-    WorkReported,
-    WorkReturned,
+    SubmitRequested,
+    TasksProgressed,
+    TasksReported,
+    TasksReturned,
+    UnknownPolicy,
 )
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
@@ -50,19 +50,19 @@ class WritingYard(Yard):
         super().__init__()
         self.store = store
         #: The ledger's portrait after each row, beginning with that of none.
-        self.portraits = [image.portrait(self.scheduler.ledger)]
+        self.portraits = [image.fingerprint(self.scheduler.ledger)]
         self.clock(BEGIN_NS)
 
     def handle(self, event: Event) -> list[Effect]:
         effects = super().handle(event)
         if self.records:
             self.store.commit(encode(self.records), len(self.records))
-            self.portraits.append(image.portrait(self.scheduler.ledger))
+            self.portraits.append(image.fingerprint(self.scheduler.ledger))
         return effects
 
     def handle_stale(self, name: bytes) -> None:
         """A report on a task that nobody knows."""
-        self.handle(WorkReported(0, b"a stranger", [name], [1]))
+        self.handle(TasksReported(0, b"a stranger", [name], [1]))
 
 
 def rich_story(store: Store) -> WritingYard:
@@ -79,7 +79,7 @@ def rich_story(store: Store) -> WritingYard:
 def _names(yard: WritingYard) -> None:
     """Two processes with one name: the silent one is replaced, and returns."""
     yard.submit(b"contested", service=b"names")
-    held = {"services": (b"names",), "silence_ns": 15 * SECOND_NS, "heartbeat_ns": SECOND_NS}
+    held = {"services": (b"names",), "lease_timeout_ns": 15 * SECOND_NS, "heartbeat_ns": SECOND_NS}
     yard.join(b"w5", incarnation=1, **held)
     yard.take(b"w5")
     yard.join(b"w5", incarnation=2, **held)
@@ -91,13 +91,13 @@ def _names(yard: WritingYard) -> None:
 def _beginning(yard: WritingYard) -> None:
     """Workers come, tasks are submitted with all that tasks can have, some are done."""
     yard.join(b"w1", slots_total=4, services=(b"default", b"smtp"), dialect=b"native")
-    yard.join(b"w2", slots_total=2, silence_ns=5 * SECOND_NS, incarnation=7, dialect=b"wmp")
+    yard.join(b"w2", slots_total=2, lease_timeout_ns=5 * SECOND_NS, incarnation=7, dialect=b"wmp")
     yard.submit(b"a", b"b", b"c", campaign=b"first", dialect=b"dwork")
     yard.submit(b"d", b"e", after=[[b"a", b"b"], [b"d"]], campaign=b"first", priority=3)
     yard.submit(b"l1", b"l2", b"l3", lanes=[b"x", b"x", b"y"], service=b"smtp", campaign=b"mail")
     yard.submit(b"later", due_ns=BEGIN_NS + 60 * SECOND_NS)
     yard.submit(b"wide", slots=2, payloads=[LONG_PAYLOAD], envelopes=[b"return to sender"])
-    yard.submit(b"hopeful", after=[[b"unheard of"]], unknown=Unknown.WAIT)
+    yard.submit(b"hopeful", after=[[b"unheard of"]], unknown=UnknownPolicy.WAIT)
     yard.submit(b"no \xff utf-8 \\", campaign=b"bin\xc3ary")
     yard.take(b"w1", 2)
     yard.finish(b"w1", b"first/a", texts=[b"result of a"])
@@ -108,10 +108,10 @@ def _beginning(yard: WritingYard) -> None:
 def _troubles(yard: WritingYard) -> None:
     """Failures, silence, goodbyes, stale reports, tasks given back."""
     taken = yard.take(b"w1", 3)
-    yard.handle(WorkProgressed(0, b"w1", taken[:1], [1], [40], [b"almost half"]))
+    yard.handle(TasksProgressed(0, b"w1", taken[:1], [1], [40], [b"almost half"]))
     yard.report(b"w1", taken[0], Outcome.RETRY_AT, texts=[b"busy"], retry_at_ns=[BEGIN_NS + 10**10])
-    yard.report(b"w1", taken[1], Outcome.FAILED_FOR_GOOD, texts=[b"broken"])
-    yard.handle(WorkReturned(0, b"w1", taken[2:3], after=[[b"later"]]))
+    yard.report(b"w1", taken[1], Outcome.FAILED_FINAL, texts=[b"broken"])
+    yard.handle(TasksReturned(0, b"w1", taken[2:3], after=[[b"later"]]))
     yard.take(b"w2", 2)
     yard.later(6)  # w2 fell silent
     yard.finish(b"w2", b"first/c")  # too late
@@ -127,11 +127,11 @@ def _wishes(yard: WritingYard) -> None:
     """What users ask for: cancel, retry, pause, resume, extend."""
     yard.submit(b"g", b"h", after=[[], [b"g"]], campaign=b"second")
     yard.submit(b"old", expires_hard_ns=BEGIN_NS + 20 * SECOND_NS, after=[[b"second/g"]])
-    yard.handle(PauseAsked(0, b"client", b"smtp", b"x"))
-    yard.handle(PauseAsked(0, b"client", b"smtp"))
-    yard.handle(PauseAsked(0, b"client"))
-    yard.handle(ResumeAsked(0, b"client"))
-    yard.handle(ResumeAsked(0, b"client", b"smtp"))
+    yard.handle(PauseRequested(0, b"client", b"smtp", b"x"))
+    yard.handle(PauseRequested(0, b"client", b"smtp"))
+    yard.handle(PauseRequested(0, b"client"))
+    yard.handle(ResumeRequested(0, b"client"))
+    yard.handle(ResumeRequested(0, b"client", b"smtp"))
     yard.later(10)  # old grew too old
     yard.cancel(b"second/h")
     failed = [name for name, task in yard.scheduler.ledger.tasks.items() if task.state is FAILED]
@@ -143,7 +143,7 @@ def _wishes(yard: WritingYard) -> None:
         terms_at=[0, 1],
         after=[[b"first/f"], [b"mail/l1"]],
     )
-    yard.handle(SubmitAsked(0, b"client", known, repeat=Repeat.EXTEND))
+    yard.handle(SubmitRequested(0, b"client", known, repeat=DuplicatePolicy.EXTEND))
 
 
 def _late_turns(yard: WritingYard) -> None:
@@ -155,13 +155,13 @@ def _late_turns(yard: WritingYard) -> None:
     kept = yard.take(b"w4", 3)
     yard.finish(b"w4", *kept, keeps_slots=True, texts=[b"kept " + name for name in kept])
     yard.handle(SlotFreed(0, b"w4"))
-    yard.submit(b"a", repeat=Repeat.EXTEND, campaign=b"first", payloads=[b"again"])
+    yard.submit(b"a", repeat=DuplicatePolicy.EXTEND, campaign=b"first", payloads=[b"again"])
     yard.submit(b"tomorrow", due_ns=BEGIN_NS + 86_400 * SECOND_NS, priority=-1)
     yard.submit(b"unwanted", b"unwanted too", after=[[], [b"unwanted"]])
     yard.cancel(b"unwanted")
     yard.submit(b"doomed", priority=99)
     yard.take(b"w4", 1)
-    yard.report(b"w4", b"doomed", Outcome.FAILED_FOR_GOOD, texts=[b"as foretold"])
+    yard.report(b"w4", b"doomed", Outcome.FAILED_FINAL, texts=[b"as foretold"])
     yard.later(60)
     yard.ask(b"w4", 1)
     yard.ask(b"w1", 2)
@@ -169,8 +169,8 @@ def _late_turns(yard: WritingYard) -> None:
 
 def _lanes(yard: WritingYard) -> None:
     """A lane that is held and let go, runs with tasks that are put off, moves, expiry, lateness."""
-    held = Clause(b"held", b"smtp/held", Rules(is_held=True))
-    late = Clause(b"late", b"default/late", Rules(report_after_ns=SECOND_NS))
+    held = Rule(b"held", b"smtp/held", LaneOptions(is_held=True))
+    late = Rule(b"late", b"default/late", LaneOptions(report_after_ns=SECOND_NS))
     yard.clauses(held, late)
     yard.submit(b"h1", b"h2", b"h3", lanes=[b"held"] * 3, service=b"smtp")
     yard.retry(b"h2")
@@ -180,8 +180,10 @@ def _lanes(yard: WritingYard) -> None:
     yard.report(b"w5", b"r1", Outcome.DEFER_BACK)
     yard.submit(b"n1", b"n2", lanes=[b"late", b"late"])
     yard.later(2)
-    yard.handle(MoveAsked(0, b"client", Scope(names=(b"n2", b"tomorrow")), b"smtp", b"elsewhere"))
-    yard.handle(ExpireAsked(0, b"client", Scope(names=(b"n1",))))
+    yard.handle(
+        MoveRequested(0, b"client", Scope(names=(b"n2", b"tomorrow")), b"smtp", b"elsewhere")
+    )
+    yard.handle(ExpireRequested(0, b"client", Scope(names=(b"n1",))))
 
 
 def told(directory: Path) -> WritingYard:
@@ -203,16 +205,16 @@ def go_on(copy: Store, store: Store, rows: int) -> None:
             copy.commit(row.body, row.record_last - row.record_first + 1)
 
 
-def unfinished(portrait: dict[str, Any]) -> dict[str, Any]:
+def unfinished(fingerprint: dict[str, Any]) -> dict[str, Any]:
     """A portrait without the ended tasks, which a compaction moves out of memory."""
-    tasks = {name: task for name, task in portrait["tasks"].items() if not ending_of(task)}
-    tries = {name: tries for name, tries in portrait["tries"].items() if name in tasks}
-    return {**portrait, "tasks": tasks, "tries": tries}
+    tasks = {name: task for name, task in fingerprint["tasks"].items() if not ending_of(task)}
+    tries = {name: tries for name, tries in fingerprint["tries"].items() if name in tasks}
+    return {**fingerprint, "tasks": tasks, "tries": tries}
 
 
-def ended(portrait: dict[str, Any]) -> dict[bytes, tuple[int, int]]:
+def ended(fingerprint: dict[str, Any]) -> dict[bytes, tuple[int, int]]:
     """The ended tasks of a portrait, with where that is written and when it was."""
-    tasks = portrait["tasks"].items()
+    tasks = fingerprint["tasks"].items()
     return {name: ending for name, task in tasks if (ending := ending_of(task))}
 
 

@@ -11,13 +11,13 @@ from taskyard.core import cold, columns, image, invariants
 from taskyard.core.apply import apply
 from taskyard.core.cold import ColdLedger
 from taskyard.core.events import (
-    MoveAsked,
+    DuplicatePolicy,
+    MoveRequested,
     Outcome,
-    Repeat,
     Scope,
-    Unknown,
+    TasksReturned,
+    UnknownPolicy,
     WorkerLost,
-    WorkReturned,
 )
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
@@ -34,7 +34,7 @@ from taskyard.core.states import (
     TaskState,
 )
 from taskyard.journal import compaction, recovery, snapshot
-from taskyard.journal.snapshot import Snapshot, SnapshotWriter
+from taskyard.journal.snapshot import SnapshotReader, SnapshotWriter
 from taskyard.journal.store import MemoryStore, Row
 from tests.journal.stories import BEGIN_NS, WritingYard, rich_story, unfinished
 
@@ -64,7 +64,7 @@ def followed(old: bytes | None, rows: list[Row]) -> bytes:
     touched = {name for record in records for name in compaction._names_in(record)}  # noqa: SLF001
     file = io.BytesIO()
     writer = SnapshotWriter(file, IDENTITY, rows[-1].head)
-    before = None if old is None else Snapshot(io.BytesIO(old), "it")
+    before = None if old is None else SnapshotReader(io.BytesIO(old), "it")
     made = ColdLedger(touched, writer.add_tasks, None if before is None else before.rest)
     if before is not None:
         if before.rest.edges:
@@ -92,7 +92,7 @@ def replayed(rows: Iterable[Row]) -> Ledger:
 
 def check(content: bytes, rows: list[Row]) -> None:
     restored = snapshot.decode(content, "it")
-    assert image.portrait(restored) == unfinished(image.portrait(replayed(rows)))
+    assert image.fingerprint(restored) == unfinished(image.fingerprint(replayed(rows)))
     scheduler = Scheduler(restored)
     scheduler.resume(0)
     invariants.check(scheduler)
@@ -155,7 +155,7 @@ class RandomYard(WritingYard):
             fields["after"] = [names[max(0, place - 1) : place] for place in range(count)]
         elif not dice.randrange(6):
             fields["after"] = [[b"t%d" % (self.made + 5)] for _ in names]
-            fields["unknown"] = Unknown.WAIT
+            fields["unknown"] = UnknownPolicy.WAIT
         self.submit(*names, **fields)
 
     def work(self) -> None:
@@ -169,9 +169,9 @@ class RandomYard(WritingYard):
         if kind < 4:
             self.finish(worker, *some)
         elif kind == 4:
-            self.handle(WorkReturned(0, worker, some))
+            self.handle(TasksReturned(0, worker, some))
         elif kind == 5:
-            outcome = dice.choice([Outcome.DEFER_BACK, Outcome.FAILED, Outcome.FAILED_FOR_GOOD])
+            outcome = dice.choice([Outcome.DEFER_BACK, Outcome.FAILED, Outcome.FAILED_FINAL])
             self.report(worker, some[0], outcome)
         elif kind == 6:
             self.later(dice.randrange(1, 20))
@@ -188,7 +188,7 @@ class RandomYard(WritingYard):
         elif kind == 2:
             waiting = tuple(self.pick(self.names(READY, BLOCKED)))
             lane = self.dice.choice([b"x", b"z"])
-            self.handle(MoveAsked(0, b"client", Scope(names=waiting), b"other", lane))
+            self.handle(MoveRequested(0, b"client", Scope(names=waiting), b"other", lane))
         else:
             self.later(self.dice.randrange(1, 90))
 
@@ -198,7 +198,7 @@ class RandomYard(WritingYard):
         befores = self.pick(self.names(READY, BLOCKED), 2)
         if names:
             after = [list(befores) for _ in names]
-            self.submit(*names, after=after, repeat=Repeat.EXTEND)
+            self.submit(*names, after=after, repeat=DuplicatePolicy.EXTEND)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -12,8 +12,8 @@ import pytest
 from taskyard.core import image
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import beside, chain, compacting, compaction, recovery, snapshot
-from taskyard.journal.beside import Child, Report
-from taskyard.journal.finished import FinishedIndex
+from taskyard.journal.beside import CompactionChild, CompactionReport
+from taskyard.journal.finished import Archive
 from taskyard.journal.reading import JournalReader
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import DISK_RESERVE_BYTES
@@ -85,14 +85,14 @@ class TestRun:
     def test_it_makes_what_an_export_makes_and_trims_nothing(
         self, yard: WritingYard, store: SqliteStore, tmp_path: Path
     ) -> None:
-        report = compacting.run(tmp_path, sealed(store), never)
-        assert (report.failed, report.rows) == ("", ROWS)
-        assert report.unfinished == tasks_in_snapshot(tmp_path, ROWS)
+        poll = compacting.run(tmp_path, sealed(store), never)
+        assert (poll.failed, poll.rows) == ("", ROWS)
+        assert poll.unfinished == tasks_in_snapshot(tmp_path, ROWS)
         assert store.anchor.sequence == 0
-        with FinishedIndex(tmp_path) as index:
+        with Archive(tmp_path) as index:
             assert index.covered() == (store.identity, store.head)
         recovered = recovery.open_ledger(tmp_path, store)
-        assert image.portrait(recovered) == unfinished(yard.portraits[ROWS])
+        assert image.fingerprint(recovered) == unfinished(yard.portraits[ROWS])
 
     def test_rows_that_come_meanwhile_are_left_for_the_next(
         self, yard: WritingYard, store: SqliteStore, tmp_path: Path
@@ -118,58 +118,60 @@ class TestRun:
     def test_it_gives_up_before_it_takes_the_last_of_the_disk(
         self, store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(compacting, "ROWS_A_LOOK", 1)
+        monkeypatch.setattr(compacting, "ROWS_PER_CHECK", 1)
         monkeypatch.setattr(compacting, "free_bytes", lambda _: DISK_RESERVE_BYTES - 1)
-        failed = compacting.run(tmp_path, sealed(store), compacting.Watch(tmp_path)).failed
+        failed = compacting.run(tmp_path, sealed(store), compacting.AbortCheck(tmp_path)).failed
         assert "given up" in failed
         assert snapshot.sequences(tmp_path) == []
 
 
-def ended(child: Child) -> Report:
-    reports: list[Report | None] = []
+def ended(child: CompactionChild) -> CompactionReport:
+    reports: list[CompactionReport | None] = []
 
     def has_ended() -> bool:
-        reports.append(child.report())
+        reports.append(child.poll())
         return reports[-1] is not None
 
     until(has_ended, "a report")
-    report = reports[-1]
-    assert report is not None
-    return report
+    poll = reports[-1]
+    assert poll is not None
+    return poll
 
 
 class TestChild:
     def test_it_reports_when_it_is_done(self, store: SqliteStore, tmp_path: Path) -> None:
-        child = Child(tmp_path, store.identity, store.head)
-        report = ended(child)
-        assert (report.failed, report.rows) == ("", ROWS)
+        child = CompactionChild(tmp_path, store.identity, store.head)
+        poll = ended(child)
+        assert (poll.failed, poll.rows) == ("", ROWS)
         assert child.head == store.head
 
     def test_killed_child_is_a_failure(self, store: SqliteStore, tmp_path: Path) -> None:
-        child = Child(tmp_path, store.identity, store.head)
+        child = CompactionChild(tmp_path, store.identity, store.head)
         os.kill(child.pid, signal.SIGKILL)
-        assert ended(child) == Report("the process that does it was killed by signal 9")
+        assert ended(child) == CompactionReport("the process that does it was killed by signal 9")
 
     def test_child_that_breaks_is_a_failure(
         self, store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(beside, "PROGRAM", ("false",))
-        child = Child(tmp_path, store.identity, store.head)
-        assert ended(child) == Report("the process that does it left with status 1")
+        monkeypatch.setattr(beside, "COMPACTION_COMMAND", ("false",))
+        child = CompactionChild(tmp_path, store.identity, store.head)
+        assert ended(child) == CompactionReport("the process that does it left with status 1")
 
     def test_end_leaves_no_process(self, store: SqliteStore, tmp_path: Path) -> None:
-        child = Child(tmp_path, store.identity, store.head)
-        child.end()
+        child = CompactionChild(tmp_path, store.identity, store.head)
+        child.kill()
         assert not Path(f"/proc/{child.pid}").exists()
 
     def test_it_ends_when_the_other_end_of_its_stdin_is_closed(self) -> None:
         """Also in the middle of what can't be interrupted from Python."""
         code = (
-            "import sys; from taskyard.journal.compacting import end_with_stdin; end_with_stdin(); "
-            "print('ready', flush=True); sum(range(10**12))"
+            "import sys; from taskyard.journal.compacting import exit_on_stdin_close; "
+            "exit_on_stdin_close(); print('ready', flush=True); sum(range(10**12))"
         )
         process = subprocess.Popen(
-            [beside.PROGRAM[0], "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [beside.COMPACTION_COMMAND[0], "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         with process:
             assert process.stdout is not None
@@ -181,7 +183,7 @@ class TestChild:
     def test_it_does_not_begin_when_that_is_closed_already(
         self, store: SqliteStore, tmp_path: Path
     ) -> None:
-        command = [*beside.PROGRAM, str(tmp_path), sealed(store).hex()]
+        command = [*beside.COMPACTION_COMMAND, str(tmp_path), sealed(store).hex()]
         ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         assert (ended.returncode, ended.stdout) == (1, b"")
         assert not (tmp_path / "history").exists()

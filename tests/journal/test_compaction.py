@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from taskyard.core import image
-from taskyard.core.tasks import Ended
+from taskyard.core.tasks import EndedTask
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import compaction, finished, history, recovery, snapshot
-from taskyard.journal.compaction import Outcome
-from taskyard.journal.finished import FinishedIndex
-from taskyard.journal.history import Part
+from taskyard.journal.compaction import CompactionResult
+from taskyard.journal.finished import Archive
+from taskyard.journal.history import HistoryPart
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore
 from tests.journal import killed_compaction
@@ -52,8 +52,8 @@ def tasks_in_snapshot(directory: Path, sequence: int) -> int:
         return found.tasks
 
 
-def index_rows(directory: Path, names: list[bytes]) -> list[Ended]:
-    with FinishedIndex(directory) as index:
+def index_rows(directory: Path, names: list[bytes]) -> list[EndedTask]:
+    with Archive(directory) as index:
         return sorted(index.find(names), key=lambda ended: ended.name)
 
 
@@ -62,7 +62,7 @@ class TestExport:
         head = store.head
         outcome = compaction.export(tmp_path, store)
         span = f"000000000001-{head.sequence:012}"
-        assert outcome == Outcome(
+        assert outcome == CompactionResult(
             sequence=head.sequence,
             record=head.record,
             rows=head.sequence,
@@ -80,14 +80,14 @@ class TestExport:
     def test_second_export_changes_no_byte(self, store: MemoryStore, tmp_path: Path) -> None:
         first = compaction.export(tmp_path, store)
         before = files(tmp_path)
-        assert compaction.export(tmp_path, store) == Outcome(
+        assert compaction.export(tmp_path, store) == CompactionResult(
             first.sequence, first.record, unfinished=first.unfinished
         )
         assert files(tmp_path) == before
 
     def test_export_of_nothing_leaves_nothing(self, tmp_path: Path) -> None:
-        assert compaction.export(tmp_path, MemoryStore()) == Outcome()
-        assert compaction.compact(tmp_path, MemoryStore()) == Outcome()
+        assert compaction.export(tmp_path, MemoryStore()) == CompactionResult()
+        assert compaction.compact(tmp_path, MemoryStore()) == CompactionResult()
         assert list(tmp_path.iterdir()) == []
 
     def test_exports_one_after_the_other_give_the_tables_of_one(
@@ -111,17 +111,17 @@ class TestExport:
         self, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         compaction.export(tmp_path / "one", store)
-        monkeypatch.setattr(history, "EVENTS_A_FILE_MAX", 10)
-        monkeypatch.setattr(history, "ROWS_A_GROUP", 4)
+        monkeypatch.setattr(history, "EVENTS_PER_FILE_MAX", 10)
+        monkeypatch.setattr(history, "ROWS_PER_GROUP", 4)
         compaction.export(tmp_path / "many", store)
         whole, _ = history.parts(tmp_path / "many")
         assert len(whole) > 5
         assert history.gaps(whole) == []
         for name in history.TABLES:
             assert table(tmp_path / "many", name) == table(tmp_path / "one", name)
-        assert image.portrait(recovery.open_ledger(tmp_path / "many", store)) == image.portrait(
-            recovery.open_ledger(tmp_path / "one", store)
-        )
+        assert image.fingerprint(
+            recovery.open_ledger(tmp_path / "many", store)
+        ) == image.fingerprint(recovery.open_ledger(tmp_path / "one", store))
 
     def test_rows_that_come_while_it_runs_are_left_for_the_next(
         self, yard: WritingYard, tmp_path: Path
@@ -172,7 +172,7 @@ class TestCompact:
     def test_trimming_goes_in_bounded_steps(
         self, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(compaction, "TRIM_ROWS_A_STEP", 10)
+        monkeypatch.setattr(compaction, "TRIM_ROWS_PER_STEP", 10)
         assert list(compaction.trim(store, 25)) == [10, 20, 25]
 
     def test_journal_in_sqlite_is_compacted_and_opened_again(self, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ class TestCompact:
         yard.store.close()
         reopened = SqliteStore(tmp_path)
         assert reopened.anchor == reopened.head
-        recovered = image.portrait(recovery.open_ledger(tmp_path, reopened))
+        recovered = image.fingerprint(recovery.open_ledger(tmp_path, reopened))
         assert recovered == unfinished(yard.portraits[-1])
         reopened.close()
 
@@ -221,7 +221,7 @@ class TestKilled:
             assert table(tmp_path / "killed", name) == table(tmp_path / "clean", name)
         assert index_rows(tmp_path / "killed", names) == index_rows(tmp_path / "clean", names)
         recovered = recovery.open_ledger(tmp_path / "killed", store)
-        assert image.portrait(recovered) == unfinished(yard.portraits[-1])
+        assert image.fingerprint(recovered) == unfinished(yard.portraits[-1])
 
     def test_failing_disk_is_told_and_the_next_run_works(
         self, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -261,7 +261,7 @@ def kill(patch: pytest.MonkeyPatch, step: str) -> None:
         raise KeyboardInterrupt
 
     targets = {
-        "index": (finished.IndexWriter, "commit"),
+        "index": (finished.ArchiveWriter, "commit"),
         "snapshot": (snapshot.SnapshotFile, "finish"),
         "trim": (MemoryStore, "trim"),
     }
@@ -273,7 +273,7 @@ class TestDamage:
 
     def test_damaged_history_file_keeps_the_rows(self, store: MemoryStore, tmp_path: Path) -> None:
         compaction.export(tmp_path, store)
-        path = Part(1, store.head.sequence).paths(tmp_path)["events"]
+        path = HistoryPart(1, store.head.sequence).paths(tmp_path)["events"]
         path.write_bytes(path.read_bytes()[:-10])
         with pytest.raises(JournalDamaged, match="can't be read"):
             compaction.compact(tmp_path, store)
@@ -313,7 +313,7 @@ class TestDamage:
     ) -> None:
         compaction.export(tmp_path, store)
         before = table(tmp_path, "edges")
-        Part(1, store.head.sequence).paths(tmp_path)["edges"].unlink()
+        HistoryPart(1, store.head.sequence).paths(tmp_path)["edges"].unlink()
         compaction.compact(tmp_path, store)
         assert table(tmp_path, "edges") == before
 
@@ -321,7 +321,7 @@ class TestDamage:
         self, store: MemoryStore, tmp_path: Path
     ) -> None:
         compaction.compact(tmp_path, store)
-        Part(1, store.head.sequence).paths(tmp_path)["edges"].unlink()
+        HistoryPart(1, store.head.sequence).paths(tmp_path)["edges"].unlink()
         with pytest.raises(
             JournalDamaged, match=r"edges-0.*\.parquet is missing: rows 1\.\..* are"
         ):
@@ -332,14 +332,16 @@ class TestDamage:
         for rows in (10, 20, 30):
             go_on(store, yard.store, rows)
             compaction.export(tmp_path, store)
-        for path in Part(11, 20).paths(tmp_path).values():
+        for path in HistoryPart(11, 20).paths(tmp_path).values():
             path.unlink()
         with pytest.raises(JournalDamaged, match=r"rows 11\.\.20 are in no history file"):
             compaction.export(tmp_path, store)
 
-    @pytest.mark.parametrize(("gone", "reached"), [(Part(1, 10), 0), (Part(11, 20), 10)])
+    @pytest.mark.parametrize(
+        ("gone", "reached"), [(HistoryPart(1, 10), 0), (HistoryPart(11, 20), 10)]
+    )
     def test_gap_in_kept_rows_is_mended_as_the_refusal_says(
-        self, yard: WritingYard, tmp_path: Path, gone: Part, reached: int
+        self, yard: WritingYard, tmp_path: Path, gone: HistoryPart, reached: int
     ) -> None:
         store = MemoryStore()
         for rows in (10, 20, 30):
@@ -362,7 +364,7 @@ class TestDamage:
         for rows in (10, 20, 30):
             go_on(store, yard.store, rows)
             compaction.compact(tmp_path, store)
-        history.remove(tmp_path, Part(11, 20))
+        history.remove(tmp_path, HistoryPart(11, 20))
         with pytest.raises(JournalDamaged, match="put the files back from a copy, or move"):
             compaction.export(tmp_path, store)
 
@@ -402,9 +404,9 @@ class TestDamage:
         go_on(store, yard.store, 20)
         snapshot.write(tmp_path, store.identity, store.head, recovery.recover(store))
         with pytest.raises(JournalDamaged, match=r"finished\.sqlite does not cover row 20"):
-            compaction.check_covered(tmp_path, store, store.head)
-        writer = finished.IndexWriter(tmp_path, store.identity)
+            compaction.verify_covered(tmp_path, store, store.head)
+        writer = finished.ArchiveWriter(tmp_path, store.identity)
         writer.commit(store.head)
         writer.close()
         with pytest.raises(JournalDamaged, match="the history does not cover row 20"):
-            compaction.check_covered(tmp_path, store, store.head)
+            compaction.verify_covered(tmp_path, store, store.head)

@@ -135,7 +135,7 @@ def test_full_disk_stops_the_journal_and_loses_nothing(small_disk: Path) -> None
         commit_until_it_fails(store, acknowledged)
     with pytest.raises(JournalFailed, match="the disk is full"):
         store.commit(b"late", 1)
-    assert store.room_bytes() < 100_000
+    assert store.disk_free_bytes() < 100_000
     store.close()
     assert len(acknowledged) > 50
     ballast.unlink()

@@ -26,7 +26,7 @@ from taskyard.journal import (
     snapshot,
     witness,
 )
-from taskyard.journal.files import PUT_BACK
+from taskyard.journal.files import RESTORE_HINT
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore
 from tests.journal.stories import go_on, rich_story
@@ -37,18 +37,18 @@ ARRAYS = [
     tasks.Submission,
     tasks.Terms,
     workers.WorkerFacts,
-    runs.Runs,
+    runs.RunColumns,
     runs.Attempt,
     columns.TaskColumns,
     columns.Rest,
     columns.CampaignRest,
     columns.LaneRest,
-    image.Image,
-    image.ServiceImage,
-    image.LaneImage,
-    image.QueueImage,
-    image.WorkerImage,
-    image.LeaseImage,
+    image.LedgerSnapshot,
+    image.ServiceSnapshot,
+    image.LaneSnapshot,
+    image.QueueSnapshot,
+    image.WorkerSnapshot,
+    image.LeaseSnapshot,
 ]
 
 
@@ -120,7 +120,7 @@ def test_layouts_are_documented_with_their_sizes() -> None:
 
 
 def test_limits_are_documented() -> None:
-    assert f"{history.EVENTS_A_FILE_MAX:,} events" in PAGE
+    assert f"{history.EVENTS_PER_FILE_MAX:,} events" in PAGE
     assert f"up to {tasks.DIGEST_BYTES} bytes" in PAGE
 
 
@@ -152,7 +152,7 @@ class TestDamage:
             recovery.open_ledger(self.state, store)
         message = str(caught.value)
         assert message.endswith(
-            (PUT_BACK[1:], "use the version that wrote it", "use a newer Taskyard")
+            (RESTORE_HINT[1:], "use the version that wrote it", "use a newer Taskyard")
         )
         return message
 

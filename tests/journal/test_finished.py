@@ -9,23 +9,23 @@ from pathlib import Path
 import pytest
 
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Ended, Result
+from taskyard.core.tasks import EndedTask, Result
 from taskyard.errors import FormatUnknown, JournalDamaged, JournalFailed, StateError
 from taskyard.journal import finished
-from taskyard.journal.finished import FinishedIndex, Finishing, IndexWriter
+from taskyard.journal.finished import Archive, ArchiveRow, ArchiveWriter
 from taskyard.journal.store import Head
 
 IDENTITY = b"sixteen bytes .."
 HEAD = Head(5, 9, b"c" * 32)
 
 
-def done(name: bytes, record: int = 1, result: bytes | None = b"result") -> Finishing:
-    ended = Ended(name, TaskState.DONE, b"campaign", b"service", 2, b"digest", record, 1000)
+def done(name: bytes, record: int = 1, result: bytes | None = b"result") -> ArchiveRow:
+    ended = EndedTask(name, TaskState.DONE, b"campaign", b"service", 2, b"digest", record, 1000)
     return ended, None if result is None else Result(result)
 
 
-def add(directory: Path, *some: Finishing, head: Head = HEAD) -> None:
-    with closing(IndexWriter(directory, IDENTITY)) as writer:
+def add(directory: Path, *some: ArchiveRow, head: Head = HEAD) -> None:
+    with closing(ArchiveWriter(directory, IDENTITY)) as writer:
         writer.add(some)
         writer.commit(head)
 
@@ -37,16 +37,16 @@ def change(directory: Path, statement: str) -> None:
 
 class TestLookingUp:
     def test_index_without_a_file_is_empty(self, tmp_path: Path) -> None:
-        with FinishedIndex(tmp_path) as index:
+        with Archive(tmp_path) as index:
             assert index.covered() is None
             assert (index.find([b"a"]), index.result(b"a")) == ([], None)
             assert (index.count(), index.verify()) == (0, 0)
         assert list(tmp_path.iterdir()) == []
 
     def test_ended_tasks_come_back_as_they_were(self, tmp_path: Path) -> None:
-        cancelled = (Ended(b"c", TaskState.CANCELLED, b"", b"default", 0, b"", 7, 8), None)
+        cancelled = (EndedTask(b"c", TaskState.CANCELLED, b"", b"default", 0, b"", 7, 8), None)
         add(tmp_path, done(b"a"), done(b"\xff\0", result=b""), cancelled)
-        with FinishedIndex(tmp_path) as index:
+        with Archive(tmp_path) as index:
             found = index.find([b"a", b"nobody", b"c", b"\xff\0"])
             assert sorted(found, key=lambda ended: ended.name) == [
                 done(b"a")[0],
@@ -64,29 +64,29 @@ class TestLookingUp:
     def test_more_names_than_a_statement_takes_are_found(self, tmp_path: Path) -> None:
         names = [b"%d" % number for number in range(1200)]
         add(tmp_path, *map(done, names))
-        with FinishedIndex(tmp_path) as index:
+        with Archive(tmp_path) as index:
             assert len(index.find(names)) == 1200
 
     def test_index_that_appears_later_is_seen(self, tmp_path: Path) -> None:
-        with FinishedIndex(tmp_path) as index:
+        with Archive(tmp_path) as index:
             assert index.find([b"a"]) == []
             add(tmp_path, done(b"a"))
             assert index.find([b"a"]) == [done(b"a")[0]]
 
     def test_truncated_result_keeps_its_length(self, tmp_path: Path) -> None:
         add(tmp_path, (done(b"a")[0], Result(b"end", 2_000_000)), done(b"b"))
-        with FinishedIndex(tmp_path) as index:
+        with Archive(tmp_path) as index:
             assert index.result(b"a") == Result(b"end", 2_000_000)
             assert index.result(b"b") == Result(b"result")
             assert index.verify() == 2
         change(tmp_path, "UPDATE finished SET result_bytes_total = 0 WHERE name = x'61'")
-        with FinishedIndex(tmp_path) as index, pytest.raises(JournalDamaged, match="checksum"):
+        with Archive(tmp_path) as index, pytest.raises(JournalDamaged, match="checksum"):
             index.result(b"a")
 
     def test_index_of_format_1_gets_the_length_while_it_is_open(self, tmp_path: Path) -> None:
         golden = Path(__file__).parent / "golden" / "format-1" / "state" / finished.FILE_NAME
         shutil.copy(golden, tmp_path)
-        with FinishedIndex(tmp_path) as index:
+        with Archive(tmp_path) as index:
             assert index.result(b"a") == Result(b"result of a")
             (_, head) = index.covered() or (b"", HEAD)
             add(tmp_path, (done(b"new")[0], Result(b"end", 2_000_000)), head=head)
@@ -96,7 +96,7 @@ class TestLookingUp:
 
     def test_it_says_what_it_covers(self, tmp_path: Path) -> None:
         add(tmp_path, done(b"a"))
-        with FinishedIndex(tmp_path) as index:
+        with Archive(tmp_path) as index:
             assert index.covered() == (IDENTITY, HEAD)
 
 
@@ -104,7 +104,7 @@ class TestAdding:
     def test_newer_end_replaces_the_older(self, tmp_path: Path) -> None:
         add(tmp_path, done(b"a", 1, b"old"), done(b"a", 2, b"new"))
         add(tmp_path, done(b"a", 1, b"old"))  # a compaction that is run again
-        with FinishedIndex(tmp_path) as index:
+        with Archive(tmp_path) as index:
             assert [ended.record for ended in index.find([b"a"])] == [2]
             assert index.result(b"a") == Result(b"new")
             assert index.verify() == 1
@@ -112,16 +112,16 @@ class TestAdding:
     def test_what_was_added_is_covered_only_when_that_is_said(self, tmp_path: Path) -> None:
         add(tmp_path, done(b"a"))
         later = Head(6, 10, b"d" * 32)
-        with closing(IndexWriter(tmp_path, IDENTITY)) as writer, FinishedIndex(tmp_path) as index:
+        with closing(ArchiveWriter(tmp_path, IDENTITY)) as writer, Archive(tmp_path) as index:
             writer.add([done(b"b")])
             assert index.covered() == (IDENTITY, HEAD)
-            assert index.verify() == index.count_written() == 2
+            assert index.verify() == index.count_stored() == 2
             writer.commit(later)
             assert index.covered() == (IDENTITY, later)
 
     def test_reader_goes_on_while_a_compaction_writes(self, tmp_path: Path) -> None:
         add(tmp_path, done(b"a"))
-        with FinishedIndex(tmp_path) as index, closing(IndexWriter(tmp_path, IDENTITY)) as writer:
+        with Archive(tmp_path) as index, closing(ArchiveWriter(tmp_path, IDENTITY)) as writer:
             assert index.count() == 1
             writer.add([done(b"b")])
             assert len(index.find([b"a", b"b"])) == 2
@@ -130,23 +130,23 @@ class TestAdding:
 
     def test_no_transaction_is_large(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         sizes: list[int] = []
-        write = IndexWriter._write  # noqa: SLF001
+        write = ArchiveWriter._write  # noqa: SLF001
 
-        def counted(self: IndexWriter, some: list[Finishing]) -> None:
+        def counted(self: ArchiveWriter, some: list[ArchiveRow]) -> None:
             sizes.append(len(some))
             write(self, some)
 
-        monkeypatch.setattr(IndexWriter, "_write", counted)
-        monkeypatch.setattr(finished, "TASKS_A_TRANSACTION", 3)
+        monkeypatch.setattr(ArchiveWriter, "_write", counted)
+        monkeypatch.setattr(finished, "TASKS_PER_TRANSACTION", 3)
         monkeypatch.setattr(finished, "SYNC_BYTES", 100)
         long = [done(b"long %d" % number, result=b"x" * 60) for number in range(4)]
         add(tmp_path, *[done(b"%d" % number) for number in range(7)], *long)
         assert sizes == [3, 3, 3, 2]  # by number, by number, one short and two long ones, the rest
-        with FinishedIndex(tmp_path) as index:
+        with Archive(tmp_path) as index:
             assert index.verify() == 11
 
     def test_log_is_cut_back_when_all_is_added(self, tmp_path: Path) -> None:
-        with FinishedIndex(tmp_path) as index:
+        with Archive(tmp_path) as index:
             add(tmp_path, *[done(b"%d" % number) for number in range(1000)])
             assert index.count() == 1000  # it is open, so that the log stays
             add(tmp_path, *[done(b"more %d" % number) for number in range(1000)])
@@ -155,7 +155,7 @@ class TestAdding:
     def test_names_are_walked_in_their_order(self, tmp_path: Path) -> None:
         names = [b"", b"\0", b"a", b"b", b"\xff"]
         add(tmp_path, *map(done, reversed(names)))
-        with FinishedIndex(tmp_path) as index:
+        with Archive(tmp_path) as index:
             assert index.names(None, 2) == names[:2]
             assert index.names(names[1], 2) == names[2:4]
             assert index.names(names[3], 2) == names[4:]
@@ -182,9 +182,9 @@ class TestAdding:
         if call == "open":
             monkeypatch.setattr(finished, "connect", fail)
             with pytest.raises(JournalFailed, match="adding to the index of finished tasks failed"):
-                IndexWriter(tmp_path, IDENTITY)
+                ArchiveWriter(tmp_path, IDENTITY)
             return
-        with closing(IndexWriter(tmp_path, IDENTITY)) as writer:
+        with closing(ArchiveWriter(tmp_path, IDENTITY)) as writer:
             if call == "add":
                 monkeypatch.setattr(finished, "_columns", fail)
             else:
@@ -211,7 +211,7 @@ class TestDamage:
     ) -> None:
         add(tmp_path, done(b"a"))
         change(tmp_path, f"UPDATE finished SET {column} = {value}")  # noqa: S608 - ours
-        with FinishedIndex(tmp_path) as index:
+        with Archive(tmp_path) as index:
             with pytest.raises(JournalDamaged, match="does not match its checksum"):
                 index.find([b"a", b"b"])
             with pytest.raises(JournalDamaged, match="does not match its checksum"):
@@ -221,7 +221,7 @@ class TestDamage:
     def test_changed_result_is_refused(self, tmp_path: Path, value: str) -> None:
         add(tmp_path, done(b"a"))
         change(tmp_path, f"UPDATE finished SET result = {value}")  # noqa: S608 - ours
-        with FinishedIndex(tmp_path) as index:
+        with Archive(tmp_path) as index:
             with pytest.raises(JournalDamaged, match="does not match its checksum"):
                 index.result(b"a")
             with pytest.raises(JournalDamaged, match="does not match its checksum"):
@@ -231,7 +231,7 @@ class TestDamage:
         add(tmp_path, done(b"a"), done(b"b"))
         change(tmp_path, "DELETE FROM finished WHERE name = X'61'")
         words = "finished.sqlite has 1 rows where 2 were written"
-        with FinishedIndex(tmp_path) as index, pytest.raises(JournalDamaged, match=words):
+        with Archive(tmp_path) as index, pytest.raises(JournalDamaged, match=words):
             index.verify()
 
     @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ class TestDamage:
         add(tmp_path, done(b"a"))
         change(tmp_path, statement)
         words = "does not say soundly what it covers"
-        with FinishedIndex(tmp_path) as index, pytest.raises(JournalDamaged, match=words):
+        with Archive(tmp_path) as index, pytest.raises(JournalDamaged, match=words):
             index.covered()
 
     @pytest.mark.parametrize(
@@ -259,27 +259,27 @@ class TestDamage:
         add(tmp_path, done(b"a"))
         change(tmp_path, statement)
         words = "finished.sqlite does not say soundly which format it has"
-        with FinishedIndex(tmp_path) as index, pytest.raises(JournalDamaged, match=words):
+        with Archive(tmp_path) as index, pytest.raises(JournalDamaged, match=words):
             index.find([b"a"])
         with pytest.raises(JournalDamaged, match=words):
-            IndexWriter(tmp_path, IDENTITY)
+            ArchiveWriter(tmp_path, IDENTITY)
 
     def test_newer_format_is_refused(self, tmp_path: Path) -> None:
         add(tmp_path, done(b"a"))
         change(tmp_path, "UPDATE meta SET value = X'39' WHERE key = 'format'")
         with (
-            FinishedIndex(tmp_path) as index,
+            Archive(tmp_path) as index,
             pytest.raises(FormatUnknown, match="use the version"),
         ):
             index.find([b"a"])
         with pytest.raises(FormatUnknown):
-            IndexWriter(tmp_path, IDENTITY)
+            ArchiveWriter(tmp_path, IDENTITY)
 
     def test_other_tables_are_refused(self, tmp_path: Path) -> None:
         add(tmp_path, done(b"a"))
         change(tmp_path, "CREATE TABLE more(a)")
         words = "the list of tables in .* is damaged"
-        with FinishedIndex(tmp_path) as index, pytest.raises(JournalDamaged, match=words):
+        with Archive(tmp_path) as index, pytest.raises(JournalDamaged, match=words):
             index.find([b"a"])
 
     def test_flipped_bytes_and_lost_ends_never_give_another_answer(self, tmp_path: Path) -> None:
@@ -299,9 +299,9 @@ class TestDamage:
             assert_sound_or_refused(tmp_path, expected)
 
 
-def assert_sound_or_refused(directory: Path, expected: list[Ended]) -> None:
+def assert_sound_or_refused(directory: Path, expected: list[EndedTask]) -> None:
     """Whatever passes the whole look is what was written."""
-    index = FinishedIndex(directory)
+    index = Archive(directory)
     try:
         index.covered()
         sound = index.verify() == len(expected)
@@ -318,5 +318,5 @@ def assert_sound_or_refused(directory: Path, expected: list[Ended]) -> None:
 
 def test_index_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / finished.FILE_NAME).write_bytes(os.urandom(8192))
-    with FinishedIndex(tmp_path) as index, pytest.raises(JournalDamaged, match="can't be read"):
+    with Archive(tmp_path) as index, pytest.raises(JournalDamaged, match="can't be read"):
         index.covered()

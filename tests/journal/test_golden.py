@@ -15,7 +15,7 @@ from taskyard.core.tasks import Result
 from taskyard.errors import JournalDamaged, StateError
 from taskyard.journal import checkup, compaction, encoding, finished, recovery, snapshot
 from taskyard.journal.encoding import JOURNAL_FORMAT, decode, encode
-from taskyard.journal.finished import FinishedIndex
+from taskyard.journal.finished import Archive
 from taskyard.journal.sqlite import SqliteStore
 from tests.journal.make_golden import (
     COMPACTED_AT,
@@ -146,7 +146,7 @@ class TestStateDirectory:
 
     def test_golden_index_is_read(self, version: Path, state: Path) -> None:
         key = b"a" if version.name in BARE else b"first/a"
-        with FinishedIndex(state) as index:
+        with Archive(state) as index:
             assert index.verify() == index.count() > 0
             (ended,) = index.find([key])
             assert (ended.state, ended.campaign, ended.digest) == (TaskState.DONE, b"first", b"a")
@@ -165,7 +165,7 @@ class TestStateDirectory:
     def test_golden_index_of_later_formats_is_read(self, tmp_path: Path) -> None:
         for version in GOLDEN_INDEXES.iterdir():
             state = Path(shutil.copytree(version, tmp_path / version.name))
-            with FinishedIndex(state) as index:
+            with Archive(state) as index:
                 assert index.verify() == len(INDEXED)
                 for ended, result in INDEXED:
                     assert (index.find([ended.name]), index.result(ended.name)) == ([ended], result)
@@ -178,11 +178,11 @@ class TestStateDirectory:
     def test_golden_state_is_compacted_to_a_snapshot_of_this_format(self, state: Path) -> None:
         """The old snapshot is the base of the new one."""
         with closing(SqliteStore(state)) as store:
-            before = unfinished(image.portrait(recovery.open_ledger(state, store)))
+            before = unfinished(image.fingerprint(recovery.open_ledger(state, store)))
             assert compaction.compact(state, store).rows > 0
             with snapshot.read(state, store.head.sequence) as taken:
                 assert taken.version == snapshot.FORMAT
-            assert image.portrait(recovery.open_ledger(state, store)) == before
+            assert image.fingerprint(recovery.open_ledger(state, store)) == before
 
     def test_golden_state_is_sound(self, state: Path) -> None:
         findings = checkup.check(state, deep=True)

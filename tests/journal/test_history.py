@@ -15,13 +15,13 @@ from taskyard.core import records
 from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
 from taskyard.core.records import AnyRecord
-from taskyard.core.runs import Runs
+from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission, Terms
 from taskyard.errors import JournalDamaged
 from taskyard.journal import chronicle, compaction, history
 from taskyard.journal.encoding import decode
-from taskyard.journal.history import EDGES, EVENTS, Columns, Part
+from taskyard.journal.history import EDGES, EVENTS, ColumnBuilder, HistoryPart
 from taskyard.journal.store import MemoryStore, Row
 from tests.journal.stories import BEGIN_NS, LONG_PAYLOAD, WritingYard, rich_story
 
@@ -215,8 +215,8 @@ class TestEvents:
     def test_tasks_of_one_record_may_differ_in_everything(self) -> None:
         terms = [Terms(campaign=b"x", priority=1, dialect=b"d", due_ns=5), Terms(slots=3)]
         submission = Submission([b"a", b"b"], [b"", b"12"], terms, [0, 1], [b"l", b""])
-        ledger, rows, no_edges = Ledger(), Columns(EVENTS), Columns(EDGES)
-        chronicle.tell(ledger, 1, records.Submitted(0, submission), rows, no_edges)
+        ledger, rows, no_edges = Ledger(), ColumnBuilder(EVENTS), ColumnBuilder(EDGES)
+        chronicle.write_rows(ledger, 1, records.Submitted(0, submission), rows, no_edges)
         told_rows = rows.take().to_pylist()
         columns = ("kind", "task", "campaign", "priority", "dialect", "slots", "lane", "attempt")
         assert [tuple(row[key] for key in columns) for row in told_rows] == [
@@ -228,9 +228,9 @@ class TestEvents:
         assert no_edges.rows == 0
 
     def test_task_that_waits_for_nothing_has_no_edges(self) -> None:
-        rows, no_edges = Columns(EVENTS), Columns(EDGES)
+        rows, no_edges = ColumnBuilder(EVENTS), ColumnBuilder(EDGES)
         submitted = records.Submitted(0, Submission([b"a"], after=[[]]))
-        chronicle.tell(Ledger(), 1, submitted, rows, no_edges)
+        chronicle.write_rows(Ledger(), 1, submitted, rows, no_edges)
         assert (rows.rows, no_edges.rows) == (2, 0)
 
 
@@ -300,7 +300,7 @@ class TestFiles:
         assert history.parts(tmp_path) == ([], [])
 
     def test_gaps_and_overlaps_are_told(self) -> None:
-        parts = [Part(1, 5), Part(7, 7), Part(7, 9)]
+        parts = [HistoryPart(1, 5), HistoryPart(7, 7), HistoryPart(7, 9)]
         assert history.gaps(parts) == [
             "rows 6..6 are in no history file",
             "rows 7..7 are in two history files",
@@ -335,7 +335,7 @@ class TestFiles:
         self, tmp_path: Path, trimmed: int, lost: str
     ) -> None:
         with pytest.raises(JournalDamaged) as caught:
-            history.check_part(tmp_path, Part(11, 20), trimmed)
+            history.check_part(tmp_path, HistoryPart(11, 20), trimmed)
         assert caught.value.lost == lost
 
     def test_words_of_the_reader_are_one_line(
@@ -346,7 +346,7 @@ class TestFiles:
 
         monkeypatch.setattr(pq, "ParquetFile", fail)
         with pytest.raises(JournalDamaged, match=r"can't be read \(it is broken\)"):
-            history.check_part(tmp_path, Part(1, 2))
+            history.check_part(tmp_path, HistoryPart(1, 2))
 
     def test_file_of_another_schema_is_refused(self, yard: WritingYard, tmp_path: Path) -> None:
         compaction.export(tmp_path, yard.store)
@@ -359,7 +359,7 @@ class TestFiles:
 
 class TestColumns:
     def test_shared_and_own_values_lie_side_by_side(self) -> None:
-        columns = Columns(EDGES)
+        columns = ColumnBuilder(EDGES)
         columns.add(2, {"sequence": 1, "record": 1, "task": [b"a", b"b"], "after": b"x"})
         columns.add(1, {"sequence": 2, "record": 2, "task": b"c", "after": [b"y"]})
         assert columns.rows == 3
@@ -372,20 +372,20 @@ class TestColumns:
         assert columns.take().num_rows == 0
 
     def test_names_that_are_no_utf8_keep_what_they_can(self) -> None:
-        columns = Columns(EDGES)
+        columns = ColumnBuilder(EDGES)
         columns.add(1, {"sequence": 1, "record": 1, "task": b"\xc3\xa9\xff", "after": b"\\xff"})
         (row,) = columns.take().to_pylist()
         assert (row["task"], row["after"]) == ("é\\xff", "\\xff")
 
     def test_nulls_survive_where_some_names_are_no_utf8(self) -> None:
-        columns = Columns(EVENTS)
+        columns = ColumnBuilder(EVENTS)
         columns.add(2, {**BEGINNING, "task": [b"\xff", None], "services": (b"\xfe",)})
         batch = columns.take()
         assert batch.column("task").to_pylist() == ["\\xff", None]
         assert batch.column("services").to_pylist() == [["\\xfe"]] * 2
 
     def test_numbers_that_are_too_large_stop_at_the_end_of_the_column(self) -> None:
-        columns = Columns(EVENTS)
+        columns = ColumnBuilder(EVENTS)
         huge = [1 << 64, -(1 << 64), None]
         columns.add(3, {**BEGINNING, "priority": huge, "due": huge})
         batch = columns.take()
@@ -416,7 +416,7 @@ def test_what_a_worker_measured_becomes_columns(tmp_path: Path) -> None:
     yard.later(10)
     starts = [BEGIN_NS + number for number in (1, 0, 2)]
     starts[1] = 0
-    measured = Runs(b"host", starts, [5, 0, 6], [3, None, -9], [7, 0, 8], [9, 0, 0])
+    measured = RunColumns(b"host", starts, [5, 0, 6], [3, None, -9], [7, 0, 8], [9, 0, 0])
     yard.finish(b"w", b"a", b"b", b"c", runs=measured)
     compaction.export(tmp_path, yard.store)
     told_rows: Rows = pq.read_table(paths(tmp_path)["events"]).to_pylist()
@@ -430,11 +430,11 @@ def test_what_a_worker_measured_becomes_columns(tmp_path: Path) -> None:
 
 
 def test_file_of_an_earlier_version_gets_the_columns_that_it_lacks() -> None:
-    whole = Columns(EVENTS)
+    whole = ColumnBuilder(EVENTS)
     whole.add(1, {"sequence": 1, "record": 1, "time": 0, "time_ns": 0, "kind": b"due"})
     batch = whole.take()
     older = batch.select(EVENTS.names[:22])
     assert history.with_all_columns(older) == batch
     assert history.with_all_columns(batch) == batch
-    edges = Columns(EDGES).take()
+    edges = ColumnBuilder(EDGES).take()
     assert history.with_all_columns(edges) == edges

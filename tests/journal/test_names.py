@@ -10,7 +10,7 @@ from taskyard.journal.names import NameFilter
 def test_no_name_that_was_added_is_ever_called_new(added: list[bytes], others: list[bytes]) -> None:
     names = NameFilter(capacity_min=1)  # far too small: most places are taken twice
     names.add(added)
-    assert set(added) <= set(names.known(added + others))
+    assert set(added) <= set(names.may_contain(added + others))
 
 
 def test_hundred_thousand_names_are_all_known_again() -> None:
@@ -18,18 +18,18 @@ def test_hundred_thousand_names_are_all_known_again() -> None:
     names = NameFilter(len(added), capacity_min=1)
     names.add(added)
     # Other objects with the same bytes, as they come from the wire.
-    assert names.known([bytes(bytearray(name)) for name in added]) == added
+    assert names.may_contain([bytes(bytearray(name)) for name in added]) == added
 
 
 def test_few_new_names_are_doubted() -> None:
     names = NameFilter(50_000, capacity_min=1)
     names.add(b"task-%d" % number for number in range(50_000))
-    doubted = names.known([b"new-%d" % number for number in range(50_000)])
+    doubted = names.may_contain([b"new-%d" % number for number in range(50_000)])
     assert len(doubted) < 50_000 // 10
 
 
 def test_empty_filter_knows_nothing() -> None:
-    assert NameFilter().known([b"", b"a"]) == []
+    assert NameFilter().may_contain([b"", b"a"]) == []
 
 
 def test_filter_says_when_it_has_become_too_small() -> None:

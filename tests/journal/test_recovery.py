@@ -9,24 +9,24 @@ from taskyard.core import image, invariants
 from taskyard.core.apply import apply
 from taskyard.core.effects import Accepted, Refusal, Refused
 from taskyard.core.events import (
-    CancelAsked,
-    ClientGone,
+    CancelRequested,
+    ClientDisconnected,
+    DuplicatePolicy,
     Event,
-    ExplainAsked,
-    ListAsked,
-    LookupAsked,
-    OutputAsked,
-    Repeat,
-    ResultsAsked,
-    RetryAsked,
+    ExplainRequested,
+    ListRequested,
+    LookupRequested,
+    OutputRequested,
+    ResultsRequested,
+    RetryRequested,
     Scope,
-    StatsAsked,
-    SubmitAsked,
+    StatsRequested,
+    SubmitRequested,
+    TasksProgressed,
+    TasksReported,
+    TasksReturned,
     TimePassed,
-    WatchAsked,
-    WorkProgressed,
-    WorkReported,
-    WorkReturned,
+    WatchRequested,
 )
 from taskyard.core.ledger import Ledger
 from taskyard.core.records import (
@@ -45,7 +45,7 @@ from taskyard.core.workers import WorkerFacts
 from taskyard.errors import JournalDamaged
 from taskyard.journal import compaction, finished, recovery, snapshot
 from taskyard.journal.encoding import encode
-from taskyard.journal.finished import FinishedIndex
+from taskyard.journal.finished import Archive
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import Head, MemoryStore
 from tests.journal.stories import (
@@ -73,7 +73,7 @@ def last(yard: WritingYard) -> int:
 class TestEquality:
     def test_rows_alone_give_the_live_ledger(self, yard: WritingYard, tmp_path: Path) -> None:
         recovered = recovery.open_ledger(tmp_path, yard.store)
-        assert image.portrait(recovered) == yard.portraits[-1]
+        assert image.fingerprint(recovered) == yard.portraits[-1]
 
     def test_snapshot_after_every_row_and_the_rest_give_the_live_ledger(
         self, yard: WritingYard
@@ -82,9 +82,9 @@ class TestEquality:
             ledger = recovery.recover(copied(yard.store, row.sequence))
             content = snapshot.encode(yard.store.identity, row.head, ledger)
             restored = snapshot.decode(content, "it")
-            assert image.portrait(restored) == yard.portraits[row.sequence]
+            assert image.fingerprint(restored) == yard.portraits[row.sequence]
             recovered = recovery.recover(yard.store, restored, row.sequence)
-            assert image.portrait(recovered) == yard.portraits[-1]
+            assert image.fingerprint(recovered) == yard.portraits[-1]
 
     @pytest.mark.parametrize("trims", [False, True], ids=["exported", "compacted"])
     def test_compaction_in_the_middle_and_the_rest_give_the_live_ledger(
@@ -95,10 +95,10 @@ class TestEquality:
             (compaction.compact if trims else compaction.export)(directory, store)
             go_on(store, yard.store, last(yard))
             recovered = recovery.open_ledger(directory, store)
-            portrait = image.portrait(recovered)
-            assert unfinished(portrait) == unfinished(yard.portraits[-1])
-            with FinishedIndex(directory) as index:
-                assert_ended_are_known(portrait, index, yard.portraits[-1])
+            fingerprint = image.fingerprint(recovered)
+            assert unfinished(fingerprint) == unfinished(yard.portraits[-1])
+            with Archive(directory) as index:
+                assert_ended_are_known(fingerprint, index, yard.portraits[-1])
 
     def test_compaction_after_every_row_gives_the_live_ledger(
         self, yard: WritingYard, tmp_path: Path
@@ -107,44 +107,44 @@ class TestEquality:
         for rows in range(1, last(yard) + 1):
             go_on(store, yard.store, rows)
             compaction.compact(tmp_path, store)
-            recovered = image.portrait(recovery.open_ledger(tmp_path, store))
+            recovered = image.fingerprint(recovery.open_ledger(tmp_path, store))
             assert recovered == unfinished(yard.portraits[rows])
-        with FinishedIndex(tmp_path) as index:
+        with Archive(tmp_path) as index:
             assert_ended_are_known({"tasks": {}}, index, yard.portraits[-1])
 
     def test_every_prefix_of_the_journal_restarts_where_it_ended(self, yard: WritingYard) -> None:
         rows = list(yard.store.rows())
-        for count, portrait in enumerate(yard.portraits):
+        for count, fingerprint in enumerate(yard.portraits):
             ledger = recovery.recover(copied(yard.store, count))
-            assert image.portrait(ledger) == portrait
+            assert image.fingerprint(ledger) == fingerprint
             scheduler = Scheduler(ledger)
             scheduler.resume(now_ns=10**18)
-            scheduler.handle(ClientGone(10**18, b"nobody"))
+            scheduler.handle(ClientDisconnected(10**18, b"nobody"))
             invariants.check(scheduler)
-            assert image.portrait(ledger) == portrait  # every lease goes on
+            assert image.fingerprint(ledger) == fingerprint  # every lease goes on
             for row in rows[count:]:
                 for record in recovery.records_of(row, ledger.record):
                     apply(ledger, record)
-            assert image.portrait(ledger) == yard.portraits[-1]
+            assert image.fingerprint(ledger) == yard.portraits[-1]
 
     def test_restart_expires_no_lease_at_once(self, yard: WritingYard) -> None:
         scheduler = Scheduler(recovery.recover(yard.store))
         scheduler.resume(now_ns=10**18)
-        before = image.portrait(scheduler.ledger)["leases"]
+        before = image.fingerprint(scheduler.ledger)["leases"]
         scheduler.handle(TimePassed(10**18 + 1))
         assert before
-        assert image.portrait(scheduler.ledger)["leases"] == before
+        assert image.fingerprint(scheduler.ledger)["leases"] == before
 
 
 def assert_ended_are_known(
-    portrait: dict[str, object], index: FinishedIndex, live: dict[str, object]
+    fingerprint: dict[str, object], index: Archive, live: dict[str, object]
 ) -> None:
     """What has ended is in memory or in the index, with the same ending."""
-    known = ended(portrait)
+    existing = ended(fingerprint)
     expected = ended(live)
-    missing = [name for name in expected if name not in known]
+    missing = [name for name in expected if name not in existing]
     found = {one.name: (one.record, one.at_ns) for one in index.find(missing)}
-    assert known | found == expected
+    assert existing | found == expected
 
 
 def commit(store: MemoryStore, *records: AnyRecord) -> None:
@@ -199,7 +199,7 @@ class TestDamage:
         self.spoil(tmp_path, last(yard))
         with caplog.at_level(logging.WARNING, "taskyard.journal"):
             recovered = recovery.open_ledger(tmp_path, store)
-        assert unfinished(image.portrait(recovered)) == unfinished(yard.portraits[-1])
+        assert unfinished(image.fingerprint(recovered)) == unfinished(yard.portraits[-1])
         assert "does not match its checksum; going on with what is older" in caplog.text
 
     def test_damaged_snapshot_is_passed_over_aloud_for_all_the_rows(
@@ -208,7 +208,7 @@ class TestDamage:
         compaction.export(tmp_path, yard.store)
         self.spoil(tmp_path, last(yard))
         recovered = recovery.open_ledger(tmp_path, yard.store)
-        assert image.portrait(recovered) == yard.portraits[-1]
+        assert image.fingerprint(recovered) == yard.portraits[-1]
         assert "does not match its checksum" in caplog.text
 
     def test_snapshot_of_a_row_that_the_journal_lost_is_refused(
@@ -275,7 +275,7 @@ class TestDamage:
         compaction.export(tmp_path, yard.store)
         (tmp_path / finished.FILE_NAME).unlink()
         recovered = recovery.open_ledger(tmp_path, yard.store)
-        assert image.portrait(recovered) == yard.portraits[-1]
+        assert image.fingerprint(recovered) == yard.portraits[-1]
 
     def test_row_that_skips_records_is_refused(self) -> None:
         store = MemoryStore()
@@ -298,7 +298,7 @@ class Archived:
         self.yard = told(directory)
         self.store = self.yard.store
         compaction.compact(directory, self.store)
-        self.index = FinishedIndex(directory)
+        self.index = Archive(directory)
         self.ledger = recovery.open_ledger(directory, self.store)
         self.scheduler = Scheduler(self.ledger)
         self.scheduler.resume(self.yard.now_ns)
@@ -315,13 +315,13 @@ class Archived:
         name: bytes,
         payload: bytes,
         after: list[bytes] | None = None,
-        repeat: Repeat = Repeat.HARMLESS,
+        repeat: DuplicatePolicy = DuplicatePolicy.IGNORE,
         campaign: bytes = b"first",
     ) -> object:
         submission = Submission(
             [name], [payload], [Terms(campaign=campaign)], after=None if after is None else [after]
         )
-        return self.handle(SubmitAsked(0, b"client", submission, repeat=repeat))[0]
+        return self.handle(SubmitRequested(0, b"client", submission, repeat=repeat))[0]
 
 
 @pytest.fixture
@@ -336,7 +336,7 @@ class TestArchived:
 
     def test_repeated_submission_is_harmless(self, archived: Archived) -> None:
         records = archived.ledger.record
-        assert archived.submit(b"b", b"b") == Accepted(b"client", 0, new=0, known=1)
+        assert archived.submit(b"b", b"b") == Accepted(b"client", 0, new=0, existing=1)
         assert archived.ledger.record == records
         assert archived.ledger.tasks[b"first/b"].state is TaskState.DONE
 
@@ -353,12 +353,12 @@ class TestArchived:
 
     def test_attempts_of_a_new_generation_go_on_rising(self, archived: Archived) -> None:
         before = archived.index.find([b"first/c"])[0].attempt
-        archived.submit(b"c", b"anew", repeat=Repeat.EXTEND)
+        archived.submit(b"c", b"anew", repeat=DuplicatePolicy.EXTEND)
         assert before > 1
         assert archived.ledger.tasks[b"first/c"].attempt == before
 
     def test_watching_an_archived_task_tells_that_it_is_settled(self, archived: Archived) -> None:
-        effects = archived.handle(WatchAsked(0, b"client", [b"first/b", b"unwanted"]))
+        effects = archived.handle(WatchRequested(0, b"client", [b"first/b", b"unwanted"]))
         assert [effect.states for effect in effects] == [  # type: ignore[attr-defined]
             [TaskState.DONE, TaskState.CANCELLED]
         ]
@@ -366,10 +366,10 @@ class TestArchived:
     @pytest.mark.parametrize(
         "event",
         [
-            CancelAsked(0, b"client", Scope(names=(b"first/b",))),
-            RetryAsked(0, b"client", Scope(names=(b"first/b",))),
-            WorkReported(0, b"w1", [b"first/b"], [1]),
-            WorkReturned(0, b"w1", [b"mail/l3"], after=[[b"first/b"]]),
+            CancelRequested(0, b"client", Scope(names=(b"first/b",))),
+            RetryRequested(0, b"client", Scope(names=(b"first/b",))),
+            TasksReported(0, b"w1", [b"first/b"], [1]),
+            TasksReturned(0, b"w1", [b"mail/l3"], after=[[b"first/b"]]),
         ],
         ids=lambda event: type(event).__name__,
     )
@@ -381,7 +381,7 @@ class TestArchived:
 
     def test_event_without_names_recalls_nothing(self, archived: Archived) -> None:
         before = len(archived.ledger.tasks)
-        for event in (TimePassed(0), CancelAsked(0, b"client", Scope(campaign=b"no such"))):
+        for event in (TimePassed(0), CancelRequested(0, b"client", Scope(campaign=b"no such"))):
             archived.handle(event)
         assert len(archived.ledger.tasks) == before
 
@@ -395,7 +395,7 @@ class TestArchived:
     ) -> None:
         live = archived.yard.scheduler.ledger
         live.archive(recovery.archivable(live, archived.store.head.record))
-        assert image.portrait(live) == unfinished(archived.yard.portraits[-1])
+        assert image.fingerprint(live) == unfinished(archived.yard.portraits[-1])
         recovery.recall_for(archived.ledger, archived.index, [b"first/b"])
         assert recovery.archivable(archived.ledger, archived.store.head.record) == [b"first/b"]
 
@@ -413,12 +413,12 @@ class TestQuestions:
     @pytest.mark.parametrize(
         "event",
         [
-            LookupAsked(0, b"client", [b"first/d", b"first/b"]),
-            ListAsked(0, b"client", Scope(names=(b"first/b",))),
-            ResultsAsked(0, b"client", [b"first/b"]),
-            ExplainAsked(0, b"client", b"first/b"),
-            OutputAsked(0, b"client", b"first/b"),
-            WorkProgressed(0, b"w1", [b"first/b"]),
+            LookupRequested(0, b"client", [b"first/d", b"first/b"]),
+            ListRequested(0, b"client", Scope(names=(b"first/b",))),
+            ResultsRequested(0, b"client", [b"first/b"]),
+            ExplainRequested(0, b"client", b"first/b"),
+            OutputRequested(0, b"client", b"first/b"),
+            TasksProgressed(0, b"w1", [b"first/b"]),
         ],
         ids=lambda event: type(event).__name__,
     )
@@ -428,8 +428,8 @@ class TestQuestions:
 
     def test_nothing_is_recalled_for_who_asks_for_no_task(self, archived: Archived) -> None:
         before = len(archived.ledger.tasks)
-        archived.handle(StatsAsked(0, b"client"))
-        archived.handle(ListAsked(0, b"client", Scope()))
+        archived.handle(StatsRequested(0, b"client"))
+        archived.handle(ListRequested(0, b"client", Scope()))
         assert len(archived.ledger.tasks) == before
 
 
@@ -445,28 +445,28 @@ class TestOutput:
         return store
 
     def test_text_comes_from_the_right_record_of_a_row(self, store: MemoryStore) -> None:
-        assert recovery.text_at(store, 3, b"b") == Result(b"of b")
+        assert recovery.output_at(store, 3, b"b") == Result(b"of b")
 
     def test_latest_text_of_a_record_counts(self, store: MemoryStore) -> None:
-        assert recovery.text_at(store, 3, b"a") == Result(b"more of a")
+        assert recovery.output_at(store, 3, b"a") == Result(b"more of a")
 
     def test_text_of_a_trimmed_row_is_gone(self, store: MemoryStore) -> None:
         store.trim(2)
-        assert recovery.text_at(store, 3, b"a") is None
+        assert recovery.output_at(store, 3, b"a") is None
 
     @pytest.mark.parametrize(("record", "name"), [(1, b"a"), (2, b"c"), (3, b"c")])
     def test_record_that_says_nothing_is_damage(
         self, store: MemoryStore, record: int, name: bytes
     ) -> None:
         with pytest.raises(JournalDamaged, match=f"record {record} does not say what {name!r}"):
-            recovery.text_at(store, record, name)
+            recovery.output_at(store, record, name)
 
 
 class TestResults:
     def test_result_comes_from_the_row_while_it_is_kept(self, tmp_path: Path) -> None:
         yard = told(tmp_path)
         ledger = yard.scheduler.ledger
-        with FinishedIndex(tmp_path) as index:
+        with Archive(tmp_path) as index:
             assert recovery.result_of(yard.store, index, ledger, b"first/b") == Result(b"")
             for name in (b"second/k1", b"second/k2", b"mail/l3"):  # one record
                 assert recovery.result_of(yard.store, index, ledger, name) == Result(
@@ -481,7 +481,7 @@ class TestResults:
         commit(store, joined, submitted, leased)
         ends = [Finished(0, b"w", [name], [1], [b"of " + name]) for name in (b"a", b"b")]
         commit(store, *ends)
-        ledger, index = recovery.recover(store), FinishedIndex(tmp_path)
+        ledger, index = recovery.recover(store), Archive(tmp_path)
         for name in (b"a", b"b"):
             assert recovery.result_of(store, index, ledger, name) == Result(b"of " + name)
 
@@ -491,7 +491,7 @@ class TestResults:
     ) -> None:
         yard = told(tmp_path)
         ledger = yard.scheduler.ledger
-        with FinishedIndex(tmp_path) as index:
+        with Archive(tmp_path) as index:
             done = [n for n, task in ledger.tasks.items() if task.state is TaskState.DONE]
             before = [recovery.result_of(yard.store, index, ledger, name) for name in done]
             compaction.compact(tmp_path, yard.store)
@@ -516,7 +516,7 @@ class TestResults:
         task.state = TaskState.DONE
         assert task.ending is not None
         task.ending.record = 1
-        index = FinishedIndex(tmp_path)
+        index = Archive(tmp_path)
         with pytest.raises(JournalDamaged, match="record 1 does not say how b'a' ended"):
             recovery.result_of(store, index, ledger, b"a")
 
@@ -525,5 +525,5 @@ def test_sqlite_and_memory_give_the_same_ledger(tmp_path: Path) -> None:
     yard = told(tmp_path)
     yard.store.close()
     reopened = SqliteStore(tmp_path)
-    assert image.portrait(recovery.open_ledger(tmp_path, reopened)) == yard.portraits[-1]
+    assert image.fingerprint(recovery.open_ledger(tmp_path, reopened)) == yard.portraits[-1]
     reopened.close()

@@ -41,7 +41,7 @@ def test_snapshot_comes_back_as_it_was(ledger: Ledger, head: Head, tmp_path: Pat
         assert (taken.identity, taken.head) == (IDENTITY, head)
         assert taken.tasks == len(ledger.tasks)
         taken.verify()
-        assert image.portrait(taken.restore()) == image.portrait(ledger)
+        assert image.fingerprint(taken.restore()) == image.fingerprint(ledger)
 
 
 def test_snapshot_is_private(ledger: Ledger, head: Head, tmp_path: Path) -> None:

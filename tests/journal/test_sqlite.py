@@ -153,7 +153,7 @@ def test_name_of_the_log_is_synced_before_the_first_commit(
 def test_log_is_merged_when_it_is_long(
     store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LOG_BYTES_MERGED", 100_000)
+    monkeypatch.setattr(module, "LOG_BYTES_MERGE", 100_000)
     for _ in range(100):
         store.commit(bytes(10_000), 1)
     assert (tmp_path / LOG).stat().st_size < 300_000
@@ -161,7 +161,7 @@ def test_log_is_merged_when_it_is_long(
 
 
 def test_room_is_that_of_its_disk(store: SqliteStore, tmp_path: Path) -> None:
-    assert 0 < store.room_bytes() <= shutil.disk_usage(tmp_path).total
+    assert 0 < store.disk_free_bytes() <= shutil.disk_usage(tmp_path).total
 
 
 def test_another_thread_may_commit(store: SqliteStore) -> None:
@@ -373,7 +373,7 @@ def test_damage_outside_the_rows_is_refused(tmp_path: Path, statement: str, wron
 def test_after_a_failed_write_nothing_is_acknowledged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str
 ) -> None:
-    monkeypatch.setattr(module, "LOG_BYTES_MERGED", -1)
+    monkeypatch.setattr(module, "LOG_BYTES_MERGE", -1)
     store = SqliteStore(tmp_path)
     commit(store, 2)
     sound, head = store._connection, store.head  # noqa: SLF001
@@ -444,7 +444,7 @@ def test_journal_that_another_program_writes_is_not_opened(
     store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit(store, 1)
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0)
+    monkeypatch.setattr(module, "BUSY_TIMEOUT_SECONDS", 0)
     with closing(sqlite3.connect(tmp_path / DATABASE, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(JournalFailed, match="end the other program that has this file open"):

@@ -132,7 +132,7 @@ class TestEveryStore:
         assert list(store.rows()) == rows[590:]
 
     def test_there_is_room(self, store: Store) -> None:
-        assert store.room_bytes() > 0
+        assert store.disk_free_bytes() > 0
 
     @pytest.mark.parametrize(
         "use",
@@ -151,7 +151,7 @@ class TestEveryStore:
 
 
 def test_memory_is_never_short_of_the_reserve() -> None:
-    assert MemoryStore().room_bytes() > DISK_RESERVE_BYTES
+    assert MemoryStore().disk_free_bytes() > DISK_RESERVE_BYTES
 
 
 def test_two_journals_share_no_chain() -> None:

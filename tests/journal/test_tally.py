@@ -1,7 +1,6 @@
 """The tally: what a journal proves, and that it notices what must never happen."""
 
 from taskyard.core.records import (
-    Aged,
     Cancelled,
     Extended,
     Failed,
@@ -10,16 +9,17 @@ from taskyard.core.records import (
     Retried,
     Returned,
     ReturnReason,
-    Stale,
+    StaleReport,
     Submitted,
+    TaskExpired,
     WorkerLeft,
 )
 from taskyard.core.tasks import Submission
-from taskyard.journal.tally import Counting, Tally
+from taskyard.journal.tally import AuditCounts, Auditor
 
 
-def tally(*records: object) -> Tally:
-    counting = Counting()
+def tally(*records: object) -> AuditCounts:
+    counting = Auditor()
     counting.add(records)  # type: ignore[arg-type]
     return counting.tally()
 
@@ -43,13 +43,15 @@ def test_every_task_comes_to_one_end() -> None:
         finished(b"a"),
         Failed(0, b"w", [b"b"], [1], [b"why"]),
         Cancelled(0, [b"c"]),
-        Aged(0, [b"d"]),
+        TaskExpired(0, [b"d"]),
         WorkerLeft(0, b"w", b"left"),
-        Stale(0, b"w", [b"a"], [1]),
+        StaleReport(0, b"w", [b"a"], [1]),
     )
-    expected = Tally(submitted=5, done=1, failed=2, cancelled=1, unfinished=1, leases=2, stale=1)
+    expected = AuditCounts(
+        submitted=5, done=1, failed=2, cancelled=1, unfinished=1, leases=2, stale=1
+    )
     assert told == expected
-    assert told.is_sound
+    assert told.is_clean
 
 
 def test_retried_task_is_unfinished_again() -> None:
@@ -59,7 +61,7 @@ def test_retried_task_is_unfinished_again() -> None:
 
 def test_second_completion_is_noticed_but_not_of_a_new_generation() -> None:
     twice = tally(submitted(b"a"), finished(b"a"), finished(b"a"))
-    assert (twice.completed_twice, twice.is_sound) == (1, False)
+    assert (twice.completed_twice, twice.is_clean) == (1, False)
     anew = tally(submitted(b"a"), finished(b"a"), submitted(b"a"), finished(b"a"))
     assert (anew.submitted, anew.done, anew.completed_twice) == (2, 2, 0)
 
@@ -67,7 +69,7 @@ def test_second_completion_is_noticed_but_not_of_a_new_generation() -> None:
 def test_lease_before_its_predecessor_is_done_is_noticed() -> None:
     chain = submitted(b"a", b"b", after=[[], [b"a"]])
     assert tally(chain, leased(b"b")).dependencies_broken == 1
-    assert tally(chain, leased(b"a"), finished(b"a"), leased(b"b")).is_sound
+    assert tally(chain, leased(b"a"), finished(b"a"), leased(b"b")).is_clean
 
 
 def test_predecessors_that_were_given_later_count_too() -> None:
@@ -81,7 +83,7 @@ def test_predecessors_that_were_given_later_count_too() -> None:
 def test_predecessor_that_is_submitted_anew_was_done_all_the_same() -> None:
     chain = submitted(b"a", b"b", after=[[], [b"a"]])
     told = tally(chain, leased(b"a"), finished(b"a"), submitted(b"a"), leased(b"b"))
-    assert told.is_sound
+    assert told.is_clean
 
 
 def test_task_that_nobody_submitted_is_noticed() -> None:

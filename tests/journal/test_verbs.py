@@ -28,8 +28,8 @@ from taskyard.journal import (
     snapshot,
     witness,
 )
-from taskyard.journal.checkup import Findings
-from taskyard.journal.history import Part
+from taskyard.journal.checkup import StateReport
+from taskyard.journal.history import HistoryPart
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import SqliteStore
 from tests.journal.stories import copied, told
@@ -318,7 +318,7 @@ class TestCheck:
     def test_torn_tail_is_told_and_no_damage(
         self, shell: Shell, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        sound = Findings(rows=1, row_first=1, row_last=1, torn_bytes=99)
+        sound = StateReport(rows=1, row_first=1, row_last=1, torn_bytes=99)
         monkeypatch.setattr(checkup, "check", lambda *_, **__: sound)
         assert shell("check") == 0
         assert "99 bytes of an unfinished write at its end, never acknowledged" in shell.out
@@ -386,7 +386,7 @@ class TestCheck:
 
     def test_damaged_history(self, shell: Shell) -> None:
         shell("compact")
-        path = Part(1, ROWS).paths(shell.state)["events"]
+        path = HistoryPart(1, ROWS).paths(shell.state)["events"]
         path.write_bytes(path.read_bytes()[:-1])
         words = self.damaged(shell)
         assert f"wrong: history/{path.name} can't be read" in words
@@ -394,13 +394,13 @@ class TestCheck:
 
     def test_damaged_history_of_kept_rows_can_be_made_again(self, shell: Shell) -> None:
         shell("export")
-        path = Part(1, ROWS).paths(shell.state)["events"]
+        path = HistoryPart(1, ROWS).paths(shell.state)["events"]
         path.write_bytes(path.read_bytes()[:-1])
         assert (
             f"lost: nothing is lost, rows 1..{ROWS} are still in the journal: remove this file and "
             "its partner, then export again\n"
         ) in self.damaged(shell)
-        for file in Part(1, ROWS).paths(shell.state).values():
+        for file in HistoryPart(1, ROWS).paths(shell.state).values():
             file.unlink()
         assert shell("export") == 0
         assert shell("check", "--deep") == 0
@@ -409,7 +409,7 @@ class TestCheck:
         self, shell: Shell
     ) -> None:
         shell("export")
-        path = Part(1, ROWS).paths(shell.state)["events"]
+        path = HistoryPart(1, ROWS).paths(shell.state)["events"]
         path.write_bytes(path.read_bytes()[:-1])
         flip(shell.state / "journal.sqlite", b"result of a")
         words = self.damaged(shell)
@@ -417,14 +417,14 @@ class TestCheck:
 
     def test_history_that_begins_after_trimmed_rows(self, shell: Shell) -> None:
         shell("compact")
-        rename_part(shell.state, Part(1, ROWS), Part(11, ROWS))
+        rename_part(shell.state, HistoryPart(1, ROWS), HistoryPart(11, ROWS))
         words = self.damaged(shell)
         assert "wrong: rows 1..10 are trimmed and in no history file\n" in words
         assert words.count("in no history file") == 1
 
     def test_history_that_begins_after_kept_rows(self, shell: Shell) -> None:
         shell("export")
-        rename_part(shell.state, Part(1, ROWS), Part(11, ROWS))
+        rename_part(shell.state, HistoryPart(1, ROWS), HistoryPart(11, ROWS))
         words = self.damaged(shell)
         assert "wrong: rows 1..10 are in no history file\n" in words
         assert "remove the files that reach beyond row 0, then export again" in words
@@ -439,9 +439,9 @@ class TestCheck:
 
     def test_half_a_pair_of_history_files(self, shell: Shell) -> None:
         shell("compact")
-        Part(1, ROWS).paths(shell.state)["edges"].unlink()
+        HistoryPart(1, ROWS).paths(shell.state)["edges"].unlink()
         words = self.damaged(shell)
-        name = Part(1, ROWS).paths(shell.state)["edges"].name
+        name = HistoryPart(1, ROWS).paths(shell.state)["edges"].name
         assert f"wrong: history/{name} is missing\n" in words
         assert f"lost: the edges of rows 1..{ROWS} are lost: put the file back" in words
         assert (words.count("wrong:"), words.count("  lost:")) == (1, 1)
@@ -454,19 +454,19 @@ class TestCheck:
 
     def test_half_a_pair_of_kept_rows_is_only_unfinished(self, shell: Shell) -> None:
         shell("export")
-        Part(1, ROWS).paths(shell.state)["edges"].unlink()
+        HistoryPart(1, ROWS).paths(shell.state)["edges"].unlink()
         assert shell("check") == 0
 
     def test_gap_and_surplus_in_the_history(self, shell: Shell) -> None:
         shell("export")
-        for table, path in Part(1, ROWS).paths(shell.state).items():
-            shutil.copy(path, Part(80, 90).paths(shell.state)[table])
+        for table, path in HistoryPart(1, ROWS).paths(shell.state).items():
+            shutil.copy(path, HistoryPart(80, 90).paths(shell.state)[table])
         words = self.damaged(shell)
         assert f"rows {ROWS + 1}..79 are in no history file" in words
         assert f"the journal ends at row {ROWS}, its history at row 90" in words
 
     def test_same_damage_is_told_once(self) -> None:
-        findings = Findings()
+        findings = StateReport()
         for _ in range(2):
             findings.note(JournalDamaged("it is wrong"))
         assert (findings.wrong, findings.lost) == (["it is wrong"], [])
@@ -474,19 +474,19 @@ class TestCheck:
     def test_live_look_is_taken_again_when_it_looks_bad(
         self, shell: Shell, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        looks = [Findings(wrong=["torn"]), Findings(), Findings(wrong=["not looked at"])]
+        looks = [StateReport(wrong=["torn"]), StateReport(), StateReport(wrong=["not looked at"])]
         monkeypatch.setattr(checkup, "check_live", lambda *_, **__: looks.pop(0))
         assert shell("check", "--live") == 0
         assert len(looks) == 1
 
     def test_live_look_ends(self, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-        looks = [Findings(wrong=[f"look {number}"]) for number in range(9)]
+        looks = [StateReport(wrong=[f"look {number}"]) for number in range(9)]
         monkeypatch.setattr(checkup, "check_live", lambda *_, **__: looks.pop(0))
         assert shell("check", "--live") == 6
         assert len(looks) == 6
 
 
-def rename_part(directory: Path, old: Part, new: Part) -> None:
+def rename_part(directory: Path, old: HistoryPart, new: HistoryPart) -> None:
     """A part is believed by its name."""
     for table, path in old.paths(directory).items():
         path.rename(new.paths(directory)[table])
@@ -495,7 +495,7 @@ def rename_part(directory: Path, old: Part, new: Part) -> None:
 class TestCompact:
     def test_flipped_byte_in_a_history_file_keeps_the_rows(self, shell: Shell) -> None:
         shell("export")
-        path = Part(1, ROWS).paths(shell.state)["events"]
+        path = HistoryPart(1, ROWS).paths(shell.state)["events"]
         flip_page(path)
         assert shell("compact") == 6
         assert f"history/{path.name} can't be read" in shell.err
@@ -505,7 +505,7 @@ class TestCompact:
 
     def test_history_that_begins_after_kept_rows_keeps_them(self, shell: Shell) -> None:
         shell("export")
-        rename_part(shell.state, Part(1, ROWS), Part(11, ROWS))
+        rename_part(shell.state, HistoryPart(1, ROWS), HistoryPart(11, ROWS))
         assert shell("compact") == 6
         assert "rows 1..10 are in no history file" in shell.err
         assert shell.document("check")["trimmed"] == 0

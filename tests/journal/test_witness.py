@@ -43,7 +43,7 @@ def test_new_witness_is_private_and_saw_the_origin(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_newest_head_is_remembered(tmp_path: Path, seen: Witness, count: int) -> None:
     for sequence in range(1, count + 1):
-        seen.see(head(sequence))
+        seen.update(head(sequence))
     assert witness.read(tmp_path) == (IDENTITY, head(count))
     seen.close()
 
@@ -51,7 +51,7 @@ def test_newest_head_is_remembered(tmp_path: Path, seen: Witness, count: int) ->
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_torn_write_leaves_the_older_head(tmp_path: Path, seen: Witness, count: int) -> None:
     for sequence in range(1, count + 1):
-        seen.see(head(sequence))
+        seen.update(head(sequence))
     seen.close()
     newest = SLOT_SPACING_BYTES if count % 2 else 0
     spoil(tmp_path, newest)
@@ -59,12 +59,12 @@ def test_torn_write_leaves_the_older_head(tmp_path: Path, seen: Witness, count: 
 
 
 def test_reopened_witness_never_overwrites_its_newest_head(tmp_path: Path, seen: Witness) -> None:
-    seen.see(head(1))
+    seen.update(head(1))
     seen.close()
     for sequence in (2, 3):
         again = Witness(tmp_path, IDENTITY)
         before = (tmp_path / FILE_NAME).read_bytes()
-        again.see(head(sequence))
+        again.update(head(sequence))
         after = (tmp_path / FILE_NAME).read_bytes()
         again.close()
         kept = slice(SLOT_SPACING_BYTES, None) if sequence == 2 else slice(0, SEALED_BYTES)
@@ -73,12 +73,12 @@ def test_reopened_witness_never_overwrites_its_newest_head(tmp_path: Path, seen:
 
 
 def test_torn_slot_is_the_one_written_next(tmp_path: Path, seen: Witness) -> None:
-    seen.see(head(1))
-    seen.see(head(2))
+    seen.update(head(1))
+    seen.update(head(2))
     seen.close()
     spoil(tmp_path, 0)
     again = Witness(tmp_path, IDENTITY)
-    again.see(head(3))
+    again.update(head(3))
     again.close()
     spoil(tmp_path, 0)
     assert witness.read(tmp_path) == (IDENTITY, head(1))
@@ -97,7 +97,7 @@ def test_short_write_is_a_full_disk(
 ) -> None:
     monkeypatch.setattr(os, "pwrite", lambda *_: 7)
     with pytest.raises(OSError, match="No space left"):
-        seen.see(head(1))
+        seen.update(head(1))
     monkeypatch.undo()
     seen.close()
     assert witness.read(tmp_path) == (IDENTITY, head(0))

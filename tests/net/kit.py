@@ -10,7 +10,7 @@ import pytest
 from taskyard.core.limits import SECOND_NS
 from taskyard.net.endpoints import Ipc, parse
 from taskyard.net.poller import Poller
-from taskyard.net.sockets import Wire, connect
+from taskyard.net.sockets import ZmqSocket, connect
 
 #: What must come has come by then, however busy the machine; nobody waits for it in vain.
 PATIENCE_NS = 20 * SECOND_NS
@@ -33,7 +33,7 @@ def has_ipv6() -> bool:
 needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on this machine")
 
 
-def arrived(wire: Wire) -> list[bytes]:
+def arrived(wire: ZmqSocket) -> list[bytes]:
     """The next message, waited for."""
     poller = Poller()
     poller.add(wire)
@@ -43,7 +43,7 @@ def arrived(wire: Wire) -> list[bytes]:
 
 
 @contextmanager
-def peers(listener: Wire) -> Iterator[tuple[Wire, bytes]]:
+def peers(listener: ZmqSocket) -> Iterator[tuple[ZmqSocket, bytes]]:
     """A connected peer and its route at the listener."""
     with closing(connect(listener.endpoint)) as peer:
         assert peer.send([b"hello"])

@@ -15,10 +15,24 @@ from taskyard.errors import Refused, UserError
 from taskyard.net import zap
 from taskyard.net.context import context
 from taskyard.net.keyring import Keyring
-from taskyard.net.keys import GuestKey, make_secret, public_text, read_guest
-from taskyard.net.options import CONNECTING, FRAMES_MAX, LISTENING, by_key, secured, state_options
+from taskyard.net.keys import PeerKey, make_secret, public_text, read_peer_key
+from taskyard.net.options import (
+    CONNECT_OPTIONS,
+    FRAMES_MAX,
+    LISTEN_OPTIONS,
+    curve_client,
+    curve_server,
+    set_options,
+)
 from taskyard.net.poller import Poller
-from taskyard.net.sockets import SILENT_NS, SecureWire, Wire, _user_of, connect, listen
+from taskyard.net.sockets import (
+    ACCEPT_CHECK_NS,
+    CurveListener,
+    ZmqSocket,
+    _user_of,
+    connect,
+    listen,
+)
 from taskyard.wire.roles import Role
 from tests.kit.processes import until
 from tests.net.kit import PATIENCE_MS, arrived, needs_ipv6, raw_connection, read_to_end
@@ -42,27 +56,27 @@ NUMBERS = itertools.count()
 @pytest.fixture
 def ring(tmp_path: Path) -> Keyring:
     ring = Keyring(tmp_path / "state")
-    ring.new("guest", Role.VIEWER, tmp_path / "guest.key")
+    ring.create("guest", Role.VIEWER, tmp_path / "guest.key")
     return ring
 
 
 @pytest.fixture
-def guest(ring: Keyring) -> GuestKey:
-    return read_guest(ring.state.parent / "guest.key")
+def guest(ring: Keyring) -> PeerKey:
+    return read_peer_key(ring.state.parent / "guest.key")
 
 
 @pytest.fixture
-def listener(ring: Keyring) -> Iterator[Wire]:
+def listener(ring: Keyring) -> Iterator[ZmqSocket]:
     with closing(listen("tcp://127.0.0.1:0", ring)) as wire:
         yield wire
 
 
-def stranger(ring: Keyring) -> GuestKey:
+def stranger(ring: Keyring) -> PeerKey:
     """Knows the broker, and is not known to it."""
-    return GuestKey("guest", Role.ADMIN, make_secret(), ring.secret().public())
+    return PeerKey("guest", Role.ADMIN, make_secret(), ring.secret().public())
 
 
-def be_turned_away(listener: Wire, key: GuestKey | None = None) -> None:
+def be_turned_away(listener: ZmqSocket, key: PeerKey | None = None) -> None:
     """Connect, send something, and wait until that connection has come to nothing."""
     # Under a name of its own: the usual one is the listener's when it closes.
     address = f"inproc://turned-away-{next(NUMBERS)}"
@@ -75,14 +89,14 @@ def be_turned_away(listener: Wire, key: GuestKey | None = None) -> None:
         listener.socket.disable_monitor()
 
 
-def is_heard(listener: Wire, guest: GuestKey) -> list[bytes]:
+def is_heard(listener: ZmqSocket, guest: PeerKey) -> list[bytes]:
     """What the listener hears up to the first word of one who may speak."""
     with closing(connect(listener.endpoint, guest)) as good:
         good.send([b"good"])
         return arrived(listener)[1:]
 
 
-def test_guest_comes_in_and_is_known_by_its_key(listener: Wire, guest: GuestKey) -> None:
+def test_guest_comes_in_and_is_known_by_its_key(listener: ZmqSocket, guest: PeerKey) -> None:
     assert listener.is_secure
     with closing(connect(listener.endpoint, guest)) as peer:
         peer.send([b"", b"hello"])
@@ -91,19 +105,19 @@ def test_guest_comes_in_and_is_known_by_its_key(listener: Wire, guest: GuestKey)
         assert listener.user == guest.secret.public()
         listener.send([route, b"welcome"])
         assert arrived(peer) == [b"welcome"]
-        peer.check_welcome(SILENT_NS + 1)
+        peer.check_accepted(ACCEPT_CHECK_NS + 1)
         assert listener.receive() is None
         assert listener.user == ""
 
 
 @needs_ipv6
-def test_guest_comes_in_over_ipv6(ring: Keyring, guest: GuestKey) -> None:
+def test_guest_comes_in_over_ipv6(ring: Keyring, guest: PeerKey) -> None:
     with closing(listen("tcp://[::1]:0", ring)) as listener:
         assert is_heard(listener, guest) == [b"good"]
 
 
 def test_unknown_key_is_refused_and_whoever_has_it_is_told(
-    ring: Keyring, listener: Wire, guest: GuestKey
+    ring: Keyring, listener: ZmqSocket, guest: PeerKey
 ) -> None:
     with closing(connect(listener.endpoint, stranger(ring))) as peer:
         peer.send([b"hello"])
@@ -111,34 +125,34 @@ def test_unknown_key_is_refused_and_whoever_has_it_is_told(
         assert is_heard(listener, guest) == [b"good"]
 
 
-def test_revoked_key_is_refused(ring: Keyring, listener: Wire, guest: GuestKey) -> None:
-    ring.new("other", Role.VIEWER, ring.state.parent / "other.key")
+def test_revoked_key_is_refused(ring: Keyring, listener: ZmqSocket, guest: PeerKey) -> None:
+    ring.create("other", Role.VIEWER, ring.state.parent / "other.key")
     assert is_heard(listener, guest) == [b"good"]
     ring.revoke("guest")
     with closing(connect(listener.endpoint, guest)) as peer:
         peer.send([b"hello"])
         assert_refused(peer)
-        assert is_heard(listener, read_guest(ring.state.parent / "other.key")) == [b"good"]
+        assert is_heard(listener, read_peer_key(ring.state.parent / "other.key")) == [b"good"]
 
 
-def assert_refused(peer: Wire) -> None:
+def assert_refused(peer: ZmqSocket) -> None:
     told = r"refuses the key guest: it does not know it, or it was revoked; ask whoever runs the b"
     with pytest.raises(Refused, match=told):
-        until(lambda: peer.check_welcome(SILENT_NS + 1))
-    peer.check_welcome(SILENT_NS)  # it was heard a moment ago: no reason to look
+        until(lambda: peer.check_accepted(ACCEPT_CHECK_NS + 1))
+    peer.check_accepted(ACCEPT_CHECK_NS)  # it was heard a moment ago: no reason to look
 
 
-def test_key_that_is_made_later_is_known_at_once(ring: Keyring, listener: Wire) -> None:
-    ring.new("late", Role.WORKER, ring.state.parent / "late.key")
-    assert is_heard(listener, read_guest(ring.state.parent / "late.key")) == [b"good"]
+def test_key_that_is_made_later_is_known_at_once(ring: Keyring, listener: ZmqSocket) -> None:
+    ring.create("late", Role.WORKER, ring.state.parent / "late.key")
+    assert is_heard(listener, read_peer_key(ring.state.parent / "late.key")) == [b"good"]
 
 
-def test_peer_without_a_key_does_not_come_in(listener: Wire, guest: GuestKey) -> None:
+def test_peer_without_a_key_does_not_come_in(listener: ZmqSocket, guest: PeerKey) -> None:
     be_turned_away(listener)
     assert is_heard(listener, guest) == [b"good"]
 
 
-def test_web_page_can_not_post_to_it(listener: Wire, guest: GuestKey) -> None:
+def test_web_page_can_not_post_to_it(listener: ZmqSocket, guest: PeerKey) -> None:
     body = b"\x01\x00\x06\x00hello"
     with raw_connection(listener.endpoint) as raw:
         raw.sendall(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
@@ -148,23 +162,23 @@ def test_web_page_can_not_post_to_it(listener: Wire, guest: GuestKey) -> None:
 
 @pytest.mark.parametrize("which", ["another broker's", "its own"])
 def test_guest_does_not_talk_to_another_broker(
-    listener: Wire, guest: GuestKey, tmp_path: Path, which: str
+    listener: ZmqSocket, guest: PeerKey, tmp_path: Path, which: str
 ) -> None:
     other = Keyring(tmp_path / "other")
-    other.new("guest", Role.VIEWER, tmp_path / "other.key")
+    other.create("guest", Role.VIEWER, tmp_path / "other.key")
     broker = guest.secret.public() if which == "its own" else other.secret().public()
-    be_turned_away(listener, GuestKey("guest", Role.VIEWER, guest.secret, broker))
+    be_turned_away(listener, PeerKey("guest", Role.VIEWER, guest.secret, broker))
     assert is_heard(listener, guest) == [b"good"]
 
 
-def test_guest_does_not_talk_to_a_plain_socket(guest: GuestKey) -> None:
+def test_guest_does_not_talk_to_a_plain_socket(guest: PeerKey) -> None:
     with closing(listen("tcp://127.0.0.1:0")) as plain:
         be_turned_away(plain, guest)
         assert plain.receive() is None
 
 
 def test_key_is_not_used_on_a_socket_where_the_kernel_tells_who_comes(
-    tmp_path: Path, guest: GuestKey
+    tmp_path: Path, guest: PeerKey
 ) -> None:
     with closing(listen(f"ipc://{tmp_path}/broker.sock")) as plain:
         assert is_heard(plain, guest) == [b"good"]
@@ -172,7 +186,7 @@ def test_key_is_not_used_on_a_socket_where_the_kernel_tells_who_comes(
 
 @pytest.mark.slow
 def test_nobody_comes_in_while_the_keys_can_not_be_read_and_guests_do_afterwards(
-    ring: Keyring, listener: Wire, guest: GuestKey, caplog: pytest.LogCaptureFixture
+    ring: Keyring, listener: ZmqSocket, guest: PeerKey, caplog: pytest.LogCaptureFixture
 ) -> None:
     ring.directory.chmod(0o755)
     with closing(connect(listener.endpoint, guest)) as peer:
@@ -183,18 +197,20 @@ def test_nobody_comes_in_while_the_keys_can_not_be_read_and_guests_do_afterwards
         assert not poller.wait(SECOND_NS // 5)  # what was let in would be here at once
         ring.directory.chmod(0o700)
         assert arrived(listener)[1:] == [b"hello"]
-        peer.check_welcome(SILENT_NS + 1)
+        peer.check_accepted(ACCEPT_CHECK_NS + 1)
 
 
-def test_nobody_takes_the_route_of_another(ring: Keyring, listener: Wire, guest: GuestKey) -> None:
-    ring.new("thief", Role.VIEWER, ring.state.parent / "thief.key")
-    thief = read_guest(ring.state.parent / "thief.key")
+def test_nobody_takes_the_route_of_another(
+    ring: Keyring, listener: ZmqSocket, guest: PeerKey
+) -> None:
+    ring.create("thief", Role.VIEWER, ring.state.parent / "thief.key")
+    thief = read_peer_key(ring.state.parent / "thief.key")
     with closing(connect(listener.endpoint, guest)) as peer:
         peer.send([b"hello"])
         route = arrived(listener)[0]
         with context().socket(zmq.DEALER) as dealer:
-            options = by_key(thief.secret.reveal(), thief.secret.public(), thief.broker)
-            state_options(dealer, options, is_ipv6=False)
+            options = curve_client(thief.secret.reveal(), thief.secret.public(), thief.broker)
+            set_options(dealer, options, is_ipv6=False)
             dealer.setsockopt(zmq.ROUTING_ID, b"chosen")
             with dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED) as monitor:
                 dealer.connect(listener.endpoint)
@@ -203,8 +219,8 @@ def test_nobody_takes_the_route_of_another(ring: Keyring, listener: Wire, guest:
             dealer.send(b"hello")
             assert arrived(listener) == [b"chosen", b"hello"]
             with context().socket(zmq.DEALER) as second:
-                own = by_key(guest.secret.reveal(), guest.secret.public(), guest.broker)
-                state_options(second, own, is_ipv6=False)
+                own = curve_client(guest.secret.reveal(), guest.secret.public(), guest.broker)
+                set_options(second, own, is_ipv6=False)
                 second.setsockopt(zmq.ROUTING_ID, b"chosen")
                 with second.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED) as monitor:
                     second.connect(listener.endpoint)
@@ -219,7 +235,7 @@ def test_nobody_takes_the_route_of_another(ring: Keyring, listener: Wire, guest:
 
 
 def test_message_of_too_many_frames_is_passed_over_and_counted(
-    listener: Wire, guest: GuestKey
+    listener: ZmqSocket, guest: PeerKey
 ) -> None:
     with closing(connect(listener.endpoint, guest)) as peer:
         peer.send([b"x"] * FRAMES_MAX)
@@ -232,9 +248,9 @@ def test_message_of_too_many_frames_is_passed_over_and_counted(
 def test_message_that_does_not_tell_its_key_is_nobodys() -> None:
     """It can't be: should it come all the same, it is by no key at all."""
     router = context().socket(zmq.ROUTER)
-    state_options(router, LISTENING, is_ipv6=False)
+    set_options(router, LISTEN_OPTIONS, is_ipv6=False)
     port = router.bind_to_random_port("tcp://127.0.0.1")
-    with closing(SecureWire(router, f"tcp://127.0.0.1:{port}", None)) as wire:
+    with closing(CurveListener(router, f"tcp://127.0.0.1:{port}", None)) as wire:
         with closing(connect(wire.endpoint)) as peer:
             peer.send([b"hello"])
             assert arrived(wire)[1:] == [b"hello"]
@@ -251,18 +267,20 @@ def without_keys(
 
 
 def test_sockets_with_keys_have_every_option_as_stated(
-    ring: Keyring, listener: Wire, guest: GuestKey
+    ring: Keyring, listener: ZmqSocket, guest: PeerKey
 ) -> None:
     domain = listener.socket.getsockopt(zmq.SocketOption.ZAP_DOMAIN)
     assert isinstance(domain, bytes)
-    options = without_keys(secured(domain, ring.secret().reveal()))
-    assert [name for name in LISTENING if name not in options] == []
+    options = without_keys(curve_server(domain, ring.secret().reveal()))
+    assert [name for name in LISTEN_OPTIONS if name not in options] == []
     assert stated(listener, options) == readable(options)
     assert options[zmq.SocketOption.ROUTER_HANDOVER] == 0
     assert options[zmq.SocketOption.CURVE_SERVER] == 1
     with closing(connect(listener.endpoint, guest)) as peer:
-        wanted = without_keys(by_key(guest.secret.reveal(), guest.secret.public(), guest.broker))
-        assert [name for name in CONNECTING if name not in wanted] == []
+        wanted = without_keys(
+            curve_client(guest.secret.reveal(), guest.secret.public(), guest.broker)
+        )
+        assert [name for name in CONNECT_OPTIONS if name not in wanted] == []
         assert stated(peer, wanted) == readable(wanted)
 
 
@@ -278,49 +296,49 @@ def question(domain: bytes, mechanism: bytes, *credentials: bytes) -> list[bytes
     return [b"1.0", b"7", domain, b"10.1.2.3", b"", mechanism, *credentials]
 
 
-def raw(key: GuestKey) -> bytes:
+def raw(key: PeerKey) -> bytes:
     return bytes(z85.decode(key.secret.public()))
 
 
-def test_key_is_all_that_counts(ring: Keyring, guest: GuestKey) -> None:
-    domain = zap.demand_keys(ring)
+def test_key_is_all_that_counts(ring: Keyring, guest: PeerKey) -> None:
+    domain = zap.require_keys(ring)
     public = guest.secret.public().encode()
     assert public_text(raw(guest)) == guest.secret.public()
-    assert zap.answer(question(domain, b"CURVE", raw(guest)))[2:5] == [b"200", b"", public]
+    assert zap.reply(question(domain, b"CURVE", raw(guest)))[2:5] == [b"200", b"", public]
     refused = [b"400", b"unknown or revoked key", b""]
-    assert zap.answer(question(domain, b"CURVE", raw(stranger(ring))))[2:5] == refused
+    assert zap.reply(question(domain, b"CURVE", raw(stranger(ring))))[2:5] == refused
     ring.revoke("guest")
-    assert zap.answer(question(domain, b"CURVE", raw(guest)))[2:5] == refused
+    assert zap.reply(question(domain, b"CURVE", raw(guest)))[2:5] == refused
 
 
-def test_nothing_but_a_key_counts(ring: Keyring, guest: GuestKey) -> None:
-    domain = zap.demand_keys(ring)
+def test_nothing_but_a_key_counts(ring: Keyring, guest: PeerKey) -> None:
+    domain = zap.require_keys(ring)
     here = [b"1.0", b"7", domain, b"127.0.0.1", b"", b"NULL"]
-    assert zap.answer(here)[2] == b"400"
+    assert zap.reply(here)[2] == b"400"
     for mechanism in (b"NULL", b"PLAIN", b"GSSAPI", b""):
-        assert zap.answer(question(domain, mechanism, raw(guest)))[2] == b"400"
+        assert zap.reply(question(domain, mechanism, raw(guest)))[2] == b"400"
     for credentials in ([], [b""], [raw(guest), raw(guest)], [raw(guest)[1:]]):
-        assert zap.answer(question(domain, b"CURVE", *credentials))[2] == b"500"
+        assert zap.reply(question(domain, b"CURVE", *credentials))[2] == b"500"
     for other in (b"taskyard.secure", b"taskyard.secure.0", b"", b"taskyard.listening"):
-        assert zap.answer(question(other, b"CURVE", raw(guest)))[2] == b"400"
+        assert zap.reply(question(other, b"CURVE", raw(guest)))[2] == b"400"
 
 
-def test_keys_that_can_not_be_read_open_nothing(ring: Keyring, guest: GuestKey) -> None:
-    domain = zap.demand_keys(ring)
+def test_keys_that_can_not_be_read_open_nothing(ring: Keyring, guest: PeerKey) -> None:
+    domain = zap.require_keys(ring)
     ring.directory.chmod(0o701)
-    assert zap.answer(question(domain, b"CURVE", raw(guest)))[2:5] == [
+    assert zap.reply(question(domain, b"CURVE", raw(guest)))[2:5] == [
         *(b"300", b"keys can't be read", b"")
     ]
 
 
 def test_mistake_of_ours_opens_nothing(
-    ring: Keyring, guest: GuestKey, monkeypatch: pytest.MonkeyPatch
+    ring: Keyring, guest: PeerKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stumble(*_: object) -> None:
         raise RuntimeError
 
-    domain = zap.demand_keys(ring)
+    domain = zap.require_keys(ring)
     monkeypatch.setattr(Keyring, "find", stumble)
-    assert zap.answer(question(domain, b"CURVE", raw(guest)))[2:5] == [
+    assert zap.reply(question(domain, b"CURVE", raw(guest)))[2:5] == [
         *(b"500", b"internal error", b"")
     ]

@@ -12,12 +12,12 @@ from taskyard.errors import UserError
 from taskyard.net import endpoints
 from taskyard.net.endpoints import (
     IPC_PATH_BYTES_MAX,
-    check,
-    check_peer,
-    is_beyond,
-    native,
+    is_remote,
+    listen_endpoint,
+    native_endpoint,
     parse,
     parse_peer,
+    peer_endpoint,
 )
 from taskyard.net.sockets import connect, listen
 from tests.net.kit import peers
@@ -27,7 +27,7 @@ from tests.net.kit import peers
 def short_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory of few letters in place of the one that everybody shares."""
     with tempfile.TemporaryDirectory(prefix="ty") as directory:
-        monkeypatch.setattr(endpoints, "SHORT_PLACE", Path(directory))
+        monkeypatch.setattr(endpoints, "SHORT_DIRECTORY", Path(directory))
         yield Path(directory)
 
 
@@ -39,7 +39,7 @@ def long_state(tmp_path: Path) -> Path:
 
 
 def test_native_endpoint_is_in_the_state_directory(tmp_path: Path) -> None:
-    assert native(tmp_path) == f"ipc://{tmp_path}/broker.sock"
+    assert native_endpoint(tmp_path) == f"ipc://{tmp_path}/broker.sock"
 
 
 def test_native_endpoint_is_the_same_from_anywhere(
@@ -47,77 +47,77 @@ def test_native_endpoint_is_the_same_from_anywhere(
 ) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     monkeypatch.chdir(tmp_path)
-    assert native(Path("link")) == native(Path()) == native(tmp_path)
+    assert native_endpoint(Path("link")) == native_endpoint(Path()) == native_endpoint(tmp_path)
 
 
 @pytest.mark.usefixtures("short_place")
 def test_path_that_just_fits_stays_and_one_byte_more_does_not() -> None:
     beside = len("/state-/broker.sock")
     fits = Path("/state-" + "x" * (IPC_PATH_BYTES_MAX - beside))
-    assert native(fits) == f"ipc://{fits}/broker.sock"
-    assert "state-" not in native(Path(f"{fits}x"))
+    assert native_endpoint(fits) == f"ipc://{fits}/broker.sock"
+    assert "state-" not in native_endpoint(Path(f"{fits}x"))
 
 
 def test_long_path_gets_a_short_private_directory(short_place: Path, long_state: Path) -> None:
-    endpoint = native(long_state)
+    endpoint = native_endpoint(long_state)
     directory = Path(endpoint.removeprefix("ipc://")).parent
     assert directory.parent == short_place
     assert directory.name.startswith(f"taskyard-{os.getuid()}-")
     assert directory.stat().st_mode & 0o777 == 0o700
-    assert native(long_state) == endpoint
-    assert native(long_state / "other") != endpoint
+    assert native_endpoint(long_state) == endpoint
+    assert native_endpoint(long_state / "other") != endpoint
 
 
 @pytest.mark.usefixtures("short_place")
 def test_broker_and_peer_meet_at_a_long_path(long_state: Path) -> None:
-    with closing(listen(native(long_state))) as listener, peers(listener) as (peer, _):
-        assert peer.endpoint == native(long_state)
+    with closing(listen(native_endpoint(long_state))) as listener, peers(listener) as (peer, _):
+        assert peer.endpoint == native_endpoint(long_state)
 
 
 def test_path_that_is_not_utf_8_gets_a_short_one(short_place: Path, tmp_path: Path) -> None:
     state = tmp_path / os.fsdecode(b"\xff")
-    assert native(state).startswith(f"ipc://{short_place}/")
+    assert native_endpoint(state).startswith(f"ipc://{short_place}/")
 
 
 def test_short_directory_that_others_may_read_is_refused(
     short_place: Path, long_state: Path
 ) -> None:
-    native(long_state)
+    native_endpoint(long_state)
     next(short_place.iterdir()).chmod(0o755)
     with pytest.raises(UserError, match=r"is not a private directory of yours; remove it, or give"):
-        native(long_state)
+        native_endpoint(long_state)
 
 
 def test_short_directory_of_somebody_else_is_refused(
     short_place: Path, long_state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    native(long_state)
+    native_endpoint(long_state)
     mine = next(short_place.iterdir())
     other = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: other)
     mine.rename(mine.with_name(mine.name.replace(f"-{other - 1}-", f"-{other}-")))
     with pytest.raises(UserError, match=r"is not a private directory of yours"):
-        native(long_state)
+        native_endpoint(long_state)
 
 
 def test_link_in_place_of_the_short_directory_is_refused(
     short_place: Path, long_state: Path
 ) -> None:
-    native(long_state)
+    native_endpoint(long_state)
     made = next(short_place.iterdir())
     made.rename(short_place / "elsewhere")
     made.symlink_to(short_place / "elsewhere")
     with pytest.raises(UserError, match=r"is not a private directory of yours"):
-        native(long_state)
+        native_endpoint(long_state)
 
 
 def test_short_directory_that_can_not_be_made_is_told(short_place: Path, long_state: Path) -> None:
-    native(long_state)
+    native_endpoint(long_state)
     made = next(short_place.iterdir())
     made.rmdir()
     made.write_bytes(b"")
     with pytest.raises(UserError, match=r"too long for a socket, and .* can't be made instead: Fi"):
-        native(long_state)
+        native_endpoint(long_state)
 
 
 @pytest.mark.parametrize(
@@ -135,12 +135,12 @@ def test_short_directory_that_can_not_be_made_is_told(short_place: Path, long_st
     ],
 )
 def test_good_endpoint_has_one_spelling(given: str, spelled: str) -> None:
-    assert check(given) == spelled
+    assert listen_endpoint(given) == spelled
 
 
 def test_relative_path_is_made_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert check("ipc://broker.sock") == f"ipc://{tmp_path}/broker.sock"
+    assert listen_endpoint("ipc://broker.sock") == f"ipc://{tmp_path}/broker.sock"
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_relative_path_is_made_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_address_beyond_this_machine_is_an_endpoint_and_known_as_such(
     given: str, spelled: str
 ) -> None:
-    assert check(given) == check_peer(given) == spelled
-    assert is_beyond(parse(given))
+    assert listen_endpoint(given) == peer_endpoint(given) == spelled
+    assert is_remote(parse(given))
     with pytest.raises(UserError, match=r"goes beyond this machine: that needs keys; make one wi"):
         listen(given)
     with pytest.raises(UserError, match=r"is beyond this machine, and is reached with a key alone"):
@@ -163,26 +163,26 @@ def test_address_beyond_this_machine_is_an_endpoint_and_known_as_such(
 
 @pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:6125", "tcp://[::]:6125"])
 def test_all_addresses_are_for_listeners_alone(endpoint: str) -> None:
-    assert check(endpoint) == endpoint
-    assert is_beyond(parse(endpoint))
+    assert listen_endpoint(endpoint) == endpoint
+    assert is_remote(parse(endpoint))
     with pytest.raises(
         UserError, match=r"stands for all addresses of a machine, and nobody can be"
     ):
-        check_peer(endpoint)
+        peer_endpoint(endpoint)
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:1", "tcp://[::1]:1", "ipc:///run/yard"])
 def test_what_only_this_machine_reaches_is_not_beyond(endpoint: str) -> None:
-    assert not is_beyond(parse(endpoint))
+    assert not is_remote(parse(endpoint))
 
 
 @pytest.mark.parametrize("host", ["example.org", "Node-7", "localhost.example.org", "lo"])
 def test_name_of_a_machine_is_for_peers_alone_and_beyond(host: str) -> None:
     endpoint = f"tcp://{host}:6125"
-    assert check_peer(endpoint) == endpoint.lower()
-    assert is_beyond(parse_peer(endpoint))
+    assert peer_endpoint(endpoint) == endpoint.lower()
+    assert is_remote(parse_peer(endpoint))
     with pytest.raises(UserError, match=r"has no address that a socket can have; give tcp://127"):
-        check(endpoint)
+        listen_endpoint(endpoint)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_name_of_a_machine_is_for_peers_alone_and_beyond(host: str) -> None:
     ["*", "1.2.3", "256.1.1.1", "[127.0.0.1]", "[::ffff:10.1.2.3]", "[fe80::1%eth0]", "a_b", "-x"],
 )
 def test_what_is_neither_address_nor_name_is_refused(host: str) -> None:
-    for checked in (check, check_peer):
+    for checked in (listen_endpoint, peer_endpoint):
         with pytest.raises(UserError, match=r"has no address that a socket can have; give tcp://1"):
             checked(f"tcp://{host}:6125")
 
@@ -215,39 +215,39 @@ def test_what_is_neither_address_nor_name_is_refused(host: str) -> None:
 )
 def test_endpoint_of_another_form_is_refused(endpoint: str) -> None:
     with pytest.raises(UserError, match=r"is of no form that Taskyard knows; give tcp://127"):
-        check(endpoint)
+        listen_endpoint(endpoint)
 
 
 def test_port_that_there_is_not_is_refused() -> None:
     with pytest.raises(UserError, match=r"has a port over 65535; give"):
-        check("tcp://127.0.0.1:65536")
+        listen_endpoint("tcp://127.0.0.1:65536")
 
 
 @pytest.mark.parametrize("endpoint", ["ipc://", "ipc://*", "ipc:///run/yard/"])
 def test_ipc_endpoint_without_a_name_is_refused(endpoint: str) -> None:
     with pytest.raises(UserError, match=r"names no socket; give tcp://127.0.0.1:PORT or ipc://PA"):
-        check(endpoint)
+        listen_endpoint(endpoint)
 
 
 def test_abstract_socket_is_refused_because_anybody_could_open_it() -> None:
     with pytest.raises(
         UserError, match=r"is an abstract socket, which any user .* give ipc://PATH"
     ):
-        check("ipc://@broker")
+        listen_endpoint("ipc://@broker")
 
 
 @pytest.mark.parametrize("path", ["/" + "x" * IPC_PATH_BYTES_MAX, "/" + "ä" * 54, "/\udcff"])
 def test_path_that_does_not_fit_a_socket_is_refused(path: str) -> None:
     with pytest.raises(UserError, match=r"does not fit a socket, which takes 107 bytes of UTF-8"):
-        check(f"ipc://{path}")
+        listen_endpoint(f"ipc://{path}")
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:0", "tcp://localhost:*"])
 def test_peer_needs_a_port(endpoint: str) -> None:
     with pytest.raises(UserError, match=r"has no port to connect to; give"):
-        check_peer(endpoint)
+        peer_endpoint(endpoint)
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:6125", "ipc:///run/yard/broker.sock"])
 def test_peer_connects_where_a_broker_may_listen(endpoint: str) -> None:
-    assert check_peer(endpoint) == endpoint
+    assert peer_endpoint(endpoint) == endpoint

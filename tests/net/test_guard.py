@@ -18,14 +18,14 @@ from taskyard.net.guard import FOR_CONNECTIONS, FOR_FRAMES, FOR_MEMORY, Guard
 from taskyard.net.memory import Memory
 from taskyard.net.pressure import (
     MIB,
+    CompactionLimits,
     Level,
-    Limits,
     Pressure,
     backlog_of,
     strangers_of,
     suspects_of,
 )
-from taskyard.net.sockets import Wire, listen
+from taskyard.net.sockets import ZmqSocket, listen
 from tests.net.kit import PATIENCE_S, arrived, peers, raw_connection, read_to_end
 from tests.system import attackers
 
@@ -46,7 +46,7 @@ def until(happened: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def guarded(endpoint: str, limits: Limits) -> Iterator[tuple[Wire, Guard]]:
+def guarded(endpoint: str, limits: CompactionLimits) -> Iterator[tuple[ZmqSocket, Guard]]:
     with ExitStack() as stack:
         watching = Guard(limits)
         wire = stack.enter_context(closing(listen(endpoint, guard=watching)))
@@ -60,10 +60,10 @@ def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return "tcp://127.0.0.1:0" if request.param == "tcp" else f"ipc://{tmp_path}/broker.sock"
 
 
-def few_strangers(number: int) -> Limits:
+def few_strangers(number: int) -> CompactionLimits:
     """Limits of memory under which so many strangers may be connected."""
     part = pressure.CONNECTIONS_SHARE * pressure.CONNECTION_BYTES
-    return Limits(1 << 20, Memory(1 << 62, 2 * number * part))
+    return CompactionLimits(1 << 20, Memory(1 << 62, 2 * number * part))
 
 
 def test_strangers_are_cut_when_there_are_too_many_and_peers_are_not(endpoint: str) -> None:
@@ -91,7 +91,7 @@ def test_silent_strangers_are_cut_before_those_that_greet() -> None:
 
 def test_descriptors_are_kept_free_and_peers_wait_at_the_gate(endpoint: str) -> None:
     used = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a number is wanted, no paths
-    limits = Limits(2 * used + 100, ENDLESS)
+    limits = CompactionLimits(2 * used + 100, ENDLESS)
     with guarded(endpoint, limits) as (wire, watching), ExitStack() as stack:
         # Our own ends are descriptors of this process, too, so most of them are in use.
         for _ in range(limits.descriptors // 3):
@@ -110,18 +110,18 @@ def test_local_peers_are_let_in_when_those_over_tcp_are_too_many() -> None:
         stack.enter_context(raw_connection(wire.endpoint))
         question = [b"1.0", b"7", b"taskyard.listening", b"", b"", b"NULL"]
         question[3] = b"127.0.0.1"
-        until(lambda: zap.answer(question)[2:4] == [b"300", b"too many connections"])
+        until(lambda: zap.reply(question)[2:4] == [b"300", b"too many connections"])
         question[3] = f"localhost:{os.getuid()}:0:1".encode()
-        assert zap.answer(question)[2] == b"200"
+        assert zap.reply(question)[2] == b"200"
         question[3] = b"127.0.0.1"
-    assert zap.answer(question)[2] == b"200"
+    assert zap.reply(question)[2] == b"200"
 
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["stranger", "known"])
 def test_sender_of_endless_frames_is_cut_and_memory_is_back(
     endpoint: str, *, is_known: bool
 ) -> None:
-    limits = Limits(1 << 20, Memory(1 << 62, 256 * MIB))
+    limits = CompactionLimits(1 << 20, Memory(1 << 62, 256 * MIB))
     with guarded(endpoint, limits) as (wire, watching), peers(wire) as (peer, route):
         with attackers.established(wire.endpoint) as raw:
             if is_known:
@@ -137,7 +137,7 @@ def test_sender_of_endless_frames_is_cut_and_memory_is_back(
 
 def test_message_of_far_too_many_frames_is_passed_over_and_its_sender_cut(endpoint: str) -> None:
     with (
-        guarded(endpoint, Limits(1 << 20, ENDLESS)) as (wire, watching),
+        guarded(endpoint, CompactionLimits(1 << 20, ENDLESS)) as (wire, watching),
         attackers.established(wire.endpoint) as raw,
     ):
         raw.sendall(attackers.EMPTY_WITH_MORE * 100_000 + b"\x00\x00")
@@ -355,7 +355,7 @@ def test_cutter_holds_no_other_connection_with_that_descriptor() -> None:
 def test_flood_of_whole_messages_is_held_and_arrives_in_full(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    limits = Limits(1 << 20, Memory(1 << 62, 128 * MIB))
+    limits = CompactionLimits(1 << 20, Memory(1 << 62, 128 * MIB))
     with guarded("tcp://127.0.0.1:0", limits) as (wire, watching), peers(wire) as (peer, _):
         body = bytes(8 * MIB)
         for _ in range(10):

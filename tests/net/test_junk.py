@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from taskyard.net import options
-from taskyard.net.sockets import Wire, listen
+from taskyard.net.sockets import ZmqSocket, listen
 from tests.net.kit import arrived, needs_ipv6, peers, raw_connection, read_exactly, read_to_end
 
 #: What a web page could make a browser send, padded so that ZMTP 1.0 fits. Its first byte, P, is
@@ -66,9 +66,9 @@ def say(raw: socket.socket, words: bytes) -> None:
 @pytest.fixture(params=["tcp", pytest.param("tcp6", marks=needs_ipv6), "ipc"])
 def listener(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Wire]:
+) -> Iterator[ZmqSocket]:
     # Half a greeting is hung up on after this; nobody wants to wait for the real three seconds.
-    monkeypatch.setitem(options.LISTENING, zmq.SocketOption.HANDSHAKE_IVL, 300)
+    monkeypatch.setitem(options.LISTEN_OPTIONS, zmq.SocketOption.HANDSHAKE_IVL, 300)
     endpoints = {
         "tcp": "tcp://127.0.0.1:0",
         "tcp6": "tcp://[::1]:0",
@@ -79,7 +79,7 @@ def listener(
 
 
 @pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK.keys())
-def test_junk_is_hung_up_on_and_a_good_peer_is_heard(listener: Wire, junk: bytes) -> None:
+def test_junk_is_hung_up_on_and_a_good_peer_is_heard(listener: ZmqSocket, junk: bytes) -> None:
     with raw_connection(listener.endpoint) as raw:
         say(raw, junk)
         assert b"chosen" not in read_to_end(raw)
@@ -90,7 +90,7 @@ def test_junk_is_hung_up_on_and_a_good_peer_is_heard(listener: Wire, junk: bytes
     assert listener.receive() is None
 
 
-def test_all_the_junk_at_once_does_not_keep_a_good_peer_out(listener: Wire) -> None:
+def test_all_the_junk_at_once_does_not_keep_a_good_peer_out(listener: ZmqSocket) -> None:
     raws = [raw_connection(listener.endpoint) for _ in JUNK]
     for raw, junk in zip(raws, JUNK.values(), strict=True):
         say(raw, junk)
@@ -102,7 +102,7 @@ def test_all_the_junk_at_once_does_not_keep_a_good_peer_out(listener: Wire) -> N
     assert listener.receive() is None
 
 
-def test_message_of_a_raw_peer_that_speaks_well_is_heard(listener: Wire) -> None:
+def test_message_of_a_raw_peer_that_speaks_well_is_heard(listener: ZmqSocket) -> None:
     """So that the junk above is refused for what it is."""
     with raw_connection(listener.endpoint) as raw:
         say(raw, ZMTP_3_GREETING + READY + b"\x00\x06chosen")

@@ -12,13 +12,13 @@ from zmq.utils import z85
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
-from taskyard.journal.files import put_private
+from taskyard.journal.files import replace_private
 from taskyard.net import keyring as keyring_module
 from taskyard.net import keys
 from taskyard.net.clock import SystemClock
 from taskyard.net.keyring import BROKER_FILE, Keyring
-from taskyard.net.keys import Secret, read_guest
-from taskyard.wire.roles import Guest, Role
+from taskyard.net.keys import Secret, read_peer_key
+from taskyard.wire.roles import AuthenticatedPeer, Role
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,19 +32,19 @@ def ring(tmp_path: Path) -> Keyring:
 def made(ring: Keyring, name: str, role: Role = Role.PRODUCER) -> Path:
     """A new key's file."""
     out = ring.state.parent / f"{name}-{len(ring.entries())}.key"
-    ring.new(name, role, out)
+    ring.create(name, role, out)
     return out
 
 
 def public_of(file: Path) -> str:
-    return read_guest(file).secret.public()
+    return read_peer_key(file).secret.public()
 
 
 def test_key_that_was_made_is_known_and_its_file_has_both_halves(ring: Keyring) -> None:
-    key = read_guest(made(ring, "ci-bot"))
+    key = read_peer_key(made(ring, "ci-bot"))
     assert (key.name, key.role) == ("ci-bot", Role.PRODUCER)
     assert key.broker == ring.secret().public()
-    assert ring.find(key.secret.public()) == Guest("ci-bot", Role.PRODUCER)
+    assert ring.find(key.secret.public()) == AuthenticatedPeer("ci-bot", Role.PRODUCER)
 
 
 def test_all_that_is_made_is_private(ring: Keyring) -> None:
@@ -60,20 +60,20 @@ def test_all_that_is_made_is_private(ring: Keyring) -> None:
 
 
 def test_brokers_own_key_is_made_once(ring: Keyring) -> None:
-    brokers = [read_guest(made(ring, name)).broker for name in ("one", "two")]
+    brokers = [read_peer_key(made(ring, name)).broker for name in ("one", "two")]
     assert brokers[0] == brokers[1]
 
 
 def test_secret_is_in_its_file_and_nowhere_else(ring: Keyring) -> None:
     file = made(ring, "ci-bot")
-    key = read_guest(file)
+    key = read_peer_key(file)
     secret = key.secret.reveal().decode()
     assert secret in file.read_text()
     assert not any(secret in path.read_text() for path in ring.directory.iterdir())
     assert secret not in repr(key)
     file.write_text(file.read_text().replace('role = "producer"', f'role = "{secret}"'))
     with pytest.raises(UserError) as caught:
-        read_guest(file)
+        read_peer_key(file)
     assert secret not in f"{caught.value!r} {caught.value.__cause__!r}"
 
 
@@ -81,14 +81,14 @@ def test_file_that_is_there_is_never_written_over(ring: Keyring, tmp_path: Path)
     out = tmp_path / "kept"
     out.write_text("mine")
     with pytest.raises(UserError, match=r"kept is there already, and a key is never written over"):
-        ring.new("ci-bot", Role.VIEWER, out)
+        ring.create("ci-bot", Role.VIEWER, out)
     assert out.read_text() == "mine"
     assert ring.entries() == []
 
 
 def test_file_that_can_not_be_written_leaves_no_key(ring: Keyring, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"can't write .*: No such file or directory; give another"):
-        ring.new("ci-bot", Role.VIEWER, tmp_path / "nowhere" / "x.key")
+        ring.create("ci-bot", Role.VIEWER, tmp_path / "nowhere" / "x.key")
     assert ring.entries() == []
 
 
@@ -100,17 +100,17 @@ def test_key_that_can_not_be_kept_leaves_no_file(
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(keyring_module, "put_private", refuse)
+    monkeypatch.setattr(keyring_module, "replace_private", refuse)
     out = tmp_path / "lost.key"
     with pytest.raises(UserError, match=r"can't write in .*: No space left on device; make room"):
-        ring.new("ci-bot", Role.VIEWER, out)
+        ring.create("ci-bot", Role.VIEWER, out)
     assert not out.exists()
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-x", "x.", "ä", "a b", "x\n", "x" * 65])
 def test_name_that_could_be_taken_for_something_else_is_refused(ring: Keyring, name: str) -> None:
     with pytest.raises(UserError, match=r"a key can't be named .* a name has 1 to 64 letters"):
-        ring.new(name, Role.VIEWER, ring.state.parent / "x.key")
+        ring.create(name, Role.VIEWER, ring.state.parent / "x.key")
     assert not ring.state.exists()
 
 
@@ -119,9 +119,9 @@ def test_name_is_one_keys_at_a_time(ring: Keyring) -> None:
     with pytest.raises(UserError, match=r"there is a key ci-bot already; give another name, or re"):
         made(ring, "ci-bot")
     ring.revoke("ci-bot")
-    new = public_of(made(ring, "ci-bot", Role.ADMIN))
-    assert ring.find(old) == Guest("ci-bot", None)
-    assert ring.find(new) == Guest("ci-bot", Role.ADMIN)
+    create = public_of(made(ring, "ci-bot", Role.ADMIN))
+    assert ring.find(old) == AuthenticatedPeer("ci-bot", None)
+    assert ring.find(create) == AuthenticatedPeer("ci-bot", Role.ADMIN)
     assert [bool(entry.revoked_ns) for entry in ring.entries()] == [True, False]
 
 
@@ -130,7 +130,7 @@ def test_keys_made_at_the_same_time_by_many_are_all_there_and_one_a_name(ring: K
 
     def make(number: int) -> None:
         try:
-            Keyring(ring.state).new(
+            Keyring(ring.state).create(
                 f"guest-{number // 2}", Role.VIEWER, ring.state.parent / f"{number}.key"
             )
         except UserError as error:
@@ -142,16 +142,16 @@ def test_keys_made_at_the_same_time_by_many_are_all_there_and_one_a_name(ring: K
     for thread in threads:
         thread.join()
     assert (len(ring.entries()), len(refused)) == (8, 8)
-    assert len({read_guest(file).broker for file in ring.state.parent.glob("*.key")}) == 1
+    assert len({read_peer_key(file).broker for file in ring.state.parent.glob("*.key")}) == 1
 
 
 def test_revoked_key_is_known_as_such_by_whoever_looked_before(ring: Keyring) -> None:
     file = made(ring, "ci-bot")
     other = Keyring(ring.state)
-    assert other.find(public_of(file)) == Guest("ci-bot", Role.PRODUCER)
+    assert other.find(public_of(file)) == AuthenticatedPeer("ci-bot", Role.PRODUCER)
     ring.revoke("ci-bot")
-    assert other.find(public_of(file)) == Guest("ci-bot", None)
-    assert not ring.has_guests()
+    assert other.find(public_of(file)) == AuthenticatedPeer("ci-bot", None)
+    assert not ring.has_keys()
 
 
 def test_what_can_not_be_revoked_is_told(ring: Keyring) -> None:
@@ -177,11 +177,11 @@ def test_aged_directory_is_not_read_again_and_a_fresh_one_is(
     """Two changes within one step of the file system's clock look like one."""
     made(ring, "ci-bot")
     changed_ns = ring.directory.stat().st_ctime_ns
-    for age_ns, readings in ((0, 1), (SECOND_NS // 20, 2), (SECOND_NS, 3), (SECOND_NS, 3)):
+    for age_ns, load_count in ((0, 1), (SECOND_NS // 20, 2), (SECOND_NS, 3), (SECOND_NS, 3)):
         now_ns = changed_ns + age_ns
         monkeypatch.setattr(SystemClock, "wall_ns", lambda now_ns=now_ns: now_ns)
-        ring.look()
-        assert ring.readings == readings
+        ring.refresh()
+        assert ring.load_count == load_count
 
 
 # What is open to others, damaged or not there.
@@ -195,9 +195,9 @@ def test_key_file_that_is_open_to_others_is_refused_with_what_mends_it(
     file.chmod(mode)
     told = rf"is open to others \(mode 0{mode:o}\), .*; chmod 600 {file}, and make new keys if"
     with pytest.raises(UserError, match=told):
-        read_guest(file)
+        read_peer_key(file)
     file.chmod(0o400)
-    assert read_guest(file).name == "ci-bot"
+    assert read_peer_key(file).name == "ci-bot"
 
 
 @pytest.mark.parametrize("mode", [0o750, 0o705, 0o711])
@@ -206,9 +206,9 @@ def test_directory_that_is_open_to_others_makes_nobody_known(ring: Keyring, mode
     assert ring.find(public)
     ring.directory.chmod(mode)
     looks = (lambda: ring.find(public), ring.entries, lambda: ring.revoke("ci-bot"))
-    for look in looks:
+    for refresh in looks:
         with pytest.raises(UserError, match=rf"is open to others .* chmod 700 {ring.directory}"):
-            look()
+            refresh()
     ring.directory.chmod(0o700)
     assert ring.find(public)
 
@@ -229,16 +229,16 @@ def test_what_belongs_to_somebody_else_is_refused(
 ) -> None:
     file = made(ring, "ci-bot")
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    for look in (lambda: read_guest(file), ring.entries):
+    for refresh in (lambda: read_peer_key(file), ring.entries):
         with pytest.raises(UserError, match=r"belongs to user \d+, not to you, .* or chown \d+ /"):
-            look()
+            refresh()
 
 
 def test_damaged_file_of_one_guest_makes_nobody_known(ring: Keyring) -> None:
     public = public_of(made(ring, "ci-bot"))
     made(ring, "other")
     assert ring.find(public)
-    put_private(ring.directory / "0123456789abcdef.guest", b"role = ")
+    replace_private(ring.directory / "0123456789abcdef.guest", b"role = ")
     with pytest.raises(UserError, match=r"guest is not the key file that it should be, or is dam"):
         ring.find(public)
 
@@ -261,24 +261,24 @@ def test_what_is_no_key_file_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "x.key"
     keys.create_key_file(file, text.replace('"S"', f'"{secret}"').replace('"B"', f'"{public}"'))
     with pytest.raises(UserError, match=r"x.key is not the key file that it should be"):
-        read_guest(file)
+        read_peer_key(file)
 
 
 def test_file_that_is_not_there_or_no_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"there is no key file .*x.key; give the one that you were"
     ):
-        read_guest(tmp_path / "x.key")
+        read_peer_key(tmp_path / "x.key")
     os.mkfifo(tmp_path / "pipe", 0o600)
     with pytest.raises(UserError, match=r"pipe is not the key file that it should be"):
-        read_guest(tmp_path / "pipe")
+        read_peer_key(tmp_path / "pipe")
     with pytest.raises(UserError, match=r"x can't be read: Not a directory; see that it is yours"):
-        read_guest(tmp_path / "pipe" / "x")
+        read_peer_key(tmp_path / "pipe" / "x")
 
 
 def test_without_a_directory_nobody_is_known(ring: Keyring) -> None:
     assert ring.entries() == []
-    assert not ring.has_guests()
+    assert not ring.has_keys()
     with pytest.raises(UserError, match=r"keys can't be read: No such file or directory; see that"):
         ring.find("x" * 40)
     with pytest.raises(UserError, match=r"has no key of the broker; make it with `taskyard keys n"):
@@ -289,19 +289,19 @@ def test_file_in_place_of_the_directory_makes_nobody_known(ring: Keyring) -> Non
     ring.state.mkdir()
     ring.directory.write_text("")
     ring.directory.chmod(0o600)
-    for look in (ring.entries, ring.look):
+    for refresh in (ring.entries, ring.refresh):
         with pytest.raises(UserError, match=r"keys can't be read: Not a directory; see that it is"):
-            look()
+            refresh()
     with pytest.raises(UserError, match=r"can't use .* for keys: .*; see that it is a directory"):
-        ring.new("ci-bot", Role.VIEWER, ring.state.parent / "x.key")
+        ring.create("ci-bot", Role.VIEWER, ring.state.parent / "x.key")
 
 
 def test_guests_are_bounded(ring: Keyring, monkeypatch: pytest.MonkeyPatch) -> None:
     made(ring, "one")
     made(ring, "two")
-    monkeypatch.setattr(keyring_module, "GUESTS_MAX", 1)
+    monkeypatch.setattr(keyring_module, "KEYS_MAX", 1)
     with pytest.raises(UserError, match=r"has 2 guests, more than 1; remove files of revoked ones"):
-        ring.look()
+        ring.refresh()
 
 
 def test_secret_is_of_the_right_form_and_public_keys_of_the_right_length() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.net.line import OVERDUE_NS, PING_NS, PING_OVERDUE_NS, RETRY_NS, RETRY_NS_MAX, Line
+from taskyard.net.line import OVERDUE_NS, PING_NS, PING_OVERDUE_NS, RETRY_NS, RETRY_NS_MAX, Channel
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_peer as peer
 
@@ -23,7 +23,7 @@ class Wall:
         self.made = 1
         self.sent: list[Q] = []
         self.inbox: list[list[bytes]] = []
-        self.line = Line(self, self)
+        self.line = Channel(self, self)
 
     def monotonic_ns(self) -> int:
         return self.now_ns
@@ -41,7 +41,9 @@ class Wall:
         return self.there
 
     def ask(self, wait_ns: int = 0, *, stream: bool = False) -> int:
-        return self.line.ask(lambda number: peer.ask(number, peer.STATS), wait_ns, stream=stream)
+        return self.line.request(
+            lambda number: peer.query(number, peer.STATS), wait_ns, stream=stream
+        )
 
     def answer(
         self, number: int, broker: int = 1, kind: Q.Type = Q.Stats, n: int | None = None
@@ -52,7 +54,7 @@ class Wall:
         self.inbox.append([b"", query.SerializeToString()])
 
     def answered(self) -> list[int]:
-        return [reply.request for reply in self.line.replies()]
+        return [reply.request for reply in self.line.receive()]
 
     def pass_time(self, ns: int) -> list[int]:
         """The numbers of what is sent because of it."""
@@ -218,7 +220,7 @@ def test_forgotten_request_is_neither_answered_nor_sent() -> None:
     wall = Wall()
     wall.there = False
     number = wall.ask()
-    wall.line.forget(number)
+    wall.line.drop(number)
     wall.there = True
     assert wall.pass_time(1) == []
     wall.answer(number)
@@ -262,9 +264,9 @@ def test_request_that_was_refused_for_now_can_be_forgotten() -> None:
     wall = Wall()
     for number in (wall.ask(), wall.ask()):
         refuse_for_now(wall, number)
-    wall.line.forget(number)
+    wall.line.drop(number)
     assert wall.line.postponed
-    wall.line.forget_all()
+    wall.line.drop_all()
     assert not wall.line.postponed
     assert wall.pass_time(RETRY_NS_MAX) == []
 

@@ -9,13 +9,13 @@ import zmq
 
 from taskyard.net.context import context
 from taskyard.net.options import (
-    CONNECTING,
-    CONNECTING_BY_NAME,
+    CONNECT_OPTIONS,
     CONTEXT,
-    LISTENING,
-    state_options,
+    LISTEN_OPTIONS,
+    ROUTER_CONNECT_OPTIONS,
+    set_options,
 )
-from taskyard.net.sockets import Wire, connect, connect_by_name, listen
+from taskyard.net.sockets import ZmqSocket, connect, connect_by_name, listen
 from tests.net.kit import PATIENCE_MS, arrived, needs_ipv6, peers
 
 #: ZeroMQ takes these and does not tell them; the tests below see them at work.
@@ -23,7 +23,7 @@ WRITE_ONLY = [zmq.SocketOption.ROUTER_MANDATORY, zmq.SocketOption.ROUTER_HANDOVE
 
 
 def stated(
-    wire: Wire, table: dict[zmq.SocketOption, int | bytes]
+    wire: ZmqSocket, table: dict[zmq.SocketOption, int | bytes]
 ) -> dict[zmq.SocketOption, object]:
     return {option: wire.socket.getsockopt(option) for option in table if option not in WRITE_ONLY}
 
@@ -33,40 +33,42 @@ def readable(table: dict[zmq.SocketOption, int | bytes]) -> dict[zmq.SocketOptio
 
 
 @pytest.fixture
-def listener() -> Iterator[Wire]:
+def listener() -> Iterator[ZmqSocket]:
     with closing(listen("tcp://127.0.0.1:0")) as wire:
         yield wire
 
 
-def test_listener_has_every_option_as_stated(listener: Wire, tmp_path: Path) -> None:
-    assert stated(listener, LISTENING) == readable(LISTENING)
+def test_listener_has_every_option_as_stated(listener: ZmqSocket, tmp_path: Path) -> None:
+    assert stated(listener, LISTEN_OPTIONS) == readable(LISTEN_OPTIONS)
     with closing(listen(f"ipc://{tmp_path}/broker.sock")) as wire:
-        assert stated(wire, LISTENING) == readable(LISTENING)
+        assert stated(wire, LISTEN_OPTIONS) == readable(LISTEN_OPTIONS)
 
 
-def test_peer_has_every_option_as_stated(listener: Wire) -> None:
+def test_peer_has_every_option_as_stated(listener: ZmqSocket) -> None:
     with closing(connect(listener.endpoint)) as peer:
-        assert stated(peer, CONNECTING) == readable(CONNECTING)
+        assert stated(peer, CONNECT_OPTIONS) == readable(CONNECT_OPTIONS)
         assert peer.socket.getsockopt(zmq.SocketOption.ZAP_DOMAIN) == b""
 
 
-def test_peer_that_goes_by_a_name_has_every_option_as_stated(listener: Wire) -> None:
+def test_peer_that_goes_by_a_name_has_every_option_as_stated(listener: ZmqSocket) -> None:
     with closing(connect_by_name(listener.endpoint, "me")) as peer:
-        assert stated(peer, CONNECTING_BY_NAME) == readable(CONNECTING_BY_NAME)
+        assert stated(peer, ROUTER_CONNECT_OPTIONS) == readable(ROUTER_CONNECT_OPTIONS)
         name = peer.socket.getsockopt(zmq.SocketOption.ROUTING_ID)
         assert name == listener.endpoint.encode() + b":me"
         assert not peer.send([b"nobody", b"lost"])
 
 
-def test_listener_has_the_name_of_its_endpoint_if_it_is_to_and_none_else(listener: Wire) -> None:
+def test_listener_has_the_name_of_its_endpoint_if_it_is_to_and_none_else(
+    listener: ZmqSocket,
+) -> None:
     assert listener.socket.getsockopt(zmq.SocketOption.ROUTING_ID) == b""
     with closing(listen("tcp://127.0.0.1:0", is_named=True)) as wire:
-        assert stated(wire, LISTENING) == readable(LISTENING)
+        assert stated(wire, LISTEN_OPTIONS) == readable(LISTEN_OPTIONS)
         assert wire.socket.getsockopt(zmq.SocketOption.ROUTING_ID) == wire.endpoint.encode()
 
 
 @pytest.mark.parametrize("option", WRITE_ONLY)
-def test_what_is_not_read_back_can_not_be(listener: Wire, option: zmq.SocketOption) -> None:
+def test_what_is_not_read_back_can_not_be(listener: ZmqSocket, option: zmq.SocketOption) -> None:
     with pytest.raises(zmq.ZMQError):
         listener.socket.getsockopt(option)
 
@@ -76,17 +78,17 @@ def test_context_has_every_option_as_stated() -> None:
 
 
 @needs_ipv6
-def test_ipv6_is_on_for_an_endpoint_that_needs_it_alone(listener: Wire) -> None:
+def test_ipv6_is_on_for_an_endpoint_that_needs_it_alone(listener: ZmqSocket) -> None:
     with closing(listen("tcp://[::1]:0")) as wire, peers(wire) as (peer, _):
         options = [each.socket.getsockopt(zmq.SocketOption.IPV6) for each in (wire, peer, listener)]
     assert options == [1, 1, 0]
 
 
-def test_message_to_nobody_is_refused(listener: Wire) -> None:
+def test_message_to_nobody_is_refused(listener: ZmqSocket) -> None:
     assert not listener.send([b"nobody", b"lost"])
 
 
-def test_peer_that_comes_back_under_its_old_routing_id_is_answered(listener: Wire) -> None:
+def test_peer_that_comes_back_under_its_old_routing_id_is_answered(listener: ZmqSocket) -> None:
     with (
         zmq.Context() as foreign,
         foreign.socket(zmq.DEALER) as old,
@@ -109,7 +111,7 @@ def test_without_a_zap_handler_nobody_comes_in() -> None:
         bare.socket(zmq.ROUTER) as router,
         bare.socket(zmq.DEALER) as dealer,
     ):
-        state_options(router, LISTENING, is_ipv6=False)
+        set_options(router, LISTEN_OPTIONS, is_ipv6=False)
         with router.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL) as monitor:
             dealer.setsockopt(zmq.LINGER, 0)
             dealer.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")

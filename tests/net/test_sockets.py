@@ -14,12 +14,12 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
 from taskyard.net.options import FRAME_BYTES_MAX, FRAMES_MAX, MESSAGES_WAITING_MAX
 from taskyard.net.poller import Poller
-from taskyard.net.sockets import Wire, connect, connect_by_name, listen
+from taskyard.net.sockets import ZmqSocket, connect, connect_by_name, listen
 from tests.net.kit import PATIENCE_MS, PYTHON, arrived, peers
 
 
 @pytest.fixture(params=["tcp", "ipc"])
-def listener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Wire]:
+def listener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ZmqSocket]:
     endpoint = "tcp://127.0.0.1:0" if request.param == "tcp" else f"ipc://{tmp_path}/broker.sock"
     with closing(listen(endpoint)) as wire:
         yield wire
@@ -28,7 +28,7 @@ def listener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Wire]:
 @pytest.mark.parametrize(
     "frames", [[b"one"], [b""], [b"", b"two"], [b"a", b"", b"c"], [b"x" * 1_000_000, b"y"]]
 )
-def test_message_goes_there_and_back_whole(listener: Wire, frames: list[bytes]) -> None:
+def test_message_goes_there_and_back_whole(listener: ZmqSocket, frames: list[bytes]) -> None:
     with peers(listener) as (peer, route):
         assert peer.send(frames)
         assert arrived(listener) == [route, *frames]
@@ -36,7 +36,7 @@ def test_message_goes_there_and_back_whole(listener: Wire, frames: list[bytes]) 
         assert arrived(peer) == frames
 
 
-def test_nothing_there_is_none(listener: Wire) -> None:
+def test_nothing_there_is_none(listener: ZmqSocket) -> None:
     with peers(listener) as (peer, _):
         assert peer.receive() is None
         assert listener.receive() is None
@@ -47,7 +47,7 @@ def test_free_port_is_told() -> None:
         assert int(wire.endpoint.rpartition(":")[2]) > 0
 
 
-def test_message_of_the_most_frames_is_taken_whole(listener: Wire) -> None:
+def test_message_of_the_most_frames_is_taken_whole(listener: ZmqSocket) -> None:
     with peers(listener) as (peer, route):
         peer.send([b"x"] * (FRAMES_MAX - 1))
         assert arrived(listener) == [route] + [b"x"] * (FRAMES_MAX - 1)
@@ -56,7 +56,7 @@ def test_message_of_the_most_frames_is_taken_whole(listener: Wire) -> None:
         assert (listener.dropped, peer.dropped) == (0, 0)
 
 
-def test_message_of_too_many_frames_is_passed_over_and_counted(listener: Wire) -> None:
+def test_message_of_too_many_frames_is_passed_over_and_counted(listener: ZmqSocket) -> None:
     with peers(listener) as (peer, route):
         peer.send([b"x"] * FRAMES_MAX)
         peer.send([b"x"] * 10_000)
@@ -68,7 +68,7 @@ def test_message_of_too_many_frames_is_passed_over_and_counted(listener: Wire) -
         assert (listener.dropped, peer.dropped) == (2, 1)
 
 
-def test_peer_with_too_large_a_frame_is_cut_off(listener: Wire) -> None:
+def test_peer_with_too_large_a_frame_is_cut_off(listener: ZmqSocket) -> None:
     with closing(connect(listener.endpoint)) as greedy:
         greedy.send([b"hello"])
         route = arrived(listener)[0]
@@ -80,7 +80,7 @@ def test_peer_with_too_large_a_frame_is_cut_off(listener: Wire) -> None:
         assert not listener.send([route, b"to the old connection"])
 
 
-def test_peer_that_takes_no_more_is_refused_and_gets_all_that_was_not(listener: Wire) -> None:
+def test_peer_that_takes_no_more_is_refused_and_gets_all_that_was_not(listener: ZmqSocket) -> None:
     block = bytes(1 << 16)  # large enough that the kernel takes few of them
     with peers(listener) as (peer, route):
         taken = 0
@@ -104,7 +104,7 @@ def test_peer_may_send_ahead_of_the_connection_up_to_a_limit(tmp_path: Path) -> 
         assert content == [[b"head", b"%d" % number] for number in range(sent)]
 
 
-def test_route_of_a_peer_that_left_is_refused(listener: Wire) -> None:
+def test_route_of_a_peer_that_left_is_refused(listener: ZmqSocket) -> None:
     with peers(listener) as (_, route):
         pass
     while listener.send([route, b"anybody?"]):  # until ZeroMQ has noticed
@@ -119,12 +119,12 @@ def test_other_errors_of_a_send_are_raised() -> None:
         wire.send([b"x"])
 
 
-def test_closing_twice_is_once(listener: Wire) -> None:
+def test_closing_twice_is_once(listener: ZmqSocket) -> None:
     listener.close()
     listener.close()
 
 
-def test_goodbye_that_was_sent_just_before_the_close_arrives(listener: Wire) -> None:
+def test_goodbye_that_was_sent_just_before_the_close_arrives(listener: ZmqSocket) -> None:
     with closing(connect(listener.endpoint)) as one, closing(connect(listener.endpoint)) as two:
         routes = []
         for peer in (one, two):
@@ -137,7 +137,7 @@ def test_goodbye_that_was_sent_just_before_the_close_arrives(listener: Wire) -> 
             assert [arrived(peer) for _ in range(100)] == [[b"bye"]] * 100
 
 
-def test_restarted_broker_is_found_by_the_same_wire(listener: Wire) -> None:
+def test_restarted_broker_is_found_by_the_same_wire(listener: ZmqSocket) -> None:
     with peers(listener) as (peer, _):
         listener.close()
         with closing(listen(listener.endpoint)) as restarted:
@@ -148,7 +148,7 @@ def test_restarted_broker_is_found_by_the_same_wire(listener: Wire) -> None:
             assert arrived(restarted)[1:] == [b"again"]
 
 
-def test_wire_has_a_descriptor(listener: Wire) -> None:
+def test_wire_has_a_descriptor(listener: ZmqSocket) -> None:
     assert listener.fileno() == listener.socket.FD
     os.fstat(listener.fileno())
 
@@ -239,7 +239,7 @@ def test_wire_counts_its_connections_if_it_is_asked_to() -> None:
                 assert plain.connections() == 0
 
 
-def await_connections(wire: Wire, count: int) -> None:
+def await_connections(wire: ZmqSocket, count: int) -> None:
     ends = time.monotonic() + 60
     while wire.connections() < count:
         assert time.monotonic() < ends

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from taskyard.net.sockets import Wire
+    from taskyard.net.sockets import ZmqSocket
 
 ROUTE = b"peer"
 BODY = bytes(100_000)
@@ -25,7 +25,7 @@ BODY = bytes(100_000)
 class Conversation:
     """A listener, and a peer that reads when it is told to."""
 
-    def __init__(self, wire: Wire, peer: zmq.Socket[bytes]) -> None:
+    def __init__(self, wire: ZmqSocket, peer: zmq.Socket[bytes]) -> None:
         self.wire = wire
         self.peer = peer
         self.unread = Unread()
@@ -43,7 +43,7 @@ class Conversation:
 
     def is_all_read(self) -> bool:
         self.wire.is_readable()  # ZeroMQ looks after its queues when it is asked something
-        self.unread.look()
+        self.unread.refresh()
         return not self.unread.bytes_all
 
     def fill(self) -> int:

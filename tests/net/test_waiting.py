@@ -13,13 +13,13 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.net.clock import SystemClock
 from taskyard.net.poller import WAIT_MS_MAX, Poller
 from taskyard.net.signals import Signals
-from taskyard.net.sockets import Wire, listen
+from taskyard.net.sockets import ZmqSocket, listen
 from taskyard.net.waker import Waker
 from tests.net.kit import PATIENCE_NS, arrived, peers
 
 
 @pytest.fixture
-def listener() -> Iterator[Wire]:
+def listener() -> Iterator[ZmqSocket]:
     with closing(listen("tcp://127.0.0.1:0")) as wire:
         yield wire
 
@@ -30,7 +30,9 @@ def waker() -> Iterator[Waker]:
         yield opened
 
 
-def test_poller_tells_wires_and_descriptors_that_are_ready(listener: Wire, waker: Waker) -> None:
+def test_poller_tells_wires_and_descriptors_that_are_ready(
+    listener: ZmqSocket, waker: Waker
+) -> None:
     poller = Poller()
     poller.add(waker.fileno())
     with peers(listener) as (peer, route):
@@ -46,7 +48,7 @@ def test_poller_tells_wires_and_descriptors_that_are_ready(listener: Wire, waker
         assert poller.wait(0) == [waker.fileno()]
 
 
-def test_poller_forgets_what_is_removed(listener: Wire, waker: Waker) -> None:
+def test_poller_forgets_what_is_removed(listener: ZmqSocket, waker: Waker) -> None:
     poller = Poller()
     poller.add(waker.fileno())
     poller.add(waker.fileno())
@@ -71,7 +73,7 @@ def test_poller_tells_that_the_other_end_of_a_pipe_is_closed() -> None:
 
 
 @pytest.mark.parametrize("wait_ns", [1, 900_000, 1_900_000, 20_000_000])
-def test_poller_never_comes_back_before_the_time(listener: Wire, wait_ns: int) -> None:
+def test_poller_never_comes_back_before_the_time(listener: ZmqSocket, wait_ns: int) -> None:
     poller = Poller()
     poller.add(listener)
     started_ns = time.monotonic_ns()
@@ -121,8 +123,8 @@ def test_signals_are_read_where_the_loop_waits() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
         assert poller.wait(PATIENCE_NS) == [signals.fileno()]
-        assert signals.taken() == [signal.SIGTERM, signal.SIGINT]
-        assert signals.taken() == []
+        assert signals.received() == [signal.SIGTERM, signal.SIGINT]
+        assert signals.received() == []
         assert poller.wait(0) == []
 
 
@@ -134,7 +136,7 @@ def test_signal_ends_a_wait_that_is_under_way() -> None:
         thread.start()
         assert poller.wait(PATIENCE_NS) == [signals.fileno()]
         thread.join()
-        assert signals.taken() == [signal.SIGUSR1]
+        assert signals.received() == [signal.SIGUSR1]
 
 
 def test_signal_that_somebody_else_takes_is_not_told() -> None:
@@ -143,7 +145,7 @@ def test_signal_that_somebody_else_takes_is_not_told() -> None:
     try:
         with Signals([signal.SIGUSR1]) as signals:
             os.kill(os.getpid(), signal.SIGUSR2)
-            assert signals.taken() == []
+            assert signals.received() == []
     finally:
         signal.signal(signal.SIGUSR2, before)
     assert heard == [signal.SIGUSR2]
@@ -155,9 +157,9 @@ def test_signals_are_given_back_as_they_were() -> None:
         descriptor = signals.fileno()
         with Signals([signal.SIGTERM]) as inner:
             os.kill(os.getpid(), signal.SIGTERM)
-            assert inner.taken() == [signal.SIGTERM]
+            assert inner.received() == [signal.SIGTERM]
         os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.taken() == [signal.SIGTERM]
+        assert signals.received() == [signal.SIGTERM]
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
     assert signal.set_wakeup_fd(-1) == -1
     with pytest.raises(OSError, match="Bad file descriptor"):

@@ -27,12 +27,12 @@ def question(
 
 @pytest.mark.parametrize("address", [b"127.0.0.1", b"127.8.9.10", b"::1", HERE, b"localhost:0:0:1"])
 def test_peer_of_this_machine_and_user_comes_in(address: bytes) -> None:
-    assert zap.answer(question(address)) == [b"1.0", b"7", b"200", b"", b"", b""]
+    assert zap.reply(question(address)) == [b"1.0", b"7", b"200", b"", b"", b""]
 
 
 @pytest.mark.parametrize("address", [b"10.0.0.1", b"fe80::1", b"localhost:%d:0:1" % (2**31)])
 def test_peer_from_elsewhere_does_not(address: bytes) -> None:
-    assert zap.answer(question(address))[2:4] == [b"400", b"not from here"]
+    assert zap.reply(question(address))[2:4] == [b"400", b"not from here"]
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_peer_from_elsewhere_does_not(address: bytes) -> None:
     ],
 )
 def test_what_has_no_rule_is_refused(domain: bytes, mechanism: bytes) -> None:
-    answer = zap.answer(question(b"127.0.0.1", domain, mechanism))
-    assert answer[2:4] == [b"400", b"unknown domain or mechanism"]
+    reply = zap.reply(question(b"127.0.0.1", domain, mechanism))
+    assert reply[2:4] == [b"400", b"unknown domain or mechanism"]
 
 
 @pytest.mark.parametrize(
@@ -62,14 +62,14 @@ def test_what_has_no_rule_is_refused(domain: bytes, mechanism: bytes) -> None:
     ],
 )
 def test_malformed_question_is_answered_no(request_frames: list[bytes]) -> None:
-    assert zap.answer(request_frames)[2:4] == [b"500", b"malformed request"]
+    assert zap.reply(request_frames)[2:4] == [b"500", b"malformed request"]
 
 
 @given(st.lists(st.binary(max_size=20), max_size=9))
 def test_nothing_but_a_rule_says_yes(frames: list[bytes]) -> None:
-    answer = zap.answer(frames)
-    assert len(answer) == 6
-    assert answer[2] != b"200"
+    reply = zap.reply(frames)
+    assert len(reply) == 6
+    assert reply[2] != b"200"
 
 
 def test_peer_is_told_to_come_back_when_descriptors_run_short(
@@ -79,7 +79,7 @@ def test_peer_is_told_to_come_back_when_descriptors_run_short(
     os.close(lowest_free)
     for limit, status in ((lowest_free * 4, b"200"), (lowest_free + 1, b"300")):
         monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
-        assert zap.answer(question(b"127.0.0.1"))[2] == status
+        assert zap.reply(question(b"127.0.0.1"))[2] == status
 
 
 def test_peer_is_told_to_come_back_when_there_is_no_descriptor_at_all(
@@ -89,7 +89,7 @@ def test_peer_is_told_to_come_back_when_there_is_no_descriptor_at_all(
         raise OSError
 
     monkeypatch.setattr(os, "open", refuse)
-    assert zap.answer(question(b"127.0.0.1"))[2:4] == [b"300", b"no descriptor left"]
+    assert zap.reply(question(b"127.0.0.1"))[2:4] == [b"300", b"no descriptor left"]
 
 
 #: A listener with few descriptors that echoes, and says how many files it can still open.

@@ -123,7 +123,7 @@ def write_part(state: Path, first: int, last: int, *stories: Story) -> None:
     for story in stories:
         told["events"] += story.events
         told["edges"] += story.edges
-    for table, path in history.Part(first, last).paths(state).items():
+    for table, path in history.HistoryPart(first, last).paths(state).items():
         rows = [row for row in told[table] if first <= int(str(row["sequence"])) <= last]
         columns = {name: [row.get(name) for row in rows] for name in history.TABLES[table].names}
         pq.write_table(pa.table(columns, schema=history.TABLES[table]), path)

@@ -23,7 +23,7 @@ from taskyard.demo import agent, campaign, place, proof
 from taskyard.demo.proof import Counts, Kill, Story
 from taskyard.demo.yard import PartEnded, Yard
 from taskyard.errors import ExitCode, UserError
-from taskyard.journal.tally import Tally
+from taskyard.journal.tally import AuditCounts
 from taskyard.pipeline.transforms.guarantees import Guarantees
 from tests.test_docs_commands import Block, blocks
 
@@ -38,7 +38,7 @@ NOTE = "run by tests/pipeline/test_demo.py"
 PLANNED = campaign.plan(campaign.TASKS)
 KILL = Kill(status=-9, settled=1, tasks=2, seconds_away=0.1)
 GOOD = Counts(
-    Tally(
+    AuditCounts(
         submitted=PLANNED.tasks,
         done=PLANNED.tasks - PLANNED.failing - PLANNED.behind,
         failed=PLANNED.failing,
@@ -116,7 +116,7 @@ def broken(counts: Counts, kill: Kill = KILL, **changed: int) -> dict[str, ExitC
 
 def changed(behind: int = PLANNED.behind, **values: int) -> Counts:
     tally = {name: getattr(GOOD.tally, name) for name in GOOD.tally.__struct_fields__} | values
-    return Counts(Tally(**tally), behind, GOOD.done_by)
+    return Counts(AuditCounts(**tally), behind, GOOD.done_by)
 
 
 def test_what_went_as_planned_holds() -> None:

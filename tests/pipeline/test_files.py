@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from taskyard.journal.history import Part
+from taskyard.journal.history import HistoryPart
 from taskyard.pipeline.datasets import TASKS, TASKS_ALONE
 from taskyard.pipeline.files.placing import Placing
 from taskyard.pipeline.files.splitting import Split
@@ -30,7 +30,7 @@ def test_part_is_split_by_campaign_and_day_and_the_same_again(tmp_path: Path) ->
     story.submit(0, "a")
     story.submit(86_400, "b", "a")
     write_part(tmp_path, 1, 9, story)
-    share = Split(tmp_path, Part(1, 9), tmp_path / "out")
+    share = Split(tmp_path, HistoryPart(1, 9), tmp_path / "out")
     for _ in range(2):
         assert share() == [None, "night run"]
     found = {

@@ -18,7 +18,7 @@ from taskyard import Client
 from taskyard.errors import UserError
 from taskyard.journal import recovery
 from taskyard.journal.reading import JournalReader
-from taskyard.journal.tally import Counting, Tally
+from taskyard.journal.tally import AuditCounts, Auditor
 from taskyard.journal.witness import read as witnessed
 from taskyard.pipeline import java
 from taskyard.pipeline.jobs import fleet
@@ -110,10 +110,10 @@ def _command(pid: int) -> bytes:
         return b""
 
 
-def _tally(state: Path) -> Tally:
+def _tally(state: Path) -> AuditCounts:
     seen = witnessed(state)
     assert seen is not None
-    counting, number = Counting(), 0
+    counting, number = Auditor(), 0
     with JournalReader(state, *seen) as reader:
         for row in reader.rows():
             counting.add(recovery.records_of(row, number))
@@ -158,7 +158,7 @@ def test_a_killed_executor_loses_no_task(tmp_path: Path, monkeypatch: pytest.Mon
         broker.end()
     tally = _tally(tmp_path / ".taskyard")
     assert (tally.submitted, tally.done, tally.unfinished) == (TASKS, TASKS, 0)
-    assert tally.is_sound
+    assert tally.is_clean
 
 
 def test_a_fleet_that_could_not_work_is_refused() -> None:

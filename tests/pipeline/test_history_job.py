@@ -15,7 +15,7 @@ import pytest
 
 from taskyard.cli.entry import run, taskyard
 from taskyard.errors import JournalDamaged, UserError
-from taskyard.journal.history import Part
+from taskyard.journal.history import HistoryPart
 from taskyard.pipeline import small, tables
 from taskyard.pipeline.datasets import (
     ATTEMPTS,
@@ -277,17 +277,17 @@ def test_rows_that_came_by_other_files_are_refused(state: Path, tmp_path: Path) 
 
 
 def damage_gap(state: Path) -> None:
-    for path in Part(9, 14).paths(state).values():
+    for path in HistoryPart(9, 14).paths(state).values():
         path.unlink()
 
 
 def damage_file(state: Path) -> None:
-    path = Part(9, 14).paths(state)["events"]
+    path = HistoryPart(9, 14).paths(state)["events"]
     path.write_bytes(path.read_bytes()[:-20])
 
 
 def damage_columns(state: Path) -> None:
-    paths = Part(9, 14).paths(state)
+    paths = HistoryPart(9, 14).paths(state)
     shutil.copy(paths["edges"], paths["events"])
 
 

@@ -15,7 +15,7 @@ from taskyard.errors import JournalDamaged, UserError
 from taskyard.journal import compaction, history, recovery
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore
-from taskyard.journal.tally import Counting, Tally
+from taskyard.journal.tally import AuditCounts, Auditor
 from taskyard.pipeline.datasets import EDGES, EVENTS
 from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.transforms.guarantees import Guarantees, guarantees
@@ -94,7 +94,7 @@ def test_states_are_those_of_the_scheduler(yard: WritingYard, told: source.Told)
 
 
 def test_guarantees_agree_with_the_journals_own_tally(yard: WritingYard, told: source.Told) -> None:
-    counting = Counting()
+    counting = Auditor()
     before = 0
     for row in yard.store.rows():
         counting.add(recovery.records_of(row, before))
@@ -102,7 +102,7 @@ def test_guarantees_agree_with_the_journals_own_tally(yard: WritingYard, told: s
     assert tallied(guarantees(told.events, told.edges), counting.tally())
 
 
-def tallied(found: Guarantees, tally: Tally) -> bool:
+def tallied(found: Guarantees, tally: AuditCounts) -> bool:
     """The tally counts a name that was cancelled and is there again by its newest task."""
     waiting = found.blocked_behind_failure + found.unfinished + found.lost
     assert (found.submitted, found.done, found.failed) == (
@@ -115,7 +115,7 @@ def tallied(found: Guarantees, tally: Tally) -> bool:
     assert waiting == tally.unfinished
     broken = (found.completed_twice, found.dependencies_broken, found.unknown)
     assert broken == (tally.completed_twice, tally.dependencies_broken, tally.unknown)
-    return found.is_sound == tally.is_sound
+    return found.is_sound == tally.is_clean
 
 
 def test_state_that_is_all_exported_has_no_rows_beside(
@@ -134,14 +134,14 @@ def test_state_that_nothing_was_exported_of_is_read_from_its_journal(
     assert source.read(spark, tmp_path / "state").last == 0
     assert source.parts(tmp_path / "state") == []
     copied = source.copy_rest(tmp_path / "state", [], tmp_path / "scratch")
-    assert copied == history.Part(1, rows)
+    assert copied == history.HistoryPart(1, rows)
 
 
 def test_reading_takes_no_lock_and_writes_nothing(state: Path, tmp_path: Path) -> None:
     kept = ("journal.sqlite-shm", "journal.sqlite-wal")  # SQLite's own scratch, made by any reader
     before = {path: path.stat().st_mtime_ns for path in state.rglob("*") if path.name not in kept}
     with closing(SqliteStore(state)) as store:  # as a broker holds it
-        assert source.copy_rest(state, source.parts(state), tmp_path) == history.Part(
+        assert source.copy_rest(state, source.parts(state), tmp_path) == history.HistoryPart(
             EXPORTED + 1, store.head.sequence
         )
     after = {path: path.stat().st_mtime_ns for path in state.rglob("*") if path.name not in kept}

@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from taskyard.core import graph, records
 from taskyard.core.effects import Accepted
-from taskyard.core.events import Outcome, Repeat, Unknown
+from taskyard.core.events import DuplicatePolicy, Outcome, UnknownPolicy
 from taskyard.core.identity import spelling, split
 from taskyard.core.states import TaskState
 from taskyard.journal import compaction, recovery
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.timeout(900)
 
 CAMPAIGNS = (b"A", b"B", b"C", b"D", b"")
 #: Is linked to no other campaign.
-ALONE = b"alone"
+EXCLUSIVE = b"alone"
 SEED = 29
 ROUNDS = 60
 WORKER = b"w"
@@ -170,14 +170,14 @@ class Truth:
 _ENDS: dict[type, str] = {
     records.Finished: "DONE",
     records.Failed: "FAILED",
-    records.Aged: "FAILED",
+    records.TaskExpired: "FAILED",
     records.Cancelled: "CANCELLED",
 }
 _SETTLING: tuple[type, ...] = (
     *_ENDS,
     records.Postponed,
     records.Returned,
-    records.Expired,
+    records.LeaseExpired,
     records.Retried,
 )
 
@@ -199,7 +199,7 @@ class Teller:
             for name in self.yard.take(WORKER, self._random.randrange(4)):
                 self._pass_time()
                 failed = self._random.random() < 0.25
-                outcome = Outcome.FAILED_FOR_GOOD if failed else Outcome.DONE
+                outcome = Outcome.FAILED_FINAL if failed else Outcome.DONE
                 self.yard.report(WORKER, name, outcome, texts=[b"text"])
             self._pass_time()
             self._steer()
@@ -219,10 +219,10 @@ class Teller:
             promised = (chance.choice(CAMPAIGNS), b"promised-%d" % len(self._names))
             self._promised.append(promised)
             after.append(spelling(*promised))
-        told = self.yard.submit(name, after=[after], campaign=campaign, unknown=Unknown.WAIT)
+        told = self.yard.submit(name, after=[after], campaign=campaign, unknown=UnknownPolicy.WAIT)
         if isinstance(told[0], Accepted):  # it would have closed a cycle otherwise
             self._names.append(spelling(campaign, name))
-        self.yard.submit(name + b" alone", campaign=ALONE)
+        self.yard.submit(name + b" alone", campaign=EXCLUSIVE)
 
     def _is_usable(self, name: bytes) -> bool:
         task = self.yard.scheduler.ledger.tasks[name]
@@ -240,7 +240,11 @@ class Teller:
             campaign = self.yard.scheduler.ledger.tasks[name].terms.campaign
             before = chance.choice(self._names)
             after = [[before]] if self._is_usable(before) else [[b"nobody"]]
-            terms = {"campaign": campaign, "repeat": Repeat.EXTEND, "unknown": Unknown.DONE}
+            terms = {
+                "campaign": campaign,
+                "repeat": DuplicatePolicy.EXTEND,
+                "unknown": UnknownPolicy.DONE,
+            }
             self.yard.submit(split(name, campaign), after=after, **terms)
 
 
@@ -347,7 +351,7 @@ def test_tables_made_in_two_runs_follow_dependencies_across_campaigns(
 ) -> None:
     out = told.state.parent / "tables"
     check_tasks(tables.read(spark, out, TASKS), told)
-    names = [name.decode() for name in (*CAMPAIGNS, ALONE)]
+    names = [name.decode() for name in (*CAMPAIGNS, EXCLUSIVE)]
     check_paths(tables.read(spark, out, CRITICAL_PATH), told, *names)
 
 
@@ -392,7 +396,7 @@ def test_change_in_one_campaign_renews_linked_ones_and_no_other(
         assert behind(spark, out) == []
         before = files(out, "other")
         (taken,) = yard.take(WORKER)
-        yard.report(WORKER, taken, Outcome.FAILED_FOR_GOOD, texts=[b"no"])
+        yard.report(WORKER, taken, Outcome.FAILED_FINAL, texts=[b"no"])
         compaction.export(state, store)
         assert make_tables(spark, state, out) == 3
         assert behind(spark, out) == ["B/b", "C/c"]

@@ -20,11 +20,11 @@ from taskyard.cli.entry import run, taskyard
 from taskyard.client.campaign.formats import Options
 from taskyard.client.campaign.lines import LINE_BYTES_MAX, BadCampaign
 from taskyard.client.client import Client
-from taskyard.core.events import Unknown
+from taskyard.core.events import UnknownPolicy
 from taskyard.errors import Refused, UserError
 from taskyard.journal import recovery
 from taskyard.journal.reading import JournalReader
-from taskyard.journal.tally import Counting
+from taskyard.journal.tally import Auditor
 from taskyard.journal.witness import read as witnessed
 from taskyard.pipeline.columns import unpack
 from taskyard.pipeline.datasets import REJECTS
@@ -71,7 +71,7 @@ def _read(spark: SparkSession, *files: str, **options: Any) -> load.Checked:
 
 
 def _submit(checked: load.Checked, broker: MemoryBroker, **how: Any) -> Taken:
-    return load.submit_all(checked, target(broker.endpoint, None, "c", Unknown.REFUSE), **how)
+    return load.submit_all(checked, target(broker.endpoint, None, "c", UnknownPolicy.REFUSE), **how)
 
 
 def _views(client: Client) -> dict[str, dict[str, Any]]:
@@ -320,7 +320,7 @@ def test_a_name_that_is_known_as_something_else_stops_all_before_it_begins(
         client.status()
         tasks = [{"name": name, "argv": ["true"]} for name in "abcd"]
         checked = _read(spark, _write(tmp_path / "a.jsonl", tasks))
-        found = load.conflicts(checked, target(broker.endpoint, None, "c", Unknown.REFUSE))
+        found = load.conflicts(checked, target(broker.endpoint, None, "c", UnknownPolicy.REFUSE))
         assert len(found) == 2
         assert "task c/b is known with another payload" in found[0]
         assert "task c/c: the name is that of a task outside any campaign" in found[1]
@@ -377,7 +377,7 @@ def test_killed_in_the_middle_and_run_again_it_submits_nothing_twice(
         command = [sys.executable, "-c", _KILLED, file, broker.endpoint]
         killed = subprocess.run(command, check=False)
         assert killed.returncode == -signal.SIGKILL
-        to = target(broker.endpoint, None, "c", Unknown.REFUSE)
+        to = target(broker.endpoint, None, "c", UnknownPolicy.REFUSE)
         checked = _read(spark, file)
         assert load.conflicts(checked, to) == []
         assert load.submit_all(checked, to) == Taken(60, 40)
@@ -389,7 +389,7 @@ def test_killed_in_the_middle_and_run_again_it_submits_nothing_twice(
 def _tally(state: Path) -> Any:
     seen = witnessed(state)
     assert seen is not None
-    counting, number = Counting(), 0
+    counting, number = Auditor(), 0
     with JournalReader(state, *seen) as reader:
         for row in reader.rows():
             counting.add(recovery.records_of(row, number))

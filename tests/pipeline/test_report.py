@@ -25,7 +25,7 @@ from taskyard.errors import UserError
 from taskyard.journal import recovery, witness
 from taskyard.journal.reading import JournalReader
 from taskyard.journal.sqlite import SqliteStore
-from taskyard.journal.tally import Counting, Tally
+from taskyard.journal.tally import AuditCounts, Auditor
 from taskyard.pipeline.datasets import CRITICAL_PATH
 from taskyard.pipeline.jobs import report
 from taskyard.pipeline.report import page, pictures, stretches, words
@@ -56,7 +56,7 @@ def tell(yard: WritingYard) -> None:
     """A campaign with a graph, lanes, failures, a lost worker and a stale report."""
     hostile, markup = HOSTILE.encode(), MARKUP.encode()
     yard.join(markup, slots_total=2, services=(b"exec", b"smtp"), incarnation=1)
-    yard.join(b"w2", slots_total=2, services=(b"exec", b"smtp"), silence_ns=5 * SECOND_NS)
+    yard.join(b"w2", slots_total=2, services=(b"exec", b"smtp"), lease_timeout_ns=5 * SECOND_NS)
     first = [hostile, *(b"first-%d" % number for number in range(9))]
     campaign = CAMPAIGN.encode()
     yard.submit(*first, campaign=campaign, service=b"exec")
@@ -81,7 +81,7 @@ def _settle(yard: WritingYard, name: bytes) -> None:
     worker, reason = MARKUP.encode(), HOSTILE.encode()
     attempts = yard.scheduler.ledger.tasks[name].attempt
     if name.endswith(b"/first-1"):
-        yard.report(worker, name, Outcome.FAILED_FOR_GOOD, texts=[reason])
+        yard.report(worker, name, Outcome.FAILED_FINAL, texts=[reason])
     elif name.endswith(b"/first-2") and attempts == 1:
         due_ns = BEGIN_NS + yard.now_ns + SECOND_NS // 2
         yard.report(worker, name, Outcome.RETRY_AT, texts=[b"busy"], retry_at_ns=[due_ns])
@@ -89,10 +89,10 @@ def _settle(yard: WritingYard, name: bytes) -> None:
         yard.finish(worker, name)
 
 
-def tally_of(state: Path) -> Tally:
+def tally_of(state: Path) -> AuditCounts:
     seen = witness.read(state)
     assert seen is not None
-    counting, number = Counting(), 0
+    counting, number = Auditor(), 0
     with JournalReader(state, *seen) as reader:
         for row in reader.rows():
             counting.add(recovery.records_of(row, number))

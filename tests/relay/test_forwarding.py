@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from taskyard.relay.forwarding import Forwarding
+from taskyard.relay.forwarding import Forwarder
 from tests.wire.wmp_kit import frames
 
 
@@ -19,25 +19,25 @@ def headers_of(message: list[bytes]) -> dict[str, Any]:
 @pytest.mark.parametrize("command", ["READY", "BYE", "PING"])
 def test_what_is_for_all_goes_to_all_as_it_is(command: str) -> None:
     message = [b"id", b"hop", *frames(command, {"worker": "w"})]
-    assert Forwarding(3).up(message) == [(0, message), (1, message), (2, message)]
+    assert Forwarder(3).up(message) == [(0, message), (1, message), (2, message)]
 
 
 @pytest.mark.parametrize("command", ["GIVE", "DONE", "STATUS", "PING", "PONG"])
 def test_everything_else_follows_its_way_back_and_loses_a_step(command: str) -> None:
     message = [b"id", *frames(command, {"worker": "w", "back": [4, 1]}, b"payload")]
-    ((upstream, sent),) = Forwarding(3).up(message)
+    ((upstream, sent),) = Forwarder(3).up(message)
     assert upstream == 1
     assert headers_of(sent) == {"worker": "w", "back": [4]}
     assert [sent[:4], sent[5:]] == [message[:4], message[5:]]
     message = [b"id", *frames(command, {"worker": "w", "back": [2]})]
-    ((upstream, sent),) = Forwarding(3).up(message)
+    ((upstream, sent),) = Forwarder(3).up(message)
     assert (upstream, headers_of(sent)) == (2, {"worker": "w"})
 
 
 @pytest.mark.parametrize("command", ["WAKE", "TAKE", "NO", "CANCEL", "PING", "PONG", "BYE"])
 def test_on_the_way_down_the_upstream_is_noted_last(command: str) -> None:
     message = [b"id", b"hop", *frames(command, {"worker": "w", "back": [4]}, b"payload")]
-    sent = Forwarding(3).down(2, message)
+    sent = Forwarder(3).down(2, message)
     assert sent is not None
     assert headers_of(sent) == {"worker": "w", "back": [4, 2]}
     assert [sent[:5], sent[6:]] == [message[:5], message[6:]]
@@ -45,12 +45,12 @@ def test_on_the_way_down_the_upstream_is_noted_last(command: str) -> None:
 
 def test_headers_that_it_does_not_know_are_handed_on_as_they_stand() -> None:
     raw = b'{"x": [1, 2.50, {"y":null}], "big": 123456789012345678901234567890, "back":[0]}'
-    ((_, sent),) = Forwarding(1).up([b"id", b"", b"WMP01", b"\x03", raw])
+    ((_, sent),) = Forwarder(1).up([b"id", b"", b"WMP01", b"\x03", raw])
     assert sent[4] == b'{"x":[1, 2.50, {"y":null}],"big":123456789012345678901234567890}'
 
 
 def test_way_down_and_up_again_are_the_same_through_a_chain() -> None:
-    near, far = Forwarding(3), Forwarding(5)
+    near, far = Forwarder(3), Forwarder(5)
     wake = [b"near's id", b"worker's id", *frames("WAKE", {"service": "s"})]
     passed = far.down(4, wake)
     assert passed is not None
@@ -69,7 +69,7 @@ def test_way_down_and_up_again_are_the_same_through_a_chain() -> None:
 
 
 def test_longer_path_is_dropped_and_counted() -> None:
-    relay = Forwarding(1)
+    relay = Forwarder(1)
     hops = [b"%d" % number for number in range(9)]
     ready = frames("READY", {"worker": "w"})
     assert relay.up([*hops[:8], *ready]) != []
@@ -99,7 +99,7 @@ def test_longer_path_is_dropped_and_counted() -> None:
     ids=range(11),
 )
 def test_what_leads_nowhere_or_comes_from_the_wrong_side_is_dropped(message: list[bytes]) -> None:
-    relay = Forwarding(2)
+    relay = Forwarder(2)
     assert relay.up(message) == []
     assert relay.malformed == 1
 
@@ -115,6 +115,6 @@ def test_what_leads_nowhere_or_comes_from_the_wrong_side_is_dropped(message: lis
     ids=range(4),
 )
 def test_same_from_above(message: list[bytes]) -> None:
-    relay = Forwarding(2)
+    relay = Forwarder(2)
     assert relay.down(0, message) is None
     assert relay.malformed == 1

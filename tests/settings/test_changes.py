@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.settings.changes import NAMED_MAX, between
+from taskyard.settings.changes import NAMED_MAX, diff
 from tests.settings.kit import loaded, written
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ hold = true
 def changed(directory: Path, old: str, new: str) -> Changes:
     assert old in BEFORE
     before = loaded(written(directory, BEFORE))
-    return between(before, loaded(written(directory, BEFORE.replace(old, new))))
+    return diff(before, loaded(written(directory, BEFORE.replace(old, new))))
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_what_is_obeyed_at_once_is_told_as_it_was_and_is(
     old: str, new: str, told: str, tmp_path: Path
 ) -> None:
     found = changed(tmp_path, old, new)
-    assert (found.obeyed, found.later) == ((told,), ())
+    assert (found.applied, found.needs_restart) == ((told,), ())
     assert found.sentence() == f"obeyed from now on: {told}"
 
 
 def test_what_counts_at_the_next_start_is_named(tmp_path: Path) -> None:
     more = '[worker]\nslots = 3\n[listen]\ndwork = "tcp://127.0.0.1:1"\n[service.a]'
     found = changed(tmp_path, "[service.a]", more)
-    assert (found.obeyed, found.later) == ((), ("listen.dwork", "worker.slots"))
+    assert (found.applied, found.needs_restart) == ((), ("listen.dwork", "worker.slots"))
     assert found.sentence() == ("changed, but counts at the next start: listen.dwork, worker.slots")
 
 

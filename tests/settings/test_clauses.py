@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskyard.core.events import Clause, Rules, RulesSet
+from taskyard.core.events import LaneOptions, Rule, RulesSet
 from taskyard.core.limits import SECOND_NS
-from taskyard.settings.clauses import rules_set
+from taskyard.settings.clauses import to_rules_set
 from tests.settings.kit import loaded, written
 
 if TYPE_CHECKING:
@@ -16,13 +16,13 @@ MINUTE_NS = 60 * SECOND_NS
 
 
 def made(directory: Path, text: str, **variables: str) -> RulesSet:
-    return rules_set(loaded(written(directory, text), **variables))
+    return to_rules_set(loaded(written(directory, text), **variables))
 
 
 def test_without_a_word_in_the_file_all_is_as_the_scheduler_has_it(tmp_path: Path) -> None:
     rules = made(tmp_path, "")
-    assert (rules.clauses, rules.workers_max) == ((), 0)
-    assert rules.defaults == Rules(interval_ns=SECOND_NS)
+    assert (rules.rules, rules.workers_max) == ((), 0)
+    assert rules.defaults == LaneOptions(interval_ns=SECOND_NS)
 
 
 def test_every_key_of_a_service_has_its_rule(tmp_path: Path) -> None:
@@ -52,12 +52,12 @@ report_after = "4h"
     assert made(tmp_path, text) == RulesSet(
         now_ns=0,
         workers_max=100,
-        defaults=Rules(interval_ns=SECOND_NS),
-        clauses=(
-            Clause(
+        defaults=LaneOptions(interval_ns=SECOND_NS),
+        rules=(
+            Rule(
                 name=b"smtp",
                 match=b"smtp/*.org",
-                rules=Rules(
+                rules=LaneOptions(
                     workers_max=20,
                     lane_workers_max=2,
                     overfeed=10,
@@ -84,15 +84,17 @@ report_after = "4h"
 def test_what_a_service_does_not_set_is_as_the_defaults_say(tmp_path: Path) -> None:
     text = '[defaults]\ninterval = "1m"\noverfeed = 3\nhold = true\n'
     rules = made(tmp_path, f"{text}[service.a]\nretries = 2\nhold = false\noverfeed = 0\n")
-    (clause,) = rules.clauses
-    assert clause.rules == Rules(interval_ns=MINUTE_NS, retry_delays_ns=(MINUTE_NS, MINUTE_NS))
-    assert rules.defaults == Rules(interval_ns=MINUTE_NS, overfeed=3, is_held=True)
+    (clause,) = rules.rules
+    assert clause.rules == LaneOptions(
+        interval_ns=MINUTE_NS, retry_delays_ns=(MINUTE_NS, MINUTE_NS)
+    )
+    assert rules.defaults == LaneOptions(interval_ns=MINUTE_NS, overfeed=3, is_held=True)
 
 
 def test_variables_set_what_sections_of_the_file_do_not(tmp_path: Path) -> None:
     variables = {"TASKYARD_SERVICE_A_RATE": "2/m", "TASKYARD_DEFAULTS_RETRIES": "1,2"}
     rules = made(tmp_path, "[service.a]\n", TASKYARD_BROKER_WORKERS_MAX="7", **variables)
-    (clause,) = rules.clauses
+    (clause,) = rules.rules
     assert clause.rules.rate_interval_ns == MINUTE_NS // 2
     assert clause.rules.retry_delays_ns == (SECOND_NS, 2 * SECOND_NS)
     assert rules.workers_max == 7
@@ -100,7 +102,7 @@ def test_variables_set_what_sections_of_the_file_do_not(tmp_path: Path) -> None:
 
 def test_clauses_stand_in_the_order_of_the_file(tmp_path: Path) -> None:
     text = '[service.z]\n[service.a]\nmatch = "z/*.org"\n[service.m]\n'
-    assert [(one.name, one.match) for one in made(tmp_path, text).clauses] == [
+    assert [(one.name, one.match) for one in made(tmp_path, text).rules] == [
         (b"z", b"z/*"),
         (b"a", b"z/*.org"),
         (b"m", b"m/*"),
@@ -108,5 +110,5 @@ def test_clauses_stand_in_the_order_of_the_file(tmp_path: Path) -> None:
 
 
 def test_name_of_a_service_is_no_pattern(tmp_path: Path) -> None:
-    (clause,) = made(tmp_path, '[service."a[1]*?"]\n').clauses
+    (clause,) = made(tmp_path, '[service."a[1]*?"]\n').rules
     assert clause.match == b"a[[]1][*][?]/*"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from taskyard.settings import files
-from taskyard.settings.files import BadSettings, find, read
+from taskyard.settings.files import InvalidSettings, find, read
 from tests.settings.kit import written
 
 
@@ -87,7 +87,7 @@ def test_file_that_cannot_be_read_is_told(content: bytes | None, told: str, tmp_
     file = tmp_path / "settings.toml"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(BadSettings) as raised:
+    with pytest.raises(InvalidSettings) as raised:
         read(file)
     assert str(raised.value).startswith(told.format(file))
 

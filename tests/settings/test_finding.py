@@ -8,7 +8,7 @@ import pytest
 
 from taskyard.client import finding
 from taskyard.net import endpoints
-from taskyard.settings.files import BadSettings
+from taskyard.settings.files import InvalidSettings
 from tests.settings.kit import written
 
 FLAG, VARIABLE, FILE = "tcp://127.0.0.1:1", "tcp://127.0.0.1:2", "tcp://127.0.0.1:3"
@@ -20,7 +20,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def native(state: str) -> str:
-    return endpoints.native(Path(state))
+    return endpoints.native_endpoint(Path(state))
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def test_who_says_where_the_broker_is_needs_no_good_file(tmp_path: Path) -> None
     written(tmp_path, "no toml")
     assert finding.endpoint(FLAG) == FLAG
     assert finding.endpoint(state="s") == native("s")
-    with pytest.raises(BadSettings, match=r"^taskyard.toml:1: is no TOML: "):
+    with pytest.raises(InvalidSettings, match=r"^taskyard.toml:1: is no TOML: "):
         finding.endpoint(environment={})
 
 
 def test_endpoint_that_cannot_be_connected_to_is_told_with_its_place(tmp_path: Path) -> None:
     written(tmp_path, '[broker]\nurl = "tcp://127.0.0.1:0"\n')
-    with pytest.raises(BadSettings) as raised:
+    with pytest.raises(InvalidSettings) as raised:
         finding.endpoint(environment={})
     told = "taskyard.toml:2: broker.url: endpoint tcp://127.0.0.1:0 has no port to connect to; "
     assert str(raised.value).startswith(told)

@@ -78,7 +78,7 @@ def test_every_key_has_a_sentence_and_a_variable(key: Key) -> None:
     assert re.fullmatch(r"[A-Z].*\.", key.help)
     assert re.fullmatch(r"TASKYARD_[A-Z_]+", key.environment)
     assert key.unset
-    assert key.kind.words
+    assert key.kind.description
 
 
 @each_key
@@ -86,14 +86,14 @@ def test_value_goes_there_and_back_again(key: Key) -> None:
     raw, value = VALUES[key.name]
     kind = key.kind
     assert kind.read(raw) == value
-    assert kind.written(value) == raw
+    assert kind.to_file(value) == raw
     assert kind.read(kind.from_text(kind.text(value))) == value
 
 
 @each_key
 def test_default_is_a_value_that_could_be_written(key: Key) -> None:
     if key.default is not None:
-        assert key.kind.read(key.kind.written(key.default)) == key.default
+        assert key.kind.read(key.kind.to_file(key.default)) == key.default
 
 
 @each_key
@@ -117,7 +117,7 @@ def test_key_is_read_from_its_variable(key: Key, tmp_path: Path) -> None:
     found = settings.all[key.path]
     assert (found.value, found.origin.source) == (value, Source.ENVIRONMENT)
     assert found.origin.place == key.environment
-    assert settings.strangers == ()
+    assert settings.unknown_variables == ()
 
 
 def test_variables_are_told_apart() -> None:

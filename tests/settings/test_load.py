@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.settings.files import BadSettings
+from taskyard.settings.files import InvalidSettings
 from taskyard.settings.kinds import Rate
 from taskyard.settings.load import load
 from taskyard.settings.sections import ServiceSection, Source
@@ -285,7 +285,7 @@ def test_all_that_is_wrong_is_told_in_the_order_of_the_file(tmp_path: Path) -> N
 
 def test_first_thing_that_is_wrong_is_raised_with_the_number_of_others(tmp_path: Path) -> None:
     file = written(tmp_path, "[worker]\nslots = 0\nslot = 1\nallow = 3\n")
-    with pytest.raises(BadSettings) as raised:
+    with pytest.raises(InvalidSettings) as raised:
         load(file, environment={})
     assert str(raised.value) == (
         f"{file}:2: worker.slots must be a whole number from 1 to 100000, not 0 "
@@ -304,7 +304,7 @@ def test_variables_that_are_no_settings_are_told_and_left_aside() -> None:
         TASK="x",
     )
     assert settings.broker.state == Path(".taskyard")
-    assert settings.strangers == (
+    assert settings.unknown_variables == (
         "the variable TASKYARD_SATE is no setting; did you mean TASKYARD_STATE?",
         "the variable TASKYARD_ZZZ is no setting, and is left aside",
         "the variable TASKYARD_SERVICE_SMTP_RATE is no setting, and is left aside",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from taskyard.cli.entry import run, taskyard
-from taskyard.settings.changes import between
+from taskyard.settings.changes import diff
 from taskyard.settings.keys import DEFAULTS, KEYS, service_keys
 from taskyard.settings.reference import service_table, table
 from taskyard.settings.values import read_duration
@@ -35,7 +35,7 @@ def test_services_of_the_page_are_good_and_changed_as_it_says(tmp_path: Path) ->
     lower = text.replace("workers_max = 20", "workers_max = 5")
     listen = '[listen]\ndwork = "tcp://127.0.0.1:1"\n'
     after = loaded(written(tmp_path, lower + listen))
-    told = between(before, after).sentence()
+    told = diff(before, after).sentence()
     assert log == f"taskyard broker: read the settings: {told}\n"
 
 

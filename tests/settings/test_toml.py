@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.errors import UserError
-from taskyard.net.keys import read_guest
+from taskyard.net.keys import read_peer_key
 from taskyard.settings import toml
-from taskyard.settings.files import FILE_BYTES_MAX, BadSettings, read
+from taskyard.settings.files import FILE_BYTES_MAX, InvalidSettings, read
 from taskyard.settings.load import problems
 from taskyard.settings.toml import KEY_PARTS_MAX, LINES_MAX, TooDeep
 
@@ -69,7 +69,7 @@ def test_key_file_of_a_deep_key_is_refused_quickly(tmp_path: Path) -> None:
     file = tmp_path / "some.key"
     file.write_text(DEEP["bare"][:4000])
     file.chmod(0o600)
-    assert "is not the key file" in refused_quickly(lambda: read_guest(file))
+    assert "is not the key file" in refused_quickly(lambda: read_peer_key(file))
 
 
 @pytest.mark.parametrize("noise", NOISE)
@@ -104,5 +104,5 @@ def test_dots_that_join_no_key_are_no_parts(text: str) -> None:
 def test_number_of_too_many_digits_is_no_mistake_of_ours(tmp_path: Path) -> None:
     file = tmp_path / "taskyard.toml"
     file.write_text("a = " + "9" * 5000)
-    with pytest.raises(BadSettings, match="is no TOML"):
+    with pytest.raises(InvalidSettings, match="is no TOML"):
         read(file)

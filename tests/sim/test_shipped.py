@@ -82,4 +82,4 @@ def test_meaning_of_every_word_of_ping_pong() -> None:
     route = bytes([Door.PING_BACKEND]) + b"w"
     words = ([b"", b"PING", b"3"], [b"", b"DISCONNECT"], [b"", b"a by w"], [b"", b"ERROR", b"a by"])
     kinds = [type(one) for frames in words for one in decode(route, frames)]
-    assert kinds == [events.WorkerHeard, events.WorkerGone, *[events.WorkReported] * 2]
+    assert kinds == [events.WorkerHeartbeat, events.WorkerExited, *[events.TasksReported] * 2]

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from taskyard.core import records as r
-from taskyard.core.events import Clause, Rules
+from taskyard.core.events import LaneOptions, Rule
 from taskyard.core.records import ReturnReason
 from taskyard.core.tasks import Submission, Terms
 from taskyard.core.workers import WorkerFacts
@@ -28,7 +28,7 @@ def after(name: bytes, *befores: bytes) -> r.Submitted:
 def joined(
     name: bytes = b"w", slots: int = 0, services: tuple[bytes, ...] = (b"s0",)
 ) -> r.AnyRecord:
-    return r.WorkerJoined(NOW_NS, name, WorkerFacts(services, slots, silence_ns=1))
+    return r.WorkerJoined(NOW_NS, name, WorkerFacts(services, slots, lease_timeout_ns=1))
 
 
 def leased(*names: bytes, worker: bytes = b"w", attempt: int = 1) -> r.Leased:
@@ -43,8 +43,8 @@ def returned(name: bytes, reason: ReturnReason, attempt: int = 1) -> r.Returned:
     return r.Returned(NOW_NS, b"w", [name], [attempt], reason)
 
 
-def expired(name: bytes, attempt: int = 1) -> r.Expired:
-    return r.Expired(NOW_NS, b"w", [name], [attempt])
+def expired(name: bytes, attempt: int = 1) -> r.LeaseExpired:
+    return r.LeaseExpired(NOW_NS, b"w", [name], [attempt])
 
 
 def postponed(name: bytes, delay_ns: int, attempt: int = 1) -> r.Postponed:
@@ -55,11 +55,11 @@ def failed(name: bytes, *, own_fault: bool) -> r.Failed:
     return r.Failed(NOW_NS, b"w", [name], [1], [b""], own_fault)
 
 
-def told(*records: r.AnyRecord, rules: Rules | None = None) -> Story:
+def told(*records: r.AnyRecord, rules: LaneOptions | None = None) -> Story:
     drawn = plan.draw(0)
     drawn.faults.clock_jump = 0.0
     story = Story(drawn)
-    story.lanes.set_rules((Clause(b"s0", b"s0/*", rules or Rules()),), Rules())
+    story.lanes.set_rules((Rule(b"s0", b"s0/*", rules or LaneOptions()),), LaneOptions())
     story.lanes.fresh = False
     story.broker_workers_max = 0
     for record in records:
@@ -153,8 +153,8 @@ BROKEN: dict[str, tuple[str, list[r.AnyRecord]]] = {
         "retry",
         [submitted(a, retry_delays_ns=(7,)), joined(), leased(a), postponed(a, 5)],
     ),
-    "too old before its time": ("expiry", [submitted(a), r.Aged(NOW_NS, [a])]),
-    "too old untried": ("expiry", [old, r.Aged(NOW_NS, [a])]),
+    "too old before its time": ("expiry", [submitted(a), r.TaskExpired(NOW_NS, [a])]),
+    "too old untried": ("expiry", [old, r.TaskExpired(NOW_NS, [a])]),
     "progress of another": (
         "fencing",
         [submitted(a), joined(), r.Progressed(NOW_NS, b"w", [a], [1], [5], [b""])],
@@ -173,11 +173,11 @@ BROKEN: dict[str, tuple[str, list[r.AnyRecord]]] = {
     ),
     "late before its time": (
         "lateness",
-        [submitted(a, report_ns=NOW_NS + 1), r.Reported(NOW_NS, [a])],
+        [submitted(a, report_ns=NOW_NS + 1), r.ReportedLate(NOW_NS, [a])],
     ),
     "late again": (
         "lateness",
-        [submitted(a, report_ns=1), r.Reported(NOW_NS, [a]), r.Reported(NOW_NS, [a])],
+        [submitted(a, report_ns=1), r.ReportedLate(NOW_NS, [a]), r.ReportedLate(NOW_NS, [a])],
     ),
     "moved while it is out": (
         "story",
@@ -212,14 +212,14 @@ def failed_again(name: bytes) -> r.Failed:
 
 
 def test_rate_is_watched() -> None:
-    rules = Rules(rate_interval_ns=1_000_000_000)
+    rules = LaneOptions(rate_interval_ns=1_000_000_000)
     story = told(submitted(a, b), joined(), leased(a), rules=rules)
     with pytest.raises(Violation, match="rate"):
         story.tell(leased(b), 899_999_999)
 
 
 def test_held_lane_is_watched() -> None:
-    rules = Rules(is_held=True, lane_workers_max=9)
+    rules = LaneOptions(is_held=True, lane_workers_max=9)
     records = [submitted(a, b, lane=b"l"), joined()]
     with pytest.raises(Violation, match="held"):
         told(*records, leased(a), rules=rules)
@@ -235,7 +235,7 @@ def test_held_lane_is_watched() -> None:
 
 
 def test_lane_that_gathers_tasks_is_watched() -> None:
-    rules = Rules(debounce_ns=5)
+    rules = LaneOptions(debounce_ns=5)
     with pytest.raises(Violation, match="gathering"):
         told(submitted(a, lane=b"l"), joined(), leased(a), rules=rules)
     later = leased(a)
@@ -244,7 +244,7 @@ def test_lane_that_gathers_tasks_is_watched() -> None:
 
 
 def test_any_order_is_good_in_a_random_lane_but_for_priority() -> None:
-    rules = Rules(is_random=True)
+    rules = LaneOptions(is_random=True)
     told(submitted(a, b), joined(), leased(b), rules=rules)
     with pytest.raises(Violation, match="order"):
         told(submitted(a), submitted(b, priority=1), joined(), leased(a), rules=rules)
@@ -253,7 +253,7 @@ def test_any_order_is_good_in_a_random_lane_but_for_priority() -> None:
 def test_limit_of_a_clause_is_over_all_its_lanes() -> None:
     records = [submitted(a), submitted(b, service=b"s1"), joined(services=(b"s0", b"s1"))]
     story = told(*records, leased(a))
-    story.lanes.set_rules((Clause(b"all", b"s?/*", Rules(workers_max=1)),), Rules())
+    story.lanes.set_rules((Rule(b"all", b"s?/*", LaneOptions(workers_max=1)),), LaneOptions())
     story.lanes.fresh = False
     with pytest.raises(Violation, match="limit"):
         story.tell(leased(b), 0)
@@ -262,7 +262,7 @@ def test_limit_of_a_clause_is_over_all_its_lanes() -> None:
 def test_limits_of_workers_at_once_are_watched() -> None:
     records = [submitted(a, b), joined(), joined(b"x"), leased(a)]
     with pytest.raises(Violation, match="limit"):
-        told(*records, leased(b, worker=b"x"), rules=Rules(workers_max=1))
+        told(*records, leased(b, worker=b"x"), rules=LaneOptions(workers_max=1))
     story = told(*records)
     story.broker_workers_max = 1
     with pytest.raises(Violation, match="limit"):

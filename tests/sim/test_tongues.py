@@ -23,23 +23,23 @@ from taskyard.wire import dwork_pb2 as pb
 FACTS = WorkerFacts((b"default",), 2, 5, 7)
 
 
-def done(name: bytes, outcome: Outcome = Outcome.DONE) -> events.WorkReported:
-    return events.WorkReported(0, b"w", [name], [1], [outcome], [b"text"], request=3)
+def done(name: bytes, outcome: Outcome = Outcome.DONE) -> events.TasksReported:
+    return events.TasksReported(0, b"w", [name], [1], [outcome], [b"text"], request=3)
 
 
 def test_worker_of_ping_pong_has_four_words_and_an_error() -> None:
     tongue = PingTongue(b"w")
-    assert tongue.say([events.WorkAsked(0, b"w")]) == [b"", b"READY"]
-    assert tongue.say([events.WorkerHeard(0, b"w")]) == [b"", b"PING"]
-    assert tongue.say([events.WorkerGone(0, b"w")]) == [b"", b"DISCONNECT"]
+    assert tongue.say([events.TasksRequested(0, b"w")]) == [b"", b"READY"]
+    assert tongue.say([events.WorkerHeartbeat(0, b"w")]) == [b"", b"PING"]
+    assert tongue.say([events.WorkerExited(0, b"w")]) == [b"", b"DISCONNECT"]
     assert tongue.say([done(b"a")]) == [b"", b"text"]
     assert tongue.say([done(b"a", Outcome.FAILED)]) == [b"", b"ERROR", b"text"]
 
 
 def test_worker_of_ping_pong_hears_jobs_and_two_words() -> None:
     tongue = PingTongue(b"w")
-    assert tongue.hear([b"", b"PONG"]) == [effects.Heard(b"w", 0, 0)]
-    assert tongue.hear([b"", b"EXIT"]) == [effects.Dismiss(b"w")]
+    assert tongue.hear([b"", b"PONG"]) == [effects.HeartbeatAck(b"w", 0, 0)]
+    assert tongue.hear([b"", b"EXIT"]) == [effects.Shutdown(b"w")]
     (assign,) = tongue.hear([b"", b"do a"])
     assert isinstance(assign, effects.Assign)
     assert (assign.names, assign.attempts) == ([b"a"], [0])
@@ -48,7 +48,7 @@ def test_worker_of_ping_pong_hears_jobs_and_two_words() -> None:
 def test_client_of_ping_pong_takes_answers_in_the_order_of_its_jobs() -> None:
     tongue = PingJobTongue()
     for request in (1, 2):
-        asked = events.SubmitAsked(0, b"", Submission([b"job"], [b"job"]), request)
+        asked = events.SubmitRequested(0, b"", Submission([b"job"], [b"job"]), request)
         assert tongue.say([asked]) == [b"", b"job"]
     answers = [*tongue.hear([b"", b"one"]), *tongue.hear([b"", b"ERROR", b"two"])]
     assert [answer.request for answer in answers] == [1, 2]  # type: ignore[attr-defined]
@@ -69,31 +69,33 @@ def test_worker_of_round_robin_answers_by_the_way_back() -> None:
 def test_worker_of_round_robin_registers_frees_and_leaves() -> None:
     tongue = RoundRobinTongue(b"w")
     registers = [b"", b"LMQv100", b"\x04", b"hello", b"\x08", b"2", b""]
-    assert tongue.say([events.WorkerAppeared(0, b"w", FACTS)]) == registers
+    assert tongue.say([events.WorkerRegistered(0, b"w", FACTS)]) == registers
     assert tongue.say([events.SlotFreed(0, b"w")])[-2] == b"\x07"
-    assert tongue.say([events.WorkerGone(0, b"w")])[-2] == b"\x09"
+    assert tongue.say([events.WorkerExited(0, b"w")])[-2] == b"\x09"
 
 
 def test_client_of_round_robin_is_answered_by_its_id() -> None:
     tongue = RoundRobinJobTongue()
-    asked = events.SubmitAsked(0, b"", Submission([b"job"], [b"job"]), 9)
+    asked = events.SubmitRequested(0, b"", Submission([b"job"], [b"job"]), 9)
     assert tongue.say([asked]) == [b"", b"LMQv100", b"\x04", b"9", b"work", b"job", b""]
     (answer,) = tongue.hear([b"", b"LMQv100", b"\x06", b"9", b"text", b"", b"w"])
-    assert answer == effects.Told(b"", 9, [], [], [b"text"])
+    assert answer == effects.Settled(b"", 9, [], [], [b"text"])
 
 
 def test_worker_of_wmp_says_ready_and_reports_to_whoever_it_heard() -> None:
     tongue = WmpTongue(b"wmp:w")
     ready = tongue.say(
-        [events.WorkerAppeared(0, b"wmp:w", FACTS), events.WorkAsked(0, b"wmp:w", 2)]
+        [events.WorkerRegistered(0, b"wmp:w", FACTS), events.TasksRequested(0, b"wmp:w", 2)]
     )
     assert ready[:3] == [b"", b"WMP01", b"\x01"]
     assert ready[3] == (
         b'{"worker":"w","slots":2,"services":["default"],"incarnation":7,"heartbeat_ms":0,'
         b'"replaces":0}'
     )
-    take = b'{"request":"4","task":"a","attempt":1,"service":"default","lease_ms":5,"manager":"m"}'
-    (assign,) = tongue.hear([b"", b"WMP01", b"\x04", take, b"do a"])
+    receive = (
+        b'{"request":"4","task":"a","attempt":1,"service":"default","lease_ms":5,"manager":"m"}'
+    )
+    (assign,) = tongue.hear([b"", b"WMP01", b"\x04", receive, b"do a"])
     assert isinstance(assign, effects.Assign)
     assert (assign.names, assign.attempts, assign.request) == ([b"a"], [1], 4)
     report = tongue.say([done(b"a", Outcome.FAILED)])
@@ -106,9 +108,9 @@ def test_worker_of_wmp_says_ready_and_reports_to_whoever_it_heard() -> None:
 
 def test_plain_peer_that_is_answered_twice_says_so() -> None:
     tongue = PlainTongue()
-    tongue.say([events.WorkAsked(0, b"w", 1, parks=False)])
+    tongue.say([events.TasksRequested(0, b"w", 1, parks=False)])
     answer = [b"", pb.QueryMsg(type=pb.QueryMsg.NotFound).SerializeToString()]
-    assert tongue.hear(answer) == [effects.Nothing(b"w", settled=False)]
+    assert tongue.hear(answer) == [effects.NoWork(b"w", settled=False)]
     with pytest.raises(Violation, match="answered"):
         tongue.hear(answer)
 
@@ -118,7 +120,7 @@ def test_native_peer_that_is_answered_twice_says_so_unless_the_network_doubles()
     for doubles in (True, False):
         tongue = DworkTongue(doubles=doubles)
         tongue.say([done(b"a")])
-        assert tongue.hear(answer) == [effects.Noted(b"w", 3, [])]
+        assert tongue.hear(answer) == [effects.ReportAck(b"w", 3, [])]
         if doubles:
             tongue.hear(answer)
         else:
@@ -130,4 +132,4 @@ def test_native_peer_that_is_answered_twice_says_so_unless_the_network_doubles()
 def test_every_door_has_a_dialect_that_survives_nonsense(door: Door) -> None:
     doors = open_all(draw(0), lambda: 1)
     for frames in ([], [b""], [b"", b"nonsense"], [b"x"] * 70):
-        doors.take(bytes([door]) + b"peer", frames, 1)
+        doors.receive(bytes([door]) + b"peer", frames, 1)

@@ -90,7 +90,7 @@ MESSAGES: dict[str, Callable[[int], bytes]] = {
 }
 
 
-def listing(number: int) -> bytes:
+def list_tasks(number: int) -> bytes:
     return Q(type=Q.List, n=10_000, request=number + 1).SerializeToString()
 
 
@@ -100,8 +100,8 @@ def explanation(number: int) -> bytes:
 
 #: Requests whose answers nobody reads: what is asked, by how many peers, how often by each.
 UNREAD: dict[str, tuple[Callable[[int], bytes], int, int]] = {
-    "listings": (listing, 1, 3_000),
-    "listings-of-many": (listing, 1_000, 4),
+    "listings": (list_tasks, 1, 3_000),
+    "listings-of-many": (list_tasks, 1_000, 4),
     "explanations": (explanation, 1, 1_000),
 }
 

@@ -23,7 +23,7 @@ def main(directory: Path) -> list[str]:
     told = ["refused" if run(directory, "broker", *listen)[0] == 2 else "opened"]
     ring = Keyring(directory / ".taskyard")
     for role in (Role.PRODUCER, Role.WORKER):
-        ring.new(role.value, role, directory / f"{role}.key")
+        ring.create(role.value, role, directory / f"{role}.key")
     with Broker(directory, "--listen", "dwork=tcp://0.0.0.0:0") as broker:
         endpoint = f"tcp://{ADDRESS}:{broker.endpoints[1].rpartition(':')[2]}"
         words = ("worker", "--broker", endpoint, "--key", "worker.key", "--until-eof")

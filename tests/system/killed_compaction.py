@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from taskyard.broker.archive import Archive
+from taskyard.broker.archive import EndedTasks
 from taskyard.cli.entry import main
 from taskyard.journal import beside, snapshot
 from taskyard.journal.sqlite import SqliteStore
@@ -27,19 +27,19 @@ STEPS_BESIDE = {
     "index": "_write",
     "covered": "commit",
     "snapshot": "finish",
-    "look": "check_covered",
+    "look": "verify_covered",
     "report": "write",
 }
 STEPS_WITHIN: dict[str, tuple[Any, str]] = {
     "trim": (SqliteStore, "_forget"),
     "drop": (snapshot, "remove"),
-    "forget": (Archive, "_forget"),
+    "forget": (EndedTasks, "_forget"),
 }
 
 
 def compact_beside(step: str, words: list[str]) -> None:
     from taskyard.journal import compacting, compaction  # noqa: PLC0415  # Arrow: not in the broker
-    from taskyard.journal.finished import IndexWriter  # noqa: PLC0415
+    from taskyard.journal.finished import ArchiveWriter  # noqa: PLC0415
     from taskyard.journal.history import PartWriter  # noqa: PLC0415
 
     with Path("children").open("a") as file:
@@ -47,8 +47,8 @@ def compact_beside(step: str, words: list[str]) -> None:
     owners: dict[str, Any] = {
         "begin": compaction,
         "history": PartWriter,
-        "index": IndexWriter,
-        "covered": IndexWriter,
+        "index": ArchiveWriter,
+        "covered": ArchiveWriter,
         "snapshot": snapshot.SnapshotFile,
         "look": compaction,
         "report": os,
@@ -73,7 +73,7 @@ if __name__ == "__main__":
     step, *words = sys.argv[1:]
     if words[0] == CHILD:
         compact_beside(step, words[1:])
-    beside.PROGRAM = (sys.executable, __file__, step, CHILD)
+    beside.COMPACTION_COMMAND = (sys.executable, __file__, step, CHILD)
     if step in STEPS_WITHIN:
         setattr(*STEPS_WITHIN[step], kill_broker)
     main(words)

@@ -10,7 +10,7 @@ from typing import Any
 from taskyard.journal.lock import StateLock
 from taskyard.journal.recovery import records_of
 from taskyard.journal.sqlite import SqliteStore
-from taskyard.journal.tally import Counting, Tally
+from taskyard.journal.tally import AuditCounts, Auditor
 from tests.kit import processes
 
 SLOW_DISK = (sys.executable, str(Path(__file__).with_name("slow_disk.py")))
@@ -23,10 +23,10 @@ class Broker(processes.Broker):
         super().__init__(directory, *options, stderr=None, **how)
 
 
-def count(directory: Path) -> tuple[Tally, set[bytes]]:
+def count(directory: Path) -> tuple[AuditCounts, set[bytes]]:
     """What the journal of a stopped broker proves, and the names that were submitted."""
     state = directory / ".taskyard"
-    counting = Counting()
+    counting = Auditor()
     names: set[bytes] = set()
     with StateLock(state), closing(SqliteStore(state)) as store:
         for row in store.rows():

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from taskyard.broker.compacting import Limits
+from taskyard.broker.compacting import CompactionLimits
 from taskyard.cli import broker
 from taskyard.cli.entry import main
 from taskyard.journal import beside
@@ -19,8 +19,8 @@ CHILD = "beside"
 ENDED_MAX = 20
 
 
-def small_limits(**_: int) -> Limits:
-    return Limits(ended=ENDED_MAX, lag_min=1)
+def small_limits(**_: int) -> CompactionLimits:
+    return CompactionLimits(ended=ENDED_MAX, lag_min=1)
 
 
 if __name__ == "__main__":
@@ -28,10 +28,10 @@ if __name__ == "__main__":
     if words[0] == CHILD:
         from taskyard.journal import compacting
 
-        compacting.end_with_stdin()
+        compacting.exit_on_stdin_close()
         while not Path("go").exists():
             time.sleep(0.01)
         compacting.main(words[1:])
-    beside.PROGRAM = (sys.executable, __file__, CHILD)
-    vars(broker)["Limits"] = small_limits
+    beside.COMPACTION_COMMAND = (sys.executable, __file__, CHILD)
+    vars(broker)["CompactionLimits"] = small_limits
     main(words)

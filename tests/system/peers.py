@@ -14,7 +14,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.tasks import Submission, Terms
 from taskyard.net import sockets
 from taskyard.net.clock import SystemClock
-from taskyard.net.line import Line
+from taskyard.net.line import Channel
 from taskyard.net.poller import Poller
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.worker.jobs import Done, Job
@@ -117,7 +117,7 @@ class Worker(Peer):
         clock, poller = SystemClock(), Poller()
         with closing(sockets.connect(self._endpoint)) as wire:
             poller.add(wire)
-            loop = Loop(self._settings, Line(wire, clock), self.hands, clock)
+            loop = Loop(self._settings, Channel(wire, clock), self.hands, clock)
             while not loop.gone:
                 if self.stopping.is_set():
                     loop.leave()

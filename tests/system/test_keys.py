@@ -22,8 +22,8 @@ from taskyard.errors import NoBroker, Refused, TaskyardError
 from taskyard.net import sockets
 from taskyard.net.clock import SystemClock
 from taskyard.net.keyring import Keyring
-from taskyard.net.keys import GuestKey, make_secret, read_guest
-from taskyard.net.line import Line
+from taskyard.net.keys import PeerKey, make_secret, read_peer_key
+from taskyard.net.line import Channel
 from taskyard.net.poller import Poller
 from taskyard.wire import dwork_peer as peer
 from taskyard.wire.roles import Role
@@ -45,7 +45,7 @@ class Yard:
         self.directory = directory
         self.ring = Keyring(directory / ".taskyard")
         for role in Role:
-            self.ring.new(role.value, role, self.file(role))
+            self.ring.create(role.value, role, self.file(role))
         options = ("--secure", "--listen", "dwork=tcp://127.0.0.1:0")
         self.broker = stack.enter_context(Broker(directory, *options))
         self._stack = stack
@@ -88,16 +88,16 @@ def yard(tmp_path: Path) -> Iterator[Yard]:
 class Peer:
     """A line by a key, for what a client or a worker of ours would never say."""
 
-    def __init__(self, endpoint: str, key: GuestKey) -> None:
+    def __init__(self, endpoint: str, key: PeerKey) -> None:
         self._wire = sockets.connect(endpoint, key)
-        self.line = Line(self._wire, SystemClock())
+        self.line = Channel(self._wire, SystemClock())
         self._poller = Poller()
         self._poller.add(self._wire)
 
     def answer(self) -> peer.Reply:
-        while not (replies := self.line.replies()):
+        while not (receive := self.line.receive()):
             assert self._poller.wait(20 * SECOND_NS)
-        return replies[0]
+        return receive[0]
 
     def close(self) -> None:
         self._wire.close()
@@ -111,7 +111,7 @@ def tasks_of(client: Client) -> int:
 @contextmanager
 def foreign_peer(yard: Yard, role: Role, identity: bytes) -> Iterator[zmq.Socket[bytes]]:
     """A plain REQ socket with a key and a routing id of its own, made by pyzmq alone."""
-    key = read_guest(yard.file(role))
+    key = read_peer_key(yard.file(role))
     with zmq.Context() as context, context.socket(zmq.REQ) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RCVTIMEO, 20_000)
@@ -215,9 +215,9 @@ def test_worker_can_not_work_under_another_name(yard: Yard) -> None:
     assert "the key worker is for workers named worker or worker/…, not for 'somebody-else'" in err
     owner = yard.owner()
     owner.submit(["true"], name="a")
-    with closing(Peer(yard.endpoint, read_guest(yard.file(Role.WORKER)))) as liar:
-        facts = peer.introduction(WorkerFacts((b"exec",), slots_total=1))
-        liar.line.ask(lambda number: peer.steal(number, b"somebody-else", facts, 1))
+    with closing(Peer(yard.endpoint, read_peer_key(yard.file(Role.WORKER)))) as liar:
+        facts = peer.worker_message(WorkerFacts((b"exec",), slots_total=1))
+        liar.line.request(lambda number: peer.steal(number, b"somebody-else", facts, 1))
         reply = liar.answer()
     assert reply.kind == peer.ERROR
     assert "not for 'somebody-else'" in reply.reason
@@ -238,12 +238,12 @@ def test_nobody_comes_in_without_a_key(yard: Yard) -> None:
 
 
 def test_unknown_key_is_refused(yard: Yard) -> None:
-    known = read_guest(yard.file(Role.ADMIN))
-    unknown = GuestKey("admin", Role.ADMIN, make_secret(), known.broker)
+    known = read_peer_key(yard.file(Role.ADMIN))
+    unknown = PeerKey("admin", Role.ADMIN, make_secret(), known.broker)
     with closing(Peer(yard.endpoint, unknown)) as stranger:
-        stranger.line.ask(lambda number: peer.ask(number, peer.STATS))
+        stranger.line.request(lambda number: peer.query(number, peer.STATS))
         with pytest.raises(Refused, match=r"refuses the key admin: it does not know it, or it was"):
-            until(lambda: stranger._wire.check_welcome(SECOND_NS))  # noqa: SLF001
+            until(lambda: stranger._wire.check_accepted(SECOND_NS))  # noqa: SLF001
     assert yard.owner().status()["workers"] == 0
 
 
@@ -272,9 +272,9 @@ def test_key_that_is_revoked_while_connected_is_refused_with_the_next_message(ya
 def test_new_key_of_the_same_name_does_not_open_the_old_connection(yard: Yard) -> None:
     old = yard.client(Role.ADMIN)
     yard.ring.revoke("admin")
-    yard.ring.new("admin", Role.ADMIN, yard.directory / "new.key")
-    with Client(yard.endpoint, key=yard.directory / "new.key") as new:
-        assert tasks_of(new) == 0
+    yard.ring.create("admin", Role.ADMIN, yard.directory / "new.key")
+    with Client(yard.endpoint, key=yard.directory / "new.key") as create:
+        assert tasks_of(create) == 0
     with pytest.raises(Refused, match=r"the key admin was revoked"):
         old.status()
 
@@ -286,7 +286,7 @@ def test_key_that_is_revoked_while_its_worker_waits_gets_no_task(yard: Yard) -> 
     yard.ring.revoke("worker")
     owner.submit(["true"], name="a")
     assert owner.show("a")["state"] == "ready"
-    yard.ring.new("worker", Role.WORKER, yard.directory / "new.key")
+    yard.ring.create("worker", Role.WORKER, yard.directory / "new.key")
     words = ("worker", "--broker", yard.endpoint, "--key", "new.key", "--until-eof")
     with Running(yard.directory, *words):
         assert owner.wait_names(["a"], 30)

@@ -11,7 +11,7 @@ from taskyard.core.tasks import Submission, Terms
 from taskyard.net import sockets
 from taskyard.net.clock import SystemClock
 from taskyard.net.context import raise_file_limit
-from taskyard.net.line import Line
+from taskyard.net.line import Channel
 from taskyard.net.poller import Poller
 from taskyard.worker.loop import Loop, Settings
 from tests.kit.processes import until
@@ -21,7 +21,7 @@ from tests.system.peers import QuickHands
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskyard.net.sockets import Wire
+    from taskyard.net.sockets import ZmqSocket
 
 WORKERS = 1_000
 
@@ -32,12 +32,12 @@ class Crowd:
     def __init__(self, endpoint: str, stack: ExitStack) -> None:
         raise_file_limit()
         self._clock, self._poller = SystemClock(), Poller()
-        self._loops: dict[Wire, Loop] = {}
+        self._loops: dict[ZmqSocket, Loop] = {}
         for number in range(WORKERS):
             wire = stack.enter_context(closing(sockets.connect(endpoint)))
             self._poller.add(wire)
             who = Settings(b"w-%d" % number, (b"load",), 1, incarnation=1)
-            self._loops[wire] = Loop(who, Line(wire, self._clock), QuickHands(), self._clock)
+            self._loops[wire] = Loop(who, Channel(wire, self._clock), QuickHands(), self._clock)
 
     def turn(self) -> None:
         """Whoever heard something turns, and whoever has to do something by itself."""

@@ -10,8 +10,8 @@ import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from taskyard.broker.port import SocketPort
-from taskyard.broker.switchboard import Switchboard
+from taskyard.broker.port import SocketTransport
+from taskyard.broker.switchboard import DialectRouter
 from taskyard.broker.turn import Broker
 from taskyard.core.scheduler import Scheduler
 from taskyard.journal import recovery
@@ -21,8 +21,8 @@ from taskyard.net import endpoints, sockets
 from taskyard.net.clock import SystemClock
 from taskyard.net.poller import Poller
 from taskyard.net.signals import Signals
-from taskyard.wire.dwork import Dwork
-from taskyard.wire.wmp import at_broker
+from taskyard.wire.dwork import NativeServer
+from taskyard.wire.wmp import make_server
 
 
 def main(state: Path, endpoint: str) -> None:
@@ -33,17 +33,19 @@ def main(state: Path, endpoint: str) -> None:
         ledger = recovery.open_ledger(state, store)
         wires = [
             stack.enter_context(closing(sockets.listen(one)))
-            for one in (endpoints.native(state), endpoint)
+            for one in (endpoints.native_endpoint(state), endpoint)
         ]
-        native = Dwork(secrets.randbits(63) | 1, lambda: 0)
-        dialect = Switchboard([native, at_broker(1, store.identity, luck=lambda: 0)], [0, 1])
+        native_endpoint = NativeServer(secrets.randbits(63) | 1, lambda: 0)
+        dialect = DialectRouter(
+            [native_endpoint, make_server(1, store.identity, luck=lambda: 0)], [0, 1]
+        )
         poller, clock = Poller(), SystemClock()
         poller.add(signals.fileno())
-        port = SocketPort(dialect, wires, poller, clock)
+        port = SocketTransport(dialect, wires, poller, clock)
         broker = Broker(Scheduler(ledger), port, store, clock)
         for name, wire in zip(("native", "wmp"), wires, strict=True):
             print(f"listening {name} {wire.endpoint}", flush=True)  # noqa: T201  # its purpose
-        while not (port.called and signals.taken()):
+        while not (port.signalled and signals.received()):
             broker.turn()
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taskyard.core import invariants
-from taskyard.core.effects import Told
+from taskyard.core.effects import Settled
 from taskyard.core.events import ClockSet, TimePassed
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.scheduler import Scheduler
-from taskyard.wire.dwork import Dwork
+from taskyard.wire.dwork import NativeServer
 
 if TYPE_CHECKING:
     from taskyard.core.events import Event
@@ -26,7 +26,7 @@ class Counter:
 
     def __init__(self) -> None:
         self.scheduler = Scheduler()
-        self.dialect = Dwork(BROKER, lambda: 0)
+        self.dialect = NativeServer(BROKER, lambda: 0)
         self.now_ns = SECOND_NS
         self.sent: list[tuple[bytes, bytes]] = []
         self.handle([ClockSet(self.now_ns, WALL_NS)])
@@ -35,10 +35,10 @@ class Counter:
         for event in events:
             event.now_ns = self.now_ns
             for effect in self.scheduler.handle(event):
-                if isinstance(effect, Told):  # there is no journal that owes a result
+                if isinstance(effect, Settled):  # there is no journal that owes a result
                     effect.texts = [text or b"" for text in effect.texts]
                     effect.records = []
-                for route, frames in self.dialect.tell(effect):
+                for route, frames in self.dialect.reply(effect):
                     assert frames[0] == b""
                     self.sent.append((route, frames[1]))
         invariants.check(self.scheduler)
@@ -46,7 +46,7 @@ class Counter:
     def frames(self, frames: list[bytes], route: bytes = b"peer") -> list[bytes]:
         """What that peer is answered to these frames, or to what else it waits for, now."""
         self.sent = []
-        self.handle([*self.dialect.take(route, frames, self.now_ns)])
+        self.handle([*self.dialect.receive(route, frames, self.now_ns)])
         return [body for to, body in self.sent if to == route]
 
     def ask(self, body: bytes, route: bytes = b"peer") -> bytes:

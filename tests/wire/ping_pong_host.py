@@ -7,8 +7,8 @@ import threading
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
-from taskyard.broker.port import SocketPort
-from taskyard.broker.switchboard import Switchboard
+from taskyard.broker.port import SocketTransport
+from taskyard.broker.switchboard import DialectRouter
 from taskyard.broker.turn import Broker
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
@@ -18,14 +18,14 @@ from taskyard.net import endpoints, sockets
 from taskyard.net.clock import SystemClock
 from taskyard.net.poller import Poller
 from taskyard.net.waker import Waker
-from taskyard.wire.dwork import Dwork
-from taskyard.wire.ping_pong import Settings, at_broker
+from taskyard.wire.dwork import NativeServer
+from taskyard.wire.ping_pong import Settings, make_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from taskyard.net.sockets import Wire
+    from taskyard.net.sockets import ZmqSocket
 
 #: Short, so that tests need not wait.
 QUICK = Settings(expire_ns=3 * SECOND_NS // 2, lease_ns=4 * SECOND_NS)
@@ -34,16 +34,16 @@ QUICK = Settings(expire_ns=3 * SECOND_NS // 2, lease_ns=4 * SECOND_NS)
 class Host:
     """What it listens to, and the state that it keeps."""
 
-    def __init__(self, wires: list[Wire], settings: Settings) -> None:
+    def __init__(self, wires: list[ZmqSocket], settings: Settings) -> None:
         self.native, self.backend, self.frontend = (wire.endpoint for wire in wires)
-        luck = lambda: random.getrandbits(32)  # noqa: E731  # as the broker has it
-        self.dialects = at_broker(1, luck, settings)
-        board = Switchboard([Dwork(1, luck), *self.dialects], [0, 1, 2])
+        random_bits = lambda: random.getrandbits(32)  # noqa: E731  # as the broker has it
+        self.dialects = make_server(1, random_bits, settings)
+        board = DialectRouter([NativeServer(1, random_bits), *self.dialects], [0, 1, 2])
         self.waker = Waker()
         poller = Poller()
         poller.add(self.waker.fileno())
         clock = SystemClock()
-        port = SocketPort(board, wires, poller, clock)
+        port = SocketTransport(board, wires, poller, clock)
         self.broker = Broker(Scheduler(Ledger()), port, MemoryStore(), clock)
         self.is_stopping = False
         self.error: BaseException | None = None
@@ -73,7 +73,7 @@ def a_host(
 ) -> Iterator[Host]:
     """It forgets everything when the `with` ends."""
     with ExitStack() as stack:
-        places = (endpoints.native(directory), backend, frontend)
+        places = (endpoints.native_endpoint(directory), backend, frontend)
         wires = [stack.enter_context(closing(sockets.listen(place))) for place in places]
         host = Host(wires, settings)
         stack.callback(host.waker.close)

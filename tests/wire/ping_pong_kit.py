@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskyard.broker.switchboard import Switchboard
+from taskyard.broker.switchboard import DialectRouter
 from taskyard.core import invariants
-from taskyard.core.effects import Told
+from taskyard.core.effects import Settled
 from taskyard.core.events import ClockSet, TimePassed
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.scheduler import Scheduler
 from taskyard.wire import dwork_peer as peer
-from taskyard.wire.dwork import Dwork
-from taskyard.wire.ping_pong import Settings, at_broker
+from taskyard.wire.dwork import NativeServer
+from taskyard.wire.ping_pong import Settings, make_server
 from tests.kit.snapshots import reopened
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Hall:
     def __init__(self, settings: Settings | None = None) -> None:
         self.scheduler = Scheduler()
         self._settings = settings or Settings()
-        self.open(luck=7)
+        self.open(random_bits=7)
         self.now_ns = SECOND_NS
         #: What was sent because of the latest event, and when all were told to.
         self.sent: list[tuple[bytes, list[bytes]]] = []
@@ -48,18 +48,18 @@ class Hall:
         self.dead: list[bytes] = []
         self.handle([ClockSet(self.now_ns, WALL_NS)])
 
-    def open(self, luck: int) -> None:
+    def open(self, random_bits: int) -> None:
         """Dialects that remember nothing: a broker's start."""
-        self.backend, self.frontend = at_broker(1, lambda: luck, self._settings)
-        dialects: list[Dialect] = [Dwork(77, lambda: 0), self.backend, self.frontend]
-        self.board = Switchboard(dialects, [0, 1, 2])
+        self.backend, self.frontend = make_server(1, lambda: random_bits, self._settings)
+        dialects: list[Dialect] = [NativeServer(77, lambda: 0), self.backend, self.frontend]
+        self.board = DialectRouter(dialects, [0, 1, 2])
 
     def restart(self) -> None:
         """Start over with what is durable, as after a kill."""
         self.scheduler.take_records()
         self.scheduler = Scheduler(reopened(self.scheduler.ledger))
         self.scheduler.resume(self.now_ns)
-        self.open(luck=8)
+        self.open(random_bits=8)
         self.sent = []
         self.handle([ClockSet(self.now_ns, WALL_NS)])
 
@@ -74,12 +74,12 @@ class Hall:
                 invariants.check(self.scheduler)
             events = []
             for effect in effects:
-                if isinstance(effect, Told):  # there is no journal that owes a result
+                if isinstance(effect, Settled):  # there is no journal that owes a result
                     effect.texts = [text or b"" for text in effect.texts]
                     effect.records = []
-                for route, frames in self.board.tell(effect):
+                for route, frames in self.board.reply(effect):
                     if route in self.dead:
-                        events += self.board.cut(route)
+                        events += self.board.disconnected(route)
                     else:
                         self.sent.append((route, frames))
             events += self._due()
@@ -99,7 +99,7 @@ class Hall:
 
     def at(self, route: bytes, *frames: bytes) -> list[list[bytes]]:
         """What a peer that sends these frames is told, now or before."""
-        self.handle(self.board.take(route, frames, self.now_ns))
+        self.handle(self.board.receive(route, frames, self.now_ns))
         return self.said_to(route)
 
     def worker(self, identity: bytes, *words: bytes) -> list[list[bytes]]:

@@ -7,8 +7,8 @@ import threading
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
-from taskyard.broker.port import SocketPort
-from taskyard.broker.switchboard import Switchboard
+from taskyard.broker.port import SocketTransport
+from taskyard.broker.switchboard import DialectRouter
 from taskyard.broker.turn import Broker
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
@@ -18,14 +18,14 @@ from taskyard.net import endpoints, sockets
 from taskyard.net.clock import SystemClock
 from taskyard.net.poller import Poller
 from taskyard.net.waker import Waker
-from taskyard.wire.dwork import Dwork
-from taskyard.wire.round_robin import Settings, at_broker
+from taskyard.wire.dwork import NativeServer
+from taskyard.wire.round_robin import Settings, make_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from taskyard.net.sockets import Wire
+    from taskyard.net.sockets import ZmqSocket
 
 #: Short, so that tests need not wait.
 QUICK = Settings(heartbeat_ns=SECOND_NS // 5, expire_ns=SECOND_NS)
@@ -34,16 +34,16 @@ QUICK = Settings(heartbeat_ns=SECOND_NS // 5, expire_ns=SECOND_NS)
 class Host:
     """Where it listens, and the state that it keeps."""
 
-    def __init__(self, wires: list[Wire], settings: Settings, ledger: Ledger) -> None:
-        self.native, self.endpoint = (wire.endpoint for wire in wires)
-        luck = lambda: random.getrandbits(32)  # noqa: E731  # as the broker has it
-        self.dialect = at_broker(1, luck, settings, doors=[1])
-        board = Switchboard([Dwork(1, luck), self.dialect], [0, 1])
+    def __init__(self, wires: list[ZmqSocket], settings: Settings, ledger: Ledger) -> None:
+        self.native_endpoint, self.endpoint = (wire.endpoint for wire in wires)
+        random_bits = lambda: random.getrandbits(32)  # noqa: E731  # as the broker has it
+        self.dialect = make_server(1, random_bits, settings, socket_numbers=[1])
+        board = DialectRouter([NativeServer(1, random_bits), self.dialect], [0, 1])
         self.waker = Waker()
         poller = Poller()
         poller.add(self.waker.fileno())
         clock = SystemClock()
-        port = SocketPort(board, wires, poller, clock)
+        port = SocketTransport(board, wires, poller, clock)
         self.broker = Broker(Scheduler(ledger), port, MemoryStore(), clock)
         self.is_stopping = False
         self.error: BaseException | None = None
@@ -68,9 +68,11 @@ def a_host(
 ) -> Iterator[Host]:
     """It forgets everything but its ledger when the `with` ends."""
     with ExitStack() as stack:
-        native = stack.enter_context(closing(sockets.listen(endpoints.native(directory))))
+        native_endpoint = stack.enter_context(
+            closing(sockets.listen(endpoints.native_endpoint(directory)))
+        )
         wire = stack.enter_context(closing(sockets.listen(endpoint, is_named=True)))
-        host = Host([native, wire], settings, Ledger() if ledger is None else ledger)
+        host = Host([native_endpoint, wire], settings, Ledger() if ledger is None else ledger)
         stack.callback(host.waker.close)
         thread = threading.Thread(target=host.run)
         thread.start()

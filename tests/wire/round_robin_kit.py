@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskyard.broker.switchboard import Switchboard
+from taskyard.broker.switchboard import DialectRouter
 from taskyard.core import invariants
-from taskyard.core.effects import Told
+from taskyard.core.effects import Settled
 from taskyard.core.events import ClockSet, TimePassed
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import Finished
 from taskyard.core.scheduler import Scheduler
 from taskyard.journal.encoding import decode, encode
 from taskyard.wire import dwork_peer as peer
-from taskyard.wire.dwork import Dwork
-from taskyard.wire.round_robin import Settings, at_broker
+from taskyard.wire.dwork import NativeServer
+from taskyard.wire.round_robin import Settings, make_server
 from tests.kit.snapshots import reopened
 
 if TYPE_CHECKING:
@@ -58,12 +58,12 @@ class Hall:
         self.results: dict[bytes, bytes] = {}
         #: Identities that nothing reaches.
         self.dead: list[bytes] = []
-        self.start(luck=7)
+        self.start(random_bits=7)
 
-    def start(self, luck: int) -> None:
+    def start(self, random_bits: int) -> None:
         """Dialects that remember nothing: a broker's start."""
-        self.dialect = at_broker(1, lambda: luck, self._settings, doors=[1])
-        self.board = Switchboard([Dwork(77, lambda: 0), self.dialect], [0, 1])
+        self.dialect = make_server(1, lambda: random_bits, self._settings, socket_numbers=[1])
+        self.board = DialectRouter([NativeServer(77, lambda: 0), self.dialect], [0, 1])
         self.handle([ClockSet(self.now_ns, WALL_NS), *self._due()])
 
     def restart(self) -> None:
@@ -73,7 +73,7 @@ class Hall:
         self.scheduler = Scheduler(ledger)
         self.scheduler.resume(self.now_ns)
         self.sent = []
-        self.start(luck=8)
+        self.start(random_bits=8)
 
     def handle(self, events: Iterable[Event]) -> None:
         """Events of one turn; what they bring about follows in the next."""
@@ -89,12 +89,12 @@ class Hall:
                     self.results.update(zip(record.names, record.results or [], strict=False))
             events = []
             for effect in effects:
-                if isinstance(effect, Told):  # there is no journal that owes a result
+                if isinstance(effect, Settled):  # there is no journal that owes a result
                     effect.texts = [text or b"" for text in effect.texts]
                     effect.records = []
-                for route, frames in self.board.tell(effect):
+                for route, frames in self.board.reply(effect):
                     if route[1:] in self.dead:
-                        events += self.board.cut(route)
+                        events += self.board.disconnected(route)
                     else:
                         self.sent.append((route, frames))
             events += self._due()
@@ -107,7 +107,7 @@ class Hall:
 
     def says(self, identity: bytes, *frames: bytes) -> list[list[bytes]]:
         """What a peer that sends these frames hears, now or before."""
-        self.handle(self.board.take(SERVER + identity, frames, self.now_ns))
+        self.handle(self.board.receive(SERVER + identity, frames, self.now_ns))
         return self.hears(identity)
 
     def hears(self, identity: bytes) -> list[list[bytes]]:
@@ -128,7 +128,7 @@ class Hall:
 
     def create(self, submission: Submission) -> None:
         """By the native dialect."""
-        self.handle(self.board.take(NATIVE + b"cli", [b"", peer.create(1, submission)], 0))
+        self.handle(self.board.receive(NATIVE + b"cli", [b"", peer.create(1, submission)], 0))
         answers = [frames for route, frames in self.sent if route == NATIVE + b"cli"]
         assert [peer.Reply(frames[-1]).kind for frames in answers] == [peer.OK]
         self.sent = [one for one in self.sent if one[0] != NATIVE + b"cli"]

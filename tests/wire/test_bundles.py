@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from taskyard.errors import PeerError
 from taskyard.wire import bundles
 
-PAYLOAD = bundles.encode(b'{"text":"hi"}', b'["ann",{"to":"bob"}]')
+PAYLOAD = bundles.encode_bundle(b'{"text":"hi"}', b'["ann",{"to":"bob"}]')
 
 
 def test_payload_is_one_json_object() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskyard.core.limits import TASKS_A_MESSAGE_MAX
+from taskyard.core.limits import TASKS_PER_MESSAGE_MAX
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_counts as counts
 from taskyard.wire import dwork_pb2 as pb
@@ -133,7 +133,7 @@ def test_spoilt_messages_are_counted_or_refused(message: pb.QueryMsg, data: Any)
 MANY = 30 * MEGABYTE
 
 #: Below the size from which messages are counted these cost nothing worth a refusal.
-HARMLESS = ("one field again and again", "unknown fields", "pieces of a batch")
+IGNORE = ("one field again and again", "unknown fields", "pieces of a batch")
 
 ATTACKS: dict[str, Callable[[int], bytes]] = {
     "packed numbers": lambda size: batch(delimited(8, b"\x01" * size)),
@@ -173,7 +173,7 @@ def test_too_many_entries_are_refused_before_they_cost_memory(name: str, size: i
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     answer = Q.FromString(counter.ask(body))
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert answer.type == Q.Error or (name in HARMLESS and size < MANY)
+    assert answer.type == Q.Error or (name in IGNORE and size < MANY)
     assert not counter.scheduler.ledger.tasks
     assert grown < 150_000, "kilobytes"
 
@@ -190,12 +190,12 @@ def test_refusal_names_the_request_and_the_field(size: int) -> None:
 
 
 def test_limits_themselves_are_not_refused() -> None:
-    names = [b"task-%d" % number for number in range(TASKS_A_MESSAGE_MAX)]
-    payloads = [b"%0100d" % number for number in range(TASKS_A_MESSAGE_MAX)]
+    names = [b"task-%d" % number for number in range(TASKS_PER_MESSAGE_MAX)]
+    payloads = [b"%0100d" % number for number in range(TASKS_PER_MESSAGE_MAX)]
     message = Q(type=Q.Create, batch=pb.Batch(name=names, payload=payloads))
     body = message.SerializeToString()
     assert len(body) > counts.COUNTED_BYTES_MIN
-    assert len(parse_counted(Q, body).batch.name) == TASKS_A_MESSAGE_MAX
+    assert len(parse_counted(Q, body).batch.name) == TASKS_PER_MESSAGE_MAX
     message.batch.name.append(b"one more")
     with pytest.raises(Malformed, match=r"^Batch.name: more than 100000 entries"):
         parse_counted(Q, message.SerializeToString())

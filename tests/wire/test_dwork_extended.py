@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from taskyard.core import effects, image
-from taskyard.core.events import Outcome, Scope, Unknown, WorkerAppeared, WorkerLost
+from taskyard.core.events import Outcome, Scope, UnknownPolicy, WorkerLost, WorkerRegistered
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import Progressed
 from taskyard.core.states import TaskState
@@ -17,18 +17,20 @@ from taskyard.core.workers import WorkerFacts
 from taskyard.wire import dwork_desk, dwork_requests
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_peer as peer
-from taskyard.wire.dwork import Dwork
+from taskyard.wire.dwork import NativeServer
 from taskyard.wire.dwork_desk import WAITING_MAX
 from taskyard.wire.dwork_peer import Reply
-from taskyard.wire.numbering import numbers
+from taskyard.wire.numbering import request_numbers
 from tests.wire.kit import BROKER, Counter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 Q = pb.QueryMsg
-FACTS = WorkerFacts(services=(b"exec",), slots_total=4, silence_ns=15 * SECOND_NS, incarnation=9)
-WORKER = peer.introduction(FACTS)
+FACTS = WorkerFacts(
+    services=(b"exec",), slots_total=4, lease_timeout_ns=15 * SECOND_NS, incarnation=9
+)
+WORKER = peer.worker_message(FACTS)
 HEARTBEAT_NS = SECOND_NS
 
 
@@ -57,12 +59,12 @@ class Extended(Counter):
         return reply.assigned()
 
     def finish(self, assigned: peer.Assigned, count: int = 0, **columns: Any) -> Reply:
-        reports = peer.Reports(names=assigned.names, attempts=assigned.attempts, **columns)
+        reports = peer.ReportColumns(names=assigned.names, attempts=assigned.attempts, **columns)
         return self.say(peer.complete(3, b"w", reports, WORKER, count), b"w")
 
 
 def test_answer_carries_the_number_of_the_request_and_of_the_broker() -> None:
-    reply = Extended().say(peer.ask(41, peer.OK))
+    reply = Extended().say(peer.query(41, peer.OK))
     assert (reply.kind, reply.request, reply.broker) == (peer.OK, 41, BROKER)
 
 
@@ -103,10 +105,10 @@ def test_unknown_predecessor_is_refused_awaited_or_done() -> None:
     refused = counter.say(peer.create(1, after))
     assert refused.kind == peer.ERROR
     assert "nobody" in refused.reason
-    assert counter.say(peer.create(1, after, Unknown.WAIT)).kind == peer.OK
+    assert counter.say(peer.create(1, after, UnknownPolicy.WAIT)).kind == peer.OK
     assert counter.scheduler.ledger.tasks[b"x"].state is TaskState.BLOCKED
     later = Submission([b"y"], after=[[b"nobody else"]])
-    assert counter.say(peer.create(1, later, Unknown.DONE)).kind == peer.OK
+    assert counter.say(peer.create(1, later, UnknownPolicy.DONE)).kind == peer.OK
     assert counter.scheduler.ledger.tasks[b"y"].state is TaskState.READY
 
 
@@ -167,8 +169,8 @@ def test_wish_in_the_same_turn_as_the_work_for_the_former_loses_nothing() -> Non
     create = peer.create(1, Submission([b"a", b"b"], [b""], [Terms(service=b"exec")]))
     again = peer.steal(8, b"w", WORKER, 1, SECOND_NS)
     events = [
-        *counter.dialect.take(b"peer", [b"", create], counter.now_ns),
-        *counter.dialect.take(b"w", [b"", again], counter.now_ns),
+        *counter.dialect.receive(b"peer", [b"", create], counter.now_ns),
+        *counter.dialect.receive(b"w", [b"", again], counter.now_ns),
     ]
     counter.sent = []
     counter.handle(events)
@@ -230,7 +232,7 @@ def test_complete_with_a_steal_of_a_worker_that_is_sent_home_says_what_was_not_h
     counter = Extended()
     counter.create(b"a")
     assigned = counter.take()
-    counter.say(peer.act(1, peer.CANCEL, Scope(names=(b"a",))))
+    counter.say(peer.command(1, peer.CANCEL, Scope(names=(b"a",))))
     counter.say(peer.drain(1, b"w"))
     home = counter.finish(assigned, count=1)
     assert (home.kind, home.reason) == (peer.EXIT, "not held: a")
@@ -261,7 +263,7 @@ def test_heartbeat_renews_what_it_lists_and_says_what_to_stop() -> None:
         counter.pass_time(SECOND_NS)
         reply = counter.say(peer.heartbeat(7, b"w", WORKER, held, HEARTBEAT_NS), b"w")
         assert (reply.kind, reply.names) == (peer.HEARTBEAT, [])
-    counter.say(peer.act(5, peer.CANCEL, Scope(names=(b"b",))))
+    counter.say(peer.command(5, peer.CANCEL, Scope(names=(b"b",))))
     reply = counter.say(peer.heartbeat(7, b"w", WORKER, held, HEARTBEAT_NS), b"w")
     assert (reply.names, reply.attempts) == ([b"b"], [1])
 
@@ -330,13 +332,13 @@ def test_streaming_watch_answers_again_and_again_and_shows_life() -> None:
     counter.finish(counter.take())
     told = [Reply(body) for route, body in counter.sent if route == b"client"]
     assert [(one.names, one.count) for one in told] == [([b"a"], 1)]
-    ((route, body),) = counter.pass_time(dwork_requests.STREAM_SIGN_NS)
+    ((route, body),) = counter.pass_time(dwork_requests.STREAM_HEARTBEAT_NS)
     assert (route, Reply(body).names, Reply(body).count) == (b"client", [], 1)
-    assert [Reply(body).count for _, body in counter.pass_time(dwork_requests.STREAM_SIGN_NS)] == [
-        1
-    ]
+    assert [
+        Reply(body).count for _, body in counter.pass_time(dwork_requests.STREAM_HEARTBEAT_NS)
+    ] == [1]
     counter.steal()
-    counter.say(peer.act(5, peer.CANCEL, Scope(names=(b"b",))))
+    counter.say(peer.command(5, peer.CANCEL, Scope(names=(b"b",))))
     told = [Reply(body) for route, body in counter.sent if route == b"client"]
     assert [(one.states, one.count) for one in told] == [([TaskState.CANCELLED], 0)]
     assert counter.dialect.wake_at_ns() is None
@@ -377,26 +379,28 @@ def test_large_results_are_streamed_in_parts(monkeypatch: pytest.MonkeyPatch) ->
 
 
 #: What a dialect calls the first request that it is told.
-FIRST = next(numbers(0))
+FIRST = next(request_numbers(0))
 
 
-def owing(request: int, *texts: bytes | None) -> effects.Told:
+def owing(request: int, *texts: bytes | None) -> effects.Settled:
     """Of tasks a, b…: these results, and None where the journal still owes one."""
     names = [bytes([letter]) for letter in b"abcdef"[: len(texts)]]
     records = [number for number, text in enumerate(texts) if text is None]
-    return effects.Told(b"client", request, names, [TaskState.DONE] * len(names), [*texts], records)
+    return effects.Settled(
+        b"client", request, names, [TaskState.DONE] * len(names), [*texts], records
+    )
 
 
 def test_stream_tells_the_results_that_are_there_and_leaves_the_rest_for_later() -> None:
-    dialect = Dwork(BROKER, lambda: 0)
-    dialect.take(b"client", [b"", peer.watch(6, [b"a", b"b", b"c"], stream=True)], 1)
+    dialect = NativeServer(BROKER, lambda: 0)
+    dialect.receive(b"client", [b"", peer.watch(6, [b"a", b"b", b"c"], stream=True)], 1)
     told = owing(FIRST, b"1", None, b"3")
-    ((_, frames),) = dialect.tell(told)
+    ((_, frames),) = dialect.reply(told)
     assert (Reply(frames[1]).names, Reply(frames[1]).count) == ([b"a", b"c"], 1)
     assert (told.names, told.texts, told.records) == ([b"b"], [None], [1])
-    assert dialect.tell(told) == []
+    assert dialect.reply(told) == []
     told.texts, told.records = [b"2"], []
-    ((_, frames),) = dialect.tell(told)
+    ((_, frames),) = dialect.reply(told)
     assert (Reply(frames[1]).names, Reply(frames[1]).count) == ([b"b"], 0)
 
 
@@ -405,10 +409,10 @@ def test_results_that_do_not_fit_one_answer_are_left_out_and_counted(
     asks: Callable[[int, list[bytes]], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taskyard.wire.dwork_replies.TEXT_BYTES_MAX", 10)
-    dialect = Dwork(BROKER, lambda: 0)
-    dialect.take(b"client", [b"", asks(6, [b"a", b"b", b"c", b"d"])], 1)
+    dialect = NativeServer(BROKER, lambda: 0)
+    dialect.receive(b"client", [b"", asks(6, [b"a", b"b", b"c", b"d"])], 1)
     told = owing(FIRST, b"1234567", b"1234567", b"123", None)
-    ((_, frames),) = dialect.tell(told)
+    ((_, frames),) = dialect.reply(told)
     reply = Reply(frames[1])
     assert (reply.names, reply.texts) == ([b"a", b"c"], [b"1234567", b"123"])
     assert (len(reply.states), reply.count) == (2, 2)
@@ -419,9 +423,9 @@ def test_result_that_is_larger_than_an_answer_is_told_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("taskyard.wire.dwork_replies.TEXT_BYTES_MAX", 2)
-    dialect = Dwork(BROKER, lambda: 0)
-    dialect.take(b"client", [b"", peer.results(6, [b"a", b"b"])], 1)
-    ((_, frames),) = dialect.tell(owing(FIRST, b"123", b"123"))
+    dialect = NativeServer(BROKER, lambda: 0)
+    dialect.receive(b"client", [b"", peer.results(6, [b"a", b"b"])], 1)
+    ((_, frames),) = dialect.reply(owing(FIRST, b"123", b"123"))
     assert (Reply(frames[1]).names, Reply(frames[1]).count) == ([b"a"], 1)
 
 
@@ -438,7 +442,7 @@ def test_watch_keeps_no_more_results_than_fit_its_answer(monkeypatch: pytest.Mon
 
 def test_results_that_nobody_waits_for_are_owed_no_more() -> None:
     told = owing(FIRST, b"1", None)
-    assert Dwork(BROKER, lambda: 0).tell(told) == []
+    assert NativeServer(BROKER, lambda: 0).reply(told) == []
     assert told.records == []
 
 
@@ -456,9 +460,9 @@ def test_peer_that_is_gone_is_forgotten_with_all_that_it_waited_for() -> None:
     counter.create(b"a")
     counter.frames([b"", peer.watch(6, [b"a"], stream=True)], b"gone")
     counter.frames(
-        [b"", peer.steal(2, b"v", peer.introduction(WorkerFacts()), 1, SECOND_NS)], b"gone"
+        [b"", peer.steal(2, b"v", peer.worker_message(WorkerFacts()), 1, SECOND_NS)], b"gone"
     )
-    counter.handle(counter.dialect.cut(b"gone"))
+    counter.handle(counter.dialect.disconnected(b"gone"))
     assert counter.scheduler.watchers == {}
     assert counter.dialect.wake_at_ns() is None
     submission = Submission([b"default"])
@@ -560,13 +564,14 @@ def test_heartbeats_are_remembered_of_so_many_workers_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dwork_desk, "FACTS_MAX", 2)
-    desk = dwork_desk.Desk(BROKER, lambda: 0)
+    pending = dwork_desk.PendingRequests(BROKER, lambda: 0)
 
     def beat(worker: bytes) -> list[bytes]:
         query = Q.FromString(peer.heartbeat(7, worker, WORKER, [], HEARTBEAT_NS, seen=0))
-        appeared, _ = dwork_requests.understand(desk, dwork_desk.Asked(b"r", query, True, 1))  # noqa: FBT003
-        assert isinstance(appeared, WorkerAppeared)
-        return [*desk.facts]
+        request = dwork_desk.Request(b"r", query, True, 1)  # noqa: FBT003
+        appeared, _ = dwork_requests.decode_request(pending, request)
+        assert isinstance(appeared, WorkerRegistered)
+        return [*pending.facts]
 
     heard = [beat(worker) for worker in (b"u", b"v", b"u", b"w")]
     assert heard == [[b"u"], [b"u", b"v"], [b"u", b"v"], [b"w"]]
@@ -575,18 +580,20 @@ def test_heartbeats_are_remembered_of_so_many_workers_only(
 def test_documents() -> None:
     counter = Extended()
     counter.create(b"a", b"b", after=[[], [b"a"]])
-    stats = counter.say(peer.ask(1, peer.STATS)).document()
+    stats = counter.say(peer.query(1, peer.STATS)).document()
     assert (stats["counts"]["ready"], stats["counts"]["blocked"]) == (1, 1)
-    assert counter.say(peer.ask(1, peer.SHOW, b"b")).document()["after"] == ["a"]
-    assert counter.say(peer.ask(1, peer.SHOW, b"x")).kind == peer.NOT_FOUND
-    assert "waits for 1 task" in counter.say(peer.ask(1, peer.EXPLAIN, b"b")).document()["sentence"]
+    assert counter.say(peer.query(1, peer.SHOW, b"b")).document()["after"] == ["a"]
+    assert counter.say(peer.query(1, peer.SHOW, b"x")).kind == peer.NOT_FOUND
+    assert (
+        "waits for 1 task" in counter.say(peer.query(1, peer.EXPLAIN, b"b")).document()["sentence"]
+    )
     counter.take()
-    (worker,) = counter.say(peer.ask(1, peer.WORKERS)).document()
+    (worker,) = counter.say(peer.query(1, peer.WORKERS)).document()
     assert (worker["name"], worker["services"], worker["tasks"]) == ("w", ["exec"], 1)
 
 
 def worker_of(counter: Extended, *keys: str) -> list[object]:
-    (worker,) = counter.say(peer.ask(1, peer.WORKERS)).document()
+    (worker,) = counter.say(peer.query(1, peer.WORKERS)).document()
     return [worker[key] for key in keys]
 
 
@@ -616,7 +623,7 @@ def test_worker_that_waits_for_more_while_it_runs_a_task_is_running() -> None:
 def test_worker_says_where_it_runs() -> None:
     counter = Extended()
     facts = structs.replace(FACTS, host=b"node-7", pid=4711)
-    counter.frames([b"", peer.steal(2, b"w", peer.introduction(facts), 1)])
+    counter.frames([b"", peer.steal(2, b"w", peer.worker_message(facts), 1)])
     assert worker_of(counter, "host", "pid") == ["node-7", 4711]
 
 
@@ -628,20 +635,20 @@ def test_plain_worker_runs_nobody_knows_where() -> None:
 
 @pytest.mark.parametrize("host", [b"\xff", b"h" * 1025])
 def test_host_that_is_no_name_is_refused(host: bytes) -> None:
-    worker = peer.introduction(structs.replace(FACTS, host=host))
+    worker = peer.worker_message(structs.replace(FACTS, host=host))
     assert Extended().say(peer.steal(2, b"w", worker, 1)).kind == peer.ERROR
 
 
 def test_listing_goes_on_from_its_cursor() -> None:
     counter = Extended()
     counter.create(*[b"t%d" % index for index in range(5)], campaign=b"c")
-    first = counter.say(peer.listing(1, Scope(), count=3))
-    rest = counter.say(peer.listing(1, Scope(), cursor=first.cursor, count=3))
+    first = counter.say(peer.list_tasks(1, Scope(), count=3))
+    rest = counter.say(peer.list_tasks(1, Scope(), cursor=first.cursor, count=3))
     assert [task["name"] for task in first.document() + rest.document()] == [
         f"t{index}" for index in range(5)
     ]
     assert rest.cursor == 0
-    matched = counter.say(peer.listing(1, Scope(campaign=b"c"), match=b"4")).document()
+    matched = counter.say(peer.list_tasks(1, Scope(campaign=b"c"), match=b"4")).document()
     assert [task["name"] for task in matched] == ["t4"]
 
 
@@ -659,7 +666,7 @@ def test_truncated_result_is_told_with_its_length(*, stream: bool) -> None:
     counter.take(2)
     watch = peer.watch(6, [b"a", b"b"], wait_ns=SECOND_NS, stream=stream)
     counter.frames([b"", watch], b"client")
-    reports = peer.Reports(
+    reports = peer.ReportColumns(
         *([b"a", b"b"], [1, 1], [Outcome.DONE] * 2, [b"whole", b"end"], [b"", b"out"]),
         result_bytes_total=[0, 9],
         output_bytes_total=[0, 5],
@@ -675,11 +682,11 @@ def test_truncated_result_is_told_with_its_length(*, stream: bool) -> None:
 def test_retry_pause_resume_and_drain() -> None:
     counter = Extended()
     counter.create(b"a")
-    assert counter.say(peer.act(1, peer.PAUSE, Scope(service=b"exec"))).count == 1
+    assert counter.say(peer.command(1, peer.PAUSE, Scope(service=b"exec"))).count == 1
     assert counter.steal()[0].kind == peer.NOT_FOUND
-    counter.say(peer.act(1, peer.RESUME, Scope(service=b"exec")))
+    counter.say(peer.command(1, peer.RESUME, Scope(service=b"exec")))
     assert counter.take().names == [b"a"]
-    assert counter.say(peer.act(1, peer.RETRY, Scope(campaign=b"c"))).count == 0
+    assert counter.say(peer.command(1, peer.RETRY, Scope(campaign=b"c"))).count == 0
     assert counter.create(b"b").kind == peer.OK
     assert counter.say(peer.drain(1, None)).count == 1
     assert counter.dialect.leaving
@@ -708,7 +715,7 @@ def test_drained_worker_is_sent_home_when_it_holds_nothing() -> None:
 def test_worker_of_another_dialect_is_drained_by_its_name() -> None:
     counter = Extended()
     facts = WorkerFacts(dialect=b"wmp")
-    counter.scheduler.handle(WorkerAppeared(0, b"wmp:w", facts))
+    counter.scheduler.handle(WorkerRegistered(0, b"wmp:w", facts))
     assert counter.say(peer.drain(1, b"wmp:w")).count == 1
 
 
@@ -772,9 +779,9 @@ MALFORMED = {
 def test_malformed_request_is_an_error_with_a_reason_and_changes_nothing(query: Q) -> None:
     counter = Extended()
     counter.create(b"old")
-    before = image.portrait(counter.scheduler.ledger)
+    before = image.fingerprint(counter.scheduler.ledger)
     reply = counter.say(query.SerializeToString())
     assert reply.kind == peer.ERROR
     assert reply.reason
-    assert image.portrait(counter.scheduler.ledger) == before
+    assert image.fingerprint(counter.scheduler.ledger) == before
     assert counter.take().names == [b"old"]

@@ -8,15 +8,15 @@ import msgspec
 import pytest
 
 from taskyard.core import records
-from taskyard.core.effects import Followed
-from taskyard.core.events import AnswerDue, Follows, Scope
+from taskyard.core.effects import RecordPage
+from taskyard.core.events import FollowOptions, ReplyDue, Scope
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import AnyRecord, ReturnReason
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission, Terms
 from taskyard.core.workers import WorkerFacts
 from taskyard.wire import dwork_peer as peer
-from taskyard.wire.dwork import Dwork
+from taskyard.wire.dwork import NativeServer
 from taskyard.wire.dwork_peer import Reply
 from taskyard.wire.record_documents import AnyRecordDocument, record_document
 from tests.wire.kit import BROKER, Counter
@@ -35,20 +35,20 @@ EVERY: list[AnyRecord] = [
     records.Failed(1, W, NAMES, ATTEMPTS, [b"oh", b""]),
     records.Postponed(1, W, NAMES, ATTEMPTS, [SECOND_NS, 0], [b"oh", b""], own_fault=False),
     records.Returned(1, W, NAMES, ATTEMPTS, ReturnReason.LEFT, [[b"x"], []]),
-    records.Expired(1, W, NAMES, ATTEMPTS),
+    records.LeaseExpired(1, W, NAMES, ATTEMPTS),
     records.CameDue(1, NAMES),
-    records.Aged(1, NAMES),
+    records.TaskExpired(1, NAMES),
     records.Cancelled(1, NAMES),
     records.Retried(1, NAMES),
     records.Progressed(1, W, NAMES, ATTEMPTS, [3, 4], [b"SECRET", b""]),
-    records.Stale(1, W, NAMES, ATTEMPTS),
+    records.StaleReport(1, W, NAMES, ATTEMPTS),
     records.WorkerJoined(1, W, WorkerFacts((b"s",), 3, dialect=b"d")),
     records.WorkerLeft(1, W, b"silent"),
     records.SlotsFreed(1, W, 2),
     records.Paused(1, b"s", None),
     records.Resumed(1, b"s", b"l"),
     records.Moved(1, NAMES, b"s", None),
-    records.Reported(1, NAMES),
+    records.ReportedLate(1, NAMES),
     records.Released(1, NAMES),
     records.WorkerReplaced(1, b"w", 7, NAMES, [1, 1]),
     records.Refunded(1, b"w", 7, NAMES, [1, 1]),
@@ -84,22 +84,24 @@ def test_submission_is_told_with_what_its_tasks_wait_for() -> None:
 
 
 def test_reasons_and_places_are_told() -> None:
-    assert told(records.Aged(1, NAMES, b"expired on request"))["reason"] == "expired on request"
+    assert (
+        told(records.TaskExpired(1, NAMES, b"expired on request"))["reason"] == "expired on request"
+    )
     document = told(records.Moved(1, NAMES, b"s", None))
     assert (document["service"], document["lane"]) == ("s", None)
 
 
-def asked(**given: Any) -> AnswerDue:
-    (event,) = Dwork(BROKER, lambda: 0).take(b"peer", [b"", peer.follow(5, **given)], 1)
-    assert isinstance(event, AnswerDue)
+def asked(**given: Any) -> ReplyDue:
+    (event,) = NativeServer(BROKER, lambda: 0).receive(b"peer", [b"", peer.follow(5, **given)], 1)
+    assert isinstance(event, ReplyDue)
     return event
 
 
 def test_request_says_from_where_and_of_what() -> None:
     scope = Scope(campaign=b"c", service=b"s", lane=b"l", match=b"m")
     event = asked(cursor=9, journal=b"j", scope=scope, count=3, wait_ns=SECOND_NS)
-    assert event.follows == Follows(9, 3, scope, b"j")
-    assert asked().follows == Follows(None, 1000, Scope(), b"")
+    assert event.follow_options == FollowOptions(9, 3, scope, b"j")
+    assert asked().follow_options == FollowOptions(None, 1000, Scope(), b"")
 
 
 @pytest.mark.parametrize("scope", [Scope(names=(b"a",)), Scope(states=(TaskState.DONE,))])
@@ -110,29 +112,29 @@ def test_names_and_states_are_not_followed(scope: Scope) -> None:
 def test_answer_says_where_to_go_on() -> None:
     counter = Counter()
     scope = Scope()
-    (event,) = counter.dialect.take(b"peer", [b"", peer.follow(5)], counter.now_ns)
-    assert isinstance(event, AnswerDue)
-    effect = Followed(b"peer", event.request, 8, 1, scope, b"j", [(8, EVERY[10])])
-    ((_, frames),) = counter.dialect.tell(effect)
+    (event,) = counter.dialect.receive(b"peer", [b"", peer.follow(5)], counter.now_ns)
+    assert isinstance(event, ReplyDue)
+    effect = RecordPage(b"peer", event.request, 8, 1, scope, b"j", [(8, EVERY[10])])
+    ((_, frames),) = counter.dialect.reply(effect)
     reply = Reply(frames[1])
     assert (reply.kind, reply.request, reply.cursor, reply.journal) == (peer.FOLLOW, 5, 8, b"j")
     assert [one["kind"] for one in reply.document()] == ["cancelled"]
-    assert counter.dialect.tell(effect) == []
+    assert counter.dialect.reply(effect) == []
 
 
 def test_what_can_not_be_told_has_a_reason() -> None:
     counter = Counter()
-    (event,) = counter.dialect.take(b"peer", [b"", peer.follow(5, 1)], counter.now_ns)
-    assert isinstance(event, AnswerDue)
-    effect = Followed(b"peer", event.request, 8, 1, Scope(), b"j", text="trimmed")
-    ((_, frames),) = counter.dialect.tell(effect)
+    (event,) = counter.dialect.receive(b"peer", [b"", peer.follow(5, 1)], counter.now_ns)
+    assert isinstance(event, ReplyDue)
+    effect = RecordPage(b"peer", event.request, 8, 1, Scope(), b"j", text="trimmed")
+    ((_, frames),) = counter.dialect.reply(effect)
     reply = Reply(frames[1])
     assert (reply.kind, reply.cursor, reply.reason) == (peer.NOT_FOUND, 8, "trimmed")
 
 
 def test_time_that_is_up_is_told_by_whoever_keeps_the_answer() -> None:
     counter = Counter()
-    events = counter.dialect.take(b"peer", [b"", peer.follow(5, wait_ns=9)], counter.now_ns)
+    events = counter.dialect.receive(b"peer", [b"", peer.follow(5, wait_ns=9)], counter.now_ns)
     assert len(events) == 1
     assert counter.pass_time(SECOND_NS) == []
 

@@ -31,7 +31,7 @@ class Yard(Counter):
     def reply(self, body: bytes) -> peer.Reply:
         return peer.Reply(self.ask(body))
 
-    def lanes(self, *what: Any, **more: Any) -> tuple[list[str], peer.Place | None]:
+    def lanes(self, *what: Any, **more: Any) -> tuple[list[str], peer.LaneCursor | None]:
         reply = self.reply(peer.lanes(2, *what, **more))
         assert reply.kind == peer.LANES
         return [f"{one['service']}/{one['lane']}" for one in reply.document()], reply.place
@@ -80,7 +80,7 @@ def test_tasks_are_moved_where_it_says_and_stay_where_it_says_nothing() -> None:
 
 def test_tasks_are_expired_at_once() -> None:
     yard = Yard()
-    assert yard.reply(peer.act(3, peer.EXPIRE, Scope(lane=b"x"))).count == 2
+    assert yard.reply(peer.command(3, peer.EXPIRE, Scope(lane=b"x"))).count == 2
     assert yard.task(b"a").state is TaskState.FAILED
 
 

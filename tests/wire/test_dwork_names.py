@@ -15,14 +15,14 @@ from taskyard.wire.dwork_peer import Reply
 from tests.wire.test_dwork_extended import Extended
 
 FACTS = WorkerFacts((b"exec",), 4, 15 * SECOND_NS, incarnation=1, heartbeat_ns=SECOND_NS)
-REPORTS = peer.Reports(names=[b"a"], attempts=[1])
+REPORTS = peer.ReportColumns(names=[b"a"], attempts=[1])
 
 
-def introduced(incarnation: int, replaces: int = 0) -> peer.Introduction:
-    return peer.introduction(structs.replace(FACTS, incarnation=incarnation), replaces=replaces)
+def introduced(incarnation: int, replaces: int = 0) -> peer.WorkerMessage:
+    return peer.worker_message(structs.replace(FACTS, incarnation=incarnation), replaces=replaces)
 
 
-def steal(counter: Extended, worker: peer.Introduction) -> Reply:
+def steal(counter: Extended, worker: peer.WorkerMessage) -> Reply:
     return counter.say(peer.steal(2, b"w", worker, 1), b"%d" % worker.incarnation)
 
 
@@ -86,4 +86,4 @@ def test_worker_that_does_not_say_how_often_it_is_heard_is_heard_three_times_in_
 def test_every_refusal_has_a_code() -> None:
     counter = Extended()
     counter.create(b"a")
-    assert counter.say(peer.ask(1, peer.NOT_FOUND)).code == "malformed"
+    assert counter.say(peer.query(1, peer.NOT_FOUND)).code == "malformed"

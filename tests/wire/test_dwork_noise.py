@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskyard.core import image, invariants
-from taskyard.core.events import DrainAsked, Scope
+from taskyard.core.events import DrainRequested, Scope
 from taskyard.core.tasks import Submission, Terms
 from taskyard.core.workers import WorkerFacts
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_peer as peer
 from taskyard.wire import dwork_requests
-from taskyard.wire.dwork import Dwork
+from taskyard.wire.dwork import NativeServer
 from tests.wire.kit import Counter
 from tests.wire.test_roles import requests
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Q = pb.QueryMsg
-WORKER = peer.introduction(WorkerFacts(services=(b"s",)))
+WORKER = peer.worker_message(WorkerFacts(services=(b"s",)))
 
 #: Good requests, to be spoilt.
 SEEDS = [
@@ -34,32 +34,32 @@ SEEDS = [
     bytes.fromhex("080732027731"),
     peer.create(1, Submission([b"a", b"b"], [b"x"], [Terms()], [0, 0], [b"l", b""], [[], [b"a"]])),
     peer.steal(2, b"w", WORKER, 3, 10**9),
-    peer.complete(3, b"w", peer.Reports([b"a"], [1], [], [b"r"], [b"o"]), WORKER, 2),
+    peer.complete(3, b"w", peer.ReportColumns([b"a"], [1], [], [b"r"], [b"o"]), WORKER, 2),
     peer.heartbeat(4, b"w", WORKER, [(b"a", 1)], 10**9),
     peer.watch(5, [b"a"], stream=True),
-    peer.listing(6, Scope(campaign=b"c"), b"m", 1, 5),
-    peer.act(7, peer.CANCEL, Scope(names=(b"nobody",))),
+    peer.list_tasks(6, Scope(campaign=b"c"), b"m", 1, 5),
+    peer.command(7, peer.CANCEL, Scope(names=(b"nobody",))),
 ]
 
 
 def spoilt(count: int, seed: int) -> Iterator[bytes]:
     """Requests with bytes flipped, cut off, doubled and put in; and plain noise."""
-    luck = random.Random(seed)
+    random_bits = random.Random(seed)
     for _ in range(count):
-        body = bytearray(luck.choice(SEEDS))
-        for _ in range(luck.randrange(1, 4)):
-            at = luck.randrange(len(body) + 1)
-            way = luck.randrange(5)
+        body = bytearray(random_bits.choice(SEEDS))
+        for _ in range(random_bits.randrange(1, 4)):
+            at = random_bits.randrange(len(body) + 1)
+            way = random_bits.randrange(5)
             if way == 0 and at < len(body):
-                body[at] ^= 1 << luck.randrange(8)
+                body[at] ^= 1 << random_bits.randrange(8)
             elif way == 1:
                 del body[at:]
             elif way == 2:
-                body[at:at] = luck.randbytes(luck.randrange(1, 5))
+                body[at:at] = random_bits.randbytes(random_bits.randrange(1, 5))
             elif way == 3:
-                body[at:at] = body[at : at + luck.randrange(1, 20)]
+                body[at:at] = body[at : at + random_bits.randrange(1, 20)]
             else:
-                body[:] = luck.randbytes(luck.randrange(60))
+                body[:] = random_bits.randbytes(random_bits.randrange(60))
         yield bytes(body)
 
 
@@ -68,7 +68,7 @@ def test_noise_is_answered_and_what_is_an_error_changes_nothing(seed: int) -> No
     counter = Counter()
     errors = 0
     for body in spoilt(1_000, seed):
-        before = image.portrait(counter.scheduler.ledger)
+        before = image.fingerprint(counter.scheduler.ledger)
         records = counter.scheduler.ledger.record
         refused = counter.scheduler.refused
         answers = [Q.FromString(one) for one in counter.frames([b"", body])]
@@ -77,7 +77,7 @@ def test_noise_is_answered_and_what_is_an_error_changes_nothing(seed: int) -> No
         if any(one.type == Q.Error for one in answers):
             errors += 1
             assert counter.scheduler.ledger.record == records
-            assert image.portrait(counter.scheduler.ledger) == before
+            assert image.fingerprint(counter.scheduler.ledger) == before
     invariants.check(counter.scheduler)
     assert errors > 500
     assert Q.FromString(counter.ask(bytes.fromhex("0806"))).type == Q.OK
@@ -94,9 +94,9 @@ def flipped(body: bytes) -> Iterator[bytes]:
 
 def drains(body: bytes) -> list[bytes | None]:
     """The workers that a message drains; None for all of them, with the broker."""
-    dialect = Dwork(1, lambda: 0)
-    told = dialect.take(b"peer", [b"", body], 0)
-    found = [one.worker for one in told if isinstance(one, DrainAsked)]
+    dialect = NativeServer(1, lambda: 0)
+    told = dialect.receive(b"peer", [b"", body], 0)
+    found = [one.worker for one in told if isinstance(one, DrainRequested)]
     assert dialect.leaving == (None in found)
     return found
 
@@ -106,7 +106,7 @@ REQUESTS = {**requests(), "Drain": peer.drain(2, b"w"), "Drain the broker": peer
 
 def test_requests_to_be_flipped_are_of_every_type() -> None:
     kinds = {Q.FromString(body).type for body in (*SEEDS, *REQUESTS.values())}
-    assert kinds == {*dwork_requests._MEANINGS}  # noqa: SLF001 - the table of all requests
+    assert kinds == {*dwork_requests._DECODERS}  # noqa: SLF001 - the table of all requests
 
 
 @pytest.mark.parametrize("name", REQUESTS)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from taskyard.core import image
-from taskyard.core.events import RoomChanged
+from taskyard.core.events import DiskSpaceChanged
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import Progressed
 from taskyard.core.scheduler import Scheduler
@@ -302,7 +302,7 @@ def test_refused_tasks_are_counted_and_the_latest_are_in_the_statistics() -> Non
 
 def test_create_refused_as_a_whole_is_counted() -> None:
     counter = Counter()
-    counter.handle([RoomChanged(counter.now_ns, accepting=False)])
+    counter.handle([DiskSpaceChanged(counter.now_ns, accepting=False)])
     assert counter.ask(create(task("A"), task("B"))).hex() == ERROR
     assert counter.scheduler.refused == 2
 
@@ -342,7 +342,7 @@ def test_replies_keep_the_order_of_requests_of_a_peer_that_does_not_wait() -> No
     events = [
         event
         for body in requests
-        for event in counter.dialect.take(b"peer", [b"", bytes.fromhex(body)], counter.now_ns)
+        for event in counter.dialect.receive(b"peer", [b"", bytes.fromhex(body)], counter.now_ns)
     ]
     counter.handle(events)
     answers = [Q.FromString(body).type for _, body in counter.sent]
@@ -431,9 +431,9 @@ MALFORMED = {
 def test_malformed_request_is_an_error_and_changes_nothing(body: str) -> None:
     counter = Counter()
     counter.ask(create(task("old"), task("new", "old")))
-    before = image.portrait(counter.scheduler.ledger)
+    before = image.fingerprint(counter.scheduler.ledger)
     assert counter.hex(body) == ERROR
-    assert image.portrait(counter.scheduler.ledger) == before
+    assert image.fingerprint(counter.scheduler.ledger) == before
     assert steal(counter, n=9) == ["old"]
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from taskyard.core.events import Clause, Rules, RulesSet
+from taskyard.core.events import LaneOptions, Rule, RulesSet
 from taskyard.core.limits import REASON_BYTES_MAX, SECOND_NS, SERVICES_MAX
 from taskyard.core.workers import WorkerFacts
 from taskyard.wire import dwork_peer as peer
 from taskyard.wire.dwork_peer import Reply
 from tests.wire.kit import Counter
 
-WORKER = peer.introduction(WorkerFacts(services=(b"exec",)))
+WORKER = peer.worker_message(WorkerFacts(services=(b"exec",)))
 
 
 class Desk(Counter):
@@ -22,7 +22,7 @@ class Desk(Counter):
 
 def test_rules_are_told_in_the_order_in_which_they_count() -> None:
     counter = Desk()
-    rules = Rules(
+    rules = LaneOptions(
         command=b"agents/smtp -v",
         lane_workers_max=3,
         overfeed=10,
@@ -31,12 +31,12 @@ def test_rules_are_told_in_the_order_in_which_they_count() -> None:
         lane_template=b"{host}",
         workers_max=20,
     )
-    first, others = Clause(b"smtp", b"smtp/*", rules), Rules(lane_workers_max=0)
+    first, others = Rule(b"smtp", b"smtp/*", rules), LaneOptions(lane_workers_max=0)
     counter.handle([RulesSet(0, (first,), others)])
     reply = counter.say(peer.rules(7, [b"smtp", b"exec"]))
     assert (reply.kind, reply.request) == (peer.RULES, 7)
     told = structs.replace(rules, workers_max=0)  # the broker's own business
-    assert reply.clauses() == [Clause(b"smtp", b"smtp/*", told), Clause(b"", b"*", others)]
+    assert reply.clauses() == [Rule(b"smtp", b"smtp/*", told), Rule(b"", b"*", others)]
 
 
 @pytest.mark.parametrize(

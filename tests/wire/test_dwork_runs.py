@@ -3,7 +3,7 @@
 import pytest
 
 from taskyard.core.records import Finished
-from taskyard.core.runs import Runs
+from taskyard.core.runs import RunColumns
 from taskyard.core.tasks import Submission
 from taskyard.core.workers import WorkerFacts
 from taskyard.wire import dwork_pb2 as pb
@@ -12,9 +12,9 @@ from tests.wire.kit import WALL_NS, Counter
 
 SECOND_NS = 1_000_000_000
 NAMES = [b"a", b"b", b"c"]
-WHO = peer.introduction(WorkerFacts((b"default",), 3, 15 * SECOND_NS, 1))
+WHO = peer.worker_message(WorkerFacts((b"default",), 3, 15 * SECOND_NS, 1))
 
-MEASURED = Runs(
+MEASURED = RunColumns(
     host=b"machine",
     started_ns=[WALL_NS, 0, WALL_NS + 1],
     run_ns=[SECOND_NS, 0, 5],
@@ -35,13 +35,13 @@ def counter() -> Counter:
     return counter
 
 
-def finished(counter: Counter) -> list[Runs | None]:
+def finished(counter: Counter) -> list[RunColumns | None]:
     records = counter.scheduler.take_records()
     return [record.runs for record in records if isinstance(record, Finished)]
 
 
 def test_columns_arrive_as_they_were_sent(counter: Counter) -> None:
-    reports = peer.Reports(NAMES, [1, 1, 1], runs=MEASURED)
+    reports = peer.ReportColumns(NAMES, [1, 1, 1], runs=MEASURED)
     assert peer.Reply(counter.ask(peer.complete(3, b"w", reports))).kind == peer.OK
     assert finished(counter) == [MEASURED]
 
@@ -80,11 +80,11 @@ def test_log_of_a_plain_worker_tells_when_it_started_a_task_and_was_done(counter
     query.task.append(task(b"b", (done, begin_us)))
     query.task.append(task(b"c", (started, begin_us + 5), (done, begin_us)))
     assert counter.ask(query.SerializeToString()).hex() == "0806"
-    assert finished(counter) == [Runs(b"", [WALL_NS + 10_000, 0, 0], [20_000, 0, 0])]
+    assert finished(counter) == [RunColumns(b"", [WALL_NS + 10_000, 0, 0], [20_000, 0, 0])]
 
 
 def test_report_without_measurements_keeps_none(counter: Counter) -> None:
-    counter.ask(peer.complete(3, b"w", peer.Reports(NAMES, [1, 1, 1])))
+    counter.ask(peer.complete(3, b"w", peer.ReportColumns(NAMES, [1, 1, 1])))
     assert finished(counter) == [None]
 
 
@@ -116,7 +116,7 @@ def test_malformed_measurements_are_refused_whole(
 
 @pytest.mark.parametrize("host", [b"\xff", b"x" * 2000], ids=["not UTF-8", "too long"])
 def test_host_that_is_no_name_is_refused(counter: Counter, host: bytes) -> None:
-    measured = Runs(host, [WALL_NS] * 3, [1] * 3)
-    body = peer.complete(3, b"w", peer.Reports(NAMES, [1, 1, 1], runs=measured))
+    measured = RunColumns(host, [WALL_NS] * 3, [1] * 3)
+    body = peer.complete(3, b"w", peer.ReportColumns(NAMES, [1, 1, 1], runs=measured))
     assert peer.Reply(counter.ask(body)).kind == peer.ERROR
     assert counter.scheduler.take_records() == []

@@ -19,12 +19,12 @@ from taskyard.wire.hungry import (
     AGENT_TRANSITIONS,
     LINE_BYTES_MAX,
     AgentCause,
+    AgentSession,
     AgentState,
     Comment,
-    Conversation,
-    Garbage,
     Hungry,
     Lines,
+    MalformedLine,
     Report,
     decode,
     escape,
@@ -41,11 +41,11 @@ A = (b"a", 1)
 B = (b"b", 2)
 
 
-def fed(*keys: tuple[bytes, int], overfeed: int = 0) -> Conversation:
+def fed(*keys: tuple[bytes, int], overfeed: int = 0) -> AgentSession:
     """An agent that has asked for these tasks, and got them."""
-    conversation = Conversation(overfeed)
+    conversation = AgentSession(overfeed)
     for key in keys:
-        conversation.hear(b"#hungry\n")
+        conversation.receive(b"#hungry\n")
         conversation.feed(key, b"", b"x")
     return conversation
 
@@ -109,8 +109,8 @@ def test_task_that_is_called_like_a_control_word_is_told_from_it(name: bytes) ->
         (b"a/1\tresult\tok", Report(A, Outcome.DONE, b"result")),
         (b"a/1\t\tok2 250 accepted", Report(A, Outcome.DONE, b"", b"250 accepted")),
         (b"a/1\tx\\ty\tok3", Report(A, Outcome.DONE, b"x\ty")),
-        (b"a/1\t\terror 550 nobody", Report(A, Outcome.FAILED_FOR_GOOD, b"", b"550 nobody")),
-        (b"a/1\t\terror2", Report(A, Outcome.FAILED_FOR_GOOD)),
+        (b"a/1\t\terror 550 nobody", Report(A, Outcome.FAILED_FINAL, b"", b"550 nobody")),
+        (b"a/1\t\terror2", Report(A, Outcome.FAILED_FINAL)),
         (b"a/1\tlog\tdeferred busy", Report(A, Outcome.FAILED, b"log", b"busy")),
         (b"a/1\t\tdeferall down", Report(A, Outcome.DEFER_ALL, b"", b"down")),
         (b"a/1\t\tdeferback", Report(A, Outcome.DEFER_BACK)),
@@ -127,7 +127,7 @@ def test_task_that_is_called_like_a_control_word_is_told_from_it(name: bytes) ->
         (b"a/b\\n/c/7\t\tok", Report((b"a/b\n/c", 7), Outcome.DONE)),
     ],
 )
-def test_line_means(line: bytes, heard: hungry.Heard) -> None:
+def test_line_means(line: bytes, heard: hungry.AgentMessage) -> None:
     assert decode(line) == heard
 
 
@@ -158,7 +158,7 @@ def test_line_means(line: bytes, heard: hungry.Heard) -> None:
 )
 def test_line_without_a_sense_is_told_with_what_is_wrong(line: bytes, reason: str) -> None:
     heard = decode(line)
-    assert isinstance(heard, Garbage)
+    assert isinstance(heard, MalformedLine)
     assert reason in heard.reason
     assert len(heard.reason) < 1000
 
@@ -205,14 +205,14 @@ def test_every_state_has_its_line_in_the_table_and_an_agent_may_always_ask() -> 
 
 
 def test_agent_goes_from_larva_through_its_tasks_to_the_idle_pool_and_leaves() -> None:
-    conversation = Conversation()
+    conversation = AgentSession()
     seen = [conversation.state]
-    assert conversation.hear(b"#hungry\n") == [Hungry()]
+    assert conversation.receive(b"#hungry\n") == [Hungry()]
     seen.append(conversation.state)
     assert conversation.feed(A, b"", b"x") == b"a/1\t\tx\n"
     assert conversation.run_out() == b""
     seen.append(conversation.state)
-    assert conversation.hear(b"a/1\tr\tok\n#hungry\n") == [
+    assert conversation.receive(b"a/1\tr\tok\n#hungry\n") == [
         Report(A, Outcome.DONE, b"r"),
         Hungry(),
     ]
@@ -226,8 +226,8 @@ def test_agent_goes_from_larva_through_its_tasks_to_the_idle_pool_and_leaves() -
 
 
 def test_idle_does_not_use_up_the_hunger() -> None:
-    conversation = Conversation()
-    conversation.hear(b"#hungry\n")
+    conversation = AgentSession()
+    conversation.receive(b"#hungry\n")
     conversation.run_out()
     assert conversation.can_eat()
     assert conversation.feed(B, b"lane", b"x") == b"b/2\tlane\tx\n"
@@ -235,7 +235,7 @@ def test_idle_does_not_use_up_the_hunger() -> None:
 
 
 def test_larva_is_not_fed() -> None:
-    conversation = Conversation()
+    conversation = AgentSession()
     assert not conversation.can_eat()
     with pytest.raises(IllegalTransition, match="an agent that is LARVA can't be FED"):
         conversation.feed(A, b"", b"x")
@@ -243,29 +243,29 @@ def test_larva_is_not_fed() -> None:
 
 def test_each_hunger_is_good_for_one_task() -> None:
     conversation = fed(A)
-    conversation.hear(b"a/1\t\tok\n")
+    conversation.receive(b"a/1\t\tok\n")
     assert not conversation.can_eat()
-    conversation.hear(b"#hungry\n")
+    conversation.receive(b"#hungry\n")
     assert conversation.can_eat()
 
 
 def test_hunger_ahead_waits_for_the_report() -> None:
     conversation = fed(A)
-    conversation.hear(b"#hungry\n#hungry\n#hungry\n")
+    conversation.receive(b"#hungry\n#hungry\n#hungry\n")
     assert not conversation.can_eat()
-    conversation.hear(b"a/1\t\tok\n")
+    conversation.receive(b"a/1\t\tok\n")
     assert conversation.can_eat()
     conversation.feed(B, b"", b"x")
-    conversation.hear(b"b/2\t\tok\n")
+    conversation.receive(b"b/2\t\tok\n")
     assert not conversation.can_eat()  # it was not saved up
 
 
 def test_overfed_agent_holds_more_and_reports_in_any_order() -> None:
     conversation = fed(A, B, overfeed=1)
-    conversation.hear(b"#hungry\n")
+    conversation.receive(b"#hungry\n")
     assert not conversation.can_eat()
     assert list(conversation.held) == [A, B]
-    assert conversation.hear(b"b/2\t\tok\n") == [Report(B, Outcome.DONE)]
+    assert conversation.receive(b"b/2\t\tok\n") == [Report(B, Outcome.DONE)]
     assert list(conversation.held) == [A]
     assert conversation.can_eat()
 
@@ -273,15 +273,15 @@ def test_overfed_agent_holds_more_and_reports_in_any_order() -> None:
 @pytest.mark.parametrize("line", [b"b/2\t\tok\n", b"a/2\t\tok\n", b"a/1\t\tok\na/1\t\tok\n"])
 def test_report_on_what_it_does_not_hold_is_garbage(line: bytes) -> None:
     conversation = fed(A)
-    last = conversation.hear(line)[-1]
-    assert isinstance(last, Garbage)
+    last = conversation.receive(line)[-1]
+    assert isinstance(last, MalformedLine)
     assert "which it has not" in last.reason
 
 
 @pytest.mark.parametrize("line", [b"a/1\n", b"a/1\tok\n", b"a/1\t\tgood\n", b"a/1\t\tretryat x\n"])
 def test_report_without_a_sense_on_a_task_that_it_holds_is_a_failed_attempt(line: bytes) -> None:
     conversation = fed(A)
-    (heard,) = conversation.hear(line)
+    (heard,) = conversation.receive(line)
     assert isinstance(heard, Report)
     assert (heard.key, heard.outcome) == (A, Outcome.FAILED)
     assert heard.text.startswith(b"the agent")
@@ -290,14 +290,14 @@ def test_report_without_a_sense_on_a_task_that_it_holds_is_a_failed_attempt(line
 
 def test_last_line_without_an_end_is_not_heard() -> None:
     conversation = fed(A)
-    assert conversation.hear(b"a/1\t\tok") == []
+    assert conversation.receive(b"a/1\t\tok") == []
     assert list(conversation.held) == [A]
 
 
 def test_leaving_agent_gets_nothing_and_may_still_report() -> None:
     conversation = fed(A)
     conversation.dismiss()
-    assert conversation.hear(b"#hungry\na/1\tr\tok\n") == [
+    assert conversation.receive(b"#hungry\na/1\tr\tok\n") == [
         Hungry(),
         Report(A, Outcome.DONE, b"r"),
     ]
@@ -311,34 +311,36 @@ SEEDS = [b"#hungry", b"a/1\tresult\tok", b"a/1\t\tretryat +5 later", b"b/2\tx\td
 
 def spoilt(count: int, seed: int) -> Iterator[bytes]:
     """Lines with bytes flipped, cut off, put in and doubled; and plain noise."""
-    luck = random.Random(seed)
+    random_bits = random.Random(seed)
     for _ in range(count):
-        line = bytearray(luck.choice(SEEDS))
-        for _ in range(luck.randrange(1, 4)):
-            at, way = luck.randrange(len(line) + 1), luck.randrange(5)
+        line = bytearray(random_bits.choice(SEEDS))
+        for _ in range(random_bits.randrange(1, 4)):
+            at, way = random_bits.randrange(len(line) + 1), random_bits.randrange(5)
             if way == 0 and at < len(line):
-                line[at] ^= 1 << luck.randrange(8)
+                line[at] ^= 1 << random_bits.randrange(8)
             elif way == 1:
                 del line[at:]
             elif way == 2:
-                line[at:at] = luck.choice([b"\t", b"\\", b"/", b"#", b"\0", b"\r", b"\n", b"+"])
+                line[at:at] = random_bits.choice(
+                    [b"\t", b"\\", b"/", b"#", b"\0", b"\r", b"\n", b"+"]
+                )
             elif way == 3:
-                line[at:at] = line[: luck.randrange(20)]
+                line[at:at] = line[: random_bits.randrange(20)]
             else:
-                line[:] = luck.randbytes(luck.randrange(60))
+                line[:] = random_bits.randbytes(random_bits.randrange(60))
         yield bytes(line)
 
 
 def test_whatever_is_said_is_heard_and_nothing_is_half_taken() -> None:
     conversation = fed((b"held", 1), (b"held", 2), overfeed=1)
     for line in spoilt(5000, seed=1):
-        for heard in conversation.hear(line + b"\n"):
+        for heard in conversation.receive(line + b"\n"):
             # None of it names a task that it holds: nothing may be settled by accident.
-            assert isinstance(heard, Hungry | Comment | Garbage), line
+            assert isinstance(heard, Hungry | Comment | MalformedLine), line
     assert list(conversation.held) == [(b"held", 1), (b"held", 2)]
-    assert conversation.hear(b"held/2\t\tok\nheld/1\tr\terror no\n") == [
+    assert conversation.receive(b"held/2\t\tok\nheld/1\tr\terror no\n") == [
         Report((b"held", 2), Outcome.DONE),
-        Report((b"held", 1), Outcome.FAILED_FOR_GOOD, b"r", b"no"),
+        Report((b"held", 1), Outcome.FAILED_FINAL, b"r", b"no"),
     ]
 
 
@@ -357,7 +359,7 @@ def test_whatever_is_said_is_heard_and_nothing_is_half_taken() -> None:
 )
 def test_nasty_input_changes_nothing(stream: bytes) -> None:
     conversation = fed(A)
-    conversation.hear(stream)
+    conversation.receive(stream)
     assert (list(conversation.held), conversation.is_overfull) == ([A], False)
 
 
@@ -368,12 +370,12 @@ PAGE = (Path(__file__).parents[2] / "docs" / "dialects" / "hungry.md").read_text
 
 def test_dialogue_of_the_page_is_understood() -> None:
     dialogue = PAGE.partition("## A dialogue")[2].split("```")[1].strip("\n").splitlines()
-    conversation = Conversation()
-    heard: list[hungry.Heard] = []
+    conversation = AgentSession()
+    heard: list[hungry.AgentMessage] = []
     for line in dialogue:
         way, text = line[0], line[2:].replace("⇥", "\t").encode()
         if way == "←":
-            heard += conversation.hear(text + b"\n")
+            heard += conversation.receive(text + b"\n")
         elif text == b"#idle":
             assert conversation.run_out() == text + b"\n"
         elif text:
@@ -388,9 +390,9 @@ def test_dialogue_of_the_page_is_understood() -> None:
     assert [one.outcome for one in heard if isinstance(one, Report)] == [
         Outcome.DONE,
         Outcome.RETRY_AT,
-        Outcome.FAILED_FOR_GOOD,
+        Outcome.FAILED_FINAL,
     ]
-    assert not any(isinstance(one, Garbage) for one in heard)
+    assert not any(isinstance(one, MalformedLine) for one in heard)
 
 
 def test_page_names_every_status_and_every_state() -> None:

@@ -13,7 +13,7 @@ from taskyard.core.limits import OUTPUT_BYTES_MAX
 from taskyard.errors import PeerError, UserError
 from taskyard.wire import pickled
 from taskyard.wire.pickled import PICKLE, Origin, Pickled
-from taskyard.wire.work import CALL, EXEC, Call, decode, decode_call, encode_call
+from taskyard.wire.work import CALL, EXEC, Call, decode_call, decode_payload, encode_call
 from taskyard.worker.limits import OUTPUT_TAIL_BYTES
 from tests.client.calls import OneWay, raise_this
 
@@ -23,27 +23,27 @@ origins = st.builds(Origin, st.none() | text, st.none() | text, st.lists(text).m
 
 @given(st.binary(), origins)
 def test_call_comes_out_as_it_went_in(call: bytes, origin: Origin) -> None:
-    payload = pickled.encode(call, origin)
+    payload = pickled.encode_pickled_call(call, origin)
     for service in (PICKLE, b"cpu"):
-        assert decode(payload, service) == Pickled(call, origin)
+        assert decode_payload(payload, service) == Pickled(call, origin)
     assert decode_call(payload) == Pickled(call, origin)
 
 
 def test_payload_is_a_line_of_json_and_a_pickle() -> None:
-    payload = pickled.encode(b"\x80\x05", Origin(main="/script.py", path=("/there",)))
+    payload = pickled.encode_pickled_call(b"\x80\x05", Origin(main="/script.py", path=("/there",)))
     assert payload == b'{"pickle":1,"main":"/script.py","path":["/there"]}\n\x80\x05'
-    assert pickled.encode(b"", Origin()) == b'{"pickle":1}\n'
+    assert pickled.encode_pickled_call(b"", Origin()) == b'{"pickle":1}\n'
 
 
 def test_call_by_its_path_is_told_from_a_pickled_one() -> None:
     payload = encode_call("m:f")
-    assert decode(payload, b"cpu") == decode_call(payload) == Call("m:f")
+    assert decode_payload(payload, b"cpu") == decode_call(payload) == Call("m:f")
 
 
 @pytest.mark.parametrize("service", [EXEC, CALL])
 def test_services_that_need_no_trust_take_no_pickle(service: bytes) -> None:
     with pytest.raises(PeerError):
-        decode(pickled.encode(b"", Origin()), service)
+        decode_payload(pickled.encode_pickled_call(b"", Origin()), service)
 
 
 @pytest.mark.parametrize(
@@ -60,19 +60,19 @@ def test_services_that_need_no_trust_take_no_pickle(service: bytes) -> None:
 )
 def test_nonsense_is_told_as_such(payload: bytes, said: str) -> None:
     with pytest.raises(PeerError, match=said):
-        decode(payload, PICKLE)
+        decode_payload(payload, PICKLE)
 
 
 @given(st.binary())
 def test_any_bytes_are_a_call_or_a_peers_error(payload: bytes) -> None:
     for begun in (payload, b'{"pickle":' + payload):
         with contextlib.suppress(PeerError):
-            assert isinstance(decode(begun, PICKLE), Pickled)
+            assert isinstance(decode_payload(begun, PICKLE), Pickled)
 
 
 def test_path_that_is_no_unicode_is_refused() -> None:
     with pytest.raises(UserError, match="the path of a script can't be sent as JSON"):
-        pickled.encode(b"", Origin(main="\udce4"))
+        pickled.encode_pickled_call(b"", Origin(main="\udce4"))
 
 
 def test_function_and_arguments_come_out_as_they_went_in() -> None:

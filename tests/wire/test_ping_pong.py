@@ -10,14 +10,14 @@ import pytest
 
 from taskyard.core import events, image
 from taskyard.core.effects import Accepted, Assign
-from taskyard.core.events import AnswerDue, CancelAsked, DrainAsked, Scope, WorkerHeard
+from taskyard.core.events import CancelRequested, DrainRequested, ReplyDue, Scope, WorkerHeartbeat
 from taskyard.core.limits import CRASHES_MAX, PAYLOAD_BYTES_MAX, SECOND_NS
-from taskyard.core.records import Expired, Finished, Leased, Returned, Stale, WorkerLeft
+from taskyard.core.records import Finished, Leased, LeaseExpired, Returned, StaleReport, WorkerLeft
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission, Terms
 from taskyard.core.workers import WorkerFacts
 from taskyard.wire import ping_pong_backend, ping_pong_frontend
-from taskyard.wire.ping_pong import Settings, at_broker
+from taskyard.wire.ping_pong import Settings, make_server
 from taskyard.wire.ping_pong_backend import FORGET_NS
 from taskyard.wire.ping_pong_words import COUNT_DIGITS_MAX
 from tests.wire.ping_pong_kit import BACKEND, FRONTEND, W1, W2, W3, Hall
@@ -59,7 +59,7 @@ def test_ping_is_no_result_however_it_is_spelled(word: bytes) -> None:
     assert hall.worker(W1, b"result") == []
     assert hall.to_client(b"c") == [[b"result"]]
     assert hall.worker(W2, word) == [[PONG]]
-    assert hall.backend.remembered == 2
+    assert hall.backend.peer_count == 2
 
 
 def test_ping_in_small_letters_has_its_number_in_a_frame_of_its_own() -> None:
@@ -134,9 +134,9 @@ def test_result_without_a_job_is_stale_and_answered() -> None:
     hall = Hall()
     assert hall.worker(W1, b"result") == [[PONG]]
     hall.worker(W1, READY)
-    before = image.portrait(hall.scheduler.ledger)
+    before = image.fingerprint(hall.scheduler.ledger)
     assert hall.worker(W1, b"result") == [[PONG]]
-    assert image.portrait(hall.scheduler.ledger) == before
+    assert image.fingerprint(hall.scheduler.ledger) == before
     assert hall.backend.stale == 2
 
 
@@ -175,7 +175,7 @@ def test_result_that_is_too_long_fails_its_job_and_not_the_broker() -> None:
 def test_drained_worker_is_told_to_exit_when_it_has_answered_and_whatever_it_says_again() -> None:
     hall = at_work()
     (name,) = hall.workers()
-    hall.handle([DrainAsked(0, b"x", name)])
+    hall.handle([DrainRequested(0, b"x", name)])
     assert hall.to_worker(W1) == []
     assert hall.worker(W1, PING) == [[PONG]]
     assert hall.worker(W1, b"result") == [[EXIT]]
@@ -187,7 +187,7 @@ def test_drained_worker_is_told_to_exit_when_it_has_answered_and_whatever_it_say
 def test_broker_that_ends_for_good_sends_home_who_comes_and_lets_who_works_finish() -> None:
     hall = at_work()
     hall.backend.leaving = True
-    hall.handle([DrainAsked(0, b"x")])
+    hall.handle([DrainRequested(0, b"x")])
     assert hall.worker(W2, READY) == [[EXIT]]
     assert hall.worker(W3, PING) == [[EXIT]]
     assert hall.worker(W1, PING) == [[PONG]]
@@ -199,34 +199,34 @@ def test_broker_that_ends_for_good_sends_home_who_comes_and_lets_who_works_finis
 
 
 def test_words_become_events_and_a_result_names_its_task_and_attempt() -> None:
-    backend, frontend = at_broker(1, lambda: 7)
+    backend, frontend = make_server(1, lambda: 7)
     route = BACKEND + W1
-    answer, joined = backend.take(route, [b"", READY], 5)
-    assert answer == AnswerDue(0, route, 17)
+    answer, joined = backend.receive(route, [b"", READY], 5)
+    assert answer == ReplyDue(0, route, 17)
     assert joined.worker == b"ping-pong:01-0000000001"  # type: ignore[attr-defined]
     facts: WorkerFacts = joined.facts  # type: ignore[attr-defined]
     assert facts == WorkerFacts(
         services=(b"default",),
         slots_total=1,
-        silence_ns=63 * SECOND_NS,
+        lease_timeout_ns=63 * SECOND_NS,
         incarnation=(7 << 30) + 1,
-        standing=True,
+        always_ready=True,
         dialect=b"ping-pong",
         restart_lease_ns=3 * SECOND_NS,
     )
-    assert backend.take(route, [b"", PING], 6) == [
-        WorkerHeard(0, b"ping-pong:01-0000000001", request=33)
+    assert backend.receive(route, [b"", PING], 6) == [
+        WorkerHeartbeat(0, b"ping-pong:01-0000000001", request=33)
     ]
     assign = Assign(joined.worker, [b"t"], [4], [b"p"], [Terms()], [b""], 0)  # type: ignore[attr-defined]
-    assert backend.tell(assign) == [(route, [b"", b"p"])]
-    (report,) = backend.take(route, [b"", b"result"], 7)
+    assert backend.reply(assign) == [(route, [b"", b"p"])]
+    (report,) = backend.receive(route, [b"", b"result"], 7)
     assert (report.names, report.attempts, report.texts) == (  # type: ignore[attr-defined]
         [b"t"], [4], [b"result"],
     )  # fmt: skip
-    (asked,) = frontend.take(FRONTEND + b"c", [b"", b"job"], 8)
+    (asked,) = frontend.receive(FRONTEND + b"c", [b"", b"job"], 8)
     assert asked.submission.payloads == [b"job"]  # type: ignore[attr-defined]
     assert asked.watch  # type: ignore[attr-defined]
-    assert frontend.tell(Accepted(FRONTEND + b"c", asked.request, 1)) == []  # type: ignore[attr-defined]
+    assert frontend.reply(Accepted(FRONTEND + b"c", asked.request, 1)) == []  # type: ignore[attr-defined]
 
 
 def test_worker_s_name_can_be_typed_and_no_two_ids_share_one() -> None:
@@ -285,7 +285,7 @@ def test_worker_that_is_silent_for_the_lease_time_loses_its_job_to_another() -> 
     assert hall.to_worker(W2) == [[b"job"]]
     assert hall.to_worker(W1) == []
     expired, left, leased = hall.records()
-    assert isinstance(expired, Expired)
+    assert isinstance(expired, LeaseExpired)
     assert isinstance(left, WorkerLeft)
     assert isinstance(leased, Leased)
     assert (left.reason, leased.attempts) == (b"silent", [2])
@@ -335,7 +335,7 @@ def test_late_result_changes_nothing_is_recorded_and_makes_its_worker_free_again
     hall.records()
     hall.client(b"d", b"other")
     assert hall.worker(W1, b"late") == [[PONG], [b"other"]]
-    assert [type(record) for record in hall.records()].count(Stale) == 1
+    assert [type(record) for record in hall.records()].count(StaleReport) == 1
     assert hall.worker(W2, b"in time") == []
     assert hall.to_client(b"c") == [[b"in time"]]
 
@@ -518,7 +518,7 @@ def test_worker_that_is_found_dead_by_its_pong_is_charged_to_its_job() -> None:
 
 def test_named_worker_of_a_former_broker_is_another_one_and_its_job_runs_again() -> None:
     hall = at_work(identity=b"named")
-    hall.open(luck=8)
+    hall.open(random_bits=8)
     assert hall.worker(b"named", b"result") == [[PONG]]
     assert hall.worker(b"named", READY) == [[PONG], [b"job"]]
 
@@ -526,7 +526,7 @@ def test_named_worker_of_a_former_broker_is_another_one_and_its_job_runs_again()
 def test_named_ids_are_the_same_on_two_sockets_and_two_workers() -> None:
     hall = Hall()
     hall.worker(b"named", READY)
-    hall.handle(hall.backend.take(b"\5named", [b"", READY], hall.now_ns))
+    hall.handle(hall.backend.receive(b"\5named", [b"", READY], hall.now_ns))
     assert hall.workers() == [b"ping-pong:01/named", b"ping-pong:05/named"]
 
 
@@ -537,7 +537,7 @@ def test_worker_of_a_cancelled_job_gets_no_other_until_it_has_answered() -> None
     hall = at_work()
     hall.client(b"d", b"other")
     (name,) = (task.name for task in hall.scheduler.ledger.tasks.values() if task.lease)
-    hall.handle([CancelAsked(0, b"x", Scope(names=(name,)))])
+    hall.handle([CancelRequested(0, b"x", Scope(names=(name,)))])
     assert hall.to_client(b"c") == [[ERROR, b"it was cancelled"]]
     ping(hall, 100, W1)
     assert hall.worker(W1, b"result of the cancelled one") == [[PONG], [b"other"]]
@@ -549,7 +549,7 @@ def test_ready_that_crossed_a_cancelled_job_brings_no_other() -> None:
     hall = at_work()
     hall.client(b"d", b"other")
     (name,) = (task.name for task in hall.scheduler.ledger.tasks.values() if task.lease)
-    hall.handle([CancelAsked(0, b"x", Scope(names=(name,)))])
+    hall.handle([CancelRequested(0, b"x", Scope(names=(name,)))])
     assert hall.worker(W1, READY) == [[PONG]]
     assert hall.worker(W1, b"result of the cancelled one") == [[PONG], [b"other"]]
     assert hall.to_client(b"d") == []
@@ -557,7 +557,7 @@ def test_ready_that_crossed_a_cancelled_job_brings_no_other() -> None:
 
 def test_ready_of_who_owes_a_cancelled_job_counts_after_the_lease_time() -> None:
     hall = at_work()
-    hall.handle([CancelAsked(0, b"x", Scope())])
+    hall.handle([CancelRequested(0, b"x", Scope())])
     hall.client(b"d", b"other")
     hall.later(59)
     assert hall.worker(W1, READY) == [[PONG]]
@@ -567,7 +567,7 @@ def test_ready_of_who_owes_a_cancelled_job_counts_after_the_lease_time() -> None
 
 def test_worker_of_a_cancelled_job_is_not_counted_on_though_no_other_job_waits() -> None:
     hall = at_work()
-    hall.handle([CancelAsked(0, b"x", Scope())])
+    hall.handle([CancelRequested(0, b"x", Scope())])
     assert hall.workers() == []
     assert hall.worker(W1, b"result") == [[PONG]]
     assert len(hall.workers()) == 1
@@ -577,8 +577,8 @@ def test_job_cancelled_in_the_turn_of_its_result_leaves_its_worker_free() -> Non
     hall = at_work()
     hall.client(b"d", b"other")
     (name,) = (task.name for task in hall.scheduler.ledger.tasks.values() if task.lease)
-    result = hall.board.take(BACKEND + W1, [b"", b"result"], hall.now_ns)
-    hall.handle([CancelAsked(0, b"x", Scope(names=(name,))), *result])
+    result = hall.board.receive(BACKEND + W1, [b"", b"result"], hall.now_ns)
+    hall.handle([CancelRequested(0, b"x", Scope(names=(name,))), *result])
     assert sorted(hall.to_worker(W1)) == [[PONG], [b"other"]]
 
 
@@ -628,8 +628,8 @@ def test_truncated_result_of_another_worker_is_an_error_to_the_client() -> None:
     hall = Hall()
     hall.client(b"c", b"job")
     (name,) = hall.scheduler.ledger.tasks
-    hall.handle([events.WorkerAppeared(0, b"w", WorkerFacts()), events.WorkAsked(0, b"w")])
-    hall.handle([events.WorkReported(0, b"w", [name], texts=[b"end"], result_bytes_total=[9])])
+    hall.handle([events.WorkerRegistered(0, b"w", WorkerFacts()), events.TasksRequested(0, b"w")])
+    hall.handle([events.TasksReported(0, b"w", [name], texts=[b"end"], result_bytes_total=[9])])
     reason = b"result truncated: only the last 3 of 9 bytes are kept"
     assert hall.to_client(b"c") == [[ERROR, reason]]
 
@@ -732,10 +732,10 @@ def test_client_that_is_gone_is_forgotten_and_its_job_done_all_the_same() -> Non
 
 def test_names_of_jobs_are_of_this_process_alone() -> None:
     names = []
-    for luck in (1, 2):
-        frontend = at_broker(1, lambda luck=luck: luck)[1]  # type: ignore[misc]
+    for random_bits in (1, 2):
+        frontend = make_server(1, lambda random_bits=random_bits: random_bits)[1]  # type: ignore[misc]
         for _ in range(2):
-            (asked,) = frontend.take(FRONTEND, [b"", b"job"], 0)
+            (asked,) = frontend.receive(FRONTEND, [b"", b"job"], 0)
             names += asked.submission.names  # type: ignore[attr-defined]
     assert len({*names}) == 4
 
@@ -768,25 +768,27 @@ NASTY: list[list[bytes]] = [
 @pytest.mark.parametrize("frames", NASTY, ids=range(len(NASTY)))
 def test_nasty_messages_are_counted_and_change_nothing(frames: list[bytes]) -> None:
     hall = at_work()
-    before = image.portrait(hall.scheduler.ledger)
+    before = image.fingerprint(hall.scheduler.ledger)
     assert hall.at(BACKEND + W1, *frames) == []
     assert hall.backend.malformed == 1
     ((error, _),) = hall.at(FRONTEND + b"x", *frames)
     assert (error, hall.frontend.malformed) == (ERROR, 1)
-    assert image.portrait(hall.scheduler.ledger) == before
+    assert image.fingerprint(hall.scheduler.ledger) == before
     hall.worker(W1, b"result")
     assert hall.to_client(b"c") == [[b"result"]]
 
 
 def noise(count: int, seed: int) -> Iterator[list[bytes]]:
     """Frames of words, halves of words and bytes, in numbers that no message has."""
-    luck = random.Random(seed)
+    random_bits = random.Random(seed)
     words = [READY, PING, PONG, EXIT, DISCONNECT, ERROR, FULL, b"", b"1", b"\0", b"ready"]
     made = 0
     while made < count:
         frames = [
-            luck.choice([luck.choice(words), luck.randbytes(luck.randrange(8))])
-            for _ in range(luck.randrange(6))
+            random_bits.choice(
+                [random_bits.choice(words), random_bits.randbytes(random_bits.randrange(8))]
+            )
+            for _ in range(random_bits.randrange(6))
         ]
         if not ping_pong_backend.is_message(frames) and len(frames) != 2:
             made += 1
@@ -797,34 +799,34 @@ def noise(count: int, seed: int) -> Iterator[list[bytes]]:
 def test_noise_changes_nothing_at_either_side(seed: int) -> None:
     hall = at_work()
     hall.records()
-    before = image.portrait(hall.scheduler.ledger)
-    luck = random.Random(seed)
+    before = image.fingerprint(hall.scheduler.ledger)
+    random_bits = random.Random(seed)
     for frames in noise(1_000, seed):
-        identity = luck.choice([W1, W2, b"x" * 256, b""])
+        identity = random_bits.choice([W1, W2, b"x" * 256, b""])
         assert hall.at(BACKEND + identity, *frames) == []
         assert [one[0] for one in hall.at(FRONTEND + identity, *frames)] == [ERROR]
     assert (hall.backend.malformed, hall.frontend.malformed) == (1_000, 1_000)
     assert hall.records() == []
-    assert image.portrait(hall.scheduler.ledger) == before
+    assert image.fingerprint(hall.scheduler.ledger) == before
     assert hall.worker(W1, b"result") == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_any_dialogue_leaves_every_task_done_once_or_waiting(seed: int) -> None:
-    luck = random.Random(seed)
+    random_bits = random.Random(seed)
     hall = Hall()
     words = [READY, PING, DISCONNECT, b"result", b"result", ERROR]
     for number in range(400):
-        identity = luck.choice([W1, W2, W3, b"named"])
-        word = luck.choice(words)
+        identity = random_bits.choice([W1, W2, W3, b"named"])
+        word = random_bits.choice(words)
         hall.worker(identity, *([word, b"why"] if word is ERROR else [word]))
-        if luck.random() < 0.2:
+        if random_bits.random() < 0.2:
             hall.client(b"c", b"%d" % number)
-        if luck.random() < 0.3:
-            hall.later(luck.choice([0.01, 1, 3, 61]))
-        if luck.random() < 0.05:
-            hall.handle(hall.board.cut(BACKEND + identity))
+        if random_bits.random() < 0.3:
+            hall.later(random_bits.choice([0.01, 1, 3, 61]))
+        if random_bits.random() < 0.05:
+            hall.handle(hall.board.disconnected(BACKEND + identity))
     finished = [name for one in hall.records() if isinstance(one, Finished) for name in one.names]
     assert len(finished) > 20
     assert len({*finished}) == len(finished)
@@ -846,7 +848,7 @@ def test_connection_that_is_silent_for_long_is_forgotten() -> None:
     hall.worker(W3, PING)
     hall.later(60)
     hall.later(FORGET_NS / SECOND_NS)
-    assert hall.backend.remembered == 0
+    assert hall.backend.peer_count == 0
     assert hall.backend.wake_at_ns() is None
 
 

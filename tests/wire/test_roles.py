@@ -17,13 +17,20 @@ from taskyard.core.workers import WorkerFacts
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_peer as peer
 from taskyard.wire import dwork_requests
-from taskyard.wire.roles import NOBODY, RIGHTS, Guest, Role, may_speak_as, refusal
+from taskyard.wire.roles import (
+    PERMISSIONS,
+    UNKNOWN_PEER,
+    AuthenticatedPeer,
+    Role,
+    may_act_as,
+    refusal,
+)
 from tests.wire.kit import Counter
 
 Q = pb.QueryMsg
 
 #: The key of each role; a worker's is bound to its name.
-GUESTS: Final = {role: Guest(f"a-{role}", role) for role in Role}
+GUESTS: Final = {role: AuthenticatedPeer(f"a-{role}", role) for role in Role}
 WORKER: Final = b"a-worker/1"
 
 #: Who may what: viewer, producer, worker, admin.
@@ -108,14 +115,14 @@ class Yard(Counter):
     def __init__(self) -> None:
         super().__init__()
         self.ask(peer.create(1, Submission([b"held"], [b""], [Terms()])))
-        self.ask(peer.steal(2, WORKER, peer.introduction(WorkerFacts(slots_total=1)), 1))
+        self.ask(peer.steal(2, WORKER, peer.worker_message(WorkerFacts(slots_total=1)), 1))
         self.ask(peer.create(3, Submission([b"ready"], [b""], [Terms()])))
         self.before = self.scheduler.ledger.record
 
-    def ask_as(self, guest: Guest, body: bytes) -> list[Q]:
+    def ask_as(self, guest: AuthenticatedPeer, body: bytes) -> list[Q]:
         """What it is answered."""
         self.sent = []
-        self.handle([*self.dialect.take(b"peer", [b"", body], self.now_ns, guest)])
+        self.handle([*self.dialect.receive(b"peer", [b"", body], self.now_ns, guest)])
         return [Q.FromString(body) for _, body in self.sent]
 
     def changed(self) -> bool:
@@ -147,13 +154,13 @@ def test_each_role_may_ask_what_its_row_says_and_nothing_else(
 
 
 def test_every_request_that_is_understood_has_its_row_here_and_in_the_table() -> None:
-    understood = sorted(Q.Type.Name(kind) for kind in dwork_requests._MEANINGS)  # noqa: SLF001
+    understood = sorted(Q.Type.Name(kind) for kind in dwork_requests._DECODERS)  # noqa: SLF001
     assert sorted(TABLE) == sorted(requests()) == understood
-    assert sorted(Q.Type.Name(kind) for kind in RIGHTS) == understood
+    assert sorted(Q.Type.Name(kind) for kind in PERMISSIONS) == understood
 
 
 def test_request_without_a_row_is_for_admins_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(RIGHTS, Q.Lookup)
+    monkeypatch.delitem(PERMISSIONS, Q.Lookup)
     assert [role for role in Role if is_allowed("Lookup", role)[0]] == [Role.ADMIN]
 
 
@@ -165,9 +172,9 @@ def test_without_a_guest_everything_is_allowed() -> None:
         assert yard.dialect.refused == 0
 
 
-@pytest.mark.parametrize("guest", [Guest("a-admin", None), NOBODY])
+@pytest.mark.parametrize("guest", [AuthenticatedPeer("a-admin", None), UNKNOWN_PEER])
 @pytest.mark.parametrize("request_name", TABLE)
-def test_revoked_and_unknown_keys_may_nothing(guest: Guest, request_name: str) -> None:
+def test_revoked_and_unknown_keys_may_nothing(guest: AuthenticatedPeer, request_name: str) -> None:
     yard = Yard()
     (answer,) = yard.ask_as(guest, requests()[request_name])
     reason = "the key a-admin was revoked; " if guest.name else "the broker does not know this key"
@@ -199,9 +206,9 @@ def test_admin_may_speak_for_any_worker(request_name: str) -> None:
 
 def test_worker_without_a_name_is_refused_by_its_role_before_anything_else() -> None:
     assert refusal(GUESTS[Role.WORKER], Q(type=Q.Steal))
-    assert not may_speak_as("w", b"")
-    assert may_speak_as("w", b"w")
-    assert may_speak_as("w", b"w/")
+    assert not may_act_as("w", b"")
+    assert may_act_as("w", b"w")
+    assert may_act_as("w", b"w/")
 
 
 def test_long_name_is_not_told_whole() -> None:

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from taskyard.core import events
-from taskyard.core.effects import Holdings
+from taskyard.core.effects import HeldTasks
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.states import CANCELLED, DONE, FAILED, LEASED, READY
 from taskyard.core.tasks import Submission, Terms
 from taskyard.core.workers import WorkerFacts
 from taskyard.wire import round_robin, round_robin_table
-from taskyard.wire.round_robin import Settings, at_broker
+from taskyard.wire.round_robin import Settings, make_server
 from taskyard.wire.round_robin_frames import envelop, parse
 from taskyard.wire.round_robin_table import identity_of, name_of
 from tests.wire.round_robin_kit import C1, C2, LMQ, NATIVE, SERVER, SRV, W1, W2, Hall, lmq
@@ -56,37 +56,41 @@ def test_events_of_the_exchanges() -> None:
         (b"default",),
         10,
         65 * SECOND_NS,
-        standing=True,
+        always_ready=True,
         dialect=b"round-robin",
         restart_lease_ns=60 * SECOND_NS,
     )
     name = b"round-robin:" + W1
-    assert dialect.take(SERVER + W1, lmq(4, b"i", b"\x08", b"10"), now_ns) == [
-        events.AnswerDue(0, SERVER + W1, 33),
-        events.WorkerAppeared(0, name, facts),
+    assert dialect.receive(SERVER + W1, lmq(4, b"i", b"\x08", b"10"), now_ns) == [
+        events.ReplyDue(0, SERVER + W1, 33),
+        events.WorkerRegistered(0, name, facts),
     ]
     payload, envelope = envelop(parse(lmq(4, b"i", KEY, b"x")), C1)
     task = b"round-robin-0000000700000007-49"
     terms = [Terms(dialect=b"round-robin")]
     submission = Submission([task], [payload], terms, envelopes=[envelope])
-    assert dialect.take(SERVER + C1, lmq(4, b"i", KEY, b"x"), now_ns) == [
-        events.SubmitAsked(0, SERVER + C1, submission, 49, watch=True)
+    assert dialect.receive(SERVER + C1, lmq(4, b"i", KEY, b"x"), now_ns) == [
+        events.SubmitRequested(0, SERVER + C1, submission, 49, watch=True)
     ]
-    assert dialect.take(SERVER + W1, lmq(2, b"pong"), now_ns) == []  # it was told of just now
-    assert dialect.take(SERVER + W1, lmq(2, b"pong"), 3 * now_ns) == [events.WorkerHeard(0, name)]
-    assert dialect.take(SERVER + W1, lmq(3, b"WORKER", b"\x09"), 3 * now_ns) == [
-        events.WorkerGone(0, name, 65)
+    assert dialect.receive(SERVER + W1, lmq(2, b"pong"), now_ns) == []  # it was told of just now
+    assert dialect.receive(SERVER + W1, lmq(2, b"pong"), 3 * now_ns) == [
+        events.WorkerHeartbeat(0, name)
     ]
-    assert dialect.take(SERVER + W1, lmq(3, b"WORKER", b"\x09"), 3 * now_ns) == []
-    assert dialect.take(SERVER + C1, lmq(1, b"p"), now_ns) == [events.AnswerDue(0, SERVER + C1, 97)]
+    assert dialect.receive(SERVER + W1, lmq(3, b"WORKER", b"\x09"), 3 * now_ns) == [
+        events.WorkerExited(0, name, 65)
+    ]
+    assert dialect.receive(SERVER + W1, lmq(3, b"WORKER", b"\x09"), 3 * now_ns) == []
+    assert dialect.receive(SERVER + C1, lmq(1, b"p"), now_ns) == [
+        events.ReplyDue(0, SERVER + C1, 97)
+    ]
 
 
 def started() -> RoundRobin:
     """A dialect that has nothing to recall."""
-    dialect = at_broker(1, lambda: 7)
+    dialect = make_server(1, lambda: 7)
     assert dialect.wake_at_ns() == 0
-    assert dialect.time_passed(0) == [events.HoldingsAsked(0, b"", b"round-robin:", 17)]
-    assert dialect.tell(Holdings(b"", 17, [])) == []
+    assert dialect.time_passed(0) == [events.HeldTasksRequested(0, b"", b"round-robin:", 17)]
+    assert dialect.reply(HeldTasks(b"", 17, [])) == []
     assert dialect.wake_at_ns() is None
     return dialect
 
@@ -286,7 +290,7 @@ def test_exec_counts_for_the_limit_until_it_is_settled() -> None:
 
 
 def test_full_disk_refuses_with_an_error(hall: Hall) -> None:
-    hall.handle([events.RoomChanged(0, accepting=False)])
+    hall.handle([events.DiskSpaceChanged(0, accepting=False)])
     ((*_, argument, _, _),) = hall.says(C1, *lmq(4, b"1", KEY))
     assert argument.startswith(b"ERROR the disk is nearly full")
     hall.says(C1, *lmq(3, b"2", KEY))
@@ -307,13 +311,13 @@ def test_message_without_a_key_and_too_large_ones_are_answered_with_an_error(hal
 def test_failed_and_cancelled_tasks_are_told_as_errors(hall: Hall) -> None:
     hall.says(C1, *lmq(4, b"1", b"payload"))
     (name,) = hall.scheduler.ledger.tasks
-    hall.handle([events.CancelAsked(0, NATIVE, events.Scope(names=(name,)), 16)])
+    hall.handle([events.CancelRequested(0, NATIVE, events.Scope(names=(name,)), 16)])
     assert [frames[4] for frames in hall.hears(C1)] == [b"ERROR it was cancelled"]
     hall.says(C1, *lmq(4, b"2", b"payload"))
     *_, name = hall.scheduler.ledger.tasks
-    hall.handle([events.WorkerAppeared(0, b"w", WorkerFacts()), events.WorkAsked(0, b"w")])
-    failed = [events.Outcome.FAILED_FOR_GOOD]
-    hall.handle([events.WorkReported(0, b"w", [name], None, failed, [b"broken"])])
+    hall.handle([events.WorkerRegistered(0, b"w", WorkerFacts()), events.TasksRequested(0, b"w")])
+    failed = [events.Outcome.FAILED_FINAL]
+    hall.handle([events.TasksReported(0, b"w", [name], None, failed, [b"broken"])])
     assert [frames[4] for frames in hall.hears(C1)] == [b"ERROR broken"]
 
 
@@ -376,7 +380,7 @@ def test_cancelled_message_keeps_its_slot_until_the_worker_is_done_with_it(
     hall.says(C1, *lmq(command, b"good", KEY))
     hall.hears(W1)
     first, _ = hall.scheduler.ledger.tasks
-    hall.handle([events.CancelAsked(0, NATIVE, events.Scope(names=(first,)), 16)])
+    hall.handle([events.CancelRequested(0, NATIVE, events.Scope(names=(first,)), 16)])
     hall.says(C1, *lmq(4, b"next", KEY))
     assert hall.hears(W1) == []
     hall.says(W1, C1, *lmq(6, b"cancelled", b"late"))
@@ -391,8 +395,8 @@ def test_answer_that_crosses_a_cancellation_keeps_its_slot_too(hall: Hall) -> No
     hall.says(C1, *lmq(4, b"2", KEY))
     hall.hears(W1)
     first, _ = hall.scheduler.ledger.tasks
-    cancel = events.CancelAsked(0, NATIVE, events.Scope(names=(first,)), 16)
-    late = hall.board.take(SERVER + W1, [C1, *lmq(6, b"1", b"late")], hall.now_ns)
+    cancel = events.CancelRequested(0, NATIVE, events.Scope(names=(first,)), 16)
+    late = hall.board.receive(SERVER + W1, [C1, *lmq(6, b"1", b"late")], hall.now_ns)
     hall.handle([cancel, *late])
     assert hall.states() == [CANCELLED, LEASED]  # for a turn its slot looked free
     assert hall.free(W1) == -1
@@ -567,7 +571,7 @@ def test_client_hears_the_answer_that_counts_though_a_late_one_comes_in_the_same
         (SERVER + W1, [C1, *lmq(6, b"m", b"late", b"x")]),
         (SERVER + W2, [C1, *lmq(6, b"m", b"good", b"y")]),
     )
-    taken = [hall.board.take(*answers[place], hall.now_ns) for place in places]
+    taken = [hall.board.receive(*answers[place], hall.now_ns) for place in places]
     hall.handle([event for events in taken for event in events])
     assert hall.hears(C1) == [[b"", LMQ, b"\x06", b"m", b"good", b"y", b"", W2, SRV]]
 
@@ -593,8 +597,8 @@ def test_worker_that_is_cut_off_in_the_turn_of_a_cancellation_gets_nothing(hall:
     hall.says(C1, *lmq(4, b"cancelled", KEY))
     (first,) = hall.scheduler.ledger.tasks
     hall.dead = [W1]
-    cancel = events.CancelAsked(0, NATIVE, events.Scope(names=(first,)), 16)
-    second = hall.board.take(SERVER + C1, lmq(4, b"new", KEY), hall.now_ns)
+    cancel = events.CancelRequested(0, NATIVE, events.Scope(names=(first,)), 16)
+    second = hall.board.receive(SERVER + C1, lmq(4, b"new", KEY), hall.now_ns)
     hall.handle([cancel, *second])
     assert hall.states() == [CANCELLED, READY]
     assert hall.free(W1) < 0
@@ -617,7 +621,7 @@ def test_drained_worker_gets_no_more_and_is_gone_when_it_has_nothing(hall: Hall)
     hall.register(W1, b"2")
     hall.says(C1, *lmq(4, b"1", KEY))
     hall.hears(W1)
-    hall.handle([events.DrainAsked(0, NATIVE, None, 16)])
+    hall.handle([events.DrainRequested(0, NATIVE, None, 16)])
     hall.says(C1, *lmq(4, b"2", KEY))
     hall.says(W1, C1, *lmq(6, b"1"))
     assert hall.workers() == []
@@ -686,24 +690,24 @@ def test_message_is_a_payload_to_others(hall: Hall, arguments: list[bytes], payl
     hall.says(C1, *lmq(4, b"1", *arguments))
     (task,) = hall.scheduler.ledger.tasks.values()
     assert task.payload == payload
-    hall.handle([events.WorkerAppeared(0, b"w", WorkerFacts()), events.WorkAsked(0, b"w")])
-    hall.handle([events.WorkReported(0, b"w", [task.name], texts=[b"result"])])
+    hall.handle([events.WorkerRegistered(0, b"w", WorkerFacts()), events.TasksRequested(0, b"w")])
+    hall.handle([events.TasksReported(0, b"w", [task.name], texts=[b"result"])])
     assert hall.hears(C1) == [[b"", LMQ, b"\x06", b"1", b"result", b"", SRV]]
 
 
 def test_empty_result_of_another_worker_is_a_response_without_arguments(hall: Hall) -> None:
     hall.says(C1, *lmq(4, b"1", KEY))
     (name,) = hall.scheduler.ledger.tasks
-    hall.handle([events.WorkerAppeared(0, b"w", WorkerFacts()), events.WorkAsked(0, b"w")])
-    hall.handle([events.WorkReported(0, b"w", [name])])
+    hall.handle([events.WorkerRegistered(0, b"w", WorkerFacts()), events.TasksRequested(0, b"w")])
+    hall.handle([events.TasksReported(0, b"w", [name])])
     assert hall.hears(C1) == [[b"", LMQ, b"\x06", b"1", b"", SRV]]
 
 
 def test_truncated_result_of_another_worker_is_an_error(hall: Hall) -> None:
     hall.says(C1, *lmq(4, b"1", KEY))
     (name,) = hall.scheduler.ledger.tasks
-    hall.handle([events.WorkerAppeared(0, b"w", WorkerFacts()), events.WorkAsked(0, b"w")])
-    hall.handle([events.WorkReported(0, b"w", [name], texts=[b"end"], result_bytes_total=[9])])
+    hall.handle([events.WorkerRegistered(0, b"w", WorkerFacts()), events.TasksRequested(0, b"w")])
+    hall.handle([events.TasksReported(0, b"w", [name], texts=[b"end"], result_bytes_total=[9])])
     ((*_, error, _, _),) = hall.hears(C1)
     assert error.endswith(b"result truncated: only the last 3 of 9 bytes are kept")
 
@@ -714,7 +718,7 @@ def test_task_of_another_dialect_with_an_envelope_of_its_own_is_foreign(hall: Ha
     envelopes = [b"", b"\xc1", msgspec.msgpack.encode(["x"]), b"\x91" * 100_000]
     names = [b"%d" % number for number in range(len(envelopes))]
     submission = Submission(names, [b"p"], terms, envelopes=envelopes)
-    hall.handle([events.SubmitAsked(0, b"", submission)])
+    hall.handle([events.SubmitRequested(0, b"", submission)])
     assert [frames[3:5] for frames in hall.hears(W1)] == [[b"1/" + name, b"p"] for name in names]
 
 
@@ -862,7 +866,7 @@ def test_slot_of_a_message_that_was_cancelled_after_a_restart_is_free_after_a_mi
     hall.restart()
     hall.says(W1, *lmq(2, b"pong"))
     (name,) = hall.scheduler.ledger.tasks
-    hall.handle([events.CancelAsked(0, b"", events.Scope(names=(name,)))])
+    hall.handle([events.CancelRequested(0, b"", events.Scope(names=(name,)))])
     keep_alive(hall, 59, W1)
     assert hall.free(W1) == 0
     keep_alive(hall, 2, W1)
@@ -964,7 +968,8 @@ def test_assignment_that_crosses_a_goodbye_is_not_sent_to_who_registers_after_it
     frames = lmq(3, b"m", KEY), lmq(3, b"WORKER", b"\x09"), lmq(4, b"reg", b"\x08", b"1")
     routes = SERVER + C1, SERVER + W1, SERVER + W1
     taken = [
-        hall.board.take(route, one, hall.now_ns) for route, one in zip(routes, frames, strict=True)
+        hall.board.receive(route, one, hall.now_ns)
+        for route, one in zip(routes, frames, strict=True)
     ]
     hall.handle([event for events in taken for event in events])
     assert [one[2] for one in hall.hears(W1)] == [b"\x06", b"\x03"]
@@ -992,13 +997,13 @@ def test_what_comes_before_the_table_is_known_again_is_heard_after_it() -> None:
     hall.register(W1, b"1")
     hall.says(C1, *lmq(4, b"m", KEY))
     hall.sent = []
-    hall.dialect = at_broker(1, lambda: 9, doors=[1])
-    hall.board._dialects[1] = hall.board._doors[1] = hall.dialect  # noqa: SLF001  # a restart
+    hall.dialect = make_server(1, lambda: 9, socket_numbers=[1])
+    hall.board._dialects[1] = hall.board._dialect_of_socket[1] = hall.dialect  # noqa: SLF001  # a restart
     hall.board._prefixes = [(hall.dialect.prefix, hall.dialect)]  # noqa: SLF001
     hall.handle(
         [
-            *hall.board.take(SERVER + W1, [C1, *lmq(6, b"m", b"x")], hall.now_ns),
-            *hall.board.take(SERVER + W1, lmq(3, b"inc", b"\x07"), hall.now_ns),
+            *hall.board.receive(SERVER + W1, [C1, *lmq(6, b"m", b"x")], hall.now_ns),
+            *hall.board.receive(SERVER + W1, lmq(3, b"inc", b"\x07"), hall.now_ns),
         ]
     )
     assert hall.states() == [DONE]

@@ -33,36 +33,39 @@ WORDS = [b"", LMQ, b"LMQv200", C1, W1, b"\x04", b"\x06", b"\x08", b"\x07", b"x" 
 
 def spoilt(count: int, seed: int) -> Iterator[list[bytes]]:
     """Messages with frames left out, doubled, put in and changed; and plain noise."""
-    luck = random.Random(seed)
+    random_bits = random.Random(seed)
     for _ in range(count):
-        frames = [*luck.choice(SEEDS)]
-        for _ in range(luck.randrange(1, 4)):
-            at, way = luck.randrange(len(frames) + 1), luck.randrange(5)
+        frames = [*random_bits.choice(SEEDS)]
+        for _ in range(random_bits.randrange(1, 4)):
+            at, way = random_bits.randrange(len(frames) + 1), random_bits.randrange(5)
             if way == 0:
                 del frames[at : at + 1]
             elif way == 1:
-                frames[at:at] = [luck.choice(WORDS)]
+                frames[at:at] = [random_bits.choice(WORDS)]
             elif way == 2 and at < len(frames):
-                frames[at] = luck.choice(WORDS)
+                frames[at] = random_bits.choice(WORDS)
             elif way == 3:
                 frames[at:at] = frames[at : at + 2]
             else:
-                frames = [luck.randbytes(luck.randrange(4)) for _ in range(luck.randrange(12))]
+                frames = [
+                    random_bits.randbytes(random_bits.randrange(4))
+                    for _ in range(random_bits.randrange(12))
+                ]
         yield frames
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_is_survived_and_what_is_malformed_changes_nothing(seed: int) -> None:
-    hall, luck, malformed = Hall(), random.Random(seed), 0
+    hall, random_bits, malformed = Hall(), random.Random(seed), 0
     for frames in spoilt(1_000, seed):
-        before = image.portrait(hall.scheduler.ledger)
+        before = image.fingerprint(hall.scheduler.ledger)
         record, count = hall.scheduler.ledger.record, hall.dialect.malformed
-        hall.says(luck.choice((W1, W2, C1)), *frames)
+        hall.says(random_bits.choice((W1, W2, C1)), *frames)
         if hall.dialect.malformed > count:
             malformed += 1
             assert hall.scheduler.ledger.record == record
-            assert image.portrait(hall.scheduler.ledger) == before
+            assert image.fingerprint(hall.scheduler.ledger) == before
     invariants.check(hall.scheduler)
     assert malformed > 300
     hall.says(W2, *lmq(3, b"WORKER", b"\x09"))
@@ -98,18 +101,18 @@ def test_noise_is_survived_and_what_is_malformed_changes_nothing(seed: int) -> N
 def test_nasty_messages_are_counted_and_change_nothing(frames: list[bytes]) -> None:
     hall = Hall()
     hall.register(W1)
-    before = image.portrait(hall.scheduler.ledger)
+    before = image.fingerprint(hall.scheduler.ledger)
     assert hall.says(W1, *frames) == []
     assert hall.dialect.malformed == 1
-    assert image.portrait(hall.scheduler.ledger) == before
+    assert image.fingerprint(hall.scheduler.ledger) == before
 
 
 def test_commands_from_the_wrong_side_change_nothing() -> None:
     hall = Hall()
-    before = image.portrait(hall.scheduler.ledger)
+    before = image.fingerprint(hall.scheduler.ledger)
     for frames in (lmq(6, b"id", b"x"), lmq(2, b"id"), [C2, *lmq(6, b"id")], lmq(3, b"i", b"\x07")):
         assert hall.says(C1, *frames) == []
-    assert image.portrait(hall.scheduler.ledger) == before
+    assert image.fingerprint(hall.scheduler.ledger) == before
 
 
 def test_ids_and_arguments_are_opaque() -> None:

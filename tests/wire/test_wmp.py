@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.core.events import CancelAsked, DrainAsked, Scope, WorkerAppeared
+from taskyard.core.events import CancelRequested, DrainRequested, Scope, WorkerRegistered
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import Finished
 from taskyard.core.states import TaskState, WorkerState
 from taskyard.core.workers import WorkerFacts
 from taskyard.wire import wmp
-from taskyard.wire.numbering import numbers
-from taskyard.wire.roles import Guest, Role
-from taskyard.wire.wmp import Wmp, at_broker
+from taskyard.wire.numbering import request_numbers
+from taskyard.wire.roles import AuthenticatedPeer, Role
+from taskyard.wire.wmp import Wmp, make_server
 from tests.wire.wmp_kit import ME, Manager, Said, frames
 
 if TYPE_CHECKING:
@@ -71,15 +71,15 @@ def test_ready_wake_give_take_done() -> None:
 
 def test_frames_are_those_of_the_page() -> None:
     manager = Manager()
-    manager.handle(manager.dialect.take(b"\1id", [*_ready_frames()], manager.now_ns))
+    manager.handle(manager.dialect.receive(b"\1id", [*_ready_frames()], manager.now_ns))
     manager.submit(b"a")
     give = [b"", b"WMP01", b"\x03", b'{"worker":"w","request":7}']
-    told = manager.dialect.take(b"\1id", [b"relay", *give], manager.now_ns)
+    told = manager.dialect.receive(b"\1id", [b"relay", *give], manager.now_ns)
     (effect,) = manager.scheduler.handle(_now(told[0], manager.now_ns))
     headers = (
         b'{"request":7,"task":"a","attempt":1,"service":"default","lease_ms":15000,"manager":"m"}'
     )
-    assert manager.dialect.tell(effect) == [
+    assert manager.dialect.reply(effect) == [
         (b"\1id", [b"relay", b"", b"WMP01", b"\x04", headers, b"payload"])
     ]
 
@@ -94,28 +94,28 @@ def _now(event: Any, now_ns: int) -> Any:
 
 
 def test_ready_says_what_a_worker_is() -> None:
-    events = Wmp(1, ME, lambda: 0).take(
+    events = Wmp(1, ME, lambda: 0).receive(
         b"r", frames("READY", {"worker": "w", "slots": 3, "services": ["x", "y", "x"]}), 5
     )
-    facts = WorkerFacts((b"x", b"y"), 3, wmp.SILENCE_NS, 0, called=True, dialect=b"wmp")
-    assert events[0] == WorkerAppeared(0, b"wmp:w", facts)
-    plain = Wmp(1, ME, lambda: 0).take(b"r", frames("READY", {"worker": "w"}), 5)
-    assert isinstance(plain[0], WorkerAppeared)
+    facts = WorkerFacts((b"x", b"y"), 3, wmp.SILENCE_NS, 0, wants_wake=True, dialect=b"wmp")
+    assert events[0] == WorkerRegistered(0, b"wmp:w", facts)
+    plain = Wmp(1, ME, lambda: 0).receive(b"r", frames("READY", {"worker": "w"}), 5)
+    assert isinstance(plain[0], WorkerRegistered)
     assert (plain[0].facts.services, plain[0].facts.slots_total) == ((b"default",), 1)
 
 
 def test_requests_are_numbered_as_its_place_among_the_dialects_says() -> None:
-    (asked,) = Wmp(3, ME, lambda: 0).take(b"r", frames("GIVE", {"worker": "w", "request": 1}), 5)
-    assert getattr(asked, "request", 0) == next(numbers(3))
+    (asked,) = Wmp(3, ME, lambda: 0).receive(b"r", frames("GIVE", {"worker": "w", "request": 1}), 5)
+    assert getattr(asked, "request", 0) == next(request_numbers(3))
 
 
 def test_manager_is_named_after_its_journal_so_that_a_restart_changes_nothing() -> None:
-    dialect = at_broker(2, b"\x01\xfe", luck=lambda: 0)
-    dialect.take(b"r", frames("READY", {"worker": "w"}), 5)
+    dialect = make_server(2, b"\x01\xfe", random_bits=lambda: 0)
+    dialect.receive(b"r", frames("READY", {"worker": "w"}), 5)
     done_for = frames(
         "DONE", {"worker": "w", "task": "a", "attempt": 1, "status": "ok", "manager": "01fe"}
     )
-    assert dialect.take(b"r", done_for, 5)
+    assert dialect.receive(b"r", done_for, 5)
 
 
 # READY is a level.
@@ -286,7 +286,7 @@ def test_status_that_says_nothing_is_a_sign_of_life() -> None:
     manager.now_ns += 10 * SECOND_NS
     manager.say("STATUS", {"worker": "w", "task": "a", "attempt": 1}, route=b"w")
     assert manager.scheduler.take_records() == []
-    assert manager.scheduler.ledger.workers[b"wmp:w"].heard_ns == manager.now_ns
+    assert manager.scheduler.ledger.workers[b"wmp:w"].last_seen_ns == manager.now_ns
 
 
 def test_truncated_result_is_recorded_with_its_length() -> None:
@@ -345,7 +345,7 @@ def test_lock_is_told_as_it_was_given() -> None:
 
 def test_task_of_another_dialect_is_cancelled_at_its_worker() -> None:
     manager = holding(b"a")
-    told = manager.handle([CancelAsked(0, b"client", Scope(names=(b"a",)))])
+    told = manager.handle([CancelRequested(0, b"client", Scope(names=(b"a",)))])
     assert told == [Said("CANCEL", {"task": "a", "attempt": 1, "manager": ME})]
     assert done(manager, "a", "cancelled") == []
     assert manager.task(b"a").state is TaskState.CANCELLED
@@ -450,7 +450,7 @@ def test_quiet_worker_is_asked_and_forgotten_when_it_does_not_answer() -> None:
     ping(manager, [], "PONG")
     assert manager.pass_time(wmp.PING_NS) == [asked]
     assert manager.pass_time(wmp.PING_NS) == [asked]
-    manager.pass_time(wmp.FORGOTTEN_NS)
+    manager.pass_time(wmp.FORGET_NS)
     assert manager.sent == []
     assert manager.dialect.wake_at_ns() is None
 
@@ -492,7 +492,7 @@ def test_other_process_of_the_same_id_waits_while_the_holder_is_heard() -> None:
         assert newcomer(manager, "GIVE", request=1) == [held_by(1)]
         assert newcomer(manager, "BYE") == []
     assert state(manager, b"a") == (TaskState.LEASED, 1, 0, 0)
-    manager.handle([CancelAsked(0, b"client", Scope(names=(b"a",)))])
+    manager.handle([CancelRequested(0, b"client", Scope(names=(b"a",)))])
     (route, _, said), *_ = manager.sent
     assert (route, said.command) == (b"w", "CANCEL")
 
@@ -524,7 +524,7 @@ def test_holder_is_known_again_after_a_restart_though_a_newcomer_is_heard_first(
     assert newcomer(manager) == []
     assert newcomer(manager, "PING") == [held_by(1)]
     manager.say("PING", {"worker": "w", "incarnation": 1}, route=b"w")
-    manager.handle([CancelAsked(0, b"client", Scope(names=(b"a",)))])
+    manager.handle([CancelRequested(0, b"client", Scope(names=(b"a",)))])
     assert [(route, said.command) for route, _, said in manager.sent] == [(b"w", "CANCEL")]
 
 
@@ -539,7 +539,7 @@ def test_bye_gives_back_what_is_held_and_blames_nobody() -> None:
 def test_drained_worker_is_told_goodbye_when_it_holds_nothing() -> None:
     bye = Said("BYE", {"worker": "w", "reason": "no more work for you", "manager": ME})
     manager = holding(b"a")
-    assert manager.handle([DrainAsked(0, b"client")]) == []
+    assert manager.handle([DrainRequested(0, b"client")]) == []
     assert manager.given() == [no()]
     assert done(manager, "a", "ok") == [bye]
     assert manager.given(request="2") == [no("2"), bye]
@@ -574,13 +574,13 @@ def test_dead_route_cuts_off_all_that_are_behind_it() -> None:
         manager.say("READY", {"worker": worker}, route=b"relay", path=[worker.encode()])
     manager.ready("w3")
     manager.say("READY", {"worker": "w2"}, route=b"other")
-    manager.handle(manager.dialect.cut(b"relay"))
+    manager.handle(manager.dialect.disconnected(b"relay"))
     workers = manager.scheduler.ledger.workers
     assert [workers[b"wmp:" + name].state for name in (b"w1", b"w2", b"w3")] == [
         *(WorkerState.BUSY, WorkerState.PARKED, WorkerState.PARKED)
     ]
     assert manager.say("PING", {"worker": "w1"}, route=b"relay")[0].headers["ready"] is False
-    assert manager.dialect.cut(b"nobody") == []
+    assert manager.dialect.disconnected(b"nobody") == []
 
 
 def test_ways_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -598,16 +598,16 @@ def test_ways_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("guest", "path", "good"),
     [
-        (Guest("w", Role.WORKER), [], True),
-        (Guest("other", Role.WORKER), [], False),
-        (Guest("relay", Role.WORKER), [b"id"], True),
-        (Guest("boss", Role.ADMIN), [], True),
-        (Guest("looker", Role.VIEWER), [b"id"], False),
-        (Guest("", None), [], False),
+        (AuthenticatedPeer("w", Role.WORKER), [], True),
+        (AuthenticatedPeer("other", Role.WORKER), [], False),
+        (AuthenticatedPeer("relay", Role.WORKER), [b"id"], True),
+        (AuthenticatedPeer("boss", Role.ADMIN), [], True),
+        (AuthenticatedPeer("looker", Role.VIEWER), [b"id"], False),
+        (AuthenticatedPeer("", None), [], False),
     ],
 )
 def test_key_is_good_for_its_worker_and_a_relays_for_all_behind_it(
-    guest: Guest, path: list[bytes], *, good: bool
+    guest: AuthenticatedPeer, path: list[bytes], *, good: bool
 ) -> None:
     manager = Manager()
     manager.submit(b"a")

@@ -12,7 +12,7 @@ import pytest
 
 from taskyard.core import image, invariants
 from taskyard.core.limits import NAME_BYTES_MAX
-from taskyard.relay.forwarding import Forwarding
+from taskyard.relay.forwarding import Forwarder
 from taskyard.wire import wmp_frames, wmp_peer
 from tests.wire.wmp_kit import Manager, frames
 
@@ -42,36 +42,38 @@ SEEDS = [
 
 def spoilt(count: int, seed: int) -> Iterator[list[bytes]]:
     """Messages with frames and bytes flipped, cut off, doubled, swapped and put in."""
-    luck = random.Random(seed)
+    random_bits = random.Random(seed)
     for _ in range(count):
-        message = [bytearray(frame) for frame in luck.choice(SEEDS)]
-        for _ in range(luck.randrange(1, 4)):
-            at = luck.randrange(len(message) + 1)
-            way = luck.randrange(6)
+        message = [bytearray(frame) for frame in random_bits.choice(SEEDS)]
+        for _ in range(random_bits.randrange(1, 4)):
+            at = random_bits.randrange(len(message) + 1)
+            way = random_bits.randrange(6)
             if way == 0 and at < len(message):
                 del message[at]
             elif way == 1:
-                message.insert(at, bytearray(luck.randbytes(luck.choice((0, 1, 5, 300)))))
+                message.insert(
+                    at, bytearray(random_bits.randbytes(random_bits.choice((0, 1, 5, 300))))
+                )
             elif way == 2:
-                message[at:] = message[: luck.randrange(3)]
+                message[at:] = message[: random_bits.randrange(3)]
             elif message:
-                _spoil(luck.choice(message), luck)
+                _spoil(random_bits.choice(message), random_bits)
         yield [bytes(frame) for frame in message]
 
 
-def _spoil(frame: bytearray, luck: random.Random) -> None:
-    at = luck.randrange(len(frame) + 1)
-    way = luck.randrange(4)
+def _spoil(frame: bytearray, random_bits: random.Random) -> None:
+    at = random_bits.randrange(len(frame) + 1)
+    way = random_bits.randrange(4)
     if way == 0 and at < len(frame):
-        frame[at] ^= 1 << luck.randrange(8)
+        frame[at] ^= 1 << random_bits.randrange(8)
     elif way == 1:
         del frame[at:]
     elif way == 2:
-        frame[at:at] = luck.choice(
+        frame[at:at] = random_bits.choice(
             [b"[", b"{", b'"', b"null", b"-1", b"1e999", b"\xff", b"\\ud800"]
         )
     else:
-        frame[at:at] = frame[at : at + luck.randrange(1, 20)]
+        frame[at:at] = frame[at : at + random_bits.randrange(1, 20)]
 
 
 @pytest.mark.slow
@@ -82,13 +84,13 @@ def test_noise_at_a_manager_is_counted_and_changes_nothing(seed: int) -> None:
     manager.ready()
     manager.given()
     for message in spoilt(1_000, seed):
-        before = image.portrait(manager.scheduler.ledger)
+        before = image.fingerprint(manager.scheduler.ledger)
         records, malformed = manager.scheduler.ledger.record, manager.dialect.malformed
         told = manager.take(message)
         if manager.dialect.malformed > malformed:
             assert told == []
             assert manager.scheduler.ledger.record == records
-            assert image.portrait(manager.scheduler.ledger) == before
+            assert image.fingerprint(manager.scheduler.ledger) == before
     invariants.check(manager.scheduler)
     assert manager.dialect.malformed > 500
     manager.ready("sane")
@@ -98,7 +100,7 @@ def test_noise_at_a_manager_is_counted_and_changes_nothing(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_at_a_worker_is_counted_and_a_relay_stands_it_too(seed: int) -> None:
     worker = wmp_peer.Worker(wmp_peer.Settings(b"w", slots=2), 2, 1)
-    relay = Forwarding(2)
+    relay = Forwarder(2)
     for number, message in enumerate(spoilt(1_000, seed)):
         worker.take(number % 2, message, number)
         worker.time_passed(number)
@@ -182,10 +184,10 @@ NASTY: list[list[bytes]] = [
 def test_nasty_message_is_counted_and_changes_nothing(message: list[bytes]) -> None:
     manager = Manager()
     manager.submit(b"a")
-    before = image.portrait(manager.scheduler.ledger)
+    before = image.fingerprint(manager.scheduler.ledger)
     assert manager.take(message) == []
     assert manager.dialect.malformed == 1
-    assert image.portrait(manager.scheduler.ledger) == before
+    assert image.fingerprint(manager.scheduler.ledger) == before
     assert manager.dialect.wake_at_ns() is None
 
 

@@ -25,7 +25,7 @@ class Bench:
         self.started: list[Start] = []
         self.stopped: list[Stop] = []
 
-    def _sort(self, orders: list[peer.Order]) -> list[tuple[int, Said]]:
+    def _sort(self, orders: list[peer.Action]) -> list[tuple[int, Said]]:
         self.started = [one for one in orders if isinstance(one, Start)]
         self.stopped = [one for one in orders if isinstance(one, Stop)]
         return [(one.wire, read(one.frames)) for one in orders if isinstance(one, Send)]
@@ -299,7 +299,9 @@ def test_report_is_given_up_after_a_few_times() -> None:
     assert bench.worker.unconfirmed == 0
 
 
-@pytest.mark.parametrize(("name", "limit"), [("KEPT_MAX", 2), ("KEPT_BYTES_MAX", 25)])
+@pytest.mark.parametrize(
+    ("name", "limit"), [("REPORTS_KEPT_MAX", 2), ("REPORTS_KEPT_BYTES_MAX", 25)]
+)
 def test_reports_are_kept_up_to_a_limit(
     monkeypatch: pytest.MonkeyPatch, name: str, limit: int
 ) -> None:
@@ -475,7 +477,7 @@ def test_managers_that_are_not_heard_any_more_are_forgotten_unless_something_is_
 
 def test_managers_and_ways_are_known_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wmp_ways, "MANAGERS_MAX", 5)
-    monkeypatch.setattr(wmp_ways, "WAYS_MAX", 3)
+    monkeypatch.setattr(wmp_ways, "ROUTES_MAX", 3)
     bench = Bench()
     bench.quiet()
     for number in range(20):
@@ -484,7 +486,7 @@ def test_managers_and_ways_are_known_up_to_a_limit(monkeypatch: pytest.MonkeyPat
     for number in range(20):
         bench.hear("PONG", worker="w", manager="m", back=[100 + number])
     manager = [*bench.worker._managers][-1]  # noqa: SLF001
-    assert len(manager.ways) == 3
+    assert len(manager.routes) == 3
 
 
 # Goodbye.
@@ -514,7 +516,7 @@ def test_it_does_not_wait_for_ever_to_leave() -> None:
     bench.leave()
     bench.done(b"a")
     bench.later(1)
-    assert commands(bench.later(peer.FAREWELL_NS)) == ["PING", "BYE"]
+    assert commands(bench.later(peer.BYE_NS_MAX)) == ["PING", "BYE"]
 
 
 def test_task_that_comes_while_it_leaves_is_refused() -> None:

@@ -14,7 +14,7 @@ from taskyard.wire.work import (
     EXEC,
     Call,
     Command,
-    decode,
+    decode_payload,
     decode_value,
     encode_call,
     encode_command,
@@ -43,13 +43,13 @@ def test_payload_is_a_json_object_without_what_is_not_given() -> None:
 @given(argv=st.lists(text, max_size=5), program=word, cwd=st.none() | text)
 def test_command_comes_out_as_it_went_in(argv: list[str], program: str, cwd: str | None) -> None:
     payload = encode_command([program, *argv], cwd=cwd)
-    assert decode(payload, EXEC) == Command([program, *argv], cwd=cwd)
+    assert decode_payload(payload, EXEC) == Command([program, *argv], cwd=cwd)
 
 
 @pytest.mark.slow
 @given(args=st.lists(json_values, max_size=4), kwargs=st.dictionaries(text, json_values))
 def test_call_comes_out_as_it_went_in(args: list[Any], kwargs: dict[str, Any]) -> None:
-    assert decode(encode_call("m:f", args, kwargs), CALL) == Call("m:f", args, kwargs)
+    assert decode_payload(encode_call("m:f", args, kwargs), CALL) == Call("m:f", args, kwargs)
 
 
 @given(json_values)
@@ -62,12 +62,12 @@ def test_number_of_any_size_is_a_value() -> None:
 
 
 def test_service_of_another_name_takes_both_kinds() -> None:
-    assert decode(encode_command(["a"]), b"cpu") == Command(["a"])
-    assert decode(encode_call("m:f"), b"cpu") == Call("m:f")
+    assert decode_payload(encode_command(["a"]), b"cpu") == Command(["a"])
+    assert decode_payload(encode_call("m:f"), b"cpu") == Call("m:f")
 
 
 def test_tuple_is_sent_as_a_list() -> None:
-    assert decode(encode_call("m:f", (1, (2,))), CALL) == Call("m:f", [1, [2]])
+    assert decode_payload(encode_call("m:f", (1, (2,))), CALL) == Call("m:f", [1, [2]])
 
 
 @pytest.mark.parametrize(
@@ -140,13 +140,13 @@ NONSENSE = [
 @pytest.mark.parametrize(("service", "payload", "said"), NONSENSE)
 def test_nonsense_is_told_as_such(service: bytes, payload: bytes, said: str) -> None:
     with pytest.raises(PeerError, match=said):
-        decode(payload, service)
+        decode_payload(payload, service)
 
 
 @given(st.binary(), st.sampled_from([EXEC, CALL, b"cpu"]))
 def test_any_bytes_are_work_or_a_peers_error(payload: bytes, service: bytes) -> None:
     with contextlib.suppress(PeerError):
-        assert isinstance(decode(payload, service), Command | Call)
+        assert isinstance(decode_payload(payload, service), Command | Call)
 
 
 @pytest.mark.parametrize("encoded", [b"", b"NaN", b"[" * 100_000, b"\xff", b"1" * 5000])

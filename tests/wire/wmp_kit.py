@@ -9,7 +9,7 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from taskyard.core import invariants
-from taskyard.core.events import ClockSet, SubmitAsked, TimePassed
+from taskyard.core.events import ClockSet, SubmitRequested, TimePassed
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.tasks import Submission, Terms
@@ -71,7 +71,7 @@ class Manager:
         for event in events:
             event.now_ns = self.now_ns
             for effect in self.scheduler.handle(event):
-                for route, message in self.dialect.tell(effect):
+                for route, message in self.dialect.reply(effect):
                     at = message.index(b"")
                     self.sent.append((route, message[:at], read(message[at:])))
         invariants.check(self.scheduler)
@@ -80,7 +80,7 @@ class Manager:
     def take(
         self, message: list[bytes], route: bytes = b"r", path: Sequence[bytes] = (), who: Any = None
     ) -> list[Said]:
-        return self.handle(self.dialect.take(route, [*path, *message], self.now_ns, who))
+        return self.handle(self.dialect.receive(route, [*path, *message], self.now_ns, who))
 
     def say(
         self,
@@ -95,7 +95,7 @@ class Manager:
 
     def submit(self, *names: bytes, payload: bytes = b"payload", **terms: Any) -> list[Said]:
         submission = Submission(list(names), [payload], [Terms(**terms)])
-        return self.handle([SubmitAsked(0, b"client", submission)])
+        return self.handle([SubmitRequested(0, b"client", submission)])
 
     def pass_time(self, ns: int) -> list[Said]:
         self.now_ns += ns

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.core.events import Clause, Outcome, Rules
+from taskyard.core.events import LaneOptions, Outcome, Rule
 from taskyard.core.limits import SECOND_NS
 from taskyard.worker.agents import AgentRunner
 from taskyard.worker.agents_rules import LANES_REMEMBERED, AgentSettings, Rulebook, words_of
@@ -58,9 +58,9 @@ def of(lane: str, *numbers: int) -> list[Job]:
     return [job(f"{lane}{number}".encode(), lane=lane.encode()) for number in numbers]
 
 
-def clause(match: str, argv: tuple[str, ...] | None = None, **rules: Any) -> Clause:
+def clause(match: str, argv: tuple[str, ...] | None = None, **rules: Any) -> Rule:
     line = b"" if argv is None else shlex.join(argv).encode()
-    return Clause(match.encode(), match.encode(), Rules(command=line, **rules))
+    return Rule(match.encode(), match.encode(), LaneOptions(command=line, **rules))
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def host() -> Iterator[Callable[..., AgentRunner]]:
     """Makes a host that follows these clauses."""
     hosts: list[AgentRunner] = []
 
-    def make(*clauses: Clause, slots: int = 1, clock: StillClock | None = None) -> AgentRunner:
+    def make(*clauses: Rule, slots: int = 1, clock: StillClock | None = None) -> AgentRunner:
         hosts.append(AgentRunner(slots, clock or Clock()))
         hosts[-1].follow(clauses)
         return hosts[-1]
@@ -411,7 +411,7 @@ def test_host_says_why_its_agents_can_not_be_started_and_when_they_can(
     tmp_path: Path, host: Callable[..., AgentRunner]
 ) -> None:
     clock, program = StillClock(), tmp_path / "agent"
-    pool = host(Clause(b"s", b"s/*", Rules(command=str(program).encode())), clock=clock)
+    pool = host(Rule(b"s", b"s/*", LaneOptions(command=str(program).encode())), clock=clock)
     assert pool.trouble == b""
     give(pool, job())
     reason = f"can't start the agent {program}: No such file or directory".encode()

@@ -109,7 +109,7 @@ def test_agent_in_awk() -> None:
     jobs = [job(b"one", b"1 2 3.5"), job(b"two", b"one")]
     assert results_of(argv, *jobs) == [
         done(jobs[0], b"6.5"),
-        Done(jobs[1], Outcome.FAILED_FOR_GOOD, b"these are no numbers"),
+        Done(jobs[1], Outcome.FAILED_FINAL, b"these are no numbers"),
     ]
 
 
@@ -174,8 +174,8 @@ print(f'{{id}}\t{{"x" * {size}}}\tok')
     [
         ("ok", Outcome.DONE, b"detail", 0),
         ("ok3 accepted", Outcome.DONE, b"detail", 0),
-        ("error no such user", Outcome.FAILED_FOR_GOOD, b"no such user", 0),
-        ("error2", Outcome.FAILED_FOR_GOOD, b"detail", 0),
+        ("error no such user", Outcome.FAILED_FINAL, b"no such user", 0),
+        ("error2", Outcome.FAILED_FINAL, b"detail", 0),
         ("deferred try later", Outcome.FAILED, b"try later", 0),
         ("deferall host down", Outcome.DEFER_ALL, b"host down", 0),
         ("deferback", Outcome.DEFER_BACK, b"detail", 0),

@@ -12,7 +12,7 @@ from taskyard.core.runs import Run
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission, Terms
 from taskyard.errors import UserError
-from taskyard.net.line import Line
+from taskyard.net.line import Channel
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_peer as peer
 from taskyard.worker.jobs import Done, Job
@@ -61,7 +61,7 @@ class Hands:
 
 
 class Shop(Counter):
-    """One worker at a broker, and the line between them. Keeps `Carrier` and `Clock`."""
+    """One worker at a broker, and the line between them. Keeps `Transport` and `Clock`."""
 
     def __init__(self, slots: int = 2) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Shop(Counter):
         self.said: list[int] = []
         self.hands = Hands()
         settings = Settings(b"w", (b"exec",), slots, incarnation=1)
-        self.loop = Loop(settings, Line(self, self), self.hands, self)
+        self.loop = Loop(settings, Channel(self, self), self.hands, self)
 
     def monotonic_ns(self) -> int:
         return self.now_ns
@@ -86,7 +86,7 @@ class Shop(Counter):
             refusal = pb.QueryMsg(type=pb.QueryMsg.Error, reason=b"no", request=request.request)
             self._inbox.append([b"", refusal.SerializeToString()])
             return True
-        events = self.dialect.take(b"worker", list(frames), self.now_ns)
+        events = self.dialect.receive(b"worker", list(frames), self.now_ns)
         self.handle([*events])
         return True
 
@@ -105,7 +105,9 @@ class Shop(Counter):
     def create(self, *names: bytes, payload: bytes = b"{}") -> None:
         kept = self.sent
         submission = Submission(list(names), [payload], [Terms(service=b"exec")])
-        self.handle([*self.dialect.take(b"client", [b"", peer.create(1, submission)], self.now_ns)])
+        self.handle(
+            [*self.dialect.receive(b"client", [b"", peer.create(1, submission)], self.now_ns)]
+        )
         self.sent = kept + [one for one in self.sent if one not in kept]
 
     def state(self, name: bytes) -> TaskState:
@@ -175,8 +177,8 @@ def test_cancelled_task_is_stopped_by_the_next_heartbeat() -> None:
     shop = Shop()
     shop.create(b"a")
     shop.turn()
-    cancel = peer.act(9, peer.CANCEL, Scope(names=(b"a",)))
-    shop.handle([*shop.dialect.take(b"client", [b"", cancel], shop.now_ns)])
+    cancel = peer.command(9, peer.CANCEL, Scope(names=(b"a",)))
+    shop.handle([*shop.dialect.receive(b"client", [b"", cancel], shop.now_ns)])
     shop.pass_time(SECOND_NS)
     shop.turn()
     assert shop.hands.stopped == [(b"a", 1)]
@@ -236,7 +238,7 @@ def test_abandoned_tasks_are_ended_and_given_back() -> None:
     assert shop.hands.stopped == [(b"a", 1)]
     assert shop.state(b"a") is TaskState.READY
     assert shop.loop.gone
-    (attempt,) = shop.scheduler.ledger.tries[b"a"]
+    (attempt,) = shop.scheduler.ledger.failed_attempts[b"a"]
     assert attempt.outcome == b"returned"
     assert attempt.started_ns  # it had run
 
@@ -246,7 +248,7 @@ def test_worker_that_is_sent_home_goes() -> None:
     shop.turn()
     drain = peer.drain(9, b"w")
     kept = shop.sent
-    shop.handle([*shop.dialect.take(b"client", [b"", drain], shop.now_ns)])
+    shop.handle([*shop.dialect.receive(b"client", [b"", drain], shop.now_ns)])
     shop.sent = kept + shop.sent
     shop.turn(5)
     assert shop.loop.gone
@@ -267,7 +269,7 @@ def test_worker_that_had_to_refuse_a_task_rests_before_it_asks_again() -> None:
 
 def refused_shop(settings: Settings) -> Shop:
     shop = Shop()
-    shop.loop = Loop(settings, Line(shop, shop), shop.hands, shop)
+    shop.loop = Loop(settings, Channel(shop, shop), shop.hands, shop)
     shop.said.clear()
     return shop
 
@@ -332,7 +334,7 @@ def test_worker_for_which_there_is_nothing_asks_again_at_once() -> None:
 
 def test_trouble_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     shop = refused_shop(REFUSED["name"])
-    post = Post(shop.loop, Line(shop, shop), cast("Runner", None), REFUSED["name"], print)
+    post = Post(shop.loop, Channel(shop, shop), cast("Runner", None), REFUSED["name"], print)
     for _ in range(3):
         shop.turn()
         post.tell_trouble()
@@ -362,7 +364,7 @@ def test_quick_tasks_are_asked_for_ahead_and_slow_ones_not() -> None:
     for _ in range(2):
         shop.pass_time(SECOND_NS)
         shop.turn()
-    assert shop.scheduler.ledger.workers[b"w"].ahead == 0
+    assert shop.scheduler.ledger.workers[b"w"].prefetch == 0
 
 
 def test_large_results_leave_in_several_reports() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskyard.core.events import Clause, Outcome, Rules, RulesSet
+from taskyard.core.events import LaneOptions, Outcome, Rule, RulesSet
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission, Terms
-from taskyard.net.line import Line
+from taskyard.net.line import Channel
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_peer as peer
 from taskyard.worker.agents_rules import Rulebook
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from taskyard.worker.agents_rules import Lane
 
-OVERFED = Clause(b"all", b"*", Rules(overfeed=2))
+OVERFED = Rule(b"all", b"*", LaneOptions(overfeed=2))
 
 
 class RuledHands(Hands):
@@ -32,7 +32,7 @@ class RuledHands(Hands):
         self.rules = Rulebook()
         self.trouble = b""
         self.malformed = 0
-        self.told: list[Sequence[Clause]] = []
+        self.told: list[Sequence[Rule]] = []
 
     @property
     def overfeed_max(self) -> int:
@@ -41,7 +41,7 @@ class RuledHands(Hands):
     def overfeed(self, lane: Lane) -> int:
         return self.rules.rules_for(lane).overfeed if lane[1] else 0
 
-    def follow(self, clauses: Sequence[Clause]) -> None:
+    def follow(self, clauses: Sequence[Rule]) -> None:
         self.told.append(clauses)
         self.rules = Rulebook(clauses)
 
@@ -52,13 +52,13 @@ class RuledHands(Hands):
 class RuledShop(Shop):
     """Its broker may be one that tells no rules."""
 
-    def __init__(self, *clauses: Clause, slots: int = 2, tells_rules: bool = True) -> None:
+    def __init__(self, *clauses: Rule, slots: int = 2, tells_rules: bool = True) -> None:
         super().__init__(slots)
         self.tells_rules = tells_rules
         self.hands: RuledHands = RuledHands()
         self.handle([RulesSet(self.now_ns, clauses)])
         settings = Settings(b"w", (b"exec",), slots, incarnation=1)
-        self.loop = Loop(settings, Line(self, self), self.hands, self, self.hands)
+        self.loop = Loop(settings, Channel(self, self), self.hands, self, self.hands)
 
     def send(self, frames: Sequence[bytes]) -> bool:
         request = peer.Reply(frames[1])
@@ -93,7 +93,7 @@ def test_worker_takes_no_task_before_it_knows_the_rules() -> None:
 def test_worker_asks_again_whether_the_rules_have_changed() -> None:
     shop = RuledShop()
     shop.turn()
-    changed = Clause(b"exec", b"exec/*", Rules(command=b"agent"))
+    changed = Rule(b"exec", b"exec/*", LaneOptions(command=b"agent"))
     shop.handle([RulesSet(shop.now_ns, (changed,))])
     assert shop.loop.wake_at_ns() <= shop.now_ns + RULES_NS
     for _ in range(RULES_NS // SECOND_NS):
@@ -187,7 +187,7 @@ def test_worker_that_gives_the_rest_of_a_lane_back_takes_others_at_once() -> Non
 
 
 def test_what_is_given_back_with_a_lane_that_is_put_off_is_put_off_too() -> None:
-    shop = RuledShop(Clause(b"all", b"*", Rules(overfeed=2, retry_delays_ns=(60 * SECOND_NS,))))
+    shop = RuledShop(Rule(b"all", b"*", LaneOptions(overfeed=2, retry_delays_ns=(60 * SECOND_NS,))))
     shop.create_in(b"a", b"a1", b"a2", b"a3", b"a4")
     shop.turn()
     first, *rest = shop.hands.jobs

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import zmq
 
-from taskyard.core.events import DrainAsked, Outcome
+from taskyard.core.events import DrainRequested, Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.wire.work import encode_command
@@ -281,7 +281,7 @@ def test_result_is_sent_when_it_can_be() -> None:
 
 def test_exits_when_it_is_told_to() -> None:
     shop = Shop()
-    shop.hall.handle([DrainAsked(0, b"x")])
+    shop.hall.handle([DrainRequested(0, b"x")])
     shop.turn()
     assert shop.is_gone()
     assert shop.words() == [b"READY"]

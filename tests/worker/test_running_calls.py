@@ -131,7 +131,7 @@ def failed(job: Job, reason: bytes, output: bytes = b"") -> Done:
 
 
 def refused(job: Job, reason: bytes) -> Done:
-    return Done(job, Outcome.FAILED_FOR_GOOD, reason)
+    return Done(job, Outcome.FAILED_FINAL, reason)
 
 
 def came_of(job: Job) -> Done:
@@ -304,7 +304,7 @@ def test_refusal_costs_no_process() -> None:
     with a_runner() as runner:
         before = open_descriptors()
         runner.start(call("yard:add"))
-        assert [found.outcome for found in runner.turn()] == [Outcome.FAILED_FOR_GOOD]
+        assert [found.outcome for found in runner.turn()] == [Outcome.FAILED_FINAL]
         assert open_descriptors() == before
 
 
@@ -341,7 +341,7 @@ def test_what_an_allowed_module_does_not_offer_can_not_be_called(
     function: str, reason: bytes
 ) -> None:
     found = result_of(call(function), allow=["yard", "package"])
-    assert found.outcome == Outcome.FAILED_FOR_GOOD
+    assert found.outcome == Outcome.FAILED_FINAL
     assert found.text.startswith(reason)
 
 

@@ -37,7 +37,7 @@ def test_orders_arrive_whole_however_they_are_cut(
     assert inbox.bytes_pending() == 0
 
 
-@pytest.mark.parametrize("outcome", [Outcome.DONE, Outcome.FAILED, Outcome.FAILED_FOR_GOOD])
+@pytest.mark.parametrize("outcome", [Outcome.DONE, Outcome.FAILED, Outcome.FAILED_FINAL])
 def test_answer_arrives_as_it_was_sent(outcome: Outcome) -> None:
     (frame,) = frames.Inbox().add(frames.pack_answer(outcome, b"text", b"end"))
     assert frames.unpack_answer(frame) == (outcome, b"text", b"end", None)

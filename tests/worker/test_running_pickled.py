@@ -40,13 +40,18 @@ HERE = Origin(path=(os.getcwd(),))  # noqa: PTH109
 
 
 def job(function: Any, *args: Any, origin: Origin = HERE, service: bytes = PICKLE) -> Job:
-    payload = pickled.encode(pickled.pickle_call(function, args, {}), origin)
+    payload = pickled.encode_pickled_call(pickled.pickle_call(function, args, {}), origin)
     return Job(b"t", 1, service, payload)
 
 
 def job_of_main(name: bytes, origin: Origin) -> Job:
     """Of a function that `__main__` has, there: called with 4."""
-    return Job(b"t", 1, PICKLE, pickled.encode(b"c__main__\n" + name + b"\n(K\x04t}\x87.", origin))
+    return Job(
+        b"t",
+        1,
+        PICKLE,
+        pickled.encode_pickled_call(b"c__main__\n" + name + b"\n(K\x04t}\x87.", origin),
+    )
 
 
 def done(runner: Runner, one: Job) -> Done:
@@ -67,7 +72,7 @@ def test_pickled_call_is_refused_unless_it_is_allowed(service: bytes) -> None:
         came = done(runner, job(pow, 2, 3, service=service))
     finally:
         runner.close()
-    assert came.outcome is Outcome.FAILED_FOR_GOOD
+    assert came.outcome is Outcome.FAILED_FINAL
     assert b"start the worker with --allow-pickle" in came.text
 
 
@@ -96,7 +101,7 @@ def test_result_up_to_the_limit_is_taken(runner: Runner) -> None:
     frame = len(pickled.pickle_result(bytes(1 << 20))) - (1 << 20)
     assert done(runner, job(calls.make, PICKLED_BYTES_MAX - frame)).outcome is Outcome.DONE
     came = done(runner, job(calls.make, PICKLED_BYTES_MAX))
-    assert came.outcome is Outcome.FAILED_FOR_GOOD
+    assert came.outcome is Outcome.FAILED_FINAL
     assert f"{PICKLED_BYTES_MAX} is the limit".encode() in came.text
 
 
@@ -124,7 +129,7 @@ def test_script_that_fails_is_not_run_twice(runner: Runner, tmp_path: Path) -> N
     script.write_text(SCRIPT + "raise SystemExit('no')\n")
     for _ in range(2):
         came = done(runner, job_of_main(b"double", Origin(main=str(script))))
-        assert came.outcome is Outcome.FAILED_FOR_GOOD
+        assert came.outcome is Outcome.FAILED_FINAL
         assert b"can't be run by the worker: SystemExit: no" in came.text
     assert (tmp_path / "counted").read_text() == "x"
 
@@ -138,16 +143,16 @@ def test_directories_of_the_caller_are_looked_in(runner: Runner, tmp_path: Path)
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "beside.py").write_text("def double(number):\n    return 2 * number\n")
     call = b"cbeside\ndouble\n(K\x04t}\x87."
-    lost = Job(b"t", 1, PICKLE, pickled.encode(call, Origin()))
+    lost = Job(b"t", 1, PICKLE, pickled.encode_pickled_call(call, Origin()))
     assert b"can't be unpickled by the worker: ModuleNotFoundError" in done(runner, lost).text
-    found = pickled.encode(call, Origin(path=(str(tmp_path / "there"),)))
+    found = pickled.encode_pickled_call(call, Origin(path=(str(tmp_path / "there"),)))
     assert pickled.unpickle(done(runner, Job(b"t", 1, PICKLE, found)).text) == 8
 
 
 def test_nonsense_is_refused_and_the_child_lives_on(runner: Runner) -> None:
     first = pickled.unpickle(done(runner, job(os.getpid)).text)
-    broken = Job(b"t", 1, PICKLE, pickled.encode(b"nonsense", Origin()))
+    broken = Job(b"t", 1, PICKLE, pickled.encode_pickled_call(b"nonsense", Origin()))
     came = done(runner, broken)
-    assert came.outcome is Outcome.FAILED_FOR_GOOD
+    assert came.outcome is Outcome.FAILED_FINAL
     assert b"can't be unpickled by the worker: " in came.text
     assert pickled.unpickle(done(runner, job(os.getpid)).text) == first

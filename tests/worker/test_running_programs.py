@@ -186,7 +186,7 @@ def test_payload_that_is_no_command_is_failed_for_good() -> None:
     job = Job(b"t", 1, b"exec", b"{}")
     text = b"the payload is nothing that a worker of exec can do: Object missing required field "
     assert result_of(job) == Done(
-        job, Outcome.FAILED_FOR_GOOD, text + b"`argv`; submit it to another service"
+        job, Outcome.FAILED_FINAL, text + b"`argv`; submit it to another service"
     )
 
 

@@ -15,13 +15,13 @@ from typing import Final
 
 import msgspec
 
-from taskyard.broker.compacting import Limits
-from taskyard.broker.serve import Settings, serve
+from taskyard.broker.compacting import CompactionLimits
+from taskyard.broker.serve import BrokerSettings, serve
 from taskyard.core.events import RulesSet
 from taskyard.net import endpoints, sockets
 from taskyard.net.poller import Poller
 from taskyard.net.signals import Signals
-from taskyard.net.sockets import Wire
+from taskyard.net.sockets import ZmqSocket
 from taskyard.wire import dwork_pb2 as pb
 
 #: The file to write the profile to; not set: run without.
@@ -47,8 +47,8 @@ def main(state: Path, kind: str, encoded: str = "", limits: str = "") -> None:
         echo(state)
         return
     rules = msgspec.json.decode(encoded, type=RulesSet) if encoded else RulesSet(0)
-    compact = msgspec.json.decode(limits, type=Limits) if limits else Limits()
-    settings = Settings(state, in_memory=kind == "in memory", rules=rules, compact=compact)
+    compact = msgspec.json.decode(limits, type=CompactionLimits) if limits else CompactionLimits()
+    settings = BrokerSettings(state, in_memory=kind == "in memory", rules=rules, compact=compact)
     profile = os.environ.get(PROFILE_VARIABLE)
     if not profile:
         serve(settings, _say)
@@ -60,18 +60,18 @@ def main(state: Path, kind: str, encoded: str = "", limits: str = "") -> None:
 
 def echo(state: Path) -> None:
     """Answer until told to stop."""
-    wire, poller = sockets.listen(endpoints.native(state)), Poller()
+    wire, poller = sockets.listen(endpoints.native_endpoint(state)), Poller()
     with Signals() as signals:
         poller.add(wire)
         poller.add(signals.fileno())
         _say("listening")
-        while not signals.taken():
+        while not signals.received():
             poller.wait(None)
             _answer_all(wire)
     wire.close()
 
 
-def _answer_all(wire: Wire) -> None:
+def _answer_all(wire: ZmqSocket) -> None:
     arrived = []
     while (frames := wire.receive()) is not None:
         arrived.append(frames)

@@ -71,7 +71,7 @@ def _page_ms(link: Link, match: bytes) -> float:
     start_ns = time.monotonic_ns()
     cursor = 0
     while True:
-        link.send(peer.listing(1, Scope(), match, cursor, PAGE))
+        link.send(peer.list_tasks(1, Scope(), match, cursor, PAGE))
         reply = Reply(link.receive())
         cursor = reply.cursor
         if not match or not cursor:

@@ -16,7 +16,7 @@ import msgspec
 
 from taskyard.bench.workloads import Shape, submissions
 from taskyard.core.effects import Assign
-from taskyard.core.events import Event, WorkAsked, WorkerAppeared, WorkReported
+from taskyard.core.events import Event, TasksReported, TasksRequested, WorkerRegistered
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.workers import WorkerFacts
 from taskyard.journal import snapshot
@@ -73,7 +73,7 @@ class Bench:
 def measure(case: Case, store: Store | None) -> Case:
     """Submit, lease and finish a whole campaign."""
     bench = Bench(store)
-    bench.handle(WorkerAppeared(0, _WORKER, WorkerFacts(slots_total=0)))
+    bench.handle(WorkerRegistered(0, _WORKER, WorkerFacts(slots_total=0)))
     bench.lap()
     empty_bytes = _resident_bytes()
     for event in submissions(case.shape, case.count, case.batch):  # type: ignore[arg-type]
@@ -83,11 +83,11 @@ def measure(case: Case, store: Store | None) -> Case:
     if store is not None:
         _measure_recovery(case, bench, store)
     while True:
-        effect = bench.handle(WorkAsked(0, _WORKER, case.batch, parks=False))[0]
+        effect = bench.handle(TasksRequested(0, _WORKER, case.batch, parks=False))[0]
         case.lease_ns += bench.lap()
         if not isinstance(effect, Assign):
             break
-        bench.handle(WorkReported(0, _WORKER, effect.names, effect.attempts))
+        bench.handle(TasksReported(0, _WORKER, effect.names, effect.attempts))
         case.finish_ns += bench.lap()
     return case
 

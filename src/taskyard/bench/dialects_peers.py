@@ -18,7 +18,7 @@ import msgspec
 from taskyard.bench.peers import Done, tell
 from taskyard.net import sockets
 from taskyard.net.poller import Poller
-from taskyard.net.sockets import Wire
+from taskyard.net.sockets import ZmqSocket
 from taskyard.wire import dwork_pb2 as pb
 
 #: Tasks that a client has asked for at once: the worker never waits for the next one.
@@ -46,7 +46,7 @@ class Part(msgspec.Struct):
 class Talk:
     """A wire, and whoever waits at it."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: ZmqSocket) -> None:
         self._wire = wire
         self._poller = Poller()
         self._poller.add(wire)

@@ -13,7 +13,7 @@ from taskyard.bench.broker_campaigns import Campaign, Run, measure
 from taskyard.bench.floors import SHAPE_COST
 from taskyard.bench.lines import Line, line
 from taskyard.bench.settings import Settings
-from taskyard.core.events import Clause, Rules, RulesSet
+from taskyard.core.events import LaneOptions, Rule, RulesSet
 
 COUNT: Final = 1_000_000
 
@@ -25,9 +25,9 @@ _FAR: Final = 100_000
 
 #: The last section of these fits most lanes, so that the ones before it are tried in vain.
 _BY_PATTERN: Final = (
-    Clause(b"first", b"default/lane-000*"),
-    Clause(b"odd", b"default/*7"),
-    Clause(b"others", b"default/lane-*"),
+    Rule(b"first", b"default/lane-000*"),
+    Rule(b"odd", b"default/*7"),
+    Rule(b"others", b"default/lane-*"),
 )
 
 
@@ -48,13 +48,13 @@ def cases(count: int) -> list[Case]:
         Case("flat, one open lane", Campaign(count)),
         Case(PLAIN, lanes()),
         Case("lanes, sections by pattern", lanes(RulesSet(0, _BY_PATTERN))),
-        Case("lanes, limits", lanes(_limits(Rules(workers_max=_FAR)))),
-        Case("lanes, limits and rate", lanes(_limits(Rules(_FAR, rate_interval_ns=1)))),
+        Case("lanes, limits", lanes(_limits(LaneOptions(workers_max=_FAR)))),
+        Case("lanes, limits and rate", lanes(_limits(LaneOptions(_FAR, rate_interval_ns=1)))),
     ]
 
 
-def _limits(rules: Rules) -> RulesSet:
-    return RulesSet(0, (Clause(b"all", b"default/*", rules),), workers_max=_FAR)
+def _limits(rules: LaneOptions) -> RulesSet:
+    return RulesSet(0, (Rule(b"all", b"default/*", rules),), workers_max=_FAR)
 
 
 def run(settings: Settings) -> list[Line]:

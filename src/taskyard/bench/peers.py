@@ -21,11 +21,11 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.workers import WorkerFacts
 from taskyard.net import sockets
 from taskyard.net.clock import SystemClock
-from taskyard.net.line import Line
+from taskyard.net.line import Channel
 from taskyard.net.poller import Poller
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_peer as peer
-from taskyard.wire.dwork_peer import Assigned, Reply, Reports
+from taskyard.wire.dwork_peer import Assigned, Reply, ReportColumns
 
 #: Requests under way at once: a producer gathers the next ones while some travel, and a worker has
 #: a little more than it works on.
@@ -152,7 +152,7 @@ class _Producer:
         self._poller = Poller()
         self._wire = sockets.connect(part.endpoint)
         self._poller.add(self._wire)
-        self._line = Line(self._wire, SystemClock())
+        self._line = Channel(self._wire, SystemClock())
         self._left = submissions(part.shape, part.count, part.batch, part.first)
         self._next = next(self._left, None)
         #: Tasks by the request that submits them.
@@ -169,14 +169,14 @@ class _Producer:
         """Submit what there is room for, and hear what is answered."""
         while self._next is not None and self._has_room():
             submission = self._next.submission
-            number = self._line.ask(partial(peer.create, submission=submission))
+            number = self._line.request(partial(peer.create, submission=submission))
             self._under_way[number] = len(submission.names)
             self._next = next(self._left, None)
         if not self._counting and time.monotonic_ns() - self._counted_ns > IDLE_NS:
-            self._counting = self._line.ask(partial(peer.ask, kind=peer.STATS))
+            self._counting = self._line.request(partial(peer.query, kind=peer.STATS))
             self._counted_ns = time.monotonic_ns()
         self._poller.wait(IDLE_NS)
-        for reply in self._line.replies():
+        for reply in self._line.receive():
             self._hear(reply)
         self._line.turn()
 
@@ -216,8 +216,8 @@ class _Worker:
         self._link = link
         self._batch = part.batch
         self._location = b"worker-%d" % part.number
-        facts = WorkerFacts(slots_total=0, silence_ns=_SILENCE_NS)
-        self._introduction = peer.introduction(facts)
+        facts = WorkerFacts(slots_total=0, lease_timeout_ns=_SILENCE_NS)
+        self._introduction = peer.worker_message(facts)
         self._number = 0
         #: How many tasks each request under way reports.
         self._reported: dict[int, int] = {}
@@ -242,7 +242,7 @@ class _Worker:
 
     def _report(self, assigned: Assigned) -> None:
         number = self._count(len(assigned.names))
-        reports = Reports(assigned.names, assigned.attempts)
+        reports = ReportColumns(assigned.names, assigned.attempts)
         worker, batch = self._introduction, self._batch
         self._link.send(peer.complete(number, self._location, reports, worker, batch))
 

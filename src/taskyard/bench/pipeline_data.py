@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from taskyard.journal.history import EDGES, EVENTS, FOLDER, ROWS_A_GROUP, Part
+from taskyard.journal.history import EDGES, EVENTS, FOLDER, ROWS_PER_GROUP, HistoryPart
 
 #: Submitted, ready, leased, finished.
 EVENTS_A_TASK: Final = 4
@@ -32,14 +32,14 @@ def write(state: Path, tasks: int, *, seed: int = 1) -> None:
     for start in range(0, tasks, _TASKS_A_PART):
         ids = np.arange(start, min(start + _TASKS_A_PART, tasks))
         records_a_kind = len(ids) // _TASKS_A_RECORD + 1
-        part = Part(first, first + EVENTS_A_TASK * records_a_kind - 1)
+        part = HistoryPart(first, first + EVENTS_A_TASK * records_a_kind - 1)
         paths = part.paths(state)
         tables = [
             _events(ids, kind, first + number * records_a_kind, luck)
             for number, kind in enumerate(("submitted", "ready", "leased", "finished"))
         ]
         events = pa.concat_tables(tables)
-        pq.write_table(events, paths["events"], compression="zstd", row_group_size=ROWS_A_GROUP)
+        pq.write_table(events, paths["events"], compression="zstd", row_group_size=ROWS_PER_GROUP)
         pq.write_table(_edges(ids, first, luck), paths["edges"], compression="zstd")
         first = part.last + 1
 

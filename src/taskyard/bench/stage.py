@@ -21,7 +21,7 @@ import msgspec
 from taskyard.bench.broker_host import PROFILE_VARIABLE, encode_rules
 from taskyard.bench.peers import Done, Part
 from taskyard.bench.settings import Kind
-from taskyard.broker.compacting import Limits
+from taskyard.broker.compacting import CompactionLimits
 from taskyard.core.events import RulesSet
 from taskyard.net import endpoints
 
@@ -113,7 +113,7 @@ class Broker(Process):
         kind: Kind,
         profile: Path | None = None,
         rules: RulesSet | None = None,
-        limits: Limits | None = None,
+        limits: CompactionLimits | None = None,
     ) -> None:
         environment = {} if profile is None else {PROFILE_VARIABLE: str(profile)}
         words = [str(state), kind, "" if rules is None else encode_rules(rules)]
@@ -145,7 +145,7 @@ class Stage:
         *,
         profile: bool = False,
         rules: RulesSet | None = None,
-        limits: Limits | None = None,
+        limits: CompactionLimits | None = None,
     ) -> None:
         self._kind = kind
         self._limits = limits
@@ -158,7 +158,7 @@ class Stage:
         directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         self.state = directory / "state"
         self._profile = directory / "profile" if self._profiled else None
-        self.endpoint = endpoints.native(self.state)
+        self.endpoint = endpoints.native_endpoint(self.state)
         self.broker = self._start_broker()
         return self
 
@@ -173,7 +173,7 @@ class Stage:
             if self._profile is not None and kind is None:
                 _print_profile(self._profile)
 
-    def restart_broker(self, limits: Limits | None = None) -> None:
+    def restart_broker(self, limits: CompactionLimits | None = None) -> None:
         """Kill it without warning, and start it again, with other limits if they are given."""
         self._limits = limits or self._limits
         self.broker.kill()

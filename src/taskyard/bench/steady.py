@@ -16,7 +16,7 @@ from taskyard.bench.floors import COMPACTION_MEMORY, STEADY_GROWTH
 from taskyard.bench.lines import Line, line
 from taskyard.bench.peers import Link, Part
 from taskyard.bench.stage import Stage, memory_bytes
-from taskyard.broker.compacting import ENDED_MAX, LAG_MIN, Limits
+from taskyard.broker.compacting import ENDED_MAX, LAG_MIN, CompactionLimits
 from taskyard.wire import dwork_peer as peer
 from taskyard.wire.dwork_peer import Reply
 
@@ -88,7 +88,7 @@ def run(tasks: int, say: Callable[[str], None]) -> list[Line]:
     """Let tasks through, and measure on the way."""
     share = min(1.0, tasks / TASKS)
     ended, lag_min = (max(LIMIT_MIN, int(limit * share)) for limit in (ENDED_MAX, LAG_MIN))
-    limits = Limits(ended=ended, lag_min=lag_min)
+    limits = CompactionLimits(ended=ended, lag_min=lag_min)
     unfinished = max(BATCH, int(UNFINISHED_MAX * share))
     say(f"steady: {tasks:,} tasks, at most {unfinished:,} unfinished")
     with Stage("durable", limits=limits) as stage:
@@ -111,7 +111,7 @@ def run(tasks: int, say: Callable[[str], None]) -> list[Line]:
 
 
 def _stats(link: Link) -> dict[str, object]:
-    link.send(peer.ask(1, peer.STATS))
+    link.send(peer.query(1, peer.STATS))
     found: dict[str, object] = Reply(link.receive()).document()
     return found
 
@@ -139,13 +139,13 @@ def _lines(watch: Watch, tasks: int, seconds: float, cpu_s: float) -> list[Line]
 def run_queued(tasks: int, say: Callable[[str], None]) -> list[Line]:
     """Queue tasks, then let one compaction run over all of them."""
     say(f"steady: {tasks:,} tasks queued, then compacted")
-    never = Limits(rows=1 << 60, rows_bytes=1 << 60, ended=1 << 60)
+    never = CompactionLimits(rows=1 << 60, rows_bytes=1 << 60, ended=1 << 60)
     with Stage("durable", limits=never) as stage:
         part = Part("flow", stage.endpoint, count=tasks, batch=BATCH, unfinished_max=1 << 60)
         (producer,) = stage.cast(part)
         producer.tell()
         producer.done()
-        stage.restart_broker(Limits(rows=1))  # which makes a compaction due at once
+        stage.restart_broker(CompactionLimits(rows=1))  # which makes a compaction due at once
         watch, link = Watch(), Link(stage.endpoint)
         while not watch.children or watch.is_at_work:
             time.sleep(LOOK_S)

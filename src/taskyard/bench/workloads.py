@@ -6,7 +6,7 @@ Making them is never part of what is timed.
 from collections.abc import Iterator
 from typing import Final, Literal, TypeAlias
 
-from taskyard.core.events import SubmitAsked
+from taskyard.core.events import SubmitRequested
 from taskyard.core.tasks import Submission
 
 Shape: TypeAlias = Literal["flat", "chains", "lanes"]
@@ -18,7 +18,7 @@ TASKS_A_CHAIN: Final = 10
 TASKS_A_LANE: Final = 10
 
 
-def submissions(shape: Shape, count: int, batch: int, first: int = 0) -> Iterator[SubmitAsked]:
+def submissions(shape: Shape, count: int, batch: int, first: int = 0) -> Iterator[SubmitRequested]:
     """A campaign of `count` tasks as events of `batch` tasks each, numbered from `first` on."""
     for start in range(first, first + count, batch):
         numbers = range(start, min(start + batch, first + count))
@@ -30,7 +30,7 @@ def submissions(shape: Shape, count: int, batch: int, first: int = 0) -> Iterato
         elif shape == "lanes":
             lanes = max(1, count // TASKS_A_LANE)
             submission.lanes = [b"lane-%06d" % (number % lanes) for number in numbers]
-        yield SubmitAsked(0, b"bench", submission)
+        yield SubmitRequested(0, b"bench", submission)
 
 
 def _before(number: int) -> list[bytes]:

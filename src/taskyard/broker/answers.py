@@ -14,14 +14,21 @@ from itertools import groupby, takewhile
 from operator import itemgetter
 from typing import Final
 
-from taskyard.core.effects import Effect, Explained, Found, Printed, TaskView, Told
+from taskyard.core.effects import (
+    Effect,
+    ExplanationReply,
+    Settled,
+    TaskDetails,
+    TaskOutput,
+    TaskView,
+)
 from taskyard.core.explain import cancelled
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Submitted
 from taskyard.core.runs import Attempt
 from taskyard.core.tasks import Result
 from taskyard.errors import JournalDamaged
-from taskyard.journal.files import PUT_BACK
-from taskyard.journal.recovery import EndedIndex, causes_in, records_of, results_in, text_in
+from taskyard.journal.files import RESTORE_HINT
+from taskyard.journal.recovery import EndedTaskIndex, causes_in, output_in, records_of, results_in
 from taskyard.journal.store import StoreReader
 
 #: Decoded rows that are kept from one turn to the next, and their bytes in all: enough for clients
@@ -31,8 +38,8 @@ ROWS_KEPT_BYTES: Final = 8 * 1024 * 1024
 
 #: Results put into one answer, and into all answers of a turn: what is asked for may be more than
 #: fits the memory. The rest is put in in the next turns.
-ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
-TURN_BYTES_MAX: Final = 4 * ANSWER_BYTES_MAX
+REPLY_BYTES_MAX: Final = 4 * 1024 * 1024
+TURN_BYTES_MAX: Final = 4 * REPLY_BYTES_MAX
 
 #: Rows and entries of the index that are read for the answers of a turn, and the rows' bytes:
 #: small results may lie in as many rows, or in large ones. Some 0.1 s, which everybody else waits.
@@ -40,13 +47,13 @@ TURN_READS_MAX: Final = 500
 TURN_READ_BYTES_MAX: Final = 2 * TURN_BYTES_MAX
 
 
-class Answers:
+class ResultLoader:
     """Completes answers from the journal's rows and, where those are trimmed, from the index."""
 
     def __init__(
         self,
         store: StoreReader,
-        index: EndedIndex | None,
+        index: EndedTaskIndex | None,
         is_reading: Callable[[bytes], bool] = lambda _client: True,
     ) -> None:
         """`is_reading` tells whether a client takes its answers."""
@@ -56,18 +63,18 @@ class Answers:
         #: The first record of a row, all of them, and how many bytes they were.
         self._rows: deque[tuple[int, list[AnyRecord], int]] = deque(maxlen=ROWS_KEPT)
         #: Answers of the last turn that were not whole.
-        self._owing: list[Told] = []
+        self._incomplete: list[Settled] = []
         #: What may still be read in this turn.
         self._reads = TURN_READS_MAX
         self._read_bytes = TURN_READ_BYTES_MAX
 
-    def are_owed(self) -> bool:
+    def has_pending(self) -> bool:
         """Some answers of the last turn were not told whole, and whoever asked waits for it."""
-        return bool(self._owing) and any(
-            told.records and self._is_reading(told.client) for told in self._owing
+        return bool(self._incomplete) and any(
+            told.records and self._is_reading(told.client) for told in self._incomplete
         )
 
-    def complete(self, effects: list[Effect]) -> None:
+    def fill(self, effects: list[Effect]) -> None:
         """Put in what these effects owe, as far as it fits a turn. Called every turn: most owe
         nothing.
 
@@ -75,45 +82,45 @@ class Answers:
         told, and clears `records` where nobody wants the rest. What is left comes again in front of
         the next turn's effects, and so does what was not reached, which is taken out of these.
         """
-        if self._owing:
-            effects[:0] = [told for told in self._owing if told.records]
-        unreached: list[Told] = []
-        owing: list[Told] = []
+        if self._incomplete:
+            effects[:0] = [told for told in self._incomplete if told.records]
+        unreached: list[Settled] = []
+        owing: list[Settled] = []
         room = TURN_BYTES_MAX
         self._reads, self._read_bytes = TURN_READS_MAX, TURN_READ_BYTES_MAX
         for effect in effects:
-            if type(effect) is Told:
+            if type(effect) is Settled:
                 if (
                     effect.records
                     and room > 0
                     and self._may_read()
                     and self._is_reading(effect.client)
                 ):
-                    room -= self._put_in(effect, min(room, ANSWER_BYTES_MAX))
+                    room -= self._fill_results(effect, min(room, REPLY_BYTES_MAX))
                     owing.append(effect)
                 elif effect.records:
                     unreached.append(effect)
-            elif isinstance(effect, Printed | Found | Explained):
+            elif isinstance(effect, TaskOutput | TaskDetails | ExplanationReply):
                 self._look_up(effect)
         if unreached:
-            _take_out(effects, unreached)
-        self._owing = [*unreached, *[told for told in owing if told.records]]
+            _remove_effects(effects, unreached)
+        self._incomplete = [*unreached, *[told for told in owing if told.records]]
         if self._rows and self._kept_bytes() > ROWS_KEPT_BYTES:
             self._rows.clear()
 
-    def _look_up(self, effect: Printed | Found | Explained) -> None:
+    def _look_up(self, effect: TaskOutput | TaskDetails | ExplanationReply) -> None:
         """Complete the answer to a question about a task."""
-        if isinstance(effect, Found):
+        if isinstance(effect, TaskDetails):
             self._complete_views(effect.views)
-        elif isinstance(effect, Printed) and effect.record:
+        elif isinstance(effect, TaskOutput) and effect.record:
             effect.text, effect.text_bytes_total = self._text(effect.record, effect.name)
-        elif isinstance(effect, Explained) and effect.record:
+        elif isinstance(effect, ExplanationReply) and effect.record:
             effect.explanation = cancelled(self._cause(effect.record, effect.name))
 
     def _text(self, number: int, name: bytes) -> Result:
         """What a task printed. It is gone from here when its row is trimmed: the history has it."""
         record = self._record(number)
-        return Result(b"") if record is None else text_in(record, number, name)
+        return Result(b"") if record is None else output_in(record, number, name)
 
     def _complete_views(self, views: list[TaskView]) -> None:
         """Add what tasks are shown with and memory does not keep."""
@@ -129,7 +136,7 @@ class Answers:
         if isinstance(record, Finished):
             index = record.names.index(view.name)
             attempt = Attempt(record.attempts[index], record.worker, b"finished", record.at_ns)
-            view.attempts.append(attempt.measured(record.runs, index))
+            view.attempts.append(attempt.with_run(record.runs, index))
 
     def _add_payload(self, view: TaskView) -> None:
         """Add the payload that memory does not keep. Its row is searched for by its time, so it is
@@ -157,7 +164,7 @@ class Answers:
             return causes_in(record)[record.names.index(name)]
         return None if self._index is None else self._index.cause(name)
 
-    def _put_in(self, told: Told, room: int) -> int:
+    def _fill_results(self, told: Settled, room: int) -> int:
         """Fill an answer up, at least with one result. Returns how many bytes were put in."""
         places = [place for place, text in enumerate(told.texts) if text is None]
         owed = [*zip(told.records, places, strict=True)]
@@ -197,7 +204,7 @@ class Answers:
         result = None if self._index is None else self._index.result(name)
         if result is None:
             wrong = f"record {number}, which says how {name!r} ended, is trimmed and not indexed"
-            raise JournalDamaged(wrong, PUT_BACK)
+            raise JournalDamaged(wrong, RESTORE_HINT)
         return result
 
     def _record(self, number: int) -> AnyRecord | None:
@@ -231,7 +238,7 @@ def _payload(record: AnyRecord, view: TaskView) -> bytes | None:
     return submission.payloads[0 if shared else submission.names.index(view.name)]
 
 
-def _take_out(effects: list[Effect], unreached: list[Told]) -> None:
+def _remove_effects(effects: list[Effect], unreached: list[Settled]) -> None:
     """Remove these very objects: others may be equal to them."""
     gone = set(map(id, unreached))
     effects[:] = [effect for effect in effects if id(effect) not in gone]

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from taskyard.core.ledger import Ledger
-    from taskyard.core.tasks import Ended, Result
-    from taskyard.journal.finished import FinishedIndex
+    from taskyard.core.tasks import EndedTask, Result
+    from taskyard.journal.finished import Archive
 
 #: Tasks forgotten, and names read, in one step: a millisecond or two.
-NAMES_A_STEP: Final = 1_000
+NAMES_PER_STEP: Final = 1_000
 
 #: Tasks that somebody spoke of again stay in memory until there are this many: some 20 MB.
 RECALLED_MAX: Final = 100_000
@@ -31,10 +31,10 @@ RECALLED_MAX: Final = 100_000
 _ENDING = (Finished, Cancelled)
 
 
-class Archive:
-    """Keeps `recovery.EndedIndex` for one ledger."""
+class EndedTasks:
+    """Keeps `recovery.EndedTaskIndex` for one ledger."""
 
-    def __init__(self, index: FinishedIndex, ledger: Ledger, sequence: int) -> None:
+    def __init__(self, index: Archive, ledger: Ledger, sequence: int) -> None:
         """`sequence` is the newest row: what has ended by now is in rows up to it."""
         self.index = index
         self.ledger = ledger
@@ -45,14 +45,14 @@ class Archive:
         #: The last record that the index covers.
         covered = index.covered()
         self._record = 0 if covered is None else covered[1].record
-        self.holds_any = covered is not None
+        self.has_any = covered is not None
         #: Every name that is in the index and not in memory; None until it has been filled.
         self._filter: NameFilter | None = None
         names = archivable(ledger, ledger.record)
-        for start in range(0, len(names), NAMES_A_STEP):
-            self._note(sequence, names[start : start + NAMES_A_STEP])
+        for start in range(0, len(names), NAMES_PER_STEP):
+            self._note(sequence, names[start : start + NAMES_PER_STEP])
 
-    def committed(self, sequence: int, records: Sequence[AnyRecord]) -> None:
+    def on_commit(self, sequence: int, records: Sequence[AnyRecord]) -> None:
         """A row was written: remember what ended in it."""
         for record in records:
             if type(record) in _ENDING:
@@ -62,10 +62,10 @@ class Archive:
         self._ended.append((sequence, names))
         self.ended_count += len(names)
 
-    def find(self, names: list[bytes]) -> list[Ended]:
+    def find(self, names: list[bytes]) -> list[EndedTask]:
         """Those of these names that have ended, in no order. They will be in memory again."""
         if self._filter is not None:
-            names = self._filter.known(names)
+            names = self._filter.may_contain(names)
         if not names:
             return []
         found = self.index.find(names)
@@ -83,15 +83,15 @@ class Archive:
     def forget(self, sequence: int, record: int) -> Iterator[None]:
         """The index covers the rows up to this one: what ended there can leave memory."""
         self._record = record
-        self.holds_any = True
+        self.has_any = True
         while self._ended and self._ended[0][0] <= sequence:
             names: list[bytes] = []
-            while self._ended and self._ended[0][0] <= sequence and len(names) < NAMES_A_STEP:
+            while self._ended and self._ended[0][0] <= sequence and len(names) < NAMES_PER_STEP:
                 some = self._ended.popleft()[1]
                 self.ended_count -= len(some)
                 names += some
-            for start in range(0, len(names), NAMES_A_STEP):
-                some = names[start : start + NAMES_A_STEP]
+            for start in range(0, len(names), NAMES_PER_STEP):
+                some = names[start : start + NAMES_PER_STEP]
                 if self._filter is not None:
                     self._filter.add(some)  # before memory forgets them: never are they in neither
                 self._forget(some)
@@ -102,24 +102,24 @@ class Archive:
         for _ in range(len(self._recalled)):
             names = self._recalled.popleft()
             self.recalled_count -= len(names)
-            for start in range(0, len(names), NAMES_A_STEP):
-                self._forget(names[start : start + NAMES_A_STEP])
+            for start in range(0, len(names), NAMES_PER_STEP):
+                self._forget(names[start : start + NAMES_PER_STEP])
                 yield
 
     def _forget(self, names: list[bytes]) -> None:
         self.ledger.archive(archivable_among(self.ledger, names, self._record))
 
     @property
-    def wants_filter(self) -> bool:
+    def needs_filter(self) -> bool:
         """There is none yet, or it has become too small."""
         return self._filter is None or self._filter.is_full
 
     def fill_filter(self) -> Iterator[None]:
         """Make a filter of all names in the index, to which nobody must add meanwhile. Until it is
         there, names are looked up, or the old one is good."""
-        made = NameFilter(self.index.count_written() * 3 // 2)
+        made = NameFilter(self.index.count_stored() * 3 // 2)
         last: bytes | None = None
-        while names := self.index.names(last, NAMES_A_STEP):
+        while names := self.index.names(last, NAMES_PER_STEP):
             made.add(names)
             last = names[-1]
             yield

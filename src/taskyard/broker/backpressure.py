@@ -49,7 +49,7 @@ class Backpressure:
         """Return how long to hold a reply to a submission."""
         return min(max(0, self.lag_percent - LAG_SLOW_PERCENT) * HOLD_NS_A_PERCENT, HOLD_NS_MAX)
 
-    def pass_on(self, effects: Sequence[Effect], now_ns: int) -> Sequence[Effect]:
+    def flush_if_full(self, effects: Sequence[Effect], now_ns: int) -> Sequence[Effect]:
         """Return the effects to carry out now: without replies to hold, with those held before
         whose time has come."""
         hold_ns = self.hold_ns()

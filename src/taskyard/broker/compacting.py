@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from taskyard.broker.archive import RECALLED_MAX, Archive
+from taskyard.broker.archive import RECALLED_MAX, EndedTasks
 from taskyard.core.limits import LAG_SLOW_PERCENT, SECOND_NS
 from taskyard.core.states import CANCELLED, DONE
 from taskyard.errors import JournalDamaged
 from taskyard.journal import snapshot
-from taskyard.journal.beside import Child
+from taskyard.journal.beside import CompactionChild
 from taskyard.journal.store import DISK_RESERVE_BYTES
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskyard.broker.turn import Clock
-    from taskyard.journal.beside import Report
+    from taskyard.journal.beside import CompactionReport
     from taskyard.journal.sqlite import SqliteStore
     from taskyard.journal.store import Head
 
@@ -48,13 +48,13 @@ ENDED_MAX: Final = 150_000
 LAG_MIN: Final = 20_000
 
 #: How often to look whether one is due, and whether the child has ended.
-DUE_LOOK_NS: Final = SECOND_NS // 5
-CHILD_LOOK_NS: Final = SECOND_NS // 20
+DUE_CHECK_NS: Final = SECOND_NS // 5
+CHILD_POLL_NS: Final = SECOND_NS // 20
 
 #: A step between two turns should take no longer than this. Then turns have four times as long, and
 #: not longer where a loaded machine makes it slow.
 STEP_NS: Final = SECOND_NS // 200
-RESTS_A_STEP: Final = 4
+RESTS_PER_STEP: Final = 4
 
 #: The same while producers wait for it.
 RESTS_A_STEP_LAGGING: Final = 1
@@ -70,7 +70,7 @@ RETRY_NS: Final = 60 * SECOND_NS
 RETRY_NS_MAX: Final = 3600 * SECOND_NS
 
 
-class Limits(Struct, frozen=True):
+class CompactionLimits(Struct, frozen=True):
     """Beyond any of these a compaction is due."""
 
     rows: int = ROWS_MAX
@@ -79,24 +79,29 @@ class Limits(Struct, frozen=True):
     #: Fewer rows and ended tasks than this are no lag, however small the limits are.
     lag_min: int = LAG_MIN
 
-    def lenient(self) -> Limits:
+    def lenient(self) -> CompactionLimits:
         """Return the limits by which the lag is measured."""
         rows, ended = max(self.rows, self.lag_min), max(self.ended, self.lag_min)
-        return Limits(rows, self.rows_bytes, ended)
+        return CompactionLimits(rows, self.rows_bytes, ended)
 
 
 class Compactor:
     """Looked at after every turn."""
 
     def __init__(
-        self, directory: Path, store: SqliteStore, archive: Archive, clock: Clock, limits: Limits
+        self,
+        directory: Path,
+        store: SqliteStore,
+        archive: EndedTasks,
+        clock: Clock,
+        limits: CompactionLimits,
     ) -> None:
         self._directory = directory
         self._store = store
         self._archive = archive
         self._clock = clock
         self._limits = limits
-        self._child: Child | None = None
+        self._child: CompactionChild | None = None
         self._began_ns = 0
         #: What is being done in steps, and whether it is the end of a compaction.
         self._steps: Iterator[None] | None = None
@@ -108,19 +113,19 @@ class Compactor:
         #: Work since the last one that did, in percent of the work that makes one due.
         self.lag_percent = 0
 
-    def look(self) -> int | None:
+    def run_step(self) -> int | None:
         """Do what is next, at most one step. Returns how soon to look again, None for whenever
         there is something else to do."""
         now_ns = self._clock.monotonic_ns()
         if now_ns < self._next_ns:
             return self._next_ns - now_ns if self._is_busy else None
-        self.lag_percent = int(100 * self._share(self._limits.lenient()))
+        self.lag_percent = int(100 * self._count_shared(self._limits.lenient()))
         try:
-            wait_ns = self._act(now_ns)
+            wait_ns = self._advance(now_ns)
         except JournalDamaged as damage:
             self._steps = None
             self._failed(str(damage))
-            wait_ns = DUE_LOOK_NS
+            wait_ns = DUE_CHECK_NS
         now_ns = self._clock.monotonic_ns()
         self._next_ns = now_ns + wait_ns
         return wait_ns if self._is_busy else None
@@ -129,20 +134,20 @@ class Compactor:
     def _is_busy(self) -> bool:
         return self._child is not None or self._steps is not None
 
-    def _act(self, now_ns: int) -> int:
+    def _advance(self, now_ns: int) -> int:
         """How long to rest after it."""
         if self._steps is None and self._child is not None:
-            report = self._child.report()
-            if report is None:
-                return CHILD_LOOK_NS
-            self._take(report)
+            poll = self._child.poll()
+            if poll is None:
+                return CHILD_POLL_NS
+            self._finish_child(poll)
         elif self._steps is None:
             self._begin(now_ns)
         if self._steps is None:
-            return DUE_LOOK_NS
+            return DUE_CHECK_NS
         self._step(self._steps)
         lagging = self.lag_percent >= LAG_SLOW_PERCENT
-        rests = RESTS_A_STEP_LAGGING if lagging else RESTS_A_STEP
+        rests = RESTS_A_STEP_LAGGING if lagging else RESTS_PER_STEP
         return rests * min(self._clock.monotonic_ns() - now_ns, STEP_NS)
 
     def _step(self, steps: Iterator[None]) -> None:
@@ -153,14 +158,14 @@ class Compactor:
 
     def _begin(self, now_ns: int) -> None:
         """Whatever is due: a filter first, because every turn gains by it."""
-        if self._archive.wants_filter:
+        if self._archive.needs_filter:
             self._steps = self._archive.fill_filter()
         elif self._archive.recalled_count > RECALLED_MAX:
             self._steps = self._archive.forget_recalled()
-        elif now_ns >= self._retry_ns and self._share(self._limits) > 1:
+        elif now_ns >= self._retry_ns and self._count_shared(self._limits) > 1:
             self._start(now_ns)
 
-    def _share(self, limits: Limits) -> float:
+    def _count_shared(self, limits: CompactionLimits) -> float:
         """Return the largest of rows, ended tasks and bytes, each as a share of its limit."""
         store, counts = self._store, self._archive.ledger.counts
         unfinished = sum(counts) - counts[DONE] - counts[CANCELLED]
@@ -177,27 +182,27 @@ class Compactor:
     def _start(self, now_ns: int) -> None:
         # History and index hold less than the rows do, each; then there are two snapshots.
         needed = DISK_RESERVE_BYTES + 2 * self._store.used_bytes() + self._snapshot_bytes()
-        free = self._store.room_bytes()
+        free = self._store.disk_free_bytes()
         if free < needed:
             self._failed(f"it wants {needed} bytes of disk for a while, and {free} are free")
             return
         try:
-            self._child = Child(self._directory, self._store.identity, self._store.head)
+            self._child = CompactionChild(self._directory, self._store.identity, self._store.head)
         except OSError as error:
             self._failed(f"no process can be started for it ({error})")
             return
         self._began_ns = now_ns
         logger.info("compacting the journal up to row %d", self._child.head.sequence)
 
-    def _take(self, report: Report) -> None:
+    def _finish_child(self, poll: CompactionReport) -> None:
         child, self._child = self._child, None
         assert child is not None  # noqa: S101 - it has just reported
-        if report.failed:
-            self._failed(report.failed)
+        if poll.failed:
+            self._failed(poll.failed)
             return
         logger.info(
             "%d rows are in the history now, %d tasks in the snapshot, %d more in the index",
-            *(report.rows, report.unfinished, report.ended),
+            *(poll.rows, poll.unfinished, poll.ended),
         )
         self._steps = self._settle(child.head)
 
@@ -253,7 +258,7 @@ class Compactor:
     def close(self) -> None:
         """End the child, if there is one."""
         if self._child is not None:
-            self._child.end()
+            self._child.kill()
             self._child = None
 
 

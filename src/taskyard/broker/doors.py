@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
 
-from taskyard.broker.guests import demands_keys
+from taskyard.broker.guests import requires_keys
 from taskyard.broker.port import Dialect
-from taskyard.broker.switchboard import Switchboard
+from taskyard.broker.switchboard import DialectRouter
 from taskyard.net import sockets
 from taskyard.wire import ping_pong, round_robin, wmp
-from taskyard.wire.dwork import Dwork
+from taskyard.wire.dwork import NativeServer
 from taskyard.wire.dwork_desk import PLAIN_LEASE_NS
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     from taskyard.net.guard import Guard
     from taskyard.net.keyring import Keyring
-    from taskyard.net.sockets import Wire
+    from taskyard.net.sockets import ZmqSocket
 
 NATIVE: Final = "native"
 DWORK: Final = "dwork"
 
 
-class Spoken(Dialect, Protocol):
+class ServerDialect(Dialect, Protocol):
     """A dialect that counts what made no sense, and can be told that the broker leaves."""
 
     malformed: int
@@ -39,33 +39,33 @@ class Spoken(Dialect, Protocol):
 
 #: What builds each dialect: one for each of its endpoints. It is given the number of the first, and
 #: the identity of the journal.
-_BUILDERS: Final[dict[str, Callable[[int, bytes], Sequence[Spoken]]]] = {
-    "ping-pong": lambda number, _identity: ping_pong.at_broker(
-        number, _luck, settings=ping_pong.Settings(secret=secrets.token_bytes(16))
+_BUILDERS: Final[dict[str, Callable[[int, bytes], Sequence[ServerDialect]]]] = {
+    "ping-pong": lambda number, _identity: ping_pong.make_server(
+        number, _random_bits, settings=ping_pong.Settings(secret=secrets.token_bytes(16))
     ),
-    "round-robin": lambda number, _identity: [round_robin.at_broker(number, _luck)],
-    "wmp": lambda number, identity: [wmp.at_broker(number, identity, luck=_luck)],
+    "round-robin": lambda number, _identity: [round_robin.make_server(number, _random_bits)],
+    "wmp": lambda number, identity: [wmp.make_server(number, identity, luck=_random_bits)],
 }
 
 #: Every dialect that a broker can listen to.
 DIALECTS: Final = (DWORK, *_BUILDERS)
 
 
-def _luck() -> int:
+def _random_bits() -> int:
     return random.getrandbits(32)
 
 
-class Door(Struct):
+class Listener(Struct):
     """A dialect at its endpoints."""
 
     name: str
-    wires: list[Wire]
+    sockets: list[ZmqSocket]
 
     def __str__(self) -> str:
-        return f"{self.name} {','.join(wire.endpoint for wire in self.wires)}"
+        return f"{self.name} {','.join(wire.endpoint for wire in self.sockets)}"
 
 
-class Doors:
+class Listeners:
     """All of them, open. Close it."""
 
     def __init__(
@@ -75,15 +75,17 @@ class Doors:
         self._guard = guard
         self._identity = identity
         #: The native dialect, which guests with keys speak.
-        self.dwork = Dwork(secrets.randbits(63) | 1, _luck, plain_lease_ns=plain_lease_ns)
+        self.dwork = NativeServer(
+            secrets.randbits(63) | 1, _random_bits, plain_lease_ns=plain_lease_ns
+        )
         if guard is not None:
             self.dwork.report_cut(guard.cut)
         #: The others, from number 1 on, and the numbers of each by name.
-        self._others: list[Spoken] = []
+        self._others: list[ServerDialect] = []
         self._numbers: dict[str, list[int]] = {DWORK: [0]}
         #: For each socket, the number of its dialect.
-        self._spoken: list[int] = []
-        self._open: list[Door] = []
+        self._dialect_of_socket: list[int] = []
+        self._open: list[Listener] = []
 
     def open(
         self,
@@ -94,21 +96,21 @@ class Doors:
         secure: bool = False,
     ) -> None:
         """Open a door: one socket for each of the dialect's sides."""
-        numbers = self._speak(DWORK if name == NATIVE else name)
-        door = Door(name, [])
-        self._open.append(door)
+        numbers = self._dialect_numbers(DWORK if name == NATIVE else name)
+        listener = Listener(name, [])
+        self._open.append(listener)
         for number, place in zip(numbers, places, strict=True):
-            is_secure = name != NATIVE and demands_keys(name, place, secure=secure)
+            is_secure = name != NATIVE and requires_keys(name, place, secure=secure)
             keys, dialect = keyring if is_secure else None, self._dialects()[number]
             if isinstance(dialect, round_robin.RoundRobin):
-                dialect.spoken_at(len(self._spoken))
+                dialect.add_socket(len(self._dialect_of_socket))
             # The peers of round-robin know the socket by its endpoint.
             is_named = name == "round-robin"
             wire = sockets.listen(place, keys, is_named=is_named, guard=self._guard)
-            door.wires.append(wire)
-            self._spoken.append(number)
+            listener.sockets.append(wire)
+            self._dialect_of_socket.append(number)
 
-    def _speak(self, name: str) -> list[int]:
+    def _dialect_numbers(self, name: str) -> list[int]:
         """The numbers of a dialect, which is made when it is first needed."""
         if name not in self._numbers:
             first = 1 + len(self._others)
@@ -121,29 +123,29 @@ class Doors:
         return [self.dwork, *self._others]
 
     @property
-    def wires(self) -> list[Wire]:
-        return [wire for door in self._open for wire in door.wires]
+    def sockets(self) -> list[ZmqSocket]:
+        return [wire for listener in self._open for wire in listener.sockets]
 
-    def lines(self) -> list[str]:
+    def ready_lines(self) -> list[str]:
         """A line for each door, as it is told when all is ready."""
-        return [f"listening {door}" for door in self._open]
+        return [f"listening {listener}" for listener in self._open]
 
     def dialect(self) -> Dialect:
         """What a port speaks. Where there is one dialect, there is nothing to choose."""
         if not self._others:
             return self.dwork
-        return Switchboard(self._dialects(), self._spoken)
+        return DialectRouter(self._dialects(), self._dialect_of_socket)
 
     def malformed(self) -> int:
         """Messages that made no sense, over all dialects and sockets."""
-        dropped = sum(wire.dropped for wire in self.wires)
+        dropped = sum(wire.dropped for wire in self.sockets)
         return dropped + self.dwork.malformed + sum(one.malformed for one in self._others)
 
-    def leave(self) -> None:
+    def drain(self) -> None:
         """The native dialect was told that the broker leaves: the others must know, too."""
         for dialect in self._others:
             dialect.leaving = True
 
     def close(self) -> None:
-        for wire in self.wires:
+        for wire in self.sockets:
             wire.close()

@@ -24,18 +24,18 @@ _COLUMNS: Final = (
 )
 
 
-def names_in(record: AnyRecord) -> int:
+def task_count(record: AnyRecord) -> int:
     """How many tasks a record names."""
     if type(record) is Submitted:
         return len(record.submission.names)
     return len(getattr(record, "names", ()))
 
 
-def excerpt(record: AnyRecord, scope: Scope, tasks: Mapping[bytes, Task]) -> AnyRecord | None:
+def filter_record(record: AnyRecord, scope: Scope, tasks: Mapping[bytes, Task]) -> AnyRecord | None:
     """What a record says of the tasks of a scope; None if nothing. Its states and names are not
     looked at. A pause is told to whom it may concern, a worker's coming and going to nobody."""
     if isinstance(record, Paused | Resumed):
-        return record if _may_concern(record, scope) else None
+        return record if _pause_in_scope(record, scope) else None
     if isinstance(record, Submitted):
         return _of_submitted(record, scope)
     names: Sequence[bytes] | None = getattr(record, "names", None)
@@ -43,10 +43,10 @@ def excerpt(record: AnyRecord, scope: Scope, tasks: Mapping[bytes, Task]) -> Any
         return None
     found = map(tasks.get, names)
     places = [at for at, task in enumerate(found) if task is not None and _fits(scope, task)]
-    return _with(record, places, len(names))
+    return _select(record, places, len(names))
 
 
-def _may_concern(record: Paused | Resumed, scope: Scope) -> bool:
+def _pause_in_scope(record: Paused | Resumed, scope: Scope) -> bool:
     if scope.service is not None and record.service not in (b"", scope.service):
         return False
     return scope.lane is None or record.lane in (None, scope.lane)
@@ -80,7 +80,7 @@ def _of_submitted(record: Submitted, scope: Scope) -> Submitted | None:
     return Submitted(record.at_ns, submission.part(places), after_done, attempts)
 
 
-def _with(record: AnyRecord, places: list[int], total: int) -> AnyRecord | None:
+def _select(record: AnyRecord, places: list[int], total: int) -> AnyRecord | None:
     if not places or len(places) == total:
         return record if places else None
     fields = [field for field in _COLUMNS if field in record.__struct_fields__]

@@ -13,14 +13,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from taskyard.broker.excerpts import excerpt, names_in
-from taskyard.core.effects import AnswerDue, Effect, Followed
+from taskyard.broker.excerpts import filter_record, task_count
+from taskyard.core.effects import Effect, RecordPage, ReplyDue
 from taskyard.core.events import Scope
 from taskyard.core.ledger import Ledger
 from taskyard.core.records import AnyRecord, Submitted
 from taskyard.errors import JournalDamaged
-from taskyard.journal.files import PUT_BACK
-from taskyard.journal.recovery import EndedIndex, recall_for, records_of
+from taskyard.journal.files import RESTORE_HINT
+from taskyard.journal.recovery import EndedTaskIndex, recall_for, records_of
 from taskyard.journal.store import Store
 
 #: Records in one answer, and the tasks that they name: some hundred kilobytes, and a few
@@ -56,7 +56,7 @@ _TEXTS: Final = ("names", "payloads", "envelopes", "results", "reasons", "texts"
 _LISTS: Final = ("after", "after_done")
 
 
-class _Room:
+class _TurnBudget:
     """What may still be looked at and read in this turn."""
 
     def __init__(self) -> None:
@@ -68,14 +68,14 @@ class _Room:
         return self.records > 0 and self.names > 0 and self.bytes > 0
 
 
-class Following:
+class RecordStreams:
     """Completes the answers to those who follow."""
 
     def __init__(
         self,
         store: Store,
         ledger: Ledger,
-        index: EndedIndex | None,
+        index: EndedTaskIndex | None,
         is_reading: Callable[[bytes], bool] = lambda _client: True,
     ) -> None:
         """`is_reading` tells whether a client takes its answers."""
@@ -84,52 +84,52 @@ class Following:
         self._ledger = ledger
         self._index = index
         #: Answers that wait for something to be decided, by request.
-        self._waiting: dict[int, Followed] = {}
+        self._waiting: dict[int, RecordPage] = {}
         #: Answers that there is something for.
-        self._due: deque[Followed] = deque()
+        self._due: deque[RecordPage] = deque()
         #: The latest rows: the first record's number, the records, the tasks that they name, and
         #: how many bytes they hold.
         self._rows: deque[tuple[int, Sequence[AnyRecord], int, int]] = deque()
         self._names_kept = 0
         self._bytes_kept = 0
         #: Somebody follows for so many rows more.
-        self._followed = 0
+        self._streamed = 0
 
     @property
     def rows_kept(self) -> int:
         """How many rows are at hand."""
         return len(self._rows)
 
-    def are_due(self) -> bool:
+    def has_pending(self) -> bool:
         """Some answers were not reached in the last turn."""
         return any(self._is_reading(one.client) for one in self._due)
 
-    def complete(self, effects: list[Effect], records: Sequence[AnyRecord]) -> None:
+    def fill(self, effects: list[Effect], records: Sequence[AnyRecord]) -> None:
         """Take answers to followers out of these effects, and put in those that can be told now.
         Called every turn, with the records that it has made durable."""
-        asked = [effect for effect in effects if type(effect) is Followed]
+        asked = [effect for effect in effects if type(effect) is RecordPage]
         if asked:
-            effects[:] = [effect for effect in effects if type(effect) is not Followed]
-            self._followed = ROWS_FOLLOWED
-        if not self._followed:
+            effects[:] = [effect for effect in effects if type(effect) is not RecordPage]
+            self._streamed = ROWS_FOLLOWED
+        if not self._streamed:
             return
         if records:
             self._keep(records)
             self._due.extend(self._waiting.values())
             self._waiting.clear()
-        effects += self._given_up(effects, asked)
-        effects += self._told()
+        effects += self._timed_out(effects, asked)
+        effects += self._ready()
         if self._bytes_kept > BYTES_KEPT:  # one large row, of which who waited is told by now
-            self._let_go()
+            self._drop_rows()
 
     def _keep(self, records: Sequence[AnyRecord]) -> None:
         """Have the latest rows at hand, for as long as somebody follows."""
         if not self._waiting and not self._due:
-            self._followed -= 1
-        if not self._followed:
-            self._let_go()
+            self._streamed -= 1
+        if not self._streamed:
+            self._drop_rows()
             return
-        names, size = sum(map(names_in, records)), sum(map(_bytes_in, records))
+        names, size = sum(map(task_count, records)), sum(map(_bytes_in, records))
         self._rows.append((self._store.head.record - len(records) + 1, records, names, size))
         self._names_kept += names
         self._bytes_kept += size
@@ -145,11 +145,11 @@ class Following:
             or self._bytes_kept > BYTES_KEPT
         )
 
-    def _let_go(self) -> None:
+    def _drop_rows(self) -> None:
         self._rows.clear()
         self._names_kept = self._bytes_kept = 0
 
-    def _given_up(self, effects: list[Effect], asked: list[Followed]) -> list[Followed]:
+    def _timed_out(self, effects: list[Effect], asked: list[RecordPage]) -> list[RecordPage]:
         """Who asks either waits or is due. Returns those who have waited long enough, which may be
         no time at all."""
         for one in asked:
@@ -157,13 +157,13 @@ class Following:
                 self._waiting[one.request] = one
             else:
                 self._due.append(one)
-        over = [effect.request for effect in effects if type(effect) is AnswerDue]
+        over = [effect.request for effect in effects if type(effect) is ReplyDue]
         ended = [self._waiting.pop(number) for number in over if number in self._waiting]
         while len(self._waiting) > WAITING_MAX:
             ended.append(self._waiting.pop(next(iter(self._waiting))))
         return ended
 
-    def _check(self, one: Followed) -> bool:
+    def _check(self, one: RecordPage) -> bool:
         """Whether there is, or will be, something after its cursor; else say why not."""
         head, first, identity = self._store.head.record, self._store.anchor.record, one.journal
         one.journal = self._store.identity
@@ -181,10 +181,10 @@ class Following:
             one.cursor = first
         return not one.text
 
-    def _told(self) -> list[Followed]:
+    def _ready(self) -> list[RecordPage]:
         """The answers whose turn it is, as far as a turn has room for them."""
-        told: list[Followed] = []
-        room = _Room()
+        told: list[RecordPage] = []
+        room = _TurnBudget()
         for _ in range(len(self._due)):
             if not room:
                 break
@@ -193,19 +193,19 @@ class Following:
                 self._due.append(one)
                 continue
             if not one.text and self._check(one):  # what it wants may have been trimmed meanwhile
-                self._put_in(one, room)
+                self._fill_page(one, room)
             told.append(one)
         return told
 
-    def _put_in(self, one: Followed, room: _Room) -> None:
+    def _fill_page(self, one: RecordPage, room: _TurnBudget) -> None:
         """Fill an answer up, at least with one record, if it is wanted."""
         count, names, reasons = min(one.count, RECORDS_MAX), NAMES_MAX, REASON_BYTES_MAX
         for number, record in self._after(one.cursor, room):
             room.records -= 1
-            room.names -= names_in(record)
+            room.names -= task_count(record)
             part = self._part(record, one.scope)
             if part is not None:
-                names -= names_in(part)
+                names -= task_count(part)
                 reasons -= sum(map(len, getattr(part, "reasons", ())))
                 if one.records and (names < 0 or reasons < 0):
                     return
@@ -214,7 +214,7 @@ class Following:
             if len(one.records) == count or not room:
                 return
 
-    def _after(self, cursor: int, room: _Room) -> Iterator[tuple[int, AnyRecord]]:
+    def _after(self, cursor: int, room: _TurnBudget) -> Iterator[tuple[int, AnyRecord]]:
         """The records after this one, as far as a turn reads."""
         number = cursor + 1
         while number <= self._store.head.record:
@@ -225,14 +225,14 @@ class Following:
             if not room:
                 return
 
-    def _row_of(self, number: int, room: _Room) -> tuple[int, Sequence[AnyRecord]]:
+    def _row_of(self, number: int, room: _TurnBudget) -> tuple[int, Sequence[AnyRecord]]:
         if self._rows and self._rows[0][0] <= number:
             for first, records, _, _ in reversed(self._rows):
                 if first <= number:
                     return first, records
         row = self._store.row_of(number)
         if row is None:
-            raise JournalDamaged(f"record {number} is neither trimmed nor there", PUT_BACK)
+            raise JournalDamaged(f"record {number} is neither trimmed nor there", RESTORE_HINT)
         room.bytes -= len(row.body)
         return row.record_first, records_of(row, row.record_first - 1)
 
@@ -242,7 +242,7 @@ class Following:
             return record
         if self._index is not None:
             recall_for(self._ledger, self._index, getattr(record, "names", ()))
-        return excerpt(record, scope, self._ledger.tasks)
+        return filter_record(record, scope, self._ledger.tasks)
 
 
 def _bytes_in(record: AnyRecord) -> int:

@@ -22,31 +22,31 @@ logger = logging.getLogger("taskyard.broker")
 WARNING_NS: Final = 10 * SECOND_NS
 
 #: What there is to say of some, with how many are new and how many there were.
-NO_SENSE: Final = (
+MALFORMED_TEXT: Final = (
     "%d message(s) made no sense and were refused, %d since the start; "
     "look for a peer that speaks another dialect or version"
 )
-NOT_ALLOWED: Final = (
+FORBIDDEN_TEXT: Final = (
     "%d request(s) were refused because of the key that they came by, %d since the start; "
     "`taskyard keys list` says which key is for what"
 )
-REFUSED_TASKS: Final = (
+REFUSED_TASKS_TEXT: Final = (
     "%d task(s) of plain dwork peers were refused, %d since the start; "
     "`taskyard status` shows the latest"
 )
 
 
-class Noise:
+class RejectionLog:
     """Warns of a count that rises."""
 
-    def __init__(self, count: Callable[[], int], clock: Clock, words: str = NO_SENSE) -> None:
+    def __init__(self, count: Callable[[], int], clock: Clock, words: str = MALFORMED_TEXT) -> None:
         self._count = count
         self._clock = clock
         self._words = words
         self._told = count()
         self._told_ns = 0
 
-    def look(self) -> None:
+    def log_if_due(self) -> None:
         """Called every turn: mostly there is nothing to say."""
         count = self._count()
         if count == self._told:

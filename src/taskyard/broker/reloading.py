@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 logger = logging.getLogger("taskyard.broker")
 
 
-class Reloading:
+class SettingsReloader:
     """The settings that hold, and where they came from."""
 
     def __init__(self, settings: Settings, read: Callable[[], Settings]) -> None:
-        """`read` reads them anew, and raises `BadSettings` if it can't."""
+        """`read` reads them anew, and raises `InvalidSettings` if it can't."""
         self._settings = settings
         self._read = read
 
     @property
     def rules(self) -> RulesSet:
-        return clauses.rules_set(self._settings)
+        return clauses.to_rules_set(self._settings)
 
-    def again(self) -> RulesSet | None:
+    def reload(self) -> RulesSet | None:
         """Read them again and say what has changed; None: they can't be used, and nothing has."""
         try:
             found = self._read()
         except UserError as bad:
             logger.warning("the settings are as they were, because what was read is bad: %s", bad)
             return None
-        logger.warning("read the settings: %s", changes.between(self._settings, found).sentence())
+        logger.warning("read the settings: %s", changes.diff(self._settings, found).sentence())
         self._settings = found
         return self.rules

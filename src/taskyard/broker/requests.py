@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct, field, structs
 
 from taskyard.core import events, graph, wishes
-from taskyard.core.effects import Acted, Refusal, Refused
+from taskyard.core.effects import CommandAck, Refusal, Refused
 from taskyard.core.limits import (
     LIST_LANES_MAX,
     LIST_SCAN_MAX,
@@ -65,10 +65,12 @@ class Budget(Struct, frozen=True):
     cancelled: int = 10_000
 
 
-Command = events.CancelAsked | events.RetryAsked | events.MoveAsked | events.ExpireAsked
+Command = (
+    events.CancelRequested | events.RetryRequested | events.MoveRequested | events.ExpireRequested
+)
 _COMMANDS: Final = (
-    *(events.CancelAsked, events.RetryAsked),
-    *(events.MoveAsked, events.ExpireAsked),
+    *(events.CancelRequested, events.RetryRequested),
+    *(events.MoveRequested, events.ExpireRequested),
 )
 
 
@@ -126,7 +128,7 @@ class Requests:
         for event in arrived:
             estimate = _COSTS.get(type(event))
             if estimate is None:
-                if isinstance(event, events.ClientGone):
+                if isinstance(event, events.ClientDisconnected):
                     refused += self._drop_queries(event.client)
                 if not self._follows_watch(event):
                     now.append(event)
@@ -157,7 +159,7 @@ class Requests:
                 break
             room -= waiting.cost
             if self._step(waiting, handle, effects):
-                self._take_out(queue)
+                self._remove_effects(queue)
             if queue:
                 self._served.append(client)
             else:
@@ -201,7 +203,7 @@ class Requests:
         queue.append(waiting)
         self._count += 1
         self._names += waiting.names
-        if isinstance(waiting.event, events.WatchAsked):
+        if isinstance(waiting.event, events.WatchRequested):
             self._watches[waiting.event.request] = False
         return []
 
@@ -214,13 +216,13 @@ class Requests:
         own = waiting.names
         return own > 1 and own + sum(one.names for one in queue) > WAITING_NAMES_MAX
 
-    def _take_out(self, queue: deque[_Waiting]) -> None:
+    def _remove_effects(self, queue: deque[_Waiting]) -> None:
         waiting = queue.popleft()
         self._count -= 1
         self._names -= waiting.names
         if waiting is self._begun:
             self._begun = None
-        if isinstance(waiting.event, events.WatchAsked):
+        if isinstance(waiting.event, events.WatchRequested):
             self._watches.pop(waiting.event.request, None)
 
     def _follows_watch(self, event: Event) -> bool:
@@ -229,12 +231,12 @@ class Requests:
             self._watches[event.request] = True
             self._queue_after(event)
             return True
-        if isinstance(event, events.AnswerDue) and self._watches.get(event.request, False):
+        if isinstance(event, events.ReplyDue) and self._watches.get(event.request, False):
             self._queue_after(event)
             return True
         return False
 
-    def _queue_after(self, event: events.WatchEnded | events.AnswerDue) -> None:
+    def _queue_after(self, event: events.WatchEnded | events.ReplyDue) -> None:
         self._queues[event.client].append(_Waiting(event, 1))
         self._count += 1
 
@@ -250,7 +252,7 @@ class Requests:
             if isinstance(event, _COMMANDS):
                 kept.append(queue.popleft())
                 continue
-            self._take_out(queue)
+            self._remove_effects(queue)
             if type(event) in _COSTS:
                 text = "client: it does not read its answers (ask again later)"
                 refused.append(Refused(client, event.request, Refusal.OVERLOADED, text))
@@ -267,7 +269,7 @@ class Requests:
     def _step(self, waiting: _Waiting, handle: Handle, effects: list[Effect]) -> bool:
         """Handle a request, or the next portion of it. Returns whether it is done."""
         event = waiting.event
-        if isinstance(event, events.WatchAsked) and event.names:
+        if isinstance(event, events.WatchRequested) and event.names:
             some = event.names[: self.budget.watched]
             event.names = event.names[self.budget.watched :]
             effects += handle(structs.replace(event, names=some))
@@ -284,12 +286,12 @@ class Requests:
             self._begun = waiting
         chosen = next(waiting.portions, None)
         waiting.cost = _PORTION
-        answer: Acted | Refused | None = None
+        answer: CommandAck | Refused | None = None
         if chosen is None:
-            answer = Acted(event.client, event.request, waiting.changed)
+            answer = CommandAck(event.client, event.request, waiting.changed)
         else:
             for effect in handle(structs.replace(event, chosen=chosen)):
-                if isinstance(effect, Acted) and effect.request == event.request:
+                if isinstance(effect, CommandAck) and effect.request == event.request:
                     waiting.changed += effect.count
                 elif isinstance(effect, Refused) and effect.request == event.request:
                     answer = effect
@@ -304,15 +306,15 @@ class Requests:
     def _portions(self, event: Command) -> Iterator[list[Task]]:
         """Yield the tasks of a command, some at a time: those that there are when it begins."""
         scope, changed = event.scope, self.budget.changed
-        if isinstance(event, events.CancelAsked) and scope.names is not None:
-            yield from self._with_dependents(wishes.tasks_in(self._ledger, scope))
+        if isinstance(event, events.CancelRequested) and scope.names is not None:
+            yield from self._with_dependents(wishes.tasks_in_scope(self._ledger, scope))
             return
         whole = [*self._ledger.tasks.values()]
         if scope.names is not None:
-            whole = wishes.tasks_in(self._ledger, scope)
+            whole = wishes.tasks_in_scope(self._ledger, scope)
         # A task is cancelled with all that wait for it, and those were mostly submitted later. The
         # other way round one portion would take all the rest along.
-        line = reversed(whole) if isinstance(event, events.CancelAsked) else iter(whole)
+        line = reversed(whole) if isinstance(event, events.CancelRequested) else iter(whole)
         while some := list(islice(line, self.budget.looked)):
             found = wishes.fitting(scope, some)
             for start in range(0, max(len(found), 1), changed):
@@ -366,7 +368,7 @@ _ROW: Final = 500
 _PORTION: Final = 20_000
 
 
-def _list_cost(ledger: Ledger, event: events.ListAsked, _budget: Budget) -> int:
+def _list_cost(ledger: Ledger, event: events.ListRequested, _budget: Budget) -> int:
     scope, total = event.scope, len(ledger.tasks)
     if scope.names is not None:
         return 50 + (_VIEW + _NAME) * len(scope.names)
@@ -374,7 +376,7 @@ def _list_cost(ledger: Ledger, event: events.ListAsked, _budget: Budget) -> int:
     return 50 + _VIEW * min(event.count, LIST_TASKS_MAX, total) + scanned // _SCANNED
 
 
-def _lookup_cost(ledger: Ledger, event: events.LookupAsked, _budget: Budget) -> int:
+def _lookup_cost(ledger: Ledger, event: events.LookupRequested, _budget: Budget) -> int:
     if not event.shows_after:
         return 0
     tasks = [ledger.tasks.get(name) for name in event.names]
@@ -382,7 +384,7 @@ def _lookup_cost(ledger: Ledger, event: events.LookupAsked, _budget: Budget) -> 
     return _ROW + _VIEW * len(tasks) + (len(ledger.tasks) // 4 if blocked else 0)
 
 
-def _explain_cost(ledger: Ledger, event: events.ExplainAsked, _budget: Budget) -> int:
+def _explain_cost(ledger: Ledger, event: events.ExplainRequested, _budget: Budget) -> int:
     task = ledger.tasks.get(event.name)
     if task is None or task.state not in (BLOCKED, FAILED):
         return _VIEW
@@ -392,32 +394,32 @@ def _explain_cost(ledger: Ledger, event: events.ExplainAsked, _budget: Budget) -
     return _VIEW + len(ledger.tasks) // _SCANNED + (behind if ledger.counts[FAILED] else 0)
 
 
-def _stats_cost(ledger: Ledger, event: events.StatsAsked, _budget: Budget) -> int:
+def _stats_cost(ledger: Ledger, event: events.StatsRequested, _budget: Budget) -> int:
     rows = min(len(ledger.campaigns), STATS_ROWS_MAX) + min(len(ledger.services), STATS_ROWS_MAX)
     return 0 if event.is_brief else 50 + rows // 2
 
 
-def _lanes_cost(ledger: Ledger, event: events.LanesAsked, _budget: Budget) -> int:
+def _lanes_cost(ledger: Ledger, event: events.LanesRequested, _budget: Budget) -> int:
     lanes = sum(len(service.lanes) for service in ledger.services.values())
     looked = lanes + len(ledger.reasons) + ledger.counts[DELAYED]
     return 50 + 40 * min(event.count, LIST_LANES_MAX, lanes) + looked // _SCANNED
 
 
-def _workers_cost(ledger: Ledger, _event: events.WorkersAsked, _budget: Budget) -> int:
+def _workers_cost(ledger: Ledger, _event: events.WorkersRequested, _budget: Budget) -> int:
     return 50 + 10 * len(ledger.workers)
 
 
-def _results_cost(_ledger: Ledger, event: events.ResultsAsked, _budget: Budget) -> int:
+def _results_cost(_ledger: Ledger, event: events.ResultsRequested, _budget: Budget) -> int:
     return 50 + _NAME * len(event.names)
 
 
-def _watch_cost(ledger: Ledger, event: events.WatchAsked, budget: Budget) -> int:
+def _watch_cost(ledger: Ledger, event: events.WatchRequested, budget: Budget) -> int:
     names = min(len(event.names or ()), budget.watched)
     behind = ledger.counts[BLOCKED] + len(ledger.reasons) if ledger.counts[FAILED] else 0
     return 20 + _NAME * names + behind // _SCANNED
 
 
-def _output_cost(ledger: Ledger, event: events.OutputAsked, _budget: Budget) -> int:
+def _output_cost(ledger: Ledger, event: events.OutputRequested, _budget: Budget) -> int:
     return _ROW if event.name in ledger.outputs else _VIEW
 
 
@@ -426,7 +428,7 @@ def _command_cost(ledger: Ledger, event: Command, budget: Budget) -> int:
     count = len(ledger.tasks) if names is None else len(names)
     if count > budget.changed:
         return _PORTION
-    if isinstance(event, events.CancelAsked) and ledger.counts[BLOCKED] > budget.cancelled:
+    if isinstance(event, events.CancelRequested) and ledger.counts[BLOCKED] > budget.cancelled:
         found = (ledger.tasks.get(name) for name in names or ())
         if any(task is not None and task.dependents is not None for task in found):
             return max(_PORTION, ledger.counts[BLOCKED] // _WALKED)
@@ -436,17 +438,17 @@ def _command_cost(ledger: Ledger, event: Command, budget: Budget) -> int:
 _EVERYTHING: Final = events.Scope()
 
 _COSTS: Final[dict[type[Any], Callable[[Ledger, Any, Budget], int]]] = {
-    events.ListAsked: _list_cost,
-    events.LookupAsked: _lookup_cost,
-    events.ExplainAsked: _explain_cost,
-    events.StatsAsked: _stats_cost,
-    events.LanesAsked: _lanes_cost,
-    events.WorkersAsked: _workers_cost,
-    events.ResultsAsked: _results_cost,
-    events.WatchAsked: _watch_cost,
-    events.OutputAsked: _output_cost,
-    events.CancelAsked: _command_cost,
-    events.RetryAsked: _command_cost,
-    events.MoveAsked: _command_cost,
-    events.ExpireAsked: _command_cost,
+    events.ListRequested: _list_cost,
+    events.LookupRequested: _lookup_cost,
+    events.ExplainRequested: _explain_cost,
+    events.StatsRequested: _stats_cost,
+    events.LanesRequested: _lanes_cost,
+    events.WorkersRequested: _workers_cost,
+    events.ResultsRequested: _results_cost,
+    events.WatchRequested: _watch_cost,
+    events.OutputRequested: _output_cost,
+    events.CancelRequested: _command_cost,
+    events.RetryRequested: _command_cost,
+    events.MoveRequested: _command_cost,
+    events.ExpireRequested: _command_cost,
 }

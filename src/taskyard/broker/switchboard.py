@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from taskyard.wire.dwork_desk import Reply
 
 
-class Switchboard:
+class DialectRouter:
     """Keeps `port.Dialect`. `dialects` are in the order of their numbers, `doors` says which of
     them is spoken on each socket."""
 
@@ -29,26 +29,26 @@ class Switchboard:
 
     def __init__(self, dialects: Sequence[Dialect], doors: Sequence[int]) -> None:
         self._dialects = list(dialects)
-        self._doors = [self._dialects[number] for number in doors]
+        self._dialect_of_socket = [self._dialects[number] for number in doors]
         self._prefixes = [(one.prefix, one) for one in self._dialects if one.prefix]
 
-    def take(self, route: bytes, frames: Sequence[bytes], now_ns: int) -> Sequence[Event]:
-        return self._doors[route[0]].take(route, frames, now_ns)
+    def receive(self, route: bytes, frames: Sequence[bytes], now_ns: int) -> Sequence[Event]:
+        return self._dialect_of_socket[route[0]].receive(route, frames, now_ns)
 
-    def tell(self, effect: Effect) -> Sequence[Reply]:
+    def reply(self, effect: Effect) -> Sequence[Reply]:
         request: int = getattr(effect, "request", 0)
         if request:
-            return self._dialects[request % DIALECTS_MAX].tell(effect)
-        return self._of_worker(getattr(effect, "worker", b"")).tell(effect)
+            return self._dialects[request % DIALECTS_MAX].reply(effect)
+        return self._dialect_of_worker(getattr(effect, "worker", b"")).reply(effect)
 
-    def _of_worker(self, name: bytes) -> Dialect:
+    def _dialect_of_worker(self, name: bytes) -> Dialect:
         for prefix, dialect in self._prefixes:
             if name.startswith(prefix):
                 return dialect
         return self._dialects[0]
 
-    def cut(self, route: bytes) -> Sequence[Event]:
-        return self._doors[route[0]].cut(route)
+    def disconnected(self, route: bytes) -> Sequence[Event]:
+        return self._dialect_of_socket[route[0]].disconnected(route)
 
     def wake_at_ns(self) -> int | None:
         times = [one.wake_at_ns() for one in self._dialects]

@@ -9,26 +9,26 @@ simulator runs this very code. It knows nothing of sockets, dialects or SQLite.
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from taskyard.broker.answers import Answers
+from taskyard.broker.answers import ResultLoader
 from taskyard.broker.backpressure import Backpressure
 from taskyard.broker.catch_up import CatchUp
-from taskyard.broker.following import Following
+from taskyard.broker.following import RecordStreams
 from taskyard.broker.requests import Requests
 from taskyard.core.effects import Effect
-from taskyard.core.events import ClockSet, Event, RoomChanged, TimePassed
+from taskyard.core.events import ClockSet, DiskSpaceChanged, Event, TimePassed
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import AnyRecord
 from taskyard.core.scheduler import Scheduler
 from taskyard.journal.encoding import encode
-from taskyard.journal.recovery import EndedIndex, recall_for_event
+from taskyard.journal.recovery import EndedTaskIndex, recall_for_event
 from taskyard.journal.store import DISK_RESERVE_BYTES, Store
 
 #: The wall clock may drift this far from the monotonic one before it counts as a jump.
 CLOCK_DRIFT_NS_MAX: Final = SECOND_NS // 100
 
 #: How often the disk's free space is looked at: after a time, and after so much was written.
-ROOM_CHECK_NS: Final = SECOND_NS
-ROOM_CHECK_BYTES: Final = 4 * 1024 * 1024
+DISK_CHECK_NS: Final = SECOND_NS
+DISK_CHECK_BYTES: Final = 4 * 1024 * 1024
 
 
 class Clock(Protocol):
@@ -39,7 +39,7 @@ class Clock(Protocol):
     def wall_ns(self) -> int: ...
 
 
-class Port(Protocol):
+class EventTransport(Protocol):
     """Where events come from and effects go to: sockets and their dialects, or a simulated net."""
 
     def receive(self, wait_ns: int | None) -> Sequence[Event]:
@@ -55,50 +55,50 @@ class Broker:
     def __init__(
         self,
         scheduler: Scheduler,
-        port: Port,
+        transport: EventTransport,
         store: Store,
         clock: Clock,
-        index: EndedIndex | None = None,
+        index: EndedTaskIndex | None = None,
     ) -> None:
         self.scheduler = scheduler
-        self.port = port
+        self.transport = transport
         self.store = store
         self.clock = clock
         #: Ended tasks that are no longer in memory; None while there are none.
         self.index = index
         #: Told of each row when it is durable: its sequence and its records.
-        self.committed: Callable[[int, Sequence[AnyRecord]], None] | None = None
+        self.on_commit: Callable[[int, Sequence[AnyRecord]], None] | None = None
         #: Whether a client takes its answers. Set by the owner of the sockets.
         self.is_reading: Callable[[bytes], bool] = lambda _client: True
-        self._answers = Answers(store, index, self._is_reading)
-        self._following = Following(store, scheduler.ledger, index, self._is_reading)
+        self._answers = ResultLoader(store, index, self._is_reading)
+        self._record_streams = RecordStreams(store, scheduler.ledger, index, self._is_reading)
         self.requests = Requests(scheduler.ledger, self._is_reading)
         #: Holds replies to submissions back while compaction lags behind.
         self.backpressure = Backpressure()
         #: What the next turn begins with: what could not be sent, and what was handed in.
         self._undelivered: Sequence[Event] = ()
         self._catch_up = CatchUp()
-        self._room_checked_ns: int | None = None
+        self._disk_checked_ns: int | None = None
         self._bytes_since_check = 0
         scheduler.resume(clock.monotonic_ns())
 
     def turn(self) -> None:
         """Once around. Raises when the journal fails: then nothing more may be answered."""
-        arrived = self.port.receive(self._wait_ns())
+        arrived = self.transport.receive(self._wait_ns())
         effects = self._decide([*self._undelivered, *arrived], has_read=bool(arrived))
         records = self.scheduler.take_records()
         if records:
             body = encode(records)
             head = self.store.commit(body, len(records))
-            if self.committed is not None:
-                self.committed(head.sequence, records)
+            if self.on_commit is not None:
+                self.on_commit(head.sequence, records)
             self._bytes_since_check += len(body)
-        self._answers.complete(effects)
-        self._following.complete(effects, records)
-        passed = self.backpressure.pass_on(effects, self.clock.monotonic_ns())
-        self._undelivered = self.port.send(passed)
+        self._answers.fill(effects)
+        self._record_streams.fill(effects, records)
+        passed = self.backpressure.flush_if_full(effects, self.clock.monotonic_ns())
+        self._undelivered = self.transport.send(passed)
 
-    def hand_in(self, event: Event) -> None:
+    def enqueue(self, event: Event) -> None:
         """Have the next turn begin with something that came by no port."""
         self._undelivered = [*self._undelivered, event]
 
@@ -106,7 +106,7 @@ class Broker:
         return self.is_reading(client)
 
     def _wait_ns(self) -> int | None:
-        if self._undelivered or self._answers.are_owed() or self._following.are_due():
+        if self._undelivered or self._answers.has_pending() or self._record_streams.has_pending():
             return 0
         if self.requests.are_ready():
             return 0
@@ -118,7 +118,7 @@ class Broker:
         """Note how far compaction lags behind."""
         event = self.backpressure.update(percent)
         if event is not None:
-            self.hand_in(event)
+            self.enqueue(event)
 
     def _decide(self, arrived: list[Event], *, has_read: bool) -> list[Effect]:
         now_ns = self.clock.monotonic_ns()
@@ -129,7 +129,7 @@ class Broker:
                 recall_for_event(self.scheduler.ledger, self.index, event)
             return self.scheduler.handle(event)
 
-        admitted, effects = self.requests.admit([*self._of_the_world(now_ns), *arrived])
+        admitted, effects = self.requests.admit([*self._environment_events(now_ns), *arrived])
         for event in admitted:
             effects += handle(event)
         if self.requests:
@@ -138,21 +138,21 @@ class Broker:
             effects += self.scheduler.handle(TimePassed(now_ns))
         return effects
 
-    def _is_room_due(self, now_ns: int) -> bool:
-        checked_ns = self._room_checked_ns
-        if checked_ns is None or self._bytes_since_check >= ROOM_CHECK_BYTES:
+    def _is_disk_check_due(self, now_ns: int) -> bool:
+        checked_ns = self._disk_checked_ns
+        if checked_ns is None or self._bytes_since_check >= DISK_CHECK_BYTES:
             return True
-        return now_ns - checked_ns >= ROOM_CHECK_NS
+        return now_ns - checked_ns >= DISK_CHECK_NS
 
-    def _of_the_world(self, now_ns: int) -> list[Event]:
+    def _environment_events(self, now_ns: int) -> list[Event]:
         """What the machine has to tell: its clock was set, its disk fills up."""
         told: list[Event] = []
         wall_ns = self.clock.wall_ns()
         if abs(wall_ns - now_ns - self.scheduler.wall_offset_ns) > CLOCK_DRIFT_NS_MAX:
             told.append(ClockSet(now_ns, wall_ns))
-        if self._is_room_due(now_ns):
-            self._room_checked_ns, self._bytes_since_check = now_ns, 0
-            accepting = self.store.room_bytes() > DISK_RESERVE_BYTES
+        if self._is_disk_check_due(now_ns):
+            self._disk_checked_ns, self._bytes_since_check = now_ns, 0
+            accepting = self.store.disk_free_bytes() > DISK_RESERVE_BYTES
             if accepting is not self.scheduler.accepting:
-                told.append(RoomChanged(now_ns, accepting))
+                told.append(DiskSpaceChanged(now_ns, accepting))
         return told

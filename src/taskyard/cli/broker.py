@@ -4,9 +4,9 @@ from pathlib import Path
 
 import click
 
-from taskyard.broker.compacting import Limits
-from taskyard.broker.reloading import Reloading
-from taskyard.broker.serve import Settings, serve
+from taskyard.broker.compacting import CompactionLimits
+from taskyard.broker.reloading import SettingsReloader
+from taskyard.broker.serve import BrokerSettings, serve
 from taskyard.cli.daemons import (
     listen_option,
     log_to_stderr,
@@ -57,13 +57,15 @@ def broker(  # noqa: PLR0913  # one for each option
     directory is refused (exit 2), a damaged state too (exit 6).
     """
     log_to_stderr(talk, "broker")
-    settings = Settings(
+    settings = BrokerSettings(
         state,
         read_listen(listen),
         secure=secure,
         in_memory=memory,
         until_eof=until_eof,
         plain_lease_ns=talk.settings().lease.plain_ns,
-        compact=Limits() if compact_after_rows is None else Limits(rows=compact_after_rows),
+        compact=CompactionLimits()
+        if compact_after_rows is None
+        else CompactionLimits(rows=compact_after_rows),
     )
-    serve(settings, click.echo, Reloading(talk.settings(), talk.read_settings_again))
+    serve(settings, click.echo, SettingsReloader(talk.settings(), talk.read_settings_again))

@@ -19,7 +19,7 @@ from taskyard.cli.words import count, plain
 from taskyard.client import bundles
 from taskyard.client.campaign.lines import label_of
 from taskyard.client.campaign.tasks import BadTask
-from taskyard.core.events import Unknown
+from taskyard.core.events import UnknownPolicy
 from taskyard.errors import ExitCode, Refused, UserError
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _order(
     payload = payload_of(given["payload"])
     with _placed(recipients):
         order = bundles.order(payload, values, name, given["campaign"], terms_of(given))
-    order.unknown = Unknown.WAIT if given["wait_for_unknown"] else Unknown.REFUSE
+    order.unknown = UnknownPolicy.WAIT if given["wait_for_unknown"] else UnknownPolicy.REFUSE
     return order
 
 

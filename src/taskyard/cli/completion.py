@@ -21,7 +21,7 @@ from taskyard.cli.words import as_pattern, full_name
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskyard.net.keys import GuestKey
+    from taskyard.net.keys import PeerKey
     from taskyard.wire.dwork_peer import Reply
 
 #: A broker that has not answered by then is not waited for.
@@ -86,7 +86,7 @@ def complete_lane(context: click.Context, _parameter: click.Parameter, begun: st
 def _counted(context: click.Context, kind: str, begun: str) -> list[str]:
     from taskyard.wire import dwork_peer as peer  # noqa: PLC0415  # only when a name is completed
 
-    told = _asked(context, lambda: peer.ask(1, peer.STATS)) or {kind: ()}
+    told = _asked(context, lambda: peer.query(1, peer.STATS)) or {kind: ()}
     names = [one["name"] for one in reversed(told[kind]) if one["name"]]
     return [name for name in names if name.startswith(begun)][:NAMES_MAX]
 
@@ -95,7 +95,7 @@ def _tasks(begun: str) -> Callable[[], bytes]:
     from taskyard.core.events import Scope  # noqa: PLC0415
     from taskyard.wire import dwork_peer as peer  # noqa: PLC0415
 
-    return lambda: peer.listing(1, Scope(), begun.encode(), count=_PAGE)
+    return lambda: peer.list_tasks(1, Scope(), begun.encode(), count=_PAGE)
 
 
 def _asked(context: click.Context, build: Callable[[], bytes]) -> Any:  # noqa: ANN401  # JSON
@@ -117,12 +117,12 @@ def _answer(talk: Talk, body: bytes) -> Reply | None:
     if endpoint.startswith("ipc://"):
         from taskyard.net import glance  # noqa: PLC0415
 
-        answer = glance.ask(endpoint, body, int(ANSWER_SECONDS * 1000))
+        answer = glance.query_once(endpoint, body, int(ANSWER_SECONDS * 1000))
         return None if answer is None else Reply(answer)
     return _answer_over_tcp(endpoint, finding.key_for(endpoint, talk.key), body)
 
 
-def _answer_over_tcp(endpoint: str, key: GuestKey | None, body: bytes) -> Reply | None:
+def _answer_over_tcp(endpoint: str, key: PeerKey | None, body: bytes) -> Reply | None:
     from taskyard.core.limits import SECOND_NS  # noqa: PLC0415
     from taskyard.net import sockets  # noqa: PLC0415
     from taskyard.net.poller import Poller  # noqa: PLC0415

@@ -28,7 +28,7 @@ from taskyard.cli.words import count, plain
 from taskyard.client import finding
 from taskyard.errors import ExitCode, NoBroker
 from taskyard.net import endpoints
-from taskyard.settings.files import BadSettings
+from taskyard.settings.files import InvalidSettings
 from taskyard.settings.load import load, problems
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _show(talk: Talk) -> None:
 
 
 def _tell_strangers(talk: Talk, settings: Settings) -> None:
-    for stranger in settings.strangers:
+    for stranger in settings.unknown_variables:
         talk.say(f"taskyard: {stranger}")
 
 
@@ -84,7 +84,7 @@ def _as_document(setting: Setting) -> dict[str, Any]:
     key, value = setting.key, setting.value
     return {
         "key": key.path,
-        "value": None if value is None else key.kind.written(value),
+        "value": None if value is None else key.kind.to_file(value),
         "source": setting.origin.source.name.lower(),
         "place": setting.origin.place or None,
         "environment": key.environment,
@@ -164,7 +164,7 @@ def reload(talk: Talk, state: Path) -> None:
     if not holder:
         raise NoBroker(f"no broker runs on {state}; start one with `taskyard up`, or give --state")
     with client_at(
-        talk, endpoints.native(state)
+        talk, endpoints.native_endpoint(state)
     ):  # whoever only looks at the state must not get a signal
         os.kill(holder, signal.SIGHUP)
     talk.say(f"told the broker (process {holder}) to read the settings again; see its log")
@@ -178,6 +178,6 @@ def _wrong_endpoints(settings: Settings) -> list[str]:
     for look in looks:
         try:
             look()
-        except BadSettings as bad:
+        except InvalidSettings as bad:
             wrong.append(str(bad))
     return wrong

@@ -90,7 +90,7 @@ def _offline(talk: Talk) -> Client | None:
     from taskyard.settings import clauses  # noqa: PLC0415
 
     try:
-        offline = Offline(state, clauses.rules_set(talk.settings()))
+        offline = Offline(state, clauses.to_rules_set(talk.settings()))
     except StateLocked:  # a broker was quicker
         return None
     talk.say(f"no broker runs on {state}; this is how it was left")

@@ -12,7 +12,7 @@ import click
 from taskyard.cli.options import Decorated, Talk, remember
 from taskyard.errors import UserError
 from taskyard.net import endpoints
-from taskyard.settings.files import BadSettings
+from taskyard.settings.files import InvalidSettings
 
 if TYPE_CHECKING:
     from taskyard.settings.sections import Settings
@@ -91,7 +91,7 @@ def read_listen(listen: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 
 def _check_endpoints(dialect: str, given: str) -> str:
     """In their one spelling."""
-    found = [endpoints.check(one) for one in endpoints.several(given)]
+    found = [endpoints.listen_endpoint(one) for one in endpoints.split_endpoints(given)]
     if len(found) != SIDES[dialect]:
         form, what = ("BACKEND,FRONTEND", "two") if SIDES[dialect] > 1 else ("ENDPOINT", "one")
         raise UserError(f"{dialect} listens at {what}, not {len(found)}: give {dialect}={form}")
@@ -99,7 +99,7 @@ def _check_endpoints(dialect: str, given: str) -> str:
 
 
 def listen_of(settings: Settings) -> tuple[str, ...]:
-    """Where to listen by the settings, as it would be given. Raises `BadSettings`."""
+    """Where to listen by the settings, as it would be given. Raises `InvalidSettings`."""
     return tuple(pair for dialect in settings.listen for pair in listen_pairs(settings, dialect))
 
 
@@ -113,7 +113,7 @@ def listen_pairs(settings: Settings, dialect: str) -> tuple[str, ...]:
         read_listen(pairs)
     except UserError as wrong:
         path = f"listen.{dialect}"
-        raise BadSettings(f"{settings.all[path].origin}: {path}: {wrong}") from wrong
+        raise InvalidSettings(f"{settings.all[path].origin}: {path}: {wrong}") from wrong
     return pairs
 
 

@@ -16,8 +16,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from taskyard.client.campaign.survey import Duplicate, Stranger
-from taskyard.journal.checkup import Findings
-from taskyard.journal.compaction import Outcome
+from taskyard.journal.checkup import StateReport
+from taskyard.journal.compaction import CompactionResult
 from taskyard.wire import record_documents
 from taskyard.wire.documents import (
     Counts,
@@ -371,7 +371,7 @@ class GapDocument(Printed):
     reason: str
 
 
-class JournalCheckDocument(Findings, kw_only=True, forbid_unknown_fields=True):
+class JournalCheckDocument(StateReport, kw_only=True, forbid_unknown_fields=True):
     """`journal check`."""
 
     version: Literal[1]
@@ -380,7 +380,7 @@ class JournalCheckDocument(Findings, kw_only=True, forbid_unknown_fields=True):
     sound: bool
 
 
-class JournalWorkDocument(Outcome, kw_only=True, forbid_unknown_fields=True):
+class JournalWorkDocument(CompactionResult, kw_only=True, forbid_unknown_fields=True):
     """`journal export` and `journal compact`."""
 
     version: Literal[1]

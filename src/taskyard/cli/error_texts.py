@@ -20,7 +20,7 @@ SOURCE: Final = Path(taskyard.__file__).parent
 _APART: Final = ("sim", "bench")
 
 #: No user sees them: what decoders and machines tell us of a peer's mistake, or of our own.
-_OURS: Final = ("Malformed", "IllegalTransition", "Violated")
+_OURS: Final = ("Malformed", "IllegalTransition", "InvariantViolated")
 
 HEAD: Final = """# What can go wrong, in Taskyard's own words
 

@@ -112,4 +112,4 @@ def _places(talk: Talk, given: Given) -> list[str]:
     """Where to go: what is given, else where the settings say that a broker listens."""
     usual = (USUAL[given.dialect],)
     found = given.brokers or talk.settings().listen.get(given.dialect, usual)[:1]
-    return [endpoints.check_peer(one) for one in found]
+    return [endpoints.peer_endpoint(one) for one in found]

@@ -18,8 +18,8 @@ from taskyard.cli.progress import Meter
 from taskyard.cli.words import count
 from taskyard.errors import ExitCode, JournalDamaged, StateLocked, UserError
 from taskyard.journal import checkup, compaction, schema
-from taskyard.journal.checkup import Findings
-from taskyard.journal.compaction import Outcome
+from taskyard.journal.checkup import StateReport
+from taskyard.journal.compaction import CompactionResult
 from taskyard.journal.lock import ReadLock, StateLock
 from taskyard.journal.sqlite import SqliteStore
 
@@ -123,16 +123,16 @@ def _require_state(state: Path) -> None:
         raise UserError(
             f"there is no state directory {state}: give --state DIR, the one that the broker uses"
         )
-    if not checkup.has_traces(state):
+    if not checkup.has_journal(state):
         raise UserError(f"{state} is no state directory, there is no journal in it: give --state")
 
 
-def _look(state: Path, *, deep: bool) -> Findings:
+def _look(state: Path, *, deep: bool) -> StateReport:
     with ReadLock(state):
         return checkup.check(state, deep=deep)
 
 
-def _look_live(state: Path, *, deep: bool) -> Findings:
+def _look_live(state: Path, *, deep: bool) -> StateReport:
     findings = checkup.check_live(state, deep=deep)
     for _ in range(_LIVE_LOOKS_MAX - 1):
         if not findings.wrong:
@@ -141,10 +141,10 @@ def _look_live(state: Path, *, deep: bool) -> Findings:
     return findings
 
 
-def _run(step: Any, talk: Talk, state: Path) -> Outcome:  # noqa: ANN401  # export or compact
+def _run(step: Any, talk: Talk, state: Path) -> CompactionResult:  # noqa: ANN401  # export or compact
     _require_state(state)
     with _locked(state), _opened(state) as store, Steps(talk) as steps:
-        outcome: Outcome = step(state, store, steps)
+        outcome: CompactionResult = step(state, store, steps)
         return outcome
 
 
@@ -181,13 +181,15 @@ class Steps(Meter):
         self.update(done, total)
 
 
-def _print_document(verb: str, state: Path, content: Findings | Outcome, **more: object) -> None:
+def _print_document(
+    verb: str, state: Path, content: StateReport | CompactionResult, **more: object
+) -> None:
     opening = {"version": DOCUMENT_VERSION, "document": f"journal {verb}", "state": str(state)}
     document = {**opening, **more, **msgspec.structs.asdict(content)}
     click.echo(encode_json(document))
 
 
-def _outcome_in_words(outcome: Outcome) -> str:
+def _outcome_in_words(outcome: CompactionResult) -> str:
     if not outcome.rows:
         return f"nothing to export: all is covered up to row {outcome.sequence}"
     return (
@@ -198,7 +200,7 @@ def _outcome_in_words(outcome: Outcome) -> str:
     )
 
 
-def _findings_in_words(state: Path, findings: Findings) -> str:
+def _findings_in_words(state: Path, findings: StateReport) -> str:
     lines = [f"state directory {state}", *(f"  {line}" for line in _contents(findings))]
     if findings.torn_bytes:
         lines.append(
@@ -213,7 +215,7 @@ def _findings_in_words(state: Path, findings: Findings) -> str:
     return "\n".join([*lines, "Nothing was changed. Put the directory back from a copy."])
 
 
-def _contents(findings: Findings) -> list[str]:
+def _contents(findings: StateReport) -> list[str]:
     kept = "no rows are kept"
     if findings.rows:
         kept = f"rows {findings.row_first}..{findings.row_last}, up to record {findings.record}"

@@ -15,7 +15,7 @@ from taskyard.cli.options import json_option, quiet_option, state_option, verbos
 from taskyard.cli.printing import example, print_document, print_table
 from taskyard.core.limits import SECOND_NS
 from taskyard.net.keyring import Keyring
-from taskyard.net.keys import Entry
+from taskyard.net.keys import KeyEntry
 from taskyard.wire.roles import Role, with_article
 
 _ROLES: Final = [role.value for role in Role]
@@ -58,7 +58,7 @@ def new(name: str, role: str, out: Path | None, state: Path, *, as_json: bool) -
     worker's key is bound to its name: it works as NAME or as NAME/anything.
     """
     path = out or Path(f"{name}.key")
-    entry = Keyring(state).new(name, Role(role), path)
+    entry = Keyring(state).create(name, Role(role), path)
     if as_json:
         print_document("keys new", file=str(path), key=_row(entry))
         return
@@ -67,7 +67,7 @@ def new(name: str, role: str, out: Path | None, state: Path, *, as_json: bool) -
     click.echo(f"take it back: taskyard keys revoke {name} --state {shlex.quote(str(state))}")
 
 
-def _use(entry: Entry, path: Path) -> str:
+def _use(entry: KeyEntry, path: Path) -> str:
     verb = "worker" if entry.role is Role.WORKER else "status"
     file = shlex.quote(path.name)
     return f"taskyard {verb} --broker tcp://HOST:PORT --key {file}"
@@ -110,7 +110,7 @@ def revoke(name: str, state: Path, *, as_json: bool) -> None:
     click.echo(f"revoked {name}, {with_article(entry.role)}'s key {entry.fingerprint}")
 
 
-def _row(entry: Entry) -> dict[str, Any]:
+def _row(entry: KeyEntry) -> dict[str, Any]:
     return {
         "name": entry.name,
         "role": entry.role.value,

@@ -17,7 +17,7 @@ from taskyard.cli.waiting import group_of, report, wait_for
 from taskyard.cli.words import count, plain
 from taskyard.client.campaign.formats import Format, Options
 from taskyard.client.campaign.read import Loaded, read_campaign, reject_strangers
-from taskyard.core.events import Unknown
+from taskyard.core.events import UnknownPolicy
 from taskyard.errors import ExitCode, UserError
 
 #: Bad lines in a document: more would fill it with one mistake.
@@ -72,7 +72,7 @@ def _load(
     talk: Talk, file: str, campaign: str, options: Options, given: dict[str, Any]
 ) -> ExitCode:
     loaded = loading.read(file, options, skip_bad=given["skip_bad"])
-    unknown = Unknown.WAIT if given["wait_for_unknown"] else Unknown.REFUSE
+    unknown = UnknownPolicy.WAIT if given["wait_for_unknown"] else UnknownPolicy.REFUSE
     with connected(talk) as client:
         with Meter(talk, file, verb="submitted") as meter:
             done = loading.submit(

@@ -29,7 +29,7 @@ from taskyard.client.campaign.read import (
 from taskyard.client.campaign.submitting import submissions
 from taskyard.client.campaign.tasks import BadTask, service_of
 from taskyard.client.steering import known_predecessors, lane_templates
-from taskyard.core.events import Scope, Unknown
+from taskyard.core.events import Scope, UnknownPolicy
 from taskyard.core.identity import spelling
 from taskyard.core.states import TaskState
 from taskyard.errors import Refused, UserError
@@ -79,12 +79,12 @@ def submit(  # noqa: PLR0913  # all but three are named
     campaign: str,
     *,
     skip_bad: bool = False,
-    unknown: Unknown = Unknown.REFUSE,
+    unknown: UnknownPolicy = UnknownPolicy.REFUSE,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Submitted:
     """Submit what the broker does not know yet."""
     is_empty = not any(client.status()["counts"].values())
-    if unknown is Unknown.REFUSE and loaded.survey.unknown:
+    if unknown is UnknownPolicy.REFUSE and loaded.survey.unknown:
         unknown_names = _unknown_names(client, loaded, campaign, is_empty=is_empty)
         loaded = _without_strangers(loaded, unknown_names, skip_bad=skip_bad)
     _settle_lanes(client, loaded, campaign)

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from itertools import count
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from taskyard.broker.answers import Answers
+from taskyard.broker.answers import ResultLoader
 from taskyard.client import asking
 from taskyard.client.client import Client
 from taskyard.core.events import ClockSet
@@ -22,7 +22,7 @@ from taskyard.journal.lock import ReadLock
 from taskyard.journal.readonly import ReadonlyIndex, ReadonlyStore
 from taskyard.net.clock import SystemClock
 from taskyard.wire import dwork_peer as peer
-from taskyard.wire.dwork import Dwork
+from taskyard.wire.dwork import NativeServer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,9 +61,9 @@ class Offline(Client):
             self._open.close()
             raise
         self._index = index if index.covered() is not None else None
-        self._answers = Answers(store, self._index)
+        self._answers = ResultLoader(store, self._index)
         self._scheduler = Scheduler(ledger)
-        self._dialect = Dwork(1, lambda: 0)
+        self._dialect = NativeServer(1, lambda: 0)
         self._clock = SystemClock()
         now_ns = self._clock.monotonic_ns()
         self._scheduler.resume(now_ns)
@@ -88,7 +88,7 @@ class Offline(Client):
         if peer.Reply(body).kind not in _QUESTIONS:
             self._refuse()
         now_ns = self._clock.monotonic_ns()
-        for event in self._dialect.take(_ROUTE, [b"", body], now_ns):
+        for event in self._dialect.receive(_ROUTE, [b"", body], now_ns):
             for reply in self._answered(event, now_ns):
                 return reply
         return self._refuse()
@@ -98,8 +98,8 @@ class Offline(Client):
         if self._index is not None:
             recovery.recall_for_event(self._scheduler.ledger, self._index, event)
         effects = self._scheduler.handle(event)
-        self._answers.complete(effects)
-        replies = [reply for effect in effects for reply in self._dialect.tell(effect)]
+        self._answers.fill(effects)
+        replies = [reply for effect in effects for reply in self._dialect.reply(effect)]
         return [peer.Reply(frames[-1]) for _, frames in replies]
 
     def _refuse(self) -> NoReturn:

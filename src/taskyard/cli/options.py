@@ -29,13 +29,13 @@ class Duration(click.ParamType[int]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        from taskyard.settings.values import BadValue, read_limit  # noqa: PLC0415  # when used
+        from taskyard.settings.values import InvalidValue, read_positive_duration  # noqa: PLC0415  # when used
 
         if isinstance(value, int):
             return value
         try:
-            return read_limit(value)
-        except BadValue as bad:
+            return read_positive_duration(value)
+        except InvalidValue as bad:
             self.fail(str(bad), param, ctx)
 
 
@@ -88,17 +88,17 @@ class Talk:
             print(escaped(f"taskyard: {line}"), file=sys.stderr, flush=True)  # noqa: T201  # see above
 
     def settings(self) -> "Settings":
-        """The environment's, the file's and the defaults. Raises `BadSettings`."""
+        """The environment's, the file's and the defaults. Raises `InvalidSettings`."""
         if self._settings is None:
             from taskyard.settings.load import load  # noqa: PLC0415  # `--help` does without
 
             self._settings = load(self.config)
-            for stranger in () if self.has_owner else self._settings.strangers:
+            for stranger in () if self.has_owner else self._settings.unknown_variables:
                 self.say(f"taskyard: {stranger}")
         return self._settings
 
     def read_settings_again(self) -> "Settings":
-        """The same as they are now, of the file that was read. Raises `BadSettings`."""
+        """The same as they are now, of the file that was read. Raises `InvalidSettings`."""
         from taskyard.settings.load import load  # noqa: PLC0415
 
         return load(self.config or self.settings().file)

@@ -16,7 +16,7 @@ from taskyard.cli.progress import Meter
 from taskyard.cli.task_options import TaskKey
 from taskyard.cli.words import count, plain, span
 from taskyard.client.campaign.formats import Format, Options
-from taskyard.core.events import Unknown
+from taskyard.core.events import UnknownPolicy
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import ExitCode, Refused, UserError
 
@@ -148,7 +148,9 @@ def _load(
         campaign = options.campaign
         limit_ns = talk.broker_timeout
         timeout = None if limit_ns is None else limit_ns / SECOND_NS
-        to = target(client.broker, str(key) if key else None, campaign, Unknown.REFUSE, timeout)
+        to = target(
+            client.broker, str(key) if key else None, campaign, UnknownPolicy.REFUSE, timeout
+        )
         if not is_empty:
             talk.say("comparing with what the broker knows")
             _check_conflicts(job.conflicts(checked, to))

@@ -43,8 +43,8 @@ def relay(talk: Talk, *, listen: str, upstreams: tuple[str, ...], until_eof: boo
     SIGTERM and Ctrl-C stop it.
     """
     log_to_stderr(talk, "relay")
-    above = [endpoints.check_peer(one) for one in upstreams]
-    below = endpoints.check(listen)
+    above = [endpoints.peer_endpoint(one) for one in upstreams]
+    below = endpoints.listen_endpoint(listen)
     if below in above:
         raise UserError(f"--to {below} is where the relay itself listens; give a manager's")
     serve(below, above, click.echo, until_eof=until_eof)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskyard.broker.serve import Settings, serve
+from taskyard.broker.serve import BrokerSettings, serve
 from taskyard.cli.daemons import log_to_stderr
 from taskyard.cli.options import Talk, config_option, state_option
 from taskyard.cli.printing import example
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskyard.cli.options import Decorated
-    from taskyard.net.sockets import Wire
+    from taskyard.net.sockets import ZmqSocket
 
 _NAME: Final = DIALECT.decode()
 
@@ -88,14 +88,14 @@ def server(talk: Talk, endpoint: str, state: Path, debug: int) -> None:
     talk.quiet, talk.verbose = not debug, debug >= worker_program.SUMMARIES
     log_to_stderr(talk, "rr server")
     console = Console("server", debug)
-    desk = _Desk(console, endpoints.native(state))
+    desk = _Desk(console, endpoints.native_endpoint(state))
 
     def say(line: str) -> None:
         console.say(1, line)
         if line.startswith(f"listening {_NAME}"):
             threading.Thread(target=desk.run, daemon=True).start()
 
-    serve(Settings(state, ((_NAME, endpoints.check(endpoint)),)), say)
+    serve(BrokerSettings(state, ((_NAME, endpoints.listen_endpoint(endpoint)),)), say)
     console.leave()
 
 
@@ -149,10 +149,10 @@ def worker(endpoint: str, debug: int) -> None:
     Commands: `register`, `deregister`; `bulk` starts child workers, ten in all with this one;
     `endbulk` ends them; `quit`.
     """
-    place, poller, clock = endpoints.check_peer(endpoint), Poller(), SystemClock()
+    place, poller, clock = endpoints.peer_endpoint(endpoint), Poller(), SystemClock()
     console = Console("worker", debug)
 
-    def plug(suffix: str) -> Wire:
+    def plug(suffix: str) -> ZmqSocket:
         return sockets.connect_by_name(place, suffix)
 
     with closing(worker_program.Crew(plug, poller, clock, console.say)) as crew:
@@ -168,7 +168,7 @@ def client(endpoint: str, debug: int) -> None:
     Commands: `ping` wants no answer, `pingt` does, `data` asks for 1024 bytes; `bulkping N` and
     `bulkdata N` send many, ten at a time, and count the answers; `quit`.
     """
-    place, poller, clock = endpoints.check_peer(endpoint), Poller(), SystemClock()
+    place, poller, clock = endpoints.peer_endpoint(endpoint), Poller(), SystemClock()
     console = Console("client", debug)
     suffix = f"client-{os.getpid()}-{secrets.token_hex(4)}"
     with closing(sockets.connect_by_name(place, suffix)) as wire:

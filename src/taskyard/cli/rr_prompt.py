@@ -217,7 +217,7 @@ def converse(program: Program, poller: Poller, clock: SystemClock, console: Cons
                 poller.remove(_STDIN)
             if _STDIN in ready:
                 conversation.lines.read()
-            if signals.fileno() in ready and signals.taken():
+            if signals.fileno() in ready and signals.received():
                 if conversation.is_quitting:
                     break
                 conversation.quit()

@@ -144,7 +144,10 @@ def run(  # noqa: PLR0913  # an argument an option
     talk.interrupted = f"interrupted; `{_again(wish)}` goes on from here"
     with terminated_like_interrupted(), Crew(state, talk.say, config=talk.config) as crew:
         crew.start_broker()
-        with client_at(talk, endpoints.native(state)) as client, _hung_up_with(crew, client):
+        with (
+            client_at(talk, endpoints.native_endpoint(state)) as client,
+            _hung_up_with(crew, client),
+        ):
             began = time.monotonic()
             submitted = loading.submit(client, loaded, name, skip_bad=skip_bad)
             _run(talk, wish, submitted, Hands(crew, staff, client))

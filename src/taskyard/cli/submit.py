@@ -31,7 +31,7 @@ from taskyard.cli.task_options import (
 from taskyard.client.campaign.submitting import to_submission
 from taskyard.client.campaign.tasks import check
 from taskyard.client.steering import create_after, settle_lanes
-from taskyard.core.events import Unknown
+from taskyard.core.events import UnknownPolicy
 from taskyard.core.identity import spelling
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, Refused, UserError
@@ -87,7 +87,7 @@ def submit(
     raw = {"name": name or f"{campaign or 'task'}-{secrets.token_hex(8)}", **terms_of(given)}
     spec = check(raw | _work(words, given), campaign)
     is_warned = warn_of_stdin(talk, given)
-    unknown = Unknown.WAIT if given["wait_for_unknown"] else Unknown.REFUSE
+    unknown = UnknownPolicy.WAIT if given["wait_for_unknown"] else UnknownPolicy.REFUSE
     with connected(talk) as client:
         settle_lanes(client, [spec], campaign)
         submission = to_submission([spec], campaign.encode(), time.time_ns())

@@ -19,7 +19,7 @@ from taskyard.cli.completion import complete_name
 from taskyard.cli.options import Decorated, Talk
 from taskyard.client.campaign.cells import from_cell
 from taskyard.client.campaign.tasks import KEYS
-from taskyard.client.campaign.values import BadValue, shown
+from taskyard.client.campaign.values import InvalidValue, shown
 from taskyard.errors import UserError
 
 
@@ -38,7 +38,7 @@ class TaskKey(click.ParamType[object]):
             if raw is None:
                 self.fail("must not be empty", param, ctx)
             KEYS[self.key][1](raw)
-        except BadValue as bad:
+        except InvalidValue as bad:
             self.fail(str(bad), param, ctx)
         return raw
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from taskyard.client.campaign import lanes
-from taskyard.client.campaign.values import BadValue, shown
+from taskyard.client.campaign.values import InvalidValue, shown
 from taskyard.errors import UserError
 from taskyard.wire.work import encode_call, encode_command
 
@@ -89,7 +89,7 @@ def lane_maker(template: str, campaign: str, service: str) -> Callable[[str, Row
         work = {**lanes.keys_of(payload), **(row.fields or {})}
         try:
             return lanes.expand(template, lanes.fields_of(work, always | line))
-        except BadValue as bad:
+        except InvalidValue as bad:
             told = f"the lane {bad}"
             raise UserError(f"{row.place}: {told}") from None
 

@@ -279,7 +279,7 @@ def down(talk: Talk, *, state: Path, timeout: int) -> ExitCode | None:
     if not holders:
         raise NoBroker(f"nothing runs on state directory {state}; give --state if it is another")
     try:
-        with client_at(talk, endpoints.native(state)) as client:
+        with client_at(talk, endpoints.native_endpoint(state)) as client:
             return _down(talk, client, state, timeout / SECOND_NS)
     except NoBroker:
         talk.say("the broker does not answer; ending it by signal")

@@ -23,7 +23,7 @@ from taskyard.client import finding
 from taskyard.core.limits import NUMBER_MAX
 from taskyard.errors import UserError
 from taskyard.settings.keys import SLOTS_MAX
-from taskyard.settings.load import HEARTBEATS_A_LEASE_MIN
+from taskyard.settings.load import HEARTBEATS_PER_LEASE_MIN
 from taskyard.wire.pickled import PICKLE
 from taskyard.worker.serve import name_for, serve
 
@@ -134,7 +134,7 @@ def _check(given: Given) -> None:
         )
     if given.agent is not None:
         _check_agent(given)
-    if given.lease < HEARTBEATS_A_LEASE_MIN * given.heartbeat:
+    if given.lease < HEARTBEATS_PER_LEASE_MIN * given.heartbeat:
         raise UserError(
             "--lease must be at least three times --heartbeat, or one lost message costs the tasks"
         )

@@ -29,7 +29,7 @@ from taskyard.client.courier import AnswerLimits, Courier
 from taskyard.client.futures import TaskFuture, outcome_of
 from taskyard.client.progress import Meter
 from taskyard.client.sending import Sender
-from taskyard.core.events import Scope, Unknown
+from taskyard.core.events import Scope, UnknownPolicy
 from taskyard.wire import dwork_peer as peer
 from taskyard.wire import work
 
@@ -358,12 +358,16 @@ class AsyncClient:
         """Submit one payload for many recipients, as `Client.submit_bundle` does."""
         keys = {"lane": lane, **options}
         order = bundles.order(payload, recipients, name, campaign, keys)
-        order.unknown = Unknown.WAIT if wait_for_unknown else Unknown.REFUSE
+        order.unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
         await self._converse(bundles.created(order))
         return AsyncBundle(self, order.name, self._sender.watch(order.tasks()).values())
 
     async def submit_all(
-        self, submission: Submission, unknown: Unknown = Unknown.REFUSE, *, watch: bool = True
+        self,
+        submission: Submission,
+        unknown: UnknownPolicy = UnknownPolicy.REFUSE,
+        *,
+        watch: bool = True,
     ) -> list[AsyncFuture]:
         """Submit a batch of tasks as columns. Without `watch` nobody waits for them."""
         return await self._taken(self._sender.submit_all(submission, unknown, watch=watch))
@@ -380,7 +384,9 @@ class AsyncClient:
                 await asyncio.sleep(0)
         return futures
 
-    def create(self, submission: Submission, unknown: Unknown = Unknown.REFUSE) -> Awaited[int]:
+    def create(
+        self, submission: Submission, unknown: UnknownPolicy = UnknownPolicy.REFUSE
+    ) -> Awaited[int]:
         """Submit a batch whole or not at all, and wait until it is taken. Returns how many of its
         tasks are new. Raises `Refused`."""
         return self._converse(asking.create(submission, unknown))
@@ -411,7 +417,7 @@ class AsyncClient:
 
     async def futures_of(self, campaign: str) -> list[AsyncFuture]:
         """Futures of all tasks that a campaign has now, in the order of their submission."""
-        tasks = await self._converse(asking.tasks_in(campaign))
+        tasks = await self._converse(asking.campaign_tasks(campaign))
         return [*self._sender.watch(tasks).values()]
 
     def campaign(self, name: str) -> AsyncCampaign:

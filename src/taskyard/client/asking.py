@@ -16,7 +16,7 @@ from taskyard.client.campaign.submitting import encode_text
 from taskyard.client.futures import check_whole, whole_value
 from taskyard.client.lane_rules import template_of
 from taskyard.client.sending import KnownTask
-from taskyard.core.events import Scope, Unknown
+from taskyard.core.events import Scope, UnknownPolicy
 from taskyard.core.identity import spelling
 from taskyard.core.limits import SECOND_NS, SERVICES_MAX
 from taskyard.core.states import TaskState
@@ -131,7 +131,7 @@ def _document(
 ) -> Conversation[Any]:
     """All about a task, or about everything, as JSON."""
     encoded = None if name is None else encode_text(name)
-    build = partial(peer.ask, kind=kind, name=encoded)
+    build = partial(peer.query, kind=kind, name=encoded)
     reply = yield from _asked(Query(build, ends=Ends.after(timeout), what=name or ""))
     if reply.kind == peer.NOT_FOUND:
         raise (yield from _unknown(name or "", timeout=timeout))
@@ -173,7 +173,9 @@ def page(
     scope: Scope, match: str = "", cursor: int = 0, ends: Ends | None = None
 ) -> Conversation[tuple[list[View], int]]:
     """Some tasks of a scope, and where the next page begins: 0 after the last."""
-    build = partial(peer.listing, scope=scope, match=encode_text(match), cursor=cursor, count=PAGE)
+    build = partial(
+        peer.list_tasks, scope=scope, match=encode_text(match), cursor=cursor, count=PAGE
+    )
     reply = yield from _asked(Query(build, ends=ends))
     return reply.document(), reply.cursor
 
@@ -189,9 +191,9 @@ def _all_pages(scope: Scope, ends: Ends | None = None) -> Conversation[list[View
 def lanes(
     service: str | None = None,
     pattern: str | None = None,
-    after: peer.Place | None = None,
+    after: peer.LaneCursor | None = None,
     timeout: float | None = None,
-) -> Conversation[tuple[list[View], peer.Place | None]]:
+) -> Conversation[tuple[list[View], peer.LaneCursor | None]]:
     """Some lanes of a service, or of all, whose names fit a pattern; and where to go on: None
     after the last."""
     service_name, lane = (None if one is None else encode_text(one) for one in (service, pattern))
@@ -255,7 +257,7 @@ def tasks_of(names: Sequence[str]) -> Conversation[dict[str, KnownTask]]:
     return {name: _known_task(found[name]) for name in names}
 
 
-def tasks_in(campaign: str) -> Conversation[dict[str, KnownTask]]:
+def campaign_tasks(campaign: str) -> Conversation[dict[str, KnownTask]]:
     """Return all tasks of a campaign by their full names."""
     found = yield from _all_pages(scope_of(campaign=campaign))
     return {full_name(view): _known_task(view) for view in found}
@@ -335,18 +337,18 @@ def output(name: str) -> Conversation[bytes]:
 
 def output_kept(name: str) -> Conversation[Result]:
     """Return the end of a task's output, as far as it is kept."""
-    build = partial(peer.ask, kind=peer.OUTPUT, name=encode_text(name))
+    build = partial(peer.query, kind=peer.OUTPUT, name=encode_text(name))
     reply = yield from _asked(Query(build))
     if reply.kind == peer.NOT_FOUND:
         raise (yield from _unknown(name))
-    (printed,) = reply.printed
-    return printed
+    (outputs_with_size,) = reply.outputs_with_size
+    return outputs_with_size
 
 
 # Acting.
 
 
-def create(submission: Submission, unknown: Unknown) -> Conversation[int]:
+def create(submission: Submission, unknown: UnknownPolicy) -> Conversation[int]:
     build = partial(peer.create, submission=submission, unknown=unknown)
     reply = yield from _asked(Query(build))
     if reply.kind == peer.EXIT:
@@ -358,7 +360,7 @@ def act(
     kind: int, names: Iterable[str] | None, scope: dict[str, Any], timeout: float | None
 ) -> Conversation[int]:
     """Cancel, retry or expire tasks. Returns how many."""
-    return (yield from _done_to(partial(peer.act, kind=kind), names, scope, timeout))
+    return (yield from _done_to(partial(peer.command, kind=kind), names, scope, timeout))
 
 
 def move(
@@ -409,11 +411,11 @@ def drain(worker: str | None) -> Conversation[int]:
 
 
 def pause(service: str | None, lane: str | None) -> Conversation[None]:
-    yield from _asked(Query(partial(peer.act, kind=peer.PAUSE, scope=_paused(service, lane))))
+    yield from _asked(Query(partial(peer.command, kind=peer.PAUSE, scope=_paused(service, lane))))
 
 
 def resume(service: str | None, lane: str | None) -> Conversation[None]:
-    yield from _asked(Query(partial(peer.act, kind=peer.RESUME, scope=_paused(service, lane))))
+    yield from _asked(Query(partial(peer.command, kind=peer.RESUME, scope=_paused(service, lane))))
 
 
 def _paused(service: str | None, lane: str | None) -> Scope:
@@ -422,7 +424,7 @@ def _paused(service: str | None, lane: str | None) -> Scope:
 
 def sign_of_life() -> Conversation[None]:
     """Answered when all that was submitted before is acknowledged."""
-    yield from _asked(Query(partial(peer.ask, kind=peer.OK)))
+    yield from _asked(Query(partial(peer.query, kind=peer.OK)))
 
 
 # Waiting.
@@ -523,7 +525,7 @@ def _unknown(name: str, more: int = 0, timeout: float | None = None) -> Conversa
 def _elsewhere(name: str, timeout: float | None = None) -> Conversation[list[str]]:
     """Return the full names of some tasks of that name in any campaign."""
     scope = Scope(names=(encode_text(name),), any_campaign=True)
-    build = partial(peer.listing, scope=scope, count=NAMES_SUGGESTED_MAX)
+    build = partial(peer.list_tasks, scope=scope, count=NAMES_SUGGESTED_MAX)
     reply = yield Query(build, ends=Ends.after(timeout))
     return [] if reply.kind == peer.ERROR else [full_name(view) for view in reply.document()]
 

@@ -17,7 +17,7 @@ from taskyard.client.campaign.bundles import settle_lanes, tasks_of
 from taskyard.client.campaign.submitting import bundle_submission, encode_text
 from taskyard.client.campaign.tasks import service_of
 from taskyard.client.sending import KnownTask, names_of
-from taskyard.core.events import Unknown
+from taskyard.core.events import UnknownPolicy
 from taskyard.core.identity import spelling, split
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Order(Struct):
     name: str
     campaign: str
     specs: Sequence[TaskSpec]
-    unknown: Unknown = Unknown.REFUSE
+    unknown: UnknownPolicy = UnknownPolicy.REFUSE
 
     def tasks(self) -> dict[str, KnownTask]:
         """Return its tasks by their full names."""

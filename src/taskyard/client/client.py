@@ -18,7 +18,7 @@ from taskyard.client.campaigns import Campaign
 from taskyard.client.courier import AnswerLimits, Courier
 from taskyard.client.futures import Future
 from taskyard.client.sending import Sender
-from taskyard.core.events import Scope, Unknown
+from taskyard.core.events import Scope, UnknownPolicy
 from taskyard.wire import dwork_peer as peer
 
 if TYPE_CHECKING:
@@ -174,18 +174,22 @@ class Client:
         """
         keys = {"lane": lane, **options}
         order = bundles.order(payload, recipients, name, campaign, keys)
-        order.unknown = Unknown.WAIT if wait_for_unknown else Unknown.REFUSE
+        order.unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
         self._converse(bundles.created(order))
         return Bundle(self, order.name, self._sender.watch(order.tasks()).values())
 
     def submit_all(
-        self, submission: Submission, unknown: Unknown = Unknown.REFUSE, *, watch: bool = True
+        self,
+        submission: Submission,
+        unknown: UnknownPolicy = UnknownPolicy.REFUSE,
+        *,
+        watch: bool = True,
     ) -> list[Future]:
         """Submit a batch of tasks as columns. Without `watch` nobody waits for them."""
         sent = self._sender.submit_all(submission, unknown, watch=watch)
         return [future for future in sent if future is not None]
 
-    def create(self, submission: Submission, unknown: Unknown = Unknown.REFUSE) -> int:
+    def create(self, submission: Submission, unknown: UnknownPolicy = UnknownPolicy.REFUSE) -> int:
         """Submit a batch whole or not at all, and wait until it is taken. Returns how many of its
         tasks are new. Raises `Refused`."""
         return self._converse(asking.create(submission, unknown))
@@ -221,7 +225,7 @@ class Client:
 
     def futures_of(self, campaign: str) -> list[Future]:
         """Futures of all tasks that a campaign has now, in the order of their submission."""
-        return [*self._sender.watch(self._converse(asking.tasks_in(campaign))).values()]
+        return [*self._sender.watch(self._converse(asking.campaign_tasks(campaign))).values()]
 
     def campaign(self, name: str) -> Campaign:
         """The tasks that were submitted with this campaign's name, and will be."""

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskyard.client import finding
 from taskyard.client.campaign.submitting import task_bytes
-from taskyard.client.campaign.values import BadValue
+from taskyard.client.campaign.values import InvalidValue
 from taskyard.client.lane_rules import LaneRules
 from taskyard.client.outage import Outage
 from taskyard.core.identity import spelling
@@ -36,7 +36,7 @@ from taskyard.core.tasks import Submission, Terms, shown
 from taskyard.errors import ClientClosed, NoBroker, Refused, TaskyardError, UserError
 from taskyard.net import sockets
 from taskyard.net.clock import SystemClock
-from taskyard.net.line import Line
+from taskyard.net.line import Channel
 from taskyard.net.poller import Poller
 from taskyard.net.waker import Waker
 from taskyard.wire import dwork_peer as peer
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from taskyard.client.futures import Promise
-    from taskyard.core.events import Unknown
+    from taskyard.core.events import UnknownPolicy
     from taskyard.net.clock import Clock
-    from taskyard.net.keys import GuestKey
-    from taskyard.net.line import Carrier
-    from taskyard.net.sockets import Wire
+    from taskyard.net.keys import PeerKey
+    from taskyard.net.line import Transport
+    from taskyard.net.sockets import ZmqSocket
     from taskyard.wire.dwork_peer import Reply
 
 logger = logging.getLogger("taskyard.client")
@@ -98,7 +98,7 @@ class Parcel(NamedTuple):
     #: None: as the settings of its service say.
     lane: bytes | None
     after: tuple[bytes, ...]
-    unknown: Unknown
+    unknown: UnknownPolicy
     future: Promise | None
     #: The future is settled when the task is, not as soon as it is taken.
     watched: bool = True
@@ -145,7 +145,7 @@ class Courier:
         limits: AnswerLimits,
         *,
         patient: bool = True,
-        key: GuestKey | None = None,
+        key: PeerKey | None = None,
         turned: Callable[[], None] | None = None,
         report: Callable[[str], object] | None = None,
         clock: Clock | None = None,
@@ -318,7 +318,7 @@ class Courier:
         )
         self._finish(ClientClosed(text))
 
-    def _loop(self, wire: Wire) -> None:
+    def _loop(self, wire: ZmqSocket) -> None:
         self.use(wire)
         poller = Poller()
         poller.add(wire)
@@ -329,7 +329,7 @@ class Courier:
             poller.wait(wait_ns)
             self.turn()
             self._turned()
-            wire.check_welcome(self._line.silent_ns())
+            wire.check_accepted(self._line.unanswered_ns())
 
     def _finish(self, error: TaskyardError) -> None:
         """Nothing comes in any more, and whoever waits is told."""
@@ -353,9 +353,9 @@ class Courier:
 
     # The loop, for the thread, or for a caller that has none and never starts it.
 
-    def use(self, wire: Carrier) -> None:
+    def use(self, wire: Transport) -> None:
         """Talk to the broker over this wire."""
-        self._line = Line(wire, self._clock)
+        self._line = Channel(wire, self._clock)
 
     def wake_at_ns(self) -> int | None:
         """Return when the next turn is due though nothing arrives."""
@@ -365,7 +365,7 @@ class Courier:
         """Do everything that can be done without waiting."""
         self._waker.clear()
         self._awake = False
-        for reply in self._line.replies():
+        for reply in self._line.receive():
             self._hear(reply)
         while self._taken_back:
             self._drop(self._taken_back.popleft())
@@ -383,18 +383,18 @@ class Courier:
 
     def _check_answers(self) -> None:
         """Report a broker that does not answer, and give up when the limit is reached."""
-        silent_ns = self._line.silent_ns() if self._line.open_count else 0
-        self.outage.update(silent_ns, self._clock.wall_ns())
+        unanswered_ns = self._line.unanswered_ns() if self._line.open_count else 0
+        self.outage.update(unanswered_ns, self._clock.wall_ns())
         self.outage.note_refusal(self._line.postponed, self._clock.wall_ns())
-        limit_ns = self._limits.later_ns if self._line.answered else self._limits.first_ns
-        if limit_ns is not None and silent_ns > limit_ns:
+        limit_ns = self._limits.later_ns if self._line.was_connected else self._limits.first_ns
+        if limit_ns is not None and unanswered_ns > limit_ns:
             self._give_up(limit_ns)
 
     def _put(self, question: Question) -> None:
         if not question.answer.set_running_or_notify_cancel():
             return  # who asked waits no more
         try:
-            number = self._line.ask(question.build, question.wait_ns)
+            number = self._line.request(question.build, question.wait_ns)
         except Exception as error:  # noqa: BLE001  # it is whoever asked's to see
             question.answer.set_exception(error)
         else:
@@ -403,18 +403,18 @@ class Courier:
     def _drop(self, answer: AnyFuture[Reply]) -> None:
         for number in [number for number, asked in self._asked.items() if asked is answer]:
             del self._asked[number]
-            self._line.forget(number)
+            self._line.drop(number)
 
     def _give_up(self, limit_ns: int) -> None:
         """Fail all that waits for an answer, and start anew with the next request."""
-        self._line.forget_all()
+        self._line.drop_all()
         self._rules_asked = (0, [])
         since = self.outage.since
         self.outage.reset()
         self._fail_all(self._no_answer(limit_ns / SECOND_NS, since))
 
     def _no_answer(self, seconds: float, since: datetime | None) -> NoBroker:
-        if not self._line.answered:
+        if not self._line.was_connected:
             return NoBroker(
                 f"no broker answers at {self.endpoint} (waited {seconds:g} s); "
                 "start one with `taskyard up` or `taskyard broker`, or say where it is: --broker "
@@ -502,7 +502,7 @@ class Courier:
             return True
         if not self._rules_asked[0]:
             services = [first.terms.service]
-            number = self._line.ask(lambda number: peer.rules(number, services))
+            number = self._line.request(lambda number: peer.rules(number, services))
             self._rules_asked = (number, services)
         return False
 
@@ -515,7 +515,7 @@ class Courier:
                 continue
             try:
                 lane = self._lane_rules.lane_of(parcel.name, parcel.payload, parcel.terms)
-            except BadValue as bad:
+            except InvalidValue as bad:
                 self._refuse([parcel], str(bad))
             else:
                 fit.append(parcel._replace(lane=lane) if lane else parcel)
@@ -528,7 +528,7 @@ class Courier:
         )
         try:
             submission, unknown = _submission(parcels), parcels[0].unknown
-            number = self._line.ask(
+            number = self._line.request(
                 lambda number: peer.create(number, submission, unknown, stream=stream),
                 STREAM_NS if stream else 0,
                 stream=stream,
@@ -621,7 +621,7 @@ class Courier:
 
     def _stream(self, futures: dict[bytes, Promise]) -> None:
         names = list(futures)
-        number = self._line.ask(
+        number = self._line.request(
             lambda number: peer.watch(number, names, stream=True), STREAM_NS, stream=True
         )
         self._watches[number] = futures
@@ -640,7 +640,7 @@ class Courier:
 
     def _ask_after(self, futures: dict[bytes, Promise]) -> None:
         names = list(futures)
-        number = self._line.ask(
+        number = self._line.request(
             lambda number: peer.watch(number, names, wait_ns=LATE_NS),
             LATE_NS,
         )
@@ -657,7 +657,7 @@ class Courier:
             del self._watches[number]
             self._named.pop(number, None)
             self._late_watches.pop(number, None)
-            self._line.forget(number)
+            self._line.drop(number)
             self._watch(futures)
         elif 2 * len(futures) <= self._named[number]:
             self._name_anew(number)

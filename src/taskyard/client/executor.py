@@ -209,7 +209,7 @@ class Engine:
         try:
             call = pickled.pickle_call(function, args, kwargs)
             origin = structs.replace(self._origins.of(call), token=self._token)
-            payload = pickled.encode(call, origin)
+            payload = pickled.encode_pickled_call(call, origin)
         except UserError as error:  # as the standard has it: who asks for the result is told
             self._settle(future, partial(future.settle_exception, error))
             return future

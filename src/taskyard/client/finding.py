@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from taskyard.errors import UserError
 from taskyard.net import endpoints
-from taskyard.settings.files import BadSettings
+from taskyard.settings.files import InvalidSettings
 from taskyard.settings.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from taskyard.net.keys import GuestKey
+    from taskyard.net.keys import PeerKey
     from taskyard.settings.sections import Settings
 
 
@@ -33,7 +33,11 @@ class Place(NamedTuple):
 
     def endpoint(self) -> str:
         """What to connect to."""
-        return endpoints.check_peer(self.broker) if self.broker else endpoints.native(self.state)
+        return (
+            endpoints.peer_endpoint(self.broker)
+            if self.broker
+            else endpoints.native_endpoint(self.state)
+        )
 
 
 def place(
@@ -53,12 +57,15 @@ def place(
 
 
 def url_of(settings: Settings) -> str | None:
-    """The broker's endpoint, if one is set. Raises `BadSettings` if it can't be connected to."""
+    """The broker's endpoint, if one is set. Raises `InvalidSettings` if it can't be connected
+    to."""
     url = settings.broker.url
     try:
-        return endpoints.check_peer(url) if url is not None else None
+        return endpoints.peer_endpoint(url) if url is not None else None
     except UserError as wrong:
-        raise BadSettings(f"{settings.all['broker.url'].origin}: broker.url: {wrong}") from wrong
+        raise InvalidSettings(
+            f"{settings.all['broker.url'].origin}: broker.url: {wrong}"
+        ) from wrong
 
 
 def endpoint(
@@ -69,7 +76,7 @@ def endpoint(
 ) -> str:
     """The endpoint to connect to."""
     if broker:
-        return endpoints.check_peer(broker)
+        return endpoints.peer_endpoint(broker)
     return place(broker, state, environment, settings).endpoint()
 
 
@@ -78,7 +85,7 @@ def key_for(
     key: str | Path | None = None,
     environment: Mapping[str, str] = os.environ,
     settings: Settings | None = None,
-) -> GuestKey | None:
+) -> PeerKey | None:
     """The key to come with. Only TCP asks for one: on other sockets the kernel says who comes.
     Raises UserError."""
     if not endpoint.startswith("tcp://"):
@@ -88,10 +95,10 @@ def key_for(
         return None
     from taskyard.net import keys  # noqa: PLC0415  # most calls have none, and a shell may wait
 
-    return keys.read_guest(path)
+    return keys.read_peer_key(path)
 
 
-def hint(endpoint: str, key: GuestKey | None) -> str:
+def hint(endpoint: str, key: PeerKey | None) -> str:
     """What else to look at, where nobody answers over TCP."""
     if not endpoint.startswith("tcp://"):
         return ""

@@ -113,7 +113,7 @@ class Household:
         assert said is not None  # noqa: S101 - it is a pipe
         if not said.readline():
             raise NoBroker("a broker of its own can't be started; see what it printed")
-        return endpoints.native(self.state)
+        return endpoints.native_endpoint(self.state)
 
     def pids(self) -> list[int]:
         """The broker's first."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from taskyard.client.campaign import lanes
-from taskyard.client.campaign.values import BadValue
+from taskyard.client.campaign.values import InvalidValue
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.regimes import glob
+from taskyard.core.regimes import compile_glob
 from taskyard.core.tasks import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from taskyard.core.events import Clause
+    from taskyard.core.events import Rule
     from taskyard.core.tasks import Terms
 
 #: What was told is asked for again when it is older and somebody submits: settings change rarely,
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 BELIEVED_NS: Final = 10 * SECOND_NS
 
 
-def template_of(service: bytes, clauses: Iterable[Clause]) -> str:
+def template_of(service: bytes, clauses: Iterable[Rule]) -> str:
     """The template of a service: that of the first clause which its open lane fits."""
     lane = service + b"/"
     for clause in clauses:
-        if not clause.name or glob(clause.match)(lane):
+        if not clause.name or compile_glob(clause.match)(lane):
             return shown(clause.rules.lane_template)
     return ""
 
@@ -44,7 +44,7 @@ class LaneRules:
     def knows(self, service: bytes) -> bool:
         return service in self._told
 
-    def learn(self, services: Sequence[bytes], clauses: Sequence[Clause], now_ns: int) -> None:
+    def learn(self, services: Sequence[bytes], clauses: Sequence[Rule], now_ns: int) -> None:
         for service in services:
             self._told[service] = (template_of(service, clauses), now_ns)
 
@@ -54,18 +54,18 @@ class LaneRules:
             del self._told[service]
 
     def lane_of(self, name: bytes, payload: bytes, terms: Terms) -> bytes:
-        """The lane of a task that gives none, of a service that is known. Raises `BadValue`."""
+        """The lane of a task that gives none, of a service that is known. Raises `InvalidValue`."""
         return made_lane(self._told[terms.service][0], name, payload, terms)
 
 
 def made_lane(template: str, name: bytes, payload: bytes, terms: Terms) -> bytes:
-    """The lane that its service's template makes of a task. Raises `BadValue`."""
+    """The lane that its service's template makes of a task. Raises `InvalidValue`."""
     if not template:
         return b""
     own = {"name": name, "campaign": terms.campaign, "service": terms.service}
     always = {key: shown(value) for key, value in own.items()}
     try:
         lane = lanes.expand(template, lanes.fields_of(lanes.keys_of(payload), always))
-    except BadValue as bad:
-        raise BadValue(f"the lane of service {always['service']} {bad}") from None
+    except InvalidValue as bad:
+        raise InvalidValue(f"the lane of service {always['service']} {bad}") from None
     return lane.encode()

@@ -45,7 +45,7 @@ RESEND_NS: Final = SECOND_NS // 10
 ERRORS, BASIC = 0, 1
 
 
-class Carrier(Protocol):
+class Transport(Protocol):
     """What carries the frames."""
 
     endpoint: str
@@ -81,7 +81,7 @@ class Batch(Struct):
 class Program:
     """One client, one server, and the commands for it."""
 
-    def __init__(self, wire: Carrier, clock: Clock, say: Callable[[int, str], None]) -> None:
+    def __init__(self, wire: Transport, clock: Clock, say: Callable[[int, str], None]) -> None:
         self._wire = wire
         self._clock = clock
         self._say = say
@@ -113,7 +113,7 @@ class Program:
         """Once around: never waits."""
         while (frames := self._wire.receive()) is not None:
             try:
-                self._hear(lmq.received(frames))
+                self._hear(lmq.parse_at_peer(frames))
             except Malformed:
                 continue  # no message of this dialect
         self._send_unsent()

@@ -15,7 +15,7 @@ from taskyard.client.campaign.submitting import encode_text, to_submission
 from taskyard.client.campaign.tasks import check
 from taskyard.client.courier import Parcel
 from taskyard.client.futures import TaskFuture
-from taskyard.core.events import Unknown
+from taskyard.core.events import UnknownPolicy
 from taskyard.core.tasks import Terms
 from taskyard.errors import UserError
 from taskyard.wire import work
@@ -72,7 +72,7 @@ class Sender(Generic[_F]):
         raw = {"name": task, **_work(what, *arguments), **options}
         if "after" in options:
             raw["after"] = names_of(options["after"], campaign)
-        unknown = Unknown.WAIT if wait_for_unknown else Unknown.REFUSE
+        unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
         spec = check(raw, campaign)
         submission = to_submission([spec], encode_text(campaign), time.time_ns())
         terms = submission.terms_of(0)
@@ -98,7 +98,7 @@ class Sender(Generic[_F]):
             self._terms[(service, campaign)] = terms
         encoded = encode_text(name)
         future = self._make(encoded, service, campaign)
-        self._courier.send(Parcel(encoded, payload, terms, None, (), Unknown.REFUSE, future))
+        self._courier.send(Parcel(encoded, payload, terms, None, (), UnknownPolicy.REFUSE, future))
         return future
 
     def submit_each(
@@ -116,7 +116,7 @@ class Sender(Generic[_F]):
                 yield self.submit(what, None, campaign, ([item], None), options)
 
     def submit_all(
-        self, submission: Submission, unknown: Unknown, *, watch: bool = True
+        self, submission: Submission, unknown: UnknownPolicy, *, watch: bool = True
     ) -> Iterator[_F | None]:
         """Send a task a row, when its future is asked for; without `watch` there is none."""
         for index, name in enumerate(submission.names):
@@ -130,7 +130,7 @@ class Sender(Generic[_F]):
         self,
         submission: Submission,
         index: int,
-        how: tuple[bytes | None, Unknown],
+        how: tuple[bytes | None, UnknownPolicy],
         future: _F | None,
     ) -> None:
         (lane, unknown), name, payload = how, submission.names[index], submission.payload_of(index)
@@ -153,7 +153,7 @@ class Sender(Generic[_F]):
         encoded = encode_text(name)
         future = self._make(encoded, b"", terms.campaign)
         before = tuple([encode_text(one) for one in after])
-        unknown = Unknown.WAIT if wait_for_unknown else Unknown.REFUSE
+        unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
         fixed = (encoded, payload, terms, encode_text(lane), before, unknown)
         self._courier.send(Parcel(*fixed, future, watch))
         return future

@@ -10,7 +10,7 @@ from taskyard.client.asking import Query
 from taskyard.client.campaign import bundles
 from taskyard.client.campaign.submitting import encode_text
 from taskyard.client.campaign.tasks import service_of
-from taskyard.core.events import Unknown
+from taskyard.core.events import UnknownPolicy
 from taskyard.core.identity import spelling
 from taskyard.errors import Refused
 from taskyard.wire import dwork_peer as peer
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 def cancel(client: Client, scope: Scope) -> int:
     """Cancel the tasks of a scope, and all that wait for them. Returns how many."""
-    return _count(client, partial(peer.act, kind=peer.CANCEL, scope=scope))
+    return _count(client, partial(peer.command, kind=peer.CANCEL, scope=scope))
 
 
 def retry(client: Client, scope: Scope) -> int:
     """Try failed tasks of a scope again, and delayed ones now. Returns how many."""
-    return _count(client, partial(peer.act, kind=peer.RETRY, scope=scope))
+    return _count(client, partial(peer.command, kind=peer.RETRY, scope=scope))
 
 
 def expire(client: Client, scope: Scope) -> int:
     """Give up the tasks of a scope that no worker holds. Returns how many."""
-    return _count(client, partial(peer.act, kind=peer.EXPIRE, scope=scope))
+    return _count(client, partial(peer.command, kind=peer.EXPIRE, scope=scope))
 
 
 def move(client: Client, scope: Scope, service: str | None, lane: str | None) -> int:
@@ -63,7 +63,7 @@ def create_after(
     client: Client,
     submission: Submission,
     campaigns: Sequence[str],
-    unknown: Unknown = Unknown.REFUSE,
+    unknown: UnknownPolicy = UnknownPolicy.REFUSE,
 ) -> int:
     """Submit a batch, each task of which waits for all of these campaigns that has not ended.
     Returns how many of its tasks are new. Raises `Refused`."""

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
-from taskyard.core.limits import ALONE
+from taskyard.core.limits import EXCLUSIVE
 from taskyard.core.states import DELAYED, READY, TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskyard.core.events import Rules
-    from taskyard.core.regimes import Choices, Fits, Regime
+    from taskyard.core.events import LaneOptions
+    from taskyard.core.regimes import ActiveRule, Matcher, RuleMatchers
     from taskyard.core.tasks import Task
     from taskyard.core.workers import Worker
 
@@ -34,20 +34,20 @@ OPEN_LANE: Final = b""
 CURSOR_MAX: Final = 64
 
 #: Entries that lie in a queue and are void are thrown out when one in so many is.
-VOID_SHARE: Final = 4
+STALE_SHARE_MAX: Final = 4
 
 #: A draw that meets so many void entries in a row makes order first.
-MISSES_MAX: Final = 32
+SAMPLE_MISSES_MAX: Final = 32
 
 #: Steps from one number of a row that looks like luck to the next (Knuth's, modulo 2**64).
-_LUCK_FACTOR: Final = 6364136223846793005
-_LUCK_STEP: Final = 1442695040888963407
-_LUCK_MASK: Final = (1 << 64) - 1
+_RANDOM_FACTOR: Final = 6364136223846793005
+_RANDOM_STEP: Final = 1442695040888963407
+_RANDOM_MASK: Final = (1 << 64) - 1
 #: The upper half of such a number is the better one.
-_LUCK_SHIFT: Final = 33
+_RANDOM_SHIFT: Final = 33
 
 #: A turn of a branch is worth this much over the number of its lanes.
-_TURN: Final = 1 << 40
+_TURN_WEIGHT: Final = 1 << 40
 
 
 class Queue(Struct, gc=False, eq=False):
@@ -60,93 +60,94 @@ class Queue(Struct, gc=False, eq=False):
     #: Returned or just released: the newest is last, and goes first.
     front: list[Task] = field(default_factory=list)
     #: Void entries in `items` and `front`, to be passed over: of cancelled tasks, and those that
-    #: `gone` counts.
-    stale: int = 0
+    #: `removed` counts.
+    stale_count: int = 0
     #: Tasks that were taken out of the middle of `items`, by id: so many of their entries there,
     #: the first ones, are void. A task may have come back since, by another entry.
-    gone: dict[int, int] | None = None
+    removed: dict[int, int] | None = None
 
     def peek(self, count: int) -> list[Task]:
         """The next tasks, in the order in which they go."""
-        if self.stale:
-            self._tidy_front(count)
-            self._tidy_items(count)
+        if self.stale_count:
+            self._drop_stale_front(count)
+            self._drop_stale_items(count)
         cursor = self.cursor
         if not self.front:
             return self.items[cursor : cursor + count]
         chosen = self.front[: -count - 1 : -1]
         return chosen + self.items[cursor : cursor + count - len(chosen)]
 
-    def draw(self, count: int, luck: int) -> list[Task]:
-        """Some tasks, those in front first, the others in an order that only `luck` tells."""
+    def sample(self, count: int, random_bits: int) -> list[Task]:
+        """Some tasks, those in front first, the others in an order that only `random_bits`
+        tells."""
         front = (task for task in reversed(self.front) if task.state is READY)
         chosen = list(islice(front, count))
         wanted = count - len(chosen)
-        ready = len(self.items) - self.cursor - self.stale
-        drawn = None if wanted * 2 >= ready else self._draw(wanted, luck)
-        return chosen + (self._shuffled(luck)[:wanted] if drawn is None else drawn)
+        ready = len(self.items) - self.cursor - self.stale_count
+        drawn = None if wanted * 2 >= ready else self._sample(wanted, random_bits)
+        return chosen + (self._shuffled(random_bits)[:wanted] if drawn is None else drawn)
 
-    def _draw(self, count: int, luck: int) -> list[Task] | None:
+    def _sample(self, count: int, random_bits: int) -> list[Task] | None:
         """So many different tasks from anywhere; None if that takes too long."""
-        items, cursor, gone = self.items, self.cursor, self.gone or {}
+        items, cursor, removed = self.items, self.cursor, self.removed or {}
         span, misses = len(items) - cursor, 0
         drawn: dict[int, Task] = {}
         while len(drawn) < count:
-            luck = (luck * _LUCK_FACTOR + _LUCK_STEP) & _LUCK_MASK
-            task = items[cursor + (luck >> _LUCK_SHIFT) % span]
-            if task.state is READY and id(task) not in gone and id(task) not in drawn:
+            random_bits = (random_bits * _RANDOM_FACTOR + _RANDOM_STEP) & _RANDOM_MASK
+            task = items[cursor + (random_bits >> _RANDOM_SHIFT) % span]
+            if task.state is READY and id(task) not in removed and id(task) not in drawn:
                 drawn[id(task)] = task
                 misses = 0
             else:
                 misses += 1
-                if misses > MISSES_MAX:
+                if misses > SAMPLE_MISSES_MAX:
                     return None
         return list(drawn.values())
 
-    def _shuffled(self, luck: int) -> list[Task]:
+    def _shuffled(self, random_bits: int) -> list[Task]:
         """All tasks that are not in front, shuffled."""
         self._compact()
-        line = self.items[self.cursor :]
-        for place in range(len(line) - 1, 0, -1):
-            luck = (luck * _LUCK_FACTOR + _LUCK_STEP) & _LUCK_MASK
-            other = (luck >> _LUCK_SHIFT) % (place + 1)
-            line[place], line[other] = line[other], line[place]
-        return line
+        main_queue = self.items[self.cursor :]
+        for place in range(len(main_queue) - 1, 0, -1):
+            random_bits = (random_bits * _RANDOM_FACTOR + _RANDOM_STEP) & _RANDOM_MASK
+            other = (random_bits >> _RANDOM_SHIFT) % (place + 1)
+            main_queue[place], main_queue[other] = main_queue[other], main_queue[place]
+        return main_queue
 
     def take(self, tasks: list[Task]) -> None:
         """Remove these. They need not be the next: the journal may have been written by another
         policy. But they nearly always are, so that is quick."""
-        if self.stale and self.front:
-            self._tidy_front(len(tasks))
+        if self.stale_count and self.front:
+            self._drop_stale_front(len(tasks))
         count, cursor, front = len(tasks), self.cursor, self.front
         if not front and self.items[cursor : cursor + count] == tasks:
             self.cursor = cursor + count
             if cursor > CURSOR_MAX:
-                self._shorten()
+                self._drop_passed()
         elif front and front[: -count - 1 : -1] == tasks:
             del front[-count:]
         else:
-            self._sift(tasks)
+            self._remove_scattered(tasks)
 
     def discard(self, task: Task) -> None:
         """Remove one task, wherever it is."""
-        if self.stale and self.front:
-            self._tidy_front(1)
+        if self.stale_count and self.front:
+            self._drop_stale_front(1)
         cursor = self.cursor
         if self.front and self.front[-1] is task:
             self.front.pop()
-        elif cursor < len(self.items) and self.items[cursor] is task and not self._is_void(task):
+        elif cursor < len(self.items) and self.items[cursor] is task and not self._is_stale(task):
             self.cursor = cursor + 1
             if cursor > CURSOR_MAX:
-                self._shorten()
+                self._drop_passed()
         else:
-            self._sift([task])
+            self._remove_scattered([task])
 
-    def _is_void(self, task: Task) -> bool:
+    def _is_stale(self, task: Task) -> bool:
         """Return whether the first entry of a task in `items` may be a void one."""
-        return self.gone is not None and id(task) in self.gone
+        return self.removed is not None and id(task) in self.removed
 
-    def _sift(self, tasks: list[Task]) -> None:
+    def _remove_scattered(self, tasks: list[Task]) -> None:
         """Remove tasks that lie anywhere. Of those in `items` the entries stay and are void, so
         that taking tasks one by one from the middle of a long queue costs no pass each."""
         if self.front:
@@ -156,42 +157,42 @@ class Queue(Struct, gc=False, eq=False):
                 out.pop(id(task), None)
             self.front[:] = kept
             tasks = list(out.values())
-        gone = self.gone = {} if self.gone is None else self.gone
+        removed = self.removed = {} if self.removed is None else self.removed
         for task in tasks:
-            gone[id(task)] = gone.get(id(task), 0) + 1
-        self.void(len(tasks))
+            removed[id(task)] = removed.get(id(task), 0) + 1
+        self.mark_stale(len(tasks))
 
-    def void(self, count: int) -> None:
+    def mark_stale(self, count: int) -> None:
         """So many entries more are void."""
-        self.stale += count
-        if self.stale * VOID_SHARE > len(self.items) - self.cursor + len(self.front):
+        self.stale_count += count
+        if self.stale_count * STALE_SHARE_MAX > len(self.items) - self.cursor + len(self.front):
             self._compact()
 
     def in_order(self) -> list[Task]:
         """All that is ready, in the order in which it goes."""
         front = [task for task in reversed(self.front) if task.state is READY]
-        return front + self.line()
+        return front + self.valid_items()
 
-    def line(self) -> list[Task]:
+    def valid_items(self) -> list[Task]:
         """All that is ready but not in front."""
-        return self._valid(self.items[self.cursor :], dict(self.gone or {}))
+        return self._valid(self.items[self.cursor :], dict(self.removed or {}))
 
-    def _valid(self, entries: list[Task], gone: dict[int, int]) -> list[Task]:
-        """Those entries of `items` that are not void, and what is left of `gone` behind them."""
-        if not gone:
+    def _valid(self, entries: list[Task], removed: dict[int, int]) -> list[Task]:
+        """Those entries of `items` that are not void, and what is left of `removed` behind them."""
+        if not removed:
             return [task for task in entries if task.state is READY]
         kept: list[Task] = []
         for task in entries:
-            times = gone.get(id(task), 0)
+            times = removed.get(id(task), 0)
             if times > 1:
-                gone[id(task)] = times - 1
+                removed[id(task)] = times - 1
             elif times:
-                del gone[id(task)]
+                del removed[id(task)]
             elif task.state is READY:
                 kept.append(task)
         return kept
 
-    def _shorten(self) -> None:
+    def _drop_passed(self) -> None:
         """Give the passed part back when it is the larger one."""
         if self.cursor * 2 >= len(self.items):
             del self.items[: self.cursor]
@@ -199,57 +200,57 @@ class Queue(Struct, gc=False, eq=False):
 
     def _compact(self) -> None:
         """Throw out all void entries."""
-        if self.stale:
+        if self.stale_count:
             self.front[:] = [task for task in self.front if task.state is READY]
-            self.items[:] = self._valid(self.items[self.cursor :], self.gone or {})
-            self.cursor = self.stale = 0
-            self.gone = None
+            self.items[:] = self._valid(self.items[self.cursor :], self.removed or {})
+            self.cursor = self.stale_count = 0
+            self.removed = None
 
-    def _tidy_front(self, count: int) -> None:
+    def _drop_stale_front(self, count: int) -> None:
         """Drop the void entries among the next `count` tasks in front."""
         start, found = len(self.front), 0
         while start > 0 and found < count:
             start -= 1
             found += self.front[start].state is READY
         kept = [task for task in self.front[start:] if task.state is READY]
-        self.stale -= len(self.front) - start - len(kept)
+        self.stale_count -= len(self.front) - start - len(kept)
         self.front[start:] = kept
 
-    def _tidy_items(self, count: int) -> None:
+    def _drop_stale_items(self, count: int) -> None:
         """Drop the void entries among the next `count` tasks that are not in front."""
-        gone = {} if self.gone is None else self.gone
+        removed = {} if self.removed is None else self.removed
         kept: list[Task] = []
         end = self.cursor
-        while end < len(self.items) and len(kept) < count and self.stale:
+        while end < len(self.items) and len(kept) < count and self.stale_count:
             entries = self.items[end : end + count]
-            valid = self._valid(entries, gone)
-            self.stale -= len(entries) - len(valid)
+            valid = self._valid(entries, removed)
+            self.stale_count -= len(entries) - len(valid)
             kept += valid
             end += len(entries)
         self.cursor = end - len(kept)
         self.items[self.cursor : end] = kept  # of the same length: what is behind it stays
-        if not gone:
-            self.gone = None
+        if not removed:
+            self.removed = None
 
 
-class Rare(Struct, eq=False):
+class LaneExtras(Struct, eq=False):
     """What only some lanes have, and only now and then."""
 
     #: Ready tasks that were charged with lost workers, by isolation and id. They go before the
     #: others, each as soon as its isolation allows.
     suspects: dict[int, OrderedDict[int, Task]] | None = None
     #: Ready tasks that were put off and wait for the lane's next run, by id.
-    later: dict[int, Task] = field(default_factory=dict)
+    next_run: dict[int, Task] = field(default_factory=dict)
     #: How many tasks more this run has, at most.
     run_left: int = 0
     #: Tasks that may be tried though the lane is held; what is out counts.
     released: int = 0
     #: When it has gathered tasks for long enough; 0: it does not gather. Volatile.
-    begins_ns: int = 0
+    debounce_until_ns: int = 0
 
     @property
     def is_empty(self) -> bool:
-        return not (self.suspects or self.later or self.released or self.begins_ns)
+        return not (self.suspects or self.next_run or self.released or self.debounce_until_ns)
 
 
 class Lane(Struct, gc=False, eq=False):
@@ -258,12 +259,12 @@ class Lane(Struct, gc=False, eq=False):
     name: bytes
     service: Service
     #: Its place among the lanes of its service: who has the same rules.
-    branch: Branch
+    lane_group: LaneGroup
     #: Its tasks of the usual priority; most lanes have no others.
-    line: Queue = field(default_factory=lambda: Queue(0))
+    main_queue: Queue = field(default_factory=lambda: Queue(0))
     #: Its queues of other priorities, in any order.
-    others: list[Queue] | None = None
-    rare: Rare | None = None
+    other_queues: list[Queue] | None = None
+    extras: LaneExtras | None = None
     #: Its unfinished tasks, in any state. A lane without tasks is deleted.
     tasks: int = 0
     #: Its tasks that are ready.
@@ -273,10 +274,10 @@ class Lane(Struct, gc=False, eq=False):
     #: The worker that holds all of these, if it is one.
     holder: Worker | None = None
     #: What each holds, if they are several.
-    shares: dict[Worker, int] | None = None
+    leased_by_worker: dict[Worker, int] | None = None
     paused: bool = False
     #: It has its place in the service's rotation.
-    rotating: bool = False
+    in_rotation: bool = False
     #: No task in its queues takes fewer slots than this. A lower bound, raised by looking.
     slots_min: int = 1
 
@@ -286,8 +287,8 @@ class Lane(Struct, gc=False, eq=False):
         return f"Lane({self.service.name!r}, {self.name!r}: {counts})"
 
     @property
-    def rules(self) -> Rules:
-        return self.branch.regime.rules
+    def rules(self) -> LaneOptions:
+        return self.lane_group.active_rule.rules
 
     @property
     def suspects(self) -> list[Task]:
@@ -298,53 +299,61 @@ class Lane(Struct, gc=False, eq=False):
     @property
     def suspect_groups(self) -> dict[int, OrderedDict[int, Task]]:
         """Return its suspects by isolation; the tasks of a group by id, in order."""
-        return _NO_SUSPECTS if self.rare is None else self.rare.suspects or _NO_SUSPECTS
+        return _NO_SUSPECTS if self.extras is None else self.extras.suspects or _NO_SUSPECTS
 
     @property
     def released(self) -> int:
         """Tasks that may be tried though the lane is held; what is out counts."""
-        return 0 if self.rare is None else self.rare.released
+        return 0 if self.extras is None else self.extras.released
 
     @property
-    def begins_ns(self) -> int:
+    def debounce_until_ns(self) -> int:
         """When it has gathered tasks for long enough; 0: it does not gather."""
-        return 0 if self.rare is None else self.rare.begins_ns
+        return 0 if self.extras is None else self.extras.debounce_until_ns
 
-    def with_rare(self) -> Rare:
+    def ensure_extras(self) -> LaneExtras:
         """What only some lanes have; the caller is about to change it."""
-        if self.rare is None:
-            self.rare = Rare()
-        return self.rare
+        if self.extras is None:
+            self.extras = LaneExtras()
+        return self.extras
 
     @property
     def workers(self) -> int:
         """Workers that hold tasks of it."""
-        return len(self.shares) if self.shares is not None else int(self.holder is not None)
+        return (
+            len(self.leased_by_worker)
+            if self.leased_by_worker is not None
+            else int(self.holder is not None)
+        )
 
     def is_served_by(self, worker: Worker) -> bool:
-        return self.holder is worker or (self.shares is not None and worker in self.shares)
+        return self.holder is worker or (
+            self.leased_by_worker is not None and worker in self.leased_by_worker
+        )
 
     @property
     def queues(self) -> list[Queue]:
         """All its queues, highest priority first."""
-        return sorted([self.line, *(self.others or ())], key=_priority_of_queue, reverse=True)
+        return sorted(
+            [self.main_queue, *(self.other_queues or ())], key=_priority_of_queue, reverse=True
+        )
 
     def queue(self, priority: int) -> Queue:
         """The queue of a priority, made when it is first needed."""
-        if self.line.priority == priority:
-            return self.line
-        if self.others is None:
-            self.others = []
-        for queue in self.others:
+        if self.main_queue.priority == priority:
+            return self.main_queue
+        if self.other_queues is None:
+            self.other_queues = []
+        for queue in self.other_queues:
             if queue.priority == priority:
                 return queue
-        self.others.append(Queue(priority))
-        return self.others[-1]
+        self.other_queues.append(Queue(priority))
+        return self.other_queues[-1]
 
     def peek(self, count: int) -> list[Task]:
         """The next tasks that may share a worker, in the order in which they go."""
-        if self.others is None:
-            return self.line.peek(count)
+        if self.other_queues is None:
+            return self.main_queue.peek(count)
         chosen: list[Task] = []
         for queue in self.queues:
             if len(chosen) == count:
@@ -352,120 +361,121 @@ class Lane(Struct, gc=False, eq=False):
             chosen += queue.peek(count - len(chosen))
         return chosen
 
-    def draw(self, count: int, luck: int) -> list[Task]:
+    def sample(self, count: int, random_bits: int) -> list[Task]:
         """The next tasks that may share a worker, by priority and else in no particular order."""
         chosen: list[Task] = []
         for queue in self.queues:
             if len(chosen) == count:
                 break
-            chosen += queue.draw(count - len(chosen), luck)
+            chosen += queue.sample(count - len(chosen), random_bits)
         return chosen
 
     def in_order(self) -> list[Task]:
         """All that is ready: suspects first, what waits for the next run last."""
-        line = [task for queue in self.queues for task in queue.in_order()]
-        if self.rare is None:
-            return line
-        return [*self.suspects, *line, *self.rare.later.values()]
+        main_queue = [task for queue in self.queues for task in queue.in_order()]
+        if self.extras is None:
+            return main_queue
+        return [*self.suspects, *main_queue, *self.extras.next_run.values()]
 
-    def add(self, task: Task, *, front: bool, put_off: bool = False) -> None:
+    def add(self, task: Task, *, front: bool, deferred: bool = False) -> None:
         """Queue a ready task, in front if it comes back or was just released. One that was put
         off waits for the next run, if there is anything left of this one."""
         self.ready += 1
         if task.attempt and task.losses:
             self.add_suspect(task, front=front)
-        elif put_off and self.name and task.attempt and self._is_running():
-            self._wait(task)
+        elif deferred and self.name and task.attempt and self._has_run():
+            self._defer_to_next_run(task)
         else:
-            queue, priority = self.line, task.terms.priority
+            queue, priority = self.main_queue, task.terms.priority
             if queue.priority != priority:
                 queue = self.queue(priority)
             (queue.front if front else queue.items).append(task)
 
-    def _is_running(self) -> bool:
+    def _has_run(self) -> bool:
         """Something is ready beside the task that was just counted, and may go in this run."""
-        waiting = 0 if self.rare is None else len(self.rare.later)
+        waiting = 0 if self.extras is None else len(self.extras.next_run)
         return self.ready - 1 > waiting
 
-    def _wait(self, task: Task) -> None:
+    def _defer_to_next_run(self, task: Task) -> None:
         """Wait for the next run. It begins when as many tasks were taken as are ready now, so that
         a lane which never runs dry tries what it put off, too."""
-        rare = self.with_rare()
-        if not rare.later:
-            rare.run_left = self.ready - 1
-        rare.later[id(task)] = task
+        extras = self.ensure_extras()
+        if not extras.next_run:
+            extras.run_left = self.ready - 1
+        extras.next_run[id(task)] = task
 
-    def went(self, count: int) -> None:
+    def count_removed(self, count: int) -> None:
         """So many ready tasks are ready no more: a run may be over."""
-        rare = self.rare
-        if rare is None:
+        extras = self.extras
+        if extras is None:
             return
-        if rare.later:
-            rare.run_left -= count
-            if rare.run_left <= 0 or self.ready <= len(rare.later):
-                waiting, rare.later = rare.later, {}
+        if extras.next_run:
+            extras.run_left -= count
+            if extras.run_left <= 0 or self.ready <= len(extras.next_run):
+                waiting, extras.next_run = extras.next_run, {}
                 self.slots_min = 1
                 for task in waiting.values():
                     self.queue(task.terms.priority).items.append(task)
-        if rare.is_empty:
-            self.rare = None
+        if extras.is_empty:
+            self.extras = None
 
-    def keep_within(self) -> None:
+    def cap_released(self) -> None:
         """No more tasks may be tried of a held lane than it has."""
-        if self.rare is not None:
-            self.rare.released = min(self.rare.released, self.ready + self.leased)
+        if self.extras is not None:
+            self.extras.released = min(self.extras.released, self.ready + self.leased)
 
     def add_suspect(self, task: Task, *, front: bool) -> None:
         """Queue a ready task that lost workers among those of its isolation."""
-        rare, isolation = self.with_rare(), task.isolation
-        if rare.suspects is None:
-            rare.suspects = {}
-        group = rare.suspects.setdefault(isolation, OrderedDict())
+        extras, isolation = self.ensure_extras(), task.isolation
+        if extras.suspects is None:
+            extras.suspects = {}
+        group = extras.suspects.setdefault(isolation, OrderedDict())
         group[id(task)] = task
         if front:
             group.move_to_end(id(task), last=False)
         self.service.suspects += 1
-        if isolation == ALONE:
+        if isolation == EXCLUSIVE:
             self.service.last_attempts[id(task)] = task
             if front:
                 self.service.last_attempts.move_to_end(id(task), last=False)
 
     def remove(self, task: Task) -> None:
-        """Take one ready task out, wherever it is. The caller tells the lane that it `went`."""
+        """Take one ready task out, wherever it is. The caller tells the lane that it
+        `count_removed`."""
         self.ready -= 1
-        if not self._clear(task):
+        if not self._remove_special(task):
             queue = self.queue(task.terms.priority)
             queue.discard(task)
             self._drop_if_empty(queue)
 
     def _drop_if_empty(self, queue: Queue) -> None:
-        if self.others and queue is not self.line and not queue.peek(1):
-            self.others.remove(queue)
-            self.others = self.others or None
+        if self.other_queues and queue is not self.main_queue and not queue.peek(1):
+            self.other_queues.remove(queue)
+            self.other_queues = self.other_queues or None
 
-    def forget(self, task: Task) -> None:
+    def discard_lazily(self, task: Task) -> None:
         """Take out a ready task that never comes back. Its entry is dropped when it is met. The
-        caller tells the lane when it `forgot` all of them."""
+        caller tells the lane when it `count_discarded` all of them."""
         self.ready -= 1
-        if not self._clear(task):
-            self.queue(task.terms.priority).stale += 1
+        if not self._remove_special(task):
+            self.queue(task.terms.priority).stale_count += 1
 
-    def forgot(self, count: int) -> None:
+    def count_discarded(self, count: int) -> None:
         """So many ready tasks were forgotten, and are CANCELLED by now."""
-        self.went(count)
-        self.keep_within()
-        for queue in (self.line, *(self.others or ())):
-            queue.void(0)
+        self.count_removed(count)
+        self.cap_released()
+        for queue in (self.main_queue, *(self.other_queues or ())):
+            queue.mark_stale(0)
 
-    def _clear(self, task: Task) -> bool:
+    def _remove_special(self, task: Task) -> bool:
         """Take a task out of the suspects, or of what waits for the next run; False if it is none
         of them."""
-        rare = self.rare
-        if rare is None:
+        extras = self.extras
+        if extras is None:
             return False
-        if rare.later.pop(id(task), None) is not None:
+        if extras.next_run.pop(id(task), None) is not None:
             return True
-        for isolation, group in (rare.suspects or _NO_SUSPECTS).items():
+        for isolation, group in (extras.suspects or _NO_SUSPECTS).items():
             if group.pop(id(task), None) is not None:
                 self._clear_suspect(task, isolation)
                 return True
@@ -473,10 +483,10 @@ class Lane(Struct, gc=False, eq=False):
 
     def _clear_suspect(self, task: Task, isolation: int) -> None:
         """Keep the indexes of suspects true after one was taken out of its group."""
-        rare = self.with_rare()
-        if rare.suspects is not None and not rare.suspects[isolation]:
-            del rare.suspects[isolation]
-            rare.suspects = rare.suspects or None
+        extras = self.ensure_extras()
+        if extras.suspects is not None and not extras.suspects[isolation]:
+            del extras.suspects[isolation]
+            extras.suspects = extras.suspects or None
         self.service.suspects -= 1
         self.service.last_attempts.pop(id(task), None)
 
@@ -489,34 +499,34 @@ def _priority_of_queue(queue: Queue) -> int:
     return queue.priority
 
 
-class Branch(Struct, eq=False):
+class LaneGroup(Struct, eq=False):
     """The lanes of a service that are run by one regime: they rotate together."""
 
     service: Service
-    regime: Regime
+    active_rule: ActiveRule
     #: Which lanes these are, by `service/lane`; None: all that no branch before it took.
-    fits: Fits | None = None
+    matches: Matcher | None = None
     #: Lanes that have something to lease, the next first. Volatile.
     rotation: deque[Lane] = field(default_factory=deque)
     #: When its next turn is, as the service counts them. Volatile.
     turn: int = 0
 
-    def offer(self, lane: Lane) -> None:
+    def add_to_rotation(self, lane: Lane) -> None:
         """Put a lane that may have something to lease in the rotation."""
-        if not lane.rotating:
-            lane.rotating = True
+        if not lane.in_rotation:
+            lane.in_rotation = True
             if not self.rotation and self.turn < self.service.turn:
                 self.turn = self.service.turn  # what it did not use is not saved up
             self.rotation.append(lane)
 
     def __repr__(self) -> str:
         """Its names: all that it refers to refers to it."""
-        return f"Branch({self.service.name!r}, {self.regime.clause.name!r})"
+        return f"Branch({self.service.name!r}, {self.active_rule.rule.name!r})"
 
-    def had_turn(self) -> None:
+    def count_turn(self) -> None:
         """One of its lanes had a turn. Lanes count, not branches: one of many has many turns."""
         self.service.turn = self.turn
-        self.turn += _TURN // max(1, len(self.rotation))
+        self.turn += _TURN_WEIGHT // max(1, len(self.rotation))
 
 
 class Service(Struct, eq=False):
@@ -524,11 +534,11 @@ class Service(Struct, eq=False):
 
     name: bytes
     #: By the regimes that its lanes may have, in the order in which they are tried.
-    branches: list[Branch] = field(default_factory=list)
+    lane_groups: list[LaneGroup] = field(default_factory=list)
     lanes: dict[bytes, Lane] = field(default_factory=dict)
     paused: bool = False
     #: Some of its tasks take more or less than one slot, so that room must be counted.
-    wide: bool = False
+    has_wide_tasks: bool = False
 
     # Volatile from here on.
     #: The latest turn that one of several branches had.
@@ -542,7 +552,7 @@ class Service(Struct, eq=False):
     #: Workers that offer it.
     workers: int = 0
     #: The slots of the largest of them; -1: to be looked up.
-    slots_most: int = -1
+    worker_slots_max: int = -1
     #: How many of its tasks are in each state, by `TaskState`.
     counts: list[int] = field(default_factory=lambda: [0] * len(TaskState))
 
@@ -550,48 +560,50 @@ class Service(Struct, eq=False):
         """A lane by name, made when it is first needed."""
         lane = self.lanes.get(name)
         if lane is None:
-            branches = self.branches
-            branch = branches[0] if len(branches) == 1 else self.branch_of(name)
-            lane = self.lanes[name] = Lane(name, self, branch)
+            lane_groups = self.lane_groups
+            lane_group = lane_groups[0] if len(lane_groups) == 1 else self.lane_group_of(name)
+            lane = self.lanes[name] = Lane(name, self, lane_group)
         return lane
 
-    def branch_of(self, lane: bytes) -> Branch:
+    def lane_group_of(self, lane: bytes) -> LaneGroup:
         """The first branch that is for lanes of this name."""
-        branches = self.branches
-        if len(branches) > 1:
+        lane_groups = self.lane_groups
+        if len(lane_groups) > 1:
             path = self.name + b"/" + lane
-            for branch in branches[:-1]:
-                if branch.fits is None or branch.fits(path):
-                    return branch
-        return branches[-1]
+            for lane_group in lane_groups[:-1]:
+                if lane_group.matches is None or lane_group.matches(path):
+                    return lane_group
+        return lane_groups[-1]
 
-    def run_by(self, choices: Choices) -> None:
+    def apply_rules(self, matchers: RuleMatchers) -> None:
         """Have other regimes. Lanes in rotation keep their order, and none is left out that has
         something to lease."""
-        rotating = list(self.rotating())
-        self.branches = [Branch(self, regime, fits) for regime, fits in choices]
-        for branch in self.branches:
-            branch.regime.branches.append(branch)
+        in_rotation = list(self.in_rotation())
+        self.lane_groups = [
+            LaneGroup(self, active_rule, matches) for active_rule, matches in matchers
+        ]
+        for lane_group in self.lane_groups:
+            lane_group.active_rule.lane_groups.append(lane_group)
         self.turn = 0
         for lane in self.lanes.values():
-            lane.branch = self.branch_of(lane.name)
-            lane.rotating = False
-        for lane in rotating:
+            lane.lane_group = self.lane_group_of(lane.name)
+            lane.in_rotation = False
+        for lane in in_rotation:
             if self.lanes.get(lane.name) is lane:  # others were deleted, and met nowhere since
-                lane.branch.offer(lane)
+                lane.lane_group.add_to_rotation(lane)
         for lane in self.lanes.values():
             if lane.ready:
-                lane.branch.offer(lane)
+                lane.lane_group.add_to_rotation(lane)
 
     @property
     def has_work(self) -> bool:
         """Some lane may have something to lease."""
-        return any(branch.rotation for branch in self.branches)
+        return any(lane_group.rotation for lane_group in self.lane_groups)
 
-    def rotating(self) -> Iterator[Lane]:
+    def in_rotation(self) -> Iterator[Lane]:
         """The lanes that may have something to lease."""
-        for branch in self.branches:
-            yield from branch.rotation
+        for lane_group in self.lane_groups:
+            yield from lane_group.rotation
 
     def drop_if_empty(self, lane: Lane) -> None:
         if not lane.tasks and not lane.paused and lane.name:
@@ -604,10 +616,10 @@ class Reservation(Struct, eq=False):
     worker: Worker
     task: Task
     #: The task must be the only one in its worker; else it takes many slots.
-    alone: bool
+    exclusive: bool
 
 
-class Agenda(Struct, eq=False):
+class DueHeap(Struct, eq=False):
     """What waits for time, by the wall clock."""
 
     #: (due, number, tasks): tasks that come due together are one entry. An entry may be stale.
@@ -615,21 +627,21 @@ class Agenda(Struct, eq=False):
     #: (expires, number, names) likewise. Names, so that tasks which have ended are not kept.
     expiry: list[tuple[int, int, list[bytes]]] = field(default_factory=list)
     #: (when, number, names) of tasks that are late then, likewise.
-    lateness: list[tuple[int, int, list[bytes]]] = field(default_factory=list)
+    late: list[tuple[int, int, list[bytes]]] = field(default_factory=list)
     #: Breaks ties in the order of arrival.
     number: int = 0
 
-    def delay(self, due_ns: int, tasks: list[Task]) -> None:
+    def push_due(self, due_ns: int, tasks: list[Task]) -> None:
         self.number += 1
         heappush(self.due, (due_ns, self.number, tasks))
 
-    def expire(self, expires_ns: int, names: list[bytes]) -> None:
+    def push_expiry(self, expires_ns: int, names: list[bytes]) -> None:
         self.number += 1
         heappush(self.expiry, (expires_ns, self.number, names))
 
-    def report(self, late_ns: int, names: list[bytes]) -> None:
+    def push_late(self, late_ns: int, names: list[bytes]) -> None:
         self.number += 1
-        heappush(self.lateness, (late_ns, self.number, names))
+        heappush(self.late, (late_ns, self.number, names))
 
     def pop_due(self, wall_ns: int, count_max: int) -> list[Task]:
         """Tasks whose time has come, about `count_max` at most."""
@@ -645,11 +657,11 @@ class Agenda(Struct, eq=False):
 
     def pop_late(self, wall_ns: int, count_max: int) -> list[bytes]:
         """Names whose tasks may be late now, about `count_max` at most."""
-        return _pop_names(self.lateness, wall_ns, count_max)
+        return _pop_names(self.late, wall_ns, count_max)
 
     def next_ns(self) -> int | None:
         """When there is something to do next."""
-        times = [heap[0][0] for heap in (self.due, self.expiry, self.lateness) if heap]
+        times = [heap[0][0] for heap in (self.due, self.expiry, self.late) if heap]
         return min(times) if times else None
 
 

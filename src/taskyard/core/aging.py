@@ -12,43 +12,43 @@ from msgspec import structs
 
 from taskyard.core.agenda import OPEN_LANE
 from taskyard.core.limits import NUMBER_MAX
-from taskyard.core.regimes import first_fit
+from taskyard.core.regimes import first_match
 
 if TYPE_CHECKING:
-    from taskyard.core.events import Rules
-    from taskyard.core.regimes import Regime, Regimes
+    from taskyard.core.events import LaneOptions
+    from taskyard.core.regimes import ActiveRule, RuleTable
     from taskyard.core.tasks import Submission, Terms
 
 
-def with_ages(regimes: Regimes, submission: Submission, at_ns: int) -> Submission:
+def with_expiry(regimes: RuleTable, submission: Submission, at_ns: int) -> Submission:
     """The submission, with the ages that the rules of each task's lane set."""
     terms: list[Terms] = []
     places: dict[tuple[int, int], int] = {}
     terms_at = []
-    for place, regime in _regimes(regimes, submission):
-        key = (place, id(regime))
+    for place, active_rule in _rules_of_tasks(regimes, submission):
+        key = (place, id(active_rule))
         if key not in places:
             places[key] = len(terms)
-            terms.append(_aged(submission.terms[place], regime.rules, at_ns))
+            terms.append(_with_defaults(submission.terms[place], active_rule.rules, at_ns))
         terms_at.append(places[key])
     alike = len(terms) == 1
     return structs.replace(submission, terms=terms, terms_at=None if alike else terms_at)
 
 
-def _regimes(regimes: Regimes, submission: Submission) -> list[tuple[int, Regime]]:
+def _rules_of_tasks(regimes: RuleTable, submission: Submission) -> list[tuple[int, ActiveRule]]:
     """Of each task which terms it has, and which regime its lane."""
     count = len(submission.names)
     services = [terms.service for terms in submission.terms]
-    choices = [regimes.of_service(name) for name in services]
+    choices = [regimes.for_service(name) for name in services]
     places = submission.terms_at or [0] * count
     lanes = submission.lanes or [OPEN_LANE] * count
     return [
-        (place, first_fit(choices[place], services[place], lane))
+        (place, first_match(choices[place], services[place], lane))
         for place, lane in zip(places, lanes, strict=True)
     ]
 
 
-def _aged(terms: Terms, rules: Rules, at_ns: int) -> Terms:
+def _with_defaults(terms: Terms, rules: LaneOptions, at_ns: int) -> Terms:
     """Terms with what they leave to the rules. An age is counted from when the task is due."""
     since_ns = max(at_ns, terms.due_ns)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from taskyard.core.ledger import Counts, Ledger, Tasks
     from taskyard.core.records import AnyRecord
-    from taskyard.core.runs import Runs
+    from taskyard.core.runs import RunColumns
 
 
 def apply(ledger: Ledger, record: AnyRecord, tasks: Tasks | None = None) -> None:
@@ -44,7 +44,7 @@ def apply(ledger: Ledger, record: AnyRecord, tasks: Tasks | None = None) -> None
 def _extended(ledger: Ledger, record: records.Extended, tasks: Tasks) -> None:
     ledger.withdraw([task for task in tasks if task.state is READY])
     for task, names in zip(tasks, record.after, strict=True):
-        ledger.wait_for(task, names)
+        ledger.add_dependencies(task, names)
     ledger.move([task for task in tasks if task.state is not FAILED], Cause.BLOCKED)
 
 
@@ -58,8 +58,8 @@ def _leased(ledger: Ledger, record: records.Leased, tasks: Tasks) -> None:
     for task, attempt in zip(tasks, record.attempts, strict=True):
         task.lease = lease
         task.attempt = attempt
-    ledger.entrust(lease, tasks)
-    worker.patience_ns = max(worker.patience_ns, record.lease_ns)
+    ledger.add_lease(lease, tasks)
+    worker.lease_ns_max = max(worker.lease_ns_max, record.lease_ns)
 
 
 def _finished(ledger: Ledger, record: records.Finished, tasks: Tasks) -> None:
@@ -74,7 +74,7 @@ def _finished(ledger: Ledger, record: records.Finished, tasks: Tasks) -> None:
             ledger.campaigns[task.terms.campaign].truncated += bytes_total > 0
     released = graph.released_by(tasks)
     if released:
-        _let_go(ledger, released, record.at_ns)
+        _release(ledger, released, record.at_ns)
 
 
 def _counts_of(tasks: Tasks) -> Counts:
@@ -85,31 +85,31 @@ def _counts_of(tasks: Tasks) -> Counts:
     return lane_counts(tasks)
 
 
-def _let_go(ledger: Ledger, tasks: Tasks, at_ns: int) -> None:
+def _release(ledger: Ledger, tasks: Tasks, at_ns: int) -> None:
     """Tasks that wait for no task any more: to the front of their lanes, or on the agenda."""
     early = [task for task in tasks if task.due_ns > at_ns]
     if early:
         ledger.move(early, Cause.POSTPONED)
-        ledger.plan(early)
+        ledger.schedule_due(early)
         tasks = [task for task in tasks if task.due_ns <= at_ns]
     ledger.move(tasks, Cause.RELEASED)
     ledger.enqueue(tasks, front=True)
 
 
-def _remember(
-    ledger: Ledger, tasks: Tasks, outcome: bytes, at_ns: int, runs: Runs | None = None
+def _record_attempts(
+    ledger: Ledger, tasks: Tasks, outcome: bytes, at_ns: int, runs: RunColumns | None = None
 ) -> None:
     """Remember attempts that end without having finished their tasks."""
     for index, task in enumerate(tasks):
         if task.lease is not None:
             attempt = Attempt(task.attempt, task.lease.worker.name, outcome, at_ns)
-            tries = ledger.tries.setdefault(task.name, [])
-            tries.append(attempt.measured(runs, index))
-            del tries[:-ATTEMPTS_SHOWN_MAX]
+            failed_attempts = ledger.failed_attempts.setdefault(task.name, [])
+            failed_attempts.append(attempt.with_run(runs, index))
+            del failed_attempts[:-ATTEMPTS_SHOWN_MAX]
 
 
 def _failed(ledger: Ledger, record: records.Failed, tasks: Tasks) -> None:
-    _remember(ledger, tasks, b"failed", record.at_ns, record.runs)
+    _record_attempts(ledger, tasks, b"failed", record.at_ns, record.runs)
     ledger.release(tasks)
     ledger.move(tasks, Cause.EXHAUSTED)
     for task, reason in zip(tasks, record.reasons, strict=True):
@@ -118,73 +118,73 @@ def _failed(ledger: Ledger, record: records.Failed, tasks: Tasks) -> None:
 
 
 def _postponed(ledger: Ledger, record: records.Postponed, tasks: Tasks) -> None:
-    _remember(ledger, tasks, b"postponed", record.at_ns, record.runs)
+    _record_attempts(ledger, tasks, b"postponed", record.at_ns, record.runs)
     held = [task for task in tasks if task.lease is not None]
     ledger.withdraw([task for task in tasks if task.lease is None])
     ledger.release(held)
     for task in held:
         task.failures += record.own_fault
-        task.excused += not record.own_fault
+        task.losses_excused += not record.own_fault
     ledger.move(tasks, Cause.POSTPONED)
     for task, due_ns, reason in zip(tasks, record.due_ns, record.reasons, strict=True):
         task.due_ns = due_ns
         if reason:
             ledger.reasons[task.name] = reason
-    ledger.plan(tasks)
-    ledger.mind_age(held)
+    ledger.schedule_due(tasks)
+    ledger.schedule_expiry(held)
 
 
 def _returned(ledger: Ledger, record: records.Returned, tasks: Tasks) -> None:
-    _remember(ledger, tasks, b"returned", record.at_ns, record.runs)
+    _record_attempts(ledger, tasks, b"returned", record.at_ns, record.runs)
     blameless = record.reason not in (*RETURNS_CHARGED, *RETURNS_TO_BACK)
     released = [(lane, lane.released) for lane, _ in lane_counts(tasks)] if blameless else []
     ledger.release(tasks)
     for lane, count in released:
         if count:  # it was not tried after all
-            lane.with_rare().released = count
+            lane.ensure_extras().released = count
     charged = record.reason in RETURNS_CHARGED
     for index, task in enumerate(tasks):
-        task.excused += not charged
+        task.losses_excused += not charged
         if record.after is not None:
-            ledger.wait_for(task, record.after[index])
+            ledger.add_dependencies(task, record.after[index])
     back = record.reason is ReturnReason.DEFERRED_BACK
     front = record.reason not in RETURNS_TO_BACK
-    ledger.requeue(tasks, Cause.RETURNED, front=front, put_off=back)
+    ledger.requeue(tasks, Cause.RETURNED, front=front, deferred=back)
     for lane, _ in released:
-        lane.keep_within()
-    ledger.mind_age(tasks)
+        lane.cap_released()
+    ledger.schedule_expiry(tasks)
 
 
-def _expired(ledger: Ledger, record: records.Expired, tasks: Tasks) -> None:
-    _remember(ledger, tasks, b"expired", record.at_ns)
+def _lease_expired(ledger: Ledger, record: records.LeaseExpired, tasks: Tasks) -> None:
+    _record_attempts(ledger, tasks, b"expired", record.at_ns)
     ledger.release(tasks)
-    ledger.requeue(tasks, Cause.EXPIRED, front=True)
-    ledger.mind_age(tasks)
+    ledger.requeue(tasks, Cause.LEASE_EXPIRED, front=True)
+    ledger.schedule_expiry(tasks)
 
 
 def _came_due(ledger: Ledger, _record: records.CameDue, tasks: Tasks) -> None:
     ledger.move(tasks, Cause.CAME_DUE)
-    ledger.enqueue(tasks, put_off=True)
+    ledger.enqueue(tasks, deferred=True)
 
 
-def _aged(ledger: Ledger, record: records.Aged, tasks: Tasks) -> None:
+def _task_expired(ledger: Ledger, record: records.TaskExpired, tasks: Tasks) -> None:
     ledger.withdraw([task for task in tasks if task.state is READY])
-    ledger.move(tasks, Cause.AGED)
+    ledger.move(tasks, Cause.TASK_EXPIRED)
     for task in tasks:
         ledger.reasons[task.name] = record.reason
 
 
 def _cancelled(ledger: Ledger, record: records.Cancelled, tasks: Tasks) -> None:
-    _remember(ledger, tasks, b"cancelled", record.at_ns)
+    _record_attempts(ledger, tasks, b"cancelled", record.at_ns)
     ledger.release([task for task in tasks if task.lease is not None])
     ready = [task for task in tasks if task.state is READY]
     for task in tasks:
         task.dependents = None
     ledger.move(tasks, Cause.CANCELLED)
     for task in ready:
-        task.lane.forget(task)
+        task.lane.discard_lazily(task)
     for lane, count in lane_counts(ready):
-        lane.forgot(count)
+        lane.count_discarded(count)
     ledger.end(tasks, Ending(ledger.record, record.at_ns), lane_counts(tasks))
 
 
@@ -193,13 +193,13 @@ def _retried(ledger: Ledger, record: records.Retried, tasks: Tasks) -> None:
     for task in tasks:
         task.due_ns = 0
         if task.state is FAILED:
-            task.failures, task.excused = 0, task.attempt
+            task.failures, task.losses_excused = 0, task.attempt
             task.terms = renewed.setdefault(id(task.terms), _unexpired(task.terms, record.at_ns))
             ledger.reasons.pop(task.name, None)
             if 0 < task.terms.report_ns <= record.at_ns:
-                ledger.agenda.report(task.terms.report_ns, [task.name])  # it was no use before
+                ledger.agenda.push_late(task.terms.report_ns, [task.name])  # it was no use before
     ledger.requeue(tasks, Cause.RETRIED, front=False)
-    ledger.mind_age(tasks)
+    ledger.schedule_expiry(tasks)
 
 
 def _released(ledger: Ledger, _record: records.Released, tasks: Tasks) -> None:
@@ -211,9 +211,9 @@ def _released(ledger: Ledger, _record: records.Released, tasks: Tasks) -> None:
         if len(some) < lane.ready:
             ledger.dequeue(some)
             ledger.enqueue(some, front=True)
-        rare = lane.with_rare()
-        rare.released = min(rare.released + len(some), lane.ready + lane.leased)
-        ledger.stir(lane)
+        extras = lane.ensure_extras()
+        extras.released = min(extras.released + len(some), lane.ready + lane.leased)
+        ledger.mark_dirty(lane)
 
 
 def _moved(ledger: Ledger, record: records.Moved, tasks: Tasks) -> None:
@@ -227,7 +227,7 @@ def _moved(ledger: Ledger, record: records.Moved, tasks: Tasks) -> None:
         ledger.change_lane(task, ledger.service(terms.service).lane(name), terms)
 
 
-def _reported(ledger: Ledger, record: records.Reported) -> None:
+def _reported_late(ledger: Ledger, record: records.ReportedLate) -> None:
     ledger.reported.update(dict.fromkeys(record.names))
 
 
@@ -247,23 +247,23 @@ def _progressed(ledger: Ledger, record: records.Progressed) -> None:
             ledger.outputs[name] = ledger.record
 
 
-def _stale(ledger: Ledger, record: records.Stale) -> None:
+def _stale_report(ledger: Ledger, record: records.StaleReport) -> None:
     """Stale reports change nothing; the history wants them."""
 
 
 def _worker_joined(ledger: Ledger, record: records.WorkerJoined) -> None:
     worker = ledger.workers.get(record.worker)
     if worker is None:
-        ledger.enlist(Worker(record.worker, record.facts))
+        ledger.add_worker(Worker(record.worker, record.facts))
     else:
-        ledger.count_offers(worker, -1)
+        ledger.count_worker_services(worker, -1)
         worker.facts = record.facts
-        worker.listed = -1
-        ledger.count_offers(worker, 1)
+        worker.listed_as = -1
+        ledger.count_worker_services(worker, 1)
 
 
 def _worker_left(ledger: Ledger, record: records.WorkerLeft) -> None:
-    ledger.count_offers(ledger.workers.pop(record.worker), -1)
+    ledger.count_worker_services(ledger.workers.pop(record.worker), -1)
 
 
 def _worker_replaced(ledger: Ledger, record: records.WorkerReplaced) -> None:
@@ -279,10 +279,10 @@ def _refunded(ledger: Ledger, record: records.Refunded, tasks: Tasks) -> None:
     ready = [task for task in tasks if task.state is READY]
     ledger.dequeue(ready)  # where a task queues depends on what it is charged with
     for task in tasks:
-        task.excused += 1
+        task.losses_excused += 1
         if task.lease is not None:  # and so does what its worker may hold beside it
             for name in task.lease.worker.facts.services:
-                ledger.stirred[name] = ledger.service(name)
+                ledger.dirty[name] = ledger.service(name)
     ledger.enqueue(ready, front=True)
 
 
@@ -291,26 +291,28 @@ def _slots_freed(ledger: Ledger, record: records.SlotsFreed) -> None:
 
 
 def _paused(ledger: Ledger, record: records.Paused) -> None:
-    _hold(ledger, record.service, record.lane, held=True)
+    _set_paused(ledger, record.service, record.lane, held=True)
 
 
 def _resumed(ledger: Ledger, record: records.Resumed) -> None:
-    _hold(ledger, record.service, record.lane, held=False)
+    _set_paused(ledger, record.service, record.lane, held=False)
 
 
-def _hold(ledger: Ledger, service_name: bytes, lane_name: bytes | None, *, held: bool) -> None:
+def _set_paused(
+    ledger: Ledger, service_name: bytes, lane_name: bytes | None, *, held: bool
+) -> None:
     if not service_name:
         ledger.paused = held
-        ledger.stirred.update(ledger.services)
+        ledger.dirty.update(ledger.services)
         return
     service = ledger.service(service_name)
-    ledger.stirred[service_name] = service
+    ledger.dirty[service_name] = service
     if lane_name is None:
         service.paused = held
         return
     lane = service.lane(lane_name)
     lane.paused = held
-    lane.branch.offer(lane)
+    lane.lane_group.add_to_rotation(lane)
     service.drop_if_empty(lane)
 
 
@@ -321,9 +323,9 @@ _APPLY_TO_TASKS: dict[type, Callable[[Ledger, Any, Tasks], None]] = {
     records.Failed: _failed,
     records.Postponed: _postponed,
     records.Returned: _returned,
-    records.Expired: _expired,
+    records.LeaseExpired: _lease_expired,
     records.CameDue: _came_due,
-    records.Aged: _aged,
+    records.TaskExpired: _task_expired,
     records.Cancelled: _cancelled,
     records.Retried: _retried,
     records.Released: _released,
@@ -334,12 +336,12 @@ _APPLY_TO_TASKS: dict[type, Callable[[Ledger, Any, Tasks], None]] = {
 _APPLY: dict[type, Callable[[Ledger, Any], None]] = {
     records.Submitted: entering.submitted,
     records.Progressed: _progressed,
-    records.Stale: _stale,
+    records.StaleReport: _stale_report,
     records.WorkerJoined: _worker_joined,
     records.WorkerLeft: _worker_left,
     records.WorkerReplaced: _worker_replaced,
     records.SlotsFreed: _slots_freed,
     records.Paused: _paused,
     records.Resumed: _resumed,
-    records.Reported: _reported,
+    records.ReportedLate: _reported_late,
 }

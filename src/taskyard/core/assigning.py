@@ -6,11 +6,11 @@ from heapq import heappush
 from typing import TYPE_CHECKING
 
 from taskyard.core import holders, policy, roster, watching
-from taskyard.core.effects import Assign, Nothing, Wake
+from taskyard.core.effects import Assign, NoWork, Wake
 from taskyard.core.ledger import one_lane
-from taskyard.core.limits import CALL_NS_MAX
+from taskyard.core.limits import WAKE_NS_MAX
 from taskyard.core.records import Leased
-from taskyard.core.states import CALLED, DRAINING, PARKED, Turn
+from taskyard.core.states import DRAINING, PARKED, WOKEN, WorkerCause
 
 if TYPE_CHECKING:
     from taskyard.core import events
@@ -20,78 +20,80 @@ if TYPE_CHECKING:
     from taskyard.core.workers import Worker
 
 
-def work_asked(scheduler: Scheduler, event: events.WorkAsked) -> None:
-    if holders.refuses(scheduler, event.worker, event.incarnation, event.request):
+def tasks_requested(scheduler: Scheduler, event: events.TasksRequested) -> None:
+    if holders.refuse_non_holder(scheduler, event.worker, event.incarnation, event.request):
         return
-    worker = scheduler.heard(event.worker, event.request)
+    worker = scheduler.touch_worker(event.worker, event.request)
     if worker is None:
         return
-    answer_wish(scheduler, worker)
-    worker.asked = event.request
+    close_request(scheduler, worker)
+    worker.open_request = event.request
     if worker.state is DRAINING:
         if worker.leases and not event.parks:
-            _tell_nothing_yet(scheduler, worker)
-        roster.dismiss_if_drained(scheduler, worker)
-    elif event.parks and worker.facts.called:
+            _reply_no_work_yet(scheduler, worker)
+        roster.shut_down_if_drained(scheduler, worker)
+    elif event.parks and worker.facts.wants_wake:
         park(scheduler, worker, event.count)  # it is told of work, and asks for it then
     elif lease(scheduler, worker, event.count):
         return
     elif event.parks:
         park(scheduler, worker, event.count)
     else:
-        _tell_nothing(scheduler, worker)
-        if worker.state is CALLED:
-            roster.not_called(scheduler.ledger, worker)
-            park(scheduler, worker, worker.wanted)  # it still waits, but not for this call
-        elif worker.state is PARKED and not (worker.facts.called or worker.facts.standing):
+        _reply_no_work(scheduler, worker)
+        if worker.state is WOKEN:
+            roster.cancel_wake(scheduler.ledger, worker)
+            park(scheduler, worker, worker.tasks_wanted)  # it still waits, but not for this call
+        elif worker.state is PARKED and not (worker.facts.wants_wake or worker.facts.always_ready):
             _unpark(worker)  # what it asks now replaces what it waited for
 
 
 def wait_ended(scheduler: Scheduler, event: events.WaitEnded) -> None:
     worker = scheduler.ledger.workers.get(event.worker)
-    if worker is None or worker.asked != event.request:
+    if worker is None or worker.open_request != event.request:
         if event.request:  # it has left, or asked for something else since: answer it all the same
-            scheduler.tell(Nothing(event.worker, settled=False, request=event.request))
+            scheduler.send(NoWork(event.worker, settled=False, request=event.request))
     elif worker.state is PARKED:
         _unpark(worker)
-        _tell_nothing(scheduler, worker)
+        _reply_no_work(scheduler, worker)
     else:
-        answer_wish(scheduler, worker)
+        close_request(scheduler, worker)
 
 
-def _tell_nothing(scheduler: Scheduler, worker: Worker) -> None:
-    settled = watching.nothing_to_come(scheduler.ledger, worker)
-    scheduler.tell(Nothing(worker.name, settled, worker.asked))
-    worker.asked = 0
+def _reply_no_work(scheduler: Scheduler, worker: Worker) -> None:
+    settled = watching.no_work_left(scheduler.ledger, worker)
+    scheduler.send(NoWork(worker.name, settled, worker.open_request))
+    worker.open_request = 0
 
 
-def answer_wish(scheduler: Scheduler, worker: Worker) -> None:
+def close_request(scheduler: Scheduler, worker: Worker) -> None:
     """What a worker asked for is not to be had any more: it went away, or asks anew."""
-    if worker.asked:
-        _tell_nothing_yet(scheduler, worker)
+    if worker.open_request:
+        _reply_no_work_yet(scheduler, worker)
 
 
-def _tell_nothing_yet(scheduler: Scheduler, worker: Worker) -> None:
-    scheduler.tell(Nothing(worker.name, settled=False, request=worker.asked))
-    worker.asked = 0
+def _reply_no_work_yet(scheduler: Scheduler, worker: Worker) -> None:
+    scheduler.send(NoWork(worker.name, settled=False, request=worker.open_request))
+    worker.open_request = 0
 
 
 def _unpark(worker: Worker) -> None:
-    worker.turn(Turn.STOPPED_WAITING)
-    worker.listed = -1
+    worker.turn(WorkerCause.WAIT_ENDED)
+    worker.listed_as = -1
 
 
 def park(scheduler: Scheduler, worker: Worker, count: int) -> None:
     """Let a worker wait for work."""
     if worker.state is not DRAINING:
-        worker.turn(Turn.ASKED)
-        if count > worker.wanted:  # one that waits already may be given what it was not before
+        worker.turn(WorkerCause.REQUESTED)
+        if (
+            count > worker.tasks_wanted
+        ):  # one that waits already may be given what it was not before
             ledger = scheduler.ledger
-            ledger.stirred.update((name, ledger.service(name)) for name in worker.facts.services)
-        worker.wanted = count
-        if policy.begins_to_wait_in_line(worker):
-            scheduler.uses += 1
-            worker.used = scheduler.uses
+            ledger.dirty.update((name, ledger.service(name)) for name in worker.facts.services)
+        worker.tasks_wanted = count
+        if policy.queues_fifo(worker):
+            scheduler.use_count += 1
+            worker.last_used = scheduler.use_count
         policy.park(scheduler.ledger, worker)
 
 
@@ -111,30 +113,30 @@ def lease(scheduler: Scheduler, worker: Worker, count: int) -> bool:
     columns = (names, attempts, payloads, terms, lanes, lease_ns)
     kept = scheduler.ledger.envelopes
     envelopes = [kept.get(name, b"") for name in names] if kept else None
-    scheduler.tell(Assign(worker.name, *columns, scheduler.at_ns, worker.asked, envelopes))
-    worker.asked = 0
-    _note_use(scheduler, worker, tasks)
+    scheduler.send(Assign(worker.name, *columns, scheduler.at_ns, worker.open_request, envelopes))
+    worker.open_request = 0
+    _update_worker(scheduler, worker, tasks)
     return True
 
 
 def _choose(scheduler: Scheduler, worker: Worker, count: int) -> list[Task]:
     """Choose tasks for a worker, and reserve workers for those that it has no room for."""
-    choice = policy.Choice(scheduler.ledger, worker, count, scheduler.now_ns)
-    tasks = choice.make()
-    if choice.passed:
-        policy.reserve(scheduler.ledger, choice.passed.values(), scheduler.now_ns)
+    selection = policy.Selection(scheduler.ledger, worker, count, scheduler.now_ns)
+    tasks = selection.select()
+    if selection.unfit:
+        policy.reserve(scheduler.ledger, selection.unfit.values(), scheduler.now_ns)
     return tasks
 
 
-def lease_wanted(scheduler: Scheduler, worker: Worker, _service: Service) -> bool:
+def lease_to_parked(scheduler: Scheduler, worker: Worker, _service: Service) -> bool:
     """Lease a parked worker what it waits for."""
-    return lease(scheduler, worker, worker.wanted)
+    return lease(scheduler, worker, worker.tasks_wanted)
 
 
 def _lease_ns(worker: Worker, tasks: list[Task]) -> int:
     """One lease, one time: the longest that a task asks for, or the worker's own. A worker whose
     silence means nothing keeps what it has."""
-    lease_ns, last = worker.facts.silence_ns, None
+    lease_ns, last = worker.facts.lease_timeout_ns, None
     if not lease_ns:
         return 0
     for task in tasks:
@@ -144,87 +146,90 @@ def _lease_ns(worker: Worker, tasks: list[Task]) -> int:
     return lease_ns
 
 
-def _note_use(scheduler: Scheduler, worker: Worker, tasks: list[Task]) -> None:
+def _update_worker(scheduler: Scheduler, worker: Worker, tasks: list[Task]) -> None:
     """What a lease changes in what is volatile."""
-    worker.leases[scheduler.ledger.record].given_ns = scheduler.now_ns
-    scheduler.uses += 1
-    worker.used = scheduler.uses
+    worker.leases[scheduler.ledger.record].assigned_ns = scheduler.now_ns
+    scheduler.use_count += 1
+    worker.last_used = scheduler.use_count
     worker.service_next = (worker.service_next + 1) % len(worker.facts.services)
     lane = tasks[-1].lane
     worker.lane_run = worker.lane_run + len(tasks) if lane is worker.lane else len(tasks)
     worker.lane = lane
-    if scheduler.ledger.regimes.rated:
+    if scheduler.ledger.regimes.has_rates:
         for task in tasks:
-            policy.rate_spend(task.lane.branch.regime, 1, scheduler.now_ns)
-    waited = worker.state in (PARKED, CALLED)
-    roster.not_called(scheduler.ledger, worker)  # it may have taken a task of another service
-    worker.turn(Turn.SERVED)
-    if worker.facts.standing:
+            policy.spend_rate(task.lane.lane_group.active_rule, 1, scheduler.now_ns)
+    waited = worker.state in (PARKED, WOKEN)
+    roster.cancel_wake(scheduler.ledger, worker)  # it may have taken a task of another service
+    worker.turn(WorkerCause.ASSIGNED)
+    if worker.facts.always_ready:
         park(scheduler, worker, worker.slots_free)
-    elif worker.facts.called and waited and worker.slots_free > 0:
-        park(scheduler, worker, worker.wanted)  # it waits for as long as it has room
+    elif worker.facts.wants_wake and waited and worker.slots_free > 0:
+        park(scheduler, worker, worker.tasks_wanted)  # it waits for as long as it has room
 
 
-def match(scheduler: Scheduler) -> None:
+def assign_parked(scheduler: Scheduler) -> None:
     """Bring ready tasks and parked workers together, until nothing more fits."""
     ledger = scheduler.ledger
-    stirred = ledger.stirred
-    while stirred:
-        name = next(iter(stirred))
-        service = stirred.pop(name)
+    dirty = ledger.dirty
+    while dirty:
+        name = next(iter(dirty))
+        service = dirty.pop(name)
         if service.parked and service.has_work:
-            _serve(scheduler, service)
-        stirred.pop(name, None)  # what serving it stirred in itself has been served
+            _serve_parked(scheduler, service)
+        dirty.pop(name, None)  # what serving it stirred in itself has been served
         if ledger.reservations:
             policy.review_reservations(ledger, scheduler.now_ns)
 
 
-def _serve(scheduler: Scheduler, service: Service) -> None:
+def _serve_parked(scheduler: Scheduler, service: Service) -> None:
     passed_over: list[Worker] = []
     while _is_open(scheduler, service):
         worker = policy.next_parked(scheduler.ledger, service)
         if worker is None:
             break
-        served = _call if worker.facts.called else lease_wanted
+        served = _wake if worker.facts.wants_wake else lease_to_parked
         if not served(scheduler, worker, service):
             passed_over.append(worker)
     for worker in passed_over:
-        policy.list_again(scheduler.ledger, service, worker)
+        policy.relist(scheduler.ledger, service, worker)
 
 
 def _is_open(scheduler: Scheduler, service: Service) -> bool:
     """There may be something to lease, and nothing refuses all workers of a service at once."""
     if scheduler.ledger.paused or service.paused:
         return False
-    for branch in service.branches:
-        if branch.rotation and policy.rate_room(branch.regime, scheduler.now_ns) > 0:
+    for lane_group in service.lane_groups:
+        if (
+            lane_group.rotation
+            and policy.rate_allowance(lane_group.active_rule, scheduler.now_ns) > 0
+        ):
             return True
     return False
 
 
-def _call(scheduler: Scheduler, worker: Worker, service: Service) -> bool:
+def _wake(scheduler: Scheduler, worker: Worker, service: Service) -> bool:
     """Tell a worker to come and ask, if there is something for it; but call no more workers
     than there are ready tasks."""
-    ready = sum(lane.ready for lane in service.rotating() if not lane.paused)
-    if _called(scheduler, service) >= ready:
+    ready = sum(lane.ready for lane in service.in_rotation() if not lane.paused)
+    if _count_woken(scheduler, service) >= ready:
         return False
-    if not _choose(scheduler, worker, worker.wanted):
+    if not _choose(scheduler, worker, worker.tasks_wanted):
         return False
-    worker.turn(Turn.CALLED)
-    worker.listed = -1
-    worker.called_for = service.name
-    worker.call_ends_ns = scheduler.now_ns + CALL_NS_MAX
-    heappush(scheduler.calls, (worker.call_ends_ns, worker.name))
-    scheduler.tell(Wake(worker.name, service.name))
+    worker.turn(WorkerCause.WOKEN)
+    worker.listed_as = -1
+    worker.woken_for = service.name
+    worker.wake_ends_ns = scheduler.now_ns + WAKE_NS_MAX
+    heappush(scheduler.wakes, (worker.wake_ends_ns, worker.name))
+    scheduler.send(Wake(worker.name, service.name))
     return True
 
 
-def _called(scheduler: Scheduler, service: Service) -> int:
+def _count_woken(scheduler: Scheduler, service: Service) -> int:
     """Count the workers that were called for a service and have not asked yet. One that was called
     again at the same time has several entries."""
     known = scheduler.ledger.workers
-    called = (known.get(name) for name in dict.fromkeys(name for _, name in scheduler.calls))
+    wants_wake = (known.get(name) for name in dict.fromkeys(name for _, name in scheduler.wakes))
     return sum(
-        worker is not None and worker.state is CALLED and worker.called_for == service.name
-        for worker in called
+        worker is not None and worker.state is WOKEN and worker.woken_for == service.name
+        for worker in wants_wake
     )

@@ -65,7 +65,10 @@ class ColdLedger:
         self._apart = dict.fromkeys(self._rest.apart())
         #: Hot tasks of the old snapshot by place; None until they are read.
         self._hot: dict[int, Task | None] = dict.fromkeys(self._apart)
-        for places in (*self._rest.awaited.values(), *(one.tasks for one in self._rest.leases)):
+        for places in (
+            *self._rest.dependents_of_unknown.values(),
+            *(one.tasks for one in self._rest.leases),
+        ):
             self._hot |= dict.fromkeys(places)
         #: Places of the touched ones among them.
         self._touched_places: dict[int, None] = {}
@@ -129,7 +132,7 @@ class ColdLedger:
             self._read_run(chunk, run, begin, lane, place + number)
             begin += run[0]
         if chunk.payloads is None:
-            self._builder.pass_on(columns)
+            self._builder.flush_if_full(columns)
             return
         self._copy_details(columns, hot, base)
         self._builder.flush_full()
@@ -205,7 +208,7 @@ class ColdLedger:
         self._queue_moved()
         forms.restore_lanes(self.ledger, self._rest, self._at)
         forms.restore_workers(self.ledger, self._rest, self._at)
-        for name, places in self._rest.awaited.items():
+        for name, places in self._rest.dependents_of_unknown.items():
             self.ledger.restore_awaited(name, [self._at(place) for place in places])
 
     def _at(self, place: int) -> Task:
@@ -242,8 +245,8 @@ class ColdLedger:
             return False
         if not self._touched.isdisjoint(names):
             return False
-        awaited = (self.ledger.awaited, self.ledger.awaited_else)
-        if not all(keys.keys().isdisjoint(names) for keys in awaited):
+        dependents_of_unknown = (self.ledger.dependents_of_unknown, self.ledger.awaited_else)
+        if not all(keys.keys().isdisjoint(names) for keys in dependents_of_unknown):
             return False
         if after is not None:
             own = {name: place for place, name in enumerate(names, self._builder.place)}
@@ -266,7 +269,7 @@ class ColdLedger:
             self.ledger.bare[terms.campaign] = None
         service = self.ledger.service(terms.service)
         if terms.slots != 1:
-            service.wide = self.ledger.wide = True
+            service.has_wide_tasks = self.ledger.has_wide_tasks = True
 
     def _enter_run(
         self, submission: Submission, start: int, stop: int, alike: tuple[int, bytes, TaskState]
@@ -283,7 +286,7 @@ class ColdLedger:
         if terms.due_ns:
             for one in range(number, number + count):
                 self._builder.add_due(one, terms.due_ns)
-        self.ledger.tally(terms, None, state, count)
+        self.ledger.count_moved(terms, None, state, count)
         lane.tasks += count
         if state is READY:
             lane.ready += count
@@ -322,8 +325,8 @@ class ColdLedger:
         late: dict[int, Task] = {}
         for service in self.ledger.services.values():
             for lane in service.lanes.values():
-                for queue in (lane.line, *(lane.others or ())):
-                    entries = queue.line()
+                for queue in (lane.main_queue, *(lane.other_queues or ())):
+                    entries = queue.valid_items()
                     tail = _after_cold(entries, moved)
                     newest = -1
                     for position, task in enumerate(tail):

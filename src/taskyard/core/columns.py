@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Raw, Struct, field, msgpack
 
 from taskyard.core.graph import link
-from taskyard.core.image import LeaseImage, ServiceImage, WorkerImage
+from taskyard.core.image import LeaseSnapshot, ServiceSnapshot, WorkerSnapshot
 from taskyard.core.ledger import Ledger, lane_counts
 from taskyard.core.runs import Attempt
 from taskyard.core.states import DELAYED, READY, TaskState
@@ -105,7 +105,7 @@ class LaneRest(Struct, array_like=True, gc=False):
     front: dict[int, list[int]] = field(default_factory=dict)
     suspects: list[int] = field(default_factory=list)
     #: Tasks that wait for the next run, and how many tasks are left before it, at most.
-    later: list[int] = field(default_factory=list)
+    next_run: list[int] = field(default_factory=list)
     run_left: int = 0
     #: Tasks that may be tried though the lane is held.
     released: int = 0
@@ -113,7 +113,7 @@ class LaneRest(Struct, array_like=True, gc=False):
     @property
     def is_plain(self) -> bool:
         """Whether there is nothing to keep."""
-        return not (self.paused or self.front or self.suspects or self.later or self.released)
+        return not (self.paused or self.front or self.suspects or self.next_run or self.released)
 
 
 class Rest(Struct, array_like=True, gc=False):
@@ -126,26 +126,26 @@ class Rest(Struct, array_like=True, gc=False):
     paused: bool
     counts: list[int]
     campaigns: list[CampaignRest] = field(default_factory=list)
-    services: list[ServiceImage] = field(default_factory=list)
+    services: list[ServiceSnapshot] = field(default_factory=list)
     lanes: list[LaneRest] = field(default_factory=list)
     #: READY tasks that queue elsewhere than by their place: the task, and the place behind which
     #: it queues (-1: at the head). Tasks behind the same place queue in this order.
     moved: list[tuple[int, int]] = field(default_factory=list)
-    workers: list[WorkerImage] = field(default_factory=list)
-    leases: list[LeaseImage] = field(default_factory=list)
+    workers: list[WorkerSnapshot] = field(default_factory=list)
+    leases: list[LeaseSnapshot] = field(default_factory=list)
     #: Tasks that wait for names that are not known.
-    awaited: dict[bytes, list[int]] = field(default_factory=dict)
+    dependents_of_unknown: dict[bytes, list[int]] = field(default_factory=dict)
     reasons: dict[bytes, bytes] = field(default_factory=dict)
     envelopes: dict[bytes, bytes] = field(default_factory=dict)
     outputs: dict[bytes, int] = field(default_factory=dict)
     reported: list[bytes] = field(default_factory=list)
     replaced: list[tuple[bytes, int, Replaced]] = field(default_factory=list)
-    tries: dict[bytes, list[Attempt]] = field(default_factory=dict)
+    failed_attempts: dict[bytes, list[Attempt]] = field(default_factory=dict)
 
     def apart(self) -> Iterator[int]:
         """Yield the places of READY tasks that do not queue by them."""
         for lane in self.lanes:
-            yield from chain(lane.suspects, lane.later, *lane.front.values())
+            yield from chain(lane.suspects, lane.next_run, *lane.front.values())
         for place, _ in self.moved:
             yield place
 
@@ -236,8 +236,8 @@ class ChunkBuilder:
         number = len(self._names)
         payloads = (task.payload,)
         self.add_run((task.name,), payloads, task.terms, task.lane.name, task.state, (task.waits,))
-        if task.attempt or task.failures or task.excused:
-            self._attempts[number] = (task.attempt, task.failures, task.excused)
+        if task.attempt or task.failures or task.losses_excused:
+            self._attempts[number] = (task.attempt, task.failures, task.losses_excused)
         if task.due_ns:
             self._due_ns[number] = task.due_ns
         if task.ending is not None:
@@ -287,7 +287,7 @@ class ChunkBuilder:
         self._begin()
         self._write(columns)
 
-    def pass_on(self, columns: TaskColumns) -> None:
+    def flush_if_full(self, columns: TaskColumns) -> None:
         """Hand on a whole chunk as it is, after all that was added before."""
         self.flush()
         self.place += len(columns.names)
@@ -323,22 +323,22 @@ def rest_of(ledger: Ledger, places: dict[int, int], counted: tuple[int, int]) ->
             for one in ledger.campaigns.values()
         ],
         services=[
-            ServiceImage(one.name, one.paused, one.wide, one.counts)
+            ServiceSnapshot(one.name, one.paused, one.has_wide_tasks, one.counts)
             for one in ledger.services.values()
         ],
         lanes=[rest for lane in _all_lanes(ledger) if not (rest := _lane(lane, places)).is_plain],
-        workers=[WorkerImage(w.name, w.facts, w.slots_kept) for w in ledger.workers.values()],
+        workers=[WorkerSnapshot(w.name, w.facts, w.slots_kept) for w in ledger.workers.values()],
         leases=_leases(ledger, places),
-        awaited={
+        dependents_of_unknown={
             name: [places[id(task)] for task in waiting if id(task) in places]
-            for name, waiting in ledger.awaited.items()
+            for name, waiting in ledger.dependents_of_unknown.items()
         },
         reasons=ledger.reasons,
         envelopes=ledger.envelopes,
         outputs=ledger.outputs,
         reported=list(ledger.reported),
         replaced=[(*key, one) for key, one in ledger.replaced.items()],
-        tries=ledger.tries,
+        failed_attempts=ledger.failed_attempts,
     )
 
 
@@ -350,23 +350,23 @@ def _all_lanes(ledger: Ledger) -> Iterator[Lane]:
 def _lane(lane: Lane, places: dict[int, int]) -> LaneRest:
     front = {
         queue.priority: [places[id(task)] for task in queue.front if task.state is READY]
-        for queue in (lane.line, *(lane.others or ()))
+        for queue in (lane.main_queue, *(lane.other_queues or ()))
         if queue.front
     }
     rest = LaneRest(lane.service.name, lane.name, lane.paused, front)
-    if lane.rare is not None:
+    if lane.extras is not None:
         rest.suspects = [places[id(task)] for task in lane.suspects]
-        rest.later = [places[id(task)] for task in lane.rare.later.values()]
-        rest.run_left, rest.released = lane.rare.run_left, lane.rare.released
+        rest.next_run = [places[id(task)] for task in lane.extras.next_run.values()]
+        rest.run_left, rest.released = lane.extras.run_left, lane.extras.released
     return rest
 
 
-def _leases(ledger: Ledger, places: dict[int, int]) -> list[LeaseImage]:
-    images: list[LeaseImage] = []
+def _leases(ledger: Ledger, places: dict[int, int]) -> list[LeaseSnapshot]:
+    images: list[LeaseSnapshot] = []
     for number, worker in enumerate(ledger.workers.values()):
         for lease in worker.leases.values():
             out = [places[id(task)] for task in lease.tasks if task.lease is lease]
-            images.append(LeaseImage(lease.number, number, lease.at_ns, lease.lease_ns, out))
+            images.append(LeaseSnapshot(lease.number, number, lease.at_ns, lease.lease_ns, out))
     return images
 
 
@@ -428,7 +428,7 @@ class Restorer:
             lane.tasks += count
             if state == READY:
                 tasks = made[begin : begin + count]
-                queue, priority = lane.line, tasks[0].terms.priority
+                queue, priority = lane.main_queue, tasks[0].terms.priority
                 if queue.priority != priority:
                     queue = lane.queue(priority)
                 if apart:
@@ -442,9 +442,9 @@ class Restorer:
         """Schedule what waits for time."""
         ledger = self.ledger
         if DELAYED in (run[3] for run in columns.runs):
-            ledger.plan([task for task in tasks if task.state is DELAYED])
+            ledger.schedule_due([task for task in tasks if task.state is DELAYED])
         if any(one.expires_ns or one.expires_hard_ns for one in terms):
-            ledger.mind_age([task for task in tasks if task.ending is None])
+            ledger.schedule_expiry([task for task in tasks if task.ending is None])
         if not any(one.report_ns for one in terms):
             return
         together: dict[int, list[bytes]] = defaultdict(list)
@@ -452,7 +452,7 @@ class Restorer:
             if task.terms.report_ns and task.ending is None and task.name not in ledger.reported:
                 together[task.terms.report_ns].append(task.name)
         for late_ns, names in together.items():
-            ledger.agenda.report(late_ns, names)
+            ledger.agenda.push_late(late_ns, names)
 
     def link(self, edges: Edges) -> None:
         """Let tasks wait for each other."""
@@ -466,12 +466,12 @@ class Restorer:
         _restore_moved(rest, tasks)
         restore_lanes(ledger, rest, tasks.__getitem__)
         restore_workers(ledger, rest, tasks.__getitem__)
-        for name, places in rest.awaited.items():
+        for name, places in rest.dependents_of_unknown.items():
             ledger.restore_awaited(name, [tasks[place] for place in places])
         for service in ledger.services.values():
             for lane in list(service.lanes.values()):
                 if lane.ready:
-                    lane.branch.offer(lane)
+                    lane.lane_group.add_to_rotation(lane)
                 service.drop_if_empty(lane)
         return ledger
 
@@ -487,11 +487,15 @@ def restore_frame(rest: Rest) -> Ledger:
             ledger.bare[one.name] = None
     for image in rest.services:
         service = ledger.service(image.name)
-        service.paused, service.wide, service.counts = image.paused, image.wide, image.counts
-        ledger.wide = ledger.wide or image.wide
+        service.paused, service.has_wide_tasks, service.counts = (
+            image.paused,
+            image.has_wide_tasks,
+            image.counts,
+        )
+        ledger.has_wide_tasks = ledger.has_wide_tasks or image.has_wide_tasks
     ledger.reported = dict.fromkeys(rest.reported)
     ledger.reasons, ledger.envelopes = rest.reasons, rest.envelopes
-    ledger.outputs, ledger.tries = rest.outputs, rest.tries
+    ledger.outputs, ledger.failed_attempts = rest.outputs, rest.failed_attempts
     ledger.replaced = {(name, number): one for name, number, one in rest.replaced}
     return ledger
 
@@ -502,7 +506,7 @@ def _queue_each(made: list[Task]) -> None:
         lane = task.lane
         lane.tasks += 1
         if task.state is READY:
-            queue, priority = lane.line, task.terms.priority
+            queue, priority = lane.main_queue, task.terms.priority
             if queue.priority != priority:
                 queue = lane.queue(priority)
             queue.items.append(task)
@@ -523,7 +527,7 @@ def lanes_of_runs(ledger: Ledger, columns: TaskColumns, terms: list[Terms]) -> l
 def set_details(columns: TaskColumns, number: int, task: Task) -> None:
     """Give a task of a chunk what only some tasks have."""
     if number in columns.attempts:
-        task.attempt, task.failures, task.excused = columns.attempts[number]
+        task.attempt, task.failures, task.losses_excused = columns.attempts[number]
     task.due_ns = columns.due_ns.get(number, 0)
     if number in columns.endings:
         task.ending = Ending(*columns.endings[number])
@@ -564,18 +568,18 @@ def restore_lanes(ledger: Ledger, rest: Rest, task_at: Callable[[int], Task]) ->
             lane.ready += len(places)
         for place in one.suspects:
             lane.add_suspect(task_at(place), front=False)
-        if one.later or one.released:
-            rare = lane.with_rare()
-            rare.later = {id(task): task for task in map(task_at, one.later)}
-            rare.run_left, rare.released = one.run_left, one.released
-        lane.ready += len(one.suspects) + len(one.later)
+        if one.next_run or one.released:
+            extras = lane.ensure_extras()
+            extras.next_run = {id(task): task for task in map(task_at, one.next_run)}
+            extras.run_left, extras.released = one.run_left, one.released
+        lane.ready += len(one.suspects) + len(one.next_run)
 
 
 def restore_workers(ledger: Ledger, rest: Rest, task_at: Callable[[int], Task]) -> None:
     """Add workers and what they hold."""
     workers = [Worker(one.name, one.facts, slots_kept=one.slots_kept) for one in rest.workers]
     for worker in workers:
-        ledger.enlist(worker)
+        ledger.add_worker(worker)
     for one in rest.leases:
         out = [task_at(place) for place in one.tasks]
         given = (workers[one.worker], one.number, one.at_ns, one.lease_ns)
@@ -583,4 +587,4 @@ def restore_workers(ledger: Ledger, rest: Rest, task_at: Callable[[int], Task]) 
         lease = Lease(*given, len(out), out, names, attempts, lane_counts(out))
         for task in out:
             task.lease = lease
-        ledger.entrust(lease, out)
+        ledger.add_lease(lease, out)

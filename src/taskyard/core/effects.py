@@ -10,7 +10,7 @@ from enum import Enum
 
 from msgspec import Struct, field
 
-from taskyard.core.events import Clause, Scope
+from taskyard.core.events import Rule, Scope
 from taskyard.core.explain import Explanation, Reason
 from taskyard.core.records import AnyRecord
 from taskyard.core.runs import Attempt
@@ -44,12 +44,12 @@ class Effect(Struct, gc=False):
 
 
 class Accepted(Effect):
-    """To a client: its tasks are taken. `known` of them were there already."""
+    """To a client: its tasks are taken. `existing` of them were there already."""
 
     client: bytes
     request: int
     new: int
-    known: int = 0
+    existing: int = 0
     #: How many tasks of a partial submission were refused.
     refused: int = 0
 
@@ -63,7 +63,7 @@ class Refused(Effect):
     text: str
 
 
-class Acted(Effect):
+class CommandAck(Effect):
     """To a client: its wish was carried out on so many tasks."""
 
     client: bytes
@@ -71,14 +71,14 @@ class Acted(Effect):
     count: int
 
 
-class AnswerDue(Effect):
+class ReplyDue(Effect):
     """To a client: the answer that its dialect has for it."""
 
     client: bytes
     request: int
 
 
-class Told(Effect):
+class Settled(Effect):
     """To a client that watches: these tasks are settled. To one that asks for results: this is
     what has become of those that are known."""
 
@@ -136,7 +136,7 @@ class TaskView(Struct, gc=False):
     payload: bytes | None = None
 
 
-class Found(Effect):
+class TaskDetails(Effect):
     """To a client: what is known of the tasks that it named, without those that nobody knows."""
 
     client: bytes
@@ -144,7 +144,7 @@ class Found(Effect):
     views: list[TaskView]
 
 
-class Listed(Effect):
+class TaskPage(Effect):
     """To a client: a page of tasks."""
 
     client: bytes
@@ -189,7 +189,7 @@ class Stats(Struct, gc=False):
     lag_percent: int = 0
 
 
-class Counted(Effect):
+class StatsReply(Effect):
     """To a client: how much of everything there is."""
 
     client: bytes
@@ -197,7 +197,7 @@ class Counted(Effect):
     stats: Stats
 
 
-class Explained(Effect):
+class ExplanationReply(Effect):
     """To a client: why a task is where it is."""
 
     client: bytes
@@ -217,9 +217,9 @@ class LaneView(Struct, gc=False):
     #: b"": the open lane.
     lane: bytes
     #: The clause by whose rules it is run; b"": the defaults.
-    clause: bytes
+    rule: bytes
     #: Workers that may serve lanes of that clause at once; 0 for no limit.
-    clause_limit: int
+    rule_limit: int
     #: Its unfinished tasks, and how many of them are in which state; the others have failed.
     tasks: int
     ready: int
@@ -241,7 +241,7 @@ class LaneView(Struct, gc=False):
     sentence: str
 
 
-class LanesTold(Effect):
+class LaneList(Effect):
     """To a client: a page of lanes."""
 
     client: bytes
@@ -251,7 +251,7 @@ class LanesTold(Effect):
     more: bool
 
 
-class RulesTold(Effect):
+class RuleList(Effect):
     """To a client: the rules of the lanes that it asked for."""
 
     client: bytes
@@ -260,7 +260,7 @@ class RulesTold(Effect):
     version: int
     #: Those that may fit a lane of these services, the first that fits holds; at the end, by the
     #: name b"", what holds for all others.
-    clauses: tuple[Clause, ...]
+    rules: tuple[Rule, ...]
 
 
 class WorkerView(Struct, gc=False):
@@ -273,10 +273,10 @@ class WorkerView(Struct, gc=False):
     slots_used: int
     #: How many tasks it holds.
     held: int
-    heard_ns_ago: int
+    last_seen_ns_ago: int
     dialect: bytes
     incarnation: int
-    silence_ns: int
+    lease_timeout_ns: int
     #: Why it can't start its agents; b"": all is well, or nobody said so.
     trouble: bytes = b""
     #: The machine and process that it runs in; b"" and 0: unknown.
@@ -286,7 +286,7 @@ class WorkerView(Struct, gc=False):
     malformed: int = 0
 
 
-class Rostered(Effect):
+class WorkerList(Effect):
     """To a client: the workers that are there."""
 
     client: bytes
@@ -294,7 +294,7 @@ class Rostered(Effect):
     workers: list[WorkerView]
 
 
-class Holding(Struct, gc=False):
+class WorkerTasks(Struct, gc=False):
     """What a worker holds, oldest first, as columns."""
 
     worker: bytes
@@ -307,15 +307,15 @@ class Holding(Struct, gc=False):
     slots_kept: list[int]
 
 
-class Holdings(Effect):
+class HeldTasks(Effect):
     """To a client: what workers hold."""
 
     client: bytes
     request: int
-    holdings: list[Holding]
+    holdings: list[WorkerTasks]
 
 
-class Printed(Effect):
+class TaskOutput(Effect):
     """To a client: the end of what a task printed."""
 
     client: bytes
@@ -330,7 +330,7 @@ class Printed(Effect):
     text_bytes_total: int = 0
 
 
-class Followed(Effect):
+class RecordPage(Effect):
     """To a client that follows: what was decided after a record. The shell keeps it back until
     there is something, and puts that in."""
 
@@ -365,7 +365,7 @@ class Assign(Effect):
     envelopes: list[bytes] | None = None
 
 
-class Nothing(Effect):
+class NoWork(Effect):
     """To a worker: there is no work for you now."""
 
     worker: bytes
@@ -399,21 +399,21 @@ class LeasesEnded(Effect):
     slots_kept: int
 
 
-class Dismiss(Effect):
+class Shutdown(Effect):
     """To a worker: go away."""
 
     worker: bytes
     request: int = 0
 
 
-class Stranger(Effect):
+class UnknownWorker(Effect):
     """To a worker: nobody knows you. Say who you are."""
 
     worker: bytes
     request: int = 0
 
 
-class Heard(Effect):
+class HeartbeatAck(Effect):
     """To a worker: its sign of life is noted."""
 
     worker: bytes
@@ -422,7 +422,7 @@ class Heard(Effect):
     record: int
 
 
-class Noted(Effect):
+class ReportAck(Effect):
     """To a worker: its report is taken, but for tasks that it does not hold."""
 
     worker: bytes

@@ -31,11 +31,11 @@ def submitted(ledger: Ledger, record: Submitted) -> None:
             ledger.bare[terms.campaign] = None
         service = ledger.service(terms.service)
         if terms.slots != 1:
-            service.wide = ledger.wide = True
-    enter = _enter_alike if submission.terms_at is None else _enter_each
+            service.has_wide_tasks = ledger.has_wide_tasks = True
+    enter = _enter_uniform if submission.terms_at is None else _enter_each
     tasks = enter(ledger, submission, record.at_ns)
     ledger.tasks.update(zip(submission.names, tasks, strict=True))
-    if ledger.awaited:
+    if ledger.dependents_of_unknown:
         for task in tasks:
             task.dependents = ledger.take_awaited(task.name)
     if submission.after is not None:
@@ -44,15 +44,17 @@ def submitted(ledger: Ledger, record: Submitted) -> None:
         ledger.envelopes.update(zip(submission.names, submission.envelopes, strict=True))
     if record.attempts is not None:
         for task, attempt in zip(tasks, record.attempts, strict=True):
-            task.attempt = task.excused = attempt
+            task.attempt = task.losses_excused = attempt
             ledger.outputs.pop(task.name, None)  # what the generation before has printed
-            ledger.tries.pop(task.name, None)
+            ledger.failed_attempts.pop(task.name, None)
     agenda = ledger.agenda
-    _mind(submission, [terms.expires_hard_ns for terms in submission.terms], agenda.expire)
-    _mind(submission, [terms.report_ns for terms in submission.terms], agenda.report)
+    _schedule_times(
+        submission, [terms.expires_hard_ns for terms in submission.terms], agenda.push_expiry
+    )
+    _schedule_times(submission, [terms.report_ns for terms in submission.terms], agenda.push_late)
 
 
-def _enter_alike(ledger: Ledger, submission: Submission, at_ns: int) -> Tasks:
+def _enter_uniform(ledger: Ledger, submission: Submission, at_ns: int) -> Tasks:
     """Tasks that share their terms: the path of millions."""
     names, payloads, terms = submission.names, submission.payloads, submission.terms[0]
     if len(payloads) < len(names):
@@ -72,18 +74,18 @@ def _enter_alike(ledger: Ledger, submission: Submission, at_ns: int) -> Tasks:
         free = [task for task in tasks if not task.waits]
         if submission.lanes is None:
             tasks[0].lane.tasks += len(tasks) - len(free)
-            ledger.tally(terms, None, BLOCKED, len(tasks) - len(free))
+            ledger.count_moved(terms, None, BLOCKED, len(tasks) - len(free))
         else:
-            _hold(ledger, [task for task in tasks if task.waits], terms, BLOCKED)
+            _count_waiting(ledger, [task for task in tasks if task.waits], terms, BLOCKED)
     if terms.due_ns:
         for task in tasks:
             task.due_ns = terms.due_ns
     if state is DELAYED:
-        _hold(ledger, free, terms, DELAYED)
-        ledger.plan(free)
+        _count_waiting(ledger, free, terms, DELAYED)
+        ledger.schedule_due(free)
     elif free:
         lane = free[0].lane if submission.lanes is None else one_lane(free)
-        _queue(ledger, free, terms, lane)
+        _enqueue_ready(ledger, free, terms, lane)
     return tasks
 
 
@@ -95,26 +97,26 @@ def _lanes(service: Service, submission: Submission) -> Iterable[Lane]:
     return [known.get(name) or make(name) for name in submission.lanes]
 
 
-def _hold(ledger: Ledger, tasks: Tasks, terms: Terms, state: TaskState) -> None:
+def _count_waiting(ledger: Ledger, tasks: Tasks, terms: Terms, state: TaskState) -> None:
     """Count new tasks that wait for more than a worker."""
-    ledger.tally(terms, None, state, len(tasks))
+    ledger.count_moved(terms, None, state, len(tasks))
     for lane, count in lane_counts(tasks):
         lane.tasks += count
 
 
-def _queue(ledger: Ledger, tasks: Tasks, terms: Terms, lane: Lane | None) -> None:
+def _enqueue_ready(ledger: Ledger, tasks: Tasks, terms: Terms, lane: Lane | None) -> None:
     """Count new tasks that are ready, and put them in their queues: all in `lane`, if given."""
-    ledger.tally(terms, None, READY, len(tasks))
+    ledger.count_moved(terms, None, READY, len(tasks))
     if lane is None:
-        ledger.enter_lanes(tasks, terms.priority)
+        ledger.queue_new(tasks, terms.priority)
         return
-    if ledger.gathers and not (lane.ready or lane.leased):
-        ledger.gathering.append(lane)
+    if ledger.has_debounce and not (lane.ready or lane.leased):
+        ledger.debouncing.append(lane)
     lane.tasks += len(tasks)
     lane.ready += len(tasks)
     lane.slots_min = min(lane.slots_min, terms.slots)
     lane.queue(terms.priority).items += tasks
-    ledger.stir(lane)
+    ledger.mark_dirty(lane)
 
 
 def _enter_each(ledger: Ledger, submission: Submission, at_ns: int) -> Tasks:
@@ -129,11 +131,11 @@ def _enter_each(ledger: Ledger, submission: Submission, at_ns: int) -> Tasks:
         task = Task(name, submission.payload_of(index), terms, lane, state, waits)
         task.due_ns = terms.due_ns
         if state is READY:
-            _queue(ledger, [task], terms, lane)
+            _enqueue_ready(ledger, [task], terms, lane)
         else:
-            _hold(ledger, [task], terms, state)
+            _count_waiting(ledger, [task], terms, state)
         tasks.append(task)
-    ledger.plan([task for task in tasks if task.state is DELAYED])
+    ledger.schedule_due([task for task in tasks if task.state is DELAYED])
     return tasks
 
 
@@ -146,10 +148,10 @@ def _link(ledger: Ledger, tasks: Tasks, after: list[list[bytes]]) -> None:
             if before is not None and before.dependents is None and before.ending is None:
                 before.dependents = task  # the common case: the first to wait for it
             else:
-                ledger.await_one(task, name)
+                ledger.add_dependency(task, name)
 
 
-def _mind(
+def _schedule_times(
     submission: Submission, times: list[int], mind: Callable[[int, list[bytes]], None]
 ) -> None:
     """Put tasks on the agenda for the times of their terms, where they have one."""

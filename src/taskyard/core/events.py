@@ -2,7 +2,7 @@
 
 `now_ns` is the monotonic clock: leases, silence, calls and rates are measured by it, and a jump
 of the wall clock changes none of them. The wall clock itself is told by `ClockSet`. Every random
-choice comes in with the event that needs it (`luck`). A batch is one event.
+choice comes in with the event that needs it (`random_bits`). A batch is one event.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from enum import Enum, IntEnum
 from msgspec import Struct, field
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.runs import Runs
+from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission, Task
 from taskyard.core.workers import WorkerFacts
 
 
-class Unknown(Enum):
+class UnknownPolicy(Enum):
     """What to do about a predecessor that nobody has submitted."""
 
     REFUSE = "refuse"
@@ -26,10 +26,10 @@ class Unknown(Enum):
     DONE = "done"
 
 
-class Repeat(Enum):
+class DuplicatePolicy(Enum):
     """What to do about a name that is known."""
 
-    HARMLESS = "harmless"  #: the same submission again changes nothing, another one is refused
+    IGNORE = "harmless"  #: the same submission again changes nothing, another one is refused
     EXTEND = "extend"  #: unfinished: add what it waits for; ended: a new generation
 
 
@@ -38,7 +38,7 @@ class Outcome(IntEnum):
 
     DONE = 0
     FAILED = 1  #: try again by the schedule
-    FAILED_FOR_GOOD = 2
+    FAILED_FINAL = 2
     RETRY_AT = 3  #: try again at the time given
     DEFER_ALL = 4  #: this task and the rest of its lane: try again by the schedule
     DEFER_BACK = 5  #: to the end of its lane
@@ -62,12 +62,12 @@ class TimePassed(Event):
     """Nothing happened but time: see what is due, too old, or too silent."""
 
 
-class SubmitAsked(Event):
+class SubmitRequested(Event):
     client: bytes
     submission: Submission
     request: int = 0
-    unknown: Unknown = Unknown.REFUSE
-    repeat: Repeat = Repeat.HARMLESS
+    unknown: UnknownPolicy = UnknownPolicy.REFUSE
+    repeat: DuplicatePolicy = DuplicatePolicy.IGNORE
     #: If it is taken, tell the client when its tasks are settled, by the same request.
     watch: bool = False
     #: Each of its tasks waits, too, for all of these campaigns that has not ended by now.
@@ -78,20 +78,20 @@ class SubmitAsked(Event):
     retries: bool = False
 
 
-class WorkerAppeared(Event):
+class WorkerRegistered(Event):
     """A worker introduces itself. Sent again it changes the facts. Another incarnation is another
     process, which waits while the holder of the name is heard."""
 
     worker: bytes
     facts: WorkerFacts = field(default_factory=WorkerFacts)
     #: Tasks that it takes beyond its slots.
-    ahead: int = 0
+    prefetch: int = 0
     #: Its supervisor saw all processes of that name end, from this incarnation up to its own. 0: it
     #: has none, or none that says so.
     replaces: int = 0
 
 
-class WorkAsked(Event):
+class TasksRequested(Event):
     """A worker asks for up to `count` tasks. It parks until there are some, or is told at once."""
 
     worker: bytes
@@ -102,7 +102,7 @@ class WorkAsked(Event):
     incarnation: int | None = None
 
 
-class WorkReported(Event):
+class TasksReported(Event):
     """A worker reports on tasks that it holds."""
 
     worker: bytes
@@ -118,16 +118,16 @@ class WorkReported(Event):
     request: int = 0
     keeps_slots: bool = False
     #: For the jitter of the retry schedule: any number from 0 to 2**32.
-    luck: int = 0
+    random_bits: int = 0
     #: Length of each result before the worker cut it, 0 if it is whole; None: all are whole.
     result_bytes_total: list[int] | None = None
     #: Which process of that name it is; None: its dialect does not say.
     incarnation: int | None = None
     #: How the attempts ran, as the worker measured it; None: it does not measure.
-    runs: Runs | None = None
+    runs: RunColumns | None = None
 
 
-class WorkReturned(Event):
+class TasksReturned(Event):
     """A worker gives tasks back to be queued again, whole or not at all."""
 
     worker: bytes
@@ -135,12 +135,12 @@ class WorkReturned(Event):
     #: What each is to wait for from now on.
     after: list[list[bytes]] | None = None
     request: int = 0
-    unknown: Unknown = Unknown.DONE
+    unknown: UnknownPolicy = UnknownPolicy.DONE
     #: Which process of that name it is; None: its dialect does not say.
     incarnation: int | None = None
 
 
-class WorkProgressed(Event):
+class TasksProgressed(Event):
     """A worker tells how far it is with tasks that it holds, and what they print."""
 
     worker: bytes
@@ -165,7 +165,7 @@ class SlotFreed(Event):
     worker: bytes
 
 
-class WorkerHeard(Event):
+class WorkerHeartbeat(Event):
     """A worker is alive. `held` lists the tasks and attempts that it knows to hold."""
 
     worker: bytes
@@ -185,7 +185,7 @@ class WorkerHeard(Event):
     incarnation: int | None = None
 
 
-class WorkerGone(Event):
+class WorkerExited(Event):
     """A worker said goodbye. What it held goes to others; nobody is to blame."""
 
     worker: bytes
@@ -205,7 +205,7 @@ class WorkerLost(Event):
     charged: bool = True
 
 
-class WorkerCut(Event):
+class WorkerUnreachable(Event):
     """What was sent to a worker could not be delivered. It is no longer parked."""
 
     worker: bytes
@@ -218,7 +218,7 @@ class WaitEnded(Event):
     request: int = 0
 
 
-class DrainAsked(Event):
+class DrainRequested(Event):
     """A worker, or all of them, shall get no more work and go away when they hold none."""
 
     client: bytes
@@ -240,7 +240,7 @@ class Scope(Struct, frozen=True):
     any_campaign: bool = False
 
 
-class CancelAsked(Event):
+class CancelRequested(Event):
     client: bytes
     scope: Scope
     request: int = 0
@@ -248,7 +248,7 @@ class CancelAsked(Event):
     chosen: list[Task] | None = None
 
 
-class RetryAsked(Event):
+class RetryRequested(Event):
     """FAILED tasks start anew, DELAYED ones are due at once; whatever is then ready in a held lane
     may go, once."""
 
@@ -259,7 +259,7 @@ class RetryAsked(Event):
     chosen: list[Task] | None = None
 
 
-class MoveAsked(Event):
+class MoveRequested(Event):
     """Tasks shall wait in another lane, of the same service or of another. What is out stays."""
 
     client: bytes
@@ -272,7 +272,7 @@ class MoveAsked(Event):
     chosen: list[Task] | None = None
 
 
-class ExpireAsked(Event):
+class ExpireRequested(Event):
     """Waiting tasks shall end as if they had grown too old. What is out stays."""
 
     client: bytes
@@ -282,7 +282,7 @@ class ExpireAsked(Event):
     chosen: list[Task] | None = None
 
 
-class PauseAsked(Event):
+class PauseRequested(Event):
     """Lease nothing more of a lane, of a service (no lane), or at all (no service)."""
 
     client: bytes
@@ -291,14 +291,14 @@ class PauseAsked(Event):
     request: int = 0
 
 
-class ResumeAsked(Event):
+class ResumeRequested(Event):
     client: bytes
     service: bytes = b""
     lane: bytes | None = None
     request: int = 0
 
 
-class WatchAsked(Event):
+class WatchRequested(Event):
     """Tell the client when these tasks are settled: each name, or a campaign as a whole."""
 
     client: bytes
@@ -314,13 +314,13 @@ class WatchEnded(Event):
     request: int
 
 
-class ClientGone(Event):
+class ClientDisconnected(Event):
     """Nobody is there to be told any more."""
 
     client: bytes
 
 
-class Misunderstood(Event):
+class RequestRejected(Event):
     """A request that made no sense, and why. It is refused in its turn."""
 
     client: bytes
@@ -328,7 +328,7 @@ class Misunderstood(Event):
     text: str
 
 
-class LookupAsked(Event):
+class LookupRequested(Event):
     """What is known of these tasks?"""
 
     client: bytes
@@ -338,7 +338,7 @@ class LookupAsked(Event):
     shows_after: bool = True
 
 
-class ListAsked(Event):
+class ListRequested(Event):
     """Which tasks are there? Page by page, in the order of their submission."""
 
     client: bytes
@@ -351,7 +351,7 @@ class ListAsked(Event):
     request: int = 0
 
 
-class StatsAsked(Event):
+class StatsRequested(Event):
     """How much of everything is there?"""
 
     client: bytes
@@ -360,7 +360,7 @@ class StatsAsked(Event):
     is_brief: bool = False
 
 
-class ExplainAsked(Event):
+class ExplainRequested(Event):
     """Why is a task where it is?"""
 
     client: bytes
@@ -368,7 +368,7 @@ class ExplainAsked(Event):
     request: int = 0
 
 
-class LanesAsked(Event):
+class LanesRequested(Event):
     """Which lanes are there, and what do they wait for? Page by page, by name."""
 
     client: bytes
@@ -382,7 +382,7 @@ class LanesAsked(Event):
     count: int = 100
 
 
-class RulesAsked(Event):
+class RulesRequested(Event):
     """By which rules are the lanes of these services run?"""
 
     client: bytes
@@ -390,14 +390,14 @@ class RulesAsked(Event):
     services: tuple[bytes, ...] = ()
 
 
-class WorkersAsked(Event):
+class WorkersRequested(Event):
     """Which workers are there?"""
 
     client: bytes
     request: int = 0
 
 
-class HoldingsAsked(Event):
+class HeldTasksRequested(Event):
     """What do the workers hold whose names begin so? For a dialect that has to know it again after
     a restart."""
 
@@ -406,7 +406,7 @@ class HoldingsAsked(Event):
     request: int = 0
 
 
-class ResultsAsked(Event):
+class ResultsRequested(Event):
     """What became of these tasks? Told at once of those that are known, settled or not."""
 
     client: bytes
@@ -414,7 +414,7 @@ class ResultsAsked(Event):
     request: int = 0
 
 
-class OutputAsked(Event):
+class OutputRequested(Event):
     """What did a task print last?"""
 
     client: bytes
@@ -422,7 +422,7 @@ class OutputAsked(Event):
     request: int = 0
 
 
-class Follows(Struct, frozen=True):
+class FollowOptions(Struct, frozen=True):
     """What somebody wants to be told who follows what is decided."""
 
     #: The last record that it has seen; None: it wants what comes from now on.
@@ -435,16 +435,16 @@ class Follows(Struct, frozen=True):
     journal: bytes = b""
 
 
-class AnswerDue(Event):
+class ReplyDue(Event):
     """A dialect answers a request by itself; the answer passes through here to keep its place."""
 
     client: bytes
     request: int
     #: The answer is what was decided, when there is something: the journal's to tell.
-    follows: Follows | None = None
+    follow_options: FollowOptions | None = None
 
 
-class Rules(Struct, frozen=True):
+class LaneOptions(Struct, frozen=True):
     """How lanes are run. Settings, not history: never journalled."""
 
     #: Workers that may serve lanes of the clause at once; 0 for no limit.
@@ -479,21 +479,21 @@ class Rules(Struct, frozen=True):
     lane_template: bytes = b""
 
 
-class Clause(Struct, frozen=True):
+class Rule(Struct, frozen=True):
     """Rules for lanes: for those that `match` fits, as `service/lane`, and no clause before it.
     The open lane of a service has an empty name."""
 
     name: bytes
     #: `*` stands for anything, also `/`.
     match: bytes = b"*"
-    rules: Rules = Rules()
+    rules: LaneOptions = LaneOptions()
 
 
 class RulesSet(Event):
     """The settings of all services, anew. What no clause fits is run by `defaults`."""
 
-    clauses: tuple[Clause, ...] = ()
-    defaults: Rules = Rules()
+    rules: tuple[Rule, ...] = ()
+    defaults: LaneOptions = LaneOptions()
     #: Workers that may serve lanes at once, over all services; 0 for no limit.
     workers_max: int = 0
 
@@ -505,7 +505,7 @@ class LagChanged(Event):
     percent: int
 
 
-class RoomChanged(Event):
+class DiskSpaceChanged(Event):
     """The disk has room for submissions, or only for completions."""
 
     accepting: bool

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final, cast
 from msgspec import Struct
 
 from taskyard.core import graph, policy
-from taskyard.core.limits import ALONE, SECOND_NS
-from taskyard.core.policy import Hold
+from taskyard.core.limits import EXCLUSIVE, SECOND_NS
+from taskyard.core.policy import HoldReason
 from taskyard.core.states import FAILED, TaskState
 from taskyard.core.tasks import isolation_room, shown
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 NAMED_MAX: Final = 5
 
 #: A worker is worth a word when one part in so many of the silence that it is allowed has passed.
-SILENT_SHARE: Final = 3
+HEARTBEAT_LATE_SHARE: Final = 3
 
 
 class Reason(Enum):
@@ -43,18 +43,18 @@ class Reason(Enum):
     TIME = "waits for its time"
     PAUSED = "paused"
     HELD = "held"
-    GATHERING = "gathering"
+    DEBOUNCED = "gathering"
     LIMIT_BROKER = "broker limit"
     LIMIT_SERVICE = "service limit"
     LIMIT_LANE = "lane limit"
     RATE = "rate"
     NO_WORKER = "no worker"
     TROUBLE = "agent failing to start"
-    SILENT = "worker silent"
+    NO_HEARTBEAT = "worker silent"
     NO_ROOM = "no worker is large enough"
     WORKERS_BUSY = "workers busy"
-    APART = "kept apart"
-    ALONE = "must run alone"
+    ISOLATED = "kept apart"
+    EXCLUSIVE = "must run alone"
     RESERVED = "a worker is reserved"
     SERVED = "being served"
     IDLE = "idle"
@@ -64,10 +64,10 @@ class Reason(Enum):
 LANE_REASONS: Final = (
     Reason.PAUSED,
     Reason.HELD,
-    Reason.GATHERING,
+    Reason.DEBOUNCED,
     Reason.NO_WORKER,
     Reason.TROUBLE,
-    Reason.SILENT,
+    Reason.NO_HEARTBEAT,
     Reason.LIMIT_BROKER,
     Reason.LIMIT_SERVICE,
     Reason.LIMIT_LANE,
@@ -132,9 +132,9 @@ def _leased(scheduler: Scheduler, task: Task) -> Explanation:
     seconds = max(0, scheduler.at_ns - lease.at_ns) // SECOND_NS
     worker = shown(lease.worker.name)
     sentence = f"worker {worker} has had it for {seconds} s (attempt {task.attempt})"
-    silent = _silence(scheduler, lease.worker)
+    silent = _late_heartbeat_text(scheduler, lease.worker)
     if silent:
-        return Explanation(Reason.SILENT, f"{sentence}, and {silent}")
+        return Explanation(Reason.NO_HEARTBEAT, f"{sentence}, and {silent}")
     return Explanation(Reason.LEASED, sentence + _malformed(lease.worker.malformed))
 
 
@@ -143,13 +143,13 @@ def _malformed(lines: int) -> str:
     return f"; its agents wrote {_count(lines, 'malformed line')} (see its log)" if lines else ""
 
 
-def _silence(scheduler: Scheduler, worker: Worker) -> str:
+def _late_heartbeat_text(scheduler: Scheduler, worker: Worker) -> str:
     """That a worker was not heard for suspiciously long, and what follows; "" if it was."""
-    silence_ns = worker.silence_ns
-    quiet_ns = scheduler.now_ns - worker.heard_ns
-    if not silence_ns or quiet_ns * SILENT_SHARE <= silence_ns:
+    lease_timeout_ns = worker.lease_timeout_ns
+    quiet_ns = scheduler.now_ns - worker.last_seen_ns
+    if not lease_timeout_ns or quiet_ns * HEARTBEAT_LATE_SHARE <= lease_timeout_ns:
         return ""
-    left = max(0, silence_ns - quiet_ns) // SECOND_NS
+    left = max(0, lease_timeout_ns - quiet_ns) // SECOND_NS
     return f"has not been heard for {quiet_ns // SECOND_NS} s; in {left} s its tasks go to others"
 
 
@@ -165,27 +165,29 @@ def _delayed(scheduler: Scheduler, task: Task) -> Explanation:
 def _blocked(scheduler: Scheduler, task: Task) -> Explanation:
     ledger = scheduler.ledger
     before = graph.predecessors(ledger.tasks, task)
-    unknown = [name for name, waiting in ledger.awaited.items() if task in waiting]
+    unknown = [name for name, waiting in ledger.dependents_of_unknown.items() if task in waiting]
     after = tuple(other.name for other in before) + tuple(unknown)
     if task.name in ledger.stuck():
-        return Explanation(Reason.FAILURE, _behind(scheduler, task, before), after)
+        return Explanation(Reason.FAILURE, _failures_text(scheduler, task, before), after)
     known = (_describe(scheduler, other) for other in before)
-    named = _some(chain(known, (f"{shown(name)} (not submitted)" for name in unknown)), len(after))
+    named = _first_few(
+        chain(known, (f"{shown(name)} (not submitted)" for name in unknown)), len(after)
+    )
     return Explanation(Reason.TASKS, f"it waits for {_count(len(after), 'task')}: {named}", after)
 
 
-def _behind(scheduler: Scheduler, task: Task, before: list[Task]) -> str:
+def _failures_text(scheduler: Scheduler, task: Task, before: list[Task]) -> str:
     """Which failures hold a task back, and through which tasks if not directly."""
     ledger = scheduler.ledger
     tried = (ledger.tasks[name] for name in ledger.reasons)
     failed = (one for one in tried if one.state is FAILED)
     found = graph.failures_before(task, chain(failed, ledger.stuck().values()))
-    failures = _some((_failure(scheduler, one) for one in found), len(found))
+    failures = _first_few((_failure(scheduler, one) for one in found), len(found))
     sentence = f"it is behind {'a failure' if len(found) == 1 else f'{len(found)} failures'}"
     blocked = [one for one in before if one.state is not FAILED]
     if not blocked:
         return f"{sentence}: {failures}"
-    waits = _some((_describe(scheduler, one) for one in blocked), len(blocked))
+    waits = _first_few((_describe(scheduler, one) for one in blocked), len(blocked))
     return f"{sentence}: {failures}; it waits for {waits}"
 
 
@@ -201,7 +203,7 @@ def _describe(scheduler: Scheduler, task: Task) -> str:
     return f"{shown(task.name)} ({task.state.name})"
 
 
-def _some(words: Iterable[str], total: int) -> str:
+def _first_few(words: Iterable[str], total: int) -> str:
     """The first few of so many, and how many more there are."""
     named = list(islice(words, NAMED_MAX))
     more = f" and {total - len(named)} more" if total > len(named) else ""
@@ -209,7 +211,7 @@ def _some(words: Iterable[str], total: int) -> str:
 
 
 def _ready(scheduler: Scheduler, task: Task) -> Explanation:
-    hold = lane_hold(scheduler, task.lane)
+    hold = lane_hold_reason(scheduler, task.lane)
     service = shown(task.terms.service)
     if hold is not None:
         why = _hold_text(scheduler, task.lane, hold)
@@ -220,7 +222,7 @@ def _ready(scheduler: Scheduler, task: Task) -> Explanation:
     kept_back = _reserved(scheduler, task) or _isolated(scheduler, task)
     if kept_back is not None:
         return kept_back
-    full = _full(scheduler, task) or _not_asking(scheduler, task)
+    full = _no_room_text(scheduler, task) or _unused_slot_text(scheduler, task)
     return Explanation(Reason.WORKERS_BUSY, f"it is ready, but {full}")
 
 
@@ -231,10 +233,10 @@ def _reserved(scheduler: Scheduler, task: Task) -> Explanation | None:
         return None
     worker = reservation.worker
     name, slots = shown(worker.name), task.terms.slots
-    if reservation.alone:
+    if reservation.exclusive:
         held = _count(len(worker.held()), "task")
         sentence = f"worker {name} gets no other task until it is idle; it holds {held} now"
-        return Explanation(Reason.ALONE, f"{_last_attempt(task)}: {sentence}")
+        return Explanation(Reason.EXCLUSIVE, f"{_last_attempt(task)}: {sentence}")
     free = max(0, worker.slots_free)
     sentence = f"it is ready and takes {slots} slots: worker {name} is reserved for it"
     return Explanation(Reason.RESERVED, f"{sentence} and has {_count(free, 'free slot')}")
@@ -248,8 +250,8 @@ def _last_attempt(task: Task) -> str:
 def _isolated(scheduler: Scheduler, task: Task) -> Explanation | None:
     """Explain a task that lost workers and is kept apart from others that did."""
     isolation, workers = task.isolation, _workers(scheduler, task)
-    if isolation == ALONE:
-        return Explanation(Reason.ALONE, f"{_last_attempt(task)}: it waits until one is idle")
+    if isolation == EXCLUSIVE:
+        return Explanation(Reason.EXCLUSIVE, f"{_last_attempt(task)}: it waits until one is idle")
     free = [worker for worker in workers if worker.slots_free >= task.terms.slots]
     rooms = [isolation_room(isolation, worker.facts.slots_total) for worker in free]
     held = [policy.held_by_isolation(worker)[isolation] for worker in free]
@@ -257,32 +259,32 @@ def _isolated(scheduler: Scheduler, task: Task) -> Explanation | None:
         return None
     lost, most = _count(task.losses, "worker"), _count(max(rooms), "task")
     sentence = f"at most {most} of that kind may share a worker, and none has room for one more"
-    return Explanation(Reason.APART, f"it is ready, but lost {lost}: {sentence}")
+    return Explanation(Reason.ISOLATED, f"it is ready, but lost {lost}: {sentence}")
 
 
-def _not_asking(scheduler: Scheduler, task: Task) -> str:
+def _unused_slot_text(scheduler: Scheduler, task: Task) -> str:
     """Say why a free slot is of no use to a ready task."""
     workers, slots = _workers(scheduler, task), task.terms.slots
     free = [worker for worker in workers if worker.slots_free >= slots]
     kept = [worker for worker in free if worker.reservation is not None]
-    alone = [worker for worker in free if policy.holds_last_attempt(worker)]
-    if free and len(kept) + len(alone) == len(free):
+    exclusive = [worker for worker in free if policy.holds_last_attempt(worker)]
+    if free and len(kept) + len(exclusive) == len(free):
         worker = free[0]
-        why = "runs a last attempt alone" if worker in alone else "is reserved for another task"
+        why = "runs a last attempt alone" if worker in exclusive else "is reserved for another task"
         return f"worker {shown(worker.name)}, which has a free slot, {why}"
     service = shown(task.terms.service)
     return f"no worker of service {service} that has a free slot asks for work"
 
 
-def _hold_text(scheduler: Scheduler, lane: Lane, hold: Hold) -> str:
+def _hold_text(scheduler: Scheduler, lane: Lane, hold: HoldReason) -> str:
     """Why a lane gives no task, and what to do where somebody has to."""
-    if hold is Hold.HELD:
+    if hold is HoldReason.HELD:
         return f"{hold.value}: {release_command(lane)}"
-    if hold is Hold.TROUBLE:
-        troubled = _of_service(scheduler, lane.service.name)
+    if hold is HoldReason.TROUBLE:
+        troubled = _workers_of_service(scheduler, lane.service.name)
         return f"{hold.value}: {shown(troubled[0].trouble)}"
-    if hold is Hold.GATHERING:
-        seconds = max(0, lane.begins_ns - scheduler.now_ns) / SECOND_NS
+    if hold is HoldReason.DEBOUNCED:
+        seconds = max(0, lane.debounce_until_ns - scheduler.now_ns) / SECOND_NS
         return f"{hold.value}, in {seconds:.1f} s"
     return str(hold.value)
 
@@ -293,14 +295,14 @@ def release_command(lane: Lane) -> str:
     return f"taskyard retry {where}{f' --lane {shown(lane.name)}' if lane.name else ''}"
 
 
-def _of_service(scheduler: Scheduler, name: bytes) -> list[Worker]:
+def _workers_of_service(scheduler: Scheduler, name: bytes) -> list[Worker]:
     workers = scheduler.ledger.workers.values()
     return [worker for worker in workers if name in worker.facts.services]
 
 
 def _workers(scheduler: Scheduler, task: Task) -> list[Worker]:
     """Those of its service."""
-    return _of_service(scheduler, task.terms.service)
+    return _workers_of_service(scheduler, task.terms.service)
 
 
 def _too_wide(scheduler: Scheduler, task: Task) -> bool:
@@ -308,7 +310,7 @@ def _too_wide(scheduler: Scheduler, task: Task) -> bool:
     return 0 not in slots and all(task.terms.slots > total for total in slots)
 
 
-def _full(scheduler: Scheduler, task: Task) -> str:
+def _no_room_text(scheduler: Scheduler, task: Task) -> str:
     """That no worker has room for it now; "" if one has."""
     workers, slots = _workers(scheduler, task), task.terms.slots
     free = max((worker.slots_free for worker in workers), default=slots)
@@ -322,22 +324,22 @@ def _full(scheduler: Scheduler, task: Task) -> str:
     return f"all {total} slots of its {_count(len(workers), 'worker')} are in use"
 
 
-def lane_hold(scheduler: Scheduler, lane: Lane) -> Hold | None:
+def lane_hold_reason(scheduler: Scheduler, lane: Lane) -> HoldReason | None:
     """Why a lane with ready tasks gives none: the first that refuses."""
     ledger = scheduler.ledger
-    hold = policy.paused(ledger, lane) or policy.held_back(lane, scheduler.now_ns)
+    hold = policy.pause_reason(ledger, lane) or policy.hold_reason(lane, scheduler.now_ns)
     if hold is None and not lane.service.workers:
-        return Hold.NO_WORKER
-    if hold is None and _is_troubled(scheduler, lane):
-        return Hold.TROUBLE
-    return hold or policy.limit(ledger, lane, scheduler.now_ns)
+        return HoldReason.NO_WORKER
+    if hold is None and _has_no_agent(scheduler, lane):
+        return HoldReason.TROUBLE
+    return hold or policy.limit_reason(ledger, lane, scheduler.now_ns)
 
 
-def _is_troubled(scheduler: Scheduler, lane: Lane) -> bool:
+def _has_no_agent(scheduler: Scheduler, lane: Lane) -> bool:
     """Nobody serves a lane, and no worker of its service can start an agent."""
     if lane.leased:
         return False
-    return all(worker.trouble for worker in _of_service(scheduler, lane.service.name))
+    return all(worker.trouble for worker in _workers_of_service(scheduler, lane.service.name))
 
 
 def explain_lane(
@@ -345,16 +347,16 @@ def explain_lane(
 ) -> Explanation:
     """Why a lane is where it is. `waits` says how many of its tasks are blocked, delayed, failed;
     what is ready and out it knows itself."""
-    hold = policy.paused(scheduler.ledger, lane)
+    hold = policy.pause_reason(scheduler.ledger, lane)
     if hold is not None:
         return Explanation(_BY_HOLD[hold], LANE_SENTENCES[hold])
-    silent = _silent_holder(scheduler, lane)
+    silent = _late_holder_text(scheduler, lane)
     if lane.ready:
-        hold = lane_hold(scheduler, lane)
-        if hold not in (None, Hold.LIMIT_LANE) or not silent:
+        hold = lane_hold_reason(scheduler, lane)
+        if hold not in (None, HoldReason.LIMIT_LANE) or not silent:
             return _lane_ready(scheduler, lane, hold)
     if silent:
-        return Explanation(Reason.SILENT, silent)
+        return Explanation(Reason.NO_HEARTBEAT, silent)
     if lane.leased:
         workers = "1 worker has" if lane.workers == 1 else f"{lane.workers} workers have"
         lines = sum(worker.malformed for worker in _holders(lane))
@@ -363,7 +365,7 @@ def explain_lane(
     return _lane_waits(scheduler, waits, next_due_ns)
 
 
-def _lane_ready(scheduler: Scheduler, lane: Lane, hold: Hold | None) -> Explanation:
+def _lane_ready(scheduler: Scheduler, lane: Lane, hold: HoldReason | None) -> Explanation:
     """A lane that has ready tasks."""
     if hold is not None:
         return Explanation(_BY_HOLD[hold], _lane_sentence(scheduler, lane, hold))
@@ -386,15 +388,15 @@ def _lane_waits(
     return Explanation(Reason.IDLE, "it has no tasks")
 
 
-def _lane_sentence(scheduler: Scheduler, lane: Lane, hold: Hold) -> str:
+def _lane_sentence(scheduler: Scheduler, lane: Lane, hold: HoldReason) -> str:
     more = _hold_text(scheduler, lane, hold).removeprefix(hold.value)
     return LANE_SENTENCES[hold] + more
 
 
-def _silent_holder(scheduler: Scheduler, lane: Lane) -> str:
+def _late_holder_text(scheduler: Scheduler, lane: Lane) -> str:
     """That a worker which serves a lane was not heard for suspiciously long; "" if none is."""
     for worker in _holders(lane):
-        silent = _silence(scheduler, worker)
+        silent = _late_heartbeat_text(scheduler, worker)
         if silent:
             return f"worker {shown(worker.name)}, which serves it, {silent}"
     return ""
@@ -403,7 +405,7 @@ def _silent_holder(scheduler: Scheduler, lane: Lane) -> str:
 def _holders(lane: Lane) -> list[Worker]:
     """Return the workers that serve a lane."""
     holders = [] if lane.holder is None else [lane.holder]
-    return [*holders, *(lane.shares or ())]
+    return [*holders, *(lane.leased_by_worker or ())]
 
 
 def _count(number: int, noun: str) -> str:
@@ -412,17 +414,17 @@ def _count(number: int, noun: str) -> str:
 
 #: The same of a lane as of a task that is ready in it.
 LANE_SENTENCES: Final = {
-    Hold.PAUSED_BROKER: "everything is paused",
-    Hold.PAUSED_SERVICE: "its service is paused",
-    Hold.PAUSED_LANE: "it is paused",
-    Hold.HELD: "it is held until somebody asks for it",
-    Hold.GATHERING: "it gathers more tasks before it begins",
-    Hold.LIMIT_BROKER: "the broker's limit of workers at once is reached",
-    Hold.LIMIT_SERVICE: "its service's limit of workers at once is reached",
-    Hold.LIMIT_LANE: "as much of it is out as may be at once",
-    Hold.RATE: "its service's rate is used up for the moment",
-    Hold.NO_WORKER: "no worker of its service is connected",
-    Hold.TROUBLE: "no worker of its service can start its agent",
+    HoldReason.PAUSED_BROKER: "everything is paused",
+    HoldReason.PAUSED_SERVICE: "its service is paused",
+    HoldReason.PAUSED_LANE: "it is paused",
+    HoldReason.HELD: "it is held until somebody asks for it",
+    HoldReason.DEBOUNCED: "it gathers more tasks before it begins",
+    HoldReason.LIMIT_BROKER: "the broker's limit of workers at once is reached",
+    HoldReason.LIMIT_SERVICE: "its service's limit of workers at once is reached",
+    HoldReason.LIMIT_LANE: "as much of it is out as may be at once",
+    HoldReason.RATE: "its service's rate is used up for the moment",
+    HoldReason.NO_WORKER: "no worker of its service is connected",
+    HoldReason.TROUBLE: "no worker of its service can start its agent",
 }
 
 _BY_STATE = {
@@ -436,15 +438,15 @@ _BY_STATE = {
 }
 
 _BY_HOLD = {
-    Hold.PAUSED_BROKER: Reason.PAUSED,
-    Hold.PAUSED_SERVICE: Reason.PAUSED,
-    Hold.PAUSED_LANE: Reason.PAUSED,
-    Hold.HELD: Reason.HELD,
-    Hold.GATHERING: Reason.GATHERING,
-    Hold.TROUBLE: Reason.TROUBLE,
-    Hold.LIMIT_BROKER: Reason.LIMIT_BROKER,
-    Hold.LIMIT_SERVICE: Reason.LIMIT_SERVICE,
-    Hold.LIMIT_LANE: Reason.LIMIT_LANE,
-    Hold.RATE: Reason.RATE,
-    Hold.NO_WORKER: Reason.NO_WORKER,
+    HoldReason.PAUSED_BROKER: Reason.PAUSED,
+    HoldReason.PAUSED_SERVICE: Reason.PAUSED,
+    HoldReason.PAUSED_LANE: Reason.PAUSED,
+    HoldReason.HELD: Reason.HELD,
+    HoldReason.DEBOUNCED: Reason.DEBOUNCED,
+    HoldReason.TROUBLE: Reason.TROUBLE,
+    HoldReason.LIMIT_BROKER: Reason.LIMIT_BROKER,
+    HoldReason.LIMIT_SERVICE: Reason.LIMIT_SERVICE,
+    HoldReason.LIMIT_LANE: Reason.LIMIT_LANE,
+    HoldReason.RATE: Reason.RATE,
+    HoldReason.NO_WORKER: Reason.NO_WORKER,
 }

@@ -145,7 +145,7 @@ def cycle(
     return []
 
 
-def on_cycles(
+def names_on_cycles(
     tasks: Mapping[bytes, Task],
     awaited: Mapping[bytes, list[Task]],
     after: Mapping[bytes, Collection[bytes]],

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from taskyard.core.workers import Worker
 
 
-def keeps_out(scheduler: Scheduler, event: events.WorkerAppeared) -> bool:
+def refuses_newcomer(scheduler: Scheduler, event: events.WorkerRegistered) -> bool:
     """Decide whether a process may not have the name by which it introduces itself."""
     name, facts = event.worker, event.facts
     if _is_replaced(scheduler, name, facts.incarnation):
         return True
     holder = scheduler.ledger.workers.get(name)
-    if holder is None or not _is_other(holder, facts.incarnation):
+    if holder is None or not _is_other_process(holder, facts.incarnation):
         return False
     if 0 < event.replaces <= holder.facts.incarnation < facts.incarnation:
         return False
@@ -39,7 +39,9 @@ def keeps_out(scheduler: Scheduler, event: events.WorkerAppeared) -> bool:
     return True
 
 
-def refuses(scheduler: Scheduler, name: bytes, incarnation: int | None, request: int) -> bool:
+def refuse_non_holder(
+    scheduler: Scheduler, name: bytes, incarnation: int | None, request: int
+) -> bool:
     """Refuse a message of a process that does not hold its name. Returns whether it did."""
     if incarnation is None:
         return False
@@ -48,35 +50,35 @@ def refuses(scheduler: Scheduler, name: bytes, incarnation: int | None, request:
         return False
     if _is_replaced(scheduler, name, incarnation):
         text = (
-            f"{_called(name)} was taken over by another process while this one was silent; "
+            f"{_quoted(name)} was taken over by another process while this one was silent; "
             "give each worker its own --name"
         )
-        scheduler.tell(Refused(name, request, Refusal.NAME_LOST, text))
+        scheduler.send(Refused(name, request, Refusal.NAME_LOST, text))
         return True
-    if holder is None or not _is_other(holder, incarnation):
+    if holder is None or not _is_other_process(holder, incarnation):
         return False
     text = (
-        f"{_called(name)} is held by another process ({_shown(holder)}); wait for it, or give "
+        f"{_quoted(name)} is held by another process ({_describe(holder)}); wait for it, or give "
         "another --name"
     )
-    scheduler.tell(Refused(name, request, Refusal.NAME_HELD, text))
+    scheduler.send(Refused(name, request, Refusal.NAME_HELD, text))
     return True
 
 
-def note_replaced(scheduler: Scheduler, worker: Worker, held: list[Task]) -> None:
+def record_replaced(scheduler: Scheduler, worker: Worker, held: list[Task]) -> None:
     """Remember a holder that lost its contested name, and what it is charged for."""
     lost = [task for task in held if task.state is not FAILED]
     names, attempts = [task.name for task in lost], [task.attempt for task in lost]
     number = worker.facts.incarnation
     scheduler.emit(WorkerReplaced(scheduler.at_ns, worker.name, number, names, attempts))
-    silent_ns = scheduler.now_ns - worker.heard_ns
+    silent_ns = scheduler.now_ns - worker.last_seen_ns
     scheduler.warn(
-        f"{_called(worker.name)} goes to another process: its holder ({_shown(worker)}) was silent "
-        f"for {silent_ns / SECOND_NS:.1f} s and lost {len(held)} task(s)"
+        f"{_quoted(worker.name)} goes to another process: its holder ({_describe(worker)}) was "
+        f"silent for {silent_ns / SECOND_NS:.1f} s and lost {len(held)} task(s)"
     )
 
 
-def _is_other(holder: Worker, incarnation: int) -> bool:
+def _is_other_process(holder: Worker, incarnation: int) -> bool:
     """Whether a name is protected from the process of this incarnation."""
     return bool(holder.facts.heartbeat_ns) and holder.facts.incarnation != incarnation
 
@@ -85,12 +87,12 @@ def _contest(scheduler: Scheduler, holder: Worker, heartbeat_ns: int) -> None:
     """Note that a newcomer wants the name, and look at the holder's silence sooner."""
     if not holder.contested_until_ns:
         scheduler.warn(
-            f"{_called(holder.name)} is wanted by another process, which waits while the holder "
-            f"({_shown(holder)}) is heard; give each worker its own --name"
+            f"{_quoted(holder.name)} is wanted by another process, which waits while the holder "
+            f"({_describe(holder)}) is heard; give each worker its own --name"
         )
     often_ns = max(heartbeat_ns, holder.facts.heartbeat_ns)
     holder.contested_until_ns = scheduler.now_ns + (HEARTBEATS_MISSED_MAX + 1) * often_ns
-    scheduler.watch_silence(holder)
+    scheduler.schedule_timeout(holder)
 
 
 def _is_replaced(scheduler: Scheduler, name: bytes, incarnation: int) -> bool:
@@ -105,7 +107,7 @@ def _is_replaced(scheduler: Scheduler, name: bytes, incarnation: int) -> bool:
         attempts = [charged[task] for task in names]
         scheduler.emit(Refunded(scheduler.at_ns, name, incarnation, names, attempts), tasks)
         scheduler.warn(
-            f"{_called(name)}: the replaced process (incarnation {incarnation}) was heard again "
+            f"{_quoted(name)}: the replaced process (incarnation {incarnation}) was heard again "
             f"and is refused for good; {len(names)} task(s) are not charged with its loss"
         )
     return True
@@ -117,9 +119,9 @@ def _is_refundable(task: Task | None) -> TypeGuard[Task]:
     return task.losses > 0  # less, where somebody had it tried anew
 
 
-def _called(name: bytes) -> str:
+def _quoted(name: bytes) -> str:
     return f"worker name {shown(name)!r}"
 
 
-def _shown(worker: Worker) -> str:
+def _describe(worker: Worker) -> str:
     return f"incarnation {worker.facts.incarnation}"

@@ -1,8 +1,8 @@
 """Ledgers from snapshots of formats 1 and 2, and the portrait of a ledger.
 
 `restore` builds a ledger from the columns that these formats hold, with its indexes. Nothing writes
-them any more (`columns`). `portrait` describes a ledger for comparison: two ledgers with the same
-portrait go on alike.
+them any more (`columns`). `fingerprint` describes a ledger for comparison: two ledgers with the
+same portrait go on alike.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from taskyard.core.agenda import Lane
 
 
-class QueueImage(Struct, array_like=True, gc=False):
+class QueueSnapshot(Struct, array_like=True, gc=False):
     """The ready tasks of one lane and priority, by their places in the task columns."""
 
     priority: int
@@ -30,33 +30,33 @@ class QueueImage(Struct, array_like=True, gc=False):
     front: list[int]
 
 
-class LaneImage(Struct, array_like=True, gc=False):
+class LaneSnapshot(Struct, array_like=True, gc=False):
     service: int
     name: bytes
     paused: bool
-    queues: list[QueueImage]
+    queues: list[QueueSnapshot]
     suspects: list[int]
     #: What waits for the next run, and how many tasks there are to go before it, at most.
-    later: list[int] = field(default_factory=list)
+    next_run: list[int] = field(default_factory=list)
     run_left: int = 0
     #: Tasks that may be tried though the lane is held.
     released: int = 0
 
 
-class ServiceImage(Struct, array_like=True, gc=False):
+class ServiceSnapshot(Struct, array_like=True, gc=False):
     name: bytes
     paused: bool
-    wide: bool
+    has_wide_tasks: bool
     counts: list[int]
 
 
-class WorkerImage(Struct, array_like=True, gc=False):
+class WorkerSnapshot(Struct, array_like=True, gc=False):
     name: bytes
     facts: WorkerFacts
     slots_kept: list[int]
 
 
-class LeaseImage(Struct, array_like=True, gc=False):
+class LeaseSnapshot(Struct, array_like=True, gc=False):
     number: int
     worker: int
     at_ns: int
@@ -64,16 +64,16 @@ class LeaseImage(Struct, array_like=True, gc=False):
     tasks: list[int]
 
 
-class Image(Struct, array_like=True, gc=False):
+class LedgerSnapshot(Struct, array_like=True, gc=False):
     """All durable state. Tasks refer to terms and lanes, and others to tasks, by place."""
 
     record: int
     paused: bool
     counts: list[int]
     campaigns: list[tuple[bytes, list[int]]]
-    services: list[ServiceImage]
-    lanes: list[LaneImage]
-    workers: list[WorkerImage]
+    services: list[ServiceSnapshot]
+    lanes: list[LaneSnapshot]
+    workers: list[WorkerSnapshot]
     terms: list[Terms]
     # The columns of tasks.
     names: list[bytes] = field(default_factory=list)
@@ -84,13 +84,13 @@ class Image(Struct, array_like=True, gc=False):
     waits: list[int] = field(default_factory=list)
     attempts: list[int] = field(default_factory=list)
     failures: list[int] = field(default_factory=list)
-    excused: list[int] = field(default_factory=list)
+    losses_excused: list[int] = field(default_factory=list)
     due_ns: list[int] = field(default_factory=list)
     # What only some tasks have.
     endings: dict[int, tuple[int, int]] = field(default_factory=dict)
     dependents: dict[int, list[int]] = field(default_factory=dict)
-    awaited: dict[bytes, list[int]] = field(default_factory=dict)
-    leases: list[LeaseImage] = field(default_factory=list)
+    dependents_of_unknown: dict[bytes, list[int]] = field(default_factory=dict)
+    leases: list[LeaseSnapshot] = field(default_factory=list)
     reasons: dict[bytes, bytes] = field(default_factory=dict)
     envelopes: dict[bytes, bytes] = field(default_factory=dict)
     outputs: dict[bytes, int] = field(default_factory=dict)
@@ -102,10 +102,10 @@ class Image(Struct, array_like=True, gc=False):
     truncated: dict[bytes, int] = field(default_factory=dict)
     #: Processes that lost their name, by worker and incarnation, oldest first.
     replaced: list[tuple[bytes, int, Replaced]] = field(default_factory=list)
-    tries: dict[bytes, list[Attempt]] = field(default_factory=dict)
+    failed_attempts: dict[bytes, list[Attempt]] = field(default_factory=dict)
 
 
-def restore(image: Image) -> Ledger:
+def restore(image: LedgerSnapshot) -> Ledger:
     """A ledger that goes on where the image was taken."""
     ledger = Ledger()
     ledger.record, ledger.paused, ledger.counts = image.record, image.paused, image.counts
@@ -115,23 +115,27 @@ def restore(image: Image) -> Ledger:
     ledger.bare = dict.fromkeys(name for name, _ in image.campaigns if name)
     for one in image.services:
         service = ledger.service(one.name)
-        service.paused, service.wide, service.counts = one.paused, one.wide, one.counts
-        ledger.wide = ledger.wide or one.wide
+        service.paused, service.has_wide_tasks, service.counts = (
+            one.paused,
+            one.has_wide_tasks,
+            one.counts,
+        )
+        ledger.has_wide_tasks = ledger.has_wide_tasks or one.has_wide_tasks
     tasks = _restore_tasks(ledger, image)
     _restore_graph(ledger, image, tasks)
     _restore_workers(ledger, image, tasks)
-    ledger.plan([task for task in tasks if task.state is DELAYED])
+    ledger.schedule_due([task for task in tasks if task.state is DELAYED])
     if any(terms.expires_ns or terms.expires_hard_ns for terms in image.terms):
-        ledger.mind_age([task for task in tasks if task.ending is None])
+        ledger.schedule_expiry([task for task in tasks if task.ending is None])
     ledger.reported = dict.fromkeys(image.reported)
     _restore_lateness(ledger, image, tasks)
     ledger.reasons, ledger.envelopes = image.reasons, image.envelopes
-    ledger.outputs, ledger.tries = image.outputs, image.tries
+    ledger.outputs, ledger.failed_attempts = image.outputs, image.failed_attempts
     ledger.replaced = {(name, number): one for name, number, one in image.replaced}
     return ledger
 
 
-def _restore_tasks(ledger: Ledger, image: Image) -> list[Task]:
+def _restore_tasks(ledger: Ledger, image: LedgerSnapshot) -> list[Task]:
     lanes = [
         ledger.services[image.services[one.service].name].lane(one.name) for one in image.lanes
     ]
@@ -147,7 +151,7 @@ def _restore_tasks(ledger: Ledger, image: Image) -> list[Task]:
         repeat(None),  # ending
         image.attempts,
         image.failures,
-        image.excused,
+        image.losses_excused,
         image.due_ns,
     )
     tasks = [Task(*row) for row in columns]
@@ -161,7 +165,7 @@ def _restore_tasks(ledger: Ledger, image: Image) -> list[Task]:
     return tasks
 
 
-def _restore_lane(lane: Lane, one: LaneImage, tasks: list[Task]) -> None:
+def _restore_lane(lane: Lane, one: LaneSnapshot, tasks: list[Task]) -> None:
     lane.paused = lane.paused or one.paused
     for queue_image in one.queues:
         queue = lane.queue(queue_image.priority)
@@ -170,18 +174,18 @@ def _restore_lane(lane: Lane, one: LaneImage, tasks: list[Task]) -> None:
         lane.ready += len(queue_image.items) + len(queue_image.front)
     for place in one.suspects:
         lane.add_suspect(tasks[place], front=False)
-    if one.later or one.released:
-        rare = lane.with_rare()
-        rare.later = {id(tasks[place]): tasks[place] for place in one.later}
-        rare.run_left, rare.released = one.run_left, one.released
-        lane.ready += len(one.later)
+    if one.next_run or one.released:
+        extras = lane.ensure_extras()
+        extras.next_run = {id(tasks[place]): tasks[place] for place in one.next_run}
+        extras.run_left, extras.released = one.run_left, one.released
+        lane.ready += len(one.next_run)
     lane.ready += len(one.suspects)
     if lane.ready:
-        lane.branch.offer(lane)
+        lane.lane_group.add_to_rotation(lane)
     lane.service.drop_if_empty(lane)
 
 
-def _restore_lateness(ledger: Ledger, image: Image, tasks: list[Task]) -> None:
+def _restore_lateness(ledger: Ledger, image: LedgerSnapshot, tasks: list[Task]) -> None:
     """Tasks that are to be reported one day, and were not yet."""
     if not any(terms.report_ns for terms in image.terms):
         return
@@ -190,21 +194,21 @@ def _restore_lateness(ledger: Ledger, image: Image, tasks: list[Task]) -> None:
         if task.terms.report_ns and task.ending is None and task.name not in ledger.reported:
             together.setdefault(task.terms.report_ns, []).append(task.name)
     for late_ns, names in together.items():
-        ledger.agenda.report(late_ns, names)
+        ledger.agenda.push_late(late_ns, names)
 
 
-def _restore_graph(ledger: Ledger, image: Image, tasks: list[Task]) -> None:
+def _restore_graph(ledger: Ledger, image: LedgerSnapshot, tasks: list[Task]) -> None:
     for place, dependents in image.dependents.items():
         waiting = [tasks[one] for one in dependents]
         tasks[place].dependents = waiting[0] if len(waiting) == 1 else waiting or None
-    for name, places in image.awaited.items():
+    for name, places in image.dependents_of_unknown.items():
         ledger.restore_awaited(name, [tasks[place] for place in places])
 
 
-def _restore_workers(ledger: Ledger, image: Image, tasks: list[Task]) -> None:
+def _restore_workers(ledger: Ledger, image: LedgerSnapshot, tasks: list[Task]) -> None:
     workers = [Worker(one.name, one.facts, slots_kept=one.slots_kept) for one in image.workers]
     for worker in workers:
-        ledger.enlist(worker)
+        ledger.add_worker(worker)
     for one in image.leases:
         out = [tasks[place] for place in one.tasks]
         given = (workers[one.worker], one.number, one.at_ns, one.lease_ns)
@@ -212,10 +216,10 @@ def _restore_workers(ledger: Ledger, image: Image, tasks: list[Task]) -> None:
         lease = Lease(*given, len(out), out, names, attempts, lane_counts(out))
         for task in out:
             task.lease = lease
-        ledger.entrust(lease, out)
+        ledger.add_lease(lease, out)
 
 
-def portrait(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
+def fingerprint(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
     """What a ledger will do depends on nothing but this, the rules, and what is volatile. Ended
     tasks may be left out: which of them are in memory depends on what was archived."""
     tasks = sorted(task.name for task in ledger.tasks.values() if ended or task.ending is None)
@@ -227,12 +231,13 @@ def portrait(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
         "truncated": {one.name: one.truncated for one in ledger.campaigns.values()},
         "bare": sorted(ledger.bare),
         "services": {
-            one.name: (one.paused, one.wide, list(one.counts)) for one in ledger.services.values()
+            one.name: (one.paused, one.has_wide_tasks, list(one.counts))
+            for one in ledger.services.values()
         },
         "workers": {one.name: (one.facts, list(one.slots_kept)) for one in ledger.workers.values()},
-        "tasks": {name: _task_portrait(ledger.tasks[name]) for name in tasks},
+        "tasks": {name: _task_fingerprint(ledger.tasks[name]) for name in tasks},
         "leases": {
-            lease.number: (lease.worker.name, lease.at_ns, lease.lease_ns, lease.left)
+            lease.number: (lease.worker.name, lease.at_ns, lease.lease_ns, lease.tasks_left)
             for worker in ledger.workers.values()
             for lease in worker.leases.values()
         },
@@ -243,10 +248,10 @@ def portrait(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
             if lane.ready
         },
         "runs": {
-            (lane.service.name, lane.name): (len(lane.rare.later), lane.rare.run_left)
+            (lane.service.name, lane.name): (len(lane.extras.next_run), lane.extras.run_left)
             for service in ledger.services.values()
             for lane in service.lanes.values()
-            if lane.rare is not None and lane.rare.later
+            if lane.extras is not None and lane.extras.next_run
         },
         "released": {
             (lane.service.name, lane.name): lane.released
@@ -256,15 +261,21 @@ def portrait(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
         },
         "reported": sorted(ledger.reported),
         "replaced": list(ledger.replaced.items()),
-        "awaited": {name: _names(tasks) for name, tasks in sorted(ledger.awaited.items())},
+        "awaited": {
+            name: _names(tasks) for name, tasks in sorted(ledger.dependents_of_unknown.items())
+        },
         "reasons": dict(ledger.reasons),
         "envelopes": dict(ledger.envelopes),
         "outputs": {name: ledger.outputs[name] for name in tasks if name in ledger.outputs},
-        "tries": {name: list(ledger.tries[name]) for name in tasks if name in ledger.tries},
+        "tries": {
+            name: list(ledger.failed_attempts[name])
+            for name in tasks
+            if name in ledger.failed_attempts
+        },
     }
 
 
-def _task_portrait(task: Task) -> tuple[Any, ...]:
+def _task_fingerprint(task: Task) -> tuple[Any, ...]:
     ending = None if task.ending is None else (task.ending.record, task.ending.at_ns)
     return (
         task.payload,
@@ -276,7 +287,7 @@ def _task_portrait(task: Task) -> tuple[Any, ...]:
         ending,
         task.attempt,
         task.failures,
-        task.excused,
+        task.losses_excused,
         task.due_ns,
     )
 

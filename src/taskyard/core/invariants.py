@@ -1,7 +1,7 @@
 """What always holds between events. Every copy that is kept for speed is compared with its origin.
 
-`check(scheduler)` raises `Violated` with the first thing that is wrong. It walks everything, so it
-is for tests and the simulator; at large sizes call it now and then.
+`check(scheduler)` raises `InvariantViolated` with the first thing that is wrong. It walks
+everything, so it is for tests and the simulator; at large sizes call it now and then.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from taskyard.core.identity import prefix
 from taskyard.core.ledger import Ledger, lane_counts
-from taskyard.core.limits import ALONE
-from taskyard.core.policy import UNTELLABLE, rate_room
+from taskyard.core.limits import EXCLUSIVE
+from taskyard.core.policy import RESERVED_PAYLOADS, rate_allowance
 from taskyard.core.states import TASK_STATES_ENDED, TaskState, WorkerState
 from taskyard.core.tasks import isolation_room
 from taskyard.errors import TaskyardError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from taskyard.core.workers import Worker
 
 
-class Violated(TaskyardError):
+class InvariantViolated(TaskyardError):
     """The state contradicts itself: a bug of ours."""
 
 
@@ -45,28 +45,28 @@ def check_ledger(ledger: Ledger) -> None:
         _check_service(ledger, service)
     for worker in ledger.workers.values():
         _check_worker(ledger, worker)
-    if ledger.limited:
+    if ledger.has_worker_limits:
         _check_pairs(ledger)
-    _check_agenda(ledger)
+    _check_due_heap(ledger)
     for name in ledger.reported:
         known = ledger.tasks.get(name)
         _require(known is not None and known.ending is None, f"{name!r} is late, and has ended")
     for name in ledger.outputs:
         _require(name in ledger.tasks, f"output of {name!r}, which nobody knows")
-    for name, tries in ledger.tries.items():
+    for name, failed_attempts in ledger.failed_attempts.items():
         _require(name in ledger.tasks, f"attempts at {name!r}, which is unknown")
-        numbers = [attempt.number for attempt in tries]
+        numbers = [attempt.number for attempt in failed_attempts]
         _equal(numbers, sorted(dict.fromkeys(numbers)), f"attempts at {name!r}")
 
 
 def _equal(kept: object, derived: object, what: str) -> None:
     if kept != derived:
-        raise Violated(f"{what}: {kept!r} is kept, but {derived!r} follows from the state")
+        raise InvariantViolated(f"{what}: {kept!r} is kept, but {derived!r} follows from the state")
 
 
 def _require(holds: object, what: str) -> None:
     if not holds:
-        raise Violated(what)
+        raise InvariantViolated(what)
 
 
 def _check_task(ledger: Ledger, task: Task) -> None:
@@ -75,7 +75,7 @@ def _check_task(ledger: Ledger, task: Task) -> None:
     _require(is_full, f"{name!r} is of campaign {campaign!r}, and not named so")
     _require((task.lease is not None) is (task.state is TaskState.LEASED), f"lease of {name!r}")
     _require((task.ending is not None) is (task.state in TASK_STATES_ENDED), f"ending of {name!r}")
-    _require(task.failures >= 0 and task.excused >= 0, f"charges of {name!r} are negative")
+    _require(task.failures >= 0 and task.losses_excused >= 0, f"charges of {name!r} are negative")
     _require(task.state in TASK_STATES_ENDED or task.losses >= 0, f"losses of {name!r}")
     if task.state is TaskState.BLOCKED:
         _require(task.waits > 0, f"{name!r} is BLOCKED and waits for nothing")
@@ -90,7 +90,7 @@ def _check_waits(ledger: Ledger) -> None:
     """Join counts against the edges they count."""
     edges: dict[bytes, int] = {}
     waiting = [task.dependents_list() for task in ledger.tasks.values() if task.ending is None]
-    for dependents in [*waiting, *ledger.awaited.values()]:
+    for dependents in [*waiting, *ledger.dependents_of_unknown.values()]:
         for dependent in dependents:
             if dependent.ending is None:
                 edges[dependent.name] = edges.get(dependent.name, 0) + 1
@@ -99,11 +99,11 @@ def _check_waits(ledger: Ledger) -> None:
             _equal(task.waits, edges.get(task.name, 0), f"waits of {task.name!r}")
     derived = Ledger()
     derived.bare = ledger.bare
-    for name, dependents in ledger.awaited.items():
+    for name, dependents in ledger.dependents_of_unknown.items():
         for dependent in dependents:
             derived.note_awaited(dependent, name)
     _equal(ledger.awaited_else, derived.awaited_else, "keys that would do for awaited ones")
-    for name in ledger.awaited:
+    for name in ledger.dependents_of_unknown:
         known = ledger.tasks.get(name)
         _require(known is None or known.ending is not None, f"{name!r} is awaited, and known")
 
@@ -128,54 +128,62 @@ def _check_service(ledger: Ledger, service: Service) -> None:
     lanes = service.lanes.values()
     suspects = [task for lane in lanes for task in lane.suspects]
     _equal(service.suspects, len(suspects), f"suspects of {service.name!r}")
-    last = sorted(task.name for task in suspects if task.isolation == ALONE)
+    last = sorted(task.name for task in suspects if task.isolation == EXCLUSIVE)
     kept = sorted(task.name for task in service.last_attempts.values())
     _equal(kept, last, f"last attempts of {service.name!r}")
     for lane in lanes:
         _check_lane(ledger, lane)
     offers = sum(service.name in worker.facts.services for worker in ledger.workers.values())
     _equal(service.workers, offers, f"workers of {service.name!r}")
-    rotating = list(service.rotating())
-    places = {id(lane): lane for lane in rotating}
-    _equal(len(rotating), len(places), f"lanes in rotation of {service.name!r}")
-    _require(all(lane.rotating for lane in rotating), "a lane rotates unawares")
-    for branch in service.branches:
-        strange = [lane.name for lane in branch.rotation if lane.branch is not branch]
+    in_rotation = list(service.in_rotation())
+    places = {id(lane): lane for lane in in_rotation}
+    _equal(len(in_rotation), len(places), f"lanes in rotation of {service.name!r}")
+    _require(all(lane.in_rotation for lane in in_rotation), "a lane rotates unawares")
+    for lane_group in service.lane_groups:
+        strange = [lane.name for lane in lane_group.rotation if lane.lane_group is not lane_group]
         _equal(strange, [], f"lanes of others in a branch of {service.name!r}")
     for lane in lanes:
-        _require(lane.branch is service.branch_of(lane.name), f"rules of lane {lane.name!r}")
-        _equal(lane.rotating, id(lane) in places, f"that lane {lane.name!r} is in rotation")
-    waiting = [lane.name for lane in lanes if lane.ready and not lane.rotating]
+        _require(
+            lane.lane_group is service.lane_group_of(lane.name), f"rules of lane {lane.name!r}"
+        )
+        _equal(lane.in_rotation, id(lane) in places, f"that lane {lane.name!r} is in rotation")
+    waiting = [lane.name for lane in lanes if lane.ready and not lane.in_rotation]
     for name in waiting:
         _require(_is_held(ledger, service.lanes[name]), f"lane {name!r} is out of rotation")
 
 
 def _is_held(ledger: Ledger, lane: Lane) -> bool:
     workers_max = lane.rules.lane_workers_max
-    full = lane.leased >= lane.branch.regime.lane_room or 0 < workers_max <= lane.workers
+    full = (
+        lane.leased >= lane.lane_group.active_rule.lane_tasks_max or 0 < workers_max <= lane.workers
+    )
     held = lane.rules.is_held and lane.released <= lane.leased
     paused = lane.paused or lane.service.paused or ledger.paused
-    return paused or held or lane.begins_ns > 0 or (bool(lane.name) and full)
+    return paused or held or lane.debounce_until_ns > 0 or (bool(lane.name) and full)
 
 
 def _check_pairs(ledger: Ledger) -> None:
     """Who serves which lane, as limits count it."""
     lanes = [lane for service in ledger.services.values() for lane in service.lanes.values()]
-    _equal(ledger.serving, sum(lane.workers for lane in lanes), "pairs of lanes and workers")
-    for regime in ledger.regimes:
-        pairs = sum(lane.workers for lane in lanes if lane.branch.regime is regime)
-        _equal(regime.serving, pairs, f"serving of clause {regime.clause.name!r}")
+    _equal(
+        ledger.lane_worker_pairs, sum(lane.workers for lane in lanes), "pairs of lanes and workers"
+    )
+    for active_rule in ledger.regimes:
+        pairs = sum(lane.workers for lane in lanes if lane.lane_group.active_rule is active_rule)
+        _equal(active_rule.lane_worker_pairs, pairs, f"serving of clause {active_rule.rule.name!r}")
 
 
 def _check_run(lane: Lane, where: str) -> None:
     """What is put off waits for a run that is not over, and for no longer than that."""
-    rare = lane.rare
-    if rare is None or not rare.later:
+    extras = lane.extras
+    if extras is None or not extras.next_run:
         return
     _require(lane.name, f"what was put off waits in {where}, which has no runs")
-    _require(rare.run_left > 0, f"a run of {where} is over, and what it put off still waits")
-    _require(lane.ready > len(rare.later), f"all that is ready in {where} waits for its next run")
-    for task in rare.later.values():
+    _require(extras.run_left > 0, f"a run of {where} is over, and what it put off still waits")
+    _require(
+        lane.ready > len(extras.next_run), f"all that is ready in {where} waits for its next run"
+    )
+    for task in extras.next_run.values():
         _require(task.state is TaskState.READY, f"{task.name!r} waits for a run of {where}")
         _require(task.attempt > 0, f"{task.name!r} was put off in {where}, and never tried")
 
@@ -186,14 +194,16 @@ def _check_lane(ledger: Ledger, lane: Lane) -> None:
     _equal(lane.tasks, len(own), f"tasks of {where}")
     leased = [task for task in own if task.state is TaskState.LEASED]
     _equal(lane.leased, len(leased), f"leased tasks of {where}")
-    shares: dict[bytes, int] = {}
+    leased_by_worker: dict[bytes, int] = {}
     for task in leased:
-        shares[_holder(task)] = shares.get(_holder(task), 0) + 1
-    kept = {worker.name: count for worker, count in (lane.shares or {}).items()}
+        leased_by_worker[_holder(task)] = leased_by_worker.get(_holder(task), 0) + 1
+    kept = {worker.name: count for worker, count in (lane.leased_by_worker or {}).items()}
     if lane.holder is not None:
         kept[lane.holder.name] = lane.leased
-    _equal(kept, shares, f"workers of {where}")
-    _require(lane.shares is None or len(lane.shares) > 1, f"{where} is shared by one")
+    _equal(kept, leased_by_worker, f"workers of {where}")
+    _require(
+        lane.leased_by_worker is None or len(lane.leased_by_worker) > 1, f"{where} is shared by one"
+    )
     ready = {task.name: task for task in own if task.state is TaskState.READY}
     _equal(lane.ready, len(ready), f"ready tasks of {where}")
     for task in lane.in_order():
@@ -209,9 +219,9 @@ def _check_lane(ledger: Ledger, lane: Lane) -> None:
             _equal(isolation, task.isolation, f"isolation of {task.name!r}")
     for queue in lane.queues:
         line = [*queue.front, *queue.items[queue.cursor :]]
-        void = sum((queue.gone or {}).values())
-        _require(void <= queue.stale, f"void entries of {where}")
-        _equal(queue.stale, len(line) - len(queue.in_order()), f"stale entries of {where}")
+        void = sum((queue.removed or {}).values())
+        _require(void <= queue.stale_count, f"void entries of {where}")
+        _equal(queue.stale_count, len(line) - len(queue.in_order()), f"stale entries of {where}")
         for task in queue.in_order():
             _require(not task.losses, f"{task.name!r} lost a worker and is not set apart")
             _equal(queue.priority, task.terms.priority, f"priority of {task.name!r}")
@@ -231,14 +241,14 @@ def _check_worker(ledger: Ledger, worker: Worker) -> None:
     _equal(worker.slots_used, slots, f"slots that {name!r} uses")
     for lease in worker.leases.values():
         out = [task for task in lease.tasks if task.lease is lease]
-        _equal(lease.left, len(out), f"tasks left of lease {lease.number} of {name!r}")
+        _equal(lease.tasks_left, len(out), f"tasks left of lease {lease.number} of {name!r}")
         _require(lease.worker is worker, f"holder of lease {lease.number}")
-        _require(lease.left > 0, f"lease {lease.number} of {name!r} is empty")
+        _require(lease.tasks_left > 0, f"lease {lease.number} of {name!r} is empty")
         _equal(lease.names, [task.name for task in lease.tasks], f"names of lease {lease.number}")
         attempts = dict(zip(lease.names, lease.attempts, strict=True))
         wrong = [task.name for task in out if attempts[task.name] != task.attempt]
         _equal(wrong, [], f"attempts of lease {lease.number}")
-        if lease.left == len(lease.tasks):  # what was settled may have moved to another lane
+        if lease.tasks_left == len(lease.tasks):  # what was settled may have moved to another lane
             _equal(lease.counts, lane_counts(lease.tasks), f"lanes of lease {lease.number}")
     _check_isolation(worker, held)
 
@@ -247,16 +257,16 @@ def _check_isolation(worker: Worker, held: list[Task]) -> None:
     """Compare what a worker holds with what isolation allows. A worker without a limit of slots
     may have asked for any number, and one that has fewer than before holds what it holds."""
     slots = worker.facts.slots_total
-    if slots and worker.slots_used <= slots + worker.ahead:
-        for isolation in range(1, ALONE):
+    if slots and worker.slots_used <= slots + worker.prefetch:
+        for isolation in range(1, EXCLUSIVE):
             count = sum(task.isolation == isolation for task in held)
             text = f"{worker.name!r} holds {count} tasks of isolation {isolation}"
             _require(count <= isolation_room(isolation, slots), text)
-    if any(task.isolation == ALONE for task in held):
+    if any(task.isolation == EXCLUSIVE for task in held):
         _equal(len(held), 1, f"tasks of {worker.name!r}, which holds a last attempt")
 
 
-def _check_agenda(ledger: Ledger) -> None:
+def _check_due_heap(ledger: Ledger) -> None:
     """Every delayed task comes due one day."""
     planned = {
         (task.name, due_ns): True for due_ns, _, tasks in ledger.agenda.due for task in tasks
@@ -268,19 +278,19 @@ def _check_agenda(ledger: Ledger) -> None:
 
 def _check_volatile(scheduler: Scheduler) -> None:
     ledger = scheduler.ledger
-    _require(not ledger.stirred, "a service was stirred and not looked at")
-    _require(not ledger.gathering, "a lane got work, and nobody asked whether it gathers")
-    _check_gathering(scheduler)
+    _require(not ledger.dirty, "a service was stirred and not looked at")
+    _require(not ledger.debouncing, "a lane got work, and nobody asked whether it gathers")
+    _check_debounce(scheduler)
     _check_reservations(ledger)
     _check_work_conservation(scheduler)
-    watched = dict.fromkeys(scheduler.silence)
+    watched = dict.fromkeys(scheduler.timeouts)
     for worker in ledger.workers.values():
-        if worker.silent_at_ns:
-            in_time = 0 < worker.watched_ns <= worker.silent_at_ns
-            minded = in_time and (worker.watched_ns, worker.name) in watched
+        if worker.timeout_at_ns:
+            in_time = 0 < worker.timeout_check_ns <= worker.timeout_at_ns
+            minded = in_time and (worker.timeout_check_ns, worker.name) in watched
             _require(minded, f"nobody minds the silence of {worker.name!r} in time")
         if worker.state is WorkerState.PARKED and worker.slots_free > 0:
-            _check_listed(ledger, worker)
+            _check_parked_lists(ledger, worker)
         _check_restart(scheduler, worker)
 
 
@@ -301,8 +311,8 @@ def _check_reservations(ledger: Ledger) -> None:
         _require(one.worker.reservation is one, f"reservation of {one.worker.name!r}")
         _require(ledger.workers.get(one.worker.name) is one.worker, f"reserve for {name!r} left")
         _require(one.task.state is TaskState.READY, f"a worker is reserved for {name!r} in vain")
-        _require((service, one.alone) not in kinds, f"two workers of {service!r} are reserved")
-        kinds[service, one.alone] = name
+        _require((service, one.exclusive) not in kinds, f"two workers of {service!r} are reserved")
+        kinds[service, one.exclusive] = name
     reserved = [worker for worker in ledger.workers.values() if worker.reservation is not None]
     _equal(len(reserved), len(ledger.reservations), "reserved workers")
 
@@ -311,45 +321,54 @@ def _check_work_conservation(scheduler: Scheduler) -> None:
     """No parked worker with a free slot coexists with a due, fitting task within limits."""
     ledger = scheduler.ledger
     ready = [task for task in ledger.tasks.values() if task.state is TaskState.READY]
-    kinds = {(id(task.lane), task.terms.slots, task.isolation, _said(task)): task for task in ready}
+    kinds = {
+        (id(task.lane), task.terms.slots, task.isolation, _reserved_payload(task)): task
+        for task in ready
+    }
     for worker in ledger.workers.values():
-        if worker.state is not WorkerState.PARKED or worker.slots_free <= 0 or worker.wanted <= 0:
+        if (
+            worker.state is not WorkerState.PARKED
+            or worker.slots_free <= 0
+            or worker.tasks_wanted <= 0
+        ):
             continue
         kept_for = None if worker.reservation is None else worker.reservation.task
         if kept_for is not None:
-            _check_kept(scheduler, worker, kept_for)
+            _check_reservation_needed(scheduler, worker, kept_for)
         tasks = kinds.values() if kept_for is None else [kept_for]
         idle = [task for task in tasks if _could_go(scheduler, worker, task)]
-        if idle and not (worker.facts.called and _are_called(scheduler, idle, ready)):
+        if idle and not (worker.facts.wants_wake and _enough_woken(scheduler, idle, ready)):
             name = worker.name
-            raise Violated(f"{name!r} waits beside {idle[0].name!r}, which it could be given")
+            raise InvariantViolated(
+                f"{name!r} waits beside {idle[0].name!r}, which it could be given"
+            )
 
 
-def _check_kept(scheduler: Scheduler, worker: Worker, task: Task) -> None:
+def _check_reservation_needed(scheduler: Scheduler, worker: Worker, task: Task) -> None:
     """A worker is kept free for a task that lacks nothing but its room."""
     begins = all(one.lane is not task.lane for one in worker.held())
     open_to = _is_open(scheduler, task.lane, begins=begins)
-    placed = _has_place(scheduler.ledger, worker, task, begins=begins)
+    placed = _lane_has_room(scheduler.ledger, worker, task, begins=begins)
     _require(open_to and placed, f"{worker.name!r} is kept for {task.name!r}, which a limit holds")
 
 
-def _said(task: Task) -> bytes:
+def _reserved_payload(task: Task) -> bytes:
     """Return what a worker is given of a task, where that could be a word of its dialect."""
     said = task.payload or task.name
-    return said if any(said in words for words in UNTELLABLE.values()) else b""
+    return said if any(said in words for words in RESERVED_PAYLOADS.values()) else b""
 
 
-def _are_called(scheduler: Scheduler, idle: list[Task], ready: list[Task]) -> bool:
+def _enough_woken(scheduler: Scheduler, idle: list[Task], ready: list[Task]) -> bool:
     """Return whether as many workers were told of work as there are tasks that they could get: the
     idle ones, and all that are ready in their lanes."""
     lanes = {id(task.lane): task.lane for task in idle}
     services = [lane.service.name for lane in lanes.values()]
-    called = [
+    wants_wake = [
         worker
         for worker in scheduler.ledger.workers.values()
-        if worker.state is WorkerState.CALLED and worker.called_for in services
+        if worker.state is WorkerState.WOKEN and worker.woken_for in services
     ]
-    return len(called) >= sum(id(task.lane) in lanes for task in ready)
+    return len(wants_wake) >= sum(id(task.lane) in lanes for task in ready)
 
 
 def _could_go(scheduler: Scheduler, worker: Worker, task: Task) -> bool:
@@ -360,66 +379,70 @@ def _could_go(scheduler: Scheduler, worker: Worker, task: Task) -> bool:
         task.lane.service.name in worker.facts.services
         and task.terms.slots <= worker.slots_free
         and task.terms.slots <= (worker.facts.slots_total or task.terms.slots)
-        and (task.payload or task.name) not in UNTELLABLE.get(worker.facts.dialect, ())
-        and not any(one.isolation == ALONE for one in held)
-        and _is_apart(worker, held, task)
+        and (task.payload or task.name) not in RESERVED_PAYLOADS.get(worker.facts.dialect, ())
+        and not any(one.isolation == EXCLUSIVE for one in held)
+        and _isolation_allows(worker, held, task)
     )
     begins = all(one.lane is not task.lane for one in held)
     return (
         fits
         and _is_open(scheduler, task.lane, begins=begins)
-        and _has_place(scheduler.ledger, worker, task, begins=begins)
+        and _lane_has_room(scheduler.ledger, worker, task, begins=begins)
     )
 
 
 def _is_open(scheduler: Scheduler, lane: Lane, *, begins: bool) -> bool:
     """Return whether a lane gives tasks at all, and its section and the broker allow one more."""
-    ledger, rules, regime = scheduler.ledger, lane.rules, lane.branch.regime
+    ledger, rules, active_rule = scheduler.ledger, lane.rules, lane.lane_group.active_rule
     held = rules.is_held and lane.released <= lane.leased
     if ledger.paused or lane.service.paused or lane.paused or held:
         return False
-    spent = bool(rules.rate_interval_ns) and rate_room(regime, scheduler.now_ns) <= 0
-    if lane.begins_ns > scheduler.now_ns or spent:
+    spent = bool(rules.rate_interval_ns) and rate_allowance(active_rule, scheduler.now_ns) <= 0
+    if lane.debounce_until_ns > scheduler.now_ns or spent:
         return False
-    over_broker = 0 < ledger.rules.workers_max <= ledger.serving
-    over_section = 0 < rules.workers_max <= regime.serving
+    over_broker = 0 < ledger.rules.workers_max <= ledger.lane_worker_pairs
+    over_section = 0 < rules.workers_max <= active_rule.lane_worker_pairs
     return not (begins and (over_broker or over_section))
 
 
-def _has_place(ledger: Ledger, worker: Worker, task: Task, *, begins: bool) -> bool:
+def _lane_has_room(ledger: Ledger, worker: Worker, task: Task, *, begins: bool) -> bool:
     """Return whether a lane's own limits allow a worker one more task of it."""
     lane = task.lane
     if not lane.name:
         return True
-    kept = [one.task for one in ledger.reservations if one.task.lane is lane and not one.alone]
+    kept = [one.task for one in ledger.reservations if one.task.lane is lane and not one.exclusive]
     kept = [one for one in kept if one is not task and one.terms.slots > worker.slots_free]
-    room = lane.branch.regime.lane_room - lane.leased - len(kept)
+    room = lane.lane_group.active_rule.lane_tasks_max - lane.leased - len(kept)
     full = begins and 0 < lane.rules.lane_workers_max <= lane.workers
     return room > 0 and not full
 
 
-def _is_apart(worker: Worker, held: list[Task], task: Task) -> bool:
+def _isolation_allows(worker: Worker, held: list[Task], task: Task) -> bool:
     """Return whether the isolation of a task lets it join what a worker holds."""
-    if task.isolation == ALONE:
+    if task.isolation == EXCLUSIVE:
         return not held
-    slots = worker.facts.slots_total or worker.wanted
+    slots = worker.facts.slots_total or worker.tasks_wanted
     alike = sum(one.isolation == task.isolation for one in held)
     return not task.isolation or alike < isolation_room(task.isolation, slots)
 
 
-def _check_gathering(scheduler: Scheduler) -> None:
+def _check_debounce(scheduler: Scheduler) -> None:
     """A lane that gathers tasks begins one day."""
-    planned = {(id(lane), begins_ns): True for begins_ns, _, lane in scheduler.gathering}
+    planned = {
+        (id(lane), debounce_until_ns): True for debounce_until_ns, _, lane in scheduler.debouncing
+    }
     for service in scheduler.ledger.services.values():
         for lane in service.lanes.values():
-            minded = not lane.begins_ns or (id(lane), lane.begins_ns) in planned
+            minded = not lane.debounce_until_ns or (id(lane), lane.debounce_until_ns) in planned
             _require(minded, f"nobody minds when lane {lane.name!r} begins")
 
 
-def _check_listed(ledger: Ledger, worker: Worker) -> None:
+def _check_parked_lists(ledger: Ledger, worker: Worker) -> None:
     """A parked worker stands in the list of each of its services."""
     for name in worker.facts.services:
         listed: Iterable[bytes] = (
-            other for used, other in ledger.services[name].parked if used == worker.used
+            other
+            for last_used, other in ledger.services[name].parked
+            if last_used == worker.last_used
         )
         _require(worker.name in listed, f"{worker.name!r} is parked and in no list of {name!r}")

@@ -11,12 +11,21 @@ from itertools import groupby, repeat
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from taskyard.core import graph
-from taskyard.core.agenda import OPEN_LANE, Agenda, Lane, Queue, Service
+from taskyard.core.agenda import OPEN_LANE, DueHeap, Lane, Queue, Service
 from taskyard.core.events import RulesSet
 from taskyard.core.identity import prefix, spelling
-from taskyard.core.regimes import Regimes
+from taskyard.core.regimes import RuleTable
 from taskyard.core.states import FAILED, READY, TASK_TARGETS, Cause, TaskState
-from taskyard.core.tasks import DIGEST_BYTES, Campaign, Digests, Ended, Ending, Lease, Task, Terms
+from taskyard.core.tasks import (
+    DIGEST_BYTES,
+    Campaign,
+    Digests,
+    EndedTask,
+    Ending,
+    Lease,
+    Task,
+    Terms,
+)
 from taskyard.core.workers import Replaced, Worker
 from taskyard.errors import IllegalTransition
 
@@ -40,7 +49,7 @@ class Ledger:
         #: Every task by its key (`identity`). An ended one stays until it is archived.
         self.tasks: dict[bytes, Task] = {}
         #: Who waits for names that nobody has submitted.
-        self.awaited: dict[bytes, list[Task]] = {}
+        self.dependents_of_unknown: dict[bytes, list[Task]] = {}
         #: Keys that would do for awaited ones: a name may be of its own campaign, or a full name.
         self.awaited_else: dict[bytes, dict[bytes, None]] = {}
         self.campaigns: dict[bytes, Campaign] = {}
@@ -57,54 +66,57 @@ class Ledger:
         #: The latest record of what a task printed, for tasks that have printed.
         self.outputs: dict[bytes, int] = {}
         #: The latest attempts that did not finish their task, for tasks that have some.
-        self.tries: dict[bytes, list[Attempt]] = {}
+        self.failed_attempts: dict[bytes, list[Attempt]] = {}
         #: Unfinished tasks that were reported as late.
         self.reported: dict[bytes, None] = {}
         #: How many tasks are in each state, by `TaskState`; archived ones stay counted.
         self.counts = [0] * len(TaskState)
         #: Some tasks take more than one slot, so that room must be counted.
-        self.wide = False
+        self.has_wide_tasks = False
         self.paused = False
         #: Pairs of a lane and a worker that serves it, over all services; kept while limited.
-        self.serving = 0
+        self.lane_worker_pairs = 0
         #: Number of the latest record.
         self.record = 0
         #: What `stuck` found, as of a record.
         self._stuck: tuple[int, dict[bytes, Task]] = (-1, {})
         self._digests = Digests()
-        self.agenda = Agenda()
+        self.agenda = DueHeap()
         #: Services where something changed that may allow a lease. Volatile.
-        self.stirred: dict[bytes, Service] = {}
+        self.dirty: dict[bytes, Service] = {}
         #: Workers that are kept free for one task each: of a service at most one for a task of many
         #: slots and one for a last attempt. Volatile.
         self.reservations: list[Reservation] = []
         #: Lanes that got work and may have to gather more before they begin. Volatile.
-        self.gathering: list[Lane] = []
+        self.debouncing: list[Lane] = []
         #: How lanes are run. Settings, not history: volatile.
         self.rules = RulesSet(0)
-        self.regimes = Regimes(self.rules)
+        self.regimes = RuleTable(self.rules)
         #: Some regime has a limit of workers, or the broker; some regime's lanes gather tasks.
-        self.limited = False
-        self.gathers = False
+        self.has_worker_limits = False
+        self.has_debounce = False
 
     def service(self, name: bytes) -> Service:
         """A service by name, made when it is first needed."""
         service = self.services.get(name)
         if service is None:
             service = self.services[name] = Service(name)
-            service.run_by(self.regimes.of_service(name))
+            service.apply_rules(self.regimes.for_service(name))
         return service
 
     def set_rules(self, rules: RulesSet) -> None:
         """Run all lanes by these rules from now on."""
         self.rules = rules
-        self.regimes = Regimes(rules, self.regimes)
-        self.limited, self.gathers = self.regimes.limited, self.regimes.gathers
+        self.regimes = RuleTable(rules, self.regimes)
+        self.has_worker_limits, self.has_debounce = (
+            self.regimes.has_worker_limits,
+            self.regimes.has_debounce,
+        )
         for service in self.services.values():
-            service.run_by(self.regimes.of_service(service.name))
-        if self.limited:
+            service.apply_rules(self.regimes.for_service(service.name))
+        if self.has_worker_limits:
             self._count_pairs()
-        self.stirred.update(self.services)
+        self.dirty.update(self.services)
 
     def campaign(self, name: bytes) -> Campaign:
         """A campaign by name, made when it is first needed."""
@@ -120,16 +132,16 @@ class Ledger:
         for task in tasks:
             if task.state is not source or task.terms is not terms:
                 if run:
-                    self.tally(terms, source, target, run)
+                    self.count_moved(terms, source, target, run)
                 terms, source, run = task.terms, task.state, 0
                 found = targets[source]
                 if found is None:
-                    raise IllegalTransition(story(task, cause))
+                    raise IllegalTransition(illegal_move_text(task, cause))
                 target = found
             task.state = target
             run += 1
         if run:
-            self.tally(terms, source, target, run)
+            self.count_moved(terms, source, target, run)
 
     def stuck(self) -> dict[bytes, Task]:
         """BLOCKED tasks that nothing can release any more. Every failed task has a reason; asked
@@ -147,9 +159,9 @@ class Ledger:
             if task is not None and task.ending is not None:
                 del self.tasks[name]
                 self.outputs.pop(name, None)
-                self.tries.pop(name, None)
+                self.failed_attempts.pop(name, None)
 
-    def recall(self, one: Ended) -> None:
+    def recall(self, one: EndedTask) -> None:
         """Remember an archived task again, because somebody is about to speak of it."""
         if one.name in self.tasks:
             return
@@ -165,216 +177,220 @@ class Ledger:
         tasks = self.tasks
         return [tasks[name] for name in names]
 
-    def tally(self, terms: Terms, source: TaskState | None, target: TaskState, count: int) -> None:
+    def count_moved(
+        self, terms: Terms, source: TaskState | None, target: TaskState, count: int
+    ) -> None:
         """Count tasks from one state to another: in all, in their campaign, in their service."""
         of_campaign = self.campaigns[terms.campaign].counts
-        of_service = self.services[terms.service].counts
+        for_service = self.services[terms.service].counts
         self.counts[target] += count
         of_campaign[target] += count
-        of_service[target] += count
+        for_service[target] += count
         if source is not None:
             self.counts[source] -= count
             of_campaign[source] -= count
-            of_service[source] -= count
+            for_service[source] -= count
 
-    def enter_lanes(self, tasks: Tasks, priority: int) -> None:
+    def queue_new(self, tasks: Tasks, priority: int) -> None:
         """Count new READY tasks of one priority and service in their lanes, and queue them."""
-        if self.gathers:
+        if self.has_debounce:
             self._note_work(tasks)
-        if self.wide:
-            note_slots(tasks)
+        if self.has_wide_tasks:
+            lower_slots_min(tasks)
         for task in tasks:
             lane = task.lane
             lane.tasks += 1
             lane.ready += 1
-            line = lane.line
-            if line.priority != priority:
-                line = lane.queue(priority)
-            line.items.append(task)
-            if not lane.rotating:
-                lane.branch.offer(lane)
+            main_queue = lane.main_queue
+            if main_queue.priority != priority:
+                main_queue = lane.queue(priority)
+            main_queue.items.append(task)
+            if not lane.in_rotation:
+                lane.lane_group.add_to_rotation(lane)
         # Also for lanes that rotate: what they had may be for other workers than those that wait.
-        self.stir(tasks[0].lane)
+        self.mark_dirty(tasks[0].lane)
 
     def _note_work(self, tasks: Tasks) -> None:
         """Lanes that had nothing to do are about to get work."""
         lanes = {id(task.lane): task.lane for task in tasks}
-        self.gathering += [lane for lane in lanes.values() if not (lane.ready or lane.leased)]
+        self.debouncing += [lane for lane in lanes.values() if not (lane.ready or lane.leased)]
 
-    def enqueue(self, tasks: Tasks, *, front: bool = False, put_off: bool = False) -> None:
+    def enqueue(self, tasks: Tasks, *, front: bool = False, deferred: bool = False) -> None:
         """Queue READY tasks in their lanes. Those that come back in front keep their order; those
         that were put off wait for the next run of their lane."""
-        if self.gathers:
+        if self.has_debounce:
             self._note_work(tasks)
-        if self.wide:
-            note_slots(tasks)
+        if self.has_wide_tasks:
+            lower_slots_min(tasks)
         queue = one_queue(tasks)
         if queue is None:
             for task in reversed(tasks) if front else tasks:
                 lane = task.lane
-                line = lane.line
-                if task.attempt or task.terms.priority != line.priority:
-                    lane.add(task, front=front, put_off=put_off)
+                main_queue = lane.main_queue
+                if task.attempt or task.terms.priority != main_queue.priority:
+                    lane.add(task, front=front, deferred=deferred)
                 else:
                     lane.ready += 1
-                    (line.front if front else line.items).append(task)
+                    (main_queue.front if front else main_queue.items).append(task)
                 # Also one that rotates: it may be there for what it had, and have had nothing.
-                self.stir(lane)
+                self.mark_dirty(lane)
             return
         if front:
             queue.front.extend(reversed(tasks))
         else:
             queue.items.extend(tasks)
         tasks[0].lane.ready += len(tasks)
-        self.stir(tasks[0].lane)
+        self.mark_dirty(tasks[0].lane)
 
-    def stir(self, lane: Lane) -> None:
+    def mark_dirty(self, lane: Lane) -> None:
         """Something changed that may allow a lease of this lane."""
         service = lane.service
-        if not lane.rotating:
-            lane.branch.offer(lane)
-        self.stirred[service.name] = service
+        if not lane.in_rotation:
+            lane.lane_group.add_to_rotation(lane)
+        self.dirty[service.name] = service
 
     def dequeue(self, tasks: Tasks, counts: Counts | None = None) -> None:
         """Take READY tasks out of their queues."""
         start = 0
         for lane, count in lane_counts(tasks) if counts is None else counts:
-            rare = lane.rare
-            if lane.others is not None or (rare is not None and (rare.suspects or rare.later)):
+            extras = lane.extras
+            if lane.other_queues is not None or (
+                extras is not None and (extras.suspects or extras.next_run)
+            ):
                 for task in tasks[start : start + count]:
                     lane.remove(task)
             elif count == 1:
                 lane.ready -= 1
-                lane.line.discard(tasks[start])
+                lane.main_queue.discard(tasks[start])
             else:
                 lane.ready -= count
-                lane.line.take(tasks[start : start + count])
-            if rare is not None:
-                lane.went(count)
+                lane.main_queue.take(tasks[start : start + count])
+            if extras is not None:
+                lane.count_removed(count)
             start += count
 
     def withdraw(self, tasks: Tasks) -> None:
         """Take READY tasks out of their queues that are not leased: nobody tries them now."""
         self.dequeue(tasks)
         for task in tasks:
-            if task.lane.rare is not None:
-                task.lane.keep_within()
+            if task.lane.extras is not None:
+                task.lane.cap_released()
 
-    def entrust(self, lease: Lease, tasks: Tasks) -> None:
+    def add_lease(self, lease: Lease, tasks: Tasks) -> None:
         """Count leased tasks at their worker and their lanes."""
         worker = lease.worker
         worker.leases[lease.number] = lease
         worker.slots_used += self._slots(tasks)
-        limited = self.limited
+        has_worker_limits = self.has_worker_limits
         for lane, count in lease.counts:
             if not lane.leased:
                 lane.holder = worker
-                if limited:
+                if has_worker_limits:
                     self._count_pair(lane, 1)
             elif lane.holder is not worker:
-                self._share(lane, worker, count)
+                self._count_shared(lane, worker, count)
             lane.leased += count
 
-    def _share(self, lane: Lane, worker: Worker, count: int) -> None:
+    def _count_shared(self, lane: Lane, worker: Worker, count: int) -> None:
         """Several workers serve a lane: count what each holds."""
-        if lane.shares is None:
-            lane.shares = {cast("Worker", lane.holder): lane.leased}
+        if lane.leased_by_worker is None:
+            lane.leased_by_worker = {cast("Worker", lane.holder): lane.leased}
             lane.holder = None
-        if worker not in lane.shares:
-            lane.shares[worker] = 0
-            if self.limited:
+        if worker not in lane.leased_by_worker:
+            lane.leased_by_worker[worker] = 0
+            if self.has_worker_limits:
                 self._count_pair(lane, 1)
-        lane.shares[worker] += count
+        lane.leased_by_worker[worker] += count
 
-    def _unshare(self, lane: Lane, worker: Worker, count: int) -> None:
+    def _uncount_shared(self, lane: Lane, worker: Worker, count: int) -> None:
         """One of several workers of a lane holds less of it."""
-        shares = cast("dict[Worker, int]", lane.shares)
-        shares[worker] -= count
-        if shares[worker]:
+        leased_by_worker = cast("dict[Worker, int]", lane.leased_by_worker)
+        leased_by_worker[worker] -= count
+        if leased_by_worker[worker]:
             return
-        del shares[worker]
-        if self.limited:
+        del leased_by_worker[worker]
+        if self.has_worker_limits:
             self._count_pair(lane, -1)
-        if len(shares) == 1:
-            (lane.holder,) = shares
-            lane.shares = None
+        if len(leased_by_worker) == 1:
+            (lane.holder,) = leased_by_worker
+            lane.leased_by_worker = None
 
     def release(self, tasks: Tasks, counts: Counts | None = None) -> None:
         """Count tasks whose lease is over back from their worker and their lanes."""
         if not tasks:
             return
         lease = tasks[0].lease
-        if lease is not None and are_all_of(lease, tasks):
+        if lease is not None and is_whole_lease(lease, tasks):
             self._release(lease, tasks, lane_counts(tasks) if counts is None else counts)
             return
         for task in tasks:
             if task.lease is None:
-                raise IllegalTransition(story(task, Cause.RETURNED))
+                raise IllegalTransition(illegal_move_text(task, Cause.RETURNED))
             self._release(task.lease, [task], [(task.lane, 1)])
 
     def _release(self, lease: Lease, tasks: Tasks, counts: Counts) -> None:
         worker = lease.worker
         worker.slots_used -= self._slots(tasks)
-        limited = self.limited
+        has_worker_limits = self.has_worker_limits
         for lane, count in counts:
             lane.leased -= count
             if lane.holder is not worker:
-                self._unshare(lane, worker, count)
+                self._uncount_shared(lane, worker, count)
             elif not lane.leased:
                 lane.holder = None
-                if limited:
+                if has_worker_limits:
                     self._count_pair(lane, -1)
-            if lane.rare is not None and lane.rare.released:
-                lane.rare.released = max(0, lane.rare.released - count)
-            if not lane.rotating:
-                lane.branch.offer(lane)
-        self._stir_all(counts)
+            if lane.extras is not None and lane.extras.released:
+                lane.extras.released = max(0, lane.extras.released - count)
+            if not lane.in_rotation:
+                lane.lane_group.add_to_rotation(lane)
+        self._mark_all_dirty(counts)
         for task in tasks:
             task.lease = None
-        lease.left -= len(tasks)
-        if not lease.left:
+        lease.tasks_left -= len(tasks)
+        if not lease.tasks_left:
             self._close(lease)
 
     def _count_pair(self, lane: Lane, by: int) -> None:
-        lane.branch.regime.serving += by
-        self.serving += by
+        lane.lane_group.active_rule.lane_worker_pairs += by
+        self.lane_worker_pairs += by
 
     def _count_pairs(self) -> None:
         """Count who serves which lane, when limits are set: without limits nobody counts."""
-        self.serving = 0
-        for regime in self.regimes:
-            regime.serving = 0
+        self.lane_worker_pairs = 0
+        for active_rule in self.regimes:
+            active_rule.lane_worker_pairs = 0
         for service in self.services.values():
             for lane in service.lanes.values():
                 if lane.leased:
                     self._count_pair(lane, lane.workers)
 
-    def _stir_all(self, counts: Counts) -> None:
+    def _mark_all_dirty(self, counts: Counts) -> None:
         """Workers may serve less than before: look at their services, and where there are limits
         at all that those are over."""
         if self.rules.workers_max:
-            self.stirred.update(self.services)
+            self.dirty.update(self.services)
             return
-        if self.limited:
+        if self.has_worker_limits:
             for lane, _ in counts:
-                for branch in lane.branch.regime.branches:
-                    self.stirred[branch.service.name] = branch.service
+                for lane_group in lane.lane_group.active_rule.lane_groups:
+                    self.dirty[lane_group.service.name] = lane_group.service
         last = None
         for lane, _ in counts:
             if lane.service is not last:
                 last = lane.service
-                self.stirred[last.name] = last
+                self.dirty[last.name] = last
 
     def _close(self, lease: Lease) -> None:
         worker = lease.worker
         del worker.leases[lease.number]
         lease.tasks, lease.names, lease.attempts, lease.counts = [], [], [], []
-        if not worker.leases or lease.lease_ns > worker.facts.silence_ns:
-            others = [other.lease_ns for other in worker.leases.values()]
-            worker.patience_ns = max(others, default=0)
+        if not worker.leases or lease.lease_ns > worker.facts.lease_timeout_ns:
+            other_queues = [other.lease_ns for other in worker.leases.values()]
+            worker.lease_ns_max = max(other_queues, default=0)
 
     def _slots(self, tasks: Tasks) -> int:
-        return sum([task.terms.slots for task in tasks]) if self.wide else len(tasks)
+        return sum([task.terms.slots for task in tasks]) if self.has_wide_tasks else len(tasks)
 
     def end(self, tasks: Tasks, ending: Ending, counts: Counts) -> None:
         """Keep of ended tasks only what is needed to know them again."""
@@ -391,32 +407,32 @@ class Ledger:
                 for task in tasks:
                     index.pop(task.name, None)
 
-    def mind_age(self, tasks: Tasks) -> None:
+    def schedule_expiry(self, tasks: Tasks) -> None:
         """Schedule the expiry of tasks that wait again. An earlier entry may have come up while
         they were out, by a clock that was set back since."""
         for task in tasks:
             for expires_ns in (task.terms.expires_hard_ns, task.terms.expires_ns):
                 if expires_ns:
-                    self.agenda.expire(expires_ns, [task.name])
+                    self.agenda.push_expiry(expires_ns, [task.name])
 
-    def wait_for(self, task: Task, names: list[bytes]) -> None:
+    def add_dependencies(self, task: Task, names: list[bytes]) -> None:
         """Let a task wait for these too."""
         task.waits += len(names)
         for name in names:
-            self.await_one(task, name)
+            self.add_dependency(task, name)
 
-    def await_one(self, task: Task, name: bytes) -> None:
+    def add_dependency(self, task: Task, name: bytes) -> None:
         """Let a task wait for a name, known or not; its waits are counted by the caller."""
         before = self.tasks.get(name)
         if before is None or before.ending is not None:
-            self.awaited.setdefault(name, []).append(task)
+            self.dependents_of_unknown.setdefault(name, []).append(task)
             self.note_awaited(task, name)
         else:
             graph.link(before, task)
 
     def restore_awaited(self, name: bytes, waiting: list[Task]) -> None:
         """Let tasks from a snapshot wait for a key that is not known."""
-        self.awaited[name] = waiting
+        self.dependents_of_unknown[name] = waiting
         for task in waiting:
             self.note_awaited(task, name)
 
@@ -428,28 +444,34 @@ class Ledger:
 
     def waiting_for(self, name: bytes) -> list[Task]:
         """Return the tasks that wait for a key that is not known yet."""
-        waiting = self.awaited.get(name, [])
+        waiting = self.dependents_of_unknown.get(name, [])
         keys = self.awaited_else.get(name, ())
         return [*waiting, *(task for key in keys for task in self._own(key, name))]
 
     def _own(self, key: bytes, name: bytes) -> list[Task]:
         """Return the tasks that await a key because it has this name in their own campaign."""
-        return [task for task in self.awaited[key] if spelling(task.terms.campaign, name) == key]
+        return [
+            task
+            for task in self.dependents_of_unknown[key]
+            if spelling(task.terms.campaign, name) == key
+        ]
 
     def take_awaited(self, name: bytes) -> list[Task] | None:
         """Return the tasks that wait for a key that becomes known, and await it no longer."""
-        waiting = self.awaited.pop(name, None)
+        waiting = self.dependents_of_unknown.pop(name, None)
         for task in waiting or ():
             self._forget_awaited(name, task)
         for key in self.awaited_else.pop(name, ()):
             waiting = [*(waiting or []), *self._own(key, name)]
-            others = [
-                task for task in self.awaited[key] if spelling(task.terms.campaign, name) != key
+            other_queues = [
+                task
+                for task in self.dependents_of_unknown[key]
+                if spelling(task.terms.campaign, name) != key
             ]
-            if others:
-                self.awaited[key] = others
+            if other_queues:
+                self.dependents_of_unknown[key] = other_queues
             else:
-                del self.awaited[key]
+                del self.dependents_of_unknown[key]
         return waiting
 
     def _forget_awaited(self, name: bytes, task: Task) -> None:
@@ -459,13 +481,13 @@ class Ledger:
         if not keys:
             self.awaited_else.pop(rest, None)
 
-    def requeue(self, tasks: Tasks, cause: Cause, *, front: bool, put_off: bool = False) -> None:
+    def requeue(self, tasks: Tasks, cause: Cause, *, front: bool, deferred: bool = False) -> None:
         """Tasks that wait for nothing but a worker go to their queues; the others stay BLOCKED."""
         blocked = [task for task in tasks if task.waits]
         ready = [task for task in tasks if not task.waits] if blocked else tasks
         self.move(blocked, Cause.BLOCKED)
         self.move(ready, cause)
-        self.enqueue(ready, front=front, put_off=put_off)
+        self.enqueue(ready, front=front, deferred=deferred)
 
     def change_lane(self, task: Task, lane: Lane, terms: Terms) -> None:
         """Let a task that is not out wait in another lane, by these terms: of its service."""
@@ -478,7 +500,7 @@ class Ledger:
             service.counts[task.state] -= 1
             lane.service.counts[task.state] += 1
         if terms.slots != 1:
-            lane.service.wide = True
+            lane.service.has_wide_tasks = True
         task.lane, task.terms = lane, terms
         lane.tasks += 1
         if not former.tasks:
@@ -486,24 +508,24 @@ class Ledger:
         if ready:
             self.enqueue([task])
 
-    def plan(self, tasks: Tasks) -> None:
+    def schedule_due(self, tasks: Tasks) -> None:
         """Put DELAYED tasks on the agenda; those that come due together share an entry."""
         together: dict[int, Tasks] = {}
         for task in tasks:
             together.setdefault(task.due_ns, []).append(task)
         for due_ns, some in together.items():
-            self.agenda.delay(due_ns, some)
+            self.agenda.push_due(due_ns, some)
 
-    def enlist(self, worker: Worker) -> None:
+    def add_worker(self, worker: Worker) -> None:
         """Know a worker, and that it offers its services."""
         self.workers[worker.name] = worker
-        self.count_offers(worker, 1)
+        self.count_worker_services(worker, 1)
 
-    def count_offers(self, worker: Worker, by: int) -> None:
+    def count_worker_services(self, worker: Worker, by: int) -> None:
         for name in worker.facts.services:
             service = self.service(name)
             service.workers += by
-            service.slots_most = -1
+            service.worker_slots_max = -1
         self.unreserve(worker)
 
     def reserve(self, reservation: Reservation) -> None:
@@ -519,21 +541,21 @@ class Ledger:
         worker.reservation = None
         self.reservations.remove(reservation)
         if reservation.task.lane.ready:
-            self.stir(reservation.task.lane)
+            self.mark_dirty(reservation.task.lane)
         for name in worker.facts.services:
-            self.stirred[name] = self.service(name)
+            self.dirty[name] = self.service(name)
 
 
-def note_slots(tasks: Tasks) -> None:
+def lower_slots_min(tasks: Tasks) -> None:
     """Keep the lower bound on the slots of a lane's tasks true for tasks that join it."""
     for task in tasks:
         task.lane.slots_min = min(task.lane.slots_min, task.terms.slots)
 
 
-def are_all_of(lease: Lease, tasks: Tasks) -> bool:
+def is_whole_lease(lease: Lease, tasks: Tasks) -> bool:
     """These tasks are out by this lease. Whoever works in batches settles a lease as it was
     given, which is seen at once: none of it was settled before."""
-    if lease.left == len(tasks) and lease.tasks == tasks:
+    if lease.tasks_left == len(tasks) and lease.tasks == tasks:
         return True
     return [task.lease for task in tasks].count(lease) == len(tasks)
 
@@ -572,7 +594,7 @@ def lane_counts(tasks: Tasks) -> Counts:
     return list(zip(lanes, repeat(1), strict=False))
 
 
-def story(task: Task, cause: Cause) -> str:
+def illegal_move_text(task: Task, cause: Cause) -> str:
     """What is known of a task that was to be moved where it can't go."""
     holder = f", held by {task.lease.worker.name!r}" if task.lease is not None else ""
     return (

@@ -11,7 +11,7 @@ SECOND_NS: Final = 1_000_000_000
 NAME_BYTES_MAX: Final = 1024
 
 #: One message is one record and one turn: a larger one would hold up everybody else's answer.
-TASKS_A_MESSAGE_MAX: Final = 100_000
+TASKS_PER_MESSAGE_MAX: Final = 100_000
 
 #: Campaigns that are searched for a name that none was given for: some 100 µs, for a hint.
 CAMPAIGNS_SEARCHED_MAX: Final = 1000
@@ -33,7 +33,7 @@ CRASHES_MAX: Final = 5
 
 #: The highest isolation of a task that lost workers: it is the only one in its worker. Each lower
 #: one is a step towards it, and a task's last steps are these, however many workers it may cost.
-ALONE: Final = 4
+EXCLUSIVE: Final = 4
 
 #: And one that its program died with has this long until it is tried again, where no schedule says.
 CRASH_DELAY_NS: Final = SECOND_NS
@@ -47,7 +47,7 @@ LANE_RUN_TASKS_MAX: Final = 100
 STUCK_CHECK_NS: Final = SECOND_NS // 5
 
 #: How long a called worker may take to ask, before the next one is called.
-CALL_NS_MAX: Final = SECOND_NS
+WAKE_NS_MAX: Final = SECOND_NS
 
 #: Numbers in terms must fit the journal's encoding, and any other reader's.
 NUMBER_MAX: Final = (1 << 63) - 1
@@ -95,13 +95,13 @@ LIST_TASKS_MAX: Final = 1000
 
 #: A page of lanes, likewise; and how many of a lane's next tasks it looks at.
 LIST_LANES_MAX: Final = 1000
-LANE_LOOK_MAX: Final = 100
+LANE_SCAN_MAX: Final = 100
 
 #: How far one page looks for tasks that fit, so that a rare one holds up nobody else's answer.
 LIST_SCAN_MAX: Final = 200_000
 
 #: A listing looks at so many tasks at once, column by column.
-LIST_STEP: Final = 512
+LIST_BATCH: Final = 512
 
 #: Tasks that hold one up, in an answer about it: who wants all of them walks the graph.
 AFTER_SHOWN_MAX: Final = 100
@@ -116,7 +116,7 @@ REFUSED_NAMES_MAX: Final = 5
 STATS_ROWS_MAX: Final = 1000
 
 #: Void entries that a service's list of parked workers may hold, beside two a worker.
-PARKED_VOID_MAX: Final = 16
+PARKED_STALE_MAX: Final = 16
 
 #: How far a worker looks at first past tasks that take more slots than it has free, and how far
 #: for one to reserve a worker for.
@@ -124,7 +124,7 @@ WIDE_LOOKAHEAD: Final = 64
 
 #: Rate that was not used is saved up for this long, so that a high rate is reached with one
 #: look at the clock every few milliseconds.
-RATE_SAVED_NS_MAX: Final = SECOND_NS // 10
+RATE_BURST_NS_MAX: Final = SECOND_NS // 10
 
 #: How far compaction may lag behind before producers are slowed, before clients that repeat a
 #: submission are refused, and before everybody is: in percent of the work that makes one due. What

@@ -13,31 +13,31 @@ from typing import TYPE_CHECKING, Final
 
 from taskyard.core import identity, watching
 from taskyard.core.effects import (
-    AnswerDue,
-    Counted,
-    Explained,
-    Followed,
-    Found,
-    Holding,
-    Holdings,
-    Listed,
-    Printed,
+    ExplanationReply,
+    HeldTasks,
+    RecordPage,
     Refusal,
     Refused,
-    Rostered,
+    ReplyDue,
+    Settled,
     Stats,
+    StatsReply,
+    TaskDetails,
+    TaskOutput,
+    TaskPage,
     TaskView,
-    Told,
+    WorkerList,
+    WorkerTasks,
     WorkerView,
 )
 from taskyard.core.explain import explain
 from taskyard.core.limits import (
     AFTER_SHOWN_MAX,
+    LIST_BATCH,
     LIST_SCAN_MAX,
-    LIST_STEP,
     LIST_TASKS_MAX,
     STATS_ROWS_MAX,
-    TASKS_A_MESSAGE_MAX,
+    TASKS_PER_MESSAGE_MAX,
 )
 from taskyard.core.runs import Attempt
 from taskyard.core.states import BLOCKED, CANCELLED, DELAYED, DONE, FAILED
@@ -59,27 +59,27 @@ if TYPE_CHECKING:
 PAUSES_LANES_MAX: Final = 2000
 
 
-def misunderstood(scheduler: Scheduler, event: events.Misunderstood) -> None:
-    scheduler.tell(Refused(event.client, event.request, Refusal.MALFORMED, event.text))
+def request_rejected(scheduler: Scheduler, event: events.RequestRejected) -> None:
+    scheduler.send(Refused(event.client, event.request, Refusal.MALFORMED, event.text))
 
 
-def answer_due(scheduler: Scheduler, event: events.AnswerDue) -> None:
-    follows = event.follows
-    if follows is None:
-        scheduler.tell(AnswerDue(event.client, event.request))
+def reply_due(scheduler: Scheduler, event: events.ReplyDue) -> None:
+    follow_options = event.follow_options
+    if follow_options is None:
+        scheduler.send(ReplyDue(event.client, event.request))
         return
-    cursor = scheduler.ledger.record if follows.cursor is None else follows.cursor
-    what = (cursor, follows.count, follows.scope, follows.journal)
-    scheduler.tell(Followed(event.client, event.request, *what))
+    cursor = scheduler.ledger.record if follow_options.cursor is None else follow_options.cursor
+    what = (cursor, follow_options.count, follow_options.scope, follow_options.journal)
+    scheduler.send(RecordPage(event.client, event.request, *what))
 
 
-def lookup_asked(scheduler: Scheduler, event: events.LookupAsked) -> None:
+def lookup_requested(scheduler: Scheduler, event: events.LookupRequested) -> None:
     ledger = scheduler.ledger
     if _too_many(scheduler, event):
         return
-    tasks = _known(ledger, event.names)
+    tasks = _existing(ledger, event.names)
     blocked = [task for task in tasks if task.state is BLOCKED] if event.shows_after else []
-    after = _held_up_by(ledger, blocked)
+    after = _blockers(ledger, blocked)
     views = [_task_view(ledger, task) for task in tasks]
     for view, task in zip(views, tasks, strict=True):
         view.after = after.get(view.name, [])
@@ -89,26 +89,28 @@ def lookup_asked(scheduler: Scheduler, event: events.LookupAsked) -> None:
             view.payload = task.payload
         if task.state is DONE and task.ending is not None:
             view.finished_record = task.ending.record
-    scheduler.tell(Found(event.client, event.request, views))
+    scheduler.send(TaskDetails(event.client, event.request, views))
 
 
 def _attempts(ledger: Ledger, task: Task) -> list[Attempt]:
     """Return the attempts that ended otherwise than DONE, and the one that is under way."""
-    attempts = [*ledger.tries.get(task.name, ())]
+    attempts = [*ledger.failed_attempts.get(task.name, ())]
     if task.lease is not None:
         attempts.append(Attempt(task.attempt, task.lease.worker.name))
     return attempts
 
 
-def _too_many(scheduler: Scheduler, event: events.LookupAsked | events.ResultsAsked) -> bool:
-    if len(event.names) <= TASKS_A_MESSAGE_MAX:
+def _too_many(
+    scheduler: Scheduler, event: events.LookupRequested | events.ResultsRequested
+) -> bool:
+    if len(event.names) <= TASKS_PER_MESSAGE_MAX:
         return False
-    text = f"{len(event.names)} names in one message; ask for {TASKS_A_MESSAGE_MAX} at a time"
-    scheduler.tell(Refused(event.client, event.request, Refusal.TOO_MANY, text))
+    text = f"{len(event.names)} names in one message; ask for {TASKS_PER_MESSAGE_MAX} at a time"
+    scheduler.send(Refused(event.client, event.request, Refusal.TOO_MANY, text))
     return True
 
 
-def _known(ledger: Ledger, names: Iterable[bytes]) -> list[Task]:
+def _existing(ledger: Ledger, names: Iterable[bytes]) -> list[Task]:
     """The tasks of these names that there are, each once, in the order in which they are named."""
     found = [identity.find(ledger, name) for name in dict.fromkeys(names)]
     return [*{task.name: task for task in found if task is not None}.values()]
@@ -120,28 +122,28 @@ def _everywhere(ledger: Ledger, names: Iterable[bytes]) -> list[Task]:
     return [*islice(tasks, LIST_TASKS_MAX)]
 
 
-def _held_up_by(ledger: Ledger, blocked: list[Task]) -> dict[bytes, list[bytes]]:
+def _blockers(ledger: Ledger, blocked: list[Task]) -> dict[bytes, list[bytes]]:
     """The names that hold up each of these tasks, some of them. The way back is not kept, so this
     is one pass over all tasks, or as much of it as is needed."""
     after: dict[bytes, list[bytes]] = {task.name: [] for task in blocked}
     wanted = {id(task): min(task.waits, AFTER_SHOWN_MAX) for task in blocked}
-    for name, waiting in ledger.awaited.items():
-        _note(after, wanted, name, waiting)
+    for name, waiting in ledger.dependents_of_unknown.items():
+        _add_blocker(after, wanted, name, waiting)
     rest = iter(ledger.tasks.values())
-    for _ in range(0, len(ledger.tasks), LIST_STEP):
+    for _ in range(0, len(ledger.tasks), LIST_BATCH):
         if not wanted:
             break
         step = [
             other
-            for other in islice(rest, LIST_STEP)
+            for other in islice(rest, LIST_BATCH)
             if id(other.dependents) in wanted or type(other.dependents) is list
         ]
         for other in step:
-            _note(after, wanted, other.name, other.dependents_list())
+            _add_blocker(after, wanted, other.name, other.dependents_list())
     return after
 
 
-def _note(
+def _add_blocker(
     after: dict[bytes, list[bytes]], wanted: dict[int, int], name: bytes, waiting: list[Task]
 ) -> None:
     """A name holds up who waits for it; whoever has enough of them is not wanted any more."""
@@ -178,23 +180,25 @@ def _task_view(ledger: Ledger, task: Task) -> TaskView:
     )
 
 
-def list_asked(scheduler: Scheduler, event: events.ListAsked) -> None:
+def list_requested(scheduler: Scheduler, event: events.ListRequested) -> None:
     ledger, scope = scheduler.ledger, event.scope
     tasks: Iterable[Task] = ledger.tasks.values()
     total = len(ledger.tasks)
     if scope.names is not None:
-        find = _everywhere if scope.any_campaign else _known
+        find = _everywhere if scope.any_campaign else _existing
         tasks = find(ledger, scope.names)
         total = len(tasks)
     elif scope.states == (FAILED,):
         tasks = map(ledger.tasks.__getitem__, ledger.reasons)  # every failed task has a reason
         total = len(ledger.reasons)
-    found, cursor = _page(tasks, total, event)
+    found, cursor = _task_page(tasks, total, event)
     views = [_task_view(ledger, task) for task in found]
-    scheduler.tell(Listed(event.client, event.request, views, cursor))
+    scheduler.send(TaskPage(event.client, event.request, views, cursor))
 
 
-def _page(tasks: Iterable[Task], total: int, event: events.ListAsked) -> tuple[list[Task], int]:
+def _task_page(
+    tasks: Iterable[Task], total: int, event: events.ListRequested
+) -> tuple[list[Task], int]:
     """The next tasks of a listing that fit, and how many of all were passed; 0 at the end."""
     count = min(max(event.count, 1), LIST_TASKS_MAX)
     cursor = min(max(event.cursor, 0), total)
@@ -202,8 +206,8 @@ def _page(tasks: Iterable[Task], total: int, event: events.ListAsked) -> tuple[l
     found: list[Task] = []
     rest = islice(tasks, cursor, end)
     while cursor < end:
-        step = list(islice(rest, LIST_STEP))
-        fitting = _fitting(step, event.scope, event.match or event.scope.match)[
+        step = list(islice(rest, LIST_BATCH))
+        fitting = _matching(step, event.scope, event.match or event.scope.match)[
             : count - len(found)
         ]
         found += fitting
@@ -214,7 +218,7 @@ def _page(tasks: Iterable[Task], total: int, event: events.ListAsked) -> tuple[l
     return found, cursor if cursor < total else 0
 
 
-def _fitting(tasks: list[Task], scope: Scope, match: bytes) -> list[Task]:
+def _matching(tasks: list[Task], scope: Scope, match: bytes) -> list[Task]:
     """Those of these tasks that fit everything that is given; by columns, which is quick."""
     if scope.states is not None:
         tasks = [task for task in tasks if task.state in scope.states]
@@ -231,12 +235,12 @@ def _fitting(tasks: list[Task], scope: Scope, match: bytes) -> list[Task]:
     return [task for task in tasks if identity.matches(task.name, match, scope.campaign)]
 
 
-def stats_asked(scheduler: Scheduler, event: events.StatsAsked) -> None:
+def stats_requested(scheduler: Scheduler, event: events.StatsRequested) -> None:
     ledger = scheduler.ledger
     if event.is_brief:
         sizes = ([*ledger.counts], 0, len(ledger.workers), ledger.record)
         brief = Stats(*sizes, scheduler.accepting, ledger.paused, [], [])
-        scheduler.tell(Counted(event.client, event.request, brief))
+        scheduler.send(StatsReply(event.client, event.request, brief))
         return
     campaigns = [*ledger.campaigns.values()][-STATS_ROWS_MAX:]
     services = [*ledger.services.values()][-STATS_ROWS_MAX:]
@@ -254,7 +258,7 @@ def stats_asked(scheduler: Scheduler, event: events.StatsAsked) -> None:
         refused_last=scheduler.refused_last,
         lag_percent=scheduler.lag_percent,
     )
-    scheduler.tell(Counted(event.client, event.request, stats))
+    scheduler.send(StatsReply(event.client, event.request, stats))
 
 
 def _pauses(services: list[Service]) -> list[tuple[bytes, bytes | None]]:
@@ -269,21 +273,21 @@ def _pauses(services: list[Service]) -> list[tuple[bytes, bytes | None]]:
     return pauses
 
 
-def explain_asked(scheduler: Scheduler, event: events.ExplainAsked) -> None:
+def explain_requested(scheduler: Scheduler, event: events.ExplainRequested) -> None:
     task = identity.find(scheduler.ledger, event.name)
     name = event.name if task is None else task.name
-    told = Explained(event.client, event.request, name, explain(scheduler, name))
+    told = ExplanationReply(event.client, event.request, name, explain(scheduler, name))
     if task is not None:
         told.campaign = task.terms.campaign
         if task.state is CANCELLED and task.ending is not None:
             told.record = task.ending.record
-    scheduler.tell(told)
+    scheduler.send(told)
 
 
-def workers_asked(scheduler: Scheduler, event: events.WorkersAsked) -> None:
+def workers_requested(scheduler: Scheduler, event: events.WorkersRequested) -> None:
     workers = scheduler.ledger.workers.values()
     views = [_worker_view(worker, scheduler.now_ns) for worker in workers]
-    scheduler.tell(Rostered(event.client, event.request, views))
+    scheduler.send(WorkerList(event.client, event.request, views))
 
 
 def _worker_view(worker: Worker, now_ns: int) -> WorkerView:
@@ -294,11 +298,11 @@ def _worker_view(worker: Worker, now_ns: int) -> WorkerView:
         services=facts.services,
         slots_total=facts.slots_total,
         slots_used=worker.slots_used + sum(worker.slots_kept),
-        held=sum(lease.left for lease in worker.leases.values()),
-        heard_ns_ago=now_ns - worker.heard_ns,
+        held=sum(lease.tasks_left for lease in worker.leases.values()),
+        last_seen_ns_ago=now_ns - worker.last_seen_ns,
         dialect=facts.dialect,
         incarnation=facts.incarnation,
-        silence_ns=facts.silence_ns,
+        lease_timeout_ns=facts.lease_timeout_ns,
         trouble=worker.trouble,
         host=facts.host,
         pid=facts.pid,
@@ -306,7 +310,7 @@ def _worker_view(worker: Worker, now_ns: int) -> WorkerView:
     )
 
 
-def holdings_asked(scheduler: Scheduler, event: events.HoldingsAsked) -> None:
+def held_tasks_requested(scheduler: Scheduler, event: events.HeldTasksRequested) -> None:
     ledger = scheduler.ledger
     holdings = []
     for worker in ledger.workers.values():
@@ -316,19 +320,19 @@ def holdings_asked(scheduler: Scheduler, event: events.HoldingsAsked) -> None:
             attempts, terms = [task.attempt for task in held], [task.terms for task in held]
             envelopes = [ledger.envelopes.get(name, b"") for name in names]
             columns = (names, attempts, terms, envelopes)
-            holdings.append(Holding(worker.name, worker.facts, *columns, [*worker.slots_kept]))
-    scheduler.tell(Holdings(event.client, event.request, holdings))
+            holdings.append(WorkerTasks(worker.name, worker.facts, *columns, [*worker.slots_kept]))
+    scheduler.send(HeldTasks(event.client, event.request, holdings))
 
 
-def results_asked(scheduler: Scheduler, event: events.ResultsAsked) -> None:
+def results_requested(scheduler: Scheduler, event: events.ResultsRequested) -> None:
     if _too_many(scheduler, event):
         return
-    told = Told(event.client, event.request, [], [], [])
-    for task in _known(scheduler.ledger, event.names):
-        watching.add(told, scheduler.ledger, task)
+    told = Settled(event.client, event.request, [], [], [])
+    for task in _existing(scheduler.ledger, event.names):
+        watching.add_settled(told, scheduler.ledger, task)
     if scheduler.ledger.bare:
         told.aliases = _aliases(scheduler.ledger, event.names)
-    scheduler.tell(told)
+    scheduler.send(told)
 
 
 def _aliases(ledger: Ledger, names: Iterable[bytes]) -> dict[bytes, bytes] | None:
@@ -338,9 +342,9 @@ def _aliases(ledger: Ledger, names: Iterable[bytes]) -> dict[bytes, bytes] | Non
     return asked or None
 
 
-def output_asked(scheduler: Scheduler, event: events.OutputAsked) -> None:
+def output_requested(scheduler: Scheduler, event: events.OutputRequested) -> None:
     ledger = scheduler.ledger
     task = identity.find(ledger, event.name)
     name = event.name if task is None else task.name
     record = ledger.outputs.get(name, 0)
-    scheduler.tell(Printed(event.client, event.request, name, task is not None, record))
+    scheduler.send(TaskOutput(event.client, event.request, name, task is not None, record))

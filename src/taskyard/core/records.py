@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from taskyard.core.runs import Runs
+from taskyard.core.runs import RunColumns
 from taskyard.core.tasks import Submission
 from taskyard.core.workers import WorkerFacts
 
@@ -83,7 +83,7 @@ class Finished(Record, tag=4):
     #: Length of each result before it was cut, 0 if it is whole; None: all are whole.
     result_bytes_total: list[int] | None = None
     #: How the attempts ran; None: not measured.
-    runs: Runs | None = None
+    runs: RunColumns | None = None
 
 
 class Failed(Record, tag=5):
@@ -96,7 +96,7 @@ class Failed(Record, tag=5):
     #: The task's own fault; else that of its lost workers.
     own_fault: bool = True
     #: How the attempts ran; None: not measured.
-    runs: Runs | None = None
+    runs: RunColumns | None = None
 
 
 class Postponed(Record, tag=6):
@@ -110,7 +110,7 @@ class Postponed(Record, tag=6):
     #: It counts as a failure of the task; else nobody is to blame.
     own_fault: bool = True
     #: How the attempts ran; None: not measured.
-    runs: Runs | None = None
+    runs: RunColumns | None = None
 
 
 class Returned(Record, tag=7):
@@ -121,10 +121,10 @@ class Returned(Record, tag=7):
     #: What each task waits for from now on.
     after: list[list[bytes]] | None = None
     #: How the attempts ran; None: not measured.
-    runs: Runs | None = None
+    runs: RunColumns | None = None
 
 
-class Expired(Record, tag=8):
+class LeaseExpired(Record, tag=8):
     """The worker fell silent and lost its leases."""
 
     worker: bytes
@@ -136,7 +136,7 @@ class CameDue(Record, tag=9):
     names: list[bytes]
 
 
-class Aged(Record, tag=10):
+class TaskExpired(Record, tag=10):
     """Waiting tasks grew too old, or somebody said so."""
 
     names: list[bytes]
@@ -168,7 +168,7 @@ class Progressed(Record, tag=13):
     text_bytes_total: list[int] | None = None
 
 
-class Stale(Record, tag=14):
+class StaleReport(Record, tag=14):
     """Reports on leases that are over were refused."""
 
     worker: bytes
@@ -219,7 +219,7 @@ class Moved(Record, tag=20):
     lane: bytes | None
 
 
-class Reported(Record, tag=21):
+class ReportedLate(Record, tag=21):
     """Tasks that have not ended are late. Each is said to be so once."""
 
     names: list[bytes]
@@ -259,20 +259,20 @@ AnyRecord: TypeAlias = (
     | Failed
     | Postponed
     | Returned
-    | Expired
+    | LeaseExpired
     | CameDue
-    | Aged
+    | TaskExpired
     | Cancelled
     | Retried
     | Progressed
-    | Stale
+    | StaleReport
     | WorkerJoined
     | WorkerLeft
     | SlotsFreed
     | Paused
     | Resumed
     | Moved
-    | Reported
+    | ReportedLate
     | Released
     | WorkerReplaced
     | Refunded

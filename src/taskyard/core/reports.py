@@ -10,14 +10,14 @@ from itertools import compress, repeat
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 
 from taskyard.core import holders, identity, roster, runs, submission, watching
-from taskyard.core.effects import Noted, Refusal, Refused
+from taskyard.core.effects import Refusal, Refused, ReportAck
 from taskyard.core.events import Outcome
 from taskyard.core.limits import (
     CRASH_DELAY_NS,
     NUMBER_MAX,
     OUTPUT_BYTES_MAX,
     SECOND_NS,
-    TASKS_A_MESSAGE_MAX,
+    TASKS_PER_MESSAGE_MAX,
 )
 from taskyard.core.records import (
     Finished,
@@ -25,74 +25,75 @@ from taskyard.core.records import (
     Progressed,
     ReturnReason,
     SlotsFreed,
-    Stale,
+    StaleReport,
 )
 from taskyard.core.states import DELAYED
-from taskyard.core.tasks import kept_reason
+from taskyard.core.tasks import truncate_reason
 from taskyard.core.workers import SLOTS_UNLIMITED, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Sized
 
     from taskyard.core import events
-    from taskyard.core.runs import Runs
+    from taskyard.core.runs import RunColumns
     from taskyard.core.scheduler import Scheduler
     from taskyard.core.tasks import Lease, Task
 
 #: A task that is put off, and would be tried again at once, waits for this long at least: an agent
 #: that never takes it shall not keep everybody busy with it.
-PUT_OFF_NS_MIN: Final = SECOND_NS
+DEFER_NS_MIN: Final = SECOND_NS
 
 _T = TypeVar("_T")
 
 #: A task with its place in the report, when it is due again, and why.
-_PutOff: TypeAlias = "tuple[Task, int, int, bytes]"
+_Deferred: TypeAlias = "tuple[Task, int, int, bytes]"
 
-#: `luck` is spread over the tasks of a report by this odd number (2**32 over the golden ratio).
-_LUCK_STEP: Final = 2654435761
-_LUCK_MAX: Final = 1 << 32
+#: `random_bits` is spread over the tasks of a report by this odd number (2**32 over the golden
+#: ratio).
+_RANDOM_STEP: Final = 2654435761
+_RANDOM_MAX: Final = 1 << 32
 
-_UNFIT: Final = f"a report's columns must be of one length, at most {TASKS_A_MESSAGE_MAX}"
+_BAD_COLUMNS: Final = f"a report's columns must be of one length, at most {TASKS_PER_MESSAGE_MAX}"
 
 
-def work_reported(scheduler: Scheduler, event: events.WorkReported) -> None:
+def tasks_reported(scheduler: Scheduler, event: events.TasksReported) -> None:
     columns = (event.attempts, event.outcomes, event.texts, event.retry_at_ns)
-    if not _fit(event.names, *columns, event.result_bytes_total, event.runs):
-        scheduler.tell(Refused(event.worker, event.request, Refusal.MALFORMED, _UNFIT))
+    if not _columns_match(event.names, *columns, event.result_bytes_total, event.runs):
+        scheduler.send(Refused(event.worker, event.request, Refusal.MALFORMED, _BAD_COLUMNS))
         return
-    if holders.refuses(scheduler, event.worker, event.incarnation, event.request):
+    if holders.refuse_non_holder(scheduler, event.worker, event.incarnation, event.request):
         attempts = event.attempts or [0] * len(event.names)
-        scheduler.emit(Stale(scheduler.at_ns, event.worker, event.names, attempts))
+        scheduler.emit(StaleReport(scheduler.at_ns, event.worker, event.names, attempts))
         return
     worker = scheduler.ledger.workers.get(event.worker)
     if worker is not None:
-        worker.heard_ns = scheduler.now_ns
-    tasks, kept, stale = _sort(scheduler, event)
+        worker.last_seen_ns = scheduler.now_ns
+    tasks, kept, stale = _split_held(scheduler, event)
     if stale:
         names = [event.names[index] for index in stale]
         attempts = [0 if event.attempts is None else event.attempts[index] for index in stale]
-        scheduler.emit(Stale(scheduler.at_ns, event.worker, names, attempts))
+        scheduler.emit(StaleReport(scheduler.at_ns, event.worker, names, attempts))
     if worker is not None and tasks:
         if event.outcomes is None:
             _finish(scheduler, event, tasks, kept)
         else:
             _settle(scheduler, worker, event, tasks, kept)
-    scheduler.tell(Noted(event.worker, event.request, [event.names[index] for index in stale]))
+    scheduler.send(ReportAck(event.worker, event.request, [event.names[index] for index in stale]))
     if worker is not None:
-        roster.has_room(scheduler, worker)
+        roster.on_slot_free(scheduler, worker)
 
 
-def _fit(names: list[bytes], *columns: Sized | None) -> bool:
+def _columns_match(names: list[bytes], *columns: Sized | None) -> bool:
     """Columns of one length, and not too long for one record."""
     count = len(names)
     for column in columns:
         if column is not None and len(column) != count:
             return False
-    return count <= TASKS_A_MESSAGE_MAX
+    return count <= TASKS_PER_MESSAGE_MAX
 
 
-def _sort(
-    scheduler: Scheduler, event: events.WorkReported
+def _split_held(
+    scheduler: Scheduler, event: events.TasksReported
 ) -> tuple[list[Task], list[int] | None, list[int]]:
     """The reported tasks that are the worker's; their places in the report, None for all of
     them; and the places of the others."""
@@ -120,13 +121,13 @@ def _sort(
     return [known[names[index]] for index in kept], kept, stale
 
 
-def _whole_lease(first: Task | None, event: events.WorkReported) -> Lease | None:
+def _whole_lease(first: Task | None, event: events.TasksReported) -> Lease | None:
     """The lease of this task, if the report is on all of it as it was given: whoever works in
     batches reports so."""
     lease = None if first is None else first.lease
     if lease is None or lease.worker.name != event.worker or lease.names != event.names:
         return None
-    if lease.left != len(lease.tasks):  # some of it was settled before, or given to another
+    if lease.tasks_left != len(lease.tasks):  # some of it was settled before, or given to another
         return None
     return lease if event.attempts in (None, lease.attempts) else None
 
@@ -149,7 +150,7 @@ def _column(column: list[_T] | None, kept: list[int] | None) -> list[_T] | None:
 
 
 def _finish(
-    scheduler: Scheduler, event: events.WorkReported, tasks: list[Task], kept: list[int] | None
+    scheduler: Scheduler, event: events.TasksReported, tasks: list[Task], kept: list[int] | None
 ) -> None:
     """All that the worker holds of its report is done."""
     names = event.names if kept is None else [task.name for task in tasks]
@@ -158,7 +159,7 @@ def _finish(
         attempts = [task.attempt for task in tasks]
     results = _column(event.texts, kept)
     record = Finished(scheduler.at_ns, event.worker, names, attempts, results, event.keeps_slots)
-    record.runs = _ran(scheduler, event, tasks, range(len(tasks)) if kept is None else kept)
+    record.runs = _runs_of(scheduler, event, tasks, range(len(tasks)) if kept is None else kept)
     lengths = _column(event.result_bytes_total, kept)
     truncated = None
     if lengths is not None and any(lengths):
@@ -166,23 +167,23 @@ def _finish(
         truncated = {name: length for name, length in zip(names, lengths, strict=True) if length}
     scheduler.emit(record, tasks)
     texts = repeat(b"") if results is None else results
-    watching.tell_settled(scheduler, tasks, texts, truncated)
+    watching.notify_settled(scheduler, tasks, texts, truncated)
 
 
-def _ran(
-    scheduler: Scheduler, event: events.WorkReported, tasks: list[Task], places: Sequence[int]
-) -> Runs | None:
+def _runs_of(
+    scheduler: Scheduler, event: events.TasksReported, tasks: list[Task], places: Sequence[int]
+) -> RunColumns | None:
     """Return how held tasks ran, by their places in the report; None if that was not measured."""
     if event.runs is None:
         return None
     leased_ns = [task.lease.at_ns for task in tasks if task.lease is not None]
-    return runs.fitted(event.runs, places, leased_ns, scheduler.at_ns)
+    return runs.clamped_to_lease(event.runs, places, leased_ns, scheduler.at_ns)
 
 
 def _settle(
     scheduler: Scheduler,
     worker: Worker,
-    event: events.WorkReported,
+    event: events.TasksReported,
     tasks: list[Task],
     kept: list[int] | None,
 ) -> None:
@@ -197,12 +198,12 @@ def _settle(
         texts = _column(event.texts, where) or [b""] * len(some)
         if outcome is Outcome.DONE:
             _finish(scheduler, event, some, where)
-        elif outcome is Outcome.FAILED_FOR_GOOD:
-            ran = _ran(scheduler, event, some, where)
-            roster.fail(scheduler, worker.name, some, texts, runs=ran)
+        elif outcome is Outcome.FAILED_FINAL:
+            ran = _runs_of(scheduler, event, some, where)
+            roster.fail_tasks(scheduler, worker.name, some, texts, runs=ran)
         elif outcome in (Outcome.FAILED, Outcome.DEFER_ALL, Outcome.CRASHED):
             crashed = outcome is Outcome.CRASHED
-            _try_again(scheduler, event, some, where, texts, crashed=crashed)
+            _retry_or_fail(scheduler, event, some, where, texts, crashed=crashed)
             if outcome is Outcome.DEFER_ALL:
                 _defer_lanes(scheduler, some)
         elif outcome is Outcome.RETRY_AT:
@@ -211,10 +212,10 @@ def _settle(
             later = list(zip(some, where, due_ns, texts, strict=True))
             _postpone(scheduler, worker.name, later, event, own_fault=False)
         elif outcome is Outcome.DEFER_BACK:
-            _put_back(scheduler, worker, event, some, where)
+            _defer_to_back(scheduler, worker, event, some, where)
         else:
-            ran = _ran(scheduler, event, some, where)
-            roster.give_back(scheduler, worker, some, ReturnReason.REFUSED, runs=ran)
+            ran = _runs_of(scheduler, event, some, where)
+            roster.return_tasks(scheduler, worker, some, ReturnReason.REFUSED, runs=ran)
 
 
 def _order_of_outcome(item: tuple[Outcome, object]) -> tuple[bool, Outcome]:
@@ -222,10 +223,10 @@ def _order_of_outcome(item: tuple[Outcome, object]) -> tuple[bool, Outcome]:
     return item[0] is Outcome.DEFER_ALL, item[0]
 
 
-def _put_back(
+def _defer_to_back(
     scheduler: Scheduler,
     worker: Worker,
-    event: events.WorkReported,
+    event: events.TasksReported,
     tasks: list[Task],
     places: Sequence[int],
 ) -> None:
@@ -233,13 +234,13 @@ def _put_back(
     end is an interval away."""
     placed = list(zip(tasks, places, strict=True))
     alone = [(task, place) for task, place in placed if not _is_before_others(task, worker)]
-    later = [(task, place, scheduler.at_ns + put_off_ns(task), b"") for task, place in alone]
+    later = [(task, place, scheduler.at_ns + defer_ns(task), b"") for task, place in alone]
     if later:
         _postpone(scheduler, worker.name, later, event, own_fault=False)
     rest = [(task, place) for task, place in placed if task.lease is not None]
     others = [task for task, _ in rest]
-    ran = _ran(scheduler, event, others, [place for _, place in rest])
-    roster.give_back(scheduler, worker, others, ReturnReason.DEFERRED_BACK, runs=ran)
+    ran = _runs_of(scheduler, event, others, [place for _, place in rest])
+    roster.return_tasks(scheduler, worker, others, ReturnReason.DEFERRED_BACK, runs=ran)
 
 
 def _is_before_others(task: Task, worker: Worker) -> bool:
@@ -249,14 +250,14 @@ def _is_before_others(task: Task, worker: Worker) -> bool:
     return bool(following) and not following[0].attempt and task.lane.slots_min <= slots_total
 
 
-def put_off_ns(task: Task) -> int:
+def defer_ns(task: Task) -> int:
     """How long a task waits that no schedule says anything of."""
-    return max(task.lane.rules.interval_ns, PUT_OFF_NS_MIN)
+    return max(task.lane.rules.interval_ns, DEFER_NS_MIN)
 
 
-def _try_again(  # noqa: PLR0913  # columns of a report
+def _retry_or_fail(  # noqa: PLR0913  # columns of a report
     scheduler: Scheduler,
-    event: events.WorkReported,
+    event: events.TasksReported,
     tasks: list[Task],
     places: Sequence[int],
     texts: list[bytes],
@@ -265,12 +266,12 @@ def _try_again(  # noqa: PLR0913  # columns of a report
 ) -> None:
     """By the schedule while it lasts, then FAILED. One that its program died with may have done
     nothing wrong: without a schedule it is tried as often as one that loses its workers."""
-    later: list[_PutOff] = []
+    later: list[_Deferred] = []
     never: list[tuple[Task, int, bytes]] = []
     for index, (task, place, text) in enumerate(zip(tasks, places, texts, strict=True)):
-        luck = (event.luck + index * _LUCK_STEP) % _LUCK_MAX
-        delay_ns = retry_delay_ns(task, luck)
-        if crashed and not _schedule(task) and task.failures + 1 < task.terms.crashes_max:
+        random_bits = (event.random_bits + index * _RANDOM_STEP) % _RANDOM_MAX
+        delay_ns = retry_delay_ns(task, random_bits)
+        if crashed and not _retry_schedule(task) and task.failures + 1 < task.terms.crashes_max:
             delay_ns = CRASH_DELAY_NS
         if delay_ns is None:
             never.append((task, place, text))
@@ -278,22 +279,22 @@ def _try_again(  # noqa: PLR0913  # columns of a report
             later.append((task, place, scheduler.at_ns + delay_ns, text))
     if never:
         failed, where, reasons = (list(column) for column in zip(*never, strict=True))
-        ran = _ran(scheduler, event, failed, where)
-        roster.fail(scheduler, event.worker, failed, reasons, runs=ran)
+        ran = _runs_of(scheduler, event, failed, where)
+        roster.fail_tasks(scheduler, event.worker, failed, reasons, runs=ran)
     if later:
         _postpone(scheduler, event.worker, later, event)
 
 
-def retry_delay_ns(task: Task, luck: int) -> int | None:
+def retry_delay_ns(task: Task, random_bits: int) -> int | None:
     """How long to wait before the next attempt; None when there is none. Jitter only adds."""
-    schedule = _schedule(task)
+    schedule = _retry_schedule(task)
     if task.failures >= len(schedule):
         return None
     delay_ns = schedule[task.failures]
-    return delay_ns + delay_ns * task.lane.rules.jitter_percent * luck // (100 * _LUCK_MAX)
+    return delay_ns + delay_ns * task.lane.rules.jitter_percent * random_bits // (100 * _RANDOM_MAX)
 
 
-def _schedule(task: Task) -> tuple[int, ...]:
+def _retry_schedule(task: Task) -> tuple[int, ...]:
     """Its own, or that of the rules it is run by."""
     own = task.terms.retry_delays_ns
     return task.lane.rules.retry_delays_ns if own is None else own
@@ -302,8 +303,8 @@ def _schedule(task: Task) -> tuple[int, ...]:
 def _postpone(
     scheduler: Scheduler,
     worker: bytes,
-    later: list[_PutOff],
-    event: events.WorkReported | None = None,
+    later: list[_Deferred],
+    event: events.TasksReported | None = None,
     *,
     own_fault: bool = True,
 ) -> None:
@@ -316,9 +317,9 @@ def _postpone(
         [task.name for task in tasks],
         [task.attempt for task in tasks],
         [min(max(due_ns, 0), NUMBER_MAX) for _, _, due_ns, _ in later],
-        [kept_reason(reason) for _, _, _, reason in later],
+        [truncate_reason(reason) for _, _, _, reason in later],
         own_fault,
-        None if event is None else _ran(scheduler, event, tasks, places),
+        None if event is None else _runs_of(scheduler, event, tasks, places),
     )
     scheduler.emit(record, tasks)
 
@@ -331,18 +332,18 @@ def _defer_lanes(scheduler: Scheduler, tasks: list[Task]) -> None:
             continue
         due_ns = task.due_ns
         if task.state is not DELAYED:
-            due_ns = scheduler.at_ns + put_off_ns(task)
+            due_ns = scheduler.at_ns + defer_ns(task)
         rest = [(other, 0, due_ns, b"") for other in task.lane.in_order()]
-        for start in range(0, len(rest), TASKS_A_MESSAGE_MAX):
-            some = rest[start : start + TASKS_A_MESSAGE_MAX]
+        for start in range(0, len(rest), TASKS_PER_MESSAGE_MAX):
+            some = rest[start : start + TASKS_PER_MESSAGE_MAX]
             _postpone(scheduler, b"", some, own_fault=False)
 
 
-def work_returned(scheduler: Scheduler, event: events.WorkReturned) -> None:
+def tasks_returned(scheduler: Scheduler, event: events.TasksReturned) -> None:
     """All of it is the worker's and comes back, or nothing does."""
-    if holders.refuses(scheduler, event.worker, event.incarnation, event.request):
+    if holders.refuse_non_holder(scheduler, event.worker, event.incarnation, event.request):
         return
-    worker = scheduler.heard(event.worker, event.request)
+    worker = scheduler.touch_worker(event.worker, event.request)
     if worker is None:
         return
     known = scheduler.ledger.tasks
@@ -350,35 +351,37 @@ def work_returned(scheduler: Scheduler, event: events.WorkReturned) -> None:
         name for name in event.names if not roster.holds(event.worker, known.get(name), None)
     ]
     if missing:
-        scheduler.tell(Noted(event.worker, event.request, missing))
+        scheduler.send(ReportAck(event.worker, event.request, missing))
         return
     try:
         after = _resolve(scheduler, event)
-    except submission.Refusing as refusing:
-        scheduler.tell(Refused(event.worker, event.request, refusing.refusal, refusing.text))
+    except submission.SubmissionRefused as refusing:
+        scheduler.send(Refused(event.worker, event.request, refusing.refusal, refusing.text))
         return
     tasks = [known[name] for name in event.names]
-    roster.give_back(scheduler, worker, tasks, ReturnReason.TRANSFERRED, after)
-    scheduler.tell(Noted(event.worker, event.request, []))
-    roster.has_room(scheduler, worker)
+    roster.return_tasks(scheduler, worker, tasks, ReturnReason.TRANSFERRED, after)
+    scheduler.send(ReportAck(event.worker, event.request, []))
+    roster.on_slot_free(scheduler, worker)
 
 
-def _resolve(scheduler: Scheduler, event: events.WorkReturned) -> list[list[bytes]] | None:
+def _resolve(scheduler: Scheduler, event: events.TasksReturned) -> list[list[bytes]] | None:
     """What the returned tasks are to wait for, of what is not done already."""
     ledger = scheduler.ledger
     if len(dict.fromkeys(event.names)) != len(event.names):
-        raise submission.Refusing(Refusal.DUPLICATE, "a name stands twice in one message")
+        raise submission.SubmissionRefused(Refusal.DUPLICATE, "a name stands twice in one message")
     if event.after is None:
         return None
-    if not _fit(event.names, event.after):
-        raise submission.Refusing(Refusal.MALFORMED, "the message's columns differ in length")
+    if not _columns_match(event.names, event.after):
+        raise submission.SubmissionRefused(
+            Refusal.MALFORMED, "the message's columns differ in length"
+        )
     tasks = ledger.named(event.names)
     try:
         keys = [*map(identity.predecessors, repeat(ledger), tasks, event.after)]
     except identity.OtherTask as other:
-        raise submission.Refusing(Refusal.CONFLICT, str(other)) from None
+        raise submission.SubmissionRefused(Refusal.CONFLICT, str(other)) from None
     after = [
-        submission.sort_predecessors(ledger, names, event.unknown, {}, task.terms.campaign)[0]
+        submission.split_predecessors(ledger, names, event.unknown, {}, task.terms.campaign)[0]
         for task, names in zip(tasks, keys, strict=True)
     ]
     edges = dict(zip(event.names, after, strict=True))
@@ -386,14 +389,14 @@ def _resolve(scheduler: Scheduler, event: events.WorkReturned) -> list[list[byte
     return after if any(after) else None
 
 
-def work_progressed(scheduler: Scheduler, event: events.WorkProgressed) -> None:
-    if holders.refuses(scheduler, event.worker, event.incarnation, event.request):
+def tasks_progressed(scheduler: Scheduler, event: events.TasksProgressed) -> None:
+    if holders.refuse_non_holder(scheduler, event.worker, event.incarnation, event.request):
         return
-    scheduler.heard(event.worker)
+    scheduler.touch_worker(event.worker)
     columns = (event.attempts, event.percents, event.texts, event.text_bytes_total)
-    if not _fit(event.names, *columns):
+    if not _columns_match(event.names, *columns):
         if event.request:
-            scheduler.tell(Refused(event.worker, event.request, Refusal.MALFORMED, _UNFIT))
+            scheduler.send(Refused(event.worker, event.request, Refusal.MALFORMED, _BAD_COLUMNS))
         return
     known, worker = scheduler.ledger.tasks, event.worker
     attempts: Sequence[int | None] = event.attempts or [None] * len(event.names)
@@ -403,10 +406,10 @@ def work_progressed(scheduler: Scheduler, event: events.WorkProgressed) -> None:
         scheduler.emit(_progress(scheduler, event, held))
     if event.request:
         missing = [name for name, own in zip(event.names, held, strict=True) if not own]
-        scheduler.tell(Noted(worker, event.request, missing))
+        scheduler.send(ReportAck(worker, event.request, missing))
 
 
-def _progress(scheduler: Scheduler, event: events.WorkProgressed, held: list[bool]) -> Progressed:
+def _progress(scheduler: Scheduler, event: events.TasksProgressed, held: list[bool]) -> Progressed:
     """What is to be kept of it, for the tasks that the worker holds."""
     names = list(compress(event.names, held))
     percents = compress(event.percents or [0] * len(held), held)
@@ -428,9 +431,9 @@ def _progress(scheduler: Scheduler, event: events.WorkProgressed, held: list[boo
 
 
 def slot_freed(scheduler: Scheduler, event: events.SlotFreed) -> None:
-    worker = scheduler.heard(event.worker)
+    worker = scheduler.touch_worker(event.worker)
     if worker is None or not worker.slots_kept:
         return
     scheduler.emit(SlotsFreed(scheduler.at_ns, event.worker, 1))
     worker.slots_kept_before = min(worker.slots_kept_before, len(worker.slots_kept))
-    roster.has_room(scheduler, worker)
+    roster.on_slot_free(scheduler, worker)

@@ -30,7 +30,7 @@ class Run(Struct, frozen=True, gc=False):
     memory_max_bytes: int = 0
 
 
-class Runs(Struct, array_like=True, gc=False):
+class RunColumns(Struct, array_like=True, gc=False):
     """Measurements of several attempts, one value for each in every column."""
 
     #: The machine they ran on; b"": not known.
@@ -77,7 +77,7 @@ class Attempt(Struct, array_like=True, gc=False):
     cpu_ns: int = 0
     memory_max_bytes: int = 0
 
-    def measured(self, runs: Runs | None, index: int) -> Attempt:
+    def with_run(self, runs: RunColumns | None, index: int) -> Attempt:
         """Add one of these measurements, if there is one."""
         run = None if runs is None else runs.at(index)
         if runs is not None and run is not None:
@@ -87,7 +87,7 @@ class Attempt(Struct, array_like=True, gc=False):
         return self
 
 
-def columns(runs: Sequence[Run | None], host: bytes) -> Runs | None:
+def run_columns(runs: Sequence[Run | None], host: bytes) -> RunColumns | None:
     """Turn measurements into columns; None if nothing was measured."""
     if not any(runs):
         return None
@@ -95,7 +95,7 @@ def columns(runs: Sequence[Run | None], host: bytes) -> Runs | None:
     statuses = [run.status for run in each]
     cpu_ns = [run.cpu_ns for run in each]
     memory_max_bytes = [run.memory_max_bytes for run in each]
-    return Runs(
+    return RunColumns(
         host=host,
         started_ns=[run.started_ns for run in each],
         run_ns=[run.run_ns for run in each],
@@ -108,9 +108,9 @@ def columns(runs: Sequence[Run | None], host: bytes) -> Runs | None:
 _NOT_MEASURED = Run(0, 0)
 
 
-def fitted(
-    runs: Runs, indexes: Sequence[int], leased_ns: Sequence[int], settled_ns: int
-) -> Runs | None:
+def clamped_to_lease(
+    runs: RunColumns, indexes: Sequence[int], leased_ns: Sequence[int], settled_ns: int
+) -> RunColumns | None:
     """Select attempts and fit each run between its lease and its settlement.
 
     A run is never longer than its lease, and it starts and ends within it, whatever the worker's
@@ -128,7 +128,7 @@ def fitted(
     if not any(started):
         return None
     statuses, cpu_ns, memory = runs.statuses, runs.cpu_ns, runs.memory_max_bytes
-    return Runs(
+    return RunColumns(
         runs.host,
         started,
         durations,

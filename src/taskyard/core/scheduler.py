@@ -57,13 +57,13 @@ class Scheduler:
         self.refused = 0
         self.refused_last: effects.RefusedTasks | None = None
         #: (when, name): workers whose silence is watched. An entry may be early, never late.
-        self.silence: list[tuple[int, bytes]] = []
+        self.timeouts: list[tuple[int, bytes]] = []
         #: When this process recovered, and the last record of the one before it.
         self.resumed_ns = self.resumed_record = 0
         #: (when, name): workers whose older leases end. An entry may be early, never late.
         self.restart_deadlines: list[tuple[int, bytes]] = []
         #: (when, name): workers that were called and should ask before that.
-        self.calls: list[tuple[int, bytes]] = []
+        self.wakes: list[tuple[int, bytes]] = []
         #: Who wants to know when a task, or a campaign, is settled: (client, request).
         self.watchers: dict[bytes, list[tuple[bytes, int]]] = {}
         self.campaign_watchers: dict[bytes, list[tuple[bytes, int]]] = {}
@@ -72,14 +72,14 @@ class Scheduler:
         #: By which names they asked for tasks of other keys.
         self.aliases: dict[tuple[bytes, int], dict[bytes, bytes]] = {}
         #: (when, number, lane): lanes that gather tasks, and how many ever did.
-        self.gathering: list[tuple[int, int, Lane]] = []
-        self.gathered = 0
+        self.debouncing: list[tuple[int, int, Lane]] = []
+        self.debounce_count = 0
         #: When to look for watched tasks that are behind a failure; 0: no need.
         self.stuck_check_ns = 0
         #: Counts assignments: the order in which workers were used.
-        self.uses = 0
+        self.use_count = 0
         #: The same for who comes and stands before all others; -1 stands for nowhere.
-        self.tops = -1
+        self.top_count = -1
         #: What whoever runs the broker should read in its log.
         self._warnings: deque[str] = deque(maxlen=WARNINGS_MAX)
         self._records: list[AnyRecord] = []
@@ -90,17 +90,17 @@ class Scheduler:
         since_ns, self.now_ns = self.now_ns, event.now_ns
         self._effects = []
         decided = len(self._records)
-        if self.ledger.regimes.rated:
-            timers.open_rates(self, since_ns)
+        if self.ledger.regimes.has_rates:
+            timers.reopen_rates(self, since_ns)
         _DECIDERS[type(event)](self, event)
-        if self.ledger.gathering:
-            timers.gather(self)
+        if self.ledger.debouncing:
+            timers.start_debounce(self)
         if self.ledger.reservations:
             policy.review_reservations(self.ledger, self.now_ns)
-        if self.ledger.stirred:
-            assigning.match(self)
+        if self.ledger.dirty:
+            assigning.assign_parked(self)
         if len(self._records) > decided and (self.watchers or self.campaign_watchers):
-            watching.arm(self)
+            watching.schedule_stuck_check(self)
         return self._effects
 
     def take_records(self) -> list[AnyRecord]:
@@ -119,14 +119,14 @@ class Scheduler:
         self.now_ns = self.resumed_ns = now_ns
         self.resumed_record = self.ledger.record
         for worker in self.ledger.workers.values():
-            worker.heard_ns = now_ns
-            worker.patience_ns = 0
+            worker.last_seen_ns = now_ns
+            worker.lease_ns_max = 0
             worker.slots_kept_before = len(worker.slots_kept)
             for lease in worker.leases.values():
-                lease.given_ns = now_ns
-                worker.patience_ns = max(worker.patience_ns, lease.lease_ns)
-            self.watch_silence(worker)
-            self.watch_restart(worker)
+                lease.assigned_ns = now_ns
+                worker.lease_ns_max = max(worker.lease_ns_max, lease.lease_ns)
+            self.schedule_timeout(worker)
+            self.schedule_restart_deadline(worker)
 
     def wake_at_ns(self) -> int | None:
         """When `TimePassed` should be told next, by the monotonic clock; None for never."""
@@ -144,29 +144,31 @@ class Scheduler:
         self._records.append(record)
         apply(self.ledger, record, tasks)
 
-    def tell(self, effect: Effect) -> None:
+    def send(self, effect: Effect) -> None:
         self._effects.append(effect)
 
     def warn(self, text: str) -> None:
         self._warnings.append(text)
 
-    def heard(self, name: bytes, request: int = 0) -> Worker | None:
+    def touch_worker(self, name: bytes, request: int = 0) -> Worker | None:
         """The worker of that name, who shows life by this; a stranger is told so."""
         worker = self.ledger.workers.get(name)
         if worker is None:
-            self.tell(effects.Stranger(name, request))
+            self.send(effects.UnknownWorker(name, request))
         else:
-            worker.heard_ns = self.now_ns
+            worker.last_seen_ns = self.now_ns
         return worker
 
-    def watch_silence(self, worker: Worker) -> None:
+    def schedule_timeout(self, worker: Worker) -> None:
         """See to it that the worker's silence is looked at no later than it becomes too long."""
-        silent_at_ns = worker.silent_at_ns
-        if silent_at_ns and (not worker.watched_ns or silent_at_ns < worker.watched_ns):
-            worker.watched_ns = silent_at_ns
-            heappush(self.silence, (silent_at_ns, worker.name))
+        timeout_at_ns = worker.timeout_at_ns
+        if timeout_at_ns and (
+            not worker.timeout_check_ns or timeout_at_ns < worker.timeout_check_ns
+        ):
+            worker.timeout_check_ns = timeout_at_ns
+            heappush(self.timeouts, (timeout_at_ns, worker.name))
 
-    def leases_before(self, worker: Worker) -> list[Lease]:
+    def leases_before_restart(self, worker: Worker) -> list[Lease]:
         """Return the worker's leases that a former process of the broker gave."""
         last = self.resumed_record
         return [lease for number, lease in worker.leases.items() if number <= last]
@@ -174,10 +176,10 @@ class Scheduler:
     def restart_deadline_ns(self, worker: Worker) -> int:
         """Return when the worker's leases of a former process end; 0: they have no deadline."""
         lease_ns = worker.facts.restart_lease_ns
-        has_any = worker.slots_kept_before or self.leases_before(worker)
+        has_any = worker.slots_kept_before or self.leases_before_restart(worker)
         return self.resumed_ns + lease_ns if lease_ns and has_any else 0
 
-    def watch_restart(self, worker: Worker) -> None:
+    def schedule_restart_deadline(self, worker: Worker) -> None:
         """Schedule the end of the worker's leases of a former process, if it has any."""
         deadline_ns = self.restart_deadline_ns(worker)
         if deadline_ns:
@@ -188,40 +190,40 @@ _DECIDERS: dict[type, Callable[[Scheduler, Any], None]] = {
     events.ClockSet: timers.clock_set,
     events.TimePassed: timers.time_passed,
     events.RulesSet: timers.rules_set,
-    events.RoomChanged: timers.room_changed,
+    events.DiskSpaceChanged: timers.disk_space_changed,
     events.LagChanged: timers.lag_changed,
-    events.SubmitAsked: wishes.submit_asked,
-    events.CancelAsked: wishes.cancel_asked,
-    events.RetryAsked: wishes.retry_asked,
-    events.MoveAsked: wishes.move_asked,
-    events.ExpireAsked: wishes.expire_asked,
-    events.PauseAsked: wishes.pause_asked,
-    events.ResumeAsked: wishes.resume_asked,
-    events.DrainAsked: wishes.drain_asked,
-    events.WatchAsked: watching.watch_asked,
+    events.SubmitRequested: wishes.submit_requested,
+    events.CancelRequested: wishes.cancel_requested,
+    events.RetryRequested: wishes.retry_requested,
+    events.MoveRequested: wishes.move_requested,
+    events.ExpireRequested: wishes.expire_requested,
+    events.PauseRequested: wishes.pause_requested,
+    events.ResumeRequested: wishes.resume_requested,
+    events.DrainRequested: wishes.drain_requested,
+    events.WatchRequested: watching.watch_requested,
     events.WatchEnded: watching.watch_ended,
-    events.ClientGone: watching.client_gone,
-    events.Misunderstood: queries.misunderstood,
-    events.AnswerDue: queries.answer_due,
-    events.LookupAsked: queries.lookup_asked,
-    events.ListAsked: queries.list_asked,
-    events.StatsAsked: queries.stats_asked,
-    events.ExplainAsked: queries.explain_asked,
-    events.LanesAsked: lanes.lanes_asked,
-    events.RulesAsked: lanes.rules_asked,
-    events.WorkersAsked: queries.workers_asked,
-    events.HoldingsAsked: queries.holdings_asked,
-    events.ResultsAsked: queries.results_asked,
-    events.OutputAsked: queries.output_asked,
-    events.WorkerAppeared: roster.worker_appeared,
-    events.WorkerHeard: roster.worker_heard,
-    events.WorkerGone: roster.worker_gone,
+    events.ClientDisconnected: watching.client_disconnected,
+    events.RequestRejected: queries.request_rejected,
+    events.ReplyDue: queries.reply_due,
+    events.LookupRequested: queries.lookup_requested,
+    events.ListRequested: queries.list_requested,
+    events.StatsRequested: queries.stats_requested,
+    events.ExplainRequested: queries.explain_requested,
+    events.LanesRequested: lanes.lanes_requested,
+    events.RulesRequested: lanes.rules_requested,
+    events.WorkersRequested: queries.workers_requested,
+    events.HeldTasksRequested: queries.held_tasks_requested,
+    events.ResultsRequested: queries.results_requested,
+    events.OutputRequested: queries.output_requested,
+    events.WorkerRegistered: roster.worker_registered,
+    events.WorkerHeartbeat: roster.worker_heartbeat,
+    events.WorkerExited: roster.worker_exited,
     events.WorkerLost: roster.worker_lost,
-    events.WorkerCut: roster.worker_cut,
-    events.WorkAsked: assigning.work_asked,
+    events.WorkerUnreachable: roster.worker_unreachable,
+    events.TasksRequested: assigning.tasks_requested,
     events.WaitEnded: assigning.wait_ended,
-    events.WorkReported: reports.work_reported,
-    events.WorkReturned: reports.work_returned,
-    events.WorkProgressed: reports.work_progressed,
+    events.TasksReported: reports.tasks_reported,
+    events.TasksReturned: reports.tasks_returned,
+    events.TasksProgressed: reports.tasks_progressed,
     events.SlotFreed: reports.slot_freed,
 }

@@ -1,9 +1,9 @@
 """The two machines as data: what a task and a worker can be, and what moves them.
 
-A machine is a table and one mover. `TASK_TRANSITIONS[LEASED][Cause.EXPIRED]` is READY; a pair that
-is not in the table is a bug of ours and raises. The tables are complete: tests walk every state
-and every cause, the diagrams in the documentation are made from them, and nobody but the movers
-(`Ledger.move`, `Worker.turn`) assigns a state.
+A machine is a table and one mover. `TASK_TRANSITIONS[LEASED][Cause.LEASE_EXPIRED]` is READY; a
+pair that is not in the table is a bug of ours and raises. The tables are complete: tests walk
+every state and every cause, the diagrams in the documentation are made from them, and nobody but
+the movers (`Ledger.move`, `Worker.turn`) assigns a state.
 """
 
 from enum import IntEnum
@@ -31,9 +31,9 @@ class Cause(IntEnum):
     LEASED = 4
     COMPLETED = 5
     RETURNED = 6  #: given back, by the worker or because the worker left
-    EXPIRED = 7  #: the worker fell silent
+    LEASE_EXPIRED = 7  #: the worker fell silent
     EXHAUSTED = 8  #: it failed and has no attempt left
-    AGED = 9  #: it grew too old before it was done
+    TASK_EXPIRED = 9  #: it grew too old before it was done
     CANCELLED = 10
     RETRIED = 11  #: somebody asked for it to be tried now
 
@@ -47,13 +47,13 @@ TASK_TRANSITIONS: dict[TaskState, dict[Cause, TaskState]] = {
         Cause.RELEASED: READY,
         Cause.BLOCKED: BLOCKED,
         Cause.POSTPONED: DELAYED,
-        Cause.AGED: FAILED,
+        Cause.TASK_EXPIRED: FAILED,
         Cause.CANCELLED: CANCELLED,
     },
     DELAYED: {
         Cause.CAME_DUE: READY,
         Cause.BLOCKED: BLOCKED,
-        Cause.AGED: FAILED,
+        Cause.TASK_EXPIRED: FAILED,
         Cause.CANCELLED: CANCELLED,
         Cause.RETRIED: READY,
     },
@@ -61,7 +61,7 @@ TASK_TRANSITIONS: dict[TaskState, dict[Cause, TaskState]] = {
         Cause.BLOCKED: BLOCKED,
         Cause.POSTPONED: DELAYED,
         Cause.LEASED: LEASED,
-        Cause.AGED: FAILED,
+        Cause.TASK_EXPIRED: FAILED,
         Cause.CANCELLED: CANCELLED,
     },
     LEASED: {
@@ -69,7 +69,7 @@ TASK_TRANSITIONS: dict[TaskState, dict[Cause, TaskState]] = {
         Cause.POSTPONED: DELAYED,
         Cause.COMPLETED: DONE,
         Cause.RETURNED: READY,
-        Cause.EXPIRED: READY,
+        Cause.LEASE_EXPIRED: READY,
         Cause.EXHAUSTED: FAILED,
         Cause.CANCELLED: CANCELLED,
     },
@@ -100,49 +100,49 @@ class WorkerState(IntEnum):
 
     BUSY = 0  #: has not asked for work
     PARKED = 1  #: waits for work; the first to be ready goes to it
-    CALLED = 2  #: waits for work in its own way, was told that there is some, and should ask now
+    WOKEN = 2  #: waits for work in its own way, was told that there is some, and should ask now
     DRAINING = 3  #: gets no more work
 
 
-class Turn(IntEnum):
+class WorkerCause(IntEnum):
     """Why a worker's state turns."""
 
-    ASKED = 0  #: it wants work
-    SERVED = 1  #: it got what it asked for
-    CALLED = 2
+    REQUESTED = 0  #: it wants work
+    ASSIGNED = 1  #: it got what it asked for
+    WOKEN = 2
     PASSED_OVER = 3  #: it did not answer the call in time
-    CUT_OFF = 4  #: its route is dead
+    UNREACHABLE = 4  #: its route is dead
     DRAINED = 5
-    STOPPED_WAITING = 6  #: it asked, and does not want to wait any longer
+    WAIT_ENDED = 6  #: it asked, and does not want to wait any longer
 
 
-BUSY, PARKED, CALLED, DRAINING = WorkerState
+BUSY, PARKED, WOKEN, DRAINING = WorkerState
 
-WORKER_TRANSITIONS: dict[WorkerState, dict[Turn, WorkerState]] = {
+WORKER_TRANSITIONS: dict[WorkerState, dict[WorkerCause, WorkerState]] = {
     BUSY: {
-        Turn.ASKED: PARKED,
-        Turn.SERVED: BUSY,
-        Turn.CUT_OFF: BUSY,
-        Turn.DRAINED: DRAINING,
+        WorkerCause.REQUESTED: PARKED,
+        WorkerCause.ASSIGNED: BUSY,
+        WorkerCause.UNREACHABLE: BUSY,
+        WorkerCause.DRAINED: DRAINING,
     },
     PARKED: {
-        Turn.ASKED: PARKED,
-        Turn.SERVED: BUSY,
-        Turn.CALLED: CALLED,
-        Turn.CUT_OFF: BUSY,
-        Turn.DRAINED: DRAINING,
-        Turn.STOPPED_WAITING: BUSY,
+        WorkerCause.REQUESTED: PARKED,
+        WorkerCause.ASSIGNED: BUSY,
+        WorkerCause.WOKEN: WOKEN,
+        WorkerCause.UNREACHABLE: BUSY,
+        WorkerCause.DRAINED: DRAINING,
+        WorkerCause.WAIT_ENDED: BUSY,
     },
-    CALLED: {
-        Turn.ASKED: PARKED,
-        Turn.SERVED: BUSY,
-        Turn.PASSED_OVER: PARKED,
-        Turn.CUT_OFF: BUSY,
-        Turn.DRAINED: DRAINING,
+    WOKEN: {
+        WorkerCause.REQUESTED: PARKED,
+        WorkerCause.ASSIGNED: BUSY,
+        WorkerCause.PASSED_OVER: PARKED,
+        WorkerCause.UNREACHABLE: BUSY,
+        WorkerCause.DRAINED: DRAINING,
     },
     DRAINING: {
-        Turn.SERVED: DRAINING,
-        Turn.CUT_OFF: DRAINING,
-        Turn.DRAINED: DRAINING,
+        WorkerCause.ASSIGNED: DRAINING,
+        WorkerCause.UNREACHABLE: DRAINING,
+        WorkerCause.DRAINED: DRAINING,
     },
 }

@@ -14,7 +14,7 @@ from msgspec import Struct, field, structs
 
 from taskyard.core import aging, graph, identity
 from taskyard.core.effects import Refusal
-from taskyard.core.events import Repeat, Unknown
+from taskyard.core.events import DuplicatePolicy, UnknownPolicy
 from taskyard.core.limits import (
     AFTER_MAX,
     NAME_BYTES_MAX,
@@ -22,8 +22,8 @@ from taskyard.core.limits import (
     PAYLOAD_BYTES_MAX,
     PRIORITY_MAX,
     RETRIES_MAX,
-    TASKS_A_MESSAGE_MAX,
     TASKS_MAX,
+    TASKS_PER_MESSAGE_MAX,
 )
 from taskyard.core.records import Extended, Submitted
 from taskyard.core.states import CANCELLED, DONE, LEASED
@@ -33,12 +33,12 @@ from taskyard.errors import PeerError
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
 
-    from taskyard.core.events import SubmitAsked
+    from taskyard.core.events import SubmitRequested
     from taskyard.core.ledger import Ledger
     from taskyard.core.tasks import Submission, Task, Terms
 
 
-class Refusing(PeerError):
+class SubmissionRefused(PeerError):
     """A submission can't be taken. Caught by the scheduler, which tells the client."""
 
     def __init__(self, refusal: Refusal, text: str) -> None:
@@ -47,24 +47,24 @@ class Refusing(PeerError):
         self.text = text
 
 
-class Taken(Struct):
+class SubmissionDecision(Struct):
     """What becomes of a submission: records to apply, and how many tasks were known already."""
 
     records: list[Submitted | Extended]
     new: int
-    known: int
+    existing: int
     #: Tasks of a partial submission that were refused, and why.
-    refused: dict[bytes, Refusing] = field(default_factory=dict)
+    refused: dict[bytes, SubmissionRefused] = field(default_factory=dict)
 
 
-class Waits(Struct):
+class Dependencies(Struct):
     """What tasks wait for, sorted: what holds them up, and what is done already."""
 
     after: list[list[bytes]] | None = None
     after_done: list[list[bytes]] | None = None
 
 
-class Batch(Struct):
+class BatchGraph(Struct):
     """What a look at a submission alone tells of its graph."""
 
     #: Where each name stands.
@@ -73,47 +73,48 @@ class Batch(Struct):
     ordered: bool = True
 
 
-def keyed(ledger: Ledger, event: SubmitAsked) -> SubmitAsked:
-    """Return the event with keys in place of names. Raises `Refusing`, having changed nothing."""
+def keyed(ledger: Ledger, event: SubmitRequested) -> SubmitRequested:
+    """Return the event with keys in place of names. Raises `SubmissionRefused`, having changed
+    nothing."""
     check_shape(event.submission)
     for terms in event.submission.terms:
         if identity.SEPARATOR in terms.campaign and terms.campaign not in ledger.bare:
             text = f"campaign {shown(terms.campaign)}: a campaign's name must not contain /"
-            raise Refusing(Refusal.BAD_NAME, text)
+            raise SubmissionRefused(Refusal.BAD_NAME, text)
     try:
         submission = identity.keyed(ledger, event.submission)
     except identity.OtherTask as other:
-        raise Refusing(Refusal.CONFLICT, str(other)) from None
+        raise SubmissionRefused(Refusal.CONFLICT, str(other)) from None
     if submission is not event.submission and max(map(len, submission.names)) > NAME_BYTES_MAX:
         text = f"a task's full name, CAMPAIGN/NAME, must have at most {NAME_BYTES_MAX} bytes"
-        raise Refusing(Refusal.BAD_NAME, text)
+        raise SubmissionRefused(Refusal.BAD_NAME, text)
     return structs.replace(event, submission=submission)
 
 
-def decide(ledger: Ledger, event: SubmitAsked, at_ns: int) -> Taken:
+def decide(ledger: Ledger, event: SubmitRequested, at_ns: int) -> SubmissionDecision:
     """Return the records of a submission whose names are keys.
 
-    Raises `Refusing`, having changed nothing.
+    Raises `SubmissionRefused`, having changed nothing.
     """
     # A copy of our own: whoever asks may go on using its terms, and does not say when it is.
     own = [structs.replace(terms, submitted_ns=at_ns) for terms in event.submission.terms]
     submission = structs.replace(event.submission, terms=own)
-    if ledger.regimes.ages:
-        submission = aging.with_ages(ledger.regimes, submission, at_ns)
+    if ledger.regimes.has_expiry:
+        submission = aging.with_expiry(ledger.regimes, submission, at_ns)
     event = structs.replace(event, submission=submission)
     _check_room(ledger, len(submission.names))
-    batch = _survey(submission)
+    batch = _index_batch(submission)
     if len(batch.places) != len(submission.names):
-        raise Refusing(
+        raise SubmissionRefused(
             Refusal.DUPLICATE, "a name stands twice in one submission; give each its own"
         )
     if ledger.tasks.keys().isdisjoint(batch.places):
-        return _take_new(ledger, event, submission, batch, at_ns)
-    return _take_some(ledger, event, batch, at_ns)
+        return _accept_new(ledger, event, submission, batch, at_ns)
+    return _accept_mixed(ledger, event, batch, at_ns)
 
 
 #: What is wrong with single tasks. Anything else concerns the whole submission.
-_OF_TASKS: Final = (
+_PER_TASK_REFUSALS: Final = (
     Refusal.BUSY,
     Refusal.CANCELLED,
     Refusal.CONFLICT,
@@ -122,19 +123,19 @@ _OF_TASKS: Final = (
 )
 
 
-def decide_partial(ledger: Ledger, event: SubmitAsked, at_ns: int) -> Taken:
+def decide_partial(ledger: Ledger, event: SubmitRequested, at_ns: int) -> SubmissionDecision:
     """Decide like `decide`, but merge tasks of one name, and refuse only what is unsound."""
     event = structs.replace(event, submission=_merged(event.submission))
     try:
         return decide(ledger, event, at_ns)
-    except Refusing as refusing:
-        if refusing.refusal not in _OF_TASKS:
+    except SubmissionRefused as refusing:
+        if refusing.refusal not in _PER_TASK_REFUSALS:
             raise
-    refused = _unsound(ledger, event)
+    refused = _refused_tasks(ledger, event)
     names = event.submission.names
     sound = [index for index, name in enumerate(names) if name not in refused]
     if not sound:
-        return Taken([], 0, 0, refused)
+        return SubmissionDecision([], 0, 0, refused)
     event = structs.replace(event, submission=event.submission.part(sound))
     taken = decide(ledger, event, at_ns)
     taken.refused = refused
@@ -158,10 +159,10 @@ def _merged(submission: Submission) -> Submission:
     return merged
 
 
-def _unsound(ledger: Ledger, event: SubmitAsked) -> dict[bytes, Refusing]:
+def _refused_tasks(ledger: Ledger, event: SubmitRequested) -> dict[bytes, SubmissionRefused]:
     """The tasks of a submission that can't be taken: by themselves, on a cycle, or because they
     wait for such a task of the same submission."""
-    submission, refused = event.submission, dict[bytes, Refusing]()
+    submission, refused = event.submission, dict[bytes, SubmissionRefused]()
     after = submission.after or [[] for _ in submission.names]
     waits = dict(zip(submission.names, after, strict=True))
     for index, (name, before) in enumerate(waits.items()):
@@ -169,14 +170,14 @@ def _unsound(ledger: Ledger, event: SubmitAsked) -> dict[bytes, Refusing]:
             campaign = submission.terms_of(index).campaign
             _check_owner(ledger.tasks.get(name), campaign)
             _check_extendable(ledger.tasks.get(name))
-            sort_predecessors(ledger, before, event.unknown, waits, campaign)
-        except Refusing as refusing:
+            split_predecessors(ledger, before, event.unknown, waits, campaign)
+        except SubmissionRefused as refusing:
             refused[name] = refusing
-    cyclic = graph.on_cycles(ledger.tasks, _awaited(ledger, waits), waits)
+    cyclic = graph.names_on_cycles(ledger.tasks, _awaited(ledger, waits), waits)
     for name in waits:
         if name in cyclic:
             text = f"task {shown(name)} would wait for itself"
-            refused.setdefault(name, Refusing(Refusal.CYCLE, text))
+            refused.setdefault(name, SubmissionRefused(Refusal.CYCLE, text))
     dependents: dict[bytes, list[bytes]] = {}
     for name, befores in waits.items():
         for one in befores:
@@ -186,7 +187,7 @@ def _unsound(ledger: Ledger, event: SubmitAsked) -> dict[bytes, Refusing]:
         for dependent in dependents.get(name, ()):
             if dependent not in refused:
                 text = f"task {shown(dependent)} waits for {shown(name)}, which was refused"
-                refused[dependent] = Refusing(refused[name].refusal, text)
+                refused[dependent] = SubmissionRefused(refused[name].refusal, text)
                 line.append(dependent)
     return refused
 
@@ -195,26 +196,30 @@ def check_shape(submission: Submission) -> None:
     """Columns that fit together, names and numbers within their limits."""
     count = len(submission.names)
     if not count:
-        raise Refusing(Refusal.EMPTY, "the submission has no tasks; send at least one")
-    if count > TASKS_A_MESSAGE_MAX:
-        text = f"{count} tasks in one submission; send at most {TASKS_A_MESSAGE_MAX}"
-        raise Refusing(Refusal.TOO_MANY, text)
+        raise SubmissionRefused(Refusal.EMPTY, "the submission has no tasks; send at least one")
+    if count > TASKS_PER_MESSAGE_MAX:
+        text = f"{count} tasks in one submission; send at most {TASKS_PER_MESSAGE_MAX}"
+        raise SubmissionRefused(Refusal.TOO_MANY, text)
     if not all(submission.names) or max(map(len, submission.names)) > NAME_BYTES_MAX:
         text = f"a task's name must have 1 to {NAME_BYTES_MAX} bytes"
-        raise Refusing(Refusal.BAD_NAME, text)
+        raise SubmissionRefused(Refusal.BAD_NAME, text)
     columns = (submission.terms_at, submission.lanes, submission.after, submission.envelopes)
     for column in columns:
         if column is not None and len(column) != count:
-            raise Refusing(Refusal.MALFORMED, "the submission's columns differ in length")
+            raise SubmissionRefused(Refusal.MALFORMED, "the submission's columns differ in length")
     if len(submission.payloads) not in (1, count):
-        raise Refusing(Refusal.MALFORMED, "a payload for each task is needed, or one for all")
+        raise SubmissionRefused(
+            Refusal.MALFORMED, "a payload for each task is needed, or one for all"
+        )
     if max(map(len, submission.payloads)) > PAYLOAD_BYTES_MAX:
         text = f"a payload must have at most {PAYLOAD_BYTES_MAX} bytes; name a file in it instead"
-        raise Refusing(Refusal.TOO_MANY, text)
+        raise SubmissionRefused(Refusal.TOO_MANY, text)
     if submission.lanes and max(map(len, submission.lanes)) > NAME_BYTES_MAX:
-        raise Refusing(Refusal.BAD_NAME, f"a lane's name must have at most {NAME_BYTES_MAX} bytes")
+        raise SubmissionRefused(
+            Refusal.BAD_NAME, f"a lane's name must have at most {NAME_BYTES_MAX} bytes"
+        )
     if submission.after and max(map(len, submission.after)) > AFTER_MAX:
-        raise Refusing(Refusal.TOO_MANY, f"a task can wait for at most {AFTER_MAX} tasks")
+        raise SubmissionRefused(Refusal.TOO_MANY, f"a task can wait for at most {AFTER_MAX} tasks")
     _check_terms(submission)
 
 
@@ -222,45 +227,45 @@ def _check_terms(submission: Submission) -> None:
     highest = max(submission.terms_at) if submission.terms_at else 0
     lowest = min(submission.terms_at) if submission.terms_at else 0
     if lowest < 0 or highest >= len(submission.terms):
-        raise Refusing(Refusal.MALFORMED, "a task points to terms that are not there")
+        raise SubmissionRefused(Refusal.MALFORMED, "a task points to terms that are not there")
     if len(submission.terms) > len(submission.names):
-        raise Refusing(Refusal.MALFORMED, "there are more terms than tasks")
+        raise SubmissionRefused(Refusal.MALFORMED, "there are more terms than tasks")
     for terms in submission.terms:
         longest = max(len(terms.service), len(terms.campaign), len(terms.origin))
         if not terms.service or longest > NAME_BYTES_MAX:
             text = f"a service's or campaign's name must have at most {NAME_BYTES_MAX} bytes"
-            raise Refusing(Refusal.BAD_NAME, text)
+            raise SubmissionRefused(Refusal.BAD_NAME, text)
         if terms.slots < 1 or terms.crashes_max < 1:
-            raise Refusing(Refusal.MALFORMED, "slots and crash attempts must be 1 or more")
+            raise SubmissionRefused(Refusal.MALFORMED, "slots and crash attempts must be 1 or more")
         _check_numbers(terms)
 
 
 def _check_numbers(terms: Terms) -> None:
     if len(terms.retry_delays_ns or ()) > RETRIES_MAX:
         text = f"a task can be retried at most {RETRIES_MAX} times; give it fewer retries"
-        raise Refusing(Refusal.TOO_MANY, text)
+        raise SubmissionRefused(Refusal.TOO_MANY, text)
     if abs(terms.priority) > PRIORITY_MAX:
         text = f"a priority must be from {-PRIORITY_MAX} to {PRIORITY_MAX}, not {terms.priority}"
-        raise Refusing(Refusal.MALFORMED, text)
+        raise SubmissionRefused(Refusal.MALFORMED, text)
     times = (terms.due_ns, terms.expires_ns, terms.expires_hard_ns)
     amounts = (terms.lease_ns, terms.time_limit_ns, terms.slots, terms.crashes_max)
     numbers = times + amounts + (terms.retry_delays_ns or ())
     if min(numbers) < 0 or max(numbers) > NUMBER_MAX:
         text = f"times, durations and counts must be from 0 to {NUMBER_MAX}"
-        raise Refusing(Refusal.MALFORMED, text)
+        raise SubmissionRefused(Refusal.MALFORMED, text)
 
 
 def _check_room(ledger: Ledger, count: int) -> None:
     ended = ledger.counts[DONE] + ledger.counts[CANCELLED]
     if sum(ledger.counts) - ended + count > TASKS_MAX:
         text = f"{TASKS_MAX} tasks are unfinished; send more when some are done"
-        raise Refusing(Refusal.FULL, text)
+        raise SubmissionRefused(Refusal.FULL, text)
 
 
-def _survey(submission: Submission) -> Batch:
+def _index_batch(submission: Submission) -> BatchGraph:
     """Where each name stands, and whether all that is waited for stands before who waits."""
     if submission.after is None:
-        return Batch(dict.fromkeys(submission.names, 0))
+        return BatchGraph(dict.fromkeys(submission.names, 0))
     places: dict[bytes, int] = {}
     ordered = True
     for name, names in zip(submission.names, submission.after, strict=True):
@@ -270,12 +275,12 @@ def _survey(submission: Submission) -> Batch:
         if len(names) > 1 and len(dict.fromkeys(names)) < len(names):
             ordered = False
         places[name] = len(places)
-    return Batch(places, ordered)
+    return BatchGraph(places, ordered)
 
 
-def _take_new(
-    ledger: Ledger, event: SubmitAsked, submission: Submission, batch: Batch, at_ns: int
-) -> Taken:
+def _accept_new(
+    ledger: Ledger, event: SubmitRequested, submission: Submission, batch: BatchGraph, at_ns: int
+) -> SubmissionDecision:
     """All names are new."""
     record = Submitted(at_ns, submission)
     if submission.after is not None:
@@ -284,33 +289,35 @@ def _take_new(
         record.after_done = waits.after_done
         if waits.after is not submission.after:
             record.submission = structs.replace(submission, after=waits.after)
-    return Taken([record], new=len(submission.names), known=0)
+    return SubmissionDecision([record], new=len(submission.names), existing=0)
 
 
-def _take_some(ledger: Ledger, event: SubmitAsked, batch: Batch, at_ns: int) -> Taken:
+def _accept_mixed(
+    ledger: Ledger, event: SubmitRequested, batch: BatchGraph, at_ns: int
+) -> SubmissionDecision:
     """Some names are known."""
     submission = event.submission
     new: list[int] = []
-    known: list[int] = []
-    sameness = _Sameness()
+    existing: list[int] = []
+    sameness = _PayloadComparer()
     for index, name in enumerate(submission.names):
         task = ledger.tasks.get(name)
         _check_owner(task, submission.terms_of(index).campaign)
-        if task is None or (event.repeat is Repeat.EXTEND and task.ending is not None):
+        if task is None or (event.repeat is DuplicatePolicy.EXTEND and task.ending is not None):
             new.append(index)
         else:
-            known.append(index)
-            if event.repeat is Repeat.HARMLESS:
+            existing.append(index)
+            if event.repeat is DuplicatePolicy.IGNORE:
                 _check_same(task, submission, index, sameness)
             else:
                 _check_extendable(task)
-    if event.repeat is Repeat.EXTEND:
-        return _extend(ledger, event, batch, (new, known), at_ns)
+    if event.repeat is DuplicatePolicy.EXTEND:
+        return _extend(ledger, event, batch, (new, existing), at_ns)
     if not new:
-        return Taken([], new=0, known=len(known))
+        return SubmissionDecision([], new=0, existing=len(existing))
     part = submission.part(new)
-    taken = _take_new(ledger, event, part, _survey(part), at_ns)
-    return Taken(taken.records, new=len(new), known=len(known))
+    taken = _accept_new(ledger, event, part, _index_batch(part), at_ns)
+    return SubmissionDecision(taken.records, new=len(new), existing=len(existing))
 
 
 def _check_owner(task: Task | None, campaign: bytes) -> None:
@@ -318,16 +325,16 @@ def _check_owner(task: Task | None, campaign: bytes) -> None:
     if task is not None and task.terms.campaign != campaign:
         taken = identity.meaning(task.name, task.terms.campaign)
         text = f"task {shown(task.name)}: {taken} (give one of them another name)"
-        raise Refusing(Refusal.CONFLICT, text)
+        raise SubmissionRefused(Refusal.CONFLICT, text)
 
 
 def _check_extendable(task: Task | None) -> None:
     if task is not None and task.state is LEASED:
         text = f"task {shown(task.name)} is leased and can't be given more to wait for"
-        raise Refusing(Refusal.BUSY, text)
+        raise SubmissionRefused(Refusal.BUSY, text)
 
 
-class _Sameness:
+class _PayloadComparer:
     """Whether payloads are those of known tasks. Where many share one, of a megabyte perhaps, it is
     looked at once."""
 
@@ -339,8 +346,8 @@ class _Sameness:
     def of(self, task: Task, payload: bytes) -> bool:
         if task.ending is not None:
             return task.payload == self._digests.of(payload)
-        known, repeated = self._equal
-        if task.payload is known and payload is repeated:
+        existing, repeated = self._equal
+        if task.payload is existing and payload is repeated:
             return True
         same = task.payload == payload
         if same:
@@ -348,22 +355,22 @@ class _Sameness:
         return same
 
 
-def _check_same(task: Task, submission: Submission, index: int, sameness: _Sameness) -> None:
+def _check_same(task: Task, submission: Submission, index: int, sameness: _PayloadComparer) -> None:
     """A repeated submission is harmless only if it says the same."""
     if not sameness.of(task, submission.payload_of(index)):
         text = f"task {shown(task.name)} is known with another payload; give it another name"
-        raise Refusing(Refusal.CONFLICT, text)
+        raise SubmissionRefused(Refusal.CONFLICT, text)
 
 
 def _extend(
     ledger: Ledger,
-    event: SubmitAsked,
-    batch: Batch,
+    event: SubmitRequested,
+    batch: BatchGraph,
     split: tuple[list[int], list[int]],
     at_ns: int,
-) -> Taken:
+) -> SubmissionDecision:
     """Take new tasks and give known ones more to wait for: one graph, checked as a whole."""
-    submission, (new, known) = event.submission, split
+    submission, (new, existing) = event.submission, split
     waits = _resolve(ledger, event, submission, batch)
     _check_cycle(ledger, submission, waits, batch, anywhere=True)
     whole = structs.replace(submission, after=waits.after)
@@ -374,32 +381,34 @@ def _extend(
         attempts = [task.attempt if task else 0 for task in former] if any(former) else None
         done = None if waits.after_done is None else [waits.after_done[index] for index in new]
         records.append(Submitted(at_ns, part, done, attempts))
-    extended = [index for index in known if waits.after is not None and waits.after[index]]
+    extended = [index for index in existing if waits.after is not None and waits.after[index]]
     if extended and waits.after is not None:
         names = [submission.names[index] for index in extended]
         records.append(Extended(at_ns, names, [waits.after[index] for index in extended]))
-    return Taken(records, new=len(new), known=len(known))
+    return SubmissionDecision(records, new=len(new), existing=len(existing))
 
 
-def _resolve(ledger: Ledger, event: SubmitAsked, submission: Submission, batch: Batch) -> Waits:
+def _resolve(
+    ledger: Ledger, event: SubmitRequested, submission: Submission, batch: BatchGraph
+) -> Dependencies:
     """Sort what each task is to wait for into what holds it up and what is done already."""
     after = submission.after
     if after is None or batch.ordered:
-        return Waits(after)
+        return Dependencies(after)
     pairs = [
-        sort_predecessors(
+        split_predecessors(
             ledger, names, event.unknown, batch.places, submission.terms_of(index).campaign
         )
         for index, names in enumerate(after)
     ]
     waiting, done = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    return Waits(waiting if any(waiting) else None, done if any(done) else None)
+    return Dependencies(waiting if any(waiting) else None, done if any(done) else None)
 
 
-def sort_predecessors(
+def split_predecessors(
     ledger: Ledger,
     names: list[bytes],
-    unknown: Unknown,
+    unknown: UnknownPolicy,
     batch: Container[bytes],
     campaign: bytes = b"",
 ) -> tuple[list[bytes], list[bytes]]:
@@ -411,33 +420,35 @@ def sort_predecessors(
         if name in batch or (task is not None and task.ending is None):
             waiting.append(name)
         elif task is None:
-            _sort_unknown(name, unknown, waiting, campaign)
+            _resolve_unknown(name, unknown, waiting, campaign)
         elif task.state is DONE:
             done.append(name)
         else:
             text = f"predecessor {shown(name)} was cancelled; submit that anew, or leave it out"
-            raise Refusing(Refusal.CANCELLED, text)
+            raise SubmissionRefused(Refusal.CANCELLED, text)
     return waiting, done
 
 
-def _sort_unknown(name: bytes, unknown: Unknown, waiting: list[bytes], campaign: bytes) -> None:
+def _resolve_unknown(
+    name: bytes, unknown: UnknownPolicy, waiting: list[bytes], campaign: bytes
+) -> None:
     """Wait for an unknown name, refuse it, or leave it out: no task of that name was ever done."""
     if not name or len(name) > NAME_BYTES_MAX:
         text = f"a task's name must have 1 to {NAME_BYTES_MAX} bytes"
-        raise Refusing(Refusal.BAD_NAME, text)
-    if unknown is Unknown.REFUSE:
+        raise SubmissionRefused(Refusal.BAD_NAME, text)
+    if unknown is UnknownPolicy.REFUSE:
         named = shown(identity.split(name, campaign))
         text = f"predecessor {named} is not known; submit it first, or in the same batch"
-        raise Refusing(Refusal.UNKNOWN, text)
-    if unknown is Unknown.WAIT:
+        raise SubmissionRefused(Refusal.UNKNOWN, text)
+    if unknown is UnknownPolicy.WAIT:
         waiting.append(name)
 
 
 def _check_cycle(
     ledger: Ledger,
     submission: Submission,
-    waits: Waits,
-    batch: Batch,
+    waits: Dependencies,
+    batch: BatchGraph,
     *,
     anywhere: bool = False,
 ) -> None:
@@ -445,15 +456,15 @@ def _check_cycle(
     its batch and for known tasks can't close one, as long as nobody waits for it yet."""
     if waits.after is None:
         return
-    awaited = bool(ledger.awaited) and not (
-        ledger.awaited.keys().isdisjoint(batch.places)
+    dependents_of_unknown = bool(ledger.dependents_of_unknown) and not (
+        ledger.dependents_of_unknown.keys().isdisjoint(batch.places)
         and ledger.awaited_else.keys().isdisjoint(batch.places)
     )
-    if anywhere or awaited or _looks_ahead(waits.after, batch):
+    if anywhere or dependents_of_unknown or _has_forward_edges(waits.after, batch):
         check_acyclic(ledger, dict(zip(submission.names, waits.after, strict=True)))
 
 
-def _looks_ahead(after: list[list[bytes]], batch: Batch) -> bool:
+def _has_forward_edges(after: list[list[bytes]], batch: BatchGraph) -> bool:
     """Some task waits for one that stands behind it in the batch, or for itself."""
     if batch.ordered:
         return False
@@ -467,12 +478,12 @@ def check_acyclic(ledger: Ledger, after: dict[bytes, list[bytes]]) -> None:
     names = graph.cycle(ledger.tasks, _awaited(ledger, after), after)
     if names:
         around = " before ".join(shown(name) for name in [*names, names[0]])
-        raise Refusing(Refusal.CYCLE, f"the tasks would wait for each other: {around}")
+        raise SubmissionRefused(Refusal.CYCLE, f"the tasks would wait for each other: {around}")
 
 
 def _awaited(ledger: Ledger, names: Iterable[bytes]) -> Mapping[bytes, list[Task]]:
     """Return the tasks that wait for keys which are not known, with those of these new ones."""
     if not ledger.awaited_else:
-        return ledger.awaited
+        return ledger.dependents_of_unknown
     new = {name: ledger.waiting_for(name) for name in names if name in ledger.awaited_else}
-    return ChainMap(new, ledger.awaited)
+    return ChainMap(new, ledger.dependents_of_unknown)

@@ -14,7 +14,7 @@ from zlib import crc32
 
 from msgspec import Struct, field
 
-from taskyard.core.limits import ALONE, CRASHES_MAX, REASON_BYTES_MAX
+from taskyard.core.limits import CRASHES_MAX, EXCLUSIVE, REASON_BYTES_MAX
 from taskyard.core.states import LEASED, READY, TaskState
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Lease(Struct, gc=False, eq=False):
     #: Silence after which it ends; 0: it does not end by silence.
     lease_ns: int
     #: How many of its tasks are still out.
-    left: int
+    tasks_left: int
     #: All its tasks; emptied when the last one is settled.
     tasks: list[Task]
     #: Their names and attempts, as whoever settles the whole of it reports them.
@@ -122,7 +122,7 @@ class Lease(Struct, gc=False, eq=False):
     #: How many of which lane, in order.
     counts: list[tuple[Lane, int]]
     #: When it was given, by the monotonic clock. Volatile: after a recovery it has its full time.
-    given_ns: int = 0
+    assigned_ns: int = 0
 
 
 class Ending(Struct, gc=False, eq=False):
@@ -156,7 +156,7 @@ class Task(Struct, gc=False, eq=False):
     #: Attempts that failed by the task's own fault: the place in its retry schedule.
     failures: int = 0
     #: Attempts that nobody is to blame for: refused, given back, drained.
-    excused: int = 0
+    losses_excused: int = 0
     #: DELAYED: until when, by the wall clock.
     due_ns: int = 0
 
@@ -164,17 +164,17 @@ class Task(Struct, gc=False, eq=False):
     def losses(self) -> int:
         """Workers lost with it. Counted from the lease on, so that the latest one counts too."""
         held = 1 if self.state is LEASED else 0
-        return self.attempt - self.failures - self.excused - held
+        return self.attempt - self.failures - self.losses_excused - held
 
     @property
     def isolation(self) -> int:
         """Return how far it is kept apart from other tasks, by the lost workers it may still cost:
-        0 for not at all, `ALONE` for its last attempt."""
+        0 for not at all, `EXCLUSIVE` for its last attempt."""
         losses = self.losses
         if losses <= 0:
             return 0
-        left = max(0, self.terms.crashes_max - 1 - losses)
-        return ALONE - min(left, ALONE - 1)
+        tasks_left = max(0, self.terms.crashes_max - 1 - losses)
+        return EXCLUSIVE - min(tasks_left, EXCLUSIVE - 1)
 
     def dependents_list(self) -> list[Task]:
         if self.dependents is None:
@@ -182,7 +182,7 @@ class Task(Struct, gc=False, eq=False):
         return self.dependents if isinstance(self.dependents, list) else [self.dependents]
 
 
-class Ended(Struct, array_like=True, gc=False):
+class EndedTask(Struct, array_like=True, gc=False):
     """What is kept of an ended task outside memory, to know it again."""
 
     name: bytes
@@ -214,11 +214,11 @@ class Campaign(Struct, gc=False, eq=False):
     truncated: int = 0
 
 
-def ended_of(task: Task, ending: Ending) -> Ended:
+def to_ended_task(task: Task, ending: Ending) -> EndedTask:
     """What to keep of a task that has ended."""
     terms = task.terms
     same = (terms.campaign, terms.service, task.attempt, task.payload, ending.record, ending.at_ns)
-    return Ended(task.name, task.state, *same)
+    return EndedTask(task.name, task.state, *same)
 
 
 class Digests:
@@ -244,12 +244,12 @@ def isolation_room(isolation: int, slots: int) -> int:
     """
     if isolation <= 1:
         return slots
-    if isolation >= ALONE:
+    if isolation >= EXCLUSIVE:
         return 1
-    return _cube_root_up(slots * slots if isolation < ALONE - 1 else slots)
+    return _cube_root_ceil(slots * slots if isolation < EXCLUSIVE - 1 else slots)
 
 
-def _cube_root_up(number: int) -> int:
+def _cube_root_ceil(number: int) -> int:
     """Return the smallest root whose cube is at least the number."""
     root = round(math.pow(number, 1 / 3))
     while root * root * root < number:
@@ -271,13 +271,13 @@ def shown(name: bytes) -> str:
     return name.decode(errors="backslashreplace")
 
 
-def kept_reason(reason: bytes) -> bytes:
+def truncate_reason(reason: bytes) -> bytes:
     """Return a reason as it is kept: of a long one the end, marked as such."""
     if len(reason) <= REASON_BYTES_MAX:
         return reason
     return _CUT + reason[len(_CUT) - REASON_BYTES_MAX :]
 
 
-def truncated_text(kept: bytes, bytes_total: int) -> bytes:
+def truncated_result_reason(kept: bytes, bytes_total: int) -> bytes:
     """Return the reason why a truncated result is refused."""
     return b"result truncated: only the last %d of %d bytes are kept" % (len(kept), bytes_total)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from taskyard.core import policy, roster, watching
 from taskyard.core.limits import TIMER_TASKS_MAX
-from taskyard.core.records import Aged, CameDue, Reported
-from taskyard.core.states import BLOCKED, CALLED, DELAYED, LEASED, READY, Turn
+from taskyard.core.records import CameDue, ReportedLate, TaskExpired
+from taskyard.core.states import BLOCKED, DELAYED, LEASED, READY, WOKEN, WorkerCause
 
 if TYPE_CHECKING:
     from taskyard.core import events
@@ -29,24 +29,27 @@ def next_ns(scheduler: Scheduler) -> int | None:
         times.append(agenda_ns - scheduler.wall_offset_ns)
     if scheduler.stuck_check_ns:
         times.append(scheduler.stuck_check_ns)
-    if scheduler.gathering:
-        times.append(scheduler.gathering[0][0])
-    if scheduler.ledger.regimes.rated:
+    if scheduler.debouncing:
+        times.append(scheduler.debouncing[0][0])
+    if scheduler.ledger.regimes.has_rates:
         times += _rates_ns(scheduler)
     return min(times) if times else None
 
 
 def _heaps(scheduler: Scheduler) -> tuple[list[tuple[int, bytes]], ...]:
-    return scheduler.silence, scheduler.calls, scheduler.restart_deadlines
+    return scheduler.timeouts, scheduler.wakes, scheduler.restart_deadlines
 
 
 def _rates_ns(scheduler: Scheduler) -> list[int]:
     """When the rates of lanes that have work and workers allow a lease again."""
     return [
-        regime.rate_next_ns
-        for regime in scheduler.ledger.regimes
-        if regime.rate_next_ns > scheduler.now_ns
-        and any(branch.rotation and branch.service.parked for branch in regime.branches)
+        active_rule.rate_next_ns
+        for active_rule in scheduler.ledger.regimes
+        if active_rule.rate_next_ns > scheduler.now_ns
+        and any(
+            lane_group.rotation and lane_group.service.parked
+            for lane_group in active_rule.lane_groups
+        )
     ]
 
 
@@ -58,26 +61,26 @@ def clock_set(scheduler: Scheduler, event: events.ClockSet) -> None:
 def _follow_wall_clock(scheduler: Scheduler) -> None:
     """Do what is due by the wall clock. It has no part in the silence of workers."""
     _come_due(scheduler)
-    _grow_old(scheduler)
-    _grow_late(scheduler)
+    _expire_tasks(scheduler)
+    _report_late(scheduler)
 
 
 def time_passed(scheduler: Scheduler, _event: events.Event) -> None:
     _follow_wall_clock(scheduler)
     _end_leases_before(scheduler)
-    _fall_silent(scheduler)
-    _end_calls(scheduler)
-    _begin_lanes(scheduler)
+    _expire_workers(scheduler)
+    _end_wakes(scheduler)
+    _end_debounce(scheduler)
     if 0 < scheduler.stuck_check_ns <= scheduler.now_ns:
-        watching.tell_stuck(scheduler)
+        watching.notify_stuck(scheduler)
 
 
-def open_rates(scheduler: Scheduler, since_ns: int) -> None:
+def reopen_rates(scheduler: Scheduler, since_ns: int) -> None:
     """Look again at services whose rate has allowed a task since the event before."""
-    for regime in scheduler.ledger.regimes:
-        if since_ns < regime.rate_next_ns <= scheduler.now_ns:
-            for branch in regime.branches:
-                scheduler.ledger.stirred[branch.service.name] = branch.service
+    for active_rule in scheduler.ledger.regimes:
+        if since_ns < active_rule.rate_next_ns <= scheduler.now_ns:
+            for lane_group in active_rule.lane_groups:
+                scheduler.ledger.dirty[lane_group.service.name] = lane_group.service
 
 
 def _come_due(scheduler: Scheduler) -> None:
@@ -86,23 +89,23 @@ def _come_due(scheduler: Scheduler) -> None:
         scheduler.emit(CameDue(scheduler.at_ns, [task.name for task in tasks]), tasks)
 
 
-def _grow_old(scheduler: Scheduler) -> None:
+def _expire_tasks(scheduler: Scheduler) -> None:
     known = scheduler.ledger.tasks
     names = scheduler.ledger.agenda.pop_expired(scheduler.at_ns, TIMER_TASKS_MAX)
     found = [known[name] for name in dict.fromkeys(names) if name in known]
-    tasks = [task for task in found if _is_too_old(task, scheduler.at_ns)]
+    tasks = [task for task in found if _is_expired(task, scheduler.at_ns)]
     if tasks:
-        scheduler.emit(Aged(scheduler.at_ns, [task.name for task in tasks]), tasks)
-        watching.tell_settled(scheduler, tasks)
+        scheduler.emit(TaskExpired(scheduler.at_ns, [task.name for task in tasks]), tasks)
+        watching.notify_settled(scheduler, tasks)
 
 
-def _grow_late(scheduler: Scheduler) -> None:
+def _report_late(scheduler: Scheduler) -> None:
     """Say once of a task that it should have ended by now."""
     ledger = scheduler.ledger
     names = ledger.agenda.pop_late(scheduler.at_ns, TIMER_TASKS_MAX)
     found = [name for name in dict.fromkeys(names) if _is_late(ledger, name, scheduler.at_ns)]
     if found:
-        scheduler.emit(Reported(scheduler.at_ns, found))
+        scheduler.emit(ReportedLate(scheduler.at_ns, found))
 
 
 def _is_late(ledger: Ledger, name: bytes, at_ns: int) -> bool:
@@ -112,43 +115,45 @@ def _is_late(ledger: Ledger, name: bytes, at_ns: int) -> bool:
     return 0 < task.terms.report_ns <= at_ns
 
 
-def gather(scheduler: Scheduler) -> None:
+def start_debounce(scheduler: Scheduler) -> None:
     """Lanes that got work begin a while after the first of it, so that more may join it."""
-    lanes, scheduler.ledger.gathering = scheduler.ledger.gathering, []
+    lanes, scheduler.ledger.debouncing = scheduler.ledger.debouncing, []
     for lane in lanes:
         debounce_ns = lane.rules.debounce_ns
         if debounce_ns and lane.ready:
-            begins_ns = scheduler.now_ns + debounce_ns
-            lane.with_rare().begins_ns = begins_ns
-            scheduler.gathered += 1
-            heappush(scheduler.gathering, (begins_ns, scheduler.gathered, lane))
+            debounce_until_ns = scheduler.now_ns + debounce_ns
+            lane.ensure_extras().debounce_until_ns = debounce_until_ns
+            scheduler.debounce_count += 1
+            heappush(scheduler.debouncing, (debounce_until_ns, scheduler.debounce_count, lane))
 
 
-def _begin_lanes(scheduler: Scheduler) -> None:
-    gathering = scheduler.gathering
-    while gathering and gathering[0][0] <= scheduler.now_ns:
-        begins_ns, _, lane = heappop(gathering)
-        if lane.begins_ns == begins_ns:  # else it ran dry meanwhile, and began to gather anew
-            _begin(scheduler.ledger, lane)
+def _end_debounce(scheduler: Scheduler) -> None:
+    debouncing = scheduler.debouncing
+    while debouncing and debouncing[0][0] <= scheduler.now_ns:
+        debounce_until_ns, _, lane = heappop(debouncing)
+        if (
+            lane.debounce_until_ns == debounce_until_ns
+        ):  # else it ran dry meanwhile, and began to gather anew
+            _end_lane_debounce(scheduler.ledger, lane)
 
 
-def _begin(ledger: Ledger, lane: Lane) -> None:
+def _end_lane_debounce(ledger: Ledger, lane: Lane) -> None:
     """A lane has gathered tasks for long enough."""
-    if lane.rare is not None:
-        lane.rare.begins_ns = 0
-        lane.went(0)
+    if lane.extras is not None:
+        lane.extras.debounce_until_ns = 0
+        lane.count_removed(0)
     if lane.ready:
-        ledger.stir(lane)
+        ledger.mark_dirty(lane)
 
 
-def _is_too_old(task: Task, at_ns: int) -> bool:
+def _is_expired(task: Task, at_ns: int) -> bool:
     """A leased task is let finish; it is looked at again when it comes back."""
     terms = task.terms
     if task.state not in _WAITING:
         return False
     if terms.expires_hard_ns and terms.expires_hard_ns <= at_ns:
         return True
-    tried = task.attempt > task.excused
+    tried = task.attempt > task.losses_excused
     return tried and bool(terms.expires_ns) and terms.expires_ns <= at_ns
 
 
@@ -161,53 +166,53 @@ def _end_leases_before(scheduler: Scheduler) -> None:
         if worker is None or not deadline_ns:
             continue
         if deadline_ns > scheduler.now_ns:  # its facts have changed since
-            scheduler.watch_restart(worker)
+            scheduler.schedule_restart_deadline(worker)
             continue
-        roster.end_leases_before(scheduler, worker)
-        scheduler.watch_silence(worker)  # it may be silent for less now
-        if worker.heard_ns > scheduler.resumed_ns:
-            roster.has_room(scheduler, worker)
+        roster.end_restart_leases(scheduler, worker)
+        scheduler.schedule_timeout(worker)  # it may be silent for less now
+        if worker.last_seen_ns > scheduler.resumed_ns:
+            roster.on_slot_free(scheduler, worker)
 
 
-def _fall_silent(scheduler: Scheduler) -> None:
-    silence = scheduler.silence
-    while silence and silence[0][0] <= scheduler.now_ns:
-        worker = scheduler.ledger.workers.get(heappop(silence)[1])
+def _expire_workers(scheduler: Scheduler) -> None:
+    timeouts = scheduler.timeouts
+    while timeouts and timeouts[0][0] <= scheduler.now_ns:
+        worker = scheduler.ledger.workers.get(heappop(timeouts)[1])
         if worker is None:
             continue
-        worker.watched_ns = 0
+        worker.timeout_check_ns = 0
         if worker.contested_until_ns < scheduler.now_ns:
             worker.contested_until_ns = 0
-        if 0 < worker.silent_at_ns <= scheduler.now_ns:
-            roster.fell_silent(scheduler, worker)
+        if 0 < worker.timeout_at_ns <= scheduler.now_ns:
+            roster.expire_worker(scheduler, worker)
         else:
-            scheduler.watch_silence(worker)
+            scheduler.schedule_timeout(worker)
 
 
-def _end_calls(scheduler: Scheduler) -> None:
-    calls = scheduler.calls
-    while calls and calls[0][0] <= scheduler.now_ns:
-        worker = scheduler.ledger.workers.get(heappop(calls)[1])
-        if worker is None or worker.state is not CALLED:
+def _end_wakes(scheduler: Scheduler) -> None:
+    wakes = scheduler.wakes
+    while wakes and wakes[0][0] <= scheduler.now_ns:
+        worker = scheduler.ledger.workers.get(heappop(wakes)[1])
+        if worker is None or worker.state is not WOKEN:
             continue
-        if worker.call_ends_ns <= scheduler.now_ns:
-            worker.turn(Turn.PASSED_OVER)
-            scheduler.uses += 1
-            worker.used = scheduler.uses  # the next one is called first
+        if worker.wake_ends_ns <= scheduler.now_ns:
+            worker.turn(WorkerCause.PASSED_OVER)
+            scheduler.use_count += 1
+            worker.last_used = scheduler.use_count  # the next one is called first
             policy.park(scheduler.ledger, worker)
 
 
 def rules_set(scheduler: Scheduler, event: events.RulesSet) -> None:
     scheduler.ledger.set_rules(event)
-    over = [entry for entry in scheduler.gathering if not entry[2].rules.debounce_ns]
-    scheduler.gathering = [entry for entry in scheduler.gathering if entry[2].rules.debounce_ns]
-    heapify(scheduler.gathering)
-    for begins_ns, _, lane in over:
-        if lane.begins_ns == begins_ns:
-            _begin(scheduler.ledger, lane)
+    over = [entry for entry in scheduler.debouncing if not entry[2].rules.debounce_ns]
+    scheduler.debouncing = [entry for entry in scheduler.debouncing if entry[2].rules.debounce_ns]
+    heapify(scheduler.debouncing)
+    for debounce_until_ns, _, lane in over:
+        if lane.debounce_until_ns == debounce_until_ns:
+            _end_lane_debounce(scheduler.ledger, lane)
 
 
-def room_changed(scheduler: Scheduler, event: events.RoomChanged) -> None:
+def disk_space_changed(scheduler: Scheduler, event: events.DiskSpaceChanged) -> None:
     scheduler.accepting = event.accepting
 
 

@@ -9,7 +9,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from taskyard.core import identity
-from taskyard.core.effects import Told
+from taskyard.core.effects import Settled
 from taskyard.core.limits import STUCK_CHECK_NS
 from taskyard.core.states import BLOCKED, CANCELLED, DONE, FAILED, TASK_STATES_RUNNABLE
 
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from taskyard.core.workers import Worker
 
 #: A client, and the request by which it asked to be told.
-_Watcher: TypeAlias = "tuple[bytes, int]"
+_Subscription: TypeAlias = "tuple[bytes, int]"
 
-_OVER = (DONE, FAILED, CANCELLED)
+_TERMINAL_STATES = (DONE, FAILED, CANCELLED)
 
 
-def watch_asked(scheduler: Scheduler, event: events.WatchAsked) -> None:
+def watch_requested(scheduler: Scheduler, event: events.WatchRequested) -> None:
     watcher = (event.client, event.request)
     if event.campaign is not None:
         scheduler.campaign_watchers.setdefault(event.campaign, []).append(watcher)
-        _tell_campaigns(scheduler, [event.campaign])
+        _notify_campaigns(scheduler, [event.campaign])
     if event.names is not None:
         watch(scheduler, watcher, event.names)
 
 
-def watch(scheduler: Scheduler, watcher: _Watcher, names: list[bytes]) -> None:
+def watch(scheduler: Scheduler, watcher: _Subscription, names: list[bytes]) -> None:
     """Tell somebody when these tasks are settled; of those that are, at once."""
     if not names:
-        scheduler.tell(Told(*watcher, [], [], []))  # nothing to wait for is settled
+        scheduler.send(Settled(*watcher, [], [], []))  # nothing to wait for is settled
     if scheduler.ledger.bare:
         names = _with_aliases(scheduler, watcher, names)
     if names:
@@ -48,14 +48,14 @@ def watch(scheduler: Scheduler, watcher: _Watcher, names: list[bytes]) -> None:
     for name in names:
         scheduler.watchers.setdefault(name, []).append(watcher)
     found = map(scheduler.ledger.tasks.get, names)
-    over = [task for task in found if task is not None and task.state in _OVER]
+    over = [task for task in found if task is not None and task.state in _TERMINAL_STATES]
     if over:
-        tell_settled(scheduler, over)
+        notify_settled(scheduler, over)
     if scheduler.ledger.counts[FAILED]:
-        tell_stuck(scheduler)
+        notify_stuck(scheduler)
 
 
-def _with_aliases(scheduler: Scheduler, watcher: _Watcher, names: list[bytes]) -> list[bytes]:
+def _with_aliases(scheduler: Scheduler, watcher: _Subscription, names: list[bytes]) -> list[bytes]:
     """Return the keys of tasks that are watched, and keep the names that were asked for."""
     found = [identity.find(scheduler.ledger, name) for name in names]
     keys = [name if task is None else task.name for name, task in zip(names, found, strict=True)]
@@ -66,17 +66,17 @@ def _with_aliases(scheduler: Scheduler, watcher: _Watcher, names: list[bytes]) -
 
 
 def watch_ended(scheduler: Scheduler, event: events.WatchEnded) -> None:
-    _forget(scheduler, (event.client, event.request))
+    _drop_watch(scheduler, (event.client, event.request))
     _forget_campaigns(scheduler, lambda watcher: watcher == (event.client, event.request))
 
 
-def client_gone(scheduler: Scheduler, event: events.ClientGone) -> None:
+def client_disconnected(scheduler: Scheduler, event: events.ClientDisconnected) -> None:
     for watcher in [one for one in scheduler.watched if one[0] == event.client]:
-        _forget(scheduler, watcher)
+        _drop_watch(scheduler, watcher)
     _forget_campaigns(scheduler, lambda watcher: watcher[0] == event.client)
 
 
-def _forget(scheduler: Scheduler, watcher: _Watcher) -> None:
+def _drop_watch(scheduler: Scheduler, watcher: _Subscription) -> None:
     """A watch is over: it costs as much as it has left."""
     scheduler.aliases.pop(watcher, None)
     for name in scheduler.watched.pop(watcher, ()):
@@ -87,7 +87,7 @@ def _forget(scheduler: Scheduler, watcher: _Watcher) -> None:
             del scheduler.watchers[name]
 
 
-def _forget_campaigns(scheduler: Scheduler, is_over: Callable[[_Watcher], bool]) -> None:
+def _forget_campaigns(scheduler: Scheduler, is_over: Callable[[_Subscription], bool]) -> None:
     watchers = scheduler.campaign_watchers
     for name in [*watchers]:
         watchers[name] = [one for one in watchers[name] if not is_over(one)]
@@ -95,7 +95,7 @@ def _forget_campaigns(scheduler: Scheduler, is_over: Callable[[_Watcher], bool])
             del watchers[name]
 
 
-def tell_settled(
+def notify_settled(
     scheduler: Scheduler,
     tasks: list[Task],
     texts: Iterable[bytes] | None = None,
@@ -104,22 +104,22 @@ def tell_settled(
     """Tell those who watch these tasks or their campaigns. `texts` are results or reasons, None
     where no result is at hand."""
     if scheduler.watchers:
-        told: dict[_Watcher, Told] = {}
+        told: dict[_Subscription, Settled] = {}
         for task, text in zip(tasks, repeat(None) if texts is None else texts, strict=False):
             for watcher in scheduler.watchers.pop(task.name, ()):
                 one = told.get(watcher)
                 if one is None:
-                    one = told[watcher] = Told(*watcher, [], [], [], truncated=truncated)
+                    one = told[watcher] = Settled(*watcher, [], [], [], truncated=truncated)
                     one.aliases = scheduler.aliases.get(watcher)
-                add(one, scheduler.ledger, task, text)
+                add_settled(one, scheduler.ledger, task, text)
         for watcher, one in told.items():
-            _strike(scheduler, watcher, one.names)
-            scheduler.tell(one)
+            _remove_watched(scheduler, watcher, one.names)
+            scheduler.send(one)
     if scheduler.campaign_watchers:
-        _tell_campaigns(scheduler, dict.fromkeys(task.terms.campaign for task in tasks))
+        _notify_campaigns(scheduler, dict.fromkeys(task.terms.campaign for task in tasks))
 
 
-def _strike(scheduler: Scheduler, watcher: _Watcher, names: list[bytes]) -> None:
+def _remove_watched(scheduler: Scheduler, watcher: _Subscription, names: list[bytes]) -> None:
     """Who watches is told of these, and has so many less to be told of."""
     left = scheduler.watched[watcher]
     for name in names:
@@ -129,7 +129,7 @@ def _strike(scheduler: Scheduler, watcher: _Watcher, names: list[bytes]) -> None
         scheduler.aliases.pop(watcher, None)
 
 
-def add(told: Told, ledger: Ledger, task: Task, text: bytes | None = None) -> None:
+def add_settled(told: Settled, ledger: Ledger, task: Task, text: bytes | None = None) -> None:
     """Tell of one task more. A result that is not at hand is owed: the journal has it."""
     told.names.append(task.name)
     told.states.append(task.state)
@@ -140,27 +140,27 @@ def add(told: Told, ledger: Ledger, task: Task, text: bytes | None = None) -> No
         told.texts.append(text or ledger.reasons.get(task.name, b""))
 
 
-def arm(scheduler: Scheduler) -> None:
+def schedule_stuck_check(scheduler: Scheduler) -> None:
     """Something was decided: watched tasks and campaigns may be behind a failure now."""
     if scheduler.ledger.counts[FAILED] and not scheduler.stuck_check_ns:
         scheduler.stuck_check_ns = scheduler.now_ns + STUCK_CHECK_NS
 
 
-def tell_stuck(scheduler: Scheduler) -> None:
+def notify_stuck(scheduler: Scheduler) -> None:
     """Watched tasks that are behind a failure are settled too."""
     scheduler.stuck_check_ns = 0
-    _tell_campaigns(scheduler, [*scheduler.campaign_watchers])
+    _notify_campaigns(scheduler, [*scheduler.campaign_watchers])
     if scheduler.watchers:
         stuck = scheduler.ledger.stuck()
         watched = [task for name, task in stuck.items() if name in scheduler.watchers]
-        tell_settled(scheduler, watched)
+        notify_settled(scheduler, watched)
 
 
-def _tell_campaigns(scheduler: Scheduler, names: Iterable[bytes]) -> None:
+def _notify_campaigns(scheduler: Scheduler, names: Iterable[bytes]) -> None:
     for name in names:
         if name in scheduler.campaign_watchers and campaign_settled(scheduler.ledger, name):
             for client, request in scheduler.campaign_watchers.pop(name):
-                scheduler.tell(Told(client, request, [], [], []))
+                scheduler.send(Settled(client, request, [], [], []))
 
 
 def campaign_settled(ledger: Ledger, name: bytes) -> bool:
@@ -174,7 +174,7 @@ def campaign_settled(ledger: Ledger, name: bytes) -> bool:
     return blocked == sum(task.terms.campaign == name for task in ledger.stuck().values())
 
 
-def nothing_to_come(ledger: Ledger, worker: Worker) -> bool:
+def no_work_left(ledger: Ledger, worker: Worker) -> bool:
     """No task of a worker's services can run any more without somebody's help.
 
     Asked by every idle worker again and again, so it does not look for tasks that are stuck

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import structs
 
 from taskyard.core import graph, identity, roster, submission, watching
-from taskyard.core.effects import Accepted, Acted, Refusal, Refused, RefusedTasks, Stop
+from taskyard.core.effects import Accepted, CommandAck, Refusal, Refused, RefusedTasks, Stop
 from taskyard.core.limits import (
     AFTER_MAX,
     LAG_REFUSE_ALL_PERCENT,
@@ -16,15 +16,15 @@ from taskyard.core.limits import (
     REFUSED_NAMES_MAX,
 )
 from taskyard.core.records import (
-    Aged,
     Cancelled,
     Moved,
     Paused,
     Released,
     Resumed,
     Retried,
+    TaskExpired,
 )
-from taskyard.core.states import BLOCKED, DELAYED, FAILED, READY, Turn
+from taskyard.core.states import BLOCKED, DELAYED, FAILED, READY, WorkerCause
 from taskyard.core.tasks import shown
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _WAITING = (BLOCKED, DELAYED, READY)
 _MOVABLE = (*_WAITING, FAILED)
 
 
-def submit_asked(scheduler: Scheduler, event: events.SubmitAsked) -> None:
+def submit_requested(scheduler: Scheduler, event: events.SubmitRequested) -> None:
     if not scheduler.accepting:
         text = "the disk is nearly full; make room, or send more when some tasks are done"
         _refuse(scheduler, event, Refused(event.client, event.request, Refusal.FULL, text))
@@ -52,10 +52,10 @@ def submit_asked(scheduler: Scheduler, event: events.SubmitAsked) -> None:
     asked = event.submission
     try:
         event = submission.keyed(scheduler.ledger, event)
-        event = _with_campaigns(scheduler.ledger, event)
+        event = _expand_campaigns(scheduler.ledger, event)
         decide = submission.decide_partial if event.partial else submission.decide
         taken = decide(scheduler.ledger, event, scheduler.at_ns)
-    except submission.Refusing as refusing:
+    except submission.SubmissionRefused as refusing:
         refused = Refused(event.client, event.request, refusing.refusal, refusing.text)
         _refuse(scheduler, event, refused)
         return
@@ -64,15 +64,15 @@ def submit_asked(scheduler: Scheduler, event: events.SubmitAsked) -> None:
     if taken.refused:
         first = next(iter(taken.refused.values()))
         _count_refused(scheduler, [*taken.refused], first.refusal, first.text)
-    counts = (taken.new, taken.known, len(taken.refused))
-    scheduler.tell(Accepted(event.client, event.request, *counts))
+    counts = (taken.new, taken.existing, len(taken.refused))
+    scheduler.send(Accepted(event.client, event.request, *counts))
     if event.watch:
         bare = bool(scheduler.ledger.bare)
         full_names = identity.full_names(asked) if bare else event.submission.names
         watching.watch(scheduler, (event.client, event.request), full_names)
 
 
-def _is_refused_for_lag(scheduler: Scheduler, event: events.SubmitAsked) -> bool:
+def _is_refused_for_lag(scheduler: Scheduler, event: events.SubmitRequested) -> bool:
     """Refuse a submission because compaction lags behind. A client that would not repeat it is
     refused last: until then its replies are held back."""
     percent = scheduler.lag_percent
@@ -84,11 +84,11 @@ def _is_refused_for_lag(scheduler: Scheduler, event: events.SubmitAsked) -> bool
     return True
 
 
-def _refuse(scheduler: Scheduler, event: events.SubmitAsked, refused: Refused) -> None:
+def _refuse(scheduler: Scheduler, event: events.SubmitRequested, refused: Refused) -> None:
     """Refuse a submission as a whole."""
     if event.partial:
         _count_refused(scheduler, event.submission.names, refused.refusal, refused.text)
-    scheduler.tell(refused)
+    scheduler.send(refused)
 
 
 def _count_refused(scheduler: Scheduler, names: list[bytes], refusal: Refusal, text: str) -> None:
@@ -97,16 +97,16 @@ def _count_refused(scheduler: Scheduler, names: list[bytes], refusal: Refusal, t
     scheduler.refused_last = RefusedTasks(refusal, names[:REFUSED_NAMES_MAX], text)
 
 
-def _with_campaigns(ledger: Ledger, event: events.SubmitAsked) -> events.SubmitAsked:
+def _expand_campaigns(ledger: Ledger, event: events.SubmitRequested) -> events.SubmitRequested:
     """The submission with what has not ended of whole campaigns among what its tasks wait for. An
     edge a task and predecessor: what is too much for one task is too much for a batch."""
     if not event.after_campaigns:
         return event
     asked = event.submission
-    names = _unended(ledger, event.after_campaigns, dict.fromkeys(asked.names))
+    names = _unfinished(ledger, event.after_campaigns, dict.fromkeys(asked.names))
     if len(names) * len(asked.names) > AFTER_MAX:
         wanted = " and ".join(shown(name) for name in event.after_campaigns)
-        raise submission.Refusing(
+        raise submission.SubmissionRefused(
             Refusal.TOO_MANY,
             f"campaign {wanted} has {len(names)} tasks that have not ended, and one submission of "
             f"{len(asked.names)} can wait for {AFTER_MAX} in all; let one task wait for them and "
@@ -116,14 +116,14 @@ def _with_campaigns(ledger: Ledger, event: events.SubmitAsked) -> events.SubmitA
     return structs.replace(event, submission=structs.replace(asked, after=after))
 
 
-def _unended(
+def _unfinished(
     ledger: Ledger, campaigns: tuple[bytes, ...], without: dict[bytes, None]
 ) -> list[bytes]:
     """The tasks of campaigns that have not ended, but for these."""
     for name in campaigns:
         if name not in ledger.campaigns:
             text = f"campaign {shown(name)} is not known; submit its tasks first"
-            raise submission.Refusing(Refusal.UNKNOWN, text)
+            raise submission.SubmissionRefused(Refusal.UNKNOWN, text)
     found = [
         task.name
         for task in ledger.tasks.values()
@@ -132,17 +132,17 @@ def _unended(
     return [name for name in found if name not in without]
 
 
-def cancel_asked(scheduler: Scheduler, event: events.CancelAsked) -> None:
+def cancel_requested(scheduler: Scheduler, event: events.CancelRequested) -> None:
     chosen = [task for task in _tasks_of(scheduler.ledger, event) if task.ending is None]
     tasks, causes = graph.with_causes(chosen)
     if tasks:
         stops = _stops(tasks)
         scheduler.emit(Cancelled(scheduler.at_ns, [task.name for task in tasks], causes), tasks)
         for stop in stops:
-            scheduler.tell(stop)
-            roster.has_room(scheduler, scheduler.ledger.workers[stop.worker])
-        watching.tell_settled(scheduler, tasks)
-    scheduler.tell(Acted(event.client, event.request, len(tasks)))
+            scheduler.send(stop)
+            roster.on_slot_free(scheduler, scheduler.ledger.workers[stop.worker])
+        watching.notify_settled(scheduler, tasks)
+    scheduler.send(CommandAck(event.client, event.request, len(tasks)))
 
 
 def _stops(tasks: Iterable[Task]) -> list[Stop]:
@@ -157,7 +157,7 @@ def _stops(tasks: Iterable[Task]) -> list[Stop]:
     return list(held.values())
 
 
-def retry_asked(scheduler: Scheduler, event: events.RetryAsked) -> None:
+def retry_requested(scheduler: Scheduler, event: events.RetryRequested) -> None:
     states = (FAILED, DELAYED)
     found = _tasks_of(scheduler.ledger, event)
     tasks = [task for task in found if task.state in states]
@@ -167,23 +167,23 @@ def retry_asked(scheduler: Scheduler, event: events.RetryAsked) -> None:
     if held:
         scheduler.emit(Released(scheduler.at_ns, [task.name for task in held]), held)
     acted = {task.name: task for task in [*tasks, *held]}
-    scheduler.tell(Acted(event.client, event.request, len(acted)))
+    scheduler.send(CommandAck(event.client, event.request, len(acted)))
 
 
-def move_asked(scheduler: Scheduler, event: events.MoveAsked) -> None:
-    wrong = _wrong_lane(event)
+def move_requested(scheduler: Scheduler, event: events.MoveRequested) -> None:
+    wrong = _lane_refusal(event)
     if wrong:
-        scheduler.tell(Refused(event.client, event.request, Refusal.MALFORMED, wrong))
+        scheduler.send(Refused(event.client, event.request, Refusal.MALFORMED, wrong))
         return
     found = _tasks_of(scheduler.ledger, event)
     tasks = [task for task in found if task.state in _MOVABLE and _is_elsewhere(task, event)]
     if tasks:
         names = [task.name for task in tasks]
         scheduler.emit(Moved(scheduler.at_ns, names, event.service, event.lane), tasks)
-    scheduler.tell(Acted(event.client, event.request, len(tasks)))
+    scheduler.send(CommandAck(event.client, event.request, len(tasks)))
 
 
-def _wrong_lane(event: events.MoveAsked) -> str:
+def _lane_refusal(event: events.MoveRequested) -> str:
     """Why tasks can't be moved there; "" if they can."""
     if event.service is None and event.lane is None:
         return "nowhere to move the tasks to; name a lane, a service, or both"
@@ -194,73 +194,76 @@ def _wrong_lane(event: events.MoveAsked) -> str:
     return ""
 
 
-def _is_elsewhere(task: Task, event: events.MoveAsked) -> bool:
+def _is_elsewhere(task: Task, event: events.MoveRequested) -> bool:
     lane = task.lane
     return lane.service.name != (event.service or lane.service.name) or (
         event.lane is not None and lane.name != event.lane
     )
 
 
-def expire_asked(scheduler: Scheduler, event: events.ExpireAsked) -> None:
+def expire_requested(scheduler: Scheduler, event: events.ExpireRequested) -> None:
     found = _tasks_of(scheduler.ledger, event)
     tasks = [task for task in found if task.state in _WAITING]
     if tasks:
         names = [task.name for task in tasks]
-        scheduler.emit(Aged(scheduler.at_ns, names, EXPIRED_TEXT), tasks)
-        watching.tell_settled(scheduler, tasks)
-    scheduler.tell(Acted(event.client, event.request, len(tasks)))
+        scheduler.emit(TaskExpired(scheduler.at_ns, names, EXPIRED_TEXT), tasks)
+        watching.notify_settled(scheduler, tasks)
+    scheduler.send(CommandAck(event.client, event.request, len(tasks)))
 
 
-def pause_asked(scheduler: Scheduler, event: events.PauseAsked) -> None:
-    if _lane_of_no_service(scheduler, event):
+def pause_requested(scheduler: Scheduler, event: events.PauseRequested) -> None:
+    if _refuse_lane_without_service(scheduler, event):
         return
     scheduler.emit(Paused(scheduler.at_ns, event.service, event.lane))
-    scheduler.tell(Acted(event.client, event.request, 1))
+    scheduler.send(CommandAck(event.client, event.request, 1))
 
 
-def resume_asked(scheduler: Scheduler, event: events.ResumeAsked) -> None:
-    if _lane_of_no_service(scheduler, event):
+def resume_requested(scheduler: Scheduler, event: events.ResumeRequested) -> None:
+    if _refuse_lane_without_service(scheduler, event):
         return
     scheduler.emit(Resumed(scheduler.at_ns, event.service, event.lane))
-    scheduler.tell(Acted(event.client, event.request, 1))
+    scheduler.send(CommandAck(event.client, event.request, 1))
 
 
-def _lane_of_no_service(
-    scheduler: Scheduler, event: events.PauseAsked | events.ResumeAsked
+def _refuse_lane_without_service(
+    scheduler: Scheduler, event: events.PauseRequested | events.ResumeRequested
 ) -> bool:
     """Refuse a lane without its service, which would else mean everything."""
     if event.lane is None or event.service:
         return False
     text = f"lane {shown(event.lane)} is of some service; say which"
-    scheduler.tell(Refused(event.client, event.request, Refusal.MALFORMED, text))
+    scheduler.send(Refused(event.client, event.request, Refusal.MALFORMED, text))
     return True
 
 
-def drain_asked(scheduler: Scheduler, event: events.DrainAsked) -> None:
-    known = scheduler.ledger.workers
-    names = [*known] if event.worker is None else [event.worker]
-    workers = [known[name] for name in names if name in known]
+def drain_requested(scheduler: Scheduler, event: events.DrainRequested) -> None:
+    existing = scheduler.ledger.workers
+    names = [*existing] if event.worker is None else [event.worker]
+    workers = [existing[name] for name in names if name in existing]
     for worker in workers:
-        roster.not_called(scheduler.ledger, worker)
+        roster.cancel_wake(scheduler.ledger, worker)
         scheduler.ledger.unreserve(worker)
-        worker.turn(Turn.DRAINED)
-        roster.dismiss_if_drained(scheduler, worker)
-    scheduler.tell(Acted(event.client, event.request, len(workers)))
+        worker.turn(WorkerCause.DRAINED)
+        roster.shut_down_if_drained(scheduler, worker)
+    scheduler.send(CommandAck(event.client, event.request, len(workers)))
 
 
 def _tasks_of(
     ledger: Ledger,
-    event: events.CancelAsked | events.RetryAsked | events.MoveAsked | events.ExpireAsked,
+    event: events.CancelRequested
+    | events.RetryRequested
+    | events.MoveRequested
+    | events.ExpireRequested,
 ) -> list[Task]:
-    return tasks_in(ledger, event.scope) if event.chosen is None else event.chosen
+    return tasks_in_scope(ledger, event.scope) if event.chosen is None else event.chosen
 
 
 def fitting(scope: events.Scope, tasks: Iterable[Task]) -> list[Task]:
     """Return those of these tasks that fit everything that is given but names."""
-    return [task for task in tasks if _within(scope, task)]
+    return [task for task in tasks if _is_in_scope(scope, task)]
 
 
-def tasks_in(ledger: Ledger, scope: events.Scope) -> list[Task]:
+def tasks_in_scope(ledger: Ledger, scope: events.Scope) -> list[Task]:
     """The tasks that a wish is about: those that fit everything that is given."""
     if scope.names is None:
         service = ledger.services.get(scope.service or b"")
@@ -268,13 +271,13 @@ def tasks_in(ledger: Ledger, scope: events.Scope) -> list[Task]:
         tasks = list(ledger.tasks.values())
         if lane is not None:  # a look at one column first: what has ended is in no lane
             tasks = [task for task in tasks if task.lane is lane]
-        return [task for task in tasks if _within(scope, task)]
+        return [task for task in tasks if _is_in_scope(scope, task)]
     found = [identity.find(ledger, name) for name in dict.fromkeys(scope.names)]
     named = {task.name: task for task in found if task is not None}
-    return [task for task in named.values() if _within(scope, task)]
+    return [task for task in named.values() if _is_in_scope(scope, task)]
 
 
-def _within(scope: events.Scope, task: Task) -> bool:
+def _is_in_scope(scope: events.Scope, task: Task) -> bool:
     return (
         (scope.campaign is None or task.terms.campaign == scope.campaign)
         and (scope.service is None or task.terms.service == scope.service)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from taskyard.core.limits import HEARTBEATS_MISSED_MAX
-from taskyard.core.states import BUSY, WORKER_TRANSITIONS, Turn, WorkerState
+from taskyard.core.states import BUSY, WORKER_TRANSITIONS, WorkerCause, WorkerState
 from taskyard.errors import IllegalTransition
 
 if TYPE_CHECKING:
@@ -27,13 +27,13 @@ class WorkerFacts(Struct, array_like=True, frozen=True):
     #: Room for this many slots of tasks at once; 0: as many as it asks for.
     slots_total: int = 1
     #: Silence after which it has left; 0: its silence means nothing.
-    silence_ns: int = 0
+    lease_timeout_ns: int = 0
     #: A worker that comes back as another process says another number.
     incarnation: int = 0
     #: It is told of work and asks for it then, instead of being handed it.
-    called: bool = False
+    wants_wake: bool = False
     #: It wants work whenever it has a free slot, without asking each time.
-    standing: bool = False
+    always_ready: bool = False
     dialect: bytes = b""
     #: The machine and process that it runs in; b"" and 0: its dialect does not say.
     host: bytes = b""
@@ -69,23 +69,23 @@ class Worker(Struct, eq=False):
     # Volatile from here on.
     state: WorkerState = BUSY
     #: How many tasks it waits for while it is parked.
-    wanted: int = 0
+    tasks_wanted: int = 0
     #: The request by which it asked for them; 0: none, or answered.
-    asked: int = 0
-    heard_ns: int = 0
+    open_request: int = 0
+    last_seen_ns: int = 0
     #: Tasks that it takes beyond its slots, so that the next one is at hand.
-    ahead: int = 0
+    prefetch: int = 0
     #: When its silence is looked at next; 0: it is not watched.
-    watched_ns: int = 0
+    timeout_check_ns: int = 0
     #: The longest lease time of what it holds, where that is longer than its own silence.
-    patience_ns: int = 0
+    lease_ns_max: int = 0
     #: Rises with every assignment; the smallest is the least recently used.
-    used: int = 0
-    #: The `used` under which it stands in the lists of its services; -1 for in none.
-    listed: int = -1
+    last_used: int = 0
+    #: The `last_used` under which it stands in the lists of its services; -1 for in none.
+    listed_as: int = -1
     #: The service that it was called for, and when that call runs out.
-    called_for: bytes = b""
-    call_ends_ns: int = 0
+    woken_for: bytes = b""
+    wake_ends_ns: int = 0
     #: The lane that it goes on with, and how many of its tasks it had in a row.
     lane: Lane | None = None
     lane_run: int = 0
@@ -102,7 +102,7 @@ class Worker(Struct, eq=False):
     #: Another process wants its name and was heard lately: until when that counts. 0: none does.
     contested_until_ns: int = 0
 
-    def turn(self, cause: Turn) -> None:
+    def turn(self, cause: WorkerCause) -> None:
         """The one mover of a worker's state."""
         try:
             self.state = WORKER_TRANSITIONS[self.state][cause]
@@ -116,22 +116,22 @@ class Worker(Struct, eq=False):
         Below 0 where it holds more than it now takes."""
         if not self.facts.slots_total:
             return SLOTS_UNLIMITED
-        return self.facts.slots_total + self.ahead - self.slots_used - sum(self.slots_kept)
+        return self.facts.slots_total + self.prefetch - self.slots_used - sum(self.slots_kept)
 
     @property
-    def silence_ns(self) -> int:
+    def lease_timeout_ns(self) -> int:
         """The silence that it is allowed now; 0: any. Less while its name is contested."""
-        allowed_ns = max(self.facts.silence_ns, self.patience_ns)
+        allowed_ns = max(self.facts.lease_timeout_ns, self.lease_ns_max)
         if not self.contested_until_ns:
             return allowed_ns
         missed_ns = (HEARTBEATS_MISSED_MAX + 1) * self.facts.heartbeat_ns
         return min(allowed_ns or missed_ns, missed_ns)
 
     @property
-    def silent_at_ns(self) -> int:
+    def timeout_at_ns(self) -> int:
         """When its silence becomes too long; 0 for never."""
-        silence_ns = self.silence_ns
-        return self.heard_ns + silence_ns if silence_ns else 0
+        lease_timeout_ns = self.lease_timeout_ns
+        return self.last_seen_ns + lease_timeout_ns if lease_timeout_ns else 0
 
     def held(self) -> list[Task]:
         """The tasks that it holds, in the order in which they were given."""

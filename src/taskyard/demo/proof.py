@@ -20,7 +20,7 @@ from taskyard.errors import ExitCode
 from taskyard.journal.lock import StateLock
 from taskyard.journal.recovery import records_of
 from taskyard.journal.sqlite import SqliteStore
-from taskyard.journal.tally import Counting, Tally
+from taskyard.journal.tally import AuditCounts, Auditor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,7 +41,7 @@ HUNGRY: Final = "hungry agents"
 class Counts(Struct, frozen=True):
     """What the journal says."""
 
-    tally: Tally
+    tally: AuditCounts
     behind_failure: int
     #: Tasks done, by the way in which they were served.
     done_by: dict[str, int]
@@ -117,7 +117,7 @@ class Story:
 
 def count(state: Path) -> Counts:
     """Count the journal of a broker that is stopped."""
-    counting, story = Counting(), Story()
+    counting, story = Auditor(), Story()
     with StateLock(state), closing(SqliteStore(state)) as store:
         for row in store.rows():
             told = records_of(row, row.record_first - 1)

@@ -17,7 +17,7 @@ from msgspec import Struct
 from taskyard import __version__
 from taskyard.client.campaign.formats import Options
 from taskyard.client.client import Client
-from taskyard.core.events import Unknown
+from taskyard.core.events import UnknownPolicy
 from taskyard.demo import campaign, place, proof
 from taskyard.demo.campaign import Campaign
 from taskyard.demo.proof import Counts, Kill, Line
@@ -121,7 +121,7 @@ def _load(spark: SparkSession, here: Place, planned: Campaign, teller: Teller) -
         )
         with Client(state=here.state) as client:
             broker = client.broker
-        taken = load.submit_all(checked, target(broker, None, campaign.NAME, Unknown.REFUSE))
+        taken = load.submit_all(checked, target(broker, None, campaign.NAME, UnknownPolicy.REFUSE))
     finally:
         checked.close()
     if taken.new != planned.tasks:

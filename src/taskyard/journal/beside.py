@@ -12,10 +12,10 @@ import msgspec
 from taskyard.journal.chain import Head, seal
 
 #: Given the state directory and the sealed head up to which to go, in hexadecimal.
-PROGRAM: tuple[str, ...] = (sys.executable, "-P", "-m", "taskyard.journal.compacting")
+COMPACTION_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "taskyard.journal.compacting")
 
 
-class Report(msgspec.Struct, omit_defaults=True):
+class CompactionReport(msgspec.Struct, omit_defaults=True):
     """How a compaction ended, as far as it is done beside the broker."""
 
     #: Why it could not be done; empty: all is there, and was read back.
@@ -27,17 +27,17 @@ class Report(msgspec.Struct, omit_defaults=True):
     unfinished: int = 0
 
 
-_decode = msgspec.json.Decoder(Report).decode
+_decode = msgspec.json.Decoder(CompactionReport).decode
 
 
-class Child:
+class CompactionChild:
     """The program at work, for one head. Raises OSError if it can't be started."""
 
     def __init__(self, directory: Path, identity: bytes, head: Head) -> None:
         self.head = head
         # A session of its own: Ctrl-C is for the broker, which ends this in its own time.
         self._process = subprocess.Popen(
-            [*PROGRAM, str(directory.absolute()), seal(identity, head).hex()],
+            [*COMPACTION_COMMAND, str(directory.absolute()), seal(identity, head).hex()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -47,7 +47,7 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
-    def report(self) -> Report | None:
+    def poll(self) -> CompactionReport | None:
         """How it ended, once; None while it has not."""
         if self._process.poll() is None:
             return None
@@ -57,9 +57,9 @@ class Child:
         except msgspec.MsgspecError:
             status = self._process.returncode
             how = f"was killed by signal {-status}" if status < 0 else f"left with status {status}"
-            return Report(f"the process that does it {how}")
+            return CompactionReport(f"the process that does it {how}")
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """Kill it: whatever it was at, the next one comes to the same end."""
         self._process.kill()
         self._process.communicate()

@@ -109,7 +109,7 @@ def verify(rows: Iterable[Row], start: Head, witness: Head | None = None) -> Ite
     if witness is not None and head.sequence < witness.sequence:
         raise JournalDamaged(
             f"the journal ends at row {head.sequence}, its witness saw row {witness.sequence}",
-            _say(head.sequence + 1, witness.sequence, "acknowledged, {are} lost", ","),
+            _rows_text(head.sequence + 1, witness.sequence, "acknowledged, {are} lost", ","),
         )
 
 
@@ -127,13 +127,13 @@ def _damage(row: Row, head: Head, newest: int) -> JournalDamaged:
     if row.sequence <= expected:
         return JournalDamaged(
             f"row {row.sequence} does not match its chain",
-            _say(row.sequence, newest, "can't be trusted"),
+            _rows_text(row.sequence, newest, "can't be trusted"),
         )
     return JournalDamaged(
-        _say(expected, row.sequence - 1, "{are} missing"),
-        _say(expected, row.sequence - 1, "{are} lost")
+        _rows_text(expected, row.sequence - 1, "{are} missing"),
+        _rows_text(expected, row.sequence - 1, "{are} lost")
         + "; "
-        + _say(row.sequence, newest, "can't be trusted"),
+        + _rows_text(row.sequence, newest, "can't be trusted"),
     )
 
 
@@ -146,7 +146,7 @@ def _newest(row: Row, rest: Iterator[Row], witness: Head | None) -> int:
     return newest
 
 
-def _say(first: int, last: int, verb: str, comma: str = "") -> str:
+def _rows_text(first: int, last: int, verb: str, comma: str = "") -> str:
     if first == last:
         return f"row {first}{comma} {verb.format(are='is')}"
     return f"rows {first}..{last}{comma} {verb.format(are='are')}"

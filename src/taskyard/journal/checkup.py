@@ -28,13 +28,13 @@ from taskyard.journal import (
     witness,
 )
 from taskyard.journal.chain import Head
-from taskyard.journal.history import Part
-from taskyard.journal.inspection import Verdict
+from taskyard.journal.history import HistoryPart
+from taskyard.journal.inspection import JournalReport
 from taskyard.journal.readonly import ReadonlyIndex, ReadonlyStore
 from taskyard.journal.store import StoreReader
 
 #: What stands in a state directory that has, or had, a journal.
-_TRACES = (
+_JOURNAL_FILES = (
     schema.FILE_NAME,
     schema.LOG_NAME,
     witness.FILE_NAME,
@@ -48,7 +48,7 @@ _TRACES = (
 _DATABASES = (*inspection.FILES, finished.FILE_NAME, finished.LOG_NAME)
 
 
-class Findings(msgspec.Struct):
+class StateReport(msgspec.Struct):
     """What there is in a state directory, and what is wrong with it."""
 
     #: The kept rows: the first and the last, 0 if there are none.
@@ -88,101 +88,105 @@ class Findings(msgspec.Struct):
                 self.lost.append(lost)
 
 
-def has_traces(directory: Path) -> bool:
+def has_journal(directory: Path) -> bool:
     """Whether there ever was a journal here."""
-    return any((directory / name).exists() for name in _TRACES)
+    return any((directory / name).exists() for name in _JOURNAL_FILES)
 
 
-def check(directory: Path, *, deep: bool = False) -> Findings:
+def check(directory: Path, *, deep: bool = False) -> StateReport:
     """Look at everything in a state directory that nothing writes to."""
     return _check(directory, directory, deep=deep)
 
 
-def check_live(directory: Path, *, deep: bool = False) -> Findings:
+def check_live(directory: Path, *, deep: bool = False) -> StateReport:
     """Like `check`, with a copy of the databases: a broker may be writing to them."""
     with tempfile.TemporaryDirectory(prefix="taskyard-check-") as copy:
         try:
             inspection.copy_files(directory, _DATABASES, Path(copy))
         except StateError as error:
-            findings = Findings(deep=deep)
+            findings = StateReport(deep=deep)
             findings.note(error)
             return findings
         return _check(directory, Path(copy), deep=deep)
 
 
-def _check(directory: Path, databases: Path, *, deep: bool) -> Findings:
-    findings = Findings(deep=deep)
-    verdict = readonly.check(databases)
-    _add_verdict(findings, verdict)
-    _look_at_snapshots(directory, verdict, findings)
-    _look_at_history(directory, verdict, findings)
-    _attempt(findings, partial(_look_at_index, databases, findings))
-    if not verdict.wrong:
-        _attempt(findings, partial(_look_at_all, directory, databases, findings))
+def _check(directory: Path, databases: Path, *, deep: bool) -> StateReport:
+    findings = StateReport(deep=deep)
+    report = readonly.check(databases)
+    _add_journal_report(findings, report)
+    _check_snapshots(directory, report, findings)
+    _check_history(directory, report, findings)
+    _guarded(findings, partial(_check_archive, databases, findings))
+    if not report.wrong:
+        _guarded(findings, partial(_check_whole, directory, databases, findings))
     return findings
 
 
-def _attempt(findings: Findings, look: Callable[[], None]) -> None:
+def _guarded(findings: StateReport, look: Callable[[], None]) -> None:
     try:
         look()
     except StateError as error:
         findings.note(error)
 
 
-def _add_verdict(findings: Findings, verdict: Verdict) -> None:
-    findings.rows = verdict.rows
-    findings.row_first, findings.row_last = verdict.first or 0, verdict.last or 0
-    findings.record = verdict.head.record if verdict.head else 0
-    findings.trimmed = verdict.anchor.sequence if verdict.anchor else 0
-    findings.torn_bytes = verdict.torn_bytes
-    findings.wrong += verdict.wrong
-    findings.lost += verdict.lost
+def _add_journal_report(findings: StateReport, report: JournalReport) -> None:
+    findings.rows = report.rows
+    findings.row_first, findings.row_last = report.first or 0, report.last or 0
+    findings.record = report.head.record if report.head else 0
+    findings.trimmed = report.anchor.sequence if report.anchor else 0
+    findings.torn_bytes = report.torn_bytes
+    findings.wrong += report.wrong
+    findings.lost += report.lost
 
 
-def _look_at_snapshots(directory: Path, verdict: Verdict, findings: Findings) -> None:
+def _check_snapshots(directory: Path, report: JournalReport, findings: StateReport) -> None:
     findings.snapshots = snapshot.sequences(directory)
     for sequence in reversed(findings.snapshots):
-        _attempt(findings, partial(_look_at_snapshot, directory, sequence, findings))
+        _guarded(findings, partial(_check_one_snapshot, directory, sequence, findings))
     newest = max(findings.snapshots, default=0)
-    head = verdict.head
-    if head and not verdict.wrong and newest > head.sequence:
+    head = report.head
+    if head and not report.wrong and newest > head.sequence:
         findings.wrong.append(f"the journal ends at row {head.sequence}, a snapshot is of {newest}")
         findings.lost.append(f"rows {head.sequence + 1}..{newest} are lost")
 
 
-def _look_at_snapshot(directory: Path, sequence: int, findings: Findings) -> None:
+def _check_one_snapshot(directory: Path, sequence: int, findings: StateReport) -> None:
     with snapshot.read(directory, sequence) as found:
         found.verify()
         findings.snapshot_tasks = found.tasks
 
 
-def _look_at_history(directory: Path, verdict: Verdict, findings: Findings) -> None:
+def _check_history(directory: Path, report: JournalReport, findings: StateReport) -> None:
     whole, broken = history.parts(directory)
     findings.history_parts = len(whole)
     if whole:
         findings.history_first, findings.history_last = whole[0].first, whole[-1].last
     # A damaged journal can't be relied on to have the rows.
-    trimmed = None if verdict.wrong else findings.trimmed
+    trimmed = None if report.wrong else findings.trimmed
     for part in whole:
         only_here = part.last if trimmed is None else trimmed
-        _attempt(findings, partial(_look_at_part, directory, part, only_here, findings))
-    _look_at_ranges(directory, whole, broken, trimmed, findings)
-    head = verdict.head
-    if head and not verdict.wrong and findings.history_last > head.sequence:
+        _guarded(findings, partial(_check_part, directory, part, only_here, findings))
+    _check_ranges(directory, whole, broken, trimmed, findings)
+    head = report.head
+    if head and not report.wrong and findings.history_last > head.sequence:
         last = findings.history_last
         findings.wrong.append(f"the journal ends at row {head.sequence}, its history at row {last}")
         findings.lost.append(f"rows {head.sequence + 1}..{last} are lost")
 
 
-def _look_at_ranges(
-    directory: Path, whole: list[Part], broken: list[Part], known: int | None, findings: Findings
+def _check_ranges(
+    directory: Path,
+    whole: list[HistoryPart],
+    broken: list[HistoryPart],
+    known: int | None,
+    findings: StateReport,
 ) -> None:
     """Whether all trimmed rows are in the history. Half a pair of kept rows is only unfinished; one
     of trimmed rows has lost a file, and is told by that file alone."""
     trimmed = findings.trimmed
     halves = [part for part in broken if part.last <= trimmed]
     for part in halves:
-        name = history.missing(directory, part)
+        name = history.missing_file(directory, part)
         findings.wrong.append(f"{history.FOLDER}/{name} is missing")
         table = name.partition("-")[0]
         findings.lost.append(
@@ -193,13 +197,13 @@ def _look_at_ranges(
     if wrong:
         findings.wrong += wrong
         only_here = ranges[-1].last if known is None else known
-        findings.lost.append(history.mend(ranges, only_here))
+        findings.lost.append(history.gap_hint(ranges, only_here))
     first, last = (ranges[0].first, ranges[-1].last) if ranges else (trimmed + 1, trimmed)
-    _tell_untold(1, min(first - 1, trimmed), findings)
-    _tell_untold(last + 1, trimmed, findings)
+    _report_missing_rows(1, min(first - 1, trimmed), findings)
+    _report_missing_rows(last + 1, trimmed, findings)
 
 
-def _tell_untold(first: int, last: int, findings: Findings) -> None:
+def _report_missing_rows(first: int, last: int, findings: StateReport) -> None:
     if first <= last:
         findings.wrong.append(f"rows {first}..{last} are trimmed and in no history file")
         findings.lost.append(
@@ -208,11 +212,11 @@ def _tell_untold(first: int, last: int, findings: Findings) -> None:
         )
 
 
-def _look_at_part(directory: Path, part: Part, trimmed: int, findings: Findings) -> None:
+def _check_part(directory: Path, part: HistoryPart, trimmed: int, findings: StateReport) -> None:
     findings.events += history.check_part(directory, part, trimmed, deep=findings.deep)
 
 
-def _look_at_index(databases: Path, findings: Findings) -> None:
+def _check_archive(databases: Path, findings: StateReport) -> None:
     with ReadonlyIndex(databases) as index:
         covered = index.covered()
         findings.finished_tasks = index.verify() if findings.deep else index.count()
@@ -220,32 +224,32 @@ def _look_at_index(databases: Path, findings: Findings) -> None:
         findings.finished_covers = covered[1].sequence
 
 
-def _look_at_all(directory: Path, databases: Path, findings: Findings) -> None:
+def _check_whole(directory: Path, databases: Path, findings: StateReport) -> None:
     """Whether it fits together, as a broker would find it."""
     with ReadonlyStore(databases) as store, ReadonlyIndex(databases) as index:
-        _look_at_fit(directory, store, recovery.check_index(index, store), findings)
+        _check_fit(directory, store, recovery.check_index(index, store), findings)
 
 
-def _look_at_fit(directory: Path, store: StoreReader, covered: int, findings: Findings) -> None:
-    ledger, sequence = recovery.base(directory, store, covered)
+def _check_fit(directory: Path, store: StoreReader, covered: int, findings: StateReport) -> None:
+    ledger, sequence = recovery.recovery_base(directory, store, covered)
     if findings.deep:
         recovery.recover(store, ledger, sequence)
         _compare_with_replay(directory, store, covered, findings)
 
 
 def _compare_with_replay(
-    directory: Path, store: StoreReader, covered: int, findings: Findings
+    directory: Path, store: StoreReader, covered: int, findings: StateReport
 ) -> None:
     """The newest snapshot must be what the rows from the next older one on lead to. While rows are
     being trimmed, those are there no longer."""
-    ledger, sequence = recovery.base(directory, store, covered)
+    ledger, sequence = recovery.recovery_base(directory, store, covered)
     trimmed = store.anchor.sequence
     older = [one for one in snapshot.sequences(directory) if trimmed <= one < sequence]
     if sequence <= trimmed or (trimmed and not older):
         return
     head = recovery.head_at(store, sequence)
-    replayed = _replayed(store, *recovery.base(directory, store, sequence - 1), head)
-    if image.portrait(replayed) != image.portrait(ledger):
+    replayed = _replayed(store, *recovery.recovery_base(directory, store, sequence - 1), head)
+    if image.fingerprint(replayed) != image.fingerprint(ledger):
         findings.wrong.append(f"the snapshot of row {sequence} is not what its rows lead to")
         findings.lost.append("nothing, as long as the rows are kept; please report this")
 

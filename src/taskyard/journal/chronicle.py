@@ -3,7 +3,7 @@
 A record becomes one row of `events` for each task that it names, and one more, `ready`, for each
 task that it made READY, so that waiting times can be had without knowing the graph. Campaign,
 service, lane and priority are the task's, so the records are told while they are applied to a
-ledger: `tell` is `apply` with a pen. `apply` itself knows nothing of it.
+ledger: `write_rows` is `apply` with a pen. `apply` itself knows nothing of it.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from taskyard.core import records
 from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
 from taskyard.core.records import AnyRecord
-from taskyard.core.runs import Runs
+from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Submission, Task
 
@@ -29,20 +29,20 @@ KINDS: Final[dict[type, bytes]] = {
     records.Failed: b"failed",
     records.Postponed: b"postponed",
     records.Returned: b"returned",
-    records.Expired: b"expired",
+    records.LeaseExpired: b"expired",
     records.CameDue: b"due",
-    records.Aged: b"aged",
+    records.TaskExpired: b"aged",
     records.Cancelled: b"cancelled",
     records.Retried: b"retried",
     records.Progressed: b"progressed",
-    records.Stale: b"stale",
+    records.StaleReport: b"stale",
     records.WorkerJoined: b"worker_joined",
     records.WorkerLeft: b"worker_left",
     records.SlotsFreed: b"slots_freed",
     records.Paused: b"paused",
     records.Resumed: b"resumed",
     records.Moved: b"moved",
-    records.Reported: b"reported",
+    records.ReportedLate: b"reported",
     records.Released: b"released",
     records.WorkerReplaced: b"worker_replaced",
     records.Refunded: b"refunded",
@@ -55,50 +55,54 @@ _READY_BY: Final[dict[type, bytes]] = {
     records.Submitted: b"submitted",
     records.Finished: b"released",
     records.Returned: b"returned",
-    records.Expired: b"expired",
+    records.LeaseExpired: b"expired",
     records.CameDue: b"due",
     records.Retried: b"retried",
 }
 
 #: These may name tasks that are no longer known.
-_OF_STRANGERS = (records.Stale, records.Progressed)
+_UNVERIFIED = (records.StaleReport, records.Progressed)
 
 
-class Table(Protocol):
+class RowSink(Protocol):
     """Where rows go."""
 
     def add(self, count: int, values: Mapping[str, object]) -> None: ...
 
 
-def tell(ledger: Ledger, sequence: int, record: AnyRecord, events: Table, edges: Table) -> None:
+def write_rows(
+    ledger: Ledger, sequence: int, record: AnyRecord, events: RowSink, edges: RowSink
+) -> None:
     """Apply a record of the journal's row `sequence`, and write down what it tells."""
     kind = type(record)
     if isinstance(record, records.Submitted):
         apply(ledger, record)
         tell_submission(ledger.record, sequence, record, events, edges)
         return
-    waiting = _waiting(ledger, record) if kind is records.Finished else []
+    waiting = _dependents(ledger, record) if kind is records.Finished else []
     tasks = _named(ledger, record)
-    values = {"kind": KINDS[kind], **_of_actor(ledger, record)}
+    values = {"kind": KINDS[kind], **_worker_columns(ledger, record)}
     apply(ledger, record, tasks)
     shared = _shared(ledger.record, sequence, record)
-    _tell_record(ledger, record, tasks, shared | values, events)
+    _write_record(ledger, record, tasks, shared | values, events)
     if kind in _READY_BY:
         among = waiting if kind is records.Finished else tasks or []
-        _tell_ready([task for task in among if task.state is TaskState.READY], kind, shared, events)
+        _write_ready(
+            [task for task in among if task.state is TaskState.READY], kind, shared, events
+        )
     after = _EDGES.get(kind)
     if after is not None:
-        _tell_edges(*after(record), shared, edges)
+        _write_edges(*after(record), shared, edges)
 
 
 def tell_submission(
-    number: int, sequence: int, record: records.Submitted, events: Table, edges: Table
+    number: int, sequence: int, record: records.Submitted, events: RowSink, edges: RowSink
 ) -> None:
     """Write down what a submission tells, which is known from the record alone."""
     shared = _shared(number, sequence, record)
     submission = record.submission
     values = _of_names(submission)
-    more = {"kind": KINDS[records.Submitted], **_of_submission(record)}
+    more = {"kind": KINDS[records.Submitted], **_submission_columns(record)}
     events.add(len(submission.names), shared | values | more)
     ready = _ready_at_once(submission, record.at_ns)
     count = len(submission.names) if ready is None else len(ready)
@@ -110,7 +114,7 @@ def tell_submission(
                     values[name] = [column[index] for index in ready]
         why = {"kind": READY, "reason": _READY_BY[records.Submitted]}
         events.add(count, shared | why | values)
-    _tell_edges(*_edges_of_submission(record), shared, edges)
+    _write_edges(*_edges_of_submission(record), shared, edges)
 
 
 def _shared(number: int, sequence: int, record: AnyRecord) -> Values:
@@ -154,10 +158,10 @@ def _named(ledger: Ledger, record: AnyRecord) -> list[Task] | None:
     """The tasks that a record is about, as they are before it; None where it is about none, or
     about strangers."""
     names = getattr(record, "names", None)
-    return None if not names or isinstance(record, _OF_STRANGERS) else ledger.named(names)
+    return None if not names or isinstance(record, _UNVERIFIED) else ledger.named(names)
 
 
-def _of_actor(ledger: Ledger, record: AnyRecord) -> Values:
+def _worker_columns(ledger: Ledger, record: AnyRecord) -> Values:
     """Which worker it was, and in which dialect; before the record, which may be its last."""
     name = getattr(record, "worker", None)
     if not name:
@@ -166,7 +170,7 @@ def _of_actor(ledger: Ledger, record: AnyRecord) -> Values:
     return {"worker": name, "dialect": None if worker is None else worker.facts.dialect}
 
 
-def _waiting(ledger: Ledger, record: AnyRecord) -> list[Task]:
+def _dependents(ledger: Ledger, record: AnyRecord) -> list[Task]:
     """Who waits for tasks that are about to finish, each once."""
     waiting: dict[int, Task] = {}
     for task in ledger.named(record.names):  # type: ignore[union-attr]
@@ -175,31 +179,31 @@ def _waiting(ledger: Ledger, record: AnyRecord) -> list[Task]:
     return list(waiting.values())
 
 
-def _tell_record(
-    ledger: Ledger, record: AnyRecord, tasks: list[Task] | None, values: Values, events: Table
+def _write_record(
+    ledger: Ledger, record: AnyRecord, tasks: list[Task] | None, values: Values, events: RowSink
 ) -> None:
     count = 1
     if tasks is not None:
         count = len(tasks)
-        values |= _of_tasks(tasks)
+        values |= _task_columns(tasks)
         values["attempt"] = getattr(record, "attempts", None) or [task.attempt for task in tasks]
-    elif isinstance(record, _OF_STRANGERS):
+    elif isinstance(record, _UNVERIFIED):
         count = len(record.names)
-        values |= _of_strangers(ledger, record)
-    more = _MORE.get(type(record))
+        values |= _unverified_columns(ledger, record)
+    more = _COLUMNS_BY_RECORD.get(type(record))
     if more is not None:
         values |= more(record)
     events.add(count, values)
 
 
-def _tell_ready(tasks: list[Task], kind: type, shared: Values, events: Table) -> None:
+def _write_ready(tasks: list[Task], kind: type, shared: Values, events: RowSink) -> None:
     if tasks:
-        values = {**shared, "kind": READY, "reason": _READY_BY[kind], **_of_tasks(tasks)}
+        values = {**shared, "kind": READY, "reason": _READY_BY[kind], **_task_columns(tasks)}
         values["attempt"] = [task.attempt for task in tasks]
         events.add(len(tasks), values)
 
 
-def _of_tasks(tasks: list[Task]) -> Values:
+def _task_columns(tasks: list[Task]) -> Values:
     """What the tasks themselves say. Most batches share their terms and their lane."""
     terms = [task.terms for task in tasks]
     lanes = [task.lane for task in tasks]
@@ -222,7 +226,7 @@ def _of_tasks(tasks: list[Task]) -> Values:
     return values
 
 
-def _of_strangers(ledger: Ledger, record: records.Stale | records.Progressed) -> Values:
+def _unverified_columns(ledger: Ledger, record: records.StaleReport | records.Progressed) -> Values:
     tasks = [ledger.tasks.get(name) for name in record.names]
     return {
         "task": record.names,
@@ -234,7 +238,7 @@ def _of_strangers(ledger: Ledger, record: records.Stale | records.Progressed) ->
     }
 
 
-def _of_submission(record: records.Submitted) -> Values:
+def _submission_columns(record: records.Submitted) -> Values:
     submission = record.submission
     count = len(submission.names)
     payloads = submission.payloads
@@ -255,12 +259,12 @@ def _of_submission(record: records.Submitted) -> Values:
     }
 
 
-def _of_finish(record: records.Finished) -> Values:
+def _finish_columns(record: records.Finished) -> Values:
     sizes = 0 if record.results is None else [*map(len, record.results)]
-    return {"result_bytes": sizes, **_of_runs(record.runs)}
+    return {"result_bytes": sizes, **_run_columns(record.runs)}
 
 
-def _of_runs(runs: Runs | None) -> Values:
+def _run_columns(runs: RunColumns | None) -> Values:
     """Return what workers measured; a value of 0 means that it is not known."""
     if runs is None:
         return {}
@@ -290,26 +294,26 @@ def _signal(status: int | None) -> int | None:
     return -status if status is not None and status < 0 else None
 
 
-def _of_failure(record: records.Failed) -> Values:
+def _failure_columns(record: records.Failed) -> Values:
     own = {"reason": record.reasons, "own_fault": record.own_fault}
-    return own | _of_runs(record.runs)
+    return own | _run_columns(record.runs)
 
 
-def _of_delay(record: records.Postponed) -> Values:
+def _delay_columns(record: records.Postponed) -> Values:
     reasons = [reason or None for reason in record.reasons]
     own = {"reason": reasons, "own_fault": record.own_fault, "due": record.due_ns}
-    return own | _of_runs(record.runs)
+    return own | _run_columns(record.runs)
 
 
-def _of_return(record: records.Returned) -> Values:
-    return {"reason": record.reason.name.lower().encode(), **_of_runs(record.runs)}
+def _return_columns(record: records.Returned) -> Values:
+    return {"reason": record.reason.name.lower().encode(), **_run_columns(record.runs)}
 
 
-def _of_progress(record: records.Progressed) -> Values:
+def _progress_columns(record: records.Progressed) -> Values:
     return {"percent": record.percents, "reason": record.texts}
 
 
-def _of_worker(record: records.WorkerJoined) -> Values:
+def _join_columns(record: records.WorkerJoined) -> Values:
     facts = record.facts
     return {
         "slots": facts.slots_total,
@@ -319,25 +323,25 @@ def _of_worker(record: records.WorkerJoined) -> Values:
     }
 
 
-def _of_hold(record: records.Paused | records.Resumed) -> Values:
+def _pause_columns(record: records.Paused | records.Resumed) -> Values:
     return {"service": record.service or None, "lane": record.lane}
 
 
 #: What records say beside which tasks they are about.
-_MORE: Final[dict[type, Callable[[Any], Values]]] = {
-    records.Finished: _of_finish,
-    records.Failed: _of_failure,
-    records.Postponed: _of_delay,
-    records.Returned: _of_return,
-    records.Aged: lambda record: {"reason": record.reason},
-    records.Progressed: _of_progress,
-    records.WorkerJoined: _of_worker,
+_COLUMNS_BY_RECORD: Final[dict[type, Callable[[Any], Values]]] = {
+    records.Finished: _finish_columns,
+    records.Failed: _failure_columns,
+    records.Postponed: _delay_columns,
+    records.Returned: _return_columns,
+    records.TaskExpired: lambda record: {"reason": record.reason},
+    records.Progressed: _progress_columns,
+    records.WorkerJoined: _join_columns,
     records.WorkerLeft: lambda record: {"reason": record.reason},
     records.SlotsFreed: lambda record: {"slots": record.tasks},
     records.WorkerReplaced: lambda record: {"incarnation": record.incarnation},
     records.Refunded: lambda record: {"incarnation": record.incarnation},
-    records.Paused: _of_hold,
-    records.Resumed: _of_hold,
+    records.Paused: _pause_columns,
+    records.Resumed: _pause_columns,
 }
 
 #: Names of tasks, and columns of what each of them waits for.
@@ -358,8 +362,8 @@ _EDGES: Final[dict[type, Callable[[Any], _Edges]]] = {
 }
 
 
-def _tell_edges(
-    names: list[bytes], columns: list[list[list[bytes]] | None], shared: Values, edges: Table
+def _write_edges(
+    names: list[bytes], columns: list[list[list[bytes]] | None], shared: Values, edges: RowSink
 ) -> None:
     for column in columns:
         if column is None:

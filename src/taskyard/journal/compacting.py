@@ -2,7 +2,7 @@
 
 Started as `python -P -m taskyard.journal.compacting STATE HEAD`, with HEAD the sealed head up to
 which to go, in hexadecimal. It makes history, index and snapshot and reads them back; the rows are
-the broker's, and so is what is in its memory. It prints a `Report` in JSON.
+the broker's, and so is what is in its memory. It prints a `CompactionReport` in JSON.
 
 It lets others have the processor first, leaves the disk's reserve to the broker, and ends with it:
 its stdin is a pipe from there, and when the kernel closes the other end it sends SIGIO, which ends
@@ -24,7 +24,7 @@ import msgspec
 
 from taskyard.errors import JournalFailed, TaskyardError
 from taskyard.journal import chain, compaction
-from taskyard.journal.beside import Report
+from taskyard.journal.beside import CompactionReport
 from taskyard.journal.files import free_bytes
 from taskyard.journal.reading import JournalReader
 from taskyard.journal.store import DISK_RESERVE_BYTES
@@ -34,33 +34,33 @@ from taskyard.journal.store import DISK_RESERVE_BYTES
 NICENESS: Final = 5
 
 #: Rows between two looks at the disk and at the parent: some megabytes.
-ROWS_A_LOOK: Final = 256
+ROWS_PER_CHECK: Final = 256
 
 #: As in the broker: millions of small objects that are never part of a cycle.
 GC_THRESHOLD: Final = 50_000
 
 
-def run(directory: Path, sealed: bytes, look: Callable[[], None]) -> Report:
-    """Compact beside the broker, up to a sealed head. `look` may raise to end it."""
+def run(directory: Path, sealed: bytes, check_abort: Callable[[], None]) -> CompactionReport:
+    """Compact beside the broker, up to a sealed head. `check_abort` may raise to end it."""
     found = chain.unseal(sealed)
     if found is None:
-        return Report(failed="the head to go up to is damaged on its way here; try again")
+        return CompactionReport(failed="the head to go up to is damaged on its way here; try again")
 
     def progress(_step: str, done: int, _total: int) -> None:
-        if done % ROWS_A_LOOK == 0:
-            look()
+        if done % ROWS_PER_CHECK == 0:
+            check_abort()
 
     try:
         with JournalReader(directory, *found) as reader:
             outcome = compaction.export(directory, reader, progress)
-            look()
-            compaction.check_covered(directory, reader, reader.head)
-        return Report("", outcome.rows, outcome.events, outcome.ended, outcome.unfinished)
+            check_abort()
+            compaction.verify_covered(directory, reader, reader.head)
+        return CompactionReport("", outcome.rows, outcome.events, outcome.ended, outcome.unfinished)
     except TaskyardError as error:
-        return Report(failed=str(error))
+        return CompactionReport(failed=str(error))
 
 
-class Watch:
+class AbortCheck:
     """Looks whether to go on: the parent lives, and the disk has room for it."""
 
     def __init__(self, directory: Path) -> None:
@@ -87,7 +87,7 @@ class NoPandas:
             raise ModuleNotFoundError("pandas is not used here", name=name)
 
 
-def end_with_stdin() -> None:
+def exit_on_stdin_close() -> None:
     """Ask for SIGIO when the other end of stdin is closed; it may be closed already."""
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
@@ -100,12 +100,12 @@ def end_with_stdin() -> None:
 
 def main(arguments: list[str]) -> None:
     """Run as a program of its own."""
-    end_with_stdin()
+    exit_on_stdin_close()
     os.nice(NICENESS)
     sys.meta_path.insert(0, NoPandas())
     gc.set_threshold(GC_THRESHOLD)
     directory = Path(arguments[0])
-    report = run(directory, bytes.fromhex(arguments[1]), Watch(directory))
+    report = run(directory, bytes.fromhex(arguments[1]), AbortCheck(directory))
     os.write(1, msgspec.json.encode(report) + b"\n")
     # Not the long way out: to free millions of objects one by one takes longer than some steps.
     os._exit(0)

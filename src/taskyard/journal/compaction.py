@@ -30,17 +30,17 @@ from taskyard.core.apply import apply
 from taskyard.core.cold import ColdLedger
 from taskyard.core.ledger import Ledger
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Submitted
-from taskyard.core.tasks import Ending, Result, ended_of
+from taskyard.core.tasks import Ending, Result, to_ended_task
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chronicle, history, recovery, schema, snapshot
-from taskyard.journal.files import PUT_BACK
-from taskyard.journal.finished import FinishedIndex, Finishing, IndexWriter
-from taskyard.journal.history import Part, PartWriter
-from taskyard.journal.snapshot import Snapshot, SnapshotFile
+from taskyard.journal.files import RESTORE_HINT
+from taskyard.journal.finished import Archive, ArchiveRow, ArchiveWriter
+from taskyard.journal.history import HistoryPart, PartWriter
+from taskyard.journal.snapshot import SnapshotFile, SnapshotReader
 from taskyard.journal.store import Head, Row, Store, StoreReader
 
 #: Rows trimmed at a time: a live broker takes a turn in between.
-TRIM_ROWS_A_STEP: Final = 256
+TRIM_ROWS_PER_STEP: Final = 256
 
 #: Tasks that a replay holds in memory at once, about: with all that is made of them, some 200 MB.
 TOUCHED_MAX: Final = 250_000
@@ -53,7 +53,7 @@ _EMPTY: Final = Result(b"")
 logger = logging.getLogger("taskyard.journal")
 
 
-class Outcome(msgspec.Struct):
+class CompactionResult(msgspec.Struct):
     """What a compaction did. All zero: there was nothing to do."""
 
     #: The row up to which everything is covered now.
@@ -72,27 +72,29 @@ class Outcome(msgspec.Struct):
     snapshots_removed: int = 0
 
 
-def _silent(_step: str, _done: int, _total: int) -> None:
+def _no_progress(_step: str, _done: int, _total: int) -> None:
     pass
 
 
-def export(directory: Path, store: StoreReader, progress: Progress = _silent) -> Outcome:
+def export(
+    directory: Path, store: StoreReader, progress: Progress = _no_progress
+) -> CompactionResult:
     """Write history, index and snapshot of all rows. Nothing is forgotten."""
     head = store.head  # rows that come meanwhile are left for the next time
-    with FinishedIndex(directory) as index:
+    with Archive(directory) as index:
         covered = recovery.check_index(index, store)
     try:
         reached = _history_end(directory, store)
         unfinished, sequence = _base(directory, store, reached, covered)
-        outcome = Outcome(sequence, store.anchor.record, unfinished=unfinished)
+        outcome = CompactionResult(sequence, store.anchor.record, unfinished=unfinished)
         if sequence == reached == covered == head.sequence:
             outcome.record = head.record
             return outcome
         made, total = 0, head.sequence - sequence
         while outcome.sequence < head.sequence:
-            base = outcome.sequence
-            segment = _survey(store, base, head)
-            _Pass(directory, store, segment, outcome, reached).run(base, total, progress)
+            recovery_base = outcome.sequence
+            segment = _index_batch(store, recovery_base, head)
+            _Replay(directory, store, segment, outcome, reached).run(recovery_base, total, progress)
             if made:
                 snapshot.remove(directory, made)
             made = outcome.sequence
@@ -101,12 +103,12 @@ def export(directory: Path, store: StoreReader, progress: Progress = _silent) ->
     return outcome
 
 
-def compact(directory: Path, store: Store, progress: Progress = _silent) -> Outcome:
+def compact(directory: Path, store: Store, progress: Progress = _no_progress) -> CompactionResult:
     """`export`, then trim the rows that it covers and remove older snapshots."""
     outcome = export(directory, store, progress)
     head = recovery.head_at(store, outcome.sequence) if outcome.sequence else store.anchor
     before = store.anchor.sequence
-    check_covered(directory, store, head)
+    verify_covered(directory, store, head)
     for trimmed in trim(store, head.sequence):
         progress("trimming rows", trimmed - before, head.sequence - before)
     outcome.rows_trimmed = store.anchor.sequence - before
@@ -114,32 +116,36 @@ def compact(directory: Path, store: Store, progress: Progress = _silent) -> Outc
     return outcome
 
 
-def check_covered(directory: Path, store: StoreReader, head: Head) -> None:
+def verify_covered(directory: Path, store: StoreReader, head: Head) -> None:
     """Read back all that will stand in for the rows up to `head`, before they are forgotten."""
     if head.sequence == 0:
         return
     with snapshot.read(directory, head.sequence) as found:
         recovery.check_snapshot(found, store)
         found.verify()
-    with FinishedIndex(directory) as index:
+    with Archive(directory) as index:
         if recovery.check_index(index, store) < head.sequence:
-            raise JournalDamaged(f"{index.path.name} does not cover row {head.sequence}", _AGAIN)
+            raise JournalDamaged(
+                f"{index.path.name} does not cover row {head.sequence}", _RETRY_HINT
+            )
     whole, _ = history.parts(directory)
     for part in whole:
         if part.last > store.anchor.sequence:
             history.check_part(directory, part, store.anchor.sequence, deep=True)
     if not whole or whole[-1].last < head.sequence:
-        raise JournalDamaged(f"the history does not cover row {head.sequence}", _AGAIN)
+        raise JournalDamaged(f"the history does not cover row {head.sequence}", _RETRY_HINT)
 
 
 #: What follows from something that does not reach as far as it did a moment ago.
-_AGAIN = "no row was trimmed and nothing is lost: end what else writes there, then compact again"
+_RETRY_HINT = (
+    "no row was trimmed and nothing is lost: end what else writes there, then compact again"
+)
 
 
 def trim(store: Store, through: int) -> Iterator[int]:
     """Forget rows a step at a time; gives the row that was reached after each."""
     while store.anchor.sequence < through:
-        store.trim(min(store.anchor.sequence + TRIM_ROWS_A_STEP, through))
+        store.trim(min(store.anchor.sequence + TRIM_ROWS_PER_STEP, through))
         yield store.anchor.sequence
 
 
@@ -165,20 +171,20 @@ def _history_end(directory: Path, store: StoreReader) -> int:
     for part in broken:
         if part.last <= store.anchor.sequence:
             raise JournalDamaged(
-                f"{directory / history.FOLDER / history.missing(directory, part)} is missing",
+                f"{directory / history.FOLDER / history.missing_file(directory, part)} is missing",
                 f"rows {part.first}..{part.last} are trimmed: put the file back from a copy, or "
                 "move its partner away",
             )
         history.remove(directory, part)
     wrong = history.gaps(whole, store.anchor.sequence)
     if wrong:
-        mend = history.mend(whole, store.anchor.sequence)
-        raise JournalDamaged(f"{directory / history.FOLDER}: {'; '.join(wrong)}", mend)
+        gap_hint = history.gap_hint(whole, store.anchor.sequence)
+        raise JournalDamaged(f"{directory / history.FOLDER}: {'; '.join(wrong)}", gap_hint)
     reached = whole[-1].last if whole else 0
     if reached > store.head.sequence:
         raise JournalDamaged(
             f"the journal ends at row {store.head.sequence}, and its history at row {reached}",
-            f"rows {store.head.sequence + 1}..{reached} are lost: {PUT_BACK}",
+            f"rows {store.head.sequence + 1}..{reached} are lost: {RESTORE_HINT}",
         )
     return reached
 
@@ -203,7 +209,7 @@ def _base(directory: Path, store: StoreReader, reached: int, covered: int) -> tu
 
 
 def _sound_base(directory: Path, store: StoreReader, through: int) -> tuple[int, int]:
-    def verified(found: Snapshot) -> int:
+    def verified(found: SnapshotReader) -> int:
         found.verify()
         return found.tasks
 
@@ -220,11 +226,11 @@ class Segment(msgspec.Struct):
     head: Head
 
 
-def _survey(store: StoreReader, base: int, head: Head) -> Segment:
+def _index_batch(store: StoreReader, recovery_base: int, head: Head) -> Segment:
     """Read ahead as far as memory will hold what the rows speak of, or up to `head`."""
     touched: set[bytes] = set()
     last = head
-    for row in store.rows(base):
+    for row in store.rows(recovery_base):
         for record in recovery.records_of(row, row.record_first - 1):
             touched.update(_names_in(record))
         last = row.head
@@ -245,11 +251,16 @@ def _names_in(record: AnyRecord) -> Iterable[bytes]:
     return chained(names, *after) if after else names
 
 
-class _Pass:
+class _Replay:
     """One replay over the rows of a segment, and all that it makes."""
 
     def __init__(
-        self, directory: Path, store: StoreReader, segment: Segment, outcome: Outcome, reached: int
+        self,
+        directory: Path,
+        store: StoreReader,
+        segment: Segment,
+        outcome: CompactionResult,
+        reached: int,
     ) -> None:
         self._directory = directory
         self._store = store
@@ -259,22 +270,22 @@ class _Pass:
         self._whole = dict.fromkeys(part.last for part in history.parts(directory)[0])
         self._writer: PartWriter | None = None
         self._first = 0
-        self._ended: list[Finishing] = []
+        self._ended: list[ArchiveRow] = []
         self._outcome = outcome
         self._file = SnapshotFile(directory, store.identity, segment.head)
         self._touched = segment.touched
 
-    def run(self, base: int, total: int, progress: Progress) -> None:
+    def run(self, recovery_base: int, total: int, progress: Progress) -> None:
         with ExitStack() as stack:
             stack.callback(self._file.close)
             old = None
-            if base:
-                old = stack.enter_context(snapshot.read(self._directory, base))
+            if recovery_base:
+                old = stack.enter_context(snapshot.read(self._directory, recovery_base))
             self._open(old)
-            index = IndexWriter(self._directory, self._store.identity)
+            index = ArchiveWriter(self._directory, self._store.identity)
             stack.callback(index.close)
             stack.callback(self._abandon)
-            for row in self._store.rows(base):
+            for row in self._store.rows(recovery_base):
                 self._replay(row)
                 if self._is_full(row.sequence, self._head):
                     self._close_part(row.sequence, index)
@@ -291,7 +302,7 @@ class _Pass:
         outcome.sequence, outcome.record = self._head.sequence, self._head.record
         outcome.unfinished = rest.tasks
 
-    def _open(self, old: Snapshot | None) -> None:
+    def _open(self, old: SnapshotReader | None) -> None:
         """Read the snapshot that the rows follow. One of an older format is held as a whole."""
         write = self._file.writer.add_tasks
         if old is None:
@@ -320,30 +331,30 @@ class _Pass:
             elif self._writer is None:
                 apply(self._ledger, record)
             else:
-                self._tell(self._writer, row.sequence, record)
+                self._write_rows(self._writer, row.sequence, record)
             if isinstance(record, Finished | Cancelled):
-                self._ended += finishings(self._ledger, record)
+                self._ended += archive_rows(self._ledger, record)
 
-    def _tell(self, writer: PartWriter, sequence: int, record: AnyRecord) -> None:
-        chronicle.tell(self._ledger, sequence, record, writer.events, writer.edges)
-        writer.pass_on()
+    def _write_rows(self, writer: PartWriter, sequence: int, record: AnyRecord) -> None:
+        chronicle.write_rows(self._ledger, sequence, record, writer.events, writer.edges)
+        writer.flush_if_full()
 
     def _tell_submission(self, sequence: int, record: Submitted) -> None:
         if self._writer is not None:
             events, edges = self._writer.events, self._writer.edges
             chronicle.tell_submission(self._ledger.record, sequence, record, events, edges)
-            self._writer.pass_on()
+            self._writer.flush_if_full()
 
     def _is_full(self, sequence: int, head: Head) -> bool:
         """Whether a part ends here: one that is there, one that is full, or the last."""
         if self._writer is None:
             return sequence in self._whole
-        return self._writer.events_total >= history.EVENTS_A_FILE_MAX or sequence == head.sequence
+        return self._writer.events_total >= history.EVENTS_PER_FILE_MAX or sequence == head.sequence
 
-    def _close_part(self, sequence: int, index: IndexWriter) -> None:
+    def _close_part(self, sequence: int, index: ArchiveWriter) -> None:
         """Ended tasks leave at the end of every part, so that memory holds those of one alone."""
         if self._writer is not None:
-            part = Part(self._first, sequence)
+            part = HistoryPart(self._first, sequence)
             self._outcome.events += self._writer.events_total
             self._outcome.edges += self._writer.edges_total
             self._writer.finish(part)
@@ -351,7 +362,7 @@ class _Pass:
             self._outcome.files += [path.name for path in part.paths(self._directory).values()]
         self._archive(index)
 
-    def _archive(self, index: IndexWriter) -> None:
+    def _archive(self, index: ArchiveWriter) -> None:
         index.add(self._ended)
         self._ledger.archive([ended.name for ended, _ in self._ended])
         self._outcome.ended += len(self._ended)
@@ -362,7 +373,7 @@ class _Pass:
             self._writer.abandon()
 
 
-def finishings(ledger: Ledger, record: Finished | Cancelled) -> list[Finishing]:
+def archive_rows(ledger: Ledger, record: Finished | Cancelled) -> list[ArchiveRow]:
     """Return what the index keeps of the tasks that a record ended: results, or causes."""
     results: Iterable[Result | None]
     if isinstance(record, Cancelled):
@@ -373,5 +384,5 @@ def finishings(ledger: Ledger, record: Finished | Cancelled) -> list[Finishing]:
     else:
         results = recovery.results_in(record, ledger.record, record.names)
     ending = Ending(ledger.record, record.at_ns)
-    ended = [ended_of(task, ending) for task in ledger.named(record.names)]
+    ended = [to_ended_task(task, ending) for task in ledger.named(record.names)]
     return list(zip(ended, results, strict=False))

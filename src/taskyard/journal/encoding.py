@@ -13,7 +13,7 @@ import msgspec
 
 from taskyard.core.records import AnyRecord, Submitted
 from taskyard.errors import JournalDamaged, StateError
-from taskyard.journal.files import PUT_BACK
+from taskyard.journal.files import RESTORE_HINT
 
 #: Written by this version. Since 2 there are Moved, Reported and Released. Since 3 there are
 #: WorkerReplaced and Refunded. Since 4 tasks are named by their keys, which begin with their
@@ -52,7 +52,7 @@ def encode(records: list[AnyRecord]) -> bytes:
 def decode(body: bytes) -> list[AnyRecord]:
     """The records of a row's body."""
     if not body:
-        raise JournalDamaged("a row of the journal is empty", PUT_BACK)
+        raise JournalDamaged("a row of the journal is empty", RESTORE_HINT)
     reader = _READERS.get(body[0])
     if reader is None:
         raise StateError(
@@ -62,4 +62,6 @@ def decode(body: bytes) -> list[AnyRecord]:
     try:
         return reader(body[1:])
     except msgspec.MsgspecError as error:
-        raise JournalDamaged(f"a row of the journal can't be read ({error})", PUT_BACK) from error
+        raise JournalDamaged(
+            f"a row of the journal can't be read ({error})", RESTORE_HINT
+        ) from error

@@ -23,7 +23,7 @@ PRIVATE_FILE = 0o600
 SYNC_BYTES: Final = 4 * 1024 * 1024
 
 #: How a message about damage ends where nothing smaller helps.
-PUT_BACK = "put the state directory back from a copy, or give another --state"
+RESTORE_HINT = "put the state directory back from a copy, or give another --state"
 
 
 #: A user id, or `any`: accept a state directory that belongs to that user, or to anybody.
@@ -113,7 +113,7 @@ def create_private(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def put_private(path: Path, content: bytes) -> None:
+def replace_private(path: Path, content: bytes) -> None:
     """A whole, synced file under its name, or whatever was there before: nothing in between."""
     unfinished = path.with_name(f"{path.name}.new")
     create_private(unfinished, content)

@@ -1,8 +1,8 @@
 """The index of finished tasks: what is kept of ended tasks when the journal's rows are trimmed.
 
 One SQLite table, `finished.sqlite`: name to how it ended, enough to know a repeated submission
-again (`core.tasks.Ended`), and the result. A compaction adds to it, and says at last up to which
-row the index is complete: `covered`. A name that ended twice has its newest end.
+again (`core.tasks.EndedTask`), and the result. A compaction adds to it, and says at last up to
+which row the index is complete: `covered`. A name that ended twice has its newest end.
 
 SQLite does not notice a flipped byte, so every row carries checksums and is verified when it is
 read; that no row is missing is known from their count, and looked at by `verify`.
@@ -18,12 +18,12 @@ from zlib import crc32
 import msgspec
 
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Ended, Result
+from taskyard.core.tasks import EndedTask, Result
 from taskyard.errors import JournalDamaged
 from taskyard.journal import schema
 from taskyard.journal.chain import Head, origin, seal, unseal
 from taskyard.journal.files import (
-    PUT_BACK,
+    RESTORE_HINT,
     SYNC_BYTES,
     check_regular,
     create_private,
@@ -72,28 +72,28 @@ _ENDED = "name, state, campaign, service, attempt, digest, record, at_ns, checks
 _ENDED_COLUMNS: Final = _ENDED.count(",") + 1
 
 #: Ended tasks added at once, unless their results are long: about as much as is synced at once.
-TASKS_A_TRANSACTION = 5_000
+TASKS_PER_TRANSACTION = 5_000
 
 #: SQLite before 3.32 takes no more than 999 values a statement.
-_NAMES_A_QUERY = 500
+_NAMES_PER_QUERY = 500
 
 #: `synchronous=FULL`: an index that lost its end must not lie below rows that are trimmed.
 _SETTINGS = ("synchronous=FULL", "fullfsync=ON", "cell_size_check=ON", "trusted_schema=OFF")
 
 #: A compaction in another process holds the file for moments only.
-_PATIENCE_SECONDS = 5.0
+_BUSY_TIMEOUT_SECONDS = 5.0
 
 #: A task that ended, and its result, or the cause of a cancelled one (`recovery.causes_in`).
-Finishing = tuple[Ended, Result | None]
+ArchiveRow = tuple[EndedTask, Result | None]
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class FinishedIndex:
+class Archive:
     """The index, to look up. Without a file it is empty; it may appear while this is open."""
 
     #: It may, at any time.
-    holds_any = True
+    has_any = True
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / FILE_NAME
@@ -124,7 +124,7 @@ class FinishedIndex:
         found = self._fetch("SELECT count(*) FROM finished")
         return int(found[0][0]) if found else 0
 
-    def count_written(self) -> int:
+    def count_stored(self) -> int:
         """The same as it was written down, which costs no walk over all of it."""
         found = self._fetch(_COUNT)
         return int(found[0][0]) if found and isinstance(found[0][0], int) else 0
@@ -138,11 +138,11 @@ class FinishedIndex:
             found = self._fetch(query, [after, count])
         return [name for (name,) in found]
 
-    def find(self, names: list[bytes]) -> list[Ended]:
+    def find(self, names: list[bytes]) -> list[EndedTask]:
         """Those of these names that have ended, in no order."""
-        found: list[Ended] = []
-        for start in range(0, len(names), _NAMES_A_QUERY):
-            some = names[start : start + _NAMES_A_QUERY]
+        found: list[EndedTask] = []
+        for start in range(0, len(names), _NAMES_PER_QUERY):
+            some = names[start : start + _NAMES_PER_QUERY]
             marks = ",".join("?" * len(some))
             query = f"SELECT {_ENDED} FROM finished WHERE name IN ({marks})"  # noqa: S608 - marks
             found += map(_ended, self._fetch(query, some))
@@ -209,7 +209,7 @@ class FinishedIndex:
         return connect(self.path)
 
 
-class IndexWriter:
+class ArchiveWriter:
     """Adds ended tasks, some at a time, and says at last up to which row they are all there. What
     was added before that does no harm: the rows that tell of it are still kept."""
 
@@ -226,13 +226,13 @@ class IndexWriter:
         except DiskErrors as error:
             raise self._failed(error) from error
 
-    def add(self, finished: Iterable[Finishing]) -> None:
+    def add(self, finished: Iterable[ArchiveRow]) -> None:
         """In the order of names, so that each page of a large index is written once; those of one
         name in the order in which it ended."""
-        for some in _portions(sorted(finished, key=_name_of)):
+        for some in _batches(sorted(finished, key=_name_of)):
             self._write(some)
 
-    def _write(self, some: list[Finishing]) -> None:
+    def _write(self, some: list[ArchiveRow]) -> None:
         """One transaction, merged at once: its syncs are short, and its log is."""
         connection, execute = self._connection, self._connection.execute
         try:
@@ -267,11 +267,11 @@ class IndexWriter:
         return schema.write_error(error, "adding to the index of finished tasks", self._path)
 
 
-def _portions(finished: list[Finishing]) -> Iterator[list[Finishing]]:
+def _batches(finished: list[ArchiveRow]) -> Iterator[list[ArchiveRow]]:
     start = size = 0
     for place, (_, result) in enumerate(finished, 1):
         size += 0 if result is None else len(result.text)
-        if place - start == TASKS_A_TRANSACTION or size > SYNC_BYTES:
+        if place - start == TASKS_PER_TRANSACTION or size > SYNC_BYTES:
             yield finished[start:place]
             start, size = place, 0
     if start < len(finished):
@@ -281,7 +281,7 @@ def _portions(finished: list[Finishing]) -> Iterator[list[Finishing]]:
 #: What follows from an index that can't be read.
 _LOST = (
     "names and results of tasks that ended before the last compaction can't be told. Nothing was "
-    f"changed; {PUT_BACK}"
+    f"changed; {RESTORE_HINT}"
 )
 
 
@@ -289,7 +289,7 @@ def connect(path: Path) -> sqlite3.Connection:
     check_regular(path, *schema.companions(path))
     uri = f"{path.absolute().as_uri()}?mode=rw"
     connection = sqlite3.connect(
-        uri, uri=True, isolation_level=None, timeout=_PATIENCE_SECONDS, check_same_thread=False
+        uri, uri=True, isolation_level=None, timeout=_BUSY_TIMEOUT_SECONDS, check_same_thread=False
     )
     for setting in _SETTINGS:
         connection.execute(f"PRAGMA {setting}")
@@ -338,11 +338,11 @@ def _upgrade(connection: sqlite3.Connection) -> None:
     connection.execute("COMMIT")
 
 
-def _name_of(finishing: Finishing) -> bytes:
+def _name_of(finishing: ArchiveRow) -> bytes:
     return finishing[0].name
 
 
-def _columns(finishing: Finishing) -> tuple[object, ...]:
+def _columns(finishing: ArchiveRow) -> tuple[object, ...]:
     ended, result = finishing
     text, bytes_total = result or (None, None)
     return (
@@ -361,16 +361,16 @@ def _columns(finishing: Finishing) -> tuple[object, ...]:
     )
 
 
-def _ended(columns: Iterable[Any]) -> Ended:
+def _ended(columns: Iterable[Any]) -> EndedTask:
     *plain, checksum = columns
     try:
         name, state, *rest = plain
-        ended = Ended(name, TaskState(state), *rest)
+        ended = EndedTask(name, TaskState(state), *rest)
         sound = crc32(_encode(ended)) == checksum
     except (TypeError, ValueError, OverflowError) as error:  # a flipped byte changes types, too
-        raise _unsound(plain[0]) from error
+        raise _damaged_row(plain[0]) from error
     if not sound:
-        raise _unsound(plain[0])
+        raise _damaged_row(plain[0])
     return ended
 
 
@@ -383,16 +383,17 @@ def _result(
     name: bytes, text: object, checksum: object, bytes_total: object = None
 ) -> Result | None:
     if not isinstance(text, bytes | None) or not isinstance(bytes_total, int | None):
-        raise _unsound(name)
+        raise _damaged_row(name)
     if _checksum(text, bytes_total) != checksum:
-        raise _unsound(name)
+        raise _damaged_row(name)
     return None if text is None else Result(text, bytes_total or 0)
 
 
-def _unsound(name: object) -> JournalDamaged:
+def _damaged_row(name: object) -> JournalDamaged:
     return JournalDamaged(
         f"the row of {name!r} in {FILE_NAME} does not match its checksum",
-        f"how that task ended, and its result, can't be trusted. Nothing was changed; {PUT_BACK}",
+        "how that task ended, and its result, can't be trusted. Nothing was changed; "
+        f"{RESTORE_HINT}",
     )
 
 

@@ -78,10 +78,10 @@ EDGES: Final = pa.schema(
 )
 
 #: A file is closed after the journal row that fills it: about 50 MB, some seconds of a busy broker.
-EVENTS_A_FILE_MAX: Final = 4_000_000
+EVENTS_PER_FILE_MAX: Final = 4_000_000
 
 #: Rows are gathered in memory up to this many; they become one row group of the file.
-ROWS_A_GROUP: Final = 128 * 1024
+ROWS_PER_GROUP: Final = 128 * 1024
 
 _NAME = re.compile(r"(events|edges)-(\d{12,})-(\d{12,})\.parquet")
 #: Begins with a dot, so that Spark does not take an unfinished file for one of the table.
@@ -91,7 +91,7 @@ _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 _MICROSECOND_NS = 1000
 
 
-class Part(msgspec.Struct, frozen=True, order=True):
+class HistoryPart(msgspec.Struct, frozen=True, order=True):
     """One pair of files, by the journal rows that they hold."""
 
     first: int
@@ -105,9 +105,9 @@ class Part(msgspec.Struct, frozen=True, order=True):
         }
 
 
-def parts(directory: Path) -> tuple[list[Part], list[Part]]:
+def parts(directory: Path) -> tuple[list[HistoryPart], list[HistoryPart]]:
     """The whole pairs, in order, and those of which one file is missing."""
-    found: dict[Part, int] = {}
+    found: dict[HistoryPart, int] = {}
     for path in (directory / FOLDER).glob("*.parquet"):
         part = part_of(path.name)
         if part is not None:
@@ -116,13 +116,13 @@ def parts(directory: Path) -> tuple[list[Part], list[Part]]:
     return whole, sorted(part for part, files in found.items() if files < len(TABLES))
 
 
-def part_of(name: str) -> Part | None:
+def part_of(name: str) -> HistoryPart | None:
     """The part that a file of this name is of; None: of none."""
     named = _NAME.fullmatch(name)
-    return Part(int(named[2]), int(named[3])) if named else None
+    return HistoryPart(int(named[2]), int(named[3])) if named else None
 
 
-def gaps(whole: list[Part], trimmed: int | None = None) -> list[str]:
+def gaps(whole: list[HistoryPart], trimmed: int | None = None) -> list[str]:
     """Where the ranges of the pairs do not follow one another, or the first of them leaves out rows
     after the last trimmed one, in words."""
     wrong: list[str] = []
@@ -136,12 +136,12 @@ def gaps(whole: list[Part], trimmed: int | None = None) -> list[str]:
     return wrong
 
 
-def missing(directory: Path, part: Part) -> str:
+def missing_file(directory: Path, part: HistoryPart) -> str:
     """The name of the file that a pair lacks."""
     return next(path.name for path in part.paths(directory).values() if not path.exists())
 
 
-def unbroken(whole: list[Part], trimmed: int) -> int:
+def contiguous_end(whole: list[HistoryPart], trimmed: int) -> int:
     """The row up to which the pairs follow one another, or the last trimmed one if they begin with
     a gap after it."""
     reached = min(whole[0].first - 1, trimmed) if whole else 0
@@ -152,9 +152,9 @@ def unbroken(whole: list[Part], trimmed: int) -> int:
     return reached
 
 
-def mend(whole: list[Part], trimmed: int) -> str:
+def gap_hint(whole: list[HistoryPart], trimmed: int) -> str:
     """What to do about a gap: files of rows that are kept can be made again."""
-    reached = unbroken(whole, trimmed)
+    reached = contiguous_end(whole, trimmed)
     if reached < trimmed:
         return "put the files back from a copy, or move those before the gap away"
     return (
@@ -163,7 +163,7 @@ def mend(whole: list[Part], trimmed: int) -> str:
     )
 
 
-def check_part(directory: Path, part: Part, trimmed: int = 0, *, deep: bool = False) -> int:
+def check_part(directory: Path, part: HistoryPart, trimmed: int = 0, *, deep: bool = False) -> int:
     """How many events a pair of files holds. Raises JournalDamaged if they can't be read; what is
     lost by it depends on the row up to which the journal is trimmed."""
     counts: dict[str, int] = {}
@@ -204,7 +204,7 @@ def _read_through(path: Path, *, deep: bool) -> tuple[pa.Schema, int]:
         return file.schema_arrow, file.metadata.num_rows
 
 
-def _lost(table: str, part: Part, trimmed: int) -> str:
+def _lost(table: str, part: HistoryPart, trimmed: int) -> str:
     """What a damaged file takes with it, and what to do."""
     if part.first > trimmed:
         return (
@@ -215,7 +215,7 @@ def _lost(table: str, part: Part, trimmed: int) -> str:
     return f"the {table} of rows {rows} are lost: put the file back from a copy"
 
 
-class Columns:
+class ColumnBuilder:
     """Rows of one table, gathered column by column. What a record's rows share is kept once."""
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -272,7 +272,7 @@ class _Column:
     def array(self, kind: pa.DataType, rows: int) -> pa.Array:
         if self._end != rows:
             self._skip(rows)
-        values = _MAKERS[kind](self._values)
+        values = _ARRAY_BUILDERS[kind](self._values)
         if len(self._values) == rows:
             return values
         ends = pa.array(self._ends, pa.int32())
@@ -316,7 +316,7 @@ def _booleans(values: list[Any]) -> pa.Array:
     return pa.array(values, pa.bool_())
 
 
-_MAKERS: dict[pa.DataType, Callable[[list[Any]], pa.Array]] = {
+_ARRAY_BUILDERS: dict[pa.DataType, Callable[[list[Any]], pa.Array]] = {
     pa.string(): _strings,
     _STRINGS: _string_lists,
     pa.int64(): _integers,
@@ -347,13 +347,13 @@ class PartWriter:
     def edges_total(self) -> int:
         return self._files["edges"].rows
 
-    def pass_on(self) -> None:
+    def flush_if_full(self) -> None:
         """Write what has gathered, if it is enough for a row group."""
         for file in self._files.values():
-            if file.columns.rows >= ROWS_A_GROUP:
+            if file.columns.rows >= ROWS_PER_GROUP:
                 file.write()
 
-    def finish(self, part: Part) -> None:
+    def finish(self, part: HistoryPart) -> None:
         """Give the files the names of what they hold. They are durable when this returns."""
         paths = part.paths(self._directory)
         for file in self._files.values():
@@ -372,7 +372,7 @@ class _TableFile:
 
     def __init__(self, folder: Path, table: str) -> None:
         self.path = folder / _UNFINISHED.format(table=table)
-        self.columns = Columns(TABLES[table])
+        self.columns = ColumnBuilder(TABLES[table])
         self._written = 0
         self.path.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -405,7 +405,7 @@ class _TableFile:
                 closes.close()
 
 
-def remove(directory: Path, part: Part) -> None:
+def remove(directory: Path, part: HistoryPart) -> None:
     """Take away what is left of a pair that never was whole."""
     for path in part.paths(directory).values():
         path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """A look at a whole journal that changes nothing and tells everything: what is kept, what is lost.
 
 Opening a store begins with it, so that damage is found before anything is believed or repaired,
-and so does `journal check`. Reads only: SQLite is opened so that it can't write.
+and so does `journal verify_copy`. Reads only: SQLite is opened so that it can't write.
 """
 
 import shutil
@@ -29,7 +29,7 @@ _TABLES = f"the list of tables in {schema.FILE_NAME}"
 Connect = Callable[[Path], sqlite3.Connection]
 
 
-class Verdict(msgspec.Struct):
+class JournalReport(msgspec.Struct):
     """What an inspection found."""
 
     #: The random name of this journal, empty if it can't be read.
@@ -77,39 +77,39 @@ def connect(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=0)
 
 
-def inspect(directory: Path, connect: Connect = connect) -> Verdict:
+def verify_journal(directory: Path, connect: Connect = connect) -> JournalReport:
     """Look at everything, and go on as far as what is found allows."""
-    verdict = Verdict()
-    for look in (_look_at_witness, partial(_look_at_journal, connect)):
+    report = JournalReport()
+    for look in (_check_witness, partial(_check_journal, connect)):
         try:
-            look(directory, verdict)
+            look(directory, report)
         except JournalDamaged as damage:
-            verdict.note(damage)
+            report.note(damage)
         except DiskErrors as error:
             raise schema.read_error(error, "its files") from error
-    return verdict
+    return report
 
 
-def _look_at_witness(directory: Path, verdict: Verdict) -> None:
+def _check_witness(directory: Path, report: JournalReport) -> None:
     witnessed = witness.read(directory)
     if witnessed is None:
-        raise JournalDamaged("the witness is missing", witness.UNKNOWN)
-    verdict.identity, verdict.witness = witnessed
+        raise JournalDamaged("the witness is missing", witness.END_UNKNOWN)
+    report.identity, report.witness = witnessed
 
 
-def _look_at_journal(connect: Connect, directory: Path, verdict: Verdict) -> None:
+def _check_journal(connect: Connect, directory: Path, report: JournalReport) -> None:
     path = directory / schema.FILE_NAME
     check_regular(path, *schema.companions(path))
     if not path.exists():
-        seen = f", the newest of them row {verdict.witness.sequence}" if verdict.witness else ""
+        seen = f", the newest of them row {report.witness.sequence}" if report.witness else ""
         raise JournalDamaged(f"{schema.FILE_NAME} is missing", f"all rows are lost{seen}")
     with path.open("rb") as file:
         wal.check_database_header(file.read(wal.DATABASE_HEADER_BYTES))
-    verdict.torn_bytes = _torn_bytes(directory)
+    report.torn_bytes = _torn_bytes(directory)
     with closing(connect(path)) as connection:
-        _look_at_tables(connection)
-        _look_at_rows(connection, _look_at_anchor(connection, verdict), verdict)
-        _look_at_pages(connection)
+        _check_tables(connection)
+        _check_rows(connection, _check_anchor(connection, report), report)
+        _check_pages(connection)
 
 
 def _torn_bytes(directory: Path) -> int:
@@ -131,7 +131,7 @@ def _meta(connection: sqlite3.Connection, key: str) -> bytes:
     return value if isinstance(value, bytes) else b""
 
 
-def _look_at_tables(connection: sqlite3.Connection) -> None:
+def _check_tables(connection: sqlite3.Connection) -> None:
     written = _meta(connection, "format")
     schema.check_format("the journal", written, schema.FORMAT, "no row can be trusted")
     tables = _fetch(connection, "SELECT name, sql FROM sqlite_schema", _TABLES)
@@ -139,30 +139,30 @@ def _look_at_tables(connection: sqlite3.Connection) -> None:
         raise JournalDamaged(f"{_TABLES} is damaged", "no row can be trusted")
 
 
-def _look_at_anchor(connection: sqlite3.Connection, verdict: Verdict) -> Head:
+def _check_anchor(connection: sqlite3.Connection, report: JournalReport) -> Head:
     sealed = chain.unseal(_meta(connection, "anchor"))
     if sealed is None:
         raise JournalDamaged(
             f"the anchor in {schema.FILE_NAME} is damaged", "no row can be verified"
         )
     identity, anchor = sealed
-    if verdict.witness and identity != verdict.identity:
-        raise JournalDamaged("the witness is that of another journal", witness.UNKNOWN)
-    verdict.identity, verdict.anchor, verdict.head = identity, anchor, anchor
+    if report.witness and identity != report.identity:
+        raise JournalDamaged("the witness is that of another journal", witness.END_UNKNOWN)
+    report.identity, report.anchor, report.head = identity, anchor, anchor
     return anchor
 
 
-def _look_at_rows(connection: sqlite3.Connection, anchor: Head, verdict: Verdict) -> None:
+def _check_rows(connection: sqlite3.Connection, anchor: Head, report: JournalReport) -> None:
     rows = schema.select_rows(connection, "ORDER BY sequence")
     try:
-        for row in chain.verify(rows, anchor, verdict.witness):
-            verdict.rows += 1
-            verdict.head = row.head
+        for row in chain.verify(rows, anchor, report.witness):
+            report.rows += 1
+            report.head = row.head
     except JournalDamaged as damage:
         raise JournalDamaged(f"in {schema.FILE_NAME} {damage.wrong}", damage.lost) from damage
 
 
-def _look_at_pages(connection: sqlite3.Connection) -> None:
+def _check_pages(connection: sqlite3.Connection) -> None:
     """What is no row's can be damaged too (the list of free pages), and spoil the next row."""
     findings = _fetch(connection, "PRAGMA quick_check(1)", f"a page of {schema.FILE_NAME}")
     if findings != [("ok",)]:

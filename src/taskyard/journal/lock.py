@@ -22,14 +22,14 @@ _PID_BYTES_MAX = 20
 _held: list[int] = []
 
 
-def _forget_in_child() -> None:
+def _close_in_child() -> None:
     """A forked child shares the lock for as long as it has the file open: close it there."""
     while _held:
         with contextlib.suppress(OSError):
             os.close(_held.pop())
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 class StateLock:
@@ -71,7 +71,7 @@ class ReadLock(StateLock):
     def __init__(self, directory: Path) -> None:
         self._descriptor = None
         try:
-            descriptor = _open_to_read(directory)
+            descriptor = _open_read_only(directory)
         except OSError as error:
             raise JournalFailed(
                 f"can't read state directory {directory}: {error.strerror}; "
@@ -93,7 +93,7 @@ def open_file(path: Path) -> int:
         return open_regular(path, os.O_RDONLY)
 
 
-def _open_to_read(directory: Path) -> int | None:
+def _open_read_only(directory: Path) -> int | None:
     path = directory / FILE_NAME
     try:
         return open_file(path)

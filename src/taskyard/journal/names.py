@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 #: With so many bits a name, one new name in sixteen is looked up in vain.
-BITS_A_NAME: Final = 16
+BITS_PER_NAME: Final = 16
 
 #: For a million names, 2 MiB: smaller ones would only have to grow.
 CAPACITY_MIN: Final = 1 << 20
@@ -23,7 +23,7 @@ class NameFilter:
         #: The next power of two, so that a byte's place is the low bits of a hash. The bit in it is
         #: said by the highest ones.
         self.capacity = 1 << (max(names_expected, capacity_min, 1) - 1).bit_length()
-        self._bits = bytearray(self.capacity * BITS_A_NAME // 8)
+        self._bits = bytearray(self.capacity * BITS_PER_NAME // 8)
         self._mask = len(self._bits) - 1
         #: How many were added; some perhaps twice.
         self.count = 0
@@ -39,7 +39,7 @@ class NameFilter:
             count += 1
         self.count += count
 
-    def known(self, names: list[bytes]) -> list[bytes]:
+    def may_contain(self, names: list[bytes]) -> list[bytes]:
         """Those of these names that may have been added; the others were not."""
         bits, mask = self._bits, self._mask
         return [

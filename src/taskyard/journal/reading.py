@@ -1,6 +1,6 @@
 """The journal's rows in SQLite, to read: verified on their way out, whoever wrote them.
 
-`StoredRows` is what the store itself reads by; `JournalReader` is the same for another process, up
+`RowReader` is what the store itself reads by; `JournalReader` is the same for another process, up
 to a row that its writer names. It opens the file so that it can't write, takes no lock of the state
 directory, and leaves no statement open: a reader that lingers would hold up the merging of the log.
 """
@@ -13,14 +13,14 @@ from typing import Final, Self
 from taskyard.errors import JournalDamaged
 from taskyard.journal import chain, schema
 from taskyard.journal.chain import Head, Row
-from taskyard.journal.files import PUT_BACK
+from taskyard.journal.files import RESTORE_HINT
 from taskyard.journal.schema import DiskErrors
 
 #: How many rows are read at once: some megabytes in a busy broker.
 READ_ROWS_MAX: Final = 64
 
 #: Whoever writes never shuts readers out for longer than it takes to begin the log anew.
-PATIENCE_SECONDS: Final = 5.0
+BUSY_TIMEOUT_SECONDS: Final = 5.0
 
 _ANCHOR = "SELECT value FROM meta WHERE key = 'anchor'"
 
@@ -28,7 +28,7 @@ _ANCHOR = "SELECT value FROM meta WHERE key = 'anchor'"
 _HEAD = "SELECT record_last, chain FROM journal WHERE sequence = ?"
 
 
-class StoredRows:
+class RowReader:
     """The rows after an anchor up to a head; whoever inherits says where they lie."""
 
     _path: Path
@@ -95,7 +95,9 @@ class StoredRows:
             raise self._missing(sequence)
         ((record, link),) = found
         if not isinstance(record, int) or not isinstance(link, bytes):
-            raise JournalDamaged(f"row {sequence} is not a row", f"it can't be read: {PUT_BACK}")
+            raise JournalDamaged(
+                f"row {sequence} is not a row", f"it can't be read: {RESTORE_HINT}"
+            )
         return Head(sequence, record, link)
 
     def _stored(self, sequence: int) -> Row:
@@ -105,11 +107,11 @@ class StoredRows:
 
     def _missing(self, sequence: int) -> JournalDamaged:
         return JournalDamaged(
-            f"row {sequence} is missing in {self._path}", f"it is lost: {PUT_BACK}"
+            f"row {sequence} is missing in {self._path}", f"it is lost: {RESTORE_HINT}"
         )
 
 
-class JournalReader(StoredRows):
+class JournalReader(RowReader):
     """A journal that another process writes, as of one of its rows. Keeps `StoreReader`."""
 
     def __init__(self, directory: Path, identity: bytes, head: Head) -> None:
@@ -118,7 +120,7 @@ class JournalReader(StoredRows):
         uri = f"{self._path.absolute().as_uri()}?mode=ro"
         try:
             self._connection = sqlite3.connect(
-                uri, uri=True, isolation_level=None, timeout=PATIENCE_SECONDS
+                uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_SECONDS
             )
             self._anchor = self._read_anchor()
         except DiskErrors as error:
@@ -130,7 +132,7 @@ class JournalReader(StoredRows):
         if sealed is None or sealed[0] != self._identity:
             self.close()
             raise JournalDamaged(
-                f"{self._path} does not say soundly where its rows begin", f"P{PUT_BACK[1:]}"
+                f"{self._path} does not say soundly where its rows begin", f"P{RESTORE_HINT[1:]}"
             )
         return sealed[1]
 

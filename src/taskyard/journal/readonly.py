@@ -12,9 +12,9 @@ from typing import Final, Self
 
 from taskyard.journal import inspection, schema, wal
 from taskyard.journal.files import check_regular
-from taskyard.journal.finished import FinishedIndex
-from taskyard.journal.inspection import Verdict
-from taskyard.journal.reading import StoredRows
+from taskyard.journal.finished import Archive
+from taskyard.journal.inspection import JournalReport
+from taskyard.journal.reading import RowReader
 from taskyard.journal.schema import DiskErrors
 from taskyard.journal.sqlite import believe
 
@@ -63,12 +63,12 @@ def _connect_image(path: Path, log: Path) -> sqlite3.Connection:
     return connection
 
 
-def check(directory: Path) -> Verdict:
+def check(directory: Path) -> JournalReport:
     """Inspect the journal of a state directory that nothing writes to."""
-    return inspection.inspect(directory, connect)
+    return inspection.verify_journal(directory, connect)
 
 
-class ReadonlyStore(StoredRows):
+class ReadonlyStore(RowReader):
     """The journal of a state directory that nothing writes to. Keeps `StoreReader`."""
 
     def __init__(self, directory: Path) -> None:
@@ -91,7 +91,7 @@ class ReadonlyStore(StoredRows):
         self.close()
 
 
-class ReadonlyIndex(FinishedIndex):
+class ReadonlyIndex(Archive):
     """The index of finished tasks of a state directory that nothing writes to."""
 
     def _connect(self) -> sqlite3.Connection:

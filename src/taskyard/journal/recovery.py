@@ -3,7 +3,7 @@
 Owns which snapshot is believed. One that is damaged is passed over, aloud, only where an older one
 or the rows themselves still tell the whole story; where they don't, the state is refused. Also owns
 the way back of ended tasks, which a compaction moved out of memory: `recall_for` brings those in
-that somebody is about to speak of, `result_of` finds a result wherever it lies, `text_at` what a
+that somebody is about to speak of, `result_of` finds a result wherever it lies, `output_at` what a
 task printed.
 
 It decides nothing, and writes nothing.
@@ -20,13 +20,13 @@ from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Progressed
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Ended, Result, Task
+from taskyard.core.tasks import EndedTask, Result, Task
 from taskyard.errors import JournalDamaged
 from taskyard.journal import snapshot
 from taskyard.journal.encoding import decode
-from taskyard.journal.files import PUT_BACK
-from taskyard.journal.finished import FinishedIndex
-from taskyard.journal.snapshot import Snapshot
+from taskyard.journal.files import RESTORE_HINT
+from taskyard.journal.finished import Archive
+from taskyard.journal.snapshot import SnapshotReader
 from taskyard.journal.store import Head, Row, StoreReader
 
 _T = TypeVar("_T")
@@ -34,15 +34,15 @@ _T = TypeVar("_T")
 logger = logging.getLogger("taskyard.journal")
 
 
-def open_ledger(directory: Path, store: StoreReader, index: FinishedIndex | None = None) -> Ledger:
+def open_ledger(directory: Path, store: StoreReader, index: Archive | None = None) -> Ledger:
     """The ledger as of the newest row of a state directory's journal. An index that is given stays
     open."""
     if index is not None:
         covered = check_index(index, store)
     else:
-        with FinishedIndex(directory) as own:
+        with Archive(directory) as own:
             covered = check_index(own, store)
-    ledger, sequence = base(directory, store, covered)
+    ledger, sequence = recovery_base(directory, store, covered)
     return recover(store, ledger, sequence)
 
 
@@ -64,33 +64,33 @@ def records_of(row: Row, before: int) -> list[AnyRecord]:
     if row.record_first != before + 1:
         raise JournalDamaged(
             f"row {row.sequence} begins with record {row.record_first}",
-            f"records {before + 1} to {row.record_first - 1} are missing: {PUT_BACK}",
+            f"records {before + 1} to {row.record_first - 1} are missing: {RESTORE_HINT}",
         )
     records = decode(row.body)
     if len(records) != row.record_last - before:
         raise JournalDamaged(
             f"row {row.sequence} should end with record {row.record_last}, "
             f"and ends with {before + len(records)}",
-            PUT_BACK,
+            RESTORE_HINT,
         )
     return records
 
 
-def base(directory: Path, store: StoreReader, through: int) -> tuple[Ledger, int]:
+def recovery_base(directory: Path, store: StoreReader, through: int) -> tuple[Ledger, int]:
     """Return the ledger to begin with and its row: of the newest sound snapshot of a row up to
     `through`, or, if no row was ever trimmed, an empty one and 0. Refuses what can't be made whole.
     """
-    ledger, sequence = newest_sound(directory, store, through, Snapshot.restore)
+    ledger, sequence = newest_sound(directory, store, through, SnapshotReader.restore)
     return (Ledger() if ledger is None else ledger), sequence
 
 
 def newest_sound(
-    directory: Path, store: StoreReader, through: int, use: Callable[[Snapshot], _T]
+    directory: Path, store: StoreReader, through: int, use: Callable[[SnapshotReader], _T]
 ) -> tuple[_T | None, int]:
     """Use the newest snapshot of a row up to `through` that is sound, and return what that gives
     and the row; None and 0 if there is none and no row was ever trimmed. `use` reads all of it."""
     wrong: list[str] = []
-    for sequence in _usable(directory, store, through):
+    for sequence in _usable_snapshots(directory, store, through):
         try:
             with snapshot.read(directory, sequence) as found:
                 check_snapshot(found, store)
@@ -103,7 +103,7 @@ def newest_sound(
     return None, 0
 
 
-def _usable(directory: Path, store: StoreReader, through: int) -> Iterator[int]:
+def _usable_snapshots(directory: Path, store: StoreReader, through: int) -> Iterator[int]:
     """The rows up to `through` with snapshots that the kept rows go on from, newest first."""
     for sequence in snapshot.sequences(directory):
         if sequence > store.head.sequence:
@@ -111,13 +111,13 @@ def _usable(directory: Path, store: StoreReader, through: int) -> Iterator[int]:
                 f"the journal ends at row {store.head.sequence}, and there is a snapshot of row "
                 f"{sequence}",
                 f"rows {store.head.sequence + 1}..{sequence} are lost. Nothing was changed; "
-                f"{PUT_BACK}",
+                f"{RESTORE_HINT}",
             )
         if store.anchor.sequence <= sequence <= through:
             yield sequence
 
 
-def check_snapshot(found: Snapshot, store: StoreReader) -> None:
+def check_snapshot(found: SnapshotReader, store: StoreReader) -> None:
     """Refuse a snapshot that was not taken of this journal's own row."""
     name = snapshot.path_of(Path(), found.head.sequence).name
     if found.identity != store.identity:
@@ -137,11 +137,11 @@ def _no_base(anchor: Head, wrong: list[str]) -> JournalDamaged:
     reasons = "; ".join(wrong) if wrong else "there is no snapshot that covers them"
     return JournalDamaged(
         f"rows 1..{anchor.sequence} are trimmed, and {reasons}",
-        f"the state up to row {anchor.sequence} is lost. Nothing was changed; {PUT_BACK}",
+        f"the state up to row {anchor.sequence} is lost. Nothing was changed; {RESTORE_HINT}",
     )
 
 
-def check_index(index: FinishedIndex, store: StoreReader) -> int:
+def check_index(index: Archive, store: StoreReader) -> int:
     """The last row whose ended tasks are in the index; refuse an index that lacks some."""
     covered = index.covered()
     if covered is None:
@@ -150,32 +150,32 @@ def check_index(index: FinishedIndex, store: StoreReader) -> int:
         identity, head = covered
         sequence = head.sequence
         if identity != store.identity:
-            raise JournalDamaged(f"{index.path.name} belongs to another journal", PUT_BACK)
+            raise JournalDamaged(f"{index.path.name} belongs to another journal", RESTORE_HINT)
         if sequence > store.head.sequence:
             raise JournalDamaged(
                 f"the journal ends at row {store.head.sequence}, and {index.path.name} covers row "
                 f"{sequence}",
-                f"rows {store.head.sequence + 1}..{sequence} are lost: {PUT_BACK}",
+                f"rows {store.head.sequence + 1}..{sequence} are lost: {RESTORE_HINT}",
             )
     if sequence < store.anchor.sequence:
         missing = f"covers rows up to {sequence}" if covered else "is missing"
         raise JournalDamaged(
             f"rows 1..{store.anchor.sequence} are trimmed, and {index.path.name} {missing}",
             "names and results of tasks that ended before are lost. Nothing was changed; "
-            f"{PUT_BACK}",
+            f"{RESTORE_HINT}",
         )
     return sequence
 
 
-class EndedIndex(Protocol):
+class EndedTaskIndex(Protocol):
     """Where ended tasks are found that are no longer in memory."""
 
     @property
-    def holds_any(self) -> bool:
+    def has_any(self) -> bool:
         """False: all that ever ended is in memory, so nobody need ask."""
         ...
 
-    def find(self, names: list[bytes]) -> list[Ended]:
+    def find(self, names: list[bytes]) -> list[EndedTask]:
         """Those of these names that have ended, in no order."""
         ...
 
@@ -188,7 +188,7 @@ class EndedIndex(Protocol):
         ...
 
 
-def recall_for(ledger: Ledger, index: EndedIndex, names: Iterable[bytes]) -> None:
+def recall_for(ledger: Ledger, index: EndedTaskIndex, names: Iterable[bytes]) -> None:
     """Bring archived tasks back into memory before the scheduler hears their names."""
     known = ledger.tasks
     unknown = [name for name in names if name not in known]
@@ -197,24 +197,24 @@ def recall_for(ledger: Ledger, index: EndedIndex, names: Iterable[bytes]) -> Non
             ledger.recall(ended)
 
 
-def recall_for_event(ledger: Ledger, index: EndedIndex, event: events.Event) -> None:
+def recall_for_event(ledger: Ledger, index: EndedTaskIndex, event: events.Event) -> None:
     """The same for whatever names an event speaks of. The broker calls it before `handle`."""
-    if not index.holds_any:
+    if not index.has_any:
         return
-    if type(event) is events.SubmitAsked:
+    if type(event) is events.SubmitRequested:
         recall_for(ledger, index, identity.candidates_of(ledger, event.submission))
         return
-    names = _NAMES.get(type(event))
+    names = _NAMES_BY_EVENT.get(type(event))
     if names is not None:
         scope = getattr(event, "scope", None)
         everywhere = scope is not None and scope.any_campaign
         found = identity.candidates(ledger, names(event), any_campaign=everywhere)
         recall_for(ledger, index, found)
-        if type(event) is events.WorkReturned:
+        if type(event) is events.TasksReturned:
             recall_for(ledger, index, _returned_after(ledger, event))
 
 
-def _returned_after(ledger: Ledger, event: events.WorkReturned) -> Iterator[bytes]:
+def _returned_after(ledger: Ledger, event: events.TasksReturned) -> Iterator[bytes]:
     """Yield the keys that returned tasks may be made to wait for."""
     for name, after in zip(event.names, event.after or (), strict=False):
         task = ledger.tasks.get(name)
@@ -224,37 +224,37 @@ def _returned_after(ledger: Ledger, event: events.WorkReturned) -> Iterator[byte
 
 
 def _names_of_scope(
-    event: events.CancelAsked | events.RetryAsked | events.ListAsked,
+    event: events.CancelRequested | events.RetryRequested | events.ListRequested,
 ) -> Iterable[bytes]:
     return event.scope.names or ()
 
 
 def _names(
-    event: events.WorkReported
-    | events.WorkReturned
-    | events.WorkProgressed
-    | events.LookupAsked
-    | events.ResultsAsked,
+    event: events.TasksReported
+    | events.TasksReturned
+    | events.TasksProgressed
+    | events.LookupRequested
+    | events.ResultsRequested,
 ) -> Iterable[bytes]:
     return event.names
 
 
-def _one_name(event: events.ExplainAsked | events.OutputAsked) -> Iterable[bytes]:
+def _one_name(event: events.ExplainRequested | events.OutputRequested) -> Iterable[bytes]:
     return (event.name,)
 
 
-_NAMES: dict[type[events.Event], Callable[[Any], Iterable[bytes]]] = {
-    events.WorkReturned: _names,
-    events.CancelAsked: _names_of_scope,
-    events.RetryAsked: _names_of_scope,
-    events.WatchAsked: lambda event: event.names or (),
-    events.WorkReported: _names,
-    events.WorkProgressed: _names,
-    events.LookupAsked: _names,
-    events.ListAsked: _names_of_scope,
-    events.ResultsAsked: _names,
-    events.ExplainAsked: _one_name,
-    events.OutputAsked: _one_name,
+_NAMES_BY_EVENT: dict[type[events.Event], Callable[[Any], Iterable[bytes]]] = {
+    events.TasksReturned: _names,
+    events.CancelRequested: _names_of_scope,
+    events.RetryRequested: _names_of_scope,
+    events.WatchRequested: lambda event: event.names or (),
+    events.TasksReported: _names,
+    events.TasksProgressed: _names,
+    events.LookupRequested: _names,
+    events.ListRequested: _names_of_scope,
+    events.ResultsRequested: _names,
+    events.ExplainRequested: _one_name,
+    events.OutputRequested: _one_name,
 }
 
 
@@ -274,9 +274,7 @@ def _ended_by(tasks: Iterable[Task], record: int) -> list[bytes]:
     return [task.name for task in tasks if task.ending is not None and task.ending.record <= record]
 
 
-def result_of(
-    store: StoreReader, index: FinishedIndex, ledger: Ledger, name: bytes
-) -> Result | None:
+def result_of(store: StoreReader, index: Archive, ledger: Ledger, name: bytes) -> Result | None:
     """The result of a DONE task, from its journal row or the index; None if it is not DONE."""
     task = ledger.tasks.get(name)
     if task is None:
@@ -298,7 +296,7 @@ def results_in(record: AnyRecord, number: int, names: list[bytes]) -> list[Resul
         results = dict(zip(record.names, map(Result, *columns), strict=False))
     for name in names:
         if name not in results:
-            raise JournalDamaged(f"record {number} does not say how {name!r} ended", PUT_BACK)
+            raise JournalDamaged(f"record {number} does not say how {name!r} ended", RESTORE_HINT)
     return [results[name] for name in names]
 
 
@@ -311,15 +309,15 @@ def causes_in(record: Cancelled) -> list[bytes | None]:
     return [*[b""] * asked, *(record.names[place] for place in record.causes)]
 
 
-def text_at(store: StoreReader, number: int, name: bytes) -> Result | None:
+def output_at(store: StoreReader, number: int, name: bytes) -> Result | None:
     """The end of what a task had printed as of that record; None if its row is trimmed."""
     row = store.row_of(number)
     if row is None:
         return None
-    return text_in(records_of(row, row.record_first - 1)[number - row.record_first], number, name)
+    return output_in(records_of(row, row.record_first - 1)[number - row.record_first], number, name)
 
 
-def text_in(record: AnyRecord, number: int, name: bytes) -> Result:
+def output_in(record: AnyRecord, number: int, name: bytes) -> Result:
     """The same, of a record that is read already."""
     texts: list[Result] = []
     if isinstance(record, Progressed):
@@ -327,5 +325,5 @@ def text_in(record: AnyRecord, number: int, name: bytes) -> Result:
         columns = zip(record.names, texts_kept, strict=True)
         texts = [kept for own, kept in columns if own == name and kept.text]
     if not texts:
-        raise JournalDamaged(f"record {number} does not say what {name!r} printed", PUT_BACK)
+        raise JournalDamaged(f"record {number} does not say what {name!r} printed", RESTORE_HINT)
     return texts[-1]

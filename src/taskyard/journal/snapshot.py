@@ -35,7 +35,7 @@ import msgspec
 from taskyard.core import image
 from taskyard.core.cold import ColdLedger
 from taskyard.core.columns import Edges, Rest, Restorer, TaskColumns
-from taskyard.core.image import Image
+from taskyard.core.image import LedgerSnapshot
 from taskyard.core.ledger import Ledger
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import schema
@@ -59,12 +59,12 @@ WHOLE_FORMATS: Final = (1, 2)
 
 MAGIC: Final = b"taskyard snapshot\n"
 
-_OPENING = struct.Struct(f">{len(MAGIC)}sI")
-_MEASURES = struct.Struct(">Q32s")
+_PREFIX = struct.Struct(f">{len(MAGIC)}sI")
+_LENGTHS = struct.Struct(">Q32s")
 _BLOCK = struct.Struct(">BQI")
 _COVERED = struct.Struct(">BQQ")
 _TRAILER = struct.Struct(">QQI")
-HEADER_BYTES: Final = _OPENING.size + SEALED_BYTES
+HEADER_BYTES: Final = _PREFIX.size + SEALED_BYTES
 
 #: Kinds of blocks.
 TASKS: Final = 1
@@ -74,13 +74,13 @@ REST: Final = 3
 _NAME = re.compile(r"(\d{12,})\.snapshot")
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_image = msgspec.msgpack.Decoder(Image).decode
+_decode_image = msgspec.msgpack.Decoder(LedgerSnapshot).decode
 _decode_tasks = msgspec.msgpack.Decoder(TaskColumns).decode
 _decode_edges = msgspec.msgpack.Decoder(tuple[bytes, bytes]).decode
 _decode_rest = msgspec.msgpack.Decoder(Rest).decode
 
 
-class Snapshot:
+class SnapshotReader:
     """A snapshot to read: its head at once, its blocks as they are asked for."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
@@ -95,7 +95,7 @@ class Snapshot:
             raise damaged(name, "does not say soundly which row it is of")
         self.identity, self.head = sealed
         #: The whole ledger as formats 1 and 2 have it.
-        self.image: Image | None = None
+        self.image: LedgerSnapshot | None = None
         if self.version in WHOLE_FORMATS:
             self.image = self._whole_body()
             record = self.image.record
@@ -183,12 +183,12 @@ class Snapshot:
             raise damaged(self.name, f"has a block that can't be read ({error})") from error
 
     def _opening(self) -> tuple[int, bytes]:
-        magic, version = _OPENING.unpack(self._read_at(0, _OPENING.size))
+        magic, version = _PREFIX.unpack(self._read_at(0, _PREFIX.size))
         if magic != MAGIC:
             raise damaged(self.name, "does not begin as one")
         if version not in (*WHOLE_FORMATS, FORMAT):
             schema.check_format(f"snapshot {self.name}", b"%d" % version, b"%d" % FORMAT, _LOST)
-        return version, self._read_at(_OPENING.size, SEALED_BYTES)
+        return version, self._read_at(_PREFIX.size, SEALED_BYTES)
 
     def _trailer(self) -> tuple[int, int]:
         trailer = self._read_at(max(self._bytes - _TRAILER.size, HEADER_BYTES), _TRAILER.size)
@@ -197,13 +197,13 @@ class Snapshot:
             raise damaged(self.name, "has lost its end")
         return last, blocks
 
-    def _whole_body(self) -> Image:
+    def _whole_body(self) -> LedgerSnapshot:
         """Return what formats 1 and 2 hold."""
-        length, digest = _MEASURES.unpack(self._read_at(HEADER_BYTES, _MEASURES.size))
-        there = self._bytes - HEADER_BYTES - _MEASURES.size
+        length, digest = _LENGTHS.unpack(self._read_at(HEADER_BYTES, _LENGTHS.size))
+        there = self._bytes - HEADER_BYTES - _LENGTHS.size
         if there != length:
             raise damaged(self.name, f"has a body of {there} bytes where {length} were written")
-        body = self._read_at(HEADER_BYTES + _MEASURES.size, length)
+        body = self._read_at(HEADER_BYTES + _LENGTHS.size, length)
         if hashlib.sha256(body).digest() != digest:
             raise damaged(self.name, "has a body that does not match its digest")
         return self._decoded(_decode_image, body)
@@ -227,7 +227,7 @@ class SnapshotWriter:
         self._sealed = seal(identity, head)
         self._head = head
         self._blocks = 0
-        self._bytes = file.write(_OPENING.pack(MAGIC, FORMAT) + self._sealed)
+        self._bytes = file.write(_PREFIX.pack(MAGIC, FORMAT) + self._sealed)
         self._synced = 0
 
     def add_tasks(self, columns: TaskColumns) -> None:
@@ -310,7 +310,7 @@ def _write_ledger(writer: SnapshotWriter, ledger: Ledger) -> Rest:
     return ColdLedger.of(ledger, writer.add_tasks).finish((), writer.add_edges)
 
 
-def read(directory: Path, sequence: int) -> Snapshot:
+def read(directory: Path, sequence: int) -> SnapshotReader:
     """Open the snapshot of that row. Raises JournalDamaged if its head or its end are not sound."""
     path = path_of(directory, sequence)
     try:
@@ -319,7 +319,7 @@ def read(directory: Path, sequence: int) -> Snapshot:
         raise _unreadable(str(path), error) from error
     with ExitStack() as opened:
         opened.enter_context(file)
-        snapshot = Snapshot(file, path.name)
+        snapshot = SnapshotReader(file, path.name)
         if snapshot.head.sequence != sequence:
             raise damaged(path.name, f"is that of row {snapshot.head.sequence}")
         opened.pop_all()
@@ -340,7 +340,7 @@ def encode(identity: bytes, head: Head, ledger: Ledger) -> bytes:
 
 def decode(content: bytes, name: str) -> Ledger:
     """Return the ledger of a snapshot's content; `name` is the file's, for errors."""
-    return Snapshot(io.BytesIO(content), name).restore()
+    return SnapshotReader(io.BytesIO(content), name).restore()
 
 
 def _checksum(sealed: bytes, kind: int, number: int, body: bytes) -> int:

@@ -29,14 +29,14 @@ from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chain, inspection, schema, witness
 from taskyard.journal.chain import Head
 from taskyard.journal.files import (
-    PUT_BACK,
+    RESTORE_HINT,
     check_regular,
     create_private,
     free_bytes,
     make_private_directory,
     sync_directory,
 )
-from taskyard.journal.reading import StoredRows
+from taskyard.journal.reading import RowReader
 from taskyard.journal.schema import INSERT_ROW, DiskErrors
 from taskyard.journal.store import check_row, check_trim
 from taskyard.journal.witness import Witness
@@ -44,10 +44,10 @@ from taskyard.journal.witness import Witness
 PAGE_BYTES = 4096
 
 #: The log is merged before the commit that finds it this long: see above.
-LOG_BYTES_MERGED = 4 * 1024 * 1024
+LOG_BYTES_MERGE = 4 * 1024 * 1024
 
 #: A log that one huge row made longer than this is cut back when it is begun anew.
-LOG_BYTES_KEPT = 4 * LOG_BYTES_MERGED
+LOG_BYTES_KEPT = 4 * LOG_BYTES_MERGE
 
 #: Pages that a commit writes besides those of its body: a leaf, its parent, the header.
 _PAGES_BESIDE_BODY = 3
@@ -56,7 +56,7 @@ _PAGES_BESIDE_BODY = 3
 TRIM_ROWS_MAX = 256
 
 #: Others only read, for moments. One whose broker was killed is gone as soon.
-PATIENCE_SECONDS = 1.0
+BUSY_TIMEOUT_SECONDS = 1.0
 
 #: `secure_delete` would write every trimmed page once more; some builds have it on.
 _SETTINGS = (
@@ -79,7 +79,7 @@ class LogInUse(sqlite3.OperationalError):
     """The log could not be merged whole, because somebody reads from it."""
 
 
-class SqliteStore(StoredRows):
+class SqliteStore(RowReader):
     """The journal of one state directory, which the caller has locked. Keeps `Store`."""
 
     def __init__(self, directory: Path, page_bytes: int = PAGE_BYTES) -> None:
@@ -108,9 +108,9 @@ class SqliteStore(StoredRows):
                 INSERT_ROW, (row.sequence, row.record_first, row.record_last, row.chain, body)
             )
             self._connection.execute("COMMIT")
-            self._witness.see(row.head)
+            self._witness.update(row.head)
         except DiskErrors as error:
-            raise self._break(error, f"writing row {row.sequence}") from error
+            raise self._mark_broken(error, f"writing row {row.sequence}") from error
         self._head = row.head
         return row.head
 
@@ -121,12 +121,12 @@ class SqliteStore(StoredRows):
             last = min(self._anchor.sequence + TRIM_ROWS_MAX, through)
             anchor = self._verified(last).head
             try:
-                self._forget(anchor)
+                self._delete_rows(anchor)
             except DiskErrors as error:
-                raise self._break(error, f"trimming through row {last}") from error
+                raise self._mark_broken(error, f"trimming through row {last}") from error
             self._anchor = anchor
 
-    def room_bytes(self) -> int:
+    def disk_free_bytes(self) -> int:
         return free_bytes(self._path.parent)
 
     def used_bytes(self) -> int:
@@ -180,7 +180,7 @@ class SqliteStore(StoredRows):
         if self._broken:
             raise JournalFailed(self._broken)
 
-    def _break(self, error: Exception, what: str) -> JournalFailed:
+    def _mark_broken(self, error: Exception, what: str) -> JournalFailed:
         """The first failure is the one that every later call is told."""
         failure = schema.write_error(error, what, self._path)
         self._broken = str(failure)
@@ -188,7 +188,7 @@ class SqliteStore(StoredRows):
 
     def _merge_long_log(self, body_bytes: int) -> None:
         """Before the commit, not after it, so that a failure leaves no row half acknowledged."""
-        if self._log_bytes > LOG_BYTES_MERGED:
+        if self._log_bytes > LOG_BYTES_MERGE:
             self._merge("PASSIVE")
         self._log_bytes += body_bytes + _PAGES_BESIDE_BODY * self._page_bytes
 
@@ -196,7 +196,7 @@ class SqliteStore(StoredRows):
         _merge(self._connection, mode)
         self._log_bytes = 0
 
-    def _forget(self, anchor: Head) -> None:
+    def _delete_rows(self, anchor: Head) -> None:
         """Delete the rows up to the new anchor, and keep the anchor, in one transaction."""
         self._connection.execute("BEGIN IMMEDIATE")
         self._connection.execute("DELETE FROM journal WHERE sequence <= ?", (anchor.sequence,))
@@ -254,21 +254,21 @@ def believe(
     directory: Path, connect: inspection.Connect = inspection.connect
 ) -> tuple[bytes, Head, Head]:
     """Identity, anchor and head of a journal that is sound in every respect; else refuse it."""
-    verdict = inspection.inspect(directory, connect)
-    if verdict.wrong or not verdict.anchor or not verdict.head:
+    report = inspection.verify_journal(directory, connect)
+    if report.wrong or not report.anchor or not report.head:
         raise JournalDamaged(
-            f"the journal in {directory} is damaged: {'; '.join(verdict.wrong)}",
-            f"{'; '.join(verdict.lost)}. Nothing was repaired or removed; `taskyard journal check "
-            f"--state {shlex.quote(str(directory))}` tells more. P{PUT_BACK[1:]}",
+            f"the journal in {directory} is damaged: {'; '.join(report.wrong)}",
+            f"{'; '.join(report.lost)}. Nothing was repaired or removed; `taskyard journal check "
+            f"--state {shlex.quote(str(directory))}` tells more. P{RESTORE_HINT[1:]}",
         )
-    if verdict.torn_bytes:
+    if report.torn_bytes:
         logger.warning(
             "%s: cut %d bytes of an unfinished write after row %d; it was never acknowledged",
             directory / schema.FILE_NAME,
-            verdict.torn_bytes,
-            verdict.head.sequence,
+            report.torn_bytes,
+            report.head.sequence,
         )
-    return verdict.identity, verdict.anchor, verdict.head
+    return report.identity, report.anchor, report.head
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -276,7 +276,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     check_regular(path, *schema.companions(path))
     uri = f"{path.absolute().as_uri()}?mode=rw"
     connection = sqlite3.connect(
-        uri, uri=True, isolation_level=None, timeout=PATIENCE_SECONDS, check_same_thread=False
+        uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_SECONDS, check_same_thread=False
     )
     for setting in _SETTINGS:
         connection.execute(f"PRAGMA {setting}")

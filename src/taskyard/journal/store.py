@@ -78,7 +78,7 @@ class Store(StoreReader, Protocol):
         """Forget the rows up to and with `through`, which a snapshot covers."""
         ...
 
-    def room_bytes(self) -> int:
+    def disk_free_bytes(self) -> int:
         """How much more the disk can take, to compare with DISK_RESERVE_BYTES."""
         ...
 
@@ -140,7 +140,7 @@ class MemoryStore:
         del self._rows[: anchor.sequence - self._anchor.sequence]
         self._anchor = anchor
 
-    def room_bytes(self) -> int:
+    def disk_free_bytes(self) -> int:
         """Memory is no disk: never short of the reserve."""
         return 2 * DISK_RESERVE_BYTES
 

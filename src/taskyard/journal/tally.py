@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class Tally(Struct):
+class AuditCounts(Struct):
     """The counts. Tasks are counted by generation: a name that is submitted anew counts again."""
 
     submitted: int = 0
@@ -39,11 +39,11 @@ class Tally(Struct):
     unknown: int = 0
 
     @property
-    def is_sound(self) -> bool:
+    def is_clean(self) -> bool:
         return not (self.completed_twice or self.dependencies_broken or self.unknown)
 
 
-class _Story(Struct, gc=False):
+class _TaskHistory(Struct, gc=False):
     """What was written of one task."""
 
     state: TaskState = TaskState.READY
@@ -51,12 +51,12 @@ class _Story(Struct, gc=False):
     after: list[tuple[bytes, int]] = field(default_factory=list)
 
 
-class Counting:
+class Auditor:
     """Folds records, in their order, into a tally."""
 
     def __init__(self) -> None:
-        self._tally = Tally()
-        self._stories: dict[bytes, _Story] = {}
+        self._tally = AuditCounts()
+        self._histories: dict[bytes, _TaskHistory] = {}
         #: How often each name was done, over all its generations.
         self._times_done: dict[bytes, int] = {}
 
@@ -66,9 +66,9 @@ class Counting:
             if count is not None:
                 count(self, record)
 
-    def tally(self) -> Tally:
+    def tally(self) -> AuditCounts:
         """The counts so far."""
-        states = [story.state for story in self._stories.values()]
+        states = [story.state for story in self._histories.values()]
         tally = self._tally
         tally.failed = states.count(TaskState.FAILED)
         tally.cancelled = states.count(TaskState.CANCELLED)
@@ -80,16 +80,16 @@ class Counting:
         self._tally.submitted += len(submission.names)
         for index, name in enumerate(submission.names):
             after = submission.after[index] if submission.after is not None else []
-            self._stories[name] = _Story(after=self._from_now(after))
+            self._histories[name] = _TaskHistory(after=self._from_now(after))
 
     def _extended(self, record: records.Extended) -> None:
         for name, after in zip(record.names, record.after, strict=True):
-            self._story(name).after += self._from_now(after)
+            self._history(name).after += self._from_now(after)
 
     def _returned(self, record: records.Returned) -> None:
         if record.after is not None:
             for name, after in zip(record.names, record.after, strict=True):
-                self._story(name).after += self._from_now(after)
+                self._history(name).after += self._from_now(after)
 
     def _from_now(self, names: list[bytes]) -> list[tuple[bytes, int]]:
         return [(name, self._times_done.get(name, 0)) for name in names]
@@ -97,14 +97,14 @@ class Counting:
     def _leased(self, record: records.Leased) -> None:
         self._tally.leases += len(record.names)
         for name in record.names:
-            story = self._story(name)
+            story = self._history(name)
             for before, times in story.after:
                 if self._times_done.get(before, 0) <= times:
                     self._tally.dependencies_broken += 1
 
     def _finished(self, record: records.Finished) -> None:
         for name in record.names:
-            story = self._story(name)
+            story = self._history(name)
             if story.state is TaskState.DONE:
                 self._tally.completed_twice += 1
             else:
@@ -112,38 +112,38 @@ class Counting:
             story.state = TaskState.DONE
             self._times_done[name] = self._times_done.get(name, 0) + 1
 
-    def _failed(self, record: records.Failed | records.Aged) -> None:
+    def _failed(self, record: records.Failed | records.TaskExpired) -> None:
         for name in record.names:
-            self._story(name).state = TaskState.FAILED
+            self._history(name).state = TaskState.FAILED
 
     def _retried(self, record: records.Retried) -> None:
         for name in record.names:
-            self._story(name).state = TaskState.READY
+            self._history(name).state = TaskState.READY
 
     def _cancelled(self, record: records.Cancelled) -> None:
         for name in record.names:
-            self._story(name).state = TaskState.CANCELLED
+            self._history(name).state = TaskState.CANCELLED
 
-    def _stale(self, record: records.Stale) -> None:
+    def _stale(self, record: records.StaleReport) -> None:
         self._tally.stale += len(record.names)
 
-    def _story(self, name: bytes) -> _Story:
-        story = self._stories.get(name)
+    def _history(self, name: bytes) -> _TaskHistory:
+        story = self._histories.get(name)
         if story is None:
             self._tally.unknown += 1
-            story = self._stories[name] = _Story()
+            story = self._histories[name] = _TaskHistory()
         return story
 
 
-_COUNTED: dict[type, Callable[[Counting, Any], None]] = {
-    records.Submitted: Counting._submitted,  # noqa: SLF001  # its own table
-    records.Extended: Counting._extended,  # noqa: SLF001
-    records.Returned: Counting._returned,  # noqa: SLF001
-    records.Leased: Counting._leased,  # noqa: SLF001
-    records.Finished: Counting._finished,  # noqa: SLF001
-    records.Failed: Counting._failed,  # noqa: SLF001
-    records.Aged: Counting._failed,  # noqa: SLF001
-    records.Retried: Counting._retried,  # noqa: SLF001
-    records.Cancelled: Counting._cancelled,  # noqa: SLF001
-    records.Stale: Counting._stale,  # noqa: SLF001
+_COUNTED: dict[type, Callable[[Auditor, Any], None]] = {
+    records.Submitted: Auditor._submitted,  # noqa: SLF001  # its own table
+    records.Extended: Auditor._extended,  # noqa: SLF001
+    records.Returned: Auditor._returned,  # noqa: SLF001
+    records.Leased: Auditor._leased,  # noqa: SLF001
+    records.Finished: Auditor._finished,  # noqa: SLF001
+    records.Failed: Auditor._failed,  # noqa: SLF001
+    records.TaskExpired: Auditor._failed,  # noqa: SLF001
+    records.Retried: Auditor._retried,  # noqa: SLF001
+    records.Cancelled: Auditor._cancelled,  # noqa: SLF001
+    records.StaleReport: Auditor._stale,  # noqa: SLF001
 }

@@ -24,7 +24,7 @@ SLOT_SPACING_BYTES = 4096
 _OFFSETS = (0, SLOT_SPACING_BYTES)
 
 #: What follows from a witness that can't testify.
-UNKNOWN = "whether the journal lost its end can't be told"
+END_UNKNOWN = "whether the journal lost its end can't be told"
 
 
 def create(directory: Path, identity: bytes, head: Head) -> None:
@@ -44,7 +44,7 @@ def read(directory: Path) -> tuple[bytes, Head] | None:
         return None
     seen = [witnessed for offset in _OFFSETS if (witnessed := _slot(content, offset))]
     if not seen:
-        raise JournalDamaged("the witness is unreadable", UNKNOWN)
+        raise JournalDamaged("the witness is unreadable", END_UNKNOWN)
     return max(seen, key=lambda witnessed: witnessed[1].sequence)
 
 
@@ -66,7 +66,7 @@ class Witness:
         witnessed = unseal(os.pread(self._descriptor, SEALED_BYTES, offset))
         return witnessed[1].sequence if witnessed else -1
 
-    def see(self, head: Head) -> None:
+    def update(self, head: Head) -> None:
         """Remember `head` over the older slot; never synced, see above."""
         sealed = seal(self._identity, head)
         written = os.pwrite(self._descriptor, sealed, _OFFSETS[self._next])

@@ -33,7 +33,7 @@ class SocketFile(NamedTuple):
                 self.path.unlink()
 
 
-class Opened(NamedTuple):
+class ListeningDescriptor(NamedTuple):
     """A descriptor that listens; whoever takes it closes it."""
 
     descriptor: int
@@ -42,7 +42,7 @@ class Opened(NamedTuple):
     file: SocketFile | None
 
 
-def open_listener(place: Tcp | Ipc) -> Opened:
+def open_listener(place: Tcp | Ipc) -> ListeningDescriptor:
     """Raises UserError where nobody can listen, or somebody does already."""
     try:
         return _open_tcp(place) if isinstance(place, Tcp) else _open_ipc(place)
@@ -53,7 +53,7 @@ def open_listener(place: Tcp | Ipc) -> Opened:
         ) from error
 
 
-def _open_tcp(place: Tcp) -> Opened:
+def _open_tcp(place: Tcp) -> ListeningDescriptor:
     family = socket.AF_INET6 if place.is_ipv6 else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         # A port is free as soon as nobody listens, whatever old connections linger.
@@ -61,21 +61,23 @@ def _open_tcp(place: Tcp) -> Opened:
         listener.bind((place.host, place.port))
         _listen(listener)
         port: int = listener.getsockname()[1]
-        return Opened(listener.detach(), Tcp(place.host, port), None)
+        return ListeningDescriptor(listener.detach(), Tcp(place.host, port), None)
 
 
-def _open_ipc(place: Ipc) -> Opened:
+def _open_ipc(place: Ipc) -> ListeningDescriptor:
     path = Path(place.path)
     make_private_directory(path.parent)
-    _refuse_open_directory(path.parent)
-    _remove_leftover(path)
+    _check_directory_private(path.parent)
+    _remove_stale_socket(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(place.path)
         # Nobody can connect before it listens, so it is never open to others.
         path.chmod(PRIVATE_FILE)
         _listen(listener)
         found = path.lstat()
-        return Opened(listener.detach(), place, SocketFile(path, found.st_dev, found.st_ino))
+        return ListeningDescriptor(
+            listener.detach(), place, SocketFile(path, found.st_dev, found.st_ino)
+        )
 
 
 def _listen(listener: socket.socket) -> None:
@@ -84,7 +86,7 @@ def _listen(listener: socket.socket) -> None:
     listener.listen(BACKLOG)
 
 
-def _refuse_open_directory(directory: Path) -> None:
+def _check_directory_private(directory: Path) -> None:
     """Whoever may write there could put a socket of their own in place of ours."""
     mode = directory.stat().st_mode
     if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
@@ -94,7 +96,7 @@ def _refuse_open_directory(directory: Path) -> None:
         )
 
 
-def _remove_leftover(path: Path) -> None:
+def _remove_stale_socket(path: Path) -> None:
     """The file of a broker that ended without closing. A living one's is left alone."""
     try:
         mode = path.lstat().st_mode

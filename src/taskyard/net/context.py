@@ -46,7 +46,7 @@ def _seed_routing_ids() -> None:
     ctypes.CDLL(None).srand(ctypes.c_uint(secrets.randbits(32)))
 
 
-def _leave_to_parent() -> None:
+def _forget_inherited() -> None:
     _inherited.extend(_opened)
     _opened.clear()
     _opening.release()
@@ -54,7 +54,7 @@ def _leave_to_parent() -> None:
 
 # Held across the fork, so that no other thread is half way through `context` in the child.
 os.register_at_fork(
-    before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_leave_to_parent
+    before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_forget_inherited
 )
 
 

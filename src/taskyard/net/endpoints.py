@@ -1,7 +1,7 @@
 """Where sockets are: the native endpoint of a state directory, and which endpoints a user may give.
 
 An endpoint is `ipc://PATH` or `tcp://ADDRESS:PORT`. What is beyond this machine needs keys:
-`is_beyond` tells it, and `sockets.py` sees to it. A broker listens at addresses alone; a peer may
+`is_remote` tells it, and `sockets.py` sees to it. A broker listens at addresses alone; a peer may
 also go by the name of a machine, because a key tells the broker from whoever answers to its name.
 Opens nothing but the private directory for long paths.
 """
@@ -25,14 +25,14 @@ IPC_PATH_BYTES_MAX: Final = 107
 PORT_MAX: Final = 65_535
 
 #: Where the short directories are. Not TMPDIR: broker and client may have different ones.
-SHORT_PLACE = Path("/tmp")  # noqa: S108 - anybody may write there, so the owner and mode are checked
+SHORT_DIRECTORY = Path("/tmp")  # noqa: S108 - anybody may write there, so the owner and mode are checked
 
 #: 64 bits of a path tell the states of one user apart.
 _DIGEST_CHARACTERS: Final = 16
 
 _COMMA = re.compile(r",(?=(?:tcp|ipc)://)")
 _TCP = re.compile(r"tcp://(?P<host>\[[^]/]*]|[^]:/;[]+):(?P<port>\*|[0-9]{1,5})")
-_GOOD_FORMS = "give tcp://127.0.0.1:PORT or ipc://PATH"
+_FORMS_HINT = "give tcp://127.0.0.1:PORT or ipc://PATH"
 
 #: The name of a machine: what DNS takes, and no address of four numbers.
 _NAME = re.compile(
@@ -71,7 +71,7 @@ class Ipc(NamedTuple):
         return f"ipc://{self.path}"
 
 
-def native(state: Path) -> str:
+def native_endpoint(state: Path) -> str:
     """The endpoint of a state directory's broker; its clients find it without asking.
 
     Where the path is too long for a socket, it is in a short private directory instead, made here
@@ -83,17 +83,17 @@ def native(state: Path) -> str:
     return str(Ipc(str(_short_directory(path.parent) / SOCKET_NAME)))
 
 
-def check(endpoint: str) -> str:
+def listen_endpoint(endpoint: str) -> str:
     """The endpoint to listen at, in its one spelling. Port 0 or * takes a free one."""
     return str(parse(endpoint))
 
 
-def check_peer(endpoint: str) -> str:
+def peer_endpoint(endpoint: str) -> str:
     """The endpoint to connect to, in its one spelling."""
     return str(parse_peer(endpoint))
 
 
-def is_beyond(place: Tcp | Ipc) -> bool:
+def is_remote(place: Tcp | Ipc) -> bool:
     """Whether it can be reached from other machines, or is on one."""
     return isinstance(place, Tcp) and not place.is_loopback
 
@@ -104,7 +104,7 @@ def parse_peer(endpoint: str) -> Tcp | Ipc:
     if isinstance(place, Ipc):
         return place
     if place.port == 0:
-        raise UserError(f"endpoint {endpoint} has no port to connect to; {_GOOD_FORMS}")
+        raise UserError(f"endpoint {endpoint} has no port to connect to; {_FORMS_HINT}")
     if place.host in ("0.0.0.0", "::"):  # noqa: S104 - it is refused
         raise UserError(
             f"endpoint {endpoint} stands for all addresses of a machine, and nobody can be reached "
@@ -113,7 +113,7 @@ def parse_peer(endpoint: str) -> Tcp | Ipc:
     return place
 
 
-def several(given: str) -> list[str]:
+def split_endpoints(given: str) -> list[str]:
     """The endpoints of a list with commas. A path may have a comma of its own."""
     return _COMMA.split(given)
 
@@ -124,17 +124,17 @@ def parse(endpoint: str, *, by_name: bool = False) -> Tcp | Ipc:
         return _parse_ipc(endpoint)
     match = _TCP.fullmatch(endpoint)
     if match is None:
-        raise UserError(f"endpoint {endpoint!r} is of no form that Taskyard knows; {_GOOD_FORMS}")
+        raise UserError(f"endpoint {endpoint!r} is of no form that Taskyard knows; {_FORMS_HINT}")
     port = 0 if match["port"] == "*" else int(match["port"])
     if port > PORT_MAX:
-        raise UserError(f"endpoint {endpoint} has a port over {PORT_MAX}; {_GOOD_FORMS}")
+        raise UserError(f"endpoint {endpoint} has a port over {PORT_MAX}; {_FORMS_HINT}")
     return Tcp(_host(match["host"], endpoint, by_name=by_name), port)
 
 
 def _parse_ipc(endpoint: str) -> Ipc:
     given = endpoint.removeprefix("ipc://")
     if not given or given == "*" or given.endswith("/"):
-        raise UserError(f"endpoint {endpoint!r} names no socket; {_GOOD_FORMS}")
+        raise UserError(f"endpoint {endpoint!r} names no socket; {_FORMS_HINT}")
     if given.startswith("@"):
         raise UserError(
             f"endpoint {endpoint} is an abstract socket, which any user of this machine could "
@@ -159,7 +159,7 @@ def _host(host: str, endpoint: str, *, by_name: bool) -> str:
     except ValueError:
         # A name is never looked up for a listener: what it says may change.
         raise UserError(
-            f"endpoint {endpoint} has no address that a socket can have; {_GOOD_FORMS}, and "
+            f"endpoint {endpoint} has no address that a socket can have; {_FORMS_HINT}, and "
             "beyond this machine an address of it, or tcp://0.0.0.0:PORT for all of them"
         ) from None
 
@@ -182,7 +182,7 @@ def _fits(path: str) -> bool:
 
 def _short_directory(state: Path) -> Path:
     digest = hashlib.sha256(os.fsencode(state)).hexdigest()[:_DIGEST_CHARACTERS]
-    directory = SHORT_PLACE / f"taskyard-{os.getuid()}-{digest}"
+    directory = SHORT_DIRECTORY / f"taskyard-{os.getuid()}-{digest}"
     try:
         directory.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
     except OSError as error:

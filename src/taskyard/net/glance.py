@@ -11,16 +11,16 @@ from contextlib import closing
 
 import zmq
 
-from taskyard.net.options import CONNECTING, CONTEXT, state_options
+from taskyard.net.options import CONNECT_OPTIONS, CONTEXT, set_options
 
 
-def ask(endpoint: str, body: bytes, wait_ms: int) -> bytes | None:
+def query_once(endpoint: str, body: bytes, wait_ms: int) -> bytes | None:
     """The last frame of the answer; None if there was none in time."""
     with zmq.Context() as context:
         for option, value in CONTEXT.items():
             context.set(option, value)
         with closing(context.socket(zmq.DEALER)) as socket:
-            state_options(socket, CONNECTING, is_ipv6=False)
+            set_options(socket, CONNECT_OPTIONS, is_ipv6=False)
             socket.connect(endpoint)
             socket.send_multipart([b"", body], zmq.NOBLOCK)
             answer = socket.recv_multipart()[-1] if socket.poll(wait_ms) else None

@@ -39,8 +39,8 @@ from taskyard.net.memory import Memory, MemoryMeter
 from taskyard.net.pressure import (
     LOCAL_SHARE,
     WAITING_SHARE,
+    CompactionLimits,
     Level,
-    Limits,
     Pressure,
     backlog_of,
     strangers_of,
@@ -125,7 +125,7 @@ class Guard:
     systems than Linux it does nothing.
     """
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: CompactionLimits | None = None) -> None:
         self._is_able = sys.platform == "linux"
         self._limits = limits
         #: Connections cut, by reason.
@@ -158,7 +158,7 @@ class Guard:
         limits = self._limits or _limits_of_process()
         work = _Work(self._listeners, limits, self.cut, (self._waker, self._alarm))
         self._thread = threading.Thread(target=work.run, name="taskyard-guard", daemon=True)
-        zap.ask_for_room(work.has_room)
+        zap.ask_for_room(work.on_slot_free)
         self._thread.start()
 
     def close(self) -> None:
@@ -214,7 +214,7 @@ class _Work:
     def __init__(
         self,
         listeners: list[_Listener],
-        limits: Limits,
+        limits: CompactionLimits,
         cut: Counter[str],
         wakers: tuple[Waker, Waker],
     ) -> None:
@@ -249,7 +249,7 @@ class _Work:
         #: When memory was last given back.
         self._gave_back_ns = 0
 
-    def has_room(self, *, is_local: bool) -> bool:
+    def on_slot_free(self, *, is_local: bool) -> bool:
         """Whether one more connection may be let in. Called by the thread of ZAP."""
         most = self._limits.connections
         return self._count <= (most if is_local else most - most // LOCAL_SHARE)
@@ -523,9 +523,11 @@ class _Report:
         self.peer = ""
 
 
-def _limits_of_process() -> Limits:
+def _limits_of_process() -> CompactionLimits:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return Limits(1 << 30 if soft == resource.RLIM_INFINITY else soft, memory.memory_max())
+    return CompactionLimits(
+        1 << 30 if soft == resource.RLIM_INFINITY else soft, memory.memory_max()
+    )
 
 
 def _descriptors_used(most: int) -> int:

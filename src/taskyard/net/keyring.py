@@ -19,12 +19,12 @@ from taskyard.errors import UserError
 from taskyard.journal.files import (
     PRIVATE_DIRECTORY,
     make_private_directory,
-    put_private,
+    replace_private,
 )
 from taskyard.net import keys
 from taskyard.net.clock import SystemClock
-from taskyard.net.keys import Entry, GuestKey, Secret
-from taskyard.wire.roles import Guest, Role
+from taskyard.net.keys import KeyEntry, PeerKey, Secret
+from taskyard.wire.roles import AuthenticatedPeer, Role
 
 DIRECTORY_NAME: Final = "keys"
 BROKER_FILE: Final = "broker.key"
@@ -33,7 +33,7 @@ BROKER_FILE: Final = "broker.key"
 _ENTRY: Final = ".guest"
 
 #: Guests of one broker: all of their files are read when one has changed.
-GUESTS_MAX: Final = 10_000
+KEYS_MAX: Final = 10_000
 
 #: File systems tell times in steps of up to 10 ms. A directory that has changed this lately may
 #: change once more without showing it, so it is read again until it has aged.
@@ -48,23 +48,23 @@ class Keyring:
         self.directory = state / DIRECTORY_NAME
         #: The directory as it was when it was read; None: what is kept may be old.
         self._seen: tuple[int, ...] | None = None
-        self._guests: dict[str, Guest] = {}
+        self._guests: dict[str, AuthenticatedPeer] = {}
         #: Rises when guests were read anew.
-        self.readings = 0
+        self.load_count = 0
 
     # Looking.
 
-    def find(self, public: str) -> Guest | None:
+    def find(self, public: str) -> AuthenticatedPeer | None:
         """Whose key it is, as it is now: without a role if it was revoked, None if nobody's.
         Raises UserError where nobody can say, which means no."""
-        self.look()
+        self.refresh()
         return self.get(public)
 
-    def get(self, public: str) -> Guest | None:
+    def get(self, public: str) -> AuthenticatedPeer | None:
         """The same, as it was at the last look."""
         return self._guests.get(public)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """See whether something has changed. Raises UserError where nobody can say."""
         try:
             found = self.directory.stat()
@@ -74,27 +74,27 @@ class Keyring:
         seen = (found.st_dev, found.st_ino, found.st_mode, found.st_uid, found.st_ctime_ns)
         if seen != self._seen:
             self._seen = None
-            self._guests = {one.public: _guest(one) for one in self.entries()}
-            self.readings += 1
+            self._guests = {one.public: _peer_of(one) for one in self.entries()}
+            self.load_count += 1
             # The time of the change, not of the content: nobody can set it.
             is_aged = SystemClock.wall_ns() - found.st_ctime_ns > _FRESH_NS
             self._seen = seen if is_aged else None
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[KeyEntry]:
         """All guests that there ever were, the oldest first. Raises UserError."""
         try:
-            keys.refuse_open(self.directory, self.directory.stat(), PRIVATE_DIRECTORY)
+            keys.check_private(self.directory, self.directory.stat(), PRIVATE_DIRECTORY)
             paths = [path for path in self.directory.iterdir() if path.suffix == _ENTRY]
         except FileNotFoundError:
             return []
         except OSError as error:
             raise self._unreadable(error) from error
-        if len(paths) > GUESTS_MAX:
+        if len(paths) > KEYS_MAX:
             raise UserError(
-                f"{self.directory} has {len(paths):,} guests, more than {GUESTS_MAX:,}; remove "
+                f"{self.directory} has {len(paths):,} guests, more than {KEYS_MAX:,}; remove "
                 "files of revoked ones"
             )
-        entries: list[Entry] = []
+        entries: list[KeyEntry] = []
         for path in paths:
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile: not known, then
                 entries.append(keys.read_entry(path))
@@ -106,7 +106,7 @@ class Keyring:
             "yours, or make keys with `taskyard keys new`"
         )
 
-    def has_guests(self) -> bool:
+    def has_keys(self) -> bool:
         """Whether anybody could come in. Raises UserError."""
         return any(not entry.revoked_ns for entry in self.entries())
 
@@ -121,15 +121,15 @@ class Keyring:
 
     # Changing.
 
-    def new(self, name: str, role: Role, out: Path) -> Entry:
+    def create(self, name: str, role: Role, out: Path) -> KeyEntry:
         """Make a key, write the guest's half to `out`, and know it from now on. Raises UserError.
 
         The guest's file comes first: a key that is known has been handed out.
         """
         keys.check_name(name)
-        with self._changing():
+        with self._locked():
             entries = self.entries()
-            if len(entries) >= GUESTS_MAX:
+            if len(entries) >= KEYS_MAX:
                 raise UserError(
                     f"{self.directory} has {len(entries):,} guests, and more can't be known; "
                     "remove files of revoked ones"
@@ -141,8 +141,8 @@ class Keyring:
                 )
             broker = self._own_secret().public()
             secret = keys.make_secret()
-            entry = Entry(name, role, secret.public(), SystemClock.wall_ns())
-            keys.create_key_file(out, keys.guest_text(GuestKey(name, role, secret, broker)))
+            entry = KeyEntry(name, role, secret.public(), SystemClock.wall_ns())
+            keys.create_key_file(out, keys.format_peer_key(PeerKey(name, role, secret, broker)))
             try:
                 self._put(entry)
             except BaseException:
@@ -150,13 +150,13 @@ class Keyring:
                 raise
             return entry
 
-    def revoke(self, name: str) -> Entry:
+    def revoke(self, name: str) -> KeyEntry:
         """A key is not good any more, from now on. Raises UserError."""
-        with self._changing():
+        with self._locked():
             entries = self.entries()
             for entry in entries:
                 if entry.name == name and not entry.revoked_ns:
-                    ended = Entry(
+                    ended = KeyEntry(
                         *(entry.name, entry.role, entry.public, entry.made_ns),
                         revoked_ns=SystemClock.wall_ns(),
                     )
@@ -171,15 +171,15 @@ class Keyring:
         with contextlib.suppress(FileNotFoundError):
             return keys.read_broker(path)
         secret = keys.make_secret()
-        put_private(path, keys.broker_text(secret).encode())
+        replace_private(path, keys.format_broker_key(secret).encode())
         return secret
 
-    def _put(self, entry: Entry) -> None:
+    def _put(self, entry: KeyEntry) -> None:
         path = self.directory / f"{entry.fingerprint}{_ENTRY}"
-        put_private(path, keys.entry_text(entry).encode())
+        replace_private(path, keys.format_key_entry(entry).encode())
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """One at a time. The kernel frees the lock when its holder ends."""
         try:
             make_private_directory(self.directory)
@@ -190,7 +190,7 @@ class Keyring:
                 "directory that you may write, or give another --state"
             ) from error
         try:
-            keys.refuse_open(self.directory, os.fstat(descriptor), PRIVATE_DIRECTORY)
+            keys.check_private(self.directory, os.fstat(descriptor), PRIVATE_DIRECTORY)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         except OSError as error:
@@ -202,9 +202,9 @@ class Keyring:
             os.close(descriptor)
 
 
-def _guest(entry: Entry) -> Guest:
-    return Guest(entry.name, None if entry.revoked_ns else entry.role)
+def _peer_of(entry: KeyEntry) -> AuthenticatedPeer:
+    return AuthenticatedPeer(entry.name, None if entry.revoked_ns else entry.role)
 
 
-def _age(entry: Entry) -> tuple[int, str]:
+def _age(entry: KeyEntry) -> tuple[int, str]:
     return entry.made_ns, entry.name

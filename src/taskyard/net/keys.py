@@ -64,7 +64,7 @@ class Secret:
         return "Secret(…)"
 
 
-class GuestKey(Struct, frozen=True):
+class PeerKey(Struct, frozen=True):
     """What a guest holds: who it is, and how it knows the broker."""
 
     name: str
@@ -74,7 +74,7 @@ class GuestKey(Struct, frozen=True):
     broker: str
 
 
-class Entry(Struct, frozen=True):
+class KeyEntry(Struct, frozen=True):
     """What a broker keeps of a guest."""
 
     name: str
@@ -113,7 +113,7 @@ def check_name(name: str) -> str:
 # What is in the files.
 
 
-def guest_text(key: GuestKey) -> str:
+def format_peer_key(key: PeerKey) -> str:
     return (
         f"# A key of Taskyard: to its broker, whoever has this file is {key.name} ({key.role}).\n"
         "# Keep it private, mode 0600. Use it with --key FILE, or TASKYARD_KEY=FILE.\n"
@@ -124,7 +124,7 @@ def guest_text(key: GuestKey) -> str:
     )
 
 
-def entry_text(entry: Entry) -> str:
+def format_key_entry(entry: KeyEntry) -> str:
     return (
         "# What a broker knows of a guest. Change it with `taskyard keys`, not by hand.\n"
         f'name = "{entry.name}"\n'
@@ -135,21 +135,21 @@ def entry_text(entry: Entry) -> str:
     )
 
 
-def broker_text(secret: Secret) -> str:
+def format_broker_key(secret: Secret) -> str:
     return (
         "# The key of this broker. Whoever has it can pass for the broker: keep it private.\n"
         f'secret = "{secret.reveal().decode("ascii")}"\n'
     )
 
 
-class _SecretAlone(Struct, frozen=True):
+class _BrokerKeyFile(Struct, frozen=True):
     secret: Secret
 
 
-def read_guest(path: Path) -> GuestKey:
+def read_peer_key(path: Path) -> PeerKey:
     """The key that a guest was handed. Raises UserError."""
     try:
-        key = _read(path, GuestKey)
+        key = _read(path, PeerKey)
     except FileNotFoundError:
         raise UserError(
             f"there is no key file {path}; give the one that you were handed, or make one where "
@@ -160,9 +160,9 @@ def read_guest(path: Path) -> GuestKey:
     return key
 
 
-def read_entry(path: Path) -> Entry:
+def read_entry(path: Path) -> KeyEntry:
     """Raises UserError; FileNotFoundError where it is gone."""
-    entry = _read(path, Entry)
+    entry = _read(path, KeyEntry)
     if not NAME.fullmatch(entry.name) or not _Z85.fullmatch(entry.public):
         raise _no_key(path)
     return entry
@@ -170,7 +170,7 @@ def read_entry(path: Path) -> Entry:
 
 def read_broker(path: Path) -> Secret:
     """Raises UserError; FileNotFoundError where there is none."""
-    return _read(path, _SecretAlone).secret
+    return _read(path, _BrokerKeyFile).secret
 
 
 def _read(path: Path, kind: type[_T]) -> _T:
@@ -213,11 +213,11 @@ def read_private(path: Path) -> bytes:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_size > FILE_BYTES_MAX:
             raise _no_key(path)
-        refuse_open(path, found, PRIVATE_FILE)
+        check_private(path, found, PRIVATE_FILE)
         return file.read(FILE_BYTES_MAX)
 
 
-def refuse_open(path: Path, found: os.stat_result, mode: int) -> None:
+def check_private(path: Path, found: os.stat_result, mode: int) -> None:
     """Raises UserError if others may do anything with a file or directory of keys."""
     quoted = shlex.quote(str(path))
     if found.st_uid != os.geteuid():

@@ -12,7 +12,7 @@ from typing import Final
 _READ_BYTES: Final = 4096
 
 
-class Leash:
+class ParentPipe:
     """Watches a descriptor for its end."""
 
     def __init__(self, descriptor: int = 0) -> None:
@@ -24,7 +24,7 @@ class Leash:
         """Readable when there is something to look at."""
         return self._descriptor
 
-    def has_ended(self) -> bool:
+    def is_closed(self) -> bool:
         """Nobody holds the other end any more."""
         if not self._look.poll(0):
             return False

@@ -45,7 +45,7 @@ RETRY_NS_MAX: Final = 2 * SECOND_NS
 RETRIES_COUNTED_MAX: Final = 10
 
 
-class Carrier(Protocol):
+class Transport(Protocol):
     """What carries the frames."""
 
     def receive(self) -> list[bytes] | None: ...
@@ -60,7 +60,7 @@ class Clock(Protocol):
     def monotonic_ns(self) -> int: ...
 
 
-class Request(Struct, gc=False):
+class OpenRequest(Struct, gc=False):
     """A request that is not answered yet."""
 
     body: bytes
@@ -74,14 +74,14 @@ class Request(Struct, gc=False):
     retries: int = 0
 
 
-class Line:
+class Channel:
     """One peer, one broker."""
 
-    def __init__(self, carrier: Carrier, clock: Clock) -> None:
-        self._carrier = carrier
+    def __init__(self, carrier: Transport, clock: Clock) -> None:
+        self._transport = carrier
         self._clock = clock
         self._number = 0
-        self._open: dict[int, Request] = {}
+        self._open: dict[int, OpenRequest] = {}
         #: Requests that could not be sent yet.
         self._unsent: dict[int, None] = {}
         #: Requests that were refused for now, and when to send them again.
@@ -90,14 +90,14 @@ class Line:
         self._reasons: dict[int, str] = {}
         #: The broker's process, as it said last; 0: it was never heard.
         self._broker = 0
-        self._heard_ns = clock.monotonic_ns()
+        self._last_reply_ns = clock.monotonic_ns()
         self._ping = 0
         #: Connections made so far, and when they were counted.
         self._connections = 0
-        self._counted_ns = self._heard_ns
+        self._counted_ns = self._last_reply_ns
 
     @property
-    def answered(self) -> bool:
+    def was_connected(self) -> bool:
         """The broker was there at least once."""
         return bool(self._broker)
 
@@ -110,11 +110,13 @@ class Line:
         """Return why requests are refused for now; empty if none is."""
         return next(iter(self._reasons.values()), "")
 
-    def silent_ns(self) -> int:
+    def unanswered_ns(self) -> int:
         """How long nothing was heard."""
-        return self._clock.monotonic_ns() - self._heard_ns
+        return self._clock.monotonic_ns() - self._last_reply_ns
 
-    def ask(self, build: Callable[[int], bytes], wait_ns: int = 0, *, stream: bool = False) -> int:
+    def request(
+        self, build: Callable[[int], bytes], wait_ns: int = 0, *, stream: bool = False
+    ) -> int:
         """Send the request that `build` makes for a number. Returns the number.
 
         Raises `UserError` if it is larger than a broker takes: it would hang up, again and again.
@@ -127,8 +129,8 @@ class Line:
                 f"{FRAME_BYTES_MAX:,}; ask for less at a time"
             )
         if not self._open:
-            self._heard_ns = self._clock.monotonic_ns()  # nobody was silent: nothing was asked
-        self._open[self._number] = Request(body, wait_ns, stream)
+            self._last_reply_ns = self._clock.monotonic_ns()  # nobody was silent: nothing was asked
+        self._open[self._number] = OpenRequest(body, wait_ns, stream)
         self._send(self._number)
         return self._number
 
@@ -137,25 +139,25 @@ class Line:
         if number in self._open:
             self._open[number].body = body
 
-    def forget(self, number: int) -> None:
+    def drop(self, number: int) -> None:
         """Its answer is not wanted any more."""
         self._open.pop(number, None)
         self._unsent.pop(number, None)
         self._later.pop(number, None)
         self._reasons.pop(number, None)
 
-    def forget_all(self) -> None:
-        """Drop every open request. The next one starts the clock of `silent_ns` again."""
+    def drop_all(self) -> None:
+        """Drop every open request. The next one starts the clock of `unanswered_ns` again."""
         self._open.clear()
         self._unsent.clear()
         self._later.clear()
         self._reasons.clear()
         self._ping = 0
 
-    def replies(self) -> list[Reply]:
+    def receive(self) -> list[Reply]:
         """The answers that have come, each to a request that is open."""
         arrived: list[Reply] = []
-        while (frames := self._carrier.receive()) is not None:
+        while (frames := self._transport.receive()) is not None:
             reply = _decoded(frames)
             if reply is not None and self._take(reply):
                 arrived.append(reply)
@@ -163,42 +165,42 @@ class Line:
 
     def _take(self, reply: Reply) -> bool:
         """Whether it answers something; a ping's answer is only a sign of life."""
-        self._heard_ns = self._clock.monotonic_ns()
+        self._last_reply_ns = self._clock.monotonic_ns()
         number = reply.request
         request = self._open.get(number)
         if reply.broker:
-            self._notice(reply.broker, number)
+            self._on_broker(reply.broker, number)
         if request is None:
             return False
         if reply.kind == peer.ERROR and reply.code in peer.POSTPONED:
             self._postpone(number, request, reply.reason)
             return False
-        if request.stream and _goes_on(reply):
-            request.sent_ns = self._heard_ns  # and this is a sign of life
+        if request.stream and _more_follow(reply):
+            request.sent_ns = self._last_reply_ns  # and this is a sign of life
             return True
-        self.forget(number)
+        self.drop(number)
         if number == self._ping:
             self._ping = 0
             return False
         return True
 
-    def _postpone(self, number: int, request: Request, reason: str) -> None:
+    def _postpone(self, number: int, request: OpenRequest, reason: str) -> None:
         """Send a request again after a pause."""
         pause_ns = min(RETRY_NS << min(request.retries, RETRIES_COUNTED_MAX), RETRY_NS_MAX)
         request.retries += 1
         request.sent_ns = 0
-        self._later[number] = self._heard_ns + pause_ns
+        self._later[number] = self._last_reply_ns + pause_ns
         self._reasons[number] = reason
 
-    def _notice(self, broker: int, answered: int) -> None:
+    def _on_broker(self, broker: int, was_connected: int) -> None:
         """Another process answers: what the former one was asked is lost with it."""
         if broker == self._broker:
             return
         first, self._broker = not self._broker, broker
         for number, request in self._open.items():
             # Before the first answer nobody knows whom it went to; what is fresh went to this one.
-            old = not first or self._heard_ns - request.sent_ns > PING_NS
-            if old and number != answered:
+            old = not first or self._last_reply_ns - request.sent_ns > PING_NS
+            if old and number != was_connected:
                 self._unsent[number] = None
 
     def turn(self) -> None:
@@ -215,15 +217,15 @@ class Line:
         for number in [*self._unsent]:
             if not self._send(number):
                 break
-        if self._open and not self._ping and now_ns - self._heard_ns > PING_NS:
-            self._ping = self.ask(lambda number: peer.ask(number, peer.OK))
+        if self._open and not self._ping and now_ns - self._last_reply_ns > PING_NS:
+            self._ping = self.request(lambda number: peer.query(number, peer.OK))
 
     def _notice_connection(self, now_ns: int) -> None:
         """Ask everything again on another connection than the first. To look costs a call."""
         if now_ns - self._counted_ns < PING_NS:
             return
         self._counted_ns = now_ns
-        connections = self._carrier.connections()
+        connections = self._transport.connections()
         if connections > max(1, self._connections):
             self._unsent.update(dict.fromkeys(self._open))
         self._connections = connections
@@ -235,11 +237,11 @@ class Line:
         now_ns = self._clock.monotonic_ns()
         if self._unsent:
             return now_ns + RESEND_NS
-        return min([max(now_ns, self._heard_ns) + PING_NS, *self._later.values()])
+        return min([max(now_ns, self._last_reply_ns) + PING_NS, *self._later.values()])
 
     def _send(self, number: int) -> bool:
         request = self._open[number]
-        if self._carrier.send([b"", request.body]):
+        if self._transport.send([b"", request.body]):
             request.sent_ns = self._clock.monotonic_ns()
             self._unsent.pop(number, None)
             self._later.pop(number, None)
@@ -249,7 +251,7 @@ class Line:
         return False
 
 
-def _goes_on(reply: Reply) -> bool:
+def _more_follow(reply: Reply) -> bool:
     """More answers follow this one: a stream was accepted, or some of it is left."""
     return reply.kind == peer.OK or (reply.kind == peer.WATCH and reply.count > 0)
 

@@ -68,7 +68,7 @@ _COMMON: Final[_Options] = {
     zmq.SocketOption.IPV6: 0,
 }
 
-LISTENING: Final[dict[zmq.SocketOption, int | bytes]] = {
+LISTEN_OPTIONS: Final[dict[zmq.SocketOption, int | bytes]] = {
     **_COMMON,
     zmq.SocketOption.MAXMSGSIZE: FRAME_BYTES_MAX,
     # A message to nobody is refused; without this it is dropped and reported as sent.
@@ -86,10 +86,10 @@ LISTENING: Final[dict[zmq.SocketOption, int | bytes]] = {
 }
 
 
-def secured(domain: bytes, secret: bytes) -> dict[zmq.SocketOption, int | bytes]:
+def curve_server(domain: bytes, secret: bytes) -> dict[zmq.SocketOption, int | bytes]:
     """The options of a listener that demands keys, with the broker's own."""
     return {
-        **LISTENING,
+        **LISTEN_OPTIONS,
         zmq.SocketOption.ZAP_DOMAIN: domain,
         # No peer takes the route of another that is connected: its answers are not for all guests.
         # A peer that comes back under a routing id of its own, before the old connection is known
@@ -100,7 +100,7 @@ def secured(domain: bytes, secret: bytes) -> dict[zmq.SocketOption, int | bytes]
     }
 
 
-CONNECTING: Final[dict[zmq.SocketOption, int | bytes]] = {
+CONNECT_OPTIONS: Final[dict[zmq.SocketOption, int | bytes]] = {
     **_COMMON,
     # No limit: a peer asked for what its broker sends, and a worker that can't be given its tasks
     # would be given them again and again.
@@ -119,14 +119,14 @@ CONNECTING: Final[dict[zmq.SocketOption, int | bytes]] = {
 }
 
 
-def named(identity: bytes, options: _Options) -> _Options:
+def with_identity(identity: bytes, options: _Options) -> _Options:
     """The same options for a socket that others address by a name of its own choosing."""
     return {**options, zmq.SocketOption.ROUTING_ID: identity}
 
 
 #: Of a ROUTER that connects: it and who it connects to address each other by name.
-CONNECTING_BY_NAME: Final[_Options] = {
-    **CONNECTING,
+ROUTER_CONNECT_OPTIONS: Final[_Options] = {
+    **CONNECT_OPTIONS,
     # As for a listener: what is for nobody is refused, not dropped.
     zmq.SocketOption.ROUTER_MANDATORY: 1,
     # It has one connection; whoever else says the same name is not let in its place.
@@ -134,18 +134,18 @@ CONNECTING_BY_NAME: Final[_Options] = {
 }
 
 
-def by_key(secret: bytes, public: str, broker: str) -> dict[zmq.SocketOption, int | bytes]:
+def curve_client(secret: bytes, public: str, broker: str) -> dict[zmq.SocketOption, int | bytes]:
     """The options of a peer with a key: it talks to the broker that has the other half of `broker`,
     and to nobody else."""
     return {
-        **CONNECTING,
+        **CONNECT_OPTIONS,
         zmq.SocketOption.CURVE_SECRETKEY: secret,
         zmq.SocketOption.CURVE_PUBLICKEY: public.encode("ascii"),
         zmq.SocketOption.CURVE_SERVERKEY: broker.encode("ascii"),
     }
 
 
-def state_options(
+def set_options(
     socket: zmq.Socket[bytes], options: Mapping[zmq.SocketOption, int | bytes], *, is_ipv6: bool
 ) -> None:
     """Set them all; to be done before the socket binds or connects."""

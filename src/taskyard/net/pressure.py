@@ -100,7 +100,7 @@ class Pressure:
         self.calm = Memory(*map(min, self.calm, now))
 
 
-class Limits(Struct, frozen=True):
+class CompactionLimits(Struct, frozen=True):
     """How many connections there may be."""
 
     descriptors: int

@@ -13,13 +13,13 @@ from typing import Self
 from taskyard.net.waker import open_pipe, read_pipe
 
 #: What asks a process to end.
-ENDING = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Signals:
     """Takes the given signals while entered, and gives them back as they were. Main thread only."""
 
-    def __init__(self, signals: Iterable[signal.Signals] = ENDING) -> None:
+    def __init__(self, signals: Iterable[signal.Signals] = STOP_SIGNALS) -> None:
         self._signals = tuple(signals)
         self._handlers_before: dict[signal.Signals, signal._HANDLER] = {}
         self._wakeup_before = -1
@@ -45,10 +45,10 @@ class Signals:
         self._close_pipe()
 
     def fileno(self) -> int:
-        """Readable when a signal came since the last `taken`."""
+        """Readable when a signal came since the last `received`."""
         return self._reader
 
-    def taken(self) -> list[int]:
+    def received(self) -> list[int]:
         """The signals since the last call, in their order."""
         return [number for number in read_pipe(self._reader) if number in self._signals]
 

@@ -23,22 +23,22 @@ from taskyard.errors import Refused, UserError
 from taskyard.net.accepted import COUNTED_BYTES_MIN, Arrivals
 from taskyard.net.binding import SocketFile, open_listener
 from taskyard.net.context import context, raise_file_limit
-from taskyard.net.endpoints import Ipc, Tcp, is_beyond, parse, parse_peer
+from taskyard.net.endpoints import Ipc, Tcp, is_remote, parse, parse_peer
 from taskyard.net.guard import Guard
 from taskyard.net.keyring import Keyring
-from taskyard.net.keys import GuestKey
+from taskyard.net.keys import PeerKey
 from taskyard.net.options import (
-    CONNECTING,
-    CONNECTING_BY_NAME,
+    CONNECT_OPTIONS,
     FRAMES_DROPPED_MAX,
     FRAMES_MAX,
-    LISTENING,
-    by_key,
-    named,
-    secured,
-    state_options,
+    LISTEN_OPTIONS,
+    ROUTER_CONNECT_OPTIONS,
+    curve_client,
+    curve_server,
+    set_options,
+    with_identity,
 )
-from taskyard.net.zap import demand_keys
+from taskyard.net.zap import require_keys
 
 #: Plain numbers: ZeroMQ's enumerations would be converted for every frame.
 _NOW: Final = int(zmq.NOBLOCK)
@@ -49,10 +49,10 @@ _DESCRIPTOR: Final = int(zmq.SRCFD)
 CLOSE_MS_MAX: Final = 1_000
 
 #: A broker that was not heard for so long may have refused the key.
-SILENT_NS: Final = SECOND_NS // 4
+ACCEPT_CHECK_NS: Final = SECOND_NS // 4
 
 
-class Wire:
+class ZmqSocket:
     """One socket; never blocks. For one thread at a time."""
 
     #: Nobody comes in here without a key.
@@ -115,7 +115,7 @@ class Wire:
         if self._arrivals is not None:
             self._arrivals.is_empty = True
 
-    def check_welcome(self, silent_ns: int) -> None:
+    def check_accepted(self, silent_ns: int) -> None:
         """Raises `Refused` if whoever it connects to does not want its key."""
 
     def connections(self) -> int:
@@ -238,7 +238,7 @@ class Wire:
             self.socket.disable_monitor()
 
 
-class SecureWire(Wire):
+class CurveListener(ZmqSocket):
     """A listener that demands keys, and tells by which one each message came."""
 
     is_secure = True
@@ -277,7 +277,7 @@ def _user_of(frame: zmq.Frame) -> str:
         return ""  # nobody's key
 
 
-class CountingWire(Wire):
+class CountingWire(ZmqSocket):
     """A peer's socket that counts its connections: ZeroMQ makes another one without a word.
 
     To be made before the socket connects.
@@ -310,7 +310,7 @@ class CountingWire(Wire):
         super().close()
 
 
-class GuestWire(CountingWire):
+class CurveClient(CountingWire):
     """A peer's socket with a key, which hears it if the broker does not want that key.
 
     ZeroMQ never tries again then: whoever waits would wait for ever.
@@ -320,9 +320,9 @@ class GuestWire(CountingWire):
         super().__init__(socket, endpoint)
         self._name = name
 
-    def check_welcome(self, silent_ns: int) -> None:
+    def check_accepted(self, silent_ns: int) -> None:
         """As every wire does; a broker that was heard just now has not refused it."""
-        if silent_ns <= SILENT_NS:
+        if silent_ns <= ACCEPT_CHECK_NS:
             return
         self._look()
         if self._is_refused:
@@ -332,7 +332,7 @@ class GuestWire(CountingWire):
             )
 
 
-class NamedWire(CountingWire):
+class RouterClient(CountingWire):
     """A ROUTER that connects: the first frame of a message is the name of the other end."""
 
     def _stop_listening(self) -> None:
@@ -345,7 +345,7 @@ def listen(
     *,
     is_named: bool = False,
     guard: Guard | None = None,
-) -> Wire:
+) -> ZmqSocket:
     """A ROUTER at an endpoint of this machine; the first frame of a message is its route.
 
     With a keyring nobody comes in without one of its keys. Where `is_named`, its name is its
@@ -354,17 +354,20 @@ def listen(
     """
     raise_file_limit()
     place = parse(endpoint)
-    if keyring is None and is_beyond(place):
+    if keyring is None and is_remote(place):
         raise UserError(
             f"endpoint {endpoint} goes beyond this machine: that needs keys; make one with "
             "`taskyard keys new`"
         )
-    options, kind = LISTENING, Wire
+    options, kind = LISTEN_OPTIONS, ZmqSocket
     if keyring is not None:
-        options, kind = secured(demand_keys(keyring), keyring.secret().reveal()), SecureWire
+        options, kind = (
+            curve_server(require_keys(keyring), keyring.secret().reveal()),
+            CurveListener,
+        )
     socket = context().socket(zmq.ROUTER)
     try:
-        state_options(socket, options, is_ipv6=isinstance(place, Tcp) and place.is_ipv6)
+        set_options(socket, options, is_ipv6=isinstance(place, Tcp) and place.is_ipv6)
         opened = open_listener(place)
         socket.setsockopt(zmq.SocketOption.USE_FD, opened.descriptor)
         if is_named:
@@ -379,14 +382,14 @@ def listen(
     return kind(socket, str(opened.place), opened.file, arrivals)
 
 
-def connect(endpoint: str, key: GuestKey | None = None, *, counts: bool = False) -> Wire:
+def connect(endpoint: str, key: PeerKey | None = None, *, counts: bool = False) -> ZmqSocket:
     """A DEALER; messages have no route. Returns at once, whether somebody is there or not yet.
 
     One that `counts` knows how many connections it has made. A key is for TCP: on an ipc socket the
     kernel tells who comes. Raises UserError.
     """
     place = parse_peer(endpoint)
-    if key is None and is_beyond(place):
+    if key is None and is_remote(place):
         raise UserError(
             f"the broker at {endpoint} is beyond this machine, and is reached with a key alone; "
             "give yours with --key FILE, TASKYARD_KEY=FILE or, in Python, Client(key=…)"
@@ -395,24 +398,26 @@ def connect(endpoint: str, key: GuestKey | None = None, *, counts: bool = False)
         socket = context().socket(zmq.DEALER)
         stack.callback(socket.close)
         if key is not None and isinstance(place, Tcp):
-            options = by_key(key.secret.reveal(), key.secret.public(), key.broker)
-            state_options(socket, options, is_ipv6=place.is_ipv6)
-            wire: Wire = GuestWire(socket, str(place), key.name)
+            options = curve_client(key.secret.reveal(), key.secret.public(), key.broker)
+            set_options(socket, options, is_ipv6=place.is_ipv6)
+            wire: ZmqSocket = CurveClient(socket, str(place), key.name)
         else:
-            state_options(socket, CONNECTING, is_ipv6=isinstance(place, Tcp) and place.is_ipv6)
-            wire = CountingWire(socket, str(place)) if counts else Wire(socket, str(place), None)
+            set_options(socket, CONNECT_OPTIONS, is_ipv6=isinstance(place, Tcp) and place.is_ipv6)
+            wire = (
+                CountingWire(socket, str(place)) if counts else ZmqSocket(socket, str(place), None)
+            )
         stack.callback(wire.close)
         socket.connect(str(place))
         stack.pop_all()
     return wire
 
 
-def connect_by_name(endpoint: str, suffix: str) -> Wire:
+def connect_by_name(endpoint: str, suffix: str) -> ZmqSocket:
     """A ROUTER, for whoever listens under the name of its endpoint. Its own name is that endpoint,
     a colon and the suffix, which nobody else has. Returns at once. Raises UserError.
     """
     place = parse_peer(endpoint)
-    if is_beyond(place):
+    if is_remote(place):
         raise UserError(
             f"{endpoint} is beyond this machine, and peers that go by names have no keys; give "
             "tcp://127.0.0.1:PORT, and let it be the end of a tunnel of yours"
@@ -421,11 +426,11 @@ def connect_by_name(endpoint: str, suffix: str) -> Wire:
     with contextlib.ExitStack() as stack:
         socket = context().socket(zmq.ROUTER)
         stack.callback(socket.close)
-        options = named(f"{name}:{suffix}".encode(), CONNECTING_BY_NAME)
-        state_options(socket, options, is_ipv6=isinstance(place, Tcp) and place.is_ipv6)
+        options = with_identity(f"{name}:{suffix}".encode(), ROUTER_CONNECT_OPTIONS)
+        set_options(socket, options, is_ipv6=isinstance(place, Tcp) and place.is_ipv6)
         # Who is there is known before it is: what is sent to it may wait for the connection.
         socket.setsockopt(zmq.SocketOption.CONNECT_ROUTING_ID, name.encode())
-        wire = NamedWire(socket, name)
+        wire = RouterClient(socket, name)
         stack.callback(wire.close)
         socket.connect(name)
         stack.pop_all()

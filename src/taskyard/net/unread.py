@@ -84,7 +84,7 @@ class Unread:
         self._look(known)
         return sum(size for _, size in known.marks)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Count down what was taken, and forget the peers that have taken everything."""
         for route, known in [*self._routes.items()]:
             self._look(known)

@@ -1,6 +1,6 @@
 """Who may connect. ZeroMQ asks over ZAP (its RFC 27) before a connection carries a message.
 
-The questions come on an inproc endpoint to one thread of the process. `answer` is total: whatever
+The questions come on an inproc endpoint to one thread of the process. `reply` is total: whatever
 it is asked it says no, unless a rule says yes. On a plain socket the address is the rule, on one
 that demands keys it is the key, and nothing else. Knows domains, addresses and keys, no messages.
 """
@@ -37,7 +37,7 @@ DESCRIPTORS_KEPT_MAX: Final = 1_024
 DESCRIPTORS_KEPT_SHARE: Final = 4
 
 
-class Verdict(NamedTuple):
+class ZapReply(NamedTuple):
     """A status of ZAP, why, and by which key whoever asked is known from now on."""
 
     status: bytes
@@ -45,16 +45,16 @@ class Verdict(NamedTuple):
     user: bytes = b""
 
 
-_COME_IN: Final = Verdict(b"200")
+_ACCEPTED: Final = ZapReply(b"200")
 #: ZeroMQ's peers come back after this one, but never after a 400.
-_LATER: Final = Verdict(b"300", b"no descriptor left")
-_FULL: Final = Verdict(b"300", b"too many connections")
-_KEYS_UNREADABLE: Final = Verdict(b"300", b"keys can't be read")
-_MALFORMED: Final = Verdict(b"500", b"malformed request")
-_BROKEN: Final = Verdict(b"500", b"internal error")
+_TRY_LATER: Final = ZapReply(b"300", b"no descriptor left")
+_FULL: Final = ZapReply(b"300", b"too many connections")
+_KEYS_UNREADABLE: Final = ZapReply(b"300", b"keys can't be read")
+_MALFORMED: Final = ZapReply(b"500", b"malformed request")
+_BROKEN: Final = ZapReply(b"500", b"internal error")
 
 
-def is_of_this_machine(address: str) -> bool:
+def is_local(address: str) -> bool:
     """A loopback address, or a process on an ipc socket that is this user's, or root's."""
     if address.startswith("localhost:"):
         # As the kernel says: localhost:USER:GROUP:PROCESS, in numbers.
@@ -64,24 +64,24 @@ def is_of_this_machine(address: str) -> bool:
 
 #: Who may come in, by domain and mechanism. What is not here may not.
 RULES: Final[dict[tuple[bytes, bytes], Callable[[str], bool]]] = {
-    (LISTENING_DOMAIN, b"NULL"): is_of_this_machine,
+    (LISTENING_DOMAIN, b"NULL"): is_local,
 }
 
 
 #: By domain: whose keys open it. Filled before the socket is bound, read by the thread.
 _keyrings: dict[bytes, Keyring] = {}
-_doors = itertools.count(1)
+_domain_numbers = itertools.count(1)
 
 #: Asks whether there is room for one more connection; empty: always.
 _rooms: list[Callable[..., bool]] = []
 
 #: What was logged last of keys that can't be read: peers ask again and again.
-_complaint: list[str] = [""]
+_logged: list[str] = [""]
 
 
-def demand_keys(keyring: Keyring) -> bytes:
+def require_keys(keyring: Keyring) -> bytes:
     """A domain of its own, where nobody comes in without a key of this ring."""
-    domain = b"%s.%d" % (SECURE_DOMAIN, next(_doors))
+    domain = b"%s.%d" % (SECURE_DOMAIN, next(_domain_numbers))
     # The thread's own: the ring that was given belongs to whoever gave it.
     _keyrings[domain] = Keyring(keyring.state)
     return domain
@@ -92,10 +92,10 @@ def ask_for_room(room: Callable[..., bool] | None) -> None:
     _rooms[:] = [] if room is None else [room]
 
 
-def answer(request: Sequence[bytes]) -> list[bytes]:
+def reply(request: Sequence[bytes]) -> list[bytes]:
     """The reply to one question, whatever is in it."""
     try:
-        verdict = _verdict(request)
+        verdict = _reply_to(request)
     except ValueError:
         verdict = _MALFORMED
     except Exception:
@@ -106,48 +106,48 @@ def answer(request: Sequence[bytes]) -> list[bytes]:
     return [VERSION, request_id, verdict.status, verdict.text, verdict.user, b""]
 
 
-def _verdict(request: Sequence[bytes]) -> Verdict:
+def _reply_to(request: Sequence[bytes]) -> ZapReply:
     if len(request) < _FRAMES_MIN or request[0] != VERSION:
         return _MALFORMED
     _, _, domain, address, _, mechanism = request[:_FRAMES_MIN]
     if domain in _keyrings and mechanism == b"CURVE":
-        verdict = _verdict_on_key(_keyrings[domain], request[_FRAMES_MIN:])
+        verdict = _key_reply(_keyrings[domain], request[_FRAMES_MIN:])
     else:
-        verdict = _verdict_on_address(domain, mechanism, address)
-    if verdict.status != _COME_IN.status:
+        verdict = _address_reply(domain, mechanism, address)
+    if verdict.status != _ACCEPTED.status:
         return verdict
     if not all(room(is_local=address.startswith(b"localhost:")) for room in _rooms):
         return _FULL
-    return verdict if descriptors_left() else _LATER
+    return verdict if descriptors_left() else _TRY_LATER
 
 
-def _verdict_on_address(domain: bytes, mechanism: bytes, address: bytes) -> Verdict:
+def _address_reply(domain: bytes, mechanism: bytes, address: bytes) -> ZapReply:
     rule = RULES.get((domain, mechanism))
     if rule is None:
-        return Verdict(b"400", b"unknown domain or mechanism")
-    return _COME_IN if rule(address.decode("ascii")) else Verdict(b"400", b"not from here")
+        return ZapReply(b"400", b"unknown domain or mechanism")
+    return _ACCEPTED if rule(address.decode("ascii")) else ZapReply(b"400", b"not from here")
 
 
-def _verdict_on_key(keyring: Keyring, credentials: Sequence[bytes]) -> Verdict:
+def _key_reply(keyring: Keyring, credentials: Sequence[bytes]) -> ZapReply:
     """Known by the key itself, not by its name: a name may get another key one day."""
     (raw,) = credentials
     public = keys.public_text(raw)
     try:
         guest = keyring.find(public)
     except UserError as error:
-        _complain(str(error))
+        _log_once(str(error))
         return _KEYS_UNREADABLE
-    _complain("")
+    _log_once("")
     if guest is None or guest.role is None:
-        return Verdict(b"400", b"unknown or revoked key")
-    return Verdict(b"200", user=public.encode("ascii"))
+        return ZapReply(b"400", b"unknown or revoked key")
+    return ZapReply(b"200", user=public.encode("ascii"))
 
 
-def _complain(text: str) -> None:
+def _log_once(text: str) -> None:
     """Once, until something else is wrong or nothing is."""
-    if text and text != _complaint[0]:
+    if text and text != _logged[0]:
         logger.warning("nobody comes in by a key: %s", text)
-    _complaint[0] = text
+    _logged[0] = text
 
 
 def descriptors_left() -> bool:
@@ -174,6 +174,6 @@ def _serve(socket: zmq.Socket[bytes]) -> None:
     with socket:
         try:
             while True:
-                socket.send_multipart(answer(socket.recv_multipart()))
+                socket.send_multipart(reply(socket.recv_multipart()))
         except zmq.ContextTerminated:
             return

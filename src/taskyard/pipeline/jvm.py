@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 #: What a shell adds to the number of the signal that ended a command.
 EXIT_BY_SIGNAL: Final = 128
@@ -65,7 +65,7 @@ def ended_by_signals() -> Iterator[None]:
         yield
         return
     # What is ignored stays so, as SIGHUP under nohup.
-    before = {one: signal.getsignal(one) for one in ENDING}
+    before = {one: signal.getsignal(one) for one in STOP_SIGNALS}
     taken = [one for one, handler in before.items() if handler is not signal.SIG_IGN]
     for one in taken:
         signal.signal(one, _end)

@@ -8,7 +8,7 @@ import hashlib
 import re
 from typing import Final
 
-from taskyard.journal.history import Part
+from taskyard.journal.history import HistoryPart
 
 KEY: Final = "campaign_key"
 DAY: Final = "day"
@@ -38,6 +38,6 @@ def folder(key: str) -> str:
     return f"{KEY}={key}"
 
 
-def span(part: Part) -> str:
+def span(part: HistoryPart) -> str:
     """A part's rows, as they are written in names of files."""
     return f"{part.first:012}-{part.last:012}"

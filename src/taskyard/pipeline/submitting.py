@@ -23,11 +23,11 @@ from taskyard.client.campaign.submitting import (
     BYTES_A_SUBMISSION,
     TASKS_A_SUBMISSION,
 )
-from taskyard.client.campaign.values import BadValue
+from taskyard.client.campaign.values import InvalidValue
 from taskyard.client.client import Client
 from taskyard.client.lane_rules import made_lane
 from taskyard.client.steering import lane_templates
-from taskyard.core.events import Unknown
+from taskyard.core.events import UnknownPolicy
 from taskyard.core.tasks import Submission, shown
 from taskyard.errors import Refused
 from taskyard.pipeline.columns import SharedTerms
@@ -46,7 +46,7 @@ class Target(Struct, frozen=True):
     campaign: str
     #: The moment that durations are counted from.
     now_ns: int
-    unknown: Unknown = Unknown.REFUSE
+    unknown: UnknownPolicy = UnknownPolicy.REFUSE
     #: How many seconds to wait for a broker that does not answer; None: until it does.
     timeout: float | None = None
 
@@ -57,7 +57,11 @@ class Target(Struct, frozen=True):
 
 
 def target(
-    broker: str, key: str | None, campaign: str, unknown: Unknown, timeout: float | None = None
+    broker: str,
+    key: str | None,
+    campaign: str,
+    unknown: UnknownPolicy,
+    timeout: float | None = None,
 ) -> Target:
     """Where to send tasks to from now on."""
     return Target(broker, key, campaign, time.time_ns(), unknown, timeout)
@@ -118,7 +122,7 @@ class LaneMaker:
             template = self._templates[terms.service]
             try:
                 lanes[row] = made_lane(template, name, whole.payload_of(row), terms)
-            except BadValue as bad:
+            except InvalidValue as bad:
                 wrong.append(f"task {shown(name)}: {bad}")
         whole.lanes = lanes
         return wrong
@@ -236,7 +240,7 @@ def _offered(client: Client, part: Submission) -> str:
         after=[*[[] for _ in range(rows)], [nobody]],
     )
     try:
-        client.create(probe, Unknown.REFUSE)
+        client.create(probe, UnknownPolicy.REFUSE)
     except Refused as refused:
         return "" if nobody.decode() in str(refused) else str(refused)
     raise AssertionError("a broker took a task that waits for nobody")

@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from taskyard.errors import StateLocked, UserError
-from taskyard.journal.history import Part
+from taskyard.journal.history import HistoryPart
 from taskyard.journal.lock import StateLock
 from taskyard.pipeline import paths
 from taskyard.pipeline.datasets import Dataset
@@ -141,12 +141,12 @@ class Tables:
         path.mkdir(parents=True)
         return path
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[HistoryPart]:
         """Whose rows are in the tables of events and edges."""
         named = [_MARK.fullmatch(path.name) for path in (self._work / "parts").iterdir()]
-        return sorted(Part(int(one[1]), int(one[2])) for one in named if one)
+        return sorted(HistoryPart(int(one[1]), int(one[2])) for one in named if one)
 
-    def check_parts(self, whole: list[Part]) -> None:
+    def check_parts(self, whole: list[HistoryPart]) -> None:
         """Refuse files that hold rows which came in by another file."""
         known = self.parts()
         for part in whole:
@@ -185,7 +185,7 @@ class Tables:
     def marked(self) -> list[str]:
         return sorted(path.name for path in (self._work / "dirty").iterdir())
 
-    def add(self, staged: Path, tables: Iterable[str], parts: list[Part]) -> None:
+    def add(self, staged: Path, tables: Iterable[str], parts: list[HistoryPart]) -> None:
         """Move staged files of these parts to their places. What an earlier try has moved is taken
         away first: it may have been cut into other files."""
         for table in tables:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _TO_ALL: Final = (wmp.READY, wmp.BYE)
 
 
-class Forwarding:
+class Forwarder:
     """One relay."""
 
     def __init__(self, upstreams: int) -> None:
@@ -54,10 +54,10 @@ class Forwarding:
             return None
 
     def _up(self, frames: Sequence[bytes]) -> list[tuple[int, list[bytes]]]:
-        at, command, headers = wmp.opened(frames, Side.WORKER)
+        at, command, headers = wmp.split_frames(frames, Side.WORKER)
         if command in _TO_ALL:
             return self._to_all(frames)
-        told = wmp.read_loosely(headers)
+        told = wmp.decode_raw_headers(headers)
         back = wmp.back_of(told)
         if command == wmp.PING and not back:
             return self._to_all(frames)
@@ -70,10 +70,10 @@ class Forwarding:
         return [(upstream, [*frames]) for upstream in range(self._upstreams)]
 
     def _down(self, upstream: int, frames: Sequence[bytes]) -> list[bytes]:
-        at, _, headers = wmp.opened(frames, Side.MANAGER)
+        at, _, headers = wmp.split_frames(frames, Side.MANAGER)
         if not at:
             raise Malformed("it has come to the end of its path")
-        told = wmp.read_loosely(headers)
+        told = wmp.decode_raw_headers(headers)
         back = wmp.back_of(told)
         if len(back) >= wmp.PATH_MAX:
             raise Malformed("it has come too far")
@@ -84,4 +84,4 @@ class Forwarding:
 def _with_headers(frames: Sequence[bytes], at: int, told: dict[str, Raw]) -> list[bytes]:
     """The same message with these headers; its delimiter is at that place."""
     headers = at + wmp.HEADERS_AFTER
-    return [*frames[:headers], wmp.write_loosely(told), *frames[headers + 1 :]]
+    return [*frames[:headers], wmp.encode_raw_headers(told), *frames[headers + 1 :]]

@@ -15,10 +15,10 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.net import sockets
 from taskyard.net.clock import SystemClock
 from taskyard.net.guard import Guard
-from taskyard.net.leash import Leash
+from taskyard.net.leash import ParentPipe
 from taskyard.net.poller import Poller
 from taskyard.net.signals import Signals
-from taskyard.relay.forwarding import Forwarding
+from taskyard.relay.forwarding import Forwarder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("taskyard.relay")
 
 #: Messages handed on from one wire before the next one has its turn.
-MESSAGES_AT_ONCE: Final = 64
+MESSAGES_PER_TURN: Final = 64
 
 #: A person sees it soon enough, and a flood makes six lines a minute.
 WARNING_NS: Final = 10 * SECOND_NS
 
 
-class Carrier(Protocol):
+class Transport(Protocol):
     """What carries the frames."""
 
     def receive(self) -> list[bytes] | None: ...
@@ -43,16 +43,16 @@ class Carrier(Protocol):
 class Relay:
     """One listener below, any number of wires above."""
 
-    def __init__(self, below: Carrier, above: Sequence[Carrier]) -> None:
+    def __init__(self, below: Transport, above: Sequence[Transport]) -> None:
         self._below = below
         self._above = list(above)
-        self._forwarding = Forwarding(len(self._above))
+        self._forwarder = Forwarder(len(self._above))
         #: Messages that nobody took: their way is dead, or a queue is full.
         self.undelivered = 0
 
     @property
     def malformed(self) -> int:
-        return self._forwarding.malformed
+        return self._forwarder.malformed
 
     def turn(self) -> bool:
         """Hand on what is there, some of it from each side. Whether there may be more."""
@@ -62,20 +62,20 @@ class Relay:
         return left
 
     def _turn_up(self) -> bool:
-        for _ in range(MESSAGES_AT_ONCE):
+        for _ in range(MESSAGES_PER_TURN):
             frames = self._below.receive()
             if frames is None:
                 return False
-            for number, message in self._forwarding.up(frames):
+            for number, message in self._forwarder.up(frames):
                 self.undelivered += not self._above[number].send(message)
         return True
 
     def _turn_down(self, number: int) -> bool:
-        for _ in range(MESSAGES_AT_ONCE):
+        for _ in range(MESSAGES_PER_TURN):
             frames = self._above[number].receive()
             if frames is None:
                 return False
-            message = self._forwarding.down(number, frames)
+            message = self._forwarder.down(number, frames)
             if message is not None:
                 self.undelivered += not self._below.send(message)
         return True
@@ -84,11 +84,11 @@ class Relay:
 def serve(
     endpoint: str,
     upstreams: Sequence[str],
-    say: Callable[[str], None],
+    announce: Callable[[str], None],
     *,
     until_eof: bool = False,
 ) -> None:
-    """Hand on until told to stop. `say` is told where it listens when it is ready."""
+    """Hand on until told to stop. `announce` is told where it listens when it is ready."""
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
         guard = Guard()
@@ -100,25 +100,25 @@ def serve(
         for wire in (below, *above):
             poller.add(wire)
         poller.add(signals.fileno())
-        leash = Leash() if until_eof else None
+        leash = ParentPipe() if until_eof else None
         if leash is not None:
             poller.add(leash.fileno())
         relay = Relay(below, above)
-        losses = Losses(relay)
-        say(f"listening wmp {below.endpoint}")
+        losses = DropLog(relay)
+        announce(f"listening wmp {below.endpoint}")
         left = False
         while True:
             ready = poller.wait(0 if left else None)
-            if signals.fileno() in ready and signals.taken():
+            if signals.fileno() in ready and signals.received():
                 break
-            if leash is not None and leash.fileno() in ready and leash.has_ended():
+            if leash is not None and leash.fileno() in ready and leash.is_closed():
                 break
             left = relay.turn()
-            losses.look(SystemClock.monotonic_ns())
+            losses.log_if_due(SystemClock.monotonic_ns())
         logger.info("stopped: %s", losses)
 
 
-class Losses:
+class DropLog:
     """What was dropped, told to the log now and then."""
 
     def __init__(self, relay: Relay) -> None:
@@ -132,7 +132,7 @@ class Losses:
             f"{self._relay.malformed} made no sense or came too far"
         )
 
-    def look(self, now_ns: int) -> None:
+    def log_if_due(self, now_ns: int) -> None:
         """Called every turn: mostly there is nothing to say."""
         count = self._relay.undelivered + self._relay.malformed
         if count == self._told or (self._told_ns and now_ns - self._told_ns < WARNING_NS):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NAMED_MAX: Final = 8
 
 #: Keys of the table that a broker obeys without being started again.
-_OBEYED: Final = ("broker.workers_max",)
+_APPLIED_LIVE: Final = ("broker.workers_max",)
 
 #: Keys that are for whoever asks a broker: it does not look at them itself.
 _OF_CLIENTS: Final = ("broker.url", "broker.key")
@@ -31,20 +31,22 @@ class Changes(Struct, frozen=True):
     """What has changed."""
 
     #: A few words each: `service.smtp.workers_max 20 → 5`.
-    obeyed: tuple[str, ...]
+    applied: tuple[str, ...]
     #: Keys that count at the next start.
-    later: tuple[str, ...]
+    needs_restart: tuple[str, ...]
 
     def sentence(self) -> str:
         """For the log."""
-        told = f"obeyed from now on: {_some(self.obeyed)}" if self.obeyed else ""
-        if self.later:
-            later = f"changed, but counts at the next start: {_some(self.later)}"
-            return f"{told}; {later}" if told else later
+        told = f"obeyed from now on: {_first_few(self.applied)}" if self.applied else ""
+        if self.needs_restart:
+            needs_restart = (
+                f"changed, but counts at the next start: {_first_few(self.needs_restart)}"
+            )
+            return f"{told}; {needs_restart}" if told else needs_restart
         return told or "nothing has changed"
 
 
-def between(before: Settings, after: Settings) -> Changes:
+def diff(before: Settings, after: Settings) -> Changes:
     """What is not as it was."""
     return Changes((*_sections(before, after), *_rules(before, after)), _later(before, after))
 
@@ -73,7 +75,7 @@ def _rules(before: Settings, after: Settings) -> list[str]:
 
 
 def _is_rule(path: str) -> bool:
-    return path in _OBEYED or path.startswith(_RULES)
+    return path in _APPLIED_LIVE or path.startswith(_RULES)
 
 
 def _section_stays(before: Settings, after: Settings, path: str) -> bool:
@@ -84,7 +86,7 @@ def _section_stays(before: Settings, after: Settings, path: str) -> bool:
 
 
 def _later(before: Settings, after: Settings) -> tuple[str, ...]:
-    others = (key.path for key in KEYS if key.path not in (*_OBEYED, *_OF_CLIENTS))
+    others = (key.path for key in KEYS if key.path not in (*_APPLIED_LIVE, *_OF_CLIENTS))
     return tuple(path for path in others if before.value(path) != after.value(path))
 
 
@@ -101,6 +103,6 @@ def _text(settings: Settings, other: Settings, path: str) -> str:
     return other.all[path].key.unset
 
 
-def _some(words: tuple[str, ...]) -> str:
+def _first_few(words: tuple[str, ...]) -> str:
     more = len(words) - NAMED_MAX
     return ", ".join(words[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")

@@ -11,37 +11,37 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from taskyard.core.events import Clause, Rules, RulesSet
+from taskyard.core.events import LaneOptions, Rule, RulesSet
 from taskyard.settings.sections import INTERVAL_NS, ServiceSection
 
 if TYPE_CHECKING:
     from taskyard.settings.sections import Settings
 
 
-def rules_set(settings: Settings) -> RulesSet:
+def to_rules_set(settings: Settings) -> RulesSet:
     """All of it, as the scheduler wants it."""
     return RulesSet(
         now_ns=0,
-        clauses=tuple(
-            _clause(name, section, settings.defaults) for name, section in settings.services.items()
+        rules=tuple(
+            _rule(name, section, settings.defaults) for name, section in settings.services.items()
         ),
-        defaults=rules(settings.defaults),
+        defaults=lane_options(settings.defaults),
         workers_max=settings.broker.workers_max,
     )
 
 
-def _clause(name: str, section: ServiceSection, defaults: ServiceSection) -> Clause:
+def _rule(name: str, section: ServiceSection, defaults: ServiceSection) -> Rule:
     match = section.match_for(name).encode()
-    return Clause(name.encode(), match, rules(merged(section, defaults)))
+    return Rule(name.encode(), match, lane_options(with_defaults(section, defaults)))
 
 
-def merged(section: ServiceSection, defaults: ServiceSection) -> ServiceSection:
+def with_defaults(section: ServiceSection, defaults: ServiceSection) -> ServiceSection:
     """A section with what it does not set from the defaults."""
     own = {key: value for key, value in structs.asdict(section).items() if value is not None}
     return structs.replace(defaults, **own)
 
 
-def rules(section: ServiceSection) -> Rules:
+def lane_options(section: ServiceSection) -> LaneOptions:
     """What a section says, over what holds where nobody says anything."""
     rate = section.rate
     said: dict[str, Any] = {
@@ -63,7 +63,7 @@ def rules(section: ServiceSection) -> Rules:
         "hunger_ns_max": section.hunger_max_ns,
         "lane_template": None if section.lane is None else section.lane.encode(),
     }
-    return Rules(**{name: value for name, value in said.items() if value is not None})
+    return LaneOptions(**{name: value for name, value in said.items() if value is not None})
 
 
 def _encoded(words: tuple[str, ...]) -> bytes:

@@ -34,7 +34,7 @@ _AT_LINE = re.compile(
 Names = tuple[str, ...]
 
 
-class BadSettings(UserError):
+class InvalidSettings(UserError):
     """Settings can't be used as they are."""
 
 
@@ -91,14 +91,14 @@ def _is_ours(directory: Path, file: Path) -> bool:
 
 
 def read(file: Path | None) -> Document:
-    """What a file says. Raises `BadSettings` for one that can't be read or is no TOML."""
+    """What a file says. Raises `InvalidSettings` for one that can't be read or is no TOML."""
     if file is None:
         return Document(None, {}, {})
     text = _text_of(file)
     try:
         content = toml.loads(text)
     except ValueError as wrong:
-        raise BadSettings(_in_words(file, text, wrong)) from None
+        raise InvalidSettings(_error_text(file, text, wrong)) from None
     lines: dict[Names, int] = {}
     for path, number in _lines(text, content):
         for length in range(1, len(path) + 1):
@@ -113,19 +113,19 @@ def _text_of(file: Path) -> str:
     except OSError as error:
         reason = error.strerror or str(error)
         hint = f"give --config or {CONFIG_VARIABLE} a file that is there and yours"
-        raise BadSettings(f"can't read the settings in {file}: {reason}; {hint}") from error
+        raise InvalidSettings(f"can't read the settings in {file}: {reason}; {hint}") from error
     if len(content) > FILE_BYTES_MAX:
-        raise BadSettings(
+        raise InvalidSettings(
             f"{file} is larger than {FILE_BYTES_MAX:,} bytes: no settings file; give another"
         )
     try:
         return content.decode()
     except UnicodeDecodeError as wrong:
         line = content.count(b"\n", 0, wrong.start) + 1
-        raise BadSettings(f"{file}:{line}: is no text in UTF-8; write it so") from None
+        raise InvalidSettings(f"{file}:{line}: is no text in UTF-8; write it so") from None
 
 
-def _in_words(file: Path, text: str, wrong: ValueError) -> str:
+def _error_text(file: Path, text: str, wrong: ValueError) -> str:
     found = _AT_LINE.fullmatch(str(wrong))
     what = "" if isinstance(wrong, toml.TooDeep) else "is no TOML: "
     if found is None:
@@ -140,17 +140,17 @@ def _lines(text: str, content: dict[str, Any]) -> Iterator[tuple[Names, int]]:
     section: Names = ()
     for number, line in enumerate(text.splitlines(), start=1):
         if _HEADER.fullmatch(line):
-            path = _chain(line)
+            path = _dotted_names(line)
             if path and _is_in(content, path):
                 section = path
                 yield path, number
         elif found := _ASSIGNMENT.match(line):
-            path = section + _chain(f"{found['name']} = 0")
+            path = section + _dotted_names(f"{found['name']} = 0")
             if len(path) > len(section) and _is_in(content, path):
                 yield path, number
 
 
-def _chain(line: str) -> Names:
+def _dotted_names(line: str) -> Names:
     """The names in one line of TOML, from the outermost on; none if it is no line by itself."""
     try:
         inner: object = toml.loads(line)

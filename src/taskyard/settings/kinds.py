@@ -1,6 +1,6 @@
 """What kinds of values settings have: how each is read, and how it is written again.
 
-A kind goes three ways: from a file's value to ours (`read`), back (`written`), and from the text of
+A kind goes three ways: from a file's value to ours (`read`), back (`to_file`), and from the text of
 a variable to a file's value (`from_text`). There and back again is the same value.
 """
 
@@ -17,13 +17,13 @@ from msgspec import Struct
 from taskyard.settings.values import (
     LISTS,
     UNITS_NS,
-    BadValue,
+    InvalidValue,
     duration_text,
     integer_reader,
     read_duration,
-    read_limit,
     read_multiples,
     read_name,
+    read_positive_duration,
     read_text,
     shown,
 )
@@ -58,7 +58,7 @@ class Rate(Struct, frozen=True):
         return UNITS_NS[self.unit] // self.tasks
 
 
-def _same(value: Any) -> Any:  # noqa: ANN401  # whatever it is
+def _identity(value: Any) -> Any:  # noqa: ANN401  # whatever it is
     return value
 
 
@@ -66,13 +66,13 @@ class Kind(Struct, frozen=True):
     """One kind of value."""
 
     #: What may be written, for the tables of the pages.
-    words: str
-    #: Of a file's value; raises `BadValue`.
+    description: str
+    #: Of a file's value; raises `InvalidValue`.
     read: Callable[[object], Any]
     #: As a file has it.
-    written: Callable[[Any], Any] = _same
+    to_file: Callable[[Any], Any] = _identity
     #: What the text of a variable is in a file.
-    from_text: Callable[[str], object] = _same
+    from_text: Callable[[str], object] = _identity
     #: The same, where paths begin at a directory.
     rebased: Callable[[Any, Path], Any] = lambda value, _directory: value
     #: What the name of a field ends in that holds such a value.
@@ -80,10 +80,10 @@ class Kind(Struct, frozen=True):
 
     def text(self, value: object) -> str:
         """For people, and for a variable."""
-        written = self.written(value)
-        if isinstance(written, list):
-            return ", ".join(str(one) for one in written)
-        return str(written).lower() if isinstance(written, bool) else str(written)
+        to_file = self.to_file(value)
+        if isinstance(to_file, list):
+            return ", ".join(str(one) for one in to_file)
+        return str(to_file).lower() if isinstance(to_file, bool) else str(to_file)
 
 
 # From the text of a variable to what a file would have.
@@ -116,16 +116,18 @@ def _boolean(text: str) -> object:
 def _read_directory(value: object) -> Path:
     text = read_text(value)
     if "://" in text:
-        raise BadValue(f"must be a directory, not {shown(text)}: no database holds the state yet")
+        raise InvalidValue(
+            f"must be a directory, not {shown(text)}: no database holds the state yet"
+        )
     if not text or "\0" in text:
-        raise BadValue(f"must be a directory, such as ./.taskyard, not {shown(text)}")
+        raise InvalidValue(f"must be a directory, such as ./.taskyard, not {shown(text)}")
     return Path(text)
 
 
 def _read_file(value: object) -> Path:
     text = read_text(value)
     if not text or "\0" in text:
-        raise BadValue(f"must be a file, such as ./guest.key, not {shown(text)}")
+        raise InvalidValue(f"must be a file, such as ./guest.key, not {shown(text)}")
     return Path(text)
 
 
@@ -133,7 +135,7 @@ def _read_endpoint(value: object) -> str:
     if isinstance(value, str) and _ENDPOINT.fullmatch(value):
         return value
     example = "such as tcp://127.0.0.1:6125 or ipc://PATH"
-    raise BadValue(f"must be an endpoint, {example}, not {shown(value)}")
+    raise InvalidValue(f"must be an endpoint, {example}, not {shown(value)}")
 
 
 def _read_endpoints(value: object) -> tuple[str, ...]:
@@ -143,14 +145,16 @@ def _read_endpoints(value: object) -> tuple[str, ...]:
 
 def _read_pair(value: object) -> tuple[str, ...]:
     if not isinstance(value, LISTS) or len(value) != _PAIR:
-        raise BadValue(f"must be a list of two endpoints, backend and frontend, not {shown(value)}")
+        raise InvalidValue(
+            f"must be a list of two endpoints, backend and frontend, not {shown(value)}"
+        )
     return _read_endpoints(value)
 
 
 def _read_address(value: object) -> str:
     found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
     if found is None or int(found[1]) > _PORT_MAX:
-        raise BadValue(f"must be HOST:PORT, such as 127.0.0.1:6180, not {shown(value)}")
+        raise InvalidValue(f"must be HOST:PORT, such as 127.0.0.1:6180, not {shown(value)}")
     return found[0]
 
 
@@ -159,11 +163,11 @@ def _list_reader(
 ) -> Callable[[object], tuple[str, ...]]:
     def read_list(value: object) -> tuple[str, ...]:
         if not isinstance(value, LISTS):
-            raise BadValue(f"must be a list, such as {example}, not {shown(value)}")
+            raise InvalidValue(f"must be a list, such as {example}, not {shown(value)}")
         try:
             return tuple(dict.fromkeys(read_one(one) for one in value))
-        except BadValue as bad:
-            raise BadValue(f"must be a list, such as {example}; one of it {bad}") from None
+        except InvalidValue as bad:
+            raise InvalidValue(f"must be a list, such as {example}; one of it {bad}") from None
 
     return read_list
 
@@ -171,53 +175,67 @@ def _list_reader(
 def _read_names(value: object) -> tuple[str, ...]:
     names = _list_reader('["exec", "call"]', read_name)(value)
     if not names:
-        raise BadValue('must have a name at least, such as ["exec", "call"]')
+        raise InvalidValue('must have a name at least, such as ["exec", "call"]')
     return names
 
 
 def _read_module(value: object) -> str:
     text = read_text(value)
     if not all(part.isidentifier() for part in text.split(".")):
-        raise BadValue(f"must be the name of a module, such as imaging.small, not {shown(text)}")
+        raise InvalidValue(
+            f"must be the name of a module, such as imaging.small, not {shown(text)}"
+        )
     return text
 
 
 def _read_rate(value: object) -> Rate:
     found = _RATE.fullmatch(value.replace(" ", "")) if isinstance(value, str) else None
     if found is None:
-        raise BadValue(f"must be tasks in a time, such as 10/s, 5/m or 100/h, not {shown(value)}")
+        raise InvalidValue(
+            f"must be tasks in a time, such as 10/s, 5/m or 100/h, not {shown(value)}"
+        )
     return Rate(int(found[1]), found[2])
 
 
 def _read_percent(value: object) -> int:
     found = _PERCENT.fullmatch(str(value)) if type(value) in (int, str) else None
     if found is None or int(found[1]) > 100:  # noqa: PLR2004  # per cent
-        raise BadValue(f"must be from 0% to 100%, not {shown(value)}")
+        raise InvalidValue(f"must be from 0% to 100%, not {shown(value)}")
     return int(found[1])
 
 
 def _read_boolean(value: object) -> bool:
     if not isinstance(value, bool):
-        raise BadValue(f"must be true or false, not {shown(value)}")
+        raise InvalidValue(f"must be true or false, not {shown(value)}")
     return value
 
 
 def _read_command(value: object) -> tuple[str, ...]:
     try:
-        words = shlex.split(value) if isinstance(value, str) else value
+        description = shlex.split(value) if isinstance(value, str) else value
     except ValueError as wrong:
-        raise BadValue(f"must be a command: {wrong} in {shown(value)}") from None
-    if not isinstance(words, LISTS) or not words or not all(isinstance(one, str) for one in words):
-        raise BadValue(f"must be a command, such as 'agents/smtp --verbose', not {shown(value)}")
-    if not words[0] or "\0" in "".join(words):
-        raise BadValue(f"must name a program first and have no NUL character, not {shown(value)}")
-    return tuple(words)
+        raise InvalidValue(f"must be a command: {wrong} in {shown(value)}") from None
+    if (
+        not isinstance(description, LISTS)
+        or not description
+        or not all(isinstance(one, str) for one in description)
+    ):
+        raise InvalidValue(
+            f"must be a command, such as 'agents/smtp --verbose', not {shown(value)}"
+        )
+    if not description[0] or "\0" in "".join(description):
+        raise InvalidValue(
+            f"must name a program first and have no NUL character, not {shown(value)}"
+        )
+    return tuple(description)
 
 
 def _read_glob(value: object) -> str:
     text = read_name(value)
     if "[" in _CLASS_OF_GLOB.sub("", text):
-        raise BadValue(f"must be a pattern, such as smtp/*, and {shown(text)} has a [ without a ]")
+        raise InvalidValue(
+            f"must be a pattern, such as smtp/*, and {shown(text)} has a [ without a ]"
+        )
     return text
 
 
@@ -227,7 +245,7 @@ def _read_template(value: object) -> str:
     plain = _PLACE.sub("", text.replace("{{", "").replace("}}", ""))
     if "{" in plain or "}" in plain:
         example = "such as {host}, and {{ or }} for a brace"
-        raise BadValue(f"must have the names of fields in braces, {example}, not {shown(text)}")
+        raise InvalidValue(f"must have the names of fields in braces, {example}, not {shown(text)}")
     return text
 
 
@@ -265,7 +283,7 @@ def integer(lowest: int, highest: int) -> Kind:
 def choice(*values: str) -> Kind:
     def read_choice(value: object) -> str:
         if value not in values:
-            raise BadValue(f"must be {' or '.join(values)}, not {shown(value)}")
+            raise InvalidValue(f"must be {' or '.join(values)}, not {shown(value)}")
         return str(value)
 
     return Kind(" or ".join(values), read_choice)
@@ -281,7 +299,7 @@ ENDPOINTS: Final = Kind(
 )
 PAIR: Final = Kind("a list of two endpoints", _read_pair, list, _texts, _all_from_directory)
 ADDRESS: Final = Kind("HOST:PORT", _read_address)
-DURATION: Final = Kind("a duration over 0", read_limit, _span, suffix="_ns")
+DURATION: Final = Kind("a duration over 0", read_positive_duration, _span, suffix="_ns")
 DURATION_OR_NONE: Final = Kind("a duration", read_duration, _span, suffix="_ns")
 NAMES: Final = Kind("a list of names", _read_names, list, _texts)
 MODULES: Final = Kind("a list of modules", _list_reader('["imaging"]', _read_module), list, _texts)

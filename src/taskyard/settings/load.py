@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.core.limits import NUMBER_MAX
 from taskyard.settings import files
-from taskyard.settings.files import BadSettings, Document
+from taskyard.settings.files import Document, InvalidSettings
 from taskyard.settings.keys import (
     CONFIG_VARIABLE,
     DEFAULTS,
@@ -35,14 +35,14 @@ from taskyard.settings.sections import (
     Source,
     WorkerSection,
 )
-from taskyard.settings.values import BadValue, read_name
+from taskyard.settings.values import InvalidValue, read_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 #: A worker that may be silent for less than so many heartbeats would be given up for one lost.
-HEARTBEATS_A_LEASE_MIN: Final = 3
+HEARTBEATS_PER_LEASE_MIN: Final = 3
 
 #: What is in no line of the file is told after all that is.
 _NO_LINE: Final = 1 << 31
@@ -54,14 +54,14 @@ def load(
     environment: Mapping[str, str] = os.environ,
 ) -> Settings:
     """The settings that count here. `flags` has, by path, options and what they were given:
-    `{"broker.state": ("--state", "there")}`. Raises `BadSettings`."""
-    reading = _Reading(files.read(files.find(config, environment)), environment, flags or {})
+    `{"broker.state": ("--state", "there")}`. Raises `InvalidSettings`."""
+    reading = _Loader(files.read(files.find(config, environment)), environment, flags or {})
     settings = reading.settings()
     if not reading.problems:
         return settings
     first, *more = reading.problems
     rest = f" (and {len(more)} more; `taskyard config check` tells all)" if more else ""
-    raise BadSettings(first + rest)
+    raise InvalidSettings(first + rest)
 
 
 def problems(
@@ -71,14 +71,14 @@ def problems(
     that whoever knows more about them can go on looking. None: there is nothing to look at."""
     try:
         document = files.read(files.find(config, environment))
-    except BadSettings as bad:
+    except InvalidSettings as bad:
         return [str(bad)], None
-    reading = _Reading(document, environment, {})
+    reading = _Loader(document, environment, {})
     settings = reading.settings()
     return reading.problems, settings
 
 
-class _Reading:
+class _Loader:
     """One look at everything."""
 
     def __init__(
@@ -91,26 +91,28 @@ class _Reading:
         self._environment = environment
         self._flags = flags
         #: What is wrong, with its line in the file.
-        self._wrongs: list[tuple[int, str]] = []
+        self._problems: list[tuple[int, str]] = []
         #: Settings that something wrong was given for: what they are here was not meant.
-        self._spoilt: set[str] = set()
+        self._invalid_paths: set[str] = set()
 
     @property
     def problems(self) -> list[str]:
         """In the order of the file; then those of variables and flags."""
-        return [told for _, told in sorted(self._wrongs, key=lambda one: one[0] or _NO_LINE)]
+        return [
+            describe for _, describe in sorted(self._problems, key=lambda one: one[0] or _NO_LINE)
+        ]
 
     def settings(self) -> Settings:
         """With what is good; the rest of it is as if nobody had said it."""
         services = self._services()
         of_services = [key for name in services for key in service_keys(f"{SERVICE}.{name}")]
         keys = (*KEYS, *service_keys(DEFAULTS), *of_services)
-        self._look_for_strangers()
+        self._check_unknown()
         found = {key.path: self._setting(key) for key in keys}
         self._check_lease(found)
         self._check_retries(found, services)
         self._check_matches(found, services)
-        return _put_together(self._document.file, found, services, self._unknown_variables(keys))
+        return _build_settings(self._document.file, found, services, self._unknown_variables(keys))
 
     # What the file has that nobody knows.
 
@@ -118,47 +120,53 @@ class _Reading:
         """The services that the file has a section for."""
         section = self._document.content.get(SERVICE, {})
         if not isinstance(section, dict):
-            self._wrong((SERVICE,), "service must be sections, one a service: [service.NAME]")
+            self._add_file_problem(
+                (SERVICE,), "service must be sections, one a service: [service.NAME]"
+            )
             return []
         names = []
         for name, table in section.items():
             try:
                 read_name(name)
-            except BadValue as bad:
-                self._wrong((SERVICE, name), f"the name of a service {bad}")
+            except InvalidValue as bad:
+                self._add_file_problem((SERVICE, name), f"the name of a service {bad}")
                 continue
             if isinstance(table, dict):
                 names.append(name)
             else:
-                self._wrong((SERVICE, name), f"service.{name} must be a section: [service.{name}]")
+                self._add_file_problem(
+                    (SERVICE, name), f"service.{name} must be a section: [service.{name}]"
+                )
         return names
 
-    def _look_for_strangers(self) -> None:
+    def _check_unknown(self) -> None:
         for section, table in self._document.content.items():
             if section == SERVICE:
                 for name, inner in table.items() if isinstance(table, dict) else ():
                     if isinstance(inner, dict):
-                        self._look_inside((SERVICE, name), inner, service_keys(f"{SERVICE}.{name}"))
+                        self._check_section(
+                            (SERVICE, name), inner, service_keys(f"{SERVICE}.{name}")
+                        )
             elif section not in (*SECTIONS, DEFAULTS):
-                self._wrong((section,), _unknown_section(section, table))
+                self._add_file_problem((section,), _unknown_section(section, table))
             elif not isinstance(table, dict):
-                self._wrong((section,), f"{section} must be a section: [{section}]")
+                self._add_file_problem((section,), f"{section} must be a section: [{section}]")
             else:
-                self._look_inside((section,), table, _keys_of(section))
+                self._check_section((section,), table, _keys_of(section))
 
-    def _look_inside(
+    def _check_section(
         self, path: tuple[str, ...], table: dict[str, Any], keys: Sequence[Key]
     ) -> None:
         known = [key.name for key in keys]
         for name in table:
             if name not in known:
-                self._wrong((*path, name), _unknown_key(".".join(path), name, known))
+                self._add_file_problem((*path, name), _unknown_key(".".join(path), name, known))
 
     def _unknown_variables(self, keys: Sequence[Key]) -> tuple[str, ...]:
         known = [*(key.environment for key in keys), CONFIG_VARIABLE, *OTHER_VARIABLES]
         ours = [name for name in self._environment if name.startswith(PREFIX)]
         return tuple(
-            f"the variable {name} is no setting{_meant(name, known)}"
+            f"the variable {name} is no setting{_did_you_mean(name, known)}"
             for name in ours
             if name not in known
         )
@@ -172,9 +180,9 @@ class _Reading:
         for origin, raw in self._given(key):
             try:
                 value = key.kind.read(raw)
-            except BadValue as bad:
-                self._tell(origin, key, f"{key.path} {bad}")
-                self._spoilt.add(key.path)
+            except InvalidValue as bad:
+                self._add_problem(origin, key, f"{key.path} {bad}")
+                self._invalid_paths.add(key.path)
                 continue
             if origin.source is Source.FILE and self._document.file is not None:
                 value = key.kind.rebased(value, self._document.file.parent)
@@ -200,15 +208,15 @@ class _Reading:
 
     def _check_lease(self, found: dict[str, Setting]) -> None:
         heartbeat, expire = found["lease.heartbeat"], found["lease.expire"]
-        if self._is_spoilt(heartbeat, expire):
+        if self._is_invalid(heartbeat, expire):
             return
-        if expire.value < HEARTBEATS_A_LEASE_MIN * heartbeat.value:
+        if expire.value < HEARTBEATS_PER_LEASE_MIN * heartbeat.value:
             latest = max(heartbeat, expire, key=lambda one: one.origin.source)
-            self._tell(
+            self._add_problem(
                 latest.origin,
                 latest.key,
-                f"lease.expire, {expire.told()}, must be at least three times lease.heartbeat, "
-                f"{heartbeat.told()}, or one lost message costs the tasks",
+                f"lease.expire, {expire.describe()}, must be at least three times lease.heartbeat, "
+                f"{heartbeat.describe()}, or one lost message costs the tasks",
             )
 
     def _check_retries(self, found: dict[str, Setting], services: Sequence[str]) -> None:
@@ -218,39 +226,39 @@ class _Reading:
                 _of_service(found, section, name) for name in ("retries", "interval")
             )
             is_own = section in (retries.key.section, interval.key.section)
-            if not is_own or self._is_spoilt(retries, interval):
+            if not is_own or self._is_invalid(retries, interval):
                 continue
             together = ServiceSection(retries=retries.value, interval_ns=interval.value)
             if together.longest_wait_ns > NUMBER_MAX:
                 latest = max(retries, interval, key=lambda one: one.origin.source)
                 what = f"{retries.key.path} times {interval.key.path}"
-                self._tell(latest.origin, latest.key, f"{what} must be less than 292 years")
+                self._add_problem(latest.origin, latest.key, f"{what} must be less than 292 years")
 
     def _check_matches(self, found: dict[str, Setting], services: Sequence[str]) -> None:
         """The first section that fits counts: another one for the same is for nothing."""
         firsts: dict[str, str] = {}
         for name in services:
             setting = found[f"{SERVICE}.{name}.match"]
-            if self._is_spoilt(setting):
+            if self._is_invalid(setting):
                 continue
             match = ServiceSection(match=setting.value).match_for(name)
             first = firsts.setdefault(match, name)
             if first != name:
                 what = f"[service.{name}] is for {match}, and so is [service.{first}] before it"
-                self._wrong((SERVICE, name), f"{what}, which counts; leave one out")
+                self._add_file_problem((SERVICE, name), f"{what}, which counts; leave one out")
 
-    def _is_spoilt(self, *settings: Setting) -> bool:
-        return any(one.key.path in self._spoilt for one in settings)
+    def _is_invalid(self, *settings: Setting) -> bool:
+        return any(one.key.path in self._invalid_paths for one in settings)
 
-    def _tell(self, origin: Origin, key: Key, reason: str) -> None:
+    def _add_problem(self, origin: Origin, key: Key, reason: str) -> None:
         in_file = origin.source is Source.FILE
         line = self._document.line(*_path_of(key)) if in_file else _NO_LINE
-        self._wrongs.append((line, f"{origin.place}: {reason}"))
+        self._problems.append((line, f"{origin.place}: {reason}"))
 
-    def _wrong(self, path: tuple[str, ...], reason: str) -> None:
+    def _add_file_problem(self, path: tuple[str, ...], reason: str) -> None:
         """Something is in the file that should not be there."""
-        told = f"{self._document.place(*path)}: {reason}"
-        self._wrongs.append((self._document.line(*path), told))
+        describe = f"{self._document.place(*path)}: {reason}"
+        self._problems.append((self._document.line(*path), describe))
 
 
 def _path_of(key: Key) -> tuple[str, ...]:
@@ -270,11 +278,11 @@ def _of_service(found: dict[str, Setting], section: str, name: str) -> Setting:
     return common if own.value is None and common.value is not None else own
 
 
-def _put_together(
+def _build_settings(
     file: Path | None,
     found: dict[str, Setting],
     services: Sequence[str],
-    strangers: tuple[str, ...],
+    unknown_variables: tuple[str, ...],
 ) -> Settings:
     def fields(section: str) -> dict[str, Any]:
         of_section = (one for one in found.values() if one.key.section == section)
@@ -295,7 +303,7 @@ def _put_together(
             if path in is_listed or one.origin.source is not Source.DEFAULT
         },
         file=file,
-        strangers=strangers,
+        unknown_variables=unknown_variables,
     )
 
 
@@ -308,7 +316,7 @@ def _unknown_section(section: str, content: object) -> str:
         return f"{section} belongs into a section: [{homes[0]}]"
     known = [f"[{one}]" for one in (*SECTIONS, DEFAULTS)] + [f"[{SERVICE}.NAME]"]
     what = f"section [{section}]" if isinstance(content, dict) else f"setting {section}"
-    close = _close(section, [*SECTIONS, DEFAULTS, SERVICE])
+    close = _closest(section, [*SECTIONS, DEFAULTS, SERVICE])
     if close:
         meant = f"[{close[0]}.NAME]" if close[0] == SERVICE else f"[{close[0]}]"
         return f"there is no {what}; did you mean {meant}?"
@@ -318,7 +326,7 @@ def _unknown_section(section: str, content: object) -> str:
 def _unknown_key(section: str, name: str, known: Sequence[str]) -> str:
     wrong = f"there is no setting {section}.{name}"
     homes = [key.section for key in KEYS if key.name == name and key.section != section]
-    close = _close(name, known)
+    close = _closest(name, known)
     if close:
         return f"{wrong}; did you mean {close[0]}?"
     if homes:
@@ -326,13 +334,13 @@ def _unknown_key(section: str, name: str, known: Sequence[str]) -> str:
     return f"{wrong}; those of [{section}] are {', '.join(known)}"
 
 
-def _close(name: str, known: Sequence[str], cutoff: float = 0.6) -> list[str]:
+def _closest(name: str, known: Sequence[str], cutoff: float = 0.6) -> list[str]:
     """The one that is spelt most alike, if any is."""
     import difflib  # noqa: PLC0415  # for who mistypes
 
     return difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
 
 
-def _meant(name: str, known: Sequence[str]) -> str:
-    close = _close(name, known, 0.8)
+def _did_you_mean(name: str, known: Sequence[str]) -> str:
+    close = _closest(name, known, 0.8)
     return f"; did you mean {close[0]}?" if close else ", and is left aside"

@@ -17,7 +17,9 @@ def table() -> str:
 def _row(key: Key) -> str:
     default = key.text(key.default)
     shown = default if default == key.unset else f"`{default}`"
-    return f"| `{key.path}` | {key.kind.words} | {shown} | `{key.environment}` | {key.help} |\n"
+    return (
+        f"| `{key.path}` | {key.kind.description} | {shown} | `{key.environment}` | {key.help} |\n"
+    )
 
 
 _HEAD_OF_SERVICES = "| of a service | is | if not set | |\n|---|---|---|---|\n"
@@ -27,8 +29,8 @@ def service_table() -> str:
     """What can be set for a service; a star where `[defaults]` has it, too."""
     common = [key.name for key in service_keys(DEFAULTS)]
     return _HEAD_OF_SERVICES + "".join(
-        f"| `{key.name}`{'*' if key.name in common else ''} | {key.kind.words} | {_unset(key)} | "
-        f"{key.help} |\n"
+        f"| `{key.name}`{'*' if key.name in common else ''} | {key.kind.description} | "
+        f"{_unset(key)} | {key.help} |\n"
         for key in service_keys("service.NAME")
     )
 

@@ -50,7 +50,7 @@ class Setting(Struct, frozen=True):
     value: Any
     origin: Origin
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """The setting in a message: `15s (default)`."""
         return f"{self.key.text(self.value)} ({self.origin})"
 
@@ -125,7 +125,7 @@ class Settings(Struct, frozen=True):
     #: The file that was read.
     file: Path | None
     #: Variables that look like settings and are none, each with what it may have been meant for.
-    strangers: tuple[str, ...]
+    unknown_variables: tuple[str, ...]
 
     def value(self, path: str) -> Any:  # noqa: ANN401  # whatever it is
         return self.all[path].value

@@ -1,7 +1,7 @@
 """Values that people write: names, numbers, durations, multiples, whatever they are written in.
 
 A reader takes a value of TOML, JSON, a cell, a variable or Python and returns it in the form that
-we keep, or raises `BadValue` with what is wrong about it; who calls knows which key it was.
+we keep, or raises `InvalidValue` with what is wrong about it; who calls knows which key it was.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LISTS: Final = (list, tuple)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
-class BadValue(UserError):
+class InvalidValue(UserError):
     """A value can't be used. The text follows the name of its key: `must be …`."""
 
 
@@ -57,15 +57,15 @@ def read_name(value: object) -> str:
     if is_plain(text):
         return text
     if not text:
-        raise BadValue("must not be empty")
+        raise InvalidValue("must not be empty")
     if _CONTROL.search(text):
-        raise BadValue(f"must not have control characters, such as those in {shown(text)}")
+        raise InvalidValue(f"must not have control characters, such as those in {shown(text)}")
     try:
         length = len(text.encode())
     except UnicodeEncodeError:
-        raise BadValue(f"must be Unicode text, not {shown(text)}") from None
+        raise InvalidValue(f"must be Unicode text, not {shown(text)}") from None
     if length > NAME_BYTES_MAX:
-        raise BadValue(f"must have at most {NAME_BYTES_MAX} bytes, not {length}")
+        raise InvalidValue(f"must have at most {NAME_BYTES_MAX} bytes, not {length}")
     return text
 
 
@@ -76,14 +76,16 @@ def is_plain(text: str) -> bool:
 
 def read_text(value: object) -> str:
     if not isinstance(value, str):
-        raise BadValue(f"must be text, not {shown(value)}")
+        raise InvalidValue(f"must be text, not {shown(value)}")
     return value
 
 
 def integer_reader(lowest: int, highest: int) -> Callable[[object], int]:
     def read_integer(value: object) -> int:
         if type(value) is not int or not lowest <= value <= highest:
-            raise BadValue(f"must be a whole number from {lowest} to {highest}, not {shown(value)}")
+            raise InvalidValue(
+                f"must be a whole number from {lowest} to {highest}, not {shown(value)}"
+            )
         return value
 
     return read_integer
@@ -93,21 +95,21 @@ def read_duration(value: object) -> int:
     """Nanoseconds, of a text such as 1h30m or of a number of seconds."""
     duration_ns = None
     if isinstance(value, str):
-        duration_ns = text_ns(value.strip())
+        duration_ns = parse_duration(value.strip())
     elif isinstance(value, timedelta):
         duration_ns = value // _MICROSECOND * 1000
     elif type(value) is int or (type(value) is float and math.isfinite(value)):
         duration_ns = int(Decimal(str(value)) * SECOND_NS)
     if duration_ns is None:
         example = "such as 90s, 5m or 1h30m, or a number of seconds"
-        raise BadValue(f"must be a duration, {example}, not {shown(value)}")
+        raise InvalidValue(f"must be a duration, {example}, not {shown(value)}")
     if not 0 <= duration_ns <= NUMBER_MAX:
-        raise BadValue(f"must be from 0 seconds to 292 years, not {shown(value)}")
+        raise InvalidValue(f"must be from 0 seconds to 292 years, not {shown(value)}")
     return duration_ns
 
 
 @lru_cache(TEXTS_KEPT)
-def text_ns(text: str) -> int | None:
+def parse_duration(text: str) -> int | None:
     """Nanoseconds; None of a text that is no duration."""
     if _SECONDS.fullmatch(text):
         return int(Decimal(text) * SECOND_NS)
@@ -118,11 +120,11 @@ def text_ns(text: str) -> int | None:
     return int(sum(Decimal(number) * unit_ns for number, unit_ns in parts if number))
 
 
-def read_limit(value: object) -> int:
+def read_positive_duration(value: object) -> int:
     """A duration that is not 0."""
     duration_ns = read_duration(value)
     if not duration_ns:
-        raise BadValue("must be longer than 0")
+        raise InvalidValue("must be longer than 0")
     return duration_ns
 
 
@@ -132,12 +134,12 @@ def read_multiples(value: object) -> tuple[float, ...]:
         return _ones(value)
     if not isinstance(value, LISTS):
         limits = f"a number from 0 to {RETRIES_MAX}, or a list of multiples"
-        raise BadValue(f"must be {limits}, such as [1, 2, 5], not {shown(value)}")
+        raise InvalidValue(f"must be {limits}, such as [1, 2, 5], not {shown(value)}")
     if len(value) > RETRIES_MAX:
-        raise BadValue(f"must have at most {RETRIES_MAX} steps, not {len(value)}")
+        raise InvalidValue(f"must have at most {RETRIES_MAX} steps, not {len(value)}")
     for multiple in value:
         if type(multiple) not in (int, float) or not 0 <= multiple <= NUMBER_MAX:
-            raise BadValue(f"must have multiples of 0 or more, not {shown(multiple)}")
+            raise InvalidValue(f"must have multiples of 0 or more, not {shown(multiple)}")
     return tuple(value)
 
 

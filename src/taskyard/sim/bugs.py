@@ -70,7 +70,7 @@ def _nothing(*_arguments: Any, **_named: Any) -> None:
 def settled_lease_believed() -> Iterator[None]:
     """A report on a whole lease counts, though some of it was settled or given to another."""
 
-    def whole_lease(first: Task | None, event: events.WorkReported) -> Lease | None:
+    def whole_lease(first: Task | None, event: events.TasksReported) -> Lease | None:
         lease = None if first is None else first.lease
         if lease is None or lease.worker.name != event.worker or lease.names != event.names:
             return None
@@ -83,27 +83,27 @@ def settled_lease_believed() -> Iterator[None]:
 @plant
 def runs_unfitted() -> Iterator[None]:
     """A worker's wall clock says when a run was, whatever the lease."""
-    sound = runs.fitted
+    sound = runs.clamped_to_lease
 
-    def fitted(measured: Any, indexes: Any, leased_ns: Any, settled_ns: int) -> Any:
+    def clamped_to_lease(measured: Any, indexes: Any, leased_ns: Any, settled_ns: int) -> Any:
         found = sound(measured, indexes, leased_ns, settled_ns)
         if found is not None:
             found.started_ns = [measured.started_ns[index] for index in indexes]
         return found
 
-    with swapped(runs, "fitted", fitted):
+    with swapped(runs, "clamped_to_lease", clamped_to_lease):
         yield
 
 
 @plant
 def runs_of_other_tasks() -> Iterator[None]:
     """Of a report of which only a part is the worker's, runs are taken from its beginning."""
-    sound = runs.fitted
+    sound = runs.clamped_to_lease
 
-    def fitted(measured: Any, indexes: Any, *times: Any) -> Any:
+    def clamped_to_lease(measured: Any, indexes: Any, *times: Any) -> Any:
         return sound(measured, range(len(indexes)), *times)
 
-    with swapped(runs, "fitted", fitted):
+    with swapped(runs, "clamped_to_lease", clamped_to_lease):
         yield
 
 
@@ -111,26 +111,26 @@ def runs_of_other_tasks() -> Iterator[None]:
 def no_fencing() -> Iterator[None]:
     """Whoever reports on a leased task is believed."""
 
-    def sort(self: Scheduler, event: events.WorkReported) -> Any:
+    def sort(self: Scheduler, event: events.TasksReported) -> Any:
         places = {name: index for index, name in enumerate(event.names)}
         found = {name: self.ledger.tasks.get(name) for name in places}
         tasks = [task for task in found.values() if task is not None and task.lease is not None]
         kept = [places[task.name] for task in tasks]
         return tasks, kept, [place for place in range(len(event.names)) if place not in kept]
 
-    with swapped(reports, "_sort", sort):
+    with swapped(reports, "_split_held", sort):
         yield
 
 
 @plant
 def attempt_ignored() -> Iterator[None]:
     """A report on a former attempt counts if its worker holds the task again."""
-    sound = reports._sort  # noqa: SLF001
+    sound = reports._split_held  # noqa: SLF001
 
-    def sort(self: Scheduler, event: events.WorkReported) -> Any:
+    def sort(self: Scheduler, event: events.TasksReported) -> Any:
         return sound(self, structs.replace(event, attempts=None))
 
-    with swapped(reports, "_sort", sort):
+    with swapped(reports, "_split_held", sort):
         yield
 
 
@@ -146,8 +146,8 @@ def retry_never_ends() -> Iterator[None]:
     """The retry schedule starts over when it is used up."""
     sound = reports.retry_delay_ns
 
-    def retry_delay_ns(task: Task, luck: int) -> int | None:
-        delay_ns = sound(task, luck)
+    def retry_delay_ns(task: Task, random_bits: int) -> int | None:
+        delay_ns = sound(task, random_bits)
         return 100_000_000 if delay_ns is None else delay_ns
 
     with swapped(reports, "retry_delay_ns", retry_delay_ns):
@@ -189,13 +189,13 @@ def returned_to_the_back() -> Iterator[None]:
 @plant
 def truncation_not_recorded() -> Iterator[None]:
     """A truncated result is recorded as if it were whole."""
-    sound = reports.work_reported
+    sound = reports.tasks_reported
 
-    def work_reported(self: Scheduler, event: events.WorkReported) -> None:
+    def tasks_reported(self: Scheduler, event: events.TasksReported) -> None:
         event.result_bytes_total = None
         sound(self, event)
 
-    with swapped_item(_DECIDERS, events.WorkReported, work_reported):
+    with swapped_item(_DECIDERS, events.TasksReported, tasks_reported):
         yield
 
 
@@ -279,7 +279,7 @@ def clock_never_set() -> Iterator[None]:
 @plant
 def full_disk_ignored() -> Iterator[None]:
     """Submissions are taken while the disk's reserve is touched."""
-    with swapped_item(_DECIDERS, events.RoomChanged, _nothing):
+    with swapped_item(_DECIDERS, events.DiskSpaceChanged, _nothing):
         yield
 
 
@@ -289,7 +289,7 @@ def full_disk_ignored() -> Iterator[None]:
 @plant
 def dependency_dropped() -> Iterator[None]:
     """What a submission is to wait for is forgotten."""
-    with swapped(submission, "_resolve", lambda *_: submission.Waits()):
+    with swapped(submission, "_resolve", lambda *_: submission.Dependencies()):
         yield
 
 
@@ -328,9 +328,9 @@ def repeated_submission_doubles() -> Iterator[None]:
     """A submission that is repeated after a lost answer makes its tasks again."""
     sound = submission.decide
 
-    def decide(ledger: Ledger, event: events.SubmitAsked, at_ns: int) -> Any:
+    def decide(ledger: Ledger, event: events.SubmitRequested, at_ns: int) -> Any:
         taken = sound(ledger, event, at_ns)
-        if taken.known:
+        if taken.existing:
             taken.records = [records.Submitted(at_ns, event.submission)]
         return taken
 
@@ -343,7 +343,7 @@ def generation_forgets_attempts() -> Iterator[None]:
     """A name that is submitted anew begins with attempt 1 again."""
     sound = submission.decide
 
-    def decide(ledger: Ledger, event: events.SubmitAsked, at_ns: int) -> Any:
+    def decide(ledger: Ledger, event: events.SubmitRequested, at_ns: int) -> Any:
         taken = sound(ledger, event, at_ns)
         for record in taken.records:
             if isinstance(record, records.Submitted):
@@ -360,19 +360,19 @@ def generation_forgets_attempts() -> Iterator[None]:
 @plant
 def due_time_ignored() -> Iterator[None]:
     """What waits for a time comes due at once."""
-    sound = agenda.Agenda.pop_due
+    sound = agenda.DueHeap.pop_due
 
-    def pop_due(self: agenda.Agenda, wall_ns: int, count_max: int) -> list[Task]:
+    def pop_due(self: agenda.DueHeap, wall_ns: int, count_max: int) -> list[Task]:
         return sound(self, 2 * wall_ns, count_max)
 
-    with swapped(agenda.Agenda, "pop_due", pop_due):
+    with swapped(agenda.DueHeap, "pop_due", pop_due):
         yield
 
 
 @plant
 def expiry_ignored() -> Iterator[None]:
     """No task ever grows too old."""
-    with swapped(timers, "_is_too_old", lambda _task, _at_ns: False):
+    with swapped(timers, "_is_expired", lambda _task, _at_ns: False):
         yield
 
 
@@ -381,38 +381,38 @@ def lease_never_expires() -> Iterator[None]:
     """Silence is not noticed."""
 
     def fall_silent(self: Scheduler) -> None:
-        self.silence.clear()
+        self.timeouts.clear()
 
-    with swapped(timers, "_fall_silent", fall_silent):
+    with swapped(timers, "_expire_workers", fall_silent):
         yield
 
 
 @plant
 def expired_too_early() -> Iterator[None]:
     """A worker is given up after half of the time that it may be silent."""
-    sound = Worker.silent_at_ns
+    sound = Worker.timeout_at_ns
 
-    def silent_at_ns(self: Worker) -> int:
+    def timeout_at_ns(self: Worker) -> int:
         at_ns: int = sound.fget(self)  # type: ignore[attr-defined]
-        return at_ns and self.heard_ns + (at_ns - self.heard_ns) // 2
+        return at_ns and self.last_seen_ns + (at_ns - self.last_seen_ns) // 2
 
-    with swapped(Worker, "silent_at_ns", property(silent_at_ns)):
+    with swapped(Worker, "timeout_at_ns", property(timeout_at_ns)):
         yield
 
 
 @plant
 def heartbeat_ignored() -> Iterator[None]:
     """Only reports and questions show that a worker lives, its heartbeats do not."""
-    sound = roster.worker_heard
+    sound = roster.worker_heartbeat
 
-    def worker_heard(self: Scheduler, event: events.WorkerHeard) -> None:
+    def worker_heartbeat(self: Scheduler, event: events.WorkerHeartbeat) -> None:
         worker = self.ledger.workers.get(event.worker)
-        heard_ns = worker.heard_ns if worker is not None else 0
+        last_seen_ns = worker.last_seen_ns if worker is not None else 0
         sound(self, event)
         if worker is not None:
-            worker.heard_ns = heard_ns
+            worker.last_seen_ns = last_seen_ns
 
-    with swapped_item(_DECIDERS, events.WorkerHeard, worker_heard):
+    with swapped_item(_DECIDERS, events.WorkerHeartbeat, worker_heartbeat):
         yield
 
 
@@ -426,35 +426,35 @@ def unlisted_lease_never_returned() -> Iterator[None]:
 @plant
 def unlisted_at_once() -> Iterator[None]:
     """A lease is taken back by the first heartbeat, whether it lists it or not."""
-    sound = roster.worker_heard
+    sound = roster.worker_heartbeat
 
-    def worker_heard(self: Scheduler, event: events.WorkerHeard) -> None:
+    def worker_heartbeat(self: Scheduler, event: events.WorkerHeartbeat) -> None:
         if event.held is not None:
             event.held, event.heartbeat_ns = [], 0
         sound(self, event)
 
-    with swapped_item(_DECIDERS, events.WorkerHeard, worker_heard):
+    with swapped_item(_DECIDERS, events.WorkerHeartbeat, worker_heartbeat):
         yield
 
 
 @plant
 def parked_worker_forgotten() -> Iterator[None]:
     """A worker that waits for work is not thought of when some comes."""
-    with swapped(policy, "list_again", _nothing):
+    with swapped(policy, "relist", _nothing):
         yield
 
 
 @plant
 def freed_room_not_noticed() -> Iterator[None]:
     """A worker that has room again gets nothing until it asks."""
-    with swapped(roster, "has_room", _nothing):
+    with swapped(roster, "on_slot_free", _nothing):
         yield
 
 
 @plant
 def watcher_never_told() -> Iterator[None]:
     """Nobody is told that a task is settled."""
-    with swapped(watching, "tell_settled", _nothing):
+    with swapped(watching, "notify_settled", _nothing):
         yield
 
 
@@ -462,12 +462,12 @@ def watcher_never_told() -> Iterator[None]:
 def told_too_early() -> Iterator[None]:
     """Who watches tasks is told that they are done, whatever they are."""
 
-    def watch_asked(self: Scheduler, event: events.WatchAsked) -> None:
+    def watch_requested(self: Scheduler, event: events.WatchRequested) -> None:
         names = event.names or []
         states = [TaskState.DONE] * len(names)
-        self.tell(effects.Told(event.client, event.request, names, states, [b""] * len(names)))
+        self.send(effects.Settled(event.client, event.request, names, states, [b""] * len(names)))
 
-    with swapped_item(_DECIDERS, events.WatchAsked, watch_asked):
+    with swapped_item(_DECIDERS, events.WatchRequested, watch_requested):
         yield
 
 
@@ -482,9 +482,9 @@ def crash_not_charged() -> Iterator[None]:
         held = worker.held()
         names, attempts = [task.name for task in held], [task.attempt for task in held]
         if reason is not None:
-            roster.give_back(self, worker, held, reason)
+            roster.return_tasks(self, worker, held, reason)
         elif held:
-            self.emit(records.Expired(self.at_ns, worker.name, names, attempts), held)
+            self.emit(records.LeaseExpired(self.at_ns, worker.name, names, attempts), held)
 
     with swapped(roster, "_lose", lose):
         yield
@@ -507,30 +507,30 @@ def suspect_not_alone() -> Iterator[None]:
 @plant
 def incarnation_ignored() -> Iterator[None]:
     """A worker that comes back as another process is taken for the former one."""
-    sound = roster.worker_appeared
+    sound = roster.worker_registered
 
-    def worker_appeared(self: Scheduler, event: events.WorkerAppeared) -> None:
-        known = self.ledger.workers.get(event.worker)
-        if known is None:
+    def worker_registered(self: Scheduler, event: events.WorkerRegistered) -> None:
+        existing = self.ledger.workers.get(event.worker)
+        if existing is None:
             sound(self, event)
         else:
-            known.heard_ns = self.now_ns
+            existing.last_seen_ns = self.now_ns
 
-    with swapped_item(_DECIDERS, events.WorkerAppeared, worker_appeared):
+    with swapped_item(_DECIDERS, events.WorkerRegistered, worker_registered):
         yield
 
 
 @plant
 def name_taken_over_at_once() -> Iterator[None]:
     """A second process gets the name of a live one, and what that held is charged as lost."""
-    with swapped(holders, "keeps_out", lambda *_: False):
+    with swapped(holders, "refuses_newcomer", lambda *_: False):
         yield
 
 
 @plant
 def newcomer_taken_for_the_holder() -> Iterator[None]:
     """A process that waits for a name can speak for the one that holds it."""
-    with swapped(holders, "refuses", lambda *_: False):
+    with swapped(holders, "refuse_non_holder", lambda *_: False):
         yield
 
 
@@ -559,10 +559,10 @@ def replaced_processes_not_restored() -> Iterator[None]:
 def gone_worker_keeps_its_tasks() -> Iterator[None]:
     """A worker says goodbye, and nobody takes back what it held."""
 
-    def worker_gone(self: Scheduler, event: events.WorkerGone) -> None:
-        self.tell(effects.Noted(event.worker, event.request, []))
+    def worker_exited(self: Scheduler, event: events.WorkerExited) -> None:
+        self.send(effects.ReportAck(event.worker, event.request, []))
 
-    with swapped_item(_DECIDERS, events.WorkerGone, worker_gone):
+    with swapped_item(_DECIDERS, events.WorkerExited, worker_exited):
         yield
 
 
@@ -570,10 +570,10 @@ def gone_worker_keeps_its_tasks() -> Iterator[None]:
 def dismissed_worker_gets_work() -> Iterator[None]:
     """A worker that is to go away is given tasks."""
 
-    def drain_asked(self: Scheduler, event: events.DrainAsked) -> None:
-        self.tell(effects.Acted(event.client, event.request, 1))
+    def drain_requested(self: Scheduler, event: events.DrainRequested) -> None:
+        self.send(effects.CommandAck(event.client, event.request, 1))
 
-    with swapped_item(_DECIDERS, events.DrainAsked, drain_asked):
+    with swapped_item(_DECIDERS, events.DrainRequested, drain_requested):
         yield
 
 
@@ -611,11 +611,10 @@ def _with_rules(**changed: int) -> AbstractContextManager[None]:
     sound = timers.rules_set
 
     def rules_set(self: Scheduler, event: events.RulesSet) -> None:
-        clauses = tuple(
-            structs.replace(one, rules=structs.replace(one.rules, **changed))
-            for one in event.clauses
+        rules = tuple(
+            structs.replace(one, rules=structs.replace(one.rules, **changed)) for one in event.rules
         )
-        sound(self, structs.replace(event, clauses=clauses))
+        sound(self, structs.replace(event, rules=rules))
 
     return swapped_item(_DECIDERS, events.RulesSet, rules_set)
 
@@ -693,7 +692,7 @@ def lease_given_back_at_restart() -> Iterator[None]:
         first = not self.wall_offset_ns
         sound(self, event)
         for worker in [*self.ledger.workers.values()] if first else []:
-            roster.give_back(self, worker, worker.held(), records.ReturnReason.LEFT)
+            roster.return_tasks(self, worker, worker.held(), records.ReturnReason.LEFT)
 
     with swapped_item(_DECIDERS, events.ClockSet, clock_set):
         yield
@@ -804,7 +803,7 @@ def lease_time_not_restored() -> Iterator[None]:
     def resume(self: Scheduler, now_ns: int) -> None:
         self.now_ns = now_ns
         for worker in self.ledger.workers.values():
-            self.watch_silence(worker)
+            self.schedule_timeout(worker)
 
     with swapped(Scheduler, "resume", resume):
         yield
@@ -816,7 +815,7 @@ def lease_time_not_restored() -> Iterator[None]:
 @plant
 def leases_of_before_a_restart_never_end() -> Iterator[None]:
     """A worker that can't list its tasks keeps those of before a restart for good."""
-    with swapped(Scheduler, "watch_restart", _nothing):
+    with swapped(Scheduler, "schedule_restart_deadline", _nothing):
         yield
 
 
@@ -827,7 +826,7 @@ def heartbeats_extend_leases_of_before_a_restart() -> Iterator[None]:
 
     def restart_deadline_ns(self: Scheduler, worker: Worker) -> int:
         deadline_ns = sound(self, worker)
-        return deadline_ns and deadline_ns + worker.heard_ns - self.resumed_ns
+        return deadline_ns and deadline_ns + worker.last_seen_ns - self.resumed_ns
 
     with swapped(Scheduler, "restart_deadline_ns", restart_deadline_ns):
         yield

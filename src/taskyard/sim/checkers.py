@@ -15,7 +15,7 @@ from msgspec import structs
 
 from taskyard.core import effects, events, identity
 from taskyard.core import records as r
-from taskyard.core.events import Outcome, Repeat, Unknown
+from taskyard.core.events import DuplicatePolicy, Outcome, UnknownPolicy
 from taskyard.core.records import ReturnReason
 from taskyard.journal.encoding import decode
 from taskyard.sim.doors import Door
@@ -98,7 +98,7 @@ WALL_DRIFT_NS_MAX: Final = SECOND_NS // 50
 _FOLLOWS: Final[dict[Outcome, tuple[type, ...]]] = {
     Outcome.DONE: (r.Finished,),
     Outcome.FAILED: (r.Failed, r.Postponed),
-    Outcome.FAILED_FOR_GOOD: (r.Failed,),
+    Outcome.FAILED_FINAL: (r.Failed,),
     Outcome.RETRY_AT: (r.Postponed,),
     Outcome.DEFER_ALL: (r.Failed, r.Postponed),
     Outcome.DEFER_BACK: (r.Returned, r.Postponed),
@@ -110,12 +110,12 @@ _FOLLOWS: Final[dict[Outcome, tuple[type, ...]]] = {
 ANY_ATTEMPT: Final = 0
 
 _SHOWS_LIFE: Final = (
-    events.WorkerAppeared,
-    events.WorkerHeard,
-    events.WorkAsked,
-    events.WorkReported,
-    events.WorkReturned,
-    events.WorkProgressed,
+    events.WorkerRegistered,
+    events.WorkerHeartbeat,
+    events.TasksRequested,
+    events.TasksReported,
+    events.TasksReturned,
+    events.TasksProgressed,
     events.SlotFreed,
 )
 
@@ -126,17 +126,17 @@ MISSED_HEARTBEATS: Final = 3
 
 def _process_of(event: Event) -> int | None:
     """Return which process of its name a worker says it is; None: it does not say."""
-    if isinstance(event, events.WorkerAppeared):
+    if isinstance(event, events.WorkerRegistered):
         return event.facts.incarnation if event.facts.heartbeat_ns else None
     return getattr(event, "incarnation", None)
 
 
 #: The event by which a worker gives a task back, or is found to have lost it; else a report.
 _RETURNED_AFTER: Final[dict[ReturnReason, type[Event]]] = {
-    ReturnReason.RESTARTED: events.WorkerAppeared,
-    ReturnReason.LEFT: events.WorkerGone,
-    ReturnReason.UNLISTED: events.WorkerHeard,
-    ReturnReason.TRANSFERRED: events.WorkReturned,
+    ReturnReason.RESTARTED: events.WorkerRegistered,
+    ReturnReason.LEFT: events.WorkerExited,
+    ReturnReason.UNLISTED: events.WorkerHeartbeat,
+    ReturnReason.TRANSFERRED: events.TasksReturned,
 }
 
 
@@ -211,13 +211,13 @@ class Checker:
         for event in self._turn:
             self._hear_worker(event)
             if isinstance(event, events.RulesSet):
-                self.story.lanes.set_rules(event.clauses, event.defaults)
+                self.story.lanes.set_rules(event.rules, event.defaults)
                 self.story.broker_workers_max = event.workers_max
                 self.story.lease_times_ns = {}
-            elif isinstance(event, events.SubmitAsked):
-                if event.repeat is Repeat.EXTEND:
+            elif isinstance(event, events.SubmitRequested):
+                if event.repeat is DuplicatePolicy.EXTEND:
                     self._extendable.update(dict.fromkeys(event.submission.names))
-            elif isinstance(event, events.DrainAsked):
+            elif isinstance(event, events.DrainRequested):
                 known = self.story.workers
                 names = [name for name in known if event.worker in (None, name)]
                 self._drain_next.update(dict.fromkeys(names))
@@ -225,22 +225,22 @@ class Checker:
     def _hear_worker(self, event: Event) -> None:
         """Note when a worker, or a process of its name, was heard, and what it listed."""
         process = _process_of(event)
-        if isinstance(event, events.WorkerAppeared):
+        if isinstance(event, events.WorkerRegistered):
             self._note_ahead(event)
         if process is not None:
             self._hear_process(event, process)
         elif isinstance(event, _SHOWS_LIFE):
             self._heard_ns[event.worker] = self._timeline.now_ns
-        if isinstance(event, events.WorkerHeard) and event.held is not None:
+        if isinstance(event, events.WorkerHeartbeat) and event.held is not None:
             self._lists.append((event.worker, process, dict(event.held)))
 
-    def _note_ahead(self, event: events.WorkerAppeared) -> None:
+    def _note_ahead(self, event: events.WorkerRegistered) -> None:
         """Note how much a worker takes ahead, if it is the process that holds its name."""
         hand = self.story.workers.get(event.worker)
         if hand is None or hand.facts.incarnation == event.facts.incarnation:
             most = self.story.ahead.get(event.worker, 0)
-            self.story.ahead[event.worker] = max(most, event.ahead)
-            self.story.ahead_last[event.worker] = event.ahead
+            self.story.ahead[event.worker] = max(most, event.prefetch)
+            self.story.ahead_last[event.worker] = event.prefetch
 
     def _hear_process(self, event: Event, process: int) -> None:
         """A process says which one of its name it is: it holds it, wants it, or has lost it."""
@@ -252,7 +252,7 @@ class Checker:
         holder = self._holder_facts(name)
         if holder is None or holder.incarnation == process:
             return
-        if isinstance(event, events.WorkerAppeared):
+        if isinstance(event, events.WorkerRegistered):
             often_ns = max(holder.heartbeat_ns, event.facts.heartbeat_ns)
             until_ns = self._timeline.now_ns + MISSED_HEARTBEATS * often_ns
             self._contested_until_ns[name] = until_ns
@@ -262,7 +262,7 @@ class Checker:
         hand = self.story.workers.get(name)
         if hand is not None:
             return hand.facts
-        said = [one for one in self._turn if isinstance(one, events.WorkerAppeared)]
+        said = [one for one in self._turn if isinstance(one, events.WorkerRegistered)]
         return next((one.facts for one in said if one.worker == name), None)
 
     def _check_name(self, record: r.WorkerJoined | r.WorkerReplaced | r.Refunded) -> None:
@@ -316,7 +316,7 @@ class Checker:
     def _cancelled_wakes(self) -> int:
         """Count the READYs of this turn: each cancels a WAKE that left before it was heard, if
         there was one, so another worker is woken in its place."""
-        return sum(isinstance(one, events.WorkAsked) and one.parks for one in self._turn)
+        return sum(isinstance(one, events.TasksRequested) and one.parks for one in self._turn)
 
     def cut(self, route: bytes) -> None:
         """The broker notices that nobody is there."""
@@ -419,7 +419,7 @@ class Checker:
             raise Violation("clock", f"{record} is not of {self._clock.wall_ns()}")
         if isinstance(record, r.Submitted):
             self._check_submitted(record)
-        elif isinstance(record, r.Expired) or (
+        elif isinstance(record, r.LeaseExpired) or (
             isinstance(record, r.Failed) and not record.own_fault
         ):
             self._check_lost(record.worker)
@@ -434,11 +434,11 @@ class Checker:
 
     def _after(self, record: r.AnyRecord) -> None:
         self._keep_texts(record)
-        if isinstance(record, r.Finished | r.Failed | r.Postponed | r.Returned | r.Expired):
+        if isinstance(record, r.Finished | r.Failed | r.Postponed | r.Returned | r.LeaseExpired):
             for name, attempt in zip(record.names, record.attempts, strict=True):
                 self._ends.setdefault((name, attempt), []).append(record)
                 self._jobs.pop((record.worker, name), None)
-            if not isinstance(record, r.Expired):
+            if not isinstance(record, r.LeaseExpired):
                 self._check_runs(record)
             if isinstance(record, r.Finished) or (
                 isinstance(record, r.Failed | r.Postponed) and record.own_fault
@@ -472,7 +472,7 @@ class Checker:
             former = self.story.tasks.get(name)
             if former is not None and name not in self._extendable:
                 raise Violation("twice", f"{name!r} was submitted again, and made again")
-            asked = [one for one in self._turn if isinstance(one, events.SubmitAsked)]
+            asked = [one for one in self._turn if isinstance(one, events.SubmitRequested)]
             own = [one for one in asked if name in one.submission.names]
             kept = submission.after[index] if submission.after is not None else []
             own = [one for one in own if self._waits_as_asked(name, kept, one)]
@@ -482,7 +482,7 @@ class Checker:
                 raise Violation("asked", f"{name!r} is not what was asked for in {own}")
 
     def _is_as_asked(
-        self, record: r.Submitted, index: int, name: bytes, asked: events.SubmitAsked
+        self, record: r.Submitted, index: int, name: bytes, asked: events.SubmitRequested
     ) -> bool:
         """What became of a client's words on their way: nothing is lost, and nothing is added but
         the ages that the rules set for a task which sets none."""
@@ -508,7 +508,7 @@ class Checker:
     def _check_job(self, submission: Submission) -> None:
         """A job without a name is made once, as often as it was asked for."""
         job, name = submission.payloads[0], submission.names[0]
-        asked = [one for one in self._turn if isinstance(one, events.SubmitAsked)]
+        asked = [one for one in self._turn if isinstance(one, events.SubmitRequested)]
         if not any(one.submission.names == [job] for one in asked):
             raise Violation("asked", f"nobody asked for {job!r}")
         if job in self._job_names:
@@ -536,7 +536,9 @@ class Checker:
         if not failed and text not in self._results.get(name, {}):
             raise Violation("told", f"{text!r} was never the result of {job!r}")
 
-    def _waits_as_asked(self, name: bytes, kept: list[bytes], asked: events.SubmitAsked) -> bool:
+    def _waits_as_asked(
+        self, name: bytes, kept: list[bytes], asked: events.SubmitRequested
+    ) -> bool:
         said = asked.submission
         if said.after is None:
             return not kept
@@ -560,11 +562,11 @@ class Checker:
                 return name
         return written if identity.SEPARATOR in written else own
 
-    def _counts_as_done(self, before: bytes, asked: events.SubmitAsked) -> bool:
+    def _counts_as_done(self, before: bytes, asked: events.SubmitRequested) -> bool:
         tale = self.story.tasks.get(before)
         if tale is None:
-            return asked.unknown is Unknown.DONE and before not in asked.submission.names
-        begun_again = asked.repeat is Repeat.EXTEND and before in asked.submission.names
+            return asked.unknown is UnknownPolicy.DONE and before not in asked.submission.names
+        begun_again = asked.repeat is DuplicatePolicy.EXTEND and before in asked.submission.names
         return tale.state is DONE and not begun_again
 
     def _check_leased(self, record: r.Leased) -> None:
@@ -580,7 +582,7 @@ class Checker:
 
     def _appeared_anew(self, worker: bytes) -> bool:
         facts = self.story.workers[worker].facts
-        said = [one for one in self._turn if isinstance(one, events.WorkerAppeared)]
+        said = [one for one in self._turn if isinstance(one, events.WorkerRegistered)]
         others = [one for one in said if one.worker == worker]
         others = [one for one in others if one.facts.incarnation != facts.incarnation]
         if not facts.heartbeat_ns:
@@ -608,15 +610,19 @@ class Checker:
             return
         hand = self.story.workers[worker]
         held_ns = [tale.terms.lease_ns for tale in hand.held.values()]
-        silence_ns = hand.facts.silence_ns and max([hand.facts.silence_ns, *held_ns])
+        lease_timeout_ns = hand.facts.lease_timeout_ns and max(
+            [hand.facts.lease_timeout_ns, *held_ns]
+        )
         heard_ns = self._last_heard_ns(worker)
         now_ns = self._timeline.now_ns
-        least_ns = silence_ns
+        least_ns = lease_timeout_ns
         if self._contested_until_ns.get(worker, 0) >= now_ns:
-            least_ns = min(silence_ns, MISSED_HEARTBEATS * hand.facts.heartbeat_ns)
-        if not silence_ns or now_ns < heard_ns + least_ns:
+            least_ns = min(lease_timeout_ns, MISSED_HEARTBEATS * hand.facts.heartbeat_ns)
+        if not lease_timeout_ns or now_ns < heard_ns + least_ns:
             raise Violation("early", f"{worker!r} was given up too early: heard at {heard_ns}")
-        ends_ns = max(heard_ns + max(silence_ns, hand.patience_ns), hand.eased_ns) + LATE_NS_MAX
+        ends_ns = (
+            max(heard_ns + max(lease_timeout_ns, hand.patience_ns), hand.eased_ns) + LATE_NS_MAX
+        )
         if worker.startswith(numbering.ROUND_ROBIN):
             ends_ns += VOID_NS_MAX
         if now_ns > ends_ns:
@@ -628,12 +634,12 @@ class Checker:
             return
         now_ns = self._timeline.now_ns
         for name, hand in self.story.workers.items():
-            silence_ns = max(hand.facts.silence_ns, hand.patience_ns)
+            lease_timeout_ns = max(hand.facts.lease_timeout_ns, hand.patience_ns)
             heard_ns = self._last_heard_ns(name)
-            ends_ns = max(heard_ns + silence_ns, hand.eased_ns) + LATE_NS_MAX
+            ends_ns = max(heard_ns + lease_timeout_ns, hand.eased_ns) + LATE_NS_MAX
             if name.startswith(numbering.ROUND_ROBIN):
                 ends_ns += VOID_NS_MAX
-            if silence_ns and now_ns > ends_ns:
+            if lease_timeout_ns and now_ns > ends_ns:
                 raise Violation("late", f"{name!r} is silent since {heard_ns}: {hand}")
             self._check_leaked(name, hand)
 
@@ -690,7 +696,7 @@ class Checker:
             if not self._is_lost_by_dialect(record.worker) and self._was_sent(record):
                 raise Violation("taken", f"{record} and the worker is there")
             return
-        said = _RETURNED_AFTER.get(reason, events.WorkReported)
+        said = _RETURNED_AFTER.get(reason, events.TasksReported)
         if not any(isinstance(one, said) for one in own):
             raise Violation("taken", f"{record} and the worker said nothing of it")
         if reason is ReturnReason.RESTARTED and not self._appeared_anew(record.worker):
@@ -739,7 +745,7 @@ class Checker:
                 tale = self.story.tasks[name]
                 text = f"{type(record).__name__} of attempt {attempt}, never so reported by"
                 self.story.require(False, "stale", f"{text} {record.worker!r}", tale)  # noqa: FBT003
-            if isinstance(record, r.Failed) and Outcome.FAILED_FOR_GOOD not in outcomes:
+            if isinstance(record, r.Failed) and Outcome.FAILED_FINAL not in outcomes:
                 tale = self.story.tasks[name]
                 used_up = tale.failures > len(self.story.schedule(tale))
                 self.story.require(used_up, "retry", "FAILED with attempts left", tale)
@@ -747,30 +753,30 @@ class Checker:
     # Peers.
 
     def client_heard(self, event: Event | None, effect: Effect) -> None:
-        if isinstance(event, events.SubmitAsked) and isinstance(effect, effects.Accepted):
+        if isinstance(event, events.SubmitRequested) and isinstance(effect, effects.Accepted):
             self._check_accepted(event)
-        elif isinstance(event, events.SubmitAsked) and isinstance(effect, effects.Refused):
+        elif isinstance(event, events.SubmitRequested) and isinstance(effect, effects.Refused):
             self._check_refused(event)
-        elif isinstance(effect, effects.Told):
+        elif isinstance(effect, effects.Settled):
             for name, state, text in zip(effect.names, effect.states, effect.texts, strict=True):
                 self._check_told(name, state)
                 if state is DONE:
                     self._check_result(name, text or b"", (effect.truncated or {}).get(name, 0))
-        elif isinstance(effect, effects.Found | effects.Listed):
+        elif isinstance(effect, effects.TaskDetails | effects.TaskPage):
             for view in effect.views:
                 self._check_view(view)
-        elif isinstance(effect, effects.Counted | effects.Printed):
+        elif isinstance(effect, effects.StatsReply | effects.TaskOutput):
             self._check_answer(effect)
 
-    def _check_accepted(self, event: events.SubmitAsked) -> None:
+    def _check_accepted(self, event: events.SubmitRequested) -> None:
         for name in event.submission.names:
             self._accepted[name] = None
             if name not in self.story.tasks:
                 raise Violation("lost", f"{name!r} was accepted and is not in the journal")
 
-    def _check_refused(self, event: events.SubmitAsked) -> None:
+    def _check_refused(self, event: events.SubmitRequested) -> None:
         """Check that a plain peer's Create lost nothing that waits for nothing."""
-        if event.repeat is not Repeat.EXTEND or self._was_full:
+        if event.repeat is not DuplicatePolicy.EXTEND or self._was_full:
             return
         after = event.submission.after or [[] for _ in event.submission.names]
         waiting = [name for name, names in zip(event.submission.names, after, strict=True) if names]
@@ -790,8 +796,8 @@ class Checker:
         if view.worker and self.story.leases.get((view.name, view.attempt)) != view.worker:
             raise Violation("told", f"{view.name!r} was never held by {view.worker!r}")
 
-    def _check_answer(self, effect: effects.Counted | effects.Printed) -> None:
-        if isinstance(effect, effects.Counted):
+    def _check_answer(self, effect: effects.StatsReply | effects.TaskOutput) -> None:
+        if isinstance(effect, effects.StatsReply):
             if effect.stats.records > self.story.records:
                 raise Violation("told", f"{effect.stats.records} records are not in the journal")
         elif effect.text and effect.text not in self._outputs.get(effect.name, {}):
@@ -819,9 +825,9 @@ class Checker:
     def was_cancelled(self, name: bytes) -> bool:
         return (self._real(name), CANCELLED) in self.story.been
 
-    def worker_noted(self, event: Event, noted: effects.Noted) -> None:
+    def worker_noted(self, event: Event, noted: effects.ReportAck) -> None:
         """What was noted is in the journal."""
-        if not isinstance(event, events.WorkReported) or event.attempts is None:
+        if not isinstance(event, events.TasksReported) or event.attempts is None:
             return
         for index, (name, attempt) in enumerate(zip(event.names, event.attempts, strict=True)):
             outcome = Outcome.DONE if event.outcomes is None else event.outcomes[index]
@@ -865,10 +871,10 @@ def _pictured(ledger: Ledger) -> dict[tuple[bytes, bytes], tuple[int, list[bytes
         (service.name, lane.name): lane
         for service in ledger.services.values()
         for lane in service.lanes.values()
-        if lane.rare is not None
+        if lane.extras is not None
     }
     waiting = {
-        key: [] if lane.rare is None else [task.name for task in lane.rare.later.values()]
+        key: [] if lane.extras is None else [task.name for task in lane.extras.next_run.values()]
         for key, lane in sorted(lanes.items())
     }
     return {

@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 
 #: What a client may say; each is answered.
 Wish: TypeAlias = (
-    events.SubmitAsked
-    | events.CancelAsked
-    | events.RetryAsked
-    | events.PauseAsked
-    | events.ResumeAsked
-    | events.MoveAsked
-    | events.ExpireAsked
-    | events.WatchAsked
-    | events.DrainAsked
-    | events.LookupAsked
-    | events.ListAsked
-    | events.StatsAsked
-    | events.ExplainAsked
-    | events.WorkersAsked
-    | events.ResultsAsked
-    | events.OutputAsked
-    | events.Misunderstood
+    events.SubmitRequested
+    | events.CancelRequested
+    | events.RetryRequested
+    | events.PauseRequested
+    | events.ResumeRequested
+    | events.MoveRequested
+    | events.ExpireRequested
+    | events.WatchRequested
+    | events.DrainRequested
+    | events.LookupRequested
+    | events.ListRequested
+    | events.StatsRequested
+    | events.ExplainRequested
+    | events.WorkersRequested
+    | events.ResultsRequested
+    | events.OutputRequested
+    | events.RequestRejected
 )
 
 #: A client whose job was refused because there are too many asks again after this.
@@ -95,8 +95,8 @@ class Client(Peer):
         if event is None:
             return
         self.send(event)
-        patience_ns = (20 if isinstance(event, events.WatchAsked) else 2) * SECOND_NS
-        if not (self.world.healed and isinstance(event, events.WatchAsked)):
+        patience_ns = (20 if isinstance(event, events.WatchRequested) else 2) * SECOND_NS
+        if not (self.world.healed and isinstance(event, events.WatchRequested)):
             lose = partial(self._lose_patience, request, is_well=self.is_well)
             self.after(patience_ns, lose)
 
@@ -113,7 +113,7 @@ class Client(Peer):
     def relent(self) -> None:
         """It no longer wants what would hold things up."""
         for request in [*self.open]:
-            if isinstance(self.open[request], events.PauseAsked | events.DrainAsked):
+            if isinstance(self.open[request], events.PauseRequested | events.DrainRequested):
                 del self.open[request]
 
     def ask_again(self) -> None:
@@ -123,8 +123,8 @@ class Client(Peer):
 
     def repeat(self) -> None:
         """Say something again that was answered before. It must be harmless."""
-        said = [one for one in self._said.values() if isinstance(one, events.SubmitAsked)]
-        harmless = [one for one in said if one.repeat is events.Repeat.HARMLESS]
+        said = [one for one in self._said.values() if isinstance(one, events.SubmitRequested)]
+        harmless = [one for one in said if one.repeat is events.DuplicatePolicy.IGNORE]
         if harmless:
             self.send(self.luck.choice(harmless))
 
@@ -135,10 +135,10 @@ class Client(Peer):
         if isinstance(effect, effects.Refused) and effect.refusal is Refusal.FULL:
             self._full[request] = True  # asks again when its patience ends
             return
-        if isinstance(event, events.WatchAsked) and isinstance(effect, effects.AnswerDue):
+        if isinstance(event, events.WatchRequested) and isinstance(effect, effects.ReplyDue):
             self.send(event)  # its time was up, and not all is settled
             return
-        if isinstance(event, events.WatchAsked) and isinstance(effect, effects.Told):
+        if isinstance(event, events.WatchRequested) and isinstance(effect, effects.Settled):
             left = [name for name in event.names or () if name not in effect.names]
             if event.names is not None and left:
                 event.names = left
@@ -175,11 +175,11 @@ class JobClient(Client):
         self.tongue: JobTongue
         self.jobs = 0
 
-    def job(self) -> events.SubmitAsked:
+    def job(self) -> events.SubmitRequested:
         """A job that nobody has asked for before."""
         self.jobs += 1
         payload = b"%s%s-%d" % (JOB, self.name, self.jobs)
-        return events.SubmitAsked(0, b"", Submission([payload], [payload]))
+        return events.SubmitRequested(0, b"", Submission([payload], [payload]))
 
     def begin(self) -> None:
         """What a former connection asked for may be lost, so it is asked for anew."""
@@ -210,13 +210,13 @@ class JobClient(Client):
     def on(self, effect: Effect) -> None:
         request: int = getattr(effect, "request", 0)
         event = self.open.pop(request, None)
-        if not isinstance(event, events.SubmitAsked):
+        if not isinstance(event, events.SubmitRequested):
             raise Violation("answers", f"{effect} answers what was never asked, or was answered")
         if isinstance(effect, effects.Refused) and effect.refusal is Refusal.FULL:
             self.after(FULL_NS, partial(self.wish, self.job))
             return
         text = effect.text.encode() if isinstance(effect, effects.Refused) else b""
-        if isinstance(effect, effects.Told):
+        if isinstance(effect, effects.Settled):
             text = effect.texts[0] or b""
         failed = isinstance(effect, effects.Refused)
         self.world.checker.job_told(event.submission.names[0], text, failed=failed)

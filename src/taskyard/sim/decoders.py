@@ -49,41 +49,41 @@ def _native(_route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
     worker, kind = query.location, query.type
     if kind == _Q.Heartbeat:
         held = [*zip(query.batch.name, query.batch.attempt, strict=True)]
-        heard = events.WorkerHeard(0, worker, held, query.heartbeat_ns, query.request)
+        heard = events.WorkerHeartbeat(0, worker, held, query.heartbeat_ns, query.request)
         heard.incarnation = query.worker.incarnation
-        return _introduced(query), heard
+        return _registered(query), heard
     if kind == _Q.Steal:
-        asks = events.WorkAsked(0, worker, query.n, bool(query.wait_ms), query.request)
+        asks = events.TasksRequested(0, worker, query.n, bool(query.wait_ms), query.request)
         asks.incarnation = query.worker.incarnation
-        return _introduced(query), asks
+        return _registered(query), asks
     if kind == _Q.Complete:
         report = _native_report(query)
-        return (_introduced(query), report) if query.n else (report,)
+        return (_registered(query), report) if query.n else (report,)
     if kind == _Q.Progress:
-        told = events.WorkProgressed(0, worker, query.batch.name[:], query.batch.attempt[:])
+        told = events.TasksProgressed(0, worker, query.batch.name[:], query.batch.attempt[:])
         told.incarnation = query.incarnation
         return (told,)
     if kind == _Q.Exit:
-        return (events.WorkerGone(0, worker, query.request, query.incarnation),)
+        return (events.WorkerExited(0, worker, query.request, query.incarnation),)
     return ()
 
 
-def _introduced(query: pb.QueryMsg) -> events.WorkerAppeared:
+def _registered(query: pb.QueryMsg) -> events.WorkerRegistered:
     said = query.worker
     facts = WorkerFacts(
         services=tuple(said.service),
         slots_total=said.slots,
-        silence_ns=said.silence_ns,
+        lease_timeout_ns=said.silence_ns,
         incarnation=said.incarnation,
         heartbeat_ns=said.heartbeat_ns,
     )
-    return events.WorkerAppeared(0, query.location, facts, said.ahead, said.replaces)
+    return events.WorkerRegistered(0, query.location, facts, said.ahead, said.replaces)
 
 
-def _native_report(query: pb.QueryMsg) -> events.WorkReported:
+def _native_report(query: pb.QueryMsg) -> events.TasksReported:
     batch = query.batch
     outcomes = [_OUTCOMES[value] for value in batch.outcome] or [Outcome.DONE] * len(batch.name)
-    report = events.WorkReported(0, query.location, batch.name[:], batch.attempt[:], outcomes)
+    report = events.TasksReported(0, query.location, batch.name[:], batch.attempt[:], outcomes)
     report.request = query.request
     report.incarnation = query.worker.incarnation or query.incarnation
     return report
@@ -107,10 +107,10 @@ def _wmp(_route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
             slots_total=told.get("slots", 1),
             incarnation=told.get("incarnation", 0),
             heartbeat_ns=told.get("heartbeat_ms", 0) * _MILLISECOND_NS,
-            called=True,
+            wants_wake=True,
         )
-        who = events.WorkerAppeared(0, worker, facts, replaces=told.get("replaces", 0))
-        asks = events.WorkAsked(0, worker, told.get("slots", 1))
+        who = events.WorkerRegistered(0, worker, facts, replaces=told.get("replaces", 0))
+        asks = events.TasksRequested(0, worker, told.get("slots", 1))
         asks.incarnation = told.get("incarnation")
         return who, asks
     event = _wmp_event(command, worker, told)
@@ -120,18 +120,18 @@ def _wmp(_route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
 
 def _wmp_event(command: bytes, worker: bytes, told: dict[str, Any]) -> Any:  # noqa: ANN401  # many
     if command == _GIVE:
-        return events.WorkAsked(0, worker, 1, parks=False)
+        return events.TasksRequested(0, worker, 1, parks=False)
     if command == _DONE:
         outcome = _STATUSES.get(told["status"], Outcome.REFUSED)
         names, attempts = [told["task"].encode()], [told["attempt"]]
-        return events.WorkReported(0, worker, names, attempts, [outcome])
+        return events.TasksReported(0, worker, names, attempts, [outcome])
     if command == _STATUS:
-        return events.WorkProgressed(0, worker, [told["task"].encode()], [told["attempt"]])
+        return events.TasksProgressed(0, worker, [told["task"].encode()], [told["attempt"]])
     if command in (_PING, _PONG):
         held = told.get("held")
         named = None if held is None else [(name.encode(), number) for name, number in held]
-        return events.WorkerHeard(0, worker, named)
-    return events.WorkerGone(0, worker)
+        return events.WorkerHeartbeat(0, worker, named)
+    return events.WorkerExited(0, worker)
 
 
 # Ping-pong.
@@ -140,15 +140,15 @@ def _wmp_event(command: bytes, worker: bytes, told: dict[str, Any]) -> Any:  # n
 def _ping_pong(route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
     worker, word = ping_pong_backend.name_of(route), frames[1]
     if word == b"READY":
-        who = events.WorkerAppeared(0, worker, WorkerFacts(incarnation=-1))
-        return who, events.WorkAsked(0, worker)
+        who = events.WorkerRegistered(0, worker, WorkerFacts(incarnation=-1))
+        return who, events.TasksRequested(0, worker)
     if word == b"PING":
-        return (events.WorkerHeard(0, worker),)
+        return (events.WorkerHeartbeat(0, worker),)
     if word == b"DISCONNECT":
-        return (events.WorkerGone(0, worker),)
+        return (events.WorkerExited(0, worker),)
     failed = word == b"ERROR"
     outcome = Outcome.FAILED if failed else Outcome.DONE
-    return (events.WorkReported(0, worker, [task_in(frames[-1])], None, [outcome]),)
+    return (events.TasksReported(0, worker, [task_in(frames[-1])], None, [outcome]),)
 
 
 # Round-robin.
@@ -163,16 +163,16 @@ def _round_robin(route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
     command, arguments = frames[at + 2], frames[at + 4 : -1]
     key = arguments[0] if arguments else b""
     if command == _RESPONSE:
-        report = events.WorkReported(0, worker, [task_in(key)], None, [Outcome.DONE])
+        report = events.TasksReported(0, worker, [task_in(key)], None, [Outcome.DONE])
         return (report,)
     if command == _LMQ_PONG or key == _ONGOING:
-        return (events.WorkerHeard(0, worker),)
+        return (events.WorkerHeartbeat(0, worker),)
     if key == _REGISTER:
         facts = WorkerFacts(slots_total=int(arguments[1]), incarnation=-1)
-        return (events.WorkerAppeared(0, worker, facts),)
+        return (events.WorkerRegistered(0, worker, facts),)
     if key == _INCREMENT:
         return (events.SlotFreed(0, worker),)
-    return (events.WorkerGone(0, worker),) if key == _DEREGISTER else ()
+    return (events.WorkerExited(0, worker),) if key == _DEREGISTER else ()
 
 
 _DECODERS: Final[dict[int, Callable[[bytes, Sequence[bytes]], tuple[Event, ...]]]] = {

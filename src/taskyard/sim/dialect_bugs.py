@@ -15,12 +15,12 @@ from taskyard.core.events import Outcome
 from taskyard.core.tasks import Submission
 from taskyard.sim.planting import plant, swapped, swapped_item
 from taskyard.wire import dwork_requests, dwork_tasks, wmp, wmp_frames
-from taskyard.wire.dwork import Dwork
-from taskyard.wire.dwork_desk import Desk
+from taskyard.wire.dwork import NativeServer
+from taskyard.wire.dwork_desk import PendingRequests
 from taskyard.wire.ping_pong_backend import WAITING, WORKING, Backend
 from taskyard.wire.ping_pong_frontend import Frontend
 from taskyard.wire.round_robin import RoundRobin
-from taskyard.wire.round_robin_table import Table
+from taskyard.wire.round_robin_table import WorkerTable
 from taskyard.wire.wmp import Wmp
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ def _nothing(*_arguments: Any, **_named: Any) -> list[Any]:
 @plant
 def ticket_answered_twice() -> Iterator[None]:
     """A request gets its answer two times."""
-    sound = Desk.answer
+    sound = PendingRequests.answer
 
-    def answer(self: Desk, *arguments: Any, **fields: Any) -> Any:
+    def answer(self: PendingRequests, *arguments: Any, **fields: Any) -> Any:
         return 2 * sound(self, *arguments, **fields)
 
-    with swapped(Desk, "answer", answer):
+    with swapped(PendingRequests, "answer", answer):
         yield
 
 
@@ -75,24 +75,24 @@ def outcome_lost_on_the_wire() -> Iterator[None]:
 def goodbye_not_heard() -> Iterator[None]:
     """A plain worker says Exit, is told OK, and its tasks stay its own."""
 
-    def leave(desk: Any, asked: Any) -> Any:
-        return [events.StatsAsked(0, asked.route, desk.issue(asked))]
+    def leave(pending: Any, asked: Any) -> Any:
+        return [events.StatsRequested(0, asked.route, pending.issue(asked))]
 
-    with swapped_item(dwork_requests._MEANINGS, dwork_requests._Q.Exit, leave):
+    with swapped_item(dwork_requests._DECODERS, dwork_requests._Q.Exit, leave):
         yield
 
 
 @plant
 def stream_ends_with_its_first_sign() -> Iterator[None]:
     """Who watches is told that the broker is there, and nothing any more."""
-    sound = Dwork._watch_ended
+    sound = NativeServer._watch_ended
 
-    def watch_ended(self: Dwork, number: int, ticket: Any, now_ns: int) -> Any:
+    def watch_ended(self: NativeServer, number: int, ticket: Any, now_ns: int) -> Any:
         told = sound(self, number, ticket, now_ns)
-        self._desk.drop(number)
+        self._pending.drop(number)
         return told
 
-    with swapped(Dwork, "_watch_ended", watch_ended):
+    with swapped(NativeServer, "_watch_ended", watch_ended):
         yield
 
 
@@ -125,7 +125,7 @@ def ping_makes_a_busy_worker_ready() -> Iterator[None]:
 
     def pinged(self: Backend, peer: Any, *, is_counted: bool) -> Any:
         told = sound(self, peer, is_counted=is_counted)
-        return [*told, *self._enlist(peer)] if peer.standing is WORKING else told
+        return [*told, *self._register_worker(peer)] if peer.standing is WORKING else told
 
     with swapped(Backend, "_pinged", pinged):
         yield
@@ -160,18 +160,18 @@ def answers_out_of_order() -> Iterator[None]:
 @plant
 def lost_worker_keeps_its_job() -> Iterator[None]:
     """The silence of a worker of ping-pong is minded by nobody."""
-    sound = Backend._enlist
+    sound = Backend._register_worker
 
     def enlist(self: Backend, peer: Any) -> Any:
         appeared: Any = sound(self, peer)[0]
-        appeared.facts = structs.replace(appeared.facts, silence_ns=0)
+        appeared.facts = structs.replace(appeared.facts, lease_timeout_ns=0)
         return [appeared]
 
     def end_wait(self: Backend, peer: Any) -> Any:
         peer.heard_ns = self._now_ns
         return []
 
-    with swapped(Backend, "_enlist", enlist), swapped(Backend, "_end_wait", end_wait):
+    with swapped(Backend, "_register_worker", enlist), swapped(Backend, "_end_wait", end_wait):
         yield
 
 
@@ -186,14 +186,14 @@ def wake_herd() -> Iterator[None]:
         told = wmp_frames.Wake(wmp_frames.text_of(effect.service), self._manager)
         return [reply for worker in self._peers for reply in self._to(worker, told)]
 
-    with swapped_item(Wmp._TELLINGS, effects.Wake, wake):
+    with swapped_item(Wmp._REPLIES, effects.Wake, wake):
         yield
 
 
 @plant
 def lock_never_released() -> Iterator[None]:
     """A GIVE for which there is nothing is not answered."""
-    with swapped_item(Wmp._TELLINGS, effects.Nothing, _nothing):
+    with swapped_item(Wmp._REPLIES, effects.NoWork, _nothing):
         yield
 
 
@@ -205,7 +205,7 @@ def ready_forgotten() -> Iterator[None]:
     def ready(self: Wmp, *arguments: Any) -> Any:
         return sound(self, *arguments)[:1]
 
-    with swapped_item(Wmp._MEANINGS, wmp_frames.Ready, ready):
+    with swapped_item(Wmp._HANDLERS, wmp_frames.Ready, ready):
         yield
 
 
@@ -225,7 +225,7 @@ def cancel_names_another_attempt() -> Iterator[None]:
         attempts = [attempt + 1 for attempt in effect.attempts]
         return sound(self, structs.replace(effect, attempts=attempts))
 
-    with swapped_item(Wmp._TELLINGS, effects.Stop, stop):
+    with swapped_item(Wmp._REPLIES, effects.Stop, stop):
         yield
 
 
@@ -235,28 +235,28 @@ def cancel_names_another_attempt() -> Iterator[None]:
 @plant
 def increment_frees_two_slots() -> Iterator[None]:
     """A worker that frees a slot is taken for one that has freed two."""
-    sound = Table.increment
+    sound = WorkerTable.increment
 
-    def increment(self: Table, peer: Any) -> Any:
+    def increment(self: WorkerTable, peer: Any) -> Any:
         return [*sound(self, peer), *sound(self, peer)]
 
-    with swapped(Table, "increment", increment):
+    with swapped(WorkerTable, "increment", increment):
         yield
 
 
 @plant
 def response_frees_the_slot() -> Iterator[None]:
     """The slot of an answered message is free at once, before INCREMENT."""
-    sound = Table.respond
+    sound = WorkerTable.respond
 
-    def respond(self: Table, *arguments: Any) -> Any:
+    def respond(self: WorkerTable, *arguments: Any) -> Any:
         told = sound(self, *arguments)
         for report in told:
-            if isinstance(report, events.WorkReported):
+            if isinstance(report, events.TasksReported):
                 report.keeps_slots = False
         return told
 
-    with swapped(Table, "respond", respond):
+    with swapped(WorkerTable, "respond", respond):
         yield
 
 
@@ -277,8 +277,8 @@ def response_to_another() -> Iterator[None]:
     """The answer to one message of a client goes out under the id of another."""
     sound = RoundRobin._settle
 
-    def settle(self: RoundRobin, effect: effects.Told) -> Any:
-        first = next(iter(self._asked), effect.request)
+    def settle(self: RoundRobin, effect: effects.Settled) -> Any:
+        first = next(iter(self._pending), effect.request)
         return sound(self, structs.replace(effect, request=first))
 
     with swapped(RoundRobin, "_settle", settle):

@@ -12,7 +12,7 @@ import msgspec
 
 from taskyard.core.ledger import Ledger
 from taskyard.core.records import Cancelled, Finished
-from taskyard.core.tasks import Ended, Result, ended_of
+from taskyard.core.tasks import EndedTask, Result, to_ended_task
 from taskyard.errors import JournalFailed
 from taskyard.journal import chain
 from taskyard.journal.chain import Head, Row
@@ -76,7 +76,7 @@ class SimStore(MemoryStore):
         kept = self._rows[start.sequence - self._anchor.sequence :]
         return chain.verify(kept, start, self._witness)
 
-    def room_bytes(self) -> int:
+    def disk_free_bytes(self) -> int:
         return DISK_RESERVE_BYTES // 2 if self.full else 2 * DISK_RESERVE_BYTES
 
     def close(self) -> None:
@@ -112,17 +112,17 @@ class SimStore(MemoryStore):
 
 
 class SimIndex:
-    """The index of ended tasks, on the same disk. Keeps `journal.recovery.EndedIndex`."""
+    """The index of ended tasks, on the same disk. Keeps `journal.recovery.EndedTaskIndex`."""
 
-    holds_any = True
+    has_any = True
 
     def __init__(self) -> None:
-        self._ended: dict[bytes, Ended] = {}
+        self._ended: dict[bytes, EndedTask] = {}
         #: Of rows that are trimmed.
         self._results: dict[bytes, Result] = {}
         self._causes: dict[bytes, bytes | None] = {}
 
-    def find(self, names: list[bytes]) -> list[Ended]:
+    def find(self, names: list[bytes]) -> list[EndedTask]:
         return [self._ended[name] for name in names if name in self._ended]
 
     def result(self, name: bytes) -> Result | None:
@@ -146,7 +146,7 @@ class SimIndex:
         names = archivable(ledger, ledger.record)
         for task in ledger.named(names):
             if task.ending is not None:
-                self._ended[task.name] = ended_of(task, task.ending)
+                self._ended[task.name] = to_ended_task(task, task.ending)
         ledger.archive(names)
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
-from taskyard.broker.switchboard import Switchboard
+from taskyard.broker.switchboard import DialectRouter
 from taskyard.sim.plan import SECOND_NS
 from taskyard.wire import ping_pong, round_robin, wmp
-from taskyard.wire.dwork import Dwork
+from taskyard.wire.dwork import NativeServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,13 +36,15 @@ class Door(IntEnum):
     ROUND_ROBIN = 4
 
 
-def open_all(plan: Plan, luck: Callable[[], int]) -> Switchboard:
+def open_all(plan: Plan, random_bits: Callable[[], int]) -> DialectRouter:
     """All dialects of one process of the broker."""
     silence_ns = plan.size.silence_ns
     patience = ping_pong.Settings(expire_ns=silence_ns, lease_ns=2 * silence_ns)
-    backend, frontend = ping_pong.at_broker(Door.PING_BACKEND, luck, patience)
-    manager = wmp.at_broker(Door.WMP, MANAGER, luck=luck, silence_ns=silence_ns)
+    backend, frontend = ping_pong.make_server(Door.PING_BACKEND, random_bits, patience)
+    manager = wmp.make_server(
+        Door.WMP, MANAGER, random_bits=random_bits, lease_timeout_ns=silence_ns
+    )
     table = round_robin.Settings(heartbeat_ns=SECOND_NS, expire_ns=silence_ns)
-    server = round_robin.at_broker(Door.ROUND_ROBIN, luck, table, [Door.ROUND_ROBIN])
-    native = Dwork(luck() | 1, luck, plain_lease_ns=silence_ns)
-    return Switchboard([native, backend, frontend, manager, server], [*Door])
+    server = round_robin.make_server(Door.ROUND_ROBIN, random_bits, table, [Door.ROUND_ROBIN])
+    native = NativeServer(random_bits() | 1, random_bits, plain_lease_ns=silence_ns)
+    return DialectRouter([native, backend, frontend, manager, server], [*Door])

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 _Q: Final = pb.QueryMsg
 
 _ACTS: Final[dict[type, int]] = {
-    events.CancelAsked: peer.CANCEL,
-    events.RetryAsked: peer.RETRY,
-    events.ExpireAsked: peer.EXPIRE,
+    events.CancelRequested: peer.CANCEL,
+    events.RetryRequested: peer.RETRY,
+    events.ExpireRequested: peer.EXPIRE,
 }
 
 _UNKNOWN: Final = {
-    events.Unknown.REFUSE: _Q.Refuse,
-    events.Unknown.WAIT: _Q.Await,
-    events.Unknown.DONE: _Q.TakeAsDone,
+    events.UnknownPolicy.REFUSE: _Q.Refuse,
+    events.UnknownPolicy.WAIT: _Q.Await,
+    events.UnknownPolicy.DONE: _Q.TakeAsDone,
 }
 
 _NAME_REFUSALS: Final = {peer.NAME_HELD: Refusal.NAME_HELD, peer.NAME_LOST: Refusal.NAME_LOST}
@@ -81,65 +81,67 @@ class DworkTongue:
 
     # What clients say.
 
-    def _submit(self, event: events.SubmitAsked, _said: Sequence[Event]) -> bytes:
+    def _submit(self, event: events.SubmitRequested, _said: Sequence[Event]) -> bytes:
         return peer.create(event.request, _in_campaigns(event.submission), event.unknown)
 
     def _act(
         self,
-        event: events.CancelAsked | events.RetryAsked | events.ExpireAsked,
+        event: events.CancelRequested | events.RetryRequested | events.ExpireRequested,
         _said: Sequence[Event],
     ) -> bytes:
-        return peer.act(event.request, _ACTS[type(event)], event.scope)
+        return peer.command(event.request, _ACTS[type(event)], event.scope)
 
-    def _move(self, event: events.MoveAsked, _said: Sequence[Event]) -> bytes:
+    def _move(self, event: events.MoveRequested, _said: Sequence[Event]) -> bytes:
         return peer.move(event.request, event.scope, event.service, event.lane)
 
-    def _pause(self, event: events.PauseAsked | events.ResumeAsked, _: Sequence[Event]) -> bytes:
-        kind = peer.PAUSE if isinstance(event, events.PauseAsked) else peer.RESUME
+    def _pause(
+        self, event: events.PauseRequested | events.ResumeRequested, _: Sequence[Event]
+    ) -> bytes:
+        kind = peer.PAUSE if isinstance(event, events.PauseRequested) else peer.RESUME
         scope = events.Scope(service=event.service, lane=event.lane)
-        return peer.act(event.request, kind, scope)
+        return peer.command(event.request, kind, scope)
 
-    def _watch(self, event: events.WatchAsked, _said: Sequence[Event]) -> bytes:
+    def _watch(self, event: events.WatchRequested, _said: Sequence[Event]) -> bytes:
         return peer.watch(
             *(event.request, event.names, event.campaign),
             stream=streams(event.request),
             wait_ns=WATCH_NS,
         )
 
-    def _drain(self, event: events.DrainAsked, _said: Sequence[Event]) -> bytes:
+    def _drain(self, event: events.DrainRequested, _said: Sequence[Event]) -> bytes:
         return peer.drain(event.request, event.worker)
 
-    def _lookup(self, event: events.LookupAsked, _said: Sequence[Event]) -> bytes:
+    def _lookup(self, event: events.LookupRequested, _said: Sequence[Event]) -> bytes:
         kind = peer.SHOW if event.request % 2 else peer.LOOKUP
-        return peer.ask(event.request, kind, name=event.names[0])
+        return peer.query(event.request, kind, name=event.names[0])
 
-    def _list(self, event: events.ListAsked, _said: Sequence[Event]) -> bytes:
-        return peer.listing(event.request, event.scope, event.match, event.cursor, event.count)
+    def _list(self, event: events.ListRequested, _said: Sequence[Event]) -> bytes:
+        return peer.list_tasks(event.request, event.scope, event.match, event.cursor, event.count)
 
-    def _results(self, event: events.ResultsAsked, _said: Sequence[Event]) -> bytes:
+    def _results(self, event: events.ResultsRequested, _said: Sequence[Event]) -> bytes:
         return peer.results(event.request, event.names)
 
     def _ask_of_one(
-        self, event: events.ExplainAsked | events.OutputAsked, _said: Sequence[Event]
+        self, event: events.ExplainRequested | events.OutputRequested, _said: Sequence[Event]
     ) -> bytes:
-        kind = peer.EXPLAIN if isinstance(event, events.ExplainAsked) else peer.OUTPUT
-        return peer.ask(event.request, kind, name=event.name)
+        kind = peer.EXPLAIN if isinstance(event, events.ExplainRequested) else peer.OUTPUT
+        return peer.query(event.request, kind, name=event.name)
 
-    def _stats(self, event: events.StatsAsked, _said: Sequence[Event]) -> bytes:
-        return peer.ask(event.request, peer.STATS)
+    def _stats(self, event: events.StatsRequested, _said: Sequence[Event]) -> bytes:
+        return peer.query(event.request, peer.STATS)
 
-    def _workers(self, event: events.WorkersAsked, _said: Sequence[Event]) -> bytes:
-        return peer.ask(event.request, peer.WORKERS)
+    def _workers(self, event: events.WorkersRequested, _said: Sequence[Event]) -> bytes:
+        return peer.query(event.request, peer.WORKERS)
 
-    def _nonsense(self, event: events.Misunderstood, _said: Sequence[Event]) -> bytes:
-        return peer.ask(event.request, peer.NOT_FOUND)
+    def _nonsense(self, event: events.RequestRejected, _said: Sequence[Event]) -> bytes:
+        return peer.query(event.request, peer.NOT_FOUND)
 
     # What workers say.
 
-    def _steal(self, event: events.WorkAsked, said: Sequence[Event]) -> bytes:
+    def _steal(self, event: events.TasksRequested, said: Sequence[Event]) -> bytes:
         wait_ns = self.wait_ns if event.parks else 0
         who = _introduction(said)
-        if isinstance(said[0], events.WorkReported):
+        if isinstance(said[0], events.TasksReported):
             query = _report(said[0], event.request)
             query.n = event.count
             query.worker.CopyFrom(who)
@@ -147,7 +149,7 @@ class DworkTongue:
             return along
         return peer.steal(event.request, event.worker, who, event.count, wait_ns)
 
-    def _heartbeat(self, event: events.WorkerHeard, said: Sequence[Event]) -> bytes:
+    def _heartbeat(self, event: events.WorkerHeartbeat, said: Sequence[Event]) -> bytes:
         seen = self.seen if self.says_seen else None
         return peer.heartbeat(
             *(event.request, event.worker, _introduction(said)),
@@ -155,11 +157,11 @@ class DworkTongue:
             seen=seen,
         )
 
-    def _complete(self, event: events.WorkReported, _said: Sequence[Event]) -> bytes:
+    def _complete(self, event: events.TasksReported, _said: Sequence[Event]) -> bytes:
         along = self._along.get(event.request)
         return along or _report(event, event.request).SerializeToString()
 
-    def _transfer(self, event: events.WorkReturned, _said: Sequence[Event]) -> bytes:
+    def _transfer(self, event: events.TasksReturned, _said: Sequence[Event]) -> bytes:
         query = _Q(type=peer.TRANSFER, request=event.request, location=event.worker)
         _say_process(query, event)
         query.batch.name.extend(event.names)
@@ -169,7 +171,7 @@ class DworkTongue:
             query.batch.after_count.append(len(after))
         return query.SerializeToString()
 
-    def _progress(self, event: events.WorkProgressed, _said: Sequence[Event]) -> bytes:
+    def _progress(self, event: events.TasksProgressed, _said: Sequence[Event]) -> bytes:
         query = _Q(type=peer.PROGRESS, request=event.request, location=event.worker)
         _say_process(query, event)
         query.batch.name.extend(event.names)
@@ -178,33 +180,33 @@ class DworkTongue:
         query.batch.output.extend(event.texts or ())
         return query.SerializeToString()
 
-    def _leave(self, event: events.WorkerGone, _said: Sequence[Event]) -> bytes:
+    def _leave(self, event: events.WorkerExited, _said: Sequence[Event]) -> bytes:
         return peer.leave(event.request, event.worker, event.incarnation)
 
     _SAYINGS: ClassVar[dict[type, Callable[..., bytes]]] = {
-        events.SubmitAsked: _submit,
-        events.CancelAsked: _act,
-        events.RetryAsked: _act,
-        events.ExpireAsked: _act,
-        events.MoveAsked: _move,
-        events.PauseAsked: _pause,
-        events.ResumeAsked: _pause,
-        events.WatchAsked: _watch,
-        events.DrainAsked: _drain,
-        events.LookupAsked: _lookup,
-        events.ListAsked: _list,
-        events.ResultsAsked: _results,
-        events.OutputAsked: _ask_of_one,
-        events.ExplainAsked: _ask_of_one,
-        events.StatsAsked: _stats,
-        events.WorkersAsked: _workers,
-        events.Misunderstood: _nonsense,
-        events.WorkAsked: _steal,
-        events.WorkerHeard: _heartbeat,
-        events.WorkReported: _complete,
-        events.WorkReturned: _transfer,
-        events.WorkProgressed: _progress,
-        events.WorkerGone: _leave,
+        events.SubmitRequested: _submit,
+        events.CancelRequested: _act,
+        events.RetryRequested: _act,
+        events.ExpireRequested: _act,
+        events.MoveRequested: _move,
+        events.PauseRequested: _pause,
+        events.ResumeRequested: _pause,
+        events.WatchRequested: _watch,
+        events.DrainRequested: _drain,
+        events.LookupRequested: _lookup,
+        events.ListRequested: _list,
+        events.ResultsRequested: _results,
+        events.OutputRequested: _ask_of_one,
+        events.ExplainRequested: _ask_of_one,
+        events.StatsRequested: _stats,
+        events.WorkersRequested: _workers,
+        events.RequestRejected: _nonsense,
+        events.TasksRequested: _steal,
+        events.WorkerHeartbeat: _heartbeat,
+        events.TasksReported: _complete,
+        events.TasksReturned: _transfer,
+        events.TasksProgressed: _progress,
+        events.WorkerExited: _leave,
     }
 
     # What they hear.
@@ -222,14 +224,14 @@ class DworkTongue:
             refusal = Refusal.FULL if _FULL in text else Refusal.MALFORMED
             refusal = _NAME_REFUSALS.get(answer.code.decode(), refusal)
             return [effects.Refused(b"", request, refusal, text)]
-        if isinstance(event, events.WorkAsked):
+        if isinstance(event, events.TasksRequested):
             return _work(event, answer, is_noted=request in self._along)
-        if hasattr(event, "worker") and not isinstance(event, events.DrainAsked):
+        if hasattr(event, "worker") and not isinstance(event, events.DrainRequested):
             return self._of_worker(event, answer)
         return self._of_client(event, answer)
 
     def _count(self, event: Event, request: int) -> None:
-        if isinstance(event, events.WatchAsked):
+        if isinstance(event, events.WatchRequested):
             return  # it is answered again and again, or not at all if it is asked anew
         self._open[request] -= 1
         if self._open[request] < 0 and not self._doubles:
@@ -239,27 +241,27 @@ class DworkTongue:
         request = answer.request
         if answer.type in (peer.WATCH, peer.RESULTS):
             return _told(answer)
-        if isinstance(event, events.SubmitAsked) and answer.type == peer.OK:
+        if isinstance(event, events.SubmitRequested) and answer.type == peer.OK:
             return [effects.Accepted(b"", request, answer.n)]
-        if isinstance(event, events.OutputAsked):
+        if isinstance(event, events.OutputRequested):
             text = answer.batch.output[0] if answer.type == peer.OUTPUT else b""
-            return [effects.Printed(b"", request, event.name, bool(text), 0, text)]
+            return [effects.TaskOutput(b"", request, event.name, bool(text), 0, text)]
         if answer.HasField("document"):
             return [_shown(event, answer)]
-        return [effects.AnswerDue(b"", request)]
+        return [effects.ReplyDue(b"", request)]
 
     def _of_worker(self, event: Any, answer: pb.QueryMsg) -> list[Effect]:  # noqa: ANN401
         worker, request = event.worker, answer.request
         if answer.type == peer.HEARTBEAT:
             self.seen = answer.seen
             names, attempts = answer.batch.name[:], answer.batch.attempt[:]
-            heard = effects.Heard(worker, request, answer.seen)
+            heard = effects.HeartbeatAck(worker, request, answer.seen)
             return [effects.Stop(worker, names, attempts), heard] if names else [heard]
         if answer.type == peer.NOT_FOUND:
             missing = [pb.TaskMsg.FromString(raw).name for raw in answer.task]
-            return [effects.Noted(worker, request, missing or _names(event))]
+            return [effects.ReportAck(worker, request, missing or _names(event))]
         if answer.type == peer.OK:
-            return [effects.Noted(worker, request, [])]
+            return [effects.ReportAck(worker, request, [])]
         raise Violation("answers", f"{answer} is no answer to {event}")
 
 
@@ -268,9 +270,9 @@ def _names(event: Event) -> list[bytes]:
     return [*getattr(event, "names", [])]
 
 
-def _introduction(said: Sequence[Event]) -> peer.Introduction:
-    who = next(one for one in said if isinstance(one, events.WorkerAppeared))
-    return peer.introduction(who.facts, replaces=who.replaces)
+def _introduction(said: Sequence[Event]) -> peer.WorkerMessage:
+    who = next(one for one in said if isinstance(one, events.WorkerRegistered))
+    return peer.worker_message(who.facts, replaces=who.replaces)
 
 
 def _say_process(query: pb.QueryMsg, event: Any) -> None:  # noqa: ANN401  # any of a worker
@@ -278,7 +280,7 @@ def _say_process(query: pb.QueryMsg, event: Any) -> None:  # noqa: ANN401  # any
         query.incarnation = event.incarnation
 
 
-def _report(event: events.WorkReported, request: int) -> pb.QueryMsg:
+def _report(event: events.TasksReported, request: int) -> pb.QueryMsg:
     query = _Q(type=peer.COMPLETE, request=request, location=event.worker)
     _say_process(query, event)
     batch = query.batch
@@ -295,21 +297,21 @@ def _report(event: events.WorkReported, request: int) -> pb.QueryMsg:
     return query
 
 
-def _work(event: events.WorkAsked, answer: pb.QueryMsg, *, is_noted: bool) -> list[Effect]:
+def _work(event: events.TasksRequested, answer: pb.QueryMsg, *, is_noted: bool) -> list[Effect]:
     """The answer to a Steal; of one inside a Complete the reason says what was not held."""
     worker, request = event.worker, event.request
     told: list[Effect] = []
     if is_noted:
         missing = answer.reason.removeprefix(b"not held: ").split(b", ") if answer.reason else []
-        told.append(effects.Noted(worker, request, missing))
+        told.append(effects.ReportAck(worker, request, missing))
     if answer.type == peer.TRANSFER:
         batch = answer.batch
         columns = (batch.name[:], batch.attempt[:], batch.payload[:])
         told.append(effects.Assign(worker, *columns, [], batch.lane[:], 0, request=request))
     elif answer.type == peer.EXIT:
-        told.append(effects.Dismiss(worker, request))
+        told.append(effects.Shutdown(worker, request))
     elif answer.type == peer.NOT_FOUND:
-        told.append(effects.Nothing(worker, settled=False, request=request))
+        told.append(effects.NoWork(worker, settled=False, request=request))
     else:
         raise Violation("answers", f"{answer} is no answer to a Steal")
     return told
@@ -319,11 +321,11 @@ def _told(answer: pb.QueryMsg) -> list[Effect]:
     """Of a Watch: what is settled; nothing, if it only shows that the broker is there."""
     batch = answer.batch
     states = [TaskState(value) for value in batch.standing]
-    told = effects.Told(b"", answer.request, batch.name[:], states, [*batch.text])
+    told = effects.Settled(b"", answer.request, batch.name[:], states, [*batch.text])
     lengths = zip(batch.name, batch.result_bytes_total, strict=False)
     told.truncated = {name: length for name, length in lengths if length}
     if answer.type == peer.WATCH and answer.n and not told.names:
-        return [] if streams(answer.request) else [effects.AnswerDue(b"", answer.request)]
+        return [] if streams(answer.request) else [effects.ReplyDue(b"", answer.request)]
     return [told]
 
 
@@ -344,13 +346,13 @@ def _document(answer: pb.QueryMsg) -> Any:  # noqa: ANN401 - JSON
 
 def _shown(event: Event, answer: pb.QueryMsg) -> Effect:
     request, document = answer.request, _document(answer)
-    if isinstance(event, events.LookupAsked):
-        return effects.Found(b"", request, [_view(document)])
-    if isinstance(event, events.ListAsked):
-        return effects.Listed(b"", request, [*map(_view, document)], answer.cursor)
-    if isinstance(event, events.StatsAsked):
-        return effects.Counted(b"", request, _stats(document))
-    return effects.AnswerDue(b"", request)
+    if isinstance(event, events.LookupRequested):
+        return effects.TaskDetails(b"", request, [_view(document)])
+    if isinstance(event, events.ListRequested):
+        return effects.TaskPage(b"", request, [*map(_view, document)], answer.cursor)
+    if isinstance(event, events.StatsRequested):
+        return effects.StatsReply(b"", request, _stats(document))
+    return effects.ReplyDue(b"", request)
 
 
 def _view(document: dict[str, Any]) -> effects.TaskView:

@@ -26,7 +26,7 @@ from taskyard.sim.disk import Crashed, SimIndex, SimStore
 from taskyard.sim.network import Parcel
 
 if TYPE_CHECKING:
-    from taskyard.broker.switchboard import Switchboard
+    from taskyard.broker.switchboard import DialectRouter
     from taskyard.core.ledger import Ledger
     from taskyard.sim.world import World
 
@@ -42,14 +42,14 @@ RECEIVED_MAX: Final = 50
 
 
 class Host:
-    """The broker's machine. Keeps `broker.turn.Port` and `network.Inbox`."""
+    """The broker's machine. Keeps `broker.turn.EventTransport` and `network.Inbox`."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._inbox: list[Parcel | RulesSet] = []
         self._broker: Broker | None = None
         #: The dialects of the running broker.
-        self._doors: Switchboard = doors.open_all(world.plan, self._luck)
+        self._doors: DialectRouter = doors.open_all(world.plan, self._luck)
         self._idle = False
         #: Only the newest planned run counts.
         self._run_number = 0
@@ -95,7 +95,7 @@ class Host:
         events: list[Event] = []
         for one in arrived:
             if isinstance(one, Parcel):
-                events += self._doors.take(one.route, one.frames, now_ns)
+                events += self._doors.receive(one.route, one.frames, now_ns)
             else:
                 events.append(one)
         wake_at_ns = self._doors.wake_at_ns()
@@ -110,12 +110,12 @@ class Host:
         for effect in effects:
             if world.luck.random() < world.faults.crash_between_sends:
                 raise Crashed("between the commit and a reply")
-            for route, frames in self._doors.tell(effect):
+            for route, frames in self._doors.reply(effect):
                 world.trace("sends", effect, frames)
                 world.checker.sent(route, frames)
                 if not world.network.to_peer(route, frames, leaves_ns):
                     world.checker.cut(route)
-                    undelivered += self._doors.cut(route)
+                    undelivered += self._doors.disconnected(route)
         return undelivered
 
     def _luck(self) -> int:
@@ -168,7 +168,7 @@ class Host:
 
     def _compare(self, ledger: Ledger) -> None:
         """A recovered ledger is the one that crashed, where that had decided nothing more."""
-        if self._portrait is not None and image.portrait(ledger, ended=False) != self._portrait:
+        if self._portrait is not None and image.fingerprint(ledger, ended=False) != self._portrait:
             raise Violation("recovery", "the recovered ledger is not the one that crashed")
 
     def _take_snapshot(self, broker: Broker) -> None:
@@ -206,7 +206,7 @@ class Host:
         world.trace("broker crashes", why)
         ledger = self._broker.scheduler.ledger
         durable = ledger.record == world.checker.story.records
-        self._portrait = image.portrait(ledger, ended=False) if durable else None
+        self._portrait = image.fingerprint(ledger, ended=False) if durable else None
         self._broker = None
         self._inbox = []
         self._idle = False

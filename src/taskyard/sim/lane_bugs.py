@@ -36,11 +36,10 @@ def _with_rules(**changed: Any) -> AbstractContextManager[None]:
     sound = timers.rules_set
 
     def rules_set(self: Scheduler, event: RulesSet) -> None:
-        clauses = tuple(
-            structs.replace(one, rules=structs.replace(one.rules, **changed))
-            for one in event.clauses
+        rules = tuple(
+            structs.replace(one, rules=structs.replace(one.rules, **changed)) for one in event.rules
         )
-        sound(self, structs.replace(event, clauses=clauses))
+        sound(self, structs.replace(event, rules=rules))
 
     return swapped_item(_DECIDERS, RulesSet, rules_set)
 
@@ -65,7 +64,7 @@ def last_clause_wins() -> Iterator[None]:
     sound = timers.rules_set
 
     def rules_set(self: Scheduler, event: RulesSet) -> None:
-        sound(self, structs.replace(event, clauses=event.clauses[::-1]))
+        sound(self, structs.replace(event, rules=event.rules[::-1]))
 
     with swapped_item(_DECIDERS, RulesSet, rules_set):
         yield
@@ -74,7 +73,7 @@ def last_clause_wins() -> Iterator[None]:
 @plant
 def released_for_good() -> Iterator[None]:
     """A held lane that was let go once stays so."""
-    with swapped(Lane, "released", property(lambda lane: 1000 if lane.rare is not None else 0)):
+    with swapped(Lane, "released", property(lambda lane: 1000 if lane.extras is not None else 0)):
         yield
 
 
@@ -87,8 +86,8 @@ def release_not_restored() -> Iterator[None]:
         ledger = sound(self)
         for service in ledger.services.values():
             for lane in service.lanes.values():
-                if lane.rare is not None:
-                    lane.rare.released = 0
+                if lane.extras is not None:
+                    lane.extras.released = 0
         return ledger
 
     with swapped(Restorer, "finish", finish):
@@ -110,7 +109,7 @@ def put_off_and_tried_again() -> Iterator[None]:
 @plant
 def put_off_for_ever() -> Iterator[None]:
     """What a lane puts off waits, though its run is over."""
-    with swapped(Lane, "went", _nothing):
+    with swapped(Lane, "count_removed", _nothing):
         yield
 
 
@@ -125,8 +124,8 @@ def order_of_age_forgotten() -> Iterator[None]:
 def luck_before_priority() -> Iterator[None]:
     """In a random lane the lowest priority goes first."""
 
-    def draw(self: Lane, count: int, luck: int) -> list[Task]:
-        drawn = [queue.draw(count, luck) for queue in reversed(self.queues)]
+    def draw(self: Lane, count: int, random_bits: int) -> list[Task]:
+        drawn = [queue.sample(count, random_bits) for queue in reversed(self.queues)]
         return [task for some in drawn for task in some][:count]
 
     with swapped(Lane, "draw", draw):
@@ -147,14 +146,14 @@ def gone_tasks_drawn() -> Iterator[None]:
 @plant
 def reload_forgets_lanes() -> Iterator[None]:
     """When the settings are read again, lanes that wait for a worker are not offered."""
-    sound = Service.run_by
+    sound = Service.apply_rules
 
     def run_by(self: Service, choices: Any) -> None:
         sound(self, choices)
         for lane in self.lanes.values():
-            lane.rotating = False
-        for branch in self.branches:
-            branch.rotation.clear()
+            lane.in_rotation = False
+        for lane_group in self.lane_groups:
+            lane_group.rotation.clear()
 
     with swapped(Service, "run_by", run_by):
         yield
@@ -170,19 +169,19 @@ def reload_forgets_who_serves() -> Iterator[None]:
 @plant
 def lateness_kept_secret() -> Iterator[None]:
     """Nobody says that a task is late."""
-    sound = agenda.Agenda.pop_late
+    sound = agenda.DueHeap.pop_late
 
     def pop_late(*arguments: Any) -> list[bytes]:
         return sound(*arguments)[:0]
 
-    with swapped(agenda.Agenda, "pop_late", pop_late):
+    with swapped(agenda.DueHeap, "pop_late", pop_late):
         yield
 
 
 @plant
 def lateness_said_again() -> Iterator[None]:
     """After a restart late tasks are reported again."""
-    with swapped_item(apply._APPLY, records.Reported, _nothing):
+    with swapped_item(apply._APPLY, records.ReportedLate, _nothing):
         yield
 
 
@@ -197,25 +196,25 @@ def move_forgotten() -> Iterator[None]:
 def ages_forgotten() -> Iterator[None]:
     """The ages that a clause sets are not looked at."""
 
-    def with_ages(_regimes: Any, submission: Submission, _at_ns: int) -> Submission:
+    def with_expiry(_regimes: Any, submission: Submission, _at_ns: int) -> Submission:
         return submission
 
-    with swapped(aging, "with_ages", with_ages):
+    with swapped(aging, "with_expiry", with_expiry):
         yield
 
 
 @plant_inside
 def suspect_blocks_its_lane() -> Iterator[None]:
     """A busy worker takes nothing of a lane with a task that lost a worker, nor of other lanes."""
-    sound = policy.Choice._take
+    sound = policy.Selection._take
 
-    def take(self: policy.Choice, lane: Lane) -> None:
+    def take(self: policy.Selection, lane: Lane) -> None:
         if lane.suspects and (self.worker.leases or self.tasks):
             self.closed = True
         else:
             sound(self, lane)
 
-    with swapped(policy.Choice, "_take", take):
+    with swapped(policy.Selection, "_take", take):
         yield
 
 
@@ -223,8 +222,8 @@ def suspect_blocks_its_lane() -> Iterator[None]:
 def wide_task_blocks_its_lane() -> Iterator[None]:
     """A task that takes more slots than a worker has free keeps those behind it from the worker."""
 
-    def first_fit(
-        _self: policy.Choice, tasks: list[Task], slots: int, count: int
+    def first_match(
+        _self: policy.Selection, tasks: list[Task], slots: int, count: int
     ) -> tuple[list[Task], list[Task]]:
         chosen: list[Task] = []
         for task in tasks[:count]:
@@ -234,7 +233,7 @@ def wide_task_blocks_its_lane() -> Iterator[None]:
             chosen.append(task)
         return chosen, []
 
-    with swapped(policy.Choice, "_first_fit", first_fit):
+    with swapped(policy.Selection, "_first_fit", first_match):
         yield
 
 
@@ -248,7 +247,7 @@ def reservation_kept_in_vain() -> Iterator[None]:
 @plant_inside
 def rate_opens_unnoticed() -> Iterator[None]:
     """Tasks that waited for a rate go on waiting when it allows them."""
-    with swapped(timers, "open_rates", _nothing):
+    with swapped(timers, "reopen_rates", _nothing):
         yield
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
-from taskyard.core.events import Clause, Rules
+from taskyard.core.events import LaneOptions, Rule
 from taskyard.core.states import TaskState
 
 if TYPE_CHECKING:
@@ -42,28 +42,28 @@ class LaneStory:
 
     def __init__(self, tasks: dict[bytes, Tale]) -> None:
         self._tasks = tasks
-        self.clauses: tuple[Clause, ...] = ()
-        self.defaults = Rules()
+        self.clauses: tuple[Rule, ...] = ()
+        self.defaults = LaneOptions()
         self.lanes: dict[_Key, LaneTale] = {}
         #: The rules were told in this turn: what came before them in it is not known.
         self.fresh = True
         self._places = 0
 
-    def set_rules(self, clauses: tuple[Clause, ...], defaults: Rules) -> None:
+    def set_rules(self, clauses: tuple[Rule, ...], defaults: LaneOptions) -> None:
         """Other settings, or another process of the broker, which remembers no gathering."""
         self.clauses, self.defaults, self.fresh = clauses, defaults, True
         for lane in self.lanes.values():
             lane.begins_ns = 0
 
-    def clause(self, key: _Key) -> Clause:
+    def clause(self, key: _Key) -> Rule:
         """The first that fits."""
         path = b"/".join(key).decode("latin-1")
         for clause in self.clauses:
             if fnmatchcase(path, clause.match.decode("latin-1")):
                 return clause
-        return Clause(b"", b"*", self.defaults)
+        return Rule(b"", b"*", self.defaults)
 
-    def rules(self, tale: Tale) -> Rules:
+    def rules(self, tale: Tale) -> LaneOptions:
         return self.clause(tale.lane_key).rules
 
     def of(self, key: _Key) -> LaneTale:
@@ -76,7 +76,7 @@ class LaneStory:
         self._places += 1
         return self._places
 
-    def came(self, tale: Tale, at_ns: int, *, front: bool, put_off: bool) -> None:
+    def came(self, tale: Tale, at_ns: int, *, front: bool, deferred: bool) -> None:
         """A task is about to be ready: where it stands in its lane."""
         key = tale.lane_key
         lane, others = self.of(key), self.count(key, READY)
@@ -84,14 +84,14 @@ class LaneStory:
             debounce_ns = 0 if self.fresh else self.rules(tale).debounce_ns
             lane.begins_ns = at_ns + debounce_ns if debounce_ns else 0
         tried = tale.attempt > 0 and not tale.losses
-        if put_off and tale.lane and tried and others > len(lane.later):
+        if deferred and tale.lane and tried and others > len(lane.later):
             lane.run_left = lane.run_left if lane.later else others
             lane.later[tale.name] = tale
             tale.place = WAITS
         else:
             tale.place = 0 if front else self.next_place()
 
-    def went(self, tales: list[Tale]) -> None:
+    def count_removed(self, tales: list[Tale]) -> None:
         """Tasks were ready and are no more: runs may be over."""
         for key in dict.fromkeys(tale.lane_key for tale in tales):
             lane = self.of(key)
@@ -117,13 +117,13 @@ class LaneStory:
             if len(some) < self.count(key, READY):
                 for tale in some:
                     tale.state = LEASED  # not among those that are left
-                self.went(some)
+                self.count_removed(some)
                 for tale in some:
                     tale.state, tale.place = READY, 0
             lane.released += len(some)
-            self.keep_within([key])
+            self.cap_released([key])
 
-    def keep_within(self, keys: list[_Key]) -> None:
+    def cap_released(self, keys: list[_Key]) -> None:
         """No more may go than there is."""
         for key in keys:
             lane = self.of(key)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.runs import Run, Runs, columns
+from taskyard.core.runs import Run, RunColumns, run_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ def status_of(name: bytes, attempt: int) -> int:
     return crc32(name, attempt) % 200 - 60
 
 
-def measured(names: Sequence[bytes], attempts: Sequence[int], wall_ns: int) -> Runs | None:
+def measured(names: Sequence[bytes], attempts: Sequence[int], wall_ns: int) -> RunColumns | None:
     """Return what a worker measured; some attempts it did not."""
     runs: list[Run | None] = []
     for name, attempt in zip(names, attempts, strict=True):
@@ -34,4 +34,4 @@ def measured(names: Sequence[bytes], attempts: Sequence[int], wall_ns: int) -> R
         started_ns = wall_ns + number % (2 * SKEW_NS_MAX) - SKEW_NS_MAX
         run = Run(started_ns, number * 7919 % RUN_NS_MAX, status_of(name, attempt), number)
         runs.append(run if number % 5 and started_ns > 0 else None)
-    return columns(runs, b"host")
+    return run_columns(runs, b"host")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, structs
 
-from taskyard.core.events import Clause, Rules
+from taskyard.core.events import LaneOptions, Rule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,7 +122,7 @@ class Wants(Struct):
     expires: float
     priority: float
     retries: float
-    wide: float
+    has_wide_tasks: float
     lease: float
     poison: float
     repeat: float
@@ -144,7 +144,7 @@ class Plan(Struct):
     faults: Faults
     services: tuple[bytes, ...]
     #: How lanes are run at first.
-    clauses: tuple[Clause, ...]
+    clauses: tuple[Rule, ...]
     broker_workers_max: int
 
     def lines(self) -> list[str]:
@@ -220,7 +220,7 @@ def _draw_wants(luck: Random) -> Wants:
         expires=some(0.2, 0.5),
         priority=some(0.3, 0.6),
         retries=some(0.5, 1.0),
-        wide=some(0.2) if chance(luck, 0.5) else 0.0,
+        has_wide_tasks=some(0.2) if chance(luck, 0.5) else 0.0,
         lease=some(0.3),
         poison=some(0.05, 0.2),
         repeat=some(0.3),
@@ -238,7 +238,7 @@ def _draw_wants(luck: Random) -> Wants:
 PATTERNS: Final = (b"*/l0", b"*/l[12]", b"default/l?", b"s1/*", b"default/")
 
 
-def draw_clauses(luck: Random, services: Sequence[bytes], *, limited: bool) -> tuple[Clause, ...]:
+def draw_clauses(luck: Random, services: Sequence[bytes], *, limited: bool) -> tuple[Rule, ...]:
     """One for each service, and before them now and then one by another pattern."""
     odd = luck.sample(PATTERNS, luck.choice((0, 0, 1, 2)))
     matches = {
@@ -247,12 +247,12 @@ def draw_clauses(luck: Random, services: Sequence[bytes], *, limited: bool) -> t
     }
     special = chance(luck, 0.3)
     return tuple(
-        Clause(name, match, _draw_special(luck, draw_rules(luck, limited=limited), special=special))
+        Rule(name, match, _draw_special(luck, draw_rules(luck, limited=limited), special=special))
         for name, match in matches.items()
     )
 
 
-def _draw_special(luck: Random, rules: Rules, *, special: bool) -> Rules:
+def _draw_special(luck: Random, rules: LaneOptions, *, special: bool) -> LaneOptions:
     """The rules, with what few lanes have."""
     if not special:
         return rules
@@ -267,12 +267,12 @@ def _draw_special(luck: Random, rules: Rules, *, special: bool) -> Rules:
     )
 
 
-def draw_rules(luck: Random, *, limited: bool) -> Rules:
+def draw_rules(luck: Random, *, limited: bool) -> LaneOptions:
     retries = (SECOND_NS // 5, SECOND_NS)[: luck.choice((0, 1, 2))]
     jitter = luck.choice((0, 0, 20))
     if not limited:
-        return Rules(retry_delays_ns=retries, jitter_percent=jitter)
-    return Rules(
+        return LaneOptions(retry_delays_ns=retries, jitter_percent=jitter)
+    return LaneOptions(
         workers_max=luck.choice((0, 1, 2)),
         lane_workers_max=luck.choice((1, 1, 2)),
         overfeed=luck.choice((0, 0, 1)),

@@ -32,7 +32,7 @@ from taskyard.worker.jobs import Done, Job
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taskyard.core.events import Clause, Event
+    from taskyard.core.events import Event, Rule
     from taskyard.sim.clock import Timeline
     from taskyard.sim.world import World
 
@@ -300,7 +300,7 @@ class SimHands:
     def overfeed(self, lane: tuple[bytes, bytes]) -> int:
         return self._rules.rules_for(lane).overfeed
 
-    def follow(self, clauses: Sequence[Clause]) -> None:
+    def follow(self, clauses: Sequence[Rule]) -> None:
         self._rules = self._rules.replaced(clauses) or self._rules
 
 
@@ -366,7 +366,7 @@ class Worker(Program):
         said = decode(route, frames)
         checker = self.world.checker
         for one in said:
-            if isinstance(one, events.WorkReported):
+            if isinstance(one, events.TasksReported):
                 checker.reporting(one.worker, one.names, one.attempts, one.outcomes or [])
         if said:
             self.world.trace("says", said[-1], frames)

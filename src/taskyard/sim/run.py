@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from taskyard.core.events import SubmitAsked, WatchAsked
+from taskyard.core.events import SubmitRequested, WatchRequested
 from taskyard.sim import plan
 from taskyard.sim.clients import PingClient
 from taskyard.sim.plan import SECOND_NS
@@ -173,9 +173,9 @@ def _awaited(world: World, scenario: Scenario) -> list[Wish]:
 
 def _waits_for(world: World, event: Wish) -> bool:
     """An answer must still come; but nobody is told of what was never submitted."""
-    if isinstance(event, SubmitAsked):
+    if isinstance(event, SubmitRequested):
         return not any(map(world.checker.awaits_unknown, event.submission.names))
-    if not isinstance(event, WatchAsked):
+    if not isinstance(event, WatchRequested):
         return True
     story = world.checker.story
     if event.names is not None:

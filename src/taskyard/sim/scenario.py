@@ -12,7 +12,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from taskyard.core import events, identity
-from taskyard.core.events import Repeat, Scope, Unknown
+from taskyard.core.events import DuplicatePolicy, Scope, UnknownPolicy
 from taskyard.core.tasks import Submission, Terms
 from taskyard.sim import programs, shipped
 from taskyard.sim.clients import CLIENTS, Client, JobClient, Wish
@@ -183,7 +183,7 @@ class Scenario:
         for name in submission.names:
             if self.luck.random() < self.plan.wants.poison:
                 self.world.poisoned[name] = None
-        event = events.SubmitAsked(0, b"", submission)
+        event = events.SubmitRequested(0, b"", submission)
         self._shape(event, submission)
         self.world.names += submission.names
         return event
@@ -204,8 +204,8 @@ class Scenario:
             submission.after = [self._after(submission, index) for index in range(len(names))]
         self.world.names += [name for name in names if name not in self.world.names]
         self._spoil(submission)
-        repeat, unknown = Repeat.EXTEND, Unknown.DONE
-        return events.SubmitAsked(0, b"", submission, unknown=unknown, repeat=repeat)
+        repeat, unknown = DuplicatePolicy.EXTEND, UnknownPolicy.DONE
+        return events.SubmitRequested(0, b"", submission, unknown=unknown, repeat=repeat)
 
     def _spoil(self, submission: Submission) -> None:
         """Give some submissions a name twice, with another predecessor, and some a cycle."""
@@ -224,8 +224,8 @@ class Scenario:
     def _look(self) -> Wish:
         names = self.world.names or [b"nobody"]
         looks: list[Wish] = [
-            events.StatsAsked(0, b""),
-            events.LookupAsked(0, b"", [self.luck.choice(names)]),
+            events.StatsRequested(0, b""),
+            events.LookupRequested(0, b"", [self.luck.choice(names)]),
         ]
         return self.luck.choice(looks)
 
@@ -246,7 +246,7 @@ class Scenario:
                 return twin
         return begin + b"t%03d" % (len(self.world.names) + luck.randrange(1 << 30))
 
-    def _shape(self, event: events.SubmitAsked, submission: Submission) -> None:
+    def _shape(self, event: events.SubmitRequested, submission: Submission) -> None:
         luck, wants, count = self.luck, self.plan.wants, len(submission.names)
         # Without a payload a task is its name; some workers are told nothing else of it.
         payloads = [DO + name for name in submission.names]
@@ -257,7 +257,7 @@ class Scenario:
         if wants.after:
             submission.after = [self._after(submission, index) for index in range(count)]
         if luck.random() < wants.after_unknown:
-            event.unknown = luck.choice((Unknown.WAIT, Unknown.DONE))
+            event.unknown = luck.choice((UnknownPolicy.WAIT, UnknownPolicy.DONE))
             if submission.after is not None:
                 begin = identity.prefix(submission.terms_of(count - 1).campaign)
                 promise = begin + b"u%d" % luck.randrange(1000)
@@ -300,7 +300,7 @@ class Scenario:
         if luck.random() < wants.retries:
             delays = (0, 300 * MILLISECOND_NS, 2 * SECOND_NS)
             terms.retry_delays_ns = delays[: luck.randrange(4)]
-        if luck.random() < wants.wide:
+        if luck.random() < wants.has_wide_tasks:
             terms.slots = 2
         if luck.random() < wants.lease:
             terms.lease_ns = luck.choice((2, 8)) * SECOND_NS
@@ -325,12 +325,12 @@ class Scenario:
             return None
         at_work = [tale.name for tale in self._tales() if tale.state is LEASED]
         if at_work and chance(self.luck, 0.5):
-            return events.CancelAsked(0, b"", Scope(names=(self.luck.choice(at_work),)))
-        return events.CancelAsked(0, b"", self._scope())
+            return events.CancelRequested(0, b"", Scope(names=(self.luck.choice(at_work),)))
+        return events.CancelRequested(0, b"", self._scope())
 
     def _retry(self) -> Wish | None:
         if self.luck.random() < self.plan.wants.retry:
-            return events.RetryAsked(0, b"", self._scope())
+            return events.RetryRequested(0, b"", self._scope())
         return None
 
     def _pause(self) -> Wish | None:
@@ -338,7 +338,9 @@ class Scenario:
             return None
         service = self.luck.choice([b"", *self.services, *self.services])
         lane = self.luck.choice((None, b"l0", b"")) if service else None
-        kind = self.luck.choice((events.PauseAsked, events.PauseAsked, events.ResumeAsked))
+        kind = self.luck.choice(
+            (events.PauseRequested, events.PauseRequested, events.ResumeRequested)
+        )
         return kind(0, b"", service, lane)
 
     def _move(self) -> Wish | None:
@@ -346,18 +348,18 @@ class Scenario:
         if self.luck.random() >= self.plan.wants.move:
             return None
         if chance(self.luck, 0.3):
-            return events.ExpireAsked(0, b"", self._scope())
+            return events.ExpireRequested(0, b"", self._scope())
         lane = self.luck.choice((None, b"l0", b"l1", b""))
         service = self.luck.choice((None, *self.services)) if lane is not None else b"default"
-        return events.MoveAsked(0, b"", self._scope(), service, lane)
+        return events.MoveRequested(0, b"", self._scope(), service, lane)
 
     def _watch(self) -> Wish | None:
         if self.luck.random() >= self.plan.wants.watch or not self.world.names:
             return None
         if chance(self.luck, 0.3):
-            return events.WatchAsked(0, b"", campaign=self._campaign())
+            return events.WatchRequested(0, b"", campaign=self._campaign())
         names = self.luck.sample(self.world.names, min(3, len(self.world.names)))
-        return events.WatchAsked(0, b"", names)
+        return events.WatchRequested(0, b"", names)
 
     def _drain(self) -> Wish | None:
         if self.luck.random() >= self.plan.wants.drain:
@@ -365,7 +367,7 @@ class Scenario:
         # Without a name the broker itself would be told to leave.
         name = _broker_name(self.luck.choice(self.workers))
         self._drained[name] = None
-        return events.DrainAsked(0, b"", name)
+        return events.DrainRequested(0, b"", name)
 
     def _ask(self) -> Wish | None:
         luck, known = self.luck, self.world.names or [b"nobody"]
@@ -373,16 +375,16 @@ class Scenario:
             return None
         names = luck.sample(known, min(3, len(known)))
         questions: list[Wish] = [
-            events.LookupAsked(0, b"", names[:1]),
-            events.LookupAsked(0, b"", names[:1]),
-            events.ResultsAsked(0, b"", names),
-            events.ResultsAsked(0, b"", names),
-            events.OutputAsked(0, b"", names[0]),
-            events.ExplainAsked(0, b"", names[0]),
-            events.ListAsked(0, b"", self._scope(), count=luck.choice((1, 5, 100))),
-            events.StatsAsked(0, b""),
-            events.WorkersAsked(0, b""),
-            events.Misunderstood(0, b"", 0, "no such request"),
+            events.LookupRequested(0, b"", names[:1]),
+            events.LookupRequested(0, b"", names[:1]),
+            events.ResultsRequested(0, b"", names),
+            events.ResultsRequested(0, b"", names),
+            events.OutputRequested(0, b"", names[0]),
+            events.ExplainRequested(0, b"", names[0]),
+            events.ListRequested(0, b"", self._scope(), count=luck.choice((1, 5, 100))),
+            events.StatsRequested(0, b""),
+            events.WorkersRequested(0, b""),
+            events.RequestRejected(0, b"", 0, "no such request"),
         ]
         return luck.choice(questions)
 
@@ -527,12 +529,12 @@ class Scenario:
         ready = [tale for tale in self._tales() if tale.state is READY]
         if any(story.lanes.rules(tale).is_held for tale in ready):
             scope = Scope(states=(READY,))
-            self.clients[0].wish(partial(events.RetryAsked, 0, b"", scope))
+            self.clients[0].wish(partial(events.RetryRequested, 0, b"", scope))
         self.world.timeline.after(2 * SECOND_NS, self._flush)
 
     def _resume_all(self) -> None:
         for service, lane in [*self.world.checker.story.paused]:
-            self.clients[0].wish(partial(events.ResumeAsked, 0, b"", service, lane))
+            self.clients[0].wish(partial(events.ResumeRequested, 0, b"", service, lane))
 
     def begin_last_round(self) -> None:
         """Let one more mishap happen that no peer is told of."""
@@ -566,7 +568,7 @@ class Scenario:
             count = sum(min(4, worker.slots or 1) for worker in workers)
             names = [b"y%d-%d-%s" % (self._rounds, at, service) for at in range(count + 1)]
             work = Submission(names, terms=[Terms(service=service)])
-            self.clients[0].wish(partial(events.SubmitAsked, 0, b"", work))
+            self.clients[0].wish(partial(events.SubmitRequested, 0, b"", work))
         self.world.timeline.after(2 * SECOND_NS, self._make_work)
 
     def unserved(self) -> list[bytes]:
@@ -585,7 +587,7 @@ class Scenario:
         self._resume_all()  # a wish to pause may have been under way when all were revived
         for number, service in enumerate(self.services):
             probe = Submission([b"z%d" % number], terms=[Terms(service=service)])
-            self.clients[0].wish(partial(events.SubmitAsked, 0, b"", probe))
+            self.clients[0].wish(partial(events.SubmitRequested, 0, b"", probe))
 
 
 def _campaign_of(full_name: bytes) -> bytes:

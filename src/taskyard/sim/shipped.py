@@ -1,7 +1,7 @@
 """The workers that we ship, as simulated processes: what each of their `serve` functions does,
 over simulated sockets, hands and clocks.
 
-    native       `worker.loop` over a `Line`, with `worker.serve.Post`
+    native       `worker.loop` over a `Channel`, with `worker.serve.Post`
     ping-pong    `worker.ping_pong`
     round-robin  `worker.round_robin`
     wmp          `worker.wmp`, behind relays or not
@@ -18,7 +18,7 @@ from zlib import crc32
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.errors import NameLost
-from taskyard.net.line import Line
+from taskyard.net.line import Channel
 from taskyard.relay.serve import Relay
 from taskyard.sim.decoders import BY, decode
 from taskyard.sim.doors import DEFAULT, Door
@@ -65,7 +65,7 @@ class NativeWorker(Worker):
     def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
         super().__init__(world, name, services, slots)
         #: Reports under way, by the numbers of their requests.
-        self._reports: dict[int, events.WorkReported] = {}
+        self._reports: dict[int, events.TasksReported] = {}
 
     def build(self) -> None:
         self._reports = {}
@@ -83,7 +83,7 @@ class NativeWorker(Worker):
         self._socket = Socket(
             self.world.network, self, Door.NATIVE, meaning=self.meaning, heard=self._heard
         )
-        line = Line(self._socket, self.clock)
+        line = Channel(self._socket, self.clock)
         self._loop = loop.Loop(settings, line, hands, self.clock, hands)
         hands.tell = self._loop.show_progress
         self._post = serve.Post(self._loop, line, hands, settings, _say_nothing)  # type: ignore[arg-type]  # it only asks what runs
@@ -114,7 +114,7 @@ class NativeWorker(Worker):
     def meaning(self, route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
         said = super().meaning(route, frames)
         for one in said:
-            if isinstance(one, events.WorkReported):
+            if isinstance(one, events.TasksReported):
                 self._reports[one.request] = one
         return said
 
@@ -129,7 +129,7 @@ class NativeWorker(Worker):
             missing = report.names
         if answer.reason.startswith(b"not held: "):
             missing += answer.reason.removeprefix(b"not held: ").split(b", ")
-        noted = effects.Noted(report.worker, answer.request, missing)
+        noted = effects.ReportAck(report.worker, answer.request, missing)
         self.world.checker.worker_noted(report, noted)
 
 
@@ -158,7 +158,7 @@ class PingPongWorker(Worker):
         self._sockets.append(socket)
         return socket
 
-    def close(self, carrier: ping_pong.Carrier | None = None) -> None:
+    def close(self, carrier: ping_pong.Transport | None = None) -> None:
         """Close one socket, or all of them."""
         for socket in [one for one in self._sockets if carrier is None or one is carrier]:
             self._sockets.remove(socket)
@@ -298,7 +298,7 @@ class WmpWorker(Worker):
             heartbeat_ns=self.world.plan.size.heartbeat_ns,
             replaces=first if self.is_supervised else 0,
         )
-        hands = SimHands(self, self.slots, (Outcome.REFUSED, Outcome.FAILED_FOR_GOOD))
+        hands = SimHands(self, self.slots, (Outcome.REFUSED, Outcome.FAILED_FINAL))
         self._sockets = [
             Socket(network, self, Door.WMP, meaning=self.meaning, heard=self._heard)
             for network in self._networks()
@@ -345,7 +345,7 @@ class WmpWorker(Worker):
 
 #: What may come of a task beside DONE, FAILED and REFUSED.
 STRANGE: Final = (
-    Outcome.FAILED_FOR_GOOD,
+    Outcome.FAILED_FINAL,
     Outcome.RETRY_AT,
     Outcome.DEFER_ALL,
     Outcome.DEFER_BACK,

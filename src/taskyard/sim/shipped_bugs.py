@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from taskyard.client.courier import Courier
 from taskyard.core.events import Outcome
-from taskyard.net.line import Line
-from taskyard.relay.forwarding import Forwarding
+from taskyard.net.line import Channel
+from taskyard.relay.forwarding import Forwarder
 from taskyard.sim.planting import plant, plant_in, swapped
 from taskyard.wire import ping_pong_words, wmp_frames, wmp_peer
 from taskyard.wire.round_robin_frames import EXEC, INCREMENT, PING, Message
@@ -32,7 +32,7 @@ def _nothing(*_arguments: Any, **_named: Any) -> None:
 @plant_in("native")
 def native_reconnect_not_noticed() -> Iterator[None]:
     """A request that was lost with its connection is not asked again until it is overdue."""
-    with swapped(Line, "_notice_connection", _nothing):
+    with swapped(Channel, "_notice_connection", _nothing):
         yield
 
 
@@ -255,8 +255,8 @@ def wmp_slot_of_done_task_taken() -> Iterator[None]:
 @plant_in("wmp")
 def wmp_wake_not_heard() -> Iterator[None]:
     """The worker does not come when it is woken."""
-    meanings = {**wmp_peer.Worker._MEANINGS, wmp_frames.Wake: _nothing}
-    with swapped(wmp_peer.Worker, "_MEANINGS", meanings):
+    meanings = {**wmp_peer.Worker._HANDLERS, wmp_frames.Wake: _nothing}
+    with swapped(wmp_peer.Worker, "_HANDLERS", meanings):
         yield
 
 
@@ -272,12 +272,12 @@ def wmp_ready_said_once() -> Iterator[None]:
 
     with (
         swapped(wmp_peer.Worker, "_is_ready_due", is_ready_due),
-        swapped(wmp_peer.Worker, "_have_room", have_room),
+        swapped(wmp_peer.Worker, "_on_slot_free", have_room),
         swapped(wmp_peer.Worker, "_answered", _nothing),
         swapped(
             wmp_peer.Worker,
-            "_MEANINGS",
-            {**wmp_peer.Worker._MEANINGS, wmp_frames.ManagerPong: _nothing},
+            "_HANDLERS",
+            {**wmp_peer.Worker._HANDLERS, wmp_frames.ManagerPong: _nothing},
         ),
     ):
         yield
@@ -286,7 +286,7 @@ def wmp_ready_said_once() -> Iterator[None]:
 @plant_in("wmp")
 def relay_answers_lost() -> Iterator[None]:
     """A relay hands nothing on to those below it."""
-    with swapped(Forwarding, "_down", _nothing):
+    with swapped(Forwarder, "_down", _nothing):
         yield
 
 
@@ -301,7 +301,7 @@ def client_does_not_watch() -> Iterator[None]:
     def taken(self: Courier, number: int, parcels: Any) -> None:
         sound(self, number, parcels)
         self._watches.pop(number, None)
-        self._line.forget(number)
+        self._line.drop(number)
 
     with swapped(Courier, "_taken", taken):
         yield
@@ -316,7 +316,7 @@ def client_first_answer_is_all() -> Iterator[None]:
         sound(self, number, reply)
         if self._watches.pop(number, None) is not None:
             self._named.pop(number, None)
-            self._line.forget(number)
+            self._line.drop(number)
 
     with swapped(Courier, "_told", told):
         yield

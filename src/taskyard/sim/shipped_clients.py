@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskyard.client import courier, round_robin
 from taskyard.core import effects, events, identity
-from taskyard.core.events import Unknown
+from taskyard.core.events import UnknownPolicy
 from taskyard.core.tasks import Submission, Terms
 from taskyard.sim.doors import Door
 from taskyard.sim.plan import SECOND_NS
@@ -50,7 +50,7 @@ class Promise:
         return self._is_done
 
     def settle(self, state: TaskState, result: Result) -> None:
-        told = effects.Told(b"", 0, [self._name], [state], [result.text])
+        told = effects.Settled(b"", 0, [self._name], [state], [result.text])
         told.truncated = {self._name: result.bytes_total} if result.bytes_total else None
         self._client.world.checker.client_heard(None, told)
         self._end()
@@ -82,7 +82,7 @@ class NativeClient(Program):
         """Submit a task at a time, or as soon as it runs then."""
         terms = Terms(campaign=campaign, service=service)
         payload = DO + identity.spelling(campaign, name)
-        parcel = courier.Parcel(name, payload, terms, b"", (), Unknown.REFUSE, None)
+        parcel = courier.Parcel(name, payload, terms, b"", (), UnknownPolicy.REFUSE, None)
         self.script.append((when_ns, parcel))
 
     def build(self) -> None:
@@ -127,7 +127,7 @@ class NativeClient(Program):
             [one.terms for one in parcels],
             terms_at=[*range(len(parcels))],
         )
-        said = events.SubmitAsked(0, b"", asked, query.request)
+        said = events.SubmitRequested(0, b"", asked, query.request)
         self.world.trace("says", said, frames)
         return (said,)
 
@@ -177,7 +177,7 @@ class RoundRobinClient(Program):
         if command != b"\x04":
             return ()
         job = self._asked[number] = arguments[1]
-        said = events.SubmitAsked(0, b"", Submission([job], [job]))
+        said = events.SubmitRequested(0, b"", Submission([job], [job]))
         self.world.trace("says", said, frames)
         return (said,)
 

@@ -38,7 +38,7 @@ def _nothing(_route: bytes, _frames: Sequence[bytes]) -> tuple[Event, ...]:
 
 
 class Socket:
-    """A connecting socket. Keeps the `Carrier` of every loop.
+    """A connecting socket. Keeps the `Transport` of every loop.
 
     A named one stands for a ROUTER: its id stays the same, and the first frame of each message is
     the name of the other end. Any other stands for a DEALER without an id of its own.
@@ -82,7 +82,7 @@ class Socket:
     def is_connected(self) -> bool:
         return self._link is not None and self._link.open
 
-    # The `Carrier`.
+    # The `Transport`.
 
     def receive(self) -> list[bytes] | None:
         if not self._arrived:

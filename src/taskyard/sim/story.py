@@ -13,7 +13,7 @@ from msgspec import Struct, field, structs
 
 from taskyard.core import identity
 from taskyard.core import records as r
-from taskyard.core.events import Rules
+from taskyard.core.events import LaneOptions
 from taskyard.core.records import ReturnReason
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Terms
@@ -36,7 +36,7 @@ CRASH_NS: Final = 1_000_000_000
 RATE_SAVED_NS: Final = 100_000_000
 
 
-_Ending: TypeAlias = r.Finished | r.Failed | r.Returned | r.Expired
+_Ending: TypeAlias = r.Finished | r.Failed | r.Returned | r.LeaseExpired
 
 
 class Violation(Exception):
@@ -106,7 +106,7 @@ class Story:
         self.tasks: dict[bytes, Tale] = {}
         #: Lanes, by the settings that the broker was told last.
         self.lanes = LaneStory(self.tasks)
-        self.lanes.set_rules(plan.clauses, Rules())
+        self.lanes.set_rules(plan.clauses, LaneOptions())
         self.broker_workers_max = plan.broker_workers_max
         #: When tasks were decided on is told by the wall clock, which may jump.
         self._jumps = plan.faults.clock_jump > 0
@@ -134,20 +134,20 @@ class Story:
             r.Failed: self._failed,
             r.Postponed: self._postponed,
             r.Returned: self._returned,
-            r.Expired: self._expired,
+            r.LeaseExpired: self._expired,
             r.CameDue: self._came_due,
-            r.Aged: self._aged,
+            r.TaskExpired: self._aged,
             r.Cancelled: self._cancelled,
             r.Retried: self._retried,
             r.Progressed: self._progressed,
-            r.Stale: self._nothing,
+            r.StaleReport: self._nothing,
             r.WorkerJoined: self._joined,
             r.WorkerLeft: self._left,
             r.SlotsFreed: self._slots_freed,
             r.Paused: self._paused,
             r.Resumed: self._resumed,
             r.Moved: self._moved,
-            r.Reported: self._reported,
+            r.ReportedLate: self._reported,
             r.Released: self._released,
             r.WorkerReplaced: self._replaced,
             r.Refunded: self._refunded,
@@ -230,7 +230,7 @@ class Story:
         why: str,
         *,
         front: bool,
-        put_off: bool = False,
+        deferred: bool = False,
         is_due: bool = False,
     ) -> None:
         """It waits for tasks, for time (unless that has come before), or for a worker."""
@@ -239,7 +239,7 @@ class Story:
         elif not is_due and tale.due_ns > at_ns:
             self._move(tale, DELAYED, why)
         else:
-            self.lanes.came(tale, at_ns, front=front, put_off=put_off)
+            self.lanes.came(tale, at_ns, front=front, deferred=deferred)
             self._move(tale, READY, why)
 
     def _leave(self, tales: list[Tale], state: TaskState, why: str) -> None:
@@ -248,8 +248,8 @@ class Story:
         ready = [tale for tale in tales if tale.state is READY]
         for tale in tales:
             self._move(tale, state, why)
-        self.lanes.went(ready)
-        self.lanes.keep_within([tale.lane_key for tale in ready])
+        self.lanes.count_removed(ready)
+        self.lanes.cap_released([tale.lane_key for tale in ready])
 
     def _release(self, record: _Ending, tales: list[Tale], why: str) -> None:
         """Leases are over: they must be the record's worker's, by the record's attempts."""
@@ -347,7 +347,7 @@ class Story:
             self._check_limits(pairs, tales, record.worker)
             self._check_order(tales)
             self._check_rate(tales)
-        self.lanes.went(tales)
+        self.lanes.count_removed(tales)
 
     def _leasable(self, name: bytes, hand: Hand) -> Tale:
         tale = self.tasks.get(name)
@@ -563,15 +563,15 @@ class Story:
             if record.reason is ReturnReason.RESTARTED:
                 self._lose(tale)
             why = f"returned {record.reason.name}"
-            self._ready(tale, record.at_ns, why, front=front, put_off=back, is_due=True)
-        self.lanes.keep_within([*lanes])
+            self._ready(tale, record.at_ns, why, front=front, deferred=back, is_due=True)
+        self.lanes.cap_released([*lanes])
 
     def _lose(self, tale: Tale) -> None:
         tale.losses += 1
         few = tale.losses < tale.terms.crashes_max
         self.require(few, "crashes", f"not FAILED after {tale.losses} lost workers", tale)
 
-    def _expired(self, record: r.Expired) -> None:
+    def _expired(self, record: r.LeaseExpired) -> None:
         tales = self._named(record.names, (LEASED,), "expiry")
         self._release(record, tales, "expiry")
         for tale in tales:
@@ -581,9 +581,9 @@ class Story:
     def _came_due(self, record: r.CameDue) -> None:
         for tale in self._named(record.names, (DELAYED,), "coming due"):
             self.require(tale.due_ns <= record.at_ns, "due", "came due too early", tale)
-            self._ready(tale, record.at_ns, "came due", front=False, put_off=True)
+            self._ready(tale, record.at_ns, "came due", front=False, deferred=True)
 
-    def _aged(self, record: r.Aged) -> None:
+    def _aged(self, record: r.TaskExpired) -> None:
         for tale in self._named(record.names, WAITING, "aging"):
             terms = tale.terms
             hard = 0 < terms.expires_hard_ns <= record.at_ns
@@ -622,8 +622,8 @@ class Story:
             state, terms = tale.state, tale.terms
             if state is READY:
                 tale.state = BLOCKED  # it is not among those that are left
-                self.lanes.went([tale])
-                self.lanes.keep_within([tale.lane_key])
+                self.lanes.count_removed([tale])
+                self.lanes.cap_released([tale.lane_key])
             if record.service is not None:
                 tale.terms = structs.replace(terms, service=record.service)
             if record.lane is not None:
@@ -635,7 +635,7 @@ class Story:
             else:
                 self._move(tale, state, "moved")
 
-    def _reported(self, record: r.Reported) -> None:
+    def _reported(self, record: r.ReportedLate) -> None:
         for tale in self._named(record.names, (*WAITING, LEASED), "lateness"):
             late = 0 < tale.terms.report_ns <= record.at_ns
             self.require(late, "lateness", "is said to be late before its time", tale)
@@ -651,7 +651,7 @@ class Story:
             own = tale.worker == record.worker and tale.attempt == attempt
             self.require(own, "fencing", "progress of a lease that is over", tale)
 
-    def _nothing(self, record: r.Stale) -> None:
+    def _nothing(self, record: r.StaleReport) -> None:
         """A stale report changes nothing."""
 
     def _joined(self, record: r.WorkerJoined) -> None:

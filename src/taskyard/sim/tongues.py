@@ -50,19 +50,19 @@ class PlainTongue:
         event: Any = said[-1]
         self._asked = event
         query = _Q(type=_Q.OK)
-        if isinstance(event, events.WorkAsked):
+        if isinstance(event, events.TasksRequested):
             query = _Q(type=_Q.Steal, location=event.worker, n=event.count)
-        elif isinstance(event, events.WorkReported):
+        elif isinstance(event, events.TasksReported):
             query = _Q(type=_Q.Complete, location=event.worker, task=_tasks(event.names))
-        elif isinstance(event, events.WorkReturned):
+        elif isinstance(event, events.TasksReturned):
             tasks = _tasks(event.names, event.after)
             query = _Q(type=_Q.Transfer, location=event.worker, task=tasks)
-        elif isinstance(event, events.WorkerGone):
+        elif isinstance(event, events.WorkerExited):
             query = _Q(type=_Q.Exit, location=event.worker)
-        elif isinstance(event, events.SubmitAsked):
+        elif isinstance(event, events.SubmitRequested):
             submission = event.submission
             query = _Q(type=_Q.Create, task=_tasks(submission.names, submission.after))
-        elif isinstance(event, events.LookupAsked):
+        elif isinstance(event, events.LookupRequested):
             query = _Q(type=_Q.Lookup, name=event.names[0])
         return [b"", query.SerializeToString()]
 
@@ -71,19 +71,19 @@ class PlainTongue:
         if event is None:
             raise Violation("answers", f"{answer} answers what was never asked, or was answered")
         self._asked = None
-        if isinstance(event, events.WorkAsked):
+        if isinstance(event, events.TasksRequested):
             return _work(event.worker, answer)
         request: int = getattr(event, "request", 0)
         if answer.type == _Q.Error:
             return [effects.Refused(b"", request, effects.Refusal.MALFORMED, "")]
-        if isinstance(event, events.WorkReported | events.WorkReturned):
+        if isinstance(event, events.TasksReported | events.TasksReturned):
             missing = [pb.TaskMsg.FromString(raw).name for raw in answer.task]
             if answer.type == _Q.NotFound:
                 missing = missing or event.names
-            return [effects.Noted(event.worker, request, missing)]
-        if isinstance(event, events.SubmitAsked):
+            return [effects.ReportAck(event.worker, request, missing)]
+        if isinstance(event, events.SubmitRequested):
             return [effects.Accepted(b"", request, 0)]
-        return [effects.AnswerDue(b"", request)]
+        return [effects.ReplyDue(b"", request)]
 
 
 def _tasks(names: list[bytes], after: list[list[bytes]] | None = None) -> list[bytes]:
@@ -100,9 +100,9 @@ def _tasks(names: list[bytes], after: list[list[bytes]] | None = None) -> list[b
 
 def _work(worker: bytes, answer: pb.QueryMsg) -> list[Effect]:
     if answer.type == _Q.Exit:
-        return [effects.Dismiss(worker)]
+        return [effects.Shutdown(worker)]
     if answer.type != _Q.Transfer:
-        return [effects.Nothing(worker, settled=False)]
+        return [effects.NoWork(worker, settled=False)]
     return [_assign(worker, [pb.TaskMsg.FromString(raw).name for raw in answer.task])]
 
 
@@ -119,20 +119,20 @@ class PingTongue:
 
     def say(self, said: Sequence[Event]) -> list[bytes]:
         event = said[-1]
-        if isinstance(event, events.WorkReported):
+        if isinstance(event, events.TasksReported):
             text = event.texts[0] if event.texts else b""
             done = event.outcomes is None or event.outcomes[0] is Outcome.DONE
             return [b"", text] if done else [b"", b"ERROR", text]
-        if isinstance(event, events.WorkAsked):
+        if isinstance(event, events.TasksRequested):
             return [b"", b"READY"]
-        return [b"", b"DISCONNECT" if isinstance(event, events.WorkerGone) else b"PING"]
+        return [b"", b"DISCONNECT" if isinstance(event, events.WorkerExited) else b"PING"]
 
     def hear(self, frames: Sequence[bytes]) -> list[Effect]:
         word = frames[1]
         if word == b"PONG":
-            return [effects.Heard(self._worker, 0, 0)]
+            return [effects.HeartbeatAck(self._worker, 0, 0)]
         if word == b"EXIT":
-            return [effects.Dismiss(self._worker)]
+            return [effects.Shutdown(self._worker)]
         return [_assign(self._worker, [word.removeprefix(DO)])]
 
 
@@ -148,8 +148,8 @@ def argument_of(rest: Sequence[bytes]) -> bytes:
 
 
 class RoundRobinTongue:
-    """A worker of LMQ's round robin. `Heard.request` is 1 where the server asks whether it is
-    there; what it refuses is that we are unknown."""
+    """A worker of LMQ's round robin. `HeartbeatAck.request` is 1 where the server asks whether it
+    is there; what it refuses is that we are unknown."""
 
     def __init__(self, worker: bytes) -> None:
         self._worker = worker
@@ -160,15 +160,15 @@ class RoundRobinTongue:
 
     def say(self, said: Sequence[Event]) -> list[bytes]:
         event = said[-1]
-        if isinstance(event, events.WorkReported):
+        if isinstance(event, events.TasksReported):
             number, way_back = self._messages.pop(event.names[0])
             return [*way_back, b"", _LMQ, _RESPONSE, number, *(event.texts or ()), b""]
-        if isinstance(event, events.WorkerAppeared):
+        if isinstance(event, events.WorkerRegistered):
             slots = b"%d" % event.facts.slots_total
             return [b"", _LMQ, _TRACKEXEC, b"hello", _REGISTER, slots, b""]
         if isinstance(event, events.SlotFreed):
             return [b"", _LMQ, _EXEC, b"free", _INCREMENT, b""]
-        if isinstance(event, events.WorkerGone):
+        if isinstance(event, events.WorkerExited):
             return [b"", _LMQ, _EXEC, b"WORKER", _DEREGISTER, b""]
         if self.answers:
             return [b"", _LMQ, _LMQ_PONG, b"PING", b""]
@@ -177,11 +177,11 @@ class RoundRobinTongue:
     def hear(self, frames: Sequence[bytes]) -> list[Effect]:
         _, _, command, number, *rest = frames
         if command == _LMQ_PING:
-            return [effects.Heard(self._worker, 1, 0)]
+            return [effects.HeartbeatAck(self._worker, 1, 0)]
         if command == _RESPONSE:
             if rest[0].startswith(b"ERROR "):
-                return [effects.Stranger(self._worker)]
-            return [effects.Heard(self._worker, 0, 0)]
+                return [effects.UnknownWorker(self._worker)]
+            return [effects.HeartbeatAck(self._worker, 0, 0)]
         what = argument_of(rest)
         end = len(rest) - 1 - rest[::-1].index(b"")
         self._messages[what] = (number, rest[:end:-1])
@@ -193,7 +193,7 @@ class JobTongue:
 
     def say(self, said: Sequence[Event]) -> list[bytes]:
         event = said[-1]
-        if not isinstance(event, events.SubmitAsked):
+        if not isinstance(event, events.SubmitRequested):
             raise TypeError(f"{event} can't be said")
         return self.ask(event.submission.payloads[0], event.request)
 
@@ -225,7 +225,7 @@ class PingJobTongue(JobTongue):
             return [effects.Refused(b"", request, effects.Refusal.FULL, "")]
         if word == b"ERROR":
             return [effects.Refused(b"", request, effects.Refusal.MALFORMED, frames[2].decode())]
-        return [effects.Told(b"", request, [], [], [word])]
+        return [effects.Settled(b"", request, [], [], [word])]
 
     def forget(self) -> None:
         self._line = []
@@ -243,7 +243,7 @@ class RoundRobinJobTongue(JobTongue):
             raise Violation("answers", f"{frames} is no answer to a client")
         request, text = int(number), rest[0]
         if not text.startswith(b"ERROR "):
-            return [effects.Told(b"", request, [], [], [text])]
+            return [effects.Settled(b"", request, [], [], [text])]
         why = text.removeprefix(b"ERROR ").decode()
         is_full = "send more when" in why
         refusal = effects.Refusal.FULL if is_full else effects.Refusal.MALFORMED
@@ -261,8 +261,8 @@ _STATUSES: Final = {Outcome.DONE: "ok", Outcome.FAILED: "error", Outcome.REFUSED
 
 
 class WmpTongue:
-    """WMP without relays. `Heard.request` is 1 where the manager asks, `Heard.record` is 1 where it
-    remembers that the worker is ready."""
+    """WMP without relays. `HeartbeatAck.request` is 1 where the manager asks,
+    `HeartbeatAck.record` is 1 where it remembers that the worker is ready."""
 
     def __init__(self, worker: bytes) -> None:
         self._worker = worker
@@ -276,8 +276,8 @@ class WmpTongue:
         event: Any = said[-1]
         headers: dict[str, Any] = {"worker": self._id}
         payload: list[bytes] = []
-        if isinstance(event, events.WorkAsked) and event.parks:
-            who = next(one for one in said if isinstance(one, events.WorkerAppeared))
+        if isinstance(event, events.TasksRequested) and event.parks:
+            who = next(one for one in said if isinstance(one, events.WorkerRegistered))
             facts = who.facts
             headers["slots"] = facts.slots_total
             headers["services"] = [name.decode() for name in facts.services]
@@ -285,21 +285,21 @@ class WmpTongue:
             headers["heartbeat_ms"] = facts.heartbeat_ns // 1_000_000
             headers["replaces"] = who.replaces
             command = _READY
-        elif isinstance(event, events.WorkAsked):
+        elif isinstance(event, events.TasksRequested):
             headers["request"] = str(event.request)
             command = _GIVE
-        elif isinstance(event, events.WorkReported):
+        elif isinstance(event, events.TasksReported):
             outcome = Outcome.DONE if event.outcomes is None else event.outcomes[0]
             headers |= {"task": event.names[0].decode(), "status": _STATUSES[outcome]}
             headers["attempt"] = (event.attempts or [0])[0]
             payload = event.texts or []
             command = _DONE
-        elif isinstance(event, events.WorkProgressed):
+        elif isinstance(event, events.TasksProgressed):
             headers |= {"task": event.names[0].decode(), "attempt": (event.attempts or [0])[0]}
             headers |= {"percent": (event.percents or [0])[0]}
             headers |= {"text": (event.texts or [b""])[0].decode()}
             command = _STATUS
-        elif isinstance(event, events.WorkerHeard):
+        elif isinstance(event, events.WorkerHeartbeat):
             headers["held"] = [(name.decode(), attempt) for name, attempt in event.held or ()]
             headers["heartbeat_ms"] = event.heartbeat_ns // 1_000_000
             command = _PONG if self.answers else _PING
@@ -322,11 +322,13 @@ class WmpTongue:
             request = int(headers["request"])
             return [effects.Assign(worker, names, attempts, [], [], [], 0, request=request)]
         if command == _NO:
-            return [effects.Nothing(worker, settled=False, request=int(headers["request"]))]
+            return [effects.NoWork(worker, settled=False, request=int(headers["request"]))]
         if command == _CANCEL:
             return [effects.Stop(worker, [headers["task"].encode()], [headers["attempt"]])]
         if command in (_PING, _PONG):
-            return [effects.Heard(worker, int(command == _PING), int(headers.get("ready", True)))]
+            return [
+                effects.HeartbeatAck(worker, int(command == _PING), int(headers.get("ready", True)))
+            ]
         refusal = _NAME_REFUSALS.get(headers.get("code", ""))
         bye = effects.Refused(worker, 0, refusal, headers["reason"]) if refusal else None
-        return [bye or effects.Dismiss(worker)]
+        return [bye or effects.Shutdown(worker)]

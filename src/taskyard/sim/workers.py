@@ -67,7 +67,7 @@ _NAME_REFUSALS: Final = (effects.Refusal.NAME_HELD, effects.Refusal.NAME_LOST)
 FORGET_NS: Final = 8 * SECOND_NS
 
 _STRANGE: Final = (
-    Outcome.FAILED_FOR_GOOD,
+    Outcome.FAILED_FINAL,
     Outcome.RETRY_AT,
     Outcome.DEFER_ALL,
     Outcome.DEFER_BACK,
@@ -126,7 +126,7 @@ class Worker(Peer):
         return WorkerFacts(
             services=self.services,
             slots_total=self.slots,
-            silence_ns=self.world.plan.size.silence_ns,
+            lease_timeout_ns=self.world.plan.size.silence_ns,
             incarnation=self.incarnation,
             dialect=self.kind.encode(),
             heartbeat_ns=self.heartbeat_ns if self.says_process else 0,
@@ -141,10 +141,10 @@ class Worker(Peer):
         self.appear()
         self.after(self.luck.randrange(self.heartbeat_ns) + 1, self.beat)
 
-    def who(self) -> events.WorkerAppeared:
+    def who(self) -> events.WorkerRegistered:
         first = self.twin * INCARNATIONS_MAX + 1
         replaces = first if self.says_process and self.is_supervised else 0
-        return events.WorkerAppeared(0, self.name, self.facts(), replaces=replaces)
+        return events.WorkerRegistered(0, self.name, self.facts(), replaces=replaces)
 
     def send(self, *said: Event) -> None:
         if self.says_process:
@@ -167,7 +167,7 @@ class Worker(Peer):
         self.maybe_report()
 
     def show_life(self) -> None:
-        self.send(events.WorkerHeard(0, self.name))
+        self.send(events.WorkerHeartbeat(0, self.name))
 
     # Work.
 
@@ -175,21 +175,21 @@ class Worker(Peer):
         self.heard_ns = self.world.timeline.now_ns
         if isinstance(effect, effects.Assign):
             self.on_assign(effect)
-        elif isinstance(effect, effects.Noted):
+        elif isinstance(effect, effects.ReportAck):
             self.on_noted(effect)
         elif isinstance(effect, effects.Refused):
             self.on_refused(effect)
         elif isinstance(effect, effects.Stop):
             self.on_stop(effect)
-        elif isinstance(effect, effects.Stranger):
+        elif isinstance(effect, effects.UnknownWorker):
             self.on_stranger()
-        elif isinstance(effect, effects.Dismiss):
+        elif isinstance(effect, effects.Shutdown):
             self.on_dismiss()
-        elif isinstance(effect, effects.Nothing):
+        elif isinstance(effect, effects.NoWork):
             self.on_nothing(effect)
         elif isinstance(effect, effects.Wake):
             self.on_wake()
-        elif isinstance(effect, effects.Heard):
+        elif isinstance(effect, effects.HeartbeatAck):
             self.on_heard(effect)
 
     def on_assign(self, assign: effects.Assign) -> None:
@@ -217,7 +217,7 @@ class Worker(Peer):
             return
         if self.says_progress and self.chance(self.world.faults.progress):
             output = b"half of " + name
-            told = events.WorkProgressed(0, self.name, [name], [attempt], [50], [output])
+            told = events.TasksProgressed(0, self.name, [name], [attempt], [50], [output])
             told.request = self.next_request()
             self.send(told)
         held.reported = True
@@ -245,7 +245,7 @@ class Worker(Peer):
     def report(self, names: list[bytes]) -> None:
         if not names:
             return
-        report = events.WorkReported(0, self.name, names, request=self.next_request())
+        report = events.TasksReported(0, self.name, names, request=self.next_request())
         if self.says_attempts:
             report.attempts = [self.held[name].attempt for name in names]
             report.runs = measured(names, report.attempts, self.world.clock.wall_ns())
@@ -256,7 +256,7 @@ class Worker(Peer):
             report.result_bytes_total = [one.bytes_total for one in results]
         if any(outcomes):
             report.outcomes = outcomes
-            report.luck = self.luck.randrange(1 << 32)
+            report.random_bits = self.luck.randrange(1 << 32)
             wall_ns = self.world.clock.wall_ns()
             report.retry_at_ns = [wall_ns + self.luck.randrange(SECOND_NS)] * len(names)
         self.world.checker.reporting(self.name, names, report.attempts, outcomes)
@@ -270,7 +270,7 @@ class Worker(Peer):
         if any(name in self.world.poisoned for name in names):
             return  # nobody can have done that
         request = self.next_request()
-        report = events.WorkReported(0, self.name, names, attempts, request=request)
+        report = events.TasksReported(0, self.name, names, attempts, request=request)
         done = [Outcome.DONE] * len(names)
         self.world.checker.reporting(self.name, names, attempts, done)
         self.say_until_noted(report)
@@ -281,7 +281,7 @@ class Worker(Peer):
 
     def outcome(self, name: bytes) -> Outcome:
         if name in self.world.poisoned:
-            return Outcome.FAILED_FOR_GOOD
+            return Outcome.FAILED_FINAL
         if self.chance(self.world.faults.fails):
             return Outcome.FAILED
         if self.chance(self.world.faults.strange):
@@ -296,11 +296,11 @@ class Worker(Peer):
         known = self.world.names or names
         after = [[self.luck.choice(known)] for _ in names] if self.chance(0.5) else None
         request = self.next_request()
-        returned = events.WorkReturned(0, self.name, names, after=after, request=request)
-        returned.unknown = self.luck.choice([*events.Unknown])
+        returned = events.TasksReturned(0, self.name, names, after=after, request=request)
+        returned.unknown = self.luck.choice([*events.UnknownPolicy])
         self.say_until_noted(returned)
 
-    def say_until_noted(self, event: events.WorkReported | events.WorkReturned) -> None:
+    def say_until_noted(self, event: events.TasksReported | events.TasksReturned) -> None:
         self.open[event.request] = event
         self._say_again(event.request)
 
@@ -316,11 +316,11 @@ class Worker(Peer):
             raise Violation("unanswered", f"{self.name!r}: {self.open[request]}")
         self._say_again(request)
 
-    def on_noted(self, noted: effects.Noted) -> None:
+    def on_noted(self, noted: effects.ReportAck) -> None:
         event = self.open.pop(noted.request, None)
-        if isinstance(event, events.WorkReported | events.WorkReturned):
+        if isinstance(event, events.TasksReported | events.TasksReturned):
             self.world.checker.worker_noted(event, noted)
-            if isinstance(event, events.WorkReturned) and noted.missing:
+            if isinstance(event, events.TasksReturned) and noted.missing:
                 self.do_after_all(event.names)  # it goes back whole or not at all
                 return
             for name in event.names:
@@ -337,7 +337,7 @@ class Worker(Peer):
             self.on_name_refused(refused)
             return
         event = self.open.pop(refused.request, None)
-        if isinstance(event, events.WorkReturned):
+        if isinstance(event, events.TasksReturned):
             self.do_after_all(event.names)
 
     def on_name_refused(self, refused: effects.Refused) -> None:
@@ -368,13 +368,13 @@ class Worker(Peer):
     def on_stranger(self) -> None:
         self.appear()
 
-    def on_nothing(self, nothing: effects.Nothing) -> None:
+    def on_nothing(self, nothing: effects.NoWork) -> None:
         """There is no work now."""
 
     def on_wake(self) -> None:
         """There is work."""
 
-    def on_heard(self, heard: effects.Heard) -> None:
+    def on_heard(self, heard: effects.HeartbeatAck) -> None:
         """The broker is there."""
 
     def on_dismiss(self) -> None:
@@ -383,7 +383,7 @@ class Worker(Peer):
             self.leave()
 
     def leave(self) -> None:
-        self.send(events.WorkerGone(0, self.name, self.next_request()))
+        self.send(events.WorkerExited(0, self.name, self.next_request()))
         self.end()
 
     def stop(self) -> None:
@@ -427,7 +427,7 @@ class Pull(Worker):
     def show_life(self) -> None:
         held = [(name, one.attempt) for name, one in self.held.items()]
         request = self.next_request()
-        heard = events.WorkerHeard(0, self.name, held, self.heartbeat_ns, request)
+        heard = events.WorkerHeartbeat(0, self.name, held, self.heartbeat_ns, request)
         self.send(self.who(), heard)
 
     def beat(self) -> None:
@@ -446,21 +446,21 @@ class Pull(Worker):
         if self.room > 0:
             self.asked_ns = self.world.timeline.now_ns
             self.asking = self.next_request()
-            asks = events.WorkAsked(0, self.name, self.room, request=self.asking)
+            asks = events.TasksRequested(0, self.name, self.room, request=self.asking)
             self.send(self.who(), asks)
 
-    def say_until_noted(self, event: events.WorkReported | events.WorkReturned) -> None:
+    def say_until_noted(self, event: events.TasksReported | events.TasksReturned) -> None:
         """Sometimes it asks for more in the same breath."""
-        if isinstance(event, events.WorkReturned) or not self.chance(0.3):
+        if isinstance(event, events.TasksReturned) or not self.chance(0.3):
             super().say_until_noted(event)
             return
         self.open[event.request] = event
         room, request = self.room + len(event.names), event.request
-        asks = events.WorkAsked(0, self.name, max(1, room), parks=False, request=request)
+        asks = events.TasksRequested(0, self.name, max(1, room), parks=False, request=request)
         self.send(event, self.who(), asks)
         self.after(PATIENCE_NS, partial(self._lose_patience, request, is_well=self.is_well))
 
-    def on_nothing(self, nothing: effects.Nothing) -> None:
+    def on_nothing(self, nothing: effects.NoWork) -> None:
         if nothing.request == self.asking:
             self.after(self.heartbeat_ns // 8, self.ask)
 
@@ -492,7 +492,7 @@ class Called(Worker):
         self.locks = {}
 
     def facts(self) -> WorkerFacts:
-        return structs.replace(super().facts(), called=True, dialect=b"")
+        return structs.replace(super().facts(), wants_wake=True, dialect=b"")
 
     def on_name_refused(self, refused: effects.Refused) -> None:
         self.locks = {}
@@ -507,7 +507,7 @@ class Called(Worker):
         """READY, if it is."""
         if self.room > 0:
             self.ready_ns = self.world.timeline.now_ns
-            self.send(self.who(), events.WorkAsked(0, self.name, self.slots))
+            self.send(self.who(), events.TasksRequested(0, self.name, self.slots))
 
     def show_life(self) -> None:
         self.show(answers=False)
@@ -515,7 +515,7 @@ class Called(Worker):
     def show(self, *, answers: bool) -> None:
         self.tongue.answers = answers
         held = [(name, one.attempt) for name, one in self.held.items()]
-        self.send(events.WorkerHeard(0, self.name, held, self.heartbeat_ns))
+        self.send(events.WorkerHeartbeat(0, self.name, held, self.heartbeat_ns))
 
     def beat(self) -> None:
         super().beat()
@@ -523,7 +523,7 @@ class Called(Worker):
         if waited_ns > 2 * self.heartbeat_ns and not self.trusting:
             self.appear()  # it may be lost, or forgotten
 
-    def on_heard(self, heard: effects.Heard) -> None:
+    def on_heard(self, heard: effects.HeartbeatAck) -> None:
         if heard.request:
             self.show(answers=True)
         if not heard.record:
@@ -534,7 +534,7 @@ class Called(Worker):
             return
         request = self.next_request()
         self.locks[request] = None
-        self.send(events.WorkAsked(0, self.name, 1, parks=False, request=request))
+        self.send(events.TasksRequested(0, self.name, 1, parks=False, request=request))
         unlock = partial(self.unlock, request, is_well=self.is_well)
         self.after(LOCK_NS, unlock)
 
@@ -545,7 +545,7 @@ class Called(Worker):
                 raise Violation("unanswered", f"GIVE {request} of {self.name!r}")
             self.appear()
 
-    def on_nothing(self, nothing: effects.Nothing) -> None:
+    def on_nothing(self, nothing: effects.NoWork) -> None:
         self.locks.pop(nothing.request, None)
 
     def on_assign(self, assign: effects.Assign) -> None:
@@ -565,7 +565,7 @@ class Called(Worker):
             self.on_free()
 
     def say_done(self, name: bytes, attempt: int, outcome: Outcome) -> None:
-        report = events.WorkReported(0, self.name, [name], [attempt], [outcome])
+        report = events.TasksReported(0, self.name, [name], [attempt], [outcome])
         report.texts = [b"%s by %s" % (name, self.name)]
         report.request = self.next_request()
         self.world.checker.reporting(self.name, [name], [attempt], [outcome])
@@ -601,7 +601,7 @@ class Called(Worker):
             del self.held[name]
             for request in [*self.open]:
                 event = self.open[request]
-                if isinstance(event, events.WorkReported) and event.names == [name]:
+                if isinstance(event, events.TasksReported) and event.names == [name]:
                     del self.open[request]
         elif not self.chance(self.world.faults.deaf):
             del self.held[name]
@@ -630,7 +630,7 @@ class Plain(Lockstep, Worker):
     def leave_and_ask(self) -> None:
         """What it may have been given and does not know of goes back first."""
         self.held, self.open, self.seen, self.done = {}, {}, {}, []
-        self.send(events.WorkerGone(0, self.name))
+        self.send(events.WorkerExited(0, self.name))
         self.ask()
 
     def reconnect(self) -> None:
@@ -648,13 +648,13 @@ class Plain(Lockstep, Worker):
         self.held, self.open, self.seen, self.done = {}, {}, {}, []
         self.ask()
 
-    def say_until_noted(self, event: events.WorkReported | events.WorkReturned) -> None:
+    def say_until_noted(self, event: events.TasksReported | events.TasksReturned) -> None:
         self.open[event.request] = event
         self.send(event)
 
     def ask(self) -> None:
         if not self.held:
-            self.send(events.WorkAsked(0, self.name, 1, parks=False))
+            self.send(events.TasksRequested(0, self.name, 1, parks=False))
 
     def outcome(self, name: bytes) -> Outcome:
         del name
@@ -667,7 +667,7 @@ class Plain(Lockstep, Worker):
         else:
             super().do_after_all(names)
 
-    def on_nothing(self, nothing: effects.Nothing) -> None:
+    def on_nothing(self, nothing: effects.NoWork) -> None:
         del nothing
         self.after(self.heartbeat_ns // 2, self.ask)
 
@@ -682,7 +682,7 @@ class Plain(Lockstep, Worker):
     def leave(self) -> None:
         """Whatever it still waits to say is forgotten, and nobody waits for the answer."""
         self.tongue.forget()
-        self.send(events.WorkerGone(0, self.name))
+        self.send(events.WorkerExited(0, self.name))
         self.end()
 
 
@@ -757,9 +757,9 @@ class Standing(Worker):
 
     def show(self, *, answers: bool) -> None:
         self.tongue.answers = answers
-        self.send(events.WorkerHeard(0, self.name))
+        self.send(events.WorkerHeartbeat(0, self.name))
 
-    def on_heard(self, heard: effects.Heard) -> None:
+    def on_heard(self, heard: effects.HeartbeatAck) -> None:
         if heard.request:
             self.show(answers=True)
 
@@ -778,7 +778,7 @@ class Standing(Worker):
     def report(self, names: list[bytes]) -> None:
         """Said once: there is no answer to it."""
         for name in names:
-            report = events.WorkReported(0, self.name, [name], keeps_slots=True)
+            report = events.TasksReported(0, self.name, [name], keeps_slots=True)
             report.texts = [b"%s by %s" % (name, self.name)]
             self.world.checker.reporting(self.name, [name], None, [Outcome.DONE])
             del self.held[name]
@@ -821,7 +821,7 @@ class Ping(Worker):
             self.heard_ns = self.world.timeline.now_ns
 
     def appear(self) -> None:
-        self.send(self.who(), events.WorkAsked(0, self.name))
+        self.send(self.who(), events.TasksRequested(0, self.name))
 
     def reconnect(self) -> None:
         self.process += 1
@@ -848,7 +848,7 @@ class Ping(Worker):
         """Said once: said again it would be taken for the next one's."""
         for name in names:
             outcome = self.outcome(name)
-            report = events.WorkReported(0, self.name, [name], None, [outcome])
+            report = events.TasksReported(0, self.name, [name], None, [outcome])
             report.texts = [b"%s by %s" % (name, self.name)]
             self.world.checker.reporting(self.name, [name], None, [outcome])
             del self.held[name]

@@ -45,12 +45,12 @@ class BundlePart(NamedTuple):
 _payloads = msgspec.json.Decoder(Bundle)
 
 
-def encode(body: bytes, recipients: bytes) -> bytes:
+def encode_bundle(body: bytes, recipients: bytes) -> bytes:
     """The payload of a bundle, of its parts as JSON."""
     return msgspec.json.encode(_EncodedBundle(Raw(body), Raw(recipients)))
 
 
-def decode(payload: bytes) -> Bundle:
+def decode_bundle(payload: bytes) -> Bundle:
     """What `encode` was given. Raises `PeerError`."""
     try:
         return _payloads.decode(payload)
@@ -67,7 +67,7 @@ def task_name(bundle: str, offset: int) -> str:
 def bundle_part(name: str, payload: bytes) -> BundlePart:
     """The part of a bundle that the task of this name is. Raises `PeerError` if it is none."""
     bundle, _, number = name.rpartition("/")
-    whole = decode(payload)
+    whole = decode_bundle(payload)
     is_offset = (
         bool(bundle or "/" not in name)
         and number.isascii()

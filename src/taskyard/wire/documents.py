@@ -317,43 +317,43 @@ def attempt(one: runs.Attempt) -> Attempt:
     )
 
 
-def stats(told: effects.Stats, connections_cut: Mapping[str, int]) -> Stats:
+def stats(value: effects.Stats, connections_cut: Mapping[str, int]) -> Stats:
     return Stats(
-        counts=counts(told.counts),
-        behind_failure=told.stuck,
-        workers=told.workers,
-        records=told.records,
-        accepting=told.accepting,
-        paused=told.paused,
+        counts=counts(value.counts),
+        behind_failure=value.stuck,
+        workers=value.workers,
+        records=value.records,
+        accepting=value.accepting,
+        paused=value.paused,
         campaigns=[
             Campaign(name=shown(name), counts=counts(of), truncated=truncated)
-            for name, of, truncated in told.campaigns
+            for name, of, truncated in value.campaigns
         ],
         services=[
             Service(name=shown(name), counts=counts(of), workers=workers)
-            for name, of, workers in told.services
+            for name, of, workers in value.services
         ],
         pauses=[
             Pause(service=shown(name), lane=None if lane is None else shown(lane))
-            for name, lane in told.pauses
+            for name, lane in value.pauses
         ],
-        refused=told.refused,
-        refused_last=None if told.refused_last is None else _refused(told.refused_last),
-        compaction_lag=told.lag_percent / 100,
+        refused=value.refused,
+        refused_last=None if value.refused_last is None else _refused(value.refused_last),
+        compaction_lag=value.lag_percent / 100,
         connections_cut=dict(connections_cut),
     )
 
 
-def _refused(told: effects.RefusedTasks) -> RefusedTasks:
-    names = [shown(name) for name in told.names]
-    return RefusedTasks(code=told.refusal.value, names=names, text=told.text)
+def _refused(value: effects.RefusedTasks) -> RefusedTasks:
+    names = [shown(name) for name in value.names]
+    return RefusedTasks(code=value.refusal.value, names=names, text=value.text)
 
 
 def worker(view: effects.WorkerView) -> Worker:
     return Worker(
         name=shown(view.name),
         state=_worker_state(view),
-        parked=view.state in (WorkerState.PARKED, WorkerState.CALLED),
+        parked=view.state in (WorkerState.PARKED, WorkerState.WOKEN),
         host=shown(view.host) or None,
         pid=view.pid or None,
         dialect=shown(view.dialect),
@@ -361,8 +361,8 @@ def worker(view: effects.WorkerView) -> Worker:
         slots=view.slots_total,
         slots_used=view.slots_used,
         tasks=view.held,
-        heard_ago=seconds(view.heard_ns_ago) or 0.0,
-        silence_max=seconds(view.silence_ns),
+        heard_ago=seconds(view.last_seen_ns_ago) or 0.0,
+        silence_max=seconds(view.lease_timeout_ns),
         trouble=shown(view.trouble),
         malformed=view.malformed,
     )
@@ -381,8 +381,8 @@ def lane(view: effects.LaneView) -> Lane:
     return Lane(
         service=shown(view.service),
         lane=shown(view.lane),
-        clause=shown(view.clause),
-        clause_limit=view.clause_limit,
+        clause=shown(view.rule),
+        clause_limit=view.rule_limit,
         tasks=view.tasks,
         blocked=view.blocked,
         delayed=view.delayed,
@@ -398,12 +398,12 @@ def lane(view: effects.LaneView) -> Lane:
     )
 
 
-def explanation(effect: effects.Explained) -> Explanation:
-    told = effect.explanation
+def explanation(effect: effects.ExplanationReply) -> Explanation:
+    value = effect.explanation
     return Explanation(
         name=shown(split(effect.name, effect.campaign)),
         campaign=shown(effect.campaign),
-        reason=told.reason.value,
-        sentence=told.sentence,
-        after=[shown(one) for one in told.after],
+        reason=value.reason.value,
+        sentence=value.sentence,
+        after=[shown(one) for one in value.after],
     )

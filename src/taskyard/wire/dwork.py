@@ -22,7 +22,7 @@ from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_replies, dwork_requests, roles
 from taskyard.wire.dwork_counts import check_counts, check_lengths, outline
-from taskyard.wire.dwork_desk import PLAIN_LEASE_NS, Asked, Desk, Reply, Ticket
+from taskyard.wire.dwork_desk import PLAIN_LEASE_NS, PendingRequest, PendingRequests, Reply, Request
 from taskyard.wire.dwork_tasks import parse
 
 if TYPE_CHECKING:
@@ -34,12 +34,14 @@ _Q: Final = pb.QueryMsg
 _FRAMES: Final = 2
 
 #: Numbers from here on are ours.
-_OWN: Final = 16
+_EXTENSION_FIELD_MIN: Final = 16
 
-_OWN_FIELDS: Final = tuple(field.name for field in _Q.DESCRIPTOR.fields if field.number >= _OWN)
+_EXTENSION_FIELDS: Final = tuple(
+    field.name for field in _Q.DESCRIPTOR.fields if field.number >= _EXTENSION_FIELD_MIN
+)
 
 
-class Dwork:
+class NativeServer:
     """All peers of this dialect, on however many sockets."""
 
     #: Its workers choose their names.
@@ -48,11 +50,11 @@ class Dwork:
     def __init__(
         self,
         broker: int,
-        luck: Callable[[], int],
+        random_bits: Callable[[], int],
         dialect: int = 0,
         plain_lease_ns: int = PLAIN_LEASE_NS,
     ) -> None:
-        self._desk = Desk(broker, luck, dialect, plain_lease_ns)
+        self._pending = PendingRequests(broker, random_bits, dialect, plain_lease_ns)
         #: Messages that made no sense, for the log and the statistics.
         self.malformed = 0
         #: Requests of guests that may not ask them, for the log.
@@ -61,84 +63,86 @@ class Dwork:
     @property
     def leaving(self) -> bool:
         """Everybody was told to go: the broker may end when nothing is out any more."""
-        return self._desk.leaving
+        return self._pending.leaving
 
     def report_cut(self, counts: Mapping[str, int]) -> None:
         """Let the status show connections that were cut. The counts may go on."""
-        self._desk.connections_cut = counts
+        self._pending.connections_cut = counts
 
-    def take(
+    def receive(
         self,
         route: bytes,
         frames: Sequence[bytes],
         now_ns: int,
-        guest: roles.Guest | None = None,
+        peer: roles.AuthenticatedPeer | None = None,
     ) -> Sequence[events.Event]:
         """What a message says. Whatever it is, this returns. Without a guest it came by a socket
         that is for those who may do everything."""
-        asked = Asked(route, _NOTHING, extended=False, now_ns=now_ns)
+        incoming = Request(route, _UNREADABLE, extended=False, now_ns=now_ns)
         try:
-            query = self._parse(asked, _body(frames))
-            if guest is not None and (reason := roles.refusal(guest, query)):
+            query = self._parse(incoming, _body(frames))
+            if peer is not None and (reason := roles.refusal(peer, query)):
                 self.refused += 1
-                return self._refuse(asked, reason)
-            return dwork_requests.understand(self._desk, asked)
+                return self._refuse(incoming, reason)
+            return dwork_requests.decode_request(self._pending, incoming)
         except Malformed as malformed:
             self.malformed += 1
-            return self._refuse(asked, str(malformed))
+            return self._refuse(incoming, str(malformed))
 
-    def _parse(self, asked: Asked, body: bytes) -> pb.QueryMsg:
+    def _parse(self, incoming: Request, body: bytes) -> pb.QueryMsg:
         """Note what is asked, and by whom. Raises `Malformed`, with as much noted as can be."""
         try:
             check_counts(_Q, body)
         except Malformed:
-            self._note(asked, parse(_Q, outline(_Q, body)))
+            self._note(incoming, parse(_Q, outline(_Q, body)))
             raise
         query = parse(_Q, body)
-        self._note(asked, query)
+        self._note(incoming, query)
         check_lengths(query, body)
         return query
 
-    def _note(self, asked: Asked, query: pb.QueryMsg) -> None:
-        asked.query = query
-        asked.extended = query.type >= _OWN or any(map(query.HasField, _OWN_FIELDS))
+    def _note(self, incoming: Request, query: pb.QueryMsg) -> None:
+        incoming.query = query
+        incoming.extended = query.type >= _EXTENSION_FIELD_MIN or any(
+            map(query.HasField, _EXTENSION_FIELDS)
+        )
 
-    def _refuse(self, asked: Asked, reason: str) -> Sequence[events.Event]:
-        number = self._desk.issue(asked)
-        return [events.Misunderstood(0, asked.route, number, reason)]
+    def _refuse(self, incoming: Request, reason: str) -> Sequence[events.Event]:
+        number = self._pending.add(incoming)
+        return [events.RequestRejected(0, incoming.route, number, reason)]
 
-    def tell(self, effect: effects.Effect) -> list[Reply]:
+    def reply(self, effect: effects.Effect) -> list[Reply]:
         """The replies that an effect makes: mostly one."""
-        return dwork_replies.put(self._desk, effect)
+        return dwork_replies.replies_to(self._pending, effect)
 
-    def cut(self, route: bytes) -> list[events.Event]:
+    def disconnected(self, route: bytes) -> list[events.Event]:
         """Nothing reaches that route any more."""
-        told: list[events.Event] = [events.ClientGone(0, route)]
-        for number, ticket in self._desk.drop_route(route):
-            if ticket.kind == _Q.Steal:
-                told.append(events.WaitEnded(0, ticket.worker, number))
+        told: list[events.Event] = [events.ClientDisconnected(0, route)]
+        for number, entry in self._pending.drop_route(route):
+            if entry.kind == _Q.Steal:
+                told.append(events.WaitEnded(0, entry.worker, number))
         return told
 
     def wake_at_ns(self) -> int | None:
         """When to call `time_passed`."""
-        return self._desk.wake_at_ns()
+        return self._pending.wake_at_ns()
 
     def time_passed(self, now_ns: int) -> list[events.Event]:
         """Requests that have waited long enough are answered with what there is."""
         told: list[events.Event] = []
-        for number, ticket in self._desk.ended(now_ns):
-            if ticket.kind == _Q.Steal:
-                told.append(events.WaitEnded(0, ticket.worker, number))
+        for number, entry in self._pending.timed_out(now_ns):
+            if entry.kind == _Q.Steal:
+                told.append(events.WaitEnded(0, entry.worker, number))
             else:
-                told += self._watch_ended(number, ticket, now_ns)
+                told += self._watch_ended(number, entry, now_ns)
         return told
 
-    def _watch_ended(self, number: int, ticket: Ticket, now_ns: int) -> list[events.Event]:
-        sign = events.AnswerDue(0, ticket.route, number)
-        if ticket.stream:
-            self._desk.extend(number, now_ns + dwork_requests.STREAM_SIGN_NS)
+    def _watch_ended(self, number: int, entry: PendingRequest, now_ns: int) -> list[events.Event]:
+        sign = events.ReplyDue(0, entry.route, number)
+        if entry.stream:
+            self._pending.extend(number, now_ns + dwork_requests.STREAM_HEARTBEAT_NS)
             return [sign]
-        return [events.WatchEnded(0, ticket.route, number), sign]
+        return [events.WatchEnded(0, entry.route, number), sign]
 
 
 def _body(frames: Sequence[bytes]) -> bytes:
@@ -148,4 +152,4 @@ def _body(frames: Sequence[bytes]) -> bytes:
 
 
 #: Stands for a message that could not be read.
-_NOTHING: Final = _Q(type=_Q.Error)
+_UNREADABLE: Final = _Q(type=_Q.Error)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from taskyard.core.events import Clause, Rules
+from taskyard.core.events import LaneOptions, Rule
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.dwork_tasks import parse
 
 #: What is told of rules.
-TOLD: Final = (
+SENT_OPTIONS: Final = (
     "command",
     "lane_workers_max",
     "overfeed",
@@ -22,13 +22,15 @@ TOLD: Final = (
 )
 
 
-def encode_clause(clause: Clause) -> bytes:
-    told = {field: getattr(clause.rules, field) for field in TOLD}
+def encode_rule(clause: Rule) -> bytes:
+    told = {field: getattr(clause.rules, field) for field in SENT_OPTIONS}
     return pb.ClauseMsg(name=clause.name, match=clause.match, **told).SerializeToString()
 
 
-def decode_clause(raw: bytes) -> Clause:
+def decode_rule(raw: bytes) -> Rule:
     """Raises Malformed."""
     message = parse(pb.ClauseMsg, raw)
-    rules = Rules(**{field: getattr(message, field) for field in TOLD if message.HasField(field)})
-    return Clause(message.name, message.match, rules)
+    rules = LaneOptions(
+        **{field: getattr(message, field) for field in SENT_OPTIONS if message.HasField(field)}
+    )
+    return Rule(message.name, message.match, rules)

@@ -19,7 +19,7 @@ from taskyard.core.limits import (
     AFTER_MAX,
     RETRIES_MAX,
     SERVICES_MAX,
-    TASKS_A_MESSAGE_MAX,
+    TASKS_PER_MESSAGE_MAX,
 )
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
@@ -119,7 +119,7 @@ def _measure(message: Message) -> None:
     for field, value in message.ListFields():
         if field.is_repeated:
             name = field.full_name.removeprefix(_PACKAGE)
-            _check(name, len(value), LIMITS.get(name, TASKS_A_MESSAGE_MAX))
+            _check(name, len(value), LIMITS.get(name, TASKS_PER_MESSAGE_MAX))
         elif field.message_type is not None:
             _measure(value)
 
@@ -294,7 +294,7 @@ def _field(field: FieldDescriptor) -> _Field:
     name = field.full_name.removeprefix(_PACKAGE)
     if field.is_repeated:
         is_number = field.type != field.TYPE_BYTES
-        limit = LIMITS.get(name, TASKS_A_MESSAGE_MAX)
+        limit = LIMITS.get(name, TASKS_PER_MESSAGE_MAX)
         return _Field(field.number, name, limit, is_number=is_number)
     if field.message_type is not None:
         return _Field(field.number, name, inner=_Kind(field.message_type))

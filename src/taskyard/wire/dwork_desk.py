@@ -18,7 +18,7 @@ from taskyard.core.workers import WorkerFacts
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.dwork_tasks import DIALECT
-from taskyard.wire.numbering import numbers
+from taskyard.wire.numbering import request_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,12 +43,12 @@ WATCHED_NAMES_MAX: Final = TASKS_MAX
 _Q: Final = pb.QueryMsg
 
 #: What a plain peer hears most, ready to send.
-_BARE: Final = {
+_ENCODED_PLAIN: Final = {
     kind: _Q(type=kind).SerializeToString() for kind in (_Q.NotFound, _Q.OK, _Q.Exit, _Q.Error)
 }
 
 
-class Asked(Struct):
+class Request(Struct):
     """One request."""
 
     route: bytes
@@ -58,7 +58,7 @@ class Asked(Struct):
     now_ns: int
 
 
-class Ticket(Struct):
+class PendingRequest(Struct):
     """A request that is not answered yet."""
 
     route: bytes
@@ -72,22 +72,22 @@ class Ticket(Struct):
     columns: bool = False
     worker: bytes = b""
     #: When it is looked at again; 0: it is answered in this turn.
-    ends_ns: int = 0
+    deadline_ns: int = 0
     #: Watch: how many tasks are not settled, and what was told of those that are.
     left: int = 0
     stream: bool = False
-    told: effects.Told | None = None
+    notice: effects.Settled | None = None
     #: Complete with a Steal in it: what was not the worker's.
     missing: tuple[bytes, ...] = ()
 
 
-class Desk:
+class PendingRequests:
     """Tickets, and what is remembered of workers."""
 
     def __init__(
         self,
         broker: int,
-        luck: Callable[[], int],
+        random_bits: Callable[[], int],
         dialect: int = 0,
         plain_lease_ns: int = PLAIN_LEASE_NS,
     ) -> None:
@@ -98,9 +98,9 @@ class Desk:
         #: Tells this process from the one before it.
         self._broker = broker
         #: Any number from 0 to 2**32.
-        self.luck = luck
-        self.tickets: dict[int, Ticket] = {}
-        self._numbers = numbers(dialect)
+        self.random_bits = random_bits
+        self.entries: dict[int, PendingRequest] = {}
+        self._numbers = request_numbers(dialect)
         #: What workers said of themselves last, so that it is told to the scheduler once.
         self.facts: dict[bytes, tuple[WorkerFacts, int]] = {}
         #: Tasks that a worker should stop; told when its heartbeat is answered.
@@ -114,132 +114,136 @@ class Desk:
         #: Connections that were cut, by reason. Whoever cuts them counts.
         self.connections_cut: Mapping[str, int] = {}
 
-    def issue(self, asked: Asked, **more: Any) -> int:  # noqa: ANN401
+    def add(self, incoming: Request, **more: Any) -> int:  # noqa: ANN401
         """A ticket for a request. Returns its number."""
-        query = asked.query
+        query = incoming.query
         request = query.request if query.HasField("request") else None
-        ticket = Ticket(asked.route, query.type, request, asked.extended, **more)
+        entry = PendingRequest(incoming.route, query.type, request, incoming.extended, **more)
         number = next(self._numbers)
-        self.tickets[number] = ticket
-        if ticket.ends_ns:
-            self._waiting.setdefault(asked.route, {})[number] = None
-            heappush(self._ends, (ticket.ends_ns, number))
+        self.entries[number] = entry
+        if entry.deadline_ns:
+            self._waiting.setdefault(incoming.route, {})[number] = None
+            heappush(self._ends, (entry.deadline_ns, number))
         return number
 
     def check_waiting(self, route: bytes) -> None:
         """Refuse one more request that waits, where there are too many."""
-        if self.has_many_waiting(route):
+        if self.is_at_limit(route):
             raise Malformed(f"{WAITING_MAX} requests of this peer wait already")
 
-    def has_many_waiting(self, route: bytes) -> bool:
+    def is_at_limit(self, route: bytes) -> bool:
         return len(self._waiting.get(route, ())) >= WAITING_MAX
 
-    def check_watched(self, asked: Asked, count: int) -> None:
+    def check_watched(self, incoming: Request, count: int) -> None:
         """Refuse to watch so many names more, where there are too many."""
-        if self.would_watch_many(asked, count):
+        if self.exceeds_watch_limit(incoming, count):
             raise Malformed(
                 f"{count} names more would make over {WATCHED_NAMES_MAX} that this peer watches at "
                 "once: watch them when others are settled, or watch their campaign"
             )
 
-    def would_watch_many(self, asked: Asked, count: int) -> bool:
+    def exceeds_watch_limit(self, incoming: Request, count: int) -> bool:
         """What is asked for again does not count twice."""
-        waiting = self._waiting.get(asked.route, {}).keys() - self._former(asked)
-        return count + sum(self.tickets[number].left for number in waiting) > WATCHED_NAMES_MAX
+        waiting = self._waiting.get(incoming.route, {}).keys() - self._former(incoming)
+        return count + sum(self.entries[number].left for number in waiting) > WATCHED_NAMES_MAX
 
-    def ask_again(self, asked: Asked) -> list[events.Event]:
+    def replace_watch(self, incoming: Request) -> list[events.Event]:
         """A watch that is asked for again, by its own number, takes the place of the former."""
-        former = self._former(asked)
+        former = self._former(incoming)
         for number in former:
             self.drop(number)
-        return [events.WatchEnded(0, asked.route, number) for number in former]
+        return [events.WatchEnded(0, incoming.route, number) for number in former]
 
-    def _former(self, asked: Asked) -> list[int]:
+    def _former(self, incoming: Request) -> list[int]:
         """The watches that have the number of this request."""
-        if not asked.query.HasField("request"):
+        if not incoming.query.HasField("request"):
             return []
-        request = asked.query.request
-        waiting = [(number, self.tickets[number]) for number in self._waiting.get(asked.route, ())]
+        request = incoming.query.request
+        waiting = [
+            (number, self.entries[number]) for number in self._waiting.get(incoming.route, ())
+        ]
         return [
             number
-            for number, ticket in waiting
-            if ticket.request == request and ticket.kind == _Q.Watch
+            for number, entry in waiting
+            if entry.request == request and entry.kind == _Q.Watch
         ]
 
-    def drop(self, number: int) -> Ticket | None:
+    def drop(self, number: int) -> PendingRequest | None:
         """A request is answered, or nobody waits for its answer any more."""
-        ticket = self.tickets.pop(number, None)
-        if ticket is None:
+        entry = self.entries.pop(number, None)
+        if entry is None:
             return None
-        waiting = self._waiting.get(ticket.route) if ticket.ends_ns else None
+        waiting = self._waiting.get(entry.route) if entry.deadline_ns else None
         if waiting is not None:
             waiting.pop(number, None)
             if not waiting:
-                del self._waiting[ticket.route]
-        return ticket
+                del self._waiting[entry.route]
+        return entry
 
-    def drop_route(self, route: bytes) -> list[tuple[int, Ticket]]:
+    def drop_route(self, route: bytes) -> list[tuple[int, PendingRequest]]:
         """Nobody waits there any more. Returns what waited."""
-        dropped = [(number, self.tickets[number]) for number in self._waiting.get(route, ())]
+        dropped = [(number, self.entries[number]) for number in self._waiting.get(route, ())]
         for number, _ in dropped:
             self.drop(number)
         return dropped
 
-    def introduce(
-        self, worker: bytes, facts: WorkerFacts, said: pb.WorkerMsg
+    def register_worker(
+        self, worker: bytes, facts: WorkerFacts, message: pb.WorkerMsg
     ) -> list[events.Event]:
         """Tell the scheduler who works, if it was not told so already."""
-        if self.facts.get(worker) == (facts, said.ahead):
+        if self.facts.get(worker) == (facts, message.ahead):
             return []
-        return [self.appeared(worker, facts, said)]
+        return [self.worker_registered(worker, facts, message)]
 
-    def appeared(self, worker: bytes, facts: WorkerFacts, said: pb.WorkerMsg) -> events.Event:
+    def worker_registered(
+        self, worker: bytes, facts: WorkerFacts, message: pb.WorkerMsg
+    ) -> events.Event:
         """What a worker says of itself, to tell and to remember."""
         if len(self.facts) >= FACTS_MAX and worker not in self.facts:
             self.facts.clear()  # who is still there says it again
-        self.facts[worker] = (facts, said.ahead)
-        replaces = min(said.replaces, NUMBER_MAX)
-        return events.WorkerAppeared(0, worker, facts, said.ahead, replaces)
+        self.facts[worker] = (facts, message.ahead)
+        replaces = min(message.replaces, NUMBER_MAX)
+        return events.WorkerRegistered(0, worker, facts, message.ahead, replaces)
 
     # Time.
 
     def wake_at_ns(self) -> int | None:
         """When a request has waited long enough; None while none waits."""
-        while self._ends and self._ends[0][1] not in self.tickets:
+        while self._ends and self._ends[0][1] not in self.entries:
             heappop(self._ends)
         return self._ends[0][0] if self._ends else None
 
-    def ended(self, now_ns: int) -> list[tuple[int, Ticket]]:
+    def timed_out(self, now_ns: int) -> list[tuple[int, PendingRequest]]:
         """The requests that have waited long enough, each told once."""
-        ended: list[tuple[int, Ticket]] = []
+        timed_out: list[tuple[int, PendingRequest]] = []
         while self._ends and self._ends[0][0] <= now_ns:
             number = heappop(self._ends)[1]
-            if number in self.tickets:
-                ended.append((number, self.tickets[number]))
-        return ended
+            if number in self.entries:
+                timed_out.append((number, self.entries[number]))
+        return timed_out
 
-    def extend(self, number: int, ends_ns: int) -> None:
+    def extend(self, number: int, deadline_ns: int) -> None:
         """Let a request wait until then."""
-        self.tickets[number].ends_ns = ends_ns
-        heappush(self._ends, (ends_ns, number))
+        self.entries[number].deadline_ns = deadline_ns
+        heappush(self._ends, (deadline_ns, number))
 
     # Replies.
 
     def answer(self, number: int, kind: pb.QueryMsg.Type, **fields: Any) -> list[Reply]:  # noqa: ANN401
         """Answer a request and forget it."""
-        ticket = self.drop(number)
-        return [] if ticket is None else [self.reply(ticket, kind, **fields)]
+        entry = self.drop(number)
+        return [] if entry is None else [self.reply(entry, kind, **fields)]
 
-    def reply(self, ticket: Ticket, kind: pb.QueryMsg.Type, **fields: Any) -> Reply:  # noqa: ANN401
-        if not ticket.extended:
-            body = None if fields else _BARE.get(kind)
-            return ticket.route, [b"", body or _Q(type=kind, **fields).SerializeToString()]
+    def reply(self, entry: PendingRequest, kind: pb.QueryMsg.Type, **fields: Any) -> Reply:  # noqa: ANN401
+        if not entry.extended:
+            body = None if fields else _ENCODED_PLAIN.get(kind)
+            return entry.route, [b"", body or _Q(type=kind, **fields).SerializeToString()]
         query = _Q(type=kind, broker=self._broker, **fields)
-        if ticket.request is not None:
-            query.request = ticket.request
-        return ticket.route, [b"", query.SerializeToString()]
+        if entry.request is not None:
+            query.request = entry.request
+        return entry.route, [b"", query.SerializeToString()]
 
-    def if_extended(self, number: int, **fields: Any) -> dict[str, Any]:  # noqa: ANN401
+    def fields_if_extended(self, number: int, **fields: Any) -> dict[str, Any]:  # noqa: ANN401
         """These fields where the asker knows them, else none."""
-        ticket = self.tickets.get(number)
-        return fields if ticket is not None and ticket.extended else {}
+        entry = self.entries.get(number)
+        return fields if entry is not None and entry.extended else {}

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct
 
-from taskyard.core.events import Outcome, Scope, Unknown
-from taskyard.core.runs import Runs
+from taskyard.core.events import Outcome, Scope, UnknownPolicy
+from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Result, shown
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_runs
 from taskyard.wire import dwork_tasks as tasks
-from taskyard.wire.dwork_clauses import decode_clause
+from taskyard.wire.dwork_clauses import decode_rule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.core.events import Clause
+    from taskyard.core.events import Rule
     from taskyard.core.tasks import Submission, Terms
     from taskyard.core.workers import WorkerFacts
 
@@ -51,19 +51,19 @@ RULES = _Q.Rules
 NAME_HELD, NAME_LOST = "name-held", "name-lost"
 
 _UNKNOWN: Final = {
-    Unknown.REFUSE: _Q.Refuse,
-    Unknown.WAIT: _Q.Await,
-    Unknown.DONE: _Q.TakeAsDone,
+    UnknownPolicy.REFUSE: _Q.Refuse,
+    UnknownPolicy.WAIT: _Q.Await,
+    UnknownPolicy.DONE: _Q.TakeAsDone,
 }
 _STATES: Final = tuple(TaskState)
 
 #: What a worker says of itself; opaque to whoever carries it around.
-Introduction = pb.WorkerMsg
+WorkerMessage = pb.WorkerMsg
 _MILLISECOND_NS: Final = 1_000_000
 
 
 #: A service, and a lane of it.
-Place = tuple[bytes, bytes]
+LaneCursor = tuple[bytes, bytes]
 
 
 class Assigned(Struct):
@@ -131,7 +131,7 @@ class Reply:
         return self._query.cursor
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> LaneCursor | None:
         """Of Lanes: where to go on; None at the end."""
         place = self._query.place
         return (place.service, place.lane) if self._query.HasField("place") else None
@@ -169,15 +169,15 @@ class Reply:
         return [*map(Result, batch.text, batch.result_bytes_total or repeat(0))]
 
     @property
-    def printed(self) -> list[Result]:
+    def outputs_with_size(self) -> list[Result]:
         """The outputs, each with its length before it was cut."""
         batch = self._query.batch
         return [*map(Result, batch.output, batch.output_bytes_total or repeat(0))]
 
-    def clauses(self) -> list[Clause]:
+    def clauses(self) -> list[Rule]:
         """Of Rules: what the broker says, the first that matches counts. Only what concerns
         workers and clients is told, the rest has its defaults."""
-        return [decode_clause(raw) for raw in self._query.rules.clause]
+        return [decode_rule(raw) for raw in self._query.rules.clause]
 
     def document(self) -> Any:  # noqa: ANN401  # JSON
         return msgspec.json.decode(self._query.document)
@@ -198,7 +198,7 @@ class Reply:
 def create(
     request: int,
     submission: Submission,
-    unknown: Unknown = Unknown.REFUSE,
+    unknown: UnknownPolicy = UnknownPolicy.REFUSE,
     *,
     stream: bool = False,
     after_campaigns: Sequence[bytes] = (),
@@ -206,19 +206,19 @@ def create(
     """Submit tasks; with `stream` the answers go on as those of a watch."""
     query = _Q(type=CREATE, request=request, batch=tasks.submission_columns(submission))
     query.batch.after_campaign.extend(after_campaigns)
-    if unknown is not Unknown.REFUSE:
+    if unknown is not UnknownPolicy.REFUSE:
         query.unknown = _UNKNOWN[unknown]
     if stream:
         query.stream = True
     return query.SerializeToString()
 
 
-def introduction(facts: WorkerFacts, ahead: int = 0, replaces: int = 0) -> Introduction:
+def worker_message(facts: WorkerFacts, ahead: int = 0, replaces: int = 0) -> WorkerMessage:
     """What a worker says of itself, to be made once."""
     said = pb.WorkerMsg(
         service=facts.services,
         slots=facts.slots_total,
-        silence_ns=facts.silence_ns,
+        silence_ns=facts.lease_timeout_ns,
         incarnation=facts.incarnation,
         ahead=ahead,
         host=facts.host or None,
@@ -232,7 +232,7 @@ def introduction(facts: WorkerFacts, ahead: int = 0, replaces: int = 0) -> Intro
 
 
 def steal(
-    request: int, location: bytes, worker: Introduction, count: int, wait_ns: int = 0
+    request: int, location: bytes, worker: WorkerMessage, count: int, wait_ns: int = 0
 ) -> bytes:
     """Ask for up to `count` tasks; the answer may take up to `wait_ns`."""
     wait_ms = wait_ns // _MILLISECOND_NS
@@ -241,7 +241,7 @@ def steal(
     return query.SerializeToString()
 
 
-class Reports(Struct):
+class ReportColumns(Struct):
     """What a worker reports of tasks, as columns."""
 
     names: list[bytes] = []  # msgspec copies it
@@ -255,14 +255,14 @@ class Reports(Struct):
     result_bytes_total: list[int] = []
     output_bytes_total: list[int] = []
     #: How the attempts ran; None: not measured.
-    runs: Runs | None = None
+    runs: RunColumns | None = None
 
 
 def complete(
     request: int,
     location: bytes,
-    reports: Reports,
-    worker: Introduction | None = None,
+    reports: ReportColumns,
+    worker: WorkerMessage | None = None,
     count: int = 0,
 ) -> bytes:
     """Report on tasks, and with a `count` ask for as many more: answered at once, with work or
@@ -293,7 +293,7 @@ def complete(
 def heartbeat(  # noqa: PLR0913  # one a field
     request: int,
     location: bytes,
-    worker: Introduction,
+    worker: WorkerMessage,
     held: Sequence[tuple[bytes, int]],
     heartbeat_ns: int,
     *,
@@ -372,17 +372,17 @@ def watch(
 
 def results(request: int, names: Sequence[bytes]) -> bytes:
     """Ask what has become of tasks."""
-    return act(request, RESULTS, Scope(names=tuple(names)))
+    return command(request, RESULTS, Scope(names=tuple(names)))
 
 
-def act(request: int, kind: int, scope: Scope) -> bytes:
+def command(request: int, kind: int, scope: Scope) -> bytes:
     """Cancel, Retry, Expire, Pause or Resume the tasks of a scope."""
     query = _Q(type=kind, request=request)  # type: ignore[arg-type]  # a number of Type
     _fill_scope(query, scope)
     return query.SerializeToString()
 
 
-def listing(
+def list_tasks(
     request: int, scope: Scope, match: bytes = b"", cursor: int = 0, count: int = 0
 ) -> bytes:
     query = _Q(type=LIST, request=request, cursor=cursor)
@@ -405,7 +405,7 @@ def lanes(
     request: int,
     service: bytes | None = None,
     lane: bytes | None = None,
-    after: Place | None = None,
+    after: LaneCursor | None = None,
     count: int = 0,
 ) -> bytes:
     """Ask for the lanes of a service, or of all, whose names fit a pattern."""
@@ -470,11 +470,13 @@ def _fill_scope(query: pb.QueryMsg, scope: Scope) -> None:
 def drain(request: int, location: bytes | None) -> bytes:
     """Drain one worker, or with None every worker and the broker."""
     if location is not None:
-        return ask(request, DRAIN, location=location)
+        return query(request, DRAIN, location=location)
     return _Q(type=DRAIN, request=request, everything=True).SerializeToString()
 
 
-def ask(request: int, kind: int, name: bytes | None = None, location: bytes | None = None) -> bytes:
+def query(
+    request: int, kind: int, name: bytes | None = None, location: bytes | None = None
+) -> bytes:
     """Any other question: about a task by name, about a worker, or about everything."""
     query = _Q(type=kind, request=request)  # type: ignore[arg-type]  # a number of Type
     if name is not None:

@@ -15,13 +15,13 @@ from taskyard.core.states import TaskState
 from taskyard.wire import documents
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_tasks as tasks
-from taskyard.wire.dwork_clauses import encode_clause
+from taskyard.wire.dwork_clauses import encode_rule
 from taskyard.wire.record_documents import record_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taskyard.wire.dwork_desk import Desk, Reply, Ticket
+    from taskyard.wire.dwork_desk import PendingRequest, PendingRequests, Reply
 
 #: Results in one answer, but for a single one that is larger; the rest is for the next.
 TEXT_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -34,248 +34,252 @@ _MICROSECOND_NS: Final = 1000
 _OVER: Final = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
 
 
-def put(desk: Desk, effect: effects.Effect) -> list[Reply]:
+def replies_to(pending: PendingRequests, effect: effects.Effect) -> list[Reply]:
     """An effect in the peers' words."""
-    words = _WORDS.get(type(effect))
-    return [] if words is None else words(desk, effect)
+    words = _REPLIES.get(type(effect))
+    return [] if words is None else words(pending, effect)
 
 
 # To whoever asked for something to be done.
 
 
-def _accepted(desk: Desk, effect: effects.Accepted) -> list[Reply]:
-    ticket = desk.tickets.get(effect.request)
-    if ticket is not None and ticket.stream:
-        ticket.kind = _Q.Watch
-        return [desk.reply(ticket, _Q.OK, n=effect.new)]
+def _accepted(pending: PendingRequests, effect: effects.Accepted) -> list[Reply]:
+    entry = pending.entries.get(effect.request)
+    if entry is not None and entry.stream:
+        entry.kind = _Q.Watch
+        return [pending.reply(entry, _Q.OK, n=effect.new)]
     if effect.refused:
-        return desk.answer(effect.request, _Q.Error)  # a plain peer's: the others were taken
-    count = desk.if_extended(effect.request, n=effect.new)
-    return desk.answer(effect.request, _Q.OK, **count)
+        return pending.answer(effect.request, _Q.Error)  # a plain peer's: the others were taken
+    count = pending.fields_if_extended(effect.request, n=effect.new)
+    return pending.answer(effect.request, _Q.OK, **count)
 
 
-def _refused(desk: Desk, effect: effects.Refused) -> list[Reply]:
+def _refused(pending: PendingRequests, effect: effects.Refused) -> list[Reply]:
     """A process that does not hold its name is introduced again when it asks again."""
     if effect.refusal in (effects.Refusal.NAME_HELD, effects.Refusal.NAME_LOST):
-        desk.facts.pop(effect.client, None)
+        pending.facts.pop(effect.client, None)
     code = effect.refusal.value.replace(" ", "-").encode()
-    told = desk.if_extended(effect.request, reason=effect.text.encode(), code=code)
-    return desk.answer(effect.request, _Q.Error, **told)
+    notice = pending.fields_if_extended(effect.request, reason=effect.text.encode(), code=code)
+    return pending.answer(effect.request, _Q.Error, **notice)
 
 
-def _acted(desk: Desk, effect: effects.Acted) -> list[Reply]:
-    return desk.answer(effect.request, _Q.OK, n=effect.count)
+def _command_ack(pending: PendingRequests, effect: effects.CommandAck) -> list[Reply]:
+    return pending.answer(effect.request, _Q.OK, n=effect.count)
 
 
-def _answer_due(desk: Desk, effect: effects.AnswerDue) -> list[Reply]:
+def _reply_due(pending: PendingRequests, effect: effects.ReplyDue) -> list[Reply]:
     """A watch whose time is up, or that shows life; else somebody asked a broker that leaves."""
-    ticket = desk.tickets.get(effect.request)
-    if ticket is None:
+    entry = pending.entries.get(effect.request)
+    if entry is None:
         return []
-    if ticket.kind == _Q.Follow:
+    if entry.kind == _Q.Follow:
         return []  # whoever keeps its answer back gives it
-    if ticket.kind != _Q.Watch:
-        return desk.answer(effect.request, _Q.Exit)
-    if ticket.stream:
-        return [desk.reply(ticket, _Q.Watch, batch=pb.Batch(), n=ticket.left)]
-    return _gathered(desk, effect.request, ticket)
+    if entry.kind != _Q.Watch:
+        return pending.answer(effect.request, _Q.Exit)
+    if entry.stream:
+        return [pending.reply(entry, _Q.Watch, batch=pb.Batch(), n=entry.left)]
+    return _collected_reply(pending, effect.request, entry)
 
 
 # To workers.
 
 
-def _assign(desk: Desk, effect: effects.Assign) -> list[Reply]:
-    ticket = desk.drop(effect.request)
-    if ticket is None:
+def _assign(pending: PendingRequests, effect: effects.Assign) -> list[Reply]:
+    entry = pending.drop(effect.request)
+    if entry is None:
         return []
-    if ticket.columns:
-        return [desk.reply(ticket, _Q.Transfer, batch=_columns(effect), **_missing(ticket))]
-    messages = _messages(effect, extended=ticket.extended)
-    return [desk.reply(ticket, _Q.Transfer, task=messages)]
+    if entry.columns:
+        return [pending.reply(entry, _Q.Transfer, batch=_columns(effect), **_missing(entry))]
+    messages = _messages(effect, extended=entry.extended)
+    return [pending.reply(entry, _Q.Transfer, task=messages)]
 
 
-def _nothing(desk: Desk, effect: effects.Nothing) -> list[Reply]:
-    ticket = desk.drop(effect.request)
-    if ticket is None:
+def _no_work(pending: PendingRequests, effect: effects.NoWork) -> list[Reply]:
+    entry = pending.drop(effect.request)
+    if entry is None:
         return []
-    kind = _Q.Exit if effect.settled and not ticket.extended else _Q.NotFound
-    return [desk.reply(ticket, kind, **_missing(ticket))]
+    kind = _Q.Exit if effect.settled and not entry.extended else _Q.NotFound
+    return [pending.reply(entry, kind, **_missing(entry))]
 
 
-def _stranger(desk: Desk, effect: effects.Stranger) -> list[Reply]:
+def _unknown_worker(pending: PendingRequests, effect: effects.UnknownWorker) -> list[Reply]:
     """It has left, or was silent for too long: when it asks again it is introduced again."""
-    desk.facts.pop(effect.worker, None)
-    ticket = desk.tickets.get(effect.request)
-    return desk.answer(effect.request, _Q.NotFound, **_missing(ticket))
+    pending.facts.pop(effect.worker, None)
+    entry = pending.entries.get(effect.request)
+    return pending.answer(effect.request, _Q.NotFound, **_missing(entry))
 
 
-def _dismiss(desk: Desk, effect: effects.Dismiss) -> list[Reply]:
-    ticket = desk.tickets.get(effect.request)
-    return desk.answer(effect.request, _Q.Exit, **_missing(ticket))
+def _shutdown(pending: PendingRequests, effect: effects.Shutdown) -> list[Reply]:
+    entry = pending.entries.get(effect.request)
+    return pending.answer(effect.request, _Q.Exit, **_missing(entry))
 
 
-def _stop(desk: Desk, effect: effects.Stop) -> list[Reply]:
+def _stop(pending: PendingRequests, effect: effects.Stop) -> list[Reply]:
     """Told with the answer to its heartbeat, which the scheduler gives right after this; a worker
     that is not asking now lists the task in its next one and hears of it then."""
-    if effect.worker in desk.facts:
-        desk.stops[effect.worker] = effect
+    if effect.worker in pending.facts:
+        pending.stops[effect.worker] = effect
     return []
 
 
-def _heard(desk: Desk, effect: effects.Heard) -> list[Reply]:
-    stop = desk.stops.pop(effect.worker, None)
+def _heartbeat_ack(pending: PendingRequests, effect: effects.HeartbeatAck) -> list[Reply]:
+    stop = pending.stops.pop(effect.worker, None)
     batch = pb.Batch(name=stop.names, attempt=stop.attempts) if stop else pb.Batch()
-    return desk.answer(effect.request, _Q.Heartbeat, batch=batch, seen=effect.record)
+    return pending.answer(effect.request, _Q.Heartbeat, batch=batch, seen=effect.record)
 
 
-def _noted(desk: Desk, effect: effects.Noted) -> list[Reply]:
-    ticket = desk.tickets.get(effect.request)
-    if ticket is None:
+def _report_ack(pending: PendingRequests, effect: effects.ReportAck) -> list[Reply]:
+    entry = pending.entries.get(effect.request)
+    if entry is None:
         return []
-    if ticket.kind == _Q.Complete and ticket.columns:
-        ticket.missing = tuple(effect.missing)  # the answer is what it steals
+    if entry.kind == _Q.Complete and entry.columns:
+        entry.missing = tuple(effect.missing)  # the answer is what it steals
         return []
     if not effect.missing:
-        return desk.answer(effect.request, _Q.OK)
+        return pending.answer(effect.request, _Q.OK)
     missing: dict[str, Any] = {}
-    if ticket.kind == _Q.Complete:
+    if entry.kind == _Q.Complete:
         missing = {"task": [_task(name, b"") for name in effect.missing]}
-    return desk.answer(effect.request, _Q.NotFound, **missing)
+    return pending.answer(effect.request, _Q.NotFound, **missing)
 
 
 # To whoever looks.
 
 
-def _told(desk: Desk, effect: effects.Told) -> list[Reply]:
-    ticket = desk.tickets.get(effect.request)
-    if ticket is None:
+def _settled(pending: PendingRequests, effect: effects.Settled) -> list[Reply]:
+    entry = pending.entries.get(effect.request)
+    if entry is None:
         effect.records = []  # nobody waits for the rest of it
         return []
-    if ticket.stream:
-        return _stream(desk, effect, ticket)
-    if ticket.kind == _Q.Watch:
-        ticket.left -= len(effect.names) or ticket.left  # without names: all of it is settled
-    _gather(ticket, effect)
-    return [] if ticket.left else _gathered(desk, effect.request, ticket)
+    if entry.stream:
+        return _stream(pending, effect, entry)
+    if entry.kind == _Q.Watch:
+        entry.left -= len(effect.names) or entry.left  # without names: all of it is settled
+    _collect(entry, effect)
+    return [] if entry.left else _collected_reply(pending, effect.request, entry)
 
 
-def _stream(desk: Desk, effect: effects.Told, ticket: Ticket) -> list[Reply]:
-    told = _take_ready(effect)
-    if effect.names and not told.names:
+def _stream(
+    pending: PendingRequests, effect: effects.Settled, entry: PendingRequest
+) -> list[Reply]:
+    notice = _take_ready(effect)
+    if effect.names and not notice.names:
         return []  # none of the results is there yet
-    left = ticket.left
-    ticket.left -= len(told.names) or left  # without names: all of it is settled
+    left = entry.left
+    entry.left -= len(notice.names) or left  # without names: all of it is settled
     replies: list[Reply] = []
-    for part in _parts(told):
+    for part in _parts(notice):
         left -= len(part.names) or left
-        replies.append(desk.reply(ticket, _Q.Watch, batch=_settled(part), n=left))
-    if not ticket.left:
-        desk.drop(effect.request)
+        replies.append(pending.reply(entry, _Q.Watch, batch=_settled_columns(part), n=left))
+    if not entry.left:
+        pending.drop(effect.request)
     return replies
 
 
-def _gathered(desk: Desk, request: int, ticket: Ticket) -> list[Reply]:
+def _collected_reply(pending: PendingRequests, request: int, entry: PendingRequest) -> list[Reply]:
     """The one answer to a Watch or to Results, with what was gathered for it."""
-    told = ticket.told
-    if not isinstance(told, _Gathered):
-        return desk.answer(request, ticket.kind, batch={}, n=ticket.left)
-    return desk.answer(request, ticket.kind, batch=_settled(told), n=ticket.left + told.left_out)
+    notice = entry.notice
+    if not isinstance(notice, _CollectedSettled):
+        return pending.answer(request, entry.kind, batch={}, n=entry.left)
+    return pending.answer(
+        request, entry.kind, batch=_settled_columns(notice), n=entry.left + notice.left_out
+    )
 
 
-def _found(desk: Desk, effect: effects.Found) -> list[Reply]:
-    ticket = desk.tickets.get(effect.request)
-    if ticket is None or not effect.views:
-        return desk.answer(effect.request, _Q.NotFound)
+def _found(pending: PendingRequests, effect: effects.TaskDetails) -> list[Reply]:
+    entry = pending.entries.get(effect.request)
+    if entry is None or not effect.views:
+        return pending.answer(effect.request, _Q.NotFound)
     (view,) = effect.views
-    if ticket.kind == _Q.Show:
+    if entry.kind == _Q.Show:
         document = documents.encode(documents.shown_task(view))
-        return desk.answer(effect.request, _Q.Show, document=document)
+        return pending.answer(effect.request, _Q.Show, document=document)
     holder = {"location": view.worker} if view.worker else {}
-    task = _task(view.name, view.origin, _story(view))
-    return desk.answer(effect.request, _Q.Transfer, task=[task], **holder)
+    task = _task(view.name, view.origin, _task_log(view))
+    return pending.answer(effect.request, _Q.Transfer, task=[task], **holder)
 
 
-def _counted(desk: Desk, effect: effects.Counted) -> list[Reply]:
-    ticket = desk.tickets.get(effect.request)
-    if ticket is not None and ticket.kind == _Q.Stats:
-        document = documents.encode(documents.stats(effect.stats, desk.connections_cut))
-        return desk.answer(effect.request, _Q.Stats, document=document)
+def _counted(pending: PendingRequests, effect: effects.StatsReply) -> list[Reply]:
+    entry = pending.entries.get(effect.request)
+    if entry is not None and entry.kind == _Q.Stats:
+        document = documents.encode(documents.stats(effect.stats, pending.connections_cut))
+        return pending.answer(effect.request, _Q.Stats, document=document)
     counts = effect.stats.counts
     ready = counts[TaskState.READY]
     unfinished = sum(counts) - sum(counts[state] for state in _OVER)
     line = f"{unfinished} tasks unfinished, {ready} ready"
-    return desk.answer(effect.request, _Q.OK, name=line.encode(), n=ready)
+    return pending.answer(effect.request, _Q.OK, name=line.encode(), n=ready)
 
 
-def _listed(desk: Desk, effect: effects.Listed) -> list[Reply]:
+def _listed(pending: PendingRequests, effect: effects.TaskPage) -> list[Reply]:
     document = documents.encode([documents.task(view) for view in effect.views])
     cursor = {"cursor": effect.cursor} if effect.cursor else {}
-    return desk.answer(effect.request, _Q.List, document=document, **cursor)
+    return pending.answer(effect.request, _Q.List, document=document, **cursor)
 
 
-def _lanes_told(desk: Desk, effect: effects.LanesTold) -> list[Reply]:
+def _lane_list(pending: PendingRequests, effect: effects.LaneList) -> list[Reply]:
     document = documents.encode([documents.lane(view) for view in effect.lanes])
     place = {}
     if effect.more:
         last = effect.lanes[-1]
         place = {"place": pb.PlaceMsg(service=last.service, lane=last.lane)}
-    return desk.answer(effect.request, _Q.Lanes, document=document, **place)
+    return pending.answer(effect.request, _Q.Lanes, document=document, **place)
 
 
-def _rules_told(desk: Desk, effect: effects.RulesTold) -> list[Reply]:
-    told = {"clause": [*map(encode_clause, effect.clauses)], "version": effect.version}
-    return desk.answer(effect.request, _Q.Rules, rules=told)
+def _rule_list(pending: PendingRequests, effect: effects.RuleList) -> list[Reply]:
+    notice = {"clause": [*map(encode_rule, effect.rules)], "version": effect.version}
+    return pending.answer(effect.request, _Q.Rules, rules=notice)
 
 
-def _explained(desk: Desk, effect: effects.Explained) -> list[Reply]:
+def _explained(pending: PendingRequests, effect: effects.ExplanationReply) -> list[Reply]:
     document = documents.encode(documents.explanation(effect))
-    return desk.answer(effect.request, _Q.Explain, document=document)
+    return pending.answer(effect.request, _Q.Explain, document=document)
 
 
-def _rostered(desk: Desk, effect: effects.Rostered) -> list[Reply]:
+def _worker_list(pending: PendingRequests, effect: effects.WorkerList) -> list[Reply]:
     document = documents.encode([documents.worker(view) for view in effect.workers])
-    return desk.answer(effect.request, _Q.Workers, document=document)
+    return pending.answer(effect.request, _Q.Workers, document=document)
 
 
-def _followed(desk: Desk, effect: effects.Followed) -> list[Reply]:
+def _record_page(pending: PendingRequests, effect: effects.RecordPage) -> list[Reply]:
     where = {"cursor": effect.cursor, "journal": effect.journal}
     if effect.text:
-        return desk.answer(effect.request, _Q.NotFound, reason=effect.text.encode(), **where)
-    told = documents.encode([record_document(*one) for one in effect.records])
-    return desk.answer(effect.request, _Q.Follow, document=told, **where)
+        return pending.answer(effect.request, _Q.NotFound, reason=effect.text.encode(), **where)
+    notice = documents.encode([record_document(*one) for one in effect.records])
+    return pending.answer(effect.request, _Q.Follow, document=notice, **where)
 
 
-def _printed(desk: Desk, effect: effects.Printed) -> list[Reply]:
+def _task_output(pending: PendingRequests, effect: effects.TaskOutput) -> list[Reply]:
     if not effect.found:
-        return desk.answer(effect.request, _Q.NotFound)
+        return pending.answer(effect.request, _Q.NotFound)
     batch = pb.Batch(name=[effect.name], output=[effect.text])
     if effect.text_bytes_total:
         batch.output_bytes_total.append(effect.text_bytes_total)
-    return desk.answer(effect.request, _Q.Output, batch=batch)
+    return pending.answer(effect.request, _Q.Output, batch=batch)
 
 
-_WORDS: Final[dict[type[effects.Effect], Callable[[Desk, Any], list[Reply]]]] = {
+_REPLIES: Final[dict[type[effects.Effect], Callable[[PendingRequests, Any], list[Reply]]]] = {
     effects.Accepted: _accepted,
     effects.Refused: _refused,
-    effects.Acted: _acted,
-    effects.AnswerDue: _answer_due,
+    effects.CommandAck: _command_ack,
+    effects.ReplyDue: _reply_due,
     effects.Assign: _assign,
-    effects.Nothing: _nothing,
-    effects.Stranger: _stranger,
-    effects.Dismiss: _dismiss,
+    effects.NoWork: _no_work,
+    effects.UnknownWorker: _unknown_worker,
+    effects.Shutdown: _shutdown,
     effects.Stop: _stop,
-    effects.Heard: _heard,
-    effects.Noted: _noted,
-    effects.Told: _told,
-    effects.Found: _found,
-    effects.Counted: _counted,
-    effects.Listed: _listed,
-    effects.LanesTold: _lanes_told,
-    effects.Explained: _explained,
-    effects.Rostered: _rostered,
-    effects.Printed: _printed,
-    effects.Followed: _followed,
-    effects.RulesTold: _rules_told,
+    effects.HeartbeatAck: _heartbeat_ack,
+    effects.ReportAck: _report_ack,
+    effects.Settled: _settled,
+    effects.TaskDetails: _found,
+    effects.StatsReply: _counted,
+    effects.TaskPage: _listed,
+    effects.LaneList: _lane_list,
+    effects.ExplanationReply: _explained,
+    effects.WorkerList: _worker_list,
+    effects.TaskOutput: _task_output,
+    effects.RecordPage: _record_page,
+    effects.RuleList: _rule_list,
 }
 
 
@@ -290,7 +294,7 @@ def _log(state: pb.TaskMsg.State, at_ns: int) -> bytes:
     return pb.TaskMsg.LogMsg(state=state, time=at_ns // _MICROSECOND_NS).SerializeToString()
 
 
-def _story(view: effects.TaskView) -> list[bytes]:
+def _task_log(view: effects.TaskView) -> list[bytes]:
     """What happened to a task, as far as it is at hand."""
     story = [_log(pb.TaskMsg.Pending, view.submitted_ns)]
     if view.leased_ns:
@@ -344,47 +348,47 @@ def _payloads(payloads: list[bytes]) -> list[bytes]:
     return [first]
 
 
-def _missing(ticket: Ticket | None) -> dict[str, bytes]:
+def _missing(entry: PendingRequest | None) -> dict[str, bytes]:
     """Of a Complete with a Steal in it: what was not the worker's."""
-    if ticket is None or not ticket.missing:
+    if entry is None or not entry.missing:
         return {}
-    return {"reason": b"not held: " + b", ".join(ticket.missing)}
+    return {"reason": b"not held: " + b", ".join(entry.missing)}
 
 
-class _Gathered(effects.Told):
+class _CollectedSettled(effects.Settled):
     """What is told to a request that is answered once, as far as it fits an answer."""
 
     text_bytes: int = 0
     left_out: int = 0
 
 
-def _gather(ticket: Ticket, effect: effects.Told) -> None:
+def _collect(entry: PendingRequest, effect: effects.Settled) -> None:
     """Keep what is told until the answer is due; what does not fit is only counted."""
-    told = ticket.told
-    if not isinstance(told, _Gathered):
-        told = ticket.told = _Gathered(effect.client, effect.request, [], [], [])
+    notice = entry.notice
+    if not isinstance(notice, _CollectedSettled):
+        notice = entry.notice = _CollectedSettled(effect.client, effect.request, [], [], [])
     if effect.truncated:
-        told.truncated = {**(told.truncated or {}), **effect.truncated}
+        notice.truncated = {**(notice.truncated or {}), **effect.truncated}
     if effect.aliases:
-        told.aliases = {**(told.aliases or {}), **effect.aliases}
+        notice.aliases = {**(notice.aliases or {}), **effect.aliases}
     for name, state, text in zip(effect.names, effect.states, effect.texts, strict=True):
-        if text is None or (told.names and told.text_bytes + len(text) > TEXT_BYTES_MAX):
-            told.left_out += 1
+        if text is None or (notice.names and notice.text_bytes + len(text) > TEXT_BYTES_MAX):
+            notice.left_out += 1
             continue
-        told.text_bytes += len(text)
-        told.names.append(name)
-        told.states.append(state)
-        told.texts.append(text)
+        notice.text_bytes += len(text)
+        notice.names.append(name)
+        notice.states.append(state)
+        notice.texts.append(text)
     effect.records = []  # who asked asks again for the rest
 
 
-def _take_ready(effect: effects.Told) -> effects.Told:
+def _take_ready(effect: effects.Settled) -> effects.Settled:
     """Take what can be told now out of an effect; the rest of it is told later."""
     if not effect.records:
         return effect
-    ready = effects.Told(effect.client, effect.request, [], [], [], truncated=effect.truncated)
+    ready = effects.Settled(effect.client, effect.request, [], [], [], truncated=effect.truncated)
     ready.aliases = effect.aliases
-    rest = effects.Told(effect.client, effect.request, [], [], [])
+    rest = effects.Settled(effect.client, effect.request, [], [], [])
     for name, state, text in zip(effect.names, effect.states, effect.texts, strict=True):
         part = rest if text is None else ready
         part.names.append(name)
@@ -394,31 +398,31 @@ def _take_ready(effect: effects.Told) -> effects.Told:
     return ready
 
 
-def _settled(told: effects.Told) -> tasks.Columns:
-    texts = [text or b"" for text in told.texts]
-    names = told.names
-    if told.aliases:
-        names = [told.aliases.get(name, name) for name in names]
-    columns: tasks.Columns = {"name": names, "standing": told.states, "text": texts}
-    if told.truncated:
-        columns["result_bytes_total"] = [told.truncated.get(name, 0) for name in told.names]
+def _settled_columns(notice: effects.Settled) -> tasks.Columns:
+    texts = [text or b"" for text in notice.texts]
+    names = notice.names
+    if notice.aliases:
+        names = [notice.aliases.get(name, name) for name in names]
+    columns: tasks.Columns = {"name": names, "standing": notice.states, "text": texts}
+    if notice.truncated:
+        columns["result_bytes_total"] = [notice.truncated.get(name, 0) for name in notice.names]
     return columns
 
 
-def _parts(told: effects.Told) -> list[effects.Told]:
+def _parts(notice: effects.Settled) -> list[effects.Settled]:
     """Parts of which each has room for its results in a message."""
-    parts: list[effects.Told] = []
+    parts: list[effects.Settled] = []
     start = room = 0
-    for index, text in enumerate(told.texts):
+    for index, text in enumerate(notice.texts):
         room += len(text or b"")
         if room > TEXT_BYTES_MAX and index > start:
-            parts.append(_part(told, start, index))
+            parts.append(_part(notice, start, index))
             start, room = index, len(text or b"")
-    return [*parts, _part(told, start, len(told.names))]
+    return [*parts, _part(notice, start, len(notice.names))]
 
 
-def _part(told: effects.Told, start: int, end: int) -> effects.Told:
-    columns = (told.names[start:end], told.states[start:end], told.texts[start:end])
-    return effects.Told(
-        told.client, told.request, *columns, truncated=told.truncated, aliases=told.aliases
+def _part(notice: effects.Settled, start: int, end: int) -> effects.Settled:
+    columns = (notice.names[start:end], notice.states[start:end], notice.texts[start:end])
+    return effects.Settled(
+        notice.client, notice.request, *columns, truncated=notice.truncated, aliases=notice.aliases
     )

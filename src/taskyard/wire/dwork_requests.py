@@ -26,7 +26,7 @@ from taskyard.wire.numbering import PREFIXES
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taskyard.wire.dwork_desk import Asked, Desk
+    from taskyard.wire.dwork_desk import PendingRequests, Request
 
 #: A request may wait for its answer this long; who still wants it then asks again. So nothing is
 #: kept for ever on behalf of a peer that is gone.
@@ -34,13 +34,13 @@ WAIT_NS_MAX: Final = 60 * SECOND_NS
 
 #: A watch that streams is answered at least this often, with nothing if need be: that shows the
 #: peer that the broker is there, and the broker whether the peer still is.
-STREAM_SIGN_NS: Final = 10 * SECOND_NS
+STREAM_HEARTBEAT_NS: Final = 10 * SECOND_NS
 
 #: Silence that an extended worker is allowed if it does not say.
-SILENCE_NS: Final = 15 * SECOND_NS
+LEASE_TIMEOUT_NS: Final = 15 * SECOND_NS
 
 #: Heartbeats of an extended worker in the silence that it is allowed, if it does not say.
-HEARTBEATS_A_SILENCE: Final = HEARTBEATS_MISSED_MAX + 1
+HEARTBEATS_PER_TIMEOUT: Final = HEARTBEATS_MISSED_MAX + 1
 
 #: Tasks in one listing if it does not say.
 LIST_COUNT: Final = 100
@@ -50,279 +50,297 @@ FOLLOW_COUNT: Final = 1000
 
 #: A worker says the same of itself with every request: so much of it is remembered, if it is no
 #: longer than this.
-FACTS_REMEMBERED: Final = 1024
-FACTS_REMEMBERED_BYTES: Final = 256
+FACTS_CACHE_SIZE: Final = 1024
+FACTS_CACHE_BYTES_MAX: Final = 256
 
 _Q: Final = pb.QueryMsg
 _STATES: Final = tuple(TaskState)
 _MILLISECOND_NS: Final = SECOND_NS // 1000
 
 _UNKNOWN: Final = {
-    _Q.Refuse: events.Unknown.REFUSE,
-    _Q.Await: events.Unknown.WAIT,
-    _Q.TakeAsDone: events.Unknown.DONE,
+    _Q.Refuse: events.UnknownPolicy.REFUSE,
+    _Q.Await: events.UnknownPolicy.WAIT,
+    _Q.TakeAsDone: events.UnknownPolicy.DONE,
 }
 
 
-def understand(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+def decode_request(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
     """The events of a request. Raises Malformed."""
-    understood = _MEANINGS.get(asked.query.type)
+    understood = _DECODERS.get(incoming.query.type)
     if understood is None:
-        raise Malformed(f"{_Q.Type.Name(asked.query.type)} is no request")
-    return understood(desk, asked)
+        raise Malformed(f"{_Q.Type.Name(incoming.query.type)} is no request")
+    return understood(pending, incoming)
 
 
 # dwork's own requests.
 
 
-def _create(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    _refuse_fields(asked.query, "name", "n", "location")
-    submission, says_more = tasks.submission_of(asked.query)
+def _create(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    _refuse_fields(incoming.query, "name", "n", "location")
+    submission, says_more = tasks.submission_of(incoming.query)
     if not submission.names:
         raise Malformed("a Create needs tasks")
-    asked.extended = asked.extended or says_more
-    told = desk.ask_again(asked)
-    number = _issue_create(desk, asked, len(submission.names))
-    if desk.leaving:
-        return [events.AnswerDue(0, asked.route, number)]
-    if asked.extended:
-        unknown, repeat = _UNKNOWN[asked.query.unknown], events.Repeat.HARMLESS
+    incoming.extended = incoming.extended or says_more
+    told = pending.replace_watch(incoming)
+    number = _issue_create(pending, incoming, len(submission.names))
+    if pending.leaving:
+        return [events.ReplyDue(0, incoming.route, number)]
+    if incoming.extended:
+        unknown, repeat = _UNKNOWN[incoming.query.unknown], events.DuplicatePolicy.IGNORE
     else:
-        unknown, repeat = events.Unknown.DONE, events.Repeat.EXTEND
-    watch, campaigns = desk.tickets[number].stream, tuple(asked.query.batch.after_campaign)
-    asks = events.SubmitAsked(
-        *(0, asked.route, submission, number, unknown, repeat, watch, campaigns),
-        partial=not asked.extended,
-        retries=asked.extended,
+        unknown, repeat = events.UnknownPolicy.DONE, events.DuplicatePolicy.EXTEND
+    watch, campaigns = pending.entries[number].stream, tuple(incoming.query.batch.after_campaign)
+    asks = events.SubmitRequested(
+        *(0, incoming.route, submission, number, unknown, repeat, watch, campaigns),
+        partial=not incoming.extended,
+        retries=incoming.extended,
     )
     told.append(asks)
     return told
 
 
-def _issue_create(desk: Desk, asked: Asked, count: int) -> int:
+def _issue_create(pending: PendingRequests, incoming: Request, count: int) -> int:
     """A Create that streams is a Watch as soon as it is accepted. It is never refused for what
     waits or is watched already: who is not told asks again."""
     if (
-        not asked.query.stream
-        or desk.has_many_waiting(asked.route)
-        or desk.would_watch_many(asked, count)
+        not incoming.query.stream
+        or pending.is_at_limit(incoming.route)
+        or pending.exceeds_watch_limit(incoming, count)
     ):
-        return desk.issue(asked)
-    return desk.issue(asked, ends_ns=asked.now_ns + STREAM_SIGN_NS, left=count, stream=True)
+        return pending.add(incoming)
+    return pending.add(
+        incoming, deadline_ns=incoming.now_ns + STREAM_HEARTBEAT_NS, left=count, stream=True
+    )
 
 
-def _steal(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    query = asked.query
+def _steal(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    query = incoming.query
     _refuse_fields(query, "name", "task", "batch")
     worker, count = _location(query), _count(query)
-    facts = _facts(desk, asked, worker)
+    facts = _facts(pending, incoming, worker)
     wait_ns = _wait_ns(query)
     if wait_ns:
-        desk.check_waiting(asked.route)
-    told = desk.introduce(worker, facts, query.worker)
-    ends_ns = asked.now_ns + wait_ns if wait_ns else 0
+        pending.check_waiting(incoming.route)
+    told = pending.register_worker(worker, facts, query.worker)
+    deadline_ns = incoming.now_ns + wait_ns if wait_ns else 0
     columns = query.HasField("worker")
-    number = desk.issue(asked, worker=worker, columns=columns, ends_ns=ends_ns)
-    asks = events.WorkAsked(0, worker, count, bool(wait_ns), number, facts.incarnation)
-    told.append(_unless_leaving(desk, asked, asks))
+    number = pending.add(incoming, worker=worker, columns=columns, deadline_ns=deadline_ns)
+    asks = events.TasksRequested(0, worker, count, bool(wait_ns), number, facts.incarnation)
+    told.append(_unless_leaving(pending, incoming, asks))
     return told
 
 
-def _unless_leaving(desk: Desk, asked: Asked, asks: events.WorkAsked) -> events.Event:
+def _unless_leaving(
+    pending: PendingRequests, incoming: Request, asks: events.TasksRequested
+) -> events.Event:
     """A broker that leaves has no more work, also for who comes just then."""
-    return events.AnswerDue(0, asked.route, asks.request) if desk.leaving else asks
+    return events.ReplyDue(0, incoming.route, asks.request) if pending.leaving else asks
 
 
-def _complete(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    query = asked.query
-    steals = asked.extended and query.HasField("n")
+def _complete(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    query = incoming.query
+    steals = incoming.extended and query.HasField("n")
     _refuse_fields(query, "name", *(() if steals else ("n",)))
     worker, report = _location(query), _report(query)
     told: list[events.Event] = []
     if report.outputs is not None:
         told.append(_printed(query, report))
     if not steals:
-        return [*told, _reported(desk, query, report, desk.issue(asked))]
-    count, facts = _count(query), _facts(desk, asked, worker)
-    told += desk.introduce(worker, facts, query.worker)
-    number = desk.issue(asked, worker=worker, columns=True)
-    told.append(_reported(desk, query, report, number))
+        return [*told, _reported(pending, query, report, pending.add(incoming))]
+    count, facts = _count(query), _facts(pending, incoming, worker)
+    told += pending.register_worker(worker, facts, query.worker)
+    number = pending.add(incoming, worker=worker, columns=True)
+    told.append(_reported(pending, query, report, number))
     parks = False
-    asks = events.WorkAsked(0, worker, count, parks, number, facts.incarnation)
-    told.append(_unless_leaving(desk, asked, asks))
+    asks = events.TasksRequested(0, worker, count, parks, number, facts.incarnation)
+    told.append(_unless_leaving(pending, incoming, asks))
     return told
 
 
 def _reported(
-    desk: Desk, query: pb.QueryMsg, report: tasks.Report, number: int
-) -> events.WorkReported:
-    return events.WorkReported(
+    pending: PendingRequests, query: pb.QueryMsg, report: tasks.Report, number: int
+) -> events.TasksReported:
+    return events.TasksReported(
         *(0, query.location, report.names, report.attempts, report.outcomes),
         *(report.texts, report.retry_at_ns, number),
-        luck=0 if report.outcomes is None else desk.luck(),
+        random_bits=0 if report.outcomes is None else pending.random_bits(),
         result_bytes_total=report.result_bytes_total,
         incarnation=_incarnation(query),
         runs=report.runs,
     )
 
 
-def _transfer(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    query = asked.query
+def _transfer(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    query = incoming.query
     _refuse_fields(query, "name", "n")
     worker, names = _location(query), _report(query).names
     after = tasks.returned_after(query)
-    unknown = _UNKNOWN[query.unknown] if asked.extended else events.Unknown.DONE
-    number, incarnation = desk.issue(asked), _incarnation(query)
-    return [events.WorkReturned(0, worker, names, after, number, unknown, incarnation)]
+    unknown = _UNKNOWN[query.unknown] if incoming.extended else events.UnknownPolicy.DONE
+    number, incarnation = pending.add(incoming), _incarnation(query)
+    return [events.TasksReturned(0, worker, names, after, number, unknown, incarnation)]
 
 
-def _exit(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    _refuse_fields(asked.query, "name", "n", "task", "batch")
-    worker = _location(asked.query)
-    desk.facts.pop(worker, None)
-    return [events.WorkerGone(0, worker, desk.issue(asked), _incarnation(asked.query))]
+def _exit(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    _refuse_fields(incoming.query, "name", "n", "task", "batch")
+    worker = _location(incoming.query)
+    pending.facts.pop(worker, None)
+    return [events.WorkerExited(0, worker, pending.add(incoming), _incarnation(incoming.query))]
 
 
-def _status(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    _refuse_fields(asked.query, "name", "n", "location", "task")
-    is_brief = asked.query.type == _Q.OK
-    return [events.StatsAsked(0, asked.route, desk.issue(asked), is_brief=is_brief)]
+def _status(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    _refuse_fields(incoming.query, "name", "n", "location", "task")
+    is_brief = incoming.query.type == _Q.OK
+    return [events.StatsRequested(0, incoming.route, pending.add(incoming), is_brief=is_brief)]
 
 
-def _lookup(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    _refuse_fields(asked.query, "n", "location", "task")
-    names, shows_after = [_name(asked.query)], asked.query.type == _Q.Show
-    return [events.LookupAsked(0, asked.route, names, desk.issue(asked), shows_after=shows_after)]
+def _lookup(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    _refuse_fields(incoming.query, "n", "location", "task")
+    names, shows_after = [_name(incoming.query)], incoming.query.type == _Q.Show
+    return [
+        events.LookupRequested(
+            0, incoming.route, names, pending.add(incoming), shows_after=shows_after
+        )
+    ]
 
 
 # Requests of ours.
 
 
-def _heartbeat(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    query = asked.query
+def _heartbeat(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    query = incoming.query
     worker, report = _location(query), tasks.report_of(query)
     attempts = report.attempts or []
     if len(attempts) != len(report.names):
         raise Malformed("a Heartbeat lists tasks with their attempts")
     held = list(zip(report.names, attempts, strict=True))
-    facts = _facts(desk, asked, worker)
+    facts = _facts(pending, incoming, worker)
     heartbeat_ns = min(query.heartbeat_ns, WAIT_NS_MAX)
     seen = min(query.seen, NUMBER_MAX) if query.HasField("seen") else None
-    heard = events.WorkerHeard(0, worker, held, heartbeat_ns, desk.issue(asked), seen)
+    heard = events.WorkerHeartbeat(0, worker, held, heartbeat_ns, pending.add(incoming), seen)
     heard.incarnation = facts.incarnation
     if query.HasField("trouble"):
         heard.trouble = query.trouble
     heard.malformed = min(query.malformed, NUMBER_MAX)
-    return [desk.appeared(worker, facts, query.worker), heard]
+    return [pending.worker_registered(worker, facts, query.worker), heard]
 
 
-def _progress(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    _location(asked.query)
-    event = _printed(asked.query, _report(asked.query))
-    event.request = desk.issue(asked)
+def _progress(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    _location(incoming.query)
+    event = _printed(incoming.query, _report(incoming.query))
+    event.request = pending.add(incoming)
     return [event]
 
 
-def _watch(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    query = asked.query
+def _watch(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    query = incoming.query
     names = list(dict.fromkeys(query.batch.name)) if query.HasField("batch") else None
     tasks.check_count(len(names or ()))
     tasks.check_text(names or (), "names")
     campaign = query.scope.campaign if query.scope.HasField("campaign") else None
     if (names is None) == (campaign is None):
         raise Malformed("a Watch needs either names or a campaign")
-    desk.check_watched(asked, len(names or ()))
-    told = desk.ask_again(asked)
-    desk.check_waiting(asked.route)
-    ends_ns = asked.now_ns + (STREAM_SIGN_NS if query.stream else _wait_ns(query))
+    pending.check_watched(incoming, len(names or ()))
+    told = pending.replace_watch(incoming)
+    pending.check_waiting(incoming.route)
+    deadline_ns = incoming.now_ns + (STREAM_HEARTBEAT_NS if query.stream else _wait_ns(query))
     left = 1 if names is None else len(names)
-    number = desk.issue(asked, ends_ns=ends_ns, left=left, stream=query.stream)
-    told.append(events.WatchAsked(0, asked.route, names, campaign, number))
+    number = pending.add(incoming, deadline_ns=deadline_ns, left=left, stream=query.stream)
+    told.append(events.WatchRequested(0, incoming.route, names, campaign, number))
     return told
 
 
-def _follow(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    query = asked.query
+def _follow(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    query = incoming.query
     cursor = min(query.cursor, NUMBER_MAX) if query.HasField("cursor") else None
     count, scope, wait_ns = _count(query, FOLLOW_COUNT), _scope(query), _wait_ns(query)
     if scope.names is not None or scope.states is not None:
         raise Malformed("a Follow is of a campaign, a service, a lane or a part of the name")
-    desk.check_waiting(asked.route)
-    number = desk.issue(asked, ends_ns=asked.now_ns + wait_ns)
-    follows = events.Follows(cursor, count, scope, query.journal)
-    return [events.AnswerDue(0, asked.route, number, follows)]
+    pending.check_waiting(incoming.route)
+    number = pending.add(incoming, deadline_ns=incoming.now_ns + wait_ns)
+    follows = events.FollowOptions(cursor, count, scope, query.journal)
+    return [events.ReplyDue(0, incoming.route, number, follows)]
 
 
-def _cancel(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    return [events.CancelAsked(0, asked.route, _some(asked.query), desk.issue(asked))]
+def _cancel(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    return [
+        events.CancelRequested(
+            0, incoming.route, _nonempty_scope(incoming.query), pending.add(incoming)
+        )
+    ]
 
 
-def _retry(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    return [events.RetryAsked(0, asked.route, _some(asked.query), desk.issue(asked))]
+def _retry(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    return [
+        events.RetryRequested(
+            0, incoming.route, _nonempty_scope(incoming.query), pending.add(incoming)
+        )
+    ]
 
 
-def _list(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    query = asked.query
+def _list(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    query = incoming.query
     scope, count = _scope(query), _count(query, LIST_COUNT)
     cursor, match = min(query.cursor, NUMBER_MAX), query.scope.match
-    number = desk.issue(asked)
-    return [events.ListAsked(0, asked.route, scope, match, cursor, count, number)]
+    number = pending.add(incoming)
+    return [events.ListRequested(0, incoming.route, scope, match, cursor, count, number)]
 
 
-def _workers(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    return [events.WorkersAsked(0, asked.route, desk.issue(asked))]
+def _workers(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    return [events.WorkersRequested(0, incoming.route, pending.add(incoming))]
 
 
-def _explain(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    return [events.ExplainAsked(0, asked.route, _name(asked.query), desk.issue(asked))]
+def _explain(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    return [
+        events.ExplainRequested(0, incoming.route, _name(incoming.query), pending.add(incoming))
+    ]
 
 
-def _output(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    return [events.OutputAsked(0, asked.route, _name(asked.query), desk.issue(asked))]
+def _output(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    return [events.OutputRequested(0, incoming.route, _name(incoming.query), pending.add(incoming))]
 
 
-def _results(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    names = _some(asked.query).names
+def _results(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    names = _nonempty_scope(incoming.query).names
     if names is None:
         raise Malformed("a Results needs names")
-    return [events.ResultsAsked(0, asked.route, list(names), desk.issue(asked))]
+    return [events.ResultsRequested(0, incoming.route, list(names), pending.add(incoming))]
 
 
-def _drain(desk: Desk, asked: Asked) -> Sequence[events.Event]:
+def _drain(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
     """Drain one worker, of any dialect, or everything. Never everything for want of a name: one
     flipped bit makes a Drain of other requests."""
-    query = asked.query
+    query = incoming.query
     _refuse_fields(query, "name", "n", "task", "batch")
     if query.everything == query.HasField("location"):
         raise Malformed("a Drain needs either a location or `everything`")
     worker = None if query.everything else query.location
     if worker is not None:
         tasks.check_name(worker, "a location")
-    desk.leaving = desk.leaving or query.everything
-    return [events.DrainAsked(0, asked.route, worker, desk.issue(asked))]
+    pending.leaving = pending.leaving or query.everything
+    return [events.DrainRequested(0, incoming.route, worker, pending.add(incoming))]
 
 
-def _pause(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    scope = asked.query.scope
+def _pause(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    scope = incoming.query.scope
     lane = scope.lane if scope.HasField("lane") else None
-    kind = events.PauseAsked if asked.query.type == _Q.Pause else events.ResumeAsked
-    return [kind(0, asked.route, scope.service, lane, desk.issue(asked))]
+    kind = events.PauseRequested if incoming.query.type == _Q.Pause else events.ResumeRequested
+    return [kind(0, incoming.route, scope.service, lane, pending.add(incoming))]
 
 
-def _lanes(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    query, scope = asked.query, _scope(asked.query)
+def _lanes(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    query, scope = incoming.query, _scope(incoming.query)
     place = query.place
     after = (place.service, place.lane) if query.HasField("place") else None
     count = _count(query, LIST_COUNT)
     return [
-        events.LanesAsked(
-            *(0, asked.route, desk.issue(asked), scope.service, scope.lane, after, count)
+        events.LanesRequested(
+            *(0, incoming.route, pending.add(incoming), scope.service, scope.lane, after, count)
         )
     ]
 
 
-def _move(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    query, scope = asked.query, _some(asked.query)
+def _move(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    query, scope = incoming.query, _nonempty_scope(incoming.query)
     service = query.place.service if query.place.HasField("service") else None
     lane = query.place.lane if query.place.HasField("lane") else None
     if service is None and lane is None:
@@ -331,20 +349,24 @@ def _move(desk: Desk, asked: Asked) -> Sequence[events.Event]:
         tasks.check_name(service, "a service")
     if lane:
         tasks.check_name(lane, "a lane")
-    return [events.MoveAsked(0, asked.route, scope, service, lane, desk.issue(asked))]
+    return [events.MoveRequested(0, incoming.route, scope, service, lane, pending.add(incoming))]
 
 
-def _expire(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    return [events.ExpireAsked(0, asked.route, _some(asked.query), desk.issue(asked))]
+def _expire(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    return [
+        events.ExpireRequested(
+            0, incoming.route, _nonempty_scope(incoming.query), pending.add(incoming)
+        )
+    ]
 
 
-def _rules(desk: Desk, asked: Asked) -> Sequence[events.Event]:
-    services = tuple(asked.query.worker.service)
+def _rules(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    services = tuple(incoming.query.worker.service)
     _check_services(services)
-    return [events.RulesAsked(0, asked.route, desk.issue(asked), services)]
+    return [events.RulesRequested(0, incoming.route, pending.add(incoming), services)]
 
 
-_MEANINGS: Final[dict[int, Callable[[Desk, Asked], Sequence[events.Event]]]] = {
+_DECODERS: Final[dict[int, Callable[[PendingRequests, Request], Sequence[events.Event]]]] = {
     _Q.Create: _create,
     _Q.Steal: _steal,
     _Q.Complete: _complete,
@@ -410,24 +432,28 @@ def _wait_ns(query: pb.QueryMsg) -> int:
     return min(query.wait_ms * _MILLISECOND_NS, WAIT_NS_MAX)
 
 
-def _facts(desk: Desk, asked: Asked, worker: bytes) -> WorkerFacts:
+def _facts(pending: PendingRequests, incoming: Request, worker: bytes) -> WorkerFacts:
     """What a worker says of itself, now or before. A plain one has no slots, no heartbeat and one
     service."""
-    if not asked.query.HasField("worker"):
-        if not asked.extended:
-            return desk.plain_worker
-        known = desk.facts.get(worker)
-        return _UNINTRODUCED if known is None or known[0] == desk.plain_worker else known[0]
-    raw = asked.query.worker.SerializeToString()
-    return _introduced(raw) if len(raw) > FACTS_REMEMBERED_BYTES else _remembered_facts(raw)
+    if not incoming.query.HasField("worker"):
+        if not incoming.extended:
+            return pending.plain_worker
+        known = pending.facts.get(worker)
+        return (
+            _UNREGISTERED_FACTS if known is None or known[0] == pending.plain_worker else known[0]
+        )
+    raw = incoming.query.worker.SerializeToString()
+    return _decode_facts(raw) if len(raw) > FACTS_CACHE_BYTES_MAX else _cached_facts(raw)
 
 
-_UNINTRODUCED: Final = WorkerFacts(slots_total=0, silence_ns=SILENCE_NS, dialect=tasks.DIALECT)
+_UNREGISTERED_FACTS: Final = WorkerFacts(
+    slots_total=0, lease_timeout_ns=LEASE_TIMEOUT_NS, dialect=tasks.DIALECT
+)
 
 
-@lru_cache(FACTS_REMEMBERED)
-def _remembered_facts(raw: bytes) -> WorkerFacts:
-    return _introduced(raw)
+@lru_cache(FACTS_CACHE_SIZE)
+def _cached_facts(raw: bytes) -> WorkerFacts:
+    return _decode_facts(raw)
 
 
 def _check_services(services: Sequence[bytes]) -> None:
@@ -436,18 +462,18 @@ def _check_services(services: Sequence[bytes]) -> None:
     tasks.check_text(services, "services")
 
 
-def _introduced(raw: bytes) -> WorkerFacts:
+def _decode_facts(raw: bytes) -> WorkerFacts:
     """What a worker says of itself."""
     worker = pb.WorkerMsg.FromString(raw)
     _check_services(worker.service)
     if worker.host:
         tasks.check_name(worker.host, "a host")
-    silence_ns = worker.silence_ns if worker.HasField("silence_ns") else SILENCE_NS
-    heartbeat_ns = worker.heartbeat_ns or silence_ns // HEARTBEATS_A_SILENCE
+    lease_timeout_ns = worker.silence_ns if worker.HasField("silence_ns") else LEASE_TIMEOUT_NS
+    heartbeat_ns = worker.heartbeat_ns or lease_timeout_ns // HEARTBEATS_PER_TIMEOUT
     return WorkerFacts(
         services=tuple(worker.service) or (b"default",),
         slots_total=worker.slots,
-        silence_ns=min(silence_ns, NUMBER_MAX),
+        lease_timeout_ns=min(lease_timeout_ns, NUMBER_MAX),
         incarnation=min(worker.incarnation, NUMBER_MAX),
         dialect=tasks.DIALECT,
         host=worker.host,
@@ -463,9 +489,9 @@ def _report(query: pb.QueryMsg) -> tasks.Report:
     return report
 
 
-def _printed(query: pb.QueryMsg, report: tasks.Report) -> events.WorkProgressed:
+def _printed(query: pb.QueryMsg, report: tasks.Report) -> events.TasksProgressed:
     columns = (report.names, report.attempts, report.percents, report.outputs)
-    return events.WorkProgressed(
+    return events.TasksProgressed(
         *(0, query.location, *columns),
         text_bytes_total=report.output_bytes_total,
         incarnation=_incarnation(query),
@@ -498,7 +524,7 @@ def _scope(query: pb.QueryMsg) -> events.Scope:
     )
 
 
-def _some(query: pb.QueryMsg) -> events.Scope:
+def _nonempty_scope(query: pb.QueryMsg) -> events.Scope:
     """Which tasks something is done to: never all of them by leaving everything out."""
     if not query.HasField("batch") and not query.scope.ByteSize():
         raise Malformed("say which tasks: names, or a scope")

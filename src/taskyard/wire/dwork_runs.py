@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core.limits import NAME_BYTES_MAX, NUMBER_MAX
-from taskyard.core.runs import Runs
+from taskyard.core.runs import RunColumns
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 
@@ -23,7 +23,7 @@ STATUS_MAX: Final = 255
 _MICROSECONDS_MAX: Final = NUMBER_MAX // 1000
 
 
-def encode(runs: Runs) -> dict[str, Sequence[int]]:
+def encode(runs: RunColumns) -> dict[str, Sequence[int]]:
     """Return the fields of a Batch."""
     columns: dict[str, Sequence[int]] = {"started_ns": runs.started_ns, "run_ns": runs.run_ns}
     if runs.statuses is not None:
@@ -41,7 +41,7 @@ def _exit(status: int | None) -> int:
     return status + 1 if status >= 0 else status
 
 
-def decode_columns(batch: pb.Batch, host: bytes) -> Runs | None:
+def decode_columns(batch: pb.Batch, host: bytes) -> RunColumns | None:
     """Return what a Batch tells of runs; None if it tells nothing. Raises Malformed."""
     if not batch.started_ns:
         if batch.run_ns or batch.exit or batch.cpu_ns or batch.memory_max_bytes:
@@ -58,7 +58,7 @@ def decode_columns(batch: pb.Batch, host: bytes) -> Runs | None:
     )
 
 
-def decode_messages(tasks: Sequence[pb.TaskMsg], host: bytes) -> Runs | None:
+def decode_messages(tasks: Sequence[pb.TaskMsg], host: bytes) -> RunColumns | None:
     """Like `decode_columns`, for tasks as TaskMsgs, whose logs are known to be sound.
 
     A plain worker may tell in the log when it started a task and when that was done.
@@ -90,7 +90,7 @@ def _logged_times(task: pb.TaskMsg) -> tuple[int, int]:
 
 def _runs(
     host: bytes, count: int, started_ns: list[int], run_ns: list[int], *more: list[int]
-) -> Runs:
+) -> RunColumns:
     exits, cpu_ns, memory_max_bytes = more
     present = [started_ns, run_ns, *(column for column in more if column)]
     if any(len(column) != count for column in present):
@@ -101,7 +101,7 @@ def _runs(
         raise Malformed(f"an exit status or signal must be at most {STATUS_MAX}")
     if len(host) > NAME_BYTES_MAX:
         raise Malformed(f"a host must have at most {NAME_BYTES_MAX} bytes")
-    return Runs(
+    return RunColumns(
         host,
         started_ns,
         run_ns,

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError, Message
 from msgspec import Struct
 
 from taskyard.core.events import Outcome
-from taskyard.core.limits import AFTER_MAX, NAME_BYTES_MAX, NUMBER_MAX, TASKS_A_MESSAGE_MAX
+from taskyard.core.limits import AFTER_MAX, NAME_BYTES_MAX, NUMBER_MAX, TASKS_PER_MESSAGE_MAX
 from taskyard.core.tasks import Submission, Terms
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
@@ -29,7 +29,7 @@ from taskyard.wire.dwork_counts import LOGS_MAX, check_counts, check_lengths
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from taskyard.core.runs import Runs
+    from taskyard.core.runs import RunColumns
 
 _M = TypeVar("_M", bound=Message)
 
@@ -44,11 +44,11 @@ PERCENT_MAX: Final = 100
 
 #: Messages say the same terms again and again: so many different ones are remembered, if they are
 #: no longer than this.
-TERMS_REMEMBERED: Final = 256
-TERMS_REMEMBERED_BYTES: Final = 256
+TERMS_CACHE_SIZE: Final = 256
+TERMS_CACHE_BYTES_MAX: Final = 256
 
 _OUTCOMES: Final = tuple(Outcome)
-_PLAIN: Final = Terms(dialect=DIALECT)
+_PLAIN_TERMS: Final = Terms(dialect=DIALECT)
 
 
 class Report(Struct):
@@ -66,7 +66,7 @@ class Report(Struct):
     result_bytes_total: list[int] | None = None
     output_bytes_total: list[int] | None = None
     #: How the attempts ran.
-    runs: Runs | None = None
+    runs: RunColumns | None = None
 
 
 def parse(kind: type[_M], raw: bytes) -> _M:
@@ -103,8 +103,8 @@ def check_name(name: bytes, what: str) -> None:
 
 
 def check_count(count: int) -> None:
-    if count > TASKS_A_MESSAGE_MAX:
-        raise Malformed(f"{count} tasks in one message; send at most {TASKS_A_MESSAGE_MAX}")
+    if count > TASKS_PER_MESSAGE_MAX:
+        raise Malformed(f"{count} tasks in one message; send at most {TASKS_PER_MESSAGE_MAX}")
 
 
 # What is submitted.
@@ -140,7 +140,7 @@ def _from_columns(batch: pb.Batch) -> Submission:
     return Submission(
         names=names,
         payloads=batch.payload[:] or [b""],
-        terms=[*map(terms_of, batch.terms)] or [_PLAIN],
+        terms=[*map(terms_of, batch.terms)] or [_PLAIN_TERMS],
         terms_at=batch.terms_at[:] or None,
         lanes=lanes,
         after=after_of(batch),
@@ -176,15 +176,15 @@ def _from_messages(tasks: list[pb.TaskMsg]) -> tuple[Submission, bool]:
     submission = Submission(
         names=[task.name for task in tasks],
         payloads=[task.payload for task in tasks],
-        terms=decoded or [_PLAIN],
+        terms=decoded or [_PLAIN_TERMS],
         terms_at=terms_at if len(decoded) > 1 else None,
         lanes=[task.lane for task in tasks] if any(task.lane for task in tasks) else None,
         after=after if any(after) else None,
     )
-    return submission, any(map(_says_more, tasks))
+    return submission, any(map(_has_extensions, tasks))
 
 
-def _says_more(task: pb.TaskMsg) -> bool:
+def _has_extensions(task: pb.TaskMsg) -> bool:
     return task.HasField("payload") or task.HasField("terms") or task.HasField("lane")
 
 
@@ -223,13 +223,13 @@ def check_logs(task: pb.TaskMsg) -> None:
 
 def terms_of(raw: bytes) -> Terms:
     """Terms as they come; who changes them makes a copy first, because others may have them too."""
-    if len(raw) > TERMS_REMEMBERED_BYTES:
+    if len(raw) > TERMS_CACHE_BYTES_MAX:
         return decode_terms(parse_counted(pb.Terms, raw))
-    return _remembered_terms(raw)
+    return _cached_terms(raw)
 
 
-@lru_cache(TERMS_REMEMBERED)
-def _remembered_terms(raw: bytes) -> Terms:
+@lru_cache(TERMS_CACHE_SIZE)
+def _cached_terms(raw: bytes) -> Terms:
     return decode_terms(parse(pb.Terms, raw))
 
 
@@ -247,7 +247,9 @@ def decode_terms(message: pb.Terms) -> Terms:
         lease_ns=message.lease_ns,
         time_limit_ns=message.time_limit_ns,
         slots=message.slots if message.HasField("slots") else 1,
-        crashes_max=message.crashes_max if message.HasField("crashes_max") else _PLAIN.crashes_max,
+        crashes_max=message.crashes_max
+        if message.HasField("crashes_max")
+        else _PLAIN_TERMS.crashes_max,
         origin=message.origin,
         dialect=DIALECT,
     )
@@ -266,10 +268,12 @@ def encode_terms(terms: Terms) -> bytes:
     return _encoded_terms(_terms_values(terms), terms.retry_delays_ns)
 
 
-@lru_cache(TERMS_REMEMBERED)
+@lru_cache(TERMS_CACHE_SIZE)
 def _encoded_terms(values: tuple[Any, ...], retry_delays_ns: tuple[int, ...] | None) -> bytes:
     message = pb.Terms()
-    for field, value, default in zip(_TERMS_FIELDS, values, _terms_values(_PLAIN), strict=True):
+    for field, value, default in zip(
+        _TERMS_FIELDS, values, _terms_values(_PLAIN_TERMS), strict=True
+    ):
         if value != default:
             setattr(message, field, value)
     if retry_delays_ns is not None:

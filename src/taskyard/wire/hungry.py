@@ -39,8 +39,8 @@ STATUSES: Final = {
     b"ok": Outcome.DONE,
     b"ok2": Outcome.DONE,
     b"ok3": Outcome.DONE,
-    b"error": Outcome.FAILED_FOR_GOOD,
-    b"error2": Outcome.FAILED_FOR_GOOD,
+    b"error": Outcome.FAILED_FINAL,
+    b"error2": Outcome.FAILED_FINAL,
     b"deferred": Outcome.FAILED,
     b"deferall": Outcome.DEFER_ALL,
     b"deferback": Outcome.DEFER_BACK,
@@ -123,7 +123,7 @@ class Report(Struct, frozen=True):
     is_from_now: bool = False
 
 
-class Garbage(Struct, frozen=True):
+class MalformedLine(Struct, frozen=True):
     """It says something that makes no sense."""
 
     reason: str
@@ -131,10 +131,10 @@ class Garbage(Struct, frozen=True):
     key: Key | None = None
 
 
-Heard: TypeAlias = Hungry | Comment | Report | Garbage
+AgentMessage: TypeAlias = Hungry | Comment | Report | MalformedLine
 
 
-def decode(line: bytes) -> Heard:
+def decode(line: bytes) -> AgentMessage:
     """What a line means, without its newline. Never raises."""
     if line.rstrip() == HUNGRY:
         return Hungry()
@@ -143,23 +143,25 @@ def decode(line: bytes) -> Heard:
     encoded, *fields = line.split(b"\t", 2)
     key = key_of(encoded)
     if key is None:
-        return Garbage(f"{_excerpt(line)} is neither a report nor a comment")
+        return MalformedLine(f"{_excerpt(line)} is neither a report nor a comment")
     if len(fields) < 2:  # noqa: PLR2004  # the detail and the status
-        return Garbage("the agent's report is not ID, DETAIL and STATUS, with a tab between", key)
+        return MalformedLine(
+            "the agent's report is not ID, DETAIL and STATUS, with a tab between", key
+        )
     return _report(key, *fields)
 
 
-def _report(key: Key, detail: bytes, said: bytes) -> Report | Garbage:
+def _report(key: Key, detail: bytes, said: bytes) -> Report | MalformedLine:
     status, text = _first_word(said)
     outcome = STATUSES.get(status)
     if outcome is None:
-        return Garbage(f"the agent reported {_excerpt(status)}, which is no status", key)
+        return MalformedLine(f"the agent reported {_excerpt(status)}, which is no status", key)
     if outcome is not Outcome.RETRY_AT:
         return Report(key, outcome, unescape(detail), unescape(text))
     when, text = _first_word(text)
     retry_ns = _seconds_ns(when.removeprefix(b"+"))
     if retry_ns is None:
-        return Garbage(f"the agent reported retryat {_excerpt(when)}, which is no time", key)
+        return MalformedLine(f"the agent reported retryat {_excerpt(when)}, which is no time", key)
     what = (unescape(detail), unescape(text))
     return Report(key, outcome, *what, retry_ns, is_from_now=when.startswith(b"+"))
 
@@ -255,7 +257,7 @@ AGENT_TRANSITIONS: Final[dict[AgentState, dict[AgentCause, AgentState]]] = {
 }
 
 
-class Conversation:
+class AgentSession:
     """What was said between a host and one agent, and what can be said next.
 
     Hunger is counted: each `#hungry` is good for one task, also one that comes much later. It can't
@@ -280,20 +282,22 @@ class Conversation:
         """It has asked for a task, and may hold one more."""
         return self._hunger > 0 and len(self.held) <= self.overfeed and self.state is not LEAVING
 
-    def hear(self, chunk: bytes) -> list[Heard]:
+    def receive(self, chunk: bytes) -> list[AgentMessage]:
         """What it said, line by line. A last line without an end is never heard."""
         return [self._take(decode(line)) for line in self._lines.add(chunk)]
 
-    def _take(self, heard: Heard) -> Heard:
+    def _take(self, heard: AgentMessage) -> AgentMessage:
         if isinstance(heard, Hungry):
             self._hunger = min(self._hunger + 1, 1 + self.overfeed)
             self._move(ASKED)
         elif isinstance(heard, Report) and heard.key not in self.held:
             name = shown(heard.key[0])
-            return Garbage(f"it reported on {name!r}, attempt {heard.key[1]}, which it has not")
+            return MalformedLine(
+                f"it reported on {name!r}, attempt {heard.key[1]}, which it has not"
+            )
         elif isinstance(heard, Report):
             del self.held[heard.key]
-        elif isinstance(heard, Garbage) and heard.key in self.held:
+        elif isinstance(heard, MalformedLine) and heard.key in self.held:
             # Whatever it meant, it has done with the task; nobody else would ever report on it.
             del self.held[heard.key]
             return Report(heard.key, Outcome.FAILED, text=heard.reason.encode())

@@ -18,7 +18,7 @@ WMP: Final = b"wmp:"
 PREFIXES: Final = (ROUND_ROBIN, PING_PONG, WMP)
 
 
-def numbers(dialect: int) -> Iterator[int]:
+def request_numbers(dialect: int) -> Iterator[int]:
     """The numbers of a dialect's requests; 0 is nobody's."""
     if not 0 <= dialect < DIALECTS_MAX:
         raise ValueError(f"a broker speaks at most {DIALECTS_MAX} dialects")

@@ -82,7 +82,7 @@ def is_pickled(payload: bytes) -> bool:
     return payload.startswith(_MARK)
 
 
-def encode(call: bytes, origin: Origin) -> bytes:
+def encode_pickled_call(call: bytes, origin: Origin) -> bytes:
     """The payload of a pickled call."""
     try:
         return msgspec.json.encode(origin) + b"\n" + call
@@ -92,7 +92,7 @@ def encode(call: bytes, origin: Origin) -> bytes:
         ) from error
 
 
-def decode(payload: bytes) -> Pickled:
+def decode_pickled_call(payload: bytes) -> Pickled:
     """Raises PeerError for what `encode` did not make. Unpickles nothing."""
     if not is_pickled(payload):
         raise PeerError(
@@ -125,11 +125,11 @@ def pickle_call(
     except Exception as error:
         dumps = _cloudpickle_dumps()
         if dumps is None:
-            raise UserError(_blame(*call, error)) from error
+            raise UserError(_unpicklable_part(*call, error)) from error
     try:
         return dumps(call, PROTOCOL)
     except Exception as error:
-        raise UserError(_blame(*call, error)) from error
+        raise UserError(_unpicklable_part(*call, error)) from error
 
 
 def call_each(function: Callable[..., Any], rows: Sequence[Sequence[Any]]) -> list[Any]:
@@ -150,7 +150,7 @@ def _cloudpickle_dumps() -> Callable[[Any, int], bytes] | None:
     return dumps
 
 
-def _blame(
+def _unpicklable_part(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],

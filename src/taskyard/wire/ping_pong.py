@@ -12,13 +12,13 @@ from taskyard.wire.ping_pong_backend import Backend
 from taskyard.wire.ping_pong_frontend import Frontend
 from taskyard.wire.ping_pong_words import Settings
 
-__all__ = ["Backend", "Frontend", "Settings", "at_broker"]
+__all__ = ["Backend", "Frontend", "Settings", "make_server"]
 
-_USUAL: Final = Settings()
+_DEFAULT_SETTINGS: Final = Settings()
 
 
-def at_broker(
-    dialect: int, luck: Callable[[], int], settings: Settings = _USUAL
+def make_server(
+    dialect: int, random_bits: Callable[[], int], settings: Settings = _DEFAULT_SETTINGS
 ) -> tuple[Backend, Frontend]:
     """Both, by this number and the next one."""
-    return Backend(dialect, luck, settings), Frontend(dialect + 1, luck, settings)
+    return Backend(dialect, random_bits, settings), Frontend(dialect + 1, random_bits, settings)

@@ -24,7 +24,7 @@ from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.workers import WorkerFacts
-from taskyard.wire.numbering import PING_PONG, numbers
+from taskyard.wire.numbering import PING_PONG, request_numbers
 from taskyard.wire.ping_pong_words import (
     DIALECT,
     DISCONNECT,
@@ -57,7 +57,7 @@ FORGET_NS: Final = 600 * SECOND_NS
 CROSSING_NS: Final = SECOND_NS // 5
 
 
-class Standing(Enum):
+class PeerState(Enum):
     """What a worker is to the broker."""
 
     PROBATION = "heard, but never to say READY: it may be at a job of another connection"
@@ -68,10 +68,10 @@ class Standing(Enum):
     DISMISSED = "was told to exit"
 
 
-PROBATION, WAITING, WORKING, OWING, AWAY, DISMISSED = Standing
+PROBATION, WAITING, WORKING, OWING, AWAY, DISMISSED = PeerState
 
 #: The core knows these as workers.
-ENLISTED: Final = (WAITING, WORKING)
+REGISTERED: Final = (WAITING, WORKING)
 
 
 class Peer(Struct, eq=False):
@@ -80,10 +80,10 @@ class Peer(Struct, eq=False):
     route: bytes
     #: Its name in the core.
     name: bytes
-    heard_ns: int
+    last_seen_ns: int
     #: PROBATION: since when. Unanswered after WORKER_EXPIRE_SECONDS, it connects anew.
     since_ns: int
-    standing: Standing = PROBATION
+    standing: PeerState = PROBATION
     #: How often it has pinged.
     pings: int = 0
     #: WORKING and OWING: the task and its attempt.
@@ -99,13 +99,13 @@ class Peer(Struct, eq=False):
     #: prolong its lease.
     is_doubted: bool = False
     #: The last that it was told is its job.
-    is_just_told: bool = False
+    is_last_sent: bool = False
     #: When its silence is looked at next; 0: never.
-    watched_ns: int = 0
+    timeout_check_ns: int = 0
 
     @property
-    def is_enlisted(self) -> bool:
-        return self.standing in ENLISTED
+    def is_registered(self) -> bool:
+        return self.standing in REGISTERED
 
 
 class Backend:
@@ -113,9 +113,9 @@ class Backend:
 
     prefix = PING_PONG
 
-    def __init__(self, dialect: int, luck: Callable[[], int], settings: Settings) -> None:
-        self._numbers = numbers(dialect)
-        self._luck = luck
+    def __init__(self, dialect: int, random_bits: Callable[[], int], settings: Settings) -> None:
+        self._numbers = request_numbers(dialect)
+        self._random_bits = random_bits
         self._settings = settings
         self._peers: dict[bytes, Peer] = {}
         #: The same by their names.
@@ -123,9 +123,9 @@ class Backend:
         #: What each request is answered, if it is.
         self._answers: dict[int, Reply] = {}
         #: Enlisted anew a worker is another one, also to what a former broker wrote down.
-        self._incarnation = (luck() % (1 << 32)) << 30
+        self._incarnation = (random_bits() % (1 << 32)) << 30
         #: (when, route): silences to look at. An entry may be early, never late.
-        self._silences: list[tuple[int, bytes]] = []
+        self._timeouts: list[tuple[int, bytes]] = []
         #: What effects have brought about; told to the scheduler before anything else is.
         self._overdue: list[events.Event] = []
         #: Who was given a job since the clock was last seen.
@@ -139,17 +139,17 @@ class Backend:
         self.leaving = False
 
     @property
-    def remembered(self) -> int:
+    def peer_count(self) -> int:
         """How many connections it knows of."""
         return len(self._peers)
 
     # What workers say.
 
-    def take(
-        self, route: bytes, frames: Sequence[bytes], now_ns: int, who: object | None = None
+    def receive(
+        self, route: bytes, frames: Sequence[bytes], now_ns: int, peer: object | None = None
     ) -> list[events.Event]:
         """What a message says. Whatever it is, this returns."""
-        del who
+        del peer
         told = self._begin(now_ns)
         if not is_message(frames):
             self.malformed += 1
@@ -158,21 +158,21 @@ class Backend:
         if len(frames) == FRAMES and word == DISCONNECT:
             return told + self._leave(peer)
         if peer is None:
-            peer = self._greet(route, word)
+            peer = self._register_peer(route, word)
         if peer is None:
-            return told + self._answer_stranger(route, word)
-        told += self._hear(peer, frames)
+            return told + self._reply_unknown(route, word)
+        told += self._receive(peer, frames)
         if peer.route in self._peers:
             self._watch(peer)
         return told
 
-    def _hear(self, peer: Peer, frames: Sequence[bytes]) -> list[events.Event]:
-        peer.is_just_told = False
+    def _receive(self, peer: Peer, frames: Sequence[bytes]) -> list[events.Event]:
+        peer.is_last_sent = False
         if not peer.is_doubted:
-            peer.heard_ns = self._now_ns
+            peer.last_seen_ns = self._now_ns
         word = frames[1]
-        if peer.standing is DISMISSED or (self.leaving and not peer.is_enlisted):
-            return self._send_home(peer)
+        if peer.standing is DISMISSED or (self.leaving and not peer.is_registered):
+            return self._shut_down(peer)
         if is_ping(word):
             return self._pinged(peer, is_counted=len(frames) == FRAMES_MAX)
         if word == READY:
@@ -181,15 +181,15 @@ class Backend:
             return self._reported(peer, Outcome.FAILED, frames[2])
         if len(word) > PAYLOAD_BYTES_MAX:
             text = b"its result has %d bytes, and can have %d" % (len(word), PAYLOAD_BYTES_MAX)
-            return self._reported(peer, Outcome.FAILED_FOR_GOOD, text)
+            return self._reported(peer, Outcome.FAILED_FINAL, text)
         return self._reported(peer, Outcome.DONE, word)
 
-    def _greet(self, route: bytes, word: bytes) -> Peer | None:
+    def _register_peer(self, route: bytes, word: bytes) -> Peer | None:
         """Remember who is there, if it wants work and there is room."""
         if not (word == READY or is_ping(word)) or not self._has_room():
             return None
         name = name_of(route, self._settings.secret)
-        peer = Peer(route, name, heard_ns=self._now_ns, since_ns=self._now_ns)
+        peer = Peer(route, name, last_seen_ns=self._now_ns, since_ns=self._now_ns)
         self._peers[route] = self._named[peer.name] = peer
         return peer
 
@@ -199,18 +199,18 @@ class Backend:
             return True
         silent_ns = self._now_ns - self._settings.expire_ns
         for peer in self._peers.values():
-            if peer.standing is PROBATION and peer.heard_ns <= silent_ns:
+            if peer.standing is PROBATION and peer.last_seen_ns <= silent_ns:
                 self._forget(peer)
                 return True
         return False
 
-    def _answer_stranger(self, route: bytes, word: bytes) -> list[events.Event]:
+    def _reply_unknown(self, route: bytes, word: bytes) -> list[events.Event]:
         """A result of whoever has no job; and there is no room for newcomers."""
         if word == READY or is_ping(word):
             self.malformed += 1
             return []
         self.stale += 1
-        return [events.AnswerDue(0, route, self._number((route, [b"", PONG])))]
+        return [events.ReplyDue(0, route, self._number((route, [b"", PONG])))]
 
     def _pinged(self, peer: Peer, *, is_counted: bool) -> list[events.Event]:
         peer.pings += 1
@@ -219,7 +219,7 @@ class Backend:
         count = [b"%d" % peer.pings] if is_counted else []
         pong = self._pong(peer, *count)
         if peer.standing is AWAY:
-            return [pong, *self._enlist(peer)]
+            return [pong, *self._register_worker(peer)]
         if peer.standing is WORKING and self._now_ns - peer.given_ns > CROSSING_NS:
             peer.is_pinging = True
         return [pong]
@@ -233,8 +233,8 @@ class Backend:
         if peer.standing is WORKING and _chose_its_id(peer.route):
             peer.is_doubted = True
         pong = self._pong(peer)
-        is_busy = peer.is_enlisted or self._is_crossing(peer)
-        return [pong] if is_busy else [pong, *self._enlist(peer)]
+        is_busy = peer.is_registered or self._is_crossing(peer)
+        return [pong] if is_busy else [pong, *self._register_worker(peer)]
 
     def _is_crossing(self, peer: Peer) -> bool:
         """Return whether a READY may have left before the job that its worker owes: the result
@@ -249,54 +249,54 @@ class Backend:
             self.stale += 1
             return [] if self._is_ignored(peer) else [self._pong(peer)]
         was_owing = peer.standing is OWING
-        report = events.WorkReported(
+        report = events.TasksReported(
             *(0, peer.name, [peer.task], [peer.attempt], None, [text]),
             request=self._number((peer.route, [b"", PONG])),
         )
         if outcome is not Outcome.DONE:
-            report.outcomes, report.luck = [outcome], self._luck()
+            report.outcomes, report.random_bits = [outcome], self._random_bits()
         peer.standing, peer.is_doubted = WAITING, False
-        peer.heard_ns = self._now_ns
-        return [report, *self._enlist(peer)] if was_owing else [report]
+        peer.last_seen_ns = self._now_ns
+        return [report, *self._register_worker(peer)] if was_owing else [report]
 
     def _leave(self, peer: Peer | None) -> list[events.Event]:
         if peer is None:
             return []
         self._forget(peer)
-        return [events.WorkerGone(0, peer.name)] if peer.is_enlisted else []
+        return [events.WorkerExited(0, peer.name)] if peer.is_registered else []
 
-    def _send_home(self, peer: Peer) -> list[events.Event]:
+    def _shut_down(self, peer: Peer) -> list[events.Event]:
         peer.standing = DISMISSED
-        return [events.AnswerDue(0, peer.route, self._number((peer.route, [b"", EXIT])))]
+        return [events.ReplyDue(0, peer.route, self._number((peer.route, [b"", EXIT])))]
 
     def _pong(self, peer: Peer, *count: bytes) -> events.Event:
         """An answer, and a sign of life to the core if it is one."""
         number = self._number((peer.route, [b"", PONG, *count]))
-        if peer.is_enlisted and not peer.is_doubted:
-            return events.WorkerHeard(0, peer.name, request=number)
-        return events.AnswerDue(0, peer.route, number)
+        if peer.is_registered and not peer.is_doubted:
+            return events.WorkerHeartbeat(0, peer.name, request=number)
+        return events.ReplyDue(0, peer.route, number)
 
     def _number(self, answer: Reply) -> int:
         number = next(self._numbers)
         self._answers[number] = answer
         return number
 
-    def _enlist(self, peer: Peer) -> list[events.Event]:
+    def _register_worker(self, peer: Peer) -> list[events.Event]:
         """Let it have jobs. The core minds its silence, too, and a little later than we do: nobody
         else does after a restart."""
         self._incarnation += 1
         peer.standing, peer.is_doubted = WAITING, False
-        peer.heard_ns = self._now_ns
+        peer.last_seen_ns = self._now_ns
         facts = WorkerFacts(
             services=self._settings.services,
             slots_total=1,
-            silence_ns=self._settings.lease_ns + self._settings.expire_ns,
+            lease_timeout_ns=self._settings.lease_ns + self._settings.expire_ns,
             incarnation=self._incarnation,
-            standing=True,
+            always_ready=True,
             dialect=DIALECT,
             restart_lease_ns=self._settings.expire_ns,
         )
-        return [events.WorkerAppeared(0, peer.name, facts)]
+        return [events.WorkerRegistered(0, peer.name, facts)]
 
     def _forget(self, peer: Peer) -> None:
         self._peers.pop(peer.route, None)
@@ -304,28 +304,28 @@ class Backend:
 
     # What workers are told.
 
-    def tell(self, effect: effects.Effect) -> list[Reply]:
+    def reply(self, effect: effects.Effect) -> list[Reply]:
         """The replies that an effect makes: one at most."""
         if isinstance(effect, effects.Assign):
-            return self._give(effect)
-        if isinstance(effect, effects.Heard | effects.AnswerDue):
+            return self._assign(effect)
+        if isinstance(effect, effects.HeartbeatAck | effects.ReplyDue):
             return self._answer(effect.request)
-        if isinstance(effect, effects.Noted):
-            return self._note(effect)
+        if isinstance(effect, effects.ReportAck):
+            return self._on_report_ack(effect)
         peer = self._named.get(getattr(effect, "worker", b""))
-        if peer is None or not peer.is_enlisted:
+        if peer is None or not peer.is_registered:
             return []
-        if isinstance(effect, effects.Dismiss):
+        if isinstance(effect, effects.Shutdown):
             peer.standing = DISMISSED
-            self._overdue.append(events.WorkerGone(0, peer.name))
+            self._overdue.append(events.WorkerExited(0, peer.name))
             return [(peer.route, [b"", EXIT])]
         if isinstance(effect, effects.Stop) and peer.standing is WORKING:
             self._let_finish(peer)
-        if isinstance(effect, effects.Stranger):
+        if isinstance(effect, effects.UnknownWorker):
             peer.standing = OWING if peer.standing is WORKING else AWAY
         return []
 
-    def _give(self, effect: effects.Assign) -> list[Reply]:
+    def _assign(self, effect: effects.Assign) -> list[Reply]:
         peer = self._named.get(effect.worker)
         if peer is None or peer.standing is not WAITING:
             # It left, or its hands are full: the scheduler will have heard, or hears it now.
@@ -337,7 +337,7 @@ class Backend:
         asked_ns = effect.terms[0].lease_ns
         peer.lease_ns = max(self._settings.lease_ns, asked_ns)
         peer.pinging_lease_ns = max(self._settings.expire_ns, asked_ns)
-        peer.is_pinging, peer.is_just_told = False, True
+        peer.is_pinging, peer.is_last_sent = False, True
         self._just_given.append(peer)
         return [(peer.route, [b"", _job_of(effect)])]
 
@@ -347,10 +347,10 @@ class Backend:
             return []
         peer = self._peers.get(answer[0])
         if peer is not None:
-            peer.is_just_told = False
+            peer.is_last_sent = False
         return [answer]
 
-    def _note(self, effect: effects.Noted) -> list[Reply]:
+    def _on_report_ack(self, effect: effects.ReportAck) -> list[Reply]:
         """A result is answered only if it was too late."""
         if effect.missing:
             self.stale += 1
@@ -364,16 +364,16 @@ class Backend:
         lost = events.WorkerLost(0, peer.name, b"at a cancelled task", charged=False)
         self._overdue.append(lost)
 
-    def cut(self, route: bytes) -> list[events.Event]:
+    def disconnected(self, route: bytes) -> list[events.Event]:
         """Nothing reaches that route any more: its worker comes back by another, if it does. A job
         that was the last it was told never left."""
         peer = self._peers.get(route)
         if peer is None:
             return []
         self._forget(peer)
-        if not peer.is_enlisted:
+        if not peer.is_registered:
             return []
-        return [events.WorkerLost(0, peer.name, b"unreachable", charged=not peer.is_just_told)]
+        return [events.WorkerLost(0, peer.name, b"unreachable", charged=not peer.is_last_sent)]
 
     # Time.
 
@@ -382,17 +382,17 @@ class Backend:
         when they were told."""
         if self._overdue or self._just_given:
             return 0
-        return self._silences[0][0] if self._silences else None
+        return self._timeouts[0][0] if self._timeouts else None
 
     def time_passed(self, now_ns: int) -> list[events.Event]:
         """Give up workers that were silent for too long."""
         told = self._begin(now_ns)
-        while self._silences and self._silences[0][0] <= now_ns:
-            at_ns, route = heappop(self._silences)
+        while self._timeouts and self._timeouts[0][0] <= now_ns:
+            at_ns, route = heappop(self._timeouts)
             peer = self._peers.get(route)
-            if peer is None or peer.watched_ns != at_ns:
+            if peer is None or peer.timeout_check_ns != at_ns:
                 continue
-            peer.watched_ns = 0
+            peer.timeout_check_ns = 0
             if self._due_ns(peer) <= now_ns:
                 told += self._end_wait(peer)
             if route in self._peers:
@@ -410,18 +410,18 @@ class Backend:
 
     def _watch(self, peer: Peer) -> None:
         due_ns = self._due_ns(peer)
-        if not peer.watched_ns or due_ns < peer.watched_ns:
-            peer.watched_ns = due_ns
-            heappush(self._silences, (due_ns, peer.route))
+        if not peer.timeout_check_ns or due_ns < peer.timeout_check_ns:
+            peer.timeout_check_ns = due_ns
+            heappush(self._timeouts, (due_ns, peer.route))
 
     def _due_ns(self, peer: Peer) -> int:
         """When something becomes of its silence."""
         if peer.standing is WAITING:
-            return peer.heard_ns + self._settings.expire_ns
+            return peer.last_seen_ns + self._settings.expire_ns
         if peer.standing is WORKING:
             is_prompt = peer.is_pinging and not peer.is_doubted
-            return peer.heard_ns + (peer.pinging_lease_ns if is_prompt else peer.lease_ns)
-        return peer.heard_ns + FORGET_NS
+            return peer.last_seen_ns + (peer.pinging_lease_ns if is_prompt else peer.lease_ns)
+        return peer.last_seen_ns + FORGET_NS
 
     def _end_wait(self, peer: Peer) -> list[events.Event]:
         if peer.standing is WORKING:

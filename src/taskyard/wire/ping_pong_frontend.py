@@ -18,9 +18,9 @@ from taskyard.core import effects, events
 from taskyard.core.effects import Refusal
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
 from taskyard.core.states import CANCELLED, DONE
-from taskyard.core.tasks import Submission, Terms, truncated_text
-from taskyard.wire.numbering import numbers
-from taskyard.wire.ping_pong_words import DIALECT, ERROR, FRAMES, FULL, NO_JOBS, Settings
+from taskyard.core.tasks import Submission, Terms, truncated_result_reason
+from taskyard.wire.numbering import request_numbers
+from taskyard.wire.ping_pong_words import DIALECT, ERROR, FRAMES, FULL, RESERVED_JOBS, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ WAITING_MAX: Final = 1000
 REFUSALS_MAX: Final = 1_000
 
 
-class Asked(Struct, eq=False):
+class PendingJob(Struct, eq=False):
     """A request that is not answered yet."""
 
     route: bytes
@@ -54,15 +54,15 @@ class Frontend:
     #: It has no workers.
     prefix = b""
 
-    def __init__(self, dialect: int, luck: Callable[[], int], settings: Settings) -> None:
-        self._numbers = numbers(dialect)
+    def __init__(self, dialect: int, random_bits: Callable[[], int], settings: Settings) -> None:
+        self._numbers = request_numbers(dialect)
         self._queue_max = settings.queue_max
         self._terms = Terms(service=settings.services[0], dialect=DIALECT)
         #: Tells the tasks of this process from those of any other.
-        self._token = b"%08x%08x" % (luck() % (1 << 32), luck() % (1 << 32))
+        self._token = b"%08x%08x" % (random_bits() % (1 << 32), random_bits() % (1 << 32))
         #: What each client has asked, in order; no client is here without.
-        self._clients: dict[bytes, deque[Asked]] = {}
-        self._requests: dict[int, Asked] = {}
+        self._clients: dict[bytes, deque[PendingJob]] = {}
+        self._requests: dict[int, PendingJob] = {}
         #: Messages that made no sense, for the log and the statistics.
         self.malformed = 0
         #: No more jobs are taken: the broker is about to leave.
@@ -73,20 +73,20 @@ class Frontend:
         """How many jobs of clients that are there are not answered."""
         return len(self._requests)
 
-    def take(
-        self, route: bytes, frames: Sequence[bytes], now_ns: int, who: object | None = None
+    def receive(
+        self, route: bytes, frames: Sequence[bytes], now_ns: int, peer: object | None = None
     ) -> list[events.Event]:
         """What a message says. Whatever it is, this returns."""
-        del now_ns, who
+        del now_ns, peer
         if self._is_full(route):
             return self._refuse_full(route)
         text = self._refusal(frames)
-        number = self._note(Asked(route))
+        number = self._note(PendingJob(route))
         if text:
-            return [events.Misunderstood(0, route, number, text)]
+            return [events.RequestRejected(0, route, number, text)]
         name = b"ping-pong-%s-%d" % (self._token, number)
         submission = Submission([name], [frames[1]], [self._terms])
-        return [events.SubmitAsked(0, route, submission, number, watch=True)]
+        return [events.SubmitRequested(0, route, submission, number, watch=True)]
 
     def _refusal(self, frames: Sequence[bytes]) -> str:
         """Why this is no job; empty: it is one."""
@@ -96,7 +96,7 @@ class Frontend:
         job = frames[1]
         if self.leaving:
             return "the broker is leaving and takes no more jobs; ask again when it is back"
-        if job in NO_JOBS:
+        if job in RESERVED_JOBS:
             return f"{job.decode()} can't be a job: a worker would take it for the broker's word"
         if len(job) > PAYLOAD_BYTES_MAX:
             return f"a job has {PAYLOAD_BYTES_MAX} bytes at most: send the name of a file"
@@ -115,24 +115,24 @@ class Frontend:
             else:
                 self.malformed += 1  # it does not listen: what it sends on is not answered
             return []
-        asked = Asked(route, is_full=True)
+        asked = PendingJob(route, is_full=True)
         if queue:
             asked.answer = [b"", FULL]  # it follows the one before
             queue.append(asked)
             return []
-        return [events.AnswerDue(0, route, self._note(asked))]
+        return [events.ReplyDue(0, route, self._note(asked))]
 
-    def _note(self, asked: Asked) -> int:
+    def _note(self, asked: PendingJob) -> int:
         asked.number = number = next(self._numbers)
         self._requests[number] = asked
         self._clients.setdefault(asked.route, deque()).append(asked)
         return number
 
-    def tell(self, effect: effects.Effect) -> list[Reply]:
+    def reply(self, effect: effects.Effect) -> list[Reply]:
         """The replies that an effect makes: to the request, and to those that waited for it."""
-        if isinstance(effect, effects.Told):
+        if isinstance(effect, effects.Settled):
             return self._answer(effect.request, _outcome(effect))
-        if isinstance(effect, effects.AnswerDue):
+        if isinstance(effect, effects.ReplyDue):
             return self._answer(effect.request, [b"", FULL])
         if isinstance(effect, effects.Refused):
             is_full = effect.refusal is Refusal.FULL
@@ -153,11 +153,11 @@ class Frontend:
             del self._clients[asked.route]
         return replies
 
-    def cut(self, route: bytes) -> list[events.Event]:
+    def disconnected(self, route: bytes) -> list[events.Event]:
         """Nothing reaches that route any more. Its jobs are done all the same."""
         for asked in self._clients.pop(route, ()):
             self._requests.pop(asked.number, None)
-        return [events.ClientGone(0, route)]
+        return [events.ClientDisconnected(0, route)]
 
     def wake_at_ns(self) -> int | None:
         """Nothing here waits for a time."""
@@ -168,11 +168,11 @@ class Frontend:
         return []
 
 
-def _outcome(told: effects.Told) -> list[bytes]:
+def _outcome(told: effects.Settled) -> list[bytes]:
     """How a job ended."""
     state, text = told.states[0], told.texts[0] or b""
     if told.truncated and told.names[0] in told.truncated:
-        return [b"", ERROR, truncated_text(text, told.truncated[told.names[0]])]
+        return [b"", ERROR, truncated_result_reason(text, told.truncated[told.names[0]])]
     if state is DONE:
         return [b"", text]
     return [b"", ERROR, text or (b"it was cancelled" if state is CANCELLED else b"it failed")]

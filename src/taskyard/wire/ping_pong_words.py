@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from taskyard.core.limits import SECOND_NS
 
-#: The dialect's name, in facts and terms. The core knows it: see `policy.UNTELLABLE`.
+#: The dialect's name, in facts and terms. The core knows it: see `policy.RESERVED_PAYLOADS`.
 DIALECT: Final = b"ping-pong"
 
 # A worker's words.
@@ -24,10 +24,10 @@ ERROR: Final = b"ERROR"
 FULL: Final = b"FULL"
 
 #: A job of these would be taken for the broker's own words.
-NO_JOBS: Final = (PONG, EXIT)
+RESERVED_JOBS: Final = (PONG, EXIT)
 
 #: A result of these would be taken for the worker's own words.
-NO_RESULTS: Final = (READY, PING, DISCONNECT)
+RESERVED_RESULTS: Final = (READY, PING, DISCONNECT)
 
 #: The published figure writes PING in small letters, and its number in the same frame.
 _PING_SPELLED: Final = re.compile(rb"(?:PING|ping)(?:, ?[0-9]{1,20})?")
@@ -64,7 +64,7 @@ def is_ping(frame: bytes) -> bool:
 
 def is_word(result: bytes) -> bool:
     """Return whether a result would be taken for one of the worker's own words."""
-    return result in NO_RESULTS or is_ping(result)
+    return result in RESERVED_RESULTS or is_ping(result)
 
 
 def is_count(frame: bytes) -> bool:

@@ -101,7 +101,7 @@ class Returned(RecordDocument, tag="returned"):
     after: list[list[str]] | None
 
 
-class Expired(RecordDocument, tag="expired"):
+class LeaseExpired(RecordDocument, tag="expired"):
     """The worker fell silent and lost them."""
 
     worker: str
@@ -113,7 +113,7 @@ class CameDue(RecordDocument, tag="came_due"):
     names: list[str]
 
 
-class Aged(RecordDocument, tag="aged"):
+class TaskExpired(RecordDocument, tag="aged"):
     """They grew too old, or somebody said so, and have failed."""
 
     names: list[str]
@@ -135,7 +135,7 @@ class Progressed(RecordDocument, tag="progressed"):
     percents: list[int]
 
 
-class Stale(RecordDocument, tag="stale"):
+class StaleReport(RecordDocument, tag="stale"):
     """Reports on attempts that were over; nothing came of them."""
 
     worker: str
@@ -182,7 +182,7 @@ class Moved(RecordDocument, tag="moved"):
     lane: str | None
 
 
-class Reported(RecordDocument, tag="reported"):
+class ReportedLate(RecordDocument, tag="reported"):
     """They have not ended, and are late."""
 
     names: list[str]
@@ -220,20 +220,20 @@ AnyRecordDocument = (
     | Failed
     | Postponed
     | Returned
-    | Expired
+    | LeaseExpired
     | CameDue
-    | Aged
+    | TaskExpired
     | Cancelled
     | Retried
     | Progressed
-    | Stale
+    | StaleReport
     | WorkerJoined
     | WorkerLeft
     | SlotsFreed
     | Paused
     | Resumed
     | Moved
-    | Reported
+    | ReportedLate
     | Released
     | WorkerReplaced
     | Refunded
@@ -242,7 +242,7 @@ AnyRecordDocument = (
 
 def record_document(number: int, record: records.AnyRecord) -> RecordDocument:
     """One record, as it is told."""
-    kind, fields = _TOLD[type(record)]
+    kind, fields = _DOCUMENTS[type(record)]
     return kind(record=number, at=seconds(record.at_ns), **fields(record))
 
 
@@ -289,12 +289,12 @@ def _held(record: Any) -> dict[str, Any]:  # noqa: ANN401  # any record of what 
     }
 
 
-def _judged(record: records.Failed | records.Postponed) -> dict[str, Any]:
+def _failure_fields(record: records.Failed | records.Postponed) -> dict[str, Any]:
     return _held(record) | {"reasons": _texts(record.reasons), "own_fault": record.own_fault}
 
 
 def _of_postponed(record: records.Postponed) -> dict[str, Any]:
-    return _judged(record) | {"due": [*map(seconds, record.due_ns)]}
+    return _failure_fields(record) | {"due": [*map(seconds, record.due_ns)]}
 
 
 def _of_returned(record: records.Returned) -> dict[str, Any]:
@@ -322,23 +322,23 @@ def _moved(record: records.Moved) -> dict[str, Any]:
     return _named(record) | {"service": service, "lane": lane}
 
 
-_TOLD: Final[
+_DOCUMENTS: Final[
     dict[type[records.Record], tuple[type[RecordDocument], Callable[[Any], dict[str, Any]]]]
 ] = {
     records.Submitted: (Submitted, _of_submitted),
     records.Extended: (Extended, lambda one: _named(one) | {"after": _lists(one.after)}),
     records.Leased: (Leased, _held),
     records.Finished: (Finished, _held),
-    records.Failed: (Failed, _judged),
+    records.Failed: (Failed, _failure_fields),
     records.Postponed: (Postponed, _of_postponed),
     records.Returned: (Returned, _of_returned),
-    records.Expired: (Expired, _held),
+    records.LeaseExpired: (LeaseExpired, _held),
     records.CameDue: (CameDue, _named),
-    records.Aged: (Aged, lambda one: _named(one) | {"reason": shown(one.reason)}),
+    records.TaskExpired: (TaskExpired, lambda one: _named(one) | {"reason": shown(one.reason)}),
     records.Cancelled: (Cancelled, _named),
     records.Retried: (Retried, _named),
     records.Progressed: (Progressed, lambda one: _held(one) | {"percents": one.percents}),
-    records.Stale: (Stale, _held),
+    records.StaleReport: (StaleReport, _held),
     records.WorkerJoined: (WorkerJoined, _of_joined),
     records.WorkerLeft: (
         WorkerLeft,
@@ -351,7 +351,7 @@ _TOLD: Final[
     records.Paused: (Paused, _paused),
     records.Resumed: (Resumed, _paused),
     records.Moved: (Moved, _moved),
-    records.Reported: (Reported, _named),
+    records.ReportedLate: (ReportedLate, _named),
     records.Released: (Released, _named),
     records.WorkerReplaced: (
         WorkerReplaced,

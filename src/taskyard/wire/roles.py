@@ -28,7 +28,7 @@ class Role(StrEnum):
     ADMIN = "admin"
 
 
-class Guest(Struct, frozen=True):
+class AuthenticatedPeer(Struct, frozen=True):
     """Whoever came in by a key."""
 
     name: str
@@ -37,80 +37,80 @@ class Guest(Struct, frozen=True):
 
 
 #: By a key that nobody knows any more, or while nobody can say who is known.
-NOBODY: Final = Guest("", None)
+UNKNOWN_PEER: Final = AuthenticatedPeer("", None)
 
 
-class Right(Struct, frozen=True):
+class Permission(Struct, frozen=True):
     """Who may ask for something, the one with the fewest rights first."""
 
     roles: tuple[Role, ...]
     #: What it is, after "may not".
-    what: str
+    action: str
     #: `location` says who asks: a worker's key is bound to it.
     is_by_worker: bool = False
 
 
 _ALL: Final = (Role.VIEWER, Role.PRODUCER, Role.WORKER, Role.ADMIN)
-_LOOKING: Final = (Role.VIEWER, Role.PRODUCER, Role.ADMIN)
-_SUBMITTING: Final = (Role.PRODUCER, Role.ADMIN)
-_WORKING: Final = (Role.WORKER, Role.ADMIN)
-_RULING: Final = (Role.ADMIN,)
+_READERS: Final = (Role.VIEWER, Role.PRODUCER, Role.ADMIN)
+_PRODUCERS: Final = (Role.PRODUCER, Role.ADMIN)
+_WORKERS: Final = (Role.WORKER, Role.ADMIN)
+_ADMINS: Final = (Role.ADMIN,)
 
 #: The table.
-RIGHTS: Final[dict[int, Right]] = {
+PERMISSIONS: Final[dict[int, Permission]] = {
     # Every peer of ours asks for it as a sign of life; it tells counts, and no names.
-    _Q.OK: Right(_ALL, "ask for the counts"),
-    _Q.Lookup: Right(_ALL, "look a task up"),
-    _Q.Stats: Right(_LOOKING, "see the status"),
-    _Q.List: Right(_LOOKING, "list tasks"),
-    _Q.Show: Right(_LOOKING, "see a task"),
+    _Q.OK: Permission(_ALL, "ask for the counts"),
+    _Q.Lookup: Permission(_ALL, "look a task up"),
+    _Q.Stats: Permission(_READERS, "see the status"),
+    _Q.List: Permission(_READERS, "list tasks"),
+    _Q.Show: Permission(_READERS, "see a task"),
     # Who submits finds its lane by them, who works its agents. They tell commands, and no tasks.
-    _Q.Rules: Right((Role.PRODUCER, Role.WORKER, Role.ADMIN), "ask for the rules"),
-    _Q.Explain: Right(_LOOKING, "ask why a task waits"),
-    _Q.Workers: Right(_LOOKING, "list workers"),
-    _Q.Lanes: Right(_LOOKING, "list lanes"),
-    _Q.Watch: Right(_LOOKING, "watch tasks"),
-    _Q.Follow: Right(_LOOKING, "follow what happens"),
-    _Q.Results: Right(_LOOKING, "read results"),
-    _Q.Output: Right(_LOOKING, "read what tasks print"),
-    _Q.Create: Right(_SUBMITTING, "submit tasks"),
-    _Q.Cancel: Right(_SUBMITTING, "cancel tasks"),
-    _Q.Retry: Right(_SUBMITTING, "retry tasks"),
-    _Q.Move: Right(_SUBMITTING, "move tasks"),
-    _Q.Expire: Right(_SUBMITTING, "expire tasks"),
-    _Q.Steal: Right(_WORKING, "take tasks", is_by_worker=True),
-    _Q.Complete: Right(_WORKING, "report on tasks", is_by_worker=True),
-    _Q.Transfer: Right(_WORKING, "give tasks back", is_by_worker=True),
-    _Q.Progress: Right(_WORKING, "report progress", is_by_worker=True),
-    _Q.Heartbeat: Right(_WORKING, "show a worker's life", is_by_worker=True),
-    _Q.Exit: Right(_WORKING, "say a worker's goodbye", is_by_worker=True),
-    _Q.Drain: Right(_RULING, "send workers home"),
-    _Q.Pause: Right(_RULING, "pause services and lanes"),
-    _Q.Resume: Right(_RULING, "resume services and lanes"),
+    _Q.Rules: Permission((Role.PRODUCER, Role.WORKER, Role.ADMIN), "ask for the rules"),
+    _Q.Explain: Permission(_READERS, "ask why a task waits"),
+    _Q.Workers: Permission(_READERS, "list workers"),
+    _Q.Lanes: Permission(_READERS, "list lanes"),
+    _Q.Watch: Permission(_READERS, "watch tasks"),
+    _Q.Follow: Permission(_READERS, "follow what happens"),
+    _Q.Results: Permission(_READERS, "read results"),
+    _Q.Output: Permission(_READERS, "read what tasks print"),
+    _Q.Create: Permission(_PRODUCERS, "submit tasks"),
+    _Q.Cancel: Permission(_PRODUCERS, "cancel tasks"),
+    _Q.Retry: Permission(_PRODUCERS, "retry tasks"),
+    _Q.Move: Permission(_PRODUCERS, "move tasks"),
+    _Q.Expire: Permission(_PRODUCERS, "expire tasks"),
+    _Q.Steal: Permission(_WORKERS, "take tasks", is_by_worker=True),
+    _Q.Complete: Permission(_WORKERS, "report on tasks", is_by_worker=True),
+    _Q.Transfer: Permission(_WORKERS, "give tasks back", is_by_worker=True),
+    _Q.Progress: Permission(_WORKERS, "report progress", is_by_worker=True),
+    _Q.Heartbeat: Permission(_WORKERS, "show a worker's life", is_by_worker=True),
+    _Q.Exit: Permission(_WORKERS, "say a worker's goodbye", is_by_worker=True),
+    _Q.Drain: Permission(_ADMINS, "send workers home"),
+    _Q.Pause: Permission(_ADMINS, "pause services and lanes"),
+    _Q.Resume: Permission(_ADMINS, "resume services and lanes"),
 }
 
-_UNLISTED: Final = Right(_RULING, "ask that")
+_UNLISTED: Final = Permission(_ADMINS, "ask that")
 
 #: How much of a name that is no good is shown.
 _SHOWN: Final = 64
 
 
-def refusal(guest: Guest, query: pb.QueryMsg) -> str:
+def refusal(peer: AuthenticatedPeer, query: pb.QueryMsg) -> str:
     """Why this guest may not ask this; empty: it may."""
-    if guest.role is None:
-        return _refusal_of_nobody(guest)
-    right = RIGHTS.get(query.type, _UNLISTED)
-    if guest.role not in right.roles:
+    if peer.role is None:
+        return _unknown_key_refusal(peer)
+    right = PERMISSIONS.get(query.type, _UNLISTED)
+    if peer.role not in right.roles:
         return (
-            f"the key {guest.name} is {with_article(guest.role)}'s and may not {right.what}; "
+            f"the key {peer.name} is {with_article(peer.role)}'s and may not {right.action}; "
             f"ask for {with_article(right.roles[0])}'s key"
         )
-    if right.is_by_worker and guest.role is Role.WORKER:
-        return _refusal_of_name(guest, query.location)
+    if right.is_by_worker and peer.role is Role.WORKER:
+        return _refusal_of_name(peer, query.location)
     return ""
 
 
-def may_speak_as(key: str, location: bytes) -> bool:
+def may_act_as(key: str, location: bytes) -> bool:
     """Whether a worker's key of that name is good for a worker of this name."""
     own = key.encode()
     return location == own or location.startswith(own + b"/")
@@ -121,16 +121,16 @@ def with_article(role: Role) -> str:
     return f"{'an' if role is Role.ADMIN else 'a'} {role}"
 
 
-def _refusal_of_nobody(guest: Guest) -> str:
-    if guest.name:
-        return f"the key {guest.name} was revoked; ask whoever runs the broker for another"
+def _unknown_key_refusal(peer: AuthenticatedPeer) -> str:
+    if peer.name:
+        return f"the key {peer.name} was revoked; ask whoever runs the broker for another"
     return "the broker does not know this key any more; ask whoever runs it for another"
 
 
-def _refusal_of_name(guest: Guest, location: bytes) -> str:
-    if may_speak_as(guest.name, location):
+def _refusal_of_name(peer: AuthenticatedPeer, location: bytes) -> str:
+    if may_act_as(peer.name, location):
         return ""
     return (
-        f"the key {guest.name} is for workers named {guest.name} or {guest.name}/…, not for "
+        f"the key {peer.name} is for workers named {peer.name} or {peer.name}/…, not for "
         f"{shown(location[:_SHOWN])!r}; give such a --name, or none"
     )

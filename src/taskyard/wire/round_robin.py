@@ -17,21 +17,21 @@ from msgspec import Struct
 from taskyard.core import effects, events
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
 from taskyard.core.states import CANCELLED, DONE
-from taskyard.core.tasks import Submission, Terms, truncated_text
+from taskyard.core.tasks import Submission, Terms, truncated_result_reason
 from taskyard.errors import Malformed
 from taskyard.wire import round_robin_frames as lmq
-from taskyard.wire.numbering import ROUND_ROBIN, numbers
+from taskyard.wire.numbering import ROUND_ROBIN, request_numbers
 from taskyard.wire.round_robin_frames import Message, Settings
-from taskyard.wire.round_robin_table import Lease, Peer, Table
+from taskyard.wire.round_robin_table import Lease, Peer, WorkerTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from taskyard.wire.dwork_desk import Reply
 
-__all__ = ["RoundRobin", "Settings", "at_broker"]
+__all__ = ["RoundRobin", "Settings", "make_server"]
 
-_USUAL: Final = Settings()
+_DEFAULT_SETTINGS: Final = Settings()
 
 #: Messages that are kept while the scheduler is asked what workers of a former process hold. That
 #: takes a turn.
@@ -44,7 +44,7 @@ PASSED_MAX: Final = 10_000
 _SLOTS_DIGITS_MAX: Final = 9
 
 
-class Asked(Struct):
+class PendingMessage(Struct):
     """A client's message that is not settled."""
 
     route: bytes
@@ -66,27 +66,28 @@ class Responded(Struct):
 
 
 class RoundRobin:
-    """All peers of this dialect, on however many sockets; the numbers of these are `doors`."""
+    """All peers of this dialect, on however many sockets; the numbers of these are
+    `socket_numbers`."""
 
     prefix = ROUND_ROBIN
 
     def __init__(
         self,
         dialect: int,
-        luck: Callable[[], int],
-        settings: Settings = _USUAL,
-        doors: Iterable[int] = (),
+        random_bits: Callable[[], int],
+        settings: Settings = _DEFAULT_SETTINGS,
+        socket_numbers: Iterable[int] = (),
     ) -> None:
-        self._numbers = numbers(dialect)
+        self._numbers = request_numbers(dialect)
         self._queue_max = settings.queue_max
         self._terms = Terms(service=settings.services[0], dialect=lmq.DIALECT)
         #: Tells the tasks of this process from those of any other.
-        self._token = b"%08x%08x" % (luck() % (1 << 32), luck() % (1 << 32))
-        self._table = Table(settings, doors)
+        self._token = b"%08x%08x" % (random_bits() % (1 << 32), random_bits() % (1 << 32))
+        self._table = WorkerTable(settings, socket_numbers)
         #: Messages to send when their turn has come.
         self._replies: dict[int, Reply] = {}
         #: Clients' messages by request.
-        self._asked: dict[int, Asked] = {}
+        self._pending: dict[int, PendingMessage] = {}
         #: Answers of workers by request, and by task and result: a late one may come in the same
         #: turn as the one that counts.
         self._responded: dict[int, Responded] = {}
@@ -106,9 +107,9 @@ class RoundRobin:
         #: The broker ends for good: nobody may register.
         self.leaving = False
 
-    def spoken_at(self, door: int) -> None:
+    def add_socket(self, door: int) -> None:
         """It is spoken on one socket more."""
-        self._table.doors.append(bytes([door]))
+        self._table.socket_numbers.append(bytes([door]))
 
     @property
     def stale(self) -> int:
@@ -118,18 +119,18 @@ class RoundRobin:
     @property
     def waiting(self) -> int:
         """Messages of clients that are not settled."""
-        return len(self._asked)
+        return len(self._pending)
 
     # What peers say.
 
-    def take(
-        self, route: bytes, frames: Sequence[bytes], now_ns: int, who: object | None = None
+    def receive(
+        self, route: bytes, frames: Sequence[bytes], now_ns: int, peer: object | None = None
     ) -> list[events.Event]:
         """What a message says. Whatever it is, this returns."""
-        del who
+        del peer
         told = self._begin(now_ns)
         if self._early is None:
-            return told + self._hear(route, frames)
+            return told + self._receive(route, frames)
         if len(self._early) < EARLY_MAX:
             self._early.append((route, frames))
         else:
@@ -142,13 +143,13 @@ class RoundRobin:
         told = self._table.take_overdue()
         if not self._has_asked:
             self._has_asked = True
-            told.append(events.HoldingsAsked(0, b"", self.prefix, next(self._numbers)))
+            told.append(events.HeldTasksRequested(0, b"", self.prefix, next(self._numbers)))
         return told
 
-    def _hear(self, route: bytes, frames: Sequence[bytes]) -> list[events.Event]:
+    def _receive(self, route: bytes, frames: Sequence[bytes]) -> list[events.Event]:
         peer = self._table.get(route[1:])
         is_recalled = peer is not None and peer.is_recalled and not peer.route
-        told = [] if peer is None else self._table.hear(peer, route)
+        told = [] if peer is None else self._table.touch(peer, route)
         if is_recalled:
             told.append(self._ping(route))
         try:
@@ -162,9 +163,9 @@ class RoundRobin:
                 return told + self._respond(peer, lease, message)
         if message.top:
             return told + self._pass_on(route, message)
-        return told + self._obey(route, peer, message)
+        return told + self._control(route, peer, message)
 
-    def _obey(self, route: bytes, peer: Peer | None, message: Message) -> list[events.Event]:
+    def _control(self, route: bytes, peer: Peer | None, message: Message) -> list[events.Event]:
         """What is for the server itself, or for a worker that it chooses."""
         if message.command == lmq.PING:
             return [self._send(route, Message(lmq.PONG, message.id, (), message.way_back()))]
@@ -178,12 +179,14 @@ class RoundRobin:
 
     def _execute(self, route: bytes, peer: Peer | None, message: Message) -> list[events.Event]:
         if not message.arguments:
-            return self._misunderstand(route, message, "a message has a key, and this one has none")
+            return self._reject_malformed(
+                route, message, "a message has a key, and this one has none"
+            )
         key = message.arguments[0]
         if key == lmq.REGISTER:
             return self._register(route, message)
         if key == lmq.ONGOING:
-            is_known = peer is not None and (peer.is_enlisted or peer.is_dismissed)
+            is_known = peer is not None and (peer.is_registered or peer.is_dismissed)
             return self._acknowledge(route, message, "" if is_known else "register first")
         if key == lmq.INCREMENT:
             return self._table.increment(peer) + self._acknowledge(route, message)
@@ -198,7 +201,7 @@ class RoundRobin:
         slots = _number(arguments[0]) if len(arguments) == 1 else 0
         if not 0 < slots <= lmq.SLOTS_MAX:
             text = f"REGISTER says how many slots there are: 1 to {lmq.SLOTS_MAX}, in digits"
-            return self._misunderstand(route, message, text)
+            return self._reject_malformed(route, message, text)
         if self.leaving:
             return self._acknowledge(route, message, "the server is about to end")
         if not self._table.has_room_for(route[1:]):
@@ -210,19 +213,19 @@ class RoundRobin:
         key, *arguments = message.arguments
         if arguments and len(key) > lmq.KEY_BYTES_MAX:
             text = f"a key with arguments has at most {lmq.KEY_BYTES_MAX} bytes"
-            return self._misunderstand(route, message, text)
+            return self._reject_malformed(route, message, text)
         payload, envelope = lmq.envelop(message, route[1:])
         if len(payload) > PAYLOAD_BYTES_MAX:
             text = f"arguments have at most {PAYLOAD_BYTES_MAX} bytes: send the name of a file"
-            return self._misunderstand(route, message, text)
-        if len(self._asked) >= self._queue_max:
+            return self._reject_malformed(route, message, text)
+        if len(self._pending) >= self._queue_max:
             return self._refuse(route, message, "the queue is full; try again later")
         number = next(self._numbers)
         short = Message(message.command, message.id, (), (), message.bottom)
-        self._asked[number] = Asked(route, short)
+        self._pending[number] = PendingMessage(route, short)
         name = b"round-robin-%s-%d" % (self._token, number)
         submission = Submission([name], [payload], [self._terms], envelopes=[envelope])
-        return [events.SubmitAsked(0, route, submission, number, watch=True)]
+        return [events.SubmitRequested(0, route, submission, number, watch=True)]
 
     def _respond(self, peer: Peer, lease: Lease, message: Message) -> list[events.Event]:
         number = next(self._numbers)
@@ -248,13 +251,13 @@ class RoundRobin:
             return []
         return [self._send(route[:1] + message.top[0], passed)]
 
-    def _misunderstand(self, route: bytes, message: Message, text: str) -> list[events.Event]:
+    def _reject_malformed(self, route: bytes, message: Message, text: str) -> list[events.Event]:
         self.malformed += 1
         if message.command != lmq.TRACKEXEC:
             return []
         number = next(self._numbers)
-        self._asked[number] = Asked(route, message)
-        return [events.Misunderstood(0, route, number, text)]
+        self._pending[number] = PendingMessage(route, message)
+        return [events.RequestRejected(0, route, number, text)]
 
     def _refuse(self, route: bytes, message: Message, text: str) -> list[events.Event]:
         if message.command == lmq.EXEC:
@@ -270,43 +273,43 @@ class RoundRobin:
     def _send(self, route: bytes, message: Message) -> events.Event:
         number = next(self._numbers)
         self._replies[number] = (route, message.frames())
-        return events.AnswerDue(0, route, number)
+        return events.ReplyDue(0, route, number)
 
     # What peers are told.
 
-    def tell(self, effect: effects.Effect) -> list[Reply]:
+    def reply(self, effect: effects.Effect) -> list[Reply]:
         """The messages that an effect makes."""
         if isinstance(effect, effects.Assign):
             return self._table.give(effect)
-        if isinstance(effect, effects.AnswerDue):
+        if isinstance(effect, effects.ReplyDue):
             reply = self._replies.pop(effect.request, None)
             return [] if reply is None else self._sent([reply])
-        if isinstance(effect, effects.Told):
+        if isinstance(effect, effects.Settled):
             return self._settle(effect)
         if isinstance(effect, effects.Refused):
-            return self._tell_refused(effect)
+            return self._reply_refused(effect)
         self._note(effect)
         return []
 
     def _note(self, effect: effects.Effect) -> None:
         """What nobody is told."""
-        if isinstance(effect, effects.Noted):
+        if isinstance(effect, effects.ReportAck):
             self._note_report(effect)
         elif isinstance(effect, effects.Stop):
             self._table.stop(effect)
         elif isinstance(effect, effects.LeasesEnded):
             self._table.end(effect)
-        elif isinstance(effect, effects.Dismiss):
+        elif isinstance(effect, effects.Shutdown):
             self._table.dismiss(effect)
-        elif isinstance(effect, effects.Stranger):
+        elif isinstance(effect, effects.UnknownWorker):
             self._table.unknown(effect)
-        elif isinstance(effect, effects.Holdings):
+        elif isinstance(effect, effects.HeldTasks):
             self._table.recall(effect.holdings)
             early, self._early = self._early or [], None
             for route, frames in early:
-                self._table.overdue += self._hear(route, frames)
+                self._table.overdue += self._receive(route, frames)
 
-    def _note_report(self, effect: effects.Noted) -> None:
+    def _note_report(self, effect: effects.ReportAck) -> None:
         responded = self._responded.pop(effect.request, None)
         if responded is None:
             self._table.deregistered(effect.worker, effect.request)
@@ -315,10 +318,10 @@ class RoundRobin:
             del self._answers[responded.key]
         if effect.missing:
             self._table.stale += 1
-            self._table.not_taken(responded.lease, effect.worker)
+            self._table.answer_rejected(responded.lease, effect.worker)
 
-    def _settle(self, effect: effects.Told) -> list[Reply]:
-        asked = self._asked.pop(effect.request, None)
+    def _settle(self, effect: effects.Settled) -> list[Reply]:
+        asked = self._pending.pop(effect.request, None)
         if asked is None or asked.message.command != lmq.TRACKEXEC:
             return []
         state, text = effect.states[0], effect.texts[0] or b""
@@ -327,14 +330,14 @@ class RoundRobin:
             text = text or (b"it was cancelled" if state is CANCELLED else b"it failed")
             return self._sent([_reply(asked, [lmq.ERROR + text])])
         if effect.truncated and effect.names[0] in effect.truncated:
-            reason = truncated_text(text, effect.truncated[effect.names[0]])
+            reason = truncated_result_reason(text, effect.truncated[effect.names[0]])
             return self._sent([_reply(asked, [lmq.ERROR + reason])])
         if responded is None:
             return self._sent([_reply(asked, [text] if text else [])])
         return self._sent([_reply(asked, responded.arguments, responded.worker)])
 
-    def _tell_refused(self, effect: effects.Refused) -> list[Reply]:
-        asked = self._asked.pop(effect.request, None)
+    def _reply_refused(self, effect: effects.Refused) -> list[Reply]:
+        asked = self._pending.pop(effect.request, None)
         if asked is None:
             return []
         if asked.message.command != lmq.TRACKEXEC:
@@ -350,11 +353,11 @@ class RoundRobin:
                 peer.just_given = []
         return replies
 
-    def cut(self, route: bytes) -> list[events.Event]:
+    def disconnected(self, route: bytes) -> list[events.Event]:
         """Nothing reaches that route now. Who is there may come back under its name, so requests of
         a client are kept: what it can't be told is dropped when it is sent."""
         peer = self._table.get(route[1:])
-        if peer is None or not peer.is_enlisted:
+        if peer is None or not peer.is_registered:
             self.dropped += 1
             return []
         # What is overdue was so before: the scheduler would take it for the newer of the two.
@@ -376,14 +379,14 @@ class RoundRobin:
         return self._send(route, Message(lmq.PING, lmq.RESTARTED if is_recalled else b"PING"))
 
 
-def at_broker(
+def make_server(
     dialect: int,
-    luck: Callable[[], int],
-    settings: Settings = _USUAL,
-    doors: Iterable[int] = (),
+    random_bits: Callable[[], int],
+    settings: Settings = _DEFAULT_SETTINGS,
+    socket_numbers: Iterable[int] = (),
 ) -> RoundRobin:
     """The dialect by this number, spoken on the sockets of these numbers."""
-    return RoundRobin(dialect, luck, settings, doors)
+    return RoundRobin(dialect, random_bits, settings, socket_numbers)
 
 
 def _number(digits: bytes) -> int:
@@ -396,5 +399,5 @@ def _response(message: Message, arguments: Sequence[bytes], *worker: bytes) -> M
     return Message(lmq.RESPONSE, message.id, arguments, message.way_back(), worker)
 
 
-def _reply(asked: Asked, arguments: Sequence[bytes], *worker: bytes) -> Reply:
+def _reply(asked: PendingMessage, arguments: Sequence[bytes], *worker: bytes) -> Reply:
     return asked.route, _response(asked.message, arguments, *worker).frames()

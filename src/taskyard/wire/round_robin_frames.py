@@ -19,7 +19,7 @@ from msgspec import Struct
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import Malformed
 
-#: The dialect's name, in facts and terms. The core knows it: see `policy.AT_TOP`.
+#: The dialect's name, in facts and terms. The core knows it: see `policy.LIFO_DIALECTS`.
 DIALECT: Final = b"round-robin"
 
 VERSION: Final = b"LMQv100"
@@ -128,7 +128,7 @@ def parse(frames: Sequence[bytes], frames_max: int = FRAMES_MAX) -> Message:
     return Message(command, number, tuple(frames[first + 4 : last]), tuple(top), tuple(bottom))
 
 
-def received(frames: Sequence[bytes]) -> Message:
+def parse_at_peer(frames: Sequence[bytes]) -> Message:
     """The same, at a peer: what came with the sender's name in front has it at the bottom."""
     return parse([*frames[1:], frames[0]], PEER_FRAMES_MAX)
 

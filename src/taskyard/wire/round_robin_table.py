@@ -79,17 +79,17 @@ class Peer(Struct, eq=False):
     identity: bytes
     #: Its name in the core.
     name: bytes
-    heard_ns: int
+    last_seen_ns: int
     #: By which socket it was heard last; empty: not since this process began.
     route: bytes = b""
     slots: int = 0
-    is_enlisted: bool = False
+    is_registered: bool = False
     #: It was told to go, which this dialect has no word for: it gets no more.
     is_dismissed: bool = False
     #: It has said that it goes, and has nothing left when it registers again.
     has_left: bool = False
-    #: The request of a WorkerGone that the scheduler has not handled yet; 0: none.
-    goodbye: int = 0
+    #: The request of a WorkerExited that the scheduler has not handled yet; 0: none.
+    exit_request: int = 0
     #: Nothing reaches it.
     is_cut: bool = False
     #: It has not registered since this process began.
@@ -112,7 +112,7 @@ class Peer(Struct, eq=False):
     #: When the scheduler was told of its life; None: not since this process began.
     told_ns: int | None = None
     #: When its silence is looked at next; 0: never.
-    watched_ns: int = 0
+    timeout_check_ns: int = 0
 
     def ahead(self) -> int:
         """What the scheduler has to add to its slots."""
@@ -143,19 +143,19 @@ class Peer(Struct, eq=False):
         return None
 
 
-class Table:
+class WorkerTable:
     """All workers of this dialect, on however many sockets."""
 
-    def __init__(self, settings: Settings, doors: Iterable[int]) -> None:
+    def __init__(self, settings: Settings, socket_numbers: Iterable[int]) -> None:
         self._settings = settings
         #: The numbers of the sockets that this dialect is spoken on: where to look for who was not
         #: heard since this process began.
-        self.doors = [bytes([door]) for door in doors]
+        self.socket_numbers = [bytes([door]) for door in socket_numbers]
         #: By identity, and by name.
         self._peers: dict[bytes, Peer] = {}
         self._named: dict[bytes, Peer] = {}
         #: (when, identity): silences to look at. An entry may be early, never late.
-        self._silences: list[tuple[int, bytes]] = []
+        self._timeouts: list[tuple[int, bytes]] = []
         #: When slots of recalled messages are free, whatever became of them; 0: there are none.
         self._recall_ends_ns = 0
         #: What effects have brought about; told to the scheduler before anything else is.
@@ -175,19 +175,19 @@ class Table:
 
     # What workers say.
 
-    def hear(self, peer: Peer, route: bytes) -> list[events.Event]:
+    def touch(self, peer: Peer, route: bytes) -> list[events.Event]:
         """It is alive."""
-        peer.route, peer.heard_ns = route, self.now_ns
+        peer.route, peer.last_seen_ns = route, self.now_ns
         peer.just_given = []
         was_cut, peer.is_cut = peer.is_cut, False
-        if not peer.is_enlisted:
+        if not peer.is_registered:
             return []
         if was_cut or peer.told_ns is None:
-            return [self._appear(peer)]
+            return [self._registration(peer)]
         if self.now_ns - peer.told_ns < LIFE_NS:
             return []
         peer.told_ns = self.now_ns
-        return [events.WorkerHeard(0, peer.name)]
+        return [events.WorkerHeartbeat(0, peer.name)]
 
     def register(self, route: bytes, slots: int) -> list[events.Event]:
         """Add a worker, or set its slots anew. Who comes back begins with empty hands."""
@@ -195,53 +195,53 @@ class Table:
         peer = self._peers.get(identity)
         if peer is None:
             peer = self._remember(Peer(identity, name_of(identity), self.now_ns, route))
-        if not peer.is_enlisted:
+        if not peer.is_registered:
             lost, peer.leases = peer.leases, {}
             peer.returned = {} if peer.has_left else lost
             peer.answered.clear()
             peer.freed_early = 0
         peer.slots = slots
-        peer.is_enlisted, peer.is_dismissed = True, False
+        peer.is_registered, peer.is_dismissed = True, False
         peer.is_recalled = peer.has_left = False
         peer.is_unsure = any(lease.is_recalled for lease in peer.all())
         self._watch(peer)
-        return [self._appear(peer)]
+        return [self._registration(peer)]
 
     def has_room_for(self, identity: bytes) -> bool:
         """Where it is full, those who left make room."""
         if identity in self._peers or len(self._peers) < PEERS_MAX:
             return True
-        left = next((peer for peer in self._peers.values() if not peer.is_enlisted), None)
+        left = next((peer for peer in self._peers.values() if not peer.is_registered), None)
         if left is not None:
             self._forget(left)
         return left is not None
 
     def deregister(self, peer: Peer | None, request: int) -> list[events.Event]:
-        if peer is None or not peer.is_enlisted:
+        if peer is None or not peer.is_registered:
             return []
-        peer.is_enlisted, peer.has_left, peer.goodbye = False, True, request
-        return [events.WorkerGone(0, peer.name, request)]
+        peer.is_registered, peer.has_left, peer.exit_request = False, True, request
+        return [events.WorkerExited(0, peer.name, request)]
 
     def deregistered(self, worker: bytes, request: int) -> None:
         """Note that the scheduler has handled a goodbye."""
         peer = self._named.get(worker)
-        if peer is not None and peer.goodbye == request:
-            peer.goodbye = 0
+        if peer is not None and peer.exit_request == request:
+            peer.exit_request = 0
 
     def increment(self, peer: Peer | None) -> list[events.Event]:
         """A slot is free: of what was answered first, or of the oldest that wants no answer."""
-        if peer is None or not peer.is_enlisted:
+        if peer is None or not peer.is_registered:
             self.stale += 1
             return []
         if peer.answered:
             lease = peer.answered.popleft()
-            return [self._appear(peer) if lease.is_void else events.SlotFreed(0, peer.name)]
+            return [self._registration(peer) if lease.is_void else events.SlotFreed(0, peer.name)]
         silent = peer.oldest_untracked()
         if silent is not None:
             del peer.leases[silent.name]
             if silent.is_void:
-                return [self._appear(peer)]
-            return [events.WorkReported(0, peer.name, [silent.name], [silent.attempt])]
+                return [self._registration(peer)]
+            return [events.TasksReported(0, peer.name, [silent.name], [silent.attempt])]
         if peer.freed_early < len(peer.leases):
             peer.freed_early += 1
         else:
@@ -254,7 +254,7 @@ class Table:
         """A message is answered; its slot stays taken until INCREMENT. An answer to an earlier
         attempt takes nothing from a later one."""
         result = lmq.pack(message.arguments)
-        report = events.WorkReported(
+        report = events.TasksReported(
             *(0, peer.name, [lease.name], [lease.attempt], None, [result]), request=request
         )
         if peer.leases.get(lease.name) is not lease:
@@ -270,28 +270,28 @@ class Table:
             return [report]
         # A failure keeps no slot: that it is taken is told before, or another would have it.
         text = b"its result has %d bytes, and can have %d" % (len(result), PAYLOAD_BYTES_MAX)
-        report.outcomes, report.texts = [Outcome.FAILED_FOR_GOOD], [text]
+        report.outcomes, report.texts = [Outcome.FAILED_FINAL], [text]
         lease.is_void = True
-        return [self._appear(peer), report] if peer.is_enlisted else [report]
+        return [self._registration(peer), report] if peer.is_registered else [report]
 
-    def not_taken(self, lease: Lease, worker: bytes) -> None:
+    def answer_rejected(self, lease: Lease, worker: bytes) -> None:
         """The scheduler had no use for an answer, and kept no slot for it: the worker has that
         until it says INCREMENT."""
         peer = self._named.get(worker)
         if peer is None or lease.is_void or lease not in peer.answered:
             return
         lease.is_void = True
-        if peer.is_enlisted:
-            self.overdue.append(self._appear(peer))
+        if peer.is_registered:
+            self.overdue.append(self._registration(peer))
 
     # What workers are told.
 
     def give(self, effect: effects.Assign) -> list[Reply]:
         """The messages of an assignment."""
         peer = self._named.get(effect.worker)
-        if peer is not None and peer.goodbye:
+        if peer is not None and peer.exit_request:
             return []  # decided before the goodbye, which has returned it
-        if peer is None or not (peer.is_enlisted and peer.route):
+        if peer is None or not (peer.is_registered and peer.route):
             # It left: the scheduler will have heard, or hears it now.
             gone = events.WorkerLost(0, effect.worker, b"not registered", charged=False)
             self.overdue.append(gone)
@@ -340,7 +340,7 @@ class Table:
             if void:
                 peer.is_unsure = True
                 peer.freed_early = min(peer.freed_early, len(peer.leases))
-                told += [self._appear(peer)] if peer.is_enlisted else []
+                told += [self._registration(peer)] if peer.is_registered else []
         return told
 
     def stop(self, effect: effects.Stop) -> None:
@@ -352,38 +352,38 @@ class Table:
             lease = peer.leases.get(name)
             if lease is not None and lease.attempt == attempt:
                 lease.is_void = True
-        if peer.is_enlisted:
-            self.overdue.append(self._appear(peer))
+        if peer.is_registered:
+            self.overdue.append(self._registration(peer))
 
-    def dismiss(self, effect: effects.Dismiss) -> None:
+    def dismiss(self, effect: effects.Shutdown) -> None:
         peer = self._named.get(effect.worker)
-        if peer is not None and peer.is_enlisted:
-            peer.is_enlisted, peer.is_dismissed = False, True
-            self.overdue.append(events.WorkerGone(0, peer.name))
+        if peer is not None and peer.is_registered:
+            peer.is_registered, peer.is_dismissed = False, True
+            self.overdue.append(events.WorkerExited(0, peer.name))
 
-    def unknown(self, effect: effects.Stranger) -> None:
+    def unknown(self, effect: effects.UnknownWorker) -> None:
         """The scheduler does not know it any more."""
         peer = self._named.get(effect.worker)
         if effect.request:
             self.deregistered(effect.worker, effect.request)
         elif peer is not None:
-            peer.is_enlisted = False
+            peer.is_registered = False
 
     def cut(self, peer: Peer) -> list[events.Event]:
         """Nothing reaches it. It keeps what it has until it is silent for too long, for it may come
         back under its name; what was to be sent goes to others."""
-        if not (peer.is_enlisted and peer.route):
+        if not (peer.is_registered and peer.route):
             return []
         lost = [lease for lease in peer.just_given if lease.name in peer.leases]
         peer.just_given = []
         told: list[events.Event] = []
         if lost or not peer.is_cut:
             peer.is_cut = True
-            told.append(self._appear(peer))
+            told.append(self._registration(peer))
         for lease in lost:
             self._take_back(peer, lease)
         kept = [lease.name for lease in lost if not lease.is_void]
-        return [*told, events.WorkReturned(0, peer.name, kept)] if kept else told
+        return [*told, events.TasksReturned(0, peer.name, kept)] if kept else told
 
     def _take_back(self, peer: Peer, lease: Lease) -> None:
         del peer.leases[lease.name]
@@ -391,21 +391,21 @@ class Table:
         for name in [*peer.returned][: max(0, len(peer.returned) - RETURNED_MAX)]:
             del peer.returned[name]
 
-    def _appear(self, peer: Peer) -> events.Event:
+    def _registration(self, peer: Peer) -> events.Event:
         """What the scheduler is to know of it. It minds its silence, too, a little later than we
         do: nobody else does if it never comes back after a restart."""
         peer.told_ns = self.now_ns
         facts = WorkerFacts(
             services=self._settings.services,
             slots_total=peer.slots,
-            silence_ns=self._settings.expire_ns + max(self._settings.heartbeat_ns, LIFE_NS),
-            standing=True,
+            lease_timeout_ns=self._settings.expire_ns + max(self._settings.heartbeat_ns, LIFE_NS),
+            always_ready=True,
             dialect=lmq.DIALECT,
             restart_lease_ns=self._settings.expire_ns,
         )
-        return events.WorkerAppeared(0, peer.name, facts, peer.ahead())
+        return events.WorkerRegistered(0, peer.name, facts, peer.ahead())
 
-    def recall(self, holdings: Sequence[effects.Holding]) -> None:
+    def recall(self, holdings: Sequence[effects.WorkerTasks]) -> None:
         """What the scheduler knows of workers of a former process."""
         self._recall_ends_ns = self.now_ns + self._settings.expire_ns if holdings else 0
         for holding in holdings:
@@ -413,7 +413,7 @@ class Table:
             if identity is None:
                 continue
             peer = Peer(identity, holding.worker, self.now_ns, slots=holding.facts.slots_total)
-            peer.is_enlisted = peer.is_recalled = True
+            peer.is_registered = peer.is_recalled = True
             columns = (holding.names, holding.attempts, holding.terms, holding.envelopes)
             for name, attempt, terms, envelope in zip(*columns, strict=True):
                 lease = _lease(name, attempt, terms, _kept(terms, envelope))
@@ -441,7 +441,7 @@ class Table:
     def wake_at_ns(self) -> int | None:
         if self.overdue:
             return 0
-        times = [self._silences[0][0]] if self._silences else []
+        times = [self._timeouts[0][0]] if self._timeouts else []
         if self._recall_ends_ns:
             times.append(self._recall_ends_ns)
         return min(times, default=None)
@@ -452,46 +452,50 @@ class Table:
         if 0 < self._recall_ends_ns <= self.now_ns:
             self._recall_ends_ns = 0
             told += self._forget_void()
-        while self._silences and self._silences[0][0] <= self.now_ns:
-            at_ns, identity = heappop(self._silences)
+        while self._timeouts and self._timeouts[0][0] <= self.now_ns:
+            at_ns, identity = heappop(self._timeouts)
             peer = self._peers.get(identity)
-            if peer is None or peer.watched_ns != at_ns:
+            if peer is None or peer.timeout_check_ns != at_ns:
                 continue
-            peer.watched_ns = 0
+            peer.timeout_check_ns = 0
             if self._due_ns(peer) <= self.now_ns:
-                told += self._attend(peer, ping)
+                told += self._check_timeout(peer, ping)
             if identity in self._peers:
                 self._watch(peer)
         return told
 
-    def _attend(self, peer: Peer, ping: Callable[[bytes], events.Event]) -> list[events.Event]:
-        if not peer.is_enlisted:
+    def _check_timeout(
+        self, peer: Peer, ping: Callable[[bytes], events.Event]
+    ) -> list[events.Event]:
+        if not peer.is_registered:
             self._forget(peer)
             return []
-        if self.now_ns - peer.heard_ns >= self._patience_ns(peer):
-            peer.is_enlisted = False
+        if self.now_ns - peer.last_seen_ns >= self._timeout_ns(peer):
+            peer.is_registered = False
             return [events.WorkerLost(0, peer.name)]
         peer.pinged_ns = self.now_ns
-        routes = [peer.route] if peer.route else [door + peer.identity for door in self.doors]
+        routes = (
+            [peer.route] if peer.route else [door + peer.identity for door in self.socket_numbers]
+        )
         return [ping(route) for route in routes]
 
     def _watch(self, peer: Peer) -> None:
         due_ns = self._due_ns(peer)
-        if not peer.watched_ns or due_ns < peer.watched_ns:
-            peer.watched_ns = due_ns
-            heappush(self._silences, (due_ns, peer.identity))
+        if not peer.timeout_check_ns or due_ns < peer.timeout_check_ns:
+            peer.timeout_check_ns = due_ns
+            heappush(self._timeouts, (due_ns, peer.identity))
 
     def _due_ns(self, peer: Peer) -> int:
-        if not peer.is_enlisted:
-            return peer.heard_ns + FORGET_NS
-        attended_ns = max(peer.heard_ns, peer.pinged_ns)
+        if not peer.is_registered:
+            return peer.last_seen_ns + FORGET_NS
+        attended_ns = max(peer.last_seen_ns, peer.pinged_ns)
         ping_after_ns = self._settings.heartbeat_ns
         if not peer.route:
-            ping_after_ns = min(ping_after_ns, max(RECALL_NS, attended_ns - peer.heard_ns))
-        silent_ns = peer.heard_ns + self._patience_ns(peer)
+            ping_after_ns = min(ping_after_ns, max(RECALL_NS, attended_ns - peer.last_seen_ns))
+        silent_ns = peer.last_seen_ns + self._timeout_ns(peer)
         return min(attended_ns + ping_after_ns, silent_ns)
 
-    def _patience_ns(self, peer: Peer) -> int:
+    def _timeout_ns(self, peer: Peer) -> int:
         leases = [lease for lease in peer.leases.values() if not lease.is_void]
         asked_ns = max((lease.lease_ns for lease in leases), default=0)
         return max(self._settings.expire_ns, asked_ns)

@@ -43,7 +43,7 @@ PING_NS: Final = 5 * SECOND_NS
 SILENCE_NS: Final = 15 * SECOND_NS
 
 #: Silence after which the way to a worker is forgotten; the scheduler has given it up long before.
-FORGOTTEN_NS: Final = 4 * SILENCE_NS
+FORGET_NS: Final = 4 * SILENCE_NS
 
 #: Workers to whom the way is remembered, those that were heard last.
 PEERS_MAX: Final = 10_000
@@ -73,7 +73,7 @@ class Peer(Struct):
 
     route: bytes
     path: tuple[bytes, ...]
-    heard_ns: int
+    last_seen_ns: int
     #: What it said of itself in its last READY; None: it has sent none that is remembered.
     facts: WorkerFacts | None = None
     #: Which process of its id it is; None: it has not said so.
@@ -82,7 +82,7 @@ class Peer(Struct):
     newest_list: tuple[int | None, int] = (None, 0)
 
 
-class Heard(Struct):
+class Sender(Struct):
     """Where a message came from, and when."""
 
     route: bytes
@@ -93,7 +93,7 @@ class Heard(Struct):
     incarnation: int | None = None
 
 
-class Ticket(Struct):
+class PendingReply(Struct):
     """A message of a worker that is answered in this turn, or one of ours that has its place."""
 
     route: bytes
@@ -102,7 +102,7 @@ class Ticket(Struct):
     #: GIVE: the lock's id; None: it was no GIVE.
     lock: wmp.LockId | None = None
     #: From another process than the one that is known by this id: what it is when it is accepted.
-    newcomer: Heard | None = None
+    newcomer: Sender | None = None
     facts: WorkerFacts | None = None
     #: It is a PING, to be answered.
     is_ping: bool = False
@@ -114,21 +114,25 @@ class Wmp:
     prefix = numbering.WMP
 
     def __init__(
-        self, dialect: int, manager: str, luck: Callable[[], int], silence_ns: int = SILENCE_NS
+        self,
+        dialect: int,
+        manager: str,
+        random_bits: Callable[[], int],
+        lease_timeout_ns: int = SILENCE_NS,
     ) -> None:
-        self._numbers = numbering.numbers(dialect)
+        self._numbers = numbering.request_numbers(dialect)
         #: Who we are to workers; the same after a restart, or reports on what was taken before it
         #: would be another manager's.
         self._manager = manager
-        self._luck = luck
-        self._silence_ns = silence_ns
+        self._random_bits = random_bits
+        self._lease_timeout_ns = lease_timeout_ns
         #: Those that were neither heard nor asked for longest first.
         self._peers: dict[bytes, Peer] = {}
         #: When each of them was heard, or asked whether it is there.
         self._attended_ns: dict[bytes, int] = {}
         #: Who is reached by each route: a relay's has many.
         self._behind: dict[bytes, dict[bytes, None]] = {}
-        self._tickets: dict[int, Ticket] = {}
+        self._pending: dict[int, PendingReply] = {}
         #: Messages that made no sense, or were meant for another manager.
         self.malformed = 0
         #: Nobody is taken on any more: the broker is about to leave.
@@ -136,111 +140,117 @@ class Wmp:
 
     # What workers say.
 
-    def take(
-        self, route: bytes, frames: Sequence[bytes], now_ns: int, who: object | None = None
+    def receive(
+        self, route: bytes, frames: Sequence[bytes], now_ns: int, peer: object | None = None
     ) -> list[events.Event]:
         """What a message says. Whatever it is, this returns."""
         try:
-            return self._understand(route, frames, now_ns, who)
+            return self._decode(route, frames, now_ns, peer)
         except Malformed:
             self.malformed += 1
             return []
 
-    def _understand(
-        self, route: bytes, frames: Sequence[bytes], now_ns: int, who: object | None
+    def _decode(
+        self, route: bytes, frames: Sequence[bytes], now_ns: int, peer: object | None
     ) -> list[events.Event]:
-        path, told, payload = wmp.decode(frames, Side.WORKER)
-        worker = self.prefix + name_of(told.worker, "worker's id", wmp.WORKER_BYTES_MAX)
-        heard = Heard(route, path, worker, now_ns, told.incarnation)
-        refusal = _refusal(who, heard)
+        path, message, payload = wmp.decode(frames, Side.WORKER)
+        worker = self.prefix + name_of(message.worker, "worker's id", wmp.WORKER_BYTES_MAX)
+        sender = Sender(route, path, worker, now_ns, message.incarnation)
+        refusal = _refusal(peer, sender)
         if refusal:
-            return [events.Misunderstood(0, route, self._issue(heard), refusal)]
-        if getattr(told, "manager", None) not in (None, self._manager):
+            return [events.RequestRejected(0, route, self._issue(sender), refusal)]
+        if getattr(message, "manager", None) not in (None, self._manager):
             raise Malformed("it is meant for another manager")
-        return self._MEANINGS[type(told)](self, heard, told, payload)
+        return self._HANDLERS[type(message)](self, sender, message, payload)
 
-    def _ready(self, heard: Heard, told: wmp.Ready, _payload: bytes) -> list[events.Event]:
-        if self.leaving and heard.worker not in self._peers:
-            number = self._issue(heard)
-            return [events.Misunderstood(0, heard.route, number, "this manager is leaving")]
+    def _ready(self, sender: Sender, message: wmp.Ready, _payload: bytes) -> list[events.Event]:
+        if self.leaving and sender.worker not in self._peers:
+            number = self._issue(sender)
+            return [events.RequestRejected(0, sender.route, number, "this manager is leaving")]
         facts = WorkerFacts(
-            services=_services(told.services) or SERVICES_DEFAULT,
-            slots_total=told.slots,
-            silence_ns=self._silence_ns,
-            incarnation=told.incarnation,
-            called=True,
+            services=_services(message.services) or SERVICES_DEFAULT,
+            slots_total=message.slots,
+            lease_timeout_ns=self._lease_timeout_ns,
+            incarnation=message.incarnation,
+            wants_wake=True,
             dialect=b"wmp",
-            heartbeat_ns=_heartbeat_ns(told.heartbeat_ms) if told.incarnation else 0,
+            heartbeat_ns=_heartbeat_ns(message.heartbeat_ms) if message.incarnation else 0,
         )
-        appeared = events.WorkerAppeared(0, heard.worker, facts, replaces=told.replaces)
-        asked = events.WorkAsked(0, heard.worker, told.slots, incarnation=facts.incarnation)
-        if not self._is_newcomer(heard):
-            self._attend(heard).facts = facts
+        appeared = events.WorkerRegistered(0, sender.worker, facts, replaces=message.replaces)
+        asked = events.TasksRequested(
+            0, sender.worker, message.slots, incarnation=facts.incarnation
+        )
+        if not self._is_newcomer(sender):
+            self._note_route(sender).facts = facts
             return [appeared, asked]
-        number = self._issue(heard)
-        self._tickets[number].facts = facts
-        sign = events.WorkerHeard(0, heard.worker, request=number, incarnation=facts.incarnation)
+        number = self._issue(sender)
+        self._pending[number].facts = facts
+        sign = events.WorkerHeartbeat(
+            0, sender.worker, request=number, incarnation=facts.incarnation
+        )
         return [appeared, sign, asked]
 
-    def _give(self, heard: Heard, told: wmp.Give, _payload: bytes) -> list[events.Event]:
-        services = _services(told.services)
-        peer = self._attend(heard)
+    def _give(self, sender: Sender, message: wmp.Give, _payload: bytes) -> list[events.Event]:
+        services = _services(message.services)
+        peer = self._note_route(sender)
         said: list[events.Event] = []
         if peer.facts is not None and services and services != peer.facts.services:
             peer.facts = structs.replace(peer.facts, services=services)
-            said.append(events.WorkerAppeared(0, heard.worker, peer.facts))
-        number, parks = self._issue(heard, told.request), False
-        asked = events.WorkAsked(0, heard.worker, 1, parks, number, heard.incarnation)
+            said.append(events.WorkerRegistered(0, sender.worker, peer.facts))
+        number, parks = self._issue(sender, message.request), False
+        asked = events.TasksRequested(0, sender.worker, 1, parks, number, sender.incarnation)
         return [*said, asked]
 
-    def _done(self, heard: Heard, told: wmp.Done, payload: bytes) -> list[events.Event]:
-        report = events.WorkReported(
-            *(0, heard.worker, [name_of(told.task)], [told.attempt]),
-            outcomes=None if told.status == "ok" else [_OUTCOMES[told.status]],
+    def _done(self, sender: Sender, message: wmp.Done, payload: bytes) -> list[events.Event]:
+        report = events.TasksReported(
+            *(0, sender.worker, [name_of(message.task)], [message.attempt]),
+            outcomes=None if message.status == "ok" else [_OUTCOMES[message.status]],
             texts=[payload],
-            luck=self._luck(),
-            result_bytes_total=[told.bytes_total] if told.bytes_total else None,
-            incarnation=heard.incarnation,
+            random_bits=self._random_bits(),
+            result_bytes_total=[message.bytes_total] if message.bytes_total else None,
+            incarnation=sender.incarnation,
         )
-        self._attend(heard)
+        self._note_route(sender)
         return [report]
 
-    def _status(self, heard: Heard, told: wmp.Status, _payload: bytes) -> list[events.Event]:
-        name = name_of(told.task)
-        self._attend(heard)
-        if told.percent is None and told.text is None:
-            return [events.WorkerHeard(0, heard.worker, incarnation=heard.incarnation)]
-        percent = int(min(max(told.percent or 0, 0), _PERCENT_MAX))
-        text = (told.text or "").encode()
-        progressed = events.WorkProgressed(
-            *(0, heard.worker, [name], [told.attempt], [percent], [text]),
-            incarnation=heard.incarnation,
+    def _status(self, sender: Sender, message: wmp.Status, _payload: bytes) -> list[events.Event]:
+        name = name_of(message.task)
+        self._note_route(sender)
+        if message.percent is None and message.text is None:
+            return [events.WorkerHeartbeat(0, sender.worker, incarnation=sender.incarnation)]
+        percent = int(min(max(message.percent or 0, 0), _PERCENT_MAX))
+        text = (message.text or "").encode()
+        progressed = events.TasksProgressed(
+            *(0, sender.worker, [name], [message.attempt], [percent], [text]),
+            incarnation=sender.incarnation,
         )
         return [progressed]
 
-    def _ping(self, heard: Heard, told: wmp.WorkerPing, _payload: bytes) -> list[events.Event]:
-        sign = self._sign(heard, told)
-        sign.request = self._issue(heard)
-        self._tickets[sign.request].is_ping = True
+    def _ping(self, sender: Sender, message: wmp.WorkerPing, _payload: bytes) -> list[events.Event]:
+        sign = self._heartbeat(sender, message)
+        sign.request = self._issue(sender)
+        self._pending[sign.request].is_ping = True
         return [sign]
 
-    def _pong(self, heard: Heard, told: wmp.WorkerPong, _payload: bytes) -> list[events.Event]:
-        return [self._sign(heard, told)]
+    def _pong(self, sender: Sender, message: wmp.WorkerPong, _payload: bytes) -> list[events.Event]:
+        return [self._heartbeat(sender, message)]
 
-    def _sign(self, heard: Heard, told: wmp.WorkerPing | wmp.WorkerPong) -> events.WorkerHeard:
-        sign = events.WorkerHeard(0, heard.worker, incarnation=heard.incarnation)
-        held = [(name_of(task), attempt) for task, attempt in told.held or ()]
-        peer = self._attend(heard)
-        if told.held is not None and _is_newest(peer, heard, told.number):
-            sign.held, sign.heartbeat_ns = held, _heartbeat_ns(told.heartbeat_ms)
+    def _heartbeat(
+        self, sender: Sender, message: wmp.WorkerPing | wmp.WorkerPong
+    ) -> events.WorkerHeartbeat:
+        sign = events.WorkerHeartbeat(0, sender.worker, incarnation=sender.incarnation)
+        held = [(name_of(task), attempt) for task, attempt in message.held or ()]
+        peer = self._note_route(sender)
+        if message.held is not None and _is_newest(peer, sender, message.number):
+            sign.held, sign.heartbeat_ns = held, _heartbeat_ns(message.heartbeat_ms)
         return sign
 
-    def _bye(self, heard: Heard, _told: wmp.WorkerBye, _payload: bytes) -> list[events.Event]:
-        if not self._is_newcomer(heard):
-            self._forget(heard.worker)
-        return [events.WorkerGone(0, heard.worker, incarnation=heard.incarnation)]
+    def _bye(self, sender: Sender, _told: wmp.WorkerBye, _payload: bytes) -> list[events.Event]:
+        if not self._is_newcomer(sender):
+            self._forget(sender.worker)
+        return [events.WorkerExited(0, sender.worker, incarnation=sender.incarnation)]
 
-    _MEANINGS: ClassVar[dict[type, Callable[..., list[events.Event]]]] = {
+    _HANDLERS: ClassVar[dict[type, Callable[..., list[events.Event]]]] = {
         wmp.Ready: _ready,
         wmp.Give: _give,
         wmp.Done: _done,
@@ -252,22 +262,22 @@ class Wmp:
 
     # What the scheduler says.
 
-    def tell(self, effect: effects.Effect) -> list[Reply]:
+    def reply(self, effect: effects.Effect) -> list[Reply]:
         """The messages that an effect makes."""
-        telling = self._TELLINGS.get(type(effect))
+        telling = self._REPLIES.get(type(effect))
         return [] if telling is None else telling(self, effect)
 
     def _wake(self, effect: effects.Wake) -> list[Reply]:
         return self._to(effect.worker, wmp.Wake(text_of(effect.service), self._manager))
 
     def _assign(self, effect: effects.Assign) -> list[Reply]:
-        ticket = self._tickets.pop(effect.request, None)
+        ticket = self._pending.pop(effect.request, None)
         if ticket is None or ticket.lock is None:
             return []  # nobody asked: it is given back when it is not listed
         sent: list[Reply] = []
         for index, name in enumerate(effect.names):
             terms = effect.terms[index]
-            take = wmp.Take(
+            receive = wmp.Take(
                 request=ticket.lock,
                 task=text_of(name),
                 attempt=effect.attempts[index],
@@ -277,32 +287,32 @@ class Wmp:
                 time_limit_ms=-(-terms.time_limit_ns // _MILLISECOND_NS),
                 slots=terms.slots,
             )
-            sent.append(_reply(ticket, take, effect.payloads[index] or name))
+            sent.append(_reply(ticket, receive, effect.payloads[index] or name))
         return sent
 
-    def _nothing(self, effect: effects.Nothing) -> list[Reply]:
-        return self._unlock(self._tickets.pop(effect.request, None))
+    def _nothing(self, effect: effects.NoWork) -> list[Reply]:
+        return self._unlock(self._pending.pop(effect.request, None))
 
-    def _dismiss(self, effect: effects.Dismiss) -> list[Reply]:
+    def _dismiss(self, effect: effects.Shutdown) -> list[Reply]:
         bye = wmp.ManagerBye(self._id(effect.worker), "no more work for you", self._manager)
-        ticket = self._tickets.pop(effect.request, None)
+        ticket = self._pending.pop(effect.request, None)
         if ticket is not None:
             return [*self._unlock(ticket), _reply(ticket, bye)]
         return self._to(effect.worker, bye)
 
-    def _stranger(self, effect: effects.Stranger) -> list[Reply]:
+    def _stranger(self, effect: effects.UnknownWorker) -> list[Reply]:
         """Its silence was too long, or it never said READY: whatever READY it sent is void."""
         peer = self._peers.get(effect.worker)
         if peer is not None:
             peer.facts = None
-        return self._unlock(self._tickets.pop(effect.request, None))
+        return self._unlock(self._pending.pop(effect.request, None))
 
-    def _heard(self, effect: effects.Heard) -> list[Reply]:
-        ticket = self._tickets.pop(effect.request, None)
+    def _heard(self, effect: effects.HeartbeatAck) -> list[Reply]:
+        ticket = self._pending.pop(effect.request, None)
         if ticket is None:
             return []
         if ticket.newcomer is not None:
-            self._welcome(ticket.newcomer, ticket.facts)
+            self._accept_newcomer(ticket.newcomer, ticket.facts)
         if not ticket.is_ping:
             return []
         peer = self._peers.get(effect.worker)
@@ -316,8 +326,8 @@ class Wmp:
             for reply in self._to(effect.worker, wmp.Cancel(text_of(name), attempt, self._manager))
         ]
 
-    def _answer_due(self, effect: effects.AnswerDue) -> list[Reply]:
-        ticket = self._tickets.pop(effect.request, None)
+    def _answer_due(self, effect: effects.ReplyDue) -> list[Reply]:
+        ticket = self._pending.pop(effect.request, None)
         if ticket is None:
             return []
         peer = self._peers.get(ticket.worker)
@@ -326,7 +336,7 @@ class Wmp:
 
     def _refused(self, effect: effects.Refused) -> list[Reply]:
         """Refuse a peer that is late, has a key without this right, or uses another's id."""
-        ticket = self._tickets.pop(effect.request, None)
+        ticket = self._pending.pop(effect.request, None)
         if ticket is None:
             return []
         bye = wmp.ManagerBye(self._id(ticket.worker), effect.text, self._manager)
@@ -336,46 +346,48 @@ class Wmp:
                 self._forget(ticket.worker)  # the way to it is no way to the id's holder
         return [_reply(ticket, bye)]
 
-    _TELLINGS: ClassVar[dict[type, Callable[..., list[Reply]]]] = {
+    _REPLIES: ClassVar[dict[type, Callable[..., list[Reply]]]] = {
         effects.Wake: _wake,
         effects.Assign: _assign,
-        effects.Nothing: _nothing,
-        effects.Dismiss: _dismiss,
-        effects.Stranger: _stranger,
-        effects.Heard: _heard,
+        effects.NoWork: _nothing,
+        effects.Shutdown: _dismiss,
+        effects.UnknownWorker: _stranger,
+        effects.HeartbeatAck: _heard,
         effects.Stop: _stop,
-        effects.AnswerDue: _answer_due,
+        effects.ReplyDue: _answer_due,
         effects.Refused: _refused,
     }
 
-    def _unlock(self, ticket: Ticket | None) -> list[Reply]:
+    def _unlock(self, ticket: PendingReply | None) -> list[Reply]:
         if ticket is None or ticket.lock is None:
             return []
         return [_reply(ticket, wmp.No(ticket.lock, self._manager))]
 
-    def _to(self, worker: bytes, told: wmp.FromManager) -> list[Reply]:
+    def _to(self, worker: bytes, message: wmp.FromManager) -> list[Reply]:
         """To a worker, by the way that it was heard from last, if it is known."""
         peer = self._peers.get(worker)
-        return [] if peer is None else [_reply(peer, told)]
+        return [] if peer is None else [_reply(peer, message)]
 
     def _id(self, worker: bytes) -> str:
         return text_of(worker.removeprefix(self.prefix))
 
-    def _issue(self, heard: Heard, lock: wmp.LockId | None = None) -> int:
+    def _issue(self, sender: Sender, lock: wmp.LockId | None = None) -> int:
         number = next(self._numbers)
-        ticket = self._tickets[number] = Ticket(heard.route, heard.path, heard.worker, lock)
-        if self._is_newcomer(heard):
-            ticket.newcomer = heard
+        ticket = self._pending[number] = PendingReply(
+            sender.route, sender.path, sender.worker, lock
+        )
+        if self._is_newcomer(sender):
+            ticket.newcomer = sender
         return number
 
     # Who is where.
 
-    def cut(self, route: bytes) -> list[events.Event]:
+    def disconnected(self, route: bytes) -> list[events.Event]:
         """Nothing reaches that route any more: whoever is behind it has to say READY again."""
-        cut = [*self._behind.get(route, ())]
-        for worker in cut:
+        disconnected = [*self._behind.get(route, ())]
+        for worker in disconnected:
             self._forget(worker)
-        return [events.WorkerCut(0, worker) for worker in cut]
+        return [events.WorkerUnreachable(0, worker) for worker in disconnected]
 
     def wake_at_ns(self) -> int | None:
         """When the first worker has been quiet for too long."""
@@ -390,44 +402,44 @@ class Wmp:
             if attended_ns + PING_NS > now_ns:
                 break
             peer = self._peers[worker]
-            if peer.heard_ns + FORGOTTEN_NS <= now_ns:
+            if peer.last_seen_ns + FORGET_NS <= now_ns:
                 self._forget(worker)
                 continue
             self._put_last(worker, now_ns)
-            number = self._issue(Heard(peer.route, peer.path, worker, now_ns))
-            asked.append(events.AnswerDue(0, peer.route, number))
+            number = self._issue(Sender(peer.route, peer.path, worker, now_ns))
+            asked.append(events.ReplyDue(0, peer.route, number))
         return asked
 
-    def _is_newcomer(self, heard: Heard) -> bool:
+    def _is_newcomer(self, sender: Sender) -> bool:
         """Whether another process than the one that is known by this id sent a message."""
-        peer = self._peers.get(heard.worker)
-        if peer is None or None in (peer.incarnation, heard.incarnation):
+        peer = self._peers.get(sender.worker)
+        if peer is None or None in (peer.incarnation, sender.incarnation):
             return False
-        return peer.incarnation != heard.incarnation
+        return peer.incarnation != sender.incarnation
 
-    def _welcome(self, heard: Heard, facts: WorkerFacts | None) -> None:
+    def _accept_newcomer(self, sender: Sender, facts: WorkerFacts | None) -> None:
         """Let a process that was accepted be the one that is known by its id."""
-        self._forget(heard.worker)
-        self._attend(heard).facts = facts
+        self._forget(sender.worker)
+        self._note_route(sender).facts = facts
 
-    def _attend(self, heard: Heard) -> Peer:
+    def _note_route(self, sender: Sender) -> Peer:
         """Note the way by which a worker was heard. The way to a newcomer is not noted yet."""
-        if self._is_newcomer(heard):
-            return Peer(heard.route, heard.path, heard.now_ns)
-        peer = self._peers.get(heard.worker)
+        if self._is_newcomer(sender):
+            return Peer(sender.route, sender.path, sender.now_ns)
+        peer = self._peers.get(sender.worker)
         if peer is None:
             if len(self._peers) >= PEERS_MAX:
                 self._forget(next(iter(self._attended_ns)))
-            peer = Peer(heard.route, heard.path, heard.now_ns)
-            self._peers[heard.worker] = peer
-            self._behind.setdefault(heard.route, {})[heard.worker] = None
-        elif peer.route != heard.route:
-            self._unlist(heard.worker, peer.route)
-            self._behind.setdefault(heard.route, {})[heard.worker] = None
-        peer.route, peer.path, peer.heard_ns = heard.route, heard.path, heard.now_ns
-        if heard.incarnation is not None:
-            peer.incarnation = heard.incarnation
-        self._put_last(heard.worker, heard.now_ns)
+            peer = Peer(sender.route, sender.path, sender.now_ns)
+            self._peers[sender.worker] = peer
+            self._behind.setdefault(sender.route, {})[sender.worker] = None
+        elif peer.route != sender.route:
+            self._unlist(sender.worker, peer.route)
+            self._behind.setdefault(sender.route, {})[sender.worker] = None
+        peer.route, peer.path, peer.last_seen_ns = sender.route, sender.path, sender.now_ns
+        if sender.incarnation is not None:
+            peer.incarnation = sender.incarnation
+        self._put_last(sender.worker, sender.now_ns)
         return peer
 
     def _put_last(self, worker: bytes, now_ns: int) -> None:
@@ -453,39 +465,43 @@ def _heartbeat_ns(promised_ms: int) -> int:
     return min(max(promised_ns, HEARTBEAT_NS_MIN), HEARTBEAT_NS_MAX)
 
 
-def _is_newest(peer: Peer, heard: Heard, number: int) -> bool:
+def _is_newest(peer: Peer, sender: Sender, number: int) -> bool:
     """Return whether a list is newer than all before it: one by a slower way may come later."""
     incarnation, newest = peer.newest_list
     if not number:
         return True
-    if incarnation == heard.incarnation and number < newest:
+    if incarnation == sender.incarnation and number < newest:
         return False
-    peer.newest_list = heard.incarnation, number
+    peer.newest_list = sender.incarnation, number
     return True
 
 
-def _services(told: list[str] | None) -> tuple[bytes, ...]:
-    return tuple(dict.fromkeys(name_of(one, "service") for one in told or ()))
+def _services(message: list[str] | None) -> tuple[bytes, ...]:
+    return tuple(dict.fromkeys(name_of(one, "service") for one in message or ()))
 
 
-def _reply(to: Ticket | Peer, told: wmp.FromManager, payload: bytes | None = None) -> Reply:
-    return to.route, wmp.encode(to.path, told, payload)
+def _reply(
+    to: PendingReply | Peer, message: wmp.FromManager, payload: bytes | None = None
+) -> Reply:
+    return to.route, wmp.encode(to.path, message, payload)
 
 
-def _refusal(who: object | None, heard: Heard) -> str:
+def _refusal(peer: object | None, sender: Sender) -> str:
     """Why whoever came in by a key may not say this; empty: it may. A worker's key is bound to its
     name; that of a relay, which is a worker's key too, vouches for all that are behind it."""
-    if not isinstance(who, roles.Guest):
+    if not isinstance(peer, roles.AuthenticatedPeer):
         return ""
-    if who.role not in (roles.Role.WORKER, roles.Role.ADMIN):
-        return f"the key {who.name} may not take tasks; ask for a worker's key"
-    own = heard.worker.removeprefix(numbering.WMP)
-    if who.role is roles.Role.ADMIN or heard.path or roles.may_speak_as(who.name, own):
+    if peer.role not in (roles.Role.WORKER, roles.Role.ADMIN):
+        return f"the key {peer.name} may not take tasks; ask for a worker's key"
+    own = sender.worker.removeprefix(numbering.WMP)
+    if peer.role is roles.Role.ADMIN or sender.path or roles.may_act_as(peer.name, own):
         return ""
-    return f"the key {who.name} is for workers named {who.name} or {who.name}/…; give such a name"
+    return (
+        f"the key {peer.name} is for workers named {peer.name} or {peer.name}/…; give such a name"
+    )
 
 
-def at_broker(dialect: int, identity: bytes, **more: Any) -> Wmp:  # noqa: ANN401  # handed on
+def make_server(dialect: int, identity: bytes, **more: Any) -> Wmp:  # noqa: ANN401  # handed on
     """The dialect as a broker speaks it: its number, and the identity of its journal, which is the
-    same after a restart. `luck` is any number from 0 to 2**32."""
+    same after a restart. `random_bits` is any number from 0 to 2**32."""
     return Wmp(dialect, identity.hex(), **more)

@@ -173,7 +173,7 @@ class Cancel(Struct, omit_defaults=True):
     back: Back | None = None
 
 
-class _WorkersSign(Struct, omit_defaults=True):
+class _WorkerHeartbeat(Struct, omit_defaults=True):
     worker: Text
     #: Tasks and attempts that it holds for this manager; None: it does not say.
     held: list[tuple[Text, Number]] | None = None
@@ -187,15 +187,15 @@ class _WorkersSign(Struct, omit_defaults=True):
     number: Number = 0
 
 
-class WorkerPing(_WorkersSign):
+class WorkerPing(_WorkerHeartbeat):
     """Worker: it is alive; is the manager?"""
 
 
-class WorkerPong(_WorkersSign):
+class WorkerPong(_WorkerHeartbeat):
     """Worker: it is alive, now that it is asked."""
 
 
-class _ManagersSign(Struct, omit_defaults=True):
+class _ManagerHeartbeat(Struct, omit_defaults=True):
     worker: Text
     #: False: no READY of this worker is remembered here.
     ready: bool = True
@@ -203,11 +203,11 @@ class _ManagersSign(Struct, omit_defaults=True):
     back: Back | None = None
 
 
-class ManagerPing(_ManagersSign):
+class ManagerPing(_ManagerHeartbeat):
     """Manager: is the worker alive?"""
 
 
-class ManagerPong(_ManagersSign):
+class ManagerPong(_ManagerHeartbeat):
     """Manager: it is alive, now that it is asked."""
 
 
@@ -266,7 +266,7 @@ _BYTES_OF: Final = {
     kind: command for kinds in _COMMANDS_OF.values() for command, kind in kinds.items()
 }
 _encode = msgspec.json.Encoder().encode
-_loosely = msgspec.json.Decoder(dict[str, Raw])
+_raw_decoder = msgspec.json.Decoder(dict[str, Raw])
 
 #: What the JSON decoder raises, whatever it is fed: too deep, too long a number, not UTF-8.
 _DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, ValueError)
@@ -277,7 +277,7 @@ _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 
 
-class Opened(NamedTuple):
+class RawMessage(NamedTuple):
     """A message whose headers are not read yet."""
 
     #: How many frames its path has; the delimiter is next.
@@ -286,7 +286,7 @@ class Opened(NamedTuple):
     headers: bytes
 
 
-def opened(frames: Sequence[bytes], sender: Side) -> Opened:
+def split_frames(frames: Sequence[bytes], sender: Side) -> RawMessage:
     """The parts of a message that a worker or a manager sent. Raises Malformed."""
     try:
         at = frames.index(b"", 0, PATH_MAX + 1)
@@ -300,7 +300,7 @@ def opened(frames: Sequence[bytes], sender: Side) -> Opened:
     if command not in _DECODERS[sender]:
         raise Malformed(f"a {sender.value} sends no such command")
     _check_headers(headers)
-    return Opened(at, command, headers)
+    return RawMessage(at, command, headers)
 
 
 def _check_headers(headers: bytes) -> None:
@@ -324,12 +324,12 @@ def _is_deep(headers: bytes) -> bool:
 
 def decode(frames: Sequence[bytes], sender: Side) -> tuple[tuple[bytes, ...], Any, bytes]:
     """The path, the headers by their type, and the payload. Raises Malformed."""
-    at, command, headers = opened(frames, sender)
+    at, command, headers = split_frames(frames, sender)
     try:
-        told = _DECODERS[sender][command].decode(headers)
+        message = _DECODERS[sender][command].decode(headers)
     except _DECODE_ERRORS as error:
         raise Malformed(f"headers that can't be used: {error}") from error
-    return tuple(frames[:at]), told, _payload(frames[at + _FIXED_FRAMES :])
+    return tuple(frames[:at]), message, _payload(frames[at + _FIXED_FRAMES :])
 
 
 def _payload(frames: Sequence[bytes]) -> bytes:
@@ -340,30 +340,30 @@ def _payload(frames: Sequence[bytes]) -> bytes:
 
 
 def encode(
-    path: Sequence[bytes], told: FromWorker | FromManager, payload: bytes | None = None
+    path: Sequence[bytes], message: FromWorker | FromManager, payload: bytes | None = None
 ) -> list[bytes]:
     """A message's frames; without a payload it has no frame for one."""
-    frames = [*path, b"", VERSION, _BYTES_OF[type(told)], _encode(told)]
+    frames = [*path, b"", VERSION, _BYTES_OF[type(message)], _encode(message)]
     return frames if payload is None else [*frames, payload]
 
 
-def encoded_size(told: FromWorker | FromManager) -> int:
+def encoded_size(message: FromWorker | FromManager) -> int:
     """How many bytes the headers would have."""
-    return len(_encode(told))
+    return len(_encode(message))
 
 
 # Headers that are handed on.
 
 
-def read_loosely(headers: bytes) -> dict[str, Raw]:
+def decode_raw_headers(headers: bytes) -> dict[str, Raw]:
     """All keys, each with its value as it stands. Raises Malformed."""
     try:
-        return _loosely.decode(headers)
+        return _raw_decoder.decode(headers)
     except _DECODE_ERRORS as error:
         raise Malformed(f"headers that can't be read: {error}") from error
 
 
-def write_loosely(headers: dict[str, Raw]) -> bytes:
+def encode_raw_headers(headers: dict[str, Raw]) -> bytes:
     return _encode(headers)
 
 

@@ -24,7 +24,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.errors import Malformed
 from taskyard.wire import wmp_frames as wmp
 from taskyard.wire.wmp_frames import Side, name_of, text_of
-from taskyard.wire.wmp_ways import Manager, Managers, Way
+from taskyard.wire.wmp_ways import Manager, Managers, Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ WAKES_MAX: Final = 1_000
 PING_NS_MAX: Final = 8 * SECOND_NS
 
 #: Signs of life in the time of a lease: one or two may be lost.
-PINGS_A_LEASE: Final = 3
+PINGS_PER_LEASE: Final = 3
 
 #: A manager that was not heard for so long, and for whom nothing is held, is forgotten.
 FORGOTTEN_NS: Final = 120 * SECOND_NS
@@ -62,18 +62,18 @@ REPORTS_MAX: Final = 5
 
 #: Reports that are kept to be sent again, and their bytes: of managers that are away for longer,
 #: the oldest are let go, and the tasks are done again.
-KEPT_MAX: Final = 1_000
-KEPT_BYTES_MAX: Final = 64 << 20
+REPORTS_KEPT_MAX: Final = 1_000
+REPORTS_KEPT_BYTES_MAX: Final = 64 << 20
 
 #: How long to wait, when leaving, until the managers are known to have the last reports.
-FAREWELL_NS: Final = 2 * SECOND_NS
+BYE_NS_MAX: Final = 2 * SECOND_NS
 
 _MILLISECOND_NS: Final = SECOND_NS // 1000
 
 Key: TypeAlias = tuple[bytes, int]
 
 #: What goes to one manager.
-Upward: TypeAlias = wmp.Give | wmp.Done | wmp.Status | wmp.WorkerPing | wmp.WorkerPong
+ToManager: TypeAlias = wmp.Give | wmp.Done | wmp.Status | wmp.WorkerPing | wmp.WorkerPong
 
 
 class Settings(Struct, frozen=True):
@@ -115,7 +115,7 @@ class Stop(Struct):
     attempt: int
 
 
-Order: TypeAlias = Send | Start | Stop
+Action: TypeAlias = Send | Start | Stop
 
 
 class Held(Struct):
@@ -153,7 +153,7 @@ class Worker:
         #: Numbers of PINGs and PONGs: of two that overtake each other, the higher one is newer.
         self._sign_numbers = count(1)
         #: WAKEs that wait for a slot, and until when, in order of arrival.
-        self._wakes: dict[Way, int] = {}
+        self._wakes: dict[Route, int] = {}
         self._held: dict[Key, Held] = {}
         #: Slots of those that are at work.
         self._slots_used = 0
@@ -164,7 +164,7 @@ class Worker:
         self._ready_after_ns = READY_NS_MIN
         #: When READY goes by a wire again where everybody has said goodbye.
         self._quiet_until_ns = [now_ns] * wires
-        self._orders: list[Order] = []
+        self._actions: list[Action] = []
         self._farewell_ends_ns = 0
         #: No more tasks: it is gone when it holds none.
         self.leaving = False
@@ -203,26 +203,28 @@ class Worker:
 
     # What goes in.
 
-    def take(self, wire: int, frames: Sequence[bytes], now_ns: int) -> list[Order]:
+    def take(self, wire: int, frames: Sequence[bytes], now_ns: int) -> list[Action]:
         """A message. Whatever it is, this returns."""
         try:
-            self._understand(wire, frames, now_ns)
+            self._decode(wire, frames, now_ns)
         except Malformed:
             self.malformed += 1
         return self._taken()
 
-    def _understand(self, wire: int, frames: Sequence[bytes], now_ns: int) -> None:
-        path, told, payload = wmp.decode(frames, Side.MANAGER)
+    def _decode(self, wire: int, frames: Sequence[bytes], now_ns: int) -> None:
+        path, message, payload = wmp.decode(frames, Side.MANAGER)
         if path:
             raise Malformed("a worker is the end of the way")
-        way = Way(wire, tuple(told.back or ()))
+        route = Route(wire, tuple(message.back or ()))
         # The manager in TAKE is whose task it is, who may be somebody behind this one.
-        name = None if isinstance(told, wmp.Take) else told.manager
-        self._MEANINGS[type(told)](self, self._hear(way, name, now_ns), told, payload, now_ns)
+        name = None if isinstance(message, wmp.Take) else message.manager
+        self._HANDLERS[type(message)](
+            self, self._hear(route, name, now_ns), message, payload, now_ns
+        )
 
     def done(
         self, key: Key, status: str, payload: bytes, now_ns: int, bytes_total: int = 0
-    ) -> list[Order]:
+    ) -> list[Action]:
         """What came of a task: `ok` and its result, or `error` or `refused` and why."""
         held = self._held.get(key)
         if held is not None and held.status is None:
@@ -234,7 +236,7 @@ class Worker:
                 self._rest(now_ns)
             else:
                 self._keep(held)
-            self._have_room(now_ns)
+            self._on_slot_free(now_ns)
         return self._taken()
 
     def _rest(self, now_ns: int) -> None:
@@ -244,34 +246,34 @@ class Worker:
 
     def progressed(
         self, key: Key, percent: float | None = None, text: str | None = None
-    ) -> list[Order]:
+    ) -> list[Action]:
         held = self._held.get(key)
         if held is not None and held.status is None:
-            told = wmp.Status(self._id, text_of(held.name), held.attempt, percent, text)
-            told.manager = held.owner
-            self._send_to(held.manager, told)
+            message = wmp.Status(self._id, text_of(held.name), held.attempt, percent, text)
+            message.manager = held.owner
+            self._send_to(held.manager, message)
         return self._taken()
 
-    def leave(self, now_ns: int) -> list[Order]:
+    def leave(self, now_ns: int) -> list[Action]:
         """Take no more. It is gone when what it holds is reported."""
         self.leaving = True
         self._locks.clear()
         self._wakes.clear()
         return self.time_passed(now_ns)
 
-    def time_passed(self, now_ns: int) -> list[Order]:
+    def time_passed(self, now_ns: int) -> list[Action]:
         """Whatever is due."""
         self._end_locks(now_ns)
         if self._is_ready_due(now_ns):
-            self._say_ready(now_ns)
+            self._send_ready(now_ns)
         for manager in self._managers:
             if manager.ping_due_ns <= now_ns:
                 self._ping(manager, now_ns)
-            if manager.heard_ns + FORGOTTEN_NS <= now_ns and not manager.held:
+            if manager.last_seen_ns + FORGOTTEN_NS <= now_ns and not manager.held:
                 self._managers.forget(manager)
         self._report_again(now_ns)
         if self.leaving and not self.working and not self.gone:
-            self._say_goodbye(now_ns)
+            self._send_bye(now_ns)
         return self._taken()
 
     def wake_at_ns(self) -> int | None:
@@ -288,33 +290,33 @@ class Worker:
 
     def _wake(self, manager: Manager, _told: wmp.Wake, _payload: bytes, now_ns: int) -> None:
         manager.is_over = False
-        way = manager.way  # the one that this came by
-        if way is None or self.leaving or len(self._wakes) >= WAKES_MAX:
+        route = manager.route  # the one that this came by
+        if route is None or self.leaving or len(self._wakes) >= WAKES_MAX:
             return
-        self._quiet_until_ns[way.wire] = now_ns
-        self._wakes.setdefault(way, now_ns + WAKE_NS)
+        self._quiet_until_ns[route.wire] = now_ns
+        self._wakes.setdefault(route, now_ns + WAKE_NS)
         self._answer_wakes(now_ns)
 
     def _answer_wakes(self, now_ns: int) -> None:
         """In order of arrival, one lock for each free slot."""
         while self._wakes and self.slots_free > 0:
-            way = next(iter(self._wakes))
-            if self._wakes.pop(way) > now_ns:
-                self._give(way, now_ns)
+            route = next(iter(self._wakes))
+            if self._wakes.pop(route) > now_ns:
+                self._give(route, now_ns)
 
-    def _give(self, way: Way, now_ns: int) -> None:
+    def _give(self, route: Route, now_ns: int) -> None:
         request = str(next(self._lock_numbers))
         self._locks[request] = now_ns + LOCK_NS
         services = [text_of(one) for one in self._settings.services]
-        self._send(way, wmp.Give(self._id, request, services))
+        self._send(route, wmp.Give(self._id, request, services))
 
-    def _take(self, manager: Manager, told: wmp.Take, payload: bytes, now_ns: int) -> None:
-        self._locks.pop(str(told.request), None)
-        name, service = name_of(told.task), name_of(told.service, "service")
-        known = self._held.get((name, told.attempt))
-        if known is not None and known.manager.today() is manager:
+    def _take(self, manager: Manager, message: wmp.Take, payload: bytes, now_ns: int) -> None:
+        self._locks.pop(str(message.request), None)
+        name, service = name_of(message.task), name_of(message.service, "service")
+        known = self._held.get((name, message.attempt))
+        if known is not None and known.manager.current() is manager:
             return  # it was said twice
-        held = Held(name, told.attempt, manager, told.manager, told.slots)
+        held = Held(name, message.attempt, manager, message.manager, message.slots)
         if known is not None or self.leaving or self.slots_free <= 0:
             held.status = "refused"
             self._report(held, now_ns)
@@ -322,91 +324,95 @@ class Worker:
             self._held[held.key] = held
             manager.held[held.key] = None
             self._slots_used += held.slots
-            self._pay_heed(manager, told.lease_ms * _MILLISECOND_NS, now_ns)
-            limit_ns = told.time_limit_ms * _MILLISECOND_NS
-            self._orders.append(Start(name, told.attempt, service, payload, limit_ns, told.slots))
-        self._have_room(now_ns)
+            self._raise_ping_rate(manager, message.lease_ms * _MILLISECOND_NS, now_ns)
+            limit_ns = message.time_limit_ms * _MILLISECOND_NS
+            self._actions.append(
+                Start(name, message.attempt, service, payload, limit_ns, message.slots)
+            )
+        self._on_slot_free(now_ns)
 
-    def _pay_heed(self, manager: Manager, lease_ns: int, now_ns: int) -> None:
+    def _raise_ping_rate(self, manager: Manager, lease_ns: int, now_ns: int) -> None:
         """Show life often enough for a lease that is short."""
-        if 0 < lease_ns < PINGS_A_LEASE * self._settings.heartbeat_ns:
-            manager.ping_due_ns = min(manager.ping_due_ns, now_ns + lease_ns // PINGS_A_LEASE)
+        if 0 < lease_ns < PINGS_PER_LEASE * self._settings.heartbeat_ns:
+            manager.ping_due_ns = min(manager.ping_due_ns, now_ns + lease_ns // PINGS_PER_LEASE)
 
-    def _no(self, _manager: Manager, told: wmp.No, _payload: bytes, now_ns: int) -> None:
-        self._locks.pop(str(told.request), None)
+    def _no(self, _manager: Manager, message: wmp.No, _payload: bytes, now_ns: int) -> None:
+        self._locks.pop(str(message.request), None)
         self._answer_wakes(now_ns)
 
-    def _cancel(self, manager: Manager, told: wmp.Cancel, _payload: bytes, now_ns: int) -> None:
-        held = self._held.get((name_of(told.task), told.attempt))
-        if held is None or held.manager.today() is not manager:
+    def _cancel(self, manager: Manager, message: wmp.Cancel, _payload: bytes, now_ns: int) -> None:
+        held = self._held.get((name_of(message.task), message.attempt))
+        if held is None or held.manager.current() is not manager:
             return
         at_work = held.status is None
         self._drop(held)
         if at_work:
             held.status = "cancelled"
             self._slots_used -= held.slots
-            self._orders.append(Stop(*held.key))
+            self._actions.append(Stop(*held.key))
             self._report(held, now_ns)
-            self._have_room(now_ns)
+            self._on_slot_free(now_ns)
 
-    def _asked(self, manager: Manager, told: wmp.ManagerPing, _payload: bytes, now_ns: int) -> None:
-        self._send_to(manager, self._sign(wmp.WorkerPong, manager))
-        self._answered(manager, told, _payload, now_ns)
+    def _on_ping(
+        self, manager: Manager, message: wmp.ManagerPing, _payload: bytes, now_ns: int
+    ) -> None:
+        self._send_to(manager, self._heartbeat(wmp.WorkerPong, manager))
+        self._on_pong(manager, message, _payload, now_ns)
 
-    def _answered(
+    def _on_pong(
         self,
         manager: Manager,
-        told: wmp.ManagerPing | wmp.ManagerPong,
+        message: wmp.ManagerPing | wmp.ManagerPong,
         _payload: bytes,
         now_ns: int,
     ) -> None:
         """It is there. If it has forgotten our READY, it hears it again."""
         manager.name_held = ""
-        if not told.ready and self.slots_free > 0 and not self.leaving:
-            self._say_ready(now_ns)
+        if not message.ready and self.slots_free > 0 and not self.leaving:
+            self._send_ready(now_ns)
 
-    def _bye(self, manager: Manager, told: wmp.ManagerBye, _payload: bytes, now_ns: int) -> None:
+    def _bye(self, manager: Manager, message: wmp.ManagerBye, _payload: bytes, now_ns: int) -> None:
         """It has nothing for us, for now at least: a restarted one may have."""
-        if told.code in (wmp.NAME_HELD, wmp.NAME_LOST):
-            self._lack_name(manager, told, now_ns)
+        if message.code in (wmp.NAME_HELD, wmp.NAME_LOST):
+            self._on_name_refused(manager, message, now_ns)
             return
         manager.is_over = True
-        for way in manager.ways:
-            self._wakes.pop(way, None)
-        for wire in dict.fromkeys(way.wire for way in manager.ways):
+        for route in manager.routes:
+            self._wakes.pop(route, None)
+        for wire in dict.fromkeys(route.wire for route in manager.routes):
             if all(one.is_over and not one.held for one in self._managers.on(wire)):
                 self._quiet_until_ns[wire] = now_ns + READY_NS_MAX
-                self._orders.append(Send(wire, wmp.encode((), self._goodbye())))
+                self._actions.append(Send(wire, wmp.encode((), self._goodbye())))
 
-    def _lack_name(self, manager: Manager, told: wmp.ManagerBye, now_ns: int) -> None:
+    def _on_name_refused(self, manager: Manager, message: wmp.ManagerBye, now_ns: int) -> None:
         """Another process has the id: stop what is held for this manager, and ask again soon."""
-        manager.name_held = told.reason
-        if told.code == wmp.NAME_LOST:
-            self.name_lost = told.reason
-        for held in [one for one in self._held.values() if one.manager.today() is manager]:
+        manager.name_held = message.reason
+        if message.code == wmp.NAME_LOST:
+            self.name_lost = message.reason
+        for held in [one for one in self._held.values() if one.manager.current() is manager]:
             self._drop(held)
             if held.status is None:
                 held.status = "cancelled"
                 self._slots_used -= held.slots
-                self._orders.append(Stop(*held.key))
+                self._actions.append(Stop(*held.key))
         self._ready_after_ns = READY_NS_MIN
         self._ready_due_ns = min(self._ready_due_ns, now_ns + READY_NS_MIN)
 
     def _goodbye(self, reason: str = "") -> wmp.WorkerBye:
         return wmp.WorkerBye(self._id, reason, self._settings.incarnation or None)
 
-    _MEANINGS: ClassVar[dict[type, Callable[..., None]]] = {
+    _HANDLERS: ClassVar[dict[type, Callable[..., None]]] = {
         wmp.Wake: _wake,
         wmp.Take: _take,
         wmp.No: _no,
         wmp.Cancel: _cancel,
-        wmp.ManagerPing: _asked,
-        wmp.ManagerPong: _answered,
+        wmp.ManagerPing: _on_ping,
+        wmp.ManagerPong: _on_pong,
         wmp.ManagerBye: _bye,
     }
 
-    def _hear(self, way: Way, name: str | None, now_ns: int) -> Manager:
-        manager = self._managers.hear(way, name, now_ns)
+    def _hear(self, route: Route, name: str | None, now_ns: int) -> Manager:
+        manager = self._managers.touch(route, name, now_ns)
         if not manager.ping_after_ns:
             manager.ping_after_ns = self._settings.heartbeat_ns
             manager.ping_due_ns = now_ns + manager.ping_after_ns
@@ -414,45 +420,45 @@ class Worker:
 
     # What managers are told.
 
-    def _have_room(self, now_ns: int) -> None:
+    def _on_slot_free(self, now_ns: int) -> None:
         """A slot came free, or some are left: who has called is answered, and all are told."""
         self._answer_wakes(now_ns)
         self._ready_after_ns = READY_NS_MIN
         if self.slots_free <= 0:
             self._ready_due_ns = now_ns  # when a GIVE that took the slot is answered by NO
         elif not self.leaving:
-            self._say_ready(now_ns)
+            self._send_ready(now_ns)
 
     def _is_ready_due(self, now_ns: int) -> bool:
         return self.slots_free > 0 and not self.leaving and self._ready_due_ns <= now_ns
 
-    def _say_ready(self, now_ns: int) -> None:
+    def _send_ready(self, now_ns: int) -> None:
         settings = self._settings
-        told = wmp.Ready(self._id, settings.slots, incarnation=settings.incarnation)
+        message = wmp.Ready(self._id, settings.slots, incarnation=settings.incarnation)
         if settings.incarnation:
-            told.replaces = settings.replaces
-            told.heartbeat_ms = settings.heartbeat_ns // _MILLISECOND_NS
-        told.services = [text_of(one) for one in settings.services]
+            message.replaces = settings.replaces
+            message.heartbeat_ms = settings.heartbeat_ns // _MILLISECOND_NS
+        message.services = [text_of(one) for one in settings.services]
         for wire, quiet_until_ns in enumerate(self._quiet_until_ns):
             if quiet_until_ns <= now_ns:
-                self._orders.append(Send(wire, wmp.encode((), told)))
+                self._actions.append(Send(wire, wmp.encode((), message)))
                 if not self._managers.on(wire):
                     # Whoever is there answers, and says by which way.
                     ping = wmp.WorkerPing(self._id, incarnation=settings.incarnation or None)
-                    self._orders.append(Send(wire, wmp.encode((), ping)))
+                    self._actions.append(Send(wire, wmp.encode((), ping)))
         self._ready_due_ns = now_ns + self._ready_after_ns
         self._ready_after_ns = min(2 * self._ready_after_ns, READY_NS_MAX)
 
     def _ping(self, manager: Manager, now_ns: int) -> None:
-        heard = manager.heard_ns >= manager.pinged_ns
+        heard = manager.last_seen_ns >= manager.pinged_ns
         heartbeat_ns = self._settings.heartbeat_ns
         longer_ns = min(2 * manager.ping_after_ns, max(heartbeat_ns, PING_NS_MAX))
         manager.ping_after_ns = heartbeat_ns if heard else longer_ns
         manager.ping_due_ns = now_ns + manager.ping_after_ns
         manager.pinged_ns = now_ns
-        self._send_to(manager, self._sign(wmp.WorkerPing, manager))
+        self._send_to(manager, self._heartbeat(wmp.WorkerPing, manager))
 
-    def _sign(
+    def _heartbeat(
         self, kind: type[wmp.WorkerPing | wmp.WorkerPong], manager: Manager
     ) -> wmp.WorkerPing | wmp.WorkerPong:
         """A manager without a name may be known by other ways, too, for which other tasks are
@@ -470,27 +476,29 @@ class Worker:
     def _report(self, held: Held, now_ns: int) -> None:
         held.sent_ns = now_ns
         held.sent_count += 1
-        told = wmp.Done(self._id, text_of(held.name), held.attempt, held.status or "refused")  # type: ignore[arg-type]
-        told.manager, told.bytes_total = held.owner, held.bytes_total
-        self._send_to(held.manager, told, held.payload)
+        message = wmp.Done(self._id, text_of(held.name), held.attempt, held.status or "refused")  # type: ignore[arg-type]
+        message.manager, message.bytes_total = held.owner, held.bytes_total
+        self._send_to(held.manager, message, held.payload)
 
     def _keep(self, held: Held) -> None:
         self._reported[held.key] = held
         self._reported_bytes += len(held.payload)
-        while len(self._reported) > KEPT_MAX or self._reported_bytes > KEPT_BYTES_MAX:
+        while (
+            len(self._reported) > REPORTS_KEPT_MAX or self._reported_bytes > REPORTS_KEPT_BYTES_MAX
+        ):
             self._drop(next(iter(self._reported.values())))
 
     def _drop(self, held: Held) -> None:
         """It is over, for us."""
         self._held.pop(held.key, None)
-        held.manager.today().held.pop(held.key, None)
+        held.manager.current().held.pop(held.key, None)
         if self._reported.pop(held.key, None) is not None:
             self._reported_bytes -= len(held.payload)
 
     def _report_again(self, now_ns: int) -> None:
         """What its manager should have told us to forget, if it had got it."""
         for held in [*self._reported.values()]:
-            heard = held.manager.today().heard_ns > held.sent_ns
+            heard = held.manager.current().last_seen_ns > held.sent_ns
             if heard and held.sent_ns + REPORT_NS <= now_ns:
                 if held.sent_count > REPORTS_MAX:
                     self._drop(held)
@@ -502,30 +510,30 @@ class Worker:
         for request in ended:
             del self._locks[request]
         if ended:
-            self._have_room(now_ns)
+            self._on_slot_free(now_ns)
 
-    def _say_goodbye(self, now_ns: int) -> None:
+    def _send_bye(self, now_ns: int) -> None:
         """When the managers have the last reports, or have had the time to say so."""
         if not self._farewell_ends_ns:
-            self._farewell_ends_ns = now_ns + FAREWELL_NS
+            self._farewell_ends_ns = now_ns + BYE_NS_MAX
             for manager in self._managers:
                 if manager.held:
                     self._ping(manager, now_ns)
         if not self._reported or now_ns >= self._farewell_ends_ns:
             self.gone = True
             for wire in range(len(self._quiet_until_ns)):
-                self._orders.append(Send(wire, wmp.encode((), self._goodbye("leaves"))))
+                self._actions.append(Send(wire, wmp.encode((), self._goodbye("leaves"))))
 
-    def _send_to(self, manager: Manager, told: Upward, payload: bytes | None = None) -> None:
-        way = manager.today().way
-        if way is not None:
-            self._send(way, told, payload)
+    def _send_to(self, manager: Manager, message: ToManager, payload: bytes | None = None) -> None:
+        route = manager.current().route
+        if route is not None:
+            self._send(route, message, payload)
 
-    def _send(self, way: Way, told: Upward, payload: bytes | None = None) -> None:
-        told.back = [*way.back] or None
-        told.incarnation = self._settings.incarnation or None
-        self._orders.append(Send(way.wire, wmp.encode((), told, payload)))
+    def _send(self, route: Route, message: ToManager, payload: bytes | None = None) -> None:
+        message.back = [*route.back] or None
+        message.incarnation = self._settings.incarnation or None
+        self._actions.append(Send(route.wire, wmp.encode((), message, payload)))
 
-    def _taken(self) -> list[Order]:
-        orders, self._orders = self._orders, []
+    def _taken(self) -> list[Action]:
+        orders, self._actions = self._actions, []
         return orders

@@ -16,10 +16,10 @@ from msgspec import Struct, field
 #: Managers that are known at once, and ways to one of them. Whoever is met beyond that takes the
 #: place of the one that was not heard for longest.
 MANAGERS_MAX: Final = 1_000
-WAYS_MAX: Final = 16
+ROUTES_MAX: Final = 16
 
 
-class Way(Struct, frozen=True):
+class Route(Struct, frozen=True):
     wire: int
     back: tuple[int, ...] = ()
 
@@ -28,8 +28,8 @@ class Manager(Struct, eq=False):
     #: As it calls itself; None: it does not.
     name: str | None
     #: The one that it was heard from last is the last.
-    ways: dict[Way, None] = field(default_factory=dict)
-    heard_ns: int = 0
+    routes: dict[Route, None] = field(default_factory=dict)
+    last_seen_ns: int = 0
     #: When to show it life, and how long after that again.
     ping_due_ns: int = 0
     ping_after_ns: int = 0
@@ -45,73 +45,73 @@ class Manager(Struct, eq=False):
     became: Manager | None = None
 
     @property
-    def way(self) -> Way | None:
+    def route(self) -> Route | None:
         """The one that it was heard from last; None: there is none any more."""
-        return next(reversed(self.ways), None)
+        return next(reversed(self.routes), None)
 
-    def today(self) -> Manager:
-        return self if self.became is None else self.became.today()
+    def current(self) -> Manager:
+        return self if self.became is None else self.became.current()
 
 
 class Managers:
     """All of them, those that were heard last at the end."""
 
     def __init__(self) -> None:
-        self._by_way: dict[Way, Manager] = {}
+        self._by_way: dict[Route, Manager] = {}
         self._known: dict[int, Manager] = {}
 
     def __iter__(self) -> Iterator[Manager]:
         return iter([*self._known.values()])
 
-    def hear(self, way: Way, name: str | None, now_ns: int) -> Manager:
+    def touch(self, route: Route, name: str | None, now_ns: int) -> Manager:
         """Whoever speaks there, under that name; None: under the name that it has."""
-        manager = self._find(way, name)
-        manager.heard_ns = now_ns
-        manager.ways.pop(way, None)
-        manager.ways[way] = None
-        self._by_way[way] = manager
+        manager = self._find(route, name)
+        manager.last_seen_ns = now_ns
+        manager.routes.pop(route, None)
+        manager.routes[route] = None
+        self._by_way[route] = manager
         self._known[id(manager)] = self._known.pop(id(manager), manager)
-        if len(manager.ways) > WAYS_MAX:
-            self._drop_way(manager, next(iter(manager.ways)))
+        if len(manager.routes) > ROUTES_MAX:
+            self._drop_way(manager, next(iter(manager.routes)))
         if len(self._known) > MANAGERS_MAX:
             self.forget(next(iter(self._known.values())))
         return manager
 
-    def _find(self, way: Way, name: str | None) -> Manager:
-        here = self._by_way.get(way)
+    def _find(self, route: Route, name: str | None) -> Manager:
+        here = self._by_way.get(route)
         if here is not None and name in (None, here.name):
             return here
         named = None if name is None else self._named(name)
         if here is None:
             return named or Manager(name)
-        if named is None and len(here.ways) == 1:
+        if named is None and len(here.routes) == 1:
             here.name = name  # it says its name at last, or has another since it was restarted
             return here
         named = named or Manager(name)
-        self._move(way, here, named)
+        self._move(route, here, named)
         return named
 
     def _named(self, name: str) -> Manager | None:
         return next((one for one in self._known.values() if one.name == name), None)
 
-    def _move(self, way: Way, former: Manager, manager: Manager) -> None:
+    def _move(self, route: Route, former: Manager, manager: Manager) -> None:
         """Another manager is met on this way. If there is no other way to the former, it is the
         same, under another name."""
-        self._drop_way(former, way)
-        if not former.ways:
+        self._drop_way(former, route)
+        if not former.routes:
             manager.held.update(former.held)
             former.became = manager
             self.forget(former)
 
-    def _drop_way(self, manager: Manager, way: Way) -> None:
-        manager.ways.pop(way, None)
-        self._by_way.pop(way, None)
+    def _drop_way(self, manager: Manager, route: Route) -> None:
+        manager.routes.pop(route, None)
+        self._by_way.pop(route, None)
 
     def forget(self, manager: Manager) -> None:
-        for way in [*manager.ways]:
-            self._drop_way(manager, way)
+        for route in [*manager.routes]:
+            self._drop_way(manager, route)
         self._known.pop(id(manager), None)
 
     def on(self, wire: int) -> list[Manager]:
         """Those that were heard on a wire."""
-        return [one for one in self if any(way.wire == wire for way in one.ways)]
+        return [one for one in self if any(route.wire == wire for route in one.routes)]

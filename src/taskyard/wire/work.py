@@ -114,10 +114,10 @@ def _encode(payload: Command | _EncodedCall) -> bytes:
         ) from error
 
 
-def decode(payload: bytes, service: bytes) -> Command | Call | Pickled:
+def decode_payload(payload: bytes, service: bytes) -> Command | Call | Pickled:
     """What a task of that service is to do; a service of another name may be of any kind."""
     if service == PICKLE or (service not in (EXEC, CALL) and pickled.is_pickled(payload)):
-        return pickled.decode(payload)
+        return pickled.decode_pickled_call(payload)
     try:
         work = _decoder(payload, service).decode(payload)
     except _DECODE_ERRORS as error:
@@ -132,7 +132,7 @@ def decode(payload: bytes, service: bytes) -> Command | Call | Pickled:
 def decode_call(payload: bytes) -> Call | Pickled:
     """The same of a payload that is known to be a call of either kind."""
     if pickled.is_pickled(payload):
-        return pickled.decode(payload)
+        return pickled.decode_pickled_call(payload)
     return _calls.decode(payload)
 
 

@@ -36,7 +36,7 @@ from taskyard.worker.processes import find_program
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from taskyard.core.events import Clause
+    from taskyard.core.events import Rule
     from taskyard.core.tasks import Result
     from taskyard.worker.agents_rules import Lane
     from taskyard.worker.running import Work
@@ -112,7 +112,7 @@ class AgentRunner(running.Runner):
 
     # What the broker says, and is told.
 
-    def follow(self, clauses: Sequence[Clause]) -> None:
+    def follow(self, clauses: Sequence[Rule]) -> None:
         """Do as the broker's rules say from now on. What agents hold, they finish."""
         rules = self._rules.replaced(clauses)
         if rules is None:

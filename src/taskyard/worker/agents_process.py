@@ -22,11 +22,11 @@ from taskyard.wire.hungry import (
     LEAVING,
     LINE_BYTES_MAX,
     STUFFING,
+    AgentMessage,
+    AgentSession,
     Comment,
-    Conversation,
-    Garbage,
-    Heard,
     Key,
+    MalformedLine,
     Report,
 )
 from taskyard.worker.agents_input import Feed, Murmur
@@ -75,7 +75,7 @@ class Agent(Supervised):
         self._lines = lines
         self._world = world
         self._settings = settings
-        self._conversation = Conversation(settings.overfeed)
+        self._conversation = AgentSession(settings.overfeed)
         #: The lane that it serves, or served last.
         self.lane: Lane | None = None
         self._jobs: dict[Key, Job] = {}
@@ -210,11 +210,11 @@ class Agent(Supervised):
 
     # What it says.
 
-    def hear(self, chunk: bytes) -> None:
+    def receive(self, chunk: bytes) -> None:
         """From its stdout."""
         if self.is_ending():
             return
-        for heard in self._conversation.hear(chunk):
+        for heard in self._conversation.receive(chunk):
             self._take_in(heard)
             if self.is_ending():
                 return
@@ -227,13 +227,13 @@ class Agent(Supervised):
         self._printed.add(chunk)
         self._murmur.add(chunk)
 
-    def _take_in(self, heard: Heard) -> None:
+    def _take_in(self, heard: AgentMessage) -> None:
         self._heard_ns = self._shared.now_ns()
         if isinstance(heard, Report):
             self._settle(heard)
         elif isinstance(heard, Comment):
             self._remark(heard.text)
-        elif isinstance(heard, Garbage):
+        elif isinstance(heard, MalformedLine):
             self._complain(heard.reason)
 
     def _remark(self, text: bytes) -> None:
@@ -405,7 +405,7 @@ def start_agent(world: World, settings: AgentSettings) -> Agent:
     """Raises OSError or ValueError if it can't be started."""
     shared = world.shared
     # The pipes are read in a turn of the pool, when the agent has long been there.
-    stdout = Pipe(shared.selector, lambda chunk: agent.hear(chunk))  # noqa: PLW0108  # but not yet
+    stdout = Pipe(shared.selector, lambda chunk: agent.receive(chunk))  # noqa: PLW0108  # but not yet
     with stdout.given() as stdout_writing:
         stderr = Pipe(shared.selector, lambda chunk: agent.hear_aside(chunk))  # noqa: PLW0108  # likewise
         with stderr.given() as stderr_writing:

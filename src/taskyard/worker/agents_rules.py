@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct, structs
 
-from taskyard.core.events import Rules
-from taskyard.core.regimes import glob
+from taskyard.core.events import LaneOptions
+from taskyard.core.regimes import compile_glob
 from taskyard.worker.limits import AGENT_HUNGER_NS_MAX, AGENT_IDLE_NS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.core.events import Clause
+    from taskyard.core.events import Rule
 #: A service, and the name of a lane of it.
 Lane: TypeAlias = tuple[bytes, bytes]
 
@@ -42,13 +42,11 @@ class AgentSettings(Struct, frozen=True):
 class Rulebook:
     """What the broker says. `program` is fed whatever that names as a command."""
 
-    def __init__(
-        self, clauses: Sequence[Clause] = (), program: AgentSettings | None = None
-    ) -> None:
+    def __init__(self, clauses: Sequence[Rule] = (), program: AgentSettings | None = None) -> None:
         self._clauses = tuple(clauses)
-        self._globs = [(glob(clause.match), clause.rules) for clause in self._clauses]
+        self._globs = [(compile_glob(clause.match), clause.rules) for clause in self._clauses]
         self._program = program
-        self._remembered: dict[Lane, tuple[Rules, AgentSettings | None]] = {}
+        self._remembered: dict[Lane, tuple[LaneOptions, AgentSettings | None]] = {}
         rules = [clause.rules for clause in self._clauses]
         #: The most that any lane is overfed by.
         self.overfeed_max = max((one.overfeed for one in rules), default=0)
@@ -57,7 +55,7 @@ class Rulebook:
         if program is not None:
             self.commands = (program.argv,)
 
-    def replaced(self, clauses: Sequence[Clause]) -> Rulebook | None:
+    def replaced(self, clauses: Sequence[Rule]) -> Rulebook | None:
         """What the broker says now; None: the same."""
         return None if tuple(clauses) == self._clauses else Rulebook(clauses, self._program)
 
@@ -65,10 +63,10 @@ class Rulebook:
         """The agents that are fed with the tasks of a lane; None: they are done without."""
         return self._looked_up(lane)[1]
 
-    def rules_for(self, lane: Lane) -> Rules:
+    def rules_for(self, lane: Lane) -> LaneOptions:
         return self._looked_up(lane)[0]
 
-    def _looked_up(self, lane: Lane) -> tuple[Rules, AgentSettings | None]:
+    def _looked_up(self, lane: Lane) -> tuple[LaneOptions, AgentSettings | None]:
         found = self._remembered.get(lane)
         if found is None:
             if len(self._remembered) >= LANES_REMEMBERED:
@@ -76,11 +74,11 @@ class Rulebook:
             found = self._remembered[lane] = self._look_up(lane)
         return found
 
-    def _look_up(self, lane: Lane) -> tuple[Rules, AgentSettings | None]:
+    def _look_up(self, lane: Lane) -> tuple[LaneOptions, AgentSettings | None]:
         name = b"/".join(lane)
         rules = next((rules for fits, rules in self._globs if fits(name)), None)
         if rules is None:
-            return Rules(), self._program
+            return LaneOptions(), self._program
         if self._program is not None:
             return rules, _ruled(self._program, rules)
         if not rules.command:
@@ -88,7 +86,7 @@ class Rulebook:
         return rules, _ruled(AgentSettings(words_of(rules.command)), rules)
 
 
-def _ruled(settings: AgentSettings, rules: Rules) -> AgentSettings:
+def _ruled(settings: AgentSettings, rules: LaneOptions) -> AgentSettings:
     return structs.replace(
         settings,
         overfeed=rules.overfeed,

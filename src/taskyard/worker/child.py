@@ -140,7 +140,7 @@ def _fitting(result: bytes, bytes_max: int) -> bytes:
 
 
 def _refusal(error: _Refused) -> Answer:
-    return Outcome.FAILED_FOR_GOOD, cut_reason(str(error).encode(errors="replace")), b""
+    return Outcome.FAILED_FINAL, cut_reason(str(error).encode(errors="replace")), b""
 
 
 def _failure(error: BaseException, line: bytes = b"") -> Answer:

@@ -30,7 +30,7 @@ class Done(Struct):
     """What came of an attempt."""
 
     job: Job
-    #: DONE, FAILED, FAILED_FOR_GOOD (another attempt would end the same), or REFUSED (this worker
+    #: DONE, FAILED, FAILED_FINAL (another attempt would end the same), or REFUSED (this worker
     #: has no room for it at the moment). An agent's may be any other, too.
     outcome: Outcome
     #: The result if it is DONE, else the reason.

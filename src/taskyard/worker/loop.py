@@ -31,9 +31,9 @@ from taskyard.worker.jobs import Done, Job
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.core.events import Clause
+    from taskyard.core.events import Rule
     from taskyard.core.runs import Run
-    from taskyard.net.line import Line
+    from taskyard.net.line import Channel
     from taskyard.wire.dwork_peer import Reply
 
 #: How long a wish for tasks may wait at the broker.
@@ -109,7 +109,7 @@ class Host(Hands, Protocol):
 
     def overfeed(self, lane: tuple[bytes, bytes]) -> int: ...
 
-    def follow(self, clauses: Sequence[Clause]) -> None: ...
+    def follow(self, clauses: Sequence[Rule]) -> None: ...
 
 
 class Clock(Protocol):
@@ -125,7 +125,12 @@ class Loop:
     name_lost = ""
 
     def __init__(
-        self, settings: Settings, line: Line, hands: Hands, clock: Clock, host: Host | None = None
+        self,
+        settings: Settings,
+        line: Channel,
+        hands: Hands,
+        clock: Clock,
+        host: Host | None = None,
     ) -> None:
         """`host` is the hands again, where they follow the broker's rules."""
         self._settings = settings
@@ -193,7 +198,7 @@ class Loop:
 
     def turn(self) -> None:
         """Once around: never waits."""
-        for reply in self._line.replies():
+        for reply in self._line.receive():
             self._hear(reply)
         self._note(self._hands.turn())
         self._ask_for_rules()
@@ -203,7 +208,9 @@ class Loop:
         self._tell_progress()
         if self.leaving and not self._held and not self._farewell:
             name, incarnation = self._settings.name, self._settings.incarnation
-            self._farewell = self._line.ask(lambda number: peer.leave(number, name, incarnation))
+            self._farewell = self._line.request(
+                lambda number: peer.leave(number, name, incarnation)
+            )
         self._line.turn()
 
     def show_progress(self, job: Job, printed: Result) -> None:
@@ -351,12 +358,12 @@ class Loop:
 
     # What the broker is told.
 
-    def _introduce(self) -> peer.Introduction:
+    def _introduce(self) -> peer.WorkerMessage:
         settings = self._settings
         facts = WorkerFacts(
             services=settings.services,
             slots_total=settings.slots,
-            silence_ns=settings.silence_ns,
+            lease_timeout_ns=settings.silence_ns,
             incarnation=settings.incarnation,
             host=settings.host,
             pid=settings.pid,
@@ -364,14 +371,14 @@ class Loop:
         )
         # What a lane has here beyond the task in hand takes no slot.
         overfed = settings.slots * self._overfeed_max
-        return peer.introduction(facts, self._ahead + overfed, settings.replaces)
+        return peer.worker_message(facts, self._ahead + overfed, settings.replaces)
 
     def _ask_for_rules(self) -> None:
         is_due = self._rules_due_ns <= self._clock.monotonic_ns()
         if self._host is None or self._rules or not is_due or self._farewell:
             return
         services = self._settings.services
-        self._rules = self._line.ask(lambda number: peer.rules(number, services))
+        self._rules = self._line.request(lambda number: peer.rules(number, services))
 
     def _room(self) -> int:
         """How many tasks to ask for. An overfed lane is as one: its tasks are done one after the
@@ -398,7 +405,7 @@ class Loop:
         done = self._next_reports()
         self._finished += len(done)
         self._reported = [one.job.key for one in done]
-        reports = peer.Reports(
+        reports = peer.ReportColumns(
             names=[one.job.name for one in done],
             attempts=[one.job.attempt for one in done],
             outcomes=[one.outcome for one in done],
@@ -407,12 +414,12 @@ class Loop:
             retry_at_ns=[one.retry_at_ns for one in done],
             result_bytes_total=[one.result_bytes_total for one in done],
             output_bytes_total=[one.output_bytes_total for one in done],
-            runs=runs.columns([one.run for one in done], self._settings.host),
+            runs=runs.run_columns([one.run for one in done], self._settings.host),
         )
         self._report = -1  # under way, so that its tasks are not counted twice
         count = 0 if self._steal else self._room()
         name, worker = self._settings.name, self._introduction
-        self._report = self._line.ask(
+        self._report = self._line.request(
             lambda number: peer.complete(number, name, reports, worker, count)
         )
         if count:
@@ -436,7 +443,7 @@ class Loop:
             return
         name, worker = self._settings.name, self._introduction
         self._stole_ns = self._clock.monotonic_ns()
-        self._steal = self._line.ask(
+        self._steal = self._line.request(
             lambda number: peer.steal(number, name, worker, count, STEAL_NS), STEAL_NS
         )
 
@@ -452,12 +459,12 @@ class Loop:
         if len(self._heartbeats) == HEARTBEATS_OPEN_MAX:
             oldest = next(iter(self._heartbeats))
             del self._heartbeats[oldest]
-            self._line.forget(oldest)
+            self._line.drop(oldest)
         name, worker, held = self._settings.name, self._introduction, [*self._held]
         heartbeat_ns, seen = self._settings.heartbeat_ns, self._seen
         malformed = 0 if self._host is None else self._host.malformed
         more: dict[str, Any] = {"seen": seen, "trouble": trouble, "malformed": malformed}
-        number = self._line.ask(
+        number = self._line.request(
             lambda number: peer.heartbeat(number, name, worker, held, heartbeat_ns, **more)
         )
         self._heartbeats[number] = None
@@ -476,7 +483,7 @@ class Loop:
         name, incarnation = self._settings.name, self._settings.incarnation
         held, printed = [*self._printed], [*self._printed.values()]
         self._printed.clear()
-        self._progress = self._line.ask(
+        self._progress = self._line.request(
             lambda number: peer.progress(number, name, held, printed, incarnation)
         )
 

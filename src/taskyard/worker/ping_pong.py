@@ -19,10 +19,10 @@ from msgspec import Struct
 
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.tasks import shown, truncated_text
+from taskyard.core.tasks import shown, truncated_result_reason
 from taskyard.net import sockets
 from taskyard.net.clock import SystemClock
-from taskyard.net.leash import Leash
+from taskyard.net.leash import ParentPipe
 from taskyard.net.poller import Poller
 from taskyard.net.signals import Signals
 from taskyard.wire.ping_pong_words import (
@@ -43,7 +43,7 @@ from taskyard.worker.serve import name_of_this_process
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taskyard.net.sockets import Wire
+    from taskyard.net.sockets import ZmqSocket
     from taskyard.worker import running
     from taskyard.worker.running import Runner
 
@@ -74,7 +74,7 @@ class Settings(Struct, frozen=True):
         return self.broker_timeout_ns * self.timeouts
 
 
-class Carrier(Protocol):
+class Transport(Protocol):
     """What carries the frames."""
 
     def receive(self) -> list[bytes] | None: ...
@@ -85,9 +85,9 @@ class Carrier(Protocol):
 class Plug(Protocol):
     """Opens sockets to the broker, and closes them."""
 
-    def open(self) -> Carrier: ...
+    def open(self) -> Transport: ...
 
-    def close(self, carrier: Carrier) -> None: ...
+    def close(self, carrier: Transport) -> None: ...
 
 
 class Hands(Protocol):
@@ -237,7 +237,7 @@ class Loop:
         elif done.outcome is not Outcome.DONE:
             self._send(ERROR, done.text)
         elif done.result_bytes_total:
-            self._send(ERROR, truncated_text(done.text, done.result_bytes_total))
+            self._send(ERROR, truncated_result_reason(done.text, done.result_bytes_total))
         elif is_word(done.text):
             self._send(ERROR, b"its result is %s, a word of the dialogue" % done.text)
         else:
@@ -309,15 +309,15 @@ class _Sockets:
     def __init__(self, endpoint: str, poller: Poller) -> None:
         self._endpoint = endpoint
         self._poller = poller
-        self._wires: list[Wire] = []
+        self._wires: list[ZmqSocket] = []
 
-    def open(self) -> Wire:
+    def open(self) -> ZmqSocket:
         wire = sockets.connect(self._endpoint)
         self._wires.append(wire)
         self._poller.add(wire)
         return wire
 
-    def close(self, carrier: Carrier) -> None:
+    def close(self, carrier: Transport) -> None:
         for wire in [one for one in self._wires if one is carrier]:
             self._wires.remove(wire)
             self._poller.remove(wire)
@@ -354,16 +354,16 @@ def serve(  # noqa: PLR0913  # the last ones are named
             for descriptor in hands.filenos():
                 poller.add(descriptor)
             crew.loops.append(Loop(settings or Settings(), plug, hands, clock))
-        leash = Leash() if until_eof else None
+        leash = ParentPipe() if until_eof else None
         if leash is not None:
             poller.add(leash.fileno())
         while loops := crew.at_post():
             wake_at_ns = min(loop.wake_at_ns() for loop in loops)
             ready = poller.wait(max(0, wake_at_ns - clock.monotonic_ns()))
-            if leash is not None and leash.fileno() in ready and leash.has_ended():
+            if leash is not None and leash.fileno() in ready and leash.is_closed():
                 return
             if signals.fileno() in ready:
-                for _ in signals.taken():
+                for _ in signals.received():
                     crew.leave()
             for loop in loops:
                 loop.turn()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from taskyard.net.poller import Poller
-    from taskyard.net.sockets import Wire
+    from taskyard.net.sockets import ZmqSocket
 
 #: What a worker says that it has, as the published one does.
 SLOTS: Final = 10
@@ -56,7 +56,7 @@ STREAM_DIGITS_MAX: Final = 7
 ERRORS, BASIC, SUMMARIES = 0, 1, 5
 
 
-class Carrier(Protocol):
+class Transport(Protocol):
     """What carries the frames."""
 
     endpoint: str
@@ -78,7 +78,7 @@ class Loop:
 
     def __init__(
         self,
-        wire: Carrier,
+        wire: Transport,
         clock: Clock,
         name: str,
         say: Callable[[int, str], None],
@@ -146,9 +146,9 @@ class Loop:
         """Register again on another connection than the first: ZeroMQ makes it without a word."""
         self._connection_due_ns = now_ns + CONNECTION_NS
         connections = self._wire.connections()
-        is_another = connections > max(1, self._connections)
+        is_new_connection = connections > max(1, self._connections)
         self._connections = connections
-        if is_another and (self.is_registered or self._is_asking):
+        if is_new_connection and (self.is_registered or self._is_asking):
             self._renew("the connection was renewed")
 
     @property
@@ -160,7 +160,7 @@ class Loop:
         """Once around: never waits."""
         while (frames := self._wire.receive()) is not None:
             try:
-                self._hear(lmq.received(frames))
+                self._hear(lmq.parse_at_peer(frames))
             except Malformed:
                 continue  # no message of this dialect
         self._send_unsent()
@@ -276,7 +276,7 @@ class Crew:
 
     def __init__(
         self,
-        plug: Callable[[str], Wire],
+        plug: Callable[[str], ZmqSocket],
         poller: Poller,
         clock: Clock,
         say: Callable[[int, str], None],
@@ -287,7 +287,7 @@ class Crew:
         self._clock = clock
         self._say = say
         self._token = f"{os.getpid()}-{secrets.token_hex(4)}"
-        self._wires: dict[Loop, Wire] = {}
+        self._wires: dict[Loop, ZmqSocket] = {}
         self._first = self._hire("worker")
         self._children: list[Loop] = []
         #: Children that have said goodbye.

@@ -20,7 +20,7 @@ from taskyard.core.events import Outcome
 from taskyard.core.runs import Run
 from taskyard.errors import PeerError
 from taskyard.wire.pickled import Pickled
-from taskyard.wire.work import Call, Command, decode
+from taskyard.wire.work import Call, Command, decode_payload
 from taskyard.worker.agents_rules import AgentSettings
 from taskyard.worker.allowing import PICKLE_REFUSAL, is_allowed, refusal
 from taskyard.worker.children import Child, start_child
@@ -97,7 +97,7 @@ class Runner:
     def _work_of(self, job: Job) -> Work | None:
         """What is to be done; None if it can't be, which is reported."""
         try:
-            work = decode(job.payload, job.service)
+            work = decode_payload(job.payload, job.service)
         except PeerError as error:
             self._refuse(job, str(error))
             return None
@@ -233,7 +233,7 @@ class Runner:
 
     def _refuse(self, job: Job, reason: str) -> None:
         reason_bytes = cut_reason(reason.encode(errors="replace"))
-        self._report(Done(job, Outcome.FAILED_FOR_GOOD, reason_bytes))
+        self._report(Done(job, Outcome.FAILED_FINAL, reason_bytes))
 
     def _report(self, done: Done) -> None:
         if done.run is None and done.outcome is not Outcome.REFUSED:

@@ -19,11 +19,11 @@ from taskyard.core.tasks import shown
 from taskyard.errors import NameLost, UserError
 from taskyard.net import sockets
 from taskyard.net.clock import SystemClock
-from taskyard.net.leash import Leash
-from taskyard.net.line import Line
+from taskyard.net.leash import ParentPipe
+from taskyard.net.line import Channel
 from taskyard.net.poller import Poller
 from taskyard.net.signals import Signals
-from taskyard.wire.roles import Role, may_speak_as, with_article
+from taskyard.wire.roles import Role, may_act_as, with_article
 from taskyard.worker.agents import AgentRunner
 from taskyard.worker.feeding import hire
 from taskyard.worker.loop import Loop, Settings
@@ -31,7 +31,7 @@ from taskyard.worker.loop import Loop, Settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from taskyard.net.keys import GuestKey
+    from taskyard.net.keys import PeerKey
     from taskyard.worker.agents import AgentSettings
     from taskyard.worker.running import Runner
 
@@ -52,7 +52,7 @@ def name_of_this_process() -> bytes:
     return f"{socket.gethostname()}-{os.getpid()}".encode()
 
 
-def name_for(key: GuestKey | None, name: str | None) -> str | None:
+def name_for(key: PeerKey | None, name: str | None) -> str | None:
     """The name under which this key lets it work; None: the usual one. Raises UserError."""
     if key is None or key.role is Role.ADMIN:
         return name
@@ -63,7 +63,7 @@ def name_for(key: GuestKey | None, name: str | None) -> str | None:
         )
     if name is None:
         return f"{key.name}/{name_of_this_process().decode()}"
-    if not may_speak_as(key.name, name.encode(errors="surrogateescape")):
+    if not may_act_as(key.name, name.encode(errors="surrogateescape")):
         raise UserError(
             f"the key {key.name} is for workers named {key.name} or {key.name}/…, not for "
             f"{name[:_SHOWN]!r}; give such a --name, or none"
@@ -102,7 +102,7 @@ def serve(  # noqa: PLR0913  # the last ones are named
     allow: Sequence[str],
     say: Callable[[str], None],
     *,
-    key: GuestKey | None = None,
+    key: PeerKey | None = None,
     command: Sequence[str] | None = None,
     agents: AgentSettings | None = None,
     env: Mapping[str, str] | None = None,
@@ -127,28 +127,28 @@ def serve(  # noqa: PLR0913  # the last ones are named
         runner = host or hire(settings.slots, clock, command, allow, allow_pickle=allow_pickle)
         stack.enter_context(closing(runner))
         wire = stack.enter_context(closing(sockets.connect(endpoint, key, counts=True)))
-        line = Line(wire, clock)
+        line = Channel(wire, clock)
         loop = Loop(settings, line, runner, clock, host)
         if host is not None:
             host.tell = loop.show_progress
-        leash = Leash() if until_eof else None
+        leash = ParentPipe() if until_eof else None
         post = Post(loop, line, runner, settings, say)
         leashes = [] if leash is None else [leash.fileno()]
         poller = _poller(wire, signals.fileno(), *runner.filenos(), *leashes)
         while not loop.gone and not post.is_given_up():
             ready = poller.wait(max(0, loop.wake_at_ns() - clock.monotonic_ns()))
-            if leash is not None and leash.fileno() in ready and leash.has_ended():
+            if leash is not None and leash.fileno() in ready and leash.is_closed():
                 return
             if signals.fileno() in ready:
-                for _ in signals.taken():
+                for _ in signals.received():
                     post.leave()
             loop.turn()
-            wire.check_welcome(line.silent_ns())
+            wire.check_accepted(line.unanswered_ns())
             post.watch_broker(endpoint)
             post.tell_trouble()
 
 
-def _poller(*things: sockets.Wire | int) -> Poller:
+def _poller(*things: sockets.ZmqSocket | int) -> Poller:
     poller = Poller()
     for thing in things:
         poller.add(thing)
@@ -161,7 +161,7 @@ class Post:
     def __init__(
         self,
         loop: Loop,
-        line: Line,
+        line: Channel,
         runner: Runner,
         settings: Settings,
         say: Callable[[str], None],
@@ -179,8 +179,8 @@ class Post:
 
     def watch_broker(self, endpoint: str) -> None:
         """Say once that the broker is not there, and once that it is."""
-        silent = self._line.silent_ns() > MISSED_NS
-        is_there = self._line.answered and not silent
+        silent = self._line.unanswered_ns() > MISSED_NS
+        is_there = self._line.was_connected and not silent
         if is_there is self._is_there or (not is_there and not silent):
             return
         if is_there:
@@ -223,10 +223,10 @@ class Post:
         """It has nothing to do but to report and to say goodbye, and nobody listens."""
         if not self._loop.leaving or self._runner.running():
             return False
-        silent_ns = self._line.silent_ns()
+        unanswered_ns = self._line.unanswered_ns()
         if not self._loop.held:
-            return silent_ns > FAREWELL_NS
-        if silent_ns <= self._settings.silence_ns:
+            return unanswered_ns > FAREWELL_NS
+        if unanswered_ns <= self._settings.silence_ns:
             return False
         self._say(
             f"worker {self._name()} leaves without a broker to report to: "

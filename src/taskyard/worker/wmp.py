@@ -21,7 +21,7 @@ from taskyard.core.tasks import shown
 from taskyard.errors import NameLost
 from taskyard.net import sockets
 from taskyard.net.clock import SystemClock
-from taskyard.net.leash import Leash
+from taskyard.net.leash import ParentPipe
 from taskyard.net.poller import Poller
 from taskyard.net.signals import Signals
 from taskyard.wire import wmp_peer
@@ -31,7 +31,7 @@ from taskyard.worker.jobs import Job
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from taskyard.net.sockets import Wire
+    from taskyard.net.sockets import ZmqSocket
     from taskyard.worker.jobs import Done
     from taskyard.worker.loop import Settings
     from taskyard.worker.running import Runner
@@ -42,7 +42,7 @@ logger = logging.getLogger("taskyard.worker")
 STATUSES: Final = {
     Outcome.DONE: "ok",
     Outcome.FAILED: "error",
-    Outcome.FAILED_FOR_GOOD: "error",
+    Outcome.FAILED_FINAL: "error",
     Outcome.REFUSED: "refused",
 }
 
@@ -57,7 +57,7 @@ MISSED_NS: Final = 10 * SECOND_NS
 GOODBYE_MS: Final = 500
 
 
-class Carrier(Protocol):
+class Transport(Protocol):
     """What carries the frames."""
 
     def receive(self) -> list[bytes] | None: ...
@@ -87,7 +87,7 @@ class Loop:
     """One worker; its wires, hands and clock are given to it."""
 
     def __init__(
-        self, settings: Settings, wires: Sequence[Carrier], hands: Hands, clock: Clock
+        self, settings: Settings, wires: Sequence[Transport], hands: Hands, clock: Clock
     ) -> None:
         self._wires = list(wires)
         self._hands = hands
@@ -162,7 +162,7 @@ class Loop:
         now_ns = self._clock.monotonic_ns()
         self._carry_out(self.worker.done(job.key, status, text, now_ns, bytes_total))
 
-    def _carry_out(self, orders: Iterable[wmp_peer.Order]) -> None:
+    def _carry_out(self, orders: Iterable[wmp_peer.Action]) -> None:
         for order in orders:
             if isinstance(order, wmp_peer.Send):
                 self._wires[order.wire].send(order.frames)  # what is lost is said again
@@ -203,7 +203,7 @@ def serve(  # noqa: PLR0913  # the last ones are named
             poller.add(wire)
         for descriptor in (signals.fileno(), *runner.filenos()):
             poller.add(descriptor)
-        leash = Leash() if until_eof else None
+        leash = ParentPipe() if until_eof else None
         if leash is not None:
             poller.add(leash.fileno())
         loop = Loop(settings, wires, runner, clock)
@@ -211,10 +211,10 @@ def serve(  # noqa: PLR0913  # the last ones are named
         left = False
         while not loop.gone:
             ready = poller.wait(0 if left else post.wait_ns(clock.monotonic_ns()))
-            if leash is not None and leash.fileno() in ready and leash.has_ended():
+            if leash is not None and leash.fileno() in ready and leash.is_closed():
                 return
             if signals.fileno() in ready:
-                for _ in signals.taken():
+                for _ in signals.received():
                     post.leave()
             left = loop.turn()
             if loop.worker.name_lost:
@@ -230,7 +230,7 @@ class Post:
     def __init__(
         self,
         loop: Loop,
-        wires: Sequence[Wire],
+        wires: Sequence[ZmqSocket],
         runner: Runner,
         name: str,
         say: Callable[[str], None],

@@ -19,8 +19,8 @@ from taskyard.client.campaign.tasks import (
     lane_of,
     service_of,
 )
-from taskyard.client.campaign.values import BadValue, read_name, read_recipients
-from taskyard.core.limits import NAME_BYTES_MAX, TASKS_A_MESSAGE_MAX
+from taskyard.client.campaign.values import InvalidValue, read_name, read_recipients
+from taskyard.core.limits import NAME_BYTES_MAX, TASKS_PER_MESSAGE_MAX
 from taskyard.errors import UserError
 from taskyard.wire import bundles
 from taskyard.wire.work import encode_value
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 RECIPIENT_LANE: Final = "{recipient}"
 
 #: A bundle is taken whole or not at all, so it is one message.
-RECIPIENTS_MAX: Final = TASKS_A_MESSAGE_MAX
+RECIPIENTS_MAX: Final = TASKS_PER_MESSAGE_MAX
 
 
 def tasks_of(raw: object, campaign: str = "") -> Sequence[TaskSpec]:
@@ -47,7 +47,7 @@ def _parts(raw: dict[str, Any], campaign: str) -> list[TaskSpec]:
         raise BadTask('has "recipients" and no "payload"; give what they all get')
     try:
         recipients = read_recipients(raw["recipients"])
-    except BadValue as bad:
+    except InvalidValue as bad:
         raise bad_key("recipients", bad) from None
     _check_count(len(recipients))
     own = {key: value for key, value in raw.items() if key not in ("recipients", "lane")}
@@ -97,7 +97,7 @@ def _payload(body: object, recipients: Sequence[object]) -> bytes:
             ) from None
     try:
         encoded = encode_value(body, "payload")
-        return bundles.encode(encoded, encode_value(list(recipients), "list of recipients"))
+        return bundles.encode_bundle(encoded, encode_value(list(recipients), "list of recipients"))
     except UserError as wrong:
         raise BadTask(str(wrong)) from None
 
@@ -108,7 +108,7 @@ def _template(lane: object) -> str:
         return ""
     try:
         return read_name(lane)
-    except BadValue as bad:
+    except InvalidValue as bad:
         raise bad_key("lane", bad) from None
 
 

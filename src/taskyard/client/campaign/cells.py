@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from taskyard.client.campaign.values import BadValue, shown
+from taskyard.client.campaign.values import InvalidValue, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,14 +22,14 @@ def _json(text: str) -> object:
     try:
         return msgspec.json.decode(text)
     except (ValueError, RecursionError) as wrong:
-        raise BadValue(f"must be JSON ({wrong}), not {shown(text)}") from None
+        raise InvalidValue(f"must be JSON ({wrong}), not {shown(text)}") from None
 
 
 def _split(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as wrong:
-        raise BadValue(
+        raise InvalidValue(
             f"can't be split into words ({wrong}); mend the quotes in {shown(text)}"
         ) from None
 
@@ -63,7 +63,7 @@ def _environment(text: str) -> object:
         return _json(text)
     settings = [word.partition("=") for word in _split(text)]
     if not all(equals for _, equals, _ in settings):
-        raise BadValue(f"must be NAME=VALUE, or an object, not {shown(text)}")
+        raise InvalidValue(f"must be NAME=VALUE, or an object, not {shown(text)}")
     return {name: setting for name, _, setting in settings}
 
 
@@ -85,7 +85,7 @@ _VERBATIM: Final = ("payload",)
 
 
 def from_cell(key: str, cell: str) -> object:
-    """What JSON would have for this key. Raises `BadValue`."""
+    """What JSON would have for this key. Raises `InvalidValue`."""
     text = cell if key in _VERBATIM else cell.strip()
     if not text:
         return None

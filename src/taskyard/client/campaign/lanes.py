@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from taskyard.client.campaign.values import BadValue, read_name, shown
+from taskyard.client.campaign.values import InvalidValue, read_name, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,14 +41,14 @@ def escaped(lane: str) -> str:
 
 
 def expand(template: str, fields: Mapping[str, object]) -> str:
-    """The lane that a template makes of a task's fields. Raises `BadValue`."""
+    """The lane that a template makes of a task's fields. Raises `InvalidValue`."""
     lane = _PIECE.sub(lambda found: _piece(found, template, fields), template)
     if not lane:
-        raise BadValue(f"is {shown(template)}, which comes out empty; give its fields a value")
+        raise InvalidValue(f"is {shown(template)}, which comes out empty; give its fields a value")
     try:
         return read_name(lane)
-    except BadValue as bad:
-        raise BadValue(f"is {shown(template)}, which {bad}") from None
+    except InvalidValue as bad:
+        raise InvalidValue(f"is {shown(template)}, which {bad}") from None
 
 
 def _piece(found: re.Match[str], template: str, fields: Mapping[str, object]) -> str:
@@ -57,14 +57,14 @@ def _piece(found: re.Match[str], template: str, fields: Mapping[str, object]) ->
     name = found[1]
     if name is None or (not name and not fields.get("")):
         example = "write a field as {host}, and a brace that is meant twice"
-        raise BadValue(f"is {shown(template)}, which has {found[0]!r} alone; {example}")
+        raise InvalidValue(f"is {shown(template)}, which has {found[0]!r} alone; {example}")
     value = fields.get(name)
     if value is None:
         missing = f"is {shown(template)}, and there is no field {shown(name)}"
-        raise BadValue(f"{missing}; use {_known(fields)}")
+        raise InvalidValue(f"{missing}; use {_known(fields)}")
     if not isinstance(value, _PLAIN):
         wrong = f"is {shown(template)}, and field {shown(name)} is {shown(value)}"
-        raise BadValue(f"{wrong}; it must be a text or a number")
+        raise InvalidValue(f"{wrong}; it must be a text or a number")
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskyard.client.campaign.cells import from_cell
 from taskyard.client.campaign.lines import BadCampaign, Unreadable
 from taskyard.client.campaign.table import check_column
-from taskyard.client.campaign.values import BadValue
+from taskyard.client.campaign.values import InvalidValue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +68,7 @@ def _row(names: list[str], cells: tuple[object, ...]) -> object:
         if isinstance(cell, str):
             try:
                 raw[key] = from_cell(key, cell)
-            except BadValue as bad:
+            except InvalidValue as bad:
                 return Unreadable(f'"{key}" {bad}', raw, str(raw["name"]))
     return raw
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from taskyard.client.campaign.cells import from_cell
 from taskyard.client.campaign.lines import BadCampaign, Unreadable, text_of, text_trouble
 from taskyard.client.campaign.tasks import KEYS, unknown_key
-from taskyard.client.campaign.values import BadValue, shown
+from taskyard.client.campaign.values import InvalidValue, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -114,7 +114,7 @@ def _row(columns: Sequence[str], cells: Sequence[str]) -> object:
     for key, cell in zip(columns, cells, strict=True):
         try:
             raw[key] = from_cell(key, cell)
-        except BadValue as bad:
+        except InvalidValue as bad:
             row = dict(zip(columns, cells, strict=True))
             return Unreadable(f'"{key}" {bad}', row, row["name"].strip())
     return raw

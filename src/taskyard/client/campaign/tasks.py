@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from taskyard.client.campaign import lanes
 from taskyard.client.campaign.values import (
-    BadValue,
+    InvalidValue,
     When,
     duration_text,
     read_arguments,
@@ -23,11 +23,11 @@ from taskyard.client.campaign.values import (
     read_environment,
     read_keywords,
     read_lane,
-    read_limit,
     read_multiples,
     read_name,
     read_names,
     read_payload,
+    read_positive_duration,
     read_priority,
     read_recipients,
     read_slots,
@@ -118,7 +118,7 @@ KEYS: Final[dict[str, tuple[str, Callable[[object], object]]]] = {
     "expiry": ("expiry", read_when),
     "retries": ("retries", read_multiples),
     "backoff": ("backoff_ns", read_duration),
-    "time_limit": ("time_limit_ns", read_limit),
+    "time_limit": ("time_limit_ns", read_positive_duration),
     "slots": ("slots", read_slots),
     "env": ("env", read_environment),
     "cwd": ("cwd", read_directory),
@@ -163,7 +163,7 @@ def check(raw: object, campaign: str = "") -> TaskSpec:
                 raise BadTask(unknown_key(key))
             if value is not None:
                 given[known[0]] = known[1](value)
-    except BadValue as bad:
+    except InvalidValue as bad:
         raise bad_key(key, bad) from None
     if "name" not in given:
         raise BadTask('has no "name"; give it one of its own')
@@ -178,7 +178,7 @@ def check(raw: object, campaign: str = "") -> TaskSpec:
     return spec
 
 
-def bad_key(key: str, bad: BadValue) -> BadTask:
+def bad_key(key: str, bad: InvalidValue) -> BadTask:
     """What to say about a value, with the key that it is of."""
     return BadTask(f'"{key}" {bad}')
 
@@ -239,7 +239,7 @@ def lane_of(spec: TaskSpec, campaign: str, template: str) -> str:
     always = {"name": spec.name, "campaign": campaign, "service": service_of(spec)}
     try:
         return lanes.expand(template, lanes.fields_of(_work(spec), always))
-    except BadValue as bad:
+    except InvalidValue as bad:
         if spec.part is None:
             raise bad_key("lane", bad) from None
         offset = spec.part.offset
@@ -291,6 +291,6 @@ def to_raw(spec: TaskSpec) -> dict[str, object]:
 
 def _bundle_raw(spec: TaskSpec, part: Part) -> dict[str, object]:
     """The keys that differ where a task is part of a bundle: those of the whole of it."""
-    whole = bundles.decode(spec.payload or b"")
+    whole = bundles.decode_bundle(spec.payload or b"")
     lane = {"lane": part.template} if part.template else {}
     return lane | {"name": part.bundle, "payload": whole.body, "recipients": whole.recipients}

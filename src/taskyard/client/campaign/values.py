@@ -1,7 +1,7 @@
 """The values that a task's keys may have: each from whatever JSON, a cell or Python gave.
 
-A reader takes a value and returns it in the form that we keep, or raises `BadValue` with what is
-wrong about it; who calls knows which key it was. Nothing here knows about tasks or files. What
+A reader takes a value and returns it in the form that we keep, or raises `InvalidValue` with what
+is wrong about it; who calls knows which key it was. Nothing here knows about tasks or files. What
 settings are written in as well, durations for one, is read by `settings.values`.
 """
 
@@ -17,21 +17,21 @@ from taskyard.core.limits import AFTER_MAX, NUMBER_MAX, PRIORITY_MAX, SECOND_NS
 from taskyard.settings.values import (
     LISTS,
     TEXTS_KEPT,
-    BadValue,
+    InvalidValue,
     duration_text,
     integer_reader,
     is_plain,
+    parse_duration,
     read_duration,
-    read_limit,
     read_multiples,
     read_name,
+    read_positive_duration,
     read_text,
     shown,
-    text_ns,
 )
 
 __all__ = [
-    "BadValue",
+    "InvalidValue",
     "When",
     "duration_text",
     "read_arguments",
@@ -41,11 +41,11 @@ __all__ = [
     "read_environment",
     "read_keywords",
     "read_lane",
-    "read_limit",
     "read_multiples",
     "read_name",
     "read_names",
     "read_payload",
+    "read_positive_duration",
     "read_priority",
     "read_recipients",
     "read_slots",
@@ -81,9 +81,11 @@ def read_lane(value: object) -> str:
 def read_names(value: object) -> tuple[str, ...]:
     """Names of tasks, each once."""
     if not isinstance(value, LISTS):
-        raise BadValue(f'must be a list of names, such as ["first", "second"], not {shown(value)}')
+        raise InvalidValue(
+            f'must be a list of names, such as ["first", "second"], not {shown(value)}'
+        )
     if len(value) > AFTER_MAX:
-        raise BadValue(
+        raise InvalidValue(
             f"must have at most {AFTER_MAX} names, not {len(value)}; put a task in between"
         )
     try:
@@ -91,9 +93,9 @@ def read_names(value: object) -> tuple[str, ...]:
         names = value if plain else [read_name(name) for name in value]
     except TypeError:
         wrong = next(name for name in value if not isinstance(name, str))
-        raise BadValue(f"must have names only; write {shown(wrong)} in quotes") from None
-    except BadValue as bad:
-        raise BadValue(f"has a name that {bad}") from None
+        raise InvalidValue(f"must have names only; write {shown(wrong)} in quotes") from None
+    except InvalidValue as bad:
+        raise InvalidValue(f"has a name that {bad}") from None
     return tuple(dict.fromkeys(names) if len(names) > 1 else names)
 
 
@@ -101,40 +103,40 @@ def read_words(value: object) -> list[str]:
     """A command: a program and its arguments."""
     if not isinstance(value, LISTS):
         example = '["sleep", "1"]'
-        raise BadValue(f"must be a list of words, such as {example}, not {shown(value)}")
+        raise InvalidValue(f"must be a list of words, such as {example}, not {shown(value)}")
     try:
         _check_passable("".join(value))
     except TypeError:
         wrong = next(word for word in value if not isinstance(word, str))
-        raise BadValue(f"must have words only; write {shown(wrong)} in quotes") from None
+        raise InvalidValue(f"must have words only; write {shown(wrong)} in quotes") from None
     if not value or not value[0]:
-        raise BadValue("must name a program first")
+        raise InvalidValue("must name a program first")
     return list(value)
 
 
 def _check_passable(text: str) -> None:
     """What is handed to another program by the system ends at a zero byte."""
     if "\0" in text:
-        raise BadValue(f"must not have a NUL character: {shown(text)}")
+        raise InvalidValue(f"must not have a NUL character: {shown(text)}")
 
 
 def read_directory(value: object) -> str:
     text = read_text(value)
     _check_passable(text)
     if not text:
-        raise BadValue("must not be empty")
+        raise InvalidValue("must not be empty")
     return text
 
 
 def read_environment(value: object) -> dict[str, str]:
     if not isinstance(value, dict):
-        raise BadValue(f'must be an object, such as {{"LANG": "C"}}, not {shown(value)}')
+        raise InvalidValue(f'must be an object, such as {{"LANG": "C"}}, not {shown(value)}')
     for name, setting in value.items():
         if not isinstance(name, str) or not isinstance(setting, str):
-            raise BadValue(f"must have texts only; write {shown(setting)} in quotes")
+            raise InvalidValue(f"must have texts only; write {shown(setting)} in quotes")
         _check_passable(name + setting)
         if not name or "=" in name:
-            raise BadValue(f"must have names of variables, not {shown(name)}")
+            raise InvalidValue(f"must have names of variables, not {shown(name)}")
     return dict(value)
 
 
@@ -144,18 +146,18 @@ def read_call(value: object) -> str:
     module, colon, function = text.partition(":")
     if colon and all(part.isidentifier() for part in [*module.split("."), *function.split(".")]):
         return text
-    raise BadValue(f"must be module:function, such as imaging:thumbnail, not {shown(text)}")
+    raise InvalidValue(f"must be module:function, such as imaging:thumbnail, not {shown(text)}")
 
 
 def read_arguments(value: object) -> list[object]:
     if not isinstance(value, LISTS):
-        raise BadValue(f"must be a list, not {shown(value)}")
+        raise InvalidValue(f"must be a list, not {shown(value)}")
     return list(value)
 
 
 def read_keywords(value: object) -> dict[str, object]:
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise BadValue(f"must be an object, not {shown(value)}")
+        raise InvalidValue(f"must be an object, not {shown(value)}")
     return value
 
 
@@ -167,22 +169,24 @@ def read_payload(value: object) -> bytes:
         try:
             return value.encode()
         except UnicodeEncodeError:
-            raise BadValue(f"must be Unicode text, not {shown(value)}") from None
+            raise InvalidValue(f"must be Unicode text, not {shown(value)}") from None
     if isinstance(value, list | dict):
         return msgspec.json.encode(value)
-    raise BadValue(f"must be text, a list or an object, not {shown(value)}")
+    raise InvalidValue(f"must be text, a list or an object, not {shown(value)}")
 
 
 def read_recipients(value: object) -> list[str | dict[str, object]]:
     """Those who get a bundle: a text each, or an object of fields."""
     if not isinstance(value, LISTS):
-        raise BadValue(f'must be a list, such as ["a@b.org", "c@d.org"], not {shown(value)}')
+        raise InvalidValue(f'must be a list, such as ["a@b.org", "c@d.org"], not {shown(value)}')
     if not value:
-        raise BadValue("must have at least one")
+        raise InvalidValue("must have at least one")
     for place, one in enumerate(value):
         fields = isinstance(one, dict) and all(isinstance(key, str) for key in one)
         if not one or not (fields or isinstance(one, str)):
-            raise BadValue(f"must have texts or objects only, and number {place} is {shown(one)}")
+            raise InvalidValue(
+                f"must have texts or objects only, and number {place} is {shown(one)}"
+            )
     return list(value)
 
 
@@ -201,31 +205,31 @@ def read_when(value: object) -> When:
 
 @lru_cache(TEXTS_KEPT)
 def _text_when(text: str) -> When:
-    duration_ns = text_ns(text)
+    duration_ns = parse_duration(text)
     if duration_ns is not None:
         return _later(duration_ns, text)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         example = "such as 2031-05-04T12:00:00Z, or a duration from now, such as 10m"
-        raise BadValue(f"must be a time, {example}, not {shown(text)}") from None
+        raise InvalidValue(f"must be a time, {example}, not {shown(text)}") from None
     return _date_when(moment)
 
 
 def _later(duration_ns: int, value: object) -> When:
     if duration_ns > FROM_NOW_NS_MAX:
         example = "write a date as 2031-05-04T12:00:00Z"
-        raise BadValue(f"is more than ten years from now ({shown(value)}); {example}")
+        raise InvalidValue(f"is more than ten years from now ({shown(value)}); {example}")
     return When(duration_ns, from_now=True)
 
 
 def _date_when(moment: datetime) -> When:
     if moment.tzinfo is None:
         example = f"{moment.isoformat()}Z for UTC"
-        raise BadValue(f"must say its time zone, such as {example}")
+        raise InvalidValue(f"must say its time zone, such as {example}")
     at_ns = (moment - _EPOCH) // _MICROSECOND * 1000
     if not 0 <= at_ns <= NUMBER_MAX:
-        raise BadValue(f"must be from 1970 to 2262, not {moment.isoformat()}")
+        raise InvalidValue(f"must be from 1970 to 2262, not {moment.isoformat()}")
     return When(at_ns)
 
 

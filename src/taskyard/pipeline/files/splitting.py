@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from taskyard.journal.history import EDGES, EVENTS, ROWS_A_GROUP, Part, with_all_columns
+from taskyard.journal.history import EDGES, EVENTS, ROWS_PER_GROUP, HistoryPart, with_all_columns
 from taskyard.pipeline.layout import DAY, KEY, NO_DAY, campaign_key, span
 
 #: Kinds of events by which edges are told.
@@ -31,17 +31,17 @@ class Split(msgspec.Struct, frozen=True):
     """A part to be split, and where its files go."""
 
     state: Path
-    part: Part
+    part: HistoryPart
     directory: Path
 
     def __call__(self) -> list[str | None]:
         """Write the files; the campaigns that are in them, None for what is of no campaign."""
         paths = self.part.paths(self.state)
         seen: set[str | None] = set()
-        events = pq.ParquetFile(paths["events"]).iter_batches(ROWS_A_GROUP)
+        events = pq.ParquetFile(paths["events"]).iter_batches(ROWS_PER_GROUP)
         self._write("events", EVENTS, _placed(map(with_all_columns, events), seen))
         edges = _owned(paths["events"], pq.read_table(paths["edges"], schema=EDGES))
-        self._write("edges", _OWNED_EDGES, _placed(iter(edges.to_batches(ROWS_A_GROUP)), seen))
+        self._write("edges", _OWNED_EDGES, _placed(iter(edges.to_batches(ROWS_PER_GROUP)), seen))
         return sorted(seen, key=str)
 
     def _write(self, table: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
@@ -57,7 +57,7 @@ class Split(msgspec.Struct, frozen=True):
             # The same again, should Spark try again.
             existing_data_behavior="overwrite_or_ignore",
             max_partitions=_PARTITIONS_MAX,
-            max_rows_per_group=ROWS_A_GROUP,
+            max_rows_per_group=ROWS_PER_GROUP,
             use_threads=False,
         )
 

@@ -24,7 +24,7 @@ from pyspark.sql import functions as f
 
 from taskyard.errors import StateLocked
 from taskyard.journal import compaction, schema
-from taskyard.journal.history import FOLDER, Part, part_of
+from taskyard.journal.history import FOLDER, HistoryPart, part_of
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.pipeline import paths, tables
@@ -88,8 +88,8 @@ class Outcome(msgspec.Struct):
 class Plan(msgspec.Struct):
     """What there is to do."""
 
-    whole: list[Part]
-    new: list[Part]
+    whole: list[HistoryPart]
+    new: list[HistoryPart]
     marked: list[str]
 
     @property

@@ -20,7 +20,7 @@ from taskyard.client.asking import TaskResult
 from taskyard.client.client import Client, scope_of
 from taskyard.client.following import look
 from taskyard.core.identity import prefix
-from taskyard.core.tasks import shown, truncated_text
+from taskyard.core.tasks import shown, truncated_result_reason
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:
@@ -174,7 +174,9 @@ def _fetched(client: Client, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _text(told: TaskResult) -> str:
-    return shown(truncated_text(told.text, told.bytes_total) if told.bytes_total else told.text)
+    return shown(
+        truncated_result_reason(told.text, told.bytes_total) if told.bytes_total else told.text
+    )
 
 
 def _where(texts: list[str], wanted: list[bool]) -> list[str | None]:

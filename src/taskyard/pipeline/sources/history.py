@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from taskyard.core.apply import apply
 from taskyard.errors import JournalDamaged, UserError
 from taskyard.journal import checkup, chronicle, history, recovery, schema, witness
-from taskyard.journal.history import Part, PartWriter
+from taskyard.journal.history import HistoryPart, PartWriter
 from taskyard.journal.reading import JournalReader
 from taskyard.pipeline import paths
 from taskyard.pipeline.datasets import EDGES, EVENTS, Dataset
@@ -51,14 +51,18 @@ def read(spark: SparkSession, state: Path, scratch: Path | None = None) -> Told:
 
 
 def _both(
-    spark: SparkSession, state: Path, whole: list[Part], scratch: Path, copied: Part | None
+    spark: SparkSession,
+    state: Path,
+    whole: list[HistoryPart],
+    scratch: Path,
+    copied: HistoryPart | None,
 ) -> Told:
     places = [(state, whole), (scratch, [copied] if copied else [])]
     last = copied.last if copied else whole[-1].last if whole else 0
     return Told(*_frames(spark, places), last)
 
 
-def parts(state: Path) -> list[Part]:
+def parts(state: Path) -> list[HistoryPart]:
     """The pairs of history files of a state, looked at: whole, readable, without a gap."""
     require_state(state)
     trimmed = _trimmed(state)
@@ -66,7 +70,7 @@ def parts(state: Path) -> list[Part]:
     folder = state / history.FOLDER
     wrong = history.gaps(whole, trimmed)
     if wrong:
-        raise JournalDamaged(f"{folder}: {'; '.join(wrong)}", history.mend(whole, trimmed or 0))
+        raise JournalDamaged(f"{folder}: {'; '.join(wrong)}", history.gap_hint(whole, trimmed or 0))
     if trimmed and (not whole or whole[-1].last < trimmed):
         first = whole[-1].last + 1 if whole else 1
         raise JournalDamaged(
@@ -79,7 +83,7 @@ def parts(state: Path) -> list[Part]:
 
 
 def require_state(state: Path) -> None:
-    if not state.is_dir() or not checkup.has_traces(state):
+    if not state.is_dir() or not checkup.has_journal(state):
         raise UserError(
             f"{state} is no state directory, there is no journal in it: give --state DIR, the one "
             "that the broker uses"
@@ -101,7 +105,7 @@ def _trimmed(state: Path) -> int | None:
         return reader.anchor.sequence
 
 
-def copy_rest(state: Path, whole: list[Part], scratch: Path) -> Part | None:
+def copy_rest(state: Path, whole: list[HistoryPart], scratch: Path) -> HistoryPart | None:
     """Write the rows that are in no history file as a pair of files under `scratch`, as an export
     would. None if there are none. Raises JournalDamaged also if a broker trims under it."""
     witnessed = witness.read(state)
@@ -109,22 +113,22 @@ def copy_rest(state: Path, whole: list[Part], scratch: Path) -> Part | None:
     if witnessed is None or witnessed[1].sequence <= reached:
         return None
     with JournalReader(state, *witnessed) as reader:
-        ledger, base = recovery.base(state, reader, reached)
+        ledger, recovery_base = recovery.recovery_base(state, reader, reached)
         writer = PartWriter(scratch)
-        for row in reader.rows(base):
+        for row in reader.rows(recovery_base):
             for record in recovery.records_of(row, ledger.record):
                 if row.sequence <= reached:
                     apply(ledger, record)
                 else:
-                    chronicle.tell(ledger, row.sequence, record, writer.events, writer.edges)
-                    writer.pass_on()
-        copied = Part(reached + 1, reader.head.sequence)
+                    chronicle.write_rows(ledger, row.sequence, record, writer.events, writer.edges)
+                    writer.flush_if_full()
+        copied = HistoryPart(reached + 1, reader.head.sequence)
         writer.finish(copied)
     return copied
 
 
 def _frames(
-    spark: SparkSession, places: list[tuple[Path, list[Part]]]
+    spark: SparkSession, places: list[tuple[Path, list[HistoryPart]]]
 ) -> tuple[DataFrame, DataFrame]:
     files: dict[str, list[Path]] = {"events": [], "edges": []}
     for directory, found in places:

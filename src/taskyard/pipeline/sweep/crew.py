@@ -17,7 +17,7 @@ from heapq import heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core.effects import Assign, Refused
-from taskyard.core.events import Outcome, RulesSet, TimePassed, WorkerAppeared, WorkReported
+from taskyard.core.events import Outcome, RulesSet, TasksReported, TimePassed, WorkerRegistered
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.workers import WorkerFacts
 from taskyard.errors import UserError
@@ -111,8 +111,8 @@ class Crew:
         """From the first submission until nothing more can happen."""
         arrivals = submissions(self._workload)[::-1]
         slots, services = self._slots + self._ahead, self._workload.services
-        facts = WorkerFacts(services=services, slots_total=slots, standing=True)
-        self._tell(WorkerAppeared(0, _CREW, facts))
+        facts = WorkerFacts(services=services, slots_total=slots, always_ready=True)
+        self._tell(WorkerRegistered(0, _CREW, facts))
         while True:
             until_ns = self._next_ns(arrivals[-1].now_ns if arrivals else None)
             batch = self._work(until_ns)
@@ -182,14 +182,14 @@ class Crew:
             for end_ns, number in batch:
                 if lanes[number]:
                     self._lane_ends.setdefault(lanes[number], deque()).append(end_ns)
-        report = WorkReported(self._now_ns, _CREW, [names[number] for number in numbers])
+        report = TasksReported(self._now_ns, _CREW, [names[number] for number in numbers])
         if self._setbacks or self._failing:
             self._judge(report, batch)
         else:
             self.done += len(batch)
         self._tell(report)
 
-    def _judge(self, report: WorkReported, batch: list[tuple[int, int]]) -> None:
+    def _judge(self, report: TasksReported, batch: list[tuple[int, int]]) -> None:
         """Let tasks fail that failed when it was measured."""
         report.outcomes = [Outcome.DONE] * len(batch)
         report.retry_at_ns = [0] * len(batch)
@@ -202,7 +202,7 @@ class Crew:
                 report.retry_at_ns[place] = self.ready_ns[number] = due_ns
                 self._run_ns[number] = self._time_ns(number)
             elif number in self._failing:
-                report.outcomes[place] = Outcome.FAILED_FOR_GOOD
+                report.outcomes[place] = Outcome.FAILED_FINAL
                 self.failed += 1
             else:
                 self.done += 1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, structs
 
-from taskyard.core.events import Rules
+from taskyard.core.events import LaneOptions
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ class Point(Struct, frozen=True):
     def slots_total(self) -> int:
         return self.workers * self.slots
 
-    def rules(self) -> tuple[Rules, int]:
+    def rules(self) -> tuple[LaneOptions, int]:
         """The rules of every service, and the limit of workers at once over all of them."""
-        rules, workers_max = Rules(), 0
+        rules, workers_max = LaneOptions(), 0
         for pair in self.policy:
             name, _, text = pair.partition("=")
             if name == "broker_workers_max":
@@ -80,7 +80,7 @@ def _number(field: str) -> Callable[[str], dict[str, object]]:
 def _order(text: str) -> dict[str, object]:
     if text not in ("age", "random"):
         raise UserError(f"--policy order={text}: must be age or random")
-    return {"is_random": text == "random"} if "is_random" in Rules.__struct_fields__ else {}
+    return {"is_random": text == "random"} if "is_random" in LaneOptions.__struct_fields__ else {}
 
 
 #: What of the scheduler's rules can be varied, and who reads its value.

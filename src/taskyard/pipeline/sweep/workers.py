@@ -14,11 +14,11 @@ from taskyard.core.effects import Assign, Refused
 from taskyard.core.events import (
     Outcome,
     RulesSet,
+    TasksReported,
     TimePassed,
-    WorkerAppeared,
-    WorkerGone,
+    WorkerExited,
     WorkerLost,
-    WorkReported,
+    WorkerRegistered,
 )
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.workers import WorkerFacts
@@ -109,7 +109,7 @@ class Workers:
         names = self._workload.names
         for worker, held in by_worker.items():
             numbers = [number for number, _, _ in held]
-            report = WorkReported(self._now_ns, worker, [names[number] for number in numbers])
+            report = TasksReported(self._now_ns, worker, [names[number] for number in numbers])
             report.outcomes = [Outcome.DONE] * len(numbers)
             report.retry_at_ns = [0] * len(numbers)
             for place, number in enumerate(numbers):
@@ -117,7 +117,7 @@ class Workers:
             self.makespan_ns = self._now_ns
             self._tell(report)
 
-    def _settle(self, report: WorkReported, place: int, number: int) -> None:
+    def _settle(self, report: TasksReported, place: int, number: int) -> None:
         """What became of a task: as it was when it was measured."""
         now_ns = self._now_ns
         self.busy_ns += (now_ns - self.begun_ns[number]) * self._workload.kind(number).slots
@@ -127,7 +127,7 @@ class Workers:
             report.outcomes[place] = Outcome.RETRY_AT  # type: ignore[index]
             report.retry_at_ns[place] = self.ready_ns[number] = due_ns  # type: ignore[index]
         elif number in self._failing:
-            report.outcomes[place] = Outcome.FAILED_FOR_GOOD  # type: ignore[index]
+            report.outcomes[place] = Outcome.FAILED_FINAL  # type: ignore[index]
             self.failed += 1
         else:
             self.done += 1
@@ -169,10 +169,10 @@ def _comings(workload: Workload, stays: list[Stay]) -> list[Event]:
     """What comes from outside, the last first: submissions, and workers that come and go."""
     events: list[Event] = list(submissions(workload))
     for stay in stays:
-        facts = WorkerFacts(services=stay.services, slots_total=stay.slots, standing=True)
-        events.append(WorkerAppeared(stay.joined_ns, stay.name, facts))
+        facts = WorkerFacts(services=stay.services, slots_total=stay.slots, always_ready=True)
+        events.append(WorkerRegistered(stay.joined_ns, stay.name, facts))
         if stay.left_ns:
-            goes = WorkerLost if stay.is_lost else WorkerGone
+            goes = WorkerLost if stay.is_lost else WorkerExited
             events.append(goes(stay.left_ns, stay.name))
     events.sort(key=lambda event: event.now_ns, reverse=True)
     return events

@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct, field
 
-from taskyard.core.events import SubmitAsked, Unknown
-from taskyard.core.limits import TASKS_A_MESSAGE_MAX
+from taskyard.core.events import SubmitRequested, UnknownPolicy
+from taskyard.core.limits import TASKS_PER_MESSAGE_MAX
 from taskyard.core.tasks import Submission, Terms
 
 #: Who submits in a simulation.
@@ -111,18 +111,20 @@ def decoded(data: bytes) -> Workload:
     return msgspec.msgpack.decode(data, type=Workload)
 
 
-def submissions(workload: Workload) -> list[SubmitAsked]:
+def submissions(workload: Workload) -> list[SubmitRequested]:
     """The events that submit it, in the order of their times."""
     arrivals = workload.arrivals_ns
-    asked: list[SubmitAsked] = []
+    asked: list[SubmitRequested] = []
     first, count = 0, len(workload.names)
     while first < count:
-        last = min(first + TASKS_A_MESSAGE_MAX, count)
+        last = min(first + TASKS_PER_MESSAGE_MAX, count)
         now_ns = 0
         if arrivals is not None:
             now_ns = arrivals[first]
             last = _end_of_moment(arrivals, first, last)
-        asked.append(SubmitAsked(now_ns, CLIENT, _part(workload, first, last), 0, Unknown.WAIT))
+        asked.append(
+            SubmitRequested(now_ns, CLIENT, _part(workload, first, last), 0, UnknownPolicy.WAIT)
+        )
         first = last
     return asked
 
