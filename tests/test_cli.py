@@ -8,9 +8,9 @@ import pytest
 
 from taskyard import __version__
 from taskyard.cli.entry import run, taskyard
-from taskyard.cli.lazy import LazyGroup, Verb
+from taskyard.cli.lazy import LazyCommand, LazyGroup
 from taskyard.cli.options import verbose_option
-from taskyard.cli.verbs import VERBS
+from taskyard.cli.verbs import COMMANDS
 from taskyard.errors import (
     ExitCode,
     IllegalTransition,
@@ -46,7 +46,7 @@ def answering_verb(answer: ExitCode | None) -> click.Group:
 
 def test_exit_codes_never_change() -> None:
     assert [(code.name, code.value) for code in ExitCode] == [
-        ("GOOD", 0),
+        ("OK", 0),
         ("TASK_FAILED", 1),
         ("USAGE", 2),
         ("NO_BROKER", 3),
@@ -142,7 +142,7 @@ def test_interruption_exits_130_with_one_line(
 
 
 def test_pipe_that_nobody_reads_from_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
-    group = LazyGroup("taskyard", verbs={"act": Verb(f"{__name__}:closed_pipe", "")})
+    group = LazyGroup("taskyard", lazy_commands={"act": LazyCommand(f"{__name__}:closed_pipe", "")})
     assert run(group, ["act"]) == 0
     assert capsys.readouterr() == ("", "")
 
@@ -218,7 +218,9 @@ def greet() -> None:
 
 
 def lazy_group(target: str) -> LazyGroup:
-    return LazyGroup("taskyard", verbs={"greet": Verb(target, "Say hello, from the table.")})
+    return LazyGroup(
+        "taskyard", lazy_commands={"greet": LazyCommand(target, "Say hello, from the table.")}
+    )
 
 
 def test_listing_verbs_imports_none_of_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,9 +242,9 @@ def test_table_that_names_no_command_is_told_apart_from_a_missing_verb(
 
 def test_verbs_of_the_table_exist_and_say_of_themselves_what_the_table_says() -> None:
     context = click.Context(taskyard)
-    commands = {name: taskyard.get_command(context, name) for name in VERBS}
+    commands = {name: taskyard.get_command(context, name) for name in COMMANDS}
     summaries = {
         name: command.get_short_help_str(limit=200) if command else None
         for name, command in commands.items()
     }
-    assert summaries == {name: verb.summary for name, verb in VERBS.items()}
+    assert summaries == {name: verb.summary for name, verb in COMMANDS.items()}

@@ -13,16 +13,16 @@ import pytest
 
 from taskyard.broker import compacting
 from taskyard.cli import connecting, local
-from taskyard.cli.verbs import VERBS
+from taskyard.cli.verbs import COMMANDS
 from taskyard.client.outage import REPORT_NS
 from taskyard.core import limits
 from taskyard.errors import ExitCode
 from taskyard.journal.store import DISK_RESERVE_BYTES
 from taskyard.net.endpoints import IPC_PATH_BYTES_MAX
 from taskyard.net.options import FRAME_BYTES_MAX
-from taskyard.sim.bugs import BUGS
+from taskyard.sim.bugs import MUTATIONS
 from taskyard.worker import limits as worker_limits
-from taskyard.worker.loop import Settings
+from taskyard.worker.loop import WorkerSettings
 
 ROOT: Final = Path(__file__).parent.parent
 PAGES: Final = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -30,7 +30,7 @@ GUARANTEES: Final = (ROOT / "docs" / "guarantees.md").read_text()
 OPERATING: Final = (ROOT / "docs" / "operating.md").read_text()
 
 MEBIBYTE: Final = 1024 * 1024
-WORKER: Final = Settings(b"", (), 1, 1)
+WORKER: Final = WorkerSettings(b"", (), 1, 1)
 
 #: What `./yard` does itself.
 OWN_VERBS: Final = ("setup", "test", "check", "bench", "docs", "sim")
@@ -78,7 +78,7 @@ def test_verbs_that_are_named_exist(page: Path) -> None:
     form = re.compile(r"(?:(?<![.\w])taskyard|/yard) ([a-z]+)\b")
     label = "`taskyard snapshot`"  # at the head of a file
     named = [verb for part in code if part != label for verb in form.findall(part)]
-    known = (*VERBS, *OWN_VERBS)
+    known = (*COMMANDS, *OWN_VERBS)
     assert [verb for verb in named if verb not in known] == []
 
 
@@ -87,8 +87,8 @@ def test_readme_names_every_verb_that_there_is_and_none_as_missing() -> None:
         r"^\| (`run`.*?) \| (.*?) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
     )
     ((today, later),) = rows
-    assert sorted(re.findall(r"`(\w+)`", today)) == sorted(VERBS)
-    assert [verb for verb in re.findall(r"`(\w+)`", later) if verb in VERBS] == []
+    assert sorted(re.findall(r"`(\w+)`", today)) == sorted(COMMANDS)
+    assert [verb for verb in re.findall(r"`(\w+)`", later) if verb in COMMANDS] == []
 
 
 def test_files_that_the_architecture_names_exist() -> None:
@@ -137,11 +137,11 @@ def test_tests_that_prove_a_guarantee_exist() -> None:
         f"under load: {of('system/test_workers.py', 'TASKS')} tasks",
         f"{of('system/test_waiting.py', 'WORKERS'):,} requests that wait",
         f"after {limits.CRASHES_MAX} lost workers",
-        f"{WORKER.silence_ns // limits.SECOND_NS} s after its last sign of life",
+        f"{WORKER.lease_timeout_ns // limits.SECOND_NS} s after its last sign of life",
         f"Under {DISK_RESERVE_BYTES // MEBIBYTE} MiB free",
         f"{of('system/test_noise.py', 'MESSAGES'):,} spoilt messages",
         f"| schedules | {of('sim/test_schedules.py', 'SCHEDULES'):,}, with",
-        f"| {len(BUGS)}, all caught |",
+        f"| {len(MUTATIONS)}, all caught |",
         f"more than {compacting.ROWS_MAX:,} rows",
     ],
 )
@@ -165,7 +165,7 @@ def test_figures_of_the_guarantees_are_those_of_the_tests(text: str) -> None:
         f"a task survives | {limits.CRASHES_MAX - 1}: it fails with the {limits.CRASHES_MAX}th |",
         f"frame of a message | {FRAME_BYTES_MAX // MEBIBYTE} MiB |",
         f"submissions are refused | {DISK_RESERVE_BYTES // MEBIBYTE} MiB |",
-        f"silence of a worker | {WORKER.silence_ns // limits.SECOND_NS} s, `--lease` |",
+        f"silence of a worker | {WORKER.lease_timeout_ns // limits.SECOND_NS} s, `--lease` |",
         f"heartbeat of a worker | {WORKER.heartbeat_ns // limits.SECOND_NS} s, `--heartbeat` |",
         f"longer than {IPC_PATH_BYTES_MAX} bytes",
         f"Under {DISK_RESERVE_BYTES // MEBIBYTE} MiB free",

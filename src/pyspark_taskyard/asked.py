@@ -14,16 +14,16 @@ import pyarrow as pa
 
 from pyspark_taskyard.stored import results_batch, tasks_batch
 from pyspark_taskyard.tables import ARROW
-from taskyard.client.asking import PAGE, full_name
+from taskyard.client.asking import PAGE_TASKS, full_name
 from taskyard.client.client import Client, scope_of
-from taskyard.client.following import look
+from taskyard.client.following import poll_records
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Result
 from taskyard.errors import UserError
 from taskyard.journal.history import ColumnBuilder
 
 if TYPE_CHECKING:
-    from pyspark_taskyard.source import Options
+    from pyspark_taskyard.source import SourceOptions
 
 _ENDED: Final = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
 
@@ -33,18 +33,18 @@ _KINDS: Final = {"came_due": "due"}
 _SECOND_NS: Final = 1_000_000_000
 
 
-def connected(options: Options) -> Client:
+def connect(options: SourceOptions) -> Client:
     return Client(options.endpoint(), key=options.key)
 
 
-def tasks(options: Options) -> Iterator[pa.RecordBatch]:
-    with connected(options) as client:
+def tasks(options: SourceOptions) -> Iterator[pa.RecordBatch]:
+    with connect(options) as client:
         for views in _pages(client, options):
             yield tasks_batch(views)
 
 
-def results(options: Options) -> Iterator[pa.RecordBatch]:
-    with connected(options) as client:
+def results(options: SourceOptions) -> Iterator[pa.RecordBatch]:
+    with connect(options) as client:
         for views in _pages(client, options, _ENDED):
             names = [full_name(view) for view in views]
             told = client.results(names)
@@ -57,48 +57,48 @@ def results(options: Options) -> Iterator[pa.RecordBatch]:
 
 
 def _pages(
-    client: Client, options: Options, states: tuple[TaskState, ...] | None = None
+    client: Client, options: SourceOptions, states: tuple[TaskState, ...] | None = None
 ) -> Iterator[list[dict[str, Any]]]:
     page: list[dict[str, Any]] = []
     for view in client.tasks(scope_of(campaign=options.campaign, states=states)):
         page.append(view)
-        if len(page) == PAGE:
+        if len(page) == PAGE_TASKS:
             yield page
             page = []
     if page:
         yield page
 
 
-def records(options: Options, after: int, last: int | None) -> Iterator[list[dict[str, Any]]]:
+def records(options: SourceOptions, after: int, last: int | None) -> Iterator[list[dict[str, Any]]]:
     """What was decided after a record, up to one; None: up to now. Raises UserError for a gap."""
-    with connected(options) as client:
+    with connect(options) as client:
         end = client.status()["records"] if last is None else last
         scope = None if options.campaign is None else scope_of(campaign=options.campaign)
         cursor, journal = after, b""
         while cursor < end:
-            told = look(client, cursor, journal, scope=scope)
+            told = poll_records(client, cursor, journal, scope=scope)
             if told.gap and (cursor or last is not None):
                 raise UserError(f"{told.gap}; read the state directory instead: its history has it")
             yield [one for one in told.records if one["record"] <= end]
             cursor, journal = told.cursor, told.journal
 
 
-def last_record(options: Options) -> int:
-    with connected(options) as client:
+def last_record(options: SourceOptions) -> int:
+    with connect(options) as client:
         return int(client.status()["records"])
 
 
-def events(options: Options, after: int, last: int | None) -> Iterator[pa.RecordBatch]:
+def events(options: SourceOptions, after: int, last: int | None) -> Iterator[pa.RecordBatch]:
     columns = ColumnBuilder(ARROW["events"])
-    known = _Known()
+    known = _SubmittedTerms()
     for some in records(options, after, last):
         for one in some:
-            _tell(one, known, columns)
+            _to_event_rows(one, known, columns)
         if columns.rows:
             yield columns.take()
 
 
-def edges(options: Options) -> Iterator[pa.RecordBatch]:
+def edges(options: SourceOptions) -> Iterator[pa.RecordBatch]:
     columns = ColumnBuilder(ARROW["edges"])
     for some in records(options, 0, None):
         for one in some:
@@ -111,11 +111,11 @@ def edges(options: Options) -> Iterator[pa.RecordBatch]:
             yield columns.take()
 
 
-class _Known:
+class _SubmittedTerms:
     """What was said of tasks when they were submitted."""
 
     def __init__(self) -> None:
-        self._said: dict[str, tuple[bytes, bytes, bytes, int]] = {}
+        self._columns_by_name: dict[str, tuple[bytes, bytes, bytes, int]] = {}
 
     def note(self, one: dict[str, Any]) -> None:
         places = one["terms_at"] or [0] * len(one["names"])
@@ -123,17 +123,17 @@ class _Known:
         for name, place, lane in zip(one["names"], places, lanes, strict=True):
             terms = one["terms"][place]
             said = (terms["campaign"].encode(), terms["service"].encode(), lane.encode())
-            self._said[name] = (*said, terms["priority"])
+            self._columns_by_name[name] = (*said, terms["priority"])
 
     def columns(self, names: list[str]) -> dict[str, object]:
-        said = [self._said.get(name, (None, None, None, None)) for name in names]
+        said = [self._columns_by_name.get(name, (None, None, None, None)) for name in names]
         found = zip(
             ("campaign", "service", "lane", "priority"), zip(*said, strict=True), strict=True
         )
         return {key: list(column) for key, column in found}
 
 
-def _tell(one: dict[str, Any], known: _Known, columns: ColumnBuilder) -> None:
+def _to_event_rows(one: dict[str, Any], known: _SubmittedTerms, columns: ColumnBuilder) -> None:
     """A document as rows of events, one a task."""
     if one["kind"] == "submitted":
         known.note(one)
@@ -144,17 +144,21 @@ def _tell(one: dict[str, Any], known: _Known, columns: ColumnBuilder) -> None:
         "time": at_ns,
         "time_ns": at_ns,
         "kind": kind,
-        **_shared(one),
+        **_record_columns(one),
     }
     names = one.get("names")
     if names is None:
         columns.add(1, values)
         return
-    values |= {"task": [name.encode() for name in names], **known.columns(names), **_each(one)}
+    values |= {
+        "task": [name.encode() for name in names],
+        **known.columns(names),
+        **_task_columns(one),
+    }
     columns.add(len(names), values)
 
 
-def _shared(one: dict[str, Any]) -> dict[str, object]:
+def _record_columns(one: dict[str, Any]) -> dict[str, object]:
     """What all rows of a document have."""
     shared: dict[str, object] = {
         key: one[key].encode() for key in ("worker", "dialect", "reason", "lane") if one.get(key)
@@ -166,7 +170,7 @@ def _shared(one: dict[str, Any]) -> dict[str, object]:
     return shared | {key: one[key] for key in ("slots", "own_fault") if key in one}
 
 
-def _each(one: dict[str, Any]) -> dict[str, object]:
+def _task_columns(one: dict[str, Any]) -> dict[str, object]:
     """What each of its tasks has."""
     each: dict[str, object] = {}
     if one.get("attempts"):

@@ -18,11 +18,11 @@ from pyspark_taskyard import asked, stored
 from pyspark_taskyard.tables import ARROW
 
 if TYPE_CHECKING:
-    from pyspark_taskyard.source import Options
+    from pyspark_taskyard.source import SourceOptions
 
 
 @dataclass
-class Part(InputPartition):
+class TablePartition(InputPartition):
     """A history file, or "" for what the state holds after that row of the journal."""
 
     file: str = ""
@@ -32,36 +32,36 @@ class Part(InputPartition):
 class TableReader(DataSourceReader):
     """Reads one of the tables."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
         state, table = self._options.directory, self._options.table
         if state is None or table not in stored.HISTORY:
-            return [Part()]
+            return [TablePartition()]
         files, last = stored.files(state, table)
-        return [*(Part(str(file)) for file in files), Part(after=last)]
+        return [*(TablePartition(str(file)) for file in files), TablePartition(after=last)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Part)  # noqa: S101  # ours, from above
+        assert isinstance(partition, TablePartition)  # noqa: S101  # ours, from above
         schema = ARROW[self._options.table]
         for batch in self._batches(partition):
             whole = batch.cast(schema)
             yield from pa.Table.from_batches([whole]).combine_chunks().to_batches()
 
-    def _batches(self, part: Part) -> Iterator[pa.RecordBatch]:
+    def _batches(self, part: TablePartition) -> Iterator[pa.RecordBatch]:
         options = self._options
         state = options.directory
         if state is None:
-            return _ASKED[options.table](options)
+            return _BROKER_TABLES[options.table](options)
         if part.file:
             batches = stored.read_file(Path(part.file))
         else:
-            batches = stored.read_rest(state, options.table, part.after)
-        return stored.of_campaign(batches, options.campaign)
+            batches = stored.read_tail(state, options.table, part.after)
+        return stored.only_campaign(batches, options.campaign)
 
 
-_ASKED: Final[dict[str, Callable[[Options], Iterator[pa.RecordBatch]]]] = {
+_BROKER_TABLES: Final[dict[str, Callable[[SourceOptions], Iterator[pa.RecordBatch]]]] = {
     "events": lambda options: asked.events(options, 0, None),
     "edges": asked.edges,
     "tasks": asked.tasks,

@@ -36,10 +36,10 @@ OPTIONS: Final = {
 }
 
 #: Options of Spark's own that may come along.
-_SPARKS: Final = ("path",)
+_SPARK_OPTIONS: Final = ("path",)
 
 
-class Options(Struct, frozen=True):
+class SourceOptions(Struct, frozen=True):
     """What was asked for."""
 
     broker: str | None = None
@@ -97,10 +97,10 @@ class TaskyardSource(DataSource):
             raise UserError(f"only events can be followed, not {options.table}; leave `table` out")
         return EventStream(options)
 
-    def _options(self) -> Options:
+    def _options(self) -> SourceOptions:
         """Raises UserError for an option that is not known."""
         given = {name.lower(): value for name, value in self.options.items()}
-        unknown = [name for name in given if name not in OPTIONS and name not in _SPARKS]
+        unknown = [name for name in given if name not in OPTIONS and name not in _SPARK_OPTIONS]
         if unknown:
             raise UserError(
                 f"format('taskyard') has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}"
@@ -109,4 +109,4 @@ class TaskyardSource(DataSource):
             raise UserError(
                 f"there is no table {given['table']!r}; read one of {', '.join(TABLES)}"
             )
-        return Options(**{name: given[name] for name in OPTIONS if name in given})
+        return SourceOptions(**{name: given[name] for name in OPTIONS if name in given})

@@ -34,7 +34,7 @@ from taskyard.wire import documents
 HISTORY: Final = ("events", "edges")
 
 #: A broker that compacts takes rows away under a reader; the next look finds them in files.
-_LOOKS_MAX: Final = 3
+_READ_TRIES_MAX: Final = 3
 
 #: Tasks that are looked at together.
 _PAGE: Final = 1000
@@ -56,7 +56,7 @@ def read_file(file: Path) -> Iterator[pa.RecordBatch]:
         yield from map(with_all_columns, opened.iter_batches())
 
 
-def read_rest(state: Path, table: str, after: int) -> Iterator[pa.RecordBatch]:
+def read_tail(state: Path, table: str, after: int) -> Iterator[pa.RecordBatch]:
     """What the state holds after that row of the journal; of tasks and results all."""
     if table not in HISTORY:
         return _READERS[table](state)
@@ -66,17 +66,17 @@ def read_rest(state: Path, table: str, after: int) -> Iterator[pa.RecordBatch]:
 def _read_rows(state: Path, table: str, after: int) -> Iterator[pa.RecordBatch]:
     """What became history files since, and the rows after those."""
     with tempfile.TemporaryDirectory(prefix="taskyard-rows-") as scratch:
-        for file in _gathered(state, table, after, Path(scratch)):
+        for file in _read_tail_files(state, table, after, Path(scratch)):
             yield from read_file(file)
 
 
-def _gathered(state: Path, table: str, after: int, scratch: Path) -> list[Path]:
-    for look in range(1, _LOOKS_MAX + 1):
+def _read_tail_files(state: Path, table: str, after: int, scratch: Path) -> list[Path]:
+    for look in range(1, _READ_TRIES_MAX + 1):
         try:
             whole = history.parts(state)
-            rest = history.copy_rest(state, whole, scratch)
+            rest = history.export_tail(state, whole, scratch)
         except JournalDamaged:
-            if look == _LOOKS_MAX:
+            if look == _READ_TRIES_MAX:
                 raise
         else:
             newer = [part.paths(state)[table] for part in whole if part.first > after]
@@ -91,7 +91,7 @@ def last_record(state: Path) -> int:
     return 0 if witnessed is None else witnessed[1].record
 
 
-def of_campaign(
+def only_campaign(
     batches: Iterable[pa.RecordBatch], campaign: str | None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one campaign, or all."""
@@ -108,13 +108,13 @@ def of_campaign(
 
 
 def _read_tasks(state: Path) -> Iterator[pa.RecordBatch]:
-    with _Look(state) as look:
+    with _StateReader(state) as look:
         for views in look.pages():
             yield tasks_batch(views)
 
 
 def _read_results(state: Path) -> Iterator[pa.RecordBatch]:
-    with _Look(state) as look:
+    with _StateReader(state) as look:
         for views in look.pages():
             ended = [view for view in views if TaskState[view["state"].upper()] in _ENDED]
             yield results_batch(ended, [look.result(view) for view in ended])
@@ -126,7 +126,7 @@ _READERS: Final[dict[str, Callable[[Path], Iterator[pa.RecordBatch]]]] = {
 }
 
 
-class _Look:
+class _StateReader:
     """A state as a broker would have it, in memory."""
 
     def __init__(self, state: Path) -> None:

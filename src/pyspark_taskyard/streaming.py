@@ -23,13 +23,13 @@ from pyspark_taskyard.tables import ARROW
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
 
-    from pyspark_taskyard.source import Options
+    from pyspark_taskyard.source import SourceOptions
 
 _OFFSET: Final = "record"
 
 
 @dataclass
-class Span(InputPartition):
+class RecordRange(InputPartition):
     """Records after one and up to another: of a history file, or of what the state holds after
     that row of the journal."""
 
@@ -42,7 +42,7 @@ class Span(InputPartition):
 class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows what a broker decides."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self._options = options
         #: Where a run that takes what there is ends; None: it goes on.
         self._end: int | None = None
@@ -67,19 +67,19 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if after >= last:
             return []
         if state is None:
-            return [Span(after, last)]
+            return [RecordRange(after, last)]
         files, row = stored.files(state, "events")
         spans = [(file, *_records_in(file)) for file in files]
         wanted = [
-            Span(after, last, str(file))
+            RecordRange(after, last, str(file))
             for file, lowest, highest in spans
             if lowest <= last and highest > after
         ]
         covered = max((highest for _, _, highest in spans), default=0)
-        return [*wanted, Span(after, last, row=row)] if last > covered else wanted
+        return [*wanted, RecordRange(after, last, row=row)] if last > covered else wanted
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Span)  # noqa: S101  # ours, from above
+        assert isinstance(partition, RecordRange)  # noqa: S101  # ours, from above
         for batch in self._batches(partition):
             numbers = batch["record"]
             inside = pc.and_(
@@ -87,17 +87,17 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             yield batch.filter(inside).cast(ARROW["events"])
 
-    def _batches(self, span: Span) -> Iterator[pa.RecordBatch]:
+    def _batches(self, record_range: RecordRange) -> Iterator[pa.RecordBatch]:
         options = self._options
         state = options.directory
         if state is None:
-            return asked.events(options, span.after, span.last)
+            return asked.events(options, record_range.after, record_range.last)
         found = (
-            stored.read_file(Path(span.file))
-            if span.file
-            else stored.read_rest(state, "events", span.row)
+            stored.read_file(Path(record_range.file))
+            if record_range.file
+            else stored.read_tail(state, "events", record_range.row)
         )
-        return stored.of_campaign(found, options.campaign)
+        return stored.only_campaign(found, options.campaign)
 
 
 def _records_in(file: Path) -> tuple[int, int]:

@@ -20,50 +20,50 @@ from taskyard.client.campaign.parquet import check_columns
 from taskyard.core.events import UnknownPolicy
 from taskyard.errors import UserError
 from taskyard.pipeline.columns import prepare
-from taskyard.pipeline.submitting import submit, target
+from taskyard.pipeline.submitting import make_target, submit
 
 if TYPE_CHECKING:
-    from pyspark_taskyard.source import Options
+    from pyspark_taskyard.source import SourceOptions
 
 _UNKNOWN: Final = {"wait": UnknownPolicy.WAIT, "refuse": UnknownPolicy.REFUSE}
 
 
 @dataclass
-class Written(WriterCommitMessage):
+class SubmitCommit(WriterCommitMessage):
     """What a partition submitted."""
 
     new: int
-    known: int
+    existing: int
 
 
 class TaskWriter(DataSourceArrowWriter):
     """Submits a task a row. Made by the driver, used in the executors."""
 
-    def __init__(self, options: Options, columns: list[str]) -> None:
+    def __init__(self, options: SourceOptions, columns: list[str]) -> None:
         check_columns(columns, "the frame")
         # Partitions come in any order, so what a task waits for may come later.
         unknown = options.unknown or ("wait" if "after" in columns else "refuse")
         if unknown not in _UNKNOWN:
             raise UserError(f"the option unknown is wait or refuse, not {unknown!r}")
         self._service = options.service
-        self._to = target(
+        self._to = make_target(
             options.endpoint(), options.key, options.campaign or "", _UNKNOWN[unknown]
         )
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> SubmitCommit:
         taken = submit(self._prepared(iterator), self._to)
-        return Written(taken.new, taken.known)
+        return SubmitCommit(taken.new, taken.existing)
 
     def _prepared(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         row = 0
         for batch in batches:
             places = np.arange(row, row + batch.num_rows)
             row += batch.num_rows
-            for prepared in prepare(self._served(batch), places, self._to.campaign):
+            for prepared in prepare(self._with_service(batch), places, self._to.campaign):
                 _check(prepared)
                 yield prepared
 
-    def _served(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _with_service(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows with the service that was asked for, where they name none."""
         if self._service is None:
             return batch

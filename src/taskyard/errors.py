@@ -19,7 +19,7 @@ line and leaves with the class's exit code; nobody else turns an error into a nu
     ├── ExecutorBroken         an executor's own processes are gone, and what they held; it is in
     │                          `client.executor`: its other base takes 20 ms to import
     ├── StateError             the disk's, or ours: what is kept can't be trusted or kept on
-    │   ├── FormatUnknown      written by another version of Taskyard
+    │   ├── UnknownFormat      written by another version of Taskyard
     │   ├── JournalDamaged     what is on disk is not what was written
     │   └── JournalFailed      a write or a sync failed; nothing more may be acknowledged
     └── IllegalTransition      ours: a bug; a machine was told to do what its table forbids
@@ -32,7 +32,7 @@ from typing import ClassVar
 class ExitCode(IntEnum):
     """What a process leaves with. Scripts rely on these numbers: they never change."""
 
-    GOOD = 0
+    OK = 0
     TASK_FAILED = 1
     USAGE = 2
     NO_BROKER = 3
@@ -122,7 +122,7 @@ class StateError(TaskyardError):
     exit_code = ExitCode.STATE_DAMAGED
 
 
-class FormatUnknown(StateError):
+class UnknownFormat(StateError):
     """A file of the state directory has a format that this version can't read."""
 
 

@@ -49,7 +49,7 @@ def map_rows(  # noqa: PLR0913  # all but the first are named
     a function returned as JSON), reason, attempts, worker and seconds. It is kept by Spark until it
     is `unpersist`ed. Raises `TimedOut` after `timeout` seconds; the tasks go on.
     """
-    at = mapping.place(broker, state, key_file, campaign)
+    at = mapping.map_target(broker, state, key_file, campaign)
     work = {"call": call, "arguments": arguments, "argv": argv}
     tasks = mapping.tasks_of(df, key, work, options)
     since = mapping.run(tasks, at, timeout)

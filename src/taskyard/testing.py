@@ -56,10 +56,10 @@ if TYPE_CHECKING:
     from taskyard.wire.dwork_peer import Reply
 
 #: What does the tasks of a service: it gets the payload, and gives the result.
-Doing = Callable[[bytes], bytes]
+Handler = Callable[[bytes], bytes]
 
 #: The services that are done; None for what is to be done as a worker would.
-Services = Mapping[str, Doing | None] | None
+Handlers = Mapping[str, Handler | None] | None
 
 _SERVICES: Final = (work.EXEC, work.CALL, pickled.PICKLE)
 
@@ -67,11 +67,11 @@ _SERVICES: Final = (work.EXEC, work.CALL, pickled.PICKLE)
 _WAIT_NS: Final = 10 * SECOND_NS
 
 
-class _Stopped(Exception):
+class _StopRequested(Exception):
     """The worker was told to stop while it waited."""
 
 
-class MemoryBroker:
+class InMemoryBroker:
     """A broker in a thread of this process. See `broker`."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
@@ -100,7 +100,7 @@ class MemoryBroker:
         return client
 
     def run_all(
-        self, services: Services = None, *, allow: Sequence[str] | None = None
+        self, services: Handlers = None, *, allow: Sequence[str] | None = None
     ) -> list[str]:
         """Do all tasks that are ready, and those that become ready by that, in this thread. Returns
         their names, in the order in which they were done.
@@ -116,13 +116,13 @@ class MemoryBroker:
                 client.status()  # is asked when all that was submitted before is taken
         with closing(_Worker(self.endpoint, services, allow)) as worker:
             done: list[str] = []
-            while (name := worker.do_one(wait_ns=0)) is not None:
+            while (name := worker.run_one(wait_ns=0)) is not None:
                 done.append(name)
             return done
 
     @contextmanager
     def worker(
-        self, services: Services = None, *, allow: Sequence[str] | None = None
+        self, services: Handlers = None, *, allow: Sequence[str] | None = None
     ) -> Generator[None, None, None]:
         """Do tasks as they come, one at a time, in a thread of its own, until the end of the
         `with`. A task that runs by then is finished."""
@@ -161,12 +161,12 @@ class MemoryBroker:
 
 
 @contextmanager
-def broker() -> Generator[MemoryBroker, None, None]:
+def broker() -> Generator[InMemoryBroker, None, None]:
     """A broker that nobody else uses. It forgets everything when the `with` ends."""
     directory = Path(tempfile.mkdtemp(prefix="taskyard-"))
     try:
         with ExitStack() as stack:
-            yield MemoryBroker(directory, stack)
+            yield InMemoryBroker(directory, stack)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -174,14 +174,14 @@ def broker() -> Generator[MemoryBroker, None, None]:
 class _Worker:
     """Does tasks where it is called, one at a time."""
 
-    def __init__(self, endpoint: str, services: Services, allow: Sequence[str] | None) -> None:
+    def __init__(self, endpoint: str, services: Handlers, allow: Sequence[str] | None) -> None:
         self._allow = allow
-        self._doings: dict[bytes, Doing | None] = dict.fromkeys(_SERVICES)
-        self._doings |= {name.encode(): doing for name, doing in (services or {}).items()}
+        self._handlers: dict[bytes, Handler | None] = dict.fromkeys(_SERVICES)
+        self._handlers |= {name.encode(): doing for name, doing in (services or {}).items()}
         self._name = f"testing-{secrets.token_hex(4)}".encode()
         # Its silence means nothing: nobody shows life while a function is stepped through.
-        facts = WorkerFacts(tuple(self._doings), slots_total=1, incarnation=secrets.randbits(62))
-        self._introduction = peer.worker_message(facts)
+        facts = WorkerFacts(tuple(self._handlers), slots_total=1, incarnation=secrets.randbits(62))
+        self._worker_message = peer.worker_message(facts)
         self._wire = sockets.connect(endpoint)
         self._clock = SystemClock()
         self._line = Channel(self._wire, self._clock)
@@ -193,9 +193,9 @@ class _Worker:
 
     def run(self) -> None:
         """Until it is stopped."""
-        with suppress(_Stopped):
+        with suppress(_StopRequested):
             while True:
-                self.do_one(_WAIT_NS)
+                self.run_one(_WAIT_NS)
 
     def stop(self) -> None:
         self._is_stopping = True
@@ -204,14 +204,14 @@ class _Worker:
     def close(self) -> None:
         """Say goodbye, so that nothing is left with a worker that is gone."""
         self._waker.clear()
-        self._ask(lambda number: peer.leave(number, self._name))
+        self._request(lambda number: peer.leave(number, self._name))
         self._wire.close()
         self._waker.close()
 
-    def do_one(self, wait_ns: int) -> str | None:
+    def run_one(self, wait_ns: int) -> str | None:
         """The name of the task that was done; None if there is none."""
-        name, worker_message = self._name, self._introduction
-        reply = self._ask(
+        name, worker_message = self._name, self._worker_message
+        reply = self._request(
             lambda number: peer.steal(number, name, worker_message, 1, wait_ns), wait_ns
         )
         if reply.kind != peer.TRANSFER:
@@ -219,14 +219,14 @@ class _Worker:
         tasks = reply.assigned()
         outcome, text, output = self._outcome(tasks.terms_of(0).service, tasks.payloads[0])
         reports = peer.ReportColumns(tasks.names, tasks.attempts, [outcome], [text], [output])
-        self._ask(lambda number: peer.complete(number, name, reports))
+        self._request(lambda number: peer.complete(number, name, reports))
         return shown(tasks.names[0])
 
     def _outcome(self, service: bytes, payload: bytes) -> tuple[Outcome, bytes, bytes]:
         """What came of a task: the result or the reason, and its output."""
-        doing = self._doings[service]
+        doing = self._handlers[service]
         try:
-            result = self._do(service, payload) if doing is None else doing(payload)
+            result = self._handle(service, payload) if doing is None else doing(payload)
         except TaskFailed as error:
             return Outcome.FAILED, cut_reason(str(error).encode()), b""
         except KeyboardInterrupt:  # the tester's, not the task's
@@ -234,36 +234,36 @@ class _Worker:
         except BaseException as error:  # noqa: BLE001  # it is the task's own
             printed = traceback.format_exc()
             reason = "".join(traceback.format_exception_only(error)).strip()
-            line = _exception_line(error, printed, payload)
+            line = _pickled_exception(error, printed, payload)
             return Outcome.FAILED, cut_reason(reason.encode()), printed.encode() + line
         return Outcome.DONE, result, b""
 
-    def _do(self, service: bytes, payload: bytes) -> bytes:
+    def _handle(self, service: bytes, payload: bytes) -> bytes:
         """As a worker would, but here."""
         task = work.decode_payload(payload, service)
         if isinstance(task, work.Command):
             return _run_program(task)
         if isinstance(task, work.Call):
-            function = _find(task.call, self._allow)
+            function = _import_allowed(task.call, self._allow)
             return work.encode_value(function(*task.args, **task.kwargs), "result")
         function, args, kwargs = pickled.unpickle(task.call)
         return pickled.pickle_result(function(*args, **kwargs))
 
-    def _ask(self, build: Callable[[int], bytes], wait_ns: int = 0) -> Reply:
+    def _request(self, build: Callable[[int], bytes], wait_ns: int = 0) -> Reply:
         number = self._line.request(build, wait_ns)
         while True:
             for reply in self._line.receive():
                 if reply.request == number:
                     return reply
             if self._is_stopping and wait_ns:
-                raise _Stopped
+                raise _StopRequested
             self._line.turn()
             wake_at_ns = self._line.wake_at_ns()
             assert wake_at_ns is not None  # noqa: S101  # something is asked
             self._poller.wait(max(0, wake_at_ns - self._clock.monotonic_ns()))
 
 
-def _find(call: str, allow: Sequence[str] | None) -> Callable[..., Any]:
+def _import_allowed(call: str, allow: Sequence[str] | None) -> Callable[..., Any]:
     """Looked up anew each time: it may be mocked meanwhile."""
     if allow is not None:
         return find_function(call, allow)
@@ -288,7 +288,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401  # a fixture
     import pytest  # noqa: PLC0415  # only who asks for the fixture has it
 
     @pytest.fixture
-    def yard_broker() -> Generator[MemoryBroker, None, None]:
+    def yard_broker() -> Generator[InMemoryBroker, None, None]:
         """A broker in memory, for one test."""
         with broker() as running:
             yield running
@@ -296,7 +296,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401  # a fixture
     return yard_broker
 
 
-def _exception_line(error: BaseException, printed: str, payload: bytes) -> bytes:
+def _pickled_exception(error: BaseException, printed: str, payload: bytes) -> bytes:
     """How the exception of a pickled call goes back to its executor."""
     if not pickled.is_pickled(payload):
         return b""

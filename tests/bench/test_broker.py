@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 
 from taskyard.bench import broker, broker_calls, broker_campaigns
 from taskyard.bench.cli import main
-from taskyard.bench.peers import Part
-from taskyard.bench.stage import Stage
+from taskyard.bench.peers import PeerTask
+from taskyard.bench.stage import BrokerBench
 
 
 @pytest.fixture(autouse=True)
@@ -78,16 +78,16 @@ def test_unknown_case_is_refused() -> None:
 
 
 def test_stage_tells_of_a_peer_that_ended_early() -> None:
-    with Stage("in memory") as stage:
-        (worker,) = stage.cast(Part("work", stage.endpoint))
-        worker.tell()
+    with BrokerBench("in memory") as stage:
+        (worker,) = stage.start_peers(PeerTask("work", stage.endpoint))
+        worker.send_go()
         os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(RuntimeError, match="ended early"):
             stage.wait_for([worker], 1)
 
 
 def test_stage_leaves_no_process_behind() -> None:
-    with Stage("in memory") as stage:
-        stage.cast(Part("work", stage.endpoint))
+    with BrokerBench("in memory") as stage:
+        stage.start_peers(PeerTask("work", stage.endpoint))
         processes = [stage.broker, *stage.peers]
     assert [process.has_ended for process in processes] == [True, True]

@@ -2,11 +2,11 @@
 
 import pytest
 
-from taskyard.bench.floors import Bound
-from taskyard.bench.lines import Line, line
+from taskyard.bench.floors import Target
+from taskyard.bench.lines import TableLine, table_line
 
-COST = Bound(10.0, 6.5)
-RATE = Bound(25_000, 60_000, at_least=True)
+COST = Target(10.0, 6.5)
+RATE = Target(25_000, 60_000, at_least=True)
 
 
 @pytest.mark.parametrize(
@@ -22,18 +22,22 @@ RATE = Bound(25_000, 60_000, at_least=True)
         (RATE, 20_000, "missed, 0.80 × floor"),
     ],
 )
-def test_verdict_says_which_mark_is_reached(bound: Bound, figure: float, verdict: str) -> None:
+def test_verdict_says_which_mark_is_reached(bound: Target, figure: float, verdict: str) -> None:
     assert bound.verdict(figure) == verdict
 
 
 def test_smallest_cost_counts() -> None:
-    assert line("a", "µs", [8.0, 7.0, 9.0], COST) == Line("a", "µs", 7.0, 9.0, 10.0, 6.5, "floor")
+    assert table_line("a", "µs", [8.0, 7.0, 9.0], COST) == TableLine(
+        "a", "µs", 7.0, 9.0, 10.0, 6.5, "floor"
+    )
 
 
 def test_largest_rate_counts() -> None:
-    judged = Line("a", "tasks/s", 30_000, 10_000, 25_000, 60_000, "floor")
-    assert line("a", "tasks/s", [10_000, 30_000, 20_000], RATE) == judged
+    judged = TableLine("a", "tasks/s", 30_000, 10_000, 25_000, 60_000, "floor")
+    assert table_line("a", "tasks/s", [10_000, 30_000, 20_000], RATE) == judged
 
 
 def test_largest_figure_counts_where_no_bound_says_so() -> None:
-    assert line("a", "tasks/s", [1.0, 2.0], most_is_best=True) == Line("a", "tasks/s", 2.0, 1.0)
+    assert table_line("a", "tasks/s", [1.0, 2.0], higher_is_better=True) == TableLine(
+        "a", "tasks/s", 2.0, 1.0
+    )

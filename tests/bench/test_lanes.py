@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from taskyard.bench import lanes
 from taskyard.bench.cli import main
-from taskyard.bench.stage import Stage
+from taskyard.bench.stage import BrokerBench
 from taskyard.client.client import Client
 from taskyard.core.events import LaneOptions, Rule, RulesSet
 
@@ -38,7 +38,7 @@ def test_cases_fill_their_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_rules_reach_the_broker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     rules = RulesSet(0, (Rule(b"all", b"default/*", LaneOptions(workers_max=7)),))
-    with Stage("in memory", rules=rules) as stage, Client(broker=stage.endpoint) as client:
+    with BrokerBench("in memory", rules=rules) as stage, Client(broker=stage.endpoint) as client:
         client.submit(b"x", lane="a")
         (found,) = client.lanes()
         assert (found["clause"], found["clause_limit"]) == ("all", 7)

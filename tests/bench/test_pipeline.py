@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from taskyard.bench import pipeline, pipeline_campaigns, pipeline_cost
 from taskyard.bench.cli import main
-from taskyard.bench.pipeline_case import Submitted
+from taskyard.bench.pipeline_case import SubmitCosts
 from taskyard.bench.pipeline_cost import Cost
 from taskyard.client.campaign.read import read_campaign
 from taskyard.pipeline.sweep.written import workload_of_file
@@ -73,7 +73,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     def measured(kind: type, *words: str) -> object:
         asked.append(words)
         cost = Cost(wall_s=1.0, cpu_s=2.0)
-        return Submitted(cost, cost) if kind is Submitted else cost
+        return SubmitCosts(cost, cost) if kind is SubmitCosts else cost
 
     monkeypatch.setattr(pipeline, "measured", measured)
     monkeypatch.setattr(pipeline_cost, "run", lambda *_args, **_options: None)
@@ -154,8 +154,8 @@ sys.stdin.read()
 def cost_of(*command: str) -> float:
     """CPU seconds, measured in a process of its own, as it has to be."""
     measure = (
-        "import sys; from taskyard.bench.pipeline_cost import of_command\n"
-        "print(of_command(sys.argv[1:]).cpu_s)"
+        "import sys; from taskyard.bench.pipeline_cost import command_cost\n"
+        "print(command_cost(sys.argv[1:]).cpu_s)"
     )
     words = [sys.executable, "-c", measure, *command]
     return float(subprocess.run(words, check=True, capture_output=True, timeout=60).stdout)
@@ -181,7 +181,7 @@ def test_command_that_fails_is_no_measurement() -> None:
 def test_stretch_has_who_is_at_work_below_and_who_vanished(program: str, busy: str) -> None:
     command = [sys.executable, "-c", program, busy]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        with pipeline_cost.Stretch() as took:
+        with pipeline_cost.CostMeter() as took:
             assert child.stdout is not None
             child.stdout.readline()
         child.communicate(b"\n")
@@ -192,7 +192,7 @@ def test_campaign_like_the_demo_s_has_its_size_and_can_be_loaded(tmp_path: Path)
     path = tmp_path / "campaign.jsonl"
     pipeline_campaigns.write_like_the_demo(path, pipeline_campaigns.DEMO_TASKS)
     loaded = read_campaign(str(path))
-    assert not loaded.bad
+    assert not loaded.rejected
     assert len(loaded.specs) == 2800
     assert len({spec.lane for spec in loaded.specs if spec.lane}) == 20
 

@@ -20,7 +20,7 @@ def lines(tmp_path: Path, *arguments: str) -> dict[str, dict[str, Any]]:
 
 
 def test_flow_is_compacted_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steady, "LOOK_S", 0.02)
+    monkeypatch.setattr(steady, "POLL_S", 0.02)
     told = lines(tmp_path, "--tasks", "4000")
     assert told["compactions seen"]["best"] >= 1
     assert 0 < told["unfinished tasks, the most seen"]["best"] <= 200

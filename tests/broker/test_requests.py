@@ -351,13 +351,13 @@ def test_watch_that_ends_while_it_waits_is_looked_at_first() -> None:
 # Any mixture.
 
 CLIENTS = st.sampled_from([b"a", b"b", b"c"])
-COMMANDS = st.sampled_from([events.CancelRequested, events.RetryRequested, events.ExpireRequested])
+KINDS = st.sampled_from([events.CancelRequested, events.RetryRequested, events.ExpireRequested])
 ASKED = st.one_of(
     st.builds(lambda client: list_tasks(client, 0), CLIENTS),
     st.builds(lambda client: events.StatsRequested(0, client), CLIENTS),
     st.builds(lambda client: events.ExplainRequested(0, client, b"c/task-050"), CLIENTS),
     st.builds(lambda client: events.WatchRequested(0, client, campaign=b"c"), CLIENTS),
-    st.builds(lambda client, kind: kind(0, client, Scope(campaign=b"c")), CLIENTS, COMMANDS),
+    st.builds(lambda client, kind: kind(0, client, Scope(campaign=b"c")), CLIENTS, KINDS),
 )
 
 

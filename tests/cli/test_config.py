@@ -337,12 +337,12 @@ def test_worker_is_as_the_file_says_unless_a_flag_says_otherwise(
     settings_file(here, "\n".join(lines))
     endpoint, settings, allow = worked(monkeypatch)
     assert (endpoint, allow) == (f"ipc://{here}/yard/broker.sock", ("math",))
-    assert (settings.heartbeat_ns, settings.silence_ns) == (200_000_000, 700_000_000)
+    assert (settings.heartbeat_ns, settings.lease_timeout_ns) == (200_000_000, 700_000_000)
     assert (settings.slots, settings.services) == (3, (b"gpu",))
     words = "--heartbeat 1s --lease 3s --slots 4 --service cpu --allow json --broker ipc:///b"
     endpoint, settings, allow = worked(monkeypatch, *words.split())
     assert (endpoint, allow) == ("ipc:///b", ("json",))
-    assert (settings.heartbeat_ns, settings.silence_ns) == (1_000_000_000, 3_000_000_000)
+    assert (settings.heartbeat_ns, settings.lease_timeout_ns) == (1_000_000_000, 3_000_000_000)
     assert (settings.slots, settings.services) == (4, (b"cpu",))
 
 

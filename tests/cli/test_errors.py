@@ -118,14 +118,14 @@ def test_errors_below_an_error_are_errors_and_ours_are_not() -> None:
 def failing(error: Exception) -> Callable[[str], int]:
     @click.group()
     @click.pass_obj
-    def group(talk: object) -> None:
-        del talk
+    def group(cli_context: object) -> None:
+        del cli_context
 
     @group.command()
     @click.option("-v", is_flag=True)
     @click.pass_obj
-    def verb(talk: object, *, v: bool) -> None:
-        talk.verbose = v  # type: ignore[attr-defined]
+    def verb(cli_context: object, *, v: bool) -> None:
+        cli_context.verbose = v  # type: ignore[attr-defined]
         raise error
 
     return lambda words: run(group, words.split())

@@ -8,7 +8,7 @@ import pytest
 
 from taskyard.cli import connecting, documents
 from taskyard.cli.entry import run, taskyard
-from taskyard.cli.lanes import ROWS_SHOWN, rank, row
+from taskyard.cli.lanes import ROWS_SHOWN, row, sort_key
 from tests.cli.yard import Caller, running
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def test_lanes_are_ranked_by_what_they_wait_for() -> None:
         of_lane(leased=1, ready=5),
         of_lane(),
     ]
-    assert [rank(one) for one in ranked] == [0, 1, 2, 3, 4]
+    assert [sort_key(one) for one in ranked] == [0, 1, 2, 3, 4]
 
 
 def test_row_tells_ages_and_times_to_come() -> None:

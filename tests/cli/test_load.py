@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-GOOD = """\
+OK = """\
 {"name": "%s-a", "argv": ["echo", "a"]}
 {"name": "%s-b", "argv": ["echo", "b"], "after": ["%s-a"]}
 {"name": "%s-c", "argv": ["echo", "c"], "after": ["%s-a", "%s-b"]}
@@ -34,7 +34,7 @@ BAD = """\
 
 def good(tmp_path: Path, prefix: str) -> str:
     path = tmp_path / f"{prefix}.jsonl"
-    path.write_text(GOOD.replace("%s", prefix))
+    path.write_text(OK.replace("%s", prefix))
     return str(path)
 
 
@@ -102,8 +102,12 @@ def test_dry_run_that_skips_bad_rows_exits_0_in_the_pipeline_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Give what Spark would find: the verb alone is under test."""
-    judged = SimpleNamespace(places=[0, 1])
-    checked = SimpleNamespace(judge_again=lambda known: None, rejects=["x:3: bad"], judged=judged)  # noqa: ARG005
+    validation = SimpleNamespace(places=[0, 1])
+    checked = SimpleNamespace(
+        revalidate=lambda existing: None,  # noqa: ARG005
+        rejects=["x:3: bad"],
+        validation=validation,
+    )
     monkeypatch.setattr(pipeline_load, "_spark", lambda *_: nullcontext())
     monkeypatch.setattr(pipeline_load, "_read", lambda *_: checked)
     monkeypatch.setattr(pipeline_load, "_print", lambda *_: None)

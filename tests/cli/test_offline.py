@@ -9,7 +9,7 @@ import pytest
 
 from taskyard.cli.entry import run as run_here
 from taskyard.cli.entry import taskyard
-from taskyard.cli.offline import Offline
+from taskyard.cli.offline import OfflineClient
 from taskyard.client.client import Client
 from taskyard.core.events import Scope
 from taskyard.core.states import TaskState
@@ -41,7 +41,7 @@ def state(left: Path, tmp_path: Path) -> Path:
 
 
 def test_it_answers_as_the_broker_does(state: Path) -> None:
-    with Offline(state) as stopped:
+    with OfflineClient(state) as stopped:
         offline = (
             stopped.status(),
             stopped.show("campaign/bad"),
@@ -67,23 +67,23 @@ def test_it_answers_as_the_broker_does(state: Path) -> None:
 
 def test_tasks_that_were_moved_out_of_the_journal_are_found(state: Path) -> None:
     assert run(state.parent, "journal", "compact")[0] == 0
-    with Offline(state) as stopped:
+    with OfflineClient(state) as stopped:
         assert stopped.result_bytes("campaign/good") == b"well done\n"
         assert stopped.why("campaign/good") == "it is done, by attempt 1"
 
 
 def test_it_changes_nothing(state: Path) -> None:
-    with Offline(state) as stopped:
+    with OfflineClient(state) as stopped:
         records = stopped.status()["records"]
         stopped.why("campaign/behind")
         list(stopped.tasks(Scope(states=(TaskState.FAILED,))))
-    with Offline(state) as stopped:
+    with OfflineClient(state) as stopped:
         assert stopped.status()["records"] == records
 
 
 @pytest.mark.parametrize("act", ["cancel", "retry"])
 def test_what_would_change_something_needs_a_broker(state: Path, act: str) -> None:
-    with Offline(state) as stopped:
+    with OfflineClient(state) as stopped:
         with pytest.raises(NoBroker, match="start one with `taskyard up"):
             getattr(stopped, act)(["bad"])
         with pytest.raises(NoBroker):
@@ -93,17 +93,17 @@ def test_what_would_change_something_needs_a_broker(state: Path, act: str) -> No
 
 
 def test_task_that_there_is_none_of_is_told_as_ever(state: Path) -> None:
-    with Offline(state) as stopped, pytest.raises(UserError, match="unknown task 'nobody'"):
+    with OfflineClient(state) as stopped, pytest.raises(UserError, match="unknown task 'nobody'"):
         stopped.show("nobody")
 
 
 def test_state_in_use_is_left_alone(state: Path) -> None:
     with Broker(state.parent), pytest.raises(StateLocked):
-        Offline(state)
+        OfflineClient(state)
 
 
 def test_broker_that_is_started_meanwhile_waits_for_the_look_to_end(state: Path) -> None:
-    stopped = Offline(state)
+    stopped = OfflineClient(state)
     with Running(state.parent, "broker", "--until-eof", "-v") as running:
         stopped.why("campaign/bad")
         stopped.close()

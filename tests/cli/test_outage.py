@@ -12,9 +12,9 @@ import pytest
 
 from taskyard.cli import connecting, entry, waiting
 from taskyard.cli.entry import taskyard
-from taskyard.cli.verbs import VERBS
+from taskyard.cli.verbs import COMMANDS
 from taskyard.client.client import Client
-from taskyard.client.courier import AnswerLimits
+from taskyard.client.courier import ReplyTimeouts
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import ExitCode
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, run
@@ -53,7 +53,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
     (tmp_path / "lines").write_text("1\n")
     with Broker(tmp_path) as running:
         words = ("--campaign", "c", "--name", "x", "--", "true")
-        assert run(tmp_path, "submit", *words)[0] == ExitCode.GOOD
+        assert run(tmp_path, "submit", *words)[0] == ExitCode.OK
         yield running
 
 
@@ -92,12 +92,12 @@ def test_every_verb_that_waits_reports_a_killed_broker_and_exits_3(
             super().__init__(*args, **named)
             answered.release()
 
-    def limits_of(timeout: float, _first_answer: float) -> AnswerLimits:
+    def limits_of(timeout: float, _first_answer: float) -> ReplyTimeouts:
         """Wait for the first answer for as long as a busy machine takes."""
-        return AnswerLimits(PATIENCE_SECONDS * SECOND_NS, int(timeout * SECOND_NS))
+        return ReplyTimeouts(PATIENCE_SECONDS * SECOND_NS, int(timeout * SECOND_NS))
 
     monkeypatch.setattr(connecting, "Client", AnsweredClient)
-    monkeypatch.setattr(AnswerLimits, "of", limits_of)
+    monkeypatch.setattr(ReplyTimeouts, "of", limits_of)
     limit = ("--broker-timeout", LIMIT)
     codes = [verbs.start(words[0], *limit, *words[1:]) for words in WAITING]
     for _ in WAITING:
@@ -140,7 +140,7 @@ def test_verb_that_was_answered_reports_a_killed_broker_and_goes_on_when_it_is_b
         assert "no answer since" in watch.error_line()
         with Broker(tmp_path):
             assert "answers again" in watch.error_line()
-            assert run(tmp_path, "cancel", "x")[0] == ExitCode.GOOD
+            assert run(tmp_path, "cancel", "x")[0] == ExitCode.OK
             assert "cancelled" in watch.line()
 
 
@@ -181,4 +181,4 @@ def test_every_verb_with_a_broker_has_the_option() -> None:
             assert "--broker-timeout" in options, command.name
             found.add(command.name)
     assert found >= by_name | {"wait", "map", "submit", "watch", "status", "load"}
-    assert len(found) > len(VERBS) // 3
+    assert len(found) > len(COMMANDS) // 3

@@ -11,7 +11,7 @@ import pytest
 
 import taskyard
 from taskyard.cli import pages, reference
-from taskyard.cli.verbs import VERBS
+from taskyard.cli.verbs import COMMANDS
 from taskyard.errors import ExitCode
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
@@ -40,7 +40,7 @@ def test_pages_are_written_where_they_differ_and_what_is_gone_is_taken_away(tmp_
 
 def test_reference_has_every_verb_name_and_exit_code() -> None:
     page = reference.page()
-    assert [verb for verb in VERBS if f"\n### taskyard {verb}\n" not in page] == []
+    assert [verb for verb in COMMANDS if f"\n### taskyard {verb}\n" not in page] == []
     assert "\n### taskyard keys revoke\n" in page
     assert [name for name in taskyard.__all__ if f"\n### taskyard.{name}" not in page] == []
     assert [*reference.EXIT_MEANINGS] == [*ExitCode]
@@ -53,7 +53,7 @@ def test_exit_codes_mean_the_same_to_who_operates_it() -> None:
 
 
 def test_every_verb_has_an_example() -> None:
-    commands = {name: verb.load() for name, verb in VERBS.items()}
+    commands = {name: verb.load() for name, verb in COMMANDS.items()}
     silent = [name for name, command in commands.items() if not command.epilog]
     assert silent == [name for name in silent if isinstance(commands[name], click.Group)]
     for name, command in commands.items():

@@ -52,7 +52,7 @@ def test_prose_goes_on_in_the_next_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    print_table(("NAME", "REASON"), [("a", REASON)], prose=["REASON"])
+    print_table(("NAME", "REASON"), [("a", REASON)], wrapped=["REASON"])
     assert REASON in " ".join(capsys.readouterr().out.split())
 
 
@@ -60,12 +60,12 @@ def test_prose_goes_on_in_the_next_line(
 def test_spare_columns_are_left_out_where_there_is_little_room(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print_table(("NAME", "AGE", "REASON"), [("a", 1, "b")], spare=["AGE"])
+    print_table(("NAME", "AGE", "REASON"), [("a", 1, "b")], optional=["AGE"])
     assert capsys.readouterr().out.split() == ["NAME", "AGE", "REASON", "a", "1", "b"]  # a pipe
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    print_table(("NAME", "AGE", "REASON"), [("a", 1, "b")], spare=["AGE"])
+    print_table(("NAME", "AGE", "REASON"), [("a", 1, "b")], optional=["AGE"])
     header, _, row = (line.split() for line in capsys.readouterr().out.splitlines() if line.strip())
     assert (header, row) == (["NAME", "REASON"], ["a", "b"])
     monkeypatch.setenv("COLUMNS", "120")
-    print_table(("NAME", "AGE", "REASON"), [("a", 1, "b")], spare=["AGE"])
+    print_table(("NAME", "AGE", "REASON"), [("a", 1, "b")], optional=["AGE"])
     assert "AGE" in capsys.readouterr().out

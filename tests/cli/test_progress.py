@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.cli.options import Talk
-from taskyard.cli.progress import Meter
+from taskyard.cli.options import CliContext
+from taskyard.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
     Captured = pytest.CaptureFixture[str]
@@ -56,14 +56,14 @@ def counts(**given: int) -> dict[str, int]:
     return dict.fromkeys(states, 0) | given
 
 
-def quiet() -> Talk:
-    talk = Talk()
-    talk.quiet = True
-    return talk
+def quiet() -> CliContext:
+    cli_context = CliContext()
+    cli_context.quiet = True
+    return cli_context
 
 
 def test_line_comes_now_and_then_with_rate_and_rest(watch: Watch, capsys: Captured) -> None:
-    with Meter(Talk(), "c") as meter:
+    with ProgressBar(CliContext(), "c") as meter:
         meter.count(counts(ready=100), 100)
         assert capsys.readouterr().err == ""
         watch.seconds += 10
@@ -76,7 +76,7 @@ def test_line_comes_now_and_then_with_rate_and_rest(watch: Watch, capsys: Captur
 
 
 def test_slow_campaign_has_a_rate_a_minute(watch: Watch, capsys: Captured) -> None:
-    with Meter(Talk(), "c") as meter:
+    with ProgressBar(CliContext(), "c") as meter:
         meter.count(counts(ready=10), 10)
         watch.seconds += 20
         meter.count(counts(delayed=5, done=5), 10)
@@ -84,7 +84,7 @@ def test_slow_campaign_has_a_rate_a_minute(watch: Watch, capsys: Captured) -> No
 
 
 def test_what_is_behind_a_failure_is_over(watch: Watch, capsys: Captured) -> None:
-    with Meter(Talk(), "c") as meter:
+    with ProgressBar(CliContext(), "c") as meter:
         meter.count(counts(ready=3), 3)
         watch.seconds += 10
         meter.count(counts(done=1, failed=1, blocked=1), 3, behind_failure=1)
@@ -92,7 +92,7 @@ def test_what_is_behind_a_failure_is_over(watch: Watch, capsys: Captured) -> Non
 
 
 def test_total_that_is_not_known_is_left_out(watch: Watch, capsys: Captured) -> None:
-    with Meter(Talk(), "c\a", verb="submitted") as meter:
+    with ProgressBar(CliContext(), "c\a", verb="submitted") as meter:
         meter.update(0, None)
         watch.seconds += 10
         meter.update(30_000, None)
@@ -100,9 +100,9 @@ def test_total_that_is_not_known_is_left_out(watch: Watch, capsys: Captured) -> 
 
 
 def test_end_of_a_step_is_told_at_once_where_that_is_wanted(watch: Watch, capsys: Captured) -> None:
-    with Meter(Talk(), verb="", tells_end=True) as meter:
+    with ProgressBar(CliContext(), verb="", prints_end=True) as meter:
         for step in ("reading", "writing"):
-            meter.begin(step)
+            meter.set_label(step)
             for done in range(3):
                 meter.update(done, 2)
     assert watch.seconds == 100
@@ -110,7 +110,7 @@ def test_end_of_a_step_is_told_at_once_where_that_is_wanted(watch: Watch, capsys
 
 
 def test_quiet_shows_nothing(watch: Watch, capsys: Captured) -> None:
-    with Meter(quiet(), "c", tells_end=True) as meter:
+    with ProgressBar(quiet(), "c", prints_end=True) as meter:
         watch.seconds += 60
         meter.count(counts(done=1), 1)
     assert capsys.readouterr() == ("", "")
@@ -118,9 +118,9 @@ def test_quiet_shows_nothing(watch: Watch, capsys: Captured) -> None:
 
 def test_terminal_gets_a_bar_and_lines_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = terminal_for(monkeypatch)
-    with Meter(Talk(), "[c]") as meter:
+    with ProgressBar(CliContext(), "[c]") as meter:
         meter.count(counts(ready=1, done=39, failed=2), 42)
-        meter.say("a [line]")
+        meter.print_above("a [line]")
     shown = terminal.getvalue()
     assert "[c]" in shown
     assert "41/42" in shown
@@ -131,7 +131,7 @@ def test_terminal_gets_a_bar_and_lines_above_it(monkeypatch: pytest.MonkeyPatch)
 
 def test_bar_begins_with_no_total(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = terminal_for(monkeypatch)
-    with Meter(Talk(), "c"):
+    with ProgressBar(CliContext(), "c"):
         pass
     assert "0/?" in terminal.getvalue()
     assert "/100" not in terminal.getvalue()
@@ -141,7 +141,7 @@ def test_terminal_that_is_used_for_something_else_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, watch: Watch
 ) -> None:
     terminal = terminal_for(monkeypatch)
-    for meter in (Meter(Talk(), "c", drawn=False), Meter(quiet(), "c")):
+    for meter in (ProgressBar(CliContext(), "c", drawn=False), ProgressBar(quiet(), "c")):
         with meter:
             watch.seconds += 60
             meter.count(counts(done=1), 1)

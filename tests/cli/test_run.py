@@ -13,7 +13,7 @@ import pytest
 
 from taskyard.cli.entry import run as run_here
 from taskyard.cli.entry import taskyard
-from taskyard.cli.offline import Offline
+from taskyard.cli.offline import OfflineClient
 from taskyard.errors import OutputTruncated
 from taskyard.worker.limits import RESULT_BYTES_MAX
 from tests.kit.processes import (
@@ -34,7 +34,7 @@ EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 def counts(directory: Path, state: str = ".taskyard") -> dict[str, int]:
     """What a stopped state has, states that nobody is in left out."""
-    with Offline(directory / state) as stopped:
+    with OfflineClient(directory / state) as stopped:
         return {name: number for name, number in stopped.status()["counts"].items() if number}
 
 
@@ -43,7 +43,7 @@ def test_example_runs_and_run_again_finds_it_done(tmp_path: Path) -> None:
     code, out, err = run(tmp_path, "run", file)
     assert (code, err) == (0, "first: 12 tasks\n")
     assert out.startswith("first: 12 done (")
-    with Offline(tmp_path / ".taskyard") as stopped:
+    with OfflineClient(tmp_path / ".taskyard") as stopped:
         assert stopped.result("first/farewell") == "good night\n"
     code, out, err = run(tmp_path, "run", file)
     assert (code, err) == (0, "first: 12 tasks: 12 done already\n")
@@ -59,7 +59,7 @@ def test_truncated_output_is_reported_and_exits_1_also_after_compaction(tmp_path
     assert run(tmp_path, "journal", "compact")[0] == 0
     code, out, _ = run(tmp_path, "run", "f.jsonl", "--json")
     assert (code, json.loads(out)["truncated"]) == (1, 1)
-    with Offline(tmp_path / ".taskyard") as stopped, pytest.raises(OutputTruncated) as raised:
+    with OfflineClient(tmp_path / ".taskyard") as stopped, pytest.raises(OutputTruncated) as raised:
         stopped.result("f/long")
     assert (raised.value.bytes_total, len(raised.value.output)) == (1_100_000, RESULT_BYTES_MAX)
 
@@ -203,7 +203,7 @@ def test_same_file_is_run_as_two_campaigns(tmp_path: Path) -> None:
     assert run(tmp_path, "run", file, "--campaign", "other")[0] == 0
     assert counts(tmp_path) == {"done": 4}
     assert marks(tmp_path) == ["a/b", "last"] * 2
-    with Offline(tmp_path / ".taskyard") as stopped:
+    with OfflineClient(tmp_path / ".taskyard") as stopped:
         names = [(view["campaign"], view["name"]) for view in stopped.tasks()]
     assert names == [(one, name) for one in ("campaign", "other") for name in ("a/b", "last")]
 
@@ -278,7 +278,7 @@ def test_functions_and_services_of_the_file_are_served(tmp_path: Path) -> None:
     )
     code, out, _ = run(tmp_path, "run", "work.jsonl.gz", "--allow", "operator", "--workers", "2")
     assert (code, out.split(" (")[0]) == (0, "work: 2 done")
-    with Offline(tmp_path / ".taskyard") as stopped:
+    with OfflineClient(tmp_path / ".taskyard") as stopped:
         assert stopped.result("work/sum") == 3
 
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from taskyard.cli import terminal
-from taskyard.client.campaign.submitting import to_submission
+from taskyard.client.campaign.submitting import encode_batch
 from taskyard.client.campaign.tasks import TaskSpec
 from taskyard.client.client import Client
 from tests.cli.yard import running
@@ -104,7 +104,7 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
 def _submit(client: Client, first: str, argv: list[str], **more: str) -> None:
     """Submit a task as a foreign client could: names are bytes, and ours alone are checked."""
     spec = TaskSpec(name=f"{first}{HOSTILE}", argv=argv, lane=HOSTILE, **more)  # type: ignore[arg-type]
-    assert client.create(to_submission([spec], b"" if more else HOSTILE.encode(), 0)) == 1
+    assert client.create(encode_batch([spec], b"" if more else HOSTILE.encode(), 0)) == 1
 
 
 def on_terminal(yard: Yard, verbs: Sequence[Sequence[str]], *options: str) -> list[str]:
@@ -148,7 +148,7 @@ def test_no_refusal_and_no_other_verb_passes_control_characters_on(yard: Yard) -
 
 
 def test_output_of_a_task_is_escaped_on_a_terminal_but_for_tabs_and_newlines(yard: Yard) -> None:
-    expected = terminal.escaped(HOSTILE) + r"\x9b8m" + "   tab\n"
+    expected = terminal.escape_control(HOSTILE) + r"\x9b8m" + "   tab\n"
     for text in on_terminal(yard, [("log", HOSTILE), ("result", HOSTILE)]):
         assert text.replace("\t", "   ") == expected
 
@@ -201,19 +201,19 @@ SPACES = (
 def test_both_escapes_agree_with_what_they_escape(code: int) -> None:
     character = chr(code)
     is_acting = not character.isprintable() and character not in "\t\n" and code not in SPACES
-    assert (terminal.escaped(character) != character) is is_acting
-    document = terminal.escaped_json(msgspec.json.encode(character))
+    assert (terminal.escape_control(character) != character) is is_acting
+    document = terminal.escape_control_json(msgspec.json.encode(character))
     assert msgspec.json.decode(document) == character
     assert not is_acting or document.isascii()
 
 
 def test_stream_that_is_no_terminal_is_left_alone(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as file:
-        assert terminal.unguarded(file) is file
+        assert terminal.raw_stream(file) is file
         before: Any = sys.stdout
         sys.stdout = file
         try:
-            with terminal.guarded():
+            with terminal.escaping_output():
                 assert sys.stdout is file
         finally:
             sys.stdout = before

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import msgspec
 import pytest
 
-from taskyard.cli.watch import WORDS, lines_of
+from taskyard.cli.watch import RECORD_LABELS, lines_of
 from taskyard.wire.record_documents import AnyRecordDocument
 from tests.cli.yard import Caller, Yard, running
 from tests.kit.processes import Running
@@ -172,4 +172,4 @@ def test_record_reads_as_a_line(record: dict[str, Any], line: str) -> None:
 
 def test_every_kind_of_record_has_a_word() -> None:
     kinds = [kind.__struct_config__.tag for kind in get_args(AnyRecordDocument)]
-    assert [*WORDS] == kinds
+    assert [*RECORD_LABELS] == kinds

@@ -4,20 +4,20 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
-from taskyard.cli.window import Window
+from taskyard.cli.window import FutureWindow
 
 
 def test_who_leaves_waits_for_the_line_that_is_being_written_and_none_follows() -> None:
     told: list[Any] = []
     is_writing, may_go_on = threading.Event(), threading.Event()
 
-    def tell(future: Any) -> None:
+    def on_settled(future: Any) -> None:
         is_writing.set()
         may_go_on.wait()
         told.append(future.result())
 
     futures: list[Any] = [Future(), Future()]
-    with Window(tell, lambda: None, in_order=False) as window:
+    with FutureWindow(on_settled, lambda: None, in_order=False) as window:
         for future in futures:
             window.add(future)
         futures[0].set_result("one")

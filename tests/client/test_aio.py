@@ -16,8 +16,8 @@ import pytest
 
 from taskyard.client import aio, courier
 from taskyard.client.aio import AsyncClient, AsyncFuture
-from taskyard.client.campaign.submitting import to_submission
-from taskyard.client.campaign.tasks import check
+from taskyard.client.campaign.submitting import encode_batch
+from taskyard.client.campaign.tasks import check_task
 from taskyard.client.campaigns import AsyncCampaign, Campaign
 from taskyard.client.client import Client, scope_of
 from taskyard.client.futures import Future, as_completed
@@ -385,7 +385,7 @@ def test_what_came_first_counts(stage: Stage) -> None:
 
 
 def landed(future: AsyncFuture) -> Any:
-    return future._landing._arrived  # noqa: SLF001
+    return future._bridge._arrived  # noqa: SLF001
 
 
 # Looking and acting.
@@ -400,11 +400,11 @@ def test_looks_are_awaited(yard: Yard) -> None:
         assert await client.result("seen") == "out\n"
         assert await client.result_bytes("seen") == b"out\n"
         assert await client.submit(["printf", r"\377"]).bytes() == b"\xff"
-        assert await client.result_kept("seen") == Result(b"out\n")
-        assert await client.output_kept("seen") == Result(await client.output("seen"))
+        assert await client.result_with_size("seen") == Result(b"out\n")
+        assert await client.output_with_size("seen") == Result(await client.output("seen"))
         assert b"err" in await client.output("seen")
         assert await client.why("seen") == (await client.explain("seen"))["sentence"]
-        assert list(await client.known(["seen", "no-such"])) == ["seen"]
+        assert list(await client.existing(["seen", "no-such"])) == ["seen"]
         assert (await client.views(["seen"]))["seen"]["attempt"] == 1
         assert len(await client.workers()) == 1
         assert await (await client.future("seen")) == "out\n"
@@ -445,10 +445,10 @@ def test_waiting_for_names_and_campaigns(yard: Yard) -> None:
 
 def test_batches_are_submitted_as_columns(yard: Yard) -> None:
     async def story(client: AsyncClient) -> None:
-        tasks = [check({"name": f"column-{n}", "argv": ["echo", str(n)]}) for n in range(3)]
-        futures = await client.submit_all(to_submission(tasks, b"columns", 0))
+        tasks = [check_task({"name": f"column-{n}", "argv": ["echo", str(n)]}) for n in range(3)]
+        futures = await client.submit_all(encode_batch(tasks, b"columns", 0))
         assert await asyncio.gather(*futures) == ["0\n", "1\n", "2\n"]
-        unwatched = to_submission([check({"name": "alone", "argv": ["true"]})], b"columns", 0)
+        unwatched = encode_batch([check_task({"name": "alone", "argv": ["true"]})], b"columns", 0)
         assert await client.submit_all(unwatched, watch=False) == []
         await client.wait_names(["columns/alone"], PATIENCE_SECONDS)
         terms = Terms(service=b"exec")
@@ -569,7 +569,7 @@ def test_submitting_never_waits_however_full_the_outbox_is(
 def test_map_goes_on_when_what_it_sent_is_acknowledged(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aio, "_TASKS_UNDER_WAY_MAX", 2)
+    monkeypatch.setattr(aio, "_TASKS_UNACKNOWLEDGED_MAX", 2)
     taken = []
 
     def items() -> Iterator[str]:
@@ -634,7 +634,7 @@ def test_closing_waits_for_acknowledgements_unless_it_is_cancelled(stage: Stage)
 def test_cancelled_context_does_not_wait_for_a_broker_that_is_gone(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aio, "HASTE_SECONDS", 0.05)
+    monkeypatch.setattr(aio, "CLOSE_ON_ERROR_SECONDS", 0.05)
 
     async def story() -> None:
         client = AsyncClient(stage.wire.endpoint)
@@ -669,7 +669,7 @@ def test_what_arrives_after_the_loop_was_closed_is_dropped(stage: Stage) -> None
     asyncio.run(story())
     stage.say(asked[0], Q.OK)
     stage.settle(asked[0], "a", left=0)
-    kept[0]._courier.stop()  # noqa: SLF001
+    kept[0]._session.stop()  # noqa: SLF001
 
 
 def test_future_is_awaited_in_the_loop_of_its_client(yard: Yard) -> None:

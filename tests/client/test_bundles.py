@@ -11,10 +11,10 @@ import pytest
 import taskyard
 from taskyard import testing
 from taskyard.client.campaign import submitting
-from taskyard.client.campaign.bundles import tasks_of
+from taskyard.client.campaign.bundles import expand_row
 from taskyard.client.campaign.read import read_campaign, write_rejected
-from taskyard.client.campaign.submitting import submissions
-from taskyard.client.campaign.tasks import BadTask, check
+from taskyard.client.campaign.submitting import encode_batches
+from taskyard.client.campaign.tasks import InvalidTask, check_task
 from taskyard.errors import Refused, TimedOut, UserError
 from tests.kit.processes import PATIENCE_SECONDS
 
@@ -31,14 +31,14 @@ NEWS: dict[str, Any] = {
 
 
 def why_not(**keys: Any) -> str:
-    with pytest.raises(BadTask) as refused:
-        tasks_of(NEWS | keys)
+    with pytest.raises(InvalidTask) as refused:
+        expand_row(NEWS | keys)
     return str(refused.value)
 
 
 class TestTasks:
     def test_there_is_one_for_each_recipient(self) -> None:
-        first, second = tasks_of(NEWS | {"priority": 3, "after": ["x"]})
+        first, second = expand_row(NEWS | {"priority": 3, "after": ["x"]})
         assert [first.name, second.name] == ["news/0", "news/1"]
         assert [first.lane, second.lane] == ["a", "b"]
         assert (second.priority, second.after) == (3, ("x",))
@@ -50,9 +50,9 @@ class TestTasks:
 
     def test_lane_is_made_of_the_recipient_and_of_the_bundle(self) -> None:
         texts = {"recipients": ["ann", "bob"]}
-        lanes = [spec.lane for spec in tasks_of(NEWS | texts | {"lane": "{bundle}.{recipient}"})]
+        lanes = [spec.lane for spec in expand_row(NEWS | texts | {"lane": "{bundle}.{recipient}"})]
         assert lanes == ["news.ann", "news.bob"]
-        lanes = [spec.lane for spec in tasks_of(NEWS | {"lane": "{offset} {name} {service}"})]
+        lanes = [spec.lane for spec in expand_row(NEWS | {"lane": "{offset} {name} {service}"})]
         assert lanes == ["0 news/0 default", "1 news/1 default"]
 
     def test_body_keeps_the_form_that_it_has(self) -> None:
@@ -62,7 +62,7 @@ class TestTasks:
             ([1], [1]),
             ('{"a":1}', '{"a":1}'),
         ):
-            (first, _) = tasks_of(NEWS | {"payload": body})
+            (first, _) = expand_row(NEWS | {"payload": body})
             assert msgspec.json.decode(first.payload or b"")["body"] == kept
 
     @pytest.mark.parametrize(
@@ -97,32 +97,34 @@ class TestTasks:
         )
 
     def test_recipients_are_no_key_of_a_single_task(self) -> None:
-        with pytest.raises(BadTask, match="submit it as a bundle"):
-            check(NEWS)
+        with pytest.raises(InvalidTask, match="submit it as a bundle"):
+            check_task(NEWS)
 
 
 class TestSubmissions:
     def test_payload_is_there_once(self) -> None:
-        (batch,) = submissions(tasks_of(NEWS), b"c", 0)
+        (batch,) = encode_batches(expand_row(NEWS), b"c", 0)
         assert len(batch.payloads) == 1
         assert batch.lanes == [b"a", b"b"]
 
     def test_bundle_is_one_batch_between_others(self) -> None:
-        others = [check({"name": name, "argv": ["true"]}) for name in "xyz"]
-        many = tasks_of(NEWS | {"recipients": ["a"] * 30_000, "lane": "one"})
-        specs = [others[0], *many, *tasks_of(NEWS | {"name": "more"}), *others[1:]]
-        sizes = [len(batch.names) for batch in submissions(specs, b"", 0)]
+        others = [check_task({"name": name, "argv": ["true"]}) for name in "xyz"]
+        many = expand_row(NEWS | {"recipients": ["a"] * 30_000, "lane": "one"})
+        specs = [others[0], *many, *expand_row(NEWS | {"name": "more"}), *others[1:]]
+        sizes = [len(batch.names) for batch in encode_batches(specs, b"", 0)]
         assert sizes == [1, 30_000, 2, 2]
 
     def test_payload_larger_than_a_batch_is_no_reason_to_cut_a_bundle(self) -> None:
-        specs = tasks_of(NEWS | {"payload": "x" * 10_000})
-        (batch,) = submissions(specs, b"", 0, bytes_max=1000)
+        specs = expand_row(NEWS | {"payload": "x" * 10_000})
+        (batch,) = encode_batches(specs, b"", 0, bytes_max=1000)
         assert len(batch.names) == 2
 
     def test_bundle_that_fits_no_message_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(submitting, "BUNDLE_BYTES_MAX", 1000)
-        with pytest.raises(BadTask, match=r"bundle 'news': .* at most 1,000 are taken; make sev"):
-            list(submissions(tasks_of(NEWS | {"payload": "x" * 1000}), b"", 0))
+        with pytest.raises(
+            InvalidTask, match=r"bundle 'news': .* at most 1,000 are taken; make sev"
+        ):
+            list(encode_batches(expand_row(NEWS | {"payload": "x" * 1000}), b"", 0))
 
 
 class TestFiles:
@@ -132,7 +134,7 @@ class TestFiles:
         file.write_bytes(b"\n".join(map(msgspec.json.encode, (last, NEWS))))
         loaded = read_campaign(file)
         assert [spec.name for spec in loaded.specs] == ["news/0", "news/1", "last"]
-        assert ([*loaded.lines], loaded.bad) == ([2, 2, 1], [])
+        assert ([*loaded.lines], loaded.rejected) == ([2, 2, 1], [])
         assert loaded.specs[0].payload is loaded.specs[1].payload
 
     def test_cell_lists_recipients(self, tmp_path: Path) -> None:
@@ -144,11 +146,11 @@ class TestFiles:
         self, tmp_path: Path
     ) -> None:
         file = tmp_path / "c.jsonl"
-        bad = NEWS | {"recipients": [{"host": "a"}, {"hots": "b"}]}
-        file.write_bytes(b'{"name": "x", "argv": ["true"]}\n' + msgspec.json.encode(bad))
+        rejected = NEWS | {"recipients": [{"host": "a"}, {"hots": "b"}]}
+        file.write_bytes(b'{"name": "x", "argv": ["true"]}\n' + msgspec.json.encode(rejected))
         loaded = read_campaign(file)
         assert [spec.name for spec in loaded.specs] == ["x"]
-        (told,) = map(str, loaded.bad)
+        (told,) = map(str, loaded.rejected)
         assert told == (
             f"{file}:2: \"lane\" of recipient 1 is '{{host}}', and there is no field 'host'; "
             "use 'hots', 'bundle', 'offset', 'name', 'campaign' or 1 more"
@@ -159,32 +161,32 @@ class TestFiles:
         file.write_bytes(b'{"name": "news/1", "argv": ["true"]}\n' + msgspec.json.encode(NEWS))
         loaded = read_campaign(file)
         assert [spec.name for spec in loaded.specs] == ["news/1"]
-        assert "the name 'news/1' stands on line 1 already" in str(loaded.bad[0])
+        assert "the name 'news/1' stands on line 1 already" in str(loaded.rejected[0])
 
     def test_bundle_behind_a_bad_line_is_rejected_as_it_was_written(self, tmp_path: Path) -> None:
         file = tmp_path / "c.jsonl"
         behind = NEWS | {"after": ["bad"]}
         file.write_bytes(b'{"name": "bad"}\n' + msgspec.json.encode(behind))
         loaded = read_campaign(file)
-        assert (loaded.specs, [one.line for one in loaded.bad]) == ([], [1, 2])
-        rejected = write_rejected(file, loaded.bad).read_bytes().splitlines()
+        assert (loaded.specs, [one.line for one in loaded.rejected]) == ([], [1, 2])
+        rejected = write_rejected(file, loaded.rejected).read_bytes().splitlines()
         assert msgspec.json.decode(rejected[1])["raw"] == behind
 
 
 @pytest.fixture
-def broker() -> Iterator[testing.MemoryBroker]:
+def broker() -> Iterator[testing.InMemoryBroker]:
     with testing.broker() as running:
         yield running
 
 
-def send(broker: testing.MemoryBroker, **keys: Any) -> taskyard.Bundle:
+def send(broker: testing.InMemoryBroker, **keys: Any) -> taskyard.Bundle:
     client = broker.client()
     return client.submit_bundle("hi", ["ann", "bob"], service="mail", **keys)
 
 
 class TestClient:
     def test_bundle_is_a_list_of_futures_and_settled_when_all_are(
-        self, broker: testing.MemoryBroker
+        self, broker: testing.InMemoryBroker
     ) -> None:
         bundle = send(broker, name="news")
         with pytest.raises(TimedOut):
@@ -200,21 +202,21 @@ class TestClient:
         assert parts == [("news", 0, "hi", "ann"), ("news", 1, "hi", "bob")]
 
     def test_each_task_is_in_a_lane_of_its_own_and_the_campaign_is_the_bundle(
-        self, broker: testing.MemoryBroker
+        self, broker: testing.InMemoryBroker
     ) -> None:
         send(broker, name="news")
         views = list(broker.client().campaign("news").tasks())
         assert [(view["name"], view["lane"]) for view in views] == [("0", "ann"), ("1", "bob")]
-        assert [*broker.client().known(["news/0", "news/1"])] == ["news/0", "news/1"]
+        assert [*broker.client().existing(["news/0", "news/1"])] == ["news/0", "news/1"]
         send(broker, name="more", campaign="week", lane="all")
         (view, _) = broker.client().campaign("week").tasks()
         assert (view["name"], view["lane"]) == ("more/0", "all")
 
-    def test_name_is_made_up_unless_given(self, broker: testing.MemoryBroker) -> None:
+    def test_name_is_made_up_unless_given(self, broker: testing.InMemoryBroker) -> None:
         assert send(broker).name.startswith("bundle-")
 
     def test_submitted_again_it_is_harmless_and_with_another_payload_refused(
-        self, broker: testing.MemoryBroker
+        self, broker: testing.InMemoryBroker
     ) -> None:
         client = broker.client()
         send(broker, name="news")
@@ -225,15 +227,17 @@ class TestClient:
         with pytest.raises(Refused, match="news/0 is known with another payload"):
             client.submit_bundle("bye", ["ann", "bob"], name="news")
 
-    def test_nothing_is_taken_where_one_task_is_refused(self, broker: testing.MemoryBroker) -> None:
+    def test_nothing_is_taken_where_one_task_is_refused(
+        self, broker: testing.InMemoryBroker
+    ) -> None:
         client = broker.client()
         client.submit(b"other", name="news/1")
         client.status()
         with pytest.raises(Refused):
             send(broker, name="news")
-        assert client.known(["news/0"]) == {}
+        assert client.existing(["news/0"]) == {}
 
-    def test_bundle_is_cancelled_as_a_whole(self, broker: testing.MemoryBroker) -> None:
+    def test_bundle_is_cancelled_as_a_whole(self, broker: testing.InMemoryBroker) -> None:
         bundle = send(broker, name="news", campaign="week")
         assert bundle.cancel() == 2
         bundle.wait(PATIENCE_SECONDS)
@@ -241,7 +245,7 @@ class TestClient:
         assert repr(bundle) == "<Bundle 'news' of 2 tasks>"
 
     def test_recipients_may_come_from_anywhere_but_are_no_text(
-        self, broker: testing.MemoryBroker
+        self, broker: testing.InMemoryBroker
     ) -> None:
         client = broker.client()
         assert len(client.submit_bundle("hi", (str(number) for number in range(9)))) == 9
@@ -252,12 +256,12 @@ class TestClient:
         with pytest.raises(UserError, match="submit it as a bundle"):
             client.submit(b"hi", recipients=["ann"])
 
-    def test_bundle_waits_for_tasks(self, broker: testing.MemoryBroker) -> None:
+    def test_bundle_waits_for_tasks(self, broker: testing.InMemoryBroker) -> None:
         first = broker.client().submit(["true"], name="first")
         assert send(broker, name="news", after=[first])[0].state == "blocked"
         assert send(broker, name="n2", after=["ghost"], wait_for_unknown=True)[0].state == "blocked"
 
-    def test_it_is_awaited_the_same_way(self, broker: testing.MemoryBroker) -> None:
+    def test_it_is_awaited_the_same_way(self, broker: testing.InMemoryBroker) -> None:
         async def main() -> None:
             async with taskyard.AsyncClient(broker.endpoint) as client:
                 bundle = await client.submit_bundle("hi", ["ann", "bob"], name="news")
@@ -270,7 +274,7 @@ class TestClient:
         asyncio.run(main())
 
 
-def test_lane_is_expanded_for_any_task_that_is_submitted(broker: testing.MemoryBroker) -> None:
+def test_lane_is_expanded_for_any_task_that_is_submitted(broker: testing.InMemoryBroker) -> None:
     client = broker.client()
     client.submit("m:f", name="a", kwargs={"host": "h"}, lane="{host}")
     client.map("m:f", ["x"], campaign="c", lane="{campaign}.{0}")

@@ -47,7 +47,7 @@ def test_columns_that_are_more_than_text_are_documented() -> None:
 
 def test_everything_in_a_survey_is_documented() -> None:
     table = PAGE.partition("## What is reported")[2]
-    for field in msgspec.structs.fields(survey.Survey):
+    for field in msgspec.structs.fields(survey.GraphSummary):
         assert re.search(rf"^\|[^|]*\b{field.name}\b", table, re.MULTILINE), field.name
 
 
@@ -73,7 +73,7 @@ def test_examples_of_the_page_are_good(tmp_path: Path) -> None:
     examples = re.findall(r"```jsonl\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "c.jsonl").write_text("".join(examples))
     loaded = read.read_campaign(tmp_path / "c.jsonl")
-    assert (len(loaded.specs), loaded.bad, loaded.survey.unknown) == (5, [], [])
+    assert (len(loaded.specs), loaded.rejected, loaded.summary.unknown) == (5, [], [])
     assert [(spec.name, spec.lane) for spec in loaded.specs[3:]] == [
         ("news-7/0", "a.org"),
         ("news-7/1", "b.org"),
@@ -85,4 +85,4 @@ def test_durations_of_the_page_are_durations() -> None:
     durations = re.findall(r"`(\w+)`", sentence)
     assert len(durations) == 5
     for duration in durations:
-        tasks.check({"name": "a", "argv": ["x"], "time_limit": duration})
+        tasks.check_task({"name": "a", "argv": ["x"], "time_limit": duration})

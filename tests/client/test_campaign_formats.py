@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from taskyard.client.campaign import lines, parquet, wfcommons
-from taskyard.client.campaign.formats import Format, Options
-from taskyard.client.campaign.lines import LINE_BYTES_MAX, BadCampaign
-from taskyard.client.campaign.read import Loaded, read_campaign
+from taskyard.client.campaign.formats import FileOptions, Format
+from taskyard.client.campaign.lines import LINE_BYTES_MAX, InvalidCampaign
+from taskyard.client.campaign.read import LoadedCampaign, read_campaign
 from taskyard.client.campaign.tasks import TaskSpec
-from taskyard.client.campaign.values import When
+from taskyard.client.campaign.values import TimeSpec
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
 
@@ -38,20 +38,20 @@ def _in_folder(folder: Path) -> None:
     del folder
 
 
-def load(name: str, content: bytes, options: Options | None = None) -> Loaded:
+def load(name: str, content: bytes, options: FileOptions | None = None) -> LoadedCampaign:
     Path(name).write_bytes(content)
     return read_campaign(name, options)
 
 
-def names(loaded: Loaded) -> list[str]:
+def names(loaded: LoadedCampaign) -> list[str]:
     return [spec.name for spec in loaded.specs]
 
 
-def complaints(loaded: Loaded) -> list[str]:
-    return [str(bad) for bad in loaded.bad]
+def complaints(loaded: LoadedCampaign) -> list[str]:
+    return [str(rejected) for rejected in loaded.rejected]
 
 
-def refusal(name: str, content: bytes, options: Options | None = None) -> str:
+def refusal(name: str, content: bytes, options: FileOptions | None = None) -> str:
     with pytest.raises(UserError) as refused:
         load(name, content, options)
     return str(refused.value)
@@ -81,13 +81,13 @@ def test_lines_are_read_however_they_end(
 ) -> None:
     monkeypatch.setattr(lines, "CHUNK_BYTES", chunk_bytes)
     loaded = load("c.jsonl", pack(content))
-    assert (names(loaded), loaded.bad) == (["a", "b"], [])
+    assert (names(loaded), loaded.rejected) == (["a", "b"], [])
 
 
 def test_line_is_known_by_its_number_with_blank_lines_counted() -> None:
     loaded = load("c.jsonl", b"\n" + A + b"\n\nx\n" + B)
     assert list(loaded.lines) == [2, 5]
-    assert [bad.line for bad in loaded.bad] == [4]
+    assert [rejected.line for rejected in loaded.rejected] == [4]
 
 
 @pytest.mark.parametrize("ending", [b"", b"\n" + B])
@@ -115,7 +115,7 @@ def test_line_that_is_too_long_is_rejected_alone_in_every_format(
 def test_longest_line_is_taken() -> None:
     line = b'{"name": "a", "payload": "%s"}'
     loaded = load("c.jsonl", line % (b"x" * (LINE_BYTES_MAX - len(line) + 2)) + b"\n")
-    assert loaded.bad == []
+    assert loaded.rejected == []
 
 
 def test_line_without_an_end_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_line_without_an_end_is_not_held(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(lines, "CHUNK_BYTES", 50)
     stream = io.BufferedReader(io.BytesIO(b"x" * 1000))
     ((number, line),) = lines.numbered_lines(stream, "c")
-    assert isinstance(line, lines.Unreadable)
+    assert isinstance(line, lines.InvalidRow)
     assert (number, line.raw) == (1, "x" * 50)
 
 
@@ -172,13 +172,13 @@ def test_gzip_is_known_by_its_look_and_workflows_may_be_compressed() -> None:
     [("missing.jsonl", "No such file or directory"), (".", "Is a directory")],
 )
 def test_file_that_can_not_be_opened_is_refused(name: str, reason: str) -> None:
-    with pytest.raises(BadCampaign) as refused:
+    with pytest.raises(InvalidCampaign) as refused:
         read_campaign(name)
     assert str(refused.value) == f"{name}: can't be read: {reason}; see that it is there and yours"
 
 
 def test_name_that_no_file_can_have_is_refused() -> None:
-    with pytest.raises(BadCampaign, match="is no file name"):
+    with pytest.raises(InvalidCampaign, match="is no file name"):
         read_campaign("a\0b")
 
 
@@ -199,15 +199,15 @@ def test_dash_is_stdin_as_json_lines(stdin: Stdin, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "stdin", stdin)
     loaded = read_campaign("-")
     assert names(loaded) == ["a", "b"]
-    assert [bad.line for bad in loaded.bad] == [2]
+    assert [rejected.line for rejected in loaded.rejected] == [2]
     assert complaints(loaded)[0].startswith("stdin:2: ")
     assert not stdin.buffer.closed
 
 
 def test_parquet_can_not_come_from_stdin(stdin: Stdin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", stdin)
-    with pytest.raises(BadCampaign, match="stdin: Parquet must be a file"):
-        read_campaign("-", Options(format=Format.PARQUET))
+    with pytest.raises(InvalidCampaign, match="stdin: Parquet must be a file"):
+        read_campaign("-", FileOptions(format=Format.PARQUET))
 
 
 # --- JSONL
@@ -244,7 +244,7 @@ def test_every_bad_line_is_reported_and_the_good_ones_are_read() -> None:
 
 def test_empty_file_has_no_tasks() -> None:
     for name in ("c.jsonl", "c.csv", "c.dwork", "c"):
-        assert (load(name, b"").specs, load(name, b"\n\n").bad) == ([], [])
+        assert (load(name, b"").specs, load(name, b"\n\n").rejected) == ([], [])
 
 
 # --- CSV
@@ -260,7 +260,7 @@ def test_rows_of_a_table_are_tasks() -> None:
         "d,,a b,,,,, as it is \n"
     )
     loaded = load("c.csv", content.encode())
-    assert loaded.bad == []
+    assert loaded.rejected == []
     assert list(loaded.lines) == [2, 3, 5, 7]
     assert loaded.specs == [
         TaskSpec(name="a", argv=["echo", "good morning"]),
@@ -271,7 +271,7 @@ def test_rows_of_a_table_are_tasks() -> None:
             retries=(1, 1, 1),
             env={"LANG": "C"},
             priority=-5,
-            due=When(600 * SECOND_NS, from_now=True),
+            due=TimeSpec(600 * SECOND_NS, from_now=True),
         ),
         TaskSpec(name="c", argv=["echo", "two\nlines"], after=("a", "b"), retries=(1, 2)),
         TaskSpec(name="d", payload=b" as it is ", after=("a", "b")),
@@ -377,14 +377,14 @@ def test_parquet_has_the_same_columns_with_their_own_types() -> None:
         }
     )
     loaded = read_campaign("c.parquet")
-    assert loaded.bad == []
+    assert loaded.rejected == []
     assert list(loaded.lines) == [1, 2, 3]
     assert loaded.specs == [
         TaskSpec(
             name="a",
             argv=["echo", "x"],
             env={"A": "1"},
-            due=When(SECOND_NS),
+            due=TimeSpec(SECOND_NS),
             time_limit_ns=5 * SECOND_NS,
         ),
         TaskSpec(name="b", call="m:f", kwargs={"x": 1}, after=("a",), priority=3, retries=(1, 1)),
@@ -393,7 +393,7 @@ def test_parquet_has_the_same_columns_with_their_own_types() -> None:
 
 
 def test_bad_rows_of_parquet_are_reported_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(parquet, "ROWS_PER_BATCH", 2)
     argv = ["echo", "[echo]", None, "echo", "echo 'x"]
     write_table({"name": pa.array(["a", "b", "c", None, "d"]), "argv": pa.array(argv)})
     loaded = read_campaign("c.parquet")
@@ -408,10 +408,12 @@ def test_bad_rows_of_parquet_are_reported_by_their_number(monkeypatch: pytest.Mo
 
 def test_parquet_with_wrong_columns_is_refused() -> None:
     write_table({"name": pa.array(["a"]), "cmd": pa.array(["x"])})
-    with pytest.raises(BadCampaign, match=r"c\.parquet:1: the table has an unknown column 'cmd'"):
+    with pytest.raises(
+        InvalidCampaign, match=r"c\.parquet:1: the table has an unknown column 'cmd'"
+    ):
         read_campaign("c.parquet")
     write_table({"argv": pa.array(["x"])})
-    with pytest.raises(BadCampaign, match=r'c\.parquet:1: the table must have "name"'):
+    with pytest.raises(InvalidCampaign, match=r'c\.parquet:1: the table must have "name"'):
         read_campaign("c.parquet")
 
 
@@ -441,7 +443,7 @@ def test_workflow_is_run_as_it_was() -> None:
 
 
 def test_replay_sleeps_for_as_long_as_a_task_took_divided_by_the_speedup() -> None:
-    loaded = read_campaign(EXAMPLES / "workflow.json", Options(replay=True, speedup=10))
+    loaded = read_campaign(EXAMPLES / "workflow.json", FileOptions(replay=True, speedup=10))
     assert [spec.argv for spec in loaded.specs] == [
         ["sleep", "0.15"],
         ["sleep", "0.6"],
@@ -453,7 +455,7 @@ def test_replay_sleeps_for_as_long_as_a_task_took_divided_by_the_speedup() -> No
 def test_edge_that_only_the_parent_knows_counts_too() -> None:
     tasks = [{"id": "a", "children": ["b"]}, {"id": "b", "parents": []}]
     executed = [{"id": name, "runtimeInSeconds": 1, "coreCount": 1.5} for name in "ab"]
-    loaded = load("w.json", workflow(tasks, executed), Options(replay=True))
+    loaded = load("w.json", workflow(tasks, executed), FileOptions(replay=True))
     assert [(spec.after, spec.slots, spec.argv) for spec in loaded.specs] == [
         ((), 2, ["sleep", "1"]),
         (("a",), 2, ["sleep", "1"]),
@@ -469,7 +471,7 @@ def test_task_of_a_workflow_that_can_not_be_run_is_reported_by_its_place() -> No
         "w.json:3: the task can't be read: Expected `array`, got `str` - at `$.parents`",
         "w.json:4: has no command under workflow.execution; use --replay to sleep instead",
     ]
-    replayed = load("w.json", workflow(tasks, executed), Options(replay=True))
+    replayed = load("w.json", workflow(tasks, executed), FileOptions(replay=True))
     reason = "has no runtimeInSeconds under workflow.execution, so it can't be replayed"
     assert complaints(replayed)[::3] == [f"w.json:1: {reason}", f"w.json:4: {reason}"]
 
@@ -525,12 +527,12 @@ def test_workflow_is_known_by_its_look() -> None:
     one_line = workflow([{"id": "a"}], executed)
     many_lines = json.dumps(json.loads(one_line), indent=1).encode()
     assert names(load("w", one_line)) == names(load("w", many_lines)) == ["a"]
-    assert names(load("w", many_lines, Options(format=Format.WFCOMMONS))) == ["a"]
+    assert names(load("w", many_lines, FileOptions(format=Format.WFCOMMONS))) == ["a"]
 
 
 def test_broken_first_line_does_not_make_another_format_of_it() -> None:
     loaded = load("c", b'{"name": "x" "argv": []}\n' + A)
-    assert (names(loaded), len(loaded.bad)) == (["a"], 1)
+    assert (names(loaded), len(loaded.rejected)) == (["a"], 1)
 
 
 def test_list_of_tasks_is_refused_with_advice() -> None:
@@ -542,16 +544,16 @@ def test_list_of_tasks_is_refused_with_advice() -> None:
     ("options", "reason"),
     [
         (
-            Options(replay=True),
+            FileOptions(replay=True),
             "only WfCommons can be replayed, and this is jsonl; leave the replay out",
         ),
-        (Options(speedup=0), "the speedup must be more than 0, not 0"),
-        (Options(speedup=float("nan")), "the speedup must be more than 0, not nan"),
+        (FileOptions(speedup=0), "the speedup must be more than 0, not 0"),
+        (FileOptions(speedup=float("nan")), "the speedup must be more than 0, not nan"),
         (
-            Options(speedup=2),
+            FileOptions(speedup=2),
             "a speedup is for a replay; ask for one, or leave the speedup out",
         ),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options: Options, reason: str) -> None:
+def test_options_that_make_no_sense_are_refused(options: FileOptions, reason: str) -> None:
     assert refusal("c.jsonl", A, options) == reason

@@ -11,16 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskyard.client.campaign import cycles, read
-from taskyard.client.campaign.cycles import knots, shortest_cycles
-from taskyard.client.campaign.lines import BadCampaign
+from taskyard.client.campaign.cycles import shortest_cycles, strong_components
+from taskyard.client.campaign.lines import InvalidCampaign
 from taskyard.client.campaign.read import (
-    Loaded,
+    LoadedCampaign,
     read_campaign,
-    reject_strangers,
+    reject_unknown_dependencies,
     write_rejected,
 )
-from taskyard.client.campaign.survey import Duplicate, Stranger, Survey, graph_of, levels_of
-from taskyard.client.campaign.tasks import TaskSpec, to_raw
+from taskyard.client.campaign.survey import (
+    Duplicate,
+    GraphSummary,
+    UnknownDependency,
+    graph_of,
+    levels_of,
+)
+from taskyard.client.campaign.tasks import TaskSpec, to_row
 from tests.client.test_campaign_tasks import task_specs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -40,18 +46,18 @@ def plain(name: str, *after: str) -> dict[str, object]:
     return {"name": name, "argv": ["true"], "after": list(after)}
 
 
-def load(tmp_path: Path, *lines: object) -> Loaded:
+def load(tmp_path: Path, *lines: object) -> LoadedCampaign:
     loaded = read_campaign(write(tmp_path / "c.jsonl", *lines))
-    for bad in loaded.bad:
-        bad.file = "c"
+    for rejected in loaded.rejected:
+        rejected.file = "c"
     return loaded
 
 
-def load_graph(tmp_path: Path, waits: Waits) -> Loaded:
+def load_graph(tmp_path: Path, waits: Waits) -> LoadedCampaign:
     return load(tmp_path, *(plain(name, *after) for name, after in waits.items()))
 
 
-def names(loaded: Loaded) -> list[str]:
+def names(loaded: LoadedCampaign) -> list[str]:
     return [spec.name for spec in loaded.specs]
 
 
@@ -65,7 +71,7 @@ def test_survey_counts_tasks_edges_levels_and_services(tmp_path: Path) -> None:
         {"name": "e", "payload": "", "after": ["b", "c", "d"]},
         {"name": "f", "payload": "", "service": "own"},
     )
-    assert loaded.survey == Survey(
+    assert loaded.summary == GraphSummary(
         tasks=6,
         edges=6,
         roots=2,
@@ -76,20 +82,24 @@ def test_survey_counts_tasks_edges_levels_and_services(tmp_path: Path) -> None:
         unknown=[],
     )
     assert names(loaded) == ["a", "b", "c", "d", "e", "f"]
-    json.dumps(msgspec.to_builtins(loaded.survey))
+    json.dumps(msgspec.to_builtins(loaded.summary))
 
 
 def test_empty_campaign_has_nothing_to_survey(tmp_path: Path) -> None:
-    survey = Survey(tasks=0, edges=0, roots=0, depth=0, width=0, widest=0, services={}, unknown=[])
-    assert load(tmp_path).survey == survey
+    summary = GraphSummary(
+        tasks=0, edges=0, roots=0, depth=0, width=0, widest=0, services={}, unknown=[]
+    )
+    assert load(tmp_path).summary == summary
 
 
 def test_second_task_of_a_name_is_rejected_and_the_first_one_counts(tmp_path: Path) -> None:
     loaded = load(tmp_path, plain("a"), plain("b", "a"), "", plain("a", "b"))
     assert names(loaded) == ["a", "b"]
-    assert [str(bad) for bad in loaded.bad] == ["c:4: the name 'a' stands on line 1 already"]
-    assert loaded.survey.duplicates == [Duplicate("a", line_first=1, line=4)]
-    assert loaded.survey.cycles == []
+    assert [str(rejected) for rejected in loaded.rejected] == [
+        "c:4: the name 'a' stands on line 1 already"
+    ]
+    assert loaded.summary.duplicates == [Duplicate("a", line_first=1, line=4)]
+    assert loaded.summary.cycles == []
 
 
 def test_cycle_is_named_and_rejected_with_all_behind_it(tmp_path: Path) -> None:
@@ -105,9 +115,9 @@ def test_cycle_is_named_and_rejected_with_all_behind_it(tmp_path: Path) -> None:
         },
     )
     assert names(loaded) == ["root"]
-    assert loaded.survey.cycles == [["a", "c", "b"]]
+    assert loaded.summary.cycles == [["a", "c", "b"]]
     around = "is in a cycle: 'a' after 'c' after 'b' after 'a'"
-    assert [str(bad) for bad in loaded.bad] == [
+    assert [str(rejected) for rejected in loaded.rejected] == [
         f"c:2: {around}",
         f"c:3: {around}",
         f"c:4: {around}",
@@ -122,22 +132,22 @@ def test_cycles_apart_are_told_apart_and_the_shortest_way_around_is_told(tmp_pat
         # A long way around a, b, c, d and a short one between c and d; x and y apart from them.
         {"a": ["b"], "b": ["c"], "c": ["d"], "d": ["a", "c"], "x": ["y", "a"], "y": ["x"]},
     )
-    assert loaded.survey.cycles == [["c", "d"], ["x", "y"]]
-    assert loaded.bad[0].reason == (
+    assert loaded.summary.cycles == [["c", "d"], ["x", "y"]]
+    assert loaded.rejected[0].reason == (
         "is in a cycle (4 tasks wait for each other): 'c' after 'd' after 'c'"
     )
 
 
 def test_cycle_that_waits_for_another_cycle_is_one_of_its_own(tmp_path: Path) -> None:
     loaded = load_graph(tmp_path, {"a": ["b", "x"], "b": ["a"], "x": ["y"], "y": ["x"]})
-    assert loaded.survey.cycles == [["a", "b"], ["x", "y"]]
+    assert loaded.summary.cycles == [["a", "b"], ["x", "y"]]
 
 
 def test_long_cycle_is_cut_in_the_message(tmp_path: Path) -> None:
     waits: Waits = {f"t{number}": [f"t{(number + 1) % 1000}"] for number in range(1000)}
     loaded = load_graph(tmp_path, waits)
-    assert len(loaded.survey.cycles[0]) == 1000
-    assert loaded.bad[0].reason == (
+    assert len(loaded.summary.cycles[0]) == 1000
+    assert loaded.rejected[0].reason == (
         "is in a cycle: 't0' after 't1' after 't2' after 't3' after 't4' after … 991 more … "
         "after 't996' after 't997' after 't998' after 't999' after 't0'"
     )
@@ -147,27 +157,30 @@ def test_chain_of_many_tasks_is_walked_without_recursion(tmp_path: Path) -> None
     count = 5000
     waits = {str(number): [str(number + 1)] for number in range(count)}
     loaded = load_graph(tmp_path, {**waits, str(count): []})
-    assert (loaded.survey.depth, loaded.survey.width) == (count + 1, 1)
+    assert (loaded.summary.depth, loaded.summary.width) == (count + 1, 1)
     assert names(loaded) == [str(number) for number in range(count, -1, -1)]
     loaded = load_graph(tmp_path, {**waits, str(count): ["0"]})
-    assert [len(cycle) for cycle in loaded.survey.cycles] == [count + 1]
+    assert [len(cycle) for cycle in loaded.summary.cycles] == [count + 1]
 
 
 def test_unknown_names_are_told_and_nobody_is_rejected_for_them(tmp_path: Path) -> None:
     loaded = load_graph(tmp_path, {"a": ["x"], "b": ["a", "x", "y"], "c": []})
-    assert loaded.survey.unknown == [Stranger("x", tasks=2, line=1), Stranger("y", 1, 2)]
-    assert (names(loaded), loaded.bad) == (["a", "b", "c"], [])
-    assert loaded.survey.roots == 1
+    assert loaded.summary.unknown == [
+        UnknownDependency("x", tasks=2, line=1),
+        UnknownDependency("y", 1, 2),
+    ]
+    assert (names(loaded), loaded.rejected) == (["a", "b", "c"], [])
+    assert loaded.summary.roots == 1
 
 
 def test_tasks_that_wait_for_strangers_can_be_rejected_later(tmp_path: Path) -> None:
     loaded = load(
         tmp_path, "x", *(plain("c", "b"), plain("a", "y"), plain("b", "a"), plain("d", "z"))
     )
-    left = reject_strangers(loaded, ["y", "q"])
+    left = reject_unknown_dependencies(loaded, ["y", "q"])
     assert (names(left), list(left.lines)) == (["d"], [5])
-    assert [bad.line for bad in left.bad] == [1, 2, 3, 4]
-    assert [bad.reason for bad in left.bad[1:]] == [
+    assert [rejected.line for rejected in left.rejected] == [1, 2, 3, 4]
+    assert [rejected.reason for rejected in left.rejected[1:]] == [
         "waits for 'b', which was rejected (line 4)",
         "waits for 'y', which neither the file nor the broker has",
         "waits for 'a', which was rejected (line 3)",
@@ -184,8 +197,8 @@ def test_task_that_waits_for_a_bad_line_is_rejected_with_it(tmp_path: Path) -> N
         plain("good"),
     )
     assert names(loaded) == ["good"]
-    assert loaded.survey.unknown == []
-    assert [str(bad) for bad in loaded.bad] == [
+    assert loaded.summary.unknown == []
+    assert [str(rejected) for rejected in loaded.rejected] == [
         "c:1: waits for 'behind', which was rejected (line 3)",
         'c:2: "argv" must be a list of words, such as ["sleep", "1"], not \'no list\'',
         "c:3: waits for 'bad', which was rejected (line 2)",
@@ -195,7 +208,7 @@ def test_task_that_waits_for_a_bad_line_is_rejected_with_it(tmp_path: Path) -> N
 def test_name_of_a_bad_line_that_a_good_one_has_too_is_no_reason(tmp_path: Path) -> None:
     loaded = load(tmp_path, {"name": "a"}, plain("a"), plain("b", "a"))
     assert names(loaded) == ["a", "b"]
-    assert len(loaded.bad) == 1
+    assert len(loaded.rejected) == 1
 
 
 def test_file_in_order_stays_in_its_order(tmp_path: Path) -> None:
@@ -206,8 +219,10 @@ def test_file_in_order_stays_in_its_order(tmp_path: Path) -> None:
 def test_file_with_too_many_bad_lines_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read, "BAD_MAX", 3)
-    with pytest.raises(BadCampaign, match=r":4: more than 3 lines are bad; .* The first: .*:1: "):
+    monkeypatch.setattr(read, "REJECTED_MAX", 3)
+    with pytest.raises(
+        InvalidCampaign, match=r":4: more than 3 lines are bad; .* The first: .*:1: "
+    ):
         load(tmp_path, *["x"] * 9)
 
 
@@ -217,7 +232,7 @@ def test_file_with_too_many_bad_lines_is_refused(
 def test_rejected_lines_are_written_beside_the_file(tmp_path: Path) -> None:
     path = write(tmp_path / "c.jsonl", "nonsense", plain("a", "b"), {"name": "b", "due": []})
     (tmp_path / "c.jsonl.rejected.jsonl").write_text("of an earlier run")
-    written = write_rejected(path, read_campaign(path).bad)
+    written = write_rejected(path, read_campaign(path).rejected)
     assert written == tmp_path / "c.jsonl.rejected.jsonl"
     rejected = [json.loads(line) for line in written.read_text().splitlines()]
     assert [list(one) for one in rejected] == [["file", "line", "reason", "raw"]] * 3
@@ -234,12 +249,12 @@ def test_rejected_lines_of_stdin_are_written_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert write_rejected("-", [read.Bad("stdin", 1, "why", b"\xff")]).read_text()
+    assert write_rejected("-", [read.RejectedRow("stdin", 1, "why", b"\xff")]).read_text()
     assert [file.name for file in tmp_path.iterdir()] == ["stdin.rejected.jsonl"]
 
 
 def test_rejected_lines_that_can_not_be_written_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(BadCampaign, match="can't be written: No such file or directory"):
+    with pytest.raises(InvalidCampaign, match="can't be written: No such file or directory"):
         write_rejected(tmp_path / "missing" / "c", [])
 
 
@@ -288,25 +303,27 @@ def steps_around(waits: Waits, name: str) -> int:
 @given(graphs())
 def test_survey_agrees_with_a_naive_one(waits: Waits) -> None:
     specs = [TaskSpec(name=name, argv=["x"], after=tuple(waits[name])) for name in waits]
-    reading = read._Reading("c")  # noqa: SLF001  # without a file there is no other way in
+    reading = read._CampaignReader("c")  # noqa: SLF001  # without a file there is no other way in
     for line, spec in enumerate(specs, start=1):
-        reading.take(line, to_raw(spec))
-    loaded = read._judged(reading)  # noqa: SLF001
+        reading.add_row(line, to_row(spec))
+    loaded = read._check_graph(reading)  # noqa: SLF001
 
     cyclic = {name for name in waits if name in ancestors(waits, name)}
     good = {name for name in waits if name not in cyclic and not ancestors(waits, name) & cyclic}
     assert set(names(loaded)) == good
-    assert {bad.line for bad in loaded.bad} == {int(name) + 1 for name in waits if name not in good}
+    assert {rejected.line for rejected in loaded.rejected} == {
+        int(name) + 1 for name in waits if name not in good
+    }
     depths = [naive_depth(waits, name) for name in good]
-    assert loaded.survey.depth == max(depths, default=0)
-    assert loaded.survey.width == max(map(depths.count, depths), default=0)
+    assert loaded.summary.depth == max(depths, default=0)
+    assert loaded.summary.width == max(map(depths.count, depths), default=0)
     strangers = {before for after in waits.values() for before in after} - set(waits)
-    assert {one.name for one in loaded.survey.unknown} == strangers
+    assert {one.name for one in loaded.summary.unknown} == strangers
     check_order(loaded)
-    check_cycles(waits, loaded.survey.cycles, cyclic)
+    check_cycles(waits, loaded.summary.cycles, cyclic)
 
 
-def check_order(loaded: Loaded) -> None:
+def check_order(loaded: LoadedCampaign) -> None:
     """Nobody stands before what it waits for."""
     places = {name: place for place, name in enumerate(names(loaded))}
     for place, spec in enumerate(loaded.specs):
@@ -344,7 +361,7 @@ def test_shortest_cycles_of_huge_groups_are_looked_for_within_limits(
         looked += 10
         return [number // size * size + other % size for other in range(number + 1, number + 11)]
 
-    assert knots(followers, bytearray(b"\1") * 600) == [list(group) for group in groups]
+    assert strong_components(followers, bytearray(b"\1") * 600) == [list(group) for group in groups]
     looked = 0
     found = shortest_cycles(followers, groups)
     assert [len(cycle) for cycle in found] == [20, 20, 20]
@@ -353,12 +370,12 @@ def test_shortest_cycles_of_huge_groups_are_looked_for_within_limits(
 
 @given(st.lists(task_specs(), max_size=6, unique_by=lambda spec: spec.name))
 def test_campaign_that_is_written_as_json_lines_is_read_again(specs: list[TaskSpec]) -> None:
-    lines = [msgspec.json.decode(msgspec.json.encode(to_raw(spec))) for spec in specs]
-    reading = read._Reading("c")  # noqa: SLF001  # without a file there is no other way in
+    lines = [msgspec.json.decode(msgspec.json.encode(to_row(spec))) for spec in specs]
+    reading = read._CampaignReader("c")  # noqa: SLF001  # without a file there is no other way in
     for number, line in enumerate(lines, start=1):
-        reading.take(number, line)
+        reading.add_row(number, line)
     assert reading.specs == specs
-    assert reading.bad == []
+    assert reading.rejected == []
 
 
 # --- the examples, and what importing costs
@@ -376,8 +393,8 @@ def test_campaign_that_is_written_as_json_lines_is_read_again(specs: list[TaskSp
 )
 def test_examples_are_good(name: str, tasks: int, depth: int) -> None:
     loaded = read_campaign(EXAMPLES / name)
-    assert (loaded.bad, loaded.survey.unknown) == ([], [])
-    assert (loaded.survey.tasks, loaded.survey.depth) == (tasks, depth)
+    assert (loaded.rejected, loaded.summary.unknown) == ([], [])
+    assert (loaded.summary.tasks, loaded.summary.depth) == (tasks, depth)
 
 
 def test_examples_are_all_tested() -> None:

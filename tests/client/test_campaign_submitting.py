@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from taskyard.client.campaign.submitting import submissions, to_submission
-from taskyard.client.campaign.tasks import BadTask, TaskSpec, check, service_of
+from taskyard.client.campaign.submitting import encode_batch, encode_batches
+from taskyard.client.campaign.tasks import InvalidTask, TaskSpec, check_task, service_of
 from taskyard.core.limits import AFTER_A_MESSAGE_MAX, SECOND_NS
 from taskyard.core.submission import check_shape
 from taskyard.core.tasks import Submission, Terms
@@ -16,12 +16,12 @@ NOW_NS = 1_000 * SECOND_NS
 
 
 def specs(*raws: dict[str, Any]) -> list[TaskSpec]:
-    return [check(raw) for raw in raws]
+    return [check_task(raw) for raw in raws]
 
 
 def test_plain_tasks_of_one_kind_share_everything() -> None:
     tasks = specs({"name": "a", "payload": ""}, {"name": "é", "payload": ""})
-    assert to_submission(tasks, b"c", NOW_NS) == Submission(
+    assert encode_batch(tasks, b"c", NOW_NS) == Submission(
         names=[b"a", "é".encode()], payloads=[b""], terms=[Terms(campaign=b"c")]
     )
 
@@ -34,7 +34,7 @@ def test_columns_say_what_the_tasks_say() -> None:
         {"name": "d", "argv": ["y"], "service": "own", "slots": 3, "time_limit": "5s"},
         {"name": "e", "argv": ["z"]},
     )
-    submission = to_submission(tasks, b"c", NOW_NS)
+    submission = encode_batch(tasks, b"c", NOW_NS)
     check_shape(submission)
     assert submission == Submission(
         names=[b"a", b"b", b"c", b"d", b"e"],
@@ -60,12 +60,12 @@ def test_columns_say_what_the_tasks_say() -> None:
 
 
 def test_times_are_counted_from_now_or_taken_as_they_are() -> None:
-    (terms,) = to_submission(
+    (terms,) = encode_batch(
         specs({"name": "a", "argv": ["x"], "due": "10s", "expiry": "1m"}), b"", NOW_NS
     ).terms
     assert (terms.due_ns, terms.expires_hard_ns) == (1_010 * SECOND_NS, 1_060 * SECOND_NS)
     moment = datetime.fromtimestamp(5, tz=UTC)
-    (terms,) = to_submission(
+    (terms,) = encode_batch(
         specs({"name": "a", "argv": ["x"], "due": moment, "expiry": "10s"}), b"", NOW_NS
     ).terms
     assert (terms.due_ns, terms.expires_hard_ns) == (5 * SECOND_NS, 1_010 * SECOND_NS)
@@ -83,7 +83,7 @@ def test_times_are_counted_from_now_or_taken_as_they_are() -> None:
     ],
 )
 def test_retries_become_delays(keys: dict[str, Any], delays_ns: tuple[int, ...] | None) -> None:
-    (terms,) = to_submission(specs({"name": "a", "argv": ["x"]} | keys), b"", NOW_NS).terms
+    (terms,) = encode_batch(specs({"name": "a", "argv": ["x"]} | keys), b"", NOW_NS).terms
     assert terms.retry_delays_ns == delays_ns
 
 
@@ -106,26 +106,26 @@ def test_tasks_that_differ_do_not_share_their_terms(keys: dict[str, Any]) -> Non
         {"name": "b", "argv": ["x"]} | keys,
         {"name": "c", "argv": ["x"]} | keys,
     )
-    assert to_submission(tasks, b"", NOW_NS).terms_at == [0, 1, 1]
+    assert encode_batch(tasks, b"", NOW_NS).terms_at == [0, 1, 1]
 
 
 def test_value_that_json_does_not_have_is_told_with_its_task() -> None:
     task = TaskSpec(name="a", call="m:f", args=[b"bytes"])
-    with pytest.raises(BadTask, match="task 'a': "):
-        to_submission([task], b"", NOW_NS)
+    with pytest.raises(InvalidTask, match="task 'a': "):
+        encode_batch([task], b"", NOW_NS)
 
 
 def test_batches_have_so_many_tasks_and_keep_their_order() -> None:
     tasks = specs(*({"name": str(number), "argv": ["x"]} for number in range(5)))
-    batches = list(submissions(iter(tasks), b"c", NOW_NS, tasks_max=2))
+    batches = list(encode_batches(iter(tasks), b"c", NOW_NS, tasks_max=2))
     assert [batch.names for batch in batches] == [[b"0", b"1"], [b"2", b"3"], [b"4"]]
-    assert list(submissions([], b"c", NOW_NS)) == []
+    assert list(encode_batches([], b"c", NOW_NS)) == []
 
 
 def test_batches_have_so_many_bytes_or_one_task() -> None:
     sizes = (300, 400, 500, 1100, 100, 200)
     tasks = specs(*({"name": str(size), "payload": "x" * size} for size in sizes))
-    batches = list(submissions(tasks, b"c", NOW_NS, bytes_max=1000))
+    batches = list(encode_batches(tasks, b"c", NOW_NS, bytes_max=1000))
     assert [batch.names for batch in batches] == [
         [b"300", b"400"],
         [b"500"],
@@ -138,7 +138,7 @@ def test_batches_have_so_many_bytes_or_one_task() -> None:
 def test_batches_have_no_more_predecessors_than_a_message_may() -> None:
     after = [f"t{number}" for number in range(2_000)]
     tasks = specs(*({"name": f"n{number}", "payload": "", "after": after} for number in range(200)))
-    batches = list(submissions(tasks, b"c", NOW_NS))
+    batches = list(encode_batches(tasks, b"c", NOW_NS))
     edges = [sum(map(len, batch.after or ())) for batch in batches]
     assert sum(edges) == 400_000
     assert max(edges) <= AFTER_A_MESSAGE_MAX

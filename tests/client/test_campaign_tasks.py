@@ -8,20 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskyard.client.campaign.cells import from_cell
-from taskyard.client.campaign.tasks import KEYS, BadTask, TaskSpec, check, to_raw
-from taskyard.client.campaign.values import InvalidValue, When, read_duration
+from taskyard.client.campaign.tasks import KEYS, InvalidTask, TaskSpec, check_task, to_row
+from taskyard.client.campaign.values import InvalidValue, TimeSpec, read_duration
 from taskyard.core.limits import AFTER_MAX, NUMBER_MAX, SECOND_NS
 
 MINUTE_NS = 60 * SECOND_NS
 
 
 def a_task(**keys: Any) -> TaskSpec:
-    return check({"name": "a", "argv": ["true"]} | keys)
+    return check_task({"name": "a", "argv": ["true"]} | keys)
 
 
 def why_not(raw: object) -> str:
-    with pytest.raises(BadTask) as refused:
-        check(raw)
+    with pytest.raises(InvalidTask) as refused:
+        check_task(raw)
     return str(refused.value)
 
 
@@ -45,7 +45,7 @@ def test_task_with_every_key_is_taken() -> None:
         "cwd": "there",
     }
     ten_ns = 1_935_655_200 * SECOND_NS
-    assert check(raw) == TaskSpec(
+    assert check_task(raw) == TaskSpec(
         name="é",
         call="package.module:function",
         args=[1, None, {"x": []}],
@@ -54,8 +54,8 @@ def test_task_with_every_key_is_taken() -> None:
         service="cpu",
         lane="disk",
         priority=-1000,
-        due=When(ten_ns),
-        expiry=When(ten_ns + 3600 * SECOND_NS),
+        due=TimeSpec(ten_ns),
+        expiry=TimeSpec(ten_ns + 3600 * SECOND_NS),
         retries=(1, 2.5),
         backoff_ns=2 * MINUTE_NS,
         time_limit_ns=90 * SECOND_NS,
@@ -75,7 +75,7 @@ def test_null_is_a_key_that_was_not_given() -> None:
     [("", b""), ("é", "é".encode()), ({"b": 1, "a": [2]}, b'{"b":1,"a":[2]}'), (b"\xff", b"\xff")],
 )
 def test_payload_is_kept_as_bytes(payload: object, kept: bytes) -> None:
-    assert check({"name": "a", "payload": payload}).payload == kept
+    assert check_task({"name": "a", "payload": payload}).payload == kept
 
 
 @pytest.mark.parametrize(
@@ -117,20 +117,20 @@ def test_what_is_no_duration_is_refused(value: object) -> None:
 @pytest.mark.parametrize(
     ("value", "when"),
     [
-        ("10m", When(10 * MINUTE_NS, from_now=True)),
-        (600, When(10 * MINUTE_NS, from_now=True)),
-        ("1970-01-01T00:00:01Z", When(SECOND_NS)),
-        ("1970-01-01 01:00:00.000001+01:00", When(1000)),
-        (datetime(1970, 1, 2, tzinfo=UTC), When(1440 * MINUTE_NS)),
+        ("10m", TimeSpec(10 * MINUTE_NS, from_now=True)),
+        (600, TimeSpec(10 * MINUTE_NS, from_now=True)),
+        ("1970-01-01T00:00:01Z", TimeSpec(SECOND_NS)),
+        ("1970-01-01 01:00:00.000001+01:00", TimeSpec(1000)),
+        (datetime(1970, 1, 2, tzinfo=UTC), TimeSpec(1440 * MINUTE_NS)),
     ],
 )
-def test_point_in_time_is_a_date_or_a_duration_from_now(value: object, when: When) -> None:
+def test_point_in_time_is_a_date_or_a_duration_from_now(value: object, when: TimeSpec) -> None:
     assert a_task(due=value).due == a_task(expiry=value).expiry == when
 
 
 def test_from_now_is_counted_from_the_moment_that_is_given() -> None:
-    assert When(5, from_now=True).at_ns(100) == 105
-    assert When(5).at_ns(100) == 5
+    assert TimeSpec(5, from_now=True).at_ns(100) == 105
+    assert TimeSpec(5).at_ns(100) == 5
 
 
 def test_number_of_retries_is_as_many_single_intervals() -> None:
@@ -331,8 +331,8 @@ def test_cell_that_makes_no_sense_is_refused(key: str, cell: str) -> None:
 
 names = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=20)
 times = st.one_of(
-    st.integers(0, 10**17).map(lambda ns: When(ns, from_now=True)),
-    st.integers(0, 10**15).map(lambda microseconds: When(microseconds * 1000)),
+    st.integers(0, 10**17).map(lambda ns: TimeSpec(ns, from_now=True)),
+    st.integers(0, 10**15).map(lambda microseconds: TimeSpec(microseconds * 1000)),
 )
 plain_values = st.recursive(
     st.none() | st.booleans() | st.integers(-1000, 1000) | names,
@@ -385,4 +385,4 @@ def task_specs(draw: st.DrawFn) -> TaskSpec:
 
 @given(task_specs())
 def test_task_that_is_written_down_is_read_again(spec: TaskSpec) -> None:
-    assert check(to_raw(spec)) == spec
+    assert check_task(to_row(spec)) == spec

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.client import courier
-from taskyard.client.campaign.submitting import to_submission
-from taskyard.client.campaign.tasks import check
+from taskyard.client.campaign.submitting import encode_batch
+from taskyard.client.campaign.tasks import check_task
 from taskyard.client.client import Client, scope_of
 from taskyard.client.futures import Future, as_completed, wait
 from taskyard.core.states import TaskState
@@ -79,7 +79,7 @@ def test_truncated_output_raises_with_its_end(client: Client) -> None:
     with pytest.raises(OutputTruncated) as raised:
         client.result_bytes(future.name)
     assert raised.value.output == bytes(RESULT_BYTES_MAX - 1) + b"\xff"
-    assert client.result_kept(future.name) == Result(raised.value.output, 1_100_001)
+    assert client.result_with_size(future.name) == Result(raised.value.output, 1_100_001)
     assert client.results([future.name])[future.name].bytes_total == 1_100_001
     again = pickle.loads(pickle.dumps(raised.value))  # noqa: S301  # our own
     assert (str(again), again.output) == (str(raised.value), raised.value.output)
@@ -214,12 +214,12 @@ def test_question_waits_for_what_was_submitted_before_it(client: Client) -> None
 
 def test_create_is_whole_or_nothing(client: Client) -> None:
     def batch(*names: str) -> Submission:
-        specs = [check({"name": name, "payload": "", "service": NOBODY}) for name in names]
-        return to_submission(specs, b"batches", 0)
+        specs = [check_task({"name": name, "payload": "", "service": NOBODY}) for name in names]
+        return encode_batch(specs, b"batches", 0)
 
     assert client.create(batch("c1", "c2")) == 2
     assert client.create(batch("c2", "c3")) == 1
-    clash = to_submission([check({"name": "c1", "payload": "x"})], b"batches", 0)
+    clash = encode_batch([check_task({"name": "c1", "payload": "x"})], b"batches", 0)
     with pytest.raises(Refused, match="task batches/c1 is known with another payload"):
         client.create(clash)
     assert [view["name"] for view in client.tasks(scope_of(campaign="batches"))] == [
@@ -289,7 +289,7 @@ def test_name_that_is_given_twice_has_its_future_twice(client: Client) -> None:
 def test_more_names_than_fit_a_request_go_in_portions(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskyard.client.asking.NAMES_A_REQUEST", 3)
+    monkeypatch.setattr("taskyard.client.asking.NAMES_PER_REQUEST", 3)
     names = [f"portion-{number}" for number in range(8)]
     for name in names:
         client.submit(b"", name=name, service=NOBODY)

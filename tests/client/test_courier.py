@@ -210,7 +210,7 @@ def test_question_that_can_not_be_built_fails_alone(stage: Stage, client: Client
         raise ValueError("no such question")
 
     answer: AnyFuture[Any] = AnyFuture()
-    client._courier.ask(fail, answer)  # noqa: SLF001
+    client._session.request(fail, answer)  # noqa: SLF001
     with pytest.raises(ValueError, match="no such question"):
         answer.result(PATIENCE_SECONDS)
     with ThreadPoolExecutor(1) as pool:
@@ -251,7 +251,7 @@ def test_submission_that_fits_no_message_is_told_to_who_made_it(client: Client) 
 def test_names_count_where_batches_are_cut(
     stage: Stage, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(courier, "BYTES_A_CREATE_MAX", 10_000)
+    monkeypatch.setattr(courier, "BYTES_PER_CREATE_MAX", 10_000)
     held = hold_up(stage, client)
     for name in ("a", "b"):
         client.submit_encoded(name, b"", Terms(), after=["n" * 500] * 12)
@@ -315,7 +315,7 @@ class Overtaken(deque[Any]):
 def test_task_handed_over_while_the_client_is_closed_is_still_taken(
     stage: Stage, client: Client
 ) -> None:
-    parcels = client._courier._parcels = Overtaken(client)  # noqa: SLF001
+    parcels = client._session._outbox = Overtaken(client)  # noqa: SLF001
     future = client.submit(b"", name="late")
     stage.say(stage.hear(), Q.OK)
     parcels.closer.join(PATIENCE_SECONDS)
@@ -326,7 +326,7 @@ def test_task_handed_over_while_the_client_is_closed_is_still_taken(
 def test_question_put_while_the_client_is_closed_is_still_asked(
     stage: Stage, client: Client
 ) -> None:
-    questions = client._courier._questions = Overtaken(client)  # noqa: SLF001
+    questions = client._session._pending_requests = Overtaken(client)  # noqa: SLF001
     with ThreadPoolExecutor(1) as pool:
         status = pool.submit(client.status)
         asked = stage.hear()
@@ -349,7 +349,7 @@ def test_failure_to_connect_is_raised_where_the_client_is_made(
 
 
 def test_closed_client_leaves_no_descriptors(client: Client) -> None:
-    waker = client._courier._waker  # noqa: SLF001
+    waker = client._session._waker  # noqa: SLF001
     client.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         waker.wake()
@@ -431,7 +431,7 @@ def test_late_tasks_get_a_watch_of_their_own_when_there_are_enough(
     stage: Stage, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(courier, "STREAMS_MAX", 1)
-    monkeypatch.setattr(courier, "LATE_STREAM_TASKS_MIN", 3)
+    monkeypatch.setattr(courier, "POLLED_STREAM_TASKS_MIN", 3)
 
     def submit(name: str) -> None:
         client.submit(b"", name=name)
@@ -510,7 +510,7 @@ def test_rules_are_asked_for_again_when_they_are_old(
     second = stage.hear()
     assert [*second.batch.lane] == []
     stage.say(second, Q.OK)
-    monkeypatch.setattr(lane_rules, "BELIEVED_NS", SECOND_NS // 20)
+    monkeypatch.setattr(lane_rules, "CACHE_NS", SECOND_NS // 20)
     assert stage.is_quiet()  # for longer than that
     client.submit(b"", name="third")
     assert [*stage.hear().batch.lane] == [b"third"]

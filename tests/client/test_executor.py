@@ -49,7 +49,7 @@ def an_executor() -> Iterator[Executor]:
         try:
             yield own
         except BaseException:
-            own._engine._be_broken("the test failed")  # noqa: SLF001
+            own._core._on_broken("the test failed")  # noqa: SLF001
             raise
 
 
@@ -541,7 +541,7 @@ def test_shutdown_that_does_not_wait_lets_calls_finish(gate: Gate) -> None:
 def test_submit_does_not_wait_for_the_broker_to_start() -> None:
     with an_executor() as own:
         future = own.submit(pow, 2, 3)
-        assert own._engine._client is None  # noqa: SLF001  # a broker's start takes far longer
+        assert own._core._client is None  # noqa: SLF001  # a broker's start takes far longer
         assert value(future) == 8
 
 
@@ -557,7 +557,7 @@ def test_nothing_is_left_behind(executor: Executor) -> None:
     before = (children(), threading.active_count(), len(list(Path("/proc/self/fd").iterdir())))
     with Executor(workers=2, slots=1) as own:
         assert list(own.map(abs, range(20))) == list(range(20))
-        state = own._engine._household.state  # type: ignore[union-attr]  # noqa: SLF001
+        state = own._core._supervisor.state  # type: ignore[union-attr]  # noqa: SLF001
         assert len(children()) == len(before[0]) + 3
     gc.collect()
     after = (children(), threading.active_count(), len(list(Path("/proc/self/fd").iterdir())))
@@ -603,7 +603,7 @@ def test_interrupt_while_calls_are_waited_for_ends_them(
 ) -> None:
     own = Executor(slots=1)
     running = gate.submit(own)
-    waits = own._engine._ended  # noqa: SLF001
+    waits = own._core._ended  # noqa: SLF001
 
     def interrupted() -> bool:
         monkeypatch.undo()
@@ -640,7 +640,7 @@ def test_calls_fail_when_their_broker_does_not_answer_in_time(tmp_path: Path, ga
 def test_worker_that_is_killed_is_replaced_and_its_calls_are_done_again(gate: Gate) -> None:
     with an_executor() as own:
         future = gate.submit(own)
-        _, worker = own._engine._household.pids()  # type: ignore[union-attr]  # noqa: SLF001
+        _, worker = own._core._supervisor.pids()  # type: ignore[union-attr]  # noqa: SLF001
         os.kill(worker, signal.SIGKILL)
         until(lambda: gate.begun == 2)
         gate.open()
@@ -650,7 +650,7 @@ def test_worker_that_is_killed_is_replaced_and_its_calls_are_done_again(gate: Ga
 def test_executor_whose_broker_is_killed_is_broken(gate: Gate) -> None:
     with an_executor() as own:
         futures: list[AnyFuture] = [gate.submit(own), own.submit(pow, 2, 3)]
-        broker, _ = own._engine._household.pids()  # type: ignore[union-attr]  # noqa: SLF001
+        broker, _ = own._core._supervisor.pids()  # type: ignore[union-attr]  # noqa: SLF001
         os.kill(broker, signal.SIGKILL)
         for future in futures:
             assert isinstance(error_of(future), ExecutorBroken)
@@ -736,7 +736,7 @@ def test_failed_call_is_failed_for_everybody(tmp_path: Path) -> None:
 
 def test_pids_of_a_household_are_alive_as_long_as_it_is() -> None:
     with an_executor() as own:
-        pids = own._engine._household.pids()  # type: ignore[union-attr]  # noqa: SLF001
+        pids = own._core._supervisor.pids()  # type: ignore[union-attr]  # noqa: SLF001
         assert all(map(is_alive, pids))
     assert not any(map(is_alive, pids))
 

@@ -1,10 +1,10 @@
 """An executor's own processes: how their starts are numbered."""
 
-from taskyard.client.household import Incarnations
+from taskyard.client.household import IncarnationOptions
 
 
 def test_every_start_of_a_worker_has_the_next_number_and_replaces_all_before_it() -> None:
-    incarnations = Incarnations()
+    incarnations = IncarnationOptions()
     starts = [incarnations.next() for _ in range(3)]
     first = int(starts[0][1])
     assert starts == [
@@ -13,4 +13,4 @@ def test_every_start_of_a_worker_has_the_next_number_and_replaces_all_before_it(
 
 
 def test_two_workers_have_numbers_of_their_own() -> None:
-    assert Incarnations().next() != Incarnations().next()
+    assert IncarnationOptions().next() != IncarnationOptions().next()

@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskyard.client.campaign import lanes
-from taskyard.client.campaign.bundles import settle_lanes, tasks_of
-from taskyard.client.campaign.tasks import BadTask, check, to_raw
+from taskyard.client.campaign.bundles import assign_lanes, expand_row
+from taskyard.client.campaign.tasks import InvalidTask, check_task, to_row
 from taskyard.client.campaign.values import InvalidValue
 
 
 def lane(**keys: Any) -> str:
-    return check({"name": "a", **keys}, campaign="week").lane
+    return check_task({"name": "a", **keys}, campaign="week").lane
 
 
 def why_not(**keys: Any) -> str:
-    with pytest.raises(BadTask) as refused:
+    with pytest.raises(InvalidTask) as refused:
         lane(**keys)
     return str(refused.value)
 
@@ -90,7 +90,7 @@ def test_brace_that_means_nothing_is_refused(template: str) -> None:
 
 @given(st.text("a{}é", min_size=1))
 def test_escaped_lane_is_the_template_of_itself(name: str) -> None:
-    assert lanes.expand(lanes.escaped(name), {}) == name
+    assert lanes.expand(lanes.escape_template(name), {}) == name
 
 
 @given(st.text(max_size=30), st.dictionaries(st.text(max_size=3), st.text(max_size=5)))
@@ -100,8 +100,8 @@ def test_template_gives_a_lane_or_is_refused(template: str, fields: dict[str, st
 
 
 def test_rejected_task_is_written_so_that_it_has_the_same_lane() -> None:
-    task = check({"name": "a", "argv": ["true"], "lane": "{{x}}"})
-    assert check(to_raw(task)) == task
+    task = check_task({"name": "a", "argv": ["true"], "lane": "{{x}}"})
+    assert check_task(to_row(task)) == task
 
 
 def test_service_says_the_lane_of_tasks_that_give_none() -> None:
@@ -111,12 +111,12 @@ def test_service_says_the_lane_of_tasks_that_give_none() -> None:
         {"name": "b", "service": "smtp", "payload": {"host": "h"}, "lane": "own"},
         {"name": "c", "payload": {"host": "h"}},
     ]
-    specs = [spec for raw in raws for spec in tasks_of(raw)]
-    settle_lanes(specs, "week", lambda service: template.get(service, ""))
+    specs = [spec for raw in raws for spec in expand_row(raw)]
+    assign_lanes(specs, "week", lambda service: template.get(service, ""))
     assert [spec.lane for spec in specs] == ["h", "own", ""]
 
 
 def test_task_that_its_services_template_does_not_fit_is_refused() -> None:
-    (spec,) = tasks_of({"name": "a", "payload": "x"})
-    with pytest.raises(BadTask, match="no field 'host'"):
-        settle_lanes([spec], "", lambda _service: "{host}")
+    (spec,) = expand_row({"name": "a", "payload": "x"})
+    with pytest.raises(InvalidTask, match="no field 'host'"):
+        assign_lanes([spec], "", lambda _service: "{host}")

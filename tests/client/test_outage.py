@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskyard import AsyncClient, Client, NoBroker
-from taskyard.client.courier import Courier
+from taskyard.client.courier import Session
 from taskyard.client.outage import REPEAT_NS, REPORT_NS, Outage
 from taskyard.core.limits import SECOND_NS
 from taskyard.net.line import Channel
@@ -96,12 +96,12 @@ def check_outage_is_reported(broker: Broker, seconds: float) -> None:
         except Empty:
             raise AssertionError("the client is mute") from None
         assert f"broker at {broker.endpoint}: no answer since " in first
-        assert client.silent_since is not None
-        assert abs(client.silent_since - asked) < timedelta(seconds=1)
+        assert client.unanswered_since is not None
+        assert abs(client.unanswered_since - asked) < timedelta(seconds=1)
         broker.send(signal.SIGCONT)
         assert "answers again" in lines.get(timeout=PATIENCE_SECONDS)
         assert answer.result(PATIENCE_SECONDS)["counts"]
-        assert client.silent_since is None
+        assert client.unanswered_since is None
 
 
 def test_stopped_broker_is_reported_and_waited_for(broker: Broker) -> None:
@@ -112,8 +112,8 @@ def test_stopped_broker_is_reported_and_waited_for(broker: Broker) -> None:
     ("owner", "name", "broken"),
     [
         pytest.param(Outage, "update", lambda *_: None, id="no_report"),
-        pytest.param(Channel, "silent_ns", lambda _: 0, id="silence_not_measured"),
-        pytest.param(Courier, "_check_answers", lambda _: None, id="answers_not_checked"),
+        pytest.param(Channel, "unanswered_ns", lambda _: 0, id="silence_not_measured"),
+        pytest.param(Session, "_check_timeout", lambda _: None, id="answers_not_checked"),
     ],
 )
 def test_planted_mute_client_is_caught(
@@ -130,7 +130,7 @@ def test_outage_is_logged_as_a_warning_by_default(
     with Client(broker.endpoint) as client, ThreadPoolExecutor(1) as pool:
         with stopped(broker):
             answer = pool.submit(client.status)
-            until(lambda: client.silent_since, "the outage is noticed")
+            until(lambda: client.unanswered_since, "the outage is noticed")
         answer.result(PATIENCE_SECONDS)
         until(lambda: "answers again" in caplog.text)
     told = [(one.name, one.levelno) for one in caplog.records]
@@ -162,7 +162,7 @@ def test_asynchronous_client_raises_when_the_time_is_over(broker: Broker) -> Non
             with stopped(broker), pytest.raises(NoBroker):
                 await client.status()
             assert [line.partition(": ")[2][:9] for line in lines] == ["no answer"]
-            assert client.silent_since is None
+            assert client.unanswered_since is None
             assert await client.status()
 
     asyncio.run(ask())

@@ -159,7 +159,7 @@ def settled(outcome: object) -> AnyFuture[Any]:
 
 def test_notebook_gets_a_bar_that_is_drawn_again(cell: Cell, clock: list[float]) -> None:
     outcomes = [1, ValueError(), CancelledError, *range(96), 1]
-    for _ in progress.followed([settled(one) for one in outcomes], 100):
+    for _ in progress.with_progress([settled(one) for one in outcomes], 100):
         clock[0] += 0.0625
     texts = cell.texts()
     assert texts[0] == "0/100"
@@ -175,11 +175,11 @@ def test_notebook_gets_a_bar_that_is_drawn_again(cell: Cell, clock: list[float])
     [(0.2, "0 s"), (59, "59 s"), (61, "1 min 1 s"), (7_320, "2 h 2 min"), (4e6, "1,111 h 6 min")],
 )
 def test_time_left_has_two_units_at_most(seconds: float, words: str) -> None:
-    assert progress.span(seconds) == words
+    assert progress.format_duration(seconds) == words
 
 
 def test_slow_tasks_have_a_rate_a_minute(cell: Cell, clock: list[float]) -> None:
-    for _ in progress.followed([settled(1), settled(1)], 4):
+    for _ in progress.with_progress([settled(1), settled(1)], 4):
         clock[0] += 10
     assert "6.0/min" in cell.texts()[-1]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskyard.client.round_robin import ANSWER_NS, STREAM_BYTES, WINDOW, Program
+from taskyard.client.round_robin import REPLY_NS, STREAM_BYTES, WINDOW, RoundRobinClient
 from taskyard.core.limits import SECOND_NS
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Stage:
         self.arriving: list[list[bytes]] = []
         self.is_full = False
         self.said: list[str] = []
-        self.program = Program(self, self, lambda _level, text: self.said.append(text))
+        self.program = RoundRobinClient(self, self, lambda _level, text: self.said.append(text))
         assert self.told() == [lmq(1, b"1")]
 
     def monotonic_ns(self) -> int:
@@ -46,7 +46,7 @@ class Stage:
 
     def does(self, word: str, *number: int) -> list[list[bytes]]:
         """What the server is told of a command."""
-        (self.program.counted if number else self.program.commands)[word](*number)
+        (self.program.counted_commands if number else self.program.commands)[word](*number)
         return self.told()
 
     def hears(self, number: bytes, *arguments: bytes) -> list[list[bytes]]:
@@ -109,8 +109,8 @@ def test_errors_and_what_is_not_answered_in_time_have_failed() -> None:
     first, second, third = stage.does("bulkping", 3)
     stage.hears(first[3], b"ERROR the queue is full")
     stage.hears(second[3])
-    assert stage.program.wake_at_ns() == stage.now_ns + ANSWER_NS
-    stage.now_ns += ANSWER_NS
+    assert stage.program.wake_at_ns() == stage.now_ns + REPLY_NS
+    stage.now_ns += REPLY_NS
     stage.program.turn()
     assert "bulkping failed: the queue is full" in stage.said
     assert f"bulkping failed: no answer from {stage.endpoint}" in stage.said

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from taskyard.errors import FormatUnknown, StateError
+from taskyard.errors import StateError, UnknownFormat
 from taskyard.journal.chain import SEALED_BYTES, Row
 from taskyard.journal.readonly import check
 from taskyard.journal.sqlite import SqliteStore
@@ -220,7 +220,7 @@ def test_files_of_another_journal_are_refused(
 def is_sound(directory: Path) -> bool:
     try:
         return not check(directory).wrong
-    except FormatUnknown:
+    except UnknownFormat:
         return False
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import EndedTask, Result
-from taskyard.errors import FormatUnknown, JournalDamaged, JournalFailed, StateError
+from taskyard.errors import JournalDamaged, JournalFailed, StateError, UnknownFormat
 from taskyard.journal import finished
 from taskyard.journal.finished import Archive, ArchiveRow, ArchiveWriter
 from taskyard.journal.store import Head
@@ -269,10 +269,10 @@ class TestDamage:
         change(tmp_path, "UPDATE meta SET value = X'39' WHERE key = 'format'")
         with (
             Archive(tmp_path) as index,
-            pytest.raises(FormatUnknown, match="use the version"),
+            pytest.raises(UnknownFormat, match="use the version"),
         ):
             index.find([b"a"])
-        with pytest.raises(FormatUnknown):
+        with pytest.raises(UnknownFormat):
             ArchiveWriter(tmp_path, IDENTITY)
 
     def test_other_tables_are_refused(self, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from taskyard.core.columns import CHUNK_TASKS
 from taskyard.core.ledger import Ledger
 from taskyard.core.records import Submitted
 from taskyard.core.tasks import Submission
-from taskyard.errors import FormatUnknown, JournalDamaged, JournalFailed, StateError
+from taskyard.errors import JournalDamaged, JournalFailed, StateError, UnknownFormat
 from taskyard.journal import snapshot
 from taskyard.journal.store import Head, MemoryStore
 from tests.journal.stories import WritingYard, rich_story
@@ -107,7 +107,7 @@ def test_every_other_length_is_refused(ledger: Ledger, head: Head) -> None:
 def test_unknown_format_is_refused_with_what_to_do(ledger: Ledger, head: Head) -> None:
     content = bytearray(snapshot.encode(IDENTITY, head, ledger))
     content[len(snapshot.MAGIC) + 3] = 9
-    with pytest.raises(FormatUnknown, match=r"has format 9, .* use the version that wrote it"):
+    with pytest.raises(UnknownFormat, match=r"has format 9, .* use the version that wrote it"):
         snapshot.decode(bytes(content), "it")
 
 

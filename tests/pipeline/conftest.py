@@ -27,10 +27,10 @@ def pytest_report_header() -> list[str]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    from taskyard.pipeline.session import borrowed  # noqa: PLC0415  # not without Spark
+    from taskyard.pipeline.session import session_scope  # noqa: PLC0415  # not without Spark
     from tests.pipeline.stories import SMALL  # noqa: PLC0415
 
-    with borrowed("tests", "local[2]", conf=SMALL) as session:
+    with session_scope("tests", "local[2]", conf=SMALL) as session:
         yield session
 
 

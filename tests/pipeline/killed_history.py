@@ -5,7 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
-from taskyard.pipeline.jobs.history import Job
+from taskyard.pipeline.jobs.history import HistoryJob
 from taskyard.pipeline.session import session
 from tests.pipeline.stories import SMALL
 
@@ -26,7 +26,9 @@ class Bomb:
 
 
 def main(state: str, out: str, number: str) -> None:
-    Job(Path(state), Path(out), Bomb(int(number))).run(session("killed", "local[2]", conf=SMALL))
+    HistoryJob(Path(state), Path(out), Bomb(int(number))).run(
+        session("killed", "local[2]", conf=SMALL)
+    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 
 from taskyard.errors import UserError
 from taskyard.pipeline.datasets import DATASETS, EDGES
-from taskyard.pipeline.datasets.page import tables
+from taskyard.pipeline.datasets.page import dataset_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,5 +44,5 @@ def test_dataset_names_each_column_once_with_a_meaning(name: str) -> None:
 
 def test_page_has_every_column_of_every_dataset() -> None:
     page = PAGE.read_text()
-    for name, table in tables().items():
+    for name, table in dataset_tables().items():
         assert table in page, f"the table of {name} in docs/pipeline.md is not as the code has it"

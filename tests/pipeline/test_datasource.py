@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from taskyard.testing import MemoryBroker
+    from taskyard.testing import InMemoryBroker
 
 
 @pytest.fixture
-def broker() -> Iterator[MemoryBroker]:
+def broker() -> Iterator[InMemoryBroker]:
     with testing.broker() as broker:
         yield broker
 
@@ -67,7 +67,7 @@ def _read(spark: SparkSession, table: str, **options: str) -> DataFrame:
     return spark.read.format("taskyard").option("table", table).options(**options).load()
 
 
-def _write(frame: DataFrame, broker: MemoryBroker, **options: str) -> None:
+def _write(frame: DataFrame, broker: InMemoryBroker, **options: str) -> None:
     writer = frame.write.format("taskyard").option("broker", broker.endpoint).options(**options)
     writer.mode("append").save()
 
@@ -87,7 +87,7 @@ def _rows(frame: DataFrame) -> list[dict[str, Any]]:
 
 class TestWriting:
     def test_rows_are_tasks_and_written_twice_they_are_the_same_tasks(
-        self, spark: SparkSession, broker: MemoryBroker
+        self, spark: SparkSession, broker: InMemoryBroker
     ) -> None:
         name = F.concat(F.lit("t"), "id")
         argv = F.array(F.lit("echo"), F.col("id").cast("string"))
@@ -100,7 +100,7 @@ class TestWriting:
             assert client.result("c/t299") == "299\n"
 
     def test_what_is_waited_for_may_come_later(
-        self, spark: SparkSession, broker: MemoryBroker
+        self, spark: SparkSession, broker: InMemoryBroker
     ) -> None:
         rows = [(f"t{n}", f"p{n}", [f"t{n + 1}"] if n < 9 else [], n) for n in range(10)]
         frame = spark.createDataFrame(
@@ -112,7 +112,7 @@ class TestWriting:
         assert done == [f"t{n}" for n in range(9, -1, -1)]
 
     def test_a_row_that_is_no_task_is_told_with_its_reason(
-        self, spark: SparkSession, broker: MemoryBroker
+        self, spark: SparkSession, broker: InMemoryBroker
     ) -> None:
         frame = spark.createDataFrame([("a", "x", -1)], "name string, payload string, slots long")
         with pytest.raises(Exception, match=r"task 'a' \"slots\" must be a whole number from 1"):
@@ -122,7 +122,7 @@ class TestWriting:
             _write(odd, broker)
 
     def test_options_that_make_no_sense_are_refused(
-        self, spark: SparkSession, broker: MemoryBroker
+        self, spark: SparkSession, broker: InMemoryBroker
     ) -> None:
         frame = spark.createDataFrame([("a", "x")], "name string, payload string")
         with pytest.raises(Exception, match="has no option 'campain'"):
@@ -172,7 +172,7 @@ class TestStateAsTables:
 
 class TestBrokerAsTables:
     def test_tasks_results_events_and_edges(
-        self, spark: SparkSession, broker: MemoryBroker
+        self, spark: SparkSession, broker: InMemoryBroker
     ) -> None:
         with broker.client() as client:
             client.submit(["echo", "hi"], name="a", campaign="c", lane="l")

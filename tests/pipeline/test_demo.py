@@ -20,8 +20,8 @@ from taskyard.core.records import Failed, Finished, Submitted, WorkerJoined
 from taskyard.core.tasks import Submission, Terms
 from taskyard.core.workers import WorkerFacts
 from taskyard.demo import agent, campaign, place, proof
-from taskyard.demo.proof import Counts, Kill, Story
-from taskyard.demo.yard import PartEnded, Yard
+from taskyard.demo.proof import BrokerKill, DemoCounts, RecordFold
+from taskyard.demo.yard import DemoCluster, ProcessEnded
 from taskyard.errors import ExitCode, UserError
 from taskyard.journal.tally import AuditCounts
 from taskyard.pipeline.transforms.guarantees import Guarantees
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 #: The note of README's blocks that are run here.
 NOTE = "run by tests/pipeline/test_demo.py"
 
-PLANNED = campaign.plan(campaign.TASKS)
-KILL = Kill(status=-9, settled=1, tasks=2, seconds_away=0.1)
-GOOD = Counts(
+PLANNED = campaign.make_campaign(campaign.TASKS)
+KILL = BrokerKill(status=-9, settled=1, tasks=2, seconds_down=0.1)
+OK = DemoCounts(
     AuditCounts(
         submitted=PLANNED.tasks,
-        done=PLANNED.tasks - PLANNED.failing - PLANNED.behind,
-        failed=PLANNED.failing,
-        unfinished=PLANNED.behind,
+        done=PLANNED.tasks - PLANNED.failing_count - PLANNED.blocked_count,
+        failed=PLANNED.failing_count,
+        unfinished=PLANNED.blocked_count,
     ),
-    PLANNED.behind,
-    {"native": PLANNED.tasks - PLANNED.failing - PLANNED.behind - 1, "wmp": 1},
+    PLANNED.blocked_count,
+    {"native": PLANNED.tasks - PLANNED.failing_count - PLANNED.blocked_count - 1, "wmp": 1},
 )
 
 
@@ -88,39 +88,41 @@ def test_demo_of_the_readme_ends_well_and_prints_what_stands_there(
 # The closing table.
 
 
-def guarantees(counts: Counts, **changed: int) -> Guarantees:
+def guarantees(counts: DemoCounts, **changed: int) -> Guarantees:
     """What Spark counts where it agrees."""
-    tally = counts.tally
+    audit_counts = counts.audit_counts
     return Guarantees(
         **{
-            "submitted": tally.submitted,
-            "done": tally.done,
-            "failed": tally.failed,
-            "cancelled": tally.cancelled,
+            "submitted": audit_counts.submitted,
+            "done": audit_counts.done,
+            "failed": audit_counts.failed,
+            "cancelled": audit_counts.cancelled,
             "blocked_behind_failure": counts.behind_failure,
             "unfinished": 0,
             "lost": counts.lost,
-            "completed_twice": tally.completed_twice,
-            "dependencies_broken": tally.dependencies_broken,
-            "unknown": tally.unknown,
-            "stale_refused": tally.stale,
+            "completed_twice": audit_counts.completed_twice,
+            "dependencies_broken": audit_counts.dependencies_broken,
+            "unknown": audit_counts.unknown,
+            "stale_refused": audit_counts.stale,
         }
         | changed
     )
 
 
-def broken(counts: Counts, kill: Kill = KILL, **changed: int) -> dict[str, ExitCode]:
+def broken(counts: DemoCounts, kill: BrokerKill = KILL, **changed: int) -> dict[str, ExitCode]:
     lines = proof.lines(counts, guarantees(counts, **changed), PLANNED, kill)
-    return {line.what: line.code for line in lines if not line.holds}
+    return {line.what: line.code for line in lines if not line.passed}
 
 
-def changed(behind: int = PLANNED.behind, **values: int) -> Counts:
-    tally = {name: getattr(GOOD.tally, name) for name in GOOD.tally.__struct_fields__} | values
-    return Counts(AuditCounts(**tally), behind, GOOD.done_by)
+def changed(behind: int = PLANNED.blocked_count, **values: int) -> DemoCounts:
+    audit_counts = {
+        name: getattr(OK.audit_counts, name) for name in OK.audit_counts.__struct_fields__
+    } | values
+    return DemoCounts(AuditCounts(**audit_counts), behind, OK.done_by)
 
 
 def test_what_went_as_planned_holds() -> None:
-    assert broken(GOOD) == {}
+    assert broken(OK) == {}
     assert broken(changed(stale=3)) == {}
 
 
@@ -129,30 +131,30 @@ def test_what_went_as_planned_holds() -> None:
     [
         (changed(completed_twice=1), "completed twice"),
         (changed(dependencies_broken=1), "dependencies broken"),
-        (changed(unfinished=PLANNED.behind + 1), "lost"),
+        (changed(unfinished=PLANNED.blocked_count + 1), "lost"),
         (changed(unknown=1), "counted by Spark"),
         (changed(submitted=PLANNED.tasks + 1), "submitted"),
     ],
 )
-def test_broken_promise_is_a_damaged_state(counts: Counts, line: str) -> None:
+def test_broken_promise_is_a_damaged_state(counts: DemoCounts, line: str) -> None:
     assert broken(counts)[line] is ExitCode.STATE_DAMAGED
 
 
 def test_two_counts_that_differ_are_a_damaged_state() -> None:
-    assert broken(GOOD, stale_refused=1) == {"counted by Spark": ExitCode.STATE_DAMAGED}
+    assert broken(OK, stale_refused=1) == {"counted by Spark": ExitCode.STATE_DAMAGED}
 
 
 def test_more_failures_than_planned_are_failed_tasks() -> None:
-    other = changed(done=GOOD.tally.done - 1, failed=GOOD.tally.failed + 1)
+    other = changed(done=OK.audit_counts.done - 1, failed=OK.audit_counts.failed + 1)
     assert broken(other)["submitted"] is ExitCode.TASK_FAILED
 
 
 def test_broker_that_was_not_killed_proves_nothing() -> None:
-    assert broken(GOOD, Kill(0, 1, 2, 0.1)) == {"broker killed": ExitCode.TASK_FAILED}
+    assert broken(OK, BrokerKill(0, 1, 2, 0.1)) == {"broker killed": ExitCode.TASK_FAILED}
 
 
 def test_dialect_that_did_nothing_is_told() -> None:
-    idle = Counts(GOOD.tally, GOOD.behind_failure, GOOD.done_by | {"ping-pong": 0})
+    idle = DemoCounts(OK.audit_counts, OK.behind_failure, OK.done_by | {"ping-pong": 0})
     assert broken(idle) == {"done by dialect": ExitCode.TASK_FAILED}
 
 
@@ -160,7 +162,7 @@ def test_story_knows_who_did_what_and_what_waits_behind_a_failure() -> None:
     names = [b"mail", b"receipt", b"digest", b"other", b"late"]
     after = [[], [b"mail"], [b"receipt", b"other"], [], [b"other"]]
     submission = Submission(names, [b""], [Terms()], after=after)
-    story = Story()
+    story = RecordFold()
     story.add(
         [
             WorkerJoined(0, b"agents", WorkerFacts(dialect=b"dwork")),
@@ -180,13 +182,13 @@ def test_story_knows_who_did_what_and_what_waits_behind_a_failure() -> None:
 
 @pytest.mark.parametrize("tasks", [campaign.TASKS_MIN, 777, campaign.TASKS, campaign.TASKS_MAX])
 def test_campaign_has_exactly_so_many_tasks_and_failures(tasks: int) -> None:
-    planned = campaign.plan(tasks)
+    planned = campaign.make_campaign(tasks)
     found = {task["name"]: task for task in campaign.tasks_of(planned)}
     assert len(found) == planned.tasks == tasks
     strict = [name for name, task in found.items() if host_of(task) == agent.STRICT]
-    assert len(strict) == planned.failing > 0
+    assert len(strict) == planned.failing_count > 0
     receipts = [name for name, task in found.items() if set(task.get("after", ())) & {*strict}]
-    assert len(receipts) + 1 == planned.behind
+    assert len(receipts) + 1 == planned.blocked_count
     assert set(receipts) <= set(found["digest"]["after"])
     hosts = Counter(host_of(task) for task in found.values())
     assert len(hosts) - 1 == planned.lanes
@@ -221,8 +223,8 @@ def test_destination_that_is_down_comes_back(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert agent.deliver(agent.DOWN).startswith("deferall")
-    before_s = agent.MEMORY.stat().st_mtime - agent.OUTAGE_SECONDS
-    os.utime(agent.MEMORY, (before_s, before_s))
+    before_s = agent.OUTAGE_FILE.stat().st_mtime - agent.OUTAGE_SECONDS
+    os.utime(agent.OUTAGE_FILE, (before_s, before_s))
     assert agent.deliver(agent.DOWN) == "ok 250 taken"
 
 
@@ -239,22 +241,25 @@ def test_directory_of_somebody_else_is_left_alone(
 
 
 def test_next_demo_replaces_what_the_last_one_made_and_nothing_else(tmp_path: Path) -> None:
-    place.prepare(tmp_path).__exit__()
+    place.prepare_directory(tmp_path).__exit__()
     (tmp_path / "report").mkdir()
     (tmp_path / "campaign.jsonl").touch()
     (tmp_path / "notes.txt").touch()
-    with place.prepare(tmp_path):
+    with place.prepare_directory(tmp_path):
         kept = sorted(path.name for path in tmp_path.iterdir())
     assert kept == [".taskyard-demo", "log", "notes.txt", "taskyard.toml"]
 
 
 def test_two_demos_do_not_share_a_directory(tmp_path: Path) -> None:
-    with place.prepare(tmp_path), pytest.raises(UserError, match=r"a demo runs in .* already"):
-        place.prepare(tmp_path)
+    with (
+        place.prepare_directory(tmp_path),
+        pytest.raises(UserError, match=r"a demo runs in .* already"),
+    ):
+        place.prepare_directory(tmp_path)
 
 
 def test_settings_of_the_demo_are_good(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with place.prepare(tmp_path / "with a space") as here:
+    with place.prepare_directory(tmp_path / "with a space") as here:
         assert run(taskyard, ["config", "check", str(here.settings)]) == 0
         assert run(taskyard, ["config", "--config", str(here.settings), "--json"]) == 0
         settings = capfd.readouterr().out.splitlines()[-1]
@@ -265,17 +270,17 @@ def test_settings_of_the_demo_are_good(tmp_path: Path, capfd: pytest.CaptureFixt
 
 
 @pytest.fixture
-def yard(tmp_path: Path) -> Iterator[Yard]:
-    with place.prepare(tmp_path) as here, Yard(here) as yard:
+def yard(tmp_path: Path) -> Iterator[DemoCluster]:
+    with place.prepare_directory(tmp_path) as here, DemoCluster(here) as yard:
         yield yard
 
 
-def test_broker_comes_back_where_it_was_and_all_end_with_the_yard(yard: Yard) -> None:
+def test_broker_comes_back_where_it_was_and_all_end_with_the_yard(yard: DemoCluster) -> None:
     before = yard.listening
     assert yard.kill_broker() == -9
-    with pytest.raises(PartEnded, match=r"broker has ended, with -9; .*broker\.log"):
+    with pytest.raises(ProcessEnded, match=r"broker has ended, with -9; .*broker\.log"):
         yard.check()
-    yard.bring_back_broker()
+    yard.restart_broker()
     assert yard.listening == before
     yard.check()
     pids = [process.pid for process in (yard.broker, *yard.others)]
@@ -304,8 +309,8 @@ def test_document_is_the_one_that_is_promised(
 ) -> None:
     from taskyard.demo import story  # noqa: PLC0415  # it is changed here
 
-    lines = proof.lines(changed(completed_twice=1), guarantees(GOOD), PLANNED, KILL)
-    outcome = story.Outcome(tmp_path, tmp_path, tmp_path, tmp_path, GOOD, lines, 1.0)
+    lines = proof.lines(changed(completed_twice=1), guarantees(OK), PLANNED, KILL)
+    outcome = story.DemoResult(tmp_path, tmp_path, tmp_path, tmp_path, OK, lines, 1.0)
     monkeypatch.setattr(story, "run", lambda *_: outcome)
     assert run(taskyard, ["demo", "--json"]) == 6
     printed = capfd.readouterr().out

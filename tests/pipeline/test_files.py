@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from taskyard.journal.history import HistoryPart
-from taskyard.pipeline.datasets import TASKS, TASKS_ALONE
-from taskyard.pipeline.files.placing import Placing
-from taskyard.pipeline.files.splitting import Split
+from taskyard.pipeline.datasets import TASKS, TASKS_WITHOUT_GRAPH
+from taskyard.pipeline.files.placing import GraphPlacement
+from taskyard.pipeline.files.splitting import PartSplit
 from taskyard.pipeline.layout import campaign_key, folder
 from tests.pipeline.stories import START, Story, write_part
 
@@ -30,7 +30,7 @@ def test_part_is_split_by_campaign_and_day_and_the_same_again(tmp_path: Path) ->
     story.submit(0, "a")
     story.submit(86_400, "b", "a")
     write_part(tmp_path, 1, 9, story)
-    share = Split(tmp_path, HistoryPart(1, 9), tmp_path / "out")
+    share = PartSplit(tmp_path, HistoryPart(1, 9), tmp_path / "out")
     for _ in range(2):
         assert share() == [None, "night run"]
     found = {
@@ -49,7 +49,7 @@ def test_part_is_split_by_campaign_and_day_and_the_same_again(tmp_path: Path) ->
 
 
 def test_linked_campaigns_are_placed_together_whatever_their_keys(tmp_path: Path) -> None:
-    schema = to_arrow_schema(TASKS_ALONE.schema, timezone="UTC")
+    schema = to_arrow_schema(TASKS_WITHOUT_GRAPH.schema, timezone="UTC")
     given = {"generation": 1, "attempts": 1, "state": "DONE", "submitted": START}
     rows: list[dict[str, object]] = [
         {"campaign": campaign, "task": task, "run_last_ns": run_ns, "submitted_record": n, **given}
@@ -68,7 +68,7 @@ def test_linked_campaigns_are_placed_together_whatever_their_keys(tmp_path: Path
         write_rows(tmp_path / f"alone/{folder(key)}/day=x/{number}.parquet", schema, [row])
     for key, edge in zip(keys[1:], edges, strict=True):
         write_rows(tmp_path / f"edges/{folder(key)}/day=x/1.parquet", edge_schema, [edge])
-    Placing(("j", "k"), tmp_path / "alone", tmp_path / "edges", tmp_path / "tasks")()
+    GraphPlacement(("j", "k"), tmp_path / "alone", tmp_path / "edges", tmp_path / "tasks")()
     placed = {
         path.relative_to(tmp_path / "tasks").parts[0]: pq.read_table(path, partitioning=None)
         for path in sorted(tmp_path.glob("tasks/*/*/*"))
@@ -87,5 +87,5 @@ def test_linked_campaigns_are_placed_together_whatever_their_keys(tmp_path: Path
 
 
 def test_events_without_a_submission_make_no_task(tmp_path: Path) -> None:
-    Placing(("k",), tmp_path / "alone", tmp_path / "edges", tmp_path / "tasks")()
+    GraphPlacement(("k",), tmp_path / "alone", tmp_path / "edges", tmp_path / "tasks")()
     assert not (tmp_path / "tasks").exists()

@@ -26,7 +26,7 @@ from taskyard.pipeline.datasets import (
     TASKS,
     WORKERS,
 )
-from taskyard.pipeline.jobs.history import Job, Outcome
+from taskyard.pipeline.jobs.history import HistoryJob, HistoryResult
 from taskyard.pipeline.layout import campaign_key
 from taskyard.pipeline.sources import history as source
 from tests.pipeline.killed_history import Bomb
@@ -97,8 +97,10 @@ def make_state(state: Path, parts: int) -> Path:
     return state
 
 
-def make_tables(spark: SparkSession, state: Path, out: Path, bomb: Bomb | None = None) -> Outcome:
-    job = Job(state, out, bomb or (lambda _step: None))
+def make_tables(
+    spark: SparkSession, state: Path, out: Path, bomb: Bomb | None = None
+) -> HistoryResult:
+    job = HistoryJob(state, out, bomb or (lambda _step: None))
     try:
         return job.run(spark)
     finally:
@@ -128,7 +130,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def clean(spark: SparkSession, state: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("clean") / "tables"
-    assert make_tables(spark, state, out) == Outcome(last=20, parts=3, campaigns=2)
+    assert make_tables(spark, state, out) == HistoryResult(last=20, parts=3, campaigns=2)
     return out
 
 
@@ -216,7 +218,7 @@ def test_job_that_is_killed_ten_times_makes_the_same_tables(
     make_tables(spark, state, out)
     assert len([step for step in died if step]) + 1 == 10, died
     assert contents(spark, out) == expected
-    assert make_tables(spark, state, out) == Outcome(last=20, parts=0, campaigns=0)
+    assert make_tables(spark, state, out) == HistoryResult(last=20, parts=0, campaigns=0)
 
 
 def die(spark: SparkSession, state: Path, out: Path, number: int) -> str:
@@ -242,35 +244,35 @@ def test_tables_of_another_state_are_left_alone(
 ) -> None:
     out = tmp_path / "out"
     monkeypatch.setattr(source, "identity", lambda _state: "one")
-    Job(state, out).close()
+    HistoryJob(state, out).close()
     monkeypatch.setattr(source, "identity", lambda _state: "another")
     with pytest.raises(UserError, match="are of another state's journal: give another --out"):
-        Job(state, out)
+        HistoryJob(state, out)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").touch()
     with pytest.raises(UserError, match=r"is not empty and holds no tables of ours \(letter.txt"):
-        Job(state, tmp_path / "mine")
+        HistoryJob(state, tmp_path / "mine")
 
 
 def test_tables_of_another_version_are_not_gone_on_with(state: Path, tmp_path: Path) -> None:
     (tmp_path / "_work").mkdir()
     (tmp_path / "_work" / "origin.json").write_text('{"version": 1, "journal": ""}')
     with pytest.raises(UserError, match="were made by another version of Taskyard: remove it"):
-        Job(state, tmp_path)
+        HistoryJob(state, tmp_path)
 
 
 def test_two_runs_do_not_write_the_same_tables(state: Path, tmp_path: Path) -> None:
-    first = Job(state, tmp_path)
+    first = HistoryJob(state, tmp_path)
     with pytest.raises(UserError, match="is being written by another process: wait until"):
-        Job(state, tmp_path)
+        HistoryJob(state, tmp_path)
     first.close()
-    Job(state, tmp_path).close()
+    HistoryJob(state, tmp_path).close()
 
 
 def test_rows_that_came_by_other_files_are_refused(state: Path, tmp_path: Path) -> None:
     (tmp_path / "out" / "_work" / "parts").mkdir(parents=True)
     (tmp_path / "out" / "_work" / "parts" / "000000000001-000000000005").touch()
-    job = Job(state, tmp_path / "out")
+    job = HistoryJob(state, tmp_path / "out")
     with pytest.raises(UserError, match=r"rows 1..8 came into .* by other files"):
         job.plan()
     job.close()
@@ -305,7 +307,7 @@ def test_damaged_history_is_refused_before_anything_is_written(
     state = make_state(tmp_path / "state", 3)
     damage(state)
     with pytest.raises(JournalDamaged, match=words):
-        Job(state, tmp_path / "out")
+        HistoryJob(state, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

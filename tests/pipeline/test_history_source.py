@@ -58,12 +58,14 @@ def state(yard: WritingYard, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(spark: SparkSession, state: Path, tmp_path_factory: pytest.TempPathFactory) -> source.Told:
+def told(
+    spark: SparkSession, state: Path, tmp_path_factory: pytest.TempPathFactory
+) -> source.HistoryFrames:
     return source.read(spark, state, tmp_path_factory.mktemp("scratch"))
 
 
 def test_files_and_rows_beside_them_are_one_history(
-    yard: WritingYard, state: Path, told: source.Told, tmp_path: Path
+    yard: WritingYard, state: Path, told: source.HistoryFrames, tmp_path: Path
 ) -> None:
     whole = shutil.copytree(state, tmp_path / "whole")
     shutil.rmtree(whole / "history")
@@ -82,7 +84,7 @@ def test_files_and_rows_beside_them_are_one_history(
         assert sorted(map(repr, found)) == expected
 
 
-def test_states_are_those_of_the_scheduler(yard: WritingYard, told: source.Told) -> None:
+def test_states_are_those_of_the_scheduler(yard: WritingYard, told: source.HistoryFrames) -> None:
     known = tasks(told.events, told.edges).collect()
     newest = {row["task"]: row for row in sorted(known, key=lambda row: row["submitted_record"])}
     held = {
@@ -93,7 +95,9 @@ def test_states_are_those_of_the_scheduler(yard: WritingYard, told: source.Told)
     assert set(held.values()) >= {state.name for state in TaskState} - {"DELAYED"}
 
 
-def test_guarantees_agree_with_the_journals_own_tally(yard: WritingYard, told: source.Told) -> None:
+def test_guarantees_agree_with_the_journals_own_tally(
+    yard: WritingYard, told: source.HistoryFrames
+) -> None:
     counting = Auditor()
     before = 0
     for row in yard.store.rows():
@@ -115,7 +119,7 @@ def tallied(found: Guarantees, tally: AuditCounts) -> bool:
     assert waiting == tally.unfinished
     broken = (found.completed_twice, found.dependencies_broken, found.unknown)
     assert broken == (tally.completed_twice, tally.dependencies_broken, tally.unknown)
-    return found.is_sound == tally.is_clean
+    return found.is_clean == tally.is_clean
 
 
 def test_state_that_is_all_exported_has_no_rows_beside(
@@ -133,7 +137,7 @@ def test_state_that_nothing_was_exported_of_is_read_from_its_journal(
     rows = write_rows(yard, tmp_path / "state", 0)
     assert source.read(spark, tmp_path / "state").last == 0
     assert source.parts(tmp_path / "state") == []
-    copied = source.copy_rest(tmp_path / "state", [], tmp_path / "scratch")
+    copied = source.export_tail(tmp_path / "state", [], tmp_path / "scratch")
     assert copied == history.HistoryPart(1, rows)
 
 
@@ -141,7 +145,7 @@ def test_reading_takes_no_lock_and_writes_nothing(state: Path, tmp_path: Path) -
     kept = ("journal.sqlite-shm", "journal.sqlite-wal")  # SQLite's own scratch, made by any reader
     before = {path: path.stat().st_mtime_ns for path in state.rglob("*") if path.name not in kept}
     with closing(SqliteStore(state)) as store:  # as a broker holds it
-        assert source.copy_rest(state, source.parts(state), tmp_path) == history.HistoryPart(
+        assert source.export_tail(state, source.parts(state), tmp_path) == history.HistoryPart(
             EXPORTED + 1, store.head.sequence
         )
     after = {path: path.stat().st_mtime_ns for path in state.rglob("*") if path.name not in kept}

@@ -26,7 +26,7 @@ from taskyard.journal.sqlite import SqliteStore
 from taskyard.pipeline import small, tables
 from taskyard.pipeline.datasets import CRITICAL_PATH, TASKS
 from taskyard.pipeline.jobs import report
-from taskyard.pipeline.jobs.history import Job
+from taskyard.pipeline.jobs.history import HistoryJob
 from taskyard.pipeline.layout import campaign_key, folder
 from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.transforms.attempts import attempts
@@ -278,7 +278,7 @@ def told(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 
 def make_tables(spark: SparkSession, state: Path, out: Path) -> int:
-    job = Job(state, out)
+    job = HistoryJob(state, out)
     try:
         return job.run(spark).campaigns
     finally:
@@ -369,14 +369,14 @@ def test_report_of_a_campaign_counts_tasks_behind_failures_of_others(
     read = source.read(spark, told.state, tmp_path)
     found = report.datasets(read.events, read.edges, "C")
     try:
-        facts = report.facts_of(found)
+        facts = report.summarize(found)
         check_paths(found.critical_path, told, "C")
     finally:
-        found.let_go()
+        found.release()
     newest = {truth.task: truth for truth in told.truth.nodes}
     assert facts.number("blocked") == sum(newest[name].campaign == "C" for name in told.stuck) > 0
     assert facts.guarantees.blocked_behind_failure == len(told.stuck)
-    assert facts.guarantees.is_sound
+    assert facts.guarantees.is_clean
     assert 0 < facts.number("floor_ns") <= facts.makespan_ns
 
 

@@ -17,8 +17,8 @@ import pytest
 from taskyard import testing
 from taskyard.cli import documents
 from taskyard.cli.entry import run, taskyard
-from taskyard.client.campaign.formats import Options
-from taskyard.client.campaign.lines import LINE_BYTES_MAX, BadCampaign
+from taskyard.client.campaign.formats import FileOptions
+from taskyard.client.campaign.lines import LINE_BYTES_MAX, InvalidCampaign
 from taskyard.client.client import Client
 from taskyard.core.events import UnknownPolicy
 from taskyard.errors import Refused, UserError
@@ -30,7 +30,7 @@ from taskyard.pipeline.columns import unpack
 from taskyard.pipeline.datasets import REJECTS
 from taskyard.pipeline.jobs import load
 from taskyard.pipeline.sources import campaigns
-from taskyard.pipeline.submitting import Taken, target
+from taskyard.pipeline.submitting import SubmitCounts, make_target
 from tests.kit.processes import Broker
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from taskyard.testing import MemoryBroker
+    from taskyard.testing import InMemoryBroker
 
 #: A diamond, and a chain behind it: four levels.
 DIAMOND: list[dict[str, Any]] = [
@@ -52,7 +52,7 @@ DIAMOND: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def broker() -> Iterator[MemoryBroker]:
+def broker() -> Iterator[InMemoryBroker]:
     with testing.broker() as broker:
         yield broker
 
@@ -66,12 +66,14 @@ def _write(path: Path, tasks: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-def _read(spark: SparkSession, *files: str, **options: Any) -> load.Checked:
-    return load.read(spark, files, Options(campaign="c", **options))
+def _read(spark: SparkSession, *files: str, **options: Any) -> load.CheckedCampaign:
+    return load.read(spark, files, FileOptions(campaign="c", **options))
 
 
-def _submit(checked: load.Checked, broker: MemoryBroker, **how: Any) -> Taken:
-    return load.submit_all(checked, target(broker.endpoint, None, "c", UnknownPolicy.REFUSE), **how)
+def _submit(checked: load.CheckedCampaign, broker: InMemoryBroker, **how: Any) -> SubmitCounts:
+    return load.submit_all(
+        checked, make_target(broker.endpoint, None, "c", UnknownPolicy.REFUSE), **how
+    )
 
 
 def _views(client: Client) -> dict[str, dict[str, Any]]:
@@ -106,7 +108,7 @@ def test_the_same_tasks_of_every_format_are_submitted_alike(
     assert [task["lane"] for task in found[0]] == ["", "", "l", "", ""]
 
 
-def _prepared(checked: load.Checked) -> list[dict[str, Any]]:
+def _prepared(checked: load.CheckedCampaign) -> list[dict[str, Any]]:
     """What would be submitted."""
     tasks = unpack(checked.chunks.select("tasks").toArrow()["tasks"])
     rows: list[dict[str, Any]] = tasks.drop_columns("place").to_pylist()
@@ -114,10 +116,10 @@ def _prepared(checked: load.Checked) -> list[dict[str, Any]]:
 
 
 def test_tasks_are_submitted_as_they_were_written(
-    spark: SparkSession, tmp_path: Path, broker: MemoryBroker
+    spark: SparkSession, tmp_path: Path, broker: InMemoryBroker
 ) -> None:
     checked = _read(spark, _write(tmp_path / "d.jsonl", DIAMOND))
-    assert _submit(checked, broker) == Taken(5, 0)
+    assert _submit(checked, broker) == SubmitCounts(5, 0)
     with broker.client() as client:
         views = _views(client)
     assert views["end"]["waits_for"] == 2
@@ -128,7 +130,7 @@ def test_tasks_are_submitted_as_they_were_written(
 
 def test_comma_lines_and_workflows_are_read_too(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "c.dwork").write_text("b,a\na\nc,a,b\n")
-    assert _read(spark, str(tmp_path / "c.dwork")).judged.sizes == [1, 1, 1]
+    assert _read(spark, str(tmp_path / "c.dwork")).validation.sizes == [1, 1, 1]
     specified = [{"id": "x", "parents": []}, {"id": "y", "parents": ["x"]}]
     ran = [
         {"id": one, "runtimeInSeconds": seconds, "command": {"program": "true"}}
@@ -138,8 +140,8 @@ def test_comma_lines_and_workflows_are_read_too(spark: SparkSession, tmp_path: P
     document = {"schemaVersion": "1.5", "workflow": workflow}
     (tmp_path / "w.json").write_text(json.dumps(document))
     checked = _read(spark, str(tmp_path / "w.json"), replay=True, speedup=10)
-    assert checked.judged.critical_path.names == ["x", "y"]
-    assert checked.judged.critical_path.seconds == pytest.approx(4.2)
+    assert checked.validation.critical_path.names == ["x", "y"]
+    assert checked.validation.critical_path.seconds == pytest.approx(4.2)
 
 
 def test_files_are_found_by_pattern_and_in_directories(tmp_path: Path) -> None:
@@ -163,7 +165,7 @@ def test_lines_keep_their_numbers_when_a_file_is_split(
     tasks[29] = {"name": "t3", "payload": ""}
     checked = _read(spark, _write(tmp_path / "a.jsonl", tasks))
     assert len(checked.campaign.splits) > 5
-    assert checked.judged.tasks == 28
+    assert checked.validation.tasks == 28
     assert [(one.line, one.reason) for one in checked.rejects] == [
         (18, 'says nothing to do; give "argv", "call" or "payload"'),
         (30, "the name 't3' stands on line 4 already"),
@@ -181,7 +183,7 @@ def test_rows_keep_their_numbers_when_a_row_group_is_split(
     checked = _read(spark, str(tmp_path / "a.parquet"))
     assert len(checked.campaign.splits) == 4
     assert [one.line for one in checked.rejects] == [26]
-    assert checked.judged.tasks == 34
+    assert checked.validation.tasks == 34
 
 
 def test_whatever_is_wrong_is_rejected_with_its_place_and_reason(
@@ -200,7 +202,7 @@ def test_whatever_is_wrong_is_rejected_with_its_place_and_reason(
     first = _write(tmp_path / "a.jsonl", [*bad, *ring])
     second = _write(tmp_path / "b.jsonl", [{"name": "good", "payload": "y"}])
     checked = _read(spark, first, second)
-    checked.judge_again(known=())
+    checked.revalidate(existing=())
     reasons = {(one.file, one.line): one.reason for one in checked.rejects}
     assert reasons[first, 2].startswith("waits for itself")
     assert reasons[first, 3] == "is in a cycle: 'one' after 'two' after 'one'"
@@ -210,7 +212,7 @@ def test_whatever_is_wrong_is_rejected_with_its_place_and_reason(
     assert reasons[first, 8].startswith("is in a cycle: 'r0' after 'r1'")
     assert reasons[second, 1] == f"the name 'good' stands in {first}:1 already"
     assert len(reasons) == 57
-    assert len(checked.judged.places) == 1
+    assert len(checked.validation.places) == 1
     rows = {one.line: msgspec.json.decode(one.raw) for one in checked.rejects if one.file == first}
     assert rows[6] == bad[5]
     assert rows[3] == bad[2]
@@ -250,12 +252,12 @@ def test_a_file_that_can_t_be_read_to_its_end_is_refused(
 
 
 def test_a_file_that_is_not_there_is_refused_before_spark_reads(spark: SparkSession) -> None:
-    with pytest.raises(BadCampaign, match="can't be read"):
+    with pytest.raises(InvalidCampaign, match="can't be read"):
         _read(spark, "/nonexistent.jsonl")
 
 
 def test_bad_rows_are_quarantined_and_the_rest_is_as_it_was(
-    spark: SparkSession, tmp_path: Path, broker: MemoryBroker
+    spark: SparkSession, tmp_path: Path, broker: InMemoryBroker
 ) -> None:
     path = tmp_path / "a.jsonl"
     long = b'{"name": "long", "payload": "' + b"x" * LINE_BYTES_MAX + b'"}\n'
@@ -271,7 +273,7 @@ def test_bad_rows_are_quarantined_and_the_rest_is_as_it_was(
     assert "not UTF-8" in checked.rejects[0].reason
     assert "at most 16777216 are allowed" in checked.rejects[1].reason
     with broker.client() as client:
-        assert _submit(checked, broker) == Taken(2, 0)
+        assert _submit(checked, broker) == SubmitCounts(2, 0)
         view = client.show("c/../../etc")
         assert (view["lane"], view["campaign"]) == ("../z", "c")
     (place,) = load.write_rejects(checked.rejects, None)
@@ -281,20 +283,20 @@ def test_bad_rows_are_quarantined_and_the_rest_is_as_it_was(
 
 
 def test_columns_may_differ_from_file_to_file(
-    spark: SparkSession, tmp_path: Path, broker: MemoryBroker
+    spark: SparkSession, tmp_path: Path, broker: InMemoryBroker
 ) -> None:
     pq.write_table(pa.table({"name": ["a"], "payload": [b"x"]}), tmp_path / "a.parquet")
     table = pa.table({"priority": ["7"], "name": ["b"], "argv": ["echo hi"], "after": [["a"]]})
     pq.write_table(table, tmp_path / "b.parquet")
     checked = _read(spark, str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet"))
-    assert _submit(checked, broker) == Taken(2, 0)
+    assert _submit(checked, broker) == SubmitCounts(2, 0)
     with broker.client() as client:
         views = _views(client)
     assert (views["b"]["priority"], views["b"]["service"]) == (7, "exec")
 
 
 def test_waves_follow_the_levels_and_a_second_run_submits_nothing(
-    spark: SparkSession, tmp_path: Path, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, broker: InMemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load.plan, "__kwdefaults__", {"wave": 4, "portion": 2})
     tasks = [
@@ -304,13 +306,13 @@ def test_waves_follow_the_levels_and_a_second_run_submits_nothing(
     ]
     checked = _read(spark, _write(tmp_path / "a.jsonl", tasks))
     seen: list[tuple[int, int]] = []
-    assert _submit(checked, broker, progress=lambda *far: seen.append(far)) == Taken(15, 0)
+    assert _submit(checked, broker, progress=lambda *far: seen.append(far)) == SubmitCounts(15, 0)
     assert seen == [(5, 15), (10, 15), (15, 15)]
-    assert _submit(checked, broker) == Taken(0, 15)
+    assert _submit(checked, broker) == SubmitCounts(0, 15)
 
 
 def test_a_name_that_is_known_as_something_else_stops_all_before_it_begins(
-    spark: SparkSession, tmp_path: Path, broker: MemoryBroker
+    spark: SparkSession, tmp_path: Path, broker: InMemoryBroker
 ) -> None:
     with broker.client() as client:
         client.submit(["true"], name="a", campaign="c")
@@ -320,11 +322,13 @@ def test_a_name_that_is_known_as_something_else_stops_all_before_it_begins(
         client.status()
         tasks = [{"name": name, "argv": ["true"]} for name in "abcd"]
         checked = _read(spark, _write(tmp_path / "a.jsonl", tasks))
-        found = load.conflicts(checked, target(broker.endpoint, None, "c", UnknownPolicy.REFUSE))
+        found = load.conflicts(
+            checked, make_target(broker.endpoint, None, "c", UnknownPolicy.REFUSE)
+        )
         assert len(found) == 2
         assert "task c/b is known with another payload" in found[0]
         assert "task c/c: the name is that of a task outside any campaign" in found[1]
-        assert len(client.known(["c/a", "c/b", "c/c", "other/d", "c/d"])) == 4
+        assert len(client.existing(["c/a", "c/b", "c/c", "other/d", "c/d"])) == 4
         with pytest.raises(Refused, match="task c/b is known"):
             _submit(checked, broker)
 
@@ -340,12 +344,12 @@ def test_task_is_never_tied_to_another_files_task_of_the_same_name(
     _write(tmp_path / "one.jsonl", tasks("1"))
     _write(tmp_path / "two.jsonl", tasks("2"))
     files = [str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")]
-    checked = load.read(spark, files, Options(campaign="c"))
+    checked = load.read(spark, files, FileOptions(campaign="c"))
     told = [str(one).partition("two.jsonl:")[2] for one in checked.rejects]
     assert told[0].startswith("1: the name 'first' stands in ")
     assert told[1] == "2: waits for 'first', which was rejected (line 1)"
     assert len(told) == 2
-    assert len(checked.judged.places) == 4
+    assert len(checked.validation.places) == 4
 
 
 _KILLED = """
@@ -377,10 +381,10 @@ def test_killed_in_the_middle_and_run_again_it_submits_nothing_twice(
         command = [sys.executable, "-c", _KILLED, file, broker.endpoint]
         killed = subprocess.run(command, check=False)
         assert killed.returncode == -signal.SIGKILL
-        to = target(broker.endpoint, None, "c", UnknownPolicy.REFUSE)
+        to = make_target(broker.endpoint, None, "c", UnknownPolicy.REFUSE)
         checked = _read(spark, file)
         assert load.conflicts(checked, to) == []
-        assert load.submit_all(checked, to) == Taken(60, 40)
+        assert load.submit_all(checked, to) == SubmitCounts(60, 40)
         broker.terminate()
     tally = _tally(tmp_path / ".taskyard")
     assert (tally.submitted, tally.unfinished, tally.unknown) == (100, 100, 0)
@@ -425,7 +429,7 @@ def test_the_verb_looks_without_a_broker(
 
 @pytest.mark.usefixtures("spark")
 def test_the_verb_submits_all_or_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], broker: MemoryBroker
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], broker: InMemoryBroker
 ) -> None:
     tasks = [*DIAMOND, {"name": "bad"}, {"name": "behind", "payload": "", "after": ["bad"]}]
     file = _write(tmp_path / "d.jsonl", tasks)

@@ -11,10 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskyard.client.campaign.parquet import rows_of
-from taskyard.client.campaign.submitting import to_submission
-from taskyard.client.campaign.tasks import check
+from taskyard.client.campaign.submitting import encode_batch
+from taskyard.client.campaign.tasks import check_task
 from taskyard.pipeline import columns
-from taskyard.pipeline.columns import PREPARED, Gathering, SharedTerms, prepare, raw_of
+from taskyard.pipeline.columns import (
+    PREPARED_SCHEMA,
+    RowCollector,
+    SharedTerms,
+    prepare,
+    prepared_to_row,
+)
 from taskyard.pipeline.submitting import submission_of
 
 _NAMES = st.text("ab{ .é\n\0", min_size=0, max_size=4)
@@ -23,16 +29,16 @@ _LIST = pa.list_(pa.string())
 
 
 def _slowly(table: pa.RecordBatch) -> list[dict[str, Any]]:
-    gathering = Gathering("c")
+    gathering = RowCollector("c")
     for place, raw in enumerate(rows_of(table)):
-        gathering.take(place, raw)
-    rows: list[dict[str, Any]] = gathering.batch().to_pylist()
+        gathering.add_row(place, raw)
+    rows: list[dict[str, Any]] = gathering.flush().to_pylist()
     return rows
 
 
 def _quickly(table: pa.RecordBatch) -> list[dict[str, Any]]:
     batches = prepare(table, range(table.num_rows), "c")
-    return [row for batch in batches for row in batch.to_pylist()]
+    return [row for flush in batches for row in flush.to_pylist()]
 
 
 def _table(**keys: tuple[list[Any], pa.DataType]) -> pa.RecordBatch:
@@ -97,7 +103,7 @@ def test_a_slice_of_a_table_is_read_from_where_it_begins() -> None:
         after=([["o"], None, ["p", "r"]], _LIST),
     )
     assert _quickly(table.slice(1)) == _slowly(table.slice(1))
-    assert columns._plain(table.slice(1)) is not None  # noqa: SLF001  # the quick way was taken
+    assert columns._fast_columns(table.slice(1)) is not None  # noqa: SLF001  # the quick way was taken
 
 
 def test_a_submission_of_columns_is_that_of_the_tasks() -> None:
@@ -107,29 +113,29 @@ def test_a_submission_of_columns_is_that_of_the_tasks() -> None:
         {"name": "c", "payload": "p", "service": "s", "retries": [1, 2], "backoff": "5s"},
         {"name": "d", "payload": "q", "due": "1h", "expiry": "2h", "slots": 2, "time_limit": 9},
     ]
-    gathering = Gathering("c")
+    gathering = RowCollector("c")
     for place, raw in enumerate(raws):
-        gathering.take(place, raw)
-    whole = to_submission([check(raw) for raw in raws], b"camp", 1000)
-    assert submission_of(gathering.batch(), SharedTerms(b"camp", 1000)) == whole
+        gathering.add_row(place, raw)
+    whole = encode_batch([check_task(raw) for raw in raws], b"camp", 1000)
+    assert submission_of(gathering.flush(), SharedTerms(b"camp", 1000)) == whole
 
 
 def test_what_was_prepared_can_be_written_as_it_was_read() -> None:
     raw = {"name": "b", "argv": ["a", "b"], "after": ["a"], "priority": 3, "lane": "l", "cwd": "/"}
-    gathering = Gathering("c")
-    gathering.take(7, raw)
-    gathering.take(8, {"name": "p", "payload": "x", "service": "s"})
-    first, second = gathering.batch().to_pylist()
-    assert raw_of(first) == raw
-    assert raw_of(second) == {"name": "p", "payload": "x", "service": "s"}
+    gathering = RowCollector("c")
+    gathering.add_row(7, raw)
+    gathering.add_row(8, {"name": "p", "payload": "x", "service": "s"})
+    first, second = gathering.flush().to_pylist()
+    assert prepared_to_row(first) == raw
+    assert prepared_to_row(second) == {"name": "p", "payload": "x", "service": "s"}
 
 
 def test_a_bad_row_is_kept_with_its_reason() -> None:
-    gathering = Gathering("c")
-    gathering.take(1, {"name": "n", "argv": "no list"})
-    gathering.take(2, {"name": "n", "payload": "p", "recipients": ["r"]})
-    first, second = gathering.batch().to_pylist()
+    gathering = RowCollector("c")
+    gathering.add_row(1, {"name": "n", "argv": "no list"})
+    gathering.add_row(2, {"name": "n", "payload": "p", "recipients": ["r"]})
+    first, second = gathering.flush().to_pylist()
     assert first["reason"].startswith('"argv" must be a list of words')
     assert msgspec.json.decode(first["row"]) == {"name": "n", "argv": "no list"}
     assert "taskyard load" in second["reason"]
-    assert gathering.batch().schema == PREPARED
+    assert gathering.flush().schema == PREPARED_SCHEMA

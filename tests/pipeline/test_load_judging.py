@@ -7,20 +7,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from taskyard.pipeline.columns import Gathering
+from taskyard.pipeline.columns import RowCollector
 from taskyard.pipeline.jobs.load import plan
-from taskyard.pipeline.judging import COLUMNS, Judged, judge
+from taskyard.pipeline.judging import COLUMNS, ValidationResult, validate
 
 
 def _judged(
     tasks: list[tuple[str, list[str]]], seconds: list[float] | None = None, **how: Any
-) -> Judged:
-    gathering = Gathering("c")
+) -> ValidationResult:
+    gathering = RowCollector("c")
     for line, (name, after) in enumerate(tasks, start=1):
         took = None if seconds is None else seconds[line - 1]
-        gathering.take(line, {"name": name, "payload": "x", "after": after}, took)
-    table = pa.Table.from_batches([gathering.batch()]).select(list(COLUMNS))
-    return judge(table, lambda place: ("f", place), **how)
+        gathering.add_row(line, {"name": name, "payload": "x", "after": after}, took)
+    table = pa.Table.from_batches([gathering.flush()]).select(list(COLUMNS))
+    return validate(table, lambda place: ("f", place), **how)
 
 
 def test_levels_order_and_shape() -> None:
@@ -65,7 +65,7 @@ def test_names_that_nobody_has_are_counted_and_rejected_when_that_is_sure() -> N
     found = _judged(tasks)
     assert found.unknown == {"x": 2, "y": 1}
     assert found.rejected == {}
-    sure = _judged(tasks, known=["x"], strangers_are_bad=True)
+    sure = _judged(tasks, existing=["x"], reject_unknown=True)
     assert sure.rejected == {2: "waits for 'y', which neither the file nor the broker has"}
     assert sure.places.tolist() == [1, 4, 3]
 

@@ -29,9 +29,9 @@ from taskyard.journal.tally import AuditCounts, Auditor
 from taskyard.pipeline.datasets import CRITICAL_PATH
 from taskyard.pipeline.jobs import report
 from taskyard.pipeline.report import page, pictures, stretches, words
-from taskyard.pipeline.report.facts import Facts
+from taskyard.pipeline.report.facts import ReportSummary
 from taskyard.pipeline.report.page import Page, Section, Table
-from taskyard.pipeline.report.summary import least_ns, page_of
+from taskyard.pipeline.report.summary import lower_bound_ns, page_of
 from taskyard.pipeline.sources import places
 from taskyard.pipeline.transforms.guarantees import Guarantees
 from tests.journal.stories import BEGIN_NS, WritingYard
@@ -186,13 +186,13 @@ def test_tables_are_beside_it_as_parquet_and_csv(out: Path) -> None:
 
 def test_history_is_found_where_it_may_be(state: Path, spark: SparkSession, tmp_path: Path) -> None:
     assert run(taskyard, ["journal", "export", "--state", str(state)]) == 0
-    live = places.of_state(spark, state, tmp_path).events.count()
+    live = places.from_state(spark, state, tmp_path).events.count()
     copy = tmp_path / "copied"
     shutil.copytree(state / "history", copy)
     for place in (state, state / "history", copy):
-        assert places.of_history(spark, place).events.count() == live
+        assert places.from_history(spark, place).events.count() == live
     with pytest.raises(UserError, match="there is no history in"):
-        places.of_history(spark, tmp_path)
+        places.from_history(spark, tmp_path)
 
 
 def test_campaign_that_is_not_there_is_named(
@@ -209,7 +209,7 @@ def test_campaign_that_is_not_there_is_named(
 # Without Spark.
 
 
-def facts(**more: Any) -> Facts:
+def facts(**more: Any) -> ReportSummary:
     """What is known of a campaign of one task, done by one worker."""
     counts = dict.fromkeys((field.name for field in msgspec.structs.fields(Guarantees)), 0)
     began = datetime(2026, 3, 1, tzinfo=UTC)
@@ -220,7 +220,9 @@ def facts(**more: Any) -> Facts:
         "campaign": "c",
         "guarantees": Guarantees(**counts | {"submitted": 1, "done": 1}),
         "totals": totals,
-        "over_time": stretches.OverTime(SECOND_NS, [0, 1], [0, 0], [1, 0], [0, 0], [0, SECOND_NS]),
+        "over_time": stretches.TimeSeries(
+            SECOND_NS, [0, 1], [0, 0], [1, 0], [0, 0], [0, SECOND_NS]
+        ),
         "worker_times": {},
         "workers": pa.Table.from_pylist([worker]),
         "worker_runs": pa.Table.from_pylist([{"worker": "w", "run_ns": SECOND_NS}]),
@@ -233,7 +235,7 @@ def facts(**more: Any) -> Facts:
         "levels": _empty("level", "done", "failed", "open"),
         "critical_path": _empty(*CRITICAL_PATH.names),
     }
-    return Facts(**given | more)
+    return ReportSummary(**given | more)
 
 
 def _empty(*names: str) -> pa.Table:
@@ -248,13 +250,13 @@ def traces_of(section: Section) -> list[dict[str, Any]]:
 
 def test_broken_promise_is_told_in_red() -> None:
     broken = msgspec.structs.replace(facts().guarantees, completed_twice=1)
-    text = page.write(page_of(facts(guarantees=broken), ""))
+    text = page.render(page_of(facts(guarantees=broken), ""))
     assert text.count('<td class="bad">broken</td>') == 1
     assert text.count('<td class="good">holds</td>') == 4
 
 
 def test_what_has_nothing_to_show_is_left_out_with_a_sentence() -> None:
-    text = page.write(page_of(facts(), ""))
+    text = page.render(page_of(facts(), ""))
     for name in ("lanes", "setbacks", "levels", "times", "critical-path"):
         assert f'<div class="figure" id="{name}"' not in text
     assert "No task waits for another: there is no graph to draw." in text
@@ -302,9 +304,9 @@ def test_lane_of_which_tasks_ran_side_by_side_sets_no_least_time() -> None:
         {"run_ns": SECOND_NS, "alone_ns": SECOND_NS},
     ]
     told = facts(lanes=pa.Table.from_pylist(lanes))
-    assert least_ns(told) == SECOND_NS
+    assert lower_bound_ns(told) == SECOND_NS
     told.totals["floor_ns"] = 3 * SECOND_NS
-    assert least_ns(told) == 3 * SECOND_NS
+    assert lower_bound_ns(told) == 3 * SECOND_NS
 
 
 def test_long_critical_path_shows_its_longest_steps() -> None:
@@ -324,7 +326,7 @@ def test_users_text_can_neither_end_a_script_nor_begin_a_tag() -> None:
     figure: page.Figure = {"data": [{"name": HOSTILE}], "layout": {}}
     table = Table([HOSTILE], [[MARKUP]])
     section = Section("one", HOSTILE, [MARKUP], figure, table)
-    text = page.write(Page(HOSTILE, [HOSTILE], [], [section], MARKUP))
+    text = page.render(Page(HOSTILE, [HOSTILE], [], [section], MARKUP))
     assert "<script>document.title" not in text
     assert "<img src=x" not in text
     assert MARKUP[:20] not in text
@@ -332,7 +334,7 @@ def test_users_text_can_neither_end_a_script_nor_begin_a_tag() -> None:
 
 
 def test_page_without_pictures_needs_no_script() -> None:
-    text = page.write(Page("words", ["Nothing to draw."], [], [Section("one", "One", ["Two."])]))
+    text = page.render(Page("words", ["Nothing to draw."], [], [Section("one", "One", ["Two."])]))
     assert "<script" not in text
     assert len(text) < 10_000
 
@@ -352,12 +354,12 @@ def test_page_without_pictures_needs_no_script() -> None:
     ],
 )
 def test_time_is_told_in_units_that_people_use(time_ns: int, text: str) -> None:
-    assert words.span(time_ns) == text
+    assert words.format_duration(time_ns) == text
 
 
 def test_long_or_strange_name_becomes_short_and_visible() -> None:
-    assert words.short("x\ny\x1b[31m") == "x\\ny\\x1b[31m"
-    cut = words.short("a" * 30 + "b" * 30)
+    assert words.shorten_name("x\ny\x1b[31m") == "x\\ny\\x1b[31m"
+    cut = words.shorten_name("a" * 30 + "b" * 30)
     assert len(cut) < 50
     assert (cut[0], cut[-1], "…" in cut) == ("a", "b", True)
 
@@ -365,8 +367,8 @@ def test_long_or_strange_name_becomes_short_and_visible() -> None:
 @pytest.mark.parametrize("seconds", [0.5, 60, 3600, 86_400 * 30, 86_400 * 4000])
 def test_time_of_any_length_is_cut_into_a_bounded_number_of_stretches(seconds: float) -> None:
     makespan_ns = int(seconds * SECOND_NS)
-    width_ns = stretches.width_for(makespan_ns)
-    assert 20 < makespan_ns / width_ns <= stretches.STRETCHES_MAX
+    width_ns = stretches.interval_width(makespan_ns)
+    assert 20 < makespan_ns / width_ns <= stretches.INTERVALS_MAX
 
 
 def test_changes_add_up_over_stretches_in_which_nothing_happens() -> None:
@@ -379,7 +381,7 @@ def test_changes_add_up_over_stretches_in_which_nothing_happens() -> None:
         "busy_ns": [4, -7],
     }
     told = stretches.over_time(pa.table(changes), 10)
-    assert told.depth == [2, 2, 2, 1]
+    assert told.ready_counts == [2, 2, 2, 1]
     assert told.running == [1, 1, 1, 0]
     assert told.busy_ns == [4, 10, 10, 3]
     assert told.begins_ns == [0, 10, 20, 30]

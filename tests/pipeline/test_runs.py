@@ -11,7 +11,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.pipeline.datasets import EVENTS
 from taskyard.pipeline.jobs import report
 from taskyard.pipeline.report import pictures
-from taskyard.pipeline.report.summary import least_ns
+from taskyard.pipeline.report.summary import lower_bound_ns
 from taskyard.pipeline.sources import history
 from taskyard.pipeline.transforms.attempts import attempts
 from tests.journal.make_golden import GOLDEN
@@ -20,7 +20,7 @@ from tests.kit.processes import run
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from taskyard.pipeline.report.facts import Facts
+    from taskyard.pipeline.report.facts import ReportSummary
 
 SLOTS = 4
 NAP_SECONDS = 0.05
@@ -48,7 +48,9 @@ def tasks() -> Rows:
 
 
 @pytest.fixture(scope="module")
-def told(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Facts, Rows]:
+def told(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[ReportSummary, Rows]:
     """Return what the report knows of a campaign that was run by real programs."""
     directory = tmp_path_factory.mktemp("runs")
     (directory / "c.jsonl").write_text("\n".join(map(json.dumps, tasks())))
@@ -59,22 +61,22 @@ def told(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple
     found = history.read(spark, directory / ".taskyard", directory / "scratch")
     datasets = report.datasets(found.events, found.edges, "c")
     rows = datasets.attempts.toArrow().to_pylist()
-    facts = report.facts_of(datasets)
-    datasets.let_go()
+    facts = report.summarize(datasets)
+    datasets.release()
     return facts, rows
 
 
 def test_campaign_does_not_take_less_than_its_least_time(
-    told: tuple[Facts, Rows],
+    told: tuple[ReportSummary, Rows],
 ) -> None:
     facts, _ = told
     assert 8 * NAP_SECONDS * SECOND_NS <= facts.number("floor_ns") <= facts.makespan_ns
-    assert least_ns(facts) <= facts.makespan_ns
+    assert lower_bound_ns(facts) <= facts.makespan_ns
     for lane in facts.lanes.to_pylist():
         assert lane["alone_ns"] <= facts.makespan_ns
 
 
-def test_slots_are_never_busier_than_they_can_be(told: tuple[Facts, Rows]) -> None:
+def test_slots_are_never_busier_than_they_can_be(told: tuple[ReportSummary, Rows]) -> None:
     facts, rows = told
     run_ns = sum(row["run_ns"] for row in rows)
     count = NAPS + 8 + 16
@@ -86,7 +88,7 @@ def test_slots_are_never_busier_than_they_can_be(told: tuple[Facts, Rows]) -> No
     assert stay["utilisation"] <= 1
 
 
-def test_times_of_an_attempt_follow_one_another(told: tuple[Facts, Rows]) -> None:
+def test_times_of_an_attempt_follow_one_another(told: tuple[ReportSummary, Rows]) -> None:
     _, rows = told
     for row in rows:
         times = [row[name] for name in ("ready", "leased", "started", "ended", "settled")]
@@ -95,7 +97,7 @@ def test_times_of_an_attempt_follow_one_another(told: tuple[Facts, Rows]) -> Non
     assert any(row["queued_ns"] > SECOND_NS // 1000 for row in rows)  # it was held ahead
 
 
-def test_attempts_have_their_status_and_what_they_used(told: tuple[Facts, Rows]) -> None:
+def test_attempts_have_their_status_and_what_they_used(told: tuple[ReportSummary, Rows]) -> None:
     _, rows = told
     ends = {row["name"]: (row["exit_status"], row["signal"]) for row in rows}
     assert (ends["killed"], ends["fails"], ends["nap-0"]) == ((None, 9), (3, None), (0, None))

@@ -14,7 +14,7 @@ import pytest
 
 from taskyard.errors import UserError
 from taskyard.pipeline import java
-from taskyard.pipeline.session import borrowed, cores, session
+from taskyard.pipeline.session import local_cores, session, session_scope
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,7 +58,7 @@ def test_session_is_set_up_as_the_pipeline_needs_it(spark: SparkSession) -> None
 
 def test_running_session_is_borrowed_and_not_stopped(spark: SparkSession) -> None:
     assert session("another", "local[1]") is spark
-    with borrowed("another") as same:
+    with session_scope("another") as same:
         assert same is spark
     assert spark.range(1).count() == 1
 
@@ -152,8 +152,8 @@ def test_cache_that_cannot_be_written_is_done_without(
     [("local", 1), ("local[3]", 3), ("local[2,4]", 2), ("spark://host:7077", None), ("yarn", None)],
 )
 def test_master_says_how_much_runs_at_once(master: str, at_once: int | None) -> None:
-    assert cores(master) == at_once
+    assert local_cores(master) == at_once
 
 
 def test_local_star_is_every_core_that_there_is() -> None:
-    assert cores("local[*]") == len(os.sched_getaffinity(0))
+    assert local_cores("local[*]") == len(os.sched_getaffinity(0))

@@ -14,12 +14,19 @@ import pytest
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
 from taskyard.pipeline.sweep import crew, simulate, verdict
-from taskyard.pipeline.sweep.crew import Crew
+from taskyard.pipeline.sweep.crew import PooledSimulation
 from taskyard.pipeline.sweep.measured import COLUMNS, workload_of
 from taskyard.pipeline.sweep.points import Forecast, Point, grid, read_numbers
-from taskyard.pipeline.sweep.shape import shape_of
-from taskyard.pipeline.sweep.workers import Workers, alike
-from taskyard.pipeline.sweep.workload import Kind, Setback, Stay, Workload, decoded, encoded
+from taskyard.pipeline.sweep.shape import campaign_bounds
+from taskyard.pipeline.sweep.workers import WorkerSimulation, uniform_workers
+from taskyard.pipeline.sweep.workload import (
+    Setback,
+    Stay,
+    TaskKind,
+    Workload,
+    decode_workload,
+    encode_workload,
+)
 from taskyard.pipeline.sweep.written import workload_of_file
 
 if TYPE_CHECKING:
@@ -56,14 +63,14 @@ def lanes(count: int, number: int) -> Workload:
     return workload
 
 
-def one_by_one(workload: Workload, point: Point) -> Workers:
-    run = Workers(workload, point, alike(workload, point))
+def one_by_one(workload: Workload, point: Point) -> WorkerSimulation:
+    run = WorkerSimulation(workload, point, uniform_workers(workload, point))
     run.run()
     return run
 
 
 def forecast(workload: Workload, workers: int, *policy: str, slots: int = 1) -> Forecast:
-    return simulate.simulate(workload, shape_of(workload), Point(workers, slots, policy))
+    return simulate.simulate(workload, campaign_bounds(workload), Point(workers, slots, policy))
 
 
 # The simulation.
@@ -78,14 +85,14 @@ def test_crew_takes_as_long_as_workers_one_by_one(
     make: Callable[[], Workload], workers: int
 ) -> None:
     workload, point = make(), Point(workers, 1)
-    quick = simulate.simulate(workload, shape_of(workload), point)
+    quick = simulate.simulate(workload, campaign_bounds(workload), point)
     assert quick.makespan_ns == pytest.approx(one_by_one(workload, point).makespan_ns, rel=0.03)
     assert (quick.done, quick.unfinished) == (600, 0)
 
 
 def test_nothing_begins_before_what_it_waits_for_has_ended() -> None:
     workload = tangle(300)
-    run = Crew(workload, Point(8, 1), ahead=16, window_ns=SECOND_NS)
+    run = PooledSimulation(workload, Point(8, 1), prefetch=16, window_ns=SECOND_NS)
     run.run()
     for number, after in enumerate(workload.after or []):
         for before in after:
@@ -94,22 +101,22 @@ def test_nothing_begins_before_what_it_waits_for_has_ended() -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 32])
-def test_no_more_tasks_run_at_once_than_there_are_slots(ahead: int) -> None:
+def test_no_more_tasks_run_at_once_than_there_are_slots(prefetch: int) -> None:
     workload = tangle(300)
-    run = Crew(workload, Point(3, 2), ahead, window_ns=SECOND_NS // 2)
+    run = PooledSimulation(workload, Point(3, 2), prefetch, window_ns=SECOND_NS // 2)
     run.run()
     assert most_at_once(run, workload, range(300)) == 6
 
 
 def test_lane_has_one_task_at_a_time() -> None:
     workload = lanes(200, 4)
-    run = Crew(workload, Point(50, 1), ahead=0, window_ns=SECOND_NS)
+    run = PooledSimulation(workload, Point(50, 1), prefetch=0, window_ns=SECOND_NS)
     run.run()
     for lane in range(4):
         assert most_at_once(run, workload, range(lane, 200, 4)) == 1
 
 
-def most_at_once(run: Crew, workload: Workload, numbers: range) -> int:
+def most_at_once(run: PooledSimulation, workload: Workload, numbers: range) -> int:
     changes = []
     for number in numbers:
         begun_ns = run.begun_ns[number]
@@ -124,7 +131,7 @@ def most_at_once(run: Crew, workload: Workload, numbers: range) -> int:
 
 def test_more_workers_never_beat_the_bounds() -> None:
     workload = tangle(400)
-    shape = shape_of(workload)
+    shape = campaign_bounds(workload)
     for workers in (1, 4, 1000):
         made = forecast(workload, workers)
         assert made.makespan_ns >= shape.bound_ns(workers, 1)
@@ -155,7 +162,7 @@ def test_what_waits_for_a_failure_is_never_run() -> None:
 
 
 def test_task_begins_neither_before_it_arrives_nor_before_it_is_due() -> None:
-    kinds = [Kind(), Kind(due_ns=5 * SECOND_NS)]
+    kinds = [TaskKind(), TaskKind(due_ns=5 * SECOND_NS)]
     workload = Workload([b"a", b"b"], [SECOND_NS] * 2, kinds, [1, 0])
     workload.arrivals_ns = [0, 9 * SECOND_NS]
     for policy in ((), ("overfeed=1",)):
@@ -165,7 +172,7 @@ def test_task_begins_neither_before_it_arrives_nor_before_it_is_due() -> None:
 
 
 def test_wide_tasks_leave_slots_unused() -> None:
-    workload = Workload([b"a", b"b"], [SECOND_NS] * 2, [Kind(slots=2)])
+    workload = Workload([b"a", b"b"], [SECOND_NS] * 2, [TaskKind(slots=2)])
     assert forecast(workload, 1, slots=3).makespan_ns == 2 * SECOND_NS
     assert forecast(workload, 1, slots=4).makespan_ns == SECOND_NS
     assert forecast(workload, 5, slots=1).unfinished == 2
@@ -194,22 +201,22 @@ def test_replay_has_workers_come_and_go_as_they_did() -> None:
 
 
 def test_crew_is_only_for_what_does_not_depend_on_workers() -> None:
-    plain, shape = flat(40), shape_of(flat(40))
-    assert crew.can_be_one(plain, shape, Point(2, 1))
-    assert not crew.can_be_one(plain, shape, Point(2, 1, ("workers_max=1",)))
-    assert not crew.can_be_one(plain, shape, Point(2, 1, ("overfeed=1",)))
-    wide = Workload([b"a"], [1], [Kind(slots=2)])
-    assert not crew.can_be_one(wide, shape_of(wide), Point(2, 1))
+    plain, shape = flat(40), campaign_bounds(flat(40))
+    assert crew.can_pool(plain, shape, Point(2, 1))
+    assert not crew.can_pool(plain, shape, Point(2, 1, ("workers_max=1",)))
+    assert not crew.can_pool(plain, shape, Point(2, 1, ("overfeed=1",)))
+    wide = Workload([b"a"], [1], [TaskKind(slots=2)])
+    assert not crew.can_pool(wide, campaign_bounds(wide), Point(2, 1))
     laned = lanes(40, 2)
-    assert not crew.can_be_one(laned, shape_of(laned), Point(2, 1))
-    assert crew.ahead_of(shape_of(chains(40, 20)), Point(8, 1)) == 0
+    assert not crew.can_pool(laned, campaign_bounds(laned), Point(2, 1))
+    assert crew.prefetch_of(campaign_bounds(chains(40, 20)), Point(8, 1)) == 0
 
 
 def test_workload_survives_its_way_to_an_executor() -> None:
     workload = tangle(50)
     workload.setbacks[3] = [Setback(1, 2)]
     workload.stays = [Stay(b"w", (b"exec",), 2, 5)]
-    assert decoded(encoded(workload)) == workload
+    assert decode_workload(encode_workload(workload)) == workload
 
 
 # The grid.
@@ -383,7 +390,7 @@ def test_cancelled_tasks_are_left_out_and_unrun_ones_guessed() -> None:
     )
     assert made.names == [b"a", b"b"]
     assert made.run_ns == [3 * SECOND_NS] * 2
-    assert made.guessed == 1
+    assert made.estimated_count == 1
 
 
 def test_workers_of_the_run_are_kept_with_their_comings_and_goings() -> None:
@@ -438,7 +445,7 @@ def test_wfcommons_says_how_long_tasks_took(tmp_path: Path) -> None:
 
 def told(workload: Workload, workers: list[int], *policy: str) -> list[str]:
     results = [(Point(count, 1, policy), forecast(workload, count, *policy)) for count in workers]
-    return verdict.sentences(workload, shape_of(workload), results)
+    return verdict.sentences(workload, campaign_bounds(workload), results)
 
 
 def test_sentence_says_who_finishes_when_and_what_decides_beyond() -> None:

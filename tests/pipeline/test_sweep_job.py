@@ -16,7 +16,7 @@ from taskyard.cli.entry import run, taskyard
 from taskyard.errors import UserError
 from taskyard.pipeline.jobs import sweep as job
 from taskyard.pipeline.sweep.points import Point
-from taskyard.pipeline.sweep.shape import shape_of
+from taskyard.pipeline.sweep.shape import campaign_bounds
 from taskyard.pipeline.sweep.simulate import simulate
 from taskyard.pipeline.sweep.workload import Workload
 from taskyard.pipeline.sweep.written import workload_of_file
@@ -48,7 +48,7 @@ def test_verb_says_what_a_simulation_says_and_writes_a_page_that_opens(
     workload = workload_of_file(str(path), None)
     for one in document["points"]:
         point = Point(one["workers"], 1, (one["policy"],))
-        alone = simulate(workload, shape_of(workload), point)
+        alone = simulate(workload, campaign_bounds(workload), point)
         assert (one["makespan_ns"], one["wait_ns_p95"]) == (alone.makespan_ns, alone.wait_ns_p95)
     assert document["points"][0]["cost"] == pytest.approx(480 / 3600 * 2)
     assert pyarrow.csv.read_csv(tmp_path / "out" / "sweep.csv").num_rows == 4

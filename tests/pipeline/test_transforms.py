@@ -398,7 +398,7 @@ def test_guarantees_hold_in_sound_stories(spark: SparkSession) -> None:
         submitted=6, done=5, failed=0, cancelled=0, blocked_behind_failure=0, unfinished=1, lost=0,
         completed_twice=0, dependencies_broken=0, unknown=0, stale_refused=0,
     )  # fmt: skip
-    assert found.is_sound
+    assert found.is_clean
 
 
 def test_every_broken_guarantee_is_found(spark: SparkSession) -> None:
@@ -424,7 +424,7 @@ def test_every_broken_guarantee_is_found(spark: SparkSession) -> None:
         submitted=7, done=3, failed=0, cancelled=0, blocked_behind_failure=0, unfinished=1, lost=3,
         completed_twice=1, dependencies_broken=1, unknown=1, stale_refused=1,
     )  # fmt: skip
-    assert not found.is_sound
+    assert not found.is_clean
 
 
 def test_nothing_comes_of_nothing(spark: SparkSession) -> None:

@@ -5,29 +5,29 @@ from collections.abc import Callable
 import pytest
 
 from taskyard.sim.__main__ import HUNT_SCHEDULES_MAX, main
-from taskyard.sim.bugs import BUGS
-from taskyard.sim.run import hunt, run
+from taskyard.sim.bugs import MUTATIONS
+from taskyard.sim.run import find_killing_seed, run
 
 
-@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.parametrize("name", MUTATIONS)
 def test_planted_bug_is_caught(name: str, record_property: Callable[[str, object], None]) -> None:
-    verdict = hunt(BUGS[name], range(HUNT_SCHEDULES_MAX))
+    verdict = find_killing_seed(MUTATIONS[name], range(HUNT_SCHEDULES_MAX))
     assert verdict is not None
     record_property("simulated planted bugs caught", 1)
 
 
 def test_there_are_enough_planted_bugs() -> None:
-    assert len(BUGS) >= 40
+    assert len(MUTATIONS) >= 40
 
 
-@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.parametrize("name", MUTATIONS)
 def test_planted_bug_says_what_is_broken(name: str) -> None:
-    assert (BUGS[name].__doc__ or "").endswith(".")
+    assert (MUTATIONS[name].__doc__ or "").endswith(".")
 
 
 def test_planting_leaves_nothing_behind() -> None:
     before = run(7)
-    for planted in BUGS.values():
+    for planted in MUTATIONS.values():
         with planted():
             pass
     assert run(7) == before
@@ -39,6 +39,6 @@ def test_command_says_who_caught_a_planted_bug(capsys: pytest.CaptureFixture[str
 
 
 def test_command_fails_when_a_promise_is_broken(capsys: pytest.CaptureFixture[str]) -> None:
-    with BUGS["ticket_answered_twice"]():
+    with MUTATIONS["request_answered_twice"]():
         assert main(["--schedules", "20"]) == 1
     assert "seed " in capsys.readouterr().out

@@ -8,27 +8,27 @@ from msgspec import structs
 from taskyard.core import events
 from taskyard.sim import plan, shipped
 from taskyard.sim.decoders import decode
-from taskyard.sim.doors import Door
+from taskyard.sim.doors import Listener
 from taskyard.sim.plan import SECOND_NS, Faults
-from taskyard.sim.programs import Worker
+from taskyard.sim.programs import ProductWorker
 from taskyard.sim.scenario import Scenario
 from taskyard.sim.story import Violation
 from taskyard.sim.world import World
 
 
-def quiet_world(kind: str) -> tuple[World, Worker]:
+def quiet_world(kind: str) -> tuple[World, ProductWorker]:
     """A world without faults, with one worker of a kind and a client that submits."""
     drawn = plan.draw(7)
     size = structs.replace(
         drawn.size, workers=(kind,), tasks=6, clients=1, other_clients=(), slots=2
     )
-    wants = type(drawn.wants)(*[0.0] * len(drawn.wants.__struct_fields__))
-    drawn = structs.replace(drawn, size=size, wants=wants, faults=Faults(), clauses=())
+    odds = type(drawn.odds)(*[0.0] * len(drawn.odds.__struct_fields__))
+    drawn = structs.replace(drawn, size=size, odds=odds, faults=Faults(), clauses=())
     world = World(drawn)
     scenario = Scenario(world)
     scenario.begin()
     worker = scenario.workers[0]
-    assert isinstance(worker, Worker)
+    assert isinstance(worker, ProductWorker)
     return world, worker
 
 
@@ -38,7 +38,7 @@ def test_worker_of_every_kind_is_given_work(kind: str) -> None:
     world.timeline.run_until(20 * SECOND_NS)
     assert worker.alive
     assert worker.served_ns
-    tales = [one for one in world.checker.story.tasks.values() if one.terms.service == b"default"]
+    tales = [one for one in world.checker.model.tasks.values() if one.terms.service == b"default"]
     assert tales
     assert not [one for one in tales if one.worker]
 
@@ -53,7 +53,7 @@ def test_worker_of_every_kind_survives_resets_and_kills(kind: str) -> None:
         elif second % 3 == 0:
             world.network.reset_all()
     world.timeline.run_until(60 * SECOND_NS)
-    tales = world.checker.story.tasks.values()
+    tales = world.checker.model.tasks.values()
     assert not [one for one in tales if one.worker]
     assert worker.alive
 
@@ -79,7 +79,7 @@ def test_loop_that_never_rests_is_noticed(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_meaning_of_every_word_of_ping_pong() -> None:
-    route = bytes([Door.PING_BACKEND]) + b"w"
+    route = bytes([Listener.PING_BACKEND]) + b"w"
     words = ([b"", b"PING", b"3"], [b"", b"DISCONNECT"], [b"", b"a by w"], [b"", b"ERROR", b"a by"])
     kinds = [type(one) for frames in words for one in decode(route, frames)]
     assert kinds == [events.WorkerHeartbeat, events.WorkerExited, *[events.TasksReported] * 2]

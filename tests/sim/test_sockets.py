@@ -20,7 +20,7 @@ import pytest
 from taskyard.net import sockets as real
 from taskyard.net.options import MESSAGES_WAITING_MAX
 from taskyard.sim.clock import Timeline
-from taskyard.sim.network import Network, Parcel
+from taskyard.sim.network import Message, Network
 from taskyard.sim.plan import SECOND_NS, Faults
 from taskyard.sim.sockets import Socket
 
@@ -230,12 +230,12 @@ class SimBench:
     def __init__(self) -> None:
         self.up = False
         self.timeline = Timeline()
-        self._arrived: list[Parcel] = []
+        self._arrived: list[Message] = []
         self._is_deaf = False
-        faults = Faults(undeliverable_told=1.0)
+        faults = Faults(undeliverable_reported=1.0)
         self.network = Network(self.timeline, Random(1), faults, self)
 
-    def take(self, parcel: Parcel) -> None:
+    def on_message(self, parcel: Message) -> None:
         if not self._is_deaf:
             self._arrived.append(parcel)
 

@@ -9,7 +9,7 @@ from taskyard.core.records import ReturnReason
 from taskyard.core.tasks import Submission, Terms
 from taskyard.core.workers import WorkerFacts
 from taskyard.sim import plan
-from taskyard.sim.story import Story, Violation
+from taskyard.sim.story import ReferenceModel, Violation
 
 NOW_NS = 1_000_000_000_000
 
@@ -55,16 +55,16 @@ def failed(name: bytes, *, own_fault: bool) -> r.Failed:
     return r.Failed(NOW_NS, b"w", [name], [1], [b""], own_fault)
 
 
-def told(*records: r.AnyRecord, rules: LaneOptions | None = None) -> Story:
+def told(*records: r.AnyRecord, rules: LaneOptions | None = None) -> ReferenceModel:
     drawn = plan.draw(0)
     drawn.faults.clock_jump = 0.0
-    story = Story(drawn)
-    story.lanes.set_rules((Rule(b"s0", b"s0/*", rules or LaneOptions()),), LaneOptions())
-    story.lanes.fresh = False
-    story.broker_workers_max = 0
+    model = ReferenceModel(drawn)
+    model.lanes.set_rules((Rule(b"s0", b"s0/*", rules or LaneOptions()),), LaneOptions())
+    model.lanes.fresh = False
+    model.broker_workers_max = 0
     for record in records:
-        story.tell(record, 0)
-    return story
+        model.apply(record, 0)
+    return model
 
 
 a, b = b"a", b"b"
@@ -189,22 +189,22 @@ BROKEN: dict[str, tuple[str, list[r.AnyRecord]]] = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_rule_is_noticed_at_its_last_record(name: str) -> None:
     checker, records = BROKEN[name]
-    story = told(*records[:-1])
+    model = told(*records[:-1])
     with pytest.raises(Violation) as noticed:
-        story.tell(records[-1], 0)
+        model.apply(records[-1], 0)
     assert noticed.value.checker == checker
 
 
 def test_kept_rules_are_not_complained_about() -> None:
     retries = submitted(b"r", retry_delays_ns=(5,))
-    story = told(
+    model = told(
         *(submitted(a), after(b, a), retries, joined(slots=2), leased(a, b"r"), finished(a)),
         *(postponed(b"r", 5), leased(b), expired(b), leased(b, attempt=2), finished(b, attempt=2)),
         *(r.CameDue(NOW_NS + 5, [b"r"]), leased(b"r", attempt=2), failed_again(b"r")),
         r.WorkerLeft(NOW_NS, b"w", b"left"),
     )
-    assert story.settled()
-    assert [tale.state.name for tale in story.tasks.values()] == ["DONE", "DONE", "FAILED"]
+    assert model.settled()
+    assert [tale.state.name for tale in model.tasks.values()] == ["DONE", "DONE", "FAILED"]
 
 
 def failed_again(name: bytes) -> r.Failed:
@@ -213,9 +213,9 @@ def failed_again(name: bytes) -> r.Failed:
 
 def test_rate_is_watched() -> None:
     rules = LaneOptions(rate_interval_ns=1_000_000_000)
-    story = told(submitted(a, b), joined(), leased(a), rules=rules)
+    model = told(submitted(a, b), joined(), leased(a), rules=rules)
     with pytest.raises(Violation, match="rate"):
-        story.tell(leased(b), 899_999_999)
+        model.apply(leased(b), 899_999_999)
 
 
 def test_held_lane_is_watched() -> None:
@@ -224,12 +224,12 @@ def test_held_lane_is_watched() -> None:
     with pytest.raises(Violation, match="held"):
         told(*records, leased(a), rules=rules)
     released = r.Released(NOW_NS, [a])
-    story = told(*records, released, leased(a), rules=rules)
+    model = told(*records, released, leased(a), rules=rules)
     with pytest.raises(Violation, match="held"):
-        story.tell(leased(b), 0)
-    story = told(*records, released, leased(a), finished(a), rules=rules)
+        model.apply(leased(b), 0)
+    model = told(*records, released, leased(a), finished(a), rules=rules)
     with pytest.raises(Violation, match="held"):
-        story.tell(leased(b), 0)
+        model.apply(leased(b), 0)
     again = returned(a, ReturnReason.UNLISTED)
     told(*records, released, leased(a), again, leased(a, attempt=2), rules=rules)
 
@@ -252,21 +252,21 @@ def test_any_order_is_good_in_a_random_lane_but_for_priority() -> None:
 
 def test_limit_of_a_clause_is_over_all_its_lanes() -> None:
     records = [submitted(a), submitted(b, service=b"s1"), joined(services=(b"s0", b"s1"))]
-    story = told(*records, leased(a))
-    story.lanes.set_rules((Rule(b"all", b"s?/*", LaneOptions(workers_max=1)),), LaneOptions())
-    story.lanes.fresh = False
+    model = told(*records, leased(a))
+    model.lanes.set_rules((Rule(b"all", b"s?/*", LaneOptions(workers_max=1)),), LaneOptions())
+    model.lanes.fresh = False
     with pytest.raises(Violation, match="limit"):
-        story.tell(leased(b), 0)
+        model.apply(leased(b), 0)
 
 
 def test_limits_of_workers_at_once_are_watched() -> None:
     records = [submitted(a, b), joined(), joined(b"x"), leased(a)]
     with pytest.raises(Violation, match="limit"):
         told(*records, leased(b, worker=b"x"), rules=LaneOptions(workers_max=1))
-    story = told(*records)
-    story.broker_workers_max = 1
+    model = told(*records)
+    model.broker_workers_max = 1
     with pytest.raises(Violation, match="limit"):
-        story.tell(leased(b, worker=b"x"), 0)
+        model.apply(leased(b, worker=b"x"), 0)
 
 
 def test_task_behind_a_failure_is_settled_and_one_that_can_run_is_not() -> None:

@@ -6,17 +6,17 @@ from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.core.tasks import Submission
 from taskyard.core.workers import WorkerFacts
-from taskyard.sim.doors import Door, open_all
-from taskyard.sim.dwork_tongue import DworkTongue
+from taskyard.sim.doors import Listener, open_all
+from taskyard.sim.dwork_tongue import NativeCodec
 from taskyard.sim.plan import draw
 from taskyard.sim.story import Violation
 from taskyard.sim.tongues import (
-    PingJobTongue,
-    PingTongue,
-    PlainTongue,
-    RoundRobinJobTongue,
-    RoundRobinTongue,
-    WmpTongue,
+    PingPongClientCodec,
+    PingPongWorkerCodec,
+    PlainCodec,
+    RoundRobinClientCodec,
+    RoundRobinWorkerCodec,
+    WmpWorkerCodec,
 )
 from taskyard.wire import dwork_pb2 as pb
 
@@ -28,63 +28,63 @@ def done(name: bytes, outcome: Outcome = Outcome.DONE) -> events.TasksReported:
 
 
 def test_worker_of_ping_pong_has_four_words_and_an_error() -> None:
-    tongue = PingTongue(b"w")
-    assert tongue.say([events.TasksRequested(0, b"w")]) == [b"", b"READY"]
-    assert tongue.say([events.WorkerHeartbeat(0, b"w")]) == [b"", b"PING"]
-    assert tongue.say([events.WorkerExited(0, b"w")]) == [b"", b"DISCONNECT"]
-    assert tongue.say([done(b"a")]) == [b"", b"text"]
-    assert tongue.say([done(b"a", Outcome.FAILED)]) == [b"", b"ERROR", b"text"]
+    tongue = PingPongWorkerCodec(b"w")
+    assert tongue.encode([events.TasksRequested(0, b"w")]) == [b"", b"READY"]
+    assert tongue.encode([events.WorkerHeartbeat(0, b"w")]) == [b"", b"PING"]
+    assert tongue.encode([events.WorkerExited(0, b"w")]) == [b"", b"DISCONNECT"]
+    assert tongue.encode([done(b"a")]) == [b"", b"text"]
+    assert tongue.encode([done(b"a", Outcome.FAILED)]) == [b"", b"ERROR", b"text"]
 
 
 def test_worker_of_ping_pong_hears_jobs_and_two_words() -> None:
-    tongue = PingTongue(b"w")
-    assert tongue.hear([b"", b"PONG"]) == [effects.HeartbeatAck(b"w", 0, 0)]
-    assert tongue.hear([b"", b"EXIT"]) == [effects.Shutdown(b"w")]
-    (assign,) = tongue.hear([b"", b"do a"])
+    tongue = PingPongWorkerCodec(b"w")
+    assert tongue.decode([b"", b"PONG"]) == [effects.HeartbeatAck(b"w", 0, 0)]
+    assert tongue.decode([b"", b"EXIT"]) == [effects.Shutdown(b"w")]
+    (assign,) = tongue.decode([b"", b"do a"])
     assert isinstance(assign, effects.Assign)
     assert (assign.names, assign.attempts) == ([b"a"], [0])
 
 
 def test_client_of_ping_pong_takes_answers_in_the_order_of_its_jobs() -> None:
-    tongue = PingJobTongue()
+    tongue = PingPongClientCodec()
     for request in (1, 2):
         asked = events.SubmitRequested(0, b"", Submission([b"job"], [b"job"]), request)
-        assert tongue.say([asked]) == [b"", b"job"]
-    answers = [*tongue.hear([b"", b"one"]), *tongue.hear([b"", b"ERROR", b"two"])]
+        assert tongue.encode([asked]) == [b"", b"job"]
+    answers = [*tongue.decode([b"", b"one"]), *tongue.decode([b"", b"ERROR", b"two"])]
     assert [answer.request for answer in answers] == [1, 2]  # type: ignore[attr-defined]
     with pytest.raises(Violation, match="never asked"):
-        tongue.hear([b"", b"three"])
+        tongue.decode([b"", b"three"])
 
 
 def test_worker_of_round_robin_answers_by_the_way_back() -> None:
-    tongue = RoundRobinTongue(b"w")
+    tongue = RoundRobinWorkerCodec(b"w")
     told = [b"", b"LMQv100", b"\x04", b"id", b"work", b"do a", b"", b"client", b"relay"]
-    (assign,) = tongue.hear(told)
+    (assign,) = tongue.decode(told)
     assert isinstance(assign, effects.Assign)
     assert assign.names == [b"a"]
     answer = [b"relay", b"client", b"", b"LMQv100", b"\x06", b"id", b"text", b""]
-    assert tongue.say([done(b"a")]) == answer
+    assert tongue.encode([done(b"a")]) == answer
 
 
 def test_worker_of_round_robin_registers_frees_and_leaves() -> None:
-    tongue = RoundRobinTongue(b"w")
+    tongue = RoundRobinWorkerCodec(b"w")
     registers = [b"", b"LMQv100", b"\x04", b"hello", b"\x08", b"2", b""]
-    assert tongue.say([events.WorkerRegistered(0, b"w", FACTS)]) == registers
-    assert tongue.say([events.SlotFreed(0, b"w")])[-2] == b"\x07"
-    assert tongue.say([events.WorkerExited(0, b"w")])[-2] == b"\x09"
+    assert tongue.encode([events.WorkerRegistered(0, b"w", FACTS)]) == registers
+    assert tongue.encode([events.SlotFreed(0, b"w")])[-2] == b"\x07"
+    assert tongue.encode([events.WorkerExited(0, b"w")])[-2] == b"\x09"
 
 
 def test_client_of_round_robin_is_answered_by_its_id() -> None:
-    tongue = RoundRobinJobTongue()
+    tongue = RoundRobinClientCodec()
     asked = events.SubmitRequested(0, b"", Submission([b"job"], [b"job"]), 9)
-    assert tongue.say([asked]) == [b"", b"LMQv100", b"\x04", b"9", b"work", b"job", b""]
-    (answer,) = tongue.hear([b"", b"LMQv100", b"\x06", b"9", b"text", b"", b"w"])
+    assert tongue.encode([asked]) == [b"", b"LMQv100", b"\x04", b"9", b"work", b"job", b""]
+    (answer,) = tongue.decode([b"", b"LMQv100", b"\x06", b"9", b"text", b"", b"w"])
     assert answer == effects.Settled(b"", 9, [], [], [b"text"])
 
 
 def test_worker_of_wmp_says_ready_and_reports_to_whoever_it_heard() -> None:
-    tongue = WmpTongue(b"wmp:w")
-    ready = tongue.say(
+    tongue = WmpWorkerCodec(b"wmp:w")
+    ready = tongue.encode(
         [events.WorkerRegistered(0, b"wmp:w", FACTS), events.TasksRequested(0, b"wmp:w", 2)]
     )
     assert ready[:3] == [b"", b"WMP01", b"\x01"]
@@ -95,10 +95,10 @@ def test_worker_of_wmp_says_ready_and_reports_to_whoever_it_heard() -> None:
     receive = (
         b'{"request":"4","task":"a","attempt":1,"service":"default","lease_ms":5,"manager":"m"}'
     )
-    (assign,) = tongue.hear([b"", b"WMP01", b"\x04", receive, b"do a"])
+    (assign,) = tongue.decode([b"", b"WMP01", b"\x04", receive, b"do a"])
     assert isinstance(assign, effects.Assign)
     assert (assign.names, assign.attempts, assign.request) == ([b"a"], [1], 4)
-    report = tongue.say([done(b"a", Outcome.FAILED)])
+    report = tongue.encode([done(b"a", Outcome.FAILED)])
     assert report[2:] == [
         b"\x06",
         b'{"worker":"w","task":"a","status":"error","attempt":1,"manager":"m"}',
@@ -107,29 +107,29 @@ def test_worker_of_wmp_says_ready_and_reports_to_whoever_it_heard() -> None:
 
 
 def test_plain_peer_that_is_answered_twice_says_so() -> None:
-    tongue = PlainTongue()
-    tongue.say([events.TasksRequested(0, b"w", 1, parks=False)])
+    tongue = PlainCodec()
+    tongue.encode([events.TasksRequested(0, b"w", 1, parks=False)])
     answer = [b"", pb.QueryMsg(type=pb.QueryMsg.NotFound).SerializeToString()]
-    assert tongue.hear(answer) == [effects.NoWork(b"w", settled=False)]
+    assert tongue.decode(answer) == [effects.NoWork(b"w", settled=False)]
     with pytest.raises(Violation, match="answered"):
-        tongue.hear(answer)
+        tongue.decode(answer)
 
 
 def test_native_peer_that_is_answered_twice_says_so_unless_the_network_doubles() -> None:
     answer = [b"", pb.QueryMsg(type=pb.QueryMsg.OK, request=3).SerializeToString()]
-    for doubles in (True, False):
-        tongue = DworkTongue(doubles=doubles)
-        tongue.say([done(b"a")])
-        assert tongue.hear(answer) == [effects.ReportAck(b"w", 3, [])]
-        if doubles:
-            tongue.hear(answer)
+    for may_duplicate in (True, False):
+        tongue = NativeCodec(may_duplicate=may_duplicate)
+        tongue.encode([done(b"a")])
+        assert tongue.decode(answer) == [effects.ReportAck(b"w", 3, [])]
+        if may_duplicate:
+            tongue.decode(answer)
         else:
             with pytest.raises(Violation, match="more often"):
-                tongue.hear(answer)
+                tongue.decode(answer)
 
 
-@pytest.mark.parametrize("door", Door)
-def test_every_door_has_a_dialect_that_survives_nonsense(door: Door) -> None:
+@pytest.mark.parametrize("door", Listener)
+def test_every_door_has_a_dialect_that_survives_nonsense(door: Listener) -> None:
     doors = open_all(draw(0), lambda: 1)
     for frames in ([], [b""], [b"", b"nonsense"], [b"x"] * 70):
         doors.receive(bytes([door]) + b"peer", frames, 1)

@@ -17,8 +17,8 @@ from taskyard.net.clock import SystemClock
 from taskyard.net.line import Channel
 from taskyard.net.poller import Poller
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.worker.jobs import Done, Job
-from taskyard.worker.loop import Loop, Settings
+from taskyard.worker.jobs import Job, JobResult
+from taskyard.worker.loop import NativeWorkerLoop, WorkerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,17 +78,17 @@ class QuickHands:
     """Does every job at once. Keeps `Hands`."""
 
     def __init__(self) -> None:
-        self._done: list[Done] = []
+        self._done: list[JobResult] = []
         self.count = 0
 
     def start(self, job: Job) -> None:
         self.count += 1
-        self._done.append(Done(job, Outcome.DONE, b"result of " + job.name))
+        self._done.append(JobResult(job, Outcome.DONE, b"result of " + job.name))
 
     def stop(self, name: bytes, attempt: int) -> None:
         """Everything was done when it was started."""
 
-    def turn(self) -> list[Done]:
+    def turn(self) -> list[JobResult]:
         done, self._done = self._done, []
         return done
 
@@ -108,19 +108,19 @@ class Worker(Peer):
     def __init__(self, endpoint: str, name: bytes, slots: int = 8) -> None:
         super().__init__()
         self._endpoint = endpoint
-        self._settings = Settings(
-            *(name, (b"load",), slots), incarnation=1, silence_ns=10 * SECOND_NS
+        self._settings = WorkerSettings(
+            *(name, (b"load",), slots), incarnation=1, lease_timeout_ns=10 * SECOND_NS
         )
-        self.hands = QuickHands()
+        self.runner = QuickHands()
 
     def work(self) -> None:
         clock, poller = SystemClock(), Poller()
         with closing(sockets.connect(self._endpoint)) as wire:
             poller.add(wire)
-            loop = Loop(self._settings, Channel(wire, clock), self.hands, clock)
-            while not loop.gone:
+            loop = NativeWorkerLoop(self._settings, Channel(wire, clock), self.runner, clock)
+            while not loop.has_exited:
                 if self.stopping.is_set():
-                    loop.leave()
+                    loop.shut_down()
                 wait_ns = max(0, loop.wake_at_ns() - clock.monotonic_ns())
                 poller.wait(min(wait_ns, SECOND_NS // 20))
                 loop.turn()

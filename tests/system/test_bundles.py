@@ -81,22 +81,22 @@ def test_bundle_is_kept_once_by_a_broker_that_is_killed(
 def submit(broker: Broker) -> int:
     """How many of its tasks are new."""
     recipients = [f"recipient-{number}" for number in range(RECIPIENTS)]
-    order = bundles.order(BODY, recipients, "news", None, {"service": "load"})
+    bundle_spec = bundles.bundle_spec(BODY, recipients, "news", None, {"service": "load"})
     with Client(broker.endpoint) as client:
-        return bundles.create(client, order)
+        return bundles.create(client, bundle_spec)
 
 
 @contextmanager
 def working(endpoint: str) -> Iterator[None]:
-    hands = Mailer()
+    runner = Mailer()
     worker = Worker(endpoint, b"mailer", slots=200)
-    worker.hands = hands
+    worker.runner = runner
     worker.start()
     try:
         yield
     finally:
         worker.finish()
-    assert (hands.count > 0, hands.wrong) == (True, [])
+    assert (runner.count > 0, runner.wrong) == (True, [])
 
 
 def pause_after(broker: Broker, tasks: int) -> None:

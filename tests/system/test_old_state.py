@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.cli.offline import Offline
+from taskyard.cli.offline import OfflineClient
 from tests.kit.old_state import unpack_old_state
 from tests.kit.processes import Broker, run
 
@@ -34,7 +34,7 @@ def names(state: Path, campaign: str) -> list[tuple[str, str]]:
 
 
 def test_old_tasks_answer_to_their_names_and_to_their_full_names(state: Path) -> None:
-    with Offline(state) as stopped:
+    with OfflineClient(state) as stopped:
         for name in ("fetch/a", "nightly/fetch/a"):
             view = stopped.show(name)
             assert (view["name"], view["campaign"], view["state"]) == ("fetch/a", "nightly", "done")
@@ -53,7 +53,7 @@ def test_old_campaign_is_resumed_and_its_file_run_as_another(state: Path) -> Non
     assert (again["campaign"], again["counts"]["done"]) == ("tue", 4)
     everything = [(task, "done") for task in ("fetch/a", "fetch/b", "join", "last")]
     assert names(state, "tue") == everything
-    with Offline(state) as stopped:
+    with OfflineClient(state) as stopped:
         assert stopped.show("last")["campaign"] == "nightly"
         assert stopped.result("tue/fetch/b") == "b\n"
         assert stopped.show("tue/last")["attempt"] == 1

@@ -13,7 +13,7 @@ from taskyard.net.clock import SystemClock
 from taskyard.net.context import raise_file_limit
 from taskyard.net.line import Channel
 from taskyard.net.poller import Poller
-from taskyard.worker.loop import Loop, Settings
+from taskyard.worker.loop import NativeWorkerLoop, WorkerSettings
 from tests.kit.processes import until
 from tests.system.kit import Broker, count
 from tests.system.peers import QuickHands
@@ -32,12 +32,14 @@ class Crowd:
     def __init__(self, endpoint: str, stack: ExitStack) -> None:
         raise_file_limit()
         self._clock, self._poller = SystemClock(), Poller()
-        self._loops: dict[ZmqSocket, Loop] = {}
+        self._loops: dict[ZmqSocket, NativeWorkerLoop] = {}
         for number in range(WORKERS):
             wire = stack.enter_context(closing(sockets.connect(endpoint)))
             self._poller.add(wire)
-            who = Settings(b"w-%d" % number, (b"load",), 1, incarnation=1)
-            self._loops[wire] = Loop(who, Channel(wire, self._clock), QuickHands(), self._clock)
+            who = WorkerSettings(b"w-%d" % number, (b"load",), 1, incarnation=1)
+            self._loops[wire] = NativeWorkerLoop(
+                who, Channel(wire, self._clock), QuickHands(), self._clock
+            )
 
     def turn(self) -> None:
         """Whoever heard something turns, and whoever has to do something by itself."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 import sys
 
 from taskyard.worker import wmp
-from taskyard.worker.serve import settings_of
+from taskyard.worker.serve import worker_settings
 
 
 def main(name: str, slots: str, services: str, endpoints: str, *program: str) -> None:
     def say(line: str) -> None:
         print(line, flush=True)  # noqa: T201  # its purpose
 
-    settings = settings_of(int(slots), services.split(","), name)
+    settings = worker_settings(int(slots), services.split(","), name)
     wmp.serve(endpoints.split(","), settings, (), say, command=program or None)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.worker.agents import AgentRunner, AgentSettings
-from taskyard.worker.jobs import Done, Job
+from taskyard.worker.jobs import Job, JobResult
 from tests.worker.running_kit import RealClock, SetClock, a_fifo, turns, wait
 
 if TYPE_CHECKING:
@@ -84,7 +84,9 @@ def job(name: bytes = b"t", payload: bytes = b"payload", **terms: Any) -> Job:
     return Job(name, terms.pop("attempt", 1), b"s", payload, **terms)
 
 
-def results_of(argv: tuple[str, ...], *jobs: Job, slots: int = 1, **settings: Any) -> list[Done]:
+def results_of(
+    argv: tuple[str, ...], *jobs: Job, slots: int = 1, **settings: Any
+) -> list[JobResult]:
     """What comes of these tasks, in the order of their ends."""
     with a_pool(argv, slots, **settings) as pool:
         for one in jobs:
@@ -92,20 +94,20 @@ def results_of(argv: tuple[str, ...], *jobs: Job, slots: int = 1, **settings: An
         return turns(pool, len(jobs))
 
 
-def done(one: Job, text: bytes, output: bytes = b"") -> Done:
-    return Done(one, Outcome.DONE, text, output)
+def done(one: Job, text: bytes, output: bytes = b"") -> JobResult:
+    return JobResult(one, Outcome.DONE, text, output)
 
 
-def failed(one: Job, reason: bytes, output: bytes = b"") -> Done:
-    return Done(one, Outcome.FAILED, reason, output)
+def failed(one: Job, reason: bytes, output: bytes = b"") -> JobResult:
+    return JobResult(one, Outcome.FAILED, reason, output)
 
 
-def crashed(one: Job, reason: bytes, output: bytes = b"") -> Done:
-    return Done(one, Outcome.CRASHED, reason, output)
+def crashed(one: Job, reason: bytes, output: bytes = b"") -> JobResult:
+    return JobResult(one, Outcome.CRASHED, reason, output)
 
 
-def refused(one: Job, reason: bytes) -> Done:
-    return Done(one, Outcome.REFUSED, reason)
+def refused(one: Job, reason: bytes) -> JobResult:
+    return JobResult(one, Outcome.REFUSED, reason)
 
 
 def until_hungry(pool: AgentRunner) -> None:

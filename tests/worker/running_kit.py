@@ -14,7 +14,7 @@ from msgspec import structs
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.wire.work import CALL, EXEC, encode_call, encode_command
-from taskyard.worker.running import Done, Job, Runner
+from taskyard.worker.running import Job, JobResult, ProcessRunner
 
 #: Longer than anything here takes on the slowest machine: a test that waits so long has failed.
 PATIENCE_NS = 60 * SECOND_NS
@@ -44,26 +44,26 @@ class RealClock:
 @contextmanager
 def a_runner(
     slots: int = 1, allow: Sequence[str] = (), clock: SetClock | RealClock | None = None
-) -> Iterator[Runner]:
-    runner = Runner(slots, allow, clock or RealClock())
+) -> Iterator[ProcessRunner]:
+    runner = ProcessRunner(slots, allow, clock or RealClock())
     try:
         yield runner
     finally:
         runner.close()
 
 
-def turns(runner: Runner, count: int = 1) -> list[Done]:
+def turns(runner: ProcessRunner, count: int = 1) -> list[JobResult]:
     """As a worker's loop does it, until so many jobs are done. Without what was measured."""
     return [without_run(done) for done in measured_turns(runner, count)]
 
 
-def without_run(done: Done) -> Done:
+def without_run(done: JobResult) -> JobResult:
     return structs.replace(done, run=None)
 
 
-def measured_turns(runner: Runner, count: int = 1) -> list[Done]:
+def measured_turns(runner: ProcessRunner, count: int = 1) -> list[JobResult]:
     """Take turns until so many jobs are done."""
-    done: list[Done] = []
+    done: list[JobResult] = []
     end_ns = time.monotonic_ns() + PATIENCE_NS
     while len(done := done + runner.turn()) < count:
         assert time.monotonic_ns() < end_ns, f"only {done} after a minute"
@@ -71,7 +71,7 @@ def measured_turns(runner: Runner, count: int = 1) -> list[Done]:
     return done
 
 
-def wait(runner: Runner) -> None:
+def wait(runner: ProcessRunner) -> None:
     """Until there is something to read, or a turn is due by the real clock."""
     wake_at_ns = runner.wake_at_ns()
     wait_ns = PATIENCE_NS if wake_at_ns is None else wake_at_ns - time.monotonic_ns()
@@ -79,7 +79,7 @@ def wait(runner: Runner) -> None:
     select.select(runner.filenos(), [], [], wait_seconds)
 
 
-def turn_until_quiet(runner: Runner) -> list[Done]:
+def turn_until_quiet(runner: ProcessRunner) -> list[JobResult]:
     """Turns until every process is reaped: for what is not reported."""
     done = runner.turn()
     while runner.slots_used:
@@ -106,7 +106,7 @@ def call(function: str, *args: Any, name: bytes = b"t", **terms: Any) -> Job:
     return Job(name, terms.pop("attempt", 1), CALL, payload, **terms)
 
 
-def result_of(job: Job, *, slots: int = 1, allow: Sequence[str] = ()) -> Done:
+def result_of(job: Job, *, slots: int = 1, allow: Sequence[str] = ()) -> JobResult:
     """What comes of one job alone."""
     with a_runner(slots, allow) as runner:
         runner.start(job)

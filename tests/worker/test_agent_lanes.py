@@ -13,9 +13,9 @@ import pytest
 from taskyard.core.events import LaneOptions, Outcome, Rule
 from taskyard.core.limits import SECOND_NS
 from taskyard.worker.agents import AgentRunner
-from taskyard.worker.agents_rules import LANES_REMEMBERED, AgentSettings, Rulebook, words_of
-from taskyard.worker.jobs import Done
-from taskyard.worker.limits import AGENT_IDLE_TOLD_NS, AGENT_RESTART_NS
+from taskyard.worker.agents_rules import LANES_CACHE_SIZE, AgentRules, AgentSettings, split_command
+from taskyard.worker.jobs import JobResult
+from taskyard.worker.limits import AGENT_IDLE_NOTICE_NS, AGENT_RESTART_NS
 from tests.worker.agents_kit import (
     Clock,
     Gate,
@@ -70,7 +70,7 @@ def host() -> Iterator[Callable[..., AgentRunner]]:
 
     def make(*clauses: Rule, slots: int = 1, clock: StillClock | None = None) -> AgentRunner:
         hosts.append(AgentRunner(slots, clock or Clock()))
-        hosts[-1].follow(clauses)
+        hosts[-1].set_rules(clauses)
         return hosts[-1]
 
     yield make
@@ -92,7 +92,7 @@ def until(pool: AgentRunner, is_so: Callable[[], object]) -> None:
         wait(pool)
 
 
-def names(found: list[Done]) -> list[bytes]:
+def names(found: list[JobResult]) -> list[bytes]:
     return [one.job.name for one in found]
 
 
@@ -184,8 +184,8 @@ sys.stdin.read()
         give(pool, first, second)
         assert turns(pool) == [done(first, b"r")]
         assert len(pool._agents()) == 1  # noqa: SLF001
-        assert pool.wake_at_ns() == clock.now_ns + AGENT_IDLE_TOLD_NS
-        clock.now_ns += AGENT_IDLE_TOLD_NS
+        assert pool.wake_at_ns() == clock.now_ns + AGENT_IDLE_NOTICE_NS
+        clock.now_ns += AGENT_IDLE_NOTICE_NS
         assert turns(pool) == [done(second, b"r")]
 
 
@@ -249,9 +249,9 @@ def test_rest_of_a_lane_that_is_put_off_is_given_back_unfed() -> None:
         give(pool, a1, b1, a2, a3)
         reason = b"its lane is put off"
         assert turns(pool, 4) == [
-            Done(a2, Outcome.REFUSED, reason, is_well=True),
-            Done(a3, Outcome.REFUSED, reason, is_well=True),
-            Done(a1, Outcome.DEFER_ALL, b"host down", b"r"),
+            JobResult(a2, Outcome.REFUSED, reason, healthy=True),
+            JobResult(a3, Outcome.REFUSED, reason, healthy=True),
+            JobResult(a1, Outcome.DEFER_ALL, b"host down", b"r"),
             done(b1, b"r"),
         ]
 
@@ -301,7 +301,7 @@ def test_agent_option_goes_before_the_rules_command_but_not_its_other_values(
     fifo, clock = a_fifo(tmp_path / "fifo"), StillClock()
     bye = shell("report own ok", after=f"echo bye > {fifo}")
     with a_pool(bye, clock=clock) as pool:
-        pool.follow([clause("*", shell("report theirs ok"), idle_ns_max=7 * SECOND_NS)])
+        pool.set_rules([clause("*", shell("report theirs ok"), idle_ns_max=7 * SECOND_NS)])
         give(pool, job())
         assert [one.text for one in turns(pool)] == [b"own"]
         until_hungry(pool)
@@ -319,7 +319,7 @@ def test_agent_of_a_command_that_is_gone_finishes_and_is_let_go(
     pool = host(clause("*", old), slots=2)
     give(pool, a1, a2)
     until_fed(pool)
-    pool.follow([clause("*", shell("report new ok"))])
+    pool.set_rules([clause("*", shell("report new ok"))])
     until(pool, lambda: True)
     assert len(pool._agents()) == 1  # noqa: SLF001  # its lane is served
     gate.open()
@@ -332,7 +332,7 @@ def test_rules_that_change_other_values_restart_nobody(host: Callable[..., Agent
     pool = host(clause("*", SAYS_WHO))
     give(pool, job())
     (first,) = turns(pool)
-    pool.follow([clause("*", SAYS_WHO, overfeed=3, idle_ns_max=60 * SECOND_NS)])
+    pool.set_rules([clause("*", SAYS_WHO, overfeed=3, idle_ns_max=60 * SECOND_NS)])
     give(pool, job())
     assert [one.text for one in turns(pool)] == [first.text]
     assert pool.overfeed_max == 3
@@ -347,7 +347,7 @@ def test_idle_agent_is_let_go_by_the_rules_of_now(
     give(pool, job())
     turns(pool)
     until_hungry(pool)
-    pool.follow([clause("*", bye, idle_ns_max=7 * SECOND_NS)])
+    pool.set_rules([clause("*", bye, idle_ns_max=7 * SECOND_NS)])
     clock.now_ns += 7 * SECOND_NS
     pool.turn()  # says that there is nothing
     pool.turn()
@@ -361,7 +361,7 @@ def test_what_waits_for_a_command_that_is_gone_is_done_as_it_says(
     fed, program = job(b"fed"), command("echo", "by itself", name=b"program")
     give(pool, fed, program)
     until_fed(pool)
-    pool.follow([clause("*")])
+    pool.set_rules([clause("*")])
     gate.open()
     assert turns(pool, 2) == [done(fed, b"fed"), done(program, b"by itself\n")]
 
@@ -392,16 +392,16 @@ def test_programs_of_an_overfed_lane_run_one_after_the_other(
 
 
 def test_rules_of_many_lanes_are_not_all_remembered() -> None:
-    rules = Rulebook([clause("s/1*", ("one",)), clause("*", ("other",))])
-    for number in range(LANES_REMEMBERED + 100):
+    rules = AgentRules([clause("s/1*", ("one",)), clause("*", ("other",))])
+    for number in range(LANES_CACHE_SIZE + 100):
         found = rules.agents_for((b"s", b"%d" % number))
         assert found == AgentSettings(("one" if str(number)[0] == "1" else "other",))
-    assert len(rules._remembered) <= LANES_REMEMBERED  # noqa: SLF001
+    assert len(rules._cache) <= LANES_CACHE_SIZE  # noqa: SLF001
 
 
 def test_command_that_is_none_is_one_word() -> None:
-    assert words_of(b"agents/smtp --verbose 'a b'") == ("agents/smtp", "--verbose", "a b")
-    assert words_of(b"agents/smtp '") == ("agents/smtp '",)
+    assert split_command(b"agents/smtp --verbose 'a b'") == ("agents/smtp", "--verbose", "a b")
+    assert split_command(b"agents/smtp '") == ("agents/smtp '",)
 
 
 # Trouble.
@@ -412,22 +412,22 @@ def test_host_says_why_its_agents_can_not_be_started_and_when_they_can(
 ) -> None:
     clock, program = StillClock(), tmp_path / "agent"
     pool = host(Rule(b"s", b"s/*", LaneOptions(command=str(program).encode())), clock=clock)
-    assert pool.trouble == b""
+    assert pool.agent_error == b""
     give(pool, job())
     reason = f"can't start the agent {program}: No such file or directory".encode()
     assert turns(pool) == [refused(job(), reason)]
-    assert pool.trouble == reason
+    assert pool.agent_error == reason
     program.write_text("#!/bin/sh\necho no key >&2; exit 1")
     program.chmod(0o700)
     clock.now_ns += AGENT_RESTART_NS
     give(pool, job())
     assert turns(pool) == [refused(job(), b"the agent died: exit status 1: no key")]
-    assert pool.trouble == b"the agent died: exit status 1: no key"
+    assert pool.agent_error == b"the agent died: exit status 1: no key"
     program.write_text("#!/bin/sh\necho '#hungry'; read id; printf '%s\\tr\\tok\\n' \"${id%%\t*}\"")
     clock.now_ns += 2 * AGENT_RESTART_NS
     give(pool, job())
     assert turns(pool) == [done(job(), b"r")]
-    assert pool.trouble == b""
+    assert pool.agent_error == b""
 
 
 def test_program_that_dies_of_its_task_is_no_trouble_of_the_host() -> None:
@@ -435,7 +435,7 @@ def test_program_that_dies_of_its_task_is_no_trouble_of_the_host() -> None:
     with a_pool(shell("exit 1"), clock=clock) as pool:
         give(pool, one)
         assert turns(pool) == [crashed(one, b"the agent died: exit status 1")]
-        assert pool.trouble == b""
+        assert pool.agent_error == b""
 
 
 def test_command_that_fails_does_not_hold_up_another_one(
@@ -470,7 +470,7 @@ class Idle:
         give(self._pool, *of("a", 1))
         turns(self._pool)
         until_hungry(self._pool)
-        self._clock.now_ns += AGENT_IDLE_TOLD_NS
+        self._clock.now_ns += AGENT_IDLE_NOTICE_NS
         self._pool.turn()
 
     def close(self) -> None:

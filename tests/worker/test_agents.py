@@ -28,16 +28,16 @@ from taskyard.errors import UserError
 from taskyard.wire import dwork_peer as peer
 from taskyard.wire.hungry import LINE_BYTES_MAX
 from taskyard.worker.agents import AgentRunner, AgentSettings, read_command
-from taskyard.worker.agents_input import Feed
-from taskyard.worker.jobs import Done, Job
+from taskyard.worker.agents_input import StdinPipe
+from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.limits import (
     AGENT_CLOSED_NS_MAX,
     AGENT_FINISH_NS_MAX,
-    AGENT_GARBAGE_LINES_MAX,
     AGENT_HUNGER_NS_MAX,
+    AGENT_IDLE_NOTICE_NS,
     AGENT_IDLE_NS_MAX,
-    AGENT_IDLE_TOLD_NS,
     AGENT_LOG_LINES_MAX,
+    AGENT_MALFORMED_LINES_MAX,
     AGENT_RESTART_NS,
     AGENT_RESTART_NS_MAX,
     CHILD_START_NS_MAX,
@@ -109,7 +109,7 @@ def test_agent_in_awk() -> None:
     jobs = [job(b"one", b"1 2 3.5"), job(b"two", b"one")]
     assert results_of(argv, *jobs) == [
         done(jobs[0], b"6.5"),
-        Done(jobs[1], Outcome.FAILED_FINAL, b"these are no numbers"),
+        JobResult(jobs[1], Outcome.FAILED_FINAL, b"these are no numbers"),
     ]
 
 
@@ -211,7 +211,7 @@ def test_comment_is_told_as_progress() -> None:
     heard: list[tuple[Job, Result]] = []
     one = job()
     with a_pool(shell("echo '# a quarter'; echo '# half'; report r ok")) as pool:
-        pool.tell = lambda about, printed: heard.append((about, printed))
+        pool.on_output = lambda about, printed: heard.append((about, printed))
         pool.start(one)
         turns(pool)
     assert heard == [(one, Result(b"a quarter\n")), (one, Result(b"a quarter\nhalf\n"))]
@@ -220,7 +220,7 @@ def test_comment_is_told_as_progress() -> None:
 def test_progress_is_the_end_of_what_was_said() -> None:
     heard: list[Result] = []
     with a_pool(shell('for n in $(seq 1000); do echo "# step $n"; done; report r ok')) as pool:
-        pool.tell = lambda _, printed: heard.append(printed)
+        pool.on_output = lambda _, printed: heard.append(printed)
         pool.start(job())
         turns(pool)
     assert heard[-1].text.endswith(b"step 999\nstep 1000\n")
@@ -283,8 +283,8 @@ def test_agent_with_nothing_to_do_is_told_so_once_and_is_fed_when_there_is_somet
         pool.start(job(b"one"))
         (first,) = turns(pool)
         until_hungry(pool)
-        assert pool.wake_at_ns() == clock.now_ns + AGENT_IDLE_TOLD_NS
-        clock.now_ns += AGENT_IDLE_TOLD_NS
+        assert pool.wake_at_ns() == clock.now_ns + AGENT_IDLE_NOTICE_NS
+        clock.now_ns += AGENT_IDLE_NOTICE_NS
         assert pool.turn() == []
         assert told(fifo) == "idle\n"
         pool.start(job(b"two"))
@@ -428,7 +428,7 @@ def test_comment_is_a_sign_of_life(gate: Gate) -> None:
     works = shell(f"read _ < {gate.path}; echo '# still at it'; read _ < {gate.path}; report r ok")
     heard: list[Result] = []
     with a_pool(works, clock=clock, hunger_ns_max=60 * SECOND_NS) as pool:
-        pool.tell = lambda _, printed: heard.append(printed)
+        pool.on_output = lambda _, printed: heard.append(printed)
         pool.start(one)
         until_fed(pool)
         clock.now_ns += 59 * SECOND_NS
@@ -509,7 +509,7 @@ def test_malformed_lines_are_logged_counted_and_shown_in_the_output(
     one, shown = job(), []
     reasons = [f"'{word}' is neither a report nor a comment" for word in ("hello", "you")]
     with a_pool(shell("echo hello; echo you; report r ok")) as pool:
-        pool.tell = lambda _, printed: shown.append(printed.text)
+        pool.on_output = lambda _, printed: shown.append(printed.text)
         pool.start(one)
         (found,) = turns(pool)
         assert pool.malformed == 2
@@ -534,7 +534,7 @@ def test_agent_that_says_nothing_but_garbage_is_ended() -> None:
     assert found.text == (
         b"the agent does not speak the language: 'y' is neither a report nor a comment"
     )
-    at_the_limit = f"for n in $(seq {AGENT_GARBAGE_LINES_MAX}); do echo y; done; report r ok"
+    at_the_limit = f"for n in $(seq {AGENT_MALFORMED_LINES_MAX}); do echo y; done; report r ok"
     assert results_of(shell(at_the_limit), one, job(b"two"))[1].text == b"r"
 
 
@@ -644,11 +644,11 @@ def test_deaf_agent_gives_its_task_back() -> None:
 
 def test_task_that_an_agent_has_begun_to_read_is_not_untouched() -> None:
     with selectors.DefaultSelector() as selector:
-        feed = Feed(selector)
-        with feed.given():
+        feed = StdinPipe(selector)
+        with feed.reading_end():
             feed.send(b"x" * (1 << 20), (b"begun", 1))
             feed.send(b"y", (b"next", 1))
-            assert feed.untouched() == [(b"next", 1)]
+            assert feed.unsent_keys() == [(b"next", 1)]
             feed.close()
             assert not feed.is_open()
 
@@ -725,13 +725,13 @@ def test_loop_tells_the_newest_progress_and_not_too_often() -> None:
     shop = Shop(slots=2)
     shop.create(b"a", b"b")
     shop.turn()
-    first, second = shop.hands.jobs
-    shop.loop.show_progress(first, Result(b"one\n"))
+    first, second = shop.runner.jobs
+    shop.loop.set_progress(first, Result(b"one\n"))
     shop.turn()
     assert shop.said.count(peer.PROGRESS) == 1
-    shop.loop.show_progress(first, Result(b"one\ntwo\n"))
-    shop.loop.show_progress(first, Result(b"one\ntwo\nthree\n"))
-    shop.loop.show_progress(second, Result(b"x\n"))
+    shop.loop.set_progress(first, Result(b"one\ntwo\n"))
+    shop.loop.set_progress(first, Result(b"one\ntwo\nthree\n"))
+    shop.loop.set_progress(second, Result(b"x\n"))
     shop.turn()
     assert shop.said.count(peer.PROGRESS) == 1
     shop.pass_time(SECOND_NS)
@@ -748,13 +748,13 @@ def test_loop_tells_no_progress_of_what_is_over() -> None:
     shop = Shop()
     shop.create(b"a")
     shop.turn()
-    (one,) = shop.hands.jobs
-    shop.loop.show_progress(one, Result(b"first\n"))
+    (one,) = shop.runner.jobs
+    shop.loop.set_progress(one, Result(b"first\n"))
     shop.turn()
-    shop.loop.show_progress(one, Result(b"more\n"))
-    shop.hands.finish()
+    shop.loop.set_progress(one, Result(b"more\n"))
+    shop.runner.finish()
     shop.turn()
-    shop.loop.show_progress(one, Result(b"late\n"))
+    shop.loop.set_progress(one, Result(b"late\n"))
     shop.pass_time(SECOND_NS)
     shop.turn()
     assert shop.said.count(peer.PROGRESS) == 1
@@ -764,9 +764,9 @@ def test_loop_reports_when_to_try_again() -> None:
     shop = Shop()
     shop.create(b"a")
     shop.turn()
-    one = shop.hands.jobs.pop()
+    one = shop.runner.jobs.pop()
     at_ns = shop.scheduler.at_ns + 90 * SECOND_NS
-    shop.hands._done.append(Done(one, Outcome.RETRY_AT, b"later", b"", at_ns))  # noqa: SLF001
+    shop.runner._done.append(JobResult(one, Outcome.RETRY_AT, b"later", b"", at_ns))  # noqa: SLF001
     shop.turn()
     task = shop.scheduler.ledger.tasks[b"a"]
     assert (task.state, task.due_ns, task.failures) == (TaskState.DELAYED, at_ns, 0)
@@ -853,7 +853,7 @@ PAGE = (EXAMPLES.parents[1] / "docs" / "dialects" / "hungry.md").read_text()
     "text",
     [
         f"within {CHILD_START_NS_MAX // SECOND_NS} s of its start",
-        f"More than {AGENT_GARBAGE_LINES_MAX} such lines",
+        f"More than {AGENT_MALFORMED_LINES_MAX} such lines",
         f"the last {OUTPUT_TAIL_BYTES >> 10} KiB of it",
         f"the result, at most {RESULT_BYTES_MAX >> 20} MiB",
         f"told to finish has {AGENT_FINISH_NS_MAX // SECOND_NS} s",
@@ -865,4 +865,4 @@ PAGE = (EXAMPLES.parents[1] / "docs" / "dialects" / "hungry.md").read_text()
 def test_figures_of_the_page_are_those_of_the_code(text: str) -> None:
     assert text in PAGE
     assert AGENT_HUNGER_NS_MAX == 3600 * SECOND_NS
-    assert AGENT_RESTART_NS == AGENT_IDLE_TOLD_NS == SECOND_NS // 10
+    assert AGENT_RESTART_NS == AGENT_IDLE_NOTICE_NS == SECOND_NS // 10

@@ -15,15 +15,21 @@ from taskyard.errors import UserError
 from taskyard.net.line import Channel
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_peer as peer
-from taskyard.worker.jobs import Done, Job
-from taskyard.worker.loop import REFUSED_NS, REPORT_BYTES_MAX, STEAL_NS, Loop, Settings
-from taskyard.worker.serve import Post, settings_of
+from taskyard.worker.jobs import Job, JobResult
+from taskyard.worker.loop import (
+    REFUSED_RETRY_NS,
+    REPORT_BYTES_MAX,
+    STEAL_WAIT_NS,
+    NativeWorkerLoop,
+    WorkerSettings,
+)
+from taskyard.worker.serve import WorkerMonitor, worker_settings
 from tests.wire.kit import Counter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.worker.running import Runner
+    from taskyard.worker.running import ProcessRunner
 
 
 class Hands:
@@ -33,7 +39,7 @@ class Hands:
         self.jobs: list[Job] = []
         self.stopped: list[tuple[bytes, int]] = []
         self.begun = 0
-        self._done: list[Done] = []
+        self._done: list[JobResult] = []
 
     def start(self, job: Job) -> None:
         self.jobs.append(job)
@@ -45,7 +51,7 @@ class Hands:
     def run_so_far(self, name: bytes, attempt: int) -> Run | None:
         return Run(7, attempt) if name in {job.name for job in self.jobs} else None
 
-    def turn(self) -> list[Done]:
+    def turn(self) -> list[JobResult]:
         done, self._done = self._done, []
         return done
 
@@ -57,7 +63,7 @@ class Hands:
         return None
 
     def finish(self, outcome: Outcome = Outcome.DONE, text: bytes = b"result") -> None:
-        self._done.append(Done(self.jobs.pop(0), outcome, text))
+        self._done.append(JobResult(self.jobs.pop(0), outcome, text))
 
 
 class Shop(Counter):
@@ -70,9 +76,9 @@ class Shop(Counter):
         self._inbox: list[list[bytes]] = []
         #: What the worker has sent, by kind.
         self.said: list[int] = []
-        self.hands = Hands()
-        settings = Settings(b"w", (b"exec",), slots, incarnation=1)
-        self.loop = Loop(settings, Channel(self, self), self.hands, self)
+        self.runner = Hands()
+        settings = WorkerSettings(b"w", (b"exec",), slots, incarnation=1)
+        self.loop = NativeWorkerLoop(settings, Channel(self, self), self.runner, self)
 
     def monotonic_ns(self) -> int:
         return self.now_ns
@@ -114,14 +120,14 @@ class Shop(Counter):
         return self.scheduler.ledger.tasks[name].state
 
     def names(self) -> list[bytes]:
-        return [job.name for job in self.hands.jobs]
+        return [job.name for job in self.runner.jobs]
 
 
 def test_task_without_a_payload_is_run_with_its_name() -> None:
     shop = Shop()
     shop.create(b"a", payload=b"")
     shop.turn()
-    assert [job.payload for job in shop.hands.jobs] == [b"a"]
+    assert [job.payload for job in shop.runner.jobs] == [b"a"]
 
 
 def test_worker_takes_as_many_tasks_as_it_has_slots() -> None:
@@ -144,7 +150,7 @@ def test_report_and_next_wish_are_one_message() -> None:
     shop.create(b"a", b"b")
     shop.turn()
     shop.said.clear()
-    shop.hands.finish()
+    shop.runner.finish()
     shop.turn(1)
     assert shop.said == [peer.COMPLETE]
     shop.turn()
@@ -156,7 +162,7 @@ def test_failure_is_reported_with_its_reason() -> None:
     shop = Shop()
     shop.create(b"a")
     shop.turn()
-    shop.hands.finish(Outcome.FAILED, b"exit status 3")
+    shop.runner.finish(Outcome.FAILED, b"exit status 3")
     shop.turn()
     assert shop.state(b"a") is TaskState.FAILED
     assert shop.scheduler.ledger.reasons[b"a"] == b"exit status 3"
@@ -181,7 +187,7 @@ def test_cancelled_task_is_stopped_by_the_next_heartbeat() -> None:
     shop.handle([*shop.dialect.receive(b"client", [b"", cancel], shop.now_ns)])
     shop.pass_time(SECOND_NS)
     shop.turn()
-    assert shop.hands.stopped == [(b"a", 1)]
+    assert shop.runner.stopped == [(b"a", 1)]
     assert shop.loop.held == 0
 
 
@@ -190,7 +196,7 @@ def test_report_that_found_nobody_is_sent_when_somebody_is_there() -> None:
     shop.create(b"a")
     shop.turn()
     shop.cut_off = True
-    shop.hands.finish()
+    shop.runner.finish()
     shop.turn()
     assert shop.loop.held == 1
     shop.cut_off = False
@@ -203,15 +209,15 @@ def test_leaving_worker_gives_back_what_it_has_not_begun_and_finishes_the_rest()
     shop = Shop(slots=2)
     shop.create(b"a", b"b", b"c")
     shop.turn()
-    shop.hands.begun = 1
-    shop.loop.leave()
+    shop.runner.begun = 1
+    shop.loop.shut_down()
     shop.turn()
     assert (shop.state(b"a"), shop.state(b"b")) == (TaskState.LEASED, TaskState.READY)
     assert shop.scheduler.ledger.tasks[b"b"].losses == 0
-    gone_before = shop.loop.gone
-    shop.hands.finish()
+    gone_before = shop.loop.has_exited
+    shop.runner.finish()
     shop.turn(5)
-    assert (gone_before, shop.loop.gone) == (False, True)
+    assert (gone_before, shop.loop.has_exited) == (False, True)
     assert shop.state(b"a") is TaskState.DONE
     assert b"w" not in shop.scheduler.ledger.workers
 
@@ -219,25 +225,25 @@ def test_leaving_worker_gives_back_what_it_has_not_begun_and_finishes_the_rest()
 def test_work_that_arrives_at_a_leaving_worker_is_given_back() -> None:
     shop = Shop(slots=1)
     shop.turn()
-    shop.loop.leave()
+    shop.loop.shut_down()
     shop.create(b"a")
     shop.turn(6)
-    assert shop.hands.jobs == []
+    assert shop.runner.jobs == []
     assert shop.state(b"a") is TaskState.READY
-    assert shop.loop.gone
+    assert shop.loop.has_exited
 
 
 def test_abandoned_tasks_are_ended_and_given_back() -> None:
     shop = Shop(slots=1)
     shop.create(b"a")
     shop.turn()
-    shop.hands.begun = 1
-    shop.loop.leave()
-    shop.loop.abandon(shop.hands.jobs)
+    shop.runner.begun = 1
+    shop.loop.shut_down()
+    shop.loop.stop_running(shop.runner.jobs)
     shop.turn(5)
-    assert shop.hands.stopped == [(b"a", 1)]
+    assert shop.runner.stopped == [(b"a", 1)]
     assert shop.state(b"a") is TaskState.READY
-    assert shop.loop.gone
+    assert shop.loop.has_exited
     (attempt,) = shop.scheduler.ledger.failed_attempts[b"a"]
     assert attempt.outcome == b"returned"
     assert attempt.started_ns  # it had run
@@ -251,46 +257,46 @@ def test_worker_that_is_sent_home_goes() -> None:
     shop.handle([*shop.dialect.receive(b"client", [b"", drain], shop.now_ns)])
     shop.sent = kept + shop.sent
     shop.turn(5)
-    assert shop.loop.gone
+    assert shop.loop.has_exited
 
 
 def test_worker_that_had_to_refuse_a_task_rests_before_it_asks_again() -> None:
     shop = Shop(slots=1)
     shop.create(b"a")
     shop.turn()
-    shop.hands.finish(Outcome.REFUSED, b"no process to be had")
+    shop.runner.finish(Outcome.REFUSED, b"no process to be had")
     shop.turn(5)
-    assert shop.hands.jobs == []
+    assert shop.runner.jobs == []
     assert shop.state(b"a") is TaskState.READY
-    shop.pass_time(REFUSED_NS)
+    shop.pass_time(REFUSED_RETRY_NS)
     shop.turn()
     assert shop.names() == [b"a"]
 
 
-def refused_shop(settings: Settings) -> Shop:
+def refused_shop(settings: WorkerSettings) -> Shop:
     shop = Shop()
-    shop.loop = Loop(settings, Channel(shop, shop), shop.hands, shop)
+    shop.loop = NativeWorkerLoop(settings, Channel(shop, shop), shop.runner, shop)
     shop.said.clear()
     return shop
 
 
 REFUSED = {
-    "name": Settings(b"w" * 1025, (b"exec",), 1, incarnation=1),
-    "service": Settings(b"w", (b"s" * 1025,), 1, incarnation=1),
-    "no service": Settings(b"w", (b"",), 1, incarnation=1),
+    "name": WorkerSettings(b"w" * 1025, (b"exec",), 1, incarnation=1),
+    "service": WorkerSettings(b"w", (b"s" * 1025,), 1, incarnation=1),
+    "no service": WorkerSettings(b"w", (b"",), 1, incarnation=1),
 }
 
 
 @pytest.mark.parametrize("settings", REFUSED.values(), ids=REFUSED)
 def test_worker_that_is_refused_says_why_and_rests_before_it_asks_again(
-    settings: Settings,
+    settings: WorkerSettings,
 ) -> None:
     shop = refused_shop(settings)
     shop.turn(100)
     assert 1 <= shop.said.count(peer.STEAL) <= 2
-    assert shop.loop.trouble.startswith("the broker ")
+    assert shop.loop.refusal.startswith("the broker ")
     asked = shop.said.count(peer.STEAL)
-    shop.pass_time(REFUSED_NS)
+    shop.pass_time(REFUSED_RETRY_NS)
     shop.turn(100)
     assert shop.said.count(peer.STEAL) == asked + 1
 
@@ -300,15 +306,15 @@ def test_worker_whose_report_is_refused_says_why() -> None:
     shop.create(b"a")
     shop.turn()
     shop.refusing = True
-    shop.hands.finish()
+    shop.runner.finish()
     shop.turn()
-    assert shop.loop.trouble == ("the broker refuses its report on 1 task(s), to be done again: no")
+    assert shop.loop.refusal == ("the broker refuses its report on 1 task(s), to be done again: no")
     assert shop.loop.held == 0
     shop.refusing = False
-    shop.pass_time(REFUSED_NS)
+    shop.pass_time(REFUSED_RETRY_NS)
     shop.turn()
     assert shop.names() == [b"a"]
-    assert shop.loop.trouble == ""
+    assert shop.loop.refusal == ""
 
 
 def test_worker_whose_sign_of_life_is_refused_says_why() -> None:
@@ -317,7 +323,7 @@ def test_worker_whose_sign_of_life_is_refused_says_why() -> None:
     shop.refusing = True
     shop.pass_time(SECOND_NS)
     shop.turn()
-    assert shop.loop.trouble == "the broker refuses it: no"
+    assert shop.loop.refusal == "the broker refuses it: no"
 
 
 def test_worker_for_which_there_is_nothing_asks_again_at_once() -> None:
@@ -325,20 +331,22 @@ def test_worker_for_which_there_is_nothing_asks_again_at_once() -> None:
     shop.turn()
     for _ in range(3):
         shop.said.clear()
-        for _ in range(STEAL_NS // SECOND_NS + 1):
+        for _ in range(STEAL_WAIT_NS // SECOND_NS + 1):
             shop.pass_time(SECOND_NS)
             shop.turn()
         assert shop.said.count(peer.STEAL) == 1
-    assert shop.loop.trouble == ""
+    assert shop.loop.refusal == ""
 
 
 def test_trouble_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     shop = refused_shop(REFUSED["name"])
-    post = Post(shop.loop, Channel(shop, shop), cast("Runner", None), REFUSED["name"], print)
+    post = WorkerMonitor(
+        shop.loop, Channel(shop, shop), cast("ProcessRunner", None), REFUSED["name"], print
+    )
     for _ in range(3):
         shop.turn()
-        post.tell_trouble()
-        shop.pass_time(REFUSED_NS)
+        post.log_refusal()
+        shop.pass_time(REFUSED_RETRY_NS)
     (record,) = caplog.records
     assert "the broker refuses it: " in record.getMessage()
 
@@ -346,9 +354,9 @@ def test_trouble_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("name", ["", "w" * 1025, "ä" * 513])
 def test_name_or_service_that_a_broker_would_refuse_is_an_error(name: str) -> None:
     with pytest.raises(UserError, match="a worker's name must have 1 to 1024 bytes"):
-        settings_of(1, ["exec"], name)
+        worker_settings(1, ["exec"], name)
     with pytest.raises(UserError, match="a worker's service must have 1 to 1024 bytes"):
-        settings_of(1, ["exec", name])
+        worker_settings(1, ["exec", name])
 
 
 def test_quick_tasks_are_asked_for_ahead_and_slow_ones_not() -> None:
@@ -356,11 +364,11 @@ def test_quick_tasks_are_asked_for_ahead_and_slow_ones_not() -> None:
     shop.create(*[b"t%d" % number for number in range(300)])
     shop.turn()
     for _ in range(100):
-        shop.hands.finish()
+        shop.runner.finish()
         shop.turn(2)
     shop.pass_time(SECOND_NS)
     shop.turn()
-    assert len(shop.hands.jobs) == 1 + 8
+    assert len(shop.runner.jobs) == 1 + 8
     for _ in range(2):
         shop.pass_time(SECOND_NS)
         shop.turn()
@@ -372,7 +380,7 @@ def test_large_results_leave_in_several_reports() -> None:
     shop.create(b"a", b"b", b"c")
     shop.turn()
     for _ in range(3):
-        shop.hands.finish(text=bytes(REPORT_BYTES_MAX // 2 + 1))
+        shop.runner.finish(text=bytes(REPORT_BYTES_MAX // 2 + 1))
     shop.said.clear()
     shop.turn(6)
     assert shop.said.count(peer.COMPLETE) == 3
@@ -404,13 +412,13 @@ def test_worker_whose_name_is_held_stops_what_runs_and_waits_for_the_name() -> N
     refuse(shop, peer.NAME_HELD)
     shop.now_ns += SECOND_NS
     shop.turn()
-    assert (shop.hands.stopped, shop.loop.held) == ([(b"a", 1)], 0)
+    assert (shop.runner.stopped, shop.loop.held) == ([(b"a", 1)], 0)
     assert (shop.loop.waits_for_name, shop.loop.name_lost) == (True, "")
-    assert shop.loop.trouble == "the broker refuses it: why"
+    assert shop.loop.refusal == "the broker refuses it: why"
     shop.send = sound  # type: ignore[method-assign]
     shop.now_ns += 2 * SECOND_NS
     shop.turn()
-    assert (shop.loop.waits_for_name, shop.loop.trouble) == (False, "")
+    assert (shop.loop.waits_for_name, shop.loop.refusal) == (False, "")
 
 
 def test_worker_whose_name_is_lost_knows_why() -> None:
@@ -426,18 +434,18 @@ def test_worker_that_waits_for_its_name_can_leave() -> None:
     shop = Shop()
     refuse(shop, peer.NAME_HELD)
     shop.turn()
-    shop.loop.leave()
+    shop.loop.shut_down()
     shop.turn()
-    assert shop.loop.gone
+    assert shop.loop.has_exited
 
 
 def test_worker_whose_goodbye_is_not_answered_does_not_turn_without_rest() -> None:
     shop = Shop()
     shop.turn()
     shop.cut_off = True
-    shop.loop.leave()
+    shop.loop.shut_down()
     for _ in range(200):
         shop.loop.turn()
         assert shop.loop.wake_at_ns() > shop.now_ns
         shop.now_ns = shop.loop.wake_at_ns()
-    assert not shop.loop.gone
+    assert not shop.loop.has_exited

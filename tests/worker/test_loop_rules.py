@@ -11,15 +11,15 @@ from taskyard.core.tasks import Submission, Terms
 from taskyard.net.line import Channel
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_peer as peer
-from taskyard.worker.agents_rules import Rulebook
-from taskyard.worker.jobs import Done
-from taskyard.worker.loop import RULES_NS, Loop, Settings
+from taskyard.worker.agents_rules import AgentRules
+from taskyard.worker.jobs import JobResult
+from taskyard.worker.loop import RULES_REFRESH_NS, NativeWorkerLoop, WorkerSettings
 from tests.worker.test_loop import Hands, Shop
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.worker.agents_rules import Lane
+    from taskyard.worker.agents_rules import LaneKey
 
 OVERFED = Rule(b"all", b"*", LaneOptions(overfeed=2))
 
@@ -29,8 +29,8 @@ class RuledHands(Hands):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rules = Rulebook()
-        self.trouble = b""
+        self.rules = AgentRules()
+        self.agent_error = b""
         self.malformed = 0
         self.told: list[Sequence[Rule]] = []
 
@@ -38,15 +38,15 @@ class RuledHands(Hands):
     def overfeed_max(self) -> int:
         return self.rules.overfeed_max
 
-    def overfeed(self, lane: Lane) -> int:
+    def overfeed(self, lane: LaneKey) -> int:
         return self.rules.rules_for(lane).overfeed if lane[1] else 0
 
-    def follow(self, clauses: Sequence[Rule]) -> None:
+    def set_rules(self, clauses: Sequence[Rule]) -> None:
         self.told.append(clauses)
-        self.rules = Rulebook(clauses)
+        self.rules = AgentRules(clauses)
 
-    def give_back(self, outcome: Outcome, *, is_well: bool) -> None:
-        self._done.append(Done(self.jobs.pop(0), outcome, is_well=is_well))
+    def give_back(self, outcome: Outcome, *, healthy: bool) -> None:
+        self._done.append(JobResult(self.jobs.pop(0), outcome, healthy=healthy))
 
 
 class RuledShop(Shop):
@@ -55,10 +55,10 @@ class RuledShop(Shop):
     def __init__(self, *clauses: Rule, slots: int = 2, tells_rules: bool = True) -> None:
         super().__init__(slots)
         self.tells_rules = tells_rules
-        self.hands: RuledHands = RuledHands()
+        self.runner: RuledHands = RuledHands()
         self.handle([RulesSet(self.now_ns, clauses)])
-        settings = Settings(b"w", (b"exec",), slots, incarnation=1)
-        self.loop = Loop(settings, Channel(self, self), self.hands, self, self.hands)
+        settings = WorkerSettings(b"w", (b"exec",), slots, incarnation=1)
+        self.loop = NativeWorkerLoop(settings, Channel(self, self), self.runner, self, self.runner)
 
     def send(self, frames: Sequence[bytes]) -> bool:
         request = peer.Reply(frames[1])
@@ -87,7 +87,7 @@ def test_worker_takes_no_task_before_it_knows_the_rules() -> None:
     assert peer.STEAL not in shop.said
     shop.turn()
     assert shop.names() == [b"a"]
-    assert shop.hands.told[0][0] == OVERFED
+    assert shop.runner.told[0][0] == OVERFED
 
 
 def test_worker_asks_again_whether_the_rules_have_changed() -> None:
@@ -95,12 +95,12 @@ def test_worker_asks_again_whether_the_rules_have_changed() -> None:
     shop.turn()
     changed = Rule(b"exec", b"exec/*", LaneOptions(command=b"agent"))
     shop.handle([RulesSet(shop.now_ns, (changed,))])
-    assert shop.loop.wake_at_ns() <= shop.now_ns + RULES_NS
-    for _ in range(RULES_NS // SECOND_NS):
+    assert shop.loop.wake_at_ns() <= shop.now_ns + RULES_REFRESH_NS
+    for _ in range(RULES_REFRESH_NS // SECOND_NS):
         shop.pass_time(SECOND_NS)
         shop.turn()
     assert shop.said.count(peer.RULES) == 2
-    assert shop.hands.told[-1][0] == changed
+    assert shop.runner.told[-1][0] == changed
 
 
 def test_worker_of_a_broker_that_tells_no_rules_works_without() -> None:
@@ -108,7 +108,7 @@ def test_worker_of_a_broker_that_tells_no_rules_works_without() -> None:
     shop.create(b"a")
     shop.turn()
     assert shop.names() == [b"a"]
-    assert shop.hands.told == []
+    assert shop.runner.told == []
 
 
 def test_overfed_lane_is_as_one_task_and_no_more_lanes_are_taken_than_slots() -> None:
@@ -118,11 +118,11 @@ def test_overfed_lane_is_as_one_task_and_no_more_lanes_are_taken_than_slots() ->
     shop.create_in(b"c", b"c1", b"c2")
     shop.turn()
     assert shop.names() == [b"a1", b"a2", b"a3", b"b1"]
-    shop.hands.finish()  # a1
+    shop.runner.finish()  # a1
     shop.turn()
     assert shop.names() == [b"a2", b"a3", b"b1"]
-    shop.hands.jobs.sort(key=lambda job: job.name, reverse=True)
-    shop.hands.finish()  # b1
+    shop.runner.jobs.sort(key=lambda job: job.name, reverse=True)
+    shop.runner.finish()  # b1
     shop.turn()
     assert sorted(shop.names()) == [b"a2", b"a3", b"c1", b"c2"]
 
@@ -134,7 +134,7 @@ def test_overfed_lane_is_gone_on_with_when_its_tasks_are_done() -> None:
     shop.turn()
     assert shop.names() == [b"a1", b"a2", b"a3"]
     for _ in range(3):
-        shop.hands.finish()
+        shop.runner.finish()
     shop.turn()
     assert shop.names() == [b"a4", b"a5"]
 
@@ -150,14 +150,14 @@ def test_trouble_of_the_host_is_told_at_once_for_as_long_as_it_lasts_and_when_it
     shop = RuledShop()
     shop.turn()
     assert shop.trouble_known() == b""
-    shop.hands.trouble = b"no key"
+    shop.runner.agent_error = b"no key"
     shop.turn()
     assert shop.trouble_known() == b"no key"
     shop.scheduler.ledger.workers[b"w"].trouble = b""  # the broker was restarted
     shop.pass_time(SECOND_NS)
     shop.turn()
     assert shop.trouble_known() == b"no key"
-    shop.hands.trouble = b""
+    shop.runner.agent_error = b""
     shop.turn()
     assert shop.trouble_known() == b""
 
@@ -165,7 +165,7 @@ def test_trouble_of_the_host_is_told_at_once_for_as_long_as_it_lasts_and_when_it
 def test_malformed_lines_of_the_hosts_agents_are_told_with_the_heartbeat() -> None:
     shop = RuledShop()
     shop.turn()
-    shop.hands.malformed = 3
+    shop.runner.malformed = 3
     shop.pass_time(SECOND_NS)
     shop.turn()
     assert shop.scheduler.ledger.workers[b"w"].malformed == 3
@@ -175,13 +175,13 @@ def test_worker_that_gives_the_rest_of_a_lane_back_takes_others_at_once() -> Non
     shop = RuledShop(slots=1)
     shop.create(b"a", b"b")
     shop.turn()
-    shop.hands.give_back(Outcome.FAILED, is_well=False)
+    shop.runner.give_back(Outcome.FAILED, healthy=False)
     shop.turn()
     assert shop.names() == [b"b"]
-    shop.hands.give_back(Outcome.REFUSED, is_well=True)
+    shop.runner.give_back(Outcome.REFUSED, healthy=True)
     shop.turn()
     assert shop.names() == [b"b"]
-    shop.hands.give_back(Outcome.REFUSED, is_well=False)
+    shop.runner.give_back(Outcome.REFUSED, healthy=False)
     shop.turn()
     assert shop.names() == []
 
@@ -190,10 +190,10 @@ def test_what_is_given_back_with_a_lane_that_is_put_off_is_put_off_too() -> None
     shop = RuledShop(Rule(b"all", b"*", LaneOptions(overfeed=2, retry_delays_ns=(60 * SECOND_NS,))))
     shop.create_in(b"a", b"a1", b"a2", b"a3", b"a4")
     shop.turn()
-    first, *rest = shop.hands.jobs
-    shop.hands.jobs.clear()
-    shop.hands._done += [Done(job, Outcome.REFUSED, is_well=True) for job in rest]  # noqa: SLF001
-    shop.hands._done.append(Done(first, Outcome.DEFER_ALL, b"host down"))  # noqa: SLF001
+    first, *rest = shop.runner.jobs
+    shop.runner.jobs.clear()
+    shop.runner._done += [JobResult(job, Outcome.REFUSED, healthy=True) for job in rest]  # noqa: SLF001
+    shop.runner._done.append(JobResult(first, Outcome.DEFER_ALL, b"host down"))  # noqa: SLF001
     shop.turn()
     assert shop.names() == []
     tasks = shop.scheduler.ledger.tasks

@@ -15,9 +15,15 @@ from taskyard.core.events import DrainRequested, Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.wire.work import encode_command
-from taskyard.worker.feeding import Feeder
-from taskyard.worker.jobs import Done, Job
-from taskyard.worker.ping_pong import FAREWELL_NS, REFUSED_NS, Crew, Loop, Settings
+from taskyard.worker.feeding import StdinRunner
+from taskyard.worker.jobs import Job, JobResult
+from taskyard.worker.ping_pong import (
+    EXIT_NS_MAX,
+    REFUSED_RETRY_NS,
+    PingPongHost,
+    PingPongSettings,
+    PingPongWorkerLoop,
+)
 from tests.kit.processes import PATIENCE_SECONDS, environment, until
 from tests.wire.ping_pong_host import Host, a_host
 from tests.wire.ping_pong_kit import BACKEND, W2, Hall
@@ -36,7 +42,7 @@ class Hands:
     def __init__(self) -> None:
         self.jobs: list[Job] = []
         self.stopped: list[bytes] = []
-        self._done: list[Done] = []
+        self._done: list[JobResult] = []
 
     def start(self, job: Job) -> None:
         self.jobs.append(job)
@@ -46,7 +52,7 @@ class Hands:
         self.stopped.append(name)
         self.jobs = [job for job in self.jobs if job.name != name]
 
-    def turn(self) -> list[Done]:
+    def turn(self) -> list[JobResult]:
         done, self._done = self._done, []
         return done
 
@@ -54,7 +60,7 @@ class Hands:
         return None
 
     def finish(self, outcome: Outcome = Outcome.DONE, text: bytes = b"result") -> None:
-        self._done.append(Done(self.jobs.pop(0), outcome, text))
+        self._done.append(JobResult(self.jobs.pop(0), outcome, text))
 
 
 class Connection:
@@ -85,18 +91,18 @@ class Connection:
 
 
 class Shop:
-    """One worker at a broker. Keeps `Plug` and `Clock`."""
+    """One worker at a broker. Keeps `SocketFactory` and `Clock`."""
 
     def __init__(self) -> None:
         self.hall = Hall()
-        self.hands = Hands()
+        self.runner = Hands()
         #: What the worker has said, without the delimiter.
         self.said: list[list[bytes]] = []
         #: Nothing arrives; nothing can even be sent.
         self.is_cut_off = self.is_jammed = False
         self.connections: list[Connection] = []
         self._identities = 0
-        self.loop = Loop(Settings(), self, self.hands, self)
+        self.loop = PingPongWorkerLoop(PingPongSettings(), self, self.runner, self)
 
     def monotonic_ns(self) -> int:
         return self.hall.now_ns
@@ -123,11 +129,11 @@ class Shop:
         while self.hall.now_ns < ends_ns:
             step_ns = min(max(self.loop.wake_at_ns() - self.hall.now_ns, 10**6), 10**9)
             self.hall.later(min(step_ns, ends_ns - self.hall.now_ns) / SECOND_NS)
-            if not self.loop.gone:
+            if not self.loop.has_exited:
                 self.turn()
 
     def is_gone(self) -> bool:
-        return self.loop.gone
+        return self.loop.has_exited
 
     def words(self) -> list[bytes]:
         """What was said since the last look, without the counts of pings."""
@@ -148,21 +154,21 @@ def test_says_ready_pings_every_second_and_numbers_its_pings() -> None:
 def test_does_a_job_pings_meanwhile_and_says_its_result() -> None:
     shop = Shop()
     shop.give(b"job")
-    assert [job.payload for job in shop.hands.jobs] == [b"job"]
+    assert [job.payload for job in shop.runner.jobs] == [b"job"]
     shop.later(100)  # longer than a lease
     assert {*shop.words()} == {b"READY", b"PING"}
-    shop.hands.finish()
+    shop.runner.finish()
     shop.turn()
     assert shop.words() == [b"result"]
     assert shop.hall.to_client(b"job") == [[b"result"]]
     shop.give(b"next")
-    assert [job.payload for job in shop.hands.jobs] == [b"next"]
+    assert [job.payload for job in shop.runner.jobs] == [b"next"]
 
 
 def test_says_why_a_job_failed() -> None:
     shop = Shop()
     shop.give(b"job")
-    shop.hands.finish(Outcome.FAILED, b"exit status 1")
+    shop.runner.finish(Outcome.FAILED, b"exit status 1")
     shop.turn()
     assert shop.said[-1] == [b"ERROR", b"exit status 1"]
     assert shop.hall.to_client(b"job") == [[b"ERROR", b"exit status 1"]]
@@ -172,7 +178,7 @@ def test_says_why_a_job_failed() -> None:
 def test_result_that_would_be_taken_for_a_word_is_a_failure(word: bytes) -> None:
     shop = Shop()
     shop.give(b"job")
-    shop.hands.finish(text=word)
+    shop.runner.finish(text=word)
     shop.turn()
     ((error, reason),) = shop.hall.to_client(b"job")
     assert (error, word in reason) == (b"ERROR", True)
@@ -183,11 +189,11 @@ def test_job_that_can_t_be_begun_here_goes_back_and_the_worker_rests() -> None:
     shop.hall.worker(W2, b"READY")
     shop.give(b"job")
     shop.words()
-    shop.hands.finish(Outcome.REFUSED, b"no process")
+    shop.runner.finish(Outcome.REFUSED, b"no process")
     shop.turn()
     assert shop.words() == [b"DISCONNECT"]
     assert shop.hall.to_worker(W2) == [[b"job"]]
-    shop.later(REFUSED_NS / SECOND_NS)
+    shop.later(REFUSED_RETRY_NS / SECOND_NS)
     assert shop.words() == [b"READY"]
     assert len(shop.hall.workers()) == 2
 
@@ -206,7 +212,7 @@ def test_opens_another_socket_after_n_timeouts_without_a_word() -> None:
     shop.later(1)
     assert shop.words() == [b"READY"]  # the first one was not answered
     shop.give(b"job")
-    assert [job.payload for job in shop.hands.jobs] == [b"job"]
+    assert [job.payload for job in shop.runner.jobs] == [b"job"]
 
 
 def test_keeps_its_socket_and_its_job_while_it_works_and_the_broker_is_silent() -> None:
@@ -217,7 +223,7 @@ def test_keeps_its_socket_and_its_job_while_it_works_and_the_broker_is_silent() 
     shop.is_cut_off = False
     assert len(shop.connections) == 1
     shop.later(1)
-    shop.hands.finish()
+    shop.runner.finish()
     shop.turn()
     assert shop.hall.to_client(b"job") == [[b"result"]]
 
@@ -231,11 +237,11 @@ def test_job_of_a_connection_that_was_renewed_is_ended_and_nothing_is_said_of_it
     shop.words()
     shop.later(1)
     assert shop.words() == [b"PING", b"READY"]
-    assert shop.hands.stopped == [b"ping-pong-1"]
-    assert [job.payload for job in shop.hands.jobs] == []
+    assert shop.runner.stopped == [b"ping-pong-1"]
+    assert [job.payload for job in shop.runner.jobs] == []
     shop.later(3)  # the broker has noticed that the former connection is silent
-    assert [job.payload for job in shop.hands.jobs] == [b"job"]
-    shop.hands.finish()
+    assert [job.payload for job in shop.runner.jobs] == [b"job"]
+    shop.runner.finish()
     shop.turn()
     assert shop.hall.to_client(b"job") == [[b"result"]]
 
@@ -244,25 +250,25 @@ def test_late_count_of_before_a_rest_does_not_end_the_next_job() -> None:
     shop = Shop()
     shop.later(4)  # the broker counts some pings
     shop.give(b"job")
-    shop.hands.finish(Outcome.REFUSED, b"no process")
+    shop.runner.finish(Outcome.REFUSED, b"no process")
     shop.loop.turn()
-    shop.later(REFUSED_NS / SECOND_NS - 0.001)
+    shop.later(REFUSED_RETRY_NS / SECOND_NS - 0.001)
     connection = shop.connections[0]
     connection.inbox = [[b"", b"PONG", b"9"], *connection.inbox]
     shop.later(2)
     assert shop.loop.is_working
     shop.later(3)
     assert shop.loop.is_working
-    assert shop.hands.stopped == []
+    assert shop.runner.stopped == []
 
 
 def test_worker_does_not_turn_without_rest_while_its_goodbye_is_not_answered() -> None:
     shop = Shop()
     shop.is_cut_off = True
     shop.later(2.5)
-    shop.loop.leave()
+    shop.loop.shut_down()
     shop.turn()
-    while not shop.loop.gone:
+    while not shop.loop.has_exited:
         assert shop.loop.wake_at_ns() > shop.monotonic_ns()
         shop.hall.later((shop.loop.wake_at_ns() - shop.monotonic_ns()) / SECOND_NS)
         shop.loop.turn()
@@ -272,7 +278,7 @@ def test_result_is_sent_when_it_can_be() -> None:
     shop = Shop()
     shop.give(b"job")
     shop.is_jammed = True
-    shop.hands.finish()
+    shop.runner.finish()
     shop.turn()
     shop.is_jammed = False
     shop.turn()
@@ -291,7 +297,7 @@ def test_leaves_at_once_if_it_has_no_job() -> None:
     shop = Shop()
     shop.turn()
     shop.words()
-    shop.loop.leave()
+    shop.loop.shut_down()
     shop.turn()
     assert shop.words() == [b"DISCONNECT", b"PING"]
     assert shop.is_gone()
@@ -302,10 +308,10 @@ def test_leaves_when_its_job_is_done_and_what_it_is_given_meanwhile_goes_back() 
     shop = Shop()
     shop.give(b"job")
     assert shop.hall.client(b"next", b"next") == []
-    shop.loop.leave()
+    shop.loop.shut_down()
     shop.later(5)
     assert not shop.is_gone()
-    shop.hands.finish()
+    shop.runner.finish()
     shop.turn(3)
     assert shop.is_gone()
     assert shop.hall.to_client(b"job") == [[b"result"]]
@@ -315,16 +321,16 @@ def test_leaves_when_its_job_is_done_and_what_it_is_given_meanwhile_goes_back() 
 
 def test_asked_a_second_time_it_ends_its_job_and_gives_it_back() -> None:
     shop = Shop()
-    crew = Crew("here", lambda _text: None)
+    crew = PingPongHost("here", lambda _text: None)
     crew.loops.append(shop.loop)
     shop.give(b"job")
-    crew.leave()
+    crew.shut_down()
     shop.turn()
     assert not shop.is_gone()
-    crew.leave()
+    crew.shut_down()
     shop.turn()
     assert shop.is_gone()
-    assert shop.hands.stopped == [b"ping-pong-1"]
+    assert shop.runner.stopped == [b"ping-pong-1"]
     assert [*shop.hall.states().values()] == [READY]
 
 
@@ -332,10 +338,10 @@ def test_waits_for_an_answer_to_its_goodbye_but_not_for_ever() -> None:
     shop = Shop()
     shop.turn()
     shop.is_cut_off = True
-    shop.loop.leave()
+    shop.loop.shut_down()
     shop.turn()
     assert not shop.is_gone()
-    shop.later(FAREWELL_NS / SECOND_NS + 0.1)
+    shop.later(EXIT_NS_MAX / SECOND_NS + 0.1)
     assert shop.is_gone()
 
 
@@ -347,15 +353,15 @@ def test_what_is_no_message_is_passed_over(frames: list[bytes]) -> None:
     shop.connections[0].inbox.append(frames)
     shop.turn()
     assert not shop.is_gone()
-    assert shop.hands.jobs == []
+    assert shop.runner.jobs == []
 
 
 # A program that is fed.
 
 
 @contextmanager
-def a_feeder(*argv: str) -> Iterator[Feeder]:
-    feeder = Feeder(1, argv, RealClock())
+def a_feeder(*argv: str) -> Iterator[StdinRunner]:
+    feeder = StdinRunner(1, argv, RealClock())
     try:
         yield feeder
     finally:

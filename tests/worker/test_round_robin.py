@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.worker.round_robin import ANSWER_NS, CONNECTION_NS, FAREWELL_NS, ONGOING_NS, Loop
+from taskyard.worker.round_robin import (
+    CONNECTION_NS,
+    EXIT_NS_MAX,
+    HEARTBEAT_NS,
+    REPLY_NS,
+    RoundRobinWorkerLoop,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +34,9 @@ class Stage:
         self.is_full = False
         self.made = 1
         self.said: list[str] = []
-        self.loop = Loop(self, self, "w", lambda _level, text: self.said.append(text))
+        self.loop = RoundRobinWorkerLoop(
+            self, self, "w", lambda _level, text: self.said.append(text)
+        )
 
     def monotonic_ns(self) -> int:
         return self.now_ns
@@ -98,9 +106,9 @@ def test_server_that_does_not_answer_is_said_once_and_asked_again() -> None:
     stage.loop.register()
     stage.told()
     goodbye = lmq(3, b"WORKER", b"\x09")
-    assert stage.later(ANSWER_NS) == [goodbye, lmq(4, b"3", b"\x08", b"10")]
+    assert stage.later(REPLY_NS) == [goodbye, lmq(4, b"3", b"\x08", b"10")]
     assert not stage.loop.is_waiting
-    assert stage.later(ANSWER_NS) == [goodbye, lmq(4, b"4", b"\x08", b"10")]
+    assert stage.later(REPLY_NS) == [goodbye, lmq(4, b"4", b"\x08", b"10")]
     assert stage.said == [f"no server answers at {stage.endpoint}"]
     stage.hears(*lmq(6, b"4"))
     assert stage.loop.is_registered
@@ -183,15 +191,15 @@ def test_goodbye_is_followed_by_a_ping_and_waits_for_its_answer() -> None:
 def test_goodbye_to_a_server_that_is_gone_ends() -> None:
     stage = Stage().registered()
     stage.loop.deregister()
-    stage.later(FAREWELL_NS)
+    stage.later(EXIT_NS_MAX)
     assert not stage.loop.is_waiting
 
 
 def test_worker_that_is_not_known_any_more_registers_again() -> None:
     stage = Stage().registered()
-    assert stage.later(ONGOING_NS) == [lmq(4, b"3", b"ongoing")]
+    assert stage.later(HEARTBEAT_NS) == [lmq(4, b"3", b"ongoing")]
     assert stage.hears(*lmq(6, b"3")) == []
-    assert stage.later(ONGOING_NS) == [lmq(4, b"4", b"ongoing")]
+    assert stage.later(HEARTBEAT_NS) == [lmq(4, b"4", b"ongoing")]
     goodbye = lmq(3, b"WORKER", b"\x09")
     answer = lmq(6, b"4", b"ERROR register first")
     assert stage.hears(*answer) == [goodbye, lmq(4, b"5", b"\x08", b"10")]
@@ -212,7 +220,7 @@ def test_worker_asks_to_be_registered_until_a_restarted_server_answers() -> None
     stage = Stage().registered()
     stage.hears(*lmq(1, b"RESTARTED"))
     goodbye = lmq(3, b"WORKER", b"\x09")
-    assert stage.later(ANSWER_NS) == [goodbye, lmq(4, b"4", b"\x08", b"10")]
+    assert stage.later(REPLY_NS) == [goodbye, lmq(4, b"4", b"\x08", b"10")]
     stage.hears(*lmq(6, b"3"))  # the answer before that goodbye
     assert stage.hears(*lmq(4, b"id", b"\x01"), CLI) == []
     stage.hears(*lmq(6, b"4"))
@@ -224,8 +232,8 @@ def test_worker_that_can_not_register_again_yet_asks_once() -> None:
     stage = Stage().registered()
     stage.is_full = True
     stage.hears(*lmq(1, b"RESTARTED"))
-    stage.later(ANSWER_NS)
-    stage.later(ANSWER_NS)
+    stage.later(REPLY_NS)
+    stage.later(REPLY_NS)
     stage.is_full = False
     sent = stage.later(0)
     assert sent == [

@@ -18,7 +18,7 @@ from taskyard.worker.limits import (
     OUTPUT_TAIL_BYTES,
     RESULT_BYTES_MAX,
 )
-from taskyard.worker.running import Done, Job, Runner
+from taskyard.worker.running import Job, JobResult, ProcessRunner
 from tests.worker.running_kit import (
     SetClock,
     a_fifo,
@@ -122,19 +122,19 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def done(job: Job, text: bytes, output: bytes = b"") -> Done:
-    return Done(job, Outcome.DONE, text, output)
+def done(job: Job, text: bytes, output: bytes = b"") -> JobResult:
+    return JobResult(job, Outcome.DONE, text, output)
 
 
-def failed(job: Job, reason: bytes, output: bytes = b"") -> Done:
-    return Done(job, Outcome.FAILED, reason, output)
+def failed(job: Job, reason: bytes, output: bytes = b"") -> JobResult:
+    return JobResult(job, Outcome.FAILED, reason, output)
 
 
-def refused(job: Job, reason: bytes) -> Done:
-    return Done(job, Outcome.FAILED_FINAL, reason)
+def refused(job: Job, reason: bytes) -> JobResult:
+    return JobResult(job, Outcome.FAILED_FINAL, reason)
 
 
-def came_of(job: Job) -> Done:
+def came_of(job: Job) -> JobResult:
     return result_of(job, allow=["yard"])
 
 
@@ -265,7 +265,7 @@ def test_result_that_is_too_large_is_failed_for_good() -> None:
     assert came_of(job) == refused(job, text)
 
 
-def assert_is_quiet(runner: Runner) -> None:
+def assert_is_quiet(runner: ProcessRunner) -> None:
     """There is nothing to wake up for."""
     assert runner.wake_at_ns() is None
     assert select.select(runner.filenos(), [], [], 0) == ([], [], [])

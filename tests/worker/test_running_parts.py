@@ -30,27 +30,27 @@ def pieces(content: bytes, cuts: list[int]) -> list[bytes]:
 def test_orders_arrive_whole_however_they_are_cut(
     sent: list[tuple[bytes, int, bytes, bytes]], cuts: list[int]
 ) -> None:
-    inbox = frames.Inbox()
-    stream = b"".join(frames.pack_order(*order) for order in sent)
+    inbox = frames.FrameBuffer()
+    stream = b"".join(frames.pack_call(*order) for order in sent)
     arrived = [frame for piece in pieces(stream, cuts) for frame in inbox.add(piece)]
-    assert [frames.unpack_order(frame) for frame in arrived] == sent
+    assert [frames.unpack_call(frame) for frame in arrived] == sent
     assert inbox.bytes_pending() == 0
 
 
 @pytest.mark.parametrize("outcome", [Outcome.DONE, Outcome.FAILED, Outcome.FAILED_FINAL])
 def test_answer_arrives_as_it_was_sent(outcome: Outcome) -> None:
-    (frame,) = frames.Inbox().add(frames.pack_answer(outcome, b"text", b"end"))
-    assert frames.unpack_answer(frame) == (outcome, b"text", b"end", None)
+    (frame,) = frames.FrameBuffer().add(frames.pack_result(outcome, b"text", b"end"))
+    assert frames.unpack_result(frame) == (outcome, b"text", b"end", None)
 
 
 def test_child_that_is_ready_says_so_in_an_empty_frame() -> None:
-    assert frames.Inbox().add(frames.READY) == [b""]
+    assert frames.FrameBuffer().add(frames.READY) == [b""]
 
 
 @pytest.mark.parametrize("frame", [b"", b"\xff", b"\xff\0\0\0\0"])
 def test_answer_of_nobody_is_an_error(frame: bytes) -> None:
     with pytest.raises(ValueError, match=r"answer|Outcome"):
-        frames.unpack_answer(frame)
+        frames.unpack_result(frame)
 
 
 @given(st.lists(st.binary(max_size=30)), st.integers(1, 20))

@@ -11,7 +11,7 @@ from taskyard.core.events import Outcome
 from taskyard.wire import pickled
 from taskyard.wire.pickled import PICKLE, Origin
 from taskyard.worker.limits import PICKLED_BYTES_MAX
-from taskyard.worker.running import Done, Job, Runner
+from taskyard.worker.running import Job, JobResult, ProcessRunner
 from tests.client import calls
 from tests.worker.running_kit import RealClock, turns
 
@@ -28,10 +28,10 @@ def double(number):
 
 
 @pytest.fixture
-def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
+def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessRunner]:
     """One child at a time, in a directory of the test's own."""
     monkeypatch.chdir(tmp_path)
-    running = Runner(1, [], RealClock(), allow_pickle=True)
+    running = ProcessRunner(1, [], RealClock(), allow_pickle=True)
     yield running
     running.close()
 
@@ -54,20 +54,20 @@ def job_of_main(name: bytes, origin: Origin) -> Job:
     )
 
 
-def done(runner: Runner, one: Job) -> Done:
+def done(runner: ProcessRunner, one: Job) -> JobResult:
     runner.start(one)
     (came,) = turns(runner)
     return came
 
 
-def test_result_comes_back_pickled(runner: Runner) -> None:
+def test_result_comes_back_pickled(runner: ProcessRunner) -> None:
     came = done(runner, job(divmod, 7, 2))
     assert (came.outcome, pickled.unpickle(came.text)) == (Outcome.DONE, (3, 1))
 
 
 @pytest.mark.parametrize("service", [PICKLE, b"cpu"])
 def test_pickled_call_is_refused_unless_it_is_allowed(service: bytes) -> None:
-    runner = Runner(1, ["builtins"], RealClock())
+    runner = ProcessRunner(1, ["builtins"], RealClock())
     try:
         came = done(runner, job(pow, 2, 3, service=service))
     finally:
@@ -76,7 +76,7 @@ def test_pickled_call_is_refused_unless_it_is_allowed(service: bytes) -> None:
     assert b"start the worker with --allow-pickle" in came.text
 
 
-def test_exception_comes_at_the_end_of_the_output(runner: Runner) -> None:
+def test_exception_comes_at_the_end_of_the_output(runner: ProcessRunner) -> None:
     came = done(runner, job(calls.refuse_odd, 1))
     assert (came.outcome, came.text) == (Outcome.FAILED, b"tests.client.calls.Odd: 1")
     assert came.output.startswith(b"Traceback")
@@ -85,7 +85,7 @@ def test_exception_comes_at_the_end_of_the_output(runner: Runner) -> None:
     assert "raise Odd(number)" in told
 
 
-def test_exit_is_an_exception_like_others(runner: Runner) -> None:
+def test_exit_is_an_exception_like_others(runner: ProcessRunner) -> None:
     came = done(runner, job(calls.raise_this, SystemExit(3)))
     error, _ = pickled.decode_exception(came.output)
     assert isinstance(error, SystemExit)
@@ -93,11 +93,11 @@ def test_exit_is_an_exception_like_others(runner: Runner) -> None:
     assert first == second
 
 
-def test_what_is_printed_is_kept(runner: Runner) -> None:
+def test_what_is_printed_is_kept(runner: ProcessRunner) -> None:
     assert done(runner, job(calls.print_and_double, 1)).output == b"doubling\nhere\n"
 
 
-def test_result_up_to_the_limit_is_taken(runner: Runner) -> None:
+def test_result_up_to_the_limit_is_taken(runner: ProcessRunner) -> None:
     frame = len(pickled.pickle_result(bytes(1 << 20))) - (1 << 20)
     assert done(runner, job(calls.make, PICKLED_BYTES_MAX - frame)).outcome is Outcome.DONE
     came = done(runner, job(calls.make, PICKLED_BYTES_MAX))
@@ -105,7 +105,7 @@ def test_result_up_to_the_limit_is_taken(runner: Runner) -> None:
     assert f"{PICKLED_BYTES_MAX} is the limit".encode() in came.text
 
 
-def test_script_is_run_once_and_becomes_main(runner: Runner, tmp_path: Path) -> None:
+def test_script_is_run_once_and_becomes_main(runner: ProcessRunner, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     origin = Origin(main=str(script))
@@ -114,7 +114,7 @@ def test_script_is_run_once_and_becomes_main(runner: Runner, tmp_path: Path) -> 
     assert (tmp_path / "counted").read_text() == "x"
 
 
-def test_each_call_finds_its_own_script(runner: Runner, tmp_path: Path) -> None:
+def test_each_call_finds_its_own_script(runner: ProcessRunner, tmp_path: Path) -> None:
     found = []
     for name, factor in (("a", 2), ("b", 3), ("a", 2)):
         script = tmp_path / f"{name}.py"
@@ -124,7 +124,7 @@ def test_each_call_finds_its_own_script(runner: Runner, tmp_path: Path) -> None:
     assert found == [8, 12, 8]
 
 
-def test_script_that_fails_is_not_run_twice(runner: Runner, tmp_path: Path) -> None:
+def test_script_that_fails_is_not_run_twice(runner: ProcessRunner, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT + "raise SystemExit('no')\n")
     for _ in range(2):
@@ -134,12 +134,12 @@ def test_script_that_fails_is_not_run_twice(runner: Runner, tmp_path: Path) -> N
     assert (tmp_path / "counted").read_text() == "x"
 
 
-def test_script_that_is_not_there_is_told(runner: Runner) -> None:
+def test_script_that_is_not_there_is_told(runner: ProcessRunner) -> None:
     came = done(runner, job_of_main(b"double", Origin(main="/nowhere/script.py")))
     assert b"/nowhere/script.py, where the function is defined, can't be run" in came.text
 
 
-def test_directories_of_the_caller_are_looked_in(runner: Runner, tmp_path: Path) -> None:
+def test_directories_of_the_caller_are_looked_in(runner: ProcessRunner, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "beside.py").write_text("def double(number):\n    return 2 * number\n")
     call = b"cbeside\ndouble\n(K\x04t}\x87."
@@ -149,7 +149,7 @@ def test_directories_of_the_caller_are_looked_in(runner: Runner, tmp_path: Path)
     assert pickled.unpickle(done(runner, Job(b"t", 1, PICKLE, found)).text) == 8
 
 
-def test_nonsense_is_refused_and_the_child_lives_on(runner: Runner) -> None:
+def test_nonsense_is_refused_and_the_child_lives_on(runner: ProcessRunner) -> None:
     first = pickled.unpickle(done(runner, job(os.getpid)).text)
     broken = Job(b"t", 1, PICKLE, pickled.encode_pickled_call(b"nonsense", Origin()))
     came = done(runner, broken)

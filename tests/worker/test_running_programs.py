@@ -18,7 +18,7 @@ from taskyard.worker.limits import (
     REAP_INTERVAL_NS,
     RESULT_BYTES_MAX,
 )
-from taskyard.worker.running import Done, Job
+from taskyard.worker.running import Job, JobResult
 from tests.worker.running_kit import (
     SetClock,
     a_fifo,
@@ -80,12 +80,12 @@ open(sys.argv[1], "w").write(str(os.getpid()))
 """
 
 
-def done(job: Job, text: bytes, output: bytes = b"") -> Done:
-    return Done(job, Outcome.DONE, text, output)
+def done(job: Job, text: bytes, output: bytes = b"") -> JobResult:
+    return JobResult(job, Outcome.DONE, text, output)
 
 
-def failed(job: Job, reason: bytes, output: bytes = b"") -> Done:
-    return Done(job, Outcome.FAILED, reason, output)
+def failed(job: Job, reason: bytes, output: bytes = b"") -> JobResult:
+    return JobResult(job, Outcome.FAILED, reason, output)
 
 
 def test_result_is_what_was_written_to_stdout() -> None:
@@ -185,7 +185,7 @@ def test_too_long_a_command_line_is_told() -> None:
 def test_payload_that_is_no_command_is_failed_for_good() -> None:
     job = Job(b"t", 1, b"exec", b"{}")
     text = b"the payload is nothing that a worker of exec can do: Object missing required field "
-    assert result_of(job) == Done(
+    assert result_of(job) == JobResult(
         job, Outcome.FAILED_FINAL, text + b"`argv`; submit it to another service"
     )
 
@@ -403,7 +403,7 @@ def test_worker_without_room_for_a_process_refuses() -> None:
             (refused,) = runner.turn()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert refused == Done(
+        assert refused == JobResult(
             job,
             Outcome.REFUSED,
             b"the worker has no room to start a process: Too many open files",

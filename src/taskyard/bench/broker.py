@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Final
 
 from taskyard.bench import broker_calls, broker_campaigns, broker_sizes
-from taskyard.bench.lines import Line
+from taskyard.bench.lines import TableLine
 from taskyard.bench.settings import Settings
 
 #: Every case by its name, in the order of the table.
-CASES: Final[dict[str, Callable[[Settings], list[Line]]]] = {
+CASES: Final[dict[str, Callable[[Settings], list[TableLine]]]] = {
     "batches": broker_campaigns.batches,
     "shapes": broker_campaigns.shapes,
     "plain": broker_calls.plain,
@@ -24,6 +24,6 @@ CASES: Final[dict[str, Callable[[Settings], list[Line]]]] = {
 }
 
 
-def run(settings: Settings, only: tuple[str, ...] = ()) -> list[Line]:
+def run(settings: Settings, only: tuple[str, ...] = ()) -> list[TableLine]:
     """The measurements of these cases, or of all, as lines of the suite's table."""
     return [one for name in only or tuple(CASES) for one in CASES[name](settings)]

@@ -6,11 +6,11 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from taskyard.bench.floors import BROKER_TASK_US, GROWTH, SHAPE_COST, Bound
-from taskyard.bench.lines import Line, line
-from taskyard.bench.peers import Part
+from taskyard.bench.floors import BROKER_TASK_US, GROWTH, SHAPE_COST, Target
+from taskyard.bench.lines import TableLine, table_line
+from taskyard.bench.peers import PeerTask
 from taskyard.bench.settings import Kind, Settings
-from taskyard.bench.stage import Stage
+from taskyard.bench.stage import BrokerBench
 from taskyard.bench.workloads import SHAPES, Shape
 from taskyard.core.events import RulesSet
 
@@ -34,13 +34,13 @@ class Campaign(Struct, frozen=True):
     batch: int = BATCH
     kind: Kind = "durable"
     #: Workers begin with the producer; else when all tasks are submitted.
-    at_once: bool = False
+    concurrent: bool = False
     shape: Shape = "flat"
     #: How services are run, if anyhow in particular.
     rules: RulesSet | None = None
 
 
-class Run(Struct):
+class CampaignRun(Struct):
     """What a campaign took."""
 
     count: int
@@ -58,92 +58,97 @@ class Run(Struct):
         return self.broker_ns / self.count / 1e3
 
     @property
-    def tasks_a_second(self) -> float:
+    def tasks_per_second(self) -> float:
         return self.count * 1e9 / self.wall_ns
 
 
-def measure(campaign: Campaign, settings: Settings) -> Run:
+def measure(campaign: Campaign, settings: Settings) -> CampaignRun:
     """Run a campaign once, on a stage of its own."""
     batch, count = campaign.batch, campaign.count
-    with Stage(campaign.kind, profile=settings.profile, rules=campaign.rules) as stage:
-        produces = Part("produce", stage.endpoint, count=count, batch=batch, shape=campaign.shape)
-        works = [Part("work", stage.endpoint, number, batch=batch) for number in range(WORKERS)]
-        producer, *workers = stage.cast(produces, *works)
-        cpu_ns, broker_ns = stage.cpu_ns(), stage.broker.cpu_ns()
-        first, then = (workers, []) if campaign.at_once else ([], workers)
+    with BrokerBench(campaign.kind, profile=settings.profile, rules=campaign.rules) as broker_bench:
+        produces = PeerTask(
+            "produce", broker_bench.endpoint, count=count, batch=batch, shape=campaign.shape
+        )
+        works = [
+            PeerTask("work", broker_bench.endpoint, number, batch=batch)
+            for number in range(WORKERS)
+        ]
+        producer, *workers = broker_bench.start_peers(produces, *works)
+        cpu_ns, broker_ns = broker_bench.cpu_ns(), broker_bench.broker.cpu_ns()
+        first, then = (workers, []) if campaign.concurrent else ([], workers)
         for peer in (producer, *first):
-            peer.tell()
+            peer.send_go()
         produced = producer.done()
         for peer in then:
-            peer.tell()
-        end_ns = stage.wait_for(workers, count)
-        return Run(
+            peer.send_go()
+        end_ns = broker_bench.wait_for(workers, count)
+        return CampaignRun(
             count,
-            stage.cpu_ns() - cpu_ns,
-            stage.broker.cpu_ns() - broker_ns,
+            broker_bench.cpu_ns() - cpu_ns,
+            broker_bench.broker.cpu_ns() - broker_ns,
             end_ns - produced.start_ns,
         )
 
 
-def several(campaign: Campaign, settings: Settings) -> list[Run]:
+def measure_repeatedly(campaign: Campaign, settings: Settings) -> list[CampaignRun]:
     return [measure(campaign, settings) for _ in settings.times()]
 
 
-def batches(settings: Settings) -> list[Line]:
+def batches(settings: Settings) -> list[TableLine]:
     """By batch, durable and not. The cost is the mean of two ways to run the same campaign: all
     tasks are there before workers begin, and both at once."""
-    lines: list[Line] = []
-    for kind, bound in BROKER_TASK_US.items():
+    lines: list[TableLine] = []
+    for kind, target in BROKER_TASK_US.items():
         for batch, count in COUNTS.items():
             what = f"batch {batch}, {kind}"
             settings.say(f"{what}: {settings.count(count):,} tasks")
             before = Campaign(settings.count(count), batch, kind)
-            backlog = several(before, settings)
-            at_once = several(replace(before, at_once=True), settings)
-            lines += _batch_lines(what, backlog, at_once, bound if batch == BATCH else None)
+            backlog = measure_repeatedly(before, settings)
+            concurrent = measure_repeatedly(replace(before, concurrent=True), settings)
+            lines += _batch_lines(what, backlog, concurrent, target if batch == BATCH else None)
     return lines
 
 
 def _batch_lines(
-    what: str, backlog: list[Run], at_once: list[Run], bound: Bound | None
-) -> list[Line]:
-    pairs = [*zip(backlog, at_once, strict=True)]
+    what: str, backlog: list[CampaignRun], concurrent: list[CampaignRun], target: Target | None
+) -> list[TableLine]:
+    pairs = [*zip(backlog, concurrent, strict=True)]
     costs = [mean(run.task_us for run in pair) for pair in pairs]
     of_broker = [mean(run.broker_us for run in pair) for pair in pairs]
-    rates = [run.tasks_a_second for run in at_once]
+    rates = [run.tasks_per_second for run in concurrent]
     return [
-        line(what, "µs/task", costs, bound),
-        line("  backlog first", "µs/task", [run.task_us for run in backlog]),
-        line("  both at once", "µs/task", [run.task_us for run in at_once]),
-        line("  of it the broker", "µs/task", of_broker),
-        line("  both at once", "tasks/s", rates, most_is_best=True),
+        table_line(what, "µs/task", costs, target),
+        table_line("  backlog first", "µs/task", [run.task_us for run in backlog]),
+        table_line("  both at once", "µs/task", [run.task_us for run in concurrent]),
+        table_line("  of it the broker", "µs/task", of_broker),
+        table_line("  both at once", "tasks/s", rates, higher_is_better=True),
     ]
 
 
-def shapes(settings: Settings) -> list[Line]:
+def shapes(settings: Settings) -> list[TableLine]:
     """Chains of 10 and lanes of 10 over flat tasks, durable, workers after the producer."""
-    lines: list[Line] = []
+    lines: list[TableLine] = []
     count = settings.count(COUNT_SHAPES)
     flat_us = 0.0
     for shape in SHAPES:
         settings.say(f"{shape}: {count:,} tasks")
-        runs = several(Campaign(count, shape=shape), settings)
-        lines.append(line(f"{shape}, whole broker", "µs/task", [run.task_us for run in runs]))
+        runs = measure_repeatedly(Campaign(count, shape=shape), settings)
+        lines.append(table_line(f"{shape}, whole broker", "µs/task", [run.task_us for run in runs]))
         if shape == "flat":
             flat_us = lines[-1].best
         else:
             costs = [run.task_us / flat_us for run in runs]
-            lines.append(line(f"{shape} over flat", "×", costs, SHAPE_COST))
+            lines.append(table_line(f"{shape} over flat", "×", costs, SHAPE_COST))
     return [*lines, *(_growth(settings) if settings.huge else ())]
 
 
-def _growth(settings: Settings) -> list[Line]:
+def _growth(settings: Settings) -> list[TableLine]:
     small, large = settings.count(COUNT_SMALL), settings.count(COUNT_HUGE)
     settings.say(f"flat: {small:,} and {large:,} tasks")
-    least = min(run.task_us for run in several(Campaign(small), settings))
+    least = min(run.task_us for run in measure_repeatedly(Campaign(small), settings))
     most = measure(Campaign(large), settings)
     return [
-        line("flat, 10⁴ queued", "µs/task", [least]),
-        line("flat, 10⁷ queued", "µs/task", [most.task_us]),
-        line("10⁷ over 10⁴", "×", [most.task_us / least], GROWTH),
+        table_line("flat, 10⁴ queued", "µs/task", [least]),
+        table_line("flat, 10⁷ queued", "µs/task", [most.task_us]),
+        table_line("10⁷ over 10⁴", "×", [most.task_us / least], GROWTH),
     ]

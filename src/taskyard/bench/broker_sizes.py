@@ -4,10 +4,10 @@ import time
 from typing import Final
 
 from taskyard.bench.floors import LISTING_MS, QUEUED_TASK_BYTES, RECOVERY_S
-from taskyard.bench.lines import Line, line
-from taskyard.bench.peers import Link, Part
+from taskyard.bench.lines import TableLine, table_line
+from taskyard.bench.peers import BrokerLink, PeerTask
 from taskyard.bench.settings import Settings
-from taskyard.bench.stage import Stage
+from taskyard.bench.stage import BrokerBench
 from taskyard.core.events import Scope
 from taskyard.wire import dwork_peer as peer
 from taskyard.wire.dwork_peer import Reply
@@ -20,53 +20,53 @@ BATCH: Final = 100
 PAGE: Final = 1_000
 
 
-def memory(settings: Settings) -> list[Line]:
+def memory(settings: Settings) -> list[TableLine]:
     """The broker's resident memory with 10⁶ tasks queued, less that with 10⁴."""
     settings.say(f"memory: {settings.count(COUNT):,} tasks queued")
     figures = [_measure_memory(settings) for _ in settings.times()]
-    return [line("queued task, 20-byte payload", "B/task", figures, QUEUED_TASK_BYTES)]
+    return [table_line("queued task, 20-byte payload", "B/task", figures, QUEUED_TASK_BYTES)]
 
 
 def _measure_memory(settings: Settings) -> float:
     small, count = settings.count(COUNT_SMALL), settings.count(COUNT)
-    with Stage("durable", profile=settings.profile) as stage:
-        _submit(stage, 0, small)
-        before_bytes = stage.broker.resident_bytes()
-        _submit(stage, small, count)
-        return (stage.broker.resident_bytes() - before_bytes) / count
+    with BrokerBench("durable", profile=settings.profile) as broker_bench:
+        _submit(broker_bench, 0, small)
+        before_bytes = broker_bench.broker.resident_bytes()
+        _submit(broker_bench, small, count)
+        return (broker_bench.broker.resident_bytes() - before_bytes) / count
 
 
-def restart(settings: Settings) -> list[Line]:
+def restart(settings: Settings) -> list[TableLine]:
     """From the kill of a broker with 10⁶ unfinished tasks to where it listens again; then pages of
     their listing."""
     settings.say(f"restart: {settings.count(COUNT):,} tasks queued")
     seconds: list[float] = []
     pages_ms: list[float] = []
     searches_ms: list[float] = []
-    with Stage("durable", profile=settings.profile) as stage:
-        _submit(stage, 0, settings.count(COUNT))
+    with BrokerBench("durable", profile=settings.profile) as broker_bench:
+        _submit(broker_bench, 0, settings.count(COUNT))
         for _ in settings.times():
-            stage.restart_broker()
-            seconds.append(stage.broker.started_ns / 1e9)
-            link = Link(stage.endpoint)
+            broker_bench.restart_broker()
+            seconds.append(broker_bench.broker.started_ns / 1e9)
+            link = BrokerLink(broker_bench.endpoint)
             pages_ms.append(_page_ms(link, b""))
             searches_ms.append(_page_ms(link, b"no task is called so"))
             link.close()
     return [
-        line("kill -9 to listening, 10⁶ unfinished", "s", seconds, RECOVERY_S),
-        line(f"a page of {PAGE:,} of 10⁶ tasks", "ms", pages_ms, LISTING_MS),
-        line("a search through 10⁶ names", "ms", searches_ms, LISTING_MS),
+        table_line("kill -9 to listening, 10⁶ unfinished", "s", seconds, RECOVERY_S),
+        table_line(f"a page of {PAGE:,} of 10⁶ tasks", "ms", pages_ms, LISTING_MS),
+        table_line("a search through 10⁶ names", "ms", searches_ms, LISTING_MS),
     ]
 
 
-def _submit(stage: Stage, first: int, count: int) -> None:
-    part = Part("produce", stage.endpoint, count=count, batch=BATCH, first=first)
-    (producer,) = stage.cast(part)
-    producer.tell()
+def _submit(broker_bench: BrokerBench, first: int, count: int) -> None:
+    part = PeerTask("produce", broker_bench.endpoint, count=count, batch=BATCH, first=first)
+    (producer,) = broker_bench.start_peers(part)
+    producer.send_go()
     producer.done()
 
 
-def _page_ms(link: Link, match: bytes) -> float:
+def _page_ms(link: BrokerLink, match: bytes) -> float:
     """How long one page takes; a search may say in its answer where to go on."""
     start_ns = time.monotonic_ns()
     cursor = 0

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from taskyard.bench import broker, core, dialects, lanes, pipeline, steady
-from taskyard.bench.lines import Line
+from taskyard.bench.lines import TableLine
 from taskyard.bench.settings import Settings
 
 #: A file has no width of its own; the table fits this.
-_WIDTH_IN_A_FILE: Final = 110
+_FILE_WIDTH: Final = 110
 
 #: From here on two decimals tell nothing.
 _NO_DECIMALS: Final = 1000
@@ -28,7 +28,7 @@ class Report(msgspec.Struct):
     suite: str
     python: str
     machine: str
-    lines: list[Line]
+    lines: list[TableLine]
     version: int = 1
 
 
@@ -58,7 +58,7 @@ def core_command(repeats: int, json_file: Path | None, *, huge: bool) -> None:
 
     Example: ./yard bench core --repeats 5 --json core.json
     """
-    _finish("core", core.run(repeats=repeats, huge=huge, say=_whisper()), json_file)
+    _finish("core", core.run(repeats=repeats, huge=huge, say=_progress_to_stderr()), json_file)
 
 
 @main.command("broker")
@@ -88,7 +88,7 @@ def broker_command(  # noqa: PLR0913  # an option each
 
     Example: ./yard bench broker --only batches --only plain --json broker.json
     """
-    settings = Settings(_whisper(), repeats, quick, huge, profile)
+    settings = Settings(_progress_to_stderr(), repeats, quick, huge, profile)
     suite = "broker --quick" if quick else "broker"
     _finish(suite, broker.run(settings, only), json_file)
 
@@ -102,7 +102,7 @@ def dialects_command(repeats: int, json_file: Path | None, *, quick: bool) -> No
 
     Example: ./yard bench dialects --json dialects.json
     """
-    settings = Settings(_whisper(), repeats, quick)
+    settings = Settings(_progress_to_stderr(), repeats, quick)
     suite = "dialects --quick" if quick else "dialects"
     _finish(suite, dialects.run(settings), json_file)
 
@@ -117,7 +117,7 @@ def lanes_command(repeats: int, json_file: Path | None, *, quick: bool, profile:
 
     Example: ./yard bench lanes --json lanes.json
     """
-    settings = Settings(_whisper(), repeats, quick, profile=profile)
+    settings = Settings(_progress_to_stderr(), repeats, quick, profile=profile)
     suite = "lanes --quick" if quick else "lanes"
     _finish(suite, lanes.run(settings), json_file)
 
@@ -138,7 +138,7 @@ def steady_command(tasks: int, json_file: Path | None, *, queued: bool) -> None:
     Example: ./yard bench steady --tasks 1000000 --json steady.json
     """
     run = steady.run_queued if queued else steady.run
-    _finish(f"steady --tasks {tasks}", run(tasks, _whisper()), json_file)
+    _finish(f"steady --tasks {tasks}", run(tasks, _progress_to_stderr()), json_file)
 
 
 @main.command("pipeline")
@@ -161,25 +161,25 @@ def pipeline_command(
 
     Example: ./yard bench pipeline --only report --only submit --json pipeline.json
     """
-    settings = Settings(_whisper(), repeats, quick)
+    settings = Settings(_progress_to_stderr(), repeats, quick)
     suite = "pipeline --quick" if quick else "pipeline"
     _finish(suite, pipeline.run(settings, only), json_file)
 
 
-def _whisper() -> Callable[[str], None]:
+def _progress_to_stderr() -> Callable[[str], None]:
     """How it goes is nobody's output."""
     console = Console(file=getattr(sys.stderr, "stream", sys.stderr))  # past the escapes
     return lambda text: console.print(text, style="dim")
 
 
-def _finish(suite: str, lines: list[Line], json_file: Path | None) -> None:
+def _finish(suite: str, lines: list[TableLine], json_file: Path | None) -> None:
     show(suite, lines)
     if json_file is not None:
         report = Report(suite, platform.python_version(), platform.machine(), lines)
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
 
 
-def show(suite: str, lines: Sequence[Line]) -> None:
+def show(suite: str, lines: Sequence[TableLine]) -> None:
     """The table: best of several, spread, floor, goal, verdict."""
     table = Table(title=f"bench {suite}: best of several", title_justify="left")
     table.add_column("what", no_wrap=True)
@@ -191,7 +191,7 @@ def show(suite: str, lines: Sequence[Line]) -> None:
         table.add_row(one.what, *figures, one.unit, *bounds, one.verdict)
     console = Console(file=getattr(sys.stdout, "stream", sys.stdout))  # past the escapes
     if not console.is_terminal:
-        console.width = _WIDTH_IN_A_FILE
+        console.width = _FILE_WIDTH
     console.print(table)
 
 

@@ -31,7 +31,7 @@ GC_THRESHOLD = 50_000
 _WORKER = b"worker"
 
 
-class Case(msgspec.Struct):
+class CoreCase(msgspec.Struct):
     """What was measured; times in nanoseconds of CPU time, all tasks together."""
 
     shape: str
@@ -70,7 +70,7 @@ class Bench:
         return time_ns
 
 
-def measure(case: Case, store: Store | None) -> Case:
+def measure(case: CoreCase, store: Store | None) -> CoreCase:
     """Submit, lease and finish a whole campaign."""
     bench = Bench(store)
     bench.handle(WorkerRegistered(0, _WORKER, WorkerFacts(slots_total=0)))
@@ -92,7 +92,7 @@ def measure(case: Case, store: Store | None) -> Case:
     return case
 
 
-def _measure_recovery(case: Case, bench: Bench, store: Store) -> None:
+def _measure_recovery(case: CoreCase, bench: Bench, store: Store) -> None:
     case.recover_rows_ns = _wall_ns(lambda: recover(store))
     encoded = snapshot.encode(store.identity, store.head, bench.scheduler.ledger)
     case.recover_snapshot_ns = _wall_ns(lambda: snapshot.decode(encoded, "bench"))
@@ -113,7 +113,7 @@ def _resident_bytes() -> int:
 
 def main(shape: Shape, count: int, batch: int, store: str) -> None:
     gc.set_threshold(GC_THRESHOLD)
-    case = Case(shape, count, batch, store)
+    case = CoreCase(shape, count, batch, store)
     if store == "none":
         measure(case, None)
     elif store == "memory":

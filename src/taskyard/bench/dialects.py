@@ -15,10 +15,10 @@ from typing import Final, Self
 
 import msgspec
 
-from taskyard.bench.dialects_peers import WINDOW, Part
-from taskyard.bench.floors import Bound
-from taskyard.bench.lines import Line, line
-from taskyard.bench.peers import Done
+from taskyard.bench.dialects_peers import WINDOW, PeerTask
+from taskyard.bench.floors import Target
+from taskyard.bench.lines import TableLine, table_line
+from taskyard.bench.peers import PeerProgress
 from taskyard.bench.settings import Settings
 from taskyard.bench.stage import Process
 
@@ -35,10 +35,10 @@ CASES: Final = {
 COUNT: Final = 3_000
 
 #: From a worker's INCREMENT to its next message, in milliseconds; the original takes up to 1,000.
-INCREMENT_MS: Final = Bound(50, 5)
+INCREMENT_MS: Final = Target(50, 5)
 
 #: Where a broker listens to each dialect.
-_DOORS: Final = {
+_LISTEN_DIALECTS: Final = {
     "dwork": "tcp://127.0.0.1:0",
     "round-robin": "tcp://127.0.0.1:0",
     "ping-pong": "tcp://127.0.0.1:0,tcp://127.0.0.1:0",
@@ -52,18 +52,18 @@ _AGENT: Final = (
 )
 
 
-class Told(Process):
+class MeasuredPeer(Process):
     """A peer that tells what it has done."""
 
-    def __init__(self, part: Part) -> None:
-        encoded = msgspec.json.encode(part).decode()
+    def __init__(self, peer_task: PeerTask) -> None:
+        encoded = msgspec.json.encode(peer_task).decode()
         super().__init__("taskyard.bench.dialects_peers", encoded, environment={})
 
-    def done(self) -> Done:
-        return msgspec.json.decode(self.line(), type=Done)
+    def done(self) -> PeerProgress:
+        return msgspec.json.decode(self.line(), type=PeerProgress)
 
 
-class Host(Process):
+class AgentWorkerProcess(Process):
     """The product's own worker, that feeds an agent."""
 
     def __init__(self, endpoint: str) -> None:
@@ -81,25 +81,27 @@ class Host(Process):
         return super().cpu_ns() + sum(time.clock_gettime_ns(~pid << 3 | 2) for pid in children)
 
 
-class Measured(msgspec.Struct):
+class DialectFigures(msgspec.Struct):
     rate: float
     cost_us: float
     #: round-robin: from each INCREMENT to the next message.
     waits_ns: list[int]
 
 
-class Stage:
+class DialectBench:
     """A broker that listens to who asks and who works, and these; all end with it."""
 
-    def __init__(self, asks: str, works: str) -> None:
-        self._asks = asks
-        self._works = works
+    def __init__(self, client_dialect: str, worker_dialect: str) -> None:
+        self._asks = client_dialect
+        self._works = worker_dialect
 
     def __enter__(self) -> Self:
         self._stack = ExitStack()
         directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))
-        doors = dict.fromkeys(_door(kind) for kind in (self._asks, self._works))
-        listen = [word for name in doors for word in ("--listen", f"{name}={_DOORS[name]}")]
+        doors = dict.fromkeys(_listen_dialect(kind) for kind in (self._asks, self._works))
+        listen = [
+            word for name in doors for word in ("--listen", f"{name}={_LISTEN_DIALECTS[name]}")
+        ]
         words = ("broker", "--until-eof", "--state", str(Path(directory) / "state"), *listen)
         self.broker = Process("taskyard.cli", *words, environment={})
         self.broker.line()
@@ -113,56 +115,60 @@ class Stage:
 
     def _place(self, kind: str, side: int) -> str:
         """Of a dialect with two sides, clients have the second."""
-        return self._places[_door(kind)].split(",")[side if kind == "ping-pong" else 0]
+        return self._places[_listen_dialect(kind)].split(",")[side if kind == "ping-pong" else 0]
 
-    def measure(self, count: int) -> Measured:
+    def measure(self, count: int) -> DialectFigures:
         worker = self._worker(self._works)
-        client = Told(Part(f"ask {self._asks}", self._place(self._asks, 1), count))
+        client = MeasuredPeer(PeerTask(f"ask {self._asks}", self._place(self._asks, 1), count))
         client.done()
         everybody = (self.broker, client, worker)
         cpu_ns = sum(one.cpu_ns() for one in everybody)
-        client.tell()
+        client.send_go()
         done = client.done()
         cpu_ns = sum(one.cpu_ns() for one in everybody) - cpu_ns
         client.end()
         waits_ns: list[int] = []
-        if isinstance(worker, Told):
-            worker.tell()  # it is time to end
+        if isinstance(worker, MeasuredPeer):
+            worker.send_go()  # it is time to end
             waits_ns = worker.done().waits_ns
         worker.end()
-        return Measured(count * 1e9 / (done.end_ns - done.start_ns), cpu_ns / count / 1e3, waits_ns)
+        return DialectFigures(
+            count * 1e9 / (done.end_ns - done.start_ns), cpu_ns / count / 1e3, waits_ns
+        )
 
-    def _worker(self, kind: str) -> Told | Host:
+    def _worker(self, kind: str) -> MeasuredPeer | AgentWorkerProcess:
         if kind == "hungry":
-            return Host(self._place(kind, 0))
-        worker = Told(Part(f"work {kind}", self._place(kind, 0)))
+            return AgentWorkerProcess(self._place(kind, 0))
+        worker = MeasuredPeer(PeerTask(f"work {kind}", self._place(kind, 0)))
         worker.done()
-        worker.tell()
+        worker.send_go()
         return worker
 
 
-def run(settings: Settings) -> list[Line]:
+def run(settings: Settings) -> list[TableLine]:
     """The lines of the suite's table."""
-    lines: list[Line] = []
-    for what, (asks, works) in CASES.items():
+    lines: list[TableLine] = []
+    for what, (client_dialect, worker_dialect) in CASES.items():
         settings.say(what)
-        runs = [_run(asks, works, settings.count(COUNT)) for _ in settings.times()]
-        lines.append(line(what, "tasks/s", [one.rate for one in runs], most_is_best=True))
-        lines.append(line("  all processes", "µs/task", [one.cost_us for one in runs]))
+        runs = [
+            _run(client_dialect, worker_dialect, settings.count(COUNT)) for _ in settings.times()
+        ]
+        lines.append(table_line(what, "tasks/s", [one.rate for one in runs], higher_is_better=True))
+        lines.append(table_line("  all processes", "µs/task", [one.cost_us for one in runs]))
         waits_ms = [[wait / 1e6 for wait in one.waits_ns] for one in runs if len(one.waits_ns) > 1]
         if waits_ms:
             name = "  INCREMENT to next message"
-            lines.append(line(f"{name}, p50", "ms", map(median, waits_ms), INCREMENT_MS))
+            lines.append(table_line(f"{name}, p50", "ms", map(median, waits_ms), INCREMENT_MS))
             slowest = [quantiles(waits, n=100)[-1] for waits in waits_ms]
-            lines.append(line(f"{name}, p99", "ms", slowest, INCREMENT_MS))
+            lines.append(table_line(f"{name}, p99", "ms", slowest, INCREMENT_MS))
     return lines
 
 
-def _run(asks: str, works: str, count: int) -> Measured:
-    with Stage(asks, works) as stage:
+def _run(client_dialect: str, worker_dialect: str, count: int) -> DialectFigures:
+    with DialectBench(client_dialect, worker_dialect) as stage:
         return stage.measure(max(count, WINDOW))
 
 
-def _door(kind: str) -> str:
+def _listen_dialect(kind: str) -> str:
     """The dialect that is listened to for a kind of peer."""
     return "dwork" if kind.startswith(("dwork", "hungry")) else kind

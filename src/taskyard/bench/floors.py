@@ -7,7 +7,7 @@ from msgspec import Struct
 from taskyard.bench.settings import Kind
 
 
-class Bound(Struct, frozen=True):
+class Target(Struct, frozen=True):
     """A measured figure should be at most this; with `at_least`, at least."""
 
     floor: float
@@ -27,52 +27,52 @@ class Bound(Struct, frozen=True):
 
 #: CPU microseconds of submit, lease and finish a task, scheduler alone, batch 100, a million tasks.
 CORE_TASK_US: Final = {
-    "flat": Bound(3.0, 2.0),
-    "chains": Bound(4.0, 3.0),
-    "lanes": Bound(4.5, 3.5),
+    "flat": Target(3.0, 2.0),
+    "chains": Target(4.0, 3.0),
+    "lanes": Target(4.5, 3.5),
 }
 #: Bytes a queued task with a payload of 20 bytes takes.
-QUEUED_TASK_BYTES: Final = Bound(400, 260)
+QUEUED_TASK_BYTES: Final = Target(400, 260)
 #: Cost a task at the largest size over that at 10,000.
-GROWTH: Final = Bound(1.5, 1.15)
+GROWTH: Final = Target(1.5, 1.15)
 #: Memory of a broker when all tasks of a steady flow are done, over that when a tenth is.
-STEADY_GROWTH: Final = Bound(1.3, 1.1)
+STEADY_GROWTH: Final = Target(1.3, 1.1)
 #: Peak memory of a compaction over that of its broker, ten million tasks queued.
-COMPACTION_MEMORY: Final = Bound(0.5, 0.2)
+COMPACTION_MEMORY: Final = Target(0.5, 0.2)
 #: Seconds to recover a million unfinished tasks.
-RECOVERY_S: Final = Bound(5.0, 2.0)
+RECOVERY_S: Final = Target(5.0, 2.0)
 
 #: CPU microseconds a task of broker, producer and two workers together, batch 100: durable, or with
 #: the journal in memory.
-BROKER_TASK_US: Final[dict[Kind, Bound]] = {
-    "durable": Bound(10.0, 6.5),
-    "in memory": Bound(8.0, 5.5),
+BROKER_TASK_US: Final[dict[Kind, Target]] = {
+    "durable": Target(10.0, 6.5),
+    "in memory": Target(8.0, 5.5),
 }
 #: Cost a task in chains, or in lanes, over that of flat tasks, the whole broker.
-SHAPE_COST: Final = Bound(1.6, 1.3)
+SHAPE_COST: Final = Target(1.6, 1.3)
 #: Tasks a second through the broker that dwork is known for, batch 1, as its own server does it.
-DWORK_TASKS_A_SECOND: Final = 5_500
+DWORK_TASKS_PER_SECOND: Final = 5_500
 #: Tasks a second, eight plain peers that do one task at a time: 1.5 and 3 times dwork's own server.
-PLAIN_TASKS_A_SECOND: Final = Bound(
-    1.5 * DWORK_TASKS_A_SECOND, 3.0 * DWORK_TASKS_A_SECOND, at_least=True
+PLAIN_TASKS_PER_SECOND: Final = Target(
+    1.5 * DWORK_TASKS_PER_SECOND, 3.0 * DWORK_TASKS_PER_SECOND, at_least=True
 )
 #: Tasks a second by one-task calls in a loop.
-CALLS_A_SECOND: Final = Bound(25_000, 60_000, at_least=True)
+CALLS_PER_SECOND: Final = Target(25_000, 60_000, at_least=True)
 #: Milliseconds from submit to result of one task, idle broker, the median.
-LATENCY_MS: Final[dict[Kind, Bound]] = {
-    "durable": Bound(1.0, 0.65),
-    "in memory": Bound(0.5, 0.35),
+LATENCY_MS: Final[dict[Kind, Target]] = {
+    "durable": Target(1.0, 0.65),
+    "in memory": Target(0.5, 0.35),
 }
 #: Milliseconds for a page of a listing of a million tasks.
-LISTING_MS: Final = Bound(200, 50)
+LISTING_MS: Final = Target(200, 50)
 
 #: CPU of ten million events to attempts, Parquet to Parquet, over DuckDB's on the same files.
-ATTEMPTS_OVER_DUCKDB: Final = Bound(10, 5)
+ATTEMPTS_OVER_DUCKDB: Final = Target(10, 5)
 #: CPU seconds for the history of a million tasks, all datasets, on two cores: the whole command.
-HISTORY_CPU_S: Final = Bound(90, 40)
+HISTORY_CPU_S: Final = Target(90, 40)
 #: CPU seconds for the report of the demo, likewise.
-REPORT_CPU_S: Final = Bound(25, 12)
+REPORT_CPU_S: Final = Target(25, 12)
 #: Rows a second, by the clock, through the data source into a durable broker.
-SUBMITTED_ROWS_A_SECOND: Final = Bound(40_000, 100_000, at_least=True)
+SUBMITTED_ROWS_PER_SECOND: Final = Target(40_000, 100_000, at_least=True)
 #: Simulated tasks a second of CPU.
-SWEPT_TASKS_A_SECOND: Final = Bound(50_000, 150_000, at_least=True)
+SWEPT_TASKS_PER_SECOND: Final = Target(50_000, 150_000, at_least=True)

@@ -9,9 +9,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from taskyard.bench.broker_campaigns import Campaign, Run, measure
+from taskyard.bench.broker_campaigns import Campaign, CampaignRun, measure
 from taskyard.bench.floors import SHAPE_COST
-from taskyard.bench.lines import Line, line
+from taskyard.bench.lines import TableLine, table_line
 from taskyard.bench.settings import Settings
 from taskyard.core.events import LaneOptions, Rule, RulesSet
 
@@ -31,25 +31,25 @@ _BY_PATTERN: Final = (
 )
 
 
-class Case(Struct, frozen=True):
+class LaneCase(Struct, frozen=True):
     """A campaign, and what its line says."""
 
     what: str
     campaign: Campaign
 
 
-def cases(count: int) -> list[Case]:
+def cases(count: int) -> list[LaneCase]:
     """The first one is what the others are compared with."""
 
     def lanes(rules: RulesSet | None = None) -> Campaign:
         return Campaign(count, shape="lanes", rules=rules)
 
     return [
-        Case("flat, one open lane", Campaign(count)),
-        Case(PLAIN, lanes()),
-        Case("lanes, sections by pattern", lanes(RulesSet(0, _BY_PATTERN))),
-        Case("lanes, limits", lanes(_limits(LaneOptions(workers_max=_FAR)))),
-        Case("lanes, limits and rate", lanes(_limits(LaneOptions(_FAR, rate_interval_ns=1)))),
+        LaneCase("flat, one open lane", Campaign(count)),
+        LaneCase(PLAIN, lanes()),
+        LaneCase("lanes, sections by pattern", lanes(RulesSet(0, _BY_PATTERN))),
+        LaneCase("lanes, limits", lanes(_limits(LaneOptions(workers_max=_FAR)))),
+        LaneCase("lanes, limits and rate", lanes(_limits(LaneOptions(_FAR, rate_interval_ns=1)))),
     ]
 
 
@@ -57,11 +57,11 @@ def _limits(rules: LaneOptions) -> RulesSet:
     return RulesSet(0, (Rule(b"all", b"default/*", rules),), workers_max=_FAR)
 
 
-def run(settings: Settings) -> list[Line]:
+def run(settings: Settings) -> list[TableLine]:
     """The measurements, as lines of the suite's table. Cases take turns, so that what else the
     machine does meets all of them."""
     wanted = cases(settings.count(COUNT))
-    runs: list[list[Run]] = [[] for _ in wanted]
+    runs: list[list[CampaignRun]] = [[] for _ in wanted]
     for turn in settings.times():
         for case, done in zip(wanted, runs, strict=True):
             settings.say(f"{turn + 1}. {case.what}: {case.campaign.count:,} tasks")
@@ -69,9 +69,9 @@ def run(settings: Settings) -> list[Line]:
     flat, *others = [
         (case.what, [one.task_us for one in done]) for case, done in zip(wanted, runs, strict=True)
     ]
-    lines = [line(flat[0], "µs/task", flat[1])]
+    lines = [table_line(flat[0], "µs/task", flat[1])]
     for what, costs in others:
         bound = SHAPE_COST if what == PLAIN else None  # what rules may cost, nobody has said
-        lines.append(line(what, "µs/task", costs))
-        lines.append(line("  over flat", "×", [one / min(flat[1]) for one in costs], bound))
+        lines.append(table_line(what, "µs/task", costs))
+        lines.append(table_line("  over flat", "×", [one / min(flat[1]) for one in costs], bound))
     return lines

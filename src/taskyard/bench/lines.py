@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from taskyard.bench.floors import Bound
+from taskyard.bench.floors import Target
 
 
-class Line(msgspec.Struct):
+class TableLine(msgspec.Struct):
     """One line of the table."""
 
     what: str
@@ -19,17 +19,17 @@ class Line(msgspec.Struct):
     verdict: str = ""
 
 
-def line(
+def table_line(
     what: str,
     unit: str,
     figures: Iterable[float],
-    bound: Bound | None = None,
+    target: Target | None = None,
     *,
-    most_is_best: bool = False,
-) -> Line:
+    higher_is_better: bool = False,
+) -> TableLine:
     """A line of several runs of one measurement; a bound says itself which end is best."""
-    values = sorted(figures, reverse=most_is_best if bound is None else bound.at_least)
-    made = Line(what, unit, values[0], values[-1])
-    if bound is not None:
-        made.floor, made.goal, made.verdict = bound.floor, bound.goal, bound.verdict(values[0])
+    values = sorted(figures, reverse=higher_is_better if target is None else target.at_least)
+    made = TableLine(what, unit, values[0], values[-1])
+    if target is not None:
+        made.floor, made.goal, made.verdict = target.floor, target.goal, target.verdict(values[0])
     return made

@@ -39,14 +39,14 @@ IDLE_NS: Final = SECOND_NS // 50
 _LONG_NS: Final = 60 * SECOND_NS
 
 #: It sends no heartbeat, and may wait long for tasks that are held back.
-_SILENCE_NS: Final = 60 * _LONG_NS
+_LEASE_TIMEOUT_NS: Final = 60 * _LONG_NS
 
 _STDIN: Final = 0
 _PAYLOAD: Final = b"payload-of-000000000"  # 20 bytes
 _Q: Final = pb.QueryMsg
 
 
-class Part(msgspec.Struct):
+class PeerTask(msgspec.Struct):
     """What a peer is to do."""
 
     what: Literal["produce", "flow", "work", "plain", "call", "wait"]
@@ -62,7 +62,7 @@ class Part(msgspec.Struct):
     unfinished_max: int = 0
 
 
-class Done(msgspec.Struct):
+class PeerProgress(msgspec.Struct):
     """What a peer has done so far. Times are of the monotonic clock that all processes share."""
 
     count: int = 0
@@ -74,7 +74,7 @@ class Done(msgspec.Struct):
     waits_ns: list[int] = []
 
 
-class Link:
+class BrokerLink:
     """A wire to the broker that waits for answers, and for the word to end."""
 
     def __init__(self, endpoint: str) -> None:
@@ -112,48 +112,48 @@ class Link:
         self._wire.close()
 
 
-def produce(part: Part) -> Iterator[Done]:
+def produce(peer_task: PeerTask) -> Iterator[PeerProgress]:
     """Submit tasks; done when all of them are acknowledged."""
-    link, numbers = Link(part.endpoint), count(1)
-    events = [*submissions(part.shape, part.count, part.batch, part.first)]
-    yield Done()
+    link, numbers = BrokerLink(peer_task.endpoint), count(1)
+    events = [*submissions(peer_task.shape, peer_task.count, peer_task.batch, peer_task.first)]
+    yield PeerProgress()
     start_ns = time.monotonic_ns()
     for under_way, event in enumerate(events):
         if under_way >= CREATES_MAX:
-            _hear_ok(link)
+            _expect_ok(link)
         link.send(peer.create(next(numbers), event.submission))
     for _ in range(min(len(events), CREATES_MAX)):
-        _hear_ok(link)
-    yield Done(part.count, start_ns, time.monotonic_ns())
+        _expect_ok(link)
+    yield PeerProgress(peer_task.count, start_ns, time.monotonic_ns())
 
 
-def _hear_ok(link: Link) -> None:
+def _expect_ok(link: BrokerLink) -> None:
     reply = Reply(link.receive())
     if reply.kind != peer.OK:
         raise RuntimeError(f"a submission was refused: {reply.reason}")
 
 
-def flow(part: Part) -> Iterator[Done]:
+def flow(peer_task: PeerTask) -> Iterator[PeerProgress]:
     """Submit tasks as long as not too many are unfinished."""
-    producer = _Producer(part)
-    yield Done()
+    producer = _Producer(peer_task)
+    yield PeerProgress()
     start_ns = time.monotonic_ns()
     while not producer.is_done:
         producer.turn()
     producer.close()
-    yield Done(producer.taken, start_ns, time.monotonic_ns())
+    yield PeerProgress(producer.taken, start_ns, time.monotonic_ns())
 
 
 class _Producer:
     """Submits through the product's own line, which repeats what is refused for now."""
 
-    def __init__(self, part: Part) -> None:
-        self._part = part
+    def __init__(self, peer_task: PeerTask) -> None:
+        self._part = peer_task
         self._poller = Poller()
-        self._wire = sockets.connect(part.endpoint)
+        self._wire = sockets.connect(peer_task.endpoint)
         self._poller.add(self._wire)
         self._line = Channel(self._wire, SystemClock())
-        self._left = submissions(part.shape, part.count, part.batch, part.first)
+        self._left = submissions(peer_task.shape, peer_task.count, peer_task.batch, peer_task.first)
         self._next = next(self._left, None)
         #: Tasks by the request that submits them.
         self._under_way: dict[int, int] = {}
@@ -177,7 +177,7 @@ class _Producer:
             self._counted_ns = time.monotonic_ns()
         self._poller.wait(IDLE_NS)
         for reply in self._line.receive():
-            self._hear(reply)
+            self._on_reply(reply)
         self._line.turn()
 
     def _has_room(self) -> bool:
@@ -185,7 +185,7 @@ class _Producer:
         unfinished = submitted - self._finished + self._part.batch
         return len(self._under_way) < CREATES_MAX and unfinished <= self._part.unfinished_max
 
-    def _hear(self, reply: Reply) -> None:
+    def _on_reply(self, reply: Reply) -> None:
         if reply.request == self._counting:
             self._counting, self._finished = 0, reply.document()["counts"]["done"]
             return
@@ -197,14 +197,14 @@ class _Producer:
         self._wire.close()
 
 
-def work(part: Part) -> Iterator[Done]:
+def work(peer_task: PeerTask) -> Iterator[PeerProgress]:
     """Do tasks until told to end."""
-    link = Link(part.endpoint)
-    worker = _Worker(link, part)
-    yield Done()
+    link = BrokerLink(peer_task.endpoint)
+    worker = _Worker(link, peer_task)
+    yield PeerProgress()
     worker.ask(_LONG_NS)
-    while (body := link.receive_or_end(lambda: tell(worker.done))) is not None:
-        worker.hear(Reply(body))
+    while (body := link.receive_or_end(lambda: print_progress(worker.done))) is not None:
+        worker.on_reply(Reply(body))
     yield worker.done
 
 
@@ -212,23 +212,23 @@ class _Worker:
     """Reports and asks for more in one message, and has a second request under way meanwhile.
     Where there is nothing, one request waits."""
 
-    def __init__(self, link: Link, part: Part) -> None:
+    def __init__(self, link: BrokerLink, peer_task: PeerTask) -> None:
         self._link = link
-        self._batch = part.batch
-        self._location = b"worker-%d" % part.number
-        facts = WorkerFacts(slots_total=0, lease_timeout_ns=_SILENCE_NS)
-        self._introduction = peer.worker_message(facts)
+        self._batch = peer_task.batch
+        self._location = b"worker-%d" % peer_task.number
+        facts = WorkerFacts(slots_total=0, lease_timeout_ns=_LEASE_TIMEOUT_NS)
+        self._worker_message = peer.worker_message(facts)
         self._number = 0
         #: How many tasks each request under way reports.
         self._reported: dict[int, int] = {}
-        self.done = Done()
+        self.done = PeerProgress()
 
     def ask(self, wait_ns: int = 0) -> None:
         number = self._count(0)
-        worker, batch = self._introduction, self._batch
+        worker, batch = self._worker_message, self._batch
         self._link.send(peer.steal(number, self._location, worker, batch, wait_ns))
 
-    def hear(self, reply: Reply) -> None:
+    def on_reply(self, reply: Reply) -> None:
         reported = self._reported.pop(reply.request)
         if reported:
             self.done.count += reported
@@ -243,7 +243,7 @@ class _Worker:
     def _report(self, assigned: Assigned) -> None:
         number = self._count(len(assigned.names))
         reports = ReportColumns(assigned.names, assigned.attempts)
-        worker, batch = self._introduction, self._batch
+        worker, batch = self._worker_message, self._batch
         self._link.send(peer.complete(number, self._location, reports, worker, batch))
 
     def _count(self, reported: int) -> int:
@@ -252,26 +252,26 @@ class _Worker:
         return self._number
 
 
-def plain(part: Part) -> Iterator[Done]:
+def plain(peer_task: PeerTask) -> Iterator[PeerProgress]:
     """Create, steal and complete one task after the other, as a REQ socket would: dwork's own
     bytes, an empty frame before them, and nothing sent before the answer is here."""
-    link, location = Link(part.endpoint), b"peer-%d" % part.number
+    link, location = BrokerLink(peer_task.endpoint), b"peer-%d" % peer_task.number
     steal = _Q(type=_Q.Steal, location=location).SerializeToString()
-    yield Done()
+    yield PeerProgress()
     start_ns = time.monotonic_ns()
-    for number in range(part.count):
-        name = b"task-%d-%09d" % (part.number, number)
+    for number in range(peer_task.count):
+        name = b"task-%d-%09d" % (peer_task.number, number)
         task = pb.TaskMsg(name=name, origin=location).SerializeToString()
-        _ask_plainly(link, _Q(type=_Q.Create, task=[task]).SerializeToString(), _Q.OK)
-        (given,) = _ask_plainly(link, steal, _Q.Transfer).task
+        _plain_request(link, _Q(type=_Q.Create, task=[task]).SerializeToString(), _Q.OK)
+        (given,) = _plain_request(link, steal, _Q.Transfer).task
         name = pb.TaskMsg.FromString(given).name
         task = pb.TaskMsg(name=name, origin=location).SerializeToString()
         complete = _Q(type=_Q.Complete, location=location, task=[task])
-        _ask_plainly(link, complete.SerializeToString(), _Q.OK)
-    yield Done(part.count, start_ns, time.monotonic_ns())
+        _plain_request(link, complete.SerializeToString(), _Q.OK)
+    yield PeerProgress(peer_task.count, start_ns, time.monotonic_ns())
 
 
-def _ask_plainly(link: Link, body: bytes, expected: int) -> pb.QueryMsg:
+def _plain_request(link: BrokerLink, body: bytes, expected: int) -> pb.QueryMsg:
     link.send(body)
     answer = _Q.FromString(link.receive())
     if answer.type != expected:
@@ -279,13 +279,13 @@ def _ask_plainly(link: Link, body: bytes, expected: int) -> pb.QueryMsg:
     return answer
 
 
-def call(part: Part) -> Iterator[Done]:
+def call(peer_task: PeerTask) -> Iterator[PeerProgress]:
     """One-task calls in a loop, then wait for all results."""
-    with Client(part.endpoint) as client:
-        yield Done()
-        done = Done(part.count, time.monotonic_ns())
-        futures = [client.submit(_PAYLOAD) for _ in range(part.count)]
-        while sum(client.status()["counts"].values()) < part.count:
+    with Client(peer_task.endpoint) as client:
+        yield PeerProgress()
+        done = PeerProgress(peer_task.count, time.monotonic_ns())
+        futures = [client.submit(_PAYLOAD) for _ in range(peer_task.count)]
+        while sum(client.status()["counts"].values()) < peer_task.count:
             pass  # every look takes a turn of the broker
         done.taken_ns = time.monotonic_ns()
         for future in futures:
@@ -294,12 +294,12 @@ def call(part: Part) -> Iterator[Done]:
         yield done
 
 
-def wait(part: Part) -> Iterator[Done]:
+def wait(peer_task: PeerTask) -> Iterator[PeerProgress]:
     """Submit a task and wait for its result, again and again."""
-    with Client(part.endpoint) as client:
-        yield Done()
-        done = Done(part.count, time.monotonic_ns())
-        for _ in range(part.count):
+    with Client(peer_task.endpoint) as client:
+        yield PeerProgress()
+        done = PeerProgress(peer_task.count, time.monotonic_ns())
+        for _ in range(peer_task.count):
             start_ns = time.monotonic_ns()
             client.submit(_PAYLOAD).result()
             done.waits_ns.append(time.monotonic_ns() - start_ns)
@@ -317,14 +317,14 @@ _PARTS: Final = {
 }
 
 
-def tell(done: Done) -> None:
+def print_progress(done: PeerProgress) -> None:
     os.write(1, msgspec.json.encode(done) + b"\n")
 
 
 def main(encoded: str) -> None:
-    part = msgspec.json.decode(encoded, type=Part)
-    for done in _PARTS[part.what](part):
-        tell(done)
+    peer_task = msgspec.json.decode(encoded, type=PeerTask)
+    for done in _PARTS[peer_task.what](peer_task):
+        print_progress(done)
         os.read(_STDIN, 1)
 
 

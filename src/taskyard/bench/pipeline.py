@@ -20,12 +20,12 @@ from taskyard.bench.floors import (
     ATTEMPTS_OVER_DUCKDB,
     HISTORY_CPU_S,
     REPORT_CPU_S,
-    SUBMITTED_ROWS_A_SECOND,
-    SWEPT_TASKS_A_SECOND,
-    Bound,
+    SUBMITTED_ROWS_PER_SECOND,
+    SWEPT_TASKS_PER_SECOND,
+    Target,
 )
-from taskyard.bench.lines import Line, line
-from taskyard.bench.pipeline_case import Speed, Submitted
+from taskyard.bench.lines import TableLine, table_line
+from taskyard.bench.pipeline_case import Speed, SubmitCosts
 from taskyard.bench.pipeline_cost import Cost
 from taskyard.bench.settings import Settings
 from taskyard.errors import ExitCode, UserError
@@ -39,42 +39,42 @@ SWEPT_TASKS: Final = 10_000
 GRID_WORKERS: Final = 250
 GRID_SLOTS: Final = (1, 2, 4, 8)
 
-_Figures = TypeVar("_Figures", Cost, Submitted, Speed)
+_Figures = TypeVar("_Figures", Cost, SubmitCosts, Speed)
 
 
-def run(settings: Settings, only: tuple[str, ...] = ()) -> list[Line]:
+def run(settings: Settings, only: tuple[str, ...] = ()) -> list[TableLine]:
     """The measurements of these cases, or of all, as lines of the suite's table."""
     if find_spec("pyspark") is None:
         raise UserError("this suite needs Spark: `pip install 'taskyard[spark]'`")
-    lines: list[Line] = []
+    lines: list[TableLine] = []
     for name in only or tuple(CASES):
         with tempfile.TemporaryDirectory(prefix="taskyard-bench-") as directory:
             lines += CASES[name](settings, Path(directory))
     return lines
 
 
-def attempts(settings: Settings, directory: Path) -> list[Line]:
+def attempts(settings: Settings, directory: Path) -> list[TableLine]:
     from taskyard.bench import pipeline_data  # noqa: PLC0415  # it needs numpy, of an extra
 
     events = settings.count(EVENTS)
     settings.say(f"{events:,} events to attempts, by Spark and by DuckDB")
-    pipeline_data.write(directory, events // pipeline_data.EVENTS_A_TASK)
-    ours = [measured(Cost, "spark attempts", str(directory)) for _ in settings.times()]
-    lines = [line("events to attempts, Spark", "CPU s", [cost.cpu_s for cost in ours])]
+    pipeline_data.write(directory, events // pipeline_data.EVENTS_PER_TASK)
+    ours = [run_case(Cost, "spark attempts", str(directory)) for _ in settings.times()]
+    lines = [table_line("events to attempts, Spark", "CPU s", [cost.cpu_s for cost in ours])]
     if find_spec("duckdb") is None:
         settings.say("DuckDB is not installed: nothing to compare with (`pip install duckdb`)")
         return lines
-    theirs = [measured(Cost, "duckdb attempts", str(directory)) for _ in settings.times()]
+    theirs = [run_case(Cost, "duckdb attempts", str(directory)) for _ in settings.times()]
     least = min(cost.cpu_s for cost in theirs)
     ratios = [cost.cpu_s / least for cost in ours]
     return [
         *lines,
-        line("events to attempts, DuckDB", "CPU s", [cost.cpu_s for cost in theirs]),
-        line("  Spark over DuckDB", "×", ratios, ATTEMPTS_OVER_DUCKDB),
+        table_line("events to attempts, DuckDB", "CPU s", [cost.cpu_s for cost in theirs]),
+        table_line("  Spark over DuckDB", "×", ratios, ATTEMPTS_OVER_DUCKDB),
     ]
 
 
-def history(settings: Settings, directory: Path) -> list[Line]:
+def history(settings: Settings, directory: Path) -> list[TableLine]:
     from taskyard.bench import pipeline_data  # noqa: PLC0415  # as above
 
     tasks = settings.count(TASKS)
@@ -84,7 +84,7 @@ def history(settings: Settings, directory: Path) -> list[Line]:
     return _command_lines(settings, directory, words, "history, all datasets", HISTORY_CPU_S)
 
 
-def report(settings: Settings, directory: Path) -> list[Line]:
+def report(settings: Settings, directory: Path) -> list[TableLine]:
     """Of a campaign like the demo's, which is run for it once."""
     tasks = settings.count(pipeline_campaigns.DEMO_TASKS)
     settings.say(f"the report of a campaign like the demo's: {tasks:,} tasks, which are run first")
@@ -93,37 +93,37 @@ def report(settings: Settings, directory: Path) -> list[Line]:
     return _command_lines(settings, directory, words, "report of the demo", REPORT_CPU_S)
 
 
-def submit(settings: Settings, _: Path) -> list[Line]:
+def submit(settings: Settings, _: Path) -> list[TableLine]:
     rows = settings.count(ROWS)
     settings.say(f"{rows:,} rows through the data source, durable")
-    both = [measured(Submitted, "submit", str(rows)) for _ in settings.times()]
+    both = [run_case(SubmitCosts, "submit", str(rows)) for _ in settings.times()]
     first, again = [one.first for one in both], [one.again for one in both]
     rates, later_rates = ([rows / one.wall_s for one in costs] for costs in (first, again))
     costs_us, later_us = ([one.cpu_s * 1e6 / rows for one in costs] for costs in (first, again))
     return [
-        line("submit, data source", "rows/s", rates, SUBMITTED_ROWS_A_SECOND),
-        line("  all processes", "CPU µs/row", costs_us),
-        line("  as many again", "rows/s", later_rates, most_is_best=True),
-        line("  all processes", "CPU µs/row", later_us),
+        table_line("submit, data source", "rows/s", rates, SUBMITTED_ROWS_PER_SECOND),
+        table_line("  all processes", "CPU µs/row", costs_us),
+        table_line("  as many again", "rows/s", later_rates, higher_is_better=True),
+        table_line("  all processes", "CPU µs/row", later_us),
     ]
 
 
-def sweep(settings: Settings, _: Path) -> list[Line]:
+def sweep(settings: Settings, _: Path) -> list[TableLine]:
     """The simulation alone, a shape a line."""
     tasks = settings.count(SWEPT_TASKS)
-    lines: list[Line] = []
+    lines: list[TableLine] = []
     for shape in pipeline_campaigns.SHAPES:
         settings.say(f"sweep, {shape}: {tasks:,} tasks at {len(pipeline_case.WORKERS)} points")
-        speeds = [measured(Speed, "sweep", shape, str(tasks)) for _ in settings.times()]
+        speeds = [run_case(Speed, "sweep", shape, str(tasks)) for _ in settings.times()]
         means, slowest = [one.mean for one in speeds], [one.slowest for one in speeds]
         lines += [
-            line(f"sweep, {shape}", "tasks/CPU s", means, SWEPT_TASKS_A_SECOND),
-            line("  at the slowest point", "tasks/CPU s", slowest, most_is_best=True),
+            table_line(f"sweep, {shape}", "tasks/CPU s", means, SWEPT_TASKS_PER_SECOND),
+            table_line("  at the slowest point", "tasks/CPU s", slowest, higher_is_better=True),
         ]
     return lines
 
 
-def grid(settings: Settings, directory: Path) -> list[Line]:
+def grid(settings: Settings, directory: Path) -> list[TableLine]:
     """The whole sweep on Spark, of a random graph."""
     tasks, workers = settings.count(SWEPT_TASKS), settings.count(GRID_WORKERS)
     settings.say(f"sweep on Spark: {workers * len(GRID_SLOTS):,} points of {tasks:,} tasks")
@@ -136,7 +136,7 @@ def grid(settings: Settings, directory: Path) -> list[Line]:
 
 
 #: Every case by its name, in the order of the table.
-CASES: Final[dict[str, Callable[[Settings, Path], list[Line]]]] = {
+CASES: Final[dict[str, Callable[[Settings, Path], list[TableLine]]]] = {
     "attempts": attempts,
     "history": history,
     "report": report,
@@ -146,7 +146,7 @@ CASES: Final[dict[str, Callable[[Settings, Path], list[Line]]]] = {
 }
 
 
-def measured(kind: type[_Figures], case: str, *words: str) -> _Figures:
+def run_case(kind: type[_Figures], case: str, *words: str) -> _Figures:
     """One measurement, in a process of its own."""
     command = [sys.executable, "-m", pipeline_case.__name__, case, *words]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
@@ -158,14 +158,14 @@ def _command_lines(
     directory: Path,
     words: tuple[str, ...],
     what: str,
-    bound: Bound | None = None,
-) -> list[Line]:
+    target: Target | None = None,
+) -> list[TableLine]:
     """What a verb of `taskyard pipeline` takes."""
     whole = ("pipeline", *words, "--master", pipeline_case.MASTER)
-    costs = [measured(Cost, "command", str(directory), *whole) for _ in settings.times()]
+    costs = [run_case(Cost, "command", str(directory), *whole) for _ in settings.times()]
     return [
-        line(what, "CPU s", [cost.cpu_s for cost in costs], bound),
-        line("  by the clock", "s", [cost.wall_s for cost in costs]),
+        table_line(what, "CPU s", [cost.cpu_s for cost in costs], target),
+        table_line("  by the clock", "s", [cost.wall_s for cost in costs]),
     ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from taskyard.bench.workloads import TASKS_A_CHAIN
+from taskyard.bench.workloads import TASKS_PER_CHAIN
 from taskyard.core.limits import SECOND_NS
 from taskyard.pipeline.sweep.workload import Workload
 
@@ -41,20 +41,20 @@ _REACH: Final = 1000
 
 
 def flat(tasks: int) -> Workload:
-    luck = _luck()
-    run_ns = [int(luck.expovariate(1) * SECOND_NS) + 1 for _ in range(tasks)]
+    rng = _rng()
+    run_ns = [int(rng.expovariate(1) * SECOND_NS) + 1 for _ in range(tasks)]
     return Workload([b"task-%08d" % number for number in range(tasks)], run_ns, gap_ns=_GAP_NS)
 
 
 def chains(tasks: int) -> Workload:
     made = flat(tasks)
-    made.after = [[number - 1] if number % TASKS_A_CHAIN else [] for number in range(tasks)]
+    made.after = [[number - 1] if number % TASKS_PER_CHAIN else [] for number in range(tasks)]
     return made
 
 
 def random_graph(tasks: int) -> Workload:
-    made, luck = flat(tasks), _luck()
-    made.after = [_some_before(number, luck) for number in range(tasks)]
+    made, rng = flat(tasks), _rng()
+    made.after = [_some_before(number, rng) for number in range(tasks)]
     return made
 
 
@@ -83,15 +83,15 @@ def write_slept(workload: Workload, path: Path) -> None:
             file.write(json.dumps(task) + "\n")
 
 
-def _some_before(number: int, luck: random.Random) -> list[int]:
+def _some_before(number: int, rng: random.Random) -> list[int]:
     if not number:
         return []
     first = max(0, number - _REACH)
-    waits = luck.randrange(_WAITS_MAX + 1)
-    return sorted({luck.randrange(first, number) for _ in range(waits)})
+    waits = rng.randrange(_WAITS_MAX + 1)
+    return sorted({rng.randrange(first, number) for _ in range(waits)})
 
 
-def _luck() -> random.Random:
+def _rng() -> random.Random:
     return random.Random(1)  # noqa: S311  # the same in every run is what it is for
 
 
@@ -101,10 +101,10 @@ def _luck() -> random.Random:
 def write_like_the_demo(path: Path, tasks: int) -> None:
     """As a file: a graph of samples, tasks in lanes of which some fail, and some that nobody waits
     for, of four services. The tasks are functions that sleep: `--allow time`."""
-    luck = _luck()
+    rng = _rng()
     with path.open("w") as file:
         for task in _like_the_demo(tasks):
-            seconds = luck.uniform(_SECONDS_MIN, _SECONDS_MAX)
+            seconds = rng.uniform(_SECONDS_MIN, _SECONDS_MAX)
             whole = {"call": "time:sleep", "args": [seconds]} | task
             file.write(json.dumps(whole) + "\n")
 

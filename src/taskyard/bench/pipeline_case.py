@@ -15,8 +15,8 @@ from typing import Final
 import msgspec
 
 from taskyard.bench import pipeline_campaigns, pipeline_cost
-from taskyard.bench.pipeline_cost import Cost, Stretch
-from taskyard.bench.stage import Stage
+from taskyard.bench.pipeline_cost import Cost, CostMeter
+from taskyard.bench.stage import BrokerBench
 from taskyard.client.client import Client
 from taskyard.journal.history import FOLDER
 
@@ -83,7 +83,7 @@ COPY (
 """
 
 
-class Submitted(msgspec.Struct):
+class SubmitCosts(msgspec.Struct):
     """What it took to write rows in a new session, and then as many again."""
 
     first: Cost
@@ -99,7 +99,7 @@ class Speed(msgspec.Struct):
 
 def duckdb_attempts(state: str) -> Cost:
     names = {"files": f"{state}/{FOLDER}/events-*.parquet", "out": f"{state}/duckdb.parquet"}
-    with Stretch() as took:
+    with CostMeter() as took:
         import duckdb  # noqa: PLC0415  # a peer: the other cases do without
 
         with duckdb.connect() as connection:
@@ -112,14 +112,14 @@ def spark_attempts(state: str) -> Cost:
     """With the start of the session, and without its end."""
     out = Path(state) / "out"
     shutil.rmtree(out, ignore_errors=True)
-    with Stretch() as took:
+    with CostMeter() as took:
         from taskyard.pipeline import paths  # noqa: PLC0415  # Spark is not for the peer's process
         from taskyard.pipeline.session import session  # noqa: PLC0415
         from taskyard.pipeline.sources import history  # noqa: PLC0415
         from taskyard.pipeline.transforms.attempts import attempts  # noqa: PLC0415
 
-        spark = session("bench", MASTER, short=False)
-        attempts(history.read(spark, Path(state)).events).write.parquet(paths.written(out))
+        spark = session("bench", MASTER, short_job=False)
+        attempts(history.read(spark, Path(state)).events).write.parquet(paths.for_writing(out))
     return took.cost
 
 
@@ -127,25 +127,25 @@ def command(directory: str, *words: str) -> Cost:
     """`taskyard` with these words, as a user has it: with the start and the end of the session. It
     writes to `out` in the directory, which is not there before."""
     shutil.rmtree(Path(directory) / "out", ignore_errors=True)
-    return pipeline_cost.of_command([*TASKYARD, *words, "--quiet"], Path(directory))
+    return pipeline_cost.command_cost([*TASKYARD, *words, "--quiet"], Path(directory))
 
 
-def submit(rows: str) -> Submitted:
+def submit(rows: str) -> SubmitCosts:
     """Rows to tasks in a durable broker, from a session that is there, as docs/pipeline.md has it.
     The first writing starts Spark's Python workers; so the same again, with other names."""
     from taskyard.pipeline.session import session  # noqa: PLC0415  # as above
 
     spark = session("bench", MASTER)
     costs = []
-    with Stage("durable") as stage:
+    with BrokerBench("durable") as stage:
         for first in (0, int(rows)):
             frame = spark.range(first, first + int(rows)).selectExpr(*_TASK_COLUMNS)
             options = {"broker": stage.endpoint, "campaign": _CAMPAIGN}
-            with Stretch() as took:
+            with CostMeter() as took:
                 frame.write.format("taskyard").options(**options).mode("append").save()
             costs.append(took.cost)
             _check_arrived(stage.endpoint, first + int(rows))
-    return Submitted(*costs)
+    return SubmitCosts(*costs)
 
 
 def _check_arrived(endpoint: str, rows: int) -> None:
@@ -159,11 +159,11 @@ def sweep(shape: str, tasks: str) -> Speed:
     """A campaign at some points, without Spark, in a process set up as an executor's is."""
     from taskyard.pipeline.jobs.sweep import GC_THRESHOLD  # noqa: PLC0415  # as above
     from taskyard.pipeline.sweep.points import Point  # noqa: PLC0415
-    from taskyard.pipeline.sweep.shape import shape_of  # noqa: PLC0415
+    from taskyard.pipeline.sweep.shape import campaign_bounds  # noqa: PLC0415
     from taskyard.pipeline.sweep.simulate import simulate  # noqa: PLC0415
 
     workload = pipeline_campaigns.SHAPES[shape](int(tasks))
-    bounds = shape_of(workload)
+    bounds = campaign_bounds(workload)
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
     times_s = []
@@ -176,7 +176,7 @@ def sweep(shape: str, tasks: str) -> Speed:
     return Speed(int(tasks) * len(times_s) / sum(times_s), int(tasks) / max(times_s))
 
 
-CASES: Final[dict[str, Callable[..., Cost | Submitted | Speed]]] = {
+CASES: Final[dict[str, Callable[..., Cost | SubmitCosts | Speed]]] = {
     "duckdb attempts": duckdb_attempts,
     "spark attempts": spark_attempts,
     "command": command,

@@ -26,7 +26,7 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 #: How often the watch looks. What a process does after the last look is lost; workers are idle when
 #: they end.
-_LOOK_S: Final = 0.1
+_POLL_S: Final = 0.1
 
 
 class Cost(msgspec.Struct):
@@ -36,12 +36,12 @@ class Cost(msgspec.Struct):
     cpu_s: float
 
 
-def of_command(words: Sequence[str], directory: Path | None = None) -> Cost:
+def command_cost(words: Sequence[str], directory: Path | None = None) -> Cost:
     """Run a command in a directory. Wall time is until it ends; CPU time is also of what ends after
     it, as a JVM does. The process that calls this should have no other children: all are awaited.
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    watch = _Watch()
+    watch = _OrphanWatch()
     began = time.monotonic()
     run(words, directory)
     wall_s = time.monotonic() - began
@@ -52,7 +52,7 @@ def of_command(words: Sequence[str], directory: Path | None = None) -> Cost:
 
 
 def run(
-    words: Sequence[str], directory: Path | None = None, good: Sequence[int] = (ExitCode.GOOD,)
+    words: Sequence[str], directory: Path | None = None, good: Sequence[int] = (ExitCode.OK,)
 ) -> None:
     """Run a command as a user without settings would. Raises if it ends otherwise than well."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith("TASKYARD_")}
@@ -78,14 +78,14 @@ def _await_orphans() -> list[int]:
             return ended
 
 
-class Stretch:
+class CostMeter:
     """A part of this process's life: wall time, and CPU time of it and all below it. Use it as a
     context manager; `cost` is there afterwards."""
 
     cost: Cost
 
     def __enter__(self) -> Self:
-        self._watch = _Watch()
+        self._watch = _OrphanWatch()
         self._began = time.monotonic()
         self._used_s = _cpu_s()
         return self
@@ -98,7 +98,7 @@ class Stretch:
         self.cost = Cost(wall_s, used_s)
 
 
-class _Watch:
+class _OrphanWatch:
     """Looks, from when it is made on, at those below this process whom nobody will wait for."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class _Watch:
         self.looked_s = 0.0
         self._is_over = threading.Event()
         # It goes with the process if a measurement fails.
-        self._thread = threading.Thread(target=self._look_on, name="watch", daemon=True)
+        self._thread = threading.Thread(target=self._poll, name="watch", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -124,9 +124,9 @@ class _Watch:
         gone = [pid for pid in self._seen_s if not Path(f"/proc/{pid}").exists()]
         return sum(self._seen_s[pid] for pid in gone)
 
-    def _look_on(self) -> None:
-        while not self._is_over.wait(_LOOK_S):
-            for parent in filter(_ignores_ends, _below(os.getpid())):
+    def _poll(self) -> None:
+        while not self._is_over.wait(_POLL_S):
+            for parent in filter(_ignores_sigchld, _descendants(os.getpid())):
                 for pid in _children(parent):
                     used_s = _cpu_s_of(pid)  # none, if it has gone meanwhile
                     self._seen_s[pid] = max(used_s, self._seen_s.get(pid, 0.0))
@@ -138,17 +138,17 @@ def _cpu_s() -> float:
     figure of who waited, and would count twice, or not at all."""
     own = os.getpid()
     while True:
-        below = _below(own)
+        below = _descendants(own)
         used_s = sum(_cpu_s_of(pid) for pid in (own, *below))
-        if _below(own) == below:
+        if _descendants(own) == below:
             return used_s
 
 
-def _below(pid: int) -> list[int]:
+def _descendants(pid: int) -> list[int]:
     """All processes under one."""
     found = _children(pid)
     for child in found.copy():
-        found += _below(child)
+        found += _descendants(child)
     return found
 
 
@@ -168,7 +168,7 @@ def _cpu_s_of(pid: int) -> float:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
-def _ignores_ends(pid: int) -> bool:
+def _ignores_sigchld(pid: int) -> bool:
     """Whether it ignores that its children end, so that they are gone at once."""
     for line in _text(Path(f"/proc/{pid}/status")).splitlines():
         if line.startswith("SigIgn:"):

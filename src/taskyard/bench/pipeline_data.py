@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 from taskyard.journal.history import EDGES, EVENTS, FOLDER, ROWS_PER_GROUP, HistoryPart
 
 #: Submitted, ready, leased, finished.
-EVENTS_A_TASK: Final = 4
+EVENTS_PER_TASK: Final = 4
 
-_TASKS_A_PART: Final = 400_000
-_TASKS_A_RECORD: Final = 500
+_TASKS_PER_PART: Final = 400_000
+_TASKS_PER_RECORD: Final = 500
 _WORKERS: Final = 64
 _BEGIN_NS: Final = 1_767_225_600_000_000_000
 _SUBMITTED_EVERY_NS: Final = 200_000
@@ -27,31 +27,31 @@ _RUN_NS_MAX: Final = 50_000_000
 def write(state: Path, tasks: int, *, seed: int = 1) -> None:
     """The history of so many tasks of one campaign, each after up to two others."""
     (state / FOLDER).mkdir(parents=True)
-    luck = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     first = 1
-    for start in range(0, tasks, _TASKS_A_PART):
-        ids = np.arange(start, min(start + _TASKS_A_PART, tasks))
-        records_a_kind = len(ids) // _TASKS_A_RECORD + 1
-        part = HistoryPart(first, first + EVENTS_A_TASK * records_a_kind - 1)
+    for start in range(0, tasks, _TASKS_PER_PART):
+        ids = np.arange(start, min(start + _TASKS_PER_PART, tasks))
+        records_a_kind = len(ids) // _TASKS_PER_RECORD + 1
+        part = HistoryPart(first, first + EVENTS_PER_TASK * records_a_kind - 1)
         paths = part.paths(state)
         tables = [
-            _events(ids, kind, first + number * records_a_kind, luck)
+            _events(ids, kind, first + number * records_a_kind, rng)
             for number, kind in enumerate(("submitted", "ready", "leased", "finished"))
         ]
         events = pa.concat_tables(tables)
         pq.write_table(events, paths["events"], compression="zstd", row_group_size=ROWS_PER_GROUP)
-        pq.write_table(_edges(ids, first, luck), paths["edges"], compression="zstd")
+        pq.write_table(_edges(ids, first, rng), paths["edges"], compression="zstd")
         first = part.last + 1
 
 
-def _events(ids: np.ndarray, kind: str, record: int, luck: np.random.Generator) -> pa.Table:
+def _events(ids: np.ndarray, kind: str, record: int, rng: np.random.Generator) -> pa.Table:
     count = len(ids)
     is_attempt = kind in ("leased", "finished")
-    records = record + (ids - ids[0]) // _TASKS_A_RECORD
+    records = record + (ids - ids[0]) // _TASKS_PER_RECORD
     times_ns = _BEGIN_NS + ids * _SUBMITTED_EVERY_NS
     if is_attempt:
         times_ns += _WAIT_NS
-    runs_ns = luck.integers(1, _RUN_NS_MAX, count) if kind == "finished" else 0
+    runs_ns = rng.integers(1, _RUN_NS_MAX, count) if kind == "finished" else 0
     times_ns += runs_ns
     columns = {
         "sequence": records,
@@ -85,11 +85,11 @@ def _events(ids: np.ndarray, kind: str, record: int, luck: np.random.Generator) 
     return pa.table(nulls | given, schema=EVENTS)
 
 
-def _edges(ids: np.ndarray, record: int, luck: np.random.Generator) -> pa.Table:
+def _edges(ids: np.ndarray, record: int, rng: np.random.Generator) -> pa.Table:
     tasks = np.repeat(ids, 2)
-    after = np.maximum(tasks - luck.integers(1, 1000, len(tasks)), ids[0])
+    after = np.maximum(tasks - rng.integers(1, 1000, len(tasks)), ids[0])
     tasks, after = tasks[after < tasks], after[after < tasks]
-    records = record + (tasks - ids[0]) // _TASKS_A_RECORD
+    records = record + (tasks - ids[0]) // _TASKS_PER_RECORD
     columns = {
         "sequence": records,
         "record": records,

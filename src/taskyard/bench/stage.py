@@ -19,14 +19,14 @@ from typing import IO, Final, Self
 import msgspec
 
 from taskyard.bench.broker_host import PROFILE_VARIABLE, encode_rules
-from taskyard.bench.peers import Done, Part
+from taskyard.bench.peers import PeerProgress, PeerTask
 from taskyard.bench.settings import Kind
 from taskyard.broker.compacting import CompactionLimits
 from taskyard.core.events import RulesSet
 from taskyard.net import endpoints
 
 #: How often to see whether everybody is still there while nobody says anything.
-LOOK_S: Final = 1.0
+POLL_S: Final = 1.0
 
 #: Functions in a profile.
 PROFILE_LINES: Final = 30
@@ -69,7 +69,7 @@ class Process:
         if self.has_ended:
             raise RuntimeError(f"{self.what} ended early, with {self._child.returncode}")
 
-    def tell(self) -> None:
+    def send_go(self) -> None:
         """Let it go on."""
         assert self._child.stdin is not None  # noqa: S101 - it is a pipe
         self._child.stdin.write(b"\n")
@@ -95,13 +95,15 @@ class Process:
 
 
 class Peer(Process):
-    def __init__(self, part: Part) -> None:
-        super().__init__("taskyard.bench.peers", msgspec.json.encode(part).decode(), environment={})
-        self.part = part
+    def __init__(self, peer_task: PeerTask) -> None:
+        super().__init__(
+            "taskyard.bench.peers", msgspec.json.encode(peer_task).decode(), environment={}
+        )
+        self.peer_task = peer_task
 
-    def done(self) -> Done:
+    def done(self) -> PeerProgress:
         """What it says next."""
-        return msgspec.json.decode(self.line(), type=Done)
+        return msgspec.json.decode(self.line(), type=PeerProgress)
 
 
 class Broker(Process):
@@ -136,7 +138,7 @@ def memory_bytes(pid: int, measure: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-class Stage:
+class BrokerBench:
     """One broker with a state of its own, and its peers; all of them end with it."""
 
     def __init__(
@@ -179,9 +181,9 @@ class Stage:
         self.broker.kill()
         self.broker = self._start_broker()
 
-    def cast(self, *parts: Part) -> list[Peer]:
+    def start_peers(self, *parts: PeerTask) -> list[Peer]:
         """Start peers. Returns them when all are ready."""
-        started = [Peer(part) for part in parts]
+        started = [Peer(peer_task) for peer_task in parts]
         self.peers += started
         for peer in started:
             peer.done()
@@ -191,7 +193,7 @@ class Stage:
         """CPU time of everybody on the stage."""
         return self.broker.cpu_ns() + sum(peer.cpu_ns() for peer in self.peers)
 
-    def listen(self, workers: Sequence[Peer], seconds: float) -> None:
+    def read_progress(self, workers: Sequence[Peer], seconds: float) -> None:
         """Hear what workers say for so long: one whose words are not heard stops in the end."""
         ends = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
@@ -205,12 +207,12 @@ class Stage:
 
     def wait_for(self, workers: Sequence[Peer], count: int) -> int:
         """Wait until workers have done so many tasks in all. Returns when the last one was."""
-        done = {worker: Done() for worker in workers}
+        done = {worker: PeerProgress() for worker in workers}
         with selectors.DefaultSelector() as selector:
             for worker in workers:
                 selector.register(worker.output, selectors.EVENT_READ, worker)
             while sum(one.count for one in done.values()) < count:
-                for key, _ in selector.select(LOOK_S):
+                for key, _ in selector.select(POLL_S):
                     done[key.data] = key.data.done()
                 for process in (self.broker, *workers):
                     process.check()

@@ -14,8 +14,8 @@ Shape: TypeAlias = Literal["flat", "chains", "lanes"]
 SHAPES: Final[tuple[Shape, ...]] = ("flat", "chains", "lanes")
 
 #: Tasks in a chain, and tasks in a lane.
-TASKS_A_CHAIN: Final = 10
-TASKS_A_LANE: Final = 10
+TASKS_PER_CHAIN: Final = 10
+TASKS_PER_LANE: Final = 10
 
 
 def submissions(shape: Shape, count: int, batch: int, first: int = 0) -> Iterator[SubmitRequested]:
@@ -28,10 +28,10 @@ def submissions(shape: Shape, count: int, batch: int, first: int = 0) -> Iterato
         if shape == "chains":
             submission.after = [_before(number) for number in numbers]
         elif shape == "lanes":
-            lanes = max(1, count // TASKS_A_LANE)
+            lanes = max(1, count // TASKS_PER_LANE)
             submission.lanes = [b"lane-%06d" % (number % lanes) for number in numbers]
         yield SubmitRequested(0, b"bench", submission)
 
 
 def _before(number: int) -> list[bytes]:
-    return [b"task-%09d" % (number - 1)] if number % TASKS_A_CHAIN else []
+    return [b"task-%09d" % (number - 1)] if number % TASKS_PER_CHAIN else []

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskyard.cli.choosing import FLAGS, lane_meant, scope_from, scope_options
+from taskyard.cli.choosing import STATE_FLAGS, scope_options, to_scope, with_service_of_lane
 from taskyard.cli.completion import complete_lane, complete_name, complete_service
-from taskyard.cli.options import Talk, broker_options
+from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.printing import example, print_document
-from taskyard.cli.reaching import connected
-from taskyard.cli.words import count
+from taskyard.cli.reaching import connect_client
+from taskyard.cli.words import format_count
 from taskyard.core.states import TaskState
 from taskyard.errors import UserError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from taskyard.client.client import Client
 
 #: What can still be cancelled.
-_NOT_ENDED: Final = [
+_UNSETTLED_STATES: Final = [
     *(TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY),
     *(TaskState.LEASED, TaskState.FAILED),
 ]
@@ -34,7 +34,7 @@ _NOT_ENDED: Final = [
 @scope_options
 @broker_options
 @click.pass_obj
-def retry(talk: Talk, /, names: tuple[str, ...], **given: Any) -> None:  # noqa: ANN401  # a scope
+def retry(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) -> None:  # noqa: ANN401  # a scope
     """Try failed tasks again, and delayed ones now.
 
     By name, or all that fit what is given; --failed alone means every failed task. What waits
@@ -46,13 +46,13 @@ def retry(talk: Talk, /, names: tuple[str, ...], **given: Any) -> None:  # noqa:
     """
     from taskyard.client import steering  # noqa: PLC0415  # when it is used
 
-    with connected(talk) as client:
-        names, given = _checked(client, names, given)
-        retried = client.retry(names) if names else steering.retry(client, scope_from(given))
-    if talk.as_json:
+    with connect_client(cli_context) as client:
+        names, values = _resolve_targets(client, names, values)
+        retried = client.retry(names) if names else steering.retry(client, to_scope(values))
+    if cli_context.as_json:
         print_document("retry", retried=retried)
     elif retried:
-        click.echo(f"retried {count(retried, 'task')}")
+        click.echo(f"retried {format_count(retried, 'task')}")
     else:
         click.echo("nothing to retry: none of them has failed, is delayed or is held")
 
@@ -60,20 +60,18 @@ def retry(talk: Talk, /, names: tuple[str, ...], **given: Any) -> None:  # noqa:
 @click.command(epilog=example("cancel fetch-a", "cancel --campaign thumbs"))
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
 @scope_options
-@click.option(
-    "--all", "everything", is_flag=True, help="Every task that is not ended; needs --yes."
-)
+@click.option("--all", "all_tasks", is_flag=True, help="Every task that is not ended; needs --yes.")
 @click.option("--yes", is_flag=True, help="Yes, all of them.")
 @broker_options
 @click.pass_obj
 def cancel(
-    talk: Talk,
+    cli_context: CliContext,
     /,
     names: tuple[str, ...],
     *,
-    everything: bool,
+    all_tasks: bool,
     yes: bool,
-    **given: Any,  # noqa: ANN401  # the options of a scope
+    **values: Any,  # noqa: ANN401  # the options of a scope
 ) -> None:
     """Cancel tasks, and all that wait for them.
 
@@ -81,47 +79,47 @@ def cancel(
     """
     from taskyard.client import steering  # noqa: PLC0415  # when it is used
 
-    if everything:
-        _check_all(names, given, yes=yes)
-        given["only"] = [state.name.lower() for state in _NOT_ENDED]
-    with connected(talk) as client:
-        names, given = _checked(client, names, given)
-        cancelled = client.cancel(names) if names else steering.cancel(client, scope_from(given))
-    if talk.as_json:
+    if all_tasks:
+        _check_all(names, values, yes=yes)
+        values["only"] = [state.name.lower() for state in _UNSETTLED_STATES]
+    with connect_client(cli_context) as client:
+        names, values = _resolve_targets(client, names, values)
+        cancelled = client.cancel(names) if names else steering.cancel(client, to_scope(values))
+    if cli_context.as_json:
         print_document("cancel", cancelled=cancelled)
     elif cancelled:
-        click.echo(f"cancelled {count(cancelled, 'task')}")
+        click.echo(f"cancelled {format_count(cancelled, 'task')}")
     else:
         click.echo("nothing to cancel: all of them have ended already, or there are none")
 
 
-def _check_all(names: tuple[str, ...], given: dict[str, Any], *, yes: bool) -> None:
-    if names or any(given.values()):
+def _check_all(names: tuple[str, ...], values: dict[str, Any], *, yes: bool) -> None:
+    if names or any(values.values()):
         raise UserError("--all means every task: give it alone, or say which tasks without it")
     if not yes:
         raise UserError("--all cancels every task of the broker; give --yes, too, if you mean it")
 
 
-def _checked(
-    client: Client, names: tuple[str, ...], given: dict[str, Any]
+def _resolve_targets(
+    client: Client, names: tuple[str, ...], values: dict[str, Any]
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Return what an act is on: full names, or a scope.
 
     Names have to be known: a mistyped one should not pass. The scope has the service of a lane that
     one service alone has.
     """
-    if names and any(_was_given(given)):
-        raise UserError(f"names and options both choose tasks: give names, or {FLAGS}")
-    if not names and not any(_was_given(given)):
-        raise UserError(f"say which tasks: names, {FLAGS}")
+    if names and any(_is_set(values)):
+        raise UserError(f"names and options both choose tasks: give names, or {STATE_FLAGS}")
+    if not names and not any(_is_set(values)):
+        raise UserError(f"say which tasks: names, {STATE_FLAGS}")
     if names:
-        return (*client.resolve(names),), given
-    return names, lane_meant(client, given)
+        return (*client.resolve(names),), values
+    return names, with_service_of_lane(client, values)
 
 
-def _was_given(given: dict[str, Any]) -> list[bool]:
+def _is_set(values: dict[str, Any]) -> list[bool]:
     """The open lane is an empty text, and is something."""
-    return [bool(value) or value == "" for value in given.values()]
+    return [bool(value) or value == "" for value in values.values()]
 
 
 @click.command(
@@ -138,13 +136,13 @@ def _was_given(given: dict[str, Any]) -> list[bool]:
 @broker_options
 @click.pass_obj
 def move(
-    talk: Talk,
+    cli_context: CliContext,
     /,
     names: tuple[str, ...],
     *,
     to_lane: str | None,
     to_service: str | None,
-    **given: Any,  # noqa: ANN401  # the options of a scope
+    **values: Any,  # noqa: ANN401  # the options of a scope
 ) -> None:
     """Put tasks into another lane, or another service.
 
@@ -156,17 +154,17 @@ def move(
 
     if to_lane is None and to_service is None:
         raise UserError("say where to: --to-lane, --to-service, or both")
-    with connected(talk) as client:
-        names, given = _checked(client, names, given)
+    with connect_client(cli_context) as client:
+        names, values = _resolve_targets(client, names, values)
         moved = (
             client.move(names, to_lane=to_lane, to_service=to_service)
             if names
-            else steering.move(client, scope_from(given), to_service, to_lane)
+            else steering.move(client, to_scope(values), to_service, to_lane)
         )
-    if talk.as_json:
+    if cli_context.as_json:
         print_document("move", moved=moved)
     elif moved:
-        click.echo(f"moved {count(moved, 'task')}")
+        click.echo(f"moved {format_count(moved, 'task')}")
     else:
         click.echo("nothing to move: workers hold them, they have ended, or are there already")
 
@@ -176,7 +174,7 @@ def move(
 @scope_options
 @broker_options
 @click.pass_obj
-def expire(talk: Talk, /, names: tuple[str, ...], **given: Any) -> None:  # noqa: ANN401  # a scope
+def expire(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) -> None:  # noqa: ANN401  # a scope
     """Give up tasks, as if they were too old.
 
     By name, or all that fit what is given. They end as failed: what waits for them goes on
@@ -185,37 +183,37 @@ def expire(talk: Talk, /, names: tuple[str, ...], **given: Any) -> None:  # noqa
     """
     from taskyard.client import steering  # noqa: PLC0415  # when it is used
 
-    with connected(talk) as client:
-        names, given = _checked(client, names, given)
-        expired = client.expire(names) if names else steering.expire(client, scope_from(given))
-    if talk.as_json:
+    with connect_client(cli_context) as client:
+        names, values = _resolve_targets(client, names, values)
+        expired = client.expire(names) if names else steering.expire(client, to_scope(values))
+    if cli_context.as_json:
         print_document("expire", expired=expired)
     elif expired:
-        click.echo(f"expired {count(expired, 'task')}")
+        click.echo(f"expired {format_count(expired, 'task')}")
     else:
         click.echo("nothing to expire: workers hold them, or they have ended")
 
 
 @click.command(epilog=example("drain host-4711", "drain --all"))
 @click.argument("names", nargs=-1, metavar="[WORKER]...")
-@click.option("--all", "everything", is_flag=True, help="All workers, and then the broker, too.")
+@click.option("--all", "all_tasks", is_flag=True, help="All workers, and then the broker, too.")
 @broker_options
 @click.pass_obj
-def drain(talk: Talk, names: tuple[str, ...], *, everything: bool) -> None:
+def drain(cli_context: CliContext, names: tuple[str, ...], *, all_tasks: bool) -> None:
     """Give workers no more tasks, and send them home.
 
     They finish what they have. With --all the broker takes no more tasks either, and leaves when
     nothing runs any more; `taskyard down` does that and waits.
     """
-    if bool(names) is everything:
+    if bool(names) is all_tasks:
         raise UserError("say which workers: names, or --all; `taskyard workers` lists them")
-    with connected(talk) as client:
-        drained = client.drain() if everything else _drain(client, names)
-    if talk.as_json:
+    with connect_client(cli_context) as client:
+        drained = client.drain() if all_tasks else _drain(client, names)
+    if cli_context.as_json:
         print_document("drain", drained=drained)
     else:
-        leaving = ", and the broker leaves when nothing runs any more" if everything else ""
-        click.echo(f"drained {count(drained, 'worker')}{leaving}")
+        leaving = ", and the broker leaves when nothing runs any more" if all_tasks else ""
+        click.echo(f"drained {format_count(drained, 'worker')}{leaving}")
 
 
 def _drain(client: Client, names: tuple[str, ...]) -> int:

@@ -14,7 +14,7 @@ from taskyard.cli.daemons import (
     secure_option,
     until_eof_option,
 )
-from taskyard.cli.options import Talk, quiet_option, state_option, verbose_option
+from taskyard.cli.options import CliContext, quiet_option, state_option, verbose_option
 from taskyard.cli.printing import example
 
 
@@ -29,7 +29,7 @@ from taskyard.cli.printing import example
 @quiet_option
 @click.pass_obj
 def broker(  # noqa: PLR0913  # one for each option
-    talk: Talk,
+    cli_context: CliContext,
     state: Path,
     listen: tuple[str, ...],
     *,
@@ -56,16 +56,18 @@ def broker(  # noqa: PLR0913  # one for each option
     SIGTERM and Ctrl-C stop it: workers wait for it and come back. A second broker on the same state
     directory is refused (exit 2), a damaged state too (exit 6).
     """
-    log_to_stderr(talk, "broker")
+    log_to_stderr(cli_context, "broker")
     settings = BrokerSettings(
         state,
         read_listen(listen),
         secure=secure,
         in_memory=memory,
         until_eof=until_eof,
-        plain_lease_ns=talk.settings().lease.plain_ns,
+        plain_lease_ns=cli_context.settings().lease.plain_ns,
         compact=CompactionLimits()
         if compact_after_rows is None
         else CompactionLimits(rows=compact_after_rows),
     )
-    serve(settings, click.echo, SettingsReloader(talk.settings(), talk.read_settings_again))
+    serve(
+        settings, click.echo, SettingsReloader(cli_context.settings(), cli_context.reload_settings)
+    )

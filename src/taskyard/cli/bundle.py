@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskyard.cli.options import Talk, broker_options
+from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.printing import example, print_document
-from taskyard.cli.reaching import connected
-from taskyard.cli.refusals import in_words
+from taskyard.cli.reaching import connect_client
+from taskyard.cli.refusals import explain_refusal
 from taskyard.cli.rows import rows
-from taskyard.cli.task_options import TaskKey, bundle_options, payload_of, terms_of
-from taskyard.cli.waiting import group_of, report, wait_for
-from taskyard.cli.words import count, plain
+from taskyard.cli.task_options import TaskKey, bundle_options, read_payload_option, task_keys
+from taskyard.cli.waiting import report, wait_for, wait_target
+from taskyard.cli.words import escape_line, format_count
 from taskyard.client import bundles
-from taskyard.client.campaign.lines import label_of
-from taskyard.client.campaign.tasks import BadTask
+from taskyard.client.campaign.lines import file_label
+from taskyard.client.campaign.tasks import InvalidTask
 from taskyard.core.events import UnknownPolicy
 from taskyard.errors import ExitCode, Refused, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from taskyard.cli.rows import Row
+    from taskyard.cli.rows import InputRow
     from taskyard.client.client import Client
 
 #: Endings of files in which a recipient is more than a line.
@@ -50,13 +50,13 @@ _KINDS: Final = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "js
 @broker_options
 @click.pass_obj
 def bundle(
-    talk: Talk,
+    cli_context: CliContext,
     /,
     to: str,
     name: str | None,
     *,
     wait: bool,
-    **given: Any,  # noqa: ANN401  # the options of a task
+    **values: Any,  # noqa: ANN401  # the options of a task
 ) -> ExitCode:
     """Submit one payload for many recipients, and print the bundle's name.
 
@@ -67,70 +67,83 @@ def bundle(
     --lane is a template: {recipient} is the line, {column} a field of a table or an object. The
     bundle is taken whole or not at all; to submit it again with the same name is harmless.
     """
-    recipients = list(rows(_kind(to), to))
-    order = _order(recipients, to, name, given)
-    with connected(talk) as client:
-        new = _create(client, order, recipients)
-        if not new and not talk.quiet:
-            told = f"bundle {plain(order.name)} is known already: nothing was submitted"
+    recipients = list(rows(_recipient_format(to), to))
+    bundle_spec = _bundle_spec(recipients, to, name, values)
+    with connect_client(cli_context) as client:
+        new = _create(client, bundle_spec, recipients)
+        if not new and not cli_context.quiet:
+            told = f"bundle {escape_line(bundle_spec.name)} is known already: nothing was submitted"
             click.echo(told, err=True)
-        tasks = len(order.specs)
+        tasks = len(bundle_spec.specs)
         if wait:
-            return _wait(talk, client, order, new=new)
-    if talk.as_json:
-        names = {"name": order.name, "campaign": order.campaign}
+            return _wait(cli_context, client, bundle_spec, new=new)
+    if cli_context.as_json:
+        names = {"name": bundle_spec.name, "campaign": bundle_spec.campaign}
         print_document("bundle", **names, tasks=tasks, new=new)
     else:
-        talk.say(f"{count(tasks, 'task')}, {new:,} new")
-        click.echo(order.name)
-    return ExitCode.GOOD
+        cli_context.info(f"{format_count(tasks, 'task')}, {new:,} new")
+        click.echo(bundle_spec.name)
+    return ExitCode.OK
 
 
-def _kind(path: str) -> str:
+def _recipient_format(path: str) -> str:
     """How a file says who they are, by its ending."""
     return _KINDS.get(Path(path.lower().removesuffix(".gz")).suffix, "lines")
 
 
-def _order(
-    recipients: Sequence[Row], path: str, name: str | None, given: dict[str, Any]
-) -> bundles.Order:
-    if given["payload"] is None:
+def _bundle_spec(
+    recipients: Sequence[InputRow], path: str, name: str | None, values: dict[str, Any]
+) -> bundles.BundleSpec:
+    if values["payload"] is None:
         raise UserError("say what they get: --payload TEXT, or --payload @FILE")
     if not recipients:
-        raise UserError(f"{label_of(path)} has no recipients; give a line for each")
-    values = [row.text if row.fields is None else row.fields for row in recipients]
-    payload = payload_of(given["payload"])
-    with _placed(recipients):
-        order = bundles.order(payload, values, name, given["campaign"], terms_of(given))
-    order.unknown = UnknownPolicy.WAIT if given["wait_for_unknown"] else UnknownPolicy.REFUSE
-    return order
+        raise UserError(f"{file_label(path)} has no recipients; give a line for each")
+    entries = [row.text if row.fields is None else row.fields for row in recipients]
+    payload = read_payload_option(values["payload"])
+    with _with_line_numbers(recipients):
+        bundle_spec = bundles.bundle_spec(
+            payload, entries, name, values["campaign"], task_keys(values)
+        )
+    bundle_spec.unknown = UnknownPolicy.WAIT if values["wait_for_unknown"] else UnknownPolicy.REFUSE
+    return bundle_spec
 
 
 @contextmanager
-def _placed(recipients: Sequence[Row]) -> Iterator[None]:
+def _with_line_numbers(recipients: Sequence[InputRow]) -> Iterator[None]:
     """What is wrong with a recipient is told with the line where it stands."""
     try:
         yield
-    except BadTask as bad:
+    except InvalidTask as bad:
         place = "the bundle" if bad.offset is None else recipients[bad.offset].place
         raise UserError(f"{place}: {bad}") from bad
 
 
-def _create(client: Client, order: bundles.Order, recipients: Sequence[Row]) -> int:
+def _create(client: Client, bundle_spec: bundles.BundleSpec, recipients: Sequence[InputRow]) -> int:
     try:
-        with _placed(recipients):
-            return bundles.create(client, order)
+        with _with_line_numbers(recipients):
+            return bundles.create(client, bundle_spec)
     except Refused as refused:
-        known = f"bundle {order.name} is known with another {{}}; give another --name"
-        raise in_words(refused, {"call": None, "payload": ""}, known) from refused
+        known = f"bundle {bundle_spec.name} is known with another {{}}; give another --name"
+        raise explain_refusal(refused, {"call": None, "payload": ""}, known) from refused
 
 
-def _wait(talk: Talk, client: Client, order: bundles.Order, *, new: int) -> ExitCode:
-    campaign, names = plain(order.campaign), [*order.tasks()]
-    talk.interrupted = f"interrupted; it goes on: `taskyard wait --campaign {campaign}`"
-    is_own = order.campaign == order.name
-    group = group_of(client, campaign=order.name) if is_own else group_of(client, names)
-    settled = wait_for(talk, group)
-    more = {"name": order.name, "campaign": order.campaign, "tasks": len(names), "new": new}
-    report(talk, "bundle", group, settled=settled, **more)
-    return group.exit_code()
+def _wait(
+    cli_context: CliContext, client: Client, bundle_spec: bundles.BundleSpec, *, new: int
+) -> ExitCode:
+    campaign, names = escape_line(bundle_spec.campaign), [*bundle_spec.tasks()]
+    cli_context.interrupt_message = (
+        f"interrupted; it goes on: `taskyard wait --campaign {campaign}`"
+    )
+    is_own = bundle_spec.campaign == bundle_spec.name
+    target = (
+        wait_target(client, campaign=bundle_spec.name) if is_own else wait_target(client, names)
+    )
+    settled = wait_for(cli_context, target)
+    more = {
+        "name": bundle_spec.name,
+        "campaign": bundle_spec.campaign,
+        "tasks": len(names),
+        "new": new,
+    }
+    report(cli_context, "bundle", target, settled=settled, **more)
+    return target.exit_code()

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskyard.cli.entry import COMPLETING
-from taskyard.cli.options import Talk
+from taskyard.cli.entry import COMPLETION_VARIABLE
+from taskyard.cli.options import CliContext
 from taskyard.cli.printing import example
-from taskyard.cli.words import as_pattern, full_name
+from taskyard.cli.words import escape_pattern, full_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from taskyard.wire.dwork_peer import Reply
 
 #: A broker that has not answered by then is not waited for.
-ANSWER_SECONDS: Final = 0.2
+REPLY_SECONDS: Final = 0.2
 
 #: Names that a shell is told: it shows no more of them at once.
 NAMES_MAX: Final = 100
@@ -51,84 +51,86 @@ def completion(context: click.Context, shell: str) -> None:
     if kind is None:
         raise click.UsageError(f"{shell} can't be completed for; give one of {', '.join(_SHELLS)}")
     root = context.find_root()
-    click.echo(kind(root.command, {}, "taskyard", COMPLETING).source())
+    click.echo(kind(root.command, {}, "taskyard", COMPLETION_VARIABLE).source())
 
 
-def complete_name(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
+def complete_name(context: click.Context, _parameter: click.Parameter, prefix: str) -> list[str]:
     """Return full names of tasks that begin so, or names in their campaigns."""
-    views = _asked(context, _tasks(begun)) or ()
+    views = _query(context, _tasks(prefix)) or ()
     pairs = [(full_name(view), str(view["name"])) for view in views]
-    named = [full if full.startswith(begun) else name for full, name in pairs]
-    return [name for name in dict.fromkeys(named) if name.startswith(begun)][:NAMES_MAX]
+    named = [full if full.startswith(prefix) else name for full, name in pairs]
+    return [name for name in dict.fromkeys(named) if name.startswith(prefix)][:NAMES_MAX]
 
 
-def complete_campaign(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
+def complete_campaign(
+    context: click.Context, _parameter: click.Parameter, prefix: str
+) -> list[str]:
     """Campaigns that begin so, the latest first."""
-    return _counted(context, "campaigns", begun)
+    return _names_in_stats(context, "campaigns", prefix)
 
 
-def complete_service(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
+def complete_service(context: click.Context, _parameter: click.Parameter, prefix: str) -> list[str]:
     """Services that begin so."""
-    return _counted(context, "services", begun)
+    return _names_in_stats(context, "services", prefix)
 
 
-def complete_lane(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
+def complete_lane(context: click.Context, _parameter: click.Parameter, prefix: str) -> list[str]:
     """Lanes that begin so, of the service that was given, or of any."""
     from taskyard.wire import dwork_peer as peer  # noqa: PLC0415  # only when a name is completed
 
     service = context.params.get("service")
     which = service.encode() if service else None
-    pattern = f"{as_pattern(begun)}*".encode()
-    told = _asked(context, lambda: peer.lanes(1, which, pattern, count=NAMES_MAX)) or ()
+    pattern = f"{escape_pattern(prefix)}*".encode()
+    told = _query(context, lambda: peer.lanes(1, which, pattern, count=NAMES_MAX)) or ()
     return [*dict.fromkeys(one["lane"] for one in told if one["lane"])]
 
 
-def _counted(context: click.Context, kind: str, begun: str) -> list[str]:
+def _names_in_stats(context: click.Context, kind: str, prefix: str) -> list[str]:
     from taskyard.wire import dwork_peer as peer  # noqa: PLC0415  # only when a name is completed
 
-    told = _asked(context, lambda: peer.query(1, peer.STATS)) or {kind: ()}
+    told = _query(context, lambda: peer.query(1, peer.STATS)) or {kind: ()}
     names = [one["name"] for one in reversed(told[kind]) if one["name"]]
-    return [name for name in names if name.startswith(begun)][:NAMES_MAX]
+    return [name for name in names if name.startswith(prefix)][:NAMES_MAX]
 
 
-def _tasks(begun: str) -> Callable[[], bytes]:
+def _tasks(prefix: str) -> Callable[[], bytes]:
     from taskyard.core.events import Scope  # noqa: PLC0415
     from taskyard.wire import dwork_peer as peer  # noqa: PLC0415
 
-    return lambda: peer.list_tasks(1, Scope(), begun.encode(), count=_PAGE)
+    return lambda: peer.list_tasks(1, Scope(), prefix.encode(), count=_PAGE)
 
 
-def _asked(context: click.Context, build: Callable[[], bytes]) -> Any:  # noqa: ANN401  # JSON
+def _query(context: click.Context, build: Callable[[], bytes]) -> Any:  # noqa: ANN401  # JSON
     """What the broker that is meant says; None if it is not there, or slow, or anything else."""
-    talk = context.find_object(Talk) or Talk()
+    cli_context = context.find_object(CliContext) or CliContext()
     with suppress(Exception):
-        reply = _answer(talk, build())
+        reply = _query_local(cli_context, build())
         return None if reply is None else reply.document()
     return None
 
 
-def _answer(talk: Talk, body: bytes) -> Reply | None:
+def _query_local(cli_context: CliContext, body: bytes) -> Reply | None:
     """The client would wait for longer, and takes longer to import."""
     from taskyard.client import finding  # noqa: PLC0415
     from taskyard.wire.dwork_peer import Reply  # noqa: PLC0415
 
-    settings = None if talk.state else talk.settings()
-    endpoint = finding.place(talk.broker, talk.state, settings=settings).endpoint()
+    settings = None if cli_context.state else cli_context.settings()
+    endpoint = finding.locate(cli_context.broker, cli_context.state, settings=settings).endpoint()
     if endpoint.startswith("ipc://"):
         from taskyard.net import glance  # noqa: PLC0415
 
-        answer = glance.query_once(endpoint, body, int(ANSWER_SECONDS * 1000))
+        answer = glance.query_once(endpoint, body, int(REPLY_SECONDS * 1000))
         return None if answer is None else Reply(answer)
-    return _answer_over_tcp(endpoint, finding.key_for(endpoint, talk.key), body)
+    return _query_tcp(endpoint, finding.key_for(endpoint, cli_context.key), body)
 
 
-def _answer_over_tcp(endpoint: str, key: PeerKey | None, body: bytes) -> Reply | None:
+def _query_tcp(endpoint: str, key: PeerKey | None, body: bytes) -> Reply | None:
     from taskyard.core.limits import SECOND_NS  # noqa: PLC0415
     from taskyard.net import sockets  # noqa: PLC0415
     from taskyard.net.poller import Poller  # noqa: PLC0415
     from taskyard.wire.dwork_peer import Reply  # noqa: PLC0415
 
-    ends = time.monotonic() + ANSWER_SECONDS
+    ends = time.monotonic() + REPLY_SECONDS
     with closing(sockets.connect(endpoint, key)) as wire:
         poller = Poller()
         poller.add(wire)

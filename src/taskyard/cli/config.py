@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskyard.cli.connecting import client_at
-from taskyard.cli.daemons import listen_of, listen_pairs
-from taskyard.cli.local import LOCK_FILE, UP_FILE, hired
+from taskyard.cli.connecting import connect_to
+from taskyard.cli.daemons import listen_pairs, listen_setting
+from taskyard.cli.local import LOCK_FILE, UP_FILE, lock_holder
 from taskyard.cli.options import (
-    Talk,
+    CliContext,
     broker_options,
     broker_timeout_option,
     json_option,
@@ -24,7 +24,7 @@ from taskyard.cli.options import (
     verbose_option,
 )
 from taskyard.cli.printing import example, print_document, print_table
-from taskyard.cli.words import count, plain
+from taskyard.cli.words import escape_line, format_count
 from taskyard.client import finding
 from taskyard.errors import ExitCode, NoBroker
 from taskyard.net import endpoints
@@ -51,36 +51,36 @@ def config(context: click.Context) -> None:
     taskyard.toml in the working directory or above it.
     """
     if context.invoked_subcommand is None:
-        _show(context.ensure_object(Talk))
+        _show(context.ensure_object(CliContext))
 
 
-def _show(talk: Talk) -> None:
+def _show(cli_context: CliContext) -> None:
     flags: dict[str, tuple[str, object]] = {}
-    if talk.state is not None:
-        flags["broker.state"] = ("--state", str(talk.state))
-    if talk.broker is not None:
-        flags["broker.url"] = ("--broker", talk.broker)
-    settings = load(talk.config, flags)
-    _tell_strangers(talk, settings)
-    if talk.as_json:
-        listed = [_as_document(one) for one in settings.all.values()]
+    if cli_context.state is not None:
+        flags["broker.state"] = ("--state", str(cli_context.state))
+    if cli_context.broker is not None:
+        flags["broker.url"] = ("--broker", cli_context.broker)
+    settings = load(cli_context.config, flags)
+    _warn_unknown_variables(cli_context, settings)
+    if cli_context.as_json:
+        listed = [_setting_document(one) for one in settings.all.values()]
         print_document("config", file=_name_of(settings), settings=listed)
         return
-    talk.say(f"settings file: {plain(_name_of(settings) or 'none')}")
+    cli_context.info(f"settings file: {escape_line(_name_of(settings) or 'none')}")
     rows = [(path, one.key.text(one.value), one.origin) for path, one in settings.all.items()]
-    print_table(("setting", "value", "from"), rows, prose=("value", "from"))
+    print_table(("setting", "value", "from"), rows, wrapped=("value", "from"))
 
 
-def _tell_strangers(talk: Talk, settings: Settings) -> None:
+def _warn_unknown_variables(cli_context: CliContext, settings: Settings) -> None:
     for stranger in settings.unknown_variables:
-        talk.say(f"taskyard: {stranger}")
+        cli_context.info(f"taskyard: {stranger}")
 
 
 def _name_of(settings: Settings) -> str | None:
     return None if settings.file is None else str(settings.file)
 
 
-def _as_document(setting: Setting) -> dict[str, Any]:
+def _setting_document(setting: Setting) -> dict[str, Any]:
     key, value = setting.key, setting.value
     return {
         "key": key.path,
@@ -98,30 +98,30 @@ def _as_document(setting: Setting) -> dict[str, Any]:
 @verbose_option
 @quiet_option
 @click.pass_obj
-def check(talk: Talk, file: Path | None, *, as_json: bool) -> ExitCode:
+def check(cli_context: CliContext, file: Path | None, *, as_json: bool) -> ExitCode:
     """Say whether the settings are good, and all that is wrong with them.
 
     Those of FILE, or of the file that would be used here, and those of the environment. A line for
     each thing that is wrong, with its place; if nothing is, the services of the file in the order
     in which they are tried, the first that fits counts. Exit 0 if all is good, 2 if not.
     """
-    wrong, settings = problems(file or talk.config)
+    wrong, settings = problems(file or cli_context.config)
     sections: list[dict[str, Any]] = []
     if settings is not None:
-        _tell_strangers(talk, settings)
-        wrong += _wrong_endpoints(settings)
+        _warn_unknown_variables(cli_context, settings)
+        wrong += _endpoint_problems(settings)
         sections = _sections(settings)
-    if as_json or talk.as_json:
-        name = str(file or talk.config) if settings is None else _name_of(settings)
+    if as_json or cli_context.as_json:
+        name = str(file or cli_context.config) if settings is None else _name_of(settings)
         print_document("config check", file=name, good=not wrong, problems=wrong, services=sections)
     elif wrong:
         for line in wrong:
-            click.echo(plain(line))
-        talk.say(f"taskyard: {count(len(wrong), 'thing')} wrong in the settings")
+            click.echo(escape_line(line))
+        cli_context.info(f"taskyard: {format_count(len(wrong), 'thing')} wrong in the settings")
     else:
-        talk.say("the settings are good")
+        cli_context.info("the settings are good")
         _print_sections(sections)
-    return ExitCode.USAGE if wrong else ExitCode.GOOD
+    return ExitCode.USAGE if wrong else ExitCode.OK
 
 
 def _sections(settings: Settings) -> list[dict[str, Any]]:
@@ -130,20 +130,20 @@ def _sections(settings: Settings) -> list[dict[str, Any]]:
         {
             "name": name,
             "match": section.match_for(name),
-            "sets": [key for key in _set_by(settings, f"service.{name}") if key != "match"],
+            "sets": [key for key in _keys_set(settings, f"service.{name}") if key != "match"],
         }
         for name, section in settings.services.items()
     ]
 
 
-def _set_by(settings: Settings, section: str) -> list[str]:
+def _keys_set(settings: Settings, section: str) -> list[str]:
     return [one.key.name for one in settings.all.values() if one.key.section == section]
 
 
 def _print_sections(sections: list[dict[str, Any]]) -> None:
     if sections:
         rows = [(one["name"], one["match"], ", ".join(one["sets"])) for one in sections]
-        print_table(("service", "match", "sets"), rows, prose=("sets",))
+        print_table(("service", "match", "sets"), rows, wrapped=("sets",))
 
 
 @config.command(epilog=example("config reload", "config reload --state ./elsewhere"))
@@ -152,27 +152,27 @@ def _print_sections(sections: list[dict[str, Any]]) -> None:
 @verbose_option
 @quiet_option
 @click.pass_obj
-def reload(talk: Talk, state: Path) -> None:
+def reload(cli_context: CliContext, state: Path) -> None:
     """Have the broker of a state directory read its settings again.
 
     How services are run counts at once, and nothing is restarted; what has to wait for the next
     start the broker says in its log. If the settings are not good, nothing is done (exit 2). It is
     the same as SIGHUP to `broker` or `up`.
     """
-    listen_of(talk.settings())  # it has been read: it is good
-    holder = hired(state / UP_FILE) or hired(state / LOCK_FILE)
+    listen_setting(cli_context.settings())  # it has been read: it is good
+    holder = lock_holder(state / UP_FILE) or lock_holder(state / LOCK_FILE)
     if not holder:
         raise NoBroker(f"no broker runs on {state}; start one with `taskyard up`, or give --state")
-    with client_at(
-        talk, endpoints.native_endpoint(state)
+    with connect_to(
+        cli_context, endpoints.native_endpoint(state)
     ):  # whoever only looks at the state must not get a signal
         os.kill(holder, signal.SIGHUP)
-    talk.say(f"told the broker (process {holder}) to read the settings again; see its log")
+    cli_context.info(f"told the broker (process {holder}) to read the settings again; see its log")
 
 
-def _wrong_endpoints(settings: Settings) -> list[str]:
+def _endpoint_problems(settings: Settings) -> list[str]:
     """What can't be listened at or connected to: only sockets know."""
-    looks: list[Callable[[], object]] = [partial(finding.url_of, settings)]
+    looks: list[Callable[[], object]] = [partial(finding.configured_endpoint, settings)]
     looks += [partial(listen_pairs, settings, dialect) for dialect in settings.listen]
     wrong = []
     for look in looks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from taskyard.cli.local import LOCK_FILE, hired
+from taskyard.cli.local import LOCK_FILE, lock_holder
 from taskyard.client import finding
 from taskyard.client.client import Client
 from taskyard.core.limits import SECOND_NS
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from taskyard.cli.options import Talk
+    from taskyard.cli.options import CliContext
     from taskyard.core.events import Scope
     from taskyard.core.tasks import Result
 
@@ -26,7 +26,7 @@ FIRST_ANSWER_SECONDS: Final = 4.5
 JOURNAL_FILE: Final = "journal.sqlite"
 
 
-class Look(Protocol):
+class ReadOnlyClient(Protocol):
     """What can be asked without changing anything: a client does it, and more."""
 
     def status(self) -> dict[str, Any]: ...
@@ -45,53 +45,53 @@ class Look(Protocol):
         self, service: str | None = None, pattern: str | None = None
     ) -> Iterator[dict[str, Any]]: ...
 
-    def result_kept(self, name: str) -> Result: ...
+    def result_with_size(self, name: str) -> Result: ...
 
-    def output_kept(self, name: str) -> Result: ...
+    def output_with_size(self, name: str) -> Result: ...
 
 
-def connected(talk: Talk) -> Client:
+def connect_client(cli_context: CliContext) -> Client:
     """Connect to the broker that the options name. Raises `NoBroker`."""
-    key = talk.key or talk.settings().broker.key
-    return client_at(talk, _place(talk).endpoint(), key)
+    key = cli_context.key or cli_context.settings().broker.key
+    return connect_to(cli_context, _broker_location(cli_context).endpoint(), key)
 
 
-def client_at(talk: Talk, endpoint: str, key: Path | None = None) -> Client:
+def connect_to(cli_context: CliContext, endpoint: str, key: Path | None = None) -> Client:
     """Connect to a broker. Warn on stderr when it does not answer. Raises `NoBroker`."""
-    limit_ns = talk.broker_timeout
+    limit_ns = cli_context.broker_timeout
     return Client(
         endpoint,
         key=key,
         timeout=None if limit_ns is None else limit_ns / SECOND_NS,
-        first_answer=FIRST_ANSWER_SECONDS,
-        report=talk.warn,
+        connect_timeout=FIRST_ANSWER_SECONDS,
+        report=cli_context.warn,
     )
 
 
-def _place(talk: Talk) -> finding.Place:
-    return finding.place(talk.broker, talk.state, settings=talk.settings())
+def _broker_location(cli_context: CliContext) -> finding.BrokerLocation:
+    return finding.locate(cli_context.broker, cli_context.state, settings=cli_context.settings())
 
 
 @contextmanager
-def looking(talk: Talk) -> Iterator[Look]:
+def connect_read_only(cli_context: CliContext) -> Iterator[ReadOnlyClient]:
     """The same, for verbs that only look: they need no broker where one has left its state."""
-    with _offline(talk) or connected(talk) as client:
+    with _offline_client(cli_context) or connect_client(cli_context) as client:
         yield client
 
 
-def _offline(talk: Talk) -> Client | None:
+def _offline_client(cli_context: CliContext) -> Client | None:
     """The state that is meant, if nobody runs on it."""
-    broker, state = _place(talk)
+    broker, state = _broker_location(cli_context)
     if broker is not None:
         return None
-    if not (state / JOURNAL_FILE).exists() or hired(state / LOCK_FILE) is not None:
+    if not (state / JOURNAL_FILE).exists() or lock_holder(state / LOCK_FILE) is not None:
         return None
-    from taskyard.cli.offline import Offline  # noqa: PLC0415  # most of the broker, rarely needed
+    from taskyard.cli.offline import OfflineClient  # noqa: PLC0415  # most of the broker, rarely needed
     from taskyard.settings import clauses  # noqa: PLC0415
 
     try:
-        offline = Offline(state, clauses.to_rules_set(talk.settings()))
+        offline = OfflineClient(state, clauses.to_rules_set(cli_context.settings()))
     except StateLocked:  # a broker was quicker
         return None
-    talk.say(f"no broker runs on {state}; this is how it was left")
+    cli_context.info(f"no broker runs on {state}; this is how it was left")
     return offline

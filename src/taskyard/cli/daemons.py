@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskyard.cli.options import Decorated, Talk, remember
+from taskyard.cli.options import CliContext, CommandFunction, store_option
 from taskyard.errors import UserError
 from taskyard.net import endpoints
 from taskyard.settings.files import InvalidSettings
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from taskyard.settings.sections import Settings
 
 #: What a broker can listen to, each with how many endpoints it has.
-SIDES: Final = {"dwork": 1, "ping-pong": 2, "round-robin": 1, "wmp": 1}
-DIALECTS: Final = tuple(SIDES)
+DIALECT_SIDES: Final = {"dwork": 1, "ping-pong": 2, "round-robin": 1, "wmp": 1}
+DIALECTS: Final = tuple(DIALECT_SIDES)
 
 
-def _remember_owner(context: click.Context, _option: click.Parameter, given: bool) -> bool:  # noqa: FBT001  # click's signature
-    context.ensure_object(Talk).has_owner = given
+def _set_until_eof(context: click.Context, _option: click.Parameter, given: bool) -> bool:  # noqa: FBT001  # click's signature
+    context.ensure_object(CliContext).is_supervised = given
     return given
 
 
@@ -31,27 +31,27 @@ until_eof_option = click.option(
     "--until-eof",
     is_flag=True,
     is_eager=True,
-    callback=_remember_owner,
+    callback=_set_until_eof,
     help="Stop also when stdin ends: for programs that start it and must not leave it behind.",
 )
 
 
-def _as_set(
+def _listen_default(
     context: click.Context, _option: click.Parameter, given: tuple[str, ...]
 ) -> tuple[str, ...]:
     """What is given is all: then the section of the settings is left aside."""
-    talk = context.ensure_object(Talk)
-    if context.resilient_parsing or given or talk.native_only:
+    cli_context = context.ensure_object(CliContext)
+    if context.resilient_parsing or given or cli_context.native_only:
         return given
-    return listen_of(talk.settings())
+    return listen_setting(cli_context.settings())
 
 
-def listen_option(command: Decorated) -> Decorated:
+def listen_option(command: CommandFunction) -> CommandFunction:
     """For verbs that start a broker which others can come to."""
     listen = click.option(
         "--listen",
         multiple=True,
-        callback=_as_set,
+        callback=_listen_default,
         metavar="DIALECT=ENDPOINT",
         help="Listen there, too: dwork=tcp://127.0.0.1:6125. Port 0 takes a free one. Repeatable.",
     )
@@ -60,7 +60,7 @@ def listen_option(command: Decorated) -> Decorated:
         is_flag=True,
         is_eager=True,
         expose_value=False,
-        callback=remember("native_only"),
+        callback=store_option("native_only"),
         help="Listen nowhere else, whatever the settings say.",
     )
     return listen(native_only(command))
@@ -92,13 +92,15 @@ def read_listen(listen: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 def _check_endpoints(dialect: str, given: str) -> str:
     """In their one spelling."""
     found = [endpoints.listen_endpoint(one) for one in endpoints.split_endpoints(given)]
-    if len(found) != SIDES[dialect]:
-        form, what = ("BACKEND,FRONTEND", "two") if SIDES[dialect] > 1 else ("ENDPOINT", "one")
+    if len(found) != DIALECT_SIDES[dialect]:
+        form, what = (
+            ("BACKEND,FRONTEND", "two") if DIALECT_SIDES[dialect] > 1 else ("ENDPOINT", "one")
+        )
         raise UserError(f"{dialect} listens at {what}, not {len(found)}: give {dialect}={form}")
     return ",".join(found)
 
 
-def listen_of(settings: Settings) -> tuple[str, ...]:
+def listen_setting(settings: Settings) -> tuple[str, ...]:
     """Where to listen by the settings, as it would be given. Raises `InvalidSettings`."""
     return tuple(pair for dialect in settings.listen for pair in listen_pairs(settings, dialect))
 
@@ -117,16 +119,16 @@ def listen_pairs(settings: Settings, dialect: str) -> tuple[str, ...]:
     return pairs
 
 
-def log_to_stderr(talk: Talk, who: str) -> None:
+def log_to_stderr(cli_context: CliContext, process_name: str) -> None:
     """What goes on inside: warnings always, more with -v, errors alone with -q."""
-    level = logging.INFO if talk.verbose else logging.WARNING
+    level = logging.INFO if cli_context.verbose else logging.WARNING
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(f"taskyard {who}: %(message)s"))
+    handler.setFormatter(logging.Formatter(f"taskyard {process_name}: %(message)s"))
     logger = logging.getLogger("taskyard")
     logger.handlers[:] = [handler]
-    logger.setLevel(logging.ERROR if talk.quiet else level)
+    logger.setLevel(logging.ERROR if cli_context.quiet else level)
 
 
-def cores() -> int:
+def usable_cores() -> int:
     """Those that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskyard.cli.local import terminated_like_interrupted
-from taskyard.cli.options import Talk, json_option, quiet_option, verbose_option
-from taskyard.cli.pipeline import SparkVerb
+from taskyard.cli.local import sigterm_as_interrupt
+from taskyard.cli.options import CliContext, json_option, quiet_option, verbose_option
+from taskyard.cli.pipeline import SparkCommand
 from taskyard.cli.printing import example, print_document
-from taskyard.cli.progress import Meter
-from taskyard.cli.words import plain
+from taskyard.cli.progress import ProgressBar
+from taskyard.cli.words import escape_line
 from taskyard.demo.campaign import TASKS, TASKS_MAX, TASKS_MIN
 from taskyard.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from taskyard.demo.proof import Counts, Line
-    from taskyard.demo.story import Outcome
+    from taskyard.demo.proof import DemoCounts, ProofLine
+    from taskyard.demo.story import DemoResult
 
 #: Where it works if nobody says where.
 DIRECTORY: Final = "taskyard-demo"
 
 
-@click.command(cls=SparkVerb, epilog=example("demo", "demo --tasks 10000 --out /tmp/demo"))
+@click.command(cls=SparkCommand, epilog=example("demo", "demo --tasks 10000 --out /tmp/demo"))
 @click.option(
     "--tasks",
     type=click.IntRange(TASKS_MIN, TASKS_MAX),
@@ -50,7 +50,7 @@ DIRECTORY: Final = "taskyard-demo"
 @verbose_option
 @quiet_option
 @click.pass_obj
-def demo(talk: Talk, *, tasks: int, out: Path, as_json: bool) -> ExitCode:
+def demo(cli_context: CliContext, *, tasks: int, out: Path, as_json: bool) -> ExitCode:
     """Show everything once: a campaign, a broker that is killed, and what is left of it.
 
     Makes a campaign with a graph, lanes and a destination that fails at first. Spark checks and
@@ -63,9 +63,11 @@ def demo(talk: Talk, *, tasks: int, out: Path, as_json: bool) -> ExitCode:
     """
     from taskyard.demo import story  # noqa: PLC0415  # it imports Spark
 
-    talk.interrupted = "interrupted; all that the demo had started has ended. Run it again at will"
-    with terminated_like_interrupted():
-        outcome = story.run(tasks, out, _Telling(talk))
+    cli_context.interrupt_message = (
+        "interrupted; all that the demo had started has ended. Run it again at will"
+    )
+    with sigterm_as_interrupt():
+        outcome = story.run(tasks, out, _DemoOutput(cli_context))
     if as_json:
         _print_json(outcome)
     else:
@@ -73,24 +75,24 @@ def demo(talk: Talk, *, tasks: int, out: Path, as_json: bool) -> ExitCode:
     return _exit_code(outcome.lines)
 
 
-class _Telling:
+class _DemoOutput:
     """A line a step with its time, and a bar while the campaign runs."""
 
-    def __init__(self, talk: Talk) -> None:
-        self._talk = talk
+    def __init__(self, cli_context: CliContext) -> None:
+        self._cli_context = cli_context
         self._began = time.monotonic()
-        self._meter: Meter | None = None
+        self._meter: ProgressBar | None = None
 
-    def say(self, text: str) -> None:
+    def step(self, text: str) -> None:
         line = f"{time.monotonic() - self._began:5.1f} s  {text}"
         if self._meter is None:
-            self._talk.say(line)
-        elif not self._talk.quiet:
-            self._meter.say(line)
+            self._cli_context.info(line)
+        elif not self._cli_context.quiet:
+            self._meter.print_above(line)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        with Meter(self._talk, "         demo") as self._meter:
+        with ProgressBar(self._cli_context, "         demo") as self._meter:
             yield
         self._meter = None
 
@@ -99,24 +101,24 @@ class _Telling:
             self._meter.count(counts, total)
 
 
-def _exit_code(lines: list[Line]) -> ExitCode:
-    broken = [line.code for line in lines if not line.holds]
-    return max(broken, default=ExitCode.GOOD)
+def _exit_code(lines: list[ProofLine]) -> ExitCode:
+    broken = [line.code for line in lines if not line.passed]
+    return max(broken, default=ExitCode.OK)
 
 
-def _print(outcome: Outcome, out: Path) -> None:
+def _print(outcome: DemoResult, out: Path) -> None:
     click.echo("\nwhat the journal proves:")
     wide = max(len(line.what) for line in outcome.lines)
     for line in outcome.lines:
-        mark = "" if line.holds else "   <- DOES NOT HOLD"
+        mark = "" if line.passed else "   <- DOES NOT HOLD"
         click.echo(f"  {line.what:<{wide}}  {line.figures}{mark}")
-    broken = [line.what for line in outcome.lines if not line.holds]
+    broken = [line.what for line in outcome.lines if not line.passed]
     if broken:
         verdict = f"it does NOT hold: {', '.join(broken)}; what happened is in {outcome.state}"
     else:
         verdict = "all of it holds"
     click.echo(f"{verdict} ({outcome.seconds:.0f} s)\n")
-    click.echo(f"report: {plain(str(out / outcome.report.relative_to(outcome.directory)))}")
+    click.echo(f"report: {escape_line(str(out / outcome.report.relative_to(outcome.directory)))}")
     click.echo("what to try next (in a clone, with ./yard in place of taskyard):")
     state = shlex.quote(str(out / outcome.state.relative_to(outcome.directory)))
     for command in (
@@ -127,33 +129,33 @@ def _print(outcome: Outcome, out: Path) -> None:
         click.echo(f"  taskyard {command}")
 
 
-def _counted(counts: Counts) -> dict[str, object]:
-    tally = counts.tally
+def _counts_text(counts: DemoCounts) -> dict[str, object]:
+    audit_counts = counts.audit_counts
     return {
-        "submitted": tally.submitted,
-        "done": tally.done,
-        "failed": tally.failed,
-        "cancelled": tally.cancelled,
+        "submitted": audit_counts.submitted,
+        "done": audit_counts.done,
+        "failed": audit_counts.failed,
+        "cancelled": audit_counts.cancelled,
         "blocked_behind_failure": counts.behind_failure,
         "lost": counts.lost,
-        "completed_twice": tally.completed_twice,
-        "dependencies_broken": tally.dependencies_broken,
-        "stale_refused": tally.stale,
+        "completed_twice": audit_counts.completed_twice,
+        "dependencies_broken": audit_counts.dependencies_broken,
+        "stale_refused": audit_counts.stale,
         "done_by": counts.done_by,
     }
 
 
-def _print_json(outcome: Outcome) -> None:
+def _print_json(outcome: DemoResult) -> None:
     print_document(
         "demo",
         directory=str(outcome.directory),
         report=str(outcome.report),
         tables=str(outcome.tables),
         seconds=round(outcome.seconds, 3),
-        counts=_counted(outcome.counts),
+        counts=_counts_text(outcome.counts),
         lines=[
-            {"what": line.what, "figures": line.figures, "holds": line.holds}
+            {"what": line.what, "figures": line.figures, "holds": line.passed}
             for line in outcome.lines
         ],
-        sound=all(line.holds for line in outcome.lines),
+        sound=all(line.passed for line in outcome.lines),
     )

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from taskyard.client.campaign.survey import Duplicate, Stranger
+from taskyard.client.campaign.survey import Duplicate, UnknownDependency
 from taskyard.journal.checkup import StateReport
 from taskyard.journal.compaction import CompactionResult
 from taskyard.wire import record_documents
@@ -34,7 +34,7 @@ from taskyard.wire.documents import (
 from taskyard.wire.record_documents import RecordDocument
 
 
-class Printed(Document):
+class JsonDocument(Document):
     """Base of all documents."""
 
     version: Literal[1]
@@ -48,14 +48,14 @@ class StatusDocument(Stats):
     document: str
 
 
-class CampaignStatusDocument(Printed):
+class CampaignStatusDocument(JsonDocument):
     """`status --campaign`."""
 
     campaign: str
     counts: Counts
 
 
-class ListDocument(Printed):
+class ListDocument(JsonDocument):
     """`list`."""
 
     tasks: list[Task]
@@ -63,14 +63,14 @@ class ListDocument(Printed):
     more: bool
 
 
-class ShowDocument(Printed):
+class ShowDocument(JsonDocument):
     """`show`."""
 
     task: ShownTask
     why: str
 
 
-class ResultDocument(Printed):
+class ResultDocument(JsonDocument):
     """`result`: bytes that are no text are null, and in base64."""
 
     name: str
@@ -81,7 +81,7 @@ class ResultDocument(Printed):
     result_base64: str | UnsetType = UNSET
 
 
-class LogDocument(Printed):
+class LogDocument(JsonDocument):
     """`log`."""
 
     name: str
@@ -92,7 +92,7 @@ class LogDocument(Printed):
     output_base64: str | UnsetType = UNSET
 
 
-class WhyDocument(Printed):
+class WhyDocument(JsonDocument):
     """`why`."""
 
     tasks: list[Explanation]
@@ -100,13 +100,13 @@ class WhyDocument(Printed):
     lanes: list[Lane]
 
 
-class WorkersDocument(Printed):
+class WorkersDocument(JsonDocument):
     """`workers`."""
 
     workers: list[Worker]
 
 
-class ServiceClause(Document):
+class ServiceRule(Document):
     """A section of the settings that lanes of a service are run by."""
 
     #: Empty: the defaults.
@@ -126,7 +126,7 @@ class ServiceRow(Service):
     #: That have tasks.
     lanes: int
     #: Sections of the settings that its lanes are run by.
-    clauses: list[ServiceClause]
+    clauses: list[ServiceRule]
     oldest: float | None
     next_due: float | None
     #: How many lanes are where they are for which reason.
@@ -134,7 +134,7 @@ class ServiceRow(Service):
     why: str
 
 
-class ServicesDocument(Printed):
+class ServicesDocument(JsonDocument):
     """`services`."""
 
     services: list[ServiceRow]
@@ -142,7 +142,7 @@ class ServicesDocument(Printed):
     paused: bool
 
 
-class LanesDocument(Printed):
+class LanesDocument(JsonDocument):
     """`lanes`: what waits first."""
 
     lanes: list[Lane]
@@ -150,7 +150,7 @@ class LanesDocument(Printed):
     more: int
 
 
-class SubmitDocument(Printed):
+class SubmitDocument(JsonDocument):
     """`submit`."""
 
     name: str
@@ -159,7 +159,7 @@ class SubmitDocument(Printed):
     new: bool
 
 
-class SubmitWaitDocument(Printed):
+class SubmitWaitDocument(JsonDocument):
     """`submit --wait`: a result, or a reason why there is none."""
 
     name: str
@@ -172,7 +172,7 @@ class SubmitWaitDocument(Printed):
     reason: str | UnsetType = UNSET
 
 
-class BundleDocument(Printed):
+class BundleDocument(JsonDocument):
     """`bundle`."""
 
     name: str
@@ -182,7 +182,7 @@ class BundleDocument(Printed):
     new: int
 
 
-class BundleWaitDocument(Printed):
+class BundleWaitDocument(JsonDocument):
     """`bundle --wait`."""
 
     name: str
@@ -207,7 +207,7 @@ class MapTask(Document):
     reason: str | UnsetType = UNSET
 
 
-class MapDocument(Printed):
+class MapDocument(JsonDocument):
     """`map`."""
 
     campaign: str
@@ -218,14 +218,14 @@ class MapDocument(Printed):
     truncated: int
 
 
-class MapSubmitDocument(Printed):
+class MapSubmitDocument(JsonDocument):
     """`map --no-wait`."""
 
     campaign: str
     submitted: int
 
 
-class LoadDocument(Printed):
+class LoadDocument(JsonDocument):
     """`load`."""
 
     campaign: str
@@ -233,7 +233,7 @@ class LoadDocument(Printed):
     known: int
 
 
-class LoadWaitDocument(Printed):
+class LoadWaitDocument(JsonDocument):
     """`load --wait`."""
 
     campaign: str
@@ -251,7 +251,7 @@ class BadLine(Document):
     reason: str
 
 
-class LoadLookDocument(Printed):
+class LoadDryRunDocument(JsonDocument):
     """`load --dry-run`."""
 
     file: str
@@ -262,7 +262,7 @@ class LoadLookDocument(Printed):
     width: int
     widest: int
     services: dict[str, int]
-    unknown: list[Stranger]
+    unknown: list[UnknownDependency]
     duplicates: list[Duplicate]
     cycles: list[list[str]]
     bad_lines: int
@@ -270,7 +270,7 @@ class LoadLookDocument(Printed):
     bad: list[BadLine]
 
 
-class PipelineLoadDocument(Printed):
+class PipelineLoadDocument(JsonDocument):
     """`pipeline load`."""
 
     campaign: str
@@ -288,7 +288,7 @@ class BadRow(Document):
     reason: str
 
 
-class PipelineLookDocument(Printed):
+class PipelineLoadDryRunDocument(JsonDocument):
     """`pipeline load --dry-run`."""
 
     tasks: int
@@ -311,14 +311,14 @@ class PipelineLookDocument(Printed):
     bad: list[BadRow]
 
 
-class PipelineFleetDocument(Printed):
+class PipelineFleetDocument(JsonDocument):
     """`pipeline fleet`."""
 
     #: That went home.
     workers: int
 
 
-class WaitDocument(Printed):
+class WaitDocument(JsonDocument):
     """`wait`."""
 
     settled: bool
@@ -326,44 +326,44 @@ class WaitDocument(Printed):
     behind_failure: int
 
 
-class RetryDocument(Printed):
+class RetryDocument(JsonDocument):
     """`retry`."""
 
     retried: int
 
 
-class CancelDocument(Printed):
+class CancelDocument(JsonDocument):
     """`cancel`."""
 
     cancelled: int
 
 
-class MoveDocument(Printed):
+class MoveDocument(JsonDocument):
     """`move`."""
 
     moved: int
 
 
-class ExpireDocument(Printed):
+class ExpireDocument(JsonDocument):
     """`expire`."""
 
     expired: int
 
 
-class DrainDocument(Printed):
+class DrainDocument(JsonDocument):
     """`drain`."""
 
     drained: int
 
 
-class PauseDocument(Printed):
+class PauseDocument(JsonDocument):
     """`pause` and `resume`: what is paused now."""
 
     paused: bool
     pauses: list[Pause]
 
 
-class GapDocument(Printed):
+class GapDocument(JsonDocument):
     """A line of `watch`: records up to this one are no longer in the journal."""
 
     kind: Literal["gap"]
@@ -380,7 +380,7 @@ class JournalCheckDocument(StateReport, kw_only=True, forbid_unknown_fields=True
     sound: bool
 
 
-class JournalWorkDocument(CompactionResult, kw_only=True, forbid_unknown_fields=True):
+class JournalCompactDocument(CompactionResult, kw_only=True, forbid_unknown_fields=True):
     """`journal export` and `journal compact`."""
 
     version: Literal[1]
@@ -398,7 +398,7 @@ class RunFailure(Document):
     dependents: int
 
 
-class RunDocument(Printed):
+class RunDocument(JsonDocument):
     """`run`."""
 
     campaign: str
@@ -421,7 +421,7 @@ class ConfigSetting(Document):
     help: str
 
 
-class ConfigDocument(Printed):
+class ConfigDocument(JsonDocument):
     """`config`."""
 
     file: str | None
@@ -438,7 +438,7 @@ class ConfigService(Document):
     sets: list[str]
 
 
-class ConfigCheckDocument(Printed):
+class ConfigCheckDocument(JsonDocument):
     """`config check`."""
 
     file: str | None
@@ -448,7 +448,7 @@ class ConfigCheckDocument(Printed):
     services: list[ConfigService]
 
 
-class Key(Document):
+class KeyRecord(Document):
     """A guest's key; never its secret."""
 
     name: str
@@ -459,27 +459,27 @@ class Key(Document):
     revoked: float | None
 
 
-class KeysNewDocument(Printed):
+class KeysNewDocument(JsonDocument):
     """`keys new`."""
 
     file: str
-    key: Key
+    key: KeyRecord
 
 
-class KeysListDocument(Printed):
+class KeysListDocument(JsonDocument):
     """`keys list`."""
 
-    keys: list[Key]
+    keys: list[KeyRecord]
 
 
-class KeysRevokeDocument(Printed):
+class KeysRevokeDocument(JsonDocument):
     """`keys revoke`."""
 
-    key: Key
+    key: KeyRecord
 
 
 #: What each document is made of, by its name; some verbs have several, by their options.
-class GuaranteesPart(Document):
+class GuaranteeCounts(Document):
     """Counts of a whole history; what must be 0 is 0 if it is sound."""
 
     submitted: int
@@ -495,7 +495,7 @@ class GuaranteesPart(Document):
     stale_refused: int
 
 
-class PipelineHistoryDocument(Printed):
+class PipelineHistoryDocument(JsonDocument):
     """`pipeline history`."""
 
     state: str
@@ -509,7 +509,7 @@ class PipelineHistoryDocument(Printed):
     complete: bool
 
 
-class PipelineReportDocument(Printed):
+class PipelineReportDocument(JsonDocument):
     """`pipeline report`."""
 
     page: str
@@ -518,7 +518,7 @@ class PipelineReportDocument(Printed):
     campaign: str | None
     summary: list[str]
     makespan_ns: int
-    guarantees: GuaranteesPart
+    guarantees: GuaranteeCounts
     sound: bool
 
 
@@ -546,7 +546,7 @@ class DemoLine(Document):
     holds: bool
 
 
-class DemoDocument(Printed):
+class DemoDocument(JsonDocument):
     """`demo`."""
 
     directory: str
@@ -579,7 +579,7 @@ class SweepPoint(Document):
     cost: float | UnsetType = UNSET
 
 
-class PipelineSweepDocument(Printed):
+class PipelineSweepDocument(JsonDocument):
     """`pipeline sweep`."""
 
     tasks: int
@@ -608,7 +608,7 @@ DOCUMENTS: Final[dict[str, tuple[type[msgspec.Struct], ...]]] = {
     "submit": (SubmitDocument, SubmitWaitDocument),
     "map": (MapDocument, MapSubmitDocument),
     "bundle": (BundleDocument, BundleWaitDocument),
-    "load": (LoadDocument, LoadWaitDocument, LoadLookDocument),
+    "load": (LoadDocument, LoadWaitDocument, LoadDryRunDocument),
     "wait": (WaitDocument,),
     "retry": (RetryDocument,),
     "cancel": (CancelDocument,),
@@ -619,10 +619,10 @@ DOCUMENTS: Final[dict[str, tuple[type[msgspec.Struct], ...]]] = {
     "resume": (PauseDocument,),
     "watch": (GapDocument,),
     "journal check": (JournalCheckDocument,),
-    "journal export": (JournalWorkDocument,),
-    "journal compact": (JournalWorkDocument,),
+    "journal export": (JournalCompactDocument,),
+    "journal compact": (JournalCompactDocument,),
     "run": (RunDocument,),
-    "pipeline load": (PipelineLoadDocument, PipelineLookDocument),
+    "pipeline load": (PipelineLoadDocument, PipelineLoadDryRunDocument),
     "pipeline fleet": (PipelineFleetDocument,),
     "config": (ConfigDocument,),
     "config check": (ConfigCheckDocument,),
@@ -646,7 +646,7 @@ def check(encoded: bytes | str) -> None:
     wrong = [f"{name!r} is no document"]
     if name == "watch" and raw.get("kind") != "gap":
         opening = {key: raw.pop(key) for key in ("version", "document")}
-        msgspec.convert(opening, Printed)
+        msgspec.convert(opening, JsonDocument)
         _RECORDS.decode(msgspec.json.encode(raw))
         return
     for kind in DOCUMENTS.get(name, ()):

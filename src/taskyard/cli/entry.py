@@ -15,17 +15,19 @@ import click
 
 from taskyard import __version__
 from taskyard.cli.lazy import LazyGroup
-from taskyard.cli.options import Talk, config_option, verbose_option
-from taskyard.cli.terminal import guarded
-from taskyard.cli.verbs import VERBS
-from taskyard.cli.words import plain
+from taskyard.cli.options import CliContext, config_option, verbose_option
+from taskyard.cli.terminal import escaping_output
+from taskyard.cli.verbs import COMMANDS
+from taskyard.cli.words import escape_line
 from taskyard.errors import ExitCode, JournalDamaged, TaskyardError, UserError
 
 #: What a shell sets that asks what could follow; click's name for it.
-COMPLETING: Final = "_TASKYARD_COMPLETE"
+COMPLETION_VARIABLE: Final = "_TASKYARD_COMPLETE"
 
 
-@click.group(cls=LazyGroup, verbs=VERBS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup, lazy_commands=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, message="%(prog)s %(version)s")
 @config_option
 @verbose_option
@@ -35,7 +37,7 @@ def taskyard() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and end the process."""
-    if COMPLETING in os.environ:
+    if COMPLETION_VARIABLE in os.environ:
         _complete()
     sys.exit(run(taskyard, sys.argv[1:] if arguments is None else arguments))
 
@@ -50,62 +52,62 @@ def _complete() -> NoReturn:
     except SystemExit as ending:  # click ends by itself
         status = ending.code if isinstance(ending.code, int) else 1
     finally:
-        _drop_answer()
+        _discard_stdout()
         os._exit(status)
 
 
 def run(group: click.Command, arguments: Sequence[str]) -> int:
     """Run a command and return its exit code; what went wrong is on stderr by then."""
-    with guarded():
+    with escaping_output():
         return _run(group, arguments)
 
 
 def _run(group: click.Command, arguments: Sequence[str]) -> int:
-    talk = Talk()
+    cli_context = CliContext()
     answer: object = None
     try:
-        answer = group.main(arguments, prog_name="taskyard", standalone_mode=False, obj=talk)
-        _flush_answer()
+        answer = group.main(arguments, prog_name="taskyard", standalone_mode=False, obj=cli_context)
+        _flush_stdout()
     except BrokenPipeError:  # nobody reads on, as `head` does: no error
-        _drop_answer()
+        _discard_stdout()
     except click.ClickException as error:
         error.show()
         return ExitCode.USAGE
     except click.Abort:
-        click.echo(f"taskyard: {talk.interrupted}", err=True)
+        click.echo(f"taskyard: {cli_context.interrupt_message}", err=True)
         return ExitCode.INTERRUPTED
     except Exception as error:  # noqa: BLE001  # also a mistake of ours is told in a line
-        return _report(_of_the_tree(error), talk)
-    return answer if isinstance(answer, int) else ExitCode.GOOD
+        return _report(_as_taskyard_error(error), cli_context)
+    return answer if isinstance(answer, int) else ExitCode.OK
 
 
-def _of_the_tree(error: Exception) -> TaskyardError:
+def _as_taskyard_error(error: Exception) -> TaskyardError:
     """Whatever went wrong, as an error of ours."""
     if isinstance(error, TaskyardError):
         return error
     if isinstance(error, OSError):
-        _drop_answer()
-        return _in_words(error)
+        _discard_stdout()
+        return _os_error(error)
     if isinstance(error, UnicodeEncodeError):
         return UserError(f"{error.object!r} is no text in UTF-8; write it so")
-    return _mistake(error)
+    return _internal_error(error)
 
 
-def _flush_answer() -> None:
+def _flush_stdout() -> None:
     if sys.stdout is not None:  # as it is for a process that was started with it closed
         sys.stdout.flush()
 
 
-def _drop_answer() -> None:
+def _discard_stdout() -> None:
     """What stdout did not take would be tried again when Python ends, and spoil the exit code."""
     with suppress(OSError, ValueError):  # of a stdout that is none
-        _flush_answer()
+        _flush_stdout()
         return
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _in_words(error: OSError) -> UserError:
+def _os_error(error: OSError) -> UserError:
     """An error of the system that no verb knew better: a file that can't be used as it is, or,
     without a name, mostly a stdout that takes no more."""
     reason = error.strerror or str(error)
@@ -117,7 +119,7 @@ def _in_words(error: OSError) -> UserError:
     return told
 
 
-def _mistake(error: Exception) -> TaskyardError:
+def _internal_error(error: Exception) -> TaskyardError:
     """What nobody foresaw, with the innermost place of ours on its way."""
     import traceback  # noqa: PLC0415  # as below
 
@@ -131,14 +133,14 @@ def _mistake(error: Exception) -> TaskyardError:
     return told
 
 
-def _report(error: TaskyardError, talk: Talk) -> int:
+def _report(error: TaskyardError, cli_context: CliContext) -> int:
     """Say in one line what happened; where it came from only to those who ask, and to a log."""
-    if talk.verbose or (talk.has_owner and type(error) is TaskyardError):
+    if cli_context.verbose or (cli_context.is_supervised and type(error) is TaskyardError):
         import traceback  # noqa: PLC0415  # it takes longer to import than `--help` has
 
         traceback.print_exception(error)
     text = " ".join(str(error).splitlines())
     if isinstance(error, JournalDamaged) and "`taskyard journal check" not in text:
         text += "; `taskyard journal check` tells all that is wrong"
-    click.echo(f"taskyard: {plain(text)}", err=True)
+    click.echo(f"taskyard: {escape_line(text)}", err=True)
     return error.exit_code

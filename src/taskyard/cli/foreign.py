@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from taskyard.cli.daemons import cores
+from taskyard.cli.daemons import usable_cores
 from taskyard.errors import UserError
 from taskyard.net import endpoints
 from taskyard.worker.agents import AgentSettings, read_command
 from taskyard.worker.environment import read_variables
-from taskyard.worker.feeding import hire
-from taskyard.worker.serve import settings_of
+from taskyard.worker.feeding import make_runner
+from taskyard.worker.serve import worker_settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.cli.options import Talk
-    from taskyard.worker.loop import Settings
-    from taskyard.worker.running import Clock, Runner
+    from taskyard.cli.options import CliContext
+    from taskyard.worker.loop import WorkerSettings
+    from taskyard.worker.running import Clock, ProcessRunner
 
 #: Where a broker's side for workers usually is.
-USUAL: Final = {"ping-pong": "tcp://127.0.0.1:6002", "wmp": "tcp://127.0.0.1:6014"}
+DEFAULT_ENDPOINTS: Final = {"ping-pong": "tcp://127.0.0.1:6002", "wmp": "tcp://127.0.0.1:6014"}
 
 
-class Given(Struct, frozen=True):
+class WorkerOptions(Struct, frozen=True):
     """The options of a worker."""
 
     brokers: tuple[str, ...]
@@ -62,7 +62,7 @@ class Given(Struct, frozen=True):
             raise UserError("--command is empty: give a program, and its arguments after it")
         return argv
 
-    def agents(self) -> AgentSettings | None:
+    def agent_settings(self) -> AgentSettings | None:
         """What --agent says."""
         return None if self.agent is None else AgentSettings(read_command(self.agent))
 
@@ -70,14 +70,14 @@ class Given(Struct, frozen=True):
         """What agents find in their environment by --env."""
         return read_variables(self.env, os.environ)
 
-    def settings(self, services: Sequence[str], name: str | None) -> Settings:
-        more = {"heartbeat_ns": self.heartbeat, "silence_ns": self.lease}
+    def settings(self, services: Sequence[str], name: str | None) -> WorkerSettings:
+        more = {"heartbeat_ns": self.heartbeat, "lease_timeout_ns": self.lease}
         more |= {"replaces": self.replaces}
         if self.incarnation is not None:
             more["incarnation"] = self.incarnation
-        return settings_of(self.slots or cores(), services, name, **more)
+        return worker_settings(self.slots or usable_cores(), services, name, **more)
 
-    def running(self) -> dict[str, Any]:
+    def runner_options(self) -> dict[str, Any]:
         """How tasks are run."""
         return {
             "command": self.argv(),
@@ -86,30 +86,36 @@ class Given(Struct, frozen=True):
         }
 
 
-def work_ping_pong(talk: Talk, given: Given) -> None:
+def run_ping_pong_worker(cli_context: CliContext, values: WorkerOptions) -> None:
     """Do the jobs of a broker's backend: one at a time on each of so many sockets."""
     from taskyard.worker import ping_pong  # noqa: PLC0415  # who speaks it pays for it
 
-    argv = given.argv()
+    argv = values.argv()
 
-    def engage(clock: Clock) -> Runner:
-        return hire(1, clock, argv, given.allow, allow_pickle=given.allow_pickle)
+    def runner_for(clock: Clock) -> ProcessRunner:
+        return make_runner(1, clock, argv, values.allow, allow_pickle=values.allow_pickle)
 
-    slots = given.slots or cores()
-    (place,) = _places(talk, given)
-    ping_pong.serve(place, engage, talk.say, slots=slots, until_eof=given.until_eof)
+    slots = values.slots or usable_cores()
+    (place,) = _endpoints(cli_context, values)
+    ping_pong.serve(place, runner_for, cli_context.info, slots=slots, until_eof=values.until_eof)
 
 
-def work_wmp(talk: Talk, given: Given) -> None:
+def run_wmp_worker(cli_context: CliContext, values: WorkerOptions) -> None:
     """Work for several managers at once."""
     from taskyard.worker import wmp  # noqa: PLC0415  # likewise
 
-    settings = given.settings(given.services or ("default",), given.name)
-    wmp.serve(_places(talk, given), settings, given.allow, talk.say, **given.running())
+    settings = values.settings(values.services or ("default",), values.name)
+    wmp.serve(
+        _endpoints(cli_context, values),
+        settings,
+        values.allow,
+        cli_context.info,
+        **values.runner_options(),
+    )
 
 
-def _places(talk: Talk, given: Given) -> list[str]:
+def _endpoints(cli_context: CliContext, values: WorkerOptions) -> list[str]:
     """Where to go: what is given, else where the settings say that a broker listens."""
-    usual = (USUAL[given.dialect],)
-    found = given.brokers or talk.settings().listen.get(given.dialect, usual)[:1]
+    usual = (DEFAULT_ENDPOINTS[values.dialect],)
+    found = values.brokers or cli_context.settings().listen.get(values.dialect, usual)[:1]
     return [endpoints.peer_endpoint(one) for one in found]

@@ -12,10 +12,10 @@ from typing import Any, Final
 import click
 import msgspec
 
-from taskyard.cli.options import Talk, json_option, quiet_option, state_option, verbose_option
+from taskyard.cli.options import CliContext, json_option, quiet_option, state_option, verbose_option
 from taskyard.cli.printing import encode_json
-from taskyard.cli.progress import Meter
-from taskyard.cli.words import count
+from taskyard.cli.progress import ProgressBar
+from taskyard.cli.words import format_count
 from taskyard.errors import ExitCode, JournalDamaged, StateLocked, UserError
 from taskyard.journal import checkup, compaction, schema
 from taskyard.journal.checkup import StateReport
@@ -27,7 +27,7 @@ from taskyard.journal.sqlite import SqliteStore
 DOCUMENT_VERSION: Final = 1
 
 #: A copy of what is being written may be torn; the next one is torn elsewhere.
-_LIVE_LOOKS_MAX: Final = 3
+_LIVE_CHECKS_MAX: Final = 3
 
 
 def _example(line: str) -> str:
@@ -67,12 +67,12 @@ def check(state: Path, *, as_json: bool, deep: bool, live: bool) -> ExitCode:
     """
     _require_state(state)
     logging.getLogger("taskyard.journal").setLevel(logging.ERROR)  # it will be said in better words
-    findings = _look_live(state, deep=deep) if live else _look(state, deep=deep)
+    findings = _check_live(state, deep=deep) if live else _check_state(state, deep=deep)
     if as_json:
         _print_document("check", state, findings, sound=not findings.wrong)
     else:
-        click.echo(_findings_in_words(state, findings))
-    return ExitCode.STATE_DAMAGED if findings.wrong else ExitCode.GOOD
+        click.echo(_format_report(state, findings))
+    return ExitCode.STATE_DAMAGED if findings.wrong else ExitCode.OK
 
 
 @journal.command(epilog=_example("export --state ./.taskyard"))
@@ -81,17 +81,17 @@ def check(state: Path, *, as_json: bool, deep: bool, live: bool) -> ExitCode:
 @verbose_option
 @quiet_option
 @click.pass_obj
-def export(talk: Talk, state: Path, *, as_json: bool) -> None:
+def export(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
     """Write the history of all rows as Parquet files; forget nothing.
 
     Adds files to STATE/history/, takes a snapshot, and brings the index of finished tasks up to
     date. Run again it changes nothing that is there. The broker must be stopped (exit 2 if not).
     """
-    outcome = _run(compaction.export, talk, state)
+    outcome = _run(compaction.export, cli_context, state)
     if as_json:
         _print_document("export", state, outcome)
     else:
-        click.echo(_outcome_in_words(outcome))
+        click.echo(_format_result(outcome))
 
 
 @journal.command(epilog=_example("compact --state ./.taskyard"))
@@ -100,21 +100,21 @@ def export(talk: Talk, state: Path, *, as_json: bool) -> None:
 @verbose_option
 @quiet_option
 @click.pass_obj
-def compact(talk: Talk, state: Path, *, as_json: bool) -> None:
+def compact(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
     """Export, then trim the rows that are covered by it.
 
     Frees the rows' space inside journal.sqlite for the next ones (the file does not shrink) and
     makes the next start quick. The history stays complete. Killed at any point and run again it
     comes to the same end. The broker must be stopped (exit 2 if not).
     """
-    outcome = _run(compaction.compact, talk, state)
+    outcome = _run(compaction.compact, cli_context, state)
     if as_json:
         _print_document("compact", state, outcome)
     else:
-        click.echo(_outcome_in_words(outcome))
+        click.echo(_format_result(outcome))
         click.echo(
-            f"trimmed {count(outcome.rows_trimmed, 'row')}, removed "
-            f"{count(outcome.snapshots_removed, 'older snapshot')}"
+            f"trimmed {format_count(outcome.rows_trimmed, 'row')}, removed "
+            f"{format_count(outcome.snapshots_removed, 'older snapshot')}"
         )
 
 
@@ -127,23 +127,23 @@ def _require_state(state: Path) -> None:
         raise UserError(f"{state} is no state directory, there is no journal in it: give --state")
 
 
-def _look(state: Path, *, deep: bool) -> StateReport:
+def _check_state(state: Path, *, deep: bool) -> StateReport:
     with ReadLock(state):
         return checkup.check(state, deep=deep)
 
 
-def _look_live(state: Path, *, deep: bool) -> StateReport:
+def _check_live(state: Path, *, deep: bool) -> StateReport:
     findings = checkup.check_live(state, deep=deep)
-    for _ in range(_LIVE_LOOKS_MAX - 1):
+    for _ in range(_LIVE_CHECKS_MAX - 1):
         if not findings.wrong:
             break
         findings = checkup.check_live(state, deep=deep)
     return findings
 
 
-def _run(step: Any, talk: Talk, state: Path) -> CompactionResult:  # noqa: ANN401  # export or compact
+def _run(step: Any, cli_context: CliContext, state: Path) -> CompactionResult:  # noqa: ANN401  # export or compact
     _require_state(state)
-    with _locked(state), _opened(state) as store, Steps(talk) as steps:
+    with _locked(state), _open_journal(state) as store, CompactionProgress(cli_context) as steps:
         outcome: CompactionResult = step(state, store, steps)
         return outcome
 
@@ -158,7 +158,7 @@ def _locked(state: Path) -> StateLock:
 
 
 @contextlib.contextmanager
-def _opened(state: Path) -> Iterator[SqliteStore]:
+def _open_journal(state: Path) -> Iterator[SqliteStore]:
     """The journal that is there; a new one would be taken for an empty state."""
     if not (state / schema.FILE_NAME).exists():
         raise JournalDamaged(
@@ -169,42 +169,45 @@ def _opened(state: Path) -> Iterator[SqliteStore]:
         yield store
 
 
-class Steps(Meter):
+class CompactionProgress(ProgressBar):
     """Shows the steps of a compaction: a bar each on a terminal, a line each elsewhere."""
 
-    def __init__(self, talk: Talk) -> None:
-        super().__init__(talk, verb="", tells_end=True)
+    def __init__(self, cli_context: CliContext) -> None:
+        super().__init__(cli_context, verb="", prints_end=True)
 
     def __call__(self, step: str, done: int, total: int) -> None:
         if step != self.label:
-            self.begin(step)
+            self.set_label(step)
         self.update(done, total)
 
 
 def _print_document(
-    verb: str, state: Path, content: StateReport | CompactionResult, **more: object
+    command: str, state: Path, content: StateReport | CompactionResult, **more: object
 ) -> None:
-    opening = {"version": DOCUMENT_VERSION, "document": f"journal {verb}", "state": str(state)}
+    opening = {"version": DOCUMENT_VERSION, "document": f"journal {command}", "state": str(state)}
     document = {**opening, **more, **msgspec.structs.asdict(content)}
     click.echo(encode_json(document))
 
 
-def _outcome_in_words(outcome: CompactionResult) -> str:
+def _format_result(outcome: CompactionResult) -> str:
     if not outcome.rows:
         return f"nothing to export: all is covered up to row {outcome.sequence}"
     return (
-        f"exported {count(outcome.rows, 'row')}: {count(outcome.events, 'event')} and "
-        f"{count(outcome.edges, 'edge')} in {count(len(outcome.files), 'new file')}\n"
-        f"all is covered up to row {outcome.sequence}: {count(outcome.unfinished, 'task')} in the "
+        f"exported {format_count(outcome.rows, 'row')}: {format_count(outcome.events, 'event')} "
+        f"and "
+        f"{format_count(outcome.edges, 'edge')} in {format_count(len(outcome.files), 'new file')}\n"
+        f"all is covered up to row {outcome.sequence}: {format_count(outcome.unfinished, 'task')} "
+        f"in the "
         f"snapshot, {outcome.ended} more in the index of finished ones"
     )
 
 
-def _findings_in_words(state: Path, findings: StateReport) -> str:
+def _format_report(state: Path, findings: StateReport) -> str:
     lines = [f"state directory {state}", *(f"  {line}" for line in _contents(findings))]
     if findings.torn_bytes:
         lines.append(
-            f"  {count(findings.torn_bytes, 'byte')} of an unfinished write at its end, never "
+            f"  {format_count(findings.torn_bytes, 'byte')} of an unfinished write at its end, "
+            f"never "
             "acknowledged: not damage"
         )
     if not findings.wrong:
@@ -223,15 +226,16 @@ def _contents(findings: StateReport) -> list[str]:
     snapshots = "none"
     if findings.snapshots:
         at = ", ".join(str(sequence) for sequence in findings.snapshots)
-        tasks = count(findings.snapshot_tasks, "task")
+        tasks = format_count(findings.snapshot_tasks, "task")
         snapshots = f"of row {at}; {tasks} in the newest that can be read"
     exported = "none"
     if findings.history_parts:
         exported = (
             f"rows {findings.history_first}..{findings.history_last} in "
-            f"{count(2 * findings.history_parts, 'file')}, {count(findings.events, 'event')}"
+            f"{format_count(2 * findings.history_parts, 'file')}, "
+            f"{format_count(findings.events, 'event')}"
         )
-    ended = f"{count(findings.finished_tasks, 'task')}, up to row {findings.finished_covers}"
+    ended = f"{format_count(findings.finished_tasks, 'task')}, up to row {findings.finished_covers}"
     return [
         f"journal    {kept}{trimmed}",
         f"snapshots  {snapshots}",

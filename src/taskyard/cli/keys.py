@@ -63,11 +63,11 @@ def new(name: str, role: str, out: Path | None, state: Path, *, as_json: bool) -
         print_document("keys new", file=str(path), key=_row(entry))
         return
     click.echo(f"{path}: the key of {name}, {with_article(entry.role)}'s; the only copy")
-    click.echo(f"use it there: {_use(entry, path)}")
+    click.echo(f"use it there: {_usage_hint(entry, path)}")
     click.echo(f"take it back: taskyard keys revoke {name} --state {shlex.quote(str(state))}")
 
 
-def _use(entry: KeyEntry, path: Path) -> str:
+def _usage_hint(entry: KeyEntry, path: Path) -> str:
     verb = "worker" if entry.role is Role.WORKER else "status"
     file = shlex.quote(path.name)
     return f"taskyard {verb} --broker tcp://HOST:PORT --key {file}"

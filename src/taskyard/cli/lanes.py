@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskyard.cli.choosing import service_option
-from taskyard.cli.options import Talk, broker_options
+from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.printing import example, print_document, print_table
-from taskyard.cli.reaching import looking
-from taskyard.cli.words import span
+from taskyard.cli.reaching import connect_read_only
+from taskyard.cli.words import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,9 +29,9 @@ _COLUMNS: Final = (
 )
 
 #: What can be done without where there is little room.
-_SPARE: Final = ("LIMIT", "ATTEMPTS", "NEXT DUE")
+_OPTIONAL_COLUMNS: Final = ("LIMIT", "ATTEMPTS", "NEXT DUE")
 
-#: By `rank`: lanes that nobody serves, though they have tasks, come before these.
+#: By `sort_key`: lanes that nobody serves, though they have tasks, come before these.
 _SERVED: Final = 3
 
 
@@ -40,43 +40,45 @@ _SERVED: Final = 3
 @click.option("--lane", "pattern", metavar="GLOB", help="Only lanes whose names fit: '*.org'.")
 @click.option("--waiting", is_flag=True, help="Only those that have tasks and that nobody serves.")
 @click.option("--limit", metavar="N", type=click.IntRange(1), help="At most so many.")
-@click.option("--all", "everything", is_flag=True, help="All of them, also on a terminal.")
+@click.option("--all", "all_tasks", is_flag=True, help="All of them, also on a terminal.")
 @broker_options
 @click.pass_obj
 def lanes(  # noqa: PLR0913  # one for each option
-    talk: Talk,
+    cli_context: CliContext,
     *,
     service: str | None,
     pattern: str | None,
     waiting: bool,
     limit: int | None,
-    everything: bool,
+    all_tasks: bool,
 ) -> None:
     """List the lanes, with what waits in them and why.
 
     Those that wait come first, the one with the oldest task on top. On a terminal the table ends
     after a screen; --all shows the rest.
     """
-    with looking(talk) as broker:
-        found = [one for one in broker.lanes(service, pattern) if _fits(one, waiting=waiting)]
+    with connect_read_only(cli_context) as broker:
+        found = [one for one in broker.lanes(service, pattern) if _is_wanted(one, waiting=waiting)]
     found.sort(key=_order)
-    if limit is None and not everything and not talk.as_json and is_on_terminal():
+    if limit is None and not all_tasks and not cli_context.as_json and is_on_terminal():
         limit = ROWS_SHOWN
     shown = found if limit is None else found[:limit]
     more = len(found) - len(shown)
-    if talk.as_json:
+    if cli_context.as_json:
         print_document("lanes", lanes=shown, more=more)
         return
     if not found:
-        talk.say(_nothing(waiting=waiting, chosen=service is not None or pattern is not None))
+        cli_context.info(
+            _empty_text(waiting=waiting, chosen=service is not None or pattern is not None)
+        )
         return
     rows = [row(one, time.time()) for one in shown]
-    print_table(_COLUMNS, rows, prose=("WHY",), spare=_SPARE)
+    print_table(_COLUMNS, rows, wrapped=("WHY",), optional=_OPTIONAL_COLUMNS)
     if more:
-        talk.say(f"… and {more:,} more; --all shows them")
+        cli_context.info(f"… and {more:,} more; --all shows them")
 
 
-def _nothing(*, waiting: bool, chosen: bool) -> str:
+def _empty_text(*, waiting: bool, chosen: bool) -> str:
     if waiting:
         return "no lane waits"
     return "no such lane has tasks" if chosen else "there are no lanes: all tasks have ended"
@@ -86,11 +88,11 @@ def is_on_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def _fits(one: dict[str, Any], *, waiting: bool) -> bool:
-    return not waiting or rank(one) < _SERVED
+def _is_wanted(one: dict[str, Any], *, waiting: bool) -> bool:
+    return not waiting or sort_key(one) < _SERVED
 
 
-def rank(one: dict[str, Any]) -> int:
+def sort_key(one: dict[str, Any]) -> int:
     """What is due and not served, what waits for a time, what waits for tasks, what is served,
     and what has nothing to do."""
     if one["leased"]:
@@ -100,7 +102,7 @@ def rank(one: dict[str, Any]) -> int:
 
 
 def _order(one: dict[str, Any]) -> tuple[object, ...]:
-    return rank(one), one["oldest"] or 0.0, one["service"], one["lane"]
+    return sort_key(one), one["oldest"] or 0.0, one["service"], one["lane"]
 
 
 def row(one: dict[str, Any], now: float) -> Sequence[object]:
@@ -108,19 +110,19 @@ def row(one: dict[str, Any], now: float) -> Sequence[object]:
     return (
         *(one["service"], one["lane"], one["tasks"], one["ready"], one["leased"]),
         one["limit"] or "none",
-        ago(one["oldest"], now),
+        time_since(one["oldest"], now),
         one["attempts"],
-        ahead(one["next_due"], now),
+        time_until(one["next_due"], now),
         one["why"],
     )
 
 
-def ago(at: float | None, now: float) -> str:
-    return "" if at is None else span(max(0.0, now - at))
+def time_since(at: float | None, now: float) -> str:
+    return "" if at is None else format_duration(max(0.0, now - at))
 
 
-def ahead(at: float | None, now: float) -> str:
+def time_until(at: float | None, now: float) -> str:
     """How soon something is."""
     if at is None:
         return ""
-    return f"in {span(at - now)}" if at > now else "now"
+    return f"in {format_duration(at - now)}" if at > now else "now"

@@ -8,20 +8,20 @@ import click
 import msgspec
 
 from taskyard.cli import loading
-from taskyard.cli.connecting import connected
-from taskyard.cli.options import Talk, broker_options
+from taskyard.cli.connecting import connect_client
+from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.printing import example, print_document
-from taskyard.cli.progress import Meter
+from taskyard.cli.progress import ProgressBar
 from taskyard.cli.task_options import TaskKey
-from taskyard.cli.waiting import group_of, report, wait_for
-from taskyard.cli.words import count, plain
-from taskyard.client.campaign.formats import Format, Options
-from taskyard.client.campaign.read import Loaded, read_campaign, reject_strangers
+from taskyard.cli.waiting import report, wait_for, wait_target
+from taskyard.cli.words import escape_line, format_count
+from taskyard.client.campaign.formats import FileOptions, Format
+from taskyard.client.campaign.read import LoadedCampaign, read_campaign, reject_unknown_dependencies
 from taskyard.core.events import UnknownPolicy
 from taskyard.errors import ExitCode, UserError
 
 #: Bad lines in a document: more would fill it with one mistake.
-BAD_LISTED_MAX: Final = 1000
+REJECTED_LISTED_MAX: Final = 1000
 
 
 @click.command(
@@ -53,93 +53,105 @@ BAD_LISTED_MAX: Final = 1000
 )
 @broker_options
 @click.pass_obj
-def load(talk: Talk, /, file: str, campaign: str | None, **given: Any) -> ExitCode:  # noqa: ANN401
+def load(cli_context: CliContext, /, file: str, campaign: str | None, **values: Any) -> ExitCode:  # noqa: ANN401
     """Load a graph of tasks from a file.
 
     JSONL, CSV, Parquet, WfCommons or dwork's comma lines; - is JSONL from stdin. The file is read
     and checked whole first. If something is wrong with it, each bad line is told as `FILE:LINE:
     reason`, nothing is submitted, and it exits 2. To load the same file again is harmless.
     """
-    form = Format(given["form"]) if given["form"] else None
-    campaign = campaign or loading.campaign_of(file)
-    options = Options(form, given["replay"], given["speedup"], campaign)
-    if given["dry_run"]:
-        return _look(talk, file, options, given)
-    return _load(talk, file, campaign, options, given)
+    form = Format(values["form"]) if values["form"] else None
+    campaign = campaign or loading.default_campaign_name(file)
+    options = FileOptions(form, values["replay"], values["speedup"], campaign)
+    if values["dry_run"]:
+        return _dry_run(cli_context, file, options, values)
+    return _load(cli_context, file, campaign, options, values)
 
 
 def _load(
-    talk: Talk, file: str, campaign: str, options: Options, given: dict[str, Any]
+    cli_context: CliContext, file: str, campaign: str, options: FileOptions, values: dict[str, Any]
 ) -> ExitCode:
-    loaded = loading.read(file, options, skip_bad=given["skip_bad"])
-    unknown = UnknownPolicy.WAIT if given["wait_for_unknown"] else UnknownPolicy.REFUSE
-    with connected(talk) as client:
-        with Meter(talk, file, verb="submitted") as meter:
+    loaded = loading.read(file, options, skip_bad=values["skip_bad"])
+    unknown = UnknownPolicy.WAIT if values["wait_for_unknown"] else UnknownPolicy.REFUSE
+    with connect_client(cli_context) as client:
+        with ProgressBar(cli_context, file, verb="submitted") as meter:
             done = loading.submit(
                 *(client, loaded, campaign),
-                skip_bad=given["skip_bad"],
+                skip_bad=values["skip_bad"],
                 unknown=unknown,
                 progress=meter.update,
             )
-        known = sum(done.known.values())
-        if not talk.as_json or given["wait"]:
-            total = count(done.new + known, "task")
+        existing = sum(done.existing.values())
+        if not cli_context.as_json or values["wait"]:
+            total = format_count(done.new + existing, "task")
             click.echo(
-                f"campaign {campaign}: {total}: {done.new:,} new, {known:,} known",
-                err=given["wait"] or talk.as_json,
+                f"campaign {campaign}: {total}: {done.new:,} new, {existing:,} known",
+                err=values["wait"] or cli_context.as_json,
             )
-        if given["wait"]:
-            talk.interrupted = f"interrupted; it goes on: `taskyard wait --campaign {campaign}`"
-            group = group_of(client, campaign=campaign)
-            settled = wait_for(talk, group)
-            more = {"campaign": campaign, "new": done.new, "known": known}
-            report(talk, "load", group, settled=settled, **more)
-            return group.exit_code()
-    if talk.as_json:
-        print_document("load", campaign=campaign, new=done.new, known=known)
-    return ExitCode.GOOD
+        if values["wait"]:
+            cli_context.interrupt_message = (
+                f"interrupted; it goes on: `taskyard wait --campaign {campaign}`"
+            )
+            target = wait_target(client, campaign=campaign)
+            settled = wait_for(cli_context, target)
+            more = {"campaign": campaign, "new": done.new, "known": existing}
+            report(cli_context, "load", target, settled=settled, **more)
+            return target.exit_code()
+    if cli_context.as_json:
+        print_document("load", campaign=campaign, new=done.new, known=existing)
+    return ExitCode.OK
 
 
-def _look(talk: Talk, file: str, options: Options, given: dict[str, Any]) -> ExitCode:
+def _dry_run(
+    cli_context: CliContext, file: str, options: FileOptions, values: dict[str, Any]
+) -> ExitCode:
     """Say what there is to say about a file without a broker."""
     loaded = read_campaign(file, options)
-    good = loaded if given["wait_for_unknown"] else _without_strangers(loaded)
-    if talk.as_json:
-        survey = msgspec.to_builtins(loaded.survey)
-        listed = [{"line": one.line, "reason": one.reason} for one in good.bad[:BAD_LISTED_MAX]]
-        print_document("load", file=loaded.file, **survey, bad_lines=len(good.bad), bad=listed)
+    good = loaded if values["wait_for_unknown"] else _without_unknown_dependencies(loaded)
+    if cli_context.as_json:
+        summary = msgspec.to_builtins(loaded.summary)
+        listed = [
+            {"line": one.line, "reason": one.reason} for one in good.rejected[:REJECTED_LISTED_MAX]
+        ]
+        print_document(
+            "load", file=loaded.file, **summary, bad_lines=len(good.rejected), bad=listed
+        )
     else:
-        _print_survey(loaded)
-        loading.print_bad(good.bad)
-    if not good.bad:
-        return ExitCode.GOOD
-    lines = count(len(good.bad), "bad line")
-    if not given["skip_bad"]:
+        _print_summary(loaded)
+        loading.print_rejected(good.rejected)
+    if not good.rejected:
+        return ExitCode.OK
+    lines = format_count(len(good.rejected), "bad line")
+    if not values["skip_bad"]:
         raise UserError(f"{file} has {lines}; mend them: nothing was submitted")
-    talk.say(f"{lines} would be left out, {count(len(good.specs), 'task')} submitted")
-    return ExitCode.GOOD
+    cli_context.info(
+        f"{lines} would be left out, {format_count(len(good.specs), 'task')} submitted"
+    )
+    return ExitCode.OK
 
 
-def _without_strangers(loaded: Loaded) -> Loaded:
+def _without_unknown_dependencies(loaded: LoadedCampaign) -> LoadedCampaign:
     """Names that the file does not have are as bad, as far as can be seen without a broker."""
-    names = [stranger.name for stranger in loaded.survey.unknown]
-    return reject_strangers(loaded, names) if names else loaded
+    names = [stranger.name for stranger in loaded.summary.unknown]
+    return reject_unknown_dependencies(loaded, names) if names else loaded
 
 
-def _print_survey(loaded: Loaded) -> None:
-    survey = loaded.survey
-    services = ", ".join(f"{plain(name)} {number:,}" for name, number in survey.services.items())
+def _print_summary(loaded: LoadedCampaign) -> None:
+    summary = loaded.summary
+    services = ", ".join(
+        f"{escape_line(name)} {number:,}" for name, number in summary.services.items()
+    )
     lines = {
-        "tasks": f"{survey.tasks:,}",
-        "edges": f"{survey.edges:,}",
-        "roots": f"{survey.roots:,}",
-        "depth": f"{survey.depth:,}",
-        "width": f"{survey.width:,} (on level {survey.widest:,})" if survey.width else "0",
+        "tasks": f"{summary.tasks:,}",
+        "edges": f"{summary.edges:,}",
+        "roots": f"{summary.roots:,}",
+        "depth": f"{summary.depth:,}",
+        "width": f"{summary.width:,} (on level {summary.widest:,})" if summary.width else "0",
         "services": services or "none",
-        "unknown": f"{len(survey.unknown):,}",
-        "duplicates": f"{len(survey.duplicates):,}",
-        "cycles": f"{len(survey.cycles):,}",
+        "unknown": f"{len(summary.unknown):,}",
+        "duplicates": f"{len(summary.duplicates):,}",
+        "cycles": f"{len(summary.cycles):,}",
     }
-    click.echo(plain(loaded.file))
+    click.echo(escape_line(loaded.file))
     for name, value in lines.items():
         click.echo(f"  {name:<10}  {value}")

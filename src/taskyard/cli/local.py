@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, Self
 import click
 from msgspec import Struct
 
-from taskyard.client.household import Incarnations
+from taskyard.client.household import IncarnationOptions
 from taskyard.errors import ExitCode, StateLocked
 from taskyard.journal import lock
 from taskyard.journal.files import check_owner, make_private_directory, open_regular
@@ -41,13 +41,13 @@ RESTART_SECONDS_FIRST: Final = 0.2
 RESTART_SECONDS_MAX: Final = 10.0
 
 #: A child that lived so long is not one that dies at once.
-STEADY_SECONDS: Final = 10.0
+STABLE_SECONDS: Final = 10.0
 
 #: A child that was told to end at once, and is still there, is killed.
 KILL_SECONDS: Final = 5.0
 
 #: A stop that takes longer is explained.
-PATIENCE_SECONDS: Final = 1.0
+STOP_NOTICE_SECONDS: Final = 1.0
 
 #: Not with the current directory in front: a user's `json.py` must not become ours.
 _TASKYARD: Final = ("-P", "-m", "taskyard.cli")
@@ -59,9 +59,9 @@ LOCK_FILE: Final = lock.FILE_NAME
 UP_FILE: Final = "up.pid"
 
 #: A worker that ends with 2 after so long was not refused for what it was told.
-NAMED_SECONDS: Final = 2.0
+NAME_REFUSAL_SECONDS: Final = 2.0
 
-_ENDS_AGAIN: Final = (ExitCode.GOOD, ExitCode.USAGE, ExitCode.STATE_DAMAGED)
+_FINAL_STATUSES: Final = (ExitCode.OK, ExitCode.USAGE, ExitCode.STATE_DAMAGED)
 
 _PID_BYTES_MAX: Final = 20
 
@@ -71,7 +71,7 @@ def command_of(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, *_TASKYARD, *arguments]
 
 
-class Staff(Struct, frozen=True):
+class WorkerSpec(Struct, frozen=True):
     """The workers to start."""
 
     workers: int = 1
@@ -93,7 +93,7 @@ class Staff(Struct, frozen=True):
         return arguments
 
 
-class Keeper:
+class ManagedProcess:
     """Keeps one child process running, in a thread of its own, until it is stopped."""
 
     def __init__(
@@ -102,14 +102,14 @@ class Keeper:
         arguments: Sequence[str],
         say: Callable[[str], None],
         on_line: Callable[[str], None] | None = None,
-        incarnations: Incarnations | None = None,
+        incarnation_options: IncarnationOptions | None = None,
     ) -> None:
         self.name = name
         self._command = command_of(arguments)
-        self._incarnations = incarnations
+        self._incarnation_options = incarnation_options
         self._say = say
         self._on_line = on_line
-        self._changing = threading.Lock()
+        self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Event()
         #: It is not running, and will not be started again.
@@ -117,8 +117,10 @@ class Keeper:
         #: How it ended.
         self.status = 0
         #: Called when it has ended.
-        self.on_end: Callable[[], None] = _do_nothing
-        self._thread = threading.Thread(target=self._keep, name=f"keeper of {name}", daemon=True)
+        self.on_end: Callable[[], None] = _no_callback
+        self._thread = threading.Thread(
+            target=self._run_and_restart, name=f"keeper of {name}", daemon=True
+        )
 
     def start(self) -> None:
         self._thread.start()
@@ -132,27 +134,27 @@ class Keeper:
         self.signal(signal.SIGTERM)
 
     def signal(self, number: int) -> None:
-        with self._changing, suppress(ProcessLookupError):
+        with self._lock, suppress(ProcessLookupError):
             if self._process is not None:
                 self._process.send_signal(number)
 
-    def cut(self) -> None:
+    def kill(self) -> None:
         """Let it end at once, as if we were gone; if it does not, kill it."""
         self._stopping.set()
-        with self._changing, suppress(OSError):
+        with self._lock, suppress(OSError):
             if self._process is not None and self._process.stdin is not None:
                 self._process.stdin.close()
         if not self.ended.wait(KILL_SECONDS):
             self.signal(signal.SIGKILL)
 
-    def _keep(self) -> None:
+    def _run_and_restart(self) -> None:
         delay = RESTART_SECONDS_FIRST
         while True:
             began = time.monotonic()
             self.status = self._run_once()
             if self._stopping.is_set() or self._is_over(time.monotonic() - began):
                 break
-            if time.monotonic() - began > STEADY_SECONDS:
+            if time.monotonic() - began > STABLE_SECONDS:
                 delay = RESTART_SECONDS_FIRST
             self._say(f"{self.name} died ({status_text(self.status)}); starting it again")
             if self._stopping.wait(delay):
@@ -164,23 +166,23 @@ class Keeper:
     def _is_over(self, seconds: float) -> bool:
         """Return whether to leave it ended after it ran for so long. A worker that ran for a while
         before it ended with 2 has lost its name to another process: as a new one it waits."""
-        if self.status == ExitCode.GOOD:
+        if self.status == ExitCode.OK:
             return True
-        if self.status not in _ENDS_AGAIN:
+        if self.status not in _FINAL_STATUSES:
             return False
-        if self._incarnations is None:
+        if self._incarnation_options is None:
             return True
-        if seconds > NAMED_SECONDS:
+        if seconds > NAME_REFUSAL_SECONDS:
             return False
         self._say(f"{self.name} ended ({status_text(self.status)}); it is not started again")
         return True
 
     def _run_once(self) -> int:
         """Start it, and wait until it has ended. Returns its exit status."""
-        with self._changing:
+        with self._lock:
             if self._stopping.is_set():
                 return 0
-            more = () if self._incarnations is None else self._incarnations.next()
+            more = () if self._incarnation_options is None else self._incarnation_options.next()
             self._process = process = subprocess.Popen(
                 [*self._command, *more],
                 stdin=subprocess.PIPE,
@@ -192,17 +194,17 @@ class Keeper:
                 self._on_line(line.decode(errors="backslashreplace").rstrip())
             process.stdout.close()
         status = process.wait()
-        with self._changing, suppress(OSError):
+        with self._lock, suppress(OSError):
             if process.stdin is not None:
                 process.stdin.close()
         return status
 
 
-def _do_nothing() -> None:
+def _no_callback() -> None:
     """Nobody wants to know."""
 
 
-class Crew:
+class Supervisor:
     """One broker and some workers. Use it as a context manager, which stops them."""
 
     def __init__(
@@ -224,10 +226,10 @@ class Crew:
             arguments += ["--listen", pair]
         if not listen:  # whatever the settings say
             arguments.append("--native-only")
-        self.broker = Keeper("the broker", arguments, say, self._hear)
-        self.workers: list[Keeper] = []
+        self.broker = ManagedProcess("the broker", arguments, say, self._on_broker_line)
+        self.workers: list[ManagedProcess] = []
 
-    def _hear(self, line: str) -> None:
+    def _on_broker_line(self, line: str) -> None:
         if line.startswith("listening ") and len(self.listening) < self._expected:
             self.listening.append(line)
 
@@ -243,16 +245,18 @@ class Crew:
         if len(self.listening) >= self._expected:
             self.broker.signal(signal.SIGHUP)
 
-    def start_workers(self, staff: Staff) -> None:
-        for number in range(1, staff.workers + 1):
+    def start_workers(self, worker_spec: WorkerSpec) -> None:
+        for number in range(1, worker_spec.workers + 1):
             name = f"local-{number}"
-            arguments = [*staff.arguments(self._state, name), *self._common]
-            starts = Incarnations()
-            worker = Keeper(f"worker {name}", arguments, self._say, incarnations=starts)
+            arguments = [*worker_spec.arguments(self._state, name), *self._common]
+            starts = IncarnationOptions()
+            worker = ManagedProcess(
+                f"worker {name}", arguments, self._say, incarnation_options=starts
+            )
             self.workers.append(worker)
             worker.start()
 
-    def why_over(self) -> str | None:
+    def exit_reason(self) -> str | None:
         """Why there is nobody left to go on with; None while there is somebody."""
         if self.broker.ended.is_set():
             return "the broker has ended"
@@ -275,35 +279,35 @@ class Crew:
             self._stop_workers()
             self._stop_all([self.broker])
         except KeyboardInterrupt:
-            for keeper in (*self.workers, self.broker):
-                keeper.cut()
+            for managed in (*self.workers, self.broker):
+                managed.kill()
 
     def _stop_workers(self) -> None:
         if self.broker.ended.is_set():  # nobody to report to
             for worker in self.workers:
-                worker.cut()
+                worker.kill()
         try:
             self._stop_all(self.workers)
         except KeyboardInterrupt:
             self._say("ending what runs; it will be done again")
             self._stop_all(self.workers)
 
-    def _stop_all(self, keepers: Sequence[Keeper]) -> None:
-        started = [keeper for keeper in keepers if keeper.is_started()]
-        for keeper in started:
-            keeper.stop()
-        until = time.monotonic() + PATIENCE_SECONDS
-        for keeper in started:
-            keeper.ended.wait(max(0.0, until - time.monotonic()))
-        late = [keeper for keeper in started if not keeper.ended.is_set()]
+    def _stop_all(self, processes: Sequence[ManagedProcess]) -> None:
+        started = [managed for managed in processes if managed.is_started()]
+        for managed in started:
+            managed.stop()
+        until = time.monotonic() + STOP_NOTICE_SECONDS
+        for managed in started:
+            managed.ended.wait(max(0.0, until - time.monotonic()))
+        late = [managed for managed in started if not managed.ended.is_set()]
         if late and late[0] is not self.broker:
             self._say("waiting for the tasks that run; Ctrl-C ends them")
-        for keeper in late:
-            while not keeper.ended.wait(1.0):
+        for managed in late:
+            while not managed.ended.wait(1.0):
                 pass
 
 
-def hired(path: Path) -> int | None:
+def lock_holder(path: Path) -> int | None:
     """The process that holds the lock on a file, by what it wrote there; None if nobody does."""
     try:
         descriptor = lock.open_file(path)
@@ -320,7 +324,7 @@ def hired(path: Path) -> int | None:
 
 
 @contextmanager
-def on_duty(state: Path) -> Iterator[None]:
+def hold_up_lock(state: Path) -> Iterator[None]:
     """Say in the state directory that this process runs it, for as long as it does."""
     make_private_directory(state)
     check_owner(state)
@@ -343,7 +347,7 @@ def on_duty(state: Path) -> Iterator[None]:
 
 
 @contextmanager
-def terminated_like_interrupted() -> Iterator[None]:
+def sigterm_as_interrupt() -> Iterator[None]:
     """SIGTERM is Ctrl-C, inside."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -353,7 +357,7 @@ def terminated_like_interrupted() -> Iterator[None]:
 
 
 @contextmanager
-def reloaded_on_hangup(reload: Callable[[], None]) -> Iterator[None]:
+def reload_on_sighup(reload: Callable[[], None]) -> Iterator[None]:
     """SIGHUP has the settings read again, inside; but it is Ctrl-C if the terminal is gone."""
     terminal = Terminal()
 

@@ -12,32 +12,32 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import click
 
 from taskyard.cli.printing import DOCUMENT_VERSION, encode_json, text_or_base64, write_bytes
-from taskyard.cli.progress import Meter, summary_of
-from taskyard.cli.words import plain
+from taskyard.cli.progress import ProgressBar, format_counts
+from taskyard.cli.words import escape_line
 from taskyard.errors import ExitCode, OutputTruncated, TaskBlocked, TaskFailed, UserError
 
 if TYPE_CHECKING:
-    from taskyard.cli.options import Talk
+    from taskyard.cli.options import CliContext
     from taskyard.client.futures import Future
 
 #: Failures that are told one by one; the others are counted.
-FAILURES_TOLD: Final = 20
+FAILURES_SHOWN: Final = 20
 
 
-class Answer:
+class MapOutput:
     """Writes results to stdout and failures to stderr, and counts them."""
 
-    def __init__(self, talk: Talk, campaign: str) -> None:
-        self._talk = talk
+    def __init__(self, cli_context: CliContext, campaign: str) -> None:
+        self._cli_context = cli_context
         self._campaign = campaign
         self._counts: Counter[str] = Counter()
         self._truncated = 0
         self._total: int | None = None
         self._added = 0
-        self._meter = Meter(talk, campaign, drawn=not sys.stdout.isatty())
+        self._meter = ProgressBar(cli_context, campaign, drawn=not sys.stdout.isatty())
 
     def __enter__(self) -> Self:
-        if self._talk.as_json:
+        if self._cli_context.as_json:
             campaign = encode_json(self._campaign).decode()
             head = f'{{"version":{DOCUMENT_VERSION},"document":"map","campaign":{campaign}'
             click.echo(f'{head},"tasks":[', nl=False)
@@ -49,21 +49,23 @@ class Answer:
         if kind is None:
             self._close()
         elif self._added and issubclass(kind, UserError):
-            look = f"`taskyard list --campaign {plain(self._campaign)}`"
+            look = f"`taskyard list --campaign {escape_line(self._campaign)}`"
             click.echo(f"what was submitted before this goes on: {look}", err=True)
 
     def _close(self) -> None:
         counts = dict(self._counts)
-        if self._talk.as_json:
+        if self._cli_context.as_json:
             told = encode_json({"counts": counts, "truncated": self._truncated})
             click.echo(f"\n],{told.decode()[1:]}")
-        if self._talk.quiet:
+        if self._cli_context.quiet:
             return
-        self.pause()  # the last result stands before the summary, also in one pipe
+        self.flush()  # the last result stands before the summary, also in one pipe
         truncated = f", {self._truncated:,} truncated" if self._truncated else ""
-        click.echo(f"campaign {plain(self._campaign)}: {summary_of(counts)}{truncated}", err=True)
+        click.echo(
+            f"campaign {escape_line(self._campaign)}: {format_counts(counts)}{truncated}", err=True
+        )
         if counts.get("failed"):
-            retry = f"`taskyard retry --campaign {plain(self._campaign)} --failed`"
+            retry = f"`taskyard retry --campaign {escape_line(self._campaign)} --failed`"
             click.echo(f"{retry} tries the failed ones again", err=True)
 
     # For the reader of the input.
@@ -76,27 +78,27 @@ class Answer:
 
     # For the window.
 
-    def tell(self, future: Future) -> None:
+    def write(self, future: Future) -> None:
         """What has become of the next task."""
-        state, value, reason = _ending(future)
+        state, value, reason = _outcome(future)
         is_truncated = state == "done" and bool(reason)
         self._counts[state] += 1
         self._truncated += is_truncated
-        if self._talk.as_json:
-            self._tell_json(future, state, value, reason)
+        if self._cli_context.as_json:
+            self._write_json(future, state, value, reason)
         elif state == "done":
             write_bytes(value if not value or value.endswith(b"\n") else value + b"\n")
-        if reason and not (self._talk.as_json and not is_truncated):
+        if reason and not (self._cli_context.as_json and not is_truncated):
             self._report(reason)
         self._meter.count(self._counts, self._total, behind_failure=self._counts["blocked"])
 
     def _report(self, reason: str) -> None:
         """Write the first failures and truncations to stderr."""
-        if self._counts.total() - self._counts["done"] + self._truncated <= FAILURES_TOLD:
-            self.pause()
-            self._meter.say(f"taskyard: {plain(reason)}")
+        if self._counts.total() - self._counts["done"] + self._truncated <= FAILURES_SHOWN:
+            self.flush()
+            self._meter.print_above(f"taskyard: {escape_line(reason)}")
 
-    def _tell_json(self, future: Future, state: str, value: bytes, reason: str) -> None:
+    def _write_json(self, future: Future, state: str, value: bytes, reason: str) -> None:
         names = {"name": future.name, "campaign": future.campaign}
         told: dict[str, Any] = {**names, "state": state}
         if state == "done":
@@ -106,17 +108,17 @@ class Answer:
         comma = b"," if self._counts.total() > 1 else b""
         click.echo(comma + b"\n" + encode_json(told), nl=False)
 
-    def pause(self) -> None:
+    def flush(self) -> None:
         """Nothing more is at hand: whoever reads should have what there is."""
         sys.stdout.flush()
 
     def exit_code(self) -> ExitCode:
         if self._counts["failed"] or self._counts["blocked"] or self._truncated:
             return ExitCode.TASK_FAILED
-        return ExitCode.CANCELLED if self._counts["cancelled"] else ExitCode.GOOD
+        return ExitCode.CANCELLED if self._counts["cancelled"] else ExitCode.OK
 
 
-def _ending(future: Future) -> tuple[str, bytes, str]:
+def _outcome(future: Future) -> tuple[str, bytes, str]:
     """The state, the result and the reason of a task; raises what is no ending of a task. The
     reason of a task that is done is that its result is truncated."""
     if future.cancelled():

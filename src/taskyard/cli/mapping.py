@@ -14,32 +14,32 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskyard.cli.map_answers import Answer
-from taskyard.cli.options import Talk, broker_options, raw_option
+from taskyard.cli.map_answers import MapOutput
+from taskyard.cli.options import CliContext, broker_options, raw_option
 from taskyard.cli.printing import example, print_document
-from taskyard.cli.progress import Meter
-from taskyard.cli.reaching import connected
-from taskyard.cli.refusals import in_words
+from taskyard.cli.progress import ProgressBar
+from taskyard.cli.reaching import connect_client
+from taskyard.cli.refusals import explain_refusal
 from taskyard.cli.rows import rows
 from taskyard.cli.task_options import (
-    check_work,
-    payload_of,
+    check_one_work,
+    read_payload_option,
+    task_keys,
     task_options,
-    terms_of,
-    warn_of_stdin,
+    warn_unused_stdin,
 )
 from taskyard.cli.templates import (
     call_encoder,
     check_templates,
     command_encoder,
-    lane_maker,
+    lane_function,
     payload_encoder,
 )
-from taskyard.cli.window import Window
-from taskyard.cli.words import count, plain
+from taskyard.cli.window import FutureWindow
+from taskyard.cli.words import escape_line, format_count
 from taskyard.client.campaign.lines import STDIN
-from taskyard.client.campaign.submitting import to_submission
-from taskyard.client.campaign.tasks import check, service_of
+from taskyard.client.campaign.submitting import encode_batch
+from taskyard.client.campaign.tasks import check_task, service_of
 from taskyard.client.steering import lane_templates
 from taskyard.errors import ExitCode, Refused, UserError
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from concurrent.futures import Future as AnyFuture
 
-    from taskyard.cli.rows import Row
+    from taskyard.cli.rows import InputRow
     from taskyard.client.client import Client
     from taskyard.client.futures import Future
 
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
         "map --lines photos.txt -- convert {} {.}.png",
     ),
 )
-@click.argument("words", nargs=-1, metavar="[--] COMMAND...")
+@click.argument("argv", nargs=-1, metavar="[--] COMMAND...")
 @click.option("--lines", metavar="FILE", help="A task a line of this file; - is stdin.")
 @click.option("--csv", metavar="FILE", help="A task a row; the first row names the columns.")
 @click.option("--jsonl", metavar="FILE", help="A task a line, each a JSON object.")
@@ -81,13 +81,13 @@ if TYPE_CHECKING:
 @broker_options
 @click.pass_obj
 def map_rows(
-    talk: Talk,
+    cli_context: CliContext,
     /,
-    words: tuple[str, ...],
+    argv: tuple[str, ...],
     *,
     no_wait: bool,
     keep_order: bool,
-    **given: Any,  # noqa: ANN401  # files, and the options of a task
+    **values: Any,  # noqa: ANN401  # files, and the options of a task
 ) -> ExitCode:
     """Run a command for every line of a file, or of stdin.
 
@@ -105,42 +105,42 @@ def map_rows(
 
     To run it again with the same --campaign and input is harmless: what is done is not done again.
     """
-    kind, path = _source(given)
-    campaign = given["campaign"] or f"map-{secrets.token_hex(5)}"
-    encode = _encoder(words, given, has_columns=kind in ("csv", "jsonl"))
+    kind, path = _source(values)
+    campaign = values["campaign"] or f"map-{secrets.token_hex(5)}"
+    encode = _encoder(argv, values, has_columns=kind in ("csv", "jsonl"))
     if path != STDIN:
-        warn_of_stdin(talk, given)
-    with connected(talk) as client, _told_in_words(campaign, given):
-        if not given["campaign"]:
-            talk.say(f"campaign {campaign}")
-        talk.interrupted = (
+        warn_unused_stdin(cli_context, values)
+    with connect_client(cli_context) as client, _refusal_hint(campaign, values):
+        if not values["campaign"]:
+            cli_context.info(f"campaign {campaign}")
+        cli_context.interrupt_message = (
             f"interrupted; what was submitted goes on: `taskyard cancel --campaign {campaign}` "
             f"ends it, the same `taskyard map --campaign {campaign}` resumes"
         )
-        send = _sender(client, campaign, given, watch=not no_wait)
+        send = _submitter(client, campaign, values, watch=not no_wait)
         futures = (send(row, encode(row)) for row in rows(kind, path))
         if no_wait:
-            return _submit(talk, client, campaign, futures)
-        return _submit_and_tell(talk, campaign, futures, in_order=keep_order)
+            return _submit(cli_context, client, campaign, futures)
+        return _submit_and_print(cli_context, campaign, futures, in_order=keep_order)
 
 
 @contextmanager
-def _told_in_words(campaign: str, given: dict[str, Any]) -> Iterator[None]:
+def _refusal_hint(campaign: str, values: dict[str, Any]) -> Iterator[None]:
     """What the broker refuses, told as it looks from here."""
     try:
         yield
     except Refused as refused:
         name = str(refused).removeprefix("task ").partition(" was refused: ")[0]
         known = f"campaign {campaign} has task {name} with another {{}}; give another --campaign"
-        raise in_words(refused, given, known) from refused
+        raise explain_refusal(refused, values, known) from refused
 
 
-def _submit_and_tell(
-    talk: Talk, campaign: str, futures: Iterable[Future], *, in_order: bool
+def _submit_and_print(
+    cli_context: CliContext, campaign: str, futures: Iterable[Future], *, in_order: bool
 ) -> ExitCode:
     with (
-        Answer(talk, campaign) as answer,
-        Window(answer.tell, answer.pause, in_order=in_order) as window,
+        MapOutput(cli_context, campaign) as answer,
+        FutureWindow(answer.write, answer.flush, in_order=in_order) as window,
     ):
         for future in futures:
             window.add(future)
@@ -150,7 +150,9 @@ def _submit_and_tell(
     return answer.exit_code()
 
 
-def _submit(talk: Talk, client: Client, campaign: str, futures: Iterable[Future]) -> ExitCode:
+def _submit(
+    cli_context: CliContext, client: Client, campaign: str, futures: Iterable[Future]
+) -> ExitCode:
     wrong: list[BaseException] = []
 
     def taken(future: AnyFuture[Any]) -> None:
@@ -159,7 +161,7 @@ def _submit(talk: Talk, client: Client, campaign: str, futures: Iterable[Future]
             wrong.append(error)
 
     number = 0
-    with Meter(talk, f"campaign {campaign}", verb="submitted") as meter:
+    with ProgressBar(cli_context, f"campaign {campaign}", verb="submitted") as meter:
         for number, future in enumerate(futures, start=1):
             future.add_done_callback(taken)
             if wrong:
@@ -168,22 +170,24 @@ def _submit(talk: Talk, client: Client, campaign: str, futures: Iterable[Future]
         client.status()  # answered when all of it is acknowledged
     if wrong:
         raise wrong[0]
-    if talk.as_json:
+    if cli_context.as_json:
         print_document("map", campaign=campaign, submitted=number)
-    elif not talk.quiet:
-        click.echo(f"campaign {plain(campaign)}: {count(number, 'task')} submitted", err=True)
-    return ExitCode.GOOD
+    elif not cli_context.quiet:
+        click.echo(
+            f"campaign {escape_line(campaign)}: {format_count(number, 'task')} submitted", err=True
+        )
+    return ExitCode.OK
 
 
-def _source(given: dict[str, Any]) -> tuple[str, str]:
+def _source(values: dict[str, Any]) -> tuple[str, str]:
     """Which kind of rows, and which file they are in."""
-    kinds = {kind: given[kind] for kind in ("lines", "csv", "jsonl") if given[kind] is not None}
+    kinds = {kind: values[kind] for kind in ("lines", "csv", "jsonl") if values[kind] is not None}
     if len(kinds) > 1:
         raise UserError(f"give one of --{' and --'.join(kinds)}, not several")
     kind, path = next(iter(kinds.items()), ("lines", STDIN))
-    if not given["json_lines"]:
+    if not values["json_lines"]:
         return kind, path
-    if given["call"] is None:
+    if values["call"] is None:
         raise UserError("--json-lines goes with --call: a command gets each line as it is written")
     if kind != "lines":
         raise UserError(f"--json-lines goes with --lines or stdin, not with --{kind}")
@@ -191,35 +195,35 @@ def _source(given: dict[str, Any]) -> tuple[str, str]:
 
 
 def _encoder(
-    words: tuple[str, ...], given: dict[str, Any], *, has_columns: bool
-) -> Callable[[Row], bytes]:
-    check_work(words, given)
-    if given["payload"] is not None:
-        payload = payload_of(given["payload"]).decode(errors="surrogateescape")
+    argv: tuple[str, ...], values: dict[str, Any], *, has_columns: bool
+) -> Callable[[InputRow], bytes]:
+    check_one_work(argv, values)
+    if values["payload"] is not None:
+        payload = read_payload_option(values["payload"]).decode(errors="surrogateescape")
         check_templates([payload], has_columns=has_columns)
         return payload_encoder(payload)
-    env, cwd = dict(given["env"]) or None, given["cwd"]
-    if given["call"] is not None:
-        check_templates(words or ["{}"], has_columns=has_columns)
-        return call_encoder(given["call"], words, env, cwd)
-    check_templates(words, has_columns=has_columns)
-    return command_encoder(words, env, cwd)
+    env, cwd = dict(values["env"]) or None, values["cwd"]
+    if values["call"] is not None:
+        check_templates(argv or ["{}"], has_columns=has_columns)
+        return call_encoder(values["call"], argv, env, cwd)
+    check_templates(argv, has_columns=has_columns)
+    return command_encoder(argv, env, cwd)
 
 
-def _sender(
-    client: Client, campaign: str, given: dict[str, Any], *, watch: bool
-) -> Callable[[Row, bytes], Future]:
+def _submitter(
+    client: Client, campaign: str, values: dict[str, Any], *, watch: bool
+) -> Callable[[InputRow, bytes], Future]:
     """Submits tasks that differ in name, payload and lane alone."""
-    call, is_payload = given["call"], given["payload"] is not None
+    call, is_payload = values["call"], values["payload"] is not None
     work = {"call": call} if call else {"payload": ""} if is_payload else {"argv": ["true"]}
-    pattern = check({"name": campaign, **terms_of(given), "lane": None, **work})
-    submission = to_submission([pattern], campaign.encode(), time.time_ns())
-    terms, unknown = submission.terms[0], given["wait_for_unknown"]
+    pattern = check_task({"name": campaign, **task_keys(values), "lane": None, **work})
+    submission = encode_batch([pattern], campaign.encode(), time.time_ns())
+    terms, unknown = submission.terms[0], values["wait_for_unknown"]
     service = service_of(pattern)
-    lane = given["lane"] or lane_templates(client, [service]).get(service, "")
-    lane_of = lane_maker(lane, campaign, service)
+    lane = values["lane"] or lane_templates(client, [service]).get(service, "")
+    lane_of = lane_function(lane, campaign, service)
 
-    def send(row: Row, payload: bytes) -> Future:
+    def send(row: InputRow, payload: bytes) -> Future:
         name = f"{campaign}-{row.number}"
         return client.submit_encoded(
             *(name, payload, terms),

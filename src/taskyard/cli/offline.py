@@ -27,14 +27,14 @@ from taskyard.wire.dwork import NativeServer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskyard.client.asking import Conversation, Query
+    from taskyard.client.asking import Exchange, Query
     from taskyard.core.events import Event, RulesSet
     from taskyard.wire.dwork_peer import Reply
 
 _T = TypeVar("_T")
 
 #: What changes nothing.
-_QUESTIONS = (
+_ALLOWED_REQUESTS = (
     *(peer.STATS, peer.WORKERS, peer.SHOW, peer.EXPLAIN),
     *(peer.LIST, peer.RESULTS, peer.OUTPUT, peer.LANES),
 )
@@ -43,7 +43,7 @@ _QUESTIONS = (
 _ROUTE = b"\0"
 
 
-class Offline(Client):
+class OfflineClient(Client):
     """A stopped state: everything of a client that only looks. Close it, it holds the lock."""
 
     def __init__(self, state: Path, rules: RulesSet | None = None) -> None:
@@ -80,20 +80,20 @@ class Offline(Client):
     def close(self, timeout: float | None = None) -> None:  # noqa: ARG002  # nothing to wait for
         self._open.close()
 
-    def _converse(self, conversation: Conversation[_T]) -> _T:
-        return asking.converse(conversation, self._answer)
+    def _run_query(self, exchange: Exchange[_T]) -> _T:
+        return asking.run_exchange(exchange, self._request)
 
-    def _answer(self, query: Query) -> Reply:
+    def _request(self, query: Query) -> Reply:
         body = query.build(next(self._numbers))
-        if peer.Reply(body).kind not in _QUESTIONS:
-            self._refuse()
+        if peer.Reply(body).kind not in _ALLOWED_REQUESTS:
+            self._raise_offline()
         now_ns = self._clock.monotonic_ns()
         for event in self._dialect.receive(_ROUTE, [b"", body], now_ns):
-            for reply in self._answered(event, now_ns):
+            for reply in self._handle(event, now_ns):
                 return reply
-        return self._refuse()
+        return self._raise_offline()
 
-    def _answered(self, event: Event, now_ns: int) -> list[Reply]:
+    def _handle(self, event: Event, now_ns: int) -> list[Reply]:
         event.now_ns = now_ns
         if self._index is not None:
             recovery.recall_for_event(self._scheduler.ledger, self._index, event)
@@ -102,13 +102,13 @@ class Offline(Client):
         replies = [reply for effect in effects for reply in self._dialect.reply(effect)]
         return [peer.Reply(frames[-1]) for _, frames in replies]
 
-    def _refuse(self) -> NoReturn:
+    def _raise_offline(self) -> NoReturn:
         raise NoBroker(
             f"no broker runs on {self._state}; start one with `taskyard up --state {self._state}`"
         )
 
     def submit(self, *_what: object, **_options: object) -> NoReturn:
         """There is nobody to take it."""
-        self._refuse()
+        self._raise_offline()
 
     map = submit_all = future = submit

@@ -1,8 +1,8 @@
 """Options that verbs have in common, each defined once.
 
-An option of this file stores what it was given in the `Talk` of the call, so that it means the same
-before the verb and after it; or it is one that the settings know, who say what it is if it is not
-given.
+An option of this file stores what it was given in the `CliContext` of the call, so that it means
+the same before the verb and after it; or it is one that the settings know, who say what it is if
+it is not given.
 """
 
 import sys
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from taskyard.cli.terminal import escaped, release_stdout
+from taskyard.cli.terminal import escape_control, unwrap_stdout
 
 if TYPE_CHECKING:
     from taskyard.settings.sections import Settings
 
-Decorated = TypeVar("Decorated", bound=Callable[..., object])
+CommandFunction = TypeVar("CommandFunction", bound=Callable[..., object])
 
 
 class Duration(click.ParamType[int]):
@@ -42,7 +42,7 @@ class Duration(click.ParamType[int]):
 DURATION = Duration()
 
 
-class Talk:
+class CliContext:
     """How one call of the command line talks to its user."""
 
     def __init__(self) -> None:
@@ -65,12 +65,12 @@ class Talk:
         #: A broker listens at its native socket alone.
         self.native_only = False
         #: Somebody started it who has told the user what there is to say of the settings.
-        self.has_owner = False
+        self.is_supervised = False
         #: What to say when it is interrupted.
-        self.interrupted = "interrupted"
+        self.interrupt_message = "interrupted"
         self._settings: Settings | None = None
 
-    def say(self, line: str) -> None:
+    def info(self, line: str) -> None:
         """Tell the user what goes on, beside the answer. It goes on where nobody listens, as the
         log of a host that is gone."""
         if not self.quiet:
@@ -85,7 +85,7 @@ class Talk:
         with suppress(BrokenPipeError):
             if sys.stderr is None:  # as it is for a process that was started with it closed
                 return
-            print(escaped(f"taskyard: {line}"), file=sys.stderr, flush=True)  # noqa: T201  # see above
+            print(escape_control(f"taskyard: {line}"), file=sys.stderr, flush=True)  # noqa: T201  # see above
 
     def settings(self) -> "Settings":
         """The environment's, the file's and the defaults. Raises `InvalidSettings`."""
@@ -93,20 +93,20 @@ class Talk:
             from taskyard.settings.load import load  # noqa: PLC0415  # `--help` does without
 
             self._settings = load(self.config)
-            for stranger in () if self.has_owner else self._settings.unknown_variables:
-                self.say(f"taskyard: {stranger}")
+            for stranger in () if self.is_supervised else self._settings.unknown_variables:
+                self.info(f"taskyard: {stranger}")
         return self._settings
 
-    def read_settings_again(self) -> "Settings":
+    def reload_settings(self) -> "Settings":
         """The same as they are now, of the file that was read. Raises `InvalidSettings`."""
         from taskyard.settings.load import load  # noqa: PLC0415
 
         return load(self.config or self.settings().file)
 
 
-def _remember_verbose(context: click.Context, _option: click.Parameter, given: bool) -> None:  # noqa: FBT001  # click's signature
+def _set_verbose(context: click.Context, _option: click.Parameter, given: bool) -> None:  # noqa: FBT001  # click's signature
     if given:
-        context.ensure_object(Talk).verbose = True
+        context.ensure_object(CliContext).verbose = True
 
 
 verbose_option = click.option(
@@ -115,14 +115,14 @@ verbose_option = click.option(
     is_flag=True,
     is_eager=True,
     expose_value=False,
-    callback=_remember_verbose,
+    callback=_set_verbose,
     help="Show where an error came from, too.",
 )
 
 
-def _remember_quiet(context: click.Context, _option: click.Parameter, given: bool) -> None:  # noqa: FBT001  # click's signature
+def _set_quiet(context: click.Context, _option: click.Parameter, given: bool) -> None:  # noqa: FBT001  # click's signature
     if given:
-        context.ensure_object(Talk).quiet = True
+        context.ensure_object(CliContext).quiet = True
 
 
 quiet_option = click.option(
@@ -131,19 +131,19 @@ quiet_option = click.option(
     is_flag=True,
     is_eager=True,
     expose_value=False,
-    callback=_remember_quiet,
+    callback=_set_quiet,
     help="Show no progress.",
 )
 
 
-def remember(name: str) -> Callable[[click.Context, click.Parameter, object], None]:
-    """Store what an option was given in the `Talk`, under this name."""
+def store_option(name: str) -> Callable[[click.Context, click.Parameter, object], None]:
+    """Store what an option was given in the `CliContext`, under this name."""
 
-    def remember(context: click.Context, _option: click.Parameter, given: object) -> None:
+    def store_option(context: click.Context, _option: click.Parameter, given: object) -> None:
         if given:
-            setattr(context.ensure_object(Talk), name, given)
+            setattr(context.ensure_object(CliContext), name, given)
 
-    return remember
+    return store_option
 
 
 config_option = click.option(
@@ -152,24 +152,28 @@ config_option = click.option(
     metavar="FILE",
     is_eager=True,
     expose_value=False,
-    callback=remember("config"),
+    callback=store_option("config"),
     help="The settings file; the nearest taskyard.toml, here or above, if not given.",
 )
 
 
-def setting_option(path: str, *names: str, **more: Any) -> Callable[[Decorated], Decorated]:  # noqa: ANN401  # click's
+def setting_option(
+    path: str,
+    *names: str,
+    **more: Any,  # noqa: ANN401  # click's
+) -> Callable[[CommandFunction], CommandFunction]:
     """An option that is as the settings say where it is not given."""
 
     def choose(context: click.Context, _option: click.Parameter, given: object) -> object:
         if context.resilient_parsing:
             return given
-        settings = context.ensure_object(Talk).settings()
+        settings = context.ensure_object(CliContext).settings()
         return settings.value(path) if given in (None, ()) else given
 
     return click.option(*names, callback=choose, **more)
 
 
-def state_option(command: Decorated) -> Decorated:
+def state_option(command: CommandFunction) -> CommandFunction:
     """For verbs that work on a state directory themselves."""
     option = setting_option(
         "broker.state",
@@ -200,7 +204,7 @@ key_option = click.option(
     type=click.Path(path_type=Path),
     metavar="FILE",
     expose_value=False,
-    callback=remember("key"),
+    callback=store_option("key"),
     help="The key to come with, for a broker that demands one; or TASKYARD_KEY.",
 )
 
@@ -209,7 +213,7 @@ broker_timeout_option = click.option(
     type=DURATION,
     metavar="D",
     expose_value=False,
-    callback=remember("broker_timeout"),
+    callback=store_option("broker_timeout"),
     help="Stop waiting for a broker that does not answer, and exit 3: 90s, 5m. Without it, wait 5s "
     "for the first answer, and for ever if the broker goes away later.",
 )
@@ -219,9 +223,9 @@ json_option = click.option(
 )
 
 
-def _release_stdout(context: click.Context, _option: click.Parameter, given: bool) -> None:  # noqa: FBT001  # click's signature
+def _unwrap_stdout(context: click.Context, _option: click.Parameter, given: bool) -> None:  # noqa: FBT001  # click's signature
     if given and not context.resilient_parsing:
-        release_stdout()
+        unwrap_stdout()
 
 
 #: For verbs that print what a task printed.
@@ -229,13 +233,13 @@ raw_option = click.option(
     "--raw",
     is_flag=True,
     expose_value=False,
-    callback=_release_stdout,
+    callback=_unwrap_stdout,
     help="Pass control characters on to a terminal, too. A pipe always gets every byte as it is.",
 )
 
 
-def broker_options(command: Decorated) -> Decorated:
-    """What every verb has that talks to a broker; the verb finds it in its `Talk`."""
+def broker_options(command: CommandFunction) -> CommandFunction:
+    """What every verb has that talks to a broker; the verb finds it in its `CliContext`."""
     for option in (
         verbose_option,
         quiet_option,
@@ -246,7 +250,7 @@ def broker_options(command: Decorated) -> Decorated:
             "--json",
             is_flag=True,
             expose_value=False,
-            callback=remember("as_json"),
+            callback=store_option("as_json"),
             help="Answer with one JSON document, for programs.",
         ),
         click.option(
@@ -254,14 +258,14 @@ def broker_options(command: Decorated) -> Decorated:
             type=click.Path(path_type=Path),
             metavar="DIR",
             expose_value=False,
-            callback=remember("state"),
+            callback=store_option("state"),
             help="The broker's state directory; ./.taskyard if not given.",
         ),
         click.option(
             "--broker",
             metavar="URL",
             expose_value=False,
-            callback=remember("broker"),
+            callback=store_option("broker"),
             help="Where the broker is, if not in the state directory; or TASKYARD_BROKER.",
         ),
     ):

@@ -8,28 +8,28 @@ from importlib.util import find_spec
 
 import click
 
-from taskyard.cli.lazy import LazyGroup, Verb
+from taskyard.cli.lazy import LazyCommand, LazyGroup
 from taskyard.cli.options import quiet_option, verbose_option
 from taskyard.errors import UserError
 
-VERBS: dict[str, Verb] = {
-    "load": Verb(
+COMMANDS: dict[str, LazyCommand] = {
+    "load": LazyCommand(
         "taskyard.cli.pipeline_load:load",
         "Load graphs of tasks from files, checked by Spark.",
     ),
-    "history": Verb(
+    "history": LazyCommand(
         "taskyard.cli.pipeline_history:history",
         "Turn a state's history into tables; only what is new.",
     ),
-    "report": Verb(
+    "report": LazyCommand(
         "taskyard.cli.pipeline_report:report",
         "Make a page with pictures of what happened, and tables.",
     ),
-    "sweep": Verb(
+    "sweep": LazyCommand(
         "taskyard.cli.pipeline_sweep:sweep",
         "Say how long a campaign would take with other workers.",
     ),
-    "fleet": Verb(
+    "fleet": LazyCommand(
         "taskyard.cli.pipeline_fleet:fleet",
         "Run workers inside Spark's executors.",
     ),
@@ -39,7 +39,7 @@ VERBS: dict[str, Verb] = {
 _NEEDED = ("pyspark", "pandas")
 
 
-class SparkVerb(click.Command):
+class SparkCommand(click.Command):
     """A verb that needs Spark: it says so in one line where there is none."""
 
     def invoke(self, ctx: click.Context) -> object:
@@ -49,9 +49,9 @@ class SparkVerb(click.Command):
                 f"this verb needs {' and '.join(missing)}, which is not installed: "
                 "`pip install 'taskyard[spark]'`"
             )
-        from taskyard.pipeline.jvm import ended_by_signals  # noqa: PLC0415  # not for `--help`
+        from taskyard.pipeline.jvm import end_jvm_on_signals  # noqa: PLC0415  # not for `--help`
 
-        with ended_by_signals():
+        with end_jvm_on_signals():
             return super().invoke(ctx)
 
 
@@ -65,7 +65,7 @@ master_option = click.option(
 )
 
 
-@click.group(cls=LazyGroup, verbs=VERBS, no_args_is_help=True)
+@click.group(cls=LazyGroup, lazy_commands=COMMANDS, no_args_is_help=True)
 @verbose_option
 @quiet_option
 def pipeline() -> None:

@@ -6,17 +6,17 @@ from typing import Any
 
 import click
 
-from taskyard.cli.options import Talk, broker_options
-from taskyard.cli.pipeline import SparkVerb, master_option
+from taskyard.cli.options import CliContext, broker_options
+from taskyard.cli.pipeline import SparkCommand, master_option
 from taskyard.cli.printing import example, print_document
-from taskyard.cli.words import count
+from taskyard.cli.words import format_count
 from taskyard.client import finding
 from taskyard.errors import ExitCode
 from taskyard.settings.keys import SLOTS_MAX
 
 
 @click.command(
-    cls=SparkVerb,
+    cls=SparkCommand,
     epilog=example(
         "pipeline fleet --workers 2 --state ./.taskyard",
         "pipeline fleet --workers 40 --slots 4 --broker tcp://head:6125 --master spark://head:7077",
@@ -53,7 +53,7 @@ from taskyard.settings.keys import SLOTS_MAX
 @master_option
 @broker_options
 @click.pass_obj
-def fleet(talk: Talk, /, workers: int, **given: Any) -> ExitCode:  # noqa: ANN401
+def fleet(cli_context: CliContext, /, workers: int, **given: Any) -> ExitCode:  # noqa: ANN401
     """Run workers inside Spark's executors.
 
     They stay until the broker drains, or until this is interrupted: then they end with what
@@ -62,33 +62,37 @@ def fleet(talk: Talk, /, workers: int, **given: Any) -> ExitCode:  # noqa: ANN40
     a broker that they can reach: --listen dwork=tcp://… and keys.
     """
     from taskyard.pipeline.jobs import fleet as job  # noqa: PLC0415  # Spark takes long to import
-    from taskyard.pipeline.session import borrowed  # noqa: PLC0415
+    from taskyard.pipeline.session import session_scope  # noqa: PLC0415
 
-    endpoint = finding.endpoint(talk.broker, talk.state, settings=talk.settings())
+    endpoint = finding.endpoint(
+        cli_context.broker, cli_context.state, settings=cli_context.settings()
+    )
     job.check(workers, given["master"], endpoint)
-    talk.say(f"starting Spark ({given['master']})")
-    with borrowed("taskyard pipeline fleet", given["master"], conf=job.CONF) as spark:
+    cli_context.info(f"starting Spark ({given['master']})")
+    with session_scope("taskyard pipeline fleet", given["master"], conf=job.CONF) as spark:
         cores = job.cores_of(spark)
-        slots = f"{count(workers, 'worker')} of {count(given['slots'], 'slot')}"
-        talk.say(f"{slots} for the broker at {endpoint}; {_room(cores - workers)}")
-        left = job.run(spark, workers, _options(talk, endpoint, given))
-    if talk.as_json:
+        slots = f"{format_count(workers, 'worker')} of {format_count(given['slots'], 'slot')}"
+        cli_context.info(
+            f"{slots} for the broker at {endpoint}; {_print_free_cores(cores - workers)}"
+        )
+        left = job.run(spark, workers, _options(cli_context, endpoint, given))
+    if cli_context.as_json:
         print_document("pipeline fleet", workers=left)
     else:
-        click.echo(f"{count(left, 'worker')} went home")
-    return ExitCode.GOOD
+        click.echo(f"{format_count(left, 'worker')} went home")
+    return ExitCode.OK
 
 
-def _room(free: int) -> str:
+def _print_free_cores(free: int) -> str:
     if free < 0:
         return f"{-free} of them wait until there are as many cores"
-    return f"{count(free, 'core')} of Spark's {'stays' if free == 1 else 'stay'} free"
+    return f"{format_count(free, 'core')} of Spark's {'stays' if free == 1 else 'stay'} free"
 
 
-def _options(talk: Talk, endpoint: str, given: dict[str, Any]) -> list[str]:
+def _options(cli_context: CliContext, endpoint: str, given: dict[str, Any]) -> list[str]:
     """The options of each worker."""
     options = ["--broker", endpoint, "--slots", str(given["slots"])]
-    key = talk.key or talk.settings().broker.key
+    key = cli_context.key or cli_context.settings().broker.key
     if key is not None:
         options += ["--key", str(key)]
     for service in given["services"]:

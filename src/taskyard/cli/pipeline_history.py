@@ -5,22 +5,22 @@ from pathlib import Path
 import click
 
 from taskyard.cli.options import (
-    Talk,
+    CliContext,
     json_option,
     quiet_option,
     state_option,
     verbose_option,
 )
-from taskyard.cli.pipeline import SparkVerb, master_option
+from taskyard.cli.pipeline import SparkCommand, master_option
 from taskyard.cli.printing import example, print_document
-from taskyard.cli.words import count
+from taskyard.cli.words import format_count
 
 #: Where the tables are if nobody says so, in the state directory.
 FOLDER = "tables"
 
 
 @click.command(
-    cls=SparkVerb,
+    cls=SparkCommand,
     epilog=example(
         "pipeline history --state ./.taskyard", "pipeline history --out ./tables --json"
     ),
@@ -37,7 +37,9 @@ FOLDER = "tables"
 @verbose_option
 @quiet_option
 @click.pass_obj
-def history(talk: Talk, state: Path, out: Path | None, master: str, *, as_json: bool) -> None:
+def history(
+    cli_context: CliContext, state: Path, out: Path | None, master: str, *, as_json: bool
+) -> None:
     """Turn a state's history into tables: attempts, tasks, workers, metrics, critical path.
 
     Only what is new is read, and only campaigns with something new are computed anew; with nothing
@@ -48,23 +50,23 @@ def history(talk: Talk, state: Path, out: Path | None, master: str, *, as_json: 
     itself, now and then: then the tables go as far as it did.
     """
     from taskyard.pipeline.jobs import history as job  # noqa: PLC0415  # it imports Spark
-    from taskyard.pipeline.session import borrowed  # noqa: PLC0415
+    from taskyard.pipeline.session import session_scope  # noqa: PLC0415
 
     out = out or state / FOLDER
     is_complete = job.export(state)
-    running = job.Job(state, out)
+    running = job.HistoryJob(state, out)
     try:
         plan = running.plan()
         if plan.is_empty:
             outcome = running.outcome(plan)
         else:
-            talk.say(f"starting Spark on {master}")
-            with borrowed("taskyard history", master, short=running.is_small) as spark:
+            cli_context.info(f"starting Spark on {master}")
+            with session_scope("taskyard history", master, short_job=running.is_small) as spark:
                 outcome = running.run(spark)
     finally:
         running.close()
     if not is_complete:
-        talk.say(
+        cli_context.info(
             "a broker runs on this state: the tables go as far as it has exported; stop it, and "
             "run this again, for all"
         )
@@ -76,6 +78,7 @@ def history(talk: Talk, state: Path, out: Path | None, master: str, *, as_json: 
         click.echo(f"nothing new: the tables in {out} go up to row {outcome.last}")
     else:
         click.echo(
-            f"made tables of {count(outcome.campaigns, 'campaign')} with "
-            f"{count(outcome.parts, 'new part')} of the history, up to row {outcome.last}: {out}"
+            f"made tables of {format_count(outcome.campaigns, 'campaign')} with "
+            f"{format_count(outcome.parts, 'new part')} of the history, up to row {outcome.last}: "
+            f"{out}"
         )

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskyard.cli.connecting import connected
-from taskyard.cli.loading import campaign_of, print_bad
-from taskyard.cli.options import Talk, broker_options
-from taskyard.cli.pipeline import SparkVerb, master_option
+from taskyard.cli.connecting import connect_client
+from taskyard.cli.loading import default_campaign_name, print_rejected
+from taskyard.cli.options import CliContext, broker_options
+from taskyard.cli.pipeline import SparkCommand, master_option
 from taskyard.cli.printing import example, print_document
-from taskyard.cli.progress import Meter
+from taskyard.cli.progress import ProgressBar
 from taskyard.cli.task_options import TaskKey
-from taskyard.cli.words import count, plain, span
-from taskyard.client.campaign.formats import Format, Options
+from taskyard.cli.words import escape_line, format_count, format_duration
+from taskyard.client.campaign.formats import FileOptions, Format
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import ExitCode, Refused, UserError
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from taskyard.client.client import Client
-    from taskyard.pipeline.jobs.load import Checked
-    from taskyard.pipeline.judging import Path as CriticalPath
+    from taskyard.pipeline.jobs.load import CheckedCampaign
+    from taskyard.pipeline.judging import CriticalPath
 
 #: Of what a document lists: more would fill it with one mistake.
 LISTED_MAX: Final = 1000
@@ -37,7 +37,7 @@ _NAMES_SHOWN: Final = 6
 
 
 @click.command(
-    cls=SparkVerb,
+    cls=SparkCommand,
     epilog=example(
         "pipeline load campaign.parquet --dry-run",
         "pipeline load 'campaigns/*.jsonl.gz' --campaign november",
@@ -67,7 +67,7 @@ _NAMES_SHOWN: Final = 6
 @master_option
 @broker_options
 @click.pass_obj
-def load(talk: Talk, /, files: tuple[str, ...], **given: Any) -> ExitCode:  # noqa: ANN401
+def load(cli_context: CliContext, /, files: tuple[str, ...], **values: Any) -> ExitCode:  # noqa: ANN401
     """Load graphs of tasks from files, checked by Spark.
 
     JSONL (also .gz), CSV, Parquet, WfCommons or dwork's comma lines; patterns, and directories with
@@ -80,150 +80,169 @@ def load(talk: Talk, /, files: tuple[str, ...], **given: Any) -> ExitCode:  # no
     from taskyard.pipeline.sources import campaigns  # noqa: PLC0415  # Spark takes long to import
 
     found = campaigns.find(files)
-    form = Format(given["form"]) if given["form"] else None
-    campaign = given["campaign"] or _campaign(files, found)
-    options = Options(form, given["replay"], given["speedup"], campaign)
-    if given["dry_run"]:
-        return _look(talk, found, options, given)
-    with connected(talk) as client:
-        return _load(talk, client, found, options, given)
+    form = Format(values["form"]) if values["form"] else None
+    campaign = values["campaign"] or _campaign(files, found)
+    options = FileOptions(form, values["replay"], values["speedup"], campaign)
+    if values["dry_run"]:
+        return _dry_run(cli_context, found, options, values)
+    with connect_client(cli_context) as client:
+        return _load(cli_context, client, found, options, values)
 
 
 def _campaign(files: Sequence[str], found: Sequence[str]) -> str:
     if len(files) == 1 and (len(found) == 1 or Path(files[0]).is_dir()):
-        return campaign_of(str(Path(files[0]).resolve()) if Path(files[0]).is_dir() else found[0])
-    raise UserError(f"these are {count(len(found), 'file')}; name what they make: --campaign NAME")
+        return default_campaign_name(
+            str(Path(files[0]).resolve()) if Path(files[0]).is_dir() else found[0]
+        )
+    raise UserError(
+        f"these are {format_count(len(found), 'file')}; name what they make: --campaign NAME"
+    )
 
 
-def _spark(talk: Talk, master: str) -> Any:  # noqa: ANN401  # a context manager of a session
-    from taskyard.pipeline.session import borrowed  # noqa: PLC0415
+def _spark(cli_context: CliContext, master: str) -> Any:  # noqa: ANN401  # a context manager of a session
+    from taskyard.pipeline.session import session_scope  # noqa: PLC0415
 
-    talk.say(f"starting Spark ({master})")
-    return borrowed("taskyard pipeline load", master)
+    cli_context.info(f"starting Spark ({master})")
+    return session_scope("taskyard pipeline load", master)
 
 
-def _read(spark: SparkSession, talk: Talk, found: Sequence[str], options: Options) -> Checked:
+def _read(
+    spark: SparkSession, cli_context: CliContext, found: Sequence[str], options: FileOptions
+) -> CheckedCampaign:
     from taskyard.pipeline.jobs import load as job  # noqa: PLC0415
 
-    talk.say(f"reading {count(len(found), 'file')}")
+    cli_context.info(f"reading {format_count(len(found), 'file')}")
     return job.read(spark, found, options)
 
 
-def _look(talk: Talk, found: list[str], options: Options, given: dict[str, Any]) -> ExitCode:
+def _dry_run(
+    cli_context: CliContext, found: list[str], options: FileOptions, values: dict[str, Any]
+) -> ExitCode:
     """What there is to say without a broker."""
-    with _spark(talk, given["master"]) as spark:
-        checked = _read(spark, talk, found, options)
-        checked.judge_again(known=())
-        if talk.as_json:
+    with _spark(cli_context, values["master"]) as spark:
+        checked = _read(spark, cli_context, found, options)
+        checked.revalidate(existing=())
+        if cli_context.as_json:
             print_document("pipeline load", **_document(checked))
         else:
             _print(found, checked)
         if not checked.rejects:
-            return ExitCode.GOOD
-        if not talk.as_json:
-            print_bad(checked.rejects)
-        wrote = _write(checked, given["rejects"]) if given["rejects"] else ""
-        rows = count(len(checked.rejects), "bad row")
-        if not given["skip_bad"]:
+            return ExitCode.OK
+        if not cli_context.as_json:
+            print_rejected(checked.rejects)
+        wrote = _write(checked, values["rejects"]) if values["rejects"] else ""
+        rows = format_count(len(checked.rejects), "bad row")
+        if not values["skip_bad"]:
             raise UserError(f"the input has {rows}{wrote}; mend it: nothing was submitted")
-        good = count(len(checked.judged.places), "task")
-        talk.say(f"{rows} would be left out{wrote}, {good} submitted")
-        return ExitCode.GOOD
+        good = format_count(len(checked.validation.places), "task")
+        cli_context.info(f"{rows} would be left out{wrote}, {good} submitted")
+        return ExitCode.OK
 
 
 def _load(
-    talk: Talk, client: Client, found: list[str], options: Options, given: dict[str, Any]
+    cli_context: CliContext,
+    client: Client,
+    found: list[str],
+    options: FileOptions,
+    values: dict[str, Any],
 ) -> ExitCode:
     from taskyard.client.steering import known_predecessors  # noqa: PLC0415
     from taskyard.pipeline.jobs import load as job  # noqa: PLC0415
-    from taskyard.pipeline.submitting import target  # noqa: PLC0415
+    from taskyard.pipeline.submitting import make_target  # noqa: PLC0415
 
     is_empty = not any(client.status()["counts"].values())
-    with _spark(talk, given["master"]) as spark:
-        checked = _read(spark, talk, found, options)
-        strangers = [] if is_empty else list(checked.judged.unknown)
-        checked.judge_again(known_predecessors(client, options.campaign, strangers))
-        _settle_rejects(talk, checked, given)
-        key = talk.key or talk.settings().broker.key
+    with _spark(cli_context, values["master"]) as spark:
+        checked = _read(spark, cli_context, found, options)
+        unknown_names = [] if is_empty else list(checked.validation.unknown)
+        checked.revalidate(known_predecessors(client, options.campaign, unknown_names))
+        _report_rejects(cli_context, checked, values)
+        key = cli_context.key or cli_context.settings().broker.key
         campaign = options.campaign
-        limit_ns = talk.broker_timeout
+        limit_ns = cli_context.broker_timeout
         timeout = None if limit_ns is None else limit_ns / SECOND_NS
-        to = target(
+        to = make_target(
             client.broker, str(key) if key else None, campaign, UnknownPolicy.REFUSE, timeout
         )
         if not is_empty:
-            talk.say("comparing with what the broker knows")
+            cli_context.info("comparing with what the broker knows")
             _check_conflicts(job.conflicts(checked, to))
         _check_lanes(job.unplaced_tasks(checked, to))
-        with Meter(talk, campaign, verb="submitted") as meter:
+        with ProgressBar(cli_context, campaign, verb="submitted") as meter:
             taken = job.submit_all(checked, to, meter.update)
     rejected = len(checked.rejects)
-    if talk.as_json:
-        counts = {"new": taken.new, "known": taken.known, "rejected": rejected}
+    if cli_context.as_json:
+        counts = {"new": taken.new, "known": taken.existing, "rejected": rejected}
         print_document("pipeline load", campaign=campaign, **counts)
     else:
-        total = count(taken.new + taken.known, "task")
-        click.echo(f"campaign {plain(campaign)}: {total}: {taken.new:,} new, {taken.known:,} known")
-    return ExitCode.GOOD
+        total = format_count(taken.new + taken.existing, "task")
+        click.echo(
+            f"campaign {escape_line(campaign)}: {total}: {taken.new:,} new, {taken.existing:,} "
+            f"known"
+        )
+    return ExitCode.OK
 
 
-def _settle_rejects(talk: Talk, checked: Checked, given: dict[str, Any]) -> None:
+def _report_rejects(
+    cli_context: CliContext, checked: CheckedCampaign, values: dict[str, Any]
+) -> None:
     """Tell and write what was rejected; go on only if that may be left out."""
     if not checked.rejects:
         return
-    print_bad(checked.rejects)
-    rows = count(len(checked.rejects), "bad row")
-    wrote = _write(checked, given["rejects"])
-    if not given["skip_bad"]:
+    print_rejected(checked.rejects)
+    rows = format_count(len(checked.rejects), "bad row")
+    wrote = _write(checked, values["rejects"])
+    if not values["skip_bad"]:
         raise UserError(
             f"the input has {rows}{wrote}, so nothing was submitted; mend it, or leave them out "
             "with --skip-bad"
         )
-    talk.say(f"{rows} left out{wrote}")
+    cli_context.info(f"{rows} left out{wrote}")
 
 
-def _write(checked: Checked, to: Path | None) -> str:
+def _write(checked: CheckedCampaign, to: Path | None) -> str:
     """Write the rejects. Returns where they are, in words."""
     from taskyard.pipeline.jobs.load import write_rejects  # noqa: PLC0415
 
     places = write_rejects(checked.rejects, to)
-    more = f" and {count(len(places) - 1, 'file')} more" if len(places) > 1 else ""
+    more = f" and {format_count(len(places) - 1, 'file')} more" if len(places) > 1 else ""
     return f" (see {places[0]}{more})"
 
 
 def _check_conflicts(conflicts: list[str]) -> None:
     if conflicts:
-        print_bad(conflicts)
+        print_rejected(conflicts)
         raise Refused(
-            f"{count(len(conflicts), 'task')} of these names are known, and not the same, so "
+            f"{format_count(len(conflicts), 'task')} of these names are known, and not the same, "
+            f"so "
             "nothing was submitted; give them other names, the right --campaign, or another --state"
         )
 
 
 def _check_lanes(unplaced: list[str]) -> None:
     if unplaced:
-        print_bad(unplaced)
+        print_rejected(unplaced)
         raise Refused(
-            f"the lane of {count(len(unplaced), 'task')} can't be made as the broker's settings "
+            f"the lane of {format_count(len(unplaced), 'task')} can't be made as the broker's "
+            f"settings "
             "say, so nothing was submitted; give them these fields, or a lane of their own"
         )
 
 
-def _document(checked: Checked) -> dict[str, Any]:
-    judged = checked.judged
+def _document(checked: CheckedCampaign) -> dict[str, Any]:
+    validation = checked.validation
     return {
-        "tasks": judged.tasks,
-        "edges": judged.edges,
-        "roots": judged.roots,
-        "depth": len(judged.sizes),
-        "width": judged.width,
-        "widest": judged.widest,
-        "services": judged.services,
-        "unknown": dict(list(judged.unknown.items())[:LISTED_MAX]),
-        "duplicates": judged.duplicates,
-        "cycles": judged.cycles[:LISTED_MAX],
-        "critical_path": judged.critical_path.names[:LISTED_MAX],
-        "critical_path_seconds": judged.critical_path.seconds,
+        "tasks": validation.tasks,
+        "edges": validation.edges,
+        "roots": validation.roots,
+        "depth": len(validation.sizes),
+        "width": validation.width,
+        "widest": validation.widest,
+        "services": validation.services,
+        "unknown": dict(list(validation.unknown.items())[:LISTED_MAX]),
+        "duplicates": validation.duplicates,
+        "cycles": validation.cycles[:LISTED_MAX],
+        "critical_path": validation.critical_path.names[:LISTED_MAX],
+        "critical_path_seconds": validation.critical_path.seconds,
         "bad_rows": len(checked.rejects),
         "bad": [
             {"file": one.file, "line": one.line, "reason": one.reason}
@@ -232,34 +251,38 @@ def _document(checked: Checked) -> dict[str, Any]:
     }
 
 
-def _print(found: Sequence[str], checked: Checked) -> None:
-    judged = checked.judged
-    services = ", ".join(f"{plain(name)} {number:,}" for name, number in judged.services.items())
+def _print(found: Sequence[str], checked: CheckedCampaign) -> None:
+    validation = checked.validation
+    services = ", ".join(
+        f"{escape_line(name)} {number:,}" for name, number in validation.services.items()
+    )
     lines = {
-        "tasks": f"{judged.tasks:,}",
-        "edges": f"{judged.edges:,}",
-        "roots": f"{judged.roots:,}",
-        "depth": f"{len(judged.sizes):,}",
-        "width": f"{judged.width:,} (on level {judged.widest:,})" if judged.width else "0",
+        "tasks": f"{validation.tasks:,}",
+        "edges": f"{validation.edges:,}",
+        "roots": f"{validation.roots:,}",
+        "depth": f"{len(validation.sizes):,}",
+        "width": f"{validation.width:,} (on level {validation.widest:,})"
+        if validation.width
+        else "0",
         "services": services or "none",
-        "unknown": f"{len(judged.unknown):,}",
-        "duplicates": f"{judged.duplicates:,}",
-        "cycles": f"{len(judged.cycles):,}",
-        "critical path": _path_text(judged.critical_path),
+        "unknown": f"{len(validation.unknown):,}",
+        "duplicates": f"{validation.duplicates:,}",
+        "cycles": f"{len(validation.cycles):,}",
+        "critical path": _critical_path_text(validation.critical_path),
     }
-    more = f" and {count(len(found) - 1, 'file')} more" if len(found) > 1 else ""
-    click.echo(f"{plain(found[0])}{more}")
+    more = f" and {format_count(len(found) - 1, 'file')} more" if len(found) > 1 else ""
+    click.echo(f"{escape_line(found[0])}{more}")
     for name, value in lines.items():
         click.echo(f"  {name:<13}  {value}")
 
 
-def _path_text(path: CriticalPath) -> str:
+def _critical_path_text(path: CriticalPath) -> str:
     """How long the longest chain takes, as far as the files tell, and which it is."""
     if not path.names:
         return "none"
-    names = [*map(plain, path.names)]
+    names = [*map(escape_line, path.names)]
     if len(names) > _NAMES_SHOWN:
         half = _NAMES_SHOWN // 2
         names = [*names[:half], f"… {len(names) - 2 * half:,} more …", *names[-half:]]
-    takes = "" if path.seconds is None else f", about {span(path.seconds)}"
-    return f"{count(len(path.names), 'task')}{takes}: {' → '.join(names)}"
+    takes = "" if path.seconds is None else f", about {format_duration(path.seconds)}"
+    return f"{format_count(len(path.names), 'task')}{takes}: {' → '.join(names)}"

@@ -10,16 +10,22 @@ import click
 import msgspec
 
 from taskyard import __version__
-from taskyard.cli.options import Talk, config_option, json_option, quiet_option, verbose_option
-from taskyard.cli.pipeline import SparkVerb, master_option
+from taskyard.cli.options import (
+    CliContext,
+    config_option,
+    json_option,
+    quiet_option,
+    verbose_option,
+)
+from taskyard.cli.pipeline import SparkCommand, master_option
 from taskyard.cli.printing import example, print_document
 from taskyard.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from taskyard.pipeline.report.facts import Facts
+    from taskyard.pipeline.report.facts import ReportSummary
 
 
-def place_options(command: Any) -> Any:  # noqa: ANN401  # click's
+def history_options(command: Any) -> Any:  # noqa: ANN401  # click's
     """Where the history is; a state or its files."""
     for option in (
         config_option,
@@ -41,20 +47,20 @@ def place_options(command: Any) -> Any:  # noqa: ANN401  # click's
     return command
 
 
-def place_of(talk: Talk, state: Path | None, history: Path | None) -> Path:
+def history_location(cli_context: CliContext, state: Path | None, history: Path | None) -> Path:
     """Where to look, as it was given or as the settings say."""
     if state is not None and history is not None:
         raise UserError("give --state or --history, not both")
     if history is not None:
         return history
-    return state or Path(talk.settings().value("broker.state"))
+    return state or Path(cli_context.settings().value("broker.state"))
 
 
 @click.command(
-    cls=SparkVerb,
+    cls=SparkCommand,
     epilog=example("pipeline report --out ./report", "pipeline report --campaign nightly --json"),
 )
-@place_options
+@history_options
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -68,7 +74,7 @@ def place_of(talk: Talk, state: Path | None, history: Path | None) -> Path:
 @verbose_option
 @quiet_option
 @click.pass_obj
-def report(talk: Talk, /, out: Path, master: str, **given: Any) -> ExitCode:  # noqa: ANN401
+def report(cli_context: CliContext, /, out: Path, master: str, **values: Any) -> ExitCode:  # noqa: ANN401
     """Make a page with pictures of what happened, and tables beside it.
 
     DIR/report.html stands alone: it opens in any browser, without a network. It says how many tasks
@@ -78,31 +84,31 @@ def report(talk: Talk, /, out: Path, master: str, **given: Any) -> ExitCode:  # 
     """
     from taskyard.pipeline import small  # noqa: PLC0415  # it imports Spark
     from taskyard.pipeline.jobs import report as job  # noqa: PLC0415
-    from taskyard.pipeline.session import borrowed  # noqa: PLC0415
+    from taskyard.pipeline.session import session_scope  # noqa: PLC0415
     from taskyard.pipeline.sources import places  # noqa: PLC0415
 
-    place = place_of(talk, given["state"], given["history"])
+    place = history_location(cli_context, values["state"], values["history"])
     size = places.size_bytes(place)
-    talk.say(f"starting Spark on {master}")
+    cli_context.info(f"starting Spark on {master}")
     with (
         tempfile.TemporaryDirectory(prefix="taskyard-report-") as scratch,
-        borrowed("taskyard report", master, short=size <= small.SMALL_BYTES) as spark,
+        session_scope("taskyard report", master, short_job=size <= small.SMALL_BYTES) as spark,
     ):
-        fitting = small.fitting(spark, size)
-        if given["history"] is None:
-            told = places.of_state(fitting, place, Path(scratch))
+        tune_session = small.tune_session(spark, size)
+        if values["history"] is None:
+            frames = places.from_state(tune_session, place, Path(scratch))
         else:
-            told = places.of_history(fitting, place)
-        found = job.datasets(told.events, told.edges, given["campaign"])
+            frames = places.from_history(tune_session, place)
+        found = job.datasets(frames.events, frames.edges, values["campaign"])
         try:
             path, facts = job.write(found, out, f"Made by Taskyard {__version__}.")
         finally:
-            found.let_go()
-    _tell(path, facts, as_json=given["as_json"])
-    return ExitCode.GOOD if facts.guarantees.is_sound else ExitCode.STATE_DAMAGED
+            found.release()
+    _print_result(path, facts, as_json=values["as_json"])
+    return ExitCode.OK if facts.guarantees.is_clean else ExitCode.STATE_DAMAGED
 
 
-def _tell(path: Path, facts: Facts, *, as_json: bool) -> None:
+def _print_result(path: Path, facts: ReportSummary, *, as_json: bool) -> None:
     from taskyard.pipeline.report.summary import sentences  # noqa: PLC0415
 
     guarantees = facts.guarantees
@@ -115,12 +121,12 @@ def _tell(path: Path, facts: Facts, *, as_json: bool) -> None:
             summary=sentences(facts),
             makespan_ns=facts.makespan_ns,
             guarantees=msgspec.to_builtins(guarantees),
-            sound=guarantees.is_sound,
+            sound=guarantees.is_clean,
         )
         return
     for sentence in sentences(facts):
         click.echo(sentence)
-    word = "hold" if guarantees.is_sound else "are BROKEN"
+    word = "hold" if guarantees.is_clean else "are BROKEN"
     click.echo(
         f"The promises {word}: lost {guarantees.lost}, completed twice "
         f"{guarantees.completed_twice}, dependencies broken {guarantees.dependencies_broken}, "

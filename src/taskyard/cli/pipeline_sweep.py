@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskyard.cli.options import DURATION, Talk, json_option, quiet_option, verbose_option
-from taskyard.cli.pipeline import SparkVerb, master_option
-from taskyard.cli.pipeline_report import place_of, place_options
+from taskyard.cli.options import DURATION, CliContext, json_option, quiet_option, verbose_option
+from taskyard.cli.pipeline import SparkCommand, master_option
+from taskyard.cli.pipeline_report import history_location, history_options
 from taskyard.cli.printing import example, print_document, print_table
 from taskyard.errors import UserError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from taskyard.pipeline.jobs.sweep import Swept
+    from taskyard.pipeline.jobs.sweep import SweepResult
     from taskyard.pipeline.sweep.workload import Workload
 
 #: Points that are printed one by one; more are for a table, or a picture.
@@ -26,7 +26,7 @@ _POINTS_PRINTED_MAX: Final = 60
 
 
 @click.command(
-    cls=SparkVerb,
+    cls=SparkCommand,
     epilog=example(
         "pipeline sweep --campaign nightly --workers 1,2,4,…,256 --out ./sweep",
         "pipeline sweep workflow.json --workers 1,2,4,…,64 --slots 1,4",
@@ -34,7 +34,7 @@ _POINTS_PRINTED_MAX: Final = 60
     ),
 )
 @click.argument("file", required=False, metavar="[FILE]")
-@place_options
+@history_options
 @click.option(
     "--workers",
     metavar="NUMBERS",
@@ -70,7 +70,7 @@ _POINTS_PRINTED_MAX: Final = 60
 @verbose_option
 @quiet_option
 @click.pass_obj
-def sweep(talk: Talk, /, master: str, **given: Any) -> None:  # noqa: ANN401
+def sweep(cli_context: CliContext, /, master: str, **values: Any) -> None:  # noqa: ANN401
     """Say how long a campaign would take with other workers.
 
     Runs the broker's own scheduler, in simulated time, for every combination of the numbers given:
@@ -80,57 +80,57 @@ def sweep(talk: Talk, /, master: str, **given: Any) -> None:  # noqa: ANN401
     that. Of a history it says, too, how far the simulation is from what was measured.
     """
     from taskyard.pipeline.jobs import sweep as job  # noqa: PLC0415  # it imports Spark
-    from taskyard.pipeline.session import borrowed  # noqa: PLC0415
+    from taskyard.pipeline.session import session_scope  # noqa: PLC0415
     from taskyard.pipeline.sweep.points import grid, read_numbers  # noqa: PLC0415
 
-    workers = read_numbers(given["workers"], "--workers")
-    points = grid(workers, read_numbers(given["slots"], "--slots"), given["policies"])
-    _check_place(given)
-    talk.say(f"starting Spark on {master}")
-    with borrowed("taskyard sweep", master) as spark:
-        swept = job.sweep(spark, _workload(talk, spark, given), points)
-    talk.say(job.speed_text(swept))
-    table = job.table_of(swept, given["price"])
-    page = None if given["out"] is None else job.write(swept, table, given["out"])
-    if given["as_json"]:
-        _print_json(swept, table, page)
+    workers = read_numbers(values["workers"], "--workers")
+    points = grid(workers, read_numbers(values["slots"], "--slots"), values["policies"])
+    _check_history_location(values)
+    cli_context.info(f"starting Spark on {master}")
+    with session_scope("taskyard sweep", master) as spark:
+        sweep_result = job.sweep(spark, _workload(cli_context, spark, values), points)
+    cli_context.info(job.speed_text(sweep_result))
+    table = job.table_of(sweep_result, values["price"])
+    page = None if values["out"] is None else job.write(sweep_result, table, values["out"])
+    if values["as_json"]:
+        _print_json(sweep_result, table, page)
         return
     _print(table)
-    for sentence in swept.sentences:
+    for sentence in sweep_result.sentences:
         click.echo(sentence)
     if page is not None:
         click.echo(f"picture: {page}")
 
 
-def _check_place(given: dict[str, Any]) -> None:
-    if given["file"] is not None:
+def _check_history_location(values: dict[str, Any]) -> None:
+    if values["file"] is not None:
         for option in ("state", "history", "campaign"):
-            if given[option] is not None:
+            if values[option] is not None:
                 raise UserError(f"a FILE has no --{option}; leave one of them out")
-    elif given["run_time"] is not None:
+    elif values["run_time"] is not None:
         raise UserError("--run-time goes with a FILE; a history has measured times")
 
 
-def _workload(talk: Talk, spark: SparkSession, given: dict[str, Any]) -> Workload:
+def _workload(cli_context: CliContext, spark: SparkSession, values: dict[str, Any]) -> Workload:
     from taskyard.pipeline import small  # noqa: PLC0415
     from taskyard.pipeline.jobs import sweep  # noqa: PLC0415
     from taskyard.pipeline.sources import places  # noqa: PLC0415
     from taskyard.pipeline.sweep.written import workload_of_file  # noqa: PLC0415
 
-    if given["file"] is not None:
-        return workload_of_file(given["file"], given["run_time"])
-    place = place_of(talk, given["state"], given["history"])
-    fitting = small.fitting(spark, places.size_bytes(place))
+    if values["file"] is not None:
+        return workload_of_file(values["file"], values["run_time"])
+    place = history_location(cli_context, values["state"], values["history"])
+    tune_session = small.tune_session(spark, places.size_bytes(place))
     with tempfile.TemporaryDirectory(prefix="taskyard-sweep-") as scratch:
-        if given["history"] is None:
-            told = places.of_state(fitting, place, Path(scratch))
+        if values["history"] is None:
+            frames = places.from_state(tune_session, place, Path(scratch))
         else:
-            told = places.of_history(fitting, place)
-        return sweep.measured(told.events, told.edges, given["campaign"])
+            frames = places.from_history(tune_session, place)
+        return sweep.workload_from_history(frames.events, frames.edges, values["campaign"])
 
 
 def _print(table: pa.Table) -> None:
-    from taskyard.pipeline.report.words import percent, span  # noqa: PLC0415
+    from taskyard.pipeline.report.words import format_duration, format_percent  # noqa: PLC0415
 
     rows = table.slice(0, _POINTS_PRINTED_MAX).to_pylist()
     has_policy, has_cost = any(row["policy"] for row in rows), "cost" in table.column_names
@@ -142,8 +142,8 @@ def _print(table: pa.Table) -> None:
             [
                 *(row["workers"], row["slots"]),
                 *([row["policy"]] if has_policy else []),
-                *(span(row["makespan_ns"]), percent(row["utilisation"])),
-                *(span(row["wait_ns_mean"]), span(row["wait_ns_p95"])),
+                *(format_duration(row["makespan_ns"]), format_percent(row["utilisation"])),
+                *(format_duration(row["wait_ns_mean"]), format_duration(row["wait_ns_p95"])),
                 f"{row['slot_hours']:,.3g}",
                 *([f"{row['cost']:,.3g}"] if has_cost else []),
             ]
@@ -155,16 +155,16 @@ def _print(table: pa.Table) -> None:
         click.echo(f"… and {more:,} points more: --out DIR or --json has all of them")
 
 
-def _print_json(swept: Swept, table: pa.Table, page: Path | None) -> None:
+def _print_json(sweep_result: SweepResult, table: pa.Table, page: Path | None) -> None:
     print_document(
         "pipeline sweep",
-        tasks=len(swept.workload.names),
+        tasks=len(sweep_result.workload.names),
         points=table.to_pylist(),
-        sentences=swept.sentences,
-        critical_path_ns=swept.shape.chain_ns,
-        work_ns=swept.shape.work_ns,
-        measured_ns=swept.workload.makespan_ns or None,
-        replayed_ns=None if swept.replayed is None else swept.replayed.makespan_ns,
-        error=swept.error,
+        sentences=sweep_result.sentences,
+        critical_path_ns=sweep_result.time_bounds.chain_ns,
+        work_ns=sweep_result.time_bounds.work_ns,
+        measured_ns=sweep_result.workload.makespan_ns or None,
+        replayed_ns=None if sweep_result.replayed is None else sweep_result.replayed.makespan_ns,
+        error=sweep_result.error,
         page=None if page is None else str(page),
     )

@@ -1,7 +1,7 @@
 """How answers are written: documents, tables, raw bytes.
 
-Knows terminals and pipes, not tasks. What is for people goes through `plain`, so that a name with
-control characters in it can't move the cursor; what is for programs is JSON.
+Knows terminals and pipes, not tasks. What is for people goes through `escape_line`, so that a name
+with control characters in it can't move the cursor; what is for programs is JSON.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
-from taskyard.cli.terminal import escaped_json, unguarded
-from taskyard.cli.words import plain
+from taskyard.cli.terminal import escape_control_json, raw_stream
+from taskyard.cli.words import escape_line
 from taskyard.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ def encode_json(value: object) -> bytes:
     """Encode a value as JSON that a terminal shows as it is."""
     import msgspec  # noqa: PLC0415  # `taskyard --help` does without
 
-    return escaped_json(msgspec.json.encode(value))
+    return escape_control_json(msgspec.json.encode(value))
 
 
-def print_document(verb: str, **content: Any) -> None:  # noqa: ANN401  # whatever JSON takes
+def print_document(command: str, **content: Any) -> None:  # noqa: ANN401  # whatever JSON takes
     """The one document that a verb answers with."""
-    document = {"version": DOCUMENT_VERSION, "document": verb, **content}
+    document = {"version": DOCUMENT_VERSION, "document": command, **content}
     click.echo(encode_json(document))
 
 
@@ -80,38 +80,41 @@ def result_fields(result: Result) -> dict[str, Any]:
 def warn_if_truncated(name: str, result: Result) -> ExitCode:
     """Write to stderr that a result is truncated. Returns the exit code of the verb."""
     if not result.bytes_total:
-        return ExitCode.GOOD
-    from taskyard.client.futures import truncation  # noqa: PLC0415  # not for `taskyard --help`
+        return ExitCode.OK
+    from taskyard.client.futures import truncation_text  # noqa: PLC0415  # not for `taskyard --help`
 
     sys.stdout.flush()
-    click.echo(f"taskyard: {plain(truncation(name, result))}", err=True)
+    click.echo(f"taskyard: {escape_line(truncation_text(name, result))}", err=True)
     return ExitCode.TASK_FAILED
 
 
 def print_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[object]],
-    prose: Sequence[str] = (),
-    spare: Sequence[str] = (),
+    wrapped: Sequence[str] = (),
+    optional: Sequence[str] = (),
 ) -> None:
     """A table: drawn on a terminal, plain lines in a pipe. Numbers stand to the right.
 
-    Where a terminal is too narrow, the columns of `prose` go on in the next line and others end in
-    an ellipsis: a name in pieces can't be read. Where it is narrow, `spare` columns are left out.
+    Where a terminal is too narrow, the columns of `wrapped` go on in the next line and others end
+    in an ellipsis: a name in pieces can't be read. Where it is narrow, `optional` columns are left
+    out.
     """
     line = iter(rows)
     first = list(islice(line, ROWS_DRAWN_MAX + 1))
     if sys.stdout.isatty() and len(first) <= ROWS_DRAWN_MAX:
-        if spare and shutil.get_terminal_size().columns < WIDE_COLUMNS:
-            kept = [index for index, column in enumerate(columns) if column not in spare]
+        if optional and shutil.get_terminal_size().columns < WIDE_COLUMNS:
+            kept = [index for index, column in enumerate(columns) if column not in optional]
             columns = [columns[index] for index in kept]
             first = [[row[index] for index in kept] for row in first]
-        _draw_table(columns, first, prose)
+        _draw_table(columns, first, wrapped)
     else:
-        _write_table(columns, first, line)
+        _write_plain_table(columns, first, line)
 
 
-def _draw_table(columns: Sequence[str], rows: list[Sequence[object]], prose: Sequence[str]) -> None:
+def _draw_table(
+    columns: Sequence[str], rows: list[Sequence[object]], wrapped: Sequence[str]
+) -> None:
     from rich import box  # noqa: PLC0415  # it takes a while to import, and pipes don't need it
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
@@ -127,10 +130,10 @@ def _draw_table(columns: Sequence[str], rows: list[Sequence[object]], prose: Seq
     for row in rows:
         cells = [Text(_cell(value), style=_STYLES.get(str(value), "")) for value in row]
         for column, cell in zip(columns, cells, strict=True):
-            cell.no_wrap = column not in prose
-            cell.overflow = "fold" if column in prose else "ellipsis"
+            cell.no_wrap = column not in wrapped
+            cell.overflow = "fold" if column in wrapped else "ellipsis"
         table.add_row(*cells)
-    Console(file=unguarded(sys.stdout), highlight=False).print(table)
+    Console(file=raw_stream(sys.stdout), highlight=False).print(table)
 
 
 #: States that should catch the eye.
@@ -142,7 +145,7 @@ _STYLES: Final = {
 }
 
 
-def _write_table(
+def _write_plain_table(
     columns: Sequence[str], first: list[Sequence[object]], rest: Iterable[Sequence[object]]
 ) -> None:
     """Row by row, in columns as wide as the first rows need."""
@@ -162,4 +165,4 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 def _cell(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}" if sys.stdout.isatty() else str(value)
-    return plain(str(value)) or "-"
+    return escape_line(str(value)) or "-"

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from taskyard.cli.connecting import Look
-    from taskyard.cli.options import Talk
+    from taskyard.cli.connecting import ReadOnlyClient
+    from taskyard.cli.options import CliContext
     from taskyard.client.client import Client
 
 
-def connected(talk: Talk) -> Client:
+def connect_client(cli_context: CliContext) -> Client:
     """A client of the broker that is meant. Raises `NoBroker`."""
     from taskyard.cli import connecting  # noqa: PLC0415  # see above
 
-    return connecting.connected(talk)
+    return connecting.connect_client(cli_context)
 
 
-def looking(talk: Talk) -> AbstractContextManager[Look]:
+def connect_read_only(cli_context: CliContext) -> AbstractContextManager[ReadOnlyClient]:
     """The same, for verbs that only look: they need no broker where one has left its state."""
     from taskyard.cli import connecting  # noqa: PLC0415
 
-    return connecting.looking(talk)
+    return connecting.connect_read_only(cli_context)

@@ -23,7 +23,7 @@ from taskyard.errors import ExitCode
 
 #: What each number means; whoever operates it reads the same words in operating.md.
 EXIT_MEANINGS: Final = {
-    ExitCode.GOOD: "good",
+    ExitCode.OK: "good",
     ExitCode.TASK_FAILED: "some task failed, or waits behind a failure",
     ExitCode.USAGE: "usage or settings: an option, a file, a name, a state that is in use",
     ExitCode.NO_BROKER: "no broker there",
@@ -165,10 +165,10 @@ def _python() -> Iterator[str]:
     yield from _module(taskyard, taskyard.__all__)
     testing = import_module("taskyard.testing")
     yield _TESTING
-    yield from _module(testing, [*_own_names(testing)])
+    yield from _module(testing, [*_public_names(testing)])
 
 
-def _own_names(module: ModuleType) -> Iterator[str]:
+def _public_names(module: ModuleType) -> Iterator[str]:
     for name, value in vars(module).items():
         is_own = getattr(value, "__module__", "") == module.__name__
         if is_own and not name.startswith("_") and callable(value):
@@ -182,13 +182,16 @@ def _module(module: ModuleType, names: list[str]) -> Iterator[str]:
             bases = ", ".join(base.__name__ for base in found.__bases__)
             yield f"### {module.__name__}.{name}({bases})\n\n{_sentence(found)}\n\n"
         else:
-            yield f"### {module.__name__}.{name}\n\n{_signed(name, found)}{_sentence(found)}\n\n"
+            yield (
+                f"### "
+                f"{module.__name__}.{name}\n\n{_with_signature(name, found)}{_sentence(found)}\n\n"
+            )
             yield from _members(found)
 
 
 def _members(found: object) -> Iterator[str]:
     """What a class of ours offers, a row each."""
-    names = [name for name in dir(found) if _is_offered(found, name)] if _is_class(found) else []
+    names = [name for name in dir(found) if _is_own_member(found, name)] if _is_class(found) else []
     if names:
         yield "| | |\n|---|---|\n"
         for name in names:
@@ -201,7 +204,7 @@ def _is_class(found: object) -> bool:
     return isinstance(found, type)
 
 
-def _is_offered(found: object, name: str) -> bool:
+def _is_own_member(found: object, name: str) -> bool:
     """Members of ours, not those of the standard library's bases."""
     home = next(
         (one for one in getattr(found, "__mro__", ()) if name in vars(one)), object
@@ -218,11 +221,11 @@ def _member(name: str, member: object) -> str:
     return f"{is_async}{name}{_signature(member)}"
 
 
-def _signed(name: str, found: Callable[..., Any]) -> str:
+def _with_signature(name: str, found: Callable[..., Any]) -> str:
     return f"```python\n{name}{_signature(found)}\n```\n\n"
 
 
-class _AsWritten(str):
+class _VerbatimAnnotation(str):
     """An annotation that is shown without quotes."""
 
     __slots__ = ()
@@ -246,11 +249,11 @@ def _signature(found: Callable[..., Any]) -> str:
 
 
 def _shown(annotation: object) -> object:
-    return _AsWritten(annotation) if isinstance(annotation, str) else annotation
+    return _VerbatimAnnotation(annotation) if isinstance(annotation, str) else annotation
 
 
 def _shown_value(default: object) -> object:
-    return _AsWritten(str(default)) if isinstance(default, Enum) else default
+    return _VerbatimAnnotation(str(default)) if isinstance(default, Enum) else default
 
 
 def _sentence(found: object) -> str:

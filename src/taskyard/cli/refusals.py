@@ -11,15 +11,15 @@ from typing import Any, Final
 from taskyard.errors import Refused
 
 #: How a broker says that a name is taken, and that a task to wait for is not there.
-_CONFLICT: Final = " is known with another payload"
-_IN_A_BATCH: Final = ", or in the same batch"
+_CONFLICT_TEXT: Final = " is known with another payload"
+_SAME_BATCH_TEXT: Final = ", or in the same batch"
 
 
-def in_words(refused: Refused, given: dict[str, Any], conflict: str) -> Refused:
-    """The refusal of a task with the options `given`; `conflict` tells that its name is taken, with
-    {} where the kind of work stands."""
+def explain_refusal(refused: Refused, options: dict[str, Any], conflict: str) -> Refused:
+    """The refusal of a task with the options `options`; `conflict` tells that its name is taken,
+    with {} where the kind of work stands."""
     text = str(refused)
-    if _CONFLICT in text:
-        work = next((kind for kind in ("call", "payload") if given[kind] is not None), "command")
+    if _CONFLICT_TEXT in text:
+        work = next((kind for kind in ("call", "payload") if options[kind] is not None), "command")
         return Refused(conflict.replace("{}", work))
-    return Refused(text.replace(_IN_A_BATCH, ", or give --wait-for-unknown"))
+    return Refused(text.replace(_SAME_BATCH_TEXT, ", or give --wait-for-unknown"))

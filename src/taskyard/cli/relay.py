@@ -3,7 +3,7 @@
 import click
 
 from taskyard.cli.daemons import log_to_stderr, until_eof_option
-from taskyard.cli.options import Talk, quiet_option, verbose_option
+from taskyard.cli.options import CliContext, quiet_option, verbose_option
 from taskyard.cli.printing import example
 from taskyard.errors import UserError
 from taskyard.net import endpoints
@@ -31,7 +31,9 @@ from taskyard.relay.serve import serve
 @verbose_option
 @quiet_option
 @click.pass_obj
-def relay(talk: Talk, *, listen: str, upstreams: tuple[str, ...], until_eof: bool) -> None:
+def relay(
+    cli_context: CliContext, *, listen: str, upstreams: tuple[str, ...], until_eof: bool
+) -> None:
     """Hand messages on between WMP workers and their managers.
 
     Workers connect to a relay as to a manager, and work for all managers behind it. A broker is a
@@ -42,7 +44,7 @@ def relay(talk: Talk, *, listen: str, upstreams: tuple[str, ...], until_eof: boo
     When it is ready it prints `listening wmp ENDPOINT`. Managers that are not there are waited for.
     SIGTERM and Ctrl-C stop it.
     """
-    log_to_stderr(talk, "relay")
+    log_to_stderr(cli_context, "relay")
     above = [endpoints.peer_endpoint(one) for one in upstreams]
     below = endpoints.listen_endpoint(listen)
     if below in above:

@@ -14,12 +14,12 @@ from msgspec import Struct
 
 from taskyard.client.campaign.lines import (
     STDIN,
-    BadCampaign,
-    Unreadable,
-    label_of,
+    InvalidCampaign,
+    InvalidRow,
+    file_label,
     numbered_lines,
-    opened,
-    text_trouble,
+    open_input,
+    text_error,
 )
 from taskyard.client.campaign.values import shown
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _SEPARATORS: Final = (",", ";", "\t")
 
 
-class Row(Struct):
+class InputRow(Struct):
     """What one task is made of."""
 
     #: From 1 on; blank lines are not counted.
@@ -46,34 +46,34 @@ class Row(Struct):
     fields: dict[str, object] | None = None
 
 
-def rows(kind: str, path: str = STDIN) -> Iterator[Row]:
-    """The rows of a file: of `lines`, `json_lines`, `csv` or `jsonl`. Raises `BadCampaign`."""
-    with opened(path) as stream:
-        yield from _KINDS[kind](stream, label_of(path))
+def rows(kind: str, path: str = STDIN) -> Iterator[InputRow]:
+    """The rows of a file: of `lines`, `json_lines`, `csv` or `jsonl`. Raises `InvalidCampaign`."""
+    with open_input(path) as stream:
+        yield from _KINDS[kind](stream, file_label(path))
 
 
 def _texts(stream: Stream, label: str) -> Iterator[tuple[str, str]]:
     """Where each line stands, and what it says."""
     for number, line in numbered_lines(stream, label):
         place = f"{label}:{number}"
-        if isinstance(line, Unreadable):
+        if isinstance(line, InvalidRow):
             _refuse(place, line.reason)
-        if trouble := text_trouble(line):
+        if trouble := text_error(line):
             _refuse(place, trouble)
         yield place, line.decode()
 
 
 def _refuse(place: str, reason: str) -> NoReturn:
-    raise BadCampaign(f"{place}: {reason}")
+    raise InvalidCampaign(f"{place}: {reason}")
 
 
-def _line_rows(stream: Stream, label: str) -> Iterator[Row]:
+def _line_rows(stream: Stream, label: str) -> Iterator[InputRow]:
     lines = ((place, text) for place, text in _texts(stream, label) if text.strip())
     for number, (place, text) in enumerate(lines, start=1):
-        yield Row(number, place, text, text)
+        yield InputRow(number, place, text, text)
 
 
-def _value_rows(stream: Stream, label: str) -> Iterator[Row]:
+def _value_rows(stream: Stream, label: str) -> Iterator[InputRow]:
     decode = msgspec.json.Decoder().decode
     for row in _line_rows(stream, label):
         try:
@@ -83,7 +83,7 @@ def _value_rows(stream: Stream, label: str) -> Iterator[Row]:
         yield row
 
 
-def _object_rows(stream: Stream, label: str) -> Iterator[Row]:
+def _object_rows(stream: Stream, label: str) -> Iterator[InputRow]:
     decode = msgspec.json.Decoder(dict[str, object]).decode
     for row in _line_rows(stream, label):
         try:
@@ -93,26 +93,26 @@ def _object_rows(stream: Stream, label: str) -> Iterator[Row]:
         yield row
 
 
-class _Cells:
+class _CsvLines:
     """Lines as the CSV reader wants them, with those that the row at hand is made of."""
 
     def __init__(self, stream: Stream, label: str) -> None:
         self._texts = _texts(stream, label)
-        self.taken: list[tuple[str, str]] = []
+        self.consumed: list[tuple[str, str]] = []
 
-    def __iter__(self) -> _Cells:
+    def __iter__(self) -> _CsvLines:
         return self
 
     def __next__(self) -> str:
-        self.taken.append(next(self._texts))
-        return self.taken[-1][1] + "\n"
+        self.consumed.append(next(self._texts))
+        return self.consumed[-1][1] + "\n"
 
     def begin_row(self) -> None:
-        self.taken.clear()
+        self.consumed.clear()
 
 
-def _table_rows(stream: Stream, label: str) -> Iterator[Row]:
-    cells = _Cells(stream, label)
+def _table_rows(stream: Stream, label: str) -> Iterator[InputRow]:
+    cells = _CsvLines(stream, label)
     header = next((text for text in cells if text.strip()), "")
     separator = next((one for one in _SEPARATORS if one in header), ",")
     columns = [name.strip() for name in next(csv.reader([header], delimiter=separator), [])]
@@ -123,20 +123,20 @@ def _table_rows(stream: Stream, label: str) -> Iterator[Row]:
         if not any(values):
             continue
         number += 1
-        place = cells.taken[0][0]
+        place = cells.consumed[0][0]
         if len(values) != len(columns):
             _refuse(place, f"the row has {len(values)} cells, the header {len(columns)}")
-        text = "\n".join(text for _, text in cells.taken)
+        text = "\n".join(text for _, text in cells.consumed)
         fields: dict[str, object] = dict(zip(columns, values, strict=True))
-        yield Row(number, place, text, fields, fields)
+        yield InputRow(number, place, text, fields, fields)
 
 
-def _next_row(reader: Iterator[list[str]], cells: _Cells, label: str) -> list[str] | None:
+def _next_row(reader: Iterator[list[str]], cells: _CsvLines, label: str) -> list[str] | None:
     cells.begin_row()
     try:
         return next(reader, None)
     except csv.Error as wrong:
-        place = cells.taken[0][0] if cells.taken else label
+        place = cells.consumed[0][0] if cells.consumed else label
         _refuse(place, f"the row is no CSV: {wrong}")
 
 
@@ -146,7 +146,7 @@ def _check_columns(columns: list[str], label: str) -> None:
             _refuse(f"{label}:1", f"the header has {shown(name)} twice")
 
 
-_KINDS: Final[dict[str, Callable[[Stream, str], Iterator[Row]]]] = {
+_KINDS: Final[dict[str, Callable[[Stream, str], Iterator[InputRow]]]] = {
     "lines": _line_rows,
     "json_lines": _value_rows,
     "csv": _table_rows,

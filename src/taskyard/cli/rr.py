@@ -16,10 +16,10 @@ import click
 
 from taskyard.broker.serve import BrokerSettings, serve
 from taskyard.cli.daemons import log_to_stderr
-from taskyard.cli.options import Talk, config_option, state_option
+from taskyard.cli.options import CliContext, config_option, state_option
 from taskyard.cli.printing import example
-from taskyard.cli.rr_prompt import QUIT, Console, converse, obey, typed
-from taskyard.cli.words import count
+from taskyard.cli.rr_prompt import QUIT, Console, read_commands, run_command, run_prompt
+from taskyard.cli.words import format_count
 from taskyard.client import round_robin as client_program
 from taskyard.client.client import Client
 from taskyard.errors import TaskyardError
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from taskyard.cli.options import Decorated
+    from taskyard.cli.options import CommandFunction
     from taskyard.net.sockets import ZmqSocket
 
 _NAME: Final = DIALECT.decode()
 
 
-def _endpoint_option(command: Decorated) -> Decorated:
+def _endpoint_option(command: CommandFunction) -> CommandFunction:
     """What all three have: where the server is, and how much is told."""
 
     def choose(context: click.Context, _option: click.Parameter, given: str | None) -> str:
         if given is not None or context.resilient_parsing:
             return given or ""
-        return context.ensure_object(Talk).settings().listen.get(_NAME, (ENDPOINT,))[0]
+        return context.ensure_object(CliContext).settings().listen.get(_NAME, (ENDPOINT,))[0]
 
     endpoint = click.option(
         "--endpoint",
@@ -78,28 +78,28 @@ def rr() -> None:
 @_endpoint_option
 @state_option
 @click.pass_obj
-def server(talk: Talk, endpoint: str, state: Path, debug: int) -> None:
+def server(cli_context: CliContext, endpoint: str, state: Path, debug: int) -> None:
     """Run a broker that listens for round-robin peers.
 
     It is the ordinary broker, with its state directory. Port 0 takes a free one.
 
     Commands: `workers` lists the workers with their free slots, `quit` stops it.
     """
-    talk.quiet, talk.verbose = not debug, debug >= worker_program.SUMMARIES
-    log_to_stderr(talk, "rr server")
+    cli_context.quiet, cli_context.verbose = not debug, debug >= worker_program.SUMMARIES
+    log_to_stderr(cli_context, "rr server")
     console = Console("server", debug)
-    desk = _Desk(console, endpoints.native_endpoint(state))
+    desk = _ServerPrompt(console, endpoints.native_endpoint(state))
 
-    def say(line: str) -> None:
-        console.say(1, line)
+    def print_line(line: str) -> None:
+        console.print_line(1, line)
         if line.startswith(f"listening {_NAME}"):
             threading.Thread(target=desk.run, daemon=True).start()
 
-    serve(BrokerSettings(state, ((_NAME, endpoints.listen_endpoint(endpoint)),)), say)
-    console.leave()
+    serve(BrokerSettings(state, ((_NAME, endpoints.listen_endpoint(endpoint)),)), print_line)
+    console.end_prompt()
 
 
-class _Desk:
+class _ServerPrompt:
     """The server's prompt, in a thread beside the broker."""
 
     def __init__(self, console: Console, endpoint: str) -> None:
@@ -109,10 +109,10 @@ class _Desk:
 
     def run(self) -> None:
         self._console.prompt()
-        for line in typed():
-            self._console.took(line)
+        for line in read_commands():
+            self._console.command_read(line)
             with suppress(BrokenPipeError):
-                obey(line, self._commands, {}, self._console)
+                run_command(line, self._commands, {}, self._console)
             if line == QUIT:
                 return
             self._console.prompt()
@@ -123,11 +123,11 @@ class _Desk:
             with Client(self._endpoint) as client:
                 workers = [one for one in client.workers() if one["dialect"] == _NAME]
         except TaskyardError as error:
-            self._console.say(0, f"can't list the workers: {error}")
+            self._console.print_line(0, f"can't list the workers: {error}")
             return
         for one in workers:
-            self._console.say(0, _row(one))
-        self._console.say(0, count(len(workers), "worker"))
+            self._console.print_line(0, _row(one))
+        self._console.print_line(0, format_count(len(workers), "worker"))
 
 
 def _row(worker: dict[str, Any]) -> str:
@@ -152,11 +152,13 @@ def worker(endpoint: str, debug: int) -> None:
     place, poller, clock = endpoints.peer_endpoint(endpoint), Poller(), SystemClock()
     console = Console("worker", debug)
 
-    def plug(suffix: str) -> ZmqSocket:
+    def open_socket(suffix: str) -> ZmqSocket:
         return sockets.connect_by_name(place, suffix)
 
-    with closing(worker_program.Crew(plug, poller, clock, console.say)) as crew:
-        converse(crew, poller, clock, console)
+    with closing(
+        worker_program.RoundRobinProgram(open_socket, poller, clock, console.print_line)
+    ) as host:
+        run_prompt(host, poller, clock, console)
 
 
 @rr.command(epilog=example("rr client -d 1"))
@@ -173,4 +175,6 @@ def client(endpoint: str, debug: int) -> None:
     suffix = f"client-{os.getpid()}-{secrets.token_hex(4)}"
     with closing(sockets.connect_by_name(place, suffix)) as wire:
         poller.add(wire)
-        converse(client_program.Program(wire, clock, console.say), poller, clock, console)
+        run_prompt(
+            client_program.RoundRobinClient(wire, clock, console.print_line), poller, clock, console
+        )

@@ -12,7 +12,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Final, Protocol
 
-from taskyard.cli.words import plain
+from taskyard.cli.words import escape_line
 from taskyard.net.signals import Signals
 
 if TYPE_CHECKING:
@@ -43,14 +43,14 @@ class Console:
         self._printing = threading.Lock()
         self._echoes = not os.isatty(_STDIN)
 
-    def say(self, level: int, text: str) -> None:
+    def print_line(self, level: int, text: str) -> None:
         """Tell something that is for this debug level and those above."""
         if level > self._debug:
             return
         with self._printing:
             if self._is_prompting:
                 _write("\n")  # somebody may be typing
-            _write(plain(text) + "\n")
+            _write(escape_line(text) + "\n")
             if self._is_prompting:
                 _write(self._prompt)
 
@@ -61,16 +61,16 @@ class Console:
                 _write(self._prompt)
             self._is_prompting = True
 
-    def took(self, line: str) -> None:
+    def command_read(self, line: str) -> None:
         """A command was typed."""
         with self._printing:
             if not self._is_prompting:
                 _write(self._prompt)
             self._is_prompting = False
             if self._echoes:
-                _write(plain(line) + "\n")
+                _write(escape_line(line) + "\n")
 
-    def leave(self) -> None:
+    def end_prompt(self) -> None:
         """Nothing more is asked for."""
         with self._printing:
             if self._is_prompting:
@@ -88,7 +88,7 @@ class Lines:
 
     def __init__(self) -> None:
         self._rest = b""
-        self.has_ended = False
+        self.is_at_eof = False
 
     def read(self) -> None:
         """Take in what is there; waits where nothing is."""
@@ -97,12 +97,12 @@ class Lines:
         except OSError:  # there is no stdin
             part = b""
         self._rest += part
-        self.has_ended = not part
+        self.is_at_eof = not part
 
     def next(self) -> str | None:
         """The next whole line; at the end, what there is."""
         line, end, rest = self._rest.partition(b"\n")
-        if end or (self.has_ended and line):
+        if end or (self.is_at_eof and line):
             self._rest = rest
         elif len(line) <= LINE_BYTES_MAX:
             return None
@@ -111,39 +111,39 @@ class Lines:
         return line.decode(errors="replace").strip()
 
 
-def typed() -> Iterator[str]:
+def read_commands() -> Iterator[str]:
     """Lines of stdin, waited for, up to its end."""
     lines = Lines()
     while True:
         while (line := lines.next()) is not None:
             yield line
-        if lines.has_ended:
+        if lines.is_at_eof:
             return
         lines.read()
 
 
-class Program(Protocol):
+class PromptProgram(Protocol):
     """What is commanded."""
 
     #: By their words; those of the second take a number.
     commands: dict[str, Callable[[], None]]
-    counted: dict[str, Callable[[int], None]]
+    counted_commands: dict[str, Callable[[int], None]]
 
     @property
     def is_busy(self) -> bool: ...
 
     @property
-    def is_over(self) -> bool: ...
+    def is_finished(self) -> bool: ...
 
     def turn(self) -> None: ...
 
     def wake_at_ns(self) -> int | None: ...
 
 
-def obey(
+def run_command(
     line: str,
     commands: Mapping[str, Callable[[], None]],
-    counted: Mapping[str, Callable[[int], None]],
+    counted_commands: Mapping[str, Callable[[int], None]],
     console: Console,
 ) -> None:
     """Carry out one command, or say why not."""
@@ -151,13 +151,13 @@ def obey(
     number = rest.strip()
     if word in commands and not number:
         commands[word]()
-    elif word in counted and _is_number(number):
-        counted[word](int(number))
-    elif word in counted:
-        console.say(0, f"{word} takes a number, up to {'9' * NUMBER_DIGITS_MAX}: {word} 100")
+    elif word in counted_commands and _is_number(number):
+        counted_commands[word](int(number))
+    elif word in counted_commands:
+        console.print_line(0, f"{word} takes a number, up to {'9' * NUMBER_DIGITS_MAX}: {word} 100")
     elif word:
-        known = [*commands, *(f"{one} N" for one in counted)]
-        console.say(0, f"there is no command {line!r}; the commands are {', '.join(known)}")
+        known = [*commands, *(f"{one} N" for one in counted_commands)]
+        console.print_line(0, f"there is no command {line!r}; the commands are {', '.join(known)}")
 
 
 def _is_number(text: str) -> bool:
@@ -166,10 +166,10 @@ def _is_number(text: str) -> bool:
     )
 
 
-class _Conversation:
+class _PromptLoop:
     """Commands, one after the other."""
 
-    def __init__(self, program: Program, console: Console) -> None:
+    def __init__(self, program: PromptProgram, console: Console) -> None:
         self._program = program
         self._console = console
         self.lines = Lines()
@@ -177,18 +177,18 @@ class _Conversation:
 
     @property
     def wants_line(self) -> bool:
-        return not (self._program.is_busy or self.is_quitting or self.lines.has_ended)
+        return not (self._program.is_busy or self.is_quitting or self.lines.is_at_eof)
 
-    def go_on(self) -> bool:
+    def run_next(self) -> bool:
         """Take the next command, if it may be taken; whether there was one."""
         if self._program.is_busy or self.is_quitting:
             return False
         line = self.lines.next()
         if line is not None:
-            self._console.took(line)
+            self._console.command_read(line)
             self.is_quitting = line == QUIT
-            obey(line, self._program.commands, self._program.counted, self._console)
-        elif self.lines.has_ended:
+            run_command(line, self._program.commands, self._program.counted_commands, self._console)
+        elif self.lines.is_at_eof:
             self.quit()
         else:
             self._console.prompt()
@@ -196,38 +196,40 @@ class _Conversation:
 
     def quit(self) -> None:
         self.is_quitting = True
-        self._console.leave()
+        self._console.end_prompt()
         self._program.commands[QUIT]()
 
 
-def converse(program: Program, poller: Poller, clock: SystemClock, console: Console) -> None:
+def run_prompt(
+    program: PromptProgram, poller: Poller, clock: SystemClock, console: Console
+) -> None:
     """Run a program by the commands of stdin, until it is over. A signal is `quit`, a second one
     ends it at once."""
-    conversation = _Conversation(program, console)
+    prompt_loop = _PromptLoop(program, console)
     with Signals() as signals:
         poller.add(signals.fileno())
-        while not program.is_over:
-            while conversation.go_on():
+        while not program.is_finished:
+            while prompt_loop.run_next():
                 pass
-            wants_line = conversation.wants_line
+            wants_line = prompt_loop.wants_line
             if wants_line:
                 poller.add(_STDIN)
             ready = poller.wait(_wait_ns(program, clock))
             if wants_line:
                 poller.remove(_STDIN)
             if _STDIN in ready:
-                conversation.lines.read()
+                prompt_loop.lines.read()
             if signals.fileno() in ready and signals.received():
-                if conversation.is_quitting:
+                if prompt_loop.is_quitting:
                     break
-                conversation.quit()
+                prompt_loop.quit()
             program.turn()
         poller.remove(signals.fileno())
-    console.leave()
+    console.end_prompt()
 
 
-def _wait_ns(program: Program, clock: SystemClock) -> int | None:
-    if program.is_over:
+def _wait_ns(program: PromptProgram, clock: SystemClock) -> int | None:
+    if program.is_finished:
         return 0
     wake_at_ns = program.wake_at_ns()
     return None if wake_at_ns is None else max(0, wake_at_ns - clock.monotonic_ns())

@@ -12,11 +12,11 @@ import click
 from msgspec import Struct
 
 from taskyard.cli import loading
-from taskyard.cli.connecting import client_at
-from taskyard.cli.daemons import cores
-from taskyard.cli.local import LOCK_FILE, Crew, Staff, hired, terminated_like_interrupted
+from taskyard.cli.connecting import connect_to
+from taskyard.cli.daemons import usable_cores
+from taskyard.cli.local import LOCK_FILE, Supervisor, WorkerSpec, lock_holder, sigterm_as_interrupt
 from taskyard.cli.options import (
-    Talk,
+    CliContext,
     broker_timeout_option,
     json_option,
     quiet_option,
@@ -25,9 +25,9 @@ from taskyard.cli.options import (
     verbose_option,
 )
 from taskyard.cli.printing import example, print_document
-from taskyard.cli.progress import Meter
-from taskyard.cli.words import count, full_name, plain, span
-from taskyard.client.campaign.formats import Options
+from taskyard.cli.progress import ProgressBar
+from taskyard.cli.words import escape_line, format_count, format_duration, full_name
+from taskyard.client.campaign.formats import FileOptions
 from taskyard.client.campaign.tasks import service_of
 from taskyard.core.events import Scope
 from taskyard.core.states import TaskState
@@ -38,21 +38,21 @@ from taskyard.settings.keys import PROCESSES_MAX, SERVICES, SLOTS_MAX
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from taskyard.cli.loading import Submitted
-    from taskyard.client.campaign.read import Loaded
+    from taskyard.cli.loading import SubmitResult
+    from taskyard.client.campaign.read import LoadedCampaign
     from taskyard.client.client import Client
 
 #: How often the counts are looked at.
-LOOK_SECONDS: Final = 0.25
+POLL_SECONDS: Final = 0.25
 
 #: Failures that are told; all of them are in `taskyard list --failed`.
 FAILURES_SHOWN_MAX: Final = 20
 
 #: A state that is in use by somebody who is about to end, or only looks, is soon free.
-LOCKED_SECONDS: Final = 2.0
+LOCK_WAIT_SECONDS: Final = 2.0
 
 
-class Wish(Struct, frozen=True):
+class RunOptions(Struct, frozen=True):
     """What to run, and how."""
 
     file: str
@@ -63,11 +63,11 @@ class Wish(Struct, frozen=True):
     as_json: bool
 
 
-class Hands(NamedTuple):
+class RunResources(NamedTuple):
     """Who does it."""
 
-    crew: Crew
-    staff: Staff
+    supervisor: Supervisor
+    worker_spec: WorkerSpec
     client: Client
 
 
@@ -105,7 +105,7 @@ class Hands(NamedTuple):
 @quiet_option
 @click.pass_obj
 def run(  # noqa: PLR0913  # an argument an option
-    talk: Talk,
+    cli_context: CliContext,
     *,
     file: str,
     workers: int,
@@ -132,41 +132,51 @@ def run(  # noqa: PLR0913  # an argument an option
     """
     if report is not None:
         raise UserError("--report comes later; leave it out")
-    name = campaign or loading.campaign_of(file)
-    options = Options(replay=replay, speedup=speedup, campaign=name)
+    name = campaign or loading.default_campaign_name(file)
+    options = FileOptions(replay=replay, speedup=speedup, campaign=name)
     loaded = loading.read(file, options, skip_bad=skip_bad)
-    slots = slots or cores()
-    staff = Staff(workers, slots, allow, _services(loaded))
-    _check_workers(talk, workers)
-    _check_fit(loaded, slots, allow)
-    _check_free(state, file)
-    wish = Wish(file, name, state, skip_bad, not no_retry_failed, as_json)
-    talk.interrupted = f"interrupted; `{_again(wish)}` goes on from here"
-    with terminated_like_interrupted(), Crew(state, talk.say, config=talk.config) as crew:
-        crew.start_broker()
+    slots = slots or usable_cores()
+    worker_spec = WorkerSpec(workers, slots, allow, _services(loaded))
+    _check_workers(cli_context, workers)
+    _check_tasks_runnable(loaded, slots, allow)
+    _check_state_unused(state, file)
+    run_options = RunOptions(file, name, state, skip_bad, not no_retry_failed, as_json)
+    cli_context.interrupt_message = (
+        f"interrupted; `{_resume_command(run_options)}` goes on from here"
+    )
+    with (
+        sigterm_as_interrupt(),
+        Supervisor(state, cli_context.info, config=cli_context.config) as supervisor,
+    ):
+        supervisor.start_broker()
         with (
-            client_at(talk, endpoints.native_endpoint(state)) as client,
-            _hung_up_with(crew, client),
+            connect_to(cli_context, endpoints.native_endpoint(state)) as client,
+            _close_with_broker(supervisor, client),
         ):
             began = time.monotonic()
             submitted = loading.submit(client, loaded, name, skip_bad=skip_bad)
-            _run(talk, wish, submitted, Hands(crew, staff, client))
-            return _close(wish, client, time.monotonic() - began)
+            _run(cli_context, run_options, submitted, RunResources(supervisor, worker_spec, client))
+            return _report(run_options, client, time.monotonic() - began)
 
 
-def _run(talk: Talk, wish: Wish, submitted: Submitted, hands: Hands) -> None:
+def _run(
+    cli_context: CliContext,
+    run_options: RunOptions,
+    submitted: SubmitResult,
+    resources: RunResources,
+) -> None:
     """Have the campaign done, if anything of it is left to do."""
-    client = hands.client
-    total = submitted.new + submitted.known.total()
+    client = resources.client
+    total = submitted.new + submitted.existing.total()
     retried = 0
-    if wish.retry_failed and submitted.failed:
+    if run_options.retry_failed and submitted.failed:
         retried = client.retry(submitted.failed)
-    talk.say(_opening(wish, submitted, total, retried))
-    counts = _counts(client, wish.campaign)
+    cli_context.info(_start_line(run_options, submitted, total, retried))
+    counts = _counts(client, run_options.campaign)
     if total and any(counts[state] for state in _UNSETTLED):
-        hands.crew.start_workers(hands.staff)
-        with Meter(talk, wish.campaign) as meter:
-            _wait(client, wish.campaign, hands.crew, meter)
+        resources.supervisor.start_workers(resources.worker_spec)
+        with ProgressBar(cli_context, run_options.campaign) as meter:
+            _wait(client, run_options.campaign, resources.supervisor, meter)
 
 
 #: Tasks in these states may still run.
@@ -176,28 +186,29 @@ _UNSETTLED: Final = ("blocked", "delayed", "ready", "leased")
 # Before anything is started.
 
 
-def _services(loaded: Loaded) -> tuple[str, ...]:
+def _services(loaded: LoadedCampaign) -> tuple[str, ...]:
     """Everything that the file's commands and functions need."""
     named = (service_of(spec) for spec in loaded.specs if spec.payload is None)
     return tuple(dict.fromkeys([*SERVICES, *named]))
 
 
-def _check_workers(talk: Talk, workers: int) -> None:
+def _check_workers(cli_context: CliContext, workers: int) -> None:
     """Somebody who runs brokers alone may have set that there are no workers."""
     if not workers:
-        origin = talk.settings().all["worker.processes"].origin
+        origin = cli_context.settings().all["worker.processes"].origin
         raise UserError(
             f"`run` needs a worker, and worker.processes is 0 ({origin}); give --workers"
         )
 
 
-def _check_fit(loaded: Loaded, slots: int, allow: Sequence[str]) -> None:
+def _check_tasks_runnable(loaded: LoadedCampaign, slots: int, allow: Sequence[str]) -> None:
     """Refuse tasks that would wait for ever, or fail for sure."""
     for spec, line in zip(loaded.specs, loaded.lines, strict=True):
-        place = f"{loaded.file}:{line}: task {plain(spec.name)}"
+        place = f"{loaded.file}:{line}: task {escape_line(spec.name)}"
         if spec.payload is not None:
             raise UserError(
-                f"{place} is for a worker of your own (service {plain(service_of(spec))}), and "
+                f"{place} is for a worker of your own (service {escape_line(service_of(spec))}), "
+                f"and "
                 "`run` has none; use `taskyard up`, your worker, and `taskyard load`. To run a "
                 "command for each line of a list, use `taskyard map`"
             )
@@ -210,39 +221,42 @@ def _check_fit(loaded: Loaded, slots: int, allow: Sequence[str]) -> None:
             module = spec.call.partition(":")[0]
             if not any(module == one or module.startswith(f"{one}.") for one in allow):
                 raise UserError(
-                    f"{place} calls {plain(spec.call)}, which is not allowed; give --allow {module}"
+                    f"{place} calls {escape_line(spec.call)}, which is not allowed; give --allow "
+                    f"{module}"
                 )
 
 
-def _check_free(state: Path, file: str) -> None:
+def _check_state_unused(state: Path, file: str) -> None:
     """Refuse a state that is in use: its broker is somebody else's to stop."""
-    ends = time.monotonic() + LOCKED_SECONDS
-    while (holder := hired(state / LOCK_FILE)) is not None:
+    ends = time.monotonic() + LOCK_WAIT_SECONDS
+    while (holder := lock_holder(state / LOCK_FILE)) is not None:
         if time.monotonic() > ends:
             raise StateLocked(
                 f"state directory {state} is in use by process {holder}: add the tasks to that "
                 f"broker with `taskyard load {file} --state {state}`, or give another --state"
             )
-        time.sleep(LOCKED_SECONDS / 20)
+        time.sleep(LOCK_WAIT_SECONDS / 20)
 
 
 # While it runs.
 
 
-class Stopped(UserError):
+class RunStopped(UserError):
     """Somebody else stopped what `run` had started."""
 
     exit_code = ExitCode.INTERRUPTED
 
 
 @contextmanager
-def _hung_up_with(crew: Crew, client: Client) -> Iterator[None]:
+def _close_with_broker(supervisor: Supervisor, client: Client) -> Iterator[None]:
     """A client waits for a broker that is gone; when it will not come back, nobody should."""
-    crew.broker.on_end = client.close
+    supervisor.broker.on_end = client.close
     try:
         yield
     except ClientClosed as closed:
-        raise Stopped(f"{crew.why_over() or closed}; run it again to go on from here") from closed
+        raise RunStopped(
+            f"{supervisor.exit_reason() or closed}; run it again to go on from here"
+        ) from closed
 
 
 def _counts(client: Client, campaign: str) -> dict[str, int]:
@@ -257,70 +271,76 @@ def _counts_and_truncated(client: Client, campaign: str) -> tuple[dict[str, int]
     return {state.name.lower(): 0 for state in TaskState}, 0
 
 
-def _wait(client: Client, campaign: str, crew: Crew, meter: Meter) -> None:
+def _wait(client: Client, campaign: str, supervisor: Supervisor, meter: ProgressBar) -> None:
     """Until nothing of the campaign can run any more, or nobody is there to run it."""
-    while (over := crew.why_over()) is None:
+    while (over := supervisor.exit_reason()) is None:
         counts = _counts(client, campaign)
         meter.count(counts, sum(counts.values()))
         try:
-            client.wait_campaign(campaign, LOOK_SECONDS)
+            client.wait_campaign(campaign, POLL_SECONDS)
         except TimedOut:
             continue
         return
-    raise Stopped(f"{over}; run it again to go on from here")
+    raise RunStopped(f"{over}; run it again to go on from here")
 
 
-def _opening(wish: Wish, submitted: Submitted, total: int, retried: int) -> str:
-    known = submitted.known
+def _start_line(run_options: RunOptions, submitted: SubmitResult, total: int, retried: int) -> str:
+    existing = submitted.existing
     ended = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
     numbers = (
-        (known[TaskState.DONE], "done already"),
+        (existing[TaskState.DONE], "done already"),
         (retried, "failed and tried again"),
-        (known[TaskState.FAILED] - retried, "failed and left so"),
-        (known[TaskState.CANCELLED], "cancelled"),
-        (known.total() - sum(known[state] for state in ended), "waiting since the last time"),
-        (submitted.new if known else 0, "new"),
+        (existing[TaskState.FAILED] - retried, "failed and left so"),
+        (existing[TaskState.CANCELLED], "cancelled"),
+        (existing.total() - sum(existing[state] for state in ended), "waiting since the last time"),
+        (submitted.new if existing else 0, "new"),
     )
     said = ", ".join(f"{number:,} {word}" for number, word in numbers if number)
-    return f"{plain(wish.campaign)}: {count(total, 'task')}{': ' if said else ''}{said}"
+    return (
+        f"{escape_line(run_options.campaign)}: "
+        f"{format_count(total, 'task')}{': ' if said else ''}{said}"
+    )
 
 
 # When it is over.
 
 
-def _close(wish: Wish, client: Client, seconds: float) -> ExitCode:
+def _report(run_options: RunOptions, client: Client, seconds: float) -> ExitCode:
     """Say what came of it."""
-    counts, truncated = _counts_and_truncated(client, wish.campaign)
+    counts, truncated = _counts_and_truncated(client, run_options.campaign)
     failures: list[dict[str, Any]] = []
     if counts["failed"]:
-        scope = Scope(campaign=wish.campaign.encode(), states=(TaskState.FAILED,))
+        scope = Scope(campaign=run_options.campaign.encode(), states=(TaskState.FAILED,))
         failures = [
             {key: task[key] for key in ("name", "campaign", "reason", "attempt", "dependents")}
             for task in client.tasks(scope)
         ]
     code = _exit_code(counts, truncated)
-    if wish.as_json:
+    if run_options.as_json:
         print_document(
             "run",
-            campaign=wish.campaign,
-            state=str(wish.state),
+            campaign=run_options.campaign,
+            state=str(run_options.state),
             seconds=round(seconds, 3),
             counts=counts,
             truncated=truncated,
             failures=failures,
         )
     else:
-        click.echo(f"{plain(wish.campaign)}: {_outcome(counts, truncated)} ({span(seconds)})")
+        click.echo(
+            f"{escape_line(run_options.campaign)}: {_outcome(counts, truncated)} "
+            f"({format_duration(seconds)})"
+        )
         if truncated:
             click.echo("truncated: only the last 1 MiB of stdout is kept; write more to a file")
-        _tell_failures(wish, failures)
+        _print_failures(run_options, failures)
     return code
 
 
 def _exit_code(counts: dict[str, int], truncated: int) -> ExitCode:
     if counts["failed"] or counts["blocked"] or truncated:
         return ExitCode.TASK_FAILED
-    return ExitCode.CANCELLED if counts["cancelled"] else ExitCode.GOOD
+    return ExitCode.CANCELLED if counts["cancelled"] else ExitCode.OK
 
 
 def _outcome(counts: dict[str, int], truncated: int) -> str:
@@ -339,25 +359,31 @@ def _outcome(counts: dict[str, int], truncated: int) -> str:
     return ", ".join(said)
 
 
-def _tell_failures(wish: Wish, failures: list[dict[str, Any]]) -> None:
+def _print_failures(run_options: RunOptions, failures: list[dict[str, Any]]) -> None:
     if not failures:
         return
     for one in failures[:FAILURES_SHOWN_MAX]:
-        reason = plain(one["reason"]) or "no reason given"
-        attempts = count(one["attempt"], "attempt")
-        click.echo(f"  {plain(full_name(one))} failed after {attempts}: {reason}")
+        reason = escape_line(one["reason"]) or "no reason given"
+        attempts = format_count(one["attempt"], "attempt")
+        click.echo(f"  {escape_line(full_name(one))} failed after {attempts}: {reason}")
     if len(failures) > FAILURES_SHOWN_MAX:
         more = len(failures) - FAILURES_SHOWN_MAX
-        click.echo(f"  … and {more:,} more: taskyard list --failed{_state_words(wish.state)}")
-    name = shlex.quote(plain(full_name(failures[0])))
-    click.echo(f"more about it:      taskyard why {name}{_state_words(wish.state)}")
-    click.echo(f"to try them again:  {_again(wish)}")
+        click.echo(
+            f"  … and {more:,} more: taskyard list --failed{_state_option(run_options.state)}"
+        )
+    name = shlex.quote(escape_line(full_name(failures[0])))
+    click.echo(f"more about it:      taskyard why {name}{_state_option(run_options.state)}")
+    click.echo(f"to try them again:  {_resume_command(run_options)}")
 
 
-def _again(wish: Wish) -> str:
-    own = "" if wish.campaign == loading.campaign_of(wish.file) else f" --campaign {wish.campaign}"
-    return f"taskyard run {shlex.quote(wish.file)}{own}{_state_words(wish.state)}"
+def _resume_command(run_options: RunOptions) -> str:
+    own = (
+        ""
+        if run_options.campaign == loading.default_campaign_name(run_options.file)
+        else f" --campaign {run_options.campaign}"
+    )
+    return f"taskyard run {shlex.quote(run_options.file)}{own}{_state_option(run_options.state)}"
 
 
-def _state_words(state: Path) -> str:
+def _state_option(state: Path) -> str:
     return "" if str(state) == ".taskyard" else f" --state {shlex.quote(str(state))}"

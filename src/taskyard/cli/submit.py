@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from taskyard.cli.completion import complete_campaign
-from taskyard.cli.options import Talk, broker_options, raw_option
+from taskyard.cli.options import CliContext, broker_options, raw_option
 from taskyard.cli.printing import (
     example,
     print_document,
@@ -17,20 +17,20 @@ from taskyard.cli.printing import (
     warn_if_truncated,
     write_result,
 )
-from taskyard.cli.reaching import connected
-from taskyard.cli.refusals import in_words
+from taskyard.cli.reaching import connect_client
+from taskyard.cli.refusals import explain_refusal
 from taskyard.cli.task_options import (
     TaskKey,
-    arguments_of,
-    check_work,
-    payload_of,
+    check_one_work,
+    parse_call_arguments,
+    read_payload_option,
+    task_keys,
     task_options,
-    terms_of,
-    warn_of_stdin,
+    warn_unused_stdin,
 )
-from taskyard.client.campaign.submitting import to_submission
-from taskyard.client.campaign.tasks import check
-from taskyard.client.steering import create_after, settle_lanes
+from taskyard.client.campaign.submitting import encode_batch
+from taskyard.client.campaign.tasks import check_task
+from taskyard.client.steering import assign_lanes, create_after
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.identity import spelling
 from taskyard.core.states import TaskState
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         "submit --call imaging:thumbnail '\"a.png\"' 200",
     ),
 )
-@click.argument("words", nargs=-1, metavar="[--] COMMAND...")
+@click.argument("argv", nargs=-1, metavar="[--] COMMAND...")
 @click.option("--wait", is_flag=True, help="Wait until it is settled, and print its result.")
 @click.option(
     "--after-campaign",
@@ -63,13 +63,13 @@ if TYPE_CHECKING:
 @broker_options
 @click.pass_obj
 def submit(
-    talk: Talk,
+    cli_context: CliContext,
     /,
-    words: tuple[str, ...],
+    argv: tuple[str, ...],
     name: str | None,
     *,
     wait: bool,
-    **given: Any,  # noqa: ANN401  # the options of a task
+    **values: Any,  # noqa: ANN401  # the options of a task
 ) -> int:
     """Submit one task, and print its name.
 
@@ -81,52 +81,52 @@ def submit(
     1 if it failed or waits behind a failure, 5 if it was cancelled. Of more than 1 MiB only the end
     is kept: that is reported on stderr, and exits 1.
     """
-    campaign = given["campaign"] or ""
+    campaign = values["campaign"] or ""
     if name == "--":
         raise UserError("--name has no value: give one before the --, or leave it out")
-    raw = {"name": name or f"{campaign or 'task'}-{secrets.token_hex(8)}", **terms_of(given)}
-    spec = check(raw | _work(words, given), campaign)
-    is_warned = warn_of_stdin(talk, given)
-    unknown = UnknownPolicy.WAIT if given["wait_for_unknown"] else UnknownPolicy.REFUSE
-    with connected(talk) as client:
-        settle_lanes(client, [spec], campaign)
-        submission = to_submission([spec], campaign.encode(), time.time_ns())
+    raw = {"name": name or f"{campaign or 'task'}-{secrets.token_hex(8)}", **task_keys(values)}
+    spec = check_task(raw | _work(argv, values), campaign)
+    is_warned = warn_unused_stdin(cli_context, values)
+    unknown = UnknownPolicy.WAIT if values["wait_for_unknown"] else UnknownPolicy.REFUSE
+    with connect_client(cli_context) as client:
+        assign_lanes(client, [spec], campaign)
+        submission = encode_batch([spec], campaign.encode(), time.time_ns())
         name = spelling(campaign, spec.name)
         try:
-            new = create_after(client, submission, given["after_campaign"], unknown)
+            new = create_after(client, submission, values["after_campaign"], unknown)
         except Refused as refused:
             known = f"task {name} is known with another {{}}; give another --name"
-            raise in_words(refused, given, known) from refused
-        if not new and not talk.quiet:
+            raise explain_refusal(refused, values, known) from refused
+        if not new and not cli_context.quiet:
             click.echo(f"task {name} is known already: nothing was submitted", err=True)
         if wait:
-            code = _wait(talk, client, spec.name, campaign)
+            code = _wait(cli_context, client, spec.name, campaign)
             if not is_warned:
-                warn_of_stdin(talk, given)  # a slow producer may have written by now
+                warn_unused_stdin(cli_context, values)  # a slow producer may have written by now
             return code
-    if talk.as_json:
+    if cli_context.as_json:
         print_document("submit", name=spec.name, campaign=campaign, new=bool(new))
     else:
         click.echo(name)
-    return ExitCode.GOOD
+    return ExitCode.OK
 
 
-def _work(words: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
+def _work(argv: tuple[str, ...], values: dict[str, Any]) -> dict[str, Any]:
     """What the task is to do, as keys of a task."""
-    check_work(words, given)
-    if given["call"] is not None:
-        return {"call": given["call"], "args": arguments_of(words)}
-    if given["payload"] is not None:
-        return {"payload": payload_of(given["payload"])}
-    return {"argv": list(words)}
+    check_one_work(argv, values)
+    if values["call"] is not None:
+        return {"call": values["call"], "args": parse_call_arguments(argv)}
+    if values["payload"] is not None:
+        return {"payload": read_payload_option(values["payload"])}
+    return {"argv": list(argv)}
 
 
-def _wait(talk: Talk, client: Client, own_name: str, campaign: str) -> ExitCode:
+def _wait(cli_context: CliContext, client: Client, own_name: str, campaign: str) -> ExitCode:
     name = spelling(campaign, own_name)
-    talk.interrupted = f"interrupted; task {name} goes on: `taskyard wait {name}`"
+    cli_context.interrupt_message = f"interrupted; task {name} goes on: `taskyard wait {name}`"
     state = client.wait_names([name])[name]
-    result = client.result_kept(name) if state is TaskState.DONE else None
-    if talk.as_json:
+    result = client.result_with_size(name) if state is TaskState.DONE else None
+    if cli_context.as_json:
         told = {"reason": client.why(name)} if result is None else result_fields(result)
         names = {"name": own_name, "campaign": campaign}
         print_document("submit", **names, state=state.name.lower(), **told)
@@ -140,5 +140,5 @@ def _wait(talk: Talk, client: Client, own_name: str, campaign: str) -> ExitCode:
 def exit_code_of(state: TaskState) -> ExitCode:
     """What a settled task makes of the command that waited for it."""
     if state is TaskState.DONE:
-        return ExitCode.GOOD
+        return ExitCode.OK
     return ExitCode.CANCELLED if state is TaskState.CANCELLED else ExitCode.TASK_FAILED

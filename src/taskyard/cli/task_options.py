@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from taskyard.cli.completion import complete_name
-from taskyard.cli.options import Decorated, Talk
+from taskyard.cli.options import CliContext, CommandFunction
 from taskyard.client.campaign.cells import from_cell
 from taskyard.client.campaign.tasks import KEYS
 from taskyard.client.campaign.values import InvalidValue, shown
@@ -43,7 +43,7 @@ class TaskKey(click.ParamType[object]):
         return raw
 
 
-class Setting(click.ParamType[tuple[str, str]]):
+class NameValue(click.ParamType[tuple[str, str]]):
     """`NAME=VALUE`."""
 
     name = "NAME=VALUE"
@@ -79,7 +79,7 @@ _OPTIONS: Final[tuple[tuple[str, click.ParamType[Any], str], ...]] = (
 )
 
 
-_ENV: Final = click.option("--env", type=Setting(), multiple=True, help="A variable. Repeatable.")
+_ENV: Final = click.option("--env", type=NameValue(), multiple=True, help="A variable. Repeatable.")
 _AFTER: Final = click.option(
     "--after",
     type=_NAME,
@@ -105,7 +105,7 @@ _CALL: Final = click.option(
 _BODY: Final = click.option("--payload", metavar="TEXT|@FILE", help="What all of them get.")
 
 
-def task_options(command: Decorated) -> Decorated:
+def task_options(command: CommandFunction) -> CommandFunction:
     """The options of a task, but for its name."""
     for flag, kind, text in _OPTIONS:
         command = click.option(flag, type=kind, help=text)(command)
@@ -114,7 +114,7 @@ def task_options(command: Decorated) -> Decorated:
     return command
 
 
-def bundle_options(command: Decorated) -> Decorated:
+def bundle_options(command: CommandFunction) -> CommandFunction:
     """The same of tasks that are a payload: they run no command of ours."""
     for flag, kind, text in _OPTIONS:
         if flag != "--cwd":
@@ -124,35 +124,35 @@ def bundle_options(command: Decorated) -> Decorated:
     return command
 
 
-def terms_of(given: dict[str, Any]) -> dict[str, Any]:
+def task_keys(values: dict[str, Any]) -> dict[str, Any]:
     """The keys of a task that were given, without what it is to do."""
     plain = ("service", "lane", "priority", "due", "expiry", "retries", "backoff", "time_limit")
-    raw = {key: given[key] for key in (*plain, "slots", "cwd") if given.get(key) is not None}
-    if given["after"]:
-        raw["after"] = list(given["after"])
-    if given.get("env"):
-        raw["env"] = dict(given["env"])
+    raw = {key: values[key] for key in (*plain, "slots", "cwd") if values.get(key) is not None}
+    if values["after"]:
+        raw["after"] = list(values["after"])
+    if values.get("env"):
+        raw["env"] = dict(values["env"])
     return raw
 
 
-def check_work(words: tuple[str, ...], given: dict[str, Any]) -> None:
+def check_one_work(argv: tuple[str, ...], values: dict[str, Any]) -> None:
     """One thing to do."""
-    if given["call"] is not None and given["payload"] is not None:
+    if values["call"] is not None and values["payload"] is not None:
         raise UserError("give --call or --payload, not both")
-    if given["payload"] is not None and words:
+    if values["payload"] is not None and argv:
         raise UserError(
-            f"--payload goes without a command, and there is {shown(words[0])}; leave one out"
+            f"--payload goes without a command, and there is {shown(argv[0])}; leave one out"
         )
-    if given["call"] is None and given["payload"] is None and not words:
+    if values["call"] is None and values["payload"] is None and not argv:
         raise UserError("say what to do: a command after --, or --call, or --payload")
 
 
-def warn_of_stdin(talk: Talk, given: dict[str, Any], descriptor: int = 0) -> bool:
+def warn_unused_stdin(cli_context: CliContext, values: dict[str, Any], descriptor: int = 0) -> bool:
     """Warn that input at hand does not reach a command, and return whether that was needed. It may
     be a loop's: it is not read."""
-    is_lost = given["call"] is None and given["payload"] is None and _has_input(descriptor)
+    is_lost = values["call"] is None and values["payload"] is None and _has_input(descriptor)
     if is_lost:
-        talk.say(
+        cli_context.info(
             "taskyard: warning: stdin is not passed to the task: name a file in the command, or "
             "add </dev/null to silence this"
         )
@@ -173,16 +173,16 @@ def _has_input(descriptor: int) -> bool:
     return is_file and os.lseek(descriptor, 0, os.SEEK_CUR) == 0
 
 
-def payload_of(given: str) -> bytes:
+def read_payload_option(values: str) -> bytes:
     """The bytes of --payload: a text, or what a file has."""
-    if given.startswith("@"):
-        return Path(given[1:]).read_bytes()
-    return given.encode(errors="surrogateescape")
+    if values.startswith("@"):
+        return Path(values[1:]).read_bytes()
+    return values.encode(errors="surrogateescape")
 
 
-def arguments_of(words: tuple[str, ...]) -> list[object]:
+def parse_call_arguments(argv: tuple[str, ...]) -> list[object]:
     """The arguments of a call, each as JSON."""
-    return [_json(number, word) for number, word in enumerate(words, start=1)]
+    return [_json(number, word) for number, word in enumerate(argv, start=1)]
 
 
 def _json(number: int, word: str) -> object:

@@ -22,10 +22,10 @@ from taskyard.wire.work import encode_call, encode_command
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.cli.rows import Row
+    from taskyard.cli.rows import InputRow
 
 #: A template in doubled braces stands for itself in single ones. A column may have spaces inside.
-_PLACE: Final = re.compile(
+_PLACEHOLDER: Final = re.compile(
     r"(?<!\$)(?:\{\{(?P<literal>[\w./#-]*)\}\}|\{(?P<key>[\w./#-]*|[\w.-]+(?: [\w.-]+)+)\})"
 )
 
@@ -43,10 +43,10 @@ Encoder = "Callable[[Row], bytes]"
 
 def command_encoder(
     words: Sequence[str], env: dict[str, str] | None, cwd: str | None
-) -> Callable[[Row], bytes]:
+) -> Callable[[InputRow], bytes]:
     """Each row a command."""
 
-    def encode(row: Row) -> bytes:
+    def encode(row: InputRow) -> bytes:
         argv = [fill(word, row) for word in words]
         if not argv[0] or "\0" in "".join(argv):
             raise UserError(
@@ -60,33 +60,35 @@ def command_encoder(
 
 def call_encoder(
     call: str, words: Sequence[str], env: dict[str, str] | None, cwd: str | None
-) -> Callable[[Row], bytes]:
+) -> Callable[[InputRow], bytes]:
     """Each row a call of a function: a word that is one place is its value, others are JSON."""
     words = words or ["{}"]
-    constants = {word: _constant(word) for word in words if not _is_place(word)}
+    constants = {word: _constant(word) for word in words if not _is_placeholder(word)}
 
-    def encode(row: Row) -> bytes:
+    def encode(row: InputRow) -> bytes:
         arguments = [constants[word] if word in constants else _value(word, row) for word in words]
         return encode_call(call, arguments, None, env, cwd)
 
     return encode
 
 
-def payload_encoder(payload: str) -> Callable[[Row], bytes]:
+def payload_encoder(payload: str) -> Callable[[InputRow], bytes]:
     """Each row a payload."""
     return lambda row: fill(payload, row).encode(errors="surrogateescape")
 
 
-def lane_maker(template: str, campaign: str, service: str) -> Callable[[str, Row, bytes], str]:
+def lane_function(
+    template: str, campaign: str, service: str
+) -> Callable[[str, InputRow, bytes], str]:
     """The lane of each task, by its name, its row and its payload."""
     if not lanes.is_template(template):
         return lambda _name, _row, _payload: template
 
-    def lane_of(name: str, row: Row, payload: bytes) -> str:
+    def lane_of(name: str, row: InputRow, payload: bytes) -> str:
         always = {"name": name, "campaign": campaign, "service": service}
         line = {"": row.text, "#": row.number}
         line |= {key: part(row.text) for key, part in _PATH_PARTS.items()}
-        work = {**lanes.keys_of(payload), **(row.fields or {})}
+        work = {**lanes.payload_keys(payload), **(row.fields or {})}
         try:
             return lanes.expand(template, lanes.fields_of(work, always | line))
         except InvalidValue as bad:
@@ -114,13 +116,13 @@ def check_templates(words: Sequence[str], *, has_columns: bool) -> None:
 
 def _keys(word: str) -> list[str]:
     """Return the names of the templates in a word."""
-    found = [one["key"] for one in _PLACE.finditer(word)]
+    found = [one["key"] for one in _PLACEHOLDER.finditer(word)]
     return [key for key in found if key is not None and ".." not in key]
 
 
-def _is_place(word: str) -> bool:
+def _is_placeholder(word: str) -> bool:
     """Whether a word is one template and nothing else."""
-    return bool(_PLACE.fullmatch(word)) and bool(_keys(word))
+    return bool(_PLACEHOLDER.fullmatch(word)) and bool(_keys(word))
 
 
 def _constant(word: str) -> object:
@@ -133,12 +135,12 @@ def _constant(word: str) -> object:
         ) from None
 
 
-def fill(word: str, row: Row) -> str:
+def fill(word: str, row: InputRow) -> str:
     """The word with the row's values in their places."""
-    return _PLACE.sub(lambda found: _text(found, row), word) if "{" in word else word
+    return _PLACEHOLDER.sub(lambda found: _text(found, row), word) if "{" in word else word
 
 
-def _text(found: re.Match[str], row: Row) -> str:
+def _text(found: re.Match[str], row: InputRow) -> str:
     key = found["key"]
     if key is None:
         return f"{{{found['literal']}}}"
@@ -147,17 +149,17 @@ def _text(found: re.Match[str], row: Row) -> str:
     is_range, is_other = ".." in key, " " in key and key not in (row.fields or {})
     if is_range or is_other:  # a shell's {1..9}, or awk's {print x}
         return found[0]
-    value = _named(key, row)
+    value = _placeholder_value(key, row)
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _value(word: str, row: Row) -> object:
+def _value(word: str, row: InputRow) -> object:
     """What a word that is one place stands for, as it is."""
     key = word[1:-1]
-    return _named(key, row) if key else row.value
+    return _placeholder_value(key, row) if key else row.value
 
 
-def _named(key: str, row: Row) -> object:
+def _placeholder_value(key: str, row: InputRow) -> object:
     if key == "#":
         return row.number
     if key in _PATH_PARTS:
@@ -165,7 +167,7 @@ def _named(key: str, row: Row) -> object:
     return _field(key, row)
 
 
-def _field(key: str, row: Row) -> object:
+def _field(key: str, row: InputRow) -> object:
     fields = row.fields or {}
     if key not in fields:
         known = ", ".join(map(shown, fields)) or "{}: a line has no columns"

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
-from taskyard.cli.connecting import client_at
+from taskyard.cli.connecting import connect_to
 from taskyard.cli.daemons import listen_option, read_listen
 from taskyard.cli.local import (
     LOCK_FILE,
     UP_FILE,
-    Crew,
-    Staff,
+    Supervisor,
+    WorkerSpec,
     command_of,
-    hired,
-    on_duty,
-    reloaded_on_hangup,
-    terminated_like_interrupted,
+    hold_up_lock,
+    lock_holder,
+    reload_on_sighup,
+    sigterm_as_interrupt,
 )
 from taskyard.cli.options import (
     DURATION,
-    Talk,
+    CliContext,
     broker_timeout_option,
     quiet_option,
     setting_option,
@@ -36,7 +36,7 @@ from taskyard.cli.options import (
     verbose_option,
 )
 from taskyard.cli.printing import example
-from taskyard.cli.words import count, full_name, plain
+from taskyard.cli.words import escape_line, format_count, full_name
 from taskyard.client.client import Client
 from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS
@@ -49,7 +49,7 @@ from taskyard.settings.keys import PROCESSES_MAX, SLOTS_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
 
 #: In the state directory: what a detached `up` and its processes have to say.
 LOG_FILE: Final = "log/up.log"
@@ -58,10 +58,10 @@ LOG_FILE: Final = "log/up.log"
 READY_SECONDS: Final = 600.0
 
 #: How often to look whether something is ready, or has ended.
-LOOK_SECONDS: Final = 0.05
+POLL_SECONDS: Final = 0.05
 
 #: Tasks that were cut short and are told by name.
-CUT_SHOWN_MAX: Final = 10
+INTERRUPTED_SHOWN_MAX: Final = 10
 
 #: What is sent to end something, and how long it has to follow.
 _SIGNALS: Final = ((signal.SIGTERM, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))
@@ -103,7 +103,7 @@ _SIGNALS: Final = ((signal.SIGTERM, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKIL
 @quiet_option
 @click.pass_obj
 def up(  # noqa: PLR0913  # an argument an option
-    talk: Talk,
+    cli_context: CliContext,
     *,
     workers: int,
     slots: int | None,
@@ -125,42 +125,48 @@ def up(  # noqa: PLR0913  # an argument an option
     read_listen(listen)  # what is wrong with it is better said before anything is started
     if detach:
         arguments = ["up", "--workers", str(workers), "--state", str(state)]
-        arguments += _given(slots=slots, listen=listen, allow=allow, service=services)
-        arguments += _given(config=talk.config) + ([] if listen else ["--native-only"])
-        _detach(talk, state, workers, arguments)
+        arguments += _as_arguments(slots=slots, listen=listen, allow=allow, service=services)
+        arguments += _as_arguments(config=cli_context.config) + (
+            [] if listen else ["--native-only"]
+        )
+        _detach(cli_context, state, workers, arguments)
         return None
-    staff = Staff(workers, slots, allow, services)
-    with terminated_like_interrupted():
-        return _stay(talk, state, staff, listen)
+    worker_spec = WorkerSpec(workers, slots, allow, services)
+    with sigterm_as_interrupt():
+        return _run_until_stopped(cli_context, state, worker_spec, listen)
 
 
-def _stay(talk: Talk, state: Path, staff: Staff, listen: tuple[str, ...]) -> ExitCode | None:
-    crew = Crew(state, _with_time(talk.say), listen, talk.config)
+def _run_until_stopped(
+    cli_context: CliContext, state: Path, worker_spec: WorkerSpec, listen: tuple[str, ...]
+) -> ExitCode | None:
+    supervisor = Supervisor(state, _with_time(cli_context.info), listen, cli_context.config)
     try:
-        with on_duty(state), reloaded_on_hangup(crew.reload), crew:
-            crew.start_broker()
-            crew.start_workers(staff)
-            for line in crew.listening:
+        with hold_up_lock(state), reload_on_sighup(supervisor.reload), supervisor:
+            supervisor.start_broker()
+            supervisor.start_workers(worker_spec)
+            for line in supervisor.listening:
                 click.echo(line)
-            talk.say(f"{count(staff.workers, 'worker')} started; Ctrl-C stops them")
-            crew.broker.ended.wait()
+            cli_context.info(
+                f"{format_count(worker_spec.workers, 'worker')} started; Ctrl-C stops them"
+            )
+            supervisor.broker.ended.wait()
     except KeyboardInterrupt:
         return None
-    status = crew.broker.status
+    status = supervisor.broker.status
     return ExitCode(status) if status in set(ExitCode) else ExitCode.STATE_DAMAGED
 
 
-def _with_time(say: Callable[[str], None]) -> Callable[[str], None]:
+def _with_time(info: Callable[[str], None]) -> Callable[[str], None]:
     """In a log it matters when something happened."""
     if sys.stderr.isatty():
-        return say
-    return lambda line: say(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}")
+        return info
+    return lambda line: info(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}")
 
 
 # In the background.
 
 
-def _given(**options: object) -> list[str]:
+def _as_arguments(**options: object) -> list[str]:
     """Options as they were given on a command line."""
     words: list[str] = []
     for name, value in options.items():
@@ -170,9 +176,9 @@ def _given(**options: object) -> list[str]:
     return words
 
 
-def _detach(talk: Talk, state: Path, workers: int, arguments: list[str]) -> None:
+def _detach(cli_context: CliContext, state: Path, workers: int, arguments: list[str]) -> None:
     """Start the same command once more, without us, and wait until it is ready."""
-    _refuse_second(state)
+    _check_not_running(state)
     make_private_directory(state)
     check_owner(state)
     log = state / LOG_FILE
@@ -188,14 +194,14 @@ def _detach(talk: Talk, state: Path, workers: int, arguments: list[str]) -> None
             start_new_session=True,
         )
     _await_ready(child, state, workers, lambda: _last_line(log, began))
-    talk.say(
-        f"up: {count(workers, 'worker')}, process {child.pid}, log in {log}; "
+    cli_context.info(
+        f"up: {format_count(workers, 'worker')}, process {child.pid}, log in {log}; "
         f"`taskyard down --state {state}` stops it"
     )
 
 
-def _refuse_second(state: Path) -> None:
-    holder = hired(state / UP_FILE)
+def _check_not_running(state: Path) -> None:
+    holder = lock_holder(state / UP_FILE)
     if holder is not None:
         raise UserError(
             f"`taskyard up` runs on {state} already, as process {holder}; "
@@ -206,13 +212,13 @@ def _refuse_second(state: Path) -> None:
 def _await_ready(
     child: subprocess.Popen[bytes], state: Path, workers: int, last_line: Callable[[], str]
 ) -> None:
-    ends = time.monotonic() + READY_SECONDS
-    for _ in _looks(ends):
+    deadline = time.monotonic() + READY_SECONDS
+    for _ in _poll_until(deadline):
         status = child.poll()
         if status is not None:
             said = last_line() or f"it ended with exit status {status}"
-            raise _ended(status, said.removeprefix("taskyard: "))
-        if hired(state / UP_FILE) == child.pid and _ready_workers(state) >= workers:
+            raise _startup_error(status, said.removeprefix("taskyard: "))
+        if lock_holder(state / UP_FILE) == child.pid and _ready_workers(state) >= workers:
             return
     raise TimedOut(
         f"`up` (process {child.pid}) is not ready after {READY_SECONDS:g} s; see its log in "
@@ -220,7 +226,7 @@ def _await_ready(
     )
 
 
-def _ended(status: int, said: str) -> TaskyardError:
+def _startup_error(status: int, said: str) -> TaskyardError:
     """The same error as the process in the background had."""
     error = TaskyardError(said)
     error.exit_code = (  # type: ignore[misc]  # of this one alone
@@ -232,13 +238,13 @@ def _ended(status: int, said: str) -> TaskyardError:
 def _ready_workers(state: Path) -> int:
     """How many workers the broker knows; -1 while there is none."""
     try:
-        with Client(state=state, timeout=1, report=_ignore) as client:
+        with Client(state=state, timeout=1, report=_ignore_report) as client:
             return int(client.status()["workers"])
     except NoBroker:
         return -1
 
 
-def _ignore(_report: str) -> None:
+def _ignore_report(_report: str) -> None:
     """Print nothing of a broker that is being started."""
 
 
@@ -249,10 +255,10 @@ def _last_line(log: Path, began: int) -> str:
     return next((line for line in reversed(lines) if line), "")
 
 
-def _looks(ends: float) -> Iterator[None]:
-    while time.monotonic() < ends:
+def _poll_until(deadline: float) -> Iterator[None]:
+    while time.monotonic() < deadline:
         yield
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 # Down.
@@ -267,53 +273,62 @@ def _looks(ends: float) -> Iterator[None]:
 @verbose_option
 @quiet_option
 @click.pass_obj
-def down(talk: Talk, *, state: Path, timeout: int) -> ExitCode | None:
+def down(cli_context: CliContext, *, state: Path, timeout: int) -> ExitCode | None:
     """Stop what runs on a state directory, when running tasks are done.
 
     Workers get no more tasks, finish what they hold, and leave; then the broker ends. After
     --timeout everything is ended by signal: what ran is given back, and is done again after the
     next start. Then it says what was cut short, and exits 4. If nothing runs there it exits 3.
     """
-    talk.interrupted = "interrupted; it stops when what runs is done: `taskyard down` waits again"
-    holders = {name: pid for name in (UP_FILE, LOCK_FILE) if (pid := hired(state / name))}
+    cli_context.interrupt_message = (
+        "interrupted; it stops when what runs is done: `taskyard down` waits again"
+    )
+    holders = {name: pid for name in (UP_FILE, LOCK_FILE) if (pid := lock_holder(state / name))}
     if not holders:
         raise NoBroker(f"nothing runs on state directory {state}; give --state if it is another")
     try:
-        with client_at(talk, endpoints.native_endpoint(state)) as client:
-            return _down(talk, client, state, timeout / SECOND_NS)
+        with connect_to(cli_context, endpoints.native_endpoint(state)) as client:
+            return _down(cli_context, client, state, timeout / SECOND_NS)
     except NoBroker:
-        talk.say("the broker does not answer; ending it by signal")
-        _end(talk, state)
+        cli_context.info("the broker does not answer; ending it by signal")
+        _stop_by_signal(cli_context, state)
         return None
 
 
-def _down(talk: Talk, client: Client, state: Path, seconds: float) -> ExitCode | None:
+def _down(cli_context: CliContext, client: Client, state: Path, seconds: float) -> ExitCode | None:
     out = client.status()["counts"]["leased"]
     workers = client.drain()
     if out:
-        talk.say(f"waiting for {count(workers, 'worker')} to finish {count(out, 'task')}")
+        cli_context.info(
+            f"waiting for {format_count(workers, 'worker')} to finish {format_count(out, 'task')}"
+        )
     if _is_free(state, seconds):
-        talk.say("all is stopped")
+        cli_context.info("all is stopped")
         return None
-    names = _within(1.0, lambda: _names_out(client)) or []
-    _end(talk, state)
+    names = _reply_within(1.0, lambda: _leased_names(client)) or []
+    _stop_by_signal(cli_context, state)
     if not names:
         return None
-    more = f" and {len(names) - CUT_SHOWN_MAX:,} more" if len(names) > CUT_SHOWN_MAX else ""
+    more = (
+        f" and {len(names) - INTERRUPTED_SHOWN_MAX:,} more"
+        if len(names) > INTERRUPTED_SHOWN_MAX
+        else ""
+    )
     raise TimedOut(
-        f"{count(len(names), 'task')} cut short after {seconds:g} s, to be done again after the "
-        f"next start: {', '.join(names[:CUT_SHOWN_MAX])}{more}"
+        f"{format_count(len(names), 'task')} cut short after {seconds:g} s, to be done again after "
+        f"the "
+        f"next start: {', '.join(names[:INTERRUPTED_SHOWN_MAX])}{more}"
     )
 
 
-def _names_out(client: Client) -> list[str]:
+def _leased_names(client: Client) -> list[str]:
     scope = Scope(states=(TaskState.LEASED,))
-    return [plain(full_name(task)) for task in client.tasks(scope)]
+    return [escape_line(full_name(task)) for task in client.tasks(scope)]
 
 
-def _within(seconds: float, ask: Callable[[], Answer]) -> Answer | None:
+def _reply_within(seconds: float, ask: Callable[[], Reply]) -> Reply | None:
     """The answer of a broker that may go before it gives one; None if it did."""
-    answers: list[Answer] = []
+    answers: list[Reply] = []
     thread = threading.Thread(target=lambda: answers.append(ask()), daemon=True)
     thread.start()
     thread.join(seconds)
@@ -324,26 +339,27 @@ def _is_free(state: Path, seconds: float) -> bool:
     """Wait until nobody holds the state directory."""
     files = (state / UP_FILE, state / LOCK_FILE)
     return any(
-        all(hired(file) is None for file in files) for _ in _looks(time.monotonic() + seconds)
+        all(lock_holder(file) is None for file in files)
+        for _ in _poll_until(time.monotonic() + seconds)
     )
 
 
-def _end(talk: Talk, state: Path) -> None:
+def _stop_by_signal(cli_context: CliContext, state: Path) -> None:
     """By signal: twice for `up`, whose workers then give back what runs; at last by SIGKILL."""
     for number, seconds in _SIGNALS:
         _signal(state, number)
         if _is_free(state, seconds):
-            talk.say("all is stopped")
+            cli_context.info("all is stopped")
             return
-    raise TimedOut(f"what runs on {state} does not end; see `ps` for process {_holder(state)}")
+    raise TimedOut(f"what runs on {state} does not end; see `ps` for process {_owner_pid(state)}")
 
 
-def _holder(state: Path) -> int | None:
+def _owner_pid(state: Path) -> int | None:
     """Who is to be told: `up` if it runs, else the broker. Whoever holds the lock is ours."""
-    return hired(state / UP_FILE) or hired(state / LOCK_FILE)
+    return lock_holder(state / UP_FILE) or lock_holder(state / LOCK_FILE)
 
 
 def _signal(state: Path, number: int) -> None:
-    holder = _holder(state)
+    holder = _owner_pid(state)
     if holder:
         os.kill(holder, number)

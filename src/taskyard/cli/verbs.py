@@ -5,81 +5,97 @@ The line of help is here as well, so that listing the verbs imports none of them
 order in which a newcomer meets them.
 """
 
-from taskyard.cli.lazy import Verb
+from taskyard.cli.lazy import LazyCommand
 
-VERBS: dict[str, Verb] = {
-    "demo": Verb(
+COMMANDS: dict[str, LazyCommand] = {
+    "demo": LazyCommand(
         "taskyard.cli.demo:demo",
         "Show everything once: a campaign, a broker that is killed, and what is left of it.",
     ),
-    "run": Verb("taskyard.cli.run:run", "Run a campaign's file from beginning to end."),
-    "map": Verb(
+    "run": LazyCommand("taskyard.cli.run:run", "Run a campaign's file from beginning to end."),
+    "map": LazyCommand(
         "taskyard.cli.mapping:map_rows", "Run a command for every line of a file, or of stdin."
     ),
-    "up": Verb("taskyard.cli.up:up", "Run a broker and workers until they are stopped."),
-    "down": Verb(
+    "up": LazyCommand("taskyard.cli.up:up", "Run a broker and workers until they are stopped."),
+    "down": LazyCommand(
         "taskyard.cli.up:down",
         "Stop what runs on a state directory, when running tasks are done.",
     ),
-    "submit": Verb("taskyard.cli.submit:submit", "Submit one task, and print its name."),
-    "bundle": Verb(
+    "submit": LazyCommand("taskyard.cli.submit:submit", "Submit one task, and print its name."),
+    "bundle": LazyCommand(
         "taskyard.cli.bundle:bundle",
         "Submit one payload for many recipients, and print the bundle's name.",
     ),
-    "load": Verb("taskyard.cli.load:load", "Load a graph of tasks from a file."),
-    "wait": Verb(
+    "load": LazyCommand("taskyard.cli.load:load", "Load a graph of tasks from a file."),
+    "wait": LazyCommand(
         "taskyard.cli.waiting:wait",
         "Wait until tasks are settled: some by name, a campaign, or all that there are.",
     ),
-    "watch": Verb("taskyard.cli.watch:watch", "Show what happens, as it happens."),
-    "list": Verb(
+    "watch": LazyCommand("taskyard.cli.watch:watch", "Show what happens, as it happens."),
+    "list": LazyCommand(
         "taskyard.cli.looking:list_tasks", "List tasks, in the order of their submission."
     ),
-    "show": Verb("taskyard.cli.looking:show", "Show all that is known of a task."),
-    "result": Verb("taskyard.cli.looking:result", "Print the result of a task, byte for byte."),
-    "log": Verb("taskyard.cli.looking:log", "Print the end of what a task printed."),
-    "why": Verb("taskyard.cli.looking:why", "Say why a task is where it is, in a sentence."),
-    "status": Verb("taskyard.cli.looking:status", "Say how many tasks there are in each state."),
-    "workers": Verb("taskyard.cli.looking:workers", "List the workers."),
-    "services": Verb(
+    "show": LazyCommand("taskyard.cli.looking:show", "Show all that is known of a task."),
+    "result": LazyCommand(
+        "taskyard.cli.looking:result", "Print the result of a task, byte for byte."
+    ),
+    "log": LazyCommand("taskyard.cli.looking:log", "Print the end of what a task printed."),
+    "why": LazyCommand("taskyard.cli.looking:why", "Say why a task is where it is, in a sentence."),
+    "status": LazyCommand(
+        "taskyard.cli.looking:status", "Say how many tasks there are in each state."
+    ),
+    "workers": LazyCommand("taskyard.cli.looking:workers", "List the workers."),
+    "services": LazyCommand(
         "taskyard.cli.services:services", "List the services, with what waits and who works."
     ),
-    "lanes": Verb("taskyard.cli.lanes:lanes", "List the lanes, with what waits in them and why."),
-    "retry": Verb("taskyard.cli.acting:retry", "Try failed tasks again, and delayed ones now."),
-    "cancel": Verb("taskyard.cli.acting:cancel", "Cancel tasks, and all that wait for them."),
-    "move": Verb("taskyard.cli.acting:move", "Put tasks into another lane, or another service."),
-    "expire": Verb("taskyard.cli.acting:expire", "Give up tasks, as if they were too old."),
-    "pause": Verb(
+    "lanes": LazyCommand(
+        "taskyard.cli.lanes:lanes", "List the lanes, with what waits in them and why."
+    ),
+    "retry": LazyCommand(
+        "taskyard.cli.acting:retry", "Try failed tasks again, and delayed ones now."
+    ),
+    "cancel": LazyCommand(
+        "taskyard.cli.acting:cancel", "Cancel tasks, and all that wait for them."
+    ),
+    "move": LazyCommand(
+        "taskyard.cli.acting:move", "Put tasks into another lane, or another service."
+    ),
+    "expire": LazyCommand("taskyard.cli.acting:expire", "Give up tasks, as if they were too old."),
+    "pause": LazyCommand(
         "taskyard.cli.pausing:pause", "Give workers nothing more of a service, a lane, or at all."
     ),
-    "resume": Verb("taskyard.cli.pausing:resume", "Undo a pause."),
-    "drain": Verb("taskyard.cli.acting:drain", "Give workers no more tasks, and send them home."),
-    "broker": Verb("taskyard.cli.broker:broker", "Run a broker in the foreground."),
-    "worker": Verb("taskyard.cli.worker:worker", "Do the tasks of a broker, in the foreground."),
-    "relay": Verb(
+    "resume": LazyCommand("taskyard.cli.pausing:resume", "Undo a pause."),
+    "drain": LazyCommand(
+        "taskyard.cli.acting:drain", "Give workers no more tasks, and send them home."
+    ),
+    "broker": LazyCommand("taskyard.cli.broker:broker", "Run a broker in the foreground."),
+    "worker": LazyCommand(
+        "taskyard.cli.worker:worker", "Do the tasks of a broker, in the foreground."
+    ),
+    "relay": LazyCommand(
         "taskyard.cli.relay:relay", "Hand messages on between WMP workers and their managers."
     ),
-    "rr": Verb(
+    "rr": LazyCommand(
         "taskyard.cli.rr:rr",
         "Run a round-robin server, its workers and its clients, each with a prompt.",
     ),
-    "config": Verb(
+    "config": LazyCommand(
         "taskyard.cli.config:config", "Show every setting, its value and where that came from."
     ),
-    "keys": Verb(
+    "keys": LazyCommand(
         "taskyard.cli.keys:keys", "Make keys for guests of a broker, list and revoke them."
     ),
-    "journal": Verb(
+    "journal": LazyCommand(
         "taskyard.cli.journal:journal", "Care for a state directory: check, export, compact."
     ),
-    "pipeline": Verb(
+    "pipeline": LazyCommand(
         "taskyard.cli.pipeline:pipeline",
         "Run bulk data work on Spark: campaigns in, history to tables, reports, planning, fleets.",
     ),
-    "completion": Verb(
+    "completion": LazyCommand(
         "taskyard.cli.completion:completion", "Print what lets a shell complete what is typed."
     ),
-    "bench": Verb(
+    "bench": LazyCommand(
         "taskyard.bench.cli:main", "Measure Taskyard, side by side with what it should reach."
     ),
 }

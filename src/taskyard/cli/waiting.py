@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import click
 
-from taskyard.cli.choosing import scope_from, subject_options
+from taskyard.cli.choosing import target_options, to_scope
 from taskyard.cli.completion import complete_name
-from taskyard.cli.options import DURATION, Talk, broker_options
+from taskyard.cli.options import DURATION, CliContext, broker_options
 from taskyard.cli.printing import example, print_document
-from taskyard.cli.progress import Meter, summary_of
-from taskyard.cli.reaching import connected
-from taskyard.cli.words import count, full_name, plain, span
+from taskyard.cli.progress import ProgressBar, format_counts
+from taskyard.cli.reaching import connect_client
+from taskyard.cli.words import escape_line, format_count, format_duration, full_name
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.errors import (
@@ -36,32 +36,32 @@ if TYPE_CHECKING:
     from taskyard.core.events import Scope
 
 #: How often the progress is looked at: a bar should move, and the broker has better to do.
-LOOK_SECONDS: Final = 0.5
+POLL_SECONDS: Final = 0.5
 
 #: The same where the broker does not tell when all is settled, at first; it doubles.
 _LOOK_SECONDS_FIRST: Final = 0.02
 
 #: Failures that are named; the others are counted.
-FAILURES_NAMED: Final = 10
+FAILURES_LISTED_MAX: Final = 10
 
 #: After the time of --timeout, a broker that is there has answered by then.
-ANSWER_SECONDS: Final = 1.0
+REPLY_SECONDS: Final = 1.0
 
 _RUNNABLE: Final = ("delayed", "ready", "leased")
 
 
 @click.command(epilog=example("wait fetch-a fetch-b", "wait --campaign thumbs --timeout 1h30m"))
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
-@subject_options
+@target_options
 @click.option("--timeout", type=DURATION, help="Wait no longer than this: 90s, 5m.")
 @broker_options
 @click.pass_obj
 def wait(
-    talk: Talk,
+    cli_context: CliContext,
     /,
     names: tuple[str, ...],
     timeout: int | None,
-    **given: Any,  # noqa: ANN401  # the options of a scope
+    **values: Any,  # noqa: ANN401  # the options of a scope
 ) -> ExitCode:
     """Wait until tasks are settled: some by name, a campaign, or all that there are.
 
@@ -71,26 +71,27 @@ def wait(
     any more without somebody's help. Exit 0 if all are done, 1 if some failed or wait behind a
     failure, 5 if some were cancelled and none failed, 4 if the time is up.
     """
-    if names and any(given.values()):
+    if names and any(values.values()):
         raise UserError(
             "names and options both choose tasks: give names, or --campaign, --service, --lane or "
             "--match"
         )
-    talk.interrupted = "interrupted; the tasks go on"
-    with connected(talk) as client:
-        group = _chosen(client, names, given)
-        ends = None if timeout is None else time.monotonic() + timeout / SECOND_NS
-        settled = wait_for(talk, group, ends)
-        report(talk, "wait", group, settled=settled)
+    cli_context.interrupt_message = "interrupted; the tasks go on"
+    with connect_client(cli_context) as client:
+        target = _target_from_options(client, names, values)
+        deadline = None if timeout is None else time.monotonic() + timeout / SECOND_NS
+        settled = wait_for(cli_context, target, deadline)
+        report(cli_context, "wait", target, settled=settled)
     if timeout is not None and not settled:
         raise TimedOut(
-            f"{count(group.unsettled(), 'task')} not settled after {span(timeout / SECOND_NS)}; "
+            f"{format_count(target.unsettled(), 'task')} not settled after "
+            f"{format_duration(timeout / SECOND_NS)}; "
             "`taskyard why NAME` says what one waits for"
         )
-    return group.exit_code()
+    return target.exit_code()
 
 
-class Group(Protocol):
+class WaitTarget(Protocol):
     """Tasks that somebody waits for together."""
 
     #: What to call them, and what a summary of them opens with.
@@ -101,7 +102,7 @@ class Group(Protocol):
     #: How many of the blocked ones are behind a failure, as far as is known.
     behind_failure: int
 
-    def look(self, seconds: float, timeout: float | None = None) -> bool:
+    def poll(self, seconds: float, timeout: float | None = None) -> bool:
         """Wait up to `seconds`, count, and return whether all are settled. Raises `TimedOut` if
         the broker does not answer within `timeout` seconds."""
 
@@ -116,7 +117,7 @@ class Group(Protocol):
     def exit_code(self) -> ExitCode: ...
 
 
-class _Counted:
+class _TargetBase:
     """What groups have in common."""
 
     def __init__(self, client: Client, label: str) -> None:
@@ -131,7 +132,7 @@ class _Counted:
 
     def _failed(self, scope: Scope) -> Iterator[tuple[str, str]]:
         """Yield the tasks of a scope and their reasons; none while the broker does not answer."""
-        if self.client.silent_since is None:
+        if self.client.unanswered_since is None:
             for view in self.client.tasks(scope):
                 yield full_name(view), view["reason"]
 
@@ -142,19 +143,19 @@ class _Counted:
     def exit_code(self) -> ExitCode:
         if self.counts["failed"] or self.counts["blocked"]:
             return ExitCode.TASK_FAILED
-        return ExitCode.CANCELLED if self.counts["cancelled"] else ExitCode.GOOD
+        return ExitCode.CANCELLED if self.counts["cancelled"] else ExitCode.OK
 
 
-class _Everything(_Counted):
+class _AllTasks(_TargetBase):
     """All tasks of the broker. It does not tell when they are settled: it is asked."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client, "all tasks")
         self._pause = 0.0
 
-    def look(self, seconds: float, timeout: float | None = None) -> bool:
+    def poll(self, seconds: float, timeout: float | None = None) -> bool:
         time.sleep(min(seconds, self._pause))
-        self._pause = min(LOOK_SECONDS, max(_LOOK_SECONDS_FIRST, 2 * self._pause))
+        self._pause = min(POLL_SECONDS, max(_LOOK_SECONDS_FIRST, 2 * self._pause))
         status = self.client.status(timeout)
         self.counts, self.behind_failure = status["counts"], status["behind_failure"]
         return not self.unsettled()
@@ -163,17 +164,17 @@ class _Everything(_Counted):
         return self._failed(_scope(states=[TaskState.FAILED]))
 
 
-class _Campaign(_Counted):
+class _CampaignTasks(_TargetBase):
     """The tasks of a campaign."""
 
     def __init__(self, client: Client, campaign: str) -> None:
         super().__init__(client, f"campaign {campaign}")
-        self.title = f"campaign {plain(campaign)}: "
+        self.title = f"campaign {escape_line(campaign)}: "
         self.campaign = campaign
         if next(client.tasks(_scope(campaign=campaign)), None) is None and not self._count():
             raise UserError(f"no campaign is called {campaign}; `taskyard status` lists them")
 
-    def look(self, seconds: float, timeout: float | None = None) -> bool:
+    def poll(self, seconds: float, timeout: float | None = None) -> bool:
         settled = True
         try:
             self.client.wait_campaign(self.campaign, seconds)
@@ -196,20 +197,20 @@ class _Campaign(_Counted):
         return self._failed(_scope(campaign=self.campaign, states=[TaskState.FAILED]))
 
 
-class _Named(_Counted):
+class _NamedTasks(_TargetBase):
     """Tasks by their names."""
 
     def __init__(self, client: Client, names: Sequence[str]) -> None:
-        super().__init__(client, count(len(names), "task"))
+        super().__init__(client, format_count(len(names), "task"))
         self._waiting: set[Future] = set(client.futures(list(dict.fromkeys(names))))
         self._ended: Counter[str] = Counter()
         self._failures: list[tuple[str, str]] = []
 
-    def look(self, seconds: float, timeout: float | None = None) -> bool:  # noqa: ARG002  # a Group's
+    def poll(self, seconds: float, timeout: float | None = None) -> bool:  # noqa: ARG002  # a Group's
         settled, waiting = concurrent.futures.wait(self._waiting, seconds)
         self._waiting = waiting  # type: ignore[assignment]  # the same ones
         for future in settled:
-            self._note(future)  # type: ignore[arg-type]
+            self._on_settled(future)  # type: ignore[arg-type]
         self.counts |= {state: self._ended[state] for state in ("done", "failed", "cancelled")}
         self.behind_failure = self._ended["blocked"]
         self.counts["blocked"] = self.behind_failure
@@ -218,7 +219,7 @@ class _Named(_Counted):
 
     def count_waiting(self) -> None:
         """Count the tasks that are not settled by their states, as the broker has them now."""
-        if self.client.silent_since is not None:
+        if self.client.unanswered_since is not None:
             return
         found = self.client.results([future.full_name for future in self._waiting])
         states = Counter(TaskState(one.state).name.lower() for one in found.values())
@@ -226,7 +227,7 @@ class _Named(_Counted):
             self.counts[state] = states[state]
         self.counts["blocked"] = self.behind_failure + states["blocked"]
 
-    def _note(self, future: Future) -> None:
+    def _on_settled(self, future: Future) -> None:
         error = None if future.cancelled() else future.exception()
         if future.cancelled():
             self._ended["cancelled"] += 1
@@ -244,66 +245,74 @@ class _Named(_Counted):
         yield from self._failures
 
 
-def group_of(client: Client, names: Sequence[str] = (), campaign: str | None = None) -> Group:
+def wait_target(
+    client: Client, names: Sequence[str] = (), campaign: str | None = None
+) -> WaitTarget:
     """Those tasks, that campaign, or everything."""
     if names:
-        return _Named(client, names)
-    return _Everything(client) if campaign is None else _Campaign(client, campaign)
+        return _NamedTasks(client, names)
+    return _AllTasks(client) if campaign is None else _CampaignTasks(client, campaign)
 
 
-def _chosen(client: Client, names: Sequence[str], given: dict[str, Any]) -> Group:
+def _target_from_options(
+    client: Client, names: Sequence[str], values: dict[str, Any]
+) -> WaitTarget:
     """Those tasks, a campaign as a whole, or what fits by now."""
-    if not any(given[key] for key in ("service", "lane", "match")):
-        return group_of(client, client.resolve(names), given["campaign"])
-    found = [full_name(view) for view in client.tasks(scope_from(given))]
+    if not any(values[key] for key in ("service", "lane", "match")):
+        return wait_target(client, client.resolve(names), values["campaign"])
+    found = [full_name(view) for view in client.tasks(to_scope(values))]
     if not found:
         raise UserError("no task fits that; `taskyard list` with the same options shows which do")
-    return _Named(client, found)
+    return _NamedTasks(client, found)
 
 
-def wait_for(talk: Talk, group: Group, ends: float | None = None) -> bool:
+def wait_for(cli_context: CliContext, target: WaitTarget, deadline: float | None = None) -> bool:
     """Wait until a group is settled, or until the time is up; show how far it is."""
-    with Meter(talk, group.label) as meter:
+    with ProgressBar(cli_context, target.label) as meter:
         while True:
-            left = None if ends is None else max(0.0, ends - time.monotonic())
-            timeout = None if left is None else left + ANSWER_SECONDS
-            seconds = LOOK_SECONDS if left is None else min(LOOK_SECONDS, left)
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            timeout = None if left is None else left + REPLY_SECONDS
+            seconds = POLL_SECONDS if left is None else min(POLL_SECONDS, left)
             try:
-                if group.look(seconds, timeout):
+                if target.poll(seconds, timeout):
                     return True
             except TimedOut:
                 return False
-            meter.count(group.counts, sum(group.counts.values()), group.behind_failure)
-            if ends is not None and time.monotonic() >= ends:
-                group.count_waiting()
+            meter.count(target.counts, sum(target.counts.values()), target.behind_failure)
+            if deadline is not None and time.monotonic() >= deadline:
+                target.count_waiting()
                 return False
 
 
-def report(talk: Talk, verb: str, group: Group, *, settled: bool, **more: object) -> None:
+def report(
+    cli_context: CliContext, command: str, target: WaitTarget, *, settled: bool, **more: object
+) -> None:
     """Say what has become of a group."""
-    if talk.as_json:
-        counts = {"counts": group.counts, "behind_failure": group.behind_failure}
-        print_document(verb, settled=settled, **counts, **more)
+    if cli_context.as_json:
+        counts = {"counts": target.counts, "behind_failure": target.behind_failure}
+        print_document(command, settled=settled, **counts, **more)
         return
-    if talk.quiet:
+    if cli_context.quiet:
         return
-    click.echo(f"{group.title}{summary_of(group.counts, group.behind_failure)}", err=True)
-    name_failures(group)
+    click.echo(f"{target.title}{format_counts(target.counts, target.behind_failure)}", err=True)
+    print_failures(target)
 
 
-def name_failures(group: Group) -> None:
+def print_failures(target: WaitTarget) -> None:
     """Name some of the failed tasks, with their reasons."""
-    failed = group.counts["failed"]
+    failed = target.counts["failed"]
     if not failed:
         return
-    for _, (name, reason) in zip(range(FAILURES_NAMED), group.failures(), strict=False):
-        click.echo(f"  {plain(name)} failed: {plain(reason) or 'no reason given'}", err=True)
-    if failed > FAILURES_NAMED:
-        more = f"  and {failed - FAILURES_NAMED:,} more; `taskyard list --failed` names them"
+    for _, (name, reason) in zip(range(FAILURES_LISTED_MAX), target.failures(), strict=False):
+        click.echo(
+            f"  {escape_line(name)} failed: {escape_line(reason) or 'no reason values'}", err=True
+        )
+    if failed > FAILURES_LISTED_MAX:
+        more = f"  and {failed - FAILURES_LISTED_MAX:,} more; `taskyard list --failed` names them"
         click.echo(more, err=True)
 
 
-def _scope(**given: Any) -> Scope:  # noqa: ANN401  # handed on
+def _scope(**values: Any) -> Scope:  # noqa: ANN401  # handed on
     from taskyard.client.asking import scope_of  # noqa: PLC0415  # a shell completes without it
 
-    return scope_of(**given)
+    return scope_of(**values)

@@ -20,12 +20,12 @@ _SHORT_SECONDS: Final = 10
 _SPECIAL: Final = re.compile(r"[*?[]")
 
 
-def as_pattern(text: str) -> str:
+def escape_pattern(text: str) -> str:
     """A pattern that this text alone fits."""
     return _SPECIAL.sub(lambda found: f"[{found[0]}]", text)
 
 
-def plain(text: str) -> str:
+def escape_line(text: str) -> str:
     """A text on one line, with everything that a terminal would act on as an escape."""
     if text.isprintable():
         return text
@@ -36,18 +36,18 @@ def _escape(character: str) -> str:
     return character.encode("unicode_escape", "backslashreplace").decode()
 
 
-def count(number: int, thing: str) -> str:
+def format_count(number: int, thing: str) -> str:
     """`1 task`, `2,000 tasks`."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
-def slots_in_use(one: dict[str, Any]) -> str:
+def format_slots(one: dict[str, Any]) -> str:
     """`3 of 4`, of a worker or of all workers of a service. What they have ahead takes no slot."""
     used, slots = one["slots_used"], one["slots"]
     return f"{min(used, slots)} of {slots}" if slots else str(used)
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """How long something takes, in two units at most."""
     if seconds < _SHORT_SECONDS:
         return f"{seconds:.1f} s"
@@ -68,6 +68,6 @@ def full_name(view: Mapping[str, Any]) -> str:
     return spelling(str(view["campaign"]), str(view["name"]))
 
 
-def names_of(view: Mapping[str, Any]) -> dict[str, str]:
+def task_name_fields(view: Mapping[str, Any]) -> dict[str, str]:
     """Return the fields that name a task in a document."""
     return {"name": view["name"], "campaign": view["campaign"]}

@@ -7,10 +7,10 @@ import click
 
 from taskyard.cli import foreign
 from taskyard.cli.daemons import check_dialect, log_to_stderr, until_eof_option
-from taskyard.cli.foreign import Given
+from taskyard.cli.foreign import WorkerOptions
 from taskyard.cli.options import (
     DURATION,
-    Talk,
+    CliContext,
     broker_state_option,
     config_option,
     key_option,
@@ -25,7 +25,7 @@ from taskyard.errors import UserError
 from taskyard.settings.keys import SLOTS_MAX
 from taskyard.settings.load import HEARTBEATS_PER_LEASE_MIN
 from taskyard.wire.pickled import PICKLE
-from taskyard.worker.serve import name_for, serve
+from taskyard.worker.serve import name_for_key, serve
 
 
 @click.command(epilog=example("worker --slots 4 --allow imaging --state ./.taskyard"))
@@ -102,7 +102,7 @@ from taskyard.worker.serve import name_for, serve
 @verbose_option
 @quiet_option
 @click.pass_obj
-def worker(talk: Talk, /, **options: Any) -> None:  # noqa: ANN401  # as `Given` says
+def worker(cli_context: CliContext, /, **options: Any) -> None:  # noqa: ANN401  # as `WorkerOptions` says
     """Do the tasks of a broker, in the foreground.
 
     Programs (service exec) run in the directory in which the worker was started. Functions (service
@@ -120,57 +120,57 @@ def worker(talk: Talk, /, **options: Any) -> None:  # noqa: ANN401  # as `Given`
     SIGTERM and Ctrl-C let it leave: it takes no more, finishes what runs, and exits 0. A second one
     ends what runs and gives it back.
     """
-    given = Given(**options)
-    _check(given)
-    log_to_stderr(talk, "worker")
-    _WAYS[given.dialect](talk, given)
+    values = WorkerOptions(**options)
+    _check(values)
+    log_to_stderr(cli_context, "worker")
+    _RUNNERS_BY_DIALECT[values.dialect](cli_context, values)
 
 
-def _check(given: Given) -> None:
-    if check_dialect(given.dialect) not in _WAYS:
+def _check(values: WorkerOptions) -> None:
+    if check_dialect(values.dialect) not in _RUNNERS_BY_DIALECT:
         raise UserError(
-            f"this verb does not speak {given.dialect}; use `taskyard rr worker`, or one of "
-            f"{', '.join(_WAYS)}"
+            f"this verb does not speak {values.dialect}; use `taskyard rr worker`, or one of "
+            f"{', '.join(_RUNNERS_BY_DIALECT)}"
         )
-    if given.agent is not None:
-        _check_agent(given)
-    if given.lease < HEARTBEATS_PER_LEASE_MIN * given.heartbeat:
+    if values.agent is not None:
+        _check_agent(values)
+    if values.lease < HEARTBEATS_PER_LEASE_MIN * values.heartbeat:
         raise UserError(
             "--lease must be at least three times --heartbeat, or one lost message costs the tasks"
         )
-    if len(given.brokers) > 1 and given.dialect != "wmp":
-        raise UserError(f"a worker of {given.dialect} has one broker: give --broker once")
+    if len(values.brokers) > 1 and values.dialect != "wmp":
+        raise UserError(f"a worker of {values.dialect} has one broker: give --broker once")
 
 
-def _check_agent(given: Given) -> None:
-    if not given.services:
+def _check_agent(values: WorkerOptions) -> None:
+    if not values.services:
         raise UserError("--agent needs --service: say which tasks the program can do")
-    if given.dialect != "dwork":
-        raise UserError(f"--agent goes with --dialect dwork, not with {given.dialect}")
-    if given.command is not None:
+    if values.dialect != "dwork":
+        raise UserError(f"--agent goes with --dialect dwork, not with {values.dialect}")
+    if values.command is not None:
         raise UserError("give --agent or --command, not both: each is for all other services")
 
 
-def _work(talk: Talk, given: Given) -> None:
+def _run_native_worker(cli_context: CliContext, values: WorkerOptions) -> None:
     """In the native dialect."""
-    services = given.services or _usual_services(talk, allow_pickle=given.allow_pickle)
-    broker = given.brokers[0] if given.brokers else None
-    endpoint = finding.endpoint(broker, given.state, settings=talk.settings())
-    key = finding.key_for(endpoint, talk.key, settings=talk.settings())
-    settings = given.settings(services, name_for(key, given.name))
-    how = {**given.running(), "agents": given.agents(), "env": given.variables()}
-    serve(endpoint, settings, given.allow, talk.say, key=key, **how)
+    services = values.services or _default_services(cli_context, allow_pickle=values.allow_pickle)
+    broker = values.brokers[0] if values.brokers else None
+    endpoint = finding.endpoint(broker, values.state, settings=cli_context.settings())
+    key = finding.key_for(endpoint, cli_context.key, settings=cli_context.settings())
+    settings = values.settings(services, name_for_key(key, values.name))
+    how = {**values.runner_options(), "agents": values.agent_settings(), "env": values.variables()}
+    serve(endpoint, settings, values.allow, cli_context.info, key=key, **how)
 
 
-def _usual_services(talk: Talk, *, allow_pickle: bool) -> tuple[str, ...]:
+def _default_services(cli_context: CliContext, *, allow_pickle: bool) -> tuple[str, ...]:
     """Those that are set; what is allowed besides is served, too."""
     more = (PICKLE.decode(),) if allow_pickle else ()
-    return tuple(dict.fromkeys(talk.settings().worker.services + more))
+    return tuple(dict.fromkeys(cli_context.settings().worker.services + more))
 
 
 #: How to work, by dialect.
-_WAYS: Final[dict[str, Callable[[Talk, Given], None]]] = {
-    "dwork": _work,
-    "ping-pong": foreign.work_ping_pong,
-    "wmp": foreign.work_wmp,
+_RUNNERS_BY_DIALECT: Final[dict[str, Callable[[CliContext, WorkerOptions], None]]] = {
+    "dwork": _run_native_worker,
+    "ping-pong": foreign.run_ping_pong_worker,
+    "wmp": foreign.run_wmp_worker,
 }

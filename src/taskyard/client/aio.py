@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from taskyard.client import asking, bundles, finding, following
 from taskyard.client.bundles import AsyncBundle
 from taskyard.client.campaigns import AsyncCampaign
-from taskyard.client.client import HASTE_SECONDS, TIMEOUT_SECONDS
-from taskyard.client.courier import AnswerLimits, Courier
-from taskyard.client.futures import TaskFuture, outcome_of
-from taskyard.client.progress import Meter
-from taskyard.client.sending import Sender
+from taskyard.client.client import CLOSE_ON_ERROR_SECONDS, TIMEOUT_SECONDS
+from taskyard.client.courier import ReplyTimeouts, Session
+from taskyard.client.futures import FutureBase, result_or_error
+from taskyard.client.progress import ProgressBar
+from taskyard.client.sending import Submitter
 from taskyard.core.events import Scope, UnknownPolicy
 from taskyard.wire import dwork_peer as peer
 from taskyard.wire import work
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
-    from taskyard.client.asking import Conversation, Query, TaskResult
-    from taskyard.client.following import Told
+    from taskyard.client.asking import Exchange, Query, TaskResult
+    from taskyard.client.following import RecordBatch
     from taskyard.core.states import TaskState
     from taskyard.core.tasks import Result, Submission, Terms
     from taskyard.wire.dwork_peer import Reply
@@ -52,11 +52,11 @@ Awaited = Coroutine[Any, Any, _T]
 
 #: Tasks that are submitted before the loop gets its turn, and acknowledged before more are: what
 #: waits to be sent takes memory, and nobody may block here until there is room.
-_TASKS_A_TURN: Final = 1_000
-_TASKS_UNDER_WAY_MAX: Final = 20_000
+_TASKS_PER_TURN: Final = 1_000
+_TASKS_UNACKNOWLEDGED_MAX: Final = 20_000
 
 
-class Landing:
+class LoopBridge:
     """Where what the courier's thread brings waits for the loop, which is woken once for all that
     comes in a turn, and for all that comes until it looks."""
 
@@ -65,7 +65,7 @@ class Landing:
         self._arrived: deque[tuple[AsyncFuture, Any, BaseException | None]] = deque()
         self._awake = False
 
-    def bring(self, future: AsyncFuture, value: object, error: BaseException | None) -> None:
+    def put(self, future: AsyncFuture, value: object, error: BaseException | None) -> None:
         """For the courier's thread."""
         self._arrived.append((future, value, error))
 
@@ -74,17 +74,17 @@ class Landing:
         if self._arrived and not self._awake:
             self._awake = True
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                self.loop.call_soon_threadsafe(self._look)
+                self.loop.call_soon_threadsafe(self._deliver)
 
-    def _look(self) -> None:
+    def _deliver(self) -> None:
         # In this order: what comes after the count wakes the loop again.
         self._awake = False
         for _ in range(len(self._arrived)):
             future, value, error = self._arrived.popleft()
-            future.land(value, error)
+            future.deliver(value, error)
 
 
-class AsyncFuture(TaskFuture, Awaitable[Any]):
+class AsyncFuture(FutureBase, Awaitable[Any]):
     """What will become of a task. To be awaited, as often as one likes, and by several at once.
 
     It is no `asyncio.Future`: those are cancelled with whoever awaits them, and a task is not. It
@@ -96,13 +96,13 @@ class AsyncFuture(TaskFuture, Awaitable[Any]):
     def __init__(
         self,
         client: AsyncClient,
-        landing: Landing,
+        bridge: LoopBridge,
         name: bytes,
         service: bytes,
         campaign: bytes = b"",
     ) -> None:
         self._client = client
-        self._landing = landing
+        self._bridge = bridge
         self._campaign = campaign
         self._name = name
         self._service = service
@@ -173,7 +173,7 @@ class AsyncFuture(TaskFuture, Awaitable[Any]):
         """Wait, with a future of one's own: that one may be cancelled."""
         if self._done:
             return
-        waiter = self._landing.loop.create_future()
+        waiter = self._bridge.loop.create_future()
         self._waiters.append(waiter)
         try:
             await waiter
@@ -186,7 +186,7 @@ class AsyncFuture(TaskFuture, Awaitable[Any]):
     ) -> None:
         """Have this called by the loop, once the task is settled."""
         if self._done:
-            self._landing.loop.call_soon(callback, self, context=context)
+            self._bridge.loop.call_soon(callback, self, context=context)
         else:
             self._callbacks.append((callback, context))
 
@@ -207,17 +207,17 @@ class AsyncFuture(TaskFuture, Awaitable[Any]):
 
     def settle(self, state: TaskState, result: Result) -> None:
         """The task is settled: whoever waits for it is told by the loop."""
-        self._landing.bring(self, *outcome_of(self.full_name, self._service, state, result))
+        self._bridge.put(self, *result_or_error(self.full_name, self._service, state, result))
 
     def set_result(self, result: Any, /) -> None:  # noqa: ANN401  # whatever there is
-        self._landing.bring(self, result, None)
+        self._bridge.put(self, result, None)
 
     def set_exception(self, exception: BaseException, /) -> None:
-        self._landing.bring(self, None, exception)
+        self._bridge.put(self, None, exception)
 
     # For the loop.
 
-    def land(self, value: object, error: BaseException | None) -> None:
+    def deliver(self, value: object, error: BaseException | None) -> None:
         """What came first counts."""
         if self._done:
             return
@@ -226,7 +226,7 @@ class AsyncFuture(TaskFuture, Awaitable[Any]):
             if not waiter.done():
                 waiter.set_result(None)
         for callback, context in self._callbacks:
-            self._landing.loop.call_soon(callback, self, context=context)
+            self._bridge.loop.call_soon(callback, self, context=context)
         self._waiters, self._callbacks = [], []
 
 
@@ -240,58 +240,58 @@ class AsyncClient:
         state: str | Path | None = None,
         key: str | Path | None = None,
         timeout: float | None = None,
-        first_answer: float = TIMEOUT_SECONDS,
+        connect_timeout: float = TIMEOUT_SECONDS,
         report: Callable[[str], object] | None = None,
     ) -> None:
         """Connect to a broker: by its endpoint, or by its state directory; with a key, as `Client`
         does. To be made where a loop runs.
 
         A broker that does not answer is reported and given up as by `Client`, with `timeout`,
-        `first_answer` and `report`, which is called in another thread. `async with` raises
+        `connect_timeout` and `report`, which is called in another thread. `async with` raises
         `NoBroker` if there is no first answer; without it, whatever is awaited first does.
         """
-        landing = Landing(asyncio.get_running_loop())
+        bridge = LoopBridge(asyncio.get_running_loop())
         #: Seconds for calls that never wait longer, such as `AsyncFuture.cancel`.
-        self.timeout = first_answer if timeout is None else timeout
+        self.timeout = connect_timeout if timeout is None else timeout
         endpoint = finding.endpoint(broker, state)
         key_found = finding.key_for(endpoint, key)
-        self._courier = Courier(
+        self._session = Session(
             endpoint,
-            AnswerLimits.of(timeout, first_answer),
-            patient=False,
+            ReplyTimeouts.of(timeout, connect_timeout),
+            blocking=False,
             key=key_found,
-            turned=landing.wake,
+            on_turn=bridge.wake,
             report=report,
         )
-        self._sender = Sender(self._courier, partial(AsyncFuture, self, landing))
-        self._courier.start()
+        self._submitter = Submitter(self._session, partial(AsyncFuture, self, bridge))
+        self._session.start()
 
     @property
     def broker(self) -> str:
         """The endpoint of the broker."""
-        return self._courier.endpoint
+        return self._session.endpoint
 
     @property
-    def silent_since(self) -> datetime | None:
+    def unanswered_since(self) -> datetime | None:
         """When the broker last answered, if that is over a second ago; None while it answers."""
-        return self._courier.outage.since
+        return self._session.outage.since
 
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as Client's
         """Wait until all that was submitted is acknowledged, for so many seconds at most, then
         hang up. Who is cancelled meanwhile waits no longer."""
-        self._courier.begin_to_stop()
+        self._session.stop_accepting()
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
-                    await asyncio.wrap_future(self._courier.ended)
+                    await asyncio.wrap_future(self._session.ended)
         finally:
-            self._courier.abandon()
+            self._session.abandon()
 
     async def __aenter__(self) -> Self:
         try:
             await self.status()
         except BaseException:
-            await self.close(HASTE_SECONDS)
+            await self.close(CLOSE_ON_ERROR_SECONDS)
             raise
         return self
 
@@ -303,7 +303,7 @@ class AsyncClient:
     ) -> None:
         # Who is cancelled does not wait for a broker that may never come back.
         hasty = kind is not None and not issubclass(kind, Exception)
-        await self.close(HASTE_SECONDS if hasty else None)
+        await self.close(CLOSE_ON_ERROR_SECONDS if hasty else None)
 
     def __repr__(self) -> str:
         return f"<AsyncClient of {self.broker}>"
@@ -312,13 +312,13 @@ class AsyncClient:
         """For notebooks. Never raises, and takes a second at most."""
         from taskyard.client import html  # noqa: PLC0415  # only notebooks need it
 
-        return html.of_client(self)
+        return html.client_html(self)
 
     # Submitting.
 
     def submit(  # noqa: PLR0913  # all but the first are named
         self,
-        what: Sequence[str] | str | bytes,
+        work: Sequence[str] | str | bytes,
         *,
         name: str | None = None,
         campaign: str = "",
@@ -329,20 +329,22 @@ class AsyncClient:
     ) -> AsyncFuture:
         """Submit one task, as `Client.submit` does. Nothing to await: it returns at once, however
         many tasks wait to be sent. For many, `map` also gives the loop its turn."""
-        return self._sender.submit(
-            what, name, campaign, (args, kwargs), options, wait_for_unknown=wait_for_unknown
+        return self._submitter.submit(
+            work, name, campaign, (args, kwargs), options, wait_for_unknown=wait_for_unknown
         )
 
     async def map(
         self,
-        what: str | Callable[[Any], Sequence[str]],
+        work: str | Callable[[Any], Sequence[str]],
         items: Iterable[Any],
         *,
         campaign: str = "",
         **options: Any,  # noqa: ANN401  # the keys of a task, checked there
     ) -> list[AsyncFuture]:
         """Submit a task an item, as `Client.map` does. Goes on when there is room for more."""
-        return await self._taken(self._sender.submit_each(what, items, campaign, options))
+        return await self._collect_futures(
+            self._submitter.submit_each(work, items, campaign, options)
+        )
 
     async def submit_bundle(  # noqa: PLR0913  # all but two are named
         self,
@@ -357,10 +359,12 @@ class AsyncClient:
     ) -> AsyncBundle:
         """Submit one payload for many recipients, as `Client.submit_bundle` does."""
         keys = {"lane": lane, **options}
-        order = bundles.order(payload, recipients, name, campaign, keys)
-        order.unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
-        await self._converse(bundles.created(order))
-        return AsyncBundle(self, order.name, self._sender.watch(order.tasks()).values())
+        bundle_spec = bundles.bundle_spec(payload, recipients, name, campaign, keys)
+        bundle_spec.unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
+        await self._run_query(bundles.create_request(bundle_spec))
+        return AsyncBundle(
+            self, bundle_spec.name, self._submitter.watch(bundle_spec.tasks()).values()
+        )
 
     async def submit_all(
         self,
@@ -370,17 +374,19 @@ class AsyncClient:
         watch: bool = True,
     ) -> list[AsyncFuture]:
         """Submit a batch of tasks as columns. Without `watch` nobody waits for them."""
-        return await self._taken(self._sender.submit_all(submission, unknown, watch=watch))
+        return await self._collect_futures(
+            self._submitter.submit_all(submission, unknown, watch=watch)
+        )
 
-    async def _taken(self, sent: Iterable[AsyncFuture | None]) -> list[AsyncFuture]:
+    async def _collect_futures(self, sent: Iterable[AsyncFuture | None]) -> list[AsyncFuture]:
         """The futures of tasks that are sent as this goes on."""
         futures: list[AsyncFuture] = []
         for number, future in enumerate(sent, start=1):
             if future is not None:
                 futures.append(future)
-            if number % _TASKS_UNDER_WAY_MAX == 0:
-                await self._converse(asking.sign_of_life())
-            elif number % _TASKS_A_TURN == 0:
+            if number % _TASKS_UNACKNOWLEDGED_MAX == 0:
+                await self._run_query(asking.ping_request())
+            elif number % _TASKS_PER_TURN == 0:
                 await asyncio.sleep(0)
         return futures
 
@@ -389,7 +395,7 @@ class AsyncClient:
     ) -> Awaited[int]:
         """Submit a batch whole or not at all, and wait until it is taken. Returns how many of its
         tasks are new. Raises `Refused`."""
-        return self._converse(asking.create(submission, unknown))
+        return self._run_query(asking.create(submission, unknown))
 
     def submit_encoded(  # noqa: PLR0913  # the last ones are named
         self,
@@ -404,7 +410,7 @@ class AsyncClient:
     ) -> AsyncFuture:
         """Submit a task that is encoded already, as `Client.submit_encoded` does."""
         how = {"wait_for_unknown": wait_for_unknown, "watch": watch}
-        return self._sender.submit_encoded(name, payload, terms, lane, after, **how)
+        return self._submitter.submit_encoded(name, payload, terms, lane, after, **how)
 
     async def future(self, name: str) -> AsyncFuture:
         """A future of a task that was submitted before, by whomever."""
@@ -412,13 +418,13 @@ class AsyncClient:
 
     async def futures(self, names: Sequence[str]) -> list[AsyncFuture]:
         """Futures of many, one for each name. Raises `UserError` if a name is not known."""
-        made = self._sender.watch(await self._converse(asking.tasks_of(names)))
+        made = self._submitter.watch(await self._run_query(asking.find_tasks(names)))
         return [made[name] for name in names]
 
     async def futures_of(self, campaign: str) -> list[AsyncFuture]:
         """Futures of all tasks that a campaign has now, in the order of their submission."""
-        tasks = await self._converse(asking.campaign_tasks(campaign))
-        return [*self._sender.watch(tasks).values()]
+        tasks = await self._run_query(asking.campaign_tasks(campaign))
+        return [*self._submitter.watch(tasks).values()]
 
     def campaign(self, name: str) -> AsyncCampaign:
         """The tasks that were submitted with this campaign's name, and will be."""
@@ -428,104 +434,104 @@ class AsyncClient:
 
     def wait_campaign(self, campaign: str, timeout: float | None = None) -> Awaited[None]:
         """Wait until nothing of a campaign can run any more. Raises `TimedOut`."""
-        return self._converse(asking.wait_campaign(campaign, timeout))
+        return self._run_query(asking.wait_campaign(campaign, timeout))
 
     def wait_names(
         self, names: Sequence[str], timeout: float | None = None
     ) -> Awaited[dict[str, TaskState]]:
         """Wait until these tasks are settled. Returns where each of them is. Raises `TimedOut`."""
-        return self._converse(asking.wait_names(names, timeout))
+        return self._run_query(asking.wait_names(names, timeout))
 
     # Looking. Who gives no timeout waits for a broker that is restarted, however long that takes.
 
     def status(self, timeout: float | None = None) -> Awaited[dict[str, Any]]:
         """Counts of tasks by state, campaigns, services and workers."""
-        return self._converse(asking.status(timeout))
+        return self._run_query(asking.status(timeout))
 
     def counts(self, campaign: str, timeout: float | None = None) -> Awaited[dict[str, int]]:
         """How many tasks of a campaign are in each state."""
-        return self._converse(asking.counts_of(campaign, timeout))
+        return self._run_query(asking.campaign_counts(campaign, timeout))
 
     def workers(self, timeout: float | None = None) -> Awaited[list[dict[str, Any]]]:
-        return self._converse(asking.workers(timeout))
+        return self._run_query(asking.workers(timeout))
 
     def show(self, name: str, timeout: float | None = None) -> Awaited[dict[str, Any]]:
         """All about a task. Raises `UserError` if there is none of that name."""
-        return self._converse(asking.show(name, timeout))
+        return self._run_query(asking.show(name, timeout))
 
     def views(self, names: Sequence[str]) -> Awaited[dict[str, dict[str, Any]]]:
         """All about some tasks, by name. Raises `UserError` if one of them is not known."""
-        return self._converse(asking.views(names))
+        return self._run_query(asking.views(names))
 
-    def known(
+    def existing(
         self, names: Sequence[str], timeout: float | None = None
     ) -> Awaited[dict[str, dict[str, Any]]]:
         """Return all about some tasks, by name. Skip unknown names. Raises `TimedOut`."""
-        return self._converse(asking.known(names, timeout))
+        return self._run_query(asking.existing(names, timeout))
 
     def resolve(self, names: Sequence[str]) -> Awaited[list[str]]:
         """Return the full names that these mean. A name that is that of one campaign's task alone
         means that task. Raises `UserError` for others."""
-        return self._converse(asking.resolve(names))
+        return self._run_query(asking.resolve(names))
 
     def explain(self, name: str, timeout: float | None = None) -> Awaited[dict[str, Any]]:
         """Why a task is where it is, with the tasks that it waits for."""
-        return self._converse(asking.explain(name, timeout))
+        return self._run_query(asking.explain(name, timeout))
 
     def why(self, name: str, timeout: float | None = None) -> Awaited[str]:
         """The same in a sentence."""
-        return self._converse(asking.why(name, timeout))
+        return self._run_query(asking.why(name, timeout))
 
     async def tasks(
         self, scope: Scope | None = None, match: str = ""
     ) -> AsyncIterator[dict[str, Any]]:
         """The tasks of a scope, in the order of their submission, page by page: `async for`."""
-        some, cursor = await self._converse(asking.page(scope or Scope(), match))
+        some, cursor = await self._run_query(asking.page(scope or Scope(), match))
         while True:
             for view in some:
                 yield view
             if not cursor:
                 return
-            some, cursor = await self._converse(asking.page(scope or Scope(), match, cursor))
+            some, cursor = await self._run_query(asking.page(scope or Scope(), match, cursor))
 
     async def lanes(
         self, service: str | None = None, pattern: str | None = None
     ) -> AsyncIterator[dict[str, Any]]:
         """The lanes of a service, or of all, whose names fit a pattern: how much waits in each, and
         why it waits. Page by page: `async for`."""
-        some, place = await self._converse(asking.lanes(service, pattern))
+        some, place = await self._run_query(asking.lanes(service, pattern))
         while True:
             for view in some:
                 yield view
             if place is None:
                 return
-            some, place = await self._converse(asking.lanes(service, pattern, place))
+            some, place = await self._run_query(asking.lanes(service, pattern, place))
 
     def result(self, name: str) -> Awaited[Any]:
         """The result of a task that is done. Raises `TaskFailed` if there is none, and
         `OutputTruncated` if only its end is kept."""
-        return self._converse(asking.result(name))
+        return self._run_query(asking.result(name))
 
     def result_bytes(self, name: str) -> Awaited[bytes]:
         """The result of a task as the worker sent it. Raises as `result` does."""
-        return self._converse(asking.result_bytes(name))
+        return self._run_query(asking.result_bytes(name))
 
-    def result_kept(self, name: str) -> Awaited[Result]:
+    def result_with_size(self, name: str) -> Awaited[Result]:
         """Like `result_bytes`, but return a truncated result, with its length before the cut."""
-        return self._converse(asking.result_kept(name))
+        return self._run_query(asking.result_with_size(name))
 
     def results(self, names: Sequence[str]) -> Awaited[dict[str, TaskResult]]:
         """Return the state of each known task, with its result as it was sent or the
         reason of its failure, and the length of a result before it was cut, 0 if it is whole."""
-        return self._converse(asking.results(names))
+        return self._run_query(asking.results(names))
 
     def output(self, name: str) -> Awaited[bytes]:
         """The end of what a task printed; b"" if nothing is kept beside its result."""
-        return self._converse(asking.output(name))
+        return self._run_query(asking.output(name))
 
-    def output_kept(self, name: str) -> Awaited[Result]:
+    def output_with_size(self, name: str) -> Awaited[Result]:
         """Like `output`, with its length before it was cut."""
-        return self._converse(asking.output_kept(name))
+        return self._run_query(asking.output_with_size(name))
 
     # Acting.
 
@@ -538,7 +544,7 @@ class AsyncClient:
     ) -> Awaited[int]:
         """Cancel tasks, and all that wait for them: names, or campaign, service, lane, states.
         Returns how many. Raises `TimedOut` if the broker does not answer in time."""
-        return self._converse(asking.act(peer.CANCEL, names, scope, timeout))
+        return self._run_query(asking.command_tasks(peer.CANCEL, names, scope, timeout))
 
     def retry(
         self,
@@ -548,7 +554,7 @@ class AsyncClient:
         **scope: Any,  # noqa: ANN401
     ) -> Awaited[int]:
         """Try failed tasks again, and delayed ones now. Returns how many, or raises `TimedOut`."""
-        return self._converse(asking.act(peer.RETRY, names, scope, timeout))
+        return self._run_query(asking.command_tasks(peer.RETRY, names, scope, timeout))
 
     def move(
         self,
@@ -561,7 +567,7 @@ class AsyncClient:
     ) -> Awaited[int]:
         """Put tasks that no worker holds into another lane ("" is the open one), another service,
         or both. Returns how many, or raises `TimedOut`."""
-        return self._converse(asking.move((to_service, to_lane), names, scope, timeout))
+        return self._run_query(asking.move((to_service, to_lane), names, scope, timeout))
 
     def expire(
         self,
@@ -572,51 +578,51 @@ class AsyncClient:
     ) -> Awaited[int]:
         """Give up tasks that no worker holds, as if they were too old: they end as failed. Returns
         how many, or raises `TimedOut`."""
-        return self._converse(asking.act(peer.EXPIRE, names, scope, timeout))
+        return self._run_query(asking.command_tasks(peer.EXPIRE, names, scope, timeout))
 
     def drain(self, worker: str | None = None) -> Awaited[int]:
         """Give a worker no more tasks and send it home; without a name all of them, and then the
         broker too. Returns how many workers there were."""
-        return self._converse(asking.drain(worker))
+        return self._run_query(asking.drain(worker))
 
     def pause(self, service: str | None = None, lane: str | None = None) -> Awaited[None]:
         """Give workers nothing more of a lane, of a service (no lane), or at all (no service)."""
-        return self._converse(asking.pause(service, lane))
+        return self._run_query(asking.pause(service, lane))
 
     def resume(self, service: str | None = None, lane: str | None = None) -> Awaited[None]:
         """Undo that pause; others stay."""
-        return self._converse(asking.resume(service, lane))
+        return self._run_query(asking.resume(service, lane))
 
     async def follow(
         self, since: int | None = None, scope: Scope | None = None
-    ) -> AsyncIterator[Told]:
+    ) -> AsyncIterator[RecordBatch]:
         """What the broker decides after record `since`, or from now on, for ever, as it happens;
         perhaps with no records, for a sign of life. Raises `Refused` if there is no such record."""
-        async for told in following.follow_async(self._converse, since, scope):
+        async for told in following.follow_async(self._run_query, since, scope):
             yield told
 
     # Asking.
 
-    async def _converse(self, conversation: Conversation[_T]) -> _T:
+    async def _run_query(self, exchange: Exchange[_T]) -> _T:
         try:
-            query = next(conversation)
+            query = next(exchange)
             while True:
-                query = conversation.send(await self._answer(query))
+                query = exchange.send(await self._request(query))
         except StopIteration as end:
-            known: _T = end.value
-            return known
+            existing: _T = end.value
+            return existing
 
-    async def _answer(self, query: Query) -> Reply:
+    async def _request(self, query: Query) -> Reply:
         answer: AnyFuture[Reply] = AnyFuture()
-        self._courier.ask(query.build, answer, query.wait_ns)
+        self._session.request(query.build, answer, query.wait_ns)
         try:
             async with asyncio.timeout(query.seconds_left):
                 return await asyncio.wrap_future(answer)
         except TimeoutError:
-            self._courier.take_back(answer)
+            self._session.cancel_request(answer)
             raise query.timed_out() from None
         except asyncio.CancelledError:
-            self._courier.take_back(answer)
+            self._session.cancel_request(answer)
             raise
 
 
@@ -633,7 +639,7 @@ async def as_completed_async(
     for future in futures:
         future.add_done_callback(arrived.put_nowait)
     try:
-        with Meter(len(futures), drawn=progress) as meter:
+        with ProgressBar(len(futures), drawn=progress) as meter:
             for _ in futures:
                 async with asyncio.timeout_at(ends):
                     settled = await arrived.get()

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from taskyard.client import asking
-from taskyard.client.campaign.bundles import settle_lanes, tasks_of
+from taskyard.client.campaign.bundles import assign_lanes, expand_row
 from taskyard.client.campaign.submitting import bundle_submission, encode_text
 from taskyard.client.campaign.tasks import service_of
-from taskyard.client.sending import KnownTask, names_of
+from taskyard.client.sending import TaskRef, after_names
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.identity import spelling, split
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from taskyard.client.aio import AsyncClient, AsyncFuture, Awaited
-    from taskyard.client.asking import Conversation
+    from taskyard.client.asking import Exchange
     from taskyard.client.campaign.tasks import TaskSpec
     from taskyard.client.client import Client
     from taskyard.client.futures import Future
@@ -70,7 +70,7 @@ class AsyncBundle(list["AsyncFuture"]):
         return f"<AsyncBundle {self.name!r} of {len(self)} tasks>"
 
 
-class Order(Struct):
+class BundleSpec(Struct):
     """A bundle that is to be submitted."""
 
     name: str
@@ -78,47 +78,47 @@ class Order(Struct):
     specs: Sequence[TaskSpec]
     unknown: UnknownPolicy = UnknownPolicy.REFUSE
 
-    def tasks(self) -> dict[str, KnownTask]:
+    def tasks(self) -> dict[str, TaskRef]:
         """Return its tasks by their full names."""
         return {
-            spelling(self.campaign, spec.name): KnownTask(
+            spelling(self.campaign, spec.name): TaskRef(
                 spec.name, self.campaign, encode_text(service_of(spec))
             )
             for spec in self.specs
         }
 
 
-def order(
+def bundle_spec(
     payload: object,
     recipients: Iterable[object],
     name: str | None,
     campaign: str | None,
     options: dict[str, Any],
-) -> Order:
-    """What a caller wants sent to whom, checked. Raises `BadTask`."""
+) -> BundleSpec:
+    """What a caller wants sent to whom, checked. Raises `InvalidTask`."""
     name = f"bundle-{secrets.token_hex(8)}" if name is None else name
     campaign = name if campaign is None else campaign
     one = isinstance(recipients, str | bytes | dict)
     raw = {"name": name, "payload": payload, **options}
     raw["recipients"] = recipients if one else list(recipients)
     if "after" in options:
-        raw["after"] = names_of(options["after"], campaign)
-    specs = tasks_of(raw, campaign)
+        raw["after"] = after_names(options["after"], campaign)
+    specs = expand_row(raw, campaign)
     for spec in specs if campaign == name else ():
         spec.name = split(spec.name, campaign)
-    return Order(name, campaign, specs)
+    return BundleSpec(name, campaign, specs)
 
 
-def created(wanted: Order) -> Conversation[int]:
+def create_request(bundle: BundleSpec) -> Exchange[int]:
     """Submit a bundle. Returns how many of its tasks are new."""
-    if not all(spec.lane for spec in wanted.specs):
-        templates = yield from asking.lane_templates(map(service_of, wanted.specs))
-        settle_lanes(wanted.specs, wanted.campaign, lambda service: templates.get(service, ""))
-    campaign = encode_text(wanted.campaign)
-    submission = bundle_submission(wanted.specs, campaign, time.time_ns())
-    return (yield from asking.create(submission, wanted.unknown))
+    if not all(spec.lane for spec in bundle.specs):
+        templates = yield from asking.lane_templates(map(service_of, bundle.specs))
+        assign_lanes(bundle.specs, bundle.campaign, lambda service: templates.get(service, ""))
+    campaign = encode_text(bundle.campaign)
+    submission = bundle_submission(bundle.specs, campaign, time.time_ns())
+    return (yield from asking.create(submission, bundle.unknown))
 
 
-def create(client: Client, wanted: Order) -> int:
+def create(client: Client, bundle: BundleSpec) -> int:
     """Submit a bundle that nobody wants futures of. Returns how many of its tasks are new."""
-    return client._converse(created(wanted))  # noqa: SLF001  # a part of it
+    return client._run_query(create_request(bundle))  # noqa: SLF001  # a part of it

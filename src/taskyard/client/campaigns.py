@@ -56,7 +56,7 @@ class Campaign:
         """For notebooks. Never raises, and takes a second at most."""
         from taskyard.client import html  # noqa: PLC0415  # only notebooks need it
 
-        return html.of_campaign(self._client, self.name)
+        return html.campaign_html(self._client, self.name)
 
 
 class AsyncCampaign:
@@ -97,4 +97,4 @@ class AsyncCampaign:
         """For notebooks. Never raises, and takes a second at most."""
         from taskyard.client import html  # noqa: PLC0415  # only notebooks need it
 
-        return html.of_campaign(self._client, self.name)
+        return html.campaign_html(self._client, self.name)

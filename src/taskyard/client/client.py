@@ -15,9 +15,9 @@ from taskyard.client import asking, bundles, finding, following
 from taskyard.client.asking import scope_of
 from taskyard.client.bundles import Bundle
 from taskyard.client.campaigns import Campaign
-from taskyard.client.courier import AnswerLimits, Courier
+from taskyard.client.courier import ReplyTimeouts, Session
 from taskyard.client.futures import Future
-from taskyard.client.sending import Sender
+from taskyard.client.sending import Submitter
 from taskyard.core.events import Scope, UnknownPolicy
 from taskyard.wire import dwork_peer as peer
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
-    from taskyard.client.asking import Conversation, TaskResult
-    from taskyard.client.following import Told
+    from taskyard.client.asking import Exchange, TaskResult
+    from taskyard.client.following import RecordBatch
     from taskyard.core.states import TaskState
     from taskyard.core.tasks import Result, Submission, Terms
 
@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 TIMEOUT_SECONDS: Final = 5.0
 
 #: How long who was interrupted waits for acknowledgements.
-HASTE_SECONDS: Final = 1.0
+CLOSE_ON_ERROR_SECONDS: Final = 1.0
 
 
 class Client:
@@ -52,7 +52,7 @@ class Client:
         state: str | Path | None = None,
         key: str | Path | None = None,
         timeout: float | None = None,
-        first_answer: float = TIMEOUT_SECONDS,
+        connect_timeout: float = TIMEOUT_SECONDS,
         report: Callable[[str], object] | None = None,
     ) -> None:
         """Connect to a broker: by its endpoint, or by its state directory. Over TCP with the key of
@@ -61,17 +61,17 @@ class Client:
         A broker that does not answer for a second is reported: `report` is called with a line, by
         default a warning of the logger `taskyard.client`. So is its return. After `timeout` seconds
         without an answer, all that waits for one raises `NoBroker`. Without a timeout the first
-        answer has to arrive within `first_answer` seconds; later the client waits for a restart,
+        answer has to arrive within `connect_timeout` seconds; later the client waits for a restart,
         however long it takes, and goes on.
         """
         #: Seconds for calls that never wait longer, such as `Future.cancel`.
-        self.timeout = first_answer if timeout is None else timeout
+        self.timeout = connect_timeout if timeout is None else timeout
         endpoint = finding.endpoint(broker, state)
         key_found = finding.key_for(endpoint, key)
-        limits = AnswerLimits.of(timeout, first_answer)
-        self._courier = Courier(endpoint, limits, key=key_found, report=report)
-        self._sender = Sender(self._courier, partial(Future, self))
-        self._courier.start()
+        limits = ReplyTimeouts.of(timeout, connect_timeout)
+        self._session = Session(endpoint, limits, key=key_found, report=report)
+        self._submitter = Submitter(self._session, partial(Future, self))
+        self._session.start()
         try:
             self.status()
         except BaseException:
@@ -81,17 +81,17 @@ class Client:
     @property
     def broker(self) -> str:
         """The endpoint of the broker."""
-        return self._courier.endpoint
+        return self._session.endpoint
 
     @property
-    def silent_since(self) -> datetime | None:
+    def unanswered_since(self) -> datetime | None:
         """When the broker last answered, if that is over a second ago; None while it answers."""
-        return self._courier.outage.since
+        return self._session.outage.since
 
     def close(self, timeout: float | None = None) -> None:
         """Wait until all that was submitted is acknowledged, for so many seconds at most, then
         hang up."""
-        self._courier.stop(timeout)
+        self._session.stop(timeout)
 
     def __enter__(self) -> Self:
         return self
@@ -104,7 +104,7 @@ class Client:
     ) -> None:
         # Who is interrupted does not wait for a broker that may never come back.
         hasty = kind is not None and not issubclass(kind, Exception)
-        self.close(HASTE_SECONDS if hasty else None)
+        self.close(CLOSE_ON_ERROR_SECONDS if hasty else None)
 
     def __repr__(self) -> str:
         return f"<Client of {self.broker}>"
@@ -113,13 +113,13 @@ class Client:
         """For notebooks. Never raises, and takes a second at most."""
         from taskyard.client import html  # noqa: PLC0415  # only notebooks need it
 
-        return html.of_client(self)
+        return html.client_html(self)
 
     # Submitting.
 
     def submit(  # noqa: PLR0913  # all but the first are named
         self,
-        what: Sequence[str] | str | bytes,
+        work: Sequence[str] | str | bytes,
         *,
         name: str | None = None,
         campaign: str = "",
@@ -134,13 +134,13 @@ class Client:
         due, expiry, retries, backoff, time_limit, slots, env, cwd. Returns at once; what is wrong
         with the task shows in its future, but for what can be seen here.
         """
-        return self._sender.submit(
-            what, name, campaign, (args, kwargs), options, wait_for_unknown=wait_for_unknown
+        return self._submitter.submit(
+            work, name, campaign, (args, kwargs), options, wait_for_unknown=wait_for_unknown
         )
 
     def map(
         self,
-        what: str | Callable[[Any], Sequence[str]],
+        work: str | Callable[[Any], Sequence[str]],
         items: Iterable[Any],
         *,
         campaign: str = "",
@@ -148,7 +148,7 @@ class Client:
     ) -> list[Future]:
         """Submit a task an item: a "module:function" that is called with it, or a function that
         makes its argv. Options are those of `submit`."""
-        return list(self._sender.submit_each(what, items, campaign, options))
+        return list(self._submitter.submit_each(work, items, campaign, options))
 
     def submit_bundle(  # noqa: PLR0913  # all but two are named
         self,
@@ -173,10 +173,10 @@ class Client:
         not at all: raises `Refused`, and `UserError` for more than 100,000 recipients.
         """
         keys = {"lane": lane, **options}
-        order = bundles.order(payload, recipients, name, campaign, keys)
-        order.unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
-        self._converse(bundles.created(order))
-        return Bundle(self, order.name, self._sender.watch(order.tasks()).values())
+        bundle_spec = bundles.bundle_spec(payload, recipients, name, campaign, keys)
+        bundle_spec.unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
+        self._run_query(bundles.create_request(bundle_spec))
+        return Bundle(self, bundle_spec.name, self._submitter.watch(bundle_spec.tasks()).values())
 
     def submit_all(
         self,
@@ -186,13 +186,13 @@ class Client:
         watch: bool = True,
     ) -> list[Future]:
         """Submit a batch of tasks as columns. Without `watch` nobody waits for them."""
-        sent = self._sender.submit_all(submission, unknown, watch=watch)
+        sent = self._submitter.submit_all(submission, unknown, watch=watch)
         return [future for future in sent if future is not None]
 
     def create(self, submission: Submission, unknown: UnknownPolicy = UnknownPolicy.REFUSE) -> int:
         """Submit a batch whole or not at all, and wait until it is taken. Returns how many of its
         tasks are new. Raises `Refused`."""
-        return self._converse(asking.create(submission, unknown))
+        return self._run_query(asking.create(submission, unknown))
 
     def submit_encoded(  # noqa: PLR0913  # the last ones are named
         self,
@@ -212,7 +212,7 @@ class Client:
         less room.
         """
         how = {"wait_for_unknown": wait_for_unknown, "watch": watch}
-        return self._sender.submit_encoded(name, payload, terms, lane, after, **how)
+        return self._submitter.submit_encoded(name, payload, terms, lane, after, **how)
 
     def future(self, name: str) -> Future:
         """A future of a task that was submitted before, by whomever."""
@@ -220,12 +220,12 @@ class Client:
 
     def futures(self, names: Sequence[str]) -> list[Future]:
         """Futures of many, one for each name. Raises `UserError` if a name is not known."""
-        made = self._sender.watch(self._converse(asking.tasks_of(names)))
+        made = self._submitter.watch(self._run_query(asking.find_tasks(names)))
         return [made[name] for name in names]
 
     def futures_of(self, campaign: str) -> list[Future]:
         """Futures of all tasks that a campaign has now, in the order of their submission."""
-        return [*self._sender.watch(self._converse(asking.campaign_tasks(campaign))).values()]
+        return [*self._submitter.watch(self._run_query(asking.campaign_tasks(campaign))).values()]
 
     def campaign(self, name: str) -> Campaign:
         """The tasks that were submitted with this campaign's name, and will be."""
@@ -235,60 +235,60 @@ class Client:
 
     def wait_campaign(self, campaign: str, timeout: float | None = None) -> None:
         """Wait until nothing of a campaign can run any more. Raises `TimedOut`."""
-        self._converse(asking.wait_campaign(campaign, timeout))
+        self._run_query(asking.wait_campaign(campaign, timeout))
 
     def wait_names(
         self, names: Sequence[str], timeout: float | None = None
     ) -> dict[str, TaskState]:
         """Wait until these tasks are settled. Returns where each of them is. Raises `TimedOut`."""
-        return self._converse(asking.wait_names(names, timeout))
+        return self._run_query(asking.wait_names(names, timeout))
 
     # Looking. Who gives no timeout waits for a broker that is restarted, however long that takes.
 
     def status(self, timeout: float | None = None) -> dict[str, Any]:
         """Counts of tasks by state, campaigns, services and workers."""
-        return self._converse(asking.status(timeout))
+        return self._run_query(asking.status(timeout))
 
     def counts(self, campaign: str, timeout: float | None = None) -> dict[str, int]:
         """How many tasks of a campaign are in each state."""
-        return self._converse(asking.counts_of(campaign, timeout))
+        return self._run_query(asking.campaign_counts(campaign, timeout))
 
     def workers(self, timeout: float | None = None) -> list[dict[str, Any]]:
-        return self._converse(asking.workers(timeout))
+        return self._run_query(asking.workers(timeout))
 
     def show(self, name: str, timeout: float | None = None) -> dict[str, Any]:
         """All about a task. Raises `UserError` if there is none of that name."""
-        return self._converse(asking.show(name, timeout))
+        return self._run_query(asking.show(name, timeout))
 
     def views(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         """All about some tasks, by name. Raises `UserError` if one of them is not known."""
-        return self._converse(asking.views(names))
+        return self._run_query(asking.views(names))
 
-    def known(
+    def existing(
         self, names: Sequence[str], timeout: float | None = None
     ) -> dict[str, dict[str, Any]]:
         """Return all about some tasks, by name. Skip unknown names. Raises `TimedOut`."""
-        return self._converse(asking.known(names, timeout))
+        return self._run_query(asking.existing(names, timeout))
 
     def resolve(self, names: Sequence[str]) -> list[str]:
         """Return the full names that these mean. A name that is that of one campaign's task alone
         means that task. Raises `UserError` for others."""
-        return self._converse(asking.resolve(names))
+        return self._run_query(asking.resolve(names))
 
     def explain(self, name: str, timeout: float | None = None) -> dict[str, Any]:
         """Why a task is where it is, with the tasks that it waits for."""
-        return self._converse(asking.explain(name, timeout))
+        return self._run_query(asking.explain(name, timeout))
 
     def why(self, name: str, timeout: float | None = None) -> str:
         """The same in a sentence."""
-        return self._converse(asking.why(name, timeout))
+        return self._run_query(asking.why(name, timeout))
 
     def tasks(self, scope: Scope | None = None, match: str = "") -> Iterator[dict[str, Any]]:
         """The tasks of a scope, in the order of their submission, page by page."""
-        some, cursor = self._converse(asking.page(scope or Scope(), match))
+        some, cursor = self._run_query(asking.page(scope or Scope(), match))
         yield from some
         while cursor:
-            some, cursor = self._converse(asking.page(scope or Scope(), match, cursor))
+            some, cursor = self._run_query(asking.page(scope or Scope(), match, cursor))
             yield from some
 
     def lanes(
@@ -296,37 +296,37 @@ class Client:
     ) -> Iterator[dict[str, Any]]:
         """The lanes of a service, or of all, whose names fit a pattern, page by page: how much
         waits in each, and why it waits."""
-        some, place = self._converse(asking.lanes(service, pattern))
+        some, place = self._run_query(asking.lanes(service, pattern))
         yield from some
         while place is not None:
-            some, place = self._converse(asking.lanes(service, pattern, place))
+            some, place = self._run_query(asking.lanes(service, pattern, place))
             yield from some
 
     def result(self, name: str) -> Any:  # noqa: ANN401  # whatever the task returned
         """The result of a task that is done. Raises `TaskFailed` if there is none, and
         `OutputTruncated` if only its end is kept."""
-        return self._converse(asking.result(name))
+        return self._run_query(asking.result(name))
 
     def result_bytes(self, name: str) -> bytes:
         """The result of a task as the worker sent it. Raises as `result` does."""
-        return self._converse(asking.result_bytes(name))
+        return self._run_query(asking.result_bytes(name))
 
-    def result_kept(self, name: str) -> Result:
+    def result_with_size(self, name: str) -> Result:
         """Like `result_bytes`, but return a truncated result, with its length before the cut."""
-        return self._converse(asking.result_kept(name))
+        return self._run_query(asking.result_with_size(name))
 
     def results(self, names: Sequence[str]) -> dict[str, TaskResult]:
         """Return the state of each known task, with its result as it was sent or the
         reason of its failure, and the length of a result before it was cut, 0 if it is whole."""
-        return self._converse(asking.results(names))
+        return self._run_query(asking.results(names))
 
     def output(self, name: str) -> bytes:
         """The end of what a task printed; b"" if nothing is kept beside its result."""
-        return self._converse(asking.output(name))
+        return self._run_query(asking.output(name))
 
-    def output_kept(self, name: str) -> Result:
+    def output_with_size(self, name: str) -> Result:
         """Like `output`, with its length before it was cut."""
-        return self._converse(asking.output_kept(name))
+        return self._run_query(asking.output_with_size(name))
 
     # Acting.
 
@@ -339,7 +339,7 @@ class Client:
     ) -> int:
         """Cancel tasks, and all that wait for them: names, or campaign, service, lane, states.
         Returns how many. Raises `TimedOut` if the broker does not answer in time."""
-        return self._converse(asking.act(peer.CANCEL, names, scope, timeout))
+        return self._run_query(asking.command_tasks(peer.CANCEL, names, scope, timeout))
 
     def retry(
         self,
@@ -349,7 +349,7 @@ class Client:
         **scope: Any,  # noqa: ANN401
     ) -> int:
         """Try failed tasks again, and delayed ones now. Returns how many, or raises `TimedOut`."""
-        return self._converse(asking.act(peer.RETRY, names, scope, timeout))
+        return self._run_query(asking.command_tasks(peer.RETRY, names, scope, timeout))
 
     def move(
         self,
@@ -362,7 +362,7 @@ class Client:
     ) -> int:
         """Put tasks that no worker holds into another lane ("" is the open one), another service,
         or both. Returns how many, or raises `TimedOut`."""
-        return self._converse(asking.move((to_service, to_lane), names, scope, timeout))
+        return self._run_query(asking.move((to_service, to_lane), names, scope, timeout))
 
     def expire(
         self,
@@ -373,25 +373,25 @@ class Client:
     ) -> int:
         """Give up tasks that no worker holds, as if they were too old: they end as failed. Returns
         how many, or raises `TimedOut`."""
-        return self._converse(asking.act(peer.EXPIRE, names, scope, timeout))
+        return self._run_query(asking.command_tasks(peer.EXPIRE, names, scope, timeout))
 
     def drain(self, worker: str | None = None) -> int:
         """Give a worker no more tasks and send it home; without a name all of them, and then the
         broker too. Returns how many workers there were."""
-        return self._converse(asking.drain(worker))
+        return self._run_query(asking.drain(worker))
 
     def pause(self, service: str | None = None, lane: str | None = None) -> None:
         """Give workers nothing more of a lane, of a service (no lane), or at all (no service)."""
-        return self._converse(asking.pause(service, lane))
+        return self._run_query(asking.pause(service, lane))
 
     def resume(self, service: str | None = None, lane: str | None = None) -> None:
         """Undo that pause; others stay."""
-        return self._converse(asking.resume(service, lane))
+        return self._run_query(asking.resume(service, lane))
 
-    def follow(self, since: int | None = None, scope: Scope | None = None) -> Iterator[Told]:
+    def follow(self, since: int | None = None, scope: Scope | None = None) -> Iterator[RecordBatch]:
         """What the broker decides after record `since`, or from now on, for ever, as it happens;
         perhaps with no records, for a sign of life. Raises `Refused` if there is no such record."""
         return following.follow(self, since, scope)
 
-    def _converse(self, conversation: Conversation[_T]) -> _T:
-        return asking.converse(conversation, partial(asking.wait_for_answer, self._courier))
+    def _run_query(self, exchange: Exchange[_T]) -> _T:
+        return asking.run_exchange(exchange, partial(asking.request_and_wait, self._session))

@@ -30,8 +30,8 @@ from msgspec import structs
 
 from taskyard.client.campaign.submitting import encode_text
 from taskyard.client.client import Client
-from taskyard.client.household import Household, Staff
-from taskyard.client.origins import Origins
+from taskyard.client.household import LocalCluster, WorkerSpec
+from taskyard.client.origins import CallOrigins
 from taskyard.core.identity import spelling
 from taskyard.core.states import TaskState
 from taskyard.core.tasks import Terms
@@ -49,14 +49,14 @@ _T = TypeVar("_T")
 logger = logging.getLogger("taskyard.executor")
 
 #: What can still be called off: no worker has it.
-WAITING: Final = (TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY)
-_WAITING_NAMES: Final = tuple(state.name.lower() for state in WAITING)
+UNSTARTED_STATES: Final = (TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY)
+_UNSTARTED_STATE_NAMES: Final = tuple(state.name.lower() for state in UNSTARTED_STATES)
 
 #: A broker of its own answers by then, however busy the machine: if it dies, that is told at once.
-ANSWER_SECONDS: Final = 60.0
+CONNECT_SECONDS: Final = 60.0
 
 #: When the interpreter ends, what was submitted to somebody else's broker is delivered for so long.
-FAREWELL_SECONDS: Final = 5.0
+EXIT_CLOSE_SECONDS: Final = 5.0
 
 #: After Ctrl-C, a broker of others may take so long to cancel the calls, and the thread to end.
 INTERRUPT_SECONDS: Final = 3.0
@@ -74,11 +74,11 @@ class ExecutorBroken(TaskyardError, BrokenExecutor):
 class CallFuture(AnyFuture[_T]):
     """What will become of a call."""
 
-    def __init__(self, engine: Engine, name: str) -> None:
+    def __init__(self, core: ExecutorCore, name: str) -> None:
         super().__init__()
-        self._engine = engine
+        self._core = core
         self._name = name
-        self._full_name = spelling(engine.campaign, name)
+        self._full_name = spelling(core.campaign, name)
         self._claiming = threading.Lock()
         self._is_claimed = False
 
@@ -90,7 +90,7 @@ class CallFuture(AnyFuture[_T]):
     @property
     def campaign(self) -> str:
         """The campaign of its task: that of its executor."""
-        return self._engine.campaign
+        return self._core.campaign
 
     @property
     def full_name(self) -> str:
@@ -100,12 +100,12 @@ class CallFuture(AnyFuture[_T]):
     @property
     def state(self) -> str:
         """Where the task is: blocked, delayed, ready, leased, done, failed or cancelled."""
-        client = self._engine.client
+        client = self._core.client
         return str(client.show(self._full_name, client.timeout)["state"])
 
     def why(self) -> str:
         """What the task waits for, or how it ended, in a sentence."""
-        client = self._engine.client
+        client = self._core.client
         return client.why(self._full_name, client.timeout)
 
     def running(self) -> bool:
@@ -119,7 +119,7 @@ class CallFuture(AnyFuture[_T]):
 
     def cancel(self) -> bool:
         """Call it off if no worker has it yet. True if it will not be done."""
-        if not self.done() and self._engine.withdraw([self._full_name]):
+        if not self.done() and self._core.cancel_unstarted([self._full_name]):
             self.settle_cancelled()
         return self.cancelled()
 
@@ -144,14 +144,14 @@ class CallFuture(AnyFuture[_T]):
         return is_first
 
 
-class Engine:
+class ExecutorCore:
     """The client, the household if there is one, and the thread that settles futures. Does not know
     the executor, which may be forgotten while calls are under way."""
 
     def __init__(
         self,
         service: str,
-        household: Staff | None = None,
+        worker_spec: WorkerSpec | None = None,
         client: Client | None = None,
         timeout: float | None = None,
     ) -> None:
@@ -160,27 +160,29 @@ class Engine:
         self._terms = Terms(campaign=encode_text(self.campaign), service=encode_text(service))
         self._numbers = count(1)
         self._token = secrets.token_hex(16)
-        self._origins = Origins()
+        self._origins = CallOrigins()
         self._timeout = timeout
         self._client = client
         #: There is a client, or there never will be.
         self._is_connected = threading.Event()
         #: Guards all that follows.
-        self._changing = threading.RLock()
+        self._lock = threading.RLock()
         self._is_stopping = False
         self._is_interrupted = False
         self._broken = ""
         self._pending: dict[str, CallFuture[Any]] = {}
         #: Calls that came before there was a client, with their payloads; None: there is one.
-        self._early: list[tuple[CallFuture[Any], bytes]] | None = []
+        self._queued_calls: list[tuple[CallFuture[Any], bytes]] | None = []
         #: Calls whose tasks are settled; None: look whether there is more to do.
         self._arrived: SimpleQueue[tuple[CallFuture[Any], AnyFuture[Any]] | None] = SimpleQueue()
         self._ended = threading.Event()
         self._settler = threading.Thread(
             target=self._settle_all, name="taskyard-executor", daemon=True
         )
-        self._household = None if household is None else Household(household, self._be_broken)
-        _engines.add(self)
+        self._supervisor = (
+            None if worker_spec is None else LocalCluster(worker_spec, self._on_broken)
+        )
+        _live_cores.add(self)
         self._settler.start()
 
     @property
@@ -198,12 +200,12 @@ class Engine:
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: dict[str, Any],
-        named: Callable[..., Any] | None = None,
+        name_source: Callable[..., Any] | None = None,
     ) -> CallFuture[Any]:
-        """Send a call; its task is called after `named`, or after the function itself."""
-        name = f"{_name_of(named or function)}-{self._prefix}-{next(self._numbers)}"
+        """Send a call; its task is called after `name_source`, or after the function itself."""
+        name = f"{_function_name(name_source or function)}-{self._prefix}-{next(self._numbers)}"
         future: CallFuture[Any] = CallFuture(self, name)
-        with self._changing:
+        with self._lock:
             self._check_open()
             self._pending[name] = future
         try:
@@ -214,18 +216,18 @@ class Engine:
             self._settle(future, partial(future.settle_exception, error))
             return future
         except BaseException:  # a class of a user's raised an exit: no call was made
-            self._forget(name)
+            self._drop(name)
             raise
-        if not self._keeps(future, payload):
+        if not self._queue_until_connected(future, payload):
             self._send(self.client, future, payload)
         return future
 
-    def _keeps(self, future: CallFuture[Any], payload: bytes) -> bool:
+    def _queue_until_connected(self, future: CallFuture[Any], payload: bytes) -> bool:
         """Whether it is sent later, because there is no client yet."""
-        with self._changing:
-            if self._early is not None:
-                self._early.append((future, payload))
-            return self._early is not None
+        with self._lock:
+            if self._queued_calls is not None:
+                self._queued_calls.append((future, payload))
+            return self._queued_calls is not None
 
     def _send(self, client: Client, future: CallFuture[Any], payload: bytes) -> None:
         try:
@@ -243,33 +245,35 @@ class Engine:
         if _is_exiting:
             raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 
-    def withdraw(self, names: Sequence[str]) -> int:
+    def cancel_unstarted(self, names: Sequence[str]) -> int:
         """Call off those that no worker has. Returns how many."""
         client = self.client
         try:
             states = {name: view["state"] for name, view in self._views(names).items()}
-            waiting = [name for name in names if states.get(name) in _WAITING_NAMES]
+            waiting = [name for name in names if states.get(name) in _UNSTARTED_STATE_NAMES]
             if not waiting:
                 return 0
-            return client.cancel(waiting, states=WAITING, timeout=client.timeout)
+            return client.cancel(waiting, states=UNSTARTED_STATES, timeout=client.timeout)
         except TaskyardError as error:  # then they go on, and who asked is told so
             logger.warning("could not cancel %d call(s): %s", len(names), error)
             return 0
 
     def _views(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         if len(names) > 1:
-            return self.client.known(names, self.client.timeout)
+            return self.client.existing(names, self.client.timeout)
         return {names[0]: self.client.show(names[0], self.client.timeout)}
 
     def stop(self, *, cancel_pending: bool = False) -> None:
         """Take no more calls, and end when those that were taken are settled."""
-        with self._changing:
+        with self._lock:
             self._is_stopping = True
             cancel_pending = cancel_pending and bool(self._pending)
         if cancel_pending:
             try:
                 client = self.client
-                client.cancel(campaign=self.campaign, states=WAITING, timeout=client.timeout)
+                client.cancel(
+                    campaign=self.campaign, states=UNSTARTED_STATES, timeout=client.timeout
+                )
             except TaskyardError as error:
                 logger.warning("could not cancel the calls that wait: %s", error)
         self._arrived.put(None)
@@ -289,11 +293,11 @@ class Engine:
         """Cancel all calls, also those that run, and end within a few seconds. Own workers are
         stopped with what they run. At a broker of others the tasks are cancelled, which stops them
         there; if it does not answer, they go on."""
-        with self._changing:
+        with self._lock:
             self._is_stopping = self._is_interrupted = True
             pending = [*self._pending.values()]
-        if self._household is not None:
-            self._household.stop()
+        if self._supervisor is not None:
+            self._supervisor.stop()
         elif pending and self._client is not None:
             try:
                 self._client.cancel(campaign=self.campaign, timeout=INTERRUPT_SECONDS)
@@ -304,7 +308,7 @@ class Engine:
         self._arrived.put(None)
         self._ended.wait(INTERRUPT_SECONDS)
 
-    def leave(self) -> None:
+    def on_interpreter_exit(self) -> None:
         """The interpreter ends. Calls that are in our own hands are finished, as the standard has
         it; what somebody else's broker was given goes on without us. After Ctrl-C all of it is
         cancelled."""
@@ -314,10 +318,10 @@ class Engine:
             self.interrupt()
             return
         self.stop()
-        if self._household is not None:
+        if self._supervisor is not None:
             self.join()
         elif self._client is not None:
-            self._client.close(FAREWELL_SECONDS)
+            self._client.close(EXIT_CLOSE_SECONDS)
 
     # The thread.
 
@@ -336,29 +340,31 @@ class Engine:
     def _connect(self) -> None:
         """Find the household's broker, and send it what came meanwhile."""
         try:
-            if self._client is None and self._household is not None:
+            if self._client is None and self._supervisor is not None:
                 self._client = Client(
-                    self._household.endpoint(), timeout=self._timeout, first_answer=ANSWER_SECONDS
+                    self._supervisor.endpoint(),
+                    timeout=self._timeout,
+                    connect_timeout=CONNECT_SECONDS,
                 )
         except Exception as error:  # noqa: BLE001  # it is whoever waits for a call's to see
-            self._be_broken(str(error))
-        with self._changing:
-            early, self._early = self._early or [], None
+            self._on_broken(str(error))
+        with self._lock:
+            early, self._queued_calls = self._queued_calls or [], None
             if self._client is not None:
                 for call in early:
                     self._send(self._client, *call)
         self._is_connected.set()  # only now: who asks for a call that came early finds it
 
     def _is_over(self) -> bool:
-        with self._changing:
+        with self._lock:
             return (self._is_stopping or bool(self._broken)) and not self._pending
 
     def _close(self) -> None:
-        _engines.discard(self)
+        _live_cores.discard(self)
         if self._client is not None:
             self._client.close(0 if self._broken or self._is_interrupted else None)
-        if self._household is not None:
-            self._household.stop()
+        if self._supervisor is not None:
+            self._supervisor.stop()
 
     def _settle_task(self, future: CallFuture[Any], task: AnyFuture[Any]) -> None:
         """Settle a call as its task was. Unpickling runs a user's code, which may raise anything,
@@ -369,7 +375,7 @@ class Engine:
         try:
             value, error = self._outcome(future.full_name, task)
         except BaseException as unpickling:  # noqa: BLE001  # see above
-            value, error = None, _not_unpickled(future.full_name, unpickling)
+            value, error = None, _unpickle_error(future.full_name, unpickling)
         if error is None:
             self._settle(future, partial(future.settle_result, value))
         else:
@@ -382,10 +388,10 @@ class Engine:
         except BaseException:
             logger.exception("a callback of call %s raised", future.name)
         finally:
-            self._forget(future.name)
+            self._drop(future.name)
 
-    def _forget(self, name: str) -> None:
-        with self._changing:
+    def _drop(self, name: str) -> None:
+        with self._lock:
             self._pending.pop(name, None)
         if self._is_stopping:  # it may have been the last one
             self._arrived.put(None)
@@ -396,9 +402,9 @@ class Engine:
             return pickled.unpickle(task.result()), None
         if not isinstance(error, TaskFailed):
             return None, error
-        return None, self._raised(name, error)
+        return None, self._exception_of(name, error)
 
-    def _raised(self, name: str, error: TaskFailed) -> BaseException:
+    def _exception_of(self, name: str, error: TaskFailed) -> BaseException:
         """What the function raised; where that did not come along, how its task failed."""
         try:
             raised, traceback = pickled.decode_exception(self.client.output(name), self._token)
@@ -408,11 +414,11 @@ class Engine:
             error.__cause__ = pickled.RemoteTraceback(traceback)
         return error if raised is None else raised
 
-    def _be_broken(self, why: str) -> None:
+    def _on_broken(self, why: str) -> None:
         """Called by the household: whoever waits must not wait for the thread, which may wait for
         the broker itself."""
         self._broken = self._broken or why
-        with self._changing:
+        with self._lock:
             pending = [*self._pending.values()]
         for future in pending:
             text = f"call {future.name} is lost with its executor: {why}; submit it to another"
@@ -444,7 +450,7 @@ class Executor(concurrent.futures.Executor):
 
         Calls are of that `service`: a worker has to offer it, and to allow pickled calls.
         """
-        _refuse_while_imported()
+        _check_main_guard()
         # What a worker returns names the script by the name under which it runs it.
         sys.modules.setdefault(pickled.MAIN_NAME, sys.modules["__main__"])
         if max_workers is not None:
@@ -452,25 +458,27 @@ class Executor(concurrent.futures.Executor):
                 raise UserError("slots and max_workers are the same; give one of them")
             slots = max_workers
         if broker is None and state is None:
-            staff = Staff(_positive("workers", workers, 1), _positive("slots", slots), service)
+            staff = WorkerSpec(
+                _check_positive("workers", workers, 1), _check_positive("slots", slots), service
+            )
             self._max_workers = staff.workers * staff.slots
-            engine = Engine(service, staff, timeout=timeout)
+            core = ExecutorCore(service, staff, timeout=timeout)
         elif workers is not None or slots is not None:
             raise UserError(
                 "workers and slots are of an executor that starts its own broker; leave them out, "
                 "or the broker and state"
             )
         else:
-            engine = Engine(service, client=Client(broker, state=state, timeout=timeout))
-        self._engine = engine
+            core = ExecutorCore(service, client=Client(broker, state=state, timeout=timeout))
+        self._core = core
         # Forgotten without a shutdown, it ends when its calls are done.
-        weakref.finalize(self, engine.stop).atexit = False
+        weakref.finalize(self, core.stop).atexit = False
 
     def submit(
         self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
     ) -> CallFuture[_T]:
         """Have a function called. What can't be pickled is told by the future."""
-        return self._engine.submit(fn, args, kwargs)
+        return self._core.submit(fn, args, kwargs)
 
     def map(
         self,
@@ -483,18 +491,18 @@ class Executor(concurrent.futures.Executor):
         task. Raises `TimeoutError` if they are not there in time."""
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
-        ends = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
         rows = zip(*iterables, strict=False)
         chunks = iter(lambda: [*islice(rows, chunksize)], [])
-        engine = self._engine
-        futures = [engine.submit(pickled.call_each, (fn, chunk), {}, fn) for chunk in chunks]
-        return _values(engine, futures, ends)
+        core = self._core
+        futures = [core.submit(pickled.call_each, (fn, chunk), {}, fn) for chunk in chunks]
+        return _results_in_order(core, futures, deadline)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002  # the standard's
         """Take no more calls. With `wait`, return when all are settled and all processes ended."""
-        self._engine.stop(cancel_pending=cancel_futures)
+        self._core.stop(cancel_pending=cancel_futures)
         if wait:
-            self._engine.join()
+            self._core.join()
 
     def __exit__(
         self,
@@ -504,19 +512,19 @@ class Executor(concurrent.futures.Executor):
     ) -> None:
         """Wait for all calls, or after Ctrl-C cancel them, running ones too."""
         if kind is not None and issubclass(kind, KeyboardInterrupt):
-            self._engine.interrupt()
+            self._core.interrupt()
         else:
             self.shutdown(wait=True)
 
 
-def _values(
-    engine: Engine, futures: list[CallFuture[list[_T]]], ends: float | None
+def _results_in_order(
+    core: ExecutorCore, futures: list[CallFuture[list[_T]]], deadline: float | None
 ) -> Iterator[_T]:
     """Yield the values of calls in their order. Knows no executor: that may be forgotten."""
     futures.reverse()
     try:
         while futures:
-            left = None if ends is None else ends - time.monotonic()
+            left = None if deadline is None else deadline - time.monotonic()
             values = futures[-1].result(left)
             futures.pop()
             values.reverse()
@@ -524,7 +532,7 @@ def _values(
                 yield values.pop()  # so that nothing here keeps a value that was handed over
     finally:
         if waiting := [future.full_name for future in futures if not future.done()]:
-            engine.withdraw(waiting)
+            core.cancel_unstarted(waiting)
 
 
 def _was_interrupted() -> bool:
@@ -534,21 +542,21 @@ def _was_interrupted() -> bool:
 
 
 #: Those that are not closed.
-_engines: set[Engine] = set()
+_live_cores: set[ExecutorCore] = set()
 _is_exiting = False
 
 
-def _leave_all() -> None:
+def _on_exit() -> None:
     global _is_exiting  # noqa: PLW0603  # there is one interpreter
     _is_exiting = True
-    for engine in [*_engines]:
-        engine.leave()
+    for core in [*_live_cores]:
+        core.on_interpreter_exit()
 
 
-atexit.register(_leave_all)
+atexit.register(_on_exit)
 
 
-def _not_unpickled(name: str, raised: BaseException) -> TaskFailed:
+def _unpickle_error(name: str, raised: BaseException) -> TaskFailed:
     """Return the error for a result whose unpickling raised, with its traceback."""
     try:
         shown = repr(raised)
@@ -561,7 +569,7 @@ def _not_unpickled(name: str, raised: BaseException) -> TaskFailed:
     return error.with_traceback(raised.__traceback__)
 
 
-def _refuse_while_imported() -> None:
+def _check_main_guard() -> None:
     if os.environ.get(pickled.IMPORTING_VARIABLE):
         raise RuntimeError(
             "the script makes an Executor when a worker imports it to find its functions; put what "
@@ -569,13 +577,13 @@ def _refuse_while_imported() -> None:
         )
 
 
-def _positive(what: str, given: int | None, usual: int | None = None) -> int:
+def _check_positive(what: str, given: int | None, usual: int | None = None) -> int:
     number = given if given is not None else usual or os.cpu_count() or 1
     if number < 1:
         raise ValueError(f"{what} must be at least 1, not {number}")
     return number
 
 
-def _name_of(function: Callable[..., Any]) -> str:
+def _function_name(function: Callable[..., Any]) -> str:
     name = getattr(function, "__name__", None) or type(function).__name__
     return str(name)[:_NAME_CHARACTERS_MAX]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from taskyard.settings.sections import Settings
 
 
-class Place(NamedTuple):
+class BrokerLocation(NamedTuple):
     """Where a broker is."""
 
     #: Its endpoint, if it was named; None: it is that of the state directory.
@@ -40,23 +40,23 @@ class Place(NamedTuple):
         )
 
 
-def place(
+def locate(
     broker: str | None = None,
     state: str | Path | None = None,
     environment: Mapping[str, str] = os.environ,
     settings: Settings | None = None,
-) -> Place:
+) -> BrokerLocation:
     """The place that is meant. Settings are looked for only if nothing is given, unless they are
     here already."""
     if state:
-        return Place(broker or None, Path(state))
+        return BrokerLocation(broker or None, Path(state))
     settings = settings or load(environment=environment)
     is_nearer = settings.source("broker.url") >= settings.source("broker.state")
-    named = broker or (url_of(settings) if is_nearer else None)
-    return Place(named, settings.broker.state)
+    named = broker or (configured_endpoint(settings) if is_nearer else None)
+    return BrokerLocation(named, settings.broker.state)
 
 
-def url_of(settings: Settings) -> str | None:
+def configured_endpoint(settings: Settings) -> str | None:
     """The broker's endpoint, if one is set. Raises `InvalidSettings` if it can't be connected
     to."""
     url = settings.broker.url
@@ -77,7 +77,7 @@ def endpoint(
     """The endpoint to connect to."""
     if broker:
         return endpoints.peer_endpoint(broker)
-    return place(broker, state, environment, settings).endpoint()
+    return locate(broker, state, environment, settings).endpoint()
 
 
 def key_for(
@@ -98,7 +98,7 @@ def key_for(
     return keys.read_peer_key(path)
 
 
-def hint(endpoint: str, key: PeerKey | None) -> str:
+def connection_hint(endpoint: str, key: PeerKey | None) -> str:
     """What else to look at, where nobody answers over TCP."""
     if not endpoint.startswith("tcp://"):
         return ""

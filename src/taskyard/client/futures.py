@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from taskyard.core.tasks import Result
 
 
-class Promise(Protocol):
+class SettableFuture(Protocol):
     """What the courier keeps: the ends of a future at which it is settled."""
 
     def done(self) -> bool: ...
@@ -38,7 +38,7 @@ class Promise(Protocol):
     def set_exception(self, exception: BaseException, /) -> None: ...
 
 
-class TaskFuture:
+class FutureBase:
     """A future's side that knows its task."""
 
     _client: Client | AsyncClient
@@ -65,10 +65,10 @@ class TaskFuture:
         """For notebooks. Never raises, and takes a second at most."""
         from taskyard.client import html  # noqa: PLC0415  # only notebooks need it
 
-        return html.of_future(self._client, self)  # type: ignore[arg-type]  # it is one of the two
+        return html.future_html(self._client, self)  # type: ignore[arg-type]  # it is one of the two
 
 
-class Future(TaskFuture, concurrent.futures.Future[Any]):
+class Future(FutureBase, concurrent.futures.Future[Any]):
     """What will become of a task."""
 
     _client: Client
@@ -113,7 +113,7 @@ class Future(TaskFuture, concurrent.futures.Future[Any]):
         """The task is settled: whoever waits for it is told."""
         if self.done():
             return
-        value, error = outcome_of(self.full_name, self._service, state, result)
+        value, error = result_or_error(self.full_name, self._service, state, result)
         if error is None:
             self.set_result(value)
         elif isinstance(error, concurrent.futures.CancelledError):
@@ -123,7 +123,7 @@ class Future(TaskFuture, concurrent.futures.Future[Any]):
             self.set_exception(error)
 
 
-def outcome_of(
+def result_or_error(
     name: str, service: bytes, state: TaskState, result: Result
 ) -> tuple[Any, Exception | None]:
     """What has become of a settled task: its value, or what is raised instead."""
@@ -132,12 +132,12 @@ def outcome_of(
     if state is not TaskState.DONE:
         return None, _failure(name, state, result.text)
     try:
-        return whole_value(name, service, result), None
+        return decode_whole_result(name, service, result), None
     except Exception as error:  # noqa: BLE001  # it is whoever asks for the result's to see
         return None, error
 
 
-def whole_value(name: str, service: bytes, result: Result) -> Any:  # noqa: ANN401  # a task's own
+def decode_whole_result(name: str, service: bytes, result: Result) -> Any:  # noqa: ANN401  # a task's own
     """Return a result as Python sees it: text of a program, value of a function, or bytes.
 
     Bytes that are not UTF-8 become surrogates, as in file names. Raises `OutputTruncated`.
@@ -145,19 +145,19 @@ def whole_value(name: str, service: bytes, result: Result) -> Any:  # noqa: ANN4
     text = result.text
     if service == work.EXEC:
         printed = text.decode(errors="surrogateescape")
-        check_whole(name, result, printed)
+        check_not_truncated(name, result, printed)
         return printed
-    check_whole(name, result, text)
+    check_not_truncated(name, result, text)
     return work.decode_value(text) if service == work.CALL else text
 
 
-def check_whole(name: str, result: Result, output: str | bytes) -> None:
+def check_not_truncated(name: str, result: Result, output: str | bytes) -> None:
     """Raise `OutputTruncated` with this output if the result is truncated."""
     if result.bytes_total:
-        raise OutputTruncated(truncation(name, result), output, result.bytes_total)
+        raise OutputTruncated(truncation_text(name, result), output, result.bytes_total)
 
 
-def truncation(name: str, result: Result) -> str:
+def truncation_text(name: str, result: Result) -> str:
     """Return the message on a truncated result."""
     kept, total = len(result.text), result.bytes_total
     return (
@@ -198,7 +198,7 @@ def as_completed(
     is. Raises `TimeoutError` if they are not all settled in time."""
     waiting = list(dict.fromkeys(futures))
     if not waiting:
-        return _Nothing()
+        return _NoFutures()
     if not isinstance(waiting[0], Future):
         from taskyard.client.aio import as_completed_async  # noqa: PLC0415  # asyncio takes a while
 
@@ -212,10 +212,10 @@ def _as_completed(
     done = cast("Iterator[Future]", concurrent.futures.as_completed(waiting, timeout))
     if not progress:
         return done
-    return drawing.followed(done, len(waiting))
+    return drawing.with_progress(done, len(waiting))
 
 
-class _Nothing:
+class _NoFutures:
     """No futures, of whichever kind."""
 
     def __iter__(self) -> Iterator[Any]:
@@ -245,14 +245,14 @@ def wait(
         return concurrent.futures.wait(waiting, timeout, return_when)
     try:
         for settled in as_completed(waiting, timeout, progress=True):
-            if _is_enough(settled, return_when):
+            if _is_condition_met(settled, return_when):
                 break
     except TimeoutError:
         pass  # those that are settled are returned
     return concurrent.futures.wait(waiting, 0, return_when)
 
 
-def _is_enough(settled: Future, return_when: str) -> bool:
+def _is_condition_met(settled: Future, return_when: str) -> bool:
     if return_when == concurrent.futures.FIRST_EXCEPTION:
         return not settled.cancelled() and settled.exception() is not None
     return return_when == concurrent.futures.FIRST_COMPLETED

@@ -39,8 +39,8 @@ _BROKER: Final = "broker"
 END_SECONDS: Final = 5.0
 
 #: A worker that dies so often in a row, each time within so many seconds, would do so for ever.
-DEATHS_MAX: Final = 5
-STEADY_SECONDS: Final = 10.0
+EARLY_EXITS_MAX: Final = 5
+STABLE_SECONDS: Final = 10.0
 
 #: And is started again after so long.
 RESTART_SECONDS: Final = 0.2
@@ -50,7 +50,7 @@ RESTART_SECONDS: Final = 0.2
 _INCARNATION_BITS: Final = 61
 
 
-class Staff(Struct, frozen=True):
+class WorkerSpec(Struct, frozen=True):
     """The workers to start."""
 
     workers: int
@@ -58,7 +58,7 @@ class Staff(Struct, frozen=True):
     service: str
 
 
-class Incarnations:
+class IncarnationOptions:
     """Options for the starts of one worker, each with the next incarnation number.
 
     A start reports to the broker that all earlier ones have ended: call `next` only then.
@@ -74,17 +74,17 @@ class Incarnations:
         return ("--incarnation", str(number), "--replaces", str(self._first))
 
 
-class Household:
+class LocalCluster:
     """Starts everything when made, and does not wait for it."""
 
-    def __init__(self, staff: Staff, on_broken: Callable[[str], None]) -> None:
-        self._staff = staff
+    def __init__(self, worker_spec: WorkerSpec, on_broken: Callable[[str], None]) -> None:
+        self._worker_spec = worker_spec
         self._on_broken = on_broken
         self._stopping = threading.Event()
-        self._changing = threading.Lock()
+        self._lock = threading.Lock()
         self.state = Path(tempfile.mkdtemp(prefix="taskyard-"))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._incarnations: dict[str, Incarnations] = {}
+        self._incarnation_options: dict[str, IncarnationOptions] = {}
         self._threads: list[threading.Thread] = []
         try:
             self._start()
@@ -93,15 +93,15 @@ class Household:
             raise
 
     def _start(self) -> None:
-        self._open(_BROKER)
-        names = [f"worker-{number}" for number in range(1, self._staff.workers + 1)]
+        self._start_process(_BROKER)
+        names = [f"worker-{number}" for number in range(1, self._worker_spec.workers + 1)]
         for name in names:
-            self._open(name)
-        self._have_kept(_BROKER, self._keep_broker)
+            self._start_process(name)
+        self._start_watch_thread(_BROKER, self._watch_broker)
         for name in names:
-            self._have_kept(name, self._keep_worker)
+            self._start_watch_thread(name, self._restart_worker)
 
-    def _have_kept(self, name: str, keep: Callable[[str], None]) -> None:
+    def _start_watch_thread(self, name: str, keep: Callable[[str], None]) -> None:
         told = f"taskyard keeper of {name}"
         thread = threading.Thread(target=keep, args=(name,), name=told, daemon=True)
         thread.start()
@@ -121,12 +121,12 @@ class Household:
 
     def stop(self) -> None:
         """End everything at once, and wait until it has ended."""
-        with self._changing:
+        with self._lock:
             self._stopping.set()
         for process in reversed(self._processes.values()):
-            _hang_up(process)
+            _close_stdin(process)
         for process in self._processes.values():
-            _await_end(process)
+            _wait_or_kill(process)
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
@@ -134,31 +134,31 @@ class Household:
 
     # Keeping.
 
-    def _keep_broker(self, name: str) -> None:
+    def _watch_broker(self, name: str) -> None:
         status = self._processes[name].wait()
         if not self._stopping.is_set():
             self._on_broken(f"its broker ended, with exit status {status}, and all it held is lost")
 
-    def _keep_worker(self, name: str) -> None:
+    def _restart_worker(self, name: str) -> None:
         deaths = 0
         while not self._stopping.is_set():
             began = time.monotonic()
             status = self._processes[name].wait()
             if self._stopping.is_set():
                 return
-            deaths = 1 if time.monotonic() - began > STEADY_SECONDS else deaths + 1
-            if deaths == DEATHS_MAX:
+            deaths = 1 if time.monotonic() - began > STABLE_SECONDS else deaths + 1
+            if deaths == EARLY_EXITS_MAX:
                 self._on_broken(f"its worker ended {deaths} times, last with exit status {status}")
                 return
             if not self._stopping.wait(RESTART_SECONDS):
-                self._open(name)
+                self._start_process(name)
 
-    def _open(self, name: str) -> None:
-        with self._changing:
+    def _start_process(self, name: str) -> None:
+        with self._lock:
             if self._stopping.is_set():
                 return
             if name in self._processes:
-                _hang_up(self._processes[name])
+                _close_stdin(self._processes[name])
             is_broker = name == _BROKER
             self._processes[name] = subprocess.Popen(
                 [sys.executable, *_TASKYARD, *self._arguments(name)],
@@ -168,30 +168,30 @@ class Household:
                 process_group=0,
                 # The settings around us are meant for other brokers; a worker does its tasks here.
                 cwd=self.state if is_broker else None,
-                env=_without_settings() if is_broker else None,
+                env=_environment_without_settings() if is_broker else None,
             )
 
     def _arguments(self, name: str) -> Sequence[str]:
         common = ("--state", str(self.state), "--until-eof", "--quiet")
         if name == _BROKER:
             return ("broker", "--memory", *common)
-        staff = self._staff
-        starts = self._incarnations.setdefault(name, Incarnations())
-        more = ("--name", name, "--slots", str(staff.slots), *starts.next())
-        return ("worker", *common, *more, "--service", staff.service, "--allow-pickle")
+        worker_spec = self._worker_spec
+        starts = self._incarnation_options.setdefault(name, IncarnationOptions())
+        more = ("--name", name, "--slots", str(worker_spec.slots), *starts.next())
+        return ("worker", *common, *more, "--service", worker_spec.service, "--allow-pickle")
 
 
-def _without_settings() -> dict[str, str]:
+def _environment_without_settings() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("TASKYARD_")}
 
 
-def _hang_up(process: subprocess.Popen[bytes]) -> None:
+def _close_stdin(process: subprocess.Popen[bytes]) -> None:
     if process.stdin is not None:
         with suppress(OSError):
             process.stdin.close()
 
 
-def _await_end(process: subprocess.Popen[bytes]) -> None:
+def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from taskyard.client.aio import AsyncClient, AsyncFuture
-    from taskyard.client.asking import Conversation
+    from taskyard.client.asking import Exchange
     from taskyard.client.client import Client
     from taskyard.client.futures import Future
 
@@ -53,14 +53,14 @@ _TRACK: Final = (
 )
 
 
-def of_client(client: Client | AsyncClient) -> str:
+def client_html(client: Client | AsyncClient) -> str:
     """Where the broker is, its tasks by state, its workers."""
     title = _title(type(client).__name__, client.broker)
-    return _safely(title, client, lambda: _client_lines(client))
+    return _box(title, client, lambda: _client_lines(client))
 
 
 def _client_lines(client: Client | AsyncClient) -> list[str]:
-    told = _look(client, asking.status(_SECONDS))
+    told = _query(client, asking.status(_SECONDS))
     workers = told["workers"]
     note = f"{workers:,} worker{'' if workers == 1 else 's'}"
     if told["behind_failure"]:
@@ -69,24 +69,24 @@ def _client_lines(client: Client | AsyncClient) -> list[str]:
         note += ", takes no more tasks"
     if told["paused"]:
         note += ", paused"
-    return [*_counted(told["counts"]), _line(note)]
+    return [*_counts_bar(told["counts"]), _line(note)]
 
 
-def of_campaign(client: Client | AsyncClient, name: str) -> str:
+def campaign_html(client: Client | AsyncClient, name: str) -> str:
     """A campaign's tasks by state."""
-    return _safely(
+    return _box(
         _title("Campaign", name),
         client,
-        lambda: _counted(_look(client, asking.counts_of(name, _SECONDS))),
+        lambda: _counts_bar(_query(client, asking.campaign_counts(name, _SECONDS))),
     )
 
 
-def of_future(client: Client | AsyncClient, future: Future | AsyncFuture) -> str:
+def future_html(client: Client | AsyncClient, future: Future | AsyncFuture) -> str:
     """Where a task is, what it waits for, what came of it."""
     title = _title("Future of task", future.full_name)
     if future.done():
-        return _safely(title, client, lambda: _ended_lines(future))
-    return _safely(title, client, lambda: _waiting_lines(client, future.full_name))
+        return _box(title, client, lambda: _ended_lines(future))
+    return _box(title, client, lambda: _waiting_lines(client, future.full_name))
 
 
 def _ended_lines(future: Future | AsyncFuture) -> list[str]:
@@ -101,7 +101,7 @@ def _ended_lines(future: Future | AsyncFuture) -> list[str]:
 
 def _result(value: object) -> str:
     """The result if it is short, else what it is."""
-    text = _short.repr(value)
+    text = _shorten.repr(value)
     if len(text) <= _RESULT_CHARACTERS_MAX and _CUT not in text:
         return text
     size = f", {len(value):,} long" if hasattr(value, "__len__") else ""
@@ -111,31 +111,31 @@ def _result(value: object) -> str:
 #: Stands where something is left out, and in no text that is shown.
 _CUT: Final = "\0"
 
-_short: Final = reprlib.Repr()
-_short.fillvalue = _CUT
-_short.maxstring = _short.maxother = _short.maxlong = _RESULT_CHARACTERS_MAX
-_short.maxlist = _short.maxtuple = _short.maxdict = 20
+_shorten: Final = reprlib.Repr()
+_shorten.fillvalue = _CUT
+_shorten.maxstring = _shorten.maxother = _shorten.maxlong = _RESULT_CHARACTERS_MAX
+_shorten.maxlist = _shorten.maxtuple = _shorten.maxdict = 20
 
 
 def _waiting_lines(client: Client | AsyncClient, name: str) -> list[str]:
-    state, sentence = _look(client, asking.state_and_why(name, _SECONDS))
+    state, sentence = _query(client, asking.state_and_why(name, _SECONDS))
     return [_state(state), _line(sentence)]
 
 
-def of_progress(ended: int, failed: int, total: int, text: str) -> str:
+def progress_html(ended: int, failed: int, total: int, text: str) -> str:
     """A bar, and how far it is in words."""
     well, rest = (_COLOURS["done"], ended - failed), ("transparent", total - ended)
     bar = _bar([well, (_COLOURS["failed"], failed), rest])
     return f'<div style="max-width:40em">{bar}{_line(text)}</div>'
 
 
-def _look(client: Client | AsyncClient, conversation: Conversation[_T]) -> _T:
+def _query(client: Client | AsyncClient, exchange: Exchange[_T]) -> _T:
     """Ask, also on behalf of an `AsyncClient`: a notebook does not wait for what is awaited."""
-    courier = client._courier  # noqa: SLF001  # these pages are the client's own
-    return asking.converse(conversation, partial(asking.wait_for_answer, courier))
+    courier = client._session  # noqa: SLF001  # these pages are the client's own
+    return asking.run_exchange(exchange, partial(asking.request_and_wait, courier))
 
 
-def _safely(title: str, client: Client | AsyncClient, lines: Callable[[], list[str]]) -> str:
+def _box(title: str, client: Client | AsyncClient, lines: Callable[[], list[str]]) -> str:
     """A box, with what is wrong in it where something is."""
     try:
         inside = lines()
@@ -160,7 +160,7 @@ def _state(state: str) -> str:
     return f"<div>{_dot(state)}{escape(state)}</div>"
 
 
-def _counted(counts: dict[str, int]) -> list[str]:
+def _counts_bar(counts: dict[str, int]) -> list[str]:
     """A bar of all tasks, and their numbers by state; states that nobody is in are left out."""
     total = sum(counts.values())
     if not total:

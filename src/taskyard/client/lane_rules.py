@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: What was told is asked for again when it is older and somebody submits: settings change rarely,
 #: and a program that runs for weeks sees it when they do.
-BELIEVED_NS: Final = 10 * SECOND_NS
+CACHE_NS: Final = 10 * SECOND_NS
 
 
 def template_of(service: bytes, clauses: Iterable[Rule]) -> str:
@@ -34,38 +34,38 @@ def template_of(service: bytes, clauses: Iterable[Rule]) -> str:
     return ""
 
 
-class LaneRules:
+class LaneTemplates:
     """What is known of services' templates."""
 
     def __init__(self) -> None:
         #: The template, and when it was told.
-        self._told: dict[bytes, tuple[str, int]] = {}
+        self._templates: dict[bytes, tuple[str, int]] = {}
 
-    def knows(self, service: bytes) -> bool:
-        return service in self._told
+    def has(self, service: bytes) -> bool:
+        return service in self._templates
 
-    def learn(self, services: Sequence[bytes], clauses: Sequence[Rule], now_ns: int) -> None:
+    def update(self, services: Sequence[bytes], clauses: Sequence[Rule], now_ns: int) -> None:
         for service in services:
-            self._told[service] = (template_of(service, clauses), now_ns)
+            self._templates[service] = (template_of(service, clauses), now_ns)
 
-    def forget_old(self, now_ns: int) -> None:
-        old = [one for one, (_, at_ns) in self._told.items() if now_ns - at_ns > BELIEVED_NS]
+    def drop_old(self, now_ns: int) -> None:
+        old = [one for one, (_, at_ns) in self._templates.items() if now_ns - at_ns > CACHE_NS]
         for service in old:
-            del self._told[service]
+            del self._templates[service]
 
     def lane_of(self, name: bytes, payload: bytes, terms: Terms) -> bytes:
         """The lane of a task that gives none, of a service that is known. Raises `InvalidValue`."""
-        return made_lane(self._told[terms.service][0], name, payload, terms)
+        return expand_lane(self._templates[terms.service][0], name, payload, terms)
 
 
-def made_lane(template: str, name: bytes, payload: bytes, terms: Terms) -> bytes:
+def expand_lane(template: str, name: bytes, payload: bytes, terms: Terms) -> bytes:
     """The lane that its service's template makes of a task. Raises `InvalidValue`."""
     if not template:
         return b""
     own = {"name": name, "campaign": terms.campaign, "service": terms.service}
     always = {key: shown(value) for key, value in own.items()}
     try:
-        lane = lanes.expand(template, lanes.fields_of(lanes.keys_of(payload), always))
+        lane = lanes.expand(template, lanes.fields_of(lanes.payload_keys(payload), always))
     except InvalidValue as bad:
         raise InvalidValue(f"the lane of service {always['service']} {bad}") from None
     return lane.encode()

@@ -14,7 +14,7 @@ from typing import Final
 from taskyard.wire.pickled import Origin
 
 #: Python's own places: a worker has them, or others of its own.
-_OWN_PLACES: Final = tuple(
+_INSTALL_DIRECTORIES: Final = tuple(
     sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 
@@ -22,38 +22,38 @@ _OWN_PLACES: Final = tuple(
 _MAIN_MARK: Final = b"_main__"
 
 
-class Origins:
+class CallOrigins:
     """Made anew when `sys.path` has changed."""
 
     def __init__(self) -> None:
-        self._path_seen: list[str] | None = None
-        self._plain = Origin()
-        self._with_main = Origin()
+        self._sys_path: list[str] | None = None
+        self._origin = Origin()
+        self._origin_with_main = Origin()
 
     def of(self, call: bytes) -> Origin:
         """What a worker needs for this pickle. Scripts are named only where they are needed: to
         find a function there the worker has to run them."""
-        if self._path_seen != sys.path:
-            self._look()
-        return self._with_main if _MAIN_MARK in call else self._plain
+        if self._sys_path != sys.path:
+            self._refresh()
+        return self._origin_with_main if _MAIN_MARK in call else self._origin
 
-    def _look(self) -> None:
-        self._path_seen = [*sys.path]
-        users = filter(_is_users, self._path_seen)
+    def _refresh(self) -> None:
+        self._sys_path = [*sys.path]
+        users = filter(_is_user_directory, self._sys_path)
         path = tuple(dict.fromkeys(map(os.path.abspath, users)))  # "" is where we are
-        self._plain = Origin(path=path)
-        main, module = _main()
-        self._with_main = Origin(main, module, path)
+        self._origin = Origin(path=path)
+        main, module = _main_script()
+        self._origin_with_main = Origin(main, module, path)
 
 
-def _is_users(place: str) -> bool:
+def _is_user_directory(place: str) -> bool:
     """Not the standard library, its archive or the installed packages."""
-    if place.startswith(_OWN_PLACES):
+    if place.startswith(_INSTALL_DIRECTORIES):
         return False
     return not (place.startswith(sys.base_prefix) and place.endswith(".zip"))
 
 
-def _main() -> tuple[str | None, str | None]:
+def _main_script() -> tuple[str | None, str | None]:
     """The script that is `__main__`, or the module that was run as such; neither where there is no
     file, as in an interactive session."""
     main = sys.modules["__main__"]

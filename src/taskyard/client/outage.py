@@ -37,7 +37,7 @@ class Outage:
         self._report = report or logger.warning
         self._next_ns = REPORT_NS
         #: By the wall clock. None while the broker answers.
-        self._since_ns: int | None = None
+        self._last_reply_ns: int | None = None
         #: Since when submissions are refused for now; 0: they are taken.
         self._refused_ns = 0
         self._refusal_reported = False
@@ -45,12 +45,12 @@ class Outage:
     @property
     def since(self) -> datetime | None:
         """When the broker last answered, or was first asked; None while it answers."""
-        since_ns = self._since_ns
+        since_ns = self._last_reply_ns
         return None if since_ns is None else _local(since_ns)
 
     def update(self, silent_ns: int, wall_ns: int) -> None:
         """Note that the broker has not answered for `silent_ns`, at the time `wall_ns`."""
-        since_ns = self._since_ns
+        since_ns = self._last_reply_ns
         if silent_ns < REPORT_NS:
             if since_ns is not None:
                 self.reset()
@@ -58,7 +58,7 @@ class Outage:
         elif silent_ns >= self._next_ns:
             self._next_ns = silent_ns + REPEAT_NS
             length = "" if since_ns is None else f" ({silent_ns // SECOND_NS} s)"
-            self._since_ns = since_ns = wall_ns - silent_ns if since_ns is None else since_ns
+            self._last_reply_ns = since_ns = wall_ns - silent_ns if since_ns is None else since_ns
             since = f"{_local(since_ns):%Y-%m-%d %H:%M:%S}"
             self._send(f"no answer since {since}{length}; waiting{self._end}")
 
@@ -77,7 +77,7 @@ class Outage:
 
     def reset(self) -> None:
         """Forget the outage without a report."""
-        self._since_ns = None
+        self._last_reply_ns = None
         self._next_ns = REPORT_NS
 
     def _send(self, text: str) -> None:

@@ -24,7 +24,7 @@ _MINUTE_SECONDS: Final = 60
 _HOUR_SECONDS: Final = 3600
 
 
-class Settled(Protocol):
+class SettledFuture(Protocol):
     """A future that is settled."""
 
     def cancelled(self) -> bool: ...
@@ -32,26 +32,26 @@ class Settled(Protocol):
     def exception(self) -> BaseException | None: ...
 
 
-class Screen(Protocol):
+class ProgressDisplay(Protocol):
     """Where a bar is drawn."""
 
-    def show(self, ended: int, failed: int, words: str) -> None: ...
+    def show(self, ended: int, failed: int, caption: str) -> None: ...
 
     def close(self) -> None: ...
 
 
-_S = TypeVar("_S", bound=Settled)
+_S = TypeVar("_S", bound=SettledFuture)
 
 
-def followed(settled: Iterable[_S], total: int) -> Iterator[_S]:
+def with_progress(settled: Iterable[_S], total: int) -> Iterator[_S]:
     """The same futures, with a bar that shows how many of them there were."""
-    with Meter(total) as meter:
+    with ProgressBar(total) as meter:
         for future in settled:
             meter.count(future)
             yield future
 
 
-class Meter:
+class ProgressBar:
     """Counts what is settled, and shows it where there is a screen: a context manager."""
 
     def __init__(self, total: int, *, drawn: bool = True) -> None:
@@ -71,7 +71,7 @@ class Meter:
             self._show(time.monotonic())
             self._screen.close()
 
-    def count(self, future: Settled) -> None:
+    def count(self, future: SettledFuture) -> None:
         if self._screen is None:
             return
         self._ended += 1
@@ -89,9 +89,9 @@ class Meter:
         self._shown = now
         beside = ((self._failed, "failed"), (self._cancelled, "cancelled"))
         told = [f"{number:,} {word}" for number, word in beside if number]
-        self._screen.show(self._ended, self._failed, ", ".join([*told, *self._pace(now)]))
+        self._screen.show(self._ended, self._failed, ", ".join([*told, *self._rate_and_eta(now)]))
 
-    def _pace(self, now: float) -> list[str]:
+    def _rate_and_eta(self, now: float) -> list[str]:
         """How quick it is lately, and how long the rest takes; nothing while that is not known."""
         self._seen.append((now, self._ended))
         while now - self._seen[0][0] > _RATE_SECONDS:
@@ -101,11 +101,11 @@ class Meter:
         left = self._total - self._ended
         if not rate or not left:
             return []
-        words = f"{rate:,.0f}/s" if rate >= 1 else f"{_MINUTE_SECONDS * rate:,.1f}/min"
-        return [words, f"about {span(left / rate)} left"]
+        caption = f"{rate:,.0f}/s" if rate >= 1 else f"{_MINUTE_SECONDS * rate:,.1f}/min"
+        return [caption, f"about {format_duration(left / rate)} left"]
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """How long something takes, in two units at most."""
     whole = round(seconds)
     if whole < _MINUTE_SECONDS:
@@ -115,14 +115,14 @@ def span(seconds: float) -> str:
     return f"{whole // _HOUR_SECONDS:,} h {whole % _HOUR_SECONDS // _MINUTE_SECONDS} min"
 
 
-def _screen(total: int) -> Screen | None:
+def _screen(total: int) -> ProgressDisplay | None:
     display = notebook_display()
     if display is not None:
-        return _Notebook(display, total)
-    return _Terminal(total) if sys.stderr.isatty() else None
+        return _NotebookDisplay(display, total)
+    return _TerminalDisplay(total) if sys.stderr.isatty() else None
 
 
-class _Terminal:
+class _TerminalDisplay:
     """A bar on stderr."""
 
     def __init__(self, total: int) -> None:
@@ -145,11 +145,11 @@ class _Terminal:
             # What is printed meanwhile stands above the bar; but what goes to a file goes there.
             redirect_stdout=sys.stdout.isatty(),
         )
-        self._bar = self._bars.add_task("", total=total, words="")
+        self._bar = self._bars.add_task("", total=total, caption="")
         self._bars.start()
 
-    def show(self, ended: int, failed: int, words: str) -> None:  # noqa: ARG002  # it is in words
-        self._bars.update(self._bar, completed=ended, words=words)
+    def show(self, ended: int, failed: int, caption: str) -> None:  # noqa: ARG002  # it is in words
+        self._bars.update(self._bar, completed=ended, caption=caption)
 
     def close(self) -> None:
         self._bars.stop()
@@ -167,7 +167,7 @@ def notebook_display() -> Callable[..., Any] | None:
     return displayed
 
 
-class _Notebook:
+class _NotebookDisplay:
     """A bar in the cell that is run."""
 
     def __init__(self, display: Callable[..., Any], total: int) -> None:
@@ -176,12 +176,12 @@ class _Notebook:
         #: What the notebook gave to go on drawing at the same place.
         self._handle: Any = None
 
-    def show(self, ended: int, failed: int, words: str) -> None:
+    def show(self, ended: int, failed: int, caption: str) -> None:
         from taskyard.client import html  # noqa: PLC0415  # only notebooks need it
 
-        text = f"{ended:,}/{self._total:,}{words and ', '}{words}"
+        text = f"{ended:,}/{self._total:,}{caption and ', '}{caption}"
         bundle = {
-            "text/html": html.of_progress(ended, failed, self._total, text),
+            "text/html": html.progress_html(ended, failed, self._total, text),
             "text/plain": text,
         }
         if self._handle is None:

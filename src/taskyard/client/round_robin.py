@@ -36,7 +36,7 @@ BATCH_MAX: Final = 1_000_000
 STREAM_BYTES: Final = 1024
 
 #: An answer that has not come within this does not come.
-ANSWER_NS: Final = 10 * SECOND_NS
+REPLY_NS: Final = 10 * SECOND_NS
 
 #: How soon to try again to send what could not be sent.
 RESEND_NS: Final = SECOND_NS // 10
@@ -59,10 +59,10 @@ class Clock(Protocol):
     def monotonic_ns(self) -> int: ...
 
 
-class Batch(Struct):
+class MessageBatch(Struct):
     """What a command is about."""
 
-    word: str
+    command: str
     arguments: tuple[bytes, ...]
     total: int
     #: How many bytes an answer must have; None: it need not have any.
@@ -78,19 +78,19 @@ class Batch(Struct):
         return self.succeeded + self.failed
 
 
-class Program:
+class RoundRobinClient:
     """One client, one server, and the commands for it."""
 
     def __init__(self, wire: Transport, clock: Clock, say: Callable[[int, str], None]) -> None:
         self._wire = wire
         self._clock = clock
-        self._say = say
+        self._print = say
         self._server = wire.endpoint.encode()
         self._numbers = count(1)
-        self._batch: Batch | None = None
+        self._batch: MessageBatch | None = None
         #: Messages that could not be sent yet.
         self._unsent: list[list[bytes]] = []
-        self.is_over = False
+        self.is_finished = False
         self.commands: dict[str, Callable[[], None]] = {
             "ping": self._ping,
             "pingt": self._ping_tracked,
@@ -98,7 +98,7 @@ class Program:
             "quit": self._quit,
         }
         #: Commands that take a number.
-        self.counted: dict[str, Callable[[int], None]] = {
+        self.counted_commands: dict[str, Callable[[int], None]] = {
             "bulkping": self._bulk_ping,
             "bulkdata": self._bulk_data,
         }
@@ -113,7 +113,7 @@ class Program:
         """Once around: never waits."""
         while (frames := self._wire.receive()) is not None:
             try:
-                self._hear(lmq.parse_at_peer(frames))
+                self._on_message(lmq.parse_at_peer(frames))
             except Malformed:
                 continue  # no message of this dialect
         self._send_unsent()
@@ -133,33 +133,33 @@ class Program:
 
     def _ping(self) -> None:
         self._send(Message(lmq.EXEC, self._number(), [lmq.PING_KEY]))
-        self._say(BASIC, "PING is sent, and no answer wanted")
+        self._print(BASIC, "PING is sent, and no answer wanted")
 
     def _ping_tracked(self) -> None:
-        self._begin(Batch("pingt", (lmq.PING_KEY,), 1))
+        self._start(MessageBatch("pingt", (lmq.PING_KEY,), 1))
 
     def _data(self) -> None:
-        self._begin(Batch("data", self._stream(), 1, STREAM_BYTES))
+        self._start(MessageBatch("data", self._stream(), 1, STREAM_BYTES))
 
     def _bulk_ping(self, total: int) -> None:
-        self._begin(Batch("bulkping", (lmq.PING_KEY,), total))
+        self._start(MessageBatch("bulkping", (lmq.PING_KEY,), total))
 
     def _bulk_data(self, total: int) -> None:
-        self._begin(Batch("bulkdata", self._stream(), total, STREAM_BYTES))
+        self._start(MessageBatch("bulkdata", self._stream(), total, STREAM_BYTES))
 
     def _quit(self) -> None:
-        self.is_over = True
+        self.is_finished = True
 
     def _stream(self) -> tuple[bytes, ...]:
         return (lmq.STREAM, b"stream-" + self._number(), b"%d" % STREAM_BYTES)
 
     # Batches.
 
-    def _begin(self, batch: Batch) -> None:
+    def _start(self, batch: MessageBatch) -> None:
         self._batch = batch
         self._advance(batch)
 
-    def _advance(self, batch: Batch) -> None:
+    def _advance(self, batch: MessageBatch) -> None:
         """Send what may be under way; what was waited for long enough has failed."""
         now_ns = self._clock.monotonic_ns()
         for number, until_ns in [*batch.open.items()]:
@@ -169,26 +169,28 @@ class Program:
         while batch.sent < batch.total and len(batch.open) < WINDOW and not self._unsent:
             number = self._number()
             batch.sent += 1
-            batch.open[number] = now_ns + ANSWER_NS
+            batch.open[number] = now_ns + REPLY_NS
             self._send(Message(lmq.TRACKEXEC, number, batch.arguments))
         if batch.settled == batch.total:
             self._batch = None
             if batch.total > 1:
-                self._say(ERRORS, f"{batch.word}: {batch.sent} sent, {batch.succeeded} succeeded")
+                self._print(
+                    ERRORS, f"{batch.command}: {batch.sent} sent, {batch.succeeded} succeeded"
+                )
 
-    def _settle(self, batch: Batch, failure: str) -> None:
+    def _settle(self, batch: MessageBatch, failure: str) -> None:
         """One message more is answered, or will not be."""
         if failure:
             batch.failed += 1
-            self._say(ERRORS, f"{batch.word} failed: {failure}")
+            self._print(ERRORS, f"{batch.command} failed: {failure}")
         else:
             batch.succeeded += 1
         if batch.total > 1 and batch.settled % max(1, batch.total // MARKS) == 0:
-            self._say(BASIC, f"{batch.word}: {batch.settled} of {batch.total}")
+            self._print(BASIC, f"{batch.command}: {batch.settled} of {batch.total}")
 
     # What the server says, and is told.
 
-    def _hear(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         if message.command == lmq.PING:
             self._send(Message(lmq.PONG, message.id))
             return
@@ -196,9 +198,9 @@ class Program:
         if message.command != lmq.RESPONSE or batch is None:
             return
         if batch.open.pop(message.id, None) is not None:
-            failure = lmq.failure(message.arguments) or _shortage(batch, message.arguments)
+            failure = lmq.failure(message.arguments) or _data_problem(batch, message.arguments)
             if not failure and batch.total == 1:
-                self._say(BASIC, f"{batch.word} is answered by {_worker(message)}")
+                self._print(BASIC, f"{batch.command} is answered by {_worker_name(message)}")
             self._settle(batch, failure)
 
     def _number(self) -> bytes:
@@ -213,13 +215,13 @@ class Program:
             del self._unsent[0]
 
 
-def _shortage(batch: Batch, arguments: Sequence[bytes]) -> str:
+def _data_problem(batch: MessageBatch, arguments: Sequence[bytes]) -> str:
     """What is wrong with the data of an answer; empty: nothing is."""
     if batch.size is None or [len(one) for one in arguments] == [batch.size]:
         return ""
     return f"{sum(map(len, arguments))} bytes came, and {batch.size} were asked for"
 
 
-def _worker(message: Message) -> str:
+def _worker_name(message: Message) -> str:
     """Who answered, as far as the answer tells: another dialect's worker does not."""
     return shown(message.bottom[-2]) if len(message.bottom) > 1 else "a worker"

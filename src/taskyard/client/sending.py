@@ -11,26 +11,26 @@ import time
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
-from taskyard.client.campaign.submitting import encode_text, to_submission
-from taskyard.client.campaign.tasks import check
-from taskyard.client.courier import Parcel
-from taskyard.client.futures import TaskFuture
+from taskyard.client.campaign.submitting import encode_batch, encode_text
+from taskyard.client.campaign.tasks import check_task
+from taskyard.client.courier import PendingTask
+from taskyard.client.futures import FutureBase
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.tasks import Terms
 from taskyard.errors import UserError
-from taskyard.wire import work
+from taskyard.wire import work as payloads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from taskyard.client.courier import Courier
-    from taskyard.client.futures import Promise
+    from taskyard.client.courier import Session
+    from taskyard.client.futures import SettableFuture
     from taskyard.core.tasks import Submission
 
-_F = TypeVar("_F", bound="Promise")
+_F = TypeVar("_F", bound="SettableFuture")
 
 
-class KnownTask(NamedTuple):
+class TaskRef(NamedTuple):
     """A task that was submitted before."""
 
     name: str
@@ -39,15 +39,16 @@ class KnownTask(NamedTuple):
 
 
 #: Tasks that are watched together: their names fit one message.
-_WATCHED_TOGETHER: Final = 1000
+_NAMES_PER_WATCH: Final = 1000
 
 
-class Sender(Generic[_F]):
-    """Hands tasks to a courier. `make` gives the future of a task: by name, service, campaign."""
+class Submitter(Generic[_F]):
+    """Hands tasks to a courier. `make_future` gives the future of a task: by name, service,
+    campaign."""
 
-    def __init__(self, courier: Courier, make: Callable[[bytes, bytes, bytes], _F]) -> None:
-        self._courier = courier
-        self._make = make
+    def __init__(self, courier: Session, make_future: Callable[[bytes, bytes, bytes], _F]) -> None:
+        self._session = courier
+        self._make_future = make_future
         #: Names that nobody else will make.
         self._prefix = secrets.token_hex(5)
         self._count = count(1)
@@ -56,7 +57,7 @@ class Sender(Generic[_F]):
 
     def submit(  # noqa: PLR0913  # one a key
         self,
-        what: Sequence[str] | str | bytes,
+        work: Sequence[str] | str | bytes,
         name: str | None,
         campaign: str,
         arguments: tuple[Sequence[Any] | None, Mapping[str, Any] | None],
@@ -65,18 +66,18 @@ class Sender(Generic[_F]):
         wait_for_unknown: bool = False,
     ) -> _F:
         """Send one task: an argv, a "module:function" with its arguments, or bytes."""
-        _check_work(what, arguments)
+        _check_work_type(work, arguments)
         task = f"{campaign or 'task'}-{self._prefix}-{next(self._count)}" if name is None else name
         if not options and not wait_for_unknown:
-            return self._submit_plain(task, what, encode_text(campaign), arguments)
-        raw = {"name": task, **_work(what, *arguments), **options}
+            return self._submit_plain(task, work, encode_text(campaign), arguments)
+        raw = {"name": task, **_work_keys(work, *arguments), **options}
         if "after" in options:
-            raw["after"] = names_of(options["after"], campaign)
+            raw["after"] = after_names(options["after"], campaign)
         unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
-        spec = check(raw, campaign)
-        submission = to_submission([spec], encode_text(campaign), time.time_ns())
+        spec = check_task(raw, campaign)
+        submission = encode_batch([spec], encode_text(campaign), time.time_ns())
         terms = submission.terms_of(0)
-        future = self._make(submission.names[0], terms.service, terms.campaign)
+        future = self._make_future(submission.names[0], terms.service, terms.campaign)
         lane = submission.lanes[0] if submission.lanes else None
         self._send(submission, 0, (lane, unknown), future)
         return future
@@ -84,36 +85,38 @@ class Sender(Generic[_F]):
     def _submit_plain(
         self,
         name: str,
-        what: Sequence[str] | str | bytes,
+        work: Sequence[str] | str | bytes,
         campaign: bytes,
         arguments: tuple[Sequence[Any] | None, Mapping[str, Any] | None],
     ) -> _F:
         """A task with nothing special: the quick way for loops of many."""
         if not name:
             raise UserError("a task's name must not be empty")
-        service, payload = _encode(what, *arguments)
+        service, payload = _encode_work(work, *arguments)
         terms = self._terms.get((service, campaign))
         if terms is None:
             terms = Terms(campaign=campaign, service=service)
             self._terms[(service, campaign)] = terms
         encoded = encode_text(name)
-        future = self._make(encoded, service, campaign)
-        self._courier.send(Parcel(encoded, payload, terms, None, (), UnknownPolicy.REFUSE, future))
+        future = self._make_future(encoded, service, campaign)
+        self._session.submit(
+            PendingTask(encoded, payload, terms, None, (), UnknownPolicy.REFUSE, future)
+        )
         return future
 
     def submit_each(
         self,
-        what: str | Callable[[Any], Sequence[str]],
+        work: str | Callable[[Any], Sequence[str]],
         items: Iterable[Any],
         campaign: str,
         options: dict[str, Any],
     ) -> Iterator[_F]:
         """Send a task an item, when its future is asked for."""
         for item in items:
-            if callable(what):
-                yield self.submit(what(item), None, campaign, (None, None), options)
+            if callable(work):
+                yield self.submit(work(item), None, campaign, (None, None), options)
             else:
-                yield self.submit(what, None, campaign, ([item], None), options)
+                yield self.submit(work, None, campaign, ([item], None), options)
 
     def submit_all(
         self, submission: Submission, unknown: UnknownPolicy, *, watch: bool = True
@@ -121,7 +124,7 @@ class Sender(Generic[_F]):
         """Send a task a row, when its future is asked for; without `watch` there is none."""
         for index, name in enumerate(submission.names):
             terms = submission.terms_of(index)
-            future = self._make(name, terms.service, terms.campaign) if watch else None
+            future = self._make_future(name, terms.service, terms.campaign) if watch else None
             lane = submission.lanes[index] if submission.lanes else b""
             self._send(submission, index, (lane, unknown), future)
             yield future
@@ -130,13 +133,17 @@ class Sender(Generic[_F]):
         self,
         submission: Submission,
         index: int,
-        how: tuple[bytes | None, UnknownPolicy],
+        lane_and_policy: tuple[bytes | None, UnknownPolicy],
         future: _F | None,
     ) -> None:
-        (lane, unknown), name, payload = how, submission.names[index], submission.payload_of(index)
+        (lane, unknown), name, payload = (
+            lane_and_policy,
+            submission.names[index],
+            submission.payload_of(index),
+        )
         after = tuple(submission.after[index]) if submission.after else ()
         terms = submission.terms_of(index)
-        self._courier.send(Parcel(name, payload, terms, lane, after, unknown, future))
+        self._session.submit(PendingTask(name, payload, terms, lane, after, unknown, future))
 
     def submit_encoded(  # noqa: PLR0913  # one a key
         self,
@@ -151,76 +158,78 @@ class Sender(Generic[_F]):
     ) -> _F:
         """Send a task that is encoded already."""
         encoded = encode_text(name)
-        future = self._make(encoded, b"", terms.campaign)
+        future = self._make_future(encoded, b"", terms.campaign)
         before = tuple([encode_text(one) for one in after])
         unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
         fixed = (encoded, payload, terms, encode_text(lane), before, unknown)
-        self._courier.send(Parcel(*fixed, future, watch))
+        self._session.submit(PendingTask(*fixed, future, watch))
         return future
 
-    def watch(self, tasks: Mapping[str, KnownTask]) -> dict[str, _F]:
+    def watch(self, tasks: Mapping[str, TaskRef]) -> dict[str, _F]:
         """Return futures of tasks that were submitted before, by their full names."""
         made = {
-            full_name: self._make(encode_text(one.name), one.service, encode_text(one.campaign))
+            full_name: self._make_future(
+                encode_text(one.name), one.service, encode_text(one.campaign)
+            )
             for full_name, one in tasks.items()
         }
         names = list(made)
-        for first in range(0, len(names), _WATCHED_TOGETHER):
-            some = names[first : first + _WATCHED_TOGETHER]
-            self._courier.watch({encode_text(name): made[name] for name in some})
+        for first in range(0, len(names), _NAMES_PER_WATCH):
+            some = names[first : first + _NAMES_PER_WATCH]
+            self._session.watch({encode_text(name): made[name] for name in some})
         return made
 
 
-def _check_work(what: object, arguments: tuple[object, object]) -> None:
+def _check_work_type(work: object, arguments: tuple[object, object]) -> None:
     """What is no work at all is best told where it was written."""
-    if any(arguments) and not isinstance(what, str):
+    if any(arguments) and not isinstance(work, str):
         raise UserError("args and kwargs are for a function: give it as 'module:function'")
-    if callable(what):
+    if callable(work):
         raise UserError(
-            f"{what!r} can't be sent: give a function by its import path, 'module:function', that "
+            f"{work!r} can't be sent: give a function by its import path, 'module:function', that "
             "a worker allows"
         )
-    if isinstance(what, str) and (":" not in what or " " in what):
+    if isinstance(work, str) and (":" not in work or " " in work):
         raise UserError(
-            f"{what!r} names no function: write 'module:function', or a list for a command, such "
+            f"{work!r} names no function: write 'module:function', or a list for a command, such "
             "as ['echo', 'hi']"
         )
 
 
-def names_of(after: object, campaign: str) -> object:
+def after_names(after: object, campaign: str) -> object:
     """Return names for a task of this campaign. Futures may stand for the names of their tasks."""
     if isinstance(after, list | tuple):
         return [_name(one, campaign) for one in after]
-    return [_name(after, campaign)] if isinstance(after, TaskFuture) else after
+    return [_name(after, campaign)] if isinstance(after, FutureBase) else after
 
 
 def _name(one: object, campaign: str) -> object:
-    if not isinstance(one, TaskFuture):
+    if not isinstance(one, FutureBase):
         return one
     return one.name if one.campaign == campaign else one.full_name
 
 
-def _encode(
-    what: Sequence[str] | str | bytes,
+def _encode_work(
+    work: Sequence[str] | str | bytes,
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
 ) -> tuple[bytes, bytes]:
     """The service and the payload of a task with nothing special."""
-    if isinstance(what, str):
-        return work.CALL, work.encode_call(what, args or (), kwargs)
-    if isinstance(what, bytes):
-        return b"default", what
-    return work.EXEC, work.encode_command(what)
+    if isinstance(work, str):
+        return payloads.CALL, payloads.encode_call(work, args or (), kwargs)
+    if isinstance(work, bytes):
+        return b"default", work
+    return payloads.EXEC, payloads.encode_command(work)
 
 
-def _work(
-    what: Sequence[str] | str | bytes,
+def _work_keys(
+    work: Sequence[str] | str | bytes,
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """The same as keys of a task."""
-    if isinstance(what, str):
-        return {"call": what, "args": args, "kwargs": kwargs}
-    if isinstance(what, bytes):
-        return {"payload": what}
-    return {"argv": list(what)}
+    if isinstance(work, str):
+        return {"call": work, "args": args, "kwargs": kwargs}
+    if isinstance(work, bytes):
+        return {"payload": work}
+    return {"argv": list(work)}

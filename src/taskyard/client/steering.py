@@ -18,7 +18,7 @@ from taskyard.wire import dwork_peer as peer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from taskyard.client.asking import Conversation
+    from taskyard.client.asking import Exchange
     from taskyard.client.campaign.tasks import TaskSpec
     from taskyard.client.client import Client
     from taskyard.core.events import Scope
@@ -27,28 +27,28 @@ if TYPE_CHECKING:
 
 def cancel(client: Client, scope: Scope) -> int:
     """Cancel the tasks of a scope, and all that wait for them. Returns how many."""
-    return _count(client, partial(peer.command, kind=peer.CANCEL, scope=scope))
+    return _command(client, partial(peer.command, kind=peer.CANCEL, scope=scope))
 
 
 def retry(client: Client, scope: Scope) -> int:
     """Try failed tasks of a scope again, and delayed ones now. Returns how many."""
-    return _count(client, partial(peer.command, kind=peer.RETRY, scope=scope))
+    return _command(client, partial(peer.command, kind=peer.RETRY, scope=scope))
 
 
 def expire(client: Client, scope: Scope) -> int:
     """Give up the tasks of a scope that no worker holds. Returns how many."""
-    return _count(client, partial(peer.command, kind=peer.EXPIRE, scope=scope))
+    return _command(client, partial(peer.command, kind=peer.EXPIRE, scope=scope))
 
 
 def move(client: Client, scope: Scope, service: str | None, lane: str | None) -> int:
     """Put the tasks of a scope that no worker holds elsewhere; None: as it is. Returns how many."""
     to_service, to_lane = (None if one is None else encode_text(one) for one in (service, lane))
-    return _count(client, partial(peer.move, scope=scope, service=to_service, lane=to_lane))
+    return _command(client, partial(peer.move, scope=scope, service=to_service, lane=to_lane))
 
 
 def known_predecessors(client: Client, campaign: str, names: Sequence[str]) -> dict[str, None]:
     """Return those of these names in `after` that mean a known task to tasks of this campaign."""
-    found = client.known([one for name in names for one in (spelling(campaign, name), name)])
+    found = client.existing([one for name in names for one in (spelling(campaign, name), name)])
 
     def is_known(name: str) -> bool:
         own, other = found.get(spelling(campaign, name)), found.get(name)
@@ -69,27 +69,27 @@ def create_after(
     Returns how many of its tasks are new. Raises `Refused`."""
     names = [*map(encode_text, campaigns)]
     more = {"unknown": unknown, "after_campaigns": names}
-    return _count(client, partial(peer.create, submission=submission, **more))  # type: ignore[arg-type]
+    return _command(client, partial(peer.create, submission=submission, **more))  # type: ignore[arg-type]
 
 
-def settle_lanes(client: Client, specs: Sequence[TaskSpec], campaign: str) -> None:
-    """Put tasks that say no lane where the broker's settings say. Raises `BadTask`."""
+def assign_lanes(client: Client, specs: Sequence[TaskSpec], campaign: str) -> None:
+    """Put tasks that say no lane where the broker's settings say. Raises `InvalidTask`."""
     services = [service_of(spec) for spec in specs if not spec.lane]
     if services:
         templates = lane_templates(client, services)
-        bundles.settle_lanes(specs, campaign, lambda service: templates.get(service, ""))
+        bundles.assign_lanes(specs, campaign, lambda service: templates.get(service, ""))
 
 
 def lane_templates(client: Client, services: Iterable[str]) -> dict[str, str]:
     """How the lanes of tasks are made that give none, by service; only of those that say it."""
-    return client._converse(asking.lane_templates(services))  # noqa: SLF001  # a part of it
+    return client._run_query(asking.lane_templates(services))  # noqa: SLF001  # a part of it
 
 
-def _count(client: Client, build: Callable[[int], bytes]) -> int:
-    return client._converse(_asked(build))  # noqa: SLF001  # a part of it
+def _command(client: Client, build: Callable[[int], bytes]) -> int:
+    return client._run_query(_checked_count(build))  # noqa: SLF001  # a part of it
 
 
-def _asked(build: Callable[[int], bytes]) -> Conversation[int]:
+def _checked_count(build: Callable[[int], bytes]) -> Exchange[int]:
     reply = yield Query(build)
     if reply.kind == peer.ERROR:
         raise Refused(reply.reason or "the broker did not understand it; start one of this version")

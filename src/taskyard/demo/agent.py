@@ -22,7 +22,7 @@ OUTAGE_SECONDS = 5.0
 #: How long a mail takes that is taken.
 MAIL_SECONDS = 0.012
 
-MEMORY = Path("down-since")
+OUTAGE_FILE = Path("down-since")
 
 #: An identity, a lane and a payload.
 _FIELDS = 3
@@ -51,9 +51,9 @@ def deliver(host: str) -> str:
 
 
 def is_down() -> bool:
-    if not MEMORY.exists():
-        MEMORY.touch()
-    return time.time() - MEMORY.stat().st_mtime < OUTAGE_SECONDS
+    if not OUTAGE_FILE.exists():
+        OUTAGE_FILE.touch()
+    return time.time() - OUTAGE_FILE.stat().st_mtime < OUTAGE_SECONDS
 
 
 if __name__ == "__main__":

@@ -75,17 +75,17 @@ class Campaign(Struct, frozen=True):
         return len(HOSTS) + 2
 
     @property
-    def failing(self) -> int:
+    def failing_count(self) -> int:
         """Mails to the destination that takes nothing."""
         return _every(_STRICT_EVERY, _STRICT_AT, self.mails)
 
     @property
-    def behind(self) -> int:
+    def blocked_count(self) -> int:
         """The receipts of those, and the digest of all receipts."""
-        return self.failing + 1
+        return self.failing_count + 1
 
 
-def plan(tasks: int) -> Campaign:
+def make_campaign(tasks: int) -> Campaign:
     """A campaign of exactly so many tasks."""
     samples = tasks * _GRAPH_PERCENT // 100 // (PARTS + 2)
     without = Campaign(samples, tasks * _MAIL_PERCENT // 100, 0)

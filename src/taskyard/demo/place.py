@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 #: Says that a directory is a demo's; locked while one runs there.
 MARKER: Final = ".taskyard-demo"
 
-_MARKED: Final = "A demo of Taskyard works here. The next one replaces its files and no others.\n"
+_MARKER_TEXT: Final = (
+    "A demo of Taskyard works here. The next one replaces its files and no others.\n"
+)
 
 _SETTINGS: Final = """\
 # The settings of the demo's broker, as a person would write them.
@@ -39,7 +41,7 @@ retries = [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
 """
 
 
-class Place(Struct, frozen=True):
+class DemoDirectory(Struct, frozen=True):
     """Where everything of a demo is. Use it as a context manager: it is locked until the end."""
 
     directory: Path
@@ -70,9 +72,9 @@ class Place(Struct, frozen=True):
         return self.directory / "log"
 
     @property
-    def memory(self) -> Path:
+    def agent_state(self) -> Path:
         """What the agents remember."""
-        return self.directory / agent.MEMORY
+        return self.directory / agent.OUTAGE_FILE
 
     def __enter__(self) -> Self:
         return self
@@ -81,26 +83,26 @@ class Place(Struct, frozen=True):
         os.close(self.marker)
 
 
-def prepare(directory: Path) -> Place:
+def prepare_directory(directory: Path) -> DemoDirectory:
     """A directory with the settings in it and nothing of an earlier demo. Raises UserError if it is
     somebody else's, or in use."""
     directory = directory.absolute()
-    _check_ours(directory)
+    _check_demo_directory(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        place = Place(directory, _locked(directory / MARKER))
+        paths = DemoDirectory(directory, _locked(directory / MARKER))
     except OSError as error:
         raise UserError(f"{directory}: {error.strerror}; give another --out") from error
     try:
-        _clear(place)
-        _write_settings(place)
+        _clear(paths)
+        _write_settings(paths)
     except BaseException:
-        os.close(place.marker)
+        os.close(paths.marker)
         raise
-    return place
+    return paths
 
 
-def _check_ours(directory: Path) -> None:
+def _check_demo_directory(directory: Path) -> None:
     if not directory.exists():
         return
     if not directory.is_dir():
@@ -121,29 +123,29 @@ def _locked(marker: Path) -> int:
         raise UserError(
             f"a demo runs in {marker.parent} already; wait for it, or give another --out"
         ) from None
-    os.pwrite(descriptor, _MARKED.encode(), 0)
+    os.pwrite(descriptor, _MARKER_TEXT.encode(), 0)
     return descriptor
 
 
-def _clear(place: Place) -> None:
+def _clear(paths: DemoDirectory) -> None:
     """Remove what an earlier demo made, unless somebody uses its state."""
-    if place.state.is_dir():
+    if paths.state.is_dir():
         try:
-            StateLock(place.state).release()
+            StateLock(paths.state).release()
         except StateLocked as locked:
             raise UserError(
-                f"a broker runs on {place.state}, which an earlier demo has left; stop it "
-                f"(`taskyard down --state {place.state}`), or give another --out"
+                f"a broker runs on {paths.state}, which an earlier demo has left; stop it "
+                f"(`taskyard down --state {paths.state}`), or give another --out"
             ) from locked
-    for path in (place.state, place.tables, place.report, place.logs):
+    for path in (paths.state, paths.tables, paths.report, paths.logs):
         if path.is_dir():
             shutil.rmtree(path)
-    for path in (place.campaign, place.settings, place.memory):
+    for path in (paths.campaign, paths.settings, paths.agent_state):
         path.unlink(missing_ok=True)
-    place.logs.mkdir()
+    paths.logs.mkdir()
 
 
-def _write_settings(place: Place) -> None:
+def _write_settings(paths: DemoDirectory) -> None:
     # A string of JSON is one of TOML, too.
     command = json.dumps(shlex.join([sys.executable, agent.__file__]), ensure_ascii=False)
-    place.settings.write_text(_SETTINGS.format(mail=campaign.MAIL, command=command))
+    paths.settings.write_text(_SETTINGS.format(mail=campaign.MAIL, command=command))

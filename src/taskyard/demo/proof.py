@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from taskyard.pipeline.transforms.guarantees import Guarantees
 
 #: The ways to be served, as the closing table says them, by the dialect of a worker.
-WAYS: Final = {
+DIALECTS: Final = {
     b"dwork": "native",
     b"ping-pong": "ping-pong",
     b"wmp": "wmp through a relay",
@@ -38,10 +38,10 @@ WAYS: Final = {
 HUNGRY: Final = "hungry agents"
 
 
-class Counts(Struct, frozen=True):
+class DemoCounts(Struct, frozen=True):
     """What the journal says."""
 
-    tally: AuditCounts
+    audit_counts: AuditCounts
     behind_failure: int
     #: Tasks done, by the way in which they were served.
     done_by: dict[str, int]
@@ -49,46 +49,46 @@ class Counts(Struct, frozen=True):
     @property
     def lost(self) -> int:
         """Neither ended nor behind a failure: nobody would come back to them."""
-        return self.tally.unfinished - self.behind_failure
+        return self.audit_counts.unfinished - self.behind_failure
 
 
-class Line(Struct, frozen=True):
+class ProofLine(Struct, frozen=True):
     """A line of the closing table."""
 
     what: str
     figures: str
-    holds: bool
+    passed: bool
     #: What to leave with if it does not hold.
     code: ExitCode = ExitCode.STATE_DAMAGED
 
 
-class Kill(Struct, frozen=True):
+class BrokerKill(Struct, frozen=True):
     """How the broker was killed in the middle."""
 
     status: int
     settled: int
     tasks: int
-    seconds_away: float
+    seconds_down: float
 
 
-class Story:
+class RecordFold:
     """Who did what, and who waits for whom, folded from records."""
 
     def __init__(self) -> None:
         self.states: dict[bytes, TaskState] = {}
         self.after: dict[bytes, list[bytes]] = {}
-        self.done_by: Counter[str] = Counter(dict.fromkeys([*WAYS.values(), HUNGRY], 0))
-        self._ways: dict[bytes, str] = {}
+        self.done_by: Counter[str] = Counter(dict.fromkeys([*DIALECTS.values(), HUNGRY], 0))
+        self._dialects: dict[bytes, str] = {}
 
     def add(self, told: Iterable[records.AnyRecord]) -> None:
         for record in told:
             if isinstance(record, records.Submitted):
                 self._submitted(record)
             elif isinstance(record, records.WorkerJoined):
-                way = WAYS.get(record.facts.dialect, record.facts.dialect.decode())
-                self._ways[record.worker] = HUNGRY if record.worker == AGENTS.encode() else way
+                way = DIALECTS.get(record.facts.dialect, record.facts.dialect.decode())
+                self._dialects[record.worker] = HUNGRY if record.worker == AGENTS.encode() else way
             elif isinstance(record, records.Finished):
-                self.done_by[self._ways[record.worker]] += len(record.names)
+                self.done_by[self._dialects[record.worker]] += len(record.names)
                 self.states |= dict.fromkeys(record.names, TaskState.DONE)
             elif isinstance(record, records.Failed):
                 self.states |= dict.fromkeys(record.names, TaskState.FAILED)
@@ -115,81 +115,100 @@ class Story:
         )
 
 
-def count(state: Path) -> Counts:
+def count(state: Path) -> DemoCounts:
     """Count the journal of a broker that is stopped."""
-    counting, story = Auditor(), Story()
+    counting, story = Auditor(), RecordFold()
     with StateLock(state), closing(SqliteStore(state)) as store:
         for row in store.rows():
             told = records_of(row, row.record_first - 1)
             counting.add(told)
             story.add(told)
-    return Counts(counting.tally(), story.behind_failure(), dict(story.done_by))
+    return DemoCounts(counting.tally(), story.behind_failure(), dict(story.done_by))
 
 
-def lines(counts: Counts, spark: Guarantees, planned: Campaign, kill: Kill) -> list[Line]:
+def lines(
+    counts: DemoCounts, spark: Guarantees, planned: Campaign, kill: BrokerKill
+) -> list[ProofLine]:
     """The closing table."""
-    tally = counts.tally
+    audit_counts = counts.audit_counts
     return [
-        _ends(counts, planned),
-        Line("lost", f"{counts.lost:,}", counts.lost == 0),
-        Line("completed twice", f"{tally.completed_twice:,}", tally.completed_twice == 0),
-        Line(
-            "dependencies broken", f"{tally.dependencies_broken:,}", tally.dependencies_broken == 0
+        _ends_line(counts, planned),
+        ProofLine("lost", f"{counts.lost:,}", counts.lost == 0),
+        ProofLine(
+            "completed twice",
+            f"{audit_counts.completed_twice:,}",
+            audit_counts.completed_twice == 0,
         ),
-        Line("stale results refused", f"{tally.stale:,}", holds=True),
-        _served(counts),
-        _killed(kill),
-        _agreed(counts, spark),
+        ProofLine(
+            "dependencies broken",
+            f"{audit_counts.dependencies_broken:,}",
+            audit_counts.dependencies_broken == 0,
+        ),
+        ProofLine("stale results refused", f"{audit_counts.stale:,}", passed=True),
+        _dialects_line(counts),
+        _kill_line(kill),
+        _spark_line(counts, spark),
     ]
 
 
-def _ends(counts: Counts, planned: Campaign) -> Line:
-    tally = counts.tally
-    behind = counts.behind_failure
+def _ends_line(counts: DemoCounts, planned: Campaign) -> ProofLine:
+    audit_counts = counts.audit_counts
+    blocked_count = counts.behind_failure
     figures = (
-        f"{tally.submitted:,} = {tally.done:,} done + {tally.failed:,} failed + "
-        f"{tally.cancelled:,} cancelled + {behind:,} blocked behind a failure"
+        f"{audit_counts.submitted:,} = {audit_counts.done:,} done + {audit_counts.failed:,} failed "
+        f"+ "
+        f"{audit_counts.cancelled:,} cancelled + {blocked_count:,} blocked behind a failure"
     )
-    is_even = tally.submitted == tally.done + tally.failed + tally.cancelled + behind
-    is_planned = (tally.submitted, tally.failed, tally.cancelled, behind) == (
+    is_even = (
+        audit_counts.submitted
+        == audit_counts.done + audit_counts.failed + audit_counts.cancelled + blocked_count
+    )
+    is_planned = (
+        audit_counts.submitted,
+        audit_counts.failed,
+        audit_counts.cancelled,
+        blocked_count,
+    ) == (
         planned.tasks,
-        planned.failing,
+        planned.failing_count,
         0,
-        planned.behind,
+        planned.blocked_count,
     )
     code = ExitCode.TASK_FAILED if is_even else ExitCode.STATE_DAMAGED
-    return Line("submitted", figures, is_even and is_planned, code)
+    return ProofLine("submitted", figures, is_even and is_planned, code)
 
 
-def _served(counts: Counts) -> Line:
+def _dialects_line(counts: DemoCounts) -> ProofLine:
     figures = ", ".join(f"{way} {number:,}" for way, number in counts.done_by.items())
-    holds = all(counts.done_by.values()) and sum(counts.done_by.values()) == counts.tally.done
-    return Line("done by dialect", figures, holds, ExitCode.TASK_FAILED)
+    passed = (
+        all(counts.done_by.values()) and sum(counts.done_by.values()) == counts.audit_counts.done
+    )
+    return ProofLine("done by dialect", figures, passed, ExitCode.TASK_FAILED)
 
 
-def _killed(kill: Kill) -> Line:
+def _kill_line(kill: BrokerKill) -> ProofLine:
     figures = (
         f"1, by signal {-kill.status} when {kill.settled:,} of {kill.tasks:,} were settled; back "
-        f"after {kill.seconds_away:.1f} s"
+        f"after {kill.seconds_down:.1f} s"
     )
-    return Line("broker killed", figures, kill.status < 0, ExitCode.TASK_FAILED)
+    return ProofLine("broker killed", figures, kill.status < 0, ExitCode.TASK_FAILED)
 
 
-def _agreed(counts: Counts, spark: Guarantees) -> Line:
+def _spark_line(counts: DemoCounts, spark: Guarantees) -> ProofLine:
     """Spark has counted the same, by other means."""
-    tally = counts.tally
+    audit_counts = counts.audit_counts
     pairs = {
-        "submitted": (tally.submitted, spark.submitted),
-        "done": (tally.done, spark.done),
-        "failed": (tally.failed, spark.failed),
-        "cancelled": (tally.cancelled, spark.cancelled),
+        "submitted": (audit_counts.submitted, spark.submitted),
+        "done": (audit_counts.done, spark.done),
+        "failed": (audit_counts.failed, spark.failed),
+        "cancelled": (audit_counts.cancelled, spark.cancelled),
         "blocked behind a failure": (counts.behind_failure, spark.blocked_behind_failure),
         "lost": (counts.lost, spark.lost + spark.unfinished),
-        "completed twice": (tally.completed_twice, spark.completed_twice),
-        "dependencies broken": (tally.dependencies_broken, spark.dependencies_broken),
-        "unknown": (tally.unknown, spark.unknown),
-        "stale": (tally.stale, spark.stale_refused),
+        "completed twice": (audit_counts.completed_twice, spark.completed_twice),
+        "dependencies broken": (audit_counts.dependencies_broken, spark.dependencies_broken),
+        "unknown": (audit_counts.unknown, spark.unknown),
+        "stale": (audit_counts.stale, spark.stale_refused),
     }
     differing = [f"{what} {two}, not {one}" for what, (one, two) in pairs.items() if one != two]
     figures = "; ".join(differing) or "the same, from the tables"
-    return Line("counted by Spark", figures, not differing and not tally.unknown)
+    return ProofLine("counted by Spark", figures, not differing and not audit_counts.unknown)

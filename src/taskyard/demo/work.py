@@ -13,37 +13,37 @@ _MILLISECONDS_MIN, _MILLISECONDS_MAX = 4, 24
 
 def fetch(sample: str) -> int:
     """Get a sample from where it is kept. Returns its size in letters."""
-    _take_time("fetch", sample)
+    _sleep_briefly("fetch", sample)
     return len(_letters(sample, 0))
 
 
 def count(sample: str, part: int) -> dict[str, int]:
     """Count the letters of one part of a sample."""
-    _take_time("count", sample, part)
+    _sleep_briefly("count", sample, part)
     letters = _letters(sample, part)
     return {letter: letters.count(letter) for letter in sorted(set(letters))}
 
 
 def merge(sample: str, parts: int) -> dict[str, int]:
     """Add up the counts of a sample's parts."""
-    _take_time("merge", sample)
+    _sleep_briefly("merge", sample)
     letters = "".join(_letters(sample, part) for part in range(parts))
     return {letter: letters.count(letter) for letter in sorted(set(letters))}
 
 
 def summary(samples: int) -> str:
-    _take_time("summary")
+    _sleep_briefly("summary")
     return f"{samples} samples"
 
 
 def receipt(mail: str) -> str:
     """Note that a mail has arrived."""
-    _take_time("receipt", mail)
+    _sleep_briefly("receipt", mail)
     return f"{mail} has arrived"
 
 
 def digest(receipts: int) -> str:
-    _take_time("digest")
+    _sleep_briefly("digest")
     return f"{receipts} receipts"
 
 
@@ -51,7 +51,7 @@ def _letters(sample: str, part: int) -> str:
     return hashlib.sha256(f"{sample}/{part}".encode()).hexdigest()
 
 
-def _take_time(*what: object) -> None:
+def _sleep_briefly(*what: object) -> None:
     """As long as this piece takes, which is the same in every run."""
     luck = hashlib.sha256(repr(what).encode()).digest()[0]
     spread = _MILLISECONDS_MAX - _MILLISECONDS_MIN

@@ -19,7 +19,7 @@ from taskyard.demo.campaign import MAIL, WMP
 from taskyard.errors import TaskyardError
 
 if TYPE_CHECKING:
-    from taskyard.demo.place import Place
+    from taskyard.demo.place import DemoDirectory
 
 #: The worker that feeds agents, by which the closing table knows it.
 AGENTS: Final = "agents"
@@ -43,24 +43,26 @@ _AGENTS_MAX: Final = 4
 _FOREIGN_SLOTS: Final = 2
 
 
-class PartEnded(TaskyardError):
+class ProcessEnded(TaskyardError):
     """A process of the demo ended that should not have."""
 
 
-class Process:
+class DemoProcess:
     """One of them, from its start on."""
 
-    def __init__(self, name: str, arguments: list[str], place: Place, *, speaks: bool) -> None:
-        """`speaks`: it says where it listens, on stdout."""
+    def __init__(
+        self, name: str, arguments: list[str], paths: DemoDirectory, *, reads_endpoints: bool
+    ) -> None:
+        """`reads_endpoints`: it says where it listens, on stdout."""
         self.name = name
-        self.log = place.logs / f"{name}.log"
+        self.log = paths.logs / f"{name}.log"
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, *_TASKYARD, *arguments, "--until-eof"],
-                cwd=place.directory,
-                env=_without_settings(),
+                cwd=paths.directory,
+                env=_environment_without_settings(),
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE if speaks else log,
+                stdout=subprocess.PIPE if reads_endpoints else log,
                 stderr=log,
                 process_group=0,
             )
@@ -84,22 +86,22 @@ class Process:
         return found
 
     def check(self) -> None:
-        """Raises `PartEnded` if it has ended."""
+        """Raises `ProcessEnded` if it has ended."""
         status = self._process.poll()
         if status is not None:
-            raise PartEnded(f"{self.name} has ended, with {status}; see {self.log}")
+            raise ProcessEnded(f"{self.name} has ended, with {status}; see {self.log}")
 
     def kill(self) -> int:
         """End it as a power cut would. Returns its exit status."""
         self._process.kill()
-        return self._let_go()
+        return self._close_files()
 
     def stop(self) -> None:
         """Tell it to end in order."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
 
-    def hang_up(self) -> None:
+    def close_stdin(self) -> None:
         """Have it end at once, as if we were gone."""
         if self._process.stdin is not None:
             with suppress(OSError):
@@ -110,9 +112,9 @@ class Process:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             self._process.kill()
-        self._let_go()
+        self._close_files()
 
-    def _let_go(self) -> int:
+    def _close_files(self) -> int:
         status = self._process.wait()
         pipes: tuple[IO[bytes] | None, ...] = (self._process.stdin, self._process.stdout)
         for pipe in pipes:
@@ -122,33 +124,33 @@ class Process:
         return status
 
 
-class Yard:
+class DemoCluster:
     """All of them. Use it as a context manager, which ends them."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, paths: DemoDirectory) -> None:
+        self._place = paths
         #: Where the broker listens, by dialect.
         self.listening: dict[str, str] = {}
         self.broker = self._start_broker()
         #: The relay and the workers, in the order of their start.
-        self.others: list[Process] = []
+        self.others: list[DemoProcess] = []
         try:
             self.listening = self.broker.listening(3)
             self._start_others()
         except BaseException:
-            self._cut()
+            self._kill_all()
             raise
 
-    def _start_broker(self) -> Process:
+    def _start_broker(self) -> DemoProcess:
         """At free ports, or where it was before."""
         arguments = ["broker", "--state", str(self._place.state)]
         for dialect, anywhere in (("ping-pong", f"{_ANY},{_ANY}"), ("wmp", _ANY)):
             arguments += ["--listen", f"{dialect}={self.listening.get(dialect, anywhere)}"]
-        return Process("broker", arguments, self._place, speaks=True)
+        return DemoProcess("broker", arguments, self._place, reads_endpoints=True)
 
     def _start_others(self) -> None:
         relay = ["relay", "--listen", _ANY, "--to", self.listening["wmp"]]
-        self._start("relay", relay, speaks=True)
+        self._start("relay", relay, reads_endpoints=True)
         below = self.others[0].listening(1)["wmp"]
         backend = self.listening["ping-pong"].partition(",")[0]
         state = ["--state", str(self._place.state)]
@@ -160,22 +162,24 @@ class Yard:
             "wmp": ["--dialect", "wmp", "--broker", below, "--service", WMP, *foreign],
         }
         for name, arguments in workers.items():
-            self._start(name, ["worker", "--name", name, *arguments], speaks=False)
+            self._start(name, ["worker", "--name", name, *arguments], reads_endpoints=False)
 
-    def _start(self, name: str, arguments: list[str], *, speaks: bool) -> None:
-        self.others.append(Process(name, arguments, self._place, speaks=speaks))
+    def _start(self, name: str, arguments: list[str], *, reads_endpoints: bool) -> None:
+        self.others.append(
+            DemoProcess(name, arguments, self._place, reads_endpoints=reads_endpoints)
+        )
 
     def kill_broker(self) -> int:
         """SIGKILL. Returns its exit status."""
         return self.broker.kill()
 
-    def bring_back_broker(self) -> None:
+    def restart_broker(self) -> None:
         """On the same state, at the same ports."""
         self.broker = self._start_broker()
         self.listening = self.broker.listening(3)
 
     def check(self) -> None:
-        """Raises `PartEnded` if somebody is missing."""
+        """Raises `ProcessEnded` if somebody is missing."""
         for process in (self.broker, *self.others):
             process.check()
 
@@ -188,10 +192,10 @@ class Yard:
             for process in some:
                 process.await_end(_END_SECONDS)
 
-    def _cut(self) -> None:
+    def _kill_all(self) -> None:
         every = (*reversed(self.others), self.broker)
         for process in every:
-            process.hang_up()
+            process.close_stdin()
         for process in every:
             process.await_end(_CUT_SECONDS)
 
@@ -199,9 +203,9 @@ class Yard:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._cut()
+        self._kill_all()
 
 
-def _without_settings() -> dict[str, str]:
+def _environment_without_settings() -> dict[str, str]:
     """The environment, without settings for other brokers."""
     return {name: value for name, value in os.environ.items() if not name.startswith("TASKYARD_")}

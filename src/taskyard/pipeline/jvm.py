@@ -28,7 +28,7 @@ STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 EXIT_BY_SIGNAL: Final = 128
 
 #: How often to look whether killed processes are gone.
-_LOOK_SECONDS: Final = 0.02
+_POLL_SECONDS: Final = 0.02
 
 #: Killed processes are gone by then, unless the kernel holds them.
 _GONE_SECONDS_MAX: Final = 10.0
@@ -49,7 +49,7 @@ class Process(NamedTuple):
     session: int
 
 
-class _Ending:
+class _SignalState:
     """State of the handler: whether it is in place, whether it runs, and which sessions
     children have led."""
 
@@ -59,9 +59,9 @@ class _Ending:
 
 
 @contextmanager
-def ended_by_signals() -> Iterator[None]:
+def end_jvm_on_signals() -> Iterator[None]:
     """End this process and its JVM on a signal inside. Does nothing outside the main thread."""
-    if threading.current_thread() is not threading.main_thread() or _Ending.is_installed:
+    if threading.current_thread() is not threading.main_thread() or _SignalState.is_installed:
         yield
         return
     # What is ignored stays so, as SIGHUP under nohup.
@@ -69,31 +69,31 @@ def ended_by_signals() -> Iterator[None]:
     taken = [one for one, handler in before.items() if handler is not signal.SIG_IGN]
     for one in taken:
         signal.signal(one, _end)
-    _Ending.is_installed = True
+    _SignalState.is_installed = True
     try:
         yield
     except KeyboardInterrupt:  # of a handler that Spark put in place of ours
         _end(signal.SIGINT, None)
     finally:
-        _Ending.is_installed = False
+        _SignalState.is_installed = False
         for one in taken:
             signal.signal(one, before[one])
 
 
 def keep_handlers() -> None:
     """Put the handler of SIGINT back: a new session has replaced it by one that prints traces."""
-    if _Ending.is_installed and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    if _SignalState.is_installed and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _end)
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:
     """End everything, and this process without unwinding: what calls the JVM would fail."""
     try:
-        is_second, _Ending.is_running = _Ending.is_running, True
+        is_second, _SignalState.is_running = _SignalState.is_running, True
         _mute_threads()
         others = _kill_session()
         if not is_second:
-            _say("interrupted" if number == signal.SIGINT else "terminated")
+            _write_stderr("interrupted" if number == signal.SIGINT else "terminated")
             _wait_for(others)
         _kill(others)
     finally:
@@ -115,7 +115,7 @@ def _kill_session() -> list[int]:
             for pid in own:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, end)
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return [*others]
 
 
@@ -123,17 +123,17 @@ def _descendants() -> tuple[list[int], list[int]]:
     """Return our descendants: those in our session or in that of a child, and the others."""
     found, me = processes(), os.getpid()
     children = [one.pid for one in found.values() if one.parent == me]
-    _Ending.sessions.update(pid for pid in children if found[pid].session == pid)
-    below = _below(found, children)
+    _SignalState.sessions.update(pid for pid in children if found[pid].session == pid)
+    below = _with_descendants(found, children)
     # What has lost its parent is no descendant any more, but still in the JVM's session.
-    left = [one.pid for one in found.values() if one.session in _Ending.sessions]
+    left = [one.pid for one in found.values() if one.session in _SignalState.sessions]
     ours = os.getsid(0)
     own = [pid for pid in below if found[pid].session == ours]
-    others = [pid for pid in below if found[pid].session not in (ours, *_Ending.sessions)]
+    others = [pid for pid in below if found[pid].session not in (ours, *_SignalState.sessions)]
     return [*own, *left], others
 
 
-def _below(found: dict[int, Process], roots: list[int]) -> list[int]:
+def _with_descendants(found: dict[int, Process], roots: list[int]) -> list[int]:
     """Return these processes and all their descendants."""
     below: dict[int, None] = dict.fromkeys(roots)
     grows = True
@@ -161,13 +161,13 @@ def _wait_for(pids: list[int]) -> None:
     """Wait until these have ended by themselves, or long enough."""
     until = time.monotonic() + _LEAVE_SECONDS_MAX
     while time.monotonic() < until and not processes().keys().isdisjoint(pids):
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 def _kill(pids: list[int]) -> None:
     """Kill those of these that have not ended, and what they have started."""
     found = processes()
-    for pid in _below(found, [pid for pid in pids if pid in found]):
+    for pid in _with_descendants(found, [pid for pid in pids if pid in found]):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
@@ -178,7 +178,7 @@ def _mute_threads() -> None:
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  # to the end
 
 
-def _say(line: str) -> None:
+def _write_stderr(line: str) -> None:
     """Write to stderr itself: a stream may be in use by what the signal interrupted."""
     with suppress(OSError):
         os.write(_STDERR, f"taskyard: {line}\n".encode())

@@ -14,7 +14,7 @@ KEY: Final = "campaign_key"
 DAY: Final = "day"
 
 #: The key of rows that are of no campaign. No campaign has it: theirs end in a digest.
-YARD: Final = "yard"
+NO_CAMPAIGN: Final = "yard"
 
 #: The day of a row that has no time.
 NO_DAY: Final = "unknown"
@@ -28,7 +28,7 @@ _DIGEST_CHARACTERS: Final = 12
 def campaign_key(campaign: str | None) -> str:
     """The directory's name for a campaign."""
     if campaign is None:
-        return YARD
+        return NO_CAMPAIGN
     slug = re.sub("[^A-Za-z0-9]+", "-", campaign).lower()[:_SLUG_CHARACTERS_MAX].strip("-")
     digest = hashlib.sha256(campaign.encode()).hexdigest()[:_DIGEST_CHARACTERS]
     return f"{slug or 'none'}-{digest}"
@@ -38,6 +38,6 @@ def folder(key: str) -> str:
     return f"{KEY}={key}"
 
 
-def span(part: HistoryPart) -> str:
+def row_range(part: HistoryPart) -> str:
     """A part's rows, as they are written in names of files."""
     return f"{part.first:012}-{part.last:012}"

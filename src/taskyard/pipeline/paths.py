@@ -10,12 +10,12 @@ from pathlib import Path
 _SPECIAL = re.compile(r"[\\*?\[\]{}]")
 
 
-def written(path: Path) -> str:
+def for_writing(path: Path) -> str:
     """A path to write to."""
     return f"file://{path.absolute()}"
 
 
-def read(path: Path) -> str:
+def for_reading(path: Path) -> str:
     """A path to read, and no other that it might be a pattern of."""
     escaped = _SPECIAL.sub(r"\\\g<0>", str(path.absolute()))
     return f"file://{escaped}"

@@ -72,18 +72,21 @@ def session(
     name: str,
     master: str = "local[*]",
     *,
-    short: bool = True,
+    short_job: bool = True,
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """The running session, or a new one. `short` is for jobs of a minute: the JVM starts in half
-    the time and never gets as fast; it counts on one machine only. `conf` has the last word."""
+    """The running session, or a new one. `short_job` is for jobs of a minute: the JVM starts in
+    half the time and never gets as fast; it counts on one machine only. `conf` has the last
+    word."""
     running = SparkSession.getActiveSession()
     if running is not None:
         return running
     found = java.find()
     _set_environment(found, is_local=_is_local(master))
     own = {"spark.app.name": name, "spark.master": master}
-    settings = _SETTINGS | _placed(found, master, name, short=short) | own | dict(conf or {})
+    settings = (
+        _SETTINGS | _settings_for(found, master, name, short_job=short_job) | own | dict(conf or {})
+    )
     try:
         _launch(settings)
         spark = SparkSession.Builder().config(map={**settings}).getOrCreate()
@@ -107,16 +110,16 @@ def _launch(settings: dict[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def borrowed(
+def session_scope(
     name: str,
     master: str = "local[*]",
     *,
-    short: bool = True,
+    short_job: bool = True,
     conf: Mapping[str, str] | None = None,
 ) -> Iterator[SparkSession]:
     """The session, stopped at the end by whoever had it made."""
     is_owner = SparkSession.getActiveSession() is None
-    spark = session(name, master, short=short, conf=conf)
+    spark = session(name, master, short_job=short_job, conf=conf)
     try:
         yield spark
     finally:
@@ -124,7 +127,7 @@ def borrowed(
             spark.stop()
 
 
-def cores(master: str) -> int | None:
+def local_cores(master: str) -> int | None:
     """How many tasks run at once on one machine; None: on a cluster, who knows."""
     named = _LOCAL.fullmatch(master)
     if named is None:
@@ -139,7 +142,7 @@ def _processors() -> int:
 
 
 def _is_local(master: str) -> bool:
-    return cores(master) is not None
+    return local_cores(master) is not None
 
 
 def _set_environment(found: Java, *, is_local: bool) -> None:
@@ -154,14 +157,14 @@ def _set_environment(found: Java, *, is_local: bool) -> None:
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
-def _placed(found: Java, master: str, name: str, *, short: bool) -> dict[str, str]:
+def _settings_for(found: Java, master: str, name: str, *, short_job: bool) -> dict[str, str]:
     """The settings that depend on where it runs."""
-    at_once = cores(master)
+    at_once = local_cores(master)
     options = [f"-Dlog4j2.configurationFile={_log_settings().as_uri()}"]
     if at_once is None:
         return {"spark.driver.extraJavaOptions": " ".join(options)}
     # Pauses hurt nobody here.
-    own = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"] if short else ["-XX:+UseParallelGC"]
+    own = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"] if short_job else ["-XX:+UseParallelGC"]
     # Each job has an archive of its own: what it loads is what it finds there.
     program = f"{name} {' '.join(own)} {pyspark.__path__[0]} {pyspark.__version__}"
     options += own + java.archive_options(found, program)

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 SMALL_BYTES: Final = 32 * 1024 * 1024
 
 #: A setting of ours in a session for small histories.
-_MARK: Final = "taskyard.small"
+_TUNED_KEY: Final = "taskyard.small"
 
 #: No code is made, no plan is changed on the way, nothing is spread.
 _SETTINGS: Final = {
@@ -20,11 +20,11 @@ _SETTINGS: Final = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
-    _MARK: "true",
+    _TUNED_KEY: "true",
 }
 
 
-def fitting(spark: SparkSession, history_bytes: int) -> SparkSession:
+def tune_session(spark: SparkSession, history_bytes: int) -> SparkSession:
     """The same session, set up for a history of this size."""
     if history_bytes > SMALL_BYTES:
         return spark
@@ -35,16 +35,16 @@ def fitting(spark: SparkSession, history_bytes: int) -> SparkSession:
 
 
 def is_small(spark: SparkSession) -> bool:
-    return spark.conf.get(_MARK, "false") == "true"
+    return spark.conf.get(_TUNED_KEY, "false") == "true"
 
 
-def hold(frame: DataFrame) -> DataFrame:
+def cache(frame: DataFrame) -> DataFrame:
     """Let Spark keep what it has computed. Of a small history without how: a plan of a plan of a
     plan takes longer to read than the rows."""
     return frame.localCheckpoint() if is_small(frame.sparkSession) else frame.persist()
 
 
-def hold_small(frame: DataFrame) -> DataFrame:
+def cache_if_small(frame: DataFrame) -> DataFrame:
     """The same of a small history alone: of a large one it costs more to keep it than to compute it
     again."""
     return frame.localCheckpoint() if is_small(frame.sparkSession) else frame

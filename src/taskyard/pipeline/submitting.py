@@ -20,12 +20,12 @@ from msgspec import Struct
 
 from taskyard.client.campaign.submitting import (
     AFTER_EXTRA_BYTES,
-    BYTES_A_SUBMISSION,
-    TASKS_A_SUBMISSION,
+    BYTES_PER_BATCH,
+    TASKS_PER_BATCH,
 )
 from taskyard.client.campaign.values import InvalidValue
 from taskyard.client.client import Client
-from taskyard.client.lane_rules import made_lane
+from taskyard.client.lane_rules import expand_lane
 from taskyard.client.steering import lane_templates
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.tasks import Submission, shown
@@ -52,11 +52,11 @@ class Target(Struct, frozen=True):
 
     def client(self) -> Client:
         return Client(
-            self.broker, key=self.key, timeout=self.timeout, first_answer=FIRST_ANSWER_SECONDS
+            self.broker, key=self.key, timeout=self.timeout, connect_timeout=FIRST_ANSWER_SECONDS
         )
 
 
-def target(
+def make_target(
     broker: str,
     key: str | None,
     campaign: str,
@@ -67,50 +67,50 @@ def target(
     return Target(broker, key, campaign, time.time_ns(), unknown, timeout)
 
 
-class Taken(Struct):
+class SubmitCounts(Struct):
     """What came of submitting."""
 
     new: int = 0
-    known: int = 0
+    existing: int = 0
 
-    def add(self, more: Taken) -> None:
+    def add(self, more: SubmitCounts) -> None:
         self.new += more.new
-        self.known += more.known
+        self.existing += more.existing
 
 
-def submit(batches: Iterable[pa.RecordBatch], to: Target) -> Taken:
-    """Submit rows of `PREPARED` that are all good, in their order. Raises `Refused`, having
+def submit(batches: Iterable[pa.RecordBatch], target: Target) -> SubmitCounts:
+    """Submit rows of `PREPARED_SCHEMA` that are all good, in their order. Raises `Refused`, having
     submitted some of the batches before."""
-    taken = Taken()
-    terms = SharedTerms(to.campaign.encode(), to.now_ns)
+    counts = SubmitCounts()
+    terms = SharedTerms(target.campaign.encode(), target.now_ns)
     # One batch is under way while the next is made; a single helper keeps their order.
-    with to.client() as client, ThreadPoolExecutor(1) as helper:
+    with target.client() as client, ThreadPoolExecutor(1) as helper:
         under_way: list[tuple[int, Future[int]]] = []
-        lanes = LaneMaker(client)
+        lanes = LaneResolver(client)
         for submission in _submissions(batches, terms):
-            wrong = lanes.settle(submission)
+            wrong = lanes.assign(submission)
             if wrong:
                 raise Refused(wrong[0])
-            sent = helper.submit(client.create, submission, to.unknown)
+            sent = helper.submit(client.create, submission, target.unknown)
             under_way.append((len(submission.names), sent))
             if len(under_way) > 1:
-                _note(taken, *under_way.pop(0))
+                _add_counts(counts, *under_way.pop(0))
         for one in under_way:
-            _note(taken, *one)
-    return taken
+            _add_counts(counts, *one)
+    return counts
 
 
-class LaneMaker:
+class LaneResolver:
     """The lanes of tasks that give none, as the broker's settings say. Asked once a service."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._templates: dict[bytes, str] = {}
 
-    def settle(self, whole: Submission) -> list[str]:
+    def assign(self, whole: Submission) -> list[str]:
         """Put tasks that give no lane where they belong. Returns of which it can't be said, and
         why."""
-        self._ask({terms.service for terms in whole.terms} - self._templates.keys())
+        self._request_templates({terms.service for terms in whole.terms} - self._templates.keys())
         if not any(self._templates[terms.service] for terms in whole.terms):
             return []
         lanes = whole.lanes or [b""] * len(whole.names)
@@ -121,36 +121,36 @@ class LaneMaker:
             terms = whole.terms_of(row)
             template = self._templates[terms.service]
             try:
-                lanes[row] = made_lane(template, name, whole.payload_of(row), terms)
+                lanes[row] = expand_lane(template, name, whole.payload_of(row), terms)
             except InvalidValue as bad:
                 wrong.append(f"task {shown(name)}: {bad}")
         whole.lanes = lanes
         return wrong
 
-    def _ask(self, services: set[bytes]) -> None:
+    def _request_templates(self, services: set[bytes]) -> None:
         if services:
             told = lane_templates(self._client, map(bytes.decode, services))
             self._templates |= {service: told.get(service.decode(), "") for service in services}
 
 
-def _note(taken: Taken, tasks: int, sent: Future[int]) -> None:
+def _add_counts(counts: SubmitCounts, tasks: int, sent: Future[int]) -> None:
     new = sent.result()
-    taken.new += new
-    taken.known += tasks - new
+    counts.new += new
+    counts.existing += tasks - new
 
 
 def _submissions(batches: Iterable[pa.RecordBatch], terms: SharedTerms) -> Iterator[Submission]:
     for batch in batches:
-        for first in range(0, batch.num_rows, TASKS_A_SUBMISSION):
-            yield from _fitting(batch.slice(first, TASKS_A_SUBMISSION), terms)
+        for first in range(0, batch.num_rows, TASKS_PER_BATCH):
+            yield from _split_to_fit(batch.slice(first, TASKS_PER_BATCH), terms)
 
 
-def _fitting(rows: pa.RecordBatch, terms: SharedTerms) -> Iterator[Submission]:
+def _split_to_fit(rows: pa.RecordBatch, terms: SharedTerms) -> Iterator[Submission]:
     """These rows in as many messages as they need."""
-    if rows.num_rows > 1 and _bytes_in(rows) > BYTES_A_SUBMISSION:
+    if rows.num_rows > 1 and _bytes_in(rows) > BYTES_PER_BATCH:
         half = rows.num_rows // 2
-        yield from _fitting(rows.slice(0, half), terms)
-        yield from _fitting(rows.slice(half), terms)
+        yield from _split_to_fit(rows.slice(0, half), terms)
+        yield from _split_to_fit(rows.slice(half), terms)
     else:
         yield submission_of(rows, terms)
 
@@ -163,14 +163,14 @@ def _bytes_in(rows: pa.RecordBatch) -> int:
 
 
 def submission_of(rows: pa.RecordBatch, terms: SharedTerms) -> Submission:
-    """Rows of `PREPARED` as the broker takes them."""
+    """Rows of `PREPARED_SCHEMA` as the broker takes them."""
     shared = rows["terms"].dictionary_encode()
     payloads = rows["payload"].to_pylist()
     lanes = _bytes_list(rows["lane"])
     return Submission(
         names=_bytes_list(rows["name"]),
         payloads=payloads if any(payloads) else [b""],
-        terms=[terms.of(text) for text in shared.dictionary.to_pylist()],
+        terms=[terms.get(text) for text in shared.dictionary.to_pylist()],
         terms_at=shared.indices.to_pylist() if len(shared.dictionary) > 1 else None,
         lanes=lanes if any(lanes) else None,
         after=_after(rows["after"]),
@@ -191,28 +191,28 @@ def _after(column: pa.Array) -> list[list[bytes]] | None:
     return [names[first:last] for first, last in pairwise(ends)]
 
 
-def unplaced(batches: Iterable[pa.RecordBatch], to: Target) -> Iterator[str]:
+def find_unplaced(batches: Iterable[pa.RecordBatch], target: Target) -> Iterator[str]:
     """What is wrong with tasks whose lane the broker's settings make of their fields. Nothing is
     submitted."""
-    terms = SharedTerms(to.campaign.encode(), to.now_ns)
-    with to.client() as client:
-        lanes = LaneMaker(client)
+    terms = SharedTerms(target.campaign.encode(), target.now_ns)
+    with target.client() as client:
+        lanes = LaneResolver(client)
         for submission in _submissions(batches, terms):
-            yield from lanes.settle(submission)
+            yield from lanes.assign(submission)
 
 
-def compare(batches: Iterable[pa.RecordBatch], to: Target) -> Iterator[str]:
+def find_conflicts(batches: Iterable[pa.RecordBatch], target: Target) -> Iterator[str]:
     """What the broker says of tasks that it knows with another command or campaign. Nothing is
     submitted."""
-    terms = SharedTerms(to.campaign.encode(), to.now_ns)
-    with to.client() as client:
+    terms = SharedTerms(target.campaign.encode(), target.now_ns)
+    with target.client() as client:
         for submission in _submissions(batches, terms):
             yield from _conflicts(client, submission, list(range(len(submission.names))))
 
 
 def _conflicts(client: Client, whole: Submission, rows: list[int]) -> Iterator[str]:
     """By halves, until a single task is to blame."""
-    reason = _offered(client, whole.part(rows))
+    reason = _refusal_of(client, whole.part(rows))
     if not reason:
         return
     if len(rows) == 1:
@@ -223,7 +223,7 @@ def _conflicts(client: Client, whole: Submission, rows: list[int]) -> Iterator[s
     yield from _conflicts(client, whole, rows[half:])
 
 
-def _offered(client: Client, part: Submission) -> str:
+def _refusal_of(client: Client, part: Submission) -> str:
     """Why these can't be taken because of what is known; "" if nothing speaks against them.
 
     They are offered together with a task that waits for nobody: such a batch is refused whole, but

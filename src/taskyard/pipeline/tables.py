@@ -23,7 +23,7 @@ from taskyard.journal.history import HistoryPart
 from taskyard.journal.lock import StateLock
 from taskyard.pipeline import paths
 from taskyard.pipeline.datasets import Dataset
-from taskyard.pipeline.layout import KEY, NO_DAY, YARD, campaign_key, folder, span
+from taskyard.pipeline.layout import KEY, NO_CAMPAIGN, NO_DAY, campaign_key, folder, row_range
 
 _WORK: Final = "_work"
 
@@ -33,7 +33,7 @@ _VERSION: Final = 4
 _MARK = re.compile(r"(\d{12,})-(\d{12,})")
 
 #: Called with the name of each step that is taken, for tests that end it there.
-Hook = Callable[[str], None]
+StepCallback = Callable[[str], None]
 
 
 def day_column(time: Column) -> Column:
@@ -59,14 +59,14 @@ def read_keys(
     """The rows under these keys, or under all; none if there are none."""
     table = out / dataset.name
     found = [table] if keys is None else [table / folder(key) for key in keys]
-    places = [paths.read(path) for path in found if path.is_dir()]
+    places = [paths.for_reading(path) for path in found if path.is_dir()]
     if not places:
         return dataset.empty(spark)
     reading = spark.read.schema(dataset.schema).option("recursiveFileLookup", "true")
     return dataset.check(reading.parquet(*places))
 
 
-class Origin(msgspec.Struct):
+class TablesOrigin(msgspec.Struct):
     """Whose history the tables hold."""
 
     version: int
@@ -76,10 +76,10 @@ class Origin(msgspec.Struct):
 class Tables:
     """The directory, held by the one process that writes it."""
 
-    def __init__(self, out: Path, journal: str, hook: Hook) -> None:
+    def __init__(self, out: Path, journal: str, on_step: StepCallback) -> None:
         self.out = out
         self._work = out / _WORK
-        self._hook = hook
+        self._on_step = on_step
         try:
             self._lock = StateLock(self._work)
         except StateLocked as error:
@@ -116,9 +116,9 @@ class Tables:
                     f"{self.out} is not empty and holds no tables of ours ({strangers[0]} is in "
                     "it): give another --out"
                 )
-            self._write(path, msgspec.json.encode(Origin(_VERSION, journal)))
+            self._write(path, msgspec.json.encode(TablesOrigin(_VERSION, journal)))
             return
-        origin = msgspec.json.decode(path.read_bytes(), type=Origin)
+        origin = msgspec.json.decode(path.read_bytes(), type=TablesOrigin)
         if origin.version != _VERSION:
             raise UserError(
                 f"the tables in {self.out} were made by another version of Taskyard: remove it, "
@@ -157,7 +157,7 @@ class Tables:
                         "those that are there now: remove it, and make the tables anew"
                     )
 
-    def mark(self, campaigns: Iterable[str | None]) -> None:
+    def mark_stale(self, campaigns: Iterable[str | None]) -> None:
         """What is computed from these campaigns' rows is out of date."""
         for campaign in campaigns:
             key = campaign_key(campaign)
@@ -168,7 +168,7 @@ class Tables:
     def keys(self) -> list[str]:
         """List the keys of all campaigns."""
         names = sorted(path.name for path in (self._work / "keys").iterdir())
-        return [key for key in names if key != YARD and not key.startswith(".")]
+        return [key for key in names if key != NO_CAMPAIGN and not key.startswith(".")]
 
     def campaigns(self, keys: Iterable[str]) -> list[str | None]:
         """The campaigns that have these keys."""
@@ -178,11 +178,11 @@ class Tables:
                 found += msgspec.json.decode(path.read_bytes(), type=list[str | None])
         return found
 
-    def unmark(self, keys: Iterable[str]) -> None:
+    def clear_stale(self, keys: Iterable[str]) -> None:
         for key in keys:
             (self._work / "dirty" / key).unlink(missing_ok=True)
 
-    def marked(self) -> list[str]:
+    def stale_keys(self) -> list[str]:
         return sorted(path.name for path in (self._work / "dirty").iterdir())
 
     def add(self, staged: Path, tables: Iterable[str], parts: list[HistoryPart]) -> None:
@@ -194,15 +194,15 @@ class Tables:
             for directory in sorted({place.parent for place in places.values()}):
                 directory.mkdir(parents=True, exist_ok=True)
                 for part in parts:
-                    for old in directory.glob(f"{span(part)}-*.parquet"):
+                    for old in directory.glob(f"{row_range(part)}-*.parquet"):
                         old.unlink()
-                        self._hook(f"an older file of {table} removed")
+                        self._on_step(f"an older file of {table} removed")
             for file, place in places.items():
                 file.rename(place)
-                self._hook(f"a file of {table} moved")
+                self._on_step(f"a file of {table} moved")
         for part in parts:
-            (self._work / "parts" / span(part)).touch()
-        self._hook("parts noted")
+            (self._work / "parts" / row_range(part)).touch()
+        self._on_step("parts noted")
 
     def swap(self, staged: Path, table: str, keys: Iterable[str]) -> None:
         """Put what is staged of these keys in place of what is there, or in place of nothing; where
@@ -213,9 +213,9 @@ class Tables:
             new, old = staged / table / folder(key), self.out / table / folder(key)
             if old.exists():
                 old.rename(trash / key)
-                self._hook(f"old {table} away")
+                self._on_step(f"old {table} away")
             if new.exists():
                 old.parent.mkdir(parents=True, exist_ok=True)
                 new.rename(old)
-                self._hook(f"new {table} in place")
+                self._on_step(f"new {table} in place")
         shutil.rmtree(trash)

@@ -100,9 +100,9 @@ def serve(
         for wire in (below, *above):
             poller.add(wire)
         poller.add(signals.fileno())
-        leash = ParentPipe() if until_eof else None
-        if leash is not None:
-            poller.add(leash.fileno())
+        parent_pipe = ParentPipe() if until_eof else None
+        if parent_pipe is not None:
+            poller.add(parent_pipe.fileno())
         relay = Relay(below, above)
         losses = DropLog(relay)
         announce(f"listening wmp {below.endpoint}")
@@ -111,7 +111,11 @@ def serve(
             ready = poller.wait(0 if left else None)
             if signals.fileno() in ready and signals.received():
                 break
-            if leash is not None and leash.fileno() in ready and leash.is_closed():
+            if (
+                parent_pipe is not None
+                and parent_pipe.fileno() in ready
+                and parent_pipe.is_closed()
+            ):
                 break
             left = relay.turn()
             losses.log_if_due(SystemClock.monotonic_ns())

@@ -6,8 +6,8 @@ import sys
 import time
 from typing import Final
 
-from taskyard.sim.bugs import BUGS
-from taskyard.sim.run import Verdict, hunt, run
+from taskyard.sim.bugs import MUTATIONS
+from taskyard.sim.run import ScheduleResult, find_killing_seed, run
 
 #: A planted bug must show within so many schedules.
 HUNT_SCHEDULES_MAX: Final = 1_000
@@ -24,13 +24,13 @@ def main(arguments: list[str] | None = None) -> int:
     ):
         parser.error("--start goes with --schedules, --bug or --bugs; one schedule is just SEED")
     if options.bugs or options.bug:
-        names = [*BUGS] if options.bugs else [options.bug]
+        names = [*MUTATIONS] if options.bugs else [options.bug]
         return _hunt_all(names, options.start or 0, options.schedules or HUNT_SCHEDULES_MAX)
     if options.schedules is None:
-        return _one(options.seed, quiet=options.quiet)
+        return _run_one(options.seed, quiet=options.quiet)
     start = options.seed if options.start is None else options.start
     invariants = not options.no_invariants
-    return _many(start, options.schedules, hours=options.hours, invariants=invariants)
+    return _run_many(start, options.schedules, hours=options.hours, invariants=invariants)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -42,7 +42,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--start", type=int, help="the first of many")
     parser.add_argument(
-        "--bug", choices=[*BUGS], metavar="NAME", help="plant one of these: " + ", ".join(BUGS)
+        "--bug",
+        choices=[*MUTATIONS],
+        metavar="NAME",
+        help="plant one of these: " + ", ".join(MUTATIONS),
     )
     parser.add_argument("--bugs", action="store_true", help="plant every bug, one after the other")
     parser.add_argument("--no-invariants", action="store_true", help="the checkers alone")
@@ -58,7 +61,7 @@ def _count(text: str) -> int:
     return count
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     """Whoever reads only the beginning (`| head`) has seen enough: that is no finding."""
     try:
         sys.stdout.write(line + "\n")
@@ -68,18 +71,18 @@ def _say(line: str) -> None:
         raise SystemExit(0) from None
 
 
-def _one(seed: int, *, quiet: bool) -> int:
-    verdict = run(seed, say=None if quiet else _say)
-    if verdict.good and not quiet:
-        counts = f"{verdict.events} events, {verdict.records} records, {verdict.restarts} restarts"
-        _say(f"seed {seed}: good, {counts}, no promise broken")
+def _run_one(seed: int, *, quiet: bool) -> int:
+    result = run(seed, say=None if quiet else _print_line)
+    if result.good and not quiet:
+        counts = f"{result.events} events, {result.records} records, {result.restarts} restarts"
+        _print_line(f"seed {seed}: good, {counts}, no promise broken")
     else:
-        _tell(verdict)
-    _say(f"digest {verdict.digest}")
-    return 0 if verdict.good else 1
+        _print_result(result)
+    _print_line(f"digest {result.digest}")
+    return 0 if result.good else 1
 
 
-def _many(start: int, most: int, *, hours: float, invariants: bool) -> int:
+def _run_many(start: int, most: int, *, hours: float, invariants: bool) -> int:
     """Run schedules, at most so many and for at most so long."""
     began = time.process_time()
     ends = time.monotonic() + hours * 3600 if hours else float("inf")
@@ -88,14 +91,14 @@ def _many(start: int, most: int, *, hours: float, invariants: bool) -> int:
         if time.monotonic() > ends:
             break
         count += 1
-        verdict = run(seed, invariants=invariants)
-        events += verdict.events
-        restarts += verdict.restarts
-        if not verdict.good:
+        result = run(seed, invariants=invariants)
+        events += result.events
+        restarts += result.restarts
+        if not result.good:
             bad += 1
-            _tell(verdict)
+            _print_result(result)
     took = time.process_time() - began
-    _say(
+    _print_line(
         f"{count} schedules from seed {start}, {events} events, {restarts} restarts, {bad} bad, "
         f"{count / took:.0f} schedules a second and core"
     )
@@ -106,21 +109,23 @@ def _hunt_all(names: list[str], start: int, count: int) -> int:
     """Plant bugs one by one. Returns 1 if one was not caught."""
     missed = 0
     for name in names:
-        verdict = hunt(BUGS[name], range(start, start + count))
-        if verdict is None:
+        result = find_killing_seed(MUTATIONS[name], range(start, start + count))
+        if result is None:
             missed += 1
-            _say(f"{name}: not caught in {count} schedules")
+            _print_line(f"{name}: not caught in {count} schedules")
         else:
-            first_line = verdict.text.strip().splitlines()[-1 if "Traceback" in verdict.text else 0]
-            tried = verdict.seed - start + 1
-            _say(f"{name}: caught by {verdict.checker} after {tried} schedules: {first_line[:100]}")
-    _say(f"planted bugs: {len(names)}, caught: {len(names) - missed}")
+            first_line = result.text.strip().splitlines()[-1 if "Traceback" in result.text else 0]
+            tried = result.seed - start + 1
+            _print_line(
+                f"{name}: caught by {result.checker} after {tried} schedules: {first_line[:100]}"
+            )
+    _print_line(f"planted bugs: {len(names)}, caught: {len(names) - missed}")
     return 1 if missed else 0
 
 
-def _tell(verdict: Verdict) -> None:
-    if not verdict.good:
-        _say(f"seed {verdict.seed}: {verdict.text}")
+def _print_result(result: ScheduleResult) -> None:
+    if not result.good:
+        _print_line(f"seed {result.seed}: {result.text}")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@ Those of the core, the journal and the broker's turn are here, those of lanes an
 beside it.
 
 A simulator that does not catch these would not catch the next real one either. They are found by
-the checkers alone, without `core.invariants`, but for those of `plant_inside`. Each is a context
-manager with one sentence that says what is broken.
+the checkers alone, without `core.invariants`, but for those of `mutation_for_invariants`. Each is
+a context manager with one sentence that says what is broken.
 """
 # ruff: noqa: ANN401 - a broken function takes whatever the sound one takes
 
@@ -46,28 +46,28 @@ from taskyard.journal import chain, recovery
 from taskyard.journal.encoding import encode
 from taskyard.sim import dialect_bugs, lane_bugs, shipped_bugs
 from taskyard.sim.clock import SimClock
-from taskyard.sim.planting import BUGS, Planted, plant, swapped, swapped_item
+from taskyard.sim.planting import MUTATIONS, Mutation, mutation, patched, patched_item
 
-__all__ = ["BUGS", "Planted", "dialect_bugs", "lane_bugs", "shipped_bugs"]
+__all__ = ["MUTATIONS", "Mutation", "dialect_bugs", "lane_bugs", "shipped_bugs"]
 
 _DECIDERS: Final[dict[type, Any]] = scheduler._DECIDERS  # noqa: SLF001 - a bug is planted inside
 
 
-def applying(record: type) -> dict[type, Any]:
+def apply_table_of(record: type) -> dict[type, Any]:
     """The table of `apply` that holds this record."""
     tables: tuple[dict[type, Any], ...] = (apply._APPLY, apply._APPLY_TO_TASKS)  # noqa: SLF001
     return next(table for table in tables if record in table)
 
 
-def _nothing(*_arguments: Any, **_named: Any) -> None:
+def _no_op(*_arguments: Any, **_named: Any) -> None:
     """Do nothing."""
 
 
 # Reports and fencing.
 
 
-@plant
-def settled_lease_believed() -> Iterator[None]:
+@mutation
+def settled_lease_accepted() -> Iterator[None]:
     """A report on a whole lease counts, though some of it was settled or given to another."""
 
     def whole_lease(first: Task | None, event: events.TasksReported) -> Lease | None:
@@ -76,12 +76,12 @@ def settled_lease_believed() -> Iterator[None]:
             return None
         return lease
 
-    with swapped(reports, "_whole_lease", whole_lease):
+    with patched(reports, "_whole_lease", whole_lease):
         yield
 
 
-@plant
-def runs_unfitted() -> Iterator[None]:
+@mutation
+def runs_not_clamped() -> Iterator[None]:
     """A worker's wall clock says when a run was, whatever the lease."""
     sound = runs.clamped_to_lease
 
@@ -91,11 +91,11 @@ def runs_unfitted() -> Iterator[None]:
             found.started_ns = [measured.started_ns[index] for index in indexes]
         return found
 
-    with swapped(runs, "clamped_to_lease", clamped_to_lease):
+    with patched(runs, "clamped_to_lease", clamped_to_lease):
         yield
 
 
-@plant
+@mutation
 def runs_of_other_tasks() -> Iterator[None]:
     """Of a report of which only a part is the worker's, runs are taken from its beginning."""
     sound = runs.clamped_to_lease
@@ -103,11 +103,11 @@ def runs_of_other_tasks() -> Iterator[None]:
     def clamped_to_lease(measured: Any, indexes: Any, *times: Any) -> Any:
         return sound(measured, range(len(indexes)), *times)
 
-    with swapped(runs, "clamped_to_lease", clamped_to_lease):
+    with patched(runs, "clamped_to_lease", clamped_to_lease):
         yield
 
 
-@plant
+@mutation
 def no_fencing() -> Iterator[None]:
     """Whoever reports on a leased task is believed."""
 
@@ -118,11 +118,11 @@ def no_fencing() -> Iterator[None]:
         kept = [places[task.name] for task in tasks]
         return tasks, kept, [place for place in range(len(event.names)) if place not in kept]
 
-    with swapped(reports, "_split_held", sort):
+    with patched(reports, "_split_held", sort):
         yield
 
 
-@plant
+@mutation
 def attempt_ignored() -> Iterator[None]:
     """A report on a former attempt counts if its worker holds the task again."""
     sound = reports._split_held  # noqa: SLF001
@@ -130,18 +130,18 @@ def attempt_ignored() -> Iterator[None]:
     def sort(self: Scheduler, event: events.TasksReported) -> Any:
         return sound(self, structs.replace(event, attempts=None))
 
-    with swapped(reports, "_split_held", sort):
+    with patched(reports, "_split_held", sort):
         yield
 
 
-@plant
-def completion_dropped() -> Iterator[None]:
+@mutation
+def completion_not_recorded() -> Iterator[None]:
     """A completion is noted and never recorded."""
-    with swapped(reports, "_finish", _nothing):
+    with patched(reports, "_finish", _no_op):
         yield
 
 
-@plant
+@mutation
 def retry_never_ends() -> Iterator[None]:
     """The retry schedule starts over when it is used up."""
     sound = reports.retry_delay_ns
@@ -150,18 +150,18 @@ def retry_never_ends() -> Iterator[None]:
         delay_ns = sound(task, random_bits)
         return 100_000_000 if delay_ns is None else delay_ns
 
-    with swapped(reports, "retry_delay_ns", retry_delay_ns):
+    with patched(reports, "retry_delay_ns", retry_delay_ns):
         yield
 
 
-@plant
+@mutation
 def failed_at_once() -> Iterator[None]:
     """The retry schedule is not looked at."""
-    with swapped(reports, "retry_delay_ns", lambda _task, _luck: None):
+    with patched(reports, "retry_delay_ns", lambda _task, _luck: None):
         yield
 
 
-@plant
+@mutation
 def returned_task_lost() -> Iterator[None]:
     """A task that is given back gets into no queue."""
     sound = Ledger.requeue
@@ -170,11 +170,11 @@ def returned_task_lost() -> Iterator[None]:
         sound(self, tasks, cause, **how)
         self.dequeue([task for task in tasks if task.state is TaskState.READY])
 
-    with swapped(Ledger, "requeue", requeue):
+    with patched(Ledger, "requeue", requeue):
         yield
 
 
-@plant
+@mutation
 def returned_to_the_back() -> Iterator[None]:
     """A task that nobody is to blame for queues behind all the others again."""
     sound = Ledger.requeue
@@ -182,11 +182,11 @@ def returned_to_the_back() -> Iterator[None]:
     def requeue(self: Ledger, tasks: list[Task], cause: Any, **how: bool) -> None:
         sound(self, tasks, cause, **{**how, "front": False})
 
-    with swapped(Ledger, "requeue", requeue):
+    with patched(Ledger, "requeue", requeue):
         yield
 
 
-@plant
+@mutation
 def truncation_not_recorded() -> Iterator[None]:
     """A truncated result is recorded as if it were whole."""
     sound = reports.tasks_reported
@@ -195,11 +195,11 @@ def truncation_not_recorded() -> Iterator[None]:
         event.result_bytes_total = None
         sound(self, event)
 
-    with swapped_item(_DECIDERS, events.TasksReported, tasks_reported):
+    with patched_item(_DECIDERS, events.TasksReported, tasks_reported):
         yield
 
 
-@plant
+@mutation
 def truncation_lost_in_the_journal() -> Iterator[None]:
     """A truncated result that is read from the journal again is told as if it were whole."""
     sound = recovery.results_in
@@ -207,14 +207,14 @@ def truncation_lost_in_the_journal() -> Iterator[None]:
     def results_in(record: records.AnyRecord, number: int, names: list[bytes]) -> list[Result]:
         return [Result(one.text) for one in sound(record, number, names)]
 
-    with swapped(answers, "results_in", results_in):
+    with patched(answers, "results_in", results_in):
         yield
 
 
 # The turn.
 
 
-@plant
+@mutation
 def reply_before_commit() -> Iterator[None]:
     """Answers leave before what they say is durable."""
 
@@ -228,11 +228,11 @@ def reply_before_commit() -> Iterator[None]:
         if decided:
             self.store.commit(encode(decided), len(decided))
 
-    with swapped(Broker, "turn", turn):
+    with patched(Broker, "turn", turn):
         yield
 
 
-@plant
+@mutation
 def failed_commit_ignored() -> Iterator[None]:
     """The broker answers although its journal has failed."""
 
@@ -252,18 +252,18 @@ def failed_commit_ignored() -> Iterator[None]:
         if failure is not None:
             raise failure
 
-    with swapped(Broker, "turn", turn):
+    with patched(Broker, "turn", turn):
         yield
 
 
-@plant
+@mutation
 def wall_clock_for_leases() -> Iterator[None]:
     """Silence is measured by the wall clock."""
-    with swapped(SimClock, "monotonic_ns", SimClock.wall_ns):
+    with patched(SimClock, "monotonic_ns", SimClock.wall_ns):
         yield
 
 
-@plant
+@mutation
 def clock_never_set() -> Iterator[None]:
     """A jump of the wall clock is not noticed."""
     sound = timers.clock_set
@@ -272,28 +272,28 @@ def clock_never_set() -> Iterator[None]:
         if not self.wall_offset_ns:
             sound(self, event)
 
-    with swapped_item(_DECIDERS, events.ClockSet, clock_set):
+    with patched_item(_DECIDERS, events.ClockSet, clock_set):
         yield
 
 
-@plant
+@mutation
 def full_disk_ignored() -> Iterator[None]:
     """Submissions are taken while the disk's reserve is touched."""
-    with swapped_item(_DECIDERS, events.DiskSpaceChanged, _nothing):
+    with patched_item(_DECIDERS, events.DiskSpaceChanged, _no_op):
         yield
 
 
 # Dependencies.
 
 
-@plant
+@mutation
 def dependency_dropped() -> Iterator[None]:
     """What a submission is to wait for is forgotten."""
-    with swapped(submission, "_resolve", lambda *_: submission.Dependencies()):
+    with patched(submission, "_resolve", lambda *_: submission.Dependencies()):
         yield
 
 
-@plant
+@mutation
 def released_by_the_first() -> Iterator[None]:
     """A task that waits for several starts when the first of them is done."""
     sound = graph.released_by
@@ -305,25 +305,25 @@ def released_by_the_first() -> Iterator[None]:
                 dependent.waits = 1
         return sound(done)
 
-    with swapped(graph, "released_by", released_by):
+    with patched(graph, "released_by", released_by):
         yield
 
 
-@plant
-def orphans_kept() -> Iterator[None]:
+@mutation
+def dependents_not_cancelled() -> Iterator[None]:
     """The dependents of a cancelled task are not cancelled."""
-    with swapped(graph, "with_causes", lambda tasks: ([*tasks], [])):
+    with patched(graph, "with_causes", lambda tasks: ([*tasks], [])):
         yield
 
 
-@plant
+@mutation
 def cycle_accepted() -> Iterator[None]:
     """Tasks may wait for each other."""
-    with swapped(graph, "cycle", lambda *_: []):
+    with patched(graph, "cycle", lambda *_: []):
         yield
 
 
-@plant
+@mutation
 def repeated_submission_doubles() -> Iterator[None]:
     """A submission that is repeated after a lost answer makes its tasks again."""
     sound = submission.decide
@@ -334,11 +334,11 @@ def repeated_submission_doubles() -> Iterator[None]:
             taken.records = [records.Submitted(at_ns, event.submission)]
         return taken
 
-    with swapped(submission, "decide", decide):
+    with patched(submission, "decide", decide):
         yield
 
 
-@plant
+@mutation
 def generation_forgets_attempts() -> Iterator[None]:
     """A name that is submitted anew begins with attempt 1 again."""
     sound = submission.decide
@@ -350,14 +350,14 @@ def generation_forgets_attempts() -> Iterator[None]:
                 record.attempts = None
         return taken
 
-    with swapped(submission, "decide", decide):
+    with patched(submission, "decide", decide):
         yield
 
 
 # Time.
 
 
-@plant
+@mutation
 def due_time_ignored() -> Iterator[None]:
     """What waits for a time comes due at once."""
     sound = agenda.DueHeap.pop_due
@@ -365,29 +365,29 @@ def due_time_ignored() -> Iterator[None]:
     def pop_due(self: agenda.DueHeap, wall_ns: int, count_max: int) -> list[Task]:
         return sound(self, 2 * wall_ns, count_max)
 
-    with swapped(agenda.DueHeap, "pop_due", pop_due):
+    with patched(agenda.DueHeap, "pop_due", pop_due):
         yield
 
 
-@plant
+@mutation
 def expiry_ignored() -> Iterator[None]:
     """No task ever grows too old."""
-    with swapped(timers, "_is_expired", lambda _task, _at_ns: False):
+    with patched(timers, "_is_expired", lambda _task, _at_ns: False):
         yield
 
 
-@plant
+@mutation
 def lease_never_expires() -> Iterator[None]:
     """Silence is not noticed."""
 
     def fall_silent(self: Scheduler) -> None:
         self.timeouts.clear()
 
-    with swapped(timers, "_expire_workers", fall_silent):
+    with patched(timers, "_expire_workers", fall_silent):
         yield
 
 
-@plant
+@mutation
 def expired_too_early() -> Iterator[None]:
     """A worker is given up after half of the time that it may be silent."""
     sound = Worker.timeout_at_ns
@@ -396,11 +396,11 @@ def expired_too_early() -> Iterator[None]:
         at_ns: int = sound.fget(self)  # type: ignore[attr-defined]
         return at_ns and self.last_seen_ns + (at_ns - self.last_seen_ns) // 2
 
-    with swapped(Worker, "timeout_at_ns", property(timeout_at_ns)):
+    with patched(Worker, "timeout_at_ns", property(timeout_at_ns)):
         yield
 
 
-@plant
+@mutation
 def heartbeat_ignored() -> Iterator[None]:
     """Only reports and questions show that a worker lives, its heartbeats do not."""
     sound = roster.worker_heartbeat
@@ -412,18 +412,18 @@ def heartbeat_ignored() -> Iterator[None]:
         if worker is not None:
             worker.last_seen_ns = last_seen_ns
 
-    with swapped_item(_DECIDERS, events.WorkerHeartbeat, worker_heartbeat):
+    with patched_item(_DECIDERS, events.WorkerHeartbeat, worker_heartbeat):
         yield
 
 
-@plant
+@mutation
 def unlisted_lease_never_returned() -> Iterator[None]:
     """An assignment that was lost on its way is never missed."""
-    with swapped(roster, "HEARTBEATS_UNLISTED_MAX", 1 << 40):
+    with patched(roster, "HEARTBEATS_UNLISTED_MAX", 1 << 40):
         yield
 
 
-@plant
+@mutation
 def unlisted_at_once() -> Iterator[None]:
     """A lease is taken back by the first heartbeat, whether it lists it or not."""
     sound = roster.worker_heartbeat
@@ -433,33 +433,33 @@ def unlisted_at_once() -> Iterator[None]:
             event.held, event.heartbeat_ns = [], 0
         sound(self, event)
 
-    with swapped_item(_DECIDERS, events.WorkerHeartbeat, worker_heartbeat):
+    with patched_item(_DECIDERS, events.WorkerHeartbeat, worker_heartbeat):
         yield
 
 
-@plant
+@mutation
 def parked_worker_forgotten() -> Iterator[None]:
     """A worker that waits for work is not thought of when some comes."""
-    with swapped(policy, "relist", _nothing):
+    with patched(policy, "relist", _no_op):
         yield
 
 
-@plant
-def freed_room_not_noticed() -> Iterator[None]:
+@mutation
+def freed_slot_not_noticed() -> Iterator[None]:
     """A worker that has room again gets nothing until it asks."""
-    with swapped(roster, "on_slot_free", _nothing):
+    with patched(roster, "on_slot_free", _no_op):
         yield
 
 
-@plant
-def watcher_never_told() -> Iterator[None]:
+@mutation
+def watcher_never_notified() -> Iterator[None]:
     """Nobody is told that a task is settled."""
-    with swapped(watching, "notify_settled", _nothing):
+    with patched(watching, "notify_settled", _no_op):
         yield
 
 
-@plant
-def told_too_early() -> Iterator[None]:
+@mutation
+def notified_too_early() -> Iterator[None]:
     """Who watches tasks is told that they are done, whatever they are."""
 
     def watch_requested(self: Scheduler, event: events.WatchRequested) -> None:
@@ -467,14 +467,14 @@ def told_too_early() -> Iterator[None]:
         states = [TaskState.DONE] * len(names)
         self.send(effects.Settled(event.client, event.request, names, states, [b""] * len(names)))
 
-    with swapped_item(_DECIDERS, events.WatchRequested, watch_requested):
+    with patched_item(_DECIDERS, events.WatchRequested, watch_requested):
         yield
 
 
 # Crashes.
 
 
-@plant
+@mutation
 def crash_not_charged() -> Iterator[None]:
     """A task that kills its workers is tried again for ever."""
 
@@ -486,25 +486,25 @@ def crash_not_charged() -> Iterator[None]:
         elif held:
             self.emit(records.LeaseExpired(self.at_ns, worker.name, names, attempts), held)
 
-    with swapped(roster, "_lose", lose):
+    with patched(roster, "_lose", lose):
         yield
 
 
-@plant
+@mutation
 def loss_forgotten() -> Iterator[None]:
     """Nobody remembers that a task was lost with its worker."""
-    with swapped(Task, "losses", property(lambda _task: 0)):
+    with patched(Task, "losses", property(lambda _task: 0)):
         yield
 
 
-@plant
-def suspect_not_alone() -> Iterator[None]:
+@mutation
+def suspect_not_isolated() -> Iterator[None]:
     """A worker that runs a last attempt gets other tasks beside it."""
-    with swapped(policy, "holds_last_attempt", lambda _worker: False):
+    with patched(policy, "holds_last_attempt", lambda _worker: False):
         yield
 
 
-@plant
+@mutation
 def incarnation_ignored() -> Iterator[None]:
     """A worker that comes back as another process is taken for the former one."""
     sound = roster.worker_registered
@@ -516,32 +516,32 @@ def incarnation_ignored() -> Iterator[None]:
         else:
             existing.last_seen_ns = self.now_ns
 
-    with swapped_item(_DECIDERS, events.WorkerRegistered, worker_registered):
+    with patched_item(_DECIDERS, events.WorkerRegistered, worker_registered):
         yield
 
 
-@plant
+@mutation
 def name_taken_over_at_once() -> Iterator[None]:
     """A second process gets the name of a live one, and what that held is charged as lost."""
-    with swapped(holders, "refuses_newcomer", lambda *_: False):
+    with patched(holders, "refuses_newcomer", lambda *_: False):
         yield
 
 
-@plant
-def newcomer_taken_for_the_holder() -> Iterator[None]:
+@mutation
+def newcomer_treated_as_holder() -> Iterator[None]:
     """A process that waits for a name can speak for the one that holds it."""
-    with swapped(holders, "refuse_non_holder", lambda *_: False):
+    with patched(holders, "refuse_non_holder", lambda *_: False):
         yield
 
 
-@plant
+@mutation
 def replaced_process_not_refunded() -> Iterator[None]:
     """A process that lost its name and is heard again is taken for a newcomer."""
-    with swapped(holders, "_is_replaced", lambda *_: False):
+    with patched(holders, "_is_replaced", lambda *_: False):
         yield
 
 
-@plant
+@mutation
 def replaced_processes_not_restored() -> Iterator[None]:
     """A restart from a snapshot forgets which processes lost their names."""
     sound = Restorer.finish
@@ -551,36 +551,36 @@ def replaced_processes_not_restored() -> Iterator[None]:
         ledger.replaced = {}
         return ledger
 
-    with swapped(Restorer, "finish", finish):
+    with patched(Restorer, "finish", finish):
         yield
 
 
-@plant
-def gone_worker_keeps_its_tasks() -> Iterator[None]:
+@mutation
+def exited_worker_keeps_tasks() -> Iterator[None]:
     """A worker says goodbye, and nobody takes back what it held."""
 
     def worker_exited(self: Scheduler, event: events.WorkerExited) -> None:
         self.send(effects.ReportAck(event.worker, event.request, []))
 
-    with swapped_item(_DECIDERS, events.WorkerExited, worker_exited):
+    with patched_item(_DECIDERS, events.WorkerExited, worker_exited):
         yield
 
 
-@plant
-def dismissed_worker_gets_work() -> Iterator[None]:
+@mutation
+def stopping_worker_gets_tasks() -> Iterator[None]:
     """A worker that is to go away is given tasks."""
 
     def drain_requested(self: Scheduler, event: events.DrainRequested) -> None:
         self.send(effects.CommandAck(event.client, event.request, 1))
 
-    with swapped_item(_DECIDERS, events.DrainRequested, drain_requested):
+    with patched_item(_DECIDERS, events.DrainRequested, drain_requested):
         yield
 
 
 # Limits and order.
 
 
-@plant
+@mutation
 def slot_freed_twice() -> Iterator[None]:
     """A lease that ends frees its slots two times."""
     sound = Ledger.release
@@ -591,18 +591,18 @@ def slot_freed_twice() -> Iterator[None]:
                 task.lease.worker.slots_used -= task.terms.slots
         sound(self, tasks)
 
-    with swapped(Ledger, "release", release):
+    with patched(Ledger, "release", release):
         yield
 
 
-@plant
-def kept_slots_forgotten() -> Iterator[None]:
+@mutation
+def unreleased_slots_reused() -> Iterator[None]:
     """Slots that a worker has not freed are given away."""
 
     def slots_free(self: Worker) -> int:
         return self.facts.slots_total - self.slots_used if self.facts.slots_total else 1 << 60
 
-    with swapped(Worker, "slots_free", property(slots_free)):
+    with patched(Worker, "slots_free", property(slots_free)):
         yield
 
 
@@ -616,24 +616,24 @@ def _with_rules(**changed: int) -> AbstractContextManager[None]:
         )
         sound(self, structs.replace(event, rules=rules))
 
-    return swapped_item(_DECIDERS, events.RulesSet, rules_set)
+    return patched_item(_DECIDERS, events.RulesSet, rules_set)
 
 
-@plant
+@mutation
 def lane_limit_ignored() -> Iterator[None]:
     """A serial lane is served as if it were open."""
     with _with_rules(lane_workers_max=1000):
         yield
 
 
-@plant
+@mutation
 def service_limit_ignored() -> Iterator[None]:
     """Any number of workers may serve a service."""
     with _with_rules(workers_max=0):
         yield
 
 
-@plant
+@mutation
 def broker_limit_ignored() -> Iterator[None]:
     """Any number of workers may serve lanes."""
     sound = timers.rules_set
@@ -641,37 +641,37 @@ def broker_limit_ignored() -> Iterator[None]:
     def rules_set(self: Scheduler, event: events.RulesSet) -> None:
         sound(self, structs.replace(event, workers_max=0))
 
-    with swapped_item(_DECIDERS, events.RulesSet, rules_set):
+    with patched_item(_DECIDERS, events.RulesSet, rules_set):
         yield
 
 
-@plant
+@mutation
 def rate_ignored() -> Iterator[None]:
     """A service's rate does not hold it back."""
     with _with_rules(rate_interval_ns=0):
         yield
 
 
-@plant
+@mutation
 def pause_ignored() -> Iterator[None]:
     """What is paused is leased."""
-    with swapped_item(applying(records.Paused), records.Paused, _nothing):
+    with patched_item(apply_table_of(records.Paused), records.Paused, _no_op):
         yield
 
 
-@plant
-def priority_upside_down() -> Iterator[None]:
+@mutation
+def priority_inverted() -> Iterator[None]:
     """The lowest priority goes first."""
     sound = agenda.Lane.queue
 
     def queue(self: agenda.Lane, priority: int) -> agenda.Queue:
         return sound(self, -priority)
 
-    with swapped(agenda.Lane, "queue", queue):
+    with patched(agenda.Lane, "queue", queue):
         yield
 
 
-@plant
+@mutation
 def last_in_first_out() -> Iterator[None]:
     """The newest task of a lane goes first."""
 
@@ -679,12 +679,12 @@ def last_in_first_out() -> Iterator[None]:
         line = [*self.front[::-1], *self.items[self.cursor :]]
         return [task for task in reversed(line) if task.state is TaskState.READY][:count]
 
-    with swapped(agenda.Queue, "peek", peek):
+    with patched(agenda.Queue, "peek", peek):
         yield
 
 
-@plant
-def lease_given_back_at_restart() -> Iterator[None]:
+@mutation
+def lease_returned_at_restart() -> Iterator[None]:
     """After a restart what live workers hold is leased again to others."""
     sound = timers.clock_set
 
@@ -694,14 +694,14 @@ def lease_given_back_at_restart() -> Iterator[None]:
         for worker in [*self.ledger.workers.values()] if first else []:
             roster.return_tasks(self, worker, worker.held(), records.ReturnReason.LEFT)
 
-    with swapped_item(_DECIDERS, events.ClockSet, clock_set):
+    with patched_item(_DECIDERS, events.ClockSet, clock_set):
         yield
 
 
 # Recovery.
 
 
-@plant
+@mutation
 def attempt_not_restored() -> Iterator[None]:
     """Recovery forgets how often tasks were tried."""
     sound = recovery.recover
@@ -713,11 +713,11 @@ def attempt_not_restored() -> Iterator[None]:
                 task.attempt = 0
         return ledger
 
-    with swapped(recovery, "recover", recover):
+    with patched(recovery, "recover", recover):
         yield
 
 
-@plant
+@mutation
 def snapshot_forgets_delays() -> Iterator[None]:
     """What waited for a time when a snapshot was taken waits for ever."""
     sound = Restorer.finish
@@ -727,11 +727,11 @@ def snapshot_forgets_delays() -> Iterator[None]:
         ledger.agenda.due.clear()
         return ledger
 
-    with swapped(Restorer, "finish", finish):
+    with patched(Restorer, "finish", finish):
         yield
 
 
-@plant
+@mutation
 def snapshot_forgets_failures() -> Iterator[None]:
     """A task from a snapshot has all its attempts again."""
     sound = Restorer.finish
@@ -742,18 +742,18 @@ def snapshot_forgets_failures() -> Iterator[None]:
             task.failures = 0
         return ledger
 
-    with swapped(Restorer, "finish", finish):
+    with patched(Restorer, "finish", finish):
         yield
 
 
-@plant
+@mutation
 def archived_tasks_forgotten() -> Iterator[None]:
     """A task that ended and was archived is not known when somebody submits it again."""
-    with swapped(recovery, "recall_for", _nothing):
+    with patched(recovery, "recall_for", _no_op):
         yield
 
 
-@plant
+@mutation
 def archived_attempts_forgotten() -> Iterator[None]:
     """A task that comes back from the archive is numbered from the beginning again."""
     sound = Ledger.recall
@@ -761,11 +761,11 @@ def archived_attempts_forgotten() -> Iterator[None]:
     def recall(self: Ledger, one: Any) -> None:
         sound(self, structs.replace(one, attempt=0))
 
-    with swapped(Ledger, "recall", recall):
+    with patched(Ledger, "recall", recall):
         yield
 
 
-@plant
+@mutation
 def last_row_skipped() -> Iterator[None]:
     """Recovery stops one row early."""
     sound = chain.verify
@@ -773,11 +773,11 @@ def last_row_skipped() -> Iterator[None]:
     def verify(*arguments: Any) -> Iterator[chain.Row]:
         return iter([*sound(*arguments)][:-1])
 
-    with swapped(chain, "verify", verify):
+    with patched(chain, "verify", verify):
         yield
 
 
-@plant
+@mutation
 def witness_ignored() -> Iterator[None]:
     """A journal that lost its end is believed."""
     sound = chain.verify
@@ -785,18 +785,18 @@ def witness_ignored() -> Iterator[None]:
     def verify(rows: Any, start: chain.Head, _witness: Any = None) -> Iterator[chain.Row]:
         return sound(rows, start)
 
-    with swapped(chain, "verify", verify):
+    with patched(chain, "verify", verify):
         yield
 
 
-@plant
+@mutation
 def chain_ignored() -> Iterator[None]:
     """A flipped byte in a row is believed."""
-    with swapped(chain, "follows", lambda _row, _head: True):
+    with patched(chain, "follows", lambda _row, _head: True):
         yield
 
 
-@plant
+@mutation
 def lease_time_not_restored() -> Iterator[None]:
     """After a restart leases are as old as they were."""
 
@@ -805,22 +805,22 @@ def lease_time_not_restored() -> Iterator[None]:
         for worker in self.ledger.workers.values():
             self.schedule_timeout(worker)
 
-    with swapped(Scheduler, "resume", resume):
+    with patched(Scheduler, "resume", resume):
         yield
 
 
 # Leaked slots after a restart.
 
 
-@plant
-def leases_of_before_a_restart_never_end() -> Iterator[None]:
+@mutation
+def restart_leases_never_end() -> Iterator[None]:
     """A worker that can't list its tasks keeps those of before a restart for good."""
-    with swapped(Scheduler, "schedule_restart_deadline", _nothing):
+    with patched(Scheduler, "schedule_restart_deadline", _no_op):
         yield
 
 
-@plant
-def heartbeats_extend_leases_of_before_a_restart() -> Iterator[None]:
+@mutation
+def heartbeats_extend_restart_leases() -> Iterator[None]:
     """A worker that can't list its tasks keeps those of before a restart while it is heard."""
     sound = Scheduler.restart_deadline_ns
 
@@ -828,12 +828,12 @@ def heartbeats_extend_leases_of_before_a_restart() -> Iterator[None]:
         deadline_ns = sound(self, worker)
         return deadline_ns and deadline_ns + worker.last_seen_ns - self.resumed_ns
 
-    with swapped(Scheduler, "restart_deadline_ns", restart_deadline_ns):
+    with patched(Scheduler, "restart_deadline_ns", restart_deadline_ns):
         yield
 
 
-@plant
-def answered_slots_leak_after_a_restart() -> Iterator[None]:
+@mutation
+def slots_leak_after_restart() -> Iterator[None]:
     """A slot whose INCREMENT was lost with the broker stays taken."""
     sound = Scheduler.resume
 
@@ -842,15 +842,15 @@ def answered_slots_leak_after_a_restart() -> Iterator[None]:
         for worker in self.ledger.workers.values():
             worker.slots_kept_before = 0
 
-    with swapped(Scheduler, "resume", resume):
+    with patched(Scheduler, "resume", resume):
         yield
 
 
-@plant
+@mutation
 def restart_is_charged() -> Iterator[None]:
     """A task that a restart took from its worker counts as one that lost it."""
     with (
-        swapped(records, "RETURNS_CHARGED", tuple(records.ReturnReason)[5:]),
-        swapped(apply, "RETURNS_CHARGED", tuple(records.ReturnReason)[5:]),
+        patched(records, "RETURNS_CHARGED", tuple(records.ReturnReason)[5:]),
+        patched(apply, "RETURNS_CHARGED", tuple(records.ReturnReason)[5:]),
     ):
         yield

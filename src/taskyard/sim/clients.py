@@ -2,8 +2,8 @@
 
     Client            our native dialect, with every wish there is; loose
     PlainClient       dwork: Creates, which extend what is known, and looks; tight
-    PingClient        ping-pong's frontend: jobs, answered in the order of their asking; tight
-    RoundRobinClient  TRACKEXECs of LMQ's round robin, answered by their ids; tight
+    PingPongModelClient        ping-pong's frontend: jobs, answered in the order of their asking;
+    tight RoundRobinModelClient  TRACKEXECs of LMQ's round robin, answered by their ids; tight
 
 Jobs of the last two have no names: a job is known by its payload, and one that may be lost is asked
 for again as another.
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from taskyard.core import effects, events
 from taskyard.core.effects import Effect, Refusal
 from taskyard.core.tasks import Submission
-from taskyard.sim.doors import Door
-from taskyard.sim.dwork_tongue import DworkTongue, streams
-from taskyard.sim.peers import Lockstep, Peer
+from taskyard.sim.doors import Listener
+from taskyard.sim.dwork_tongue import NativeCodec, streams
+from taskyard.sim.peers import Peer, RequestReplyPeer
 from taskyard.sim.plan import SECOND_NS
 from taskyard.sim.story import Violation
-from taskyard.sim.tongues import JOB, JobTongue, PingJobTongue, RoundRobinJobTongue
+from taskyard.sim.tongues import JOB, JobCodec, PingPongClientCodec, RoundRobinClientCodec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from taskyard.sim.world import World
 
 #: What a client may say; each is answered.
-Wish: TypeAlias = (
+RequestMaker: TypeAlias = (
     events.SubmitRequested
     | events.CancelRequested
     | events.RetryRequested
@@ -61,25 +61,25 @@ class Client(Peer):
     def __init__(self, world: World, name: bytes) -> None:
         super().__init__(world, name)
         #: What it will say, and when; said again from there by its next process.
-        self.script: list[tuple[int, Callable[[], Wish | None]]] = []
-        self._said: dict[int, Wish] = {}
-        self.open: dict[int, Wish] = {}
+        self.pending: list[tuple[int, Callable[[], RequestMaker | None]]] = []
+        self._sent: dict[int, RequestMaker] = {}
+        self.open: dict[int, RequestMaker] = {}
         self._request = 0
         #: Requests that were refused for now.
         self._full: dict[int, bool] = {}
 
-    def learn(self) -> None:
-        self.tongue = DworkTongue(doubles=self.world.doubles)
+    def make_codec(self) -> None:
+        self.codec = NativeCodec(may_duplicate=self.world.may_duplicate)
 
     def begin(self) -> None:
         now_ns = self.world.timeline.now_ns
         for request in [*self.open]:
             self._ask(request)
-        for when_ns, make in self.script:
+        for when_ns, make in self.pending:
             if when_ns > now_ns:
-                self.after(when_ns - now_ns, partial(self.wish, make))
+                self.after(when_ns - now_ns, partial(self.send_new, make))
 
-    def wish(self, make: Callable[[], Wish | None]) -> None:
+    def send_new(self, make: Callable[[], RequestMaker | None]) -> None:
         """Say something new."""
         event = make()
         if event is None:
@@ -87,7 +87,7 @@ class Client(Peer):
         self._request += 1
         event.request = self._request
         event.client = self.name
-        self._said[self._request] = self.open[self._request] = event
+        self._sent[self._request] = self.open[self._request] = event
         self._ask(self._request)
 
     def _ask(self, request: int) -> None:
@@ -97,12 +97,12 @@ class Client(Peer):
         self.send(event)
         patience_ns = (20 if isinstance(event, events.WatchRequested) else 2) * SECOND_NS
         if not (self.world.healed and isinstance(event, events.WatchRequested)):
-            lose = partial(self._lose_patience, request, is_well=self.is_well)
+            lose = partial(self._retry_after_timeout, request, healthy=self.healthy)
             self.after(patience_ns, lose)
 
-    def _lose_patience(self, request: int, *, is_well: bool) -> None:
+    def _retry_after_timeout(self, request: int, *, healthy: bool) -> None:
         if (
-            is_well
+            healthy
             and self.world.is_calm
             and request in self.open
             and not self._full.pop(request, False)
@@ -110,28 +110,28 @@ class Client(Peer):
             raise Violation("unanswered", f"{self.name!r}: {self.open[request]}")
         self._ask(request)
 
-    def relent(self) -> None:
+    def drop_blocking_requests(self) -> None:
         """It no longer wants what would hold things up."""
         for request in [*self.open]:
             if isinstance(self.open[request], events.PauseRequested | events.DrainRequested):
                 del self.open[request]
 
-    def ask_again(self) -> None:
+    def resend_open(self) -> None:
         """Everything that is not answered, once more."""
         for request in [*self.open]:
             self.send(self.open[request])
 
-    def repeat(self) -> None:
+    def resend_answered(self) -> None:
         """Say something again that was answered before. It must be harmless."""
-        said = [one for one in self._said.values() if isinstance(one, events.SubmitRequested)]
+        said = [one for one in self._sent.values() if isinstance(one, events.SubmitRequested)]
         harmless = [one for one in said if one.repeat is events.DuplicatePolicy.IGNORE]
         if harmless:
-            self.send(self.luck.choice(harmless))
+            self.send(self.rng.choice(harmless))
 
     def on(self, effect: Effect) -> None:
         request: int = getattr(effect, "request", 0)
-        event = self._said.get(request)
-        self.world.checker.client_heard(event, effect)
+        event = self._sent.get(request)
+        self.world.checker.on_client_reply(event, effect)
         if isinstance(effect, effects.Refused) and effect.refusal is Refusal.FULL:
             self._full[request] = True  # asks again when its patience ends
             return
@@ -148,7 +148,7 @@ class Client(Peer):
         self.open.pop(request, None)
 
 
-class PlainClient(Lockstep, Client):
+class PlainClient(RequestReplyPeer, Client):
     """Says what dwork's own clients can say."""
 
     def reconnect(self) -> None:
@@ -161,18 +161,18 @@ class PlainClient(Lockstep, Client):
         if event is not None:
             self.send(event)
 
-    def repeat(self) -> None:
+    def resend_answered(self) -> None:
         """It would not be harmless."""
 
 
 class JobClient(Client):
     """Sends jobs and wants their results."""
 
-    tight = True
+    reports_breaks = True
 
     def __init__(self, world: World, name: bytes) -> None:
         super().__init__(world, name)
-        self.tongue: JobTongue
+        self.codec: JobCodec
         self.jobs = 0
 
     def job(self) -> events.SubmitRequested:
@@ -183,14 +183,14 @@ class JobClient(Client):
 
     def begin(self) -> None:
         """What a former connection asked for may be lost, so it is asked for anew."""
-        self.tongue.forget()
+        self.codec.forget()
         open_, self.open = len(self.open), {}
         for _ in range(open_):
-            self.wish(self.job)
+            self.send_new(self.job)
         now_ns = self.world.timeline.now_ns
-        for when_ns, make in self.script:
+        for when_ns, make in self.pending:
             if when_ns > now_ns:
-                self.after(when_ns - now_ns, partial(self.wish, make))
+                self.after(when_ns - now_ns, partial(self.send_new, make))
 
     def reconnect(self) -> None:
         self.process += 1
@@ -201,10 +201,10 @@ class JobClient(Client):
         """Once: asked again it would be another job."""
         self.send(self.open[request])
 
-    def ask_again(self) -> None:
+    def resend_open(self) -> None:
         """It waits."""
 
-    def repeat(self) -> None:
+    def resend_answered(self) -> None:
         """It would be another job."""
 
     def on(self, effect: Effect) -> None:
@@ -213,35 +213,35 @@ class JobClient(Client):
         if not isinstance(event, events.SubmitRequested):
             raise Violation("answers", f"{effect} answers what was never asked, or was answered")
         if isinstance(effect, effects.Refused) and effect.refusal is Refusal.FULL:
-            self.after(FULL_NS, partial(self.wish, self.job))
+            self.after(FULL_NS, partial(self.send_new, self.job))
             return
         text = effect.text.encode() if isinstance(effect, effects.Refused) else b""
         if isinstance(effect, effects.Settled):
             text = effect.texts[0] or b""
         failed = isinstance(effect, effects.Refused)
-        self.world.checker.job_told(event.submission.names[0], text, failed=failed)
+        self.world.checker.on_job_result(event.submission.names[0], text, failed=failed)
 
 
-class PingClient(JobClient):
+class PingPongModelClient(JobClient):
     """Ping-pong: a message is a job, the answers come in order."""
 
-    door = Door.PING_FRONTEND
+    listener = Listener.PING_FRONTEND
 
-    def learn(self) -> None:
-        self.tongue = PingJobTongue()
+    def make_codec(self) -> None:
+        self.codec = PingPongClientCodec()
 
 
-class RoundRobinClient(JobClient):
+class RoundRobinModelClient(JobClient):
     """LMQ: a job has an id, and its answer the same."""
 
-    door = Door.ROUND_ROBIN
+    listener = Listener.ROUND_ROBIN
 
     def __init__(self, world: World, name: bytes) -> None:
         super().__init__(world, name)
         self.connections = 0
 
-    def learn(self) -> None:
-        self.tongue = RoundRobinJobTongue()
+    def make_codec(self) -> None:
+        self.codec = RoundRobinClientCodec()
 
     def identity(self) -> bytes:
         self.connections += 1
@@ -250,6 +250,6 @@ class RoundRobinClient(JobClient):
 
 CLIENTS: Final[dict[str, type[Client]]] = {
     "plain": PlainClient,
-    "ping": PingClient,
-    "round-robin": RoundRobinClient,
+    "ping": PingPongModelClient,
+    "round-robin": RoundRobinModelClient,
 }

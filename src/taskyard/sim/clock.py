@@ -50,7 +50,7 @@ class SimClock:
         #: What to add to virtual time for each clock.
         self.epoch_ns = 0
         self.wall_offset_ns = WALL_START_NS
-        self._wall_offset_ns_most = WALL_START_NS
+        self._wall_offset_ns_max = WALL_START_NS
 
     def monotonic_ns(self) -> int:
         return self._timeline.now_ns + self.epoch_ns
@@ -65,8 +65,8 @@ class SimClock:
     def jump(self, by_ns: int) -> None:
         """Somebody set the wall clock."""
         self.wall_offset_ns += by_ns
-        self._wall_offset_ns_most = max(self._wall_offset_ns_most, self.wall_offset_ns)
+        self._wall_offset_ns_max = max(self._wall_offset_ns_max, self.wall_offset_ns)
 
-    def heal(self) -> None:
+    def reset_wall_clock(self) -> None:
         """Set it to where it was the farthest, so that nothing is due in a far future."""
-        self.wall_offset_ns = self._wall_offset_ns_most
+        self.wall_offset_ns = self._wall_offset_ns_max

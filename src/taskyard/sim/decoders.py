@@ -13,7 +13,7 @@ import msgspec
 from taskyard.core import events
 from taskyard.core.events import Outcome
 from taskyard.core.workers import WorkerFacts
-from taskyard.sim.doors import Door
+from taskyard.sim.doors import Listener
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import numbering, ping_pong_backend, round_robin_table
 
@@ -60,9 +60,9 @@ def _native(_route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
         report = _native_report(query)
         return (_registered(query), report) if query.n else (report,)
     if kind == _Q.Progress:
-        told = events.TasksProgressed(0, worker, query.batch.name[:], query.batch.attempt[:])
-        told.incarnation = query.incarnation
-        return (told,)
+        headers = events.TasksProgressed(0, worker, query.batch.name[:], query.batch.attempt[:])
+        headers.incarnation = query.incarnation
+        return (headers,)
     if kind == _Q.Exit:
         return (events.WorkerExited(0, worker, query.request, query.incarnation),)
     return ()
@@ -99,36 +99,36 @@ _STATUSES: Final = {"ok": Outcome.DONE, "error": Outcome.FAILED}
 
 def _wmp(_route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
     at = [*frames].index(b"")
-    command, told = frames[at + 2], msgspec.json.decode(frames[at + 3])
-    worker = numbering.WMP + told["worker"].encode()
+    command, headers = frames[at + 2], msgspec.json.decode(frames[at + 3])
+    worker = numbering.WMP + headers["worker"].encode()
     if command == _READY:
         facts = WorkerFacts(
-            services=tuple(one.encode() for one in told.get("services", ["default"])),
-            slots_total=told.get("slots", 1),
-            incarnation=told.get("incarnation", 0),
-            heartbeat_ns=told.get("heartbeat_ms", 0) * _MILLISECOND_NS,
+            services=tuple(one.encode() for one in headers.get("services", ["default"])),
+            slots_total=headers.get("slots", 1),
+            incarnation=headers.get("incarnation", 0),
+            heartbeat_ns=headers.get("heartbeat_ms", 0) * _MILLISECOND_NS,
             wants_wake=True,
         )
-        who = events.WorkerRegistered(0, worker, facts, replaces=told.get("replaces", 0))
-        asks = events.TasksRequested(0, worker, told.get("slots", 1))
-        asks.incarnation = told.get("incarnation")
+        who = events.WorkerRegistered(0, worker, facts, replaces=headers.get("replaces", 0))
+        asks = events.TasksRequested(0, worker, headers.get("slots", 1))
+        asks.incarnation = headers.get("incarnation")
         return who, asks
-    event = _wmp_event(command, worker, told)
-    event.incarnation = told.get("incarnation")
+    event = _wmp_event(command, worker, headers)
+    event.incarnation = headers.get("incarnation")
     return (event,)
 
 
-def _wmp_event(command: bytes, worker: bytes, told: dict[str, Any]) -> Any:  # noqa: ANN401  # many
+def _wmp_event(command: bytes, worker: bytes, headers: dict[str, Any]) -> Any:  # noqa: ANN401  # many
     if command == _GIVE:
         return events.TasksRequested(0, worker, 1, parks=False)
     if command == _DONE:
-        outcome = _STATUSES.get(told["status"], Outcome.REFUSED)
-        names, attempts = [told["task"].encode()], [told["attempt"]]
+        outcome = _STATUSES.get(headers["status"], Outcome.REFUSED)
+        names, attempts = [headers["task"].encode()], [headers["attempt"]]
         return events.TasksReported(0, worker, names, attempts, [outcome])
     if command == _STATUS:
-        return events.TasksProgressed(0, worker, [told["task"].encode()], [told["attempt"]])
+        return events.TasksProgressed(0, worker, [headers["task"].encode()], [headers["attempt"]])
     if command in (_PING, _PONG):
-        held = told.get("held")
+        held = headers.get("held")
         named = None if held is None else [(name.encode(), number) for name, number in held]
         return events.WorkerHeartbeat(0, worker, named)
     return events.WorkerExited(0, worker)
@@ -176,8 +176,8 @@ def _round_robin(route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
 
 
 _DECODERS: Final[dict[int, Callable[[bytes, Sequence[bytes]], tuple[Event, ...]]]] = {
-    Door.NATIVE: _native,
-    Door.WMP: _wmp,
-    Door.PING_BACKEND: _ping_pong,
-    Door.ROUND_ROBIN: _round_robin,
+    Listener.NATIVE: _native,
+    Listener.WMP: _wmp,
+    Listener.PING_BACKEND: _ping_pong,
+    Listener.ROUND_ROBIN: _round_robin,
 }

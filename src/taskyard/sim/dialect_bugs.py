@@ -13,7 +13,7 @@ from msgspec import structs
 from taskyard.core import effects, events, submission
 from taskyard.core.events import Outcome
 from taskyard.core.tasks import Submission
-from taskyard.sim.planting import plant, swapped, swapped_item
+from taskyard.sim.planting import mutation, patched, patched_item
 from taskyard.wire import dwork_requests, dwork_tasks, wmp, wmp_frames
 from taskyard.wire.dwork import NativeServer
 from taskyard.wire.dwork_desk import PendingRequests
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def _nothing(*_arguments: Any, **_named: Any) -> list[Any]:
+def _no_op(*_arguments: Any, **_named: Any) -> list[Any]:
     """Say nothing."""
     return []
 
@@ -35,19 +35,19 @@ def _nothing(*_arguments: Any, **_named: Any) -> list[Any]:
 # Our native dialect.
 
 
-@plant
-def ticket_answered_twice() -> Iterator[None]:
+@mutation
+def request_answered_twice() -> Iterator[None]:
     """A request gets its answer two times."""
     sound = PendingRequests.answer
 
     def answer(self: PendingRequests, *arguments: Any, **fields: Any) -> Any:
         return 2 * sound(self, *arguments, **fields)
 
-    with swapped(PendingRequests, "answer", answer):
+    with patched(PendingRequests, "answer", answer):
         yield
 
 
-@plant
+@mutation
 def terms_lost_on_the_wire() -> Iterator[None]:
     """A submission's priorities are not read."""
     sound = dwork_tasks.terms_of
@@ -55,11 +55,11 @@ def terms_lost_on_the_wire() -> Iterator[None]:
     def terms_of(raw: bytes) -> Any:
         return structs.replace(sound(raw), priority=0)
 
-    with swapped(dwork_tasks, "terms_of", terms_of):
+    with patched(dwork_tasks, "terms_of", terms_of):
         yield
 
 
-@plant
+@mutation
 def outcome_lost_on_the_wire() -> Iterator[None]:
     """Whatever a worker reports, it is done."""
     sound = dwork_tasks.report_of
@@ -67,23 +67,23 @@ def outcome_lost_on_the_wire() -> Iterator[None]:
     def report_of(query: Any) -> Any:
         return structs.replace(sound(query), outcomes=None)
 
-    with swapped(dwork_tasks, "report_of", report_of):
+    with patched(dwork_tasks, "report_of", report_of):
         yield
 
 
-@plant
-def goodbye_not_heard() -> Iterator[None]:
+@mutation
+def exit_ignored() -> Iterator[None]:
     """A plain worker says Exit, is told OK, and its tasks stay its own."""
 
     def leave(pending: Any, asked: Any) -> Any:
         return [events.StatsRequested(0, asked.route, pending.issue(asked))]
 
-    with swapped_item(dwork_requests._DECODERS, dwork_requests._Q.Exit, leave):
+    with patched_item(dwork_requests._DECODERS, dwork_requests._Q.Exit, leave):
         yield
 
 
-@plant
-def stream_ends_with_its_first_sign() -> Iterator[None]:
+@mutation
+def stream_ends_with_first_heartbeat() -> Iterator[None]:
     """Who watches is told that the broker is there, and nothing any more."""
     sound = NativeServer._watch_ended
 
@@ -92,18 +92,18 @@ def stream_ends_with_its_first_sign() -> Iterator[None]:
         self._pending.drop(number)
         return told
 
-    with swapped(NativeServer, "_watch_ended", watch_ended):
+    with patched(NativeServer, "_watch_ended", watch_ended):
         yield
 
 
-@plant
-def bad_task_takes_its_neighbours_along() -> Iterator[None]:
+@mutation
+def bad_task_refuses_whole_create() -> Iterator[None]:
     """A plain peer's Create with one bad task in it is refused whole."""
-    with swapped(submission, "decide_partial", submission.decide):
+    with patched(submission, "decide_partial", submission.decide):
         yield
 
 
-@plant
+@mutation
 def duplicate_loses_its_dependencies() -> Iterator[None]:
     """Of tasks of one name in a message only the first counts."""
 
@@ -111,14 +111,14 @@ def duplicate_loses_its_dependencies() -> Iterator[None]:
         first = {name: index for index, name in reversed([*enumerate(whole.names)])}
         return whole.part(sorted(first.values()))
 
-    with swapped(submission, "_merged", merged):
+    with patched(submission, "_merged", merged):
         yield
 
 
 # Ping-pong.
 
 
-@plant
+@mutation
 def ping_makes_a_busy_worker_ready() -> Iterator[None]:
     """A worker that pings while it works is taken for one that waits."""
     sound = Backend._pinged
@@ -127,22 +127,22 @@ def ping_makes_a_busy_worker_ready() -> Iterator[None]:
         told = sound(self, peer, is_counted=is_counted)
         return [*told, *self._register_worker(peer)] if peer.standing is WORKING else told
 
-    with swapped(Backend, "_pinged", pinged):
+    with patched(Backend, "_pinged", pinged):
         yield
 
 
-@plant
-def stale_result_taken_for_the_new_job() -> Iterator[None]:
+@mutation
+def stale_result_credited_to_new_job() -> Iterator[None]:
     """A worker whose job was cancelled gets another one before it has answered the first."""
 
     def let_finish(_self: Backend, peer: Any) -> None:
         peer.standing = WAITING
 
-    with swapped(Backend, "_let_finish", let_finish):
+    with patched(Backend, "_let_finish", let_finish):
         yield
 
 
-@plant
+@mutation
 def answers_out_of_order() -> Iterator[None]:
     """A client of ping-pong is answered when a job is done, whichever it asked for first."""
 
@@ -153,11 +153,11 @@ def answers_out_of_order() -> Iterator[None]:
         self._clients[asked.route].remove(asked)
         return [(asked.route, frames)]
 
-    with swapped(Frontend, "_answer", answer):
+    with patched(Frontend, "_answer", answer):
         yield
 
 
-@plant
+@mutation
 def lost_worker_keeps_its_job() -> Iterator[None]:
     """The silence of a worker of ping-pong is minded by nobody."""
     sound = Backend._register_worker
@@ -171,33 +171,33 @@ def lost_worker_keeps_its_job() -> Iterator[None]:
         peer.heard_ns = self._now_ns
         return []
 
-    with swapped(Backend, "_register_worker", enlist), swapped(Backend, "_end_wait", end_wait):
+    with patched(Backend, "_register_worker", enlist), patched(Backend, "_end_wait", end_wait):
         yield
 
 
 # WMP.
 
 
-@plant
-def wake_herd() -> Iterator[None]:
+@mutation
+def wake_all() -> Iterator[None]:
     """Whoever is called, everybody is woken."""
 
     def wake(self: Wmp, effect: effects.Wake) -> Any:
         told = wmp_frames.Wake(wmp_frames.text_of(effect.service), self._manager)
         return [reply for worker in self._peers for reply in self._to(worker, told)]
 
-    with swapped_item(Wmp._REPLIES, effects.Wake, wake):
+    with patched_item(Wmp._REPLIES, effects.Wake, wake):
         yield
 
 
-@plant
+@mutation
 def lock_never_released() -> Iterator[None]:
     """A GIVE for which there is nothing is not answered."""
-    with swapped_item(Wmp._REPLIES, effects.NoWork, _nothing):
+    with patched_item(Wmp._REPLIES, effects.NoWork, _no_op):
         yield
 
 
-@plant
+@mutation
 def ready_forgotten() -> Iterator[None]:
     """A worker that says READY is known, and not called."""
     sound = Wmp._ready
@@ -205,18 +205,18 @@ def ready_forgotten() -> Iterator[None]:
     def ready(self: Wmp, *arguments: Any) -> Any:
         return sound(self, *arguments)[:1]
 
-    with swapped_item(Wmp._HANDLERS, wmp_frames.Ready, ready):
+    with patched_item(Wmp._HANDLERS, wmp_frames.Ready, ready):
         yield
 
 
-@plant
-def error_taken_for_ok() -> Iterator[None]:
+@mutation
+def error_reported_as_ok() -> Iterator[None]:
     """A task that failed is done, by what WMP's worker says."""
-    with swapped_item(wmp._OUTCOMES, "error", Outcome.DONE):
+    with patched_item(wmp._OUTCOMES, "error", Outcome.DONE):
         yield
 
 
-@plant
+@mutation
 def cancel_names_another_attempt() -> Iterator[None]:
     """A worker of WMP is told to forget an attempt that it does not have."""
     sound = Wmp._stop
@@ -225,14 +225,14 @@ def cancel_names_another_attempt() -> Iterator[None]:
         attempts = [attempt + 1 for attempt in effect.attempts]
         return sound(self, structs.replace(effect, attempts=attempts))
 
-    with swapped_item(Wmp._REPLIES, effects.Stop, stop):
+    with patched_item(Wmp._REPLIES, effects.Stop, stop):
         yield
 
 
 # Round-robin.
 
 
-@plant
+@mutation
 def increment_frees_two_slots() -> Iterator[None]:
     """A worker that frees a slot is taken for one that has freed two."""
     sound = WorkerTable.increment
@@ -240,11 +240,11 @@ def increment_frees_two_slots() -> Iterator[None]:
     def increment(self: WorkerTable, peer: Any) -> Any:
         return [*sound(self, peer), *sound(self, peer)]
 
-    with swapped(WorkerTable, "increment", increment):
+    with patched(WorkerTable, "increment", increment):
         yield
 
 
-@plant
+@mutation
 def response_frees_the_slot() -> Iterator[None]:
     """The slot of an answered message is free at once, before INCREMENT."""
     sound = WorkerTable.respond
@@ -256,11 +256,11 @@ def response_frees_the_slot() -> Iterator[None]:
                 report.keeps_slots = False
         return told
 
-    with swapped(WorkerTable, "respond", respond):
+    with patched(WorkerTable, "respond", respond):
         yield
 
 
-@plant
+@mutation
 def message_made_twice() -> Iterator[None]:
     """A message of a client of round-robin becomes two tasks."""
     sound = RoundRobin._submit
@@ -268,12 +268,12 @@ def message_made_twice() -> Iterator[None]:
     def submit(self: RoundRobin, *arguments: Any) -> Any:
         return [*sound(self, *arguments), *sound(self, *arguments)]
 
-    with swapped(RoundRobin, "_submit", submit):
+    with patched(RoundRobin, "_submit", submit):
         yield
 
 
-@plant
-def response_to_another() -> Iterator[None]:
+@mutation
+def response_with_wrong_id() -> Iterator[None]:
     """The answer to one message of a client goes out under the id of another."""
     sound = RoundRobin._settle
 
@@ -281,5 +281,5 @@ def response_to_another() -> Iterator[None]:
         first = next(iter(self._pending), effect.request)
         return sound(self, structs.replace(effect, request=first))
 
-    with swapped(RoundRobin, "_settle", settle):
+    with patched(RoundRobin, "_settle", settle):
         yield

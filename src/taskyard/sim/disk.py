@@ -29,9 +29,9 @@ class Crashed(Exception):
 class SimStore(MemoryStore):
     """The journal of one simulated broker. It outlives the broker's crashes: see `reopen`."""
 
-    def __init__(self, luck: Random, faults: Faults, durable: Callable[[Row], None]) -> None:
-        super().__init__(luck.randbytes(chain.IDENTITY_BYTES))
-        self._luck = luck
+    def __init__(self, rng: Random, faults: Faults, durable: Callable[[Row], None]) -> None:
+        super().__init__(rng.randbytes(chain.IDENTITY_BYTES))
+        self._rng = rng
         self._faults = faults
         #: Told each row at the moment from which no crash can take it back.
         self._durable = durable
@@ -39,7 +39,7 @@ class SimStore(MemoryStore):
         self._witness_synced = self._anchor
         self._broken = False
         #: How long the latest commit took; the host lets that time pass.
-        self.took_ns = 0
+        self.commit_ns = 0
         #: The disk is nearly full: nothing but completions may be written.
         self.full = False
 
@@ -48,23 +48,23 @@ class SimStore(MemoryStore):
         if self._broken:
             raise JournalFailed("the simulated disk failed before: nothing more is taken")
         row = chain.next_row(self.head, body, records)
-        luck, faults = self._luck, self._faults
-        if luck.random() < faults.crash_before_commit:
+        rng, faults = self._rng, self._faults
+        if rng.random() < faults.crash_before_commit:
             raise Crashed("before the commit: the row was not synced and is lost, or torn")
-        if luck.random() < faults.commit_fails:
+        if rng.random() < faults.commit_fails:
             self._broken = True
-            if chance(luck, 0.5):  # a failed sync may have synced all the same
+            if chance(rng, 0.5):  # a failed sync may have synced all the same
                 self._keep(row)
             raise JournalFailed("the simulated sync failed")
         self._keep(row)
-        if luck.random() < faults.crash_in_commit:
+        if rng.random() < faults.crash_in_commit:
             raise Crashed("in the commit: the row is durable, its witness is not")
         self._witness = row.head
-        if luck.random() < faults.witness_synced:
+        if rng.random() < faults.witness_synced:
             self._witness_synced = row.head
-        self.took_ns = 0
-        if luck.random() < faults.disk_slow:
-            self.took_ns = luck.randrange(faults.disk_slow_ns_max)
+        self.commit_ns = 0
+        if rng.random() < faults.disk_slow:
+            self.commit_ns = rng.randrange(faults.disk_slow_ns_max)
         return row.head
 
     def _keep(self, row: Row) -> None:
@@ -87,7 +87,7 @@ class SimStore(MemoryStore):
     def reopen(self, *, power_cut: bool) -> None:
         """As the next broker finds it. After a power cut the witness may be an older one."""
         self._broken = False
-        self.took_ns = 0
+        self.commit_ns = 0
         if power_cut:
             self._witness = self._witness_synced
 
@@ -97,17 +97,17 @@ class SimStore(MemoryStore):
         seen = self._witness.sequence - self._anchor.sequence
         if seen < 1:
             return None
-        copy = SimStore(self._luck, self._faults, self._durable)
+        copy = SimStore(self._rng, self._faults, self._durable)
         copy._anchor, copy._witness = self._anchor, self._witness
         copy._rows = [*self._rows]
-        if chance(self._luck, 0.5):  # one of two ways
-            del copy._rows[self._luck.randrange(seen) :]
+        if chance(self._rng, 0.5):  # one of two ways
+            del copy._rows[self._rng.randrange(seen) :]
         else:
             first = max(0, covered - self._anchor.sequence)
             if first >= len(self._rows):
                 return None
-            place = self._luck.randrange(first, len(self._rows))
-            copy._rows[place] = _flipped(copy._rows[place], self._luck)
+            place = self._rng.randrange(first, len(self._rows))
+            copy._rows[place] = _flipped(copy._rows[place], self._rng)
         return copy
 
 
@@ -150,7 +150,7 @@ class SimIndex:
         ledger.archive(names)
 
 
-def _flipped(row: Row, luck: Random) -> Row:
+def _flipped(row: Row, rng: Random) -> Row:
     body = bytearray(row.body)
-    body[luck.randrange(len(body))] ^= 1 << luck.randrange(8)
+    body[rng.randrange(len(body))] ^= 1 << rng.randrange(8)
     return msgspec.structs.replace(row, body=bytes(body))

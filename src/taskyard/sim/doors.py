@@ -26,7 +26,7 @@ DEFAULT: Final = b"default"
 MANAGER: Final = bytes(16)
 
 
-class Door(IntEnum):
+class Listener(IntEnum):
     """A socket; its dialect has the same number."""
 
     NATIVE = 0
@@ -40,11 +40,13 @@ def open_all(plan: Plan, random_bits: Callable[[], int]) -> DialectRouter:
     """All dialects of one process of the broker."""
     silence_ns = plan.size.silence_ns
     patience = ping_pong.Settings(expire_ns=silence_ns, lease_ns=2 * silence_ns)
-    backend, frontend = ping_pong.make_server(Door.PING_BACKEND, random_bits, patience)
+    backend, frontend = ping_pong.make_server(Listener.PING_BACKEND, random_bits, patience)
     manager = wmp.make_server(
-        Door.WMP, MANAGER, random_bits=random_bits, lease_timeout_ns=silence_ns
+        Listener.WMP, MANAGER, random_bits=random_bits, lease_timeout_ns=silence_ns
     )
     table = round_robin.Settings(heartbeat_ns=SECOND_NS, expire_ns=silence_ns)
-    server = round_robin.make_server(Door.ROUND_ROBIN, random_bits, table, [Door.ROUND_ROBIN])
+    server = round_robin.make_server(
+        Listener.ROUND_ROBIN, random_bits, table, [Listener.ROUND_ROBIN]
+    )
     native = NativeServer(random_bits() | 1, random_bits, plain_lease_ns=silence_ns)
-    return DialectRouter([native, backend, frontend, manager, server], [*Door])
+    return DialectRouter([native, backend, frontend, manager, server], [*Listener])

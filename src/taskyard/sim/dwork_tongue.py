@@ -54,30 +54,30 @@ def streams(request: int) -> bool:
     return request % STREAMS_OF != 0
 
 
-class DworkTongue:
+class NativeCodec:
     """One process of a client or a worker."""
 
-    def __init__(self, *, doubles: bool) -> None:
+    def __init__(self, *, may_duplicate: bool) -> None:
         #: What was asked by each number.
         self._asked: dict[int, Event] = {}
         #: The network may double messages.
-        self._doubles = doubles
+        self._doubles = may_duplicate
         self._open: Counter[int] = Counter()
         #: Of heartbeats: the latest record that the broker has said.
         self.seen: int | None = None
-        self.says_seen = False
+        self.sends_seen = False
         #: How long a Steal may wait.
         self.wait_ns = 0
         #: Completes with a Steal in them, by number: repeated, they are the same again.
-        self._along: dict[int, bytes] = {}
+        self._complete_with_steal: dict[int, bytes] = {}
 
-    def say(self, said: Sequence[Event]) -> list[bytes]:
+    def encode(self, sent_events: Sequence[Event]) -> list[bytes]:
         """The message that says this; the last event is what it is about."""
-        event: Any = said[-1]
-        if event.request not in self._along:
+        event: Any = sent_events[-1]
+        if event.request not in self._complete_with_steal:
             self._asked[event.request] = event
         self._open[event.request] += 1
-        return [b"", self._SAYINGS[type(event)](self, event, said)]
+        return [b"", self._ENCODERS[type(event)](self, event, sent_events)]
 
     # What clients say.
 
@@ -133,37 +133,37 @@ class DworkTongue:
     def _workers(self, event: events.WorkersRequested, _said: Sequence[Event]) -> bytes:
         return peer.query(event.request, peer.WORKERS)
 
-    def _nonsense(self, event: events.RequestRejected, _said: Sequence[Event]) -> bytes:
+    def _malformed(self, event: events.RequestRejected, _said: Sequence[Event]) -> bytes:
         return peer.query(event.request, peer.NOT_FOUND)
 
     # What workers say.
 
-    def _steal(self, event: events.TasksRequested, said: Sequence[Event]) -> bytes:
+    def _steal(self, event: events.TasksRequested, sent_events: Sequence[Event]) -> bytes:
         wait_ns = self.wait_ns if event.parks else 0
-        who = _introduction(said)
-        if isinstance(said[0], events.TasksReported):
-            query = _report(said[0], event.request)
+        who = _introduction(sent_events)
+        if isinstance(sent_events[0], events.TasksReported):
+            query = _report(sent_events[0], event.request)
             query.n = event.count
             query.worker.CopyFrom(who)
-            along = self._along[event.request] = query.SerializeToString()
+            along = self._complete_with_steal[event.request] = query.SerializeToString()
             return along
         return peer.steal(event.request, event.worker, who, event.count, wait_ns)
 
-    def _heartbeat(self, event: events.WorkerHeartbeat, said: Sequence[Event]) -> bytes:
-        seen = self.seen if self.says_seen else None
+    def _heartbeat(self, event: events.WorkerHeartbeat, sent_events: Sequence[Event]) -> bytes:
+        seen = self.seen if self.sends_seen else None
         return peer.heartbeat(
-            *(event.request, event.worker, _introduction(said)),
+            *(event.request, event.worker, _introduction(sent_events)),
             *(event.held or [], event.heartbeat_ns),
             seen=seen,
         )
 
     def _complete(self, event: events.TasksReported, _said: Sequence[Event]) -> bytes:
-        along = self._along.get(event.request)
+        along = self._complete_with_steal.get(event.request)
         return along or _report(event, event.request).SerializeToString()
 
     def _transfer(self, event: events.TasksReturned, _said: Sequence[Event]) -> bytes:
         query = _Q(type=peer.TRANSFER, request=event.request, location=event.worker)
-        _say_process(query, event)
+        _add_incarnation(query, event)
         query.batch.name.extend(event.names)
         query.unknown = _UNKNOWN[event.unknown]
         for after in event.after or ():
@@ -173,7 +173,7 @@ class DworkTongue:
 
     def _progress(self, event: events.TasksProgressed, _said: Sequence[Event]) -> bytes:
         query = _Q(type=peer.PROGRESS, request=event.request, location=event.worker)
-        _say_process(query, event)
+        _add_incarnation(query, event)
         query.batch.name.extend(event.names)
         query.batch.attempt.extend(event.attempts or ())
         query.batch.percent.extend(event.percents or ())
@@ -183,7 +183,7 @@ class DworkTongue:
     def _leave(self, event: events.WorkerExited, _said: Sequence[Event]) -> bytes:
         return peer.leave(event.request, event.worker, event.incarnation)
 
-    _SAYINGS: ClassVar[dict[type, Callable[..., bytes]]] = {
+    _ENCODERS: ClassVar[dict[type, Callable[..., bytes]]] = {
         events.SubmitRequested: _submit,
         events.CancelRequested: _act,
         events.RetryRequested: _act,
@@ -200,7 +200,7 @@ class DworkTongue:
         events.ExplainRequested: _ask_of_one,
         events.StatsRequested: _stats,
         events.WorkersRequested: _workers,
-        events.RequestRejected: _nonsense,
+        events.RequestRejected: _malformed,
         events.TasksRequested: _steal,
         events.WorkerHeartbeat: _heartbeat,
         events.TasksReported: _complete,
@@ -211,7 +211,7 @@ class DworkTongue:
 
     # What they hear.
 
-    def hear(self, frames: Sequence[bytes]) -> list[Effect]:
+    def decode(self, frames: Sequence[bytes]) -> list[Effect]:
         """What an answer means to whoever asked."""
         answer = _Q.FromString(frames[1])
         request = answer.request
@@ -225,7 +225,7 @@ class DworkTongue:
             refusal = _NAME_REFUSALS.get(answer.code.decode(), refusal)
             return [effects.Refused(b"", request, refusal, text)]
         if isinstance(event, events.TasksRequested):
-            return _work(event, answer, is_noted=request in self._along)
+            return _work(event, answer, is_noted=request in self._complete_with_steal)
         if hasattr(event, "worker") and not isinstance(event, events.DrainRequested):
             return self._of_worker(event, answer)
         return self._of_client(event, answer)
@@ -240,7 +240,7 @@ class DworkTongue:
     def _of_client(self, event: Any, answer: pb.QueryMsg) -> list[Effect]:  # noqa: ANN401
         request = answer.request
         if answer.type in (peer.WATCH, peer.RESULTS):
-            return _told(answer)
+            return _settled_of(answer)
         if isinstance(event, events.SubmitRequested) and answer.type == peer.OK:
             return [effects.Accepted(b"", request, answer.n)]
         if isinstance(event, events.OutputRequested):
@@ -270,19 +270,19 @@ def _names(event: Event) -> list[bytes]:
     return [*getattr(event, "names", [])]
 
 
-def _introduction(said: Sequence[Event]) -> peer.WorkerMessage:
-    who = next(one for one in said if isinstance(one, events.WorkerRegistered))
+def _introduction(sent_events: Sequence[Event]) -> peer.WorkerMessage:
+    who = next(one for one in sent_events if isinstance(one, events.WorkerRegistered))
     return peer.worker_message(who.facts, replaces=who.replaces)
 
 
-def _say_process(query: pb.QueryMsg, event: Any) -> None:  # noqa: ANN401  # any of a worker
+def _add_incarnation(query: pb.QueryMsg, event: Any) -> None:  # noqa: ANN401  # any of a worker
     if event.incarnation is not None:
         query.incarnation = event.incarnation
 
 
 def _report(event: events.TasksReported, request: int) -> pb.QueryMsg:
     query = _Q(type=peer.COMPLETE, request=request, location=event.worker)
-    _say_process(query, event)
+    _add_incarnation(query, event)
     batch = query.batch
     batch.name.extend(event.names)
     batch.attempt.extend(event.attempts or ())
@@ -317,7 +317,7 @@ def _work(event: events.TasksRequested, answer: pb.QueryMsg, *, is_noted: bool) 
     return told
 
 
-def _told(answer: pb.QueryMsg) -> list[Effect]:
+def _settled_of(answer: pb.QueryMsg) -> list[Effect]:
     """Of a Watch: what is settled; nothing, if it only shows that the broker is there."""
     batch = answer.batch
     states = [TaskState(value) for value in batch.standing]

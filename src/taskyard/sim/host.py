@@ -23,7 +23,7 @@ from taskyard.journal import recovery, snapshot
 from taskyard.sim import doors
 from taskyard.sim.checkers import Violation
 from taskyard.sim.disk import Crashed, SimIndex, SimStore
-from taskyard.sim.network import Parcel
+from taskyard.sim.network import Message
 
 if TYPE_CHECKING:
     from taskyard.broker.switchboard import DialectRouter
@@ -41,22 +41,22 @@ INVARIANTS_TURNS: Final = 32
 RECEIVED_MAX: Final = 50
 
 
-class Host:
+class BrokerHost:
     """The broker's machine. Keeps `broker.turn.EventTransport` and `network.Inbox`."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._inbox: list[Parcel | RulesSet] = []
+        self._inbox: list[Message | RulesSet] = []
         self._broker: Broker | None = None
         #: The dialects of the running broker.
-        self._doors: DialectRouter = doors.open_all(world.plan, self._luck)
+        self._listeners: DialectRouter = doors.open_all(world.plan, self._random_bits)
         self._idle = False
         #: Only the newest planned run counts.
         self._run_number = 0
         self._turns_at_once = 0
         self._turned_ns = -1
         self._turns = 0
-        self.store = SimStore(world.luck, world.faults, world.checker.row_durable)
+        self.store = SimStore(world.rng, world.faults, world.checker.row_durable)
         self.restarts = 0
         #: The settings; a broker is told them first of all.
         self._rules = RulesSet(0, world.plan.clauses, workers_max=world.plan.broker_workers_max)
@@ -65,7 +65,7 @@ class Host:
         #: Ended tasks that a compaction moved out of the broker's memory.
         self._index = SimIndex()
         #: What the latest broker knew when it crashed.
-        self._portrait: dict[str, Any] | None = None
+        self._fingerprint: dict[str, Any] | None = None
 
     @property
     def up(self) -> bool:
@@ -79,51 +79,51 @@ class Host:
 
     # The port.
 
-    def take(self, parcel: Parcel) -> None:
+    def on_message(self, incoming: Message) -> None:
         """Something arrives."""
-        self._inbox.append(parcel)
+        self._inbox.append(incoming)
         if self._idle:
-            self._plan_run(0)
+            self._schedule_run(0)
 
     def receive(self, wait_ns: int | None) -> Sequence[Event]:
         del wait_ns  # it has passed
         alone = bool(self._inbox) and isinstance(self._inbox[0], RulesSet)
         count = 1 if alone else RECEIVED_MAX  # else the checkers could not tell which rules hold
         arrived, self._inbox = self._inbox[:count], self._inbox[count:]
-        self._world.checker.received(arrived)
+        self._world.checker.on_received(arrived)
         now_ns = self._world.clock.monotonic_ns()
         events: list[Event] = []
         for one in arrived:
-            if isinstance(one, Parcel):
-                events += self._doors.receive(one.route, one.frames, now_ns)
+            if isinstance(one, Message):
+                events += self._listeners.receive(one.route, one.frames, now_ns)
             else:
                 events.append(one)
-        wake_at_ns = self._doors.wake_at_ns()
+        wake_at_ns = self._listeners.wake_at_ns()
         if wake_at_ns is not None and wake_at_ns <= now_ns:
-            events += self._doors.time_passed(now_ns)
+            events += self._listeners.time_passed(now_ns)
         return events
 
     def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
         world = self._world
-        leaves_ns = world.timeline.now_ns + self.store.took_ns
+        leaves_ns = world.timeline.now_ns + self.store.commit_ns
         undelivered: list[Event] = []
         for effect in effects:
-            if world.luck.random() < world.faults.crash_between_sends:
+            if world.rng.random() < world.faults.crash_between_sends:
                 raise Crashed("between the commit and a reply")
-            for route, frames in self._doors.reply(effect):
+            for route, frames in self._listeners.reply(effect):
                 world.trace("sends", effect, frames)
-                world.checker.sent(route, frames)
+                world.checker.on_sent(route, frames)
                 if not world.network.to_peer(route, frames, leaves_ns):
-                    world.checker.cut(route)
-                    undelivered += self._doors.disconnected(route)
+                    world.checker.on_disconnected(route)
+                    undelivered += self._listeners.disconnected(route)
         return undelivered
 
-    def _luck(self) -> int:
-        return self._world.luck.randrange(1 << 32)
+    def _random_bits(self) -> int:
+        return self._world.rng.randrange(1 << 32)
 
     def _shortened(self, wait_ns: int | None) -> int | None:
         """How long to wait, if a dialect wants to be woken earlier than the broker."""
-        wake_at_ns = self._doors.wake_at_ns()
+        wake_at_ns = self._listeners.wake_at_ns()
         if wake_at_ns is None:
             return wait_ns
         waits_ns = max(0, wake_at_ns - self._world.clock.monotonic_ns())
@@ -138,25 +138,25 @@ class Host:
         if self.up:
             self._inbox.insert(0, rules)
             if self._idle:
-                self._plan_run(0)
+                self._schedule_run(0)
 
     def start(self) -> None:
         """Recover and begin to turn."""
         world = self._world
         if self._broker is not None:
             return
-        self.store.reopen(power_cut=world.luck.random() < world.faults.power_cut)
-        self._show_damage()
-        world.clock.restart(world.luck.randrange(1 << 40))
+        self.store.reopen(power_cut=world.rng.random() < world.faults.power_cut)
+        self._check_damage_refused()
+        world.clock.restart(world.rng.randrange(1 << 40))
         ledger = self._recover(self.store)
-        world.checker.recovered(ledger)
+        world.checker.on_recovered(ledger)
         self._compare(ledger)
-        self._doors = doors.open_all(world.plan, self._luck)
+        self._listeners = doors.open_all(world.plan, self._random_bits)
         self._broker = Broker(Scheduler(ledger), self, self.store, world.clock, self._index)
         self._inbox = [self._rules]
         world.trace("broker starts", self.store.head.sequence)
         world.network.broker_came_up()
-        self._plan_run(0)
+        self._schedule_run(0)
 
     def _recover(self, store: SimStore) -> Ledger:
         """From the snapshot, if there is one, and the rows after it."""
@@ -168,27 +168,30 @@ class Host:
 
     def _compare(self, ledger: Ledger) -> None:
         """A recovered ledger is the one that crashed, where that had decided nothing more."""
-        if self._portrait is not None and image.fingerprint(ledger, ended=False) != self._portrait:
+        if (
+            self._fingerprint is not None
+            and image.fingerprint(ledger, ended=False) != self._fingerprint
+        ):
             raise Violation("recovery", "the recovered ledger is not the one that crashed")
 
     def _take_snapshot(self, broker: Broker) -> None:
         """As the broker would do now and then; sometimes what it covers is archived or trimmed."""
         world = self._world
         sequence = self.store.head.sequence
-        if world.luck.random() < world.faults.archive:
+        if world.rng.random() < world.faults.archive:
             self._index.archive(broker.scheduler.ledger)
         ledger = broker.scheduler.ledger
         encoded = snapshot.encode(self.store.identity, self.store.head, ledger)
         self._snapshot = (sequence, encoded)
         world.trace("snapshot", sequence)
-        if world.luck.random() < world.faults.trim:
+        if world.rng.random() < world.faults.trim:
             self._index.keep_results(self.store.rows())
             self.store.trim(sequence)
 
-    def _show_damage(self) -> None:
+    def _check_damage_refused(self) -> None:
         """What if the disk came back damaged? Then it must be refused."""
         world = self._world
-        while world.luck.random() < world.faults.damage / 2:
+        while world.rng.random() < world.faults.damage / 2:
             damaged = self.store.damaged(self._snapshot[0] if self._snapshot else 0)
             if damaged is None:
                 return
@@ -205,17 +208,17 @@ class Host:
             return
         world.trace("broker crashes", why)
         ledger = self._broker.scheduler.ledger
-        durable = ledger.record == world.checker.story.records
-        self._portrait = image.fingerprint(ledger, ended=False) if durable else None
+        durable = ledger.record == world.checker.model.records
+        self._fingerprint = image.fingerprint(ledger, ended=False) if durable else None
         self._broker = None
         self._inbox = []
         self._idle = False
         self.restarts += 1
         world.checker.broker_down()
         world.network.broker_went_down()
-        world.timeline.after(1 + world.luck.randrange(world.faults.restart_ns_max), self.start)
+        world.timeline.after(1 + world.rng.randrange(world.faults.restart_ns_max), self.start)
 
-    def _plan_run(self, delay_ns: int) -> None:
+    def _schedule_run(self, delay_ns: int) -> None:
         self._run_number += 1
         self._world.timeline.after(delay_ns, partial(self._run, self._run_number))
 
@@ -227,25 +230,25 @@ class Host:
             self._turn(self._broker)
             if not self.up:
                 return
-            if self.store.took_ns:
-                took_ns, self.store.took_ns = self.store.took_ns, 0
-                self._plan_run(took_ns)
+            if self.store.commit_ns:
+                commit_ns, self.store.commit_ns = self.store.commit_ns, 0
+                self._schedule_run(commit_ns)
                 return
-            if self._rest(self._broker):
+            if self._schedule_next_turn(self._broker):
                 return
 
-    def _rest(self, broker: Broker) -> bool:
+    def _schedule_next_turn(self, broker: Broker) -> bool:
         """Let time pass before the next turn, as long as that would wait for something."""
         wait_ns = None if self._inbox else self._shortened(broker._wait_ns())  # noqa: SLF001
         if self._inbox or wait_ns == 0:
             return False
         self._idle = True
         if wait_ns is not None:
-            self._plan_run(wait_ns)
+            self._schedule_run(wait_ns)
         return True
 
     def _turn(self, broker: Broker) -> None:
-        self._notice_spinning()
+        self._check_busy_loop()
         try:
             broker.turn()
         except Crashed as crash:
@@ -253,14 +256,14 @@ class Host:
         except JournalFailed as failed:
             self.crash(f"journal failed: {failed}")
         else:
-            self._world.checker.turned()
+            self._world.checker.on_turn_end()
             self._turns += 1
-            if self._world.luck.random() < self._world.faults.snapshot:
+            if self._world.rng.random() < self._world.faults.snapshot:
                 self._take_snapshot(broker)
             if self._world.invariants and self._turns % INVARIANTS_TURNS == 0:
                 invariants.check(broker.scheduler)
 
-    def _notice_spinning(self) -> None:
+    def _check_busy_loop(self) -> None:
         now_ns = self._world.timeline.now_ns
         if now_ns != self._turned_ns or self._inbox:
             self._turned_ns, self._turns_at_once = now_ns, 0

@@ -18,7 +18,7 @@ from taskyard.core.ledger import Ledger
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import READY
 from taskyard.core.tasks import Submission, Task
-from taskyard.sim.planting import plant, plant_inside, swapped, swapped_item
+from taskyard.sim.planting import mutation, mutation_for_invariants, patched, patched_item
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _DECIDERS: Final[dict[type, Any]] = scheduler._DECIDERS
 
 
-def _nothing(*_arguments: Any, **_named: Any) -> None:
+def _no_op(*_arguments: Any, **_named: Any) -> None:
     """Do nothing."""
 
 
@@ -41,43 +41,43 @@ def _with_rules(**changed: Any) -> AbstractContextManager[None]:
         )
         sound(self, structs.replace(event, rules=rules))
 
-    return swapped_item(_DECIDERS, RulesSet, rules_set)
+    return patched_item(_DECIDERS, RulesSet, rules_set)
 
 
-@plant
+@mutation
 def hold_ignored() -> Iterator[None]:
     """A held lane is served like any other."""
     with _with_rules(is_held=False):
         yield
 
 
-@plant
+@mutation
 def debounce_ignored() -> Iterator[None]:
     """A lane begins with the first task that it gets."""
     with _with_rules(debounce_ns=0):
         yield
 
 
-@plant
-def last_clause_wins() -> Iterator[None]:
+@mutation
+def last_rule_wins() -> Iterator[None]:
     """Clauses are tried from the end of the file."""
     sound = timers.rules_set
 
     def rules_set(self: Scheduler, event: RulesSet) -> None:
         sound(self, structs.replace(event, rules=event.rules[::-1]))
 
-    with swapped_item(_DECIDERS, RulesSet, rules_set):
+    with patched_item(_DECIDERS, RulesSet, rules_set):
         yield
 
 
-@plant
-def released_for_good() -> Iterator[None]:
+@mutation
+def release_is_permanent() -> Iterator[None]:
     """A held lane that was let go once stays so."""
-    with swapped(Lane, "released", property(lambda lane: 1000 if lane.extras is not None else 0)):
+    with patched(Lane, "released", property(lambda lane: 1000 if lane.extras is not None else 0)):
         yield
 
 
-@plant
+@mutation
 def release_not_restored() -> Iterator[None]:
     """After a restart nobody knows that a held lane was let go."""
     sound = Restorer.finish
@@ -90,60 +90,60 @@ def release_not_restored() -> Iterator[None]:
                     lane.extras.released = 0
         return ledger
 
-    with swapped(Restorer, "finish", finish):
+    with patched(Restorer, "finish", finish):
         yield
 
 
-@plant
-def put_off_and_tried_again() -> Iterator[None]:
+@mutation
+def deferred_task_queued_at_once() -> Iterator[None]:
     """What a lane puts off stands in its queue at once."""
     sound = Lane.add
 
     def add(self: Lane, task: Task, *, front: bool, **_named: bool) -> None:
         sound(self, task, front=front)
 
-    with swapped(Lane, "add", add):
+    with patched(Lane, "add", add):
         yield
 
 
-@plant
-def put_off_for_ever() -> Iterator[None]:
+@mutation
+def deferred_forever() -> Iterator[None]:
     """What a lane puts off waits, though its run is over."""
-    with swapped(Lane, "count_removed", _nothing):
+    with patched(Lane, "count_removed", _no_op):
         yield
 
 
-@plant
-def order_of_age_forgotten() -> Iterator[None]:
+@mutation
+def fifo_order_ignored() -> Iterator[None]:
     """All lanes are random."""
     with _with_rules(is_random=True):
         yield
 
 
-@plant
-def luck_before_priority() -> Iterator[None]:
+@mutation
+def random_before_priority() -> Iterator[None]:
     """In a random lane the lowest priority goes first."""
 
     def draw(self: Lane, count: int, random_bits: int) -> list[Task]:
         drawn = [queue.sample(count, random_bits) for queue in reversed(self.queues)]
         return [task for some in drawn for task in some][:count]
 
-    with swapped(Lane, "draw", draw):
+    with patched(Lane, "draw", draw):
         yield
 
 
-@plant
-def gone_tasks_drawn() -> Iterator[None]:
+@mutation
+def removed_tasks_sampled() -> Iterator[None]:
     """A task that was taken out of the middle of a queue is still found there."""
 
     def valid(_self: agenda.Queue, entries: list[Task], _gone: Any) -> list[Task]:
         return [task for task in entries if task.state is READY]
 
-    with swapped(agenda.Queue, "_valid", valid):
+    with patched(agenda.Queue, "_valid", valid):
         yield
 
 
-@plant
+@mutation
 def reload_forgets_lanes() -> Iterator[None]:
     """When the settings are read again, lanes that wait for a worker are not offered."""
     sound = Service.apply_rules
@@ -155,55 +155,55 @@ def reload_forgets_lanes() -> Iterator[None]:
         for lane_group in self.lane_groups:
             lane_group.rotation.clear()
 
-    with swapped(Service, "run_by", run_by):
+    with patched(Service, "run_by", run_by):
         yield
 
 
-@plant
-def reload_forgets_who_serves() -> Iterator[None]:
+@mutation
+def reload_forgets_lane_workers() -> Iterator[None]:
     """When the settings are read again, those who serve lanes then count for no limit."""
-    with swapped(Ledger, "_count_pairs", _nothing):
+    with patched(Ledger, "_count_pairs", _no_op):
         yield
 
 
-@plant
-def lateness_kept_secret() -> Iterator[None]:
+@mutation
+def late_not_reported() -> Iterator[None]:
     """Nobody says that a task is late."""
     sound = agenda.DueHeap.pop_late
 
     def pop_late(*arguments: Any) -> list[bytes]:
         return sound(*arguments)[:0]
 
-    with swapped(agenda.DueHeap, "pop_late", pop_late):
+    with patched(agenda.DueHeap, "pop_late", pop_late):
         yield
 
 
-@plant
-def lateness_said_again() -> Iterator[None]:
+@mutation
+def late_reported_again() -> Iterator[None]:
     """After a restart late tasks are reported again."""
-    with swapped_item(apply._APPLY, records.ReportedLate, _nothing):
+    with patched_item(apply._APPLY, records.ReportedLate, _no_op):
         yield
 
 
-@plant
+@mutation
 def move_forgotten() -> Iterator[None]:
     """A task that is moved stays where it is."""
-    with swapped_item(apply._APPLY_TO_TASKS, records.Moved, _nothing):
+    with patched_item(apply._APPLY_TO_TASKS, records.Moved, _no_op):
         yield
 
 
-@plant
-def ages_forgotten() -> Iterator[None]:
+@mutation
+def expiry_of_rule_ignored() -> Iterator[None]:
     """The ages that a clause sets are not looked at."""
 
     def with_expiry(_regimes: Any, submission: Submission, _at_ns: int) -> Submission:
         return submission
 
-    with swapped(aging, "with_expiry", with_expiry):
+    with patched(aging, "with_expiry", with_expiry):
         yield
 
 
-@plant_inside
+@mutation_for_invariants
 def suspect_blocks_its_lane() -> Iterator[None]:
     """A busy worker takes nothing of a lane with a task that lost a worker, nor of other lanes."""
     sound = policy.Selection._take
@@ -214,11 +214,11 @@ def suspect_blocks_its_lane() -> Iterator[None]:
         else:
             sound(self, lane)
 
-    with swapped(policy.Selection, "_take", take):
+    with patched(policy.Selection, "_take", take):
         yield
 
 
-@plant_inside
+@mutation_for_invariants
 def wide_task_blocks_its_lane() -> Iterator[None]:
     """A task that takes more slots than a worker has free keeps those behind it from the worker."""
 
@@ -233,26 +233,26 @@ def wide_task_blocks_its_lane() -> Iterator[None]:
             chosen.append(task)
         return chosen, []
 
-    with swapped(policy.Selection, "_first_fit", first_match):
+    with patched(policy.Selection, "_first_fit", first_match):
         yield
 
 
-@plant_inside
-def reservation_kept_in_vain() -> Iterator[None]:
+@mutation_for_invariants
+def reservation_not_released() -> Iterator[None]:
     """A worker stays reserved for a task that another has taken."""
-    with swapped(policy, "review_reservations", _nothing):
+    with patched(policy, "review_reservations", _no_op):
         yield
 
 
-@plant_inside
+@mutation_for_invariants
 def rate_opens_unnoticed() -> Iterator[None]:
     """Tasks that waited for a rate go on waiting when it allows them."""
-    with swapped(timers, "reopen_rates", _nothing):
+    with patched(timers, "reopen_rates", _no_op):
         yield
 
 
-@plant
+@mutation
 def isolation_ignored() -> Iterator[None]:
     """Tasks that lost workers share the next one with any number of their kind."""
-    with swapped(policy, "isolation_room", lambda _isolation, slots: slots):
+    with patched(policy, "isolation_room", lambda _isolation, slots: slots):
         yield

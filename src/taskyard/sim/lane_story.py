@@ -15,7 +15,7 @@ from taskyard.core.events import LaneOptions, Rule
 from taskyard.core.states import TaskState
 
 if TYPE_CHECKING:
-    from taskyard.sim.story import Tale
+    from taskyard.sim.story import TaskModel
 
 READY, LEASED = TaskState.READY, TaskState.LEASED
 
@@ -25,49 +25,49 @@ WAITS: Final = -1
 _Key = tuple[bytes, bytes]
 
 
-class LaneTale(Struct):
+class LaneModel(Struct):
     """One lane, as told so far."""
 
     #: Tasks that may be tried though it is held; what is out counts.
     released: int = 0
     #: Tasks that were put off, and how many have their turn before them at most.
-    later: dict[bytes, Tale] = field(default_factory=dict)
+    next_run: dict[bytes, TaskModel] = field(default_factory=dict)
     run_left: int = 0
     #: When it has gathered tasks for long enough, by the wall clock; 0: it does not gather.
-    begins_ns: int = 0
+    debounce_until_ns: int = 0
 
 
-class LaneStory:
+class LaneModels:
     """All lanes, and the clauses that they are run by."""
 
-    def __init__(self, tasks: dict[bytes, Tale]) -> None:
+    def __init__(self, tasks: dict[bytes, TaskModel]) -> None:
         self._tasks = tasks
-        self.clauses: tuple[Rule, ...] = ()
+        self.rule_list: tuple[Rule, ...] = ()
         self.defaults = LaneOptions()
-        self.lanes: dict[_Key, LaneTale] = {}
+        self.lanes: dict[_Key, LaneModel] = {}
         #: The rules were told in this turn: what came before them in it is not known.
         self.fresh = True
         self._places = 0
 
-    def set_rules(self, clauses: tuple[Rule, ...], defaults: LaneOptions) -> None:
+    def set_rules(self, rule_list: tuple[Rule, ...], defaults: LaneOptions) -> None:
         """Other settings, or another process of the broker, which remembers no gathering."""
-        self.clauses, self.defaults, self.fresh = clauses, defaults, True
+        self.rule_list, self.defaults, self.fresh = rule_list, defaults, True
         for lane in self.lanes.values():
-            lane.begins_ns = 0
+            lane.debounce_until_ns = 0
 
-    def clause(self, key: _Key) -> Rule:
+    def rule(self, key: _Key) -> Rule:
         """The first that fits."""
         path = b"/".join(key).decode("latin-1")
-        for clause in self.clauses:
-            if fnmatchcase(path, clause.match.decode("latin-1")):
-                return clause
+        for rule in self.rule_list:
+            if fnmatchcase(path, rule.match.decode("latin-1")):
+                return rule
         return Rule(b"", b"*", self.defaults)
 
-    def rules(self, tale: Tale) -> LaneOptions:
-        return self.clause(tale.lane_key).rules
+    def rules(self, task_model: TaskModel) -> LaneOptions:
+        return self.rule(task_model.lane_key).rules
 
-    def of(self, key: _Key) -> LaneTale:
-        return self.lanes.setdefault(key, LaneTale())
+    def of(self, key: _Key) -> LaneModel:
+        return self.lanes.setdefault(key, LaneModel())
 
     def count(self, key: _Key, state: TaskState) -> int:
         return sum(one.state is state and one.lane_key == key for one in self._tasks.values())
@@ -76,50 +76,52 @@ class LaneStory:
         self._places += 1
         return self._places
 
-    def came(self, tale: Tale, at_ns: int, *, front: bool, deferred: bool) -> None:
+    def add_ready(self, task_model: TaskModel, at_ns: int, *, front: bool, deferred: bool) -> None:
         """A task is about to be ready: where it stands in its lane."""
-        key = tale.lane_key
+        key = task_model.lane_key
         lane, others = self.of(key), self.count(key, READY)
         if not others and not self.count(key, LEASED):
-            debounce_ns = 0 if self.fresh else self.rules(tale).debounce_ns
-            lane.begins_ns = at_ns + debounce_ns if debounce_ns else 0
-        tried = tale.attempt > 0 and not tale.losses
-        if deferred and tale.lane and tried and others > len(lane.later):
-            lane.run_left = lane.run_left if lane.later else others
-            lane.later[tale.name] = tale
-            tale.place = WAITS
+            debounce_ns = 0 if self.fresh else self.rules(task_model).debounce_ns
+            lane.debounce_until_ns = at_ns + debounce_ns if debounce_ns else 0
+        attempt_ended = task_model.attempt > 0 and not task_model.losses
+        if deferred and task_model.lane and attempt_ended and others > len(lane.next_run):
+            lane.run_left = lane.run_left if lane.next_run else others
+            lane.next_run[task_model.name] = task_model
+            task_model.place = WAITS
         else:
-            tale.place = 0 if front else self.next_place()
+            task_model.place = 0 if front else self.next_place()
 
-    def count_removed(self, tales: list[Tale]) -> None:
+    def count_removed(self, task_models: list[TaskModel]) -> None:
         """Tasks were ready and are no more: runs may be over."""
-        for key in dict.fromkeys(tale.lane_key for tale in tales):
+        for key in dict.fromkeys(task_model.lane_key for task_model in task_models):
             lane = self.of(key)
-            some = [tale for tale in tales if tale.lane_key == key]
-            for tale in some:
-                lane.later.pop(tale.name, None)
+            some = [task_model for task_model in task_models if task_model.lane_key == key]
+            for task_model in some:
+                lane.next_run.pop(task_model.name, None)
             lane.run_left -= len(some)
-            if lane.later and (lane.run_left <= 0 or self.count(key, READY) <= len(lane.later)):
-                waiting, lane.later = lane.later, {}
-                for tale in waiting.values():
-                    tale.place = self.next_place()
+            if lane.next_run and (
+                lane.run_left <= 0 or self.count(key, READY) <= len(lane.next_run)
+            ):
+                waiting, lane.next_run = lane.next_run, {}
+                for task_model in waiting.values():
+                    task_model.place = self.next_place()
 
-    def tried(self, tale: Tale) -> None:
+    def attempt_ended(self, task_model: TaskModel) -> None:
         """A task of a lane is out no more."""
-        lane = self.of(tale.lane_key)
+        lane = self.of(task_model.lane_key)
         lane.released = max(0, lane.released - 1)
 
-    def let_go(self, tales: list[Tale]) -> None:
+    def release(self, task_models: list[TaskModel]) -> None:
         """Ready tasks of held lanes may go."""
-        for key in dict.fromkeys(tale.lane_key for tale in tales):
-            some = [tale for tale in tales if tale.lane_key == key]
+        for key in dict.fromkeys(task_model.lane_key for task_model in task_models):
+            some = [task_model for task_model in task_models if task_model.lane_key == key]
             lane = self.of(key)
             if len(some) < self.count(key, READY):
-                for tale in some:
-                    tale.state = LEASED  # not among those that are left
+                for task_model in some:
+                    task_model.state = LEASED  # not among those that are left
                 self.count_removed(some)
-                for tale in some:
-                    tale.state, tale.place = READY, 0
+                for task_model in some:
+                    task_model.state, task_model.place = READY, 0
             lane.released += len(some)
             self.cap_released([key])
 
@@ -130,16 +132,16 @@ class LaneStory:
             there = self.count(key, READY) + self.count(key, LEASED)
             lane.released = min(lane.released, there)
 
-    def pictured(self) -> dict[_Key, tuple[int, list[bytes]]]:
+    def snapshot(self) -> dict[_Key, tuple[int, list[bytes]]]:
         """What a broker must know of lanes after a restart."""
         return {
-            key: (lane.released, [*lane.later])
+            key: (lane.released, [*lane.next_run])
             for key, lane in sorted(self.lanes.items())
-            if lane.released or lane.later
+            if lane.released or lane.next_run
         }
 
 
-def goes_before(one: Tale, other: Tale, *, is_random: bool) -> bool:
+def goes_before(one: TaskModel, other: TaskModel, *, is_random: bool) -> bool:
     """Higher priority first, then what came back, then by arrival unless the lane is random."""
     if one.terms.priority != other.terms.priority:
         return one.terms.priority > other.terms.priority

@@ -26,27 +26,27 @@ if TYPE_CHECKING:
     from taskyard.sim.plan import Faults
 
 
-class Parcel(Struct, frozen=True):
+class Message(Struct, frozen=True):
     """A message to the broker."""
 
     route: bytes
     frames: tuple[bytes, ...]
     #: What the peer meant, for the checkers.
-    said: tuple[Event, ...] = ()
+    sent_events: tuple[Event, ...] = ()
 
 
 class Receiver(Protocol):
     """A peer, as the network sees it."""
 
-    def take(self, frames: tuple[bytes, ...]) -> None: ...
+    def on_message(self, frames: tuple[bytes, ...]) -> None: ...
 
     def link_broke(self, link: Link) -> None: ...
 
 
-class Inbox(Protocol):
+class BrokerInbox(Protocol):
     """The broker, as the network sees it."""
 
-    def take(self, parcel: Parcel) -> None: ...
+    def on_message(self, incoming: Message) -> None: ...
 
     @property
     def up(self) -> bool: ...
@@ -55,11 +55,11 @@ class Inbox(Protocol):
 class Link:
     """The way between a socket of the broker and one connection of a peer."""
 
-    def __init__(self, peer: Receiver, route: bytes, *, tight: bool) -> None:
+    def __init__(self, peer: Receiver, route: bytes, *, reports_breaks: bool) -> None:
         self.peer = peer
         #: The socket's number, and the id that the socket gave to this connection.
         self.route = route
-        self.tight = tight
+        self.reports_breaks = reports_breaks
         self.open = True
         self.cut_to_broker = False
         self.cut_to_peer = False
@@ -71,12 +71,14 @@ class Link:
 class Network:
     """All links, by their routes."""
 
-    def __init__(self, timeline: Timeline, luck: Random, faults: Faults, broker: Inbox) -> None:
+    def __init__(
+        self, timeline: Timeline, rng: Random, faults: Faults, broker: BrokerInbox
+    ) -> None:
         self._timeline = timeline
-        self._luck = luck
+        self._rng = rng
         self._faults = faults
         self._broker = broker
-        self._waiting: list[tuple[Link, Parcel]] = []
+        self._waiting: list[tuple[Link, Message]] = []
         self._connections = 0
         self.links: dict[bytes, Link] = {}
 
@@ -88,13 +90,15 @@ class Network:
     def after(self, delay_ns: int, action: Callable[[], None]) -> None:
         self._timeline.after(delay_ns, action)
 
-    def connect(self, peer: Receiver, door: int, identity: bytes = b"", *, tight: bool) -> Link:
+    def connect(
+        self, peer: Receiver, listener: int, identity: bytes = b"", *, reports_breaks: bool
+    ) -> Link:
         """A new connection. Who chooses no id gets one as ZeroMQ gives them: a zero byte, and never
         the same."""
         self._connections += 1
         given = b"\0" + self._connections.to_bytes(4, "big")
-        route = bytes([door]) + (identity or given)
-        link = self.links[route] = Link(peer, route, tight=tight)
+        route = bytes([listener]) + (identity or given)
+        link = self.links[route] = Link(peer, route, reports_breaks=reports_breaks)
         return link
 
     def disconnect(self, link: Link) -> None:
@@ -102,15 +106,17 @@ class Network:
         if self.links.get(link.route) is link:
             del self.links[link.route]
 
-    def to_broker(self, link: Link, frames: Sequence[bytes], said: tuple[Event, ...] = ()) -> None:
+    def to_broker(
+        self, link: Link, frames: Sequence[bytes], sent_events: tuple[Event, ...] = ()
+    ) -> None:
         if link.open and not link.cut_to_broker:
-            self._carry(link, Parcel(link.route, tuple(frames), said), 0)
+            self._carry(link, Message(link.route, tuple(frames), sent_events), 0)
 
     def to_peer(self, route: bytes, frames: Sequence[bytes], leaves_ns: int) -> bool:
         """Send a message. False: there is nobody, and that was noticed."""
         link = self.links.get(route)
         if link is None:
-            return self._luck.random() >= self._faults.undeliverable_told
+            return self._rng.random() >= self._faults.undeliverable_reported
         if not link.cut_to_peer:
             self._carry(link, tuple(frames), leaves_ns)
         return True
@@ -118,21 +124,21 @@ class Network:
     def broker_went_down(self) -> None:
         """Every connection breaks; loose links are mended by themselves, tight ones tell."""
         for link in [*self.links.values()]:
-            if link.tight:
+            if link.reports_breaks:
                 link.lost_broker = True
                 self._break(link)
 
     def reset_all(self) -> None:
         """Break every connection while both of its ends go on."""
         for link in [*self.links.values()]:
-            if link.tight:
+            if link.reports_breaks:
                 self._break(link)
 
     def broker_came_up(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for link, parcel in waiting:
+        for link, incoming in waiting:
             if link.open:
-                self._broker.take(parcel)
+                self._broker.on_message(incoming)
 
     def cut(self, route: bytes, *, to_broker: bool, to_peer: bool) -> None:
         """Let nothing pass, one way or both."""
@@ -140,56 +146,56 @@ class Network:
         link.cut_to_broker = link.cut_to_broker or to_broker
         link.cut_to_peer = link.cut_to_peer or to_peer
 
-    def mend(self, route: bytes) -> None:
+    def reconnect(self, route: bytes) -> None:
         """End a cut. A tight link that was cut is broken: something may be lost in between."""
         link = self.links.get(route)
         if link is None or not (link.cut_to_broker or link.cut_to_peer):
             return
         link.cut_to_broker = link.cut_to_peer = False
-        if link.tight:
+        if link.reports_breaks:
             self._break(link)
 
     def heal(self) -> None:
         for route in [*self.links]:
-            self.mend(route)
+            self.reconnect(route)
 
-    def _carry(self, link: Link, message: Parcel | tuple[bytes, ...], leaves_ns: int) -> None:
-        luck, faults = self._luck, self._faults
-        if luck.random() < faults.drop:
-            if link.tight:
+    def _carry(self, link: Link, message: Message | tuple[bytes, ...], leaves_ns: int) -> None:
+        rng, faults = self._rng, self._faults
+        if rng.random() < faults.drop:
+            if link.reports_breaks:
                 self._break(link)
             return
         self._send_one(link, message, leaves_ns)
-        if not link.tight and luck.random() < faults.duplicate:
-            late_ns = luck.randrange(faults.delay_ns_max)
+        if not link.reports_breaks and rng.random() < faults.duplicate:
+            late_ns = rng.randrange(faults.delay_ns_max)
             self._send_one(link, message, self._timeline.now_ns + late_ns)
 
-    def _send_one(self, link: Link, message: Parcel | tuple[bytes, ...], leaves_ns: int) -> None:
-        luck, faults = self._luck, self._faults
-        delay_ns = luck.randrange(faults.latency_ns_max) + 1
-        if luck.random() < faults.delay:
-            delay_ns += luck.randrange(faults.delay_ns_max)
+    def _send_one(self, link: Link, message: Message | tuple[bytes, ...], leaves_ns: int) -> None:
+        rng, faults = self._rng, self._faults
+        delay_ns = rng.randrange(faults.latency_ns_max) + 1
+        if rng.random() < faults.delay:
+            delay_ns += rng.randrange(faults.delay_ns_max)
         arrives_ns = max(self._timeline.now_ns, leaves_ns) + delay_ns
-        way = isinstance(message, Parcel)
-        if link.tight or not faults.reorder:
+        way = isinstance(message, Message)
+        if link.reports_breaks or not faults.reorder:
             arrives_ns = link.last_ns[way] = max(arrives_ns, link.last_ns[way])
         self._timeline.at(arrives_ns, partial(self._arrive, link, message))
 
-    def _arrive(self, link: Link, message: Parcel | tuple[bytes, ...]) -> None:
+    def _arrive(self, link: Link, message: Message | tuple[bytes, ...]) -> None:
         if not link.open:
             return
-        if not isinstance(message, Parcel):
+        if not isinstance(message, Message):
             if not link.cut_to_peer:
-                link.peer.take(message)
+                link.peer.on_message(message)
         elif link.cut_to_broker:
             return
         elif self._broker.up:
-            self._broker.take(message)
-        elif link.tight or self._faults.queued_while_down:
+            self._broker.on_message(message)
+        elif link.reports_breaks or self._faults.queued_while_down:
             self._waiting.append((link, message))
 
     def _break(self, link: Link) -> None:
         link.open = False
         self.disconnect(link)
         broke = partial(link.peer.link_broke, link)
-        self._timeline.after(self._luck.randrange(100_000_000), broke)
+        self._timeline.after(self._rng.randrange(100_000_000), broke)

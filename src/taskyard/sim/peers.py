@@ -11,10 +11,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from taskyard.sim.doors import Door
+from taskyard.sim.doors import Listener
 from taskyard.sim.plan import SECOND_NS
 from taskyard.sim.story import Violation
-from taskyard.sim.tongues import PlainTongue
+from taskyard.sim.tongues import PlainCodec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
     from taskyard.sim.world import World
 
 #: How long somebody waits for the answer to its only request.
-LOCKSTEP_NS: Final = 6 * SECOND_NS
+REPLY_TIMEOUT_NS: Final = 6 * SECOND_NS
 
 
-class Tongue(Protocol):
+class Codec(Protocol):
     """One dialect, as one process of a peer speaks it."""
 
-    def say(self, said: Sequence[Event]) -> list[bytes]: ...
+    def encode(self, sent_events: Sequence[Event]) -> list[bytes]: ...
 
-    def hear(self, frames: Sequence[bytes]) -> Sequence[Effect]: ...
+    def decode(self, frames: Sequence[bytes]) -> Sequence[Effect]: ...
 
 
 class Peer:
     """A process behind a link."""
 
-    tight = False
-    door = Door.NATIVE
+    reports_breaks = False
+    listener = Listener.NATIVE
 
     def __init__(self, world: World, name: bytes) -> None:
         self.world = world
         self.name = name
-        self.luck = world.luck
+        self.rng = world.rng
         self.alive = False
         self.hung = False
         #: Rises with each process; what a former one had planned is void.
@@ -60,7 +60,7 @@ class Peer:
         self.alive, self.hung = True, False
         self.process += 1
         self._backlog = []
-        self.learn()
+        self.make_codec()
         self.connect()
         self.world.trace("starts", self.name)
         self.begin()
@@ -71,7 +71,9 @@ class Peer:
             self._link.open = False
             self.world.network.disconnect(self._link)
         identity = self.identity()
-        self._link = self.world.network.connect(self, self.door, identity, tight=self.tight)
+        self._link = self.world.network.connect(
+            self, self.listener, identity, reports_breaks=self.reports_breaks
+        )
 
     def identity(self) -> bytes:
         """The id that it chooses for its connection; empty: the broker's socket gives it one."""
@@ -93,9 +95,9 @@ class Peer:
         if self.alive and not self.hung:
             self.world.trace("hangs", self.name)
             self.hung = True
-            self.world.timeline.after(for_ns, partial(self._go_on, self.process))
+            self.world.timeline.after(for_ns, partial(self._resume, self.process))
 
-    def _go_on(self, process: int) -> None:
+    def _resume(self, process: int) -> None:
         if process != self.process or not self.hung:
             return
         self.hung = False
@@ -104,24 +106,24 @@ class Peer:
         for action in backlog:
             self._do(process, action)
 
-    def take(self, frames: tuple[bytes, ...]) -> None:
+    def on_message(self, frames: tuple[bytes, ...]) -> None:
         """Something arrives from the broker."""
         if self.alive:
-            self._do(self.process, partial(self._hear, frames))
+            self._do(self.process, partial(self._on_frames, frames))
 
-    def _hear(self, frames: tuple[bytes, ...]) -> None:
-        for effect in self.tongue.hear(frames):
+    def _on_frames(self, frames: tuple[bytes, ...]) -> None:
+        for effect in self.codec.decode(frames):
             self.world.trace("hears", effect)
             self.on(effect)
 
-    def send(self, *said: Event) -> None:
+    def send(self, *sent_events: Event) -> None:
         """Say this, in one message."""
-        self.transmit(self.tongue.say(said), said)
+        self.transmit(self.codec.encode(sent_events), sent_events)
 
-    def transmit(self, frames: Sequence[bytes], said: tuple[Event, ...]) -> None:
-        self.world.trace("says", said[-1], frames)
+    def transmit(self, frames: Sequence[bytes], sent_events: tuple[Event, ...]) -> None:
+        self.world.trace("says", sent_events[-1], frames)
         if self._link is not None:
-            self.world.network.to_broker(self._link, frames, said)
+            self.world.network.to_broker(self._link, frames, sent_events)
 
     def after(self, delay_ns: int, action: Callable[[], None]) -> None:
         """Plan something for this process."""
@@ -137,29 +139,29 @@ class Peer:
 
     def link_broke(self, link: Link) -> None:
         if self.alive and link is self._link:
-            again = self.go_on if link.lost_broker else self.reconnect
+            again = self.reconnect_silently if link.lost_broker else self.reconnect
             self._do(self.process, again)
 
     def reconnect(self) -> None:
         self.connect()
 
-    def go_on(self) -> None:
+    def reconnect_silently(self) -> None:
         """Connect again after the broker went down."""
         self.reconnect()
 
     @property
-    def is_well(self) -> bool:
+    def healthy(self) -> bool:
         """Whatever it says now arrives and is answered."""
         return self.world.revived and self._link is not None and self._link.open
 
     def chance(self, probability: float) -> bool:
-        return probability > 0 and self.luck.random() < probability
+        return probability > 0 and self.rng.random() < probability
 
     # For each kind of peer.
 
-    tongue: Tongue
+    codec: Codec
 
-    def learn(self) -> None:
+    def make_codec(self) -> None:
         """Begin to speak, as a new process that remembers nothing."""
         raise NotImplementedError
 
@@ -170,46 +172,46 @@ class Peer:
         raise NotImplementedError
 
 
-class Lockstep(Peer):
+class RequestReplyPeer(Peer):
     """One request, one answer, in turns: a REQ socket. What is not answered for long is lost, and a
     new connection is made."""
 
-    tight = True
+    reports_breaks = True
 
     def __init__(self, world: World, name: bytes, *more: Any) -> None:  # noqa: ANN401 - as below
         super().__init__(world, name, *more)
-        self.tongue: PlainTongue
+        self.codec: PlainCodec
         #: Rises with each request and each answer.
         self.asked = 0
         #: What it will say when it is answered.
-        self.line: list[Event] = []
+        self.queue: list[Event] = []
 
-    def learn(self) -> None:
-        self.tongue = PlainTongue()
+    def make_codec(self) -> None:
+        self.codec = PlainCodec()
 
     def connect(self) -> None:
         super().connect()
-        self.tongue.forget()
-        self.line = []
+        self.codec.forget()
+        self.queue = []
 
-    def send(self, *said: Event) -> None:
-        if self.tongue.waits:
-            self.line.append(said[-1])
+    def send(self, *sent_events: Event) -> None:
+        if self.codec.is_waiting:
+            self.queue.append(sent_events[-1])
             return
         self.asked += 1
-        super().send(*said)
-        no_answer = partial(self._no_answer, self.asked, is_well=self.is_well)
-        self.after(LOCKSTEP_NS, no_answer)
+        super().send(*sent_events)
+        no_answer = partial(self._no_answer, self.asked, healthy=self.healthy)
+        self.after(REPLY_TIMEOUT_NS, no_answer)
 
-    def _hear(self, frames: tuple[bytes, ...]) -> None:
+    def _on_frames(self, frames: tuple[bytes, ...]) -> None:
         self.asked += 1
-        super()._hear(frames)
-        if self.alive and self.line and not self.tongue.waits:
-            self.send(self.line.pop(0))
+        super()._on_frames(frames)
+        if self.alive and self.queue and not self.codec.is_waiting:
+            self.send(self.queue.pop(0))
 
-    def _no_answer(self, asked: int, *, is_well: bool) -> None:
+    def _no_answer(self, asked: int, *, healthy: bool) -> None:
         if asked != self.asked:
             return
-        if is_well and self.world.is_calm:
+        if healthy and self.world.is_calm:
             raise Violation("unanswered", f"{self.name!r} waits for an answer")
         self.reconnect()

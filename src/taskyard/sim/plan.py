@@ -40,7 +40,7 @@ class Faults(Struct):
     #: A peer's link is cut, one way or both, for a while: a second of the run.
     partition: float = 0.0
     #: What is sent to a dead peer is reported as undeliverable, else silently lost.
-    undeliverable_told: float = 0.5
+    undeliverable_reported: float = 0.5
     #: What is sent to a dead broker waits in the sender's socket, else it is lost.
     queued_while_down: bool = False
 
@@ -76,8 +76,8 @@ class Faults(Struct):
 
     # What workers make of a task.
     fails: float = 0.0
-    deaf: float = 0.0  #: a worker goes on with what it was told to stop
-    strange: float = 0.0  #: any outcome but DONE and FAILED
+    ignores_message: float = 0.0  #: a worker goes on with what it was told to stop
+    unusual_outcome: float = 0.0  #: any outcome but DONE and FAILED
     transfers: float = 0.0
     batches: float = 0.0  #: keeps a report back, to tell several at once
     repeats: float = 0.0  #: reports all that it was last assigned, whatever became of it
@@ -110,7 +110,7 @@ class Size(Struct):
     work_ns_max: int
 
 
-class Wants(Struct):
+class TaskOdds(Struct):
     """How likely a task, or a batch, has some feature."""
 
     lane: float
@@ -140,7 +140,7 @@ class Plan(Struct):
 
     seed: int
     size: Size
-    wants: Wants
+    odds: TaskOdds
     faults: Faults
     services: tuple[bytes, ...]
     #: How lanes are run at first.
@@ -150,15 +150,15 @@ class Plan(Struct):
     def lines(self) -> list[str]:
         """The drawn numbers, for people."""
         lines = [f"seed {self.seed}"]
-        for part in (self.size, self.wants, self.faults):
+        for part in (self.size, self.odds, self.faults):
             drawn = [f"{name} {value}" for name, value in structs.asdict(part).items() if value]
             lines.append(f"{type(part).__name__.lower()}: " + ", ".join(drawn))
         lines.append(f"rules: {self.clauses}, broker {self.broker_workers_max}")
         return lines
 
 
-def chance(luck: Random, probability: float) -> bool:
-    return luck.random() < probability
+def chance(rng: Random, probability: float) -> bool:
+    return rng.random() < probability
 
 
 CLIENT_KINDS: Final = ("plain", "ping", "round-robin")
@@ -170,47 +170,47 @@ WORKER_KINDS: Final = (*FOREIGN_KINDS, *SHIPPED_KINDS)
 
 def draw(seed: int, kinds: Sequence[str] = WORKER_KINDS) -> Plan:
     """The plan of a seed, with workers of these kinds."""
-    luck = Random(seed)
-    size = _draw_size(luck, kinds)
+    rng = Random(seed)
+    size = _draw_size(rng, kinds)
     # Plain dwork and ping-pong know no other than the first.
     services = (b"default", *(b"s%d" % number for number in range(1, size.services)))
-    limited = chance(luck, 0.5)
+    limited = chance(rng, 0.5)
     return Plan(
         seed=seed,
         size=size,
-        wants=_draw_wants(luck),
-        faults=_draw_faults(luck),
+        odds=_draw_wants(rng),
+        faults=_draw_faults(rng),
         services=services,
-        clauses=draw_clauses(luck, services, limited=limited),
-        broker_workers_max=luck.choice((0, 0, 0, 1, 3)) if limited else 0,
+        clauses=draw_rules_of_services(rng, services, limited=limited),
+        broker_workers_max=rng.choice((0, 0, 0, 1, 3)) if limited else 0,
     )
 
 
-def _draw_size(luck: Random, kinds: Sequence[str]) -> Size:
-    drawn = luck.sample(kinds, min(len(kinds), luck.choice((1, 1, 2, 3, 5))))
-    heartbeat_ns = luck.choice((500, 1000)) * MILLISECOND_NS
+def _draw_size(rng: Random, kinds: Sequence[str]) -> Size:
+    drawn = rng.sample(kinds, min(len(kinds), rng.choice((1, 1, 2, 3, 5))))
+    heartbeat_ns = rng.choice((500, 1000)) * MILLISECOND_NS
     return Size(
-        clients=luck.choice((1, 1, 2, 3)),
-        other_clients=tuple(kind for kind in CLIENT_KINDS if chance(luck, 0.25)),
-        services=luck.choice((1, 1, 2, 3)),
-        lanes=luck.choice((1, 2, 4)),
-        campaigns=luck.choice((1, 2)),
-        tasks=luck.choice((6, 12, 20, 30)),
-        batch=luck.choice((1, 3, 6, 10)),
-        workers=tuple(luck.choice(drawn) for _ in range(luck.choice((1, 2, 3, 4)))),
-        slots=luck.choice((1, 2, 4)),
-        faulty_ns=luck.choice((4, 8, 12)) * SECOND_NS,
+        clients=rng.choice((1, 1, 2, 3)),
+        other_clients=tuple(kind for kind in CLIENT_KINDS if chance(rng, 0.25)),
+        services=rng.choice((1, 1, 2, 3)),
+        lanes=rng.choice((1, 2, 4)),
+        campaigns=rng.choice((1, 2)),
+        tasks=rng.choice((6, 12, 20, 30)),
+        batch=rng.choice((1, 3, 6, 10)),
+        workers=tuple(rng.choice(drawn) for _ in range(rng.choice((1, 2, 3, 4)))),
+        slots=rng.choice((1, 2, 4)),
+        faulty_ns=rng.choice((4, 8, 12)) * SECOND_NS,
         heartbeat_ns=heartbeat_ns,
-        silence_ns=heartbeat_ns * luck.choice((3, 4)),
-        work_ns_max=luck.choice((20, 200, 1000, 5000, 5000)) * MILLISECOND_NS,
+        silence_ns=heartbeat_ns * rng.choice((3, 4)),
+        work_ns_max=rng.choice((20, 200, 1000, 5000, 5000)) * MILLISECOND_NS,
     )
 
 
-def _draw_wants(luck: Random) -> Wants:
+def _draw_wants(rng: Random) -> TaskOdds:
     def some(*values: float) -> float:
-        return luck.choice(values) if chance(luck, 0.5) else 0.0
+        return rng.choice(values) if chance(rng, 0.5) else 0.0
 
-    return Wants(
+    return TaskOdds(
         lane=some(0.3, 0.7, 1.0),
         after=some(0.2, 0.5),
         after_ahead=some(0.5),
@@ -220,7 +220,7 @@ def _draw_wants(luck: Random) -> Wants:
         expires=some(0.2, 0.5),
         priority=some(0.3, 0.6),
         retries=some(0.5, 1.0),
-        has_wide_tasks=some(0.2) if chance(luck, 0.5) else 0.0,
+        has_wide_tasks=some(0.2) if chance(rng, 0.5) else 0.0,
         lease=some(0.3),
         poison=some(0.05, 0.2),
         repeat=some(0.3),
@@ -229,7 +229,7 @@ def _draw_wants(luck: Random) -> Wants:
         pause=some(0.2),
         move=some(0.2),
         watch=some(0.3, 0.6),
-        drain=some(0.1) if chance(luck, 0.5) else 0.0,
+        drain=some(0.1) if chance(rng, 0.5) else 0.0,
         ask=some(0.5, 1.0),
     )
 
@@ -238,106 +238,114 @@ def _draw_wants(luck: Random) -> Wants:
 PATTERNS: Final = (b"*/l0", b"*/l[12]", b"default/l?", b"s1/*", b"default/")
 
 
-def draw_clauses(luck: Random, services: Sequence[bytes], *, limited: bool) -> tuple[Rule, ...]:
+def draw_rules_of_services(
+    rng: Random, services: Sequence[bytes], *, limited: bool
+) -> tuple[Rule, ...]:
     """One for each service, and before them now and then one by another pattern."""
-    odd = luck.sample(PATTERNS, luck.choice((0, 0, 1, 2)))
+    odd = rng.sample(PATTERNS, rng.choice((0, 0, 1, 2)))
     matches = {
         **{b"odd " + match: match for match in odd},
         **{one: one + b"/*" for one in services},
     }
-    special = chance(luck, 0.3)
+    special = chance(rng, 0.3)
     return tuple(
-        Rule(name, match, _draw_special(luck, draw_rules(luck, limited=limited), special=special))
+        Rule(
+            name,
+            match,
+            _draw_special(rng, draw_lane_options(rng, limited=limited), special=special),
+        )
         for name, match in matches.items()
     )
 
 
-def _draw_special(luck: Random, rules: LaneOptions, *, special: bool) -> LaneOptions:
+def _draw_special(rng: Random, rules: LaneOptions, *, special: bool) -> LaneOptions:
     """The rules, with what few lanes have."""
     if not special:
         return rules
     return structs.replace(
         rules,
-        is_random=chance(luck, 0.5),
-        is_held=chance(luck, 0.3),
-        debounce_ns=luck.choice((0, 0, 200, 1500)) * MILLISECOND_NS,
-        expiry_ns=luck.choice((0, 0, 6)) * SECOND_NS,
-        expiry_hard_ns=luck.choice((0, 0, 0, 8)) * SECOND_NS,
-        report_after_ns=luck.choice((0, 2)) * SECOND_NS,
+        is_random=chance(rng, 0.5),
+        is_held=chance(rng, 0.3),
+        debounce_ns=rng.choice((0, 0, 200, 1500)) * MILLISECOND_NS,
+        expiry_ns=rng.choice((0, 0, 6)) * SECOND_NS,
+        expiry_hard_ns=rng.choice((0, 0, 0, 8)) * SECOND_NS,
+        report_after_ns=rng.choice((0, 2)) * SECOND_NS,
     )
 
 
-def draw_rules(luck: Random, *, limited: bool) -> LaneOptions:
-    retries = (SECOND_NS // 5, SECOND_NS)[: luck.choice((0, 1, 2))]
-    jitter = luck.choice((0, 0, 20))
+def draw_lane_options(rng: Random, *, limited: bool) -> LaneOptions:
+    retries = (SECOND_NS // 5, SECOND_NS)[: rng.choice((0, 1, 2))]
+    jitter = rng.choice((0, 0, 20))
     if not limited:
         return LaneOptions(retry_delays_ns=retries, jitter_percent=jitter)
     return LaneOptions(
-        workers_max=luck.choice((0, 1, 2)),
-        lane_workers_max=luck.choice((1, 1, 2)),
-        overfeed=luck.choice((0, 0, 1)),
-        rate_interval_ns=luck.choice((0, 0, 40, 250)) * MILLISECOND_NS,
+        workers_max=rng.choice((0, 1, 2)),
+        lane_workers_max=rng.choice((1, 1, 2)),
+        overfeed=rng.choice((0, 0, 1)),
+        rate_interval_ns=rng.choice((0, 0, 40, 250)) * MILLISECOND_NS,
         retry_delays_ns=retries,
         jitter_percent=jitter,
     )
 
 
-def _draw_faults(luck: Random) -> Faults:
-    faults = Faults(deaf=luck.choice((0.0, 0.5, 1.0)), batches=luck.choice((0.0, 0.5, 0.9)))
+def _draw_faults(rng: Random) -> Faults:
+    faults = Faults(
+        ignores_message=rng.choice((0.0, 0.5, 1.0)), batches=rng.choice((0.0, 0.5, 0.9))
+    )
     for draw_some in (_network_faults, _disk_faults, _crashes, _mishaps):
-        if chance(luck, 0.7):
-            draw_some(luck, faults)
+        if chance(rng, 0.7):
+            draw_some(rng, faults)
     return faults
 
 
-def _some(luck: Random, *values: float) -> float:
-    return luck.choice(values) if chance(luck, 0.5) else 0.0
+def _random_share(rng: Random, *values: float) -> float:
+    return rng.choice(values) if chance(rng, 0.5) else 0.0
 
 
-def _network_faults(luck: Random, faults: Faults) -> None:
-    faults.drop = _some(luck, 0.02, 0.1)
-    faults.duplicate = _some(luck, 0.1, 0.3)
-    faults.reorder = chance(luck, 0.5)
-    faults.delay = _some(luck, 0.05, 0.2)
-    faults.delay_ns_max = luck.choice((500, 2000, 4000)) * MILLISECOND_NS
-    faults.latency_ns_max = luck.choice((1, 5, 50)) * MILLISECOND_NS
-    faults.partition = _some(luck, 0.1, 0.4)
-    faults.undeliverable_told = luck.choice((0.0, 0.5, 1.0))
-    faults.queued_while_down = chance(luck, 0.5)
+def _network_faults(rng: Random, faults: Faults) -> None:
+    faults.drop = _random_share(rng, 0.02, 0.1)
+    faults.duplicate = _random_share(rng, 0.1, 0.3)
+    faults.reorder = chance(rng, 0.5)
+    faults.delay = _random_share(rng, 0.05, 0.2)
+    faults.delay_ns_max = rng.choice((500, 2000, 4000)) * MILLISECOND_NS
+    faults.latency_ns_max = rng.choice((1, 5, 50)) * MILLISECOND_NS
+    faults.partition = _random_share(rng, 0.1, 0.4)
+    faults.undeliverable_reported = rng.choice((0.0, 0.5, 1.0))
+    faults.queued_while_down = chance(rng, 0.5)
 
 
-def _disk_faults(luck: Random, faults: Faults) -> None:
-    faults.crash_before_commit = _some(luck, 0.01, 0.03)
-    faults.crash_in_commit = _some(luck, 0.01, 0.03)
-    faults.commit_fails = _some(luck, 0.02, 0.05)
-    faults.disk_slow = _some(luck, 0.05, 0.5)
-    faults.disk_slow_ns_max = luck.choice((10, 300)) * MILLISECOND_NS
-    faults.witness_synced = luck.choice((0.0, 0.5, 1.0))
-    faults.snapshot = _some(luck, 0.05, 0.2)
-    faults.trim = luck.choice((0.0, 0.5))
-    faults.archive = luck.choice((0.0, 0.5, 1.0))
-    faults.power_cut = luck.choice((0.0, 0.5))
-    faults.damage = luck.choice((0.0, 1.0))
-    faults.disk_full = _some(luck, 0.2, 0.5)
+def _disk_faults(rng: Random, faults: Faults) -> None:
+    faults.crash_before_commit = _random_share(rng, 0.01, 0.03)
+    faults.crash_in_commit = _random_share(rng, 0.01, 0.03)
+    faults.commit_fails = _random_share(rng, 0.02, 0.05)
+    faults.disk_slow = _random_share(rng, 0.05, 0.5)
+    faults.disk_slow_ns_max = rng.choice((10, 300)) * MILLISECOND_NS
+    faults.witness_synced = rng.choice((0.0, 0.5, 1.0))
+    faults.snapshot = _random_share(rng, 0.05, 0.2)
+    faults.trim = rng.choice((0.0, 0.5))
+    faults.archive = rng.choice((0.0, 0.5, 1.0))
+    faults.power_cut = rng.choice((0.0, 0.5))
+    faults.damage = rng.choice((0.0, 1.0))
+    faults.disk_full = _random_share(rng, 0.2, 0.5)
 
 
-def _crashes(luck: Random, faults: Faults) -> None:
-    faults.crash_between_sends = _some(luck, 0.01, 0.03)
-    faults.crash_broker = _some(luck, 0.1, 0.4)
-    faults.crash_worker = _some(luck, 0.05, 0.2)
-    faults.crash_client = _some(luck, 0.1)
-    faults.hang_worker = luck.choice((0.0, 0.2, 0.5))
-    faults.stop_worker = _some(luck, 0.05)
-    faults.restart_ns_max = luck.choice((100, 1000, 6000)) * MILLISECOND_NS
+def _crashes(rng: Random, faults: Faults) -> None:
+    faults.crash_between_sends = _random_share(rng, 0.01, 0.03)
+    faults.crash_broker = _random_share(rng, 0.1, 0.4)
+    faults.crash_worker = _random_share(rng, 0.05, 0.2)
+    faults.crash_client = _random_share(rng, 0.1)
+    faults.hang_worker = rng.choice((0.0, 0.2, 0.5))
+    faults.stop_worker = _random_share(rng, 0.05)
+    faults.restart_ns_max = rng.choice((100, 1000, 6000)) * MILLISECOND_NS
 
 
-def _mishaps(luck: Random, faults: Faults) -> None:
-    faults.clock_jump = _some(luck, 0.1, 0.3)
-    faults.clock_jump_ns_max = luck.choice((1, 10, 3600)) * SECOND_NS
-    faults.fails = _some(luck, 0.2, 0.5)
-    faults.strange = _some(luck, 0.2, 0.5)
-    faults.repeats = _some(luck, 0.2)
-    faults.transfers = _some(luck, 0.1, 0.2)
-    faults.progress = _some(luck, 0.3)
-    faults.facts_change = _some(luck, 0.1)
-    faults.rules_change = _some(luck, 0.1, 0.3)
+def _mishaps(rng: Random, faults: Faults) -> None:
+    faults.clock_jump = _random_share(rng, 0.1, 0.3)
+    faults.clock_jump_ns_max = rng.choice((1, 10, 3600)) * SECOND_NS
+    faults.fails = _random_share(rng, 0.2, 0.5)
+    faults.unusual_outcome = _random_share(rng, 0.2, 0.5)
+    faults.repeats = _random_share(rng, 0.2)
+    faults.transfers = _random_share(rng, 0.1, 0.2)
+    faults.progress = _random_share(rng, 0.3)
+    faults.facts_change = _random_share(rng, 0.1)
+    faults.rules_change = _random_share(rng, 0.1, 0.3)

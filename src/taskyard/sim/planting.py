@@ -5,48 +5,48 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, TypeAlias
 
-Planted: TypeAlias = Callable[[], AbstractContextManager[None]]
+Mutation: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 #: Every planted bug by name.
-BUGS: Final[dict[str, Planted]] = {}
+MUTATIONS: Final[dict[str, Mutation]] = {}
 
 
 #: Those that the invariants of the core find, because they break no promise in the journal.
-BY_INVARIANTS: Final[list[Planted]] = []
+INVARIANT_MUTATIONS: Final[list[Mutation]] = []
 
 
 #: The workers to hunt with, where only these can have the bug.
-KINDS_OF: Final[dict[Planted, tuple[str, ...]]] = {}
+WORKER_KINDS_OF: Final[dict[Mutation, tuple[str, ...]]] = {}
 
 
-def plant(function: Callable[[], Iterator[None]]) -> Planted:
-    planted = BUGS[function.__name__] = contextmanager(function)
+def mutation(function: Callable[[], Iterator[None]]) -> Mutation:
+    planted = MUTATIONS[function.__name__] = contextmanager(function)
     return planted
 
 
-def plant_inside(function: Callable[[], Iterator[None]]) -> Planted:
+def mutation_for_invariants(function: Callable[[], Iterator[None]]) -> Mutation:
     """Plant a bug that the invariants must find."""
-    planted = plant(function)
-    BY_INVARIANTS.append(planted)
+    planted = mutation(function)
+    INVARIANT_MUTATIONS.append(planted)
     return planted
 
 
-def plant_in(*kinds: str) -> Callable[[Callable[[], Iterator[None]]], Planted]:
+def mutation_for_kinds(*kinds: str) -> Callable[[Callable[[], Iterator[None]]], Mutation]:
     """Plant a bug that only workers of these kinds can have."""
 
-    def planted_in(function: Callable[[], Iterator[None]]) -> Planted:
-        planted = plant(function)
-        KINDS_OF[planted] = kinds
+    def planted_in(function: Callable[[], Iterator[None]]) -> Mutation:
+        planted = mutation(function)
+        WORKER_KINDS_OF[planted] = kinds
         return planted
 
     return planted_in
 
 
 @contextmanager
-def swapped(owner: Any, name: str, broken: Any) -> Iterator[None]:
+def patched(owner: Any, name: str, replacement: Any) -> Iterator[None]:
     """Another attribute for a while; of a module or a class."""
     sound = vars(owner)[name]
-    setattr(owner, name, broken)
+    setattr(owner, name, replacement)
     try:
         yield
     finally:
@@ -54,10 +54,10 @@ def swapped(owner: Any, name: str, broken: Any) -> Iterator[None]:
 
 
 @contextmanager
-def swapped_item(table: dict[Any, Any], key: Any, broken: Any) -> Iterator[None]:
+def patched_item(table: dict[Any, Any], key: Any, replacement: Any) -> Iterator[None]:
     """Another entry of a table for a while."""
     sound = table[key]
-    table[key] = broken
+    table[key] = replacement
     try:
         yield
     finally:

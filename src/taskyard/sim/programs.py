@@ -26,8 +26,8 @@ from taskyard.sim.plan import (
     TRUNCATED,
 )
 from taskyard.sim.story import Violation
-from taskyard.worker.agents_rules import Rulebook
-from taskyard.worker.jobs import Done, Job
+from taskyard.worker.agents_rules import AgentRules
+from taskyard.worker.jobs import Job, JobResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,14 +57,14 @@ class ProcessClock:
         return self._timeline.now_ns + WALL_START_NS
 
 
-class Program:
+class SimProcess:
     """A process that runs one loop. `build`, `turn` and `wake_at_ns` are each program's own."""
 
     def __init__(self, world: World, name: bytes) -> None:
         self.world = world
         self.name = name
-        self.luck = world.luck
-        self.clock = ProcessClock(world.timeline, world.luck.randrange(1 << 40))
+        self.rng = world.rng
+        self.clock = ProcessClock(world.timeline, world.rng.randrange(1 << 40))
         self.alive = self.hung = False
         #: Rises with each process.
         self.process = 0
@@ -102,7 +102,7 @@ class Program:
         self.start_later()
 
     def start_later(self) -> None:
-        delay_ns = 1 + self.luck.randrange(self.world.faults.restart_ns_max)
+        delay_ns = 1 + self.rng.randrange(self.world.faults.restart_ns_max)
         self.world.timeline.after(delay_ns, self.start)
 
     def hang(self, for_ns: int) -> None:
@@ -110,9 +110,9 @@ class Program:
         if self.alive and not self.hung:
             self.world.trace("is stopped", self.name)
             self.hung = True
-            self.world.timeline.after(for_ns, partial(self._go_on, self.process))
+            self.world.timeline.after(for_ns, partial(self._resume, self.process))
 
-    def _go_on(self, process: int) -> None:
+    def _resume(self, process: int) -> None:
         if process == self.process and self.hung:
             self.world.trace("goes on", self.name)
             self.hung = False
@@ -145,12 +145,12 @@ class Program:
         wake_at_ns = self.wake_at_ns()
         if wake_at_ns is not None:
             wait_ns = max(0, wake_at_ns - self.clock.monotonic_ns())
-            self._notice_spinning(wait_ns)
+            self._check_busy_loop(wait_ns)
             # A real poller rounds up; one that waits for nothing takes a while all the same.
             self._plan(self.world.timeline.now_ns + max(-(-wait_ns // TICK_NS), 1) * TICK_NS)
         self._has_arrived = False
 
-    def _notice_spinning(self, wait_ns: int) -> None:
+    def _check_busy_loop(self, wait_ns: int) -> None:
         self._turns_at_once = 0 if wait_ns or self._has_arrived else self._turns_at_once + 1
         if self._turns_at_once > TURNS_AT_ONCE_MAX:
             raise Violation("spinning", f"{self.name!r} turns again and again, and nothing happens")
@@ -172,44 +172,44 @@ class Program:
         raise NotImplementedError
 
 
-class SimHands:
+class SimRunner:
     """Hands that pretend to work. Keep the `Hands` of every loop, and the native one's `Host`."""
 
-    trouble = b""
+    agent_error = b""
     malformed = 0
 
     def __init__(
         self,
-        program: Worker,
+        program: ProductWorker,
         slots: int,
         outcomes: Sequence[Outcome],
         *,
-        says_attempts: bool = True,
+        sends_attempts: bool = True,
     ) -> None:
         self._program = program
         self._world = program.world
         self._slots = slots
         #: What may come of a task beside DONE and FAILED.
         self._outcomes = outcomes
-        self._says_attempts = says_attempts
+        self._sends_attempts = sends_attempts
         #: Waiting for a slot, and running until a time, by their keys.
         self._waiting: dict[tuple[bytes, int], Job] = {}
         self._running: dict[tuple[bytes, int], tuple[Job, int]] = {}
         #: Attempts that this process ever started.
         self._seen: dict[tuple[bytes, int], None] = {}
-        self._rules = Rulebook()
+        self._rules = AgentRules()
         #: Told what a task prints.
-        self.tell: Callable[[Job, Result], None] | None = None
+        self.on_output: Callable[[Job, Result], None] | None = None
 
     def start(self, job: Job) -> None:
         if job.key in self._seen:
             raise Violation("hands", f"{self._program.name!r} begins {job.key} a second time")
         self._seen[job.key] = None
         self._program.served_ns = self._world.timeline.now_ns
-        if self._says_attempts:
+        if self._sends_attempts:
             names, attempts = [job.name], [job.attempt]
             worker = self._program.core_name()
-            self._world.checker.assigned(effects.Assign(worker, names, attempts, [], [], [], 0))
+            self._world.checker.on_assigned(effects.Assign(worker, names, attempts, [], [], [], 0))
         self._waiting[job.key] = job
         self._fill()
 
@@ -219,15 +219,15 @@ class SimHands:
             key = next(iter(self._waiting))
             job = self._waiting.pop(key)
             self._running[key] = job, now_ns + self._work_ns()
-            if self.tell is not None and self._chance(self._world.faults.progress):
-                self.tell(job, Result(b"half of " + job.name))
+            if self.on_output is not None and self._chance(self._world.faults.progress):
+                self.on_output(job, Result(b"half of " + job.name))
 
     def _work_ns(self) -> int:
         world = self._world
         most_ns = 20 * MILLISECOND_NS if world.healed else world.plan.size.work_ns_max
         if world.is_last_round:
             most_ns = SECOND_NS // 4
-        return world.luck.randrange(most_ns) + 1
+        return world.rng.randrange(most_ns) + 1
 
     def stop(self, name: bytes, attempt: int) -> None:
         self._waiting.pop((name, attempt), None)
@@ -237,9 +237,9 @@ class SimHands:
         del name, attempt
         return None
 
-    def turn(self) -> list[Done]:
+    def turn(self) -> list[JobResult]:
         now_ns = self._program.clock.monotonic_ns()
-        done: list[Done] = []
+        done: list[JobResult] = []
         for key, (job, ends_ns) in [*self._running.items()]:
             if ends_ns > now_ns:
                 continue
@@ -253,20 +253,20 @@ class SimHands:
         self._fill()
         return done
 
-    def _done(self, job: Job, task: bytes) -> Done:
+    def _done(self, job: Job, task: bytes) -> JobResult:
         outcome = self._outcome()
         text = task + BY + self._program.name
-        done = Done(job, outcome, text)
+        done = JobResult(job, outcome, text)
         if outcome is Outcome.RETRY_AT:
-            done.retry_at_ns = self._world.clock.wall_ns() + self._world.luck.randrange(SECOND_NS)
+            done.retry_at_ns = self._world.clock.wall_ns() + self._world.rng.randrange(SECOND_NS)
         if outcome is Outcome.REFUSED:
-            done.is_well = self._chance(0.5)
-        if self._says_attempts:
+            done.healthy = self._chance(0.5)
+        if self._sends_attempts:
             runs = measured([job.name], [job.attempt], self._world.clock.wall_ns())
             done.run = None if runs is None else runs.at(0)
         # A job's client would be answered with an error.
         is_cut = crc32(task) % 4 == 0 and not task.startswith(NAMED_BY_BROKER)
-        if outcome is Outcome.DONE and is_cut and self._program.cuts_results:
+        if outcome is Outcome.DONE and is_cut and self._program.truncates_results:
             done.text, done.result_bytes_total = TRUNCATED + text, RESULT_BYTES
         return done
 
@@ -274,12 +274,12 @@ class SimHands:
         faults = self._world.faults
         if self._chance(faults.fails):
             return Outcome.FAILED
-        if self._outcomes and self._chance(faults.strange):
-            return self._world.luck.choice(self._outcomes)
+        if self._outcomes and self._chance(faults.unusual_outcome):
+            return self._world.rng.choice(self._outcomes)
         return Outcome.DONE
 
     def _chance(self, probability: float) -> bool:
-        return probability > 0 and self._world.luck.random() < probability
+        return probability > 0 and self._world.rng.random() < probability
 
     def unstarted(self) -> list[Job]:
         taken, self._waiting = [*self._waiting.values()], {}
@@ -300,22 +300,22 @@ class SimHands:
     def overfeed(self, lane: tuple[bytes, bytes]) -> int:
         return self._rules.rules_for(lane).overfeed
 
-    def follow(self, clauses: Sequence[Rule]) -> None:
-        self._rules = self._rules.replaced(clauses) or self._rules
+    def set_rules(self, clauses: Sequence[Rule]) -> None:
+        self._rules = self._rules.updated(clauses) or self._rules
 
 
-class Worker(Program):
+class ProductWorker(SimProcess):
     """Base of the shipped workers."""
 
     kind = ""
     #: It says which process of its name it is.
-    says_process = False
+    sends_incarnation = False
     #: Tells it from other workers of the same name.
     twin = 0
     #: It is started again by a supervisor that has seen the process before end, and says so.
     is_supervised = True
     #: Some results are too long and cut.
-    cuts_results = False
+    truncates_results = False
 
     def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
         super().__init__(world, name)
@@ -336,7 +336,7 @@ class Worker(Program):
         """Return the task that a job is about."""
         return job.name
 
-    def leave(self) -> None:
+    def shut_down(self) -> None:
         """Be told by a signal to leave."""
         raise NotImplementedError
 
@@ -344,7 +344,7 @@ class Worker(Program):
         """Be told to stop by its owner, who starts it again."""
         if self.alive and not self.hung:
             self._comes_back = True
-            self.leave()
+            self.shut_down()
             self.wake()
 
     def over(self) -> None:
@@ -361,13 +361,13 @@ class Worker(Program):
         """Like every worker that was revived, turn once."""
         self.wake()
 
-    def meaning(self, route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
+    def decode_sent(self, route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
         """Decode a message that leaves, and note the reports in it."""
         said = decode(route, frames)
         checker = self.world.checker
         for one in said:
             if isinstance(one, events.TasksReported):
-                checker.reporting(one.worker, one.names, one.attempts, one.outcomes or [])
+                checker.on_reporting(one.worker, one.names, one.attempts, one.outcomes or [])
         if said:
             self.world.trace("says", said[-1], frames)
         return said

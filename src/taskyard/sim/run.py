@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from taskyard.core.events import SubmitRequested, WatchRequested
 from taskyard.sim import plan
-from taskyard.sim.clients import PingClient
+from taskyard.sim.clients import PingPongModelClient
 from taskyard.sim.plan import SECOND_NS
-from taskyard.sim.planting import BY_INVARIANTS, KINDS_OF
+from taskyard.sim.planting import INVARIANT_MUTATIONS, WORKER_KINDS_OF
 from taskyard.sim.scenario import Scenario
 from taskyard.sim.story import Violation
 from taskyard.sim.world import World
@@ -20,8 +20,8 @@ from taskyard.sim.world import World
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from taskyard.sim.bugs import Planted
-    from taskyard.sim.clients import Wish
+    from taskyard.sim.bugs import Mutation
+    from taskyard.sim.clients import RequestMaker
 
 #: After the faults, beyond a late copy that is delayed: what is under way arrives.
 SETTLE_NS: Final = SECOND_NS // 2
@@ -36,7 +36,7 @@ SERVED_NS_MAX: Final = 15 * SECOND_NS
 _SILENT: Final = logging.NullHandler()
 
 
-class Verdict(Struct):
+class ScheduleResult(Struct):
     """How a schedule ended."""
 
     seed: int
@@ -60,7 +60,7 @@ def run(
     invariants: bool = True,
     say: Callable[[str], None] | None = None,
     kinds: Sequence[str] = plan.WORKER_KINDS,
-) -> Verdict:
+) -> ScheduleResult:
     """Run the schedule of a seed, with workers of these kinds."""
     drawn = plan.draw(seed, kinds)
     if say is not None:
@@ -71,16 +71,16 @@ def run(
     world = World(drawn, invariants=invariants, say=say)
     checker, text = "", ""
     try:
-        _live(world)
+        _run_faulty_phase(world)
     except Violation as violation:
         checker, text = violation.checker, str(violation)
     except Exception as error:  # noqa: BLE001 - whatever the broker raises is a finding
         checker, text = type(error).__name__, traceback.format_exc()
-    return Verdict(
+    return ScheduleResult(
         seed=seed,
         digest=world.digest(),
         events=world.events,
-        records=world.checker.story.records,
+        records=world.checker.model.records,
         restarts=world.host.restarts,
         virtual_ns=world.timeline.now_ns,
         checker=checker,
@@ -88,20 +88,20 @@ def run(
     )
 
 
-def hunt(planted: Planted, seeds: Iterable[int]) -> Verdict | None:
+def find_killing_seed(mutation: Mutation, seeds: Iterable[int]) -> ScheduleResult | None:
     """Return the first of these schedules in which a planted bug is caught: by the checkers, or by
     the invariants where it breaks no promise in the journal. Bugs of the loops that we ship are
     hunted with these alone, the others with foreign workers: so each is met often."""
-    kinds = KINDS_OF.get(planted, plan.FOREIGN_KINDS)
-    with planted():
+    kinds = WORKER_KINDS_OF.get(mutation, plan.FOREIGN_KINDS)
+    with mutation():
         for seed in seeds:
-            verdict = run(seed, invariants=planted in BY_INVARIANTS, kinds=kinds)
-            if not verdict.good:
-                return verdict
+            result = run(seed, invariants=mutation in INVARIANT_MUTATIONS, kinds=kinds)
+            if not result.good:
+                return result
     return None
 
 
-def _live(world: World) -> None:
+def _run_faulty_phase(world: World) -> None:
     scenario = Scenario(world)
     try:
         _play(world, scenario)
@@ -121,18 +121,18 @@ def _play(world: World, scenario: Scenario) -> None:
     ends_ns = timeline.now_ns + DRAIN_NS_MAX
     while not _drained(world, scenario):
         timeline.run_until(timeline.now_ns + SECOND_NS // 2)
-        world.checker.check_silence()
+        world.checker.check_timeouts()
         world.checker.check_due()
-        if any(tale.name in world.poisoned for tale in world.checker.story.unsettled()):
+        if any(task_model.name in world.poisoned for task_model in world.checker.model.unsettled()):
             revived_ns = timeline.now_ns  # it kills worker after worker, and others wait
         world.checker.check_ready(revived_ns)
         if timeline.now_ns > ends_ns:
             raise _stuck(world, scenario)
-    _serve_all(world, scenario)
+    _check_all_served(world, scenario)
     world.checker.check_end(world.host.ledger, world.poisoned)
 
 
-def _serve_all(world: World, scenario: Scenario) -> None:
+def _check_all_served(world: World, scenario: Scenario) -> None:
     """Give every worker of ours something to do once more, within a bounded time."""
     timeline = world.timeline
     if not scenario.unserved():
@@ -148,45 +148,51 @@ def _serve_all(world: World, scenario: Scenario) -> None:
     ends_ns = timeline.now_ns + DRAIN_NS_MAX
     while not _drained(world, scenario):
         timeline.run_until(timeline.now_ns + SECOND_NS // 2)
-        world.checker.check_silence()
+        world.checker.check_timeouts()
         if timeline.now_ns > ends_ns:
             raise _stuck(world, scenario)
 
 
 def _drained(world: World, scenario: Scenario) -> bool:
-    if not scenario.probed or scenario.unsettled() or _awaited(world, scenario):
+    if not scenario.probed or scenario.unsettled() or _open_requests(world, scenario):
         return False
-    return world.checker.story.settled()
+    return world.checker.model.settled()
 
 
-def _awaited(world: World, scenario: Scenario) -> list[Wish]:
+def _open_requests(world: World, scenario: Scenario) -> list[RequestMaker]:
     """Return the requests that must still be answered."""
-    found: list[Wish] = []
+    found: list[RequestMaker] = []
     for client in scenario.clients:
         for event in client.open.values():
             if _waits_for(world, event):
                 found.append(event)
-            elif isinstance(client, PingClient):
+            elif isinstance(client, PingPongModelClient):
                 break  # it is answered in order, so those behind wait for this one
     return found
 
 
-def _waits_for(world: World, event: Wish) -> bool:
+def _waits_for(world: World, event: RequestMaker) -> bool:
     """An answer must still come; but nobody is told of what was never submitted."""
     if isinstance(event, SubmitRequested):
         return not any(map(world.checker.awaits_unknown, event.submission.names))
     if not isinstance(event, WatchRequested):
         return True
-    story = world.checker.story
+    model = world.checker.model
     if event.names is not None:
-        tales = [story.tasks[name] for name in event.names if name in story.tasks]
-        return any(not story.awaits_unknown(tale) for tale in tales)
-    tales = [tale for tale in story.tasks.values() if tale.terms.campaign == event.campaign]
-    return bool(tales) and not any(story.awaits_unknown(tale) for tale in tales)
+        tales = [model.tasks[name] for name in event.names if name in model.tasks]
+        return any(not model.awaits_unknown(task_model) for task_model in tales)
+    tales = [
+        task_model
+        for task_model in model.tasks.values()
+        if task_model.terms.campaign == event.campaign
+    ]
+    return bool(tales) and not any(model.awaits_unknown(task_model) for task_model in tales)
 
 
 def _stuck(world: World, scenario: Scenario) -> Violation:
-    lines = [f"{tale.name!r} {tale.lines}" for tale in world.checker.story.unsettled()]
-    lines += [f"waits for {event}" for event in _awaited(world, scenario)]
+    lines = [
+        f"{task_model.name!r} {task_model.lines}" for task_model in world.checker.model.unsettled()
+    ]
+    lines += [f"waits for {event}" for event in _open_requests(world, scenario)]
     lines += [f"{name!r} was not told" for name in scenario.unsettled()]
     return Violation("stuck", "after healing\n  " + "\n  ".join(lines))

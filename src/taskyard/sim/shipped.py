@@ -1,7 +1,7 @@
 """The workers that we ship, as simulated processes: what each of their `serve` functions does,
 over simulated sockets, hands and clocks.
 
-    native       `worker.loop` over a `Channel`, with `worker.serve.Post`
+    native       `worker.loop` over a `Channel`, with `worker.serve.WorkerMonitor`
     ping-pong    `worker.ping_pong`
     round-robin  `worker.round_robin`
     wmp          `worker.wmp`, behind relays or not
@@ -21,9 +21,9 @@ from taskyard.errors import NameLost
 from taskyard.net.line import Channel
 from taskyard.relay.serve import Relay
 from taskyard.sim.decoders import BY, decode
-from taskyard.sim.doors import DEFAULT, Door
+from taskyard.sim.doors import DEFAULT, Listener
 from taskyard.sim.network import Network
-from taskyard.sim.programs import Program, SimHands, Worker
+from taskyard.sim.programs import ProductWorker, SimProcess, SimRunner
 from taskyard.sim.sockets import ENDPOINT, Socket
 from taskyard.sim.tongues import DO
 from taskyard.wire import dwork_pb2 as pb
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskyard.core.events import Event
-    from taskyard.sim.network import Parcel
+    from taskyard.sim.network import Message
     from taskyard.sim.world import World
     from taskyard.worker.jobs import Job
 
@@ -55,12 +55,12 @@ def _print_nothing(_level: int, _text: str) -> None:
     """Print nothing: nobody reads it."""
 
 
-class NativeWorker(Worker):
+class NativeWorker(ProductWorker):
     """Our own dialect."""
 
     kind = "native"
-    says_process = True
-    cuts_results = True
+    sends_incarnation = True
+    truncates_results = True
 
     def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
         super().__init__(world, name, services, slots)
@@ -70,36 +70,40 @@ class NativeWorker(Worker):
     def build(self) -> None:
         self._reports = {}
         first = self.twin * INCARNATIONS_MAX + 1
-        settings = loop.Settings(
+        settings = loop.WorkerSettings(
             *(self.name, self.services, self.slots),
             incarnation=first - 1 + self.process,
             heartbeat_ns=self.world.plan.size.heartbeat_ns,
-            silence_ns=self.world.plan.size.silence_ns,
+            lease_timeout_ns=self.world.plan.size.silence_ns,
             host=b"host",
             replaces=first if self.is_supervised else 0,
         )
-        strange = (*STRANGE, Outcome.REFUSED)
-        hands = SimHands(self, self.slots, strange)
+        strange = (*UNUSUAL_OUTCOMES, Outcome.REFUSED)
+        runner = SimRunner(self, self.slots, strange)
         self._socket = Socket(
-            self.world.network, self, Door.NATIVE, meaning=self.meaning, heard=self._heard
+            self.world.network,
+            self,
+            Listener.NATIVE,
+            decode_sent=self.decode_sent,
+            on_received=self._on_received,
         )
-        line = Channel(self._socket, self.clock)
-        self._loop = loop.Loop(settings, line, hands, self.clock, hands)
-        hands.tell = self._loop.show_progress
-        self._post = serve.Post(self._loop, line, hands, settings, _say_nothing)  # type: ignore[arg-type]  # it only asks what runs
+        channel = Channel(self._socket, self.clock)
+        self._loop = loop.NativeWorkerLoop(settings, channel, runner, self.clock, runner)
+        runner.on_output = self._loop.set_progress
+        self._monitor = serve.WorkerMonitor(self._loop, channel, runner, settings, _say_nothing)  # type: ignore[arg-type]  # it only asks what runs
 
     def turn(self) -> None:
         self._loop.turn()
         if not self.alive:
             return
         try:
-            self._post.watch_broker(self._socket.endpoint)
-            self._post.tell_trouble()
+            self._monitor.watch_broker(self._socket.endpoint)
+            self._monitor.log_refusal()
         except NameLost:
             self.world.trace("lost its name", self.name)
             self.die()
             return
-        if self._loop.gone or self._post.is_given_up():
+        if self._loop.has_exited or self._monitor.should_give_up():
             self.over()
 
     def wake_at_ns(self) -> int:
@@ -108,17 +112,17 @@ class NativeWorker(Worker):
     def close(self) -> None:
         self._socket.close()
 
-    def leave(self) -> None:
-        self._post.leave()
+    def shut_down(self) -> None:
+        self._monitor.shut_down()
 
-    def meaning(self, route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
-        said = super().meaning(route, frames)
+    def decode_sent(self, route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
+        said = super().decode_sent(route, frames)
         for one in said:
             if isinstance(one, events.TasksReported):
                 self._reports[one.request] = one
         return said
 
-    def _heard(self, frames: Sequence[bytes]) -> None:
+    def _on_received(self, frames: Sequence[bytes]) -> None:
         """Check that what is acknowledged is in the journal."""
         answer = _Q.FromString(frames[1])
         report = self._reports.pop(answer.request, None)
@@ -130,10 +134,10 @@ class NativeWorker(Worker):
         if answer.reason.startswith(b"not held: "):
             missing += answer.reason.removeprefix(b"not held: ").split(b", ")
         noted = effects.ReportAck(report.worker, answer.request, missing)
-        self.world.checker.worker_noted(report, noted)
+        self.world.checker.on_report_ack(report, noted)
 
 
-class PingPongWorker(Worker):
+class PingPongWorker(ProductWorker):
     """Ping-pong: one job at a time, and a new socket when the broker is silent."""
 
     kind = "ping-pong"
@@ -144,17 +148,19 @@ class PingPongWorker(Worker):
         del services, slots
 
     def build(self) -> None:
-        settings = ping_pong.Settings(ping_ns=self.world.plan.size.heartbeat_ns)
-        hands = SimHands(self, 1, (Outcome.REFUSED,), says_attempts=False)
-        self._loop = ping_pong.Loop(settings, self, hands, self.clock)
+        settings = ping_pong.PingPongSettings(ping_ns=self.world.plan.size.heartbeat_ns)
+        runner = SimRunner(self, 1, (Outcome.REFUSED,), sends_attempts=False)
+        self._loop = ping_pong.PingPongWorkerLoop(settings, self, runner, self.clock)
 
     def task_of(self, job: Job) -> bytes:
         return job.payload.removeprefix(DO)
 
-    # The loop's `Plug`.
+    # The loop's `SocketFactory`.
 
     def open(self) -> Socket:
-        socket = Socket(self.world.network, self, Door.PING_BACKEND, meaning=self.meaning)
+        socket = Socket(
+            self.world.network, self, Listener.PING_BACKEND, decode_sent=self.decode_sent
+        )
         self._sockets.append(socket)
         return socket
 
@@ -166,17 +172,17 @@ class PingPongWorker(Worker):
 
     def turn(self) -> None:
         self._loop.turn()
-        if self.alive and self._loop.gone:
+        if self.alive and self._loop.has_exited:
             self.over()
 
     def wake_at_ns(self) -> int:
         return self._loop.wake_at_ns()
 
-    def leave(self) -> None:
-        self._loop.leave()
+    def shut_down(self) -> None:
+        self._loop.shut_down()
 
 
-class RoundRobinWorker(Worker):
+class RoundRobinWorker(ProductWorker):
     """Round-robin: registers, and answers messages one after the other."""
 
     kind = "round-robin"
@@ -192,12 +198,14 @@ class RoundRobinWorker(Worker):
         suffix = b"%s-%d" % (self.name, self.process)
         self._identity = ENDPOINT.encode() + b":" + suffix
         self._socket = Socket(
-            *(self.world.network, self, Door.ROUND_ROBIN),
+            *(self.world.network, self, Listener.ROUND_ROBIN),
             name=self._identity,
-            meaning=self.meaning,
+            decode_sent=self.decode_sent,
         )
         name = suffix.decode()
-        self._loop = round_robin.Loop(self._socket, self.clock, name, _print_nothing, self._perform)
+        self._loop = round_robin.RoundRobinWorkerLoop(
+            self._socket, self.clock, name, _print_nothing, self._perform
+        )
         self._loop.register()
 
     def core_name(self) -> bytes:
@@ -210,7 +218,7 @@ class RoundRobinWorker(Worker):
             raise _Died(task)
         self.served_ns = self.world.timeline.now_ns
         assign = effects.Assign(self.core_name(), [task], [0], [], [], [], 0)
-        self.world.checker.assigned(assign)
+        self.world.checker.on_assigned(assign)
         return [task + BY + self.name]
 
     def turn(self) -> None:
@@ -229,26 +237,26 @@ class RoundRobinWorker(Worker):
     def close(self) -> None:
         self._socket.close()
 
-    def leave(self) -> None:
+    def shut_down(self) -> None:
         self._is_leaving = True
         self._loop.deregister()
 
 
-class RelayProgram(Program):
+class RelayProgram(SimProcess):
     """A relay, as `relay.serve` runs it. Keeps `network.Inbox` for those below it."""
 
     def __init__(self, world: World, name: bytes) -> None:
         super().__init__(world, name)
         #: The network between it and those below it.
-        self.network = Network(world.timeline, world.luck, world.faults, self)
-        self._arrived: deque[Parcel] = deque()
+        self.network = Network(world.timeline, world.rng, world.faults, self)
+        self._arrived: deque[Message] = deque()
 
     @property
     def up(self) -> bool:
         return self.alive
 
     def build(self) -> None:
-        self._above = Socket(self.world.network, self, Door.WMP, meaning=decode)
+        self._above = Socket(self.world.network, self, Listener.WMP, decode_sent=decode)
         self._relay = Relay(self, [self._above])
 
     def turn(self) -> None:
@@ -265,18 +273,18 @@ class RelayProgram(Program):
 
     # The listener.
 
-    def take(self, parcel: Parcel) -> None:
-        self._arrived.append(parcel)
+    def on_message(self, incoming: Message) -> None:
+        self._arrived.append(incoming)
         self.wake()
 
     def receive(self) -> list[bytes] | None:
         if not self._arrived:
             return None
-        parcel = self._arrived.popleft()
-        return [parcel.route[1:], *parcel.frames]
+        incoming = self._arrived.popleft()
+        return [incoming.route[1:], *incoming.frames]
 
     def send(self, frames: Sequence[bytes]) -> bool:
-        route = bytes([Door.WMP]) + frames[0]
+        route = bytes([Listener.WMP]) + frames[0]
         return self.network.to_peer(route, frames[1:], self.world.timeline.now_ns)
 
 
@@ -284,28 +292,34 @@ class _Died(Exception):
     """The process dies of a task."""
 
 
-class WmpWorker(Worker):
+class WmpWorker(ProductWorker):
     """WMP: woken by managers, behind relays or not."""
 
     kind = "wmp"
-    says_process = True
+    sends_incarnation = True
 
     def build(self) -> None:
         first = self.twin * INCARNATIONS_MAX + 1
-        settings = loop.Settings(
+        settings = loop.WorkerSettings(
             *(self.name, self.services, self.slots),
             incarnation=first - 1 + self.process,
             heartbeat_ns=self.world.plan.size.heartbeat_ns,
             replaces=first if self.is_supervised else 0,
         )
-        hands = SimHands(self, self.slots, (Outcome.REFUSED, Outcome.FAILED_FINAL))
+        runner = SimRunner(self, self.slots, (Outcome.REFUSED, Outcome.FAILED_FINAL))
         self._sockets = [
-            Socket(network, self, Door.WMP, meaning=self.meaning, heard=self._heard)
+            Socket(
+                network,
+                self,
+                Listener.WMP,
+                decode_sent=self.decode_sent,
+                on_received=self._on_received,
+            )
             for network in self._networks()
         ]
-        self._loop = wmp.Loop(settings, self._sockets, hands, self.clock)
+        self._loop = wmp.WmpWorkerLoop(settings, self._sockets, runner, self.clock)
 
-    def _heard(self, frames: Sequence[bytes]) -> None:
+    def _on_received(self, frames: Sequence[bytes]) -> None:
         """Count an answered GIVE as work: quicker workers may have taken all there was."""
         if frames[[*frames].index(b"") + 2] in _TAKE_OR_NO:
             self.served_ns = self.world.timeline.now_ns
@@ -329,7 +343,7 @@ class WmpWorker(Worker):
         if self._loop.worker.name_lost:
             self.world.trace("lost its name", self.name)
             self.die()
-        elif self._loop.gone:
+        elif self._loop.has_exited:
             self.over()
 
     def wake_at_ns(self) -> int | None:
@@ -339,12 +353,12 @@ class WmpWorker(Worker):
         for socket in self._sockets:
             socket.close()
 
-    def leave(self) -> None:
-        self._loop.leave()
+    def shut_down(self) -> None:
+        self._loop.shut_down()
 
 
 #: What may come of a task beside DONE, FAILED and REFUSED.
-STRANGE: Final = (
+UNUSUAL_OUTCOMES: Final = (
     Outcome.FAILED_FINAL,
     Outcome.RETRY_AT,
     Outcome.DEFER_ALL,
@@ -352,6 +366,6 @@ STRANGE: Final = (
     Outcome.CRASHED,
 )
 
-KINDS: Final[dict[str, type[Worker]]] = {
+KINDS: Final[dict[str, type[ProductWorker]]] = {
     one.kind: one for one in (NativeWorker, PingPongWorker, RoundRobinWorker, WmpWorker)
 }

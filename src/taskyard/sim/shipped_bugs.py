@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from taskyard.client.courier import Courier
+from taskyard.client.courier import Session
 from taskyard.core.events import Outcome
 from taskyard.net.line import Channel
 from taskyard.relay.forwarding import Forwarder
-from taskyard.sim.planting import plant, plant_in, swapped
+from taskyard.sim.planting import mutation, mutation_for_kinds, patched
 from taskyard.wire import ping_pong_words, wmp_frames, wmp_peer
 from taskyard.wire.round_robin_frames import EXEC, INCREMENT, PING, Message
 from taskyard.worker import loop, ping_pong, round_robin
@@ -22,37 +22,37 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def _nothing(*_arguments: Any, **_named: Any) -> None:
+def _no_op(*_arguments: Any, **_named: Any) -> None:
     """Do nothing."""
 
 
 # The native worker.
 
 
-@plant_in("native")
+@mutation_for_kinds("native")
 def native_reconnect_not_noticed() -> Iterator[None]:
     """A request that was lost with its connection is not asked again until it is overdue."""
-    with swapped(Channel, "_notice_connection", _nothing):
+    with patched(Channel, "_check_reconnected", _no_op):
         yield
 
 
-@plant_in("native")
-def native_goodbye_without_rest() -> Iterator[None]:
+@mutation_for_kinds("native")
+def native_exit_busy_loop() -> Iterator[None]:
     """The worker turns without rest until its goodbye is answered."""
 
-    def wake_at_ns(self: loop.Loop) -> int:
+    def wake_at_ns(self: loop.NativeWorkerLoop) -> int:
         return self._heartbeat_due_ns
 
-    with swapped(loop.Loop, "wake_at_ns", wake_at_ns):
+    with patched(loop.NativeWorkerLoop, "wake_at_ns", wake_at_ns):
         yield
 
 
-@plant_in("native")
+@mutation_for_kinds("native")
 def native_reports_lost() -> Iterator[None]:
     """Every third report never leaves."""
-    sound, counts = loop.Loop._next_reports, [0]
+    sound, counts = loop.NativeWorkerLoop._next_reports, [0]
 
-    def next_reports(self: loop.Loop) -> Any:
+    def next_reports(self: loop.NativeWorkerLoop) -> Any:
         counts[0] += 1
         done = sound(self)
         if counts[0] % 3 == 0 and len(done) > 1:
@@ -60,164 +60,169 @@ def native_reports_lost() -> Iterator[None]:
             return done[1:]
         return done
 
-    def note(self: loop.Loop, done: Any) -> None:
+    def note(self: loop.NativeWorkerLoop, done: Any) -> None:
         self._reports += [one for one in done if len(one.job.name) % 3]
 
-    with swapped(loop.Loop, "_next_reports", next_reports), swapped(loop.Loop, "_note", note):
+    with (
+        patched(loop.NativeWorkerLoop, "_next_reports", next_reports),
+        patched(loop.NativeWorkerLoop, "_collect_done", note),
+    ):
         yield
 
 
-@plant_in("native")
+@mutation_for_kinds("native")
 def native_refusal_forgets_tasks() -> Iterator[None]:
     """A task that has to be refused is forgotten, and goes on being listed."""
 
-    def note(self: loop.Loop, done: Any) -> None:
+    def note(self: loop.NativeWorkerLoop, done: Any) -> None:
         self._reports += [one for one in done if one.outcome is not Outcome.REFUSED]
 
-    with swapped(loop.Loop, "_note", note):
+    with patched(loop.NativeWorkerLoop, "_collect_done", note):
         yield
 
 
-@plant_in("native")
-def native_one_wish_a_life() -> Iterator[None]:
+@mutation_for_kinds("native")
+def native_asks_only_once() -> Iterator[None]:
     """A worker that was answered once does not ask again."""
-    sound = loop.Loop._ask_for_tasks
+    sound = loop.NativeWorkerLoop._request_tasks
 
-    def ask_for_tasks(self: loop.Loop) -> None:
-        if not self._stole_ns:
+    def ask_for_tasks(self: loop.NativeWorkerLoop) -> None:
+        if not self._steal_sent_ns:
             sound(self)
 
-    with swapped(loop.Loop, "_ask_for_tasks", ask_for_tasks):
+    with patched(loop.NativeWorkerLoop, "_request_tasks", ask_for_tasks):
         yield
 
 
 # Ping-pong's worker.
 
 
-@plant_in("ping-pong")
+@mutation_for_kinds("ping-pong")
 def ping_pong_old_count_ends_job() -> Iterator[None]:
     """A count of before a rest makes the next one look like another connection's."""
-    sound = ping_pong.Loop._hear
+    sound = ping_pong.PingPongWorkerLoop._on_frames
 
-    def hear(self: ping_pong.Loop, frames: list[bytes]) -> None:
-        counted = self._counted
+    def hear(self: ping_pong.PingPongWorkerLoop, frames: list[bytes]) -> None:
+        counted = self._count_received
         sound(self, frames)
         if frames[1] == ping_pong_words.PONG and len(frames) == ping_pong_words.FRAMES:
-            self._counted = counted
+            self._count_received = counted
 
-    with swapped(ping_pong.Loop, "_hear", hear):
+    with patched(ping_pong.PingPongWorkerLoop, "_on_frames", hear):
         yield
 
 
-@plant_in("ping-pong")
+@mutation_for_kinds("ping-pong")
 def ping_pong_silent_broker_kept() -> Iterator[None]:
     """The worker never opens another socket."""
-    with swapped(ping_pong.Loop, "_give_up_silent_broker", _nothing):
+    with patched(ping_pong.PingPongWorkerLoop, "_reconnect_if_silent", _no_op):
         yield
 
 
-@plant_in("ping-pong")
-def ping_pong_goodbye_without_rest() -> Iterator[None]:
+@mutation_for_kinds("ping-pong")
+def ping_pong_exit_busy_loop() -> Iterator[None]:
     """The worker turns without rest until its goodbye is answered."""
 
-    def wake_at_ns(self: ping_pong.Loop) -> int:
-        return min(self._ping_due_ns, self._awaited_ns + self._settings.silence_ns)
+    def wake_at_ns(self: ping_pong.PingPongWorkerLoop) -> int:
+        return min(self._ping_due_ns, self._waiting_since_ns + self._settings.lease_timeout_ns)
 
-    with swapped(ping_pong.Loop, "wake_at_ns", wake_at_ns):
+    with patched(ping_pong.PingPongWorkerLoop, "wake_at_ns", wake_at_ns):
         yield
 
 
-@plant_in("ping-pong")
+@mutation_for_kinds("ping-pong")
 def ping_pong_result_sent_twice() -> Iterator[None]:
     """The second copy of a result is taken for the next job's."""
-    sound = ping_pong.Loop._report
+    sound = ping_pong.PingPongWorkerLoop._report
 
-    def report(self: ping_pong.Loop, done: Any) -> None:
+    def report(self: ping_pong.PingPongWorkerLoop, done: Any) -> None:
         sound(self, done)
         sound(self, done)
 
-    with swapped(ping_pong.Loop, "_report", report):
+    with patched(ping_pong.PingPongWorkerLoop, "_report", report):
         yield
 
 
-@plant_in("ping-pong")
+@mutation_for_kinds("ping-pong")
 def ping_pong_new_socket_not_ready() -> Iterator[None]:
     """READY is said on the first socket alone."""
-    sound = ping_pong.Loop._say_ready
+    sound = ping_pong.PingPongWorkerLoop._send_ready
 
-    def say_ready(self: ping_pong.Loop) -> None:
-        if not self.answered:
+    def say_ready(self: ping_pong.PingPongWorkerLoop) -> None:
+        if not self.was_connected:
             sound(self)
         self._ping_due_ns = self._clock.monotonic_ns() + self._settings.ping_ns
-        self._is_enlisted = True
+        self._is_registered = True
 
-    with swapped(ping_pong.Loop, "_say_ready", say_ready):
+    with patched(ping_pong.PingPongWorkerLoop, "_send_ready", say_ready):
         yield
 
 
 # Round-robin's worker.
 
 
-@plant_in("round-robin")
+@mutation_for_kinds("round-robin")
 def round_robin_reconnect_not_noticed() -> Iterator[None]:
     """A message that was lost with its connection stays the worker's for ever."""
-    sound = round_robin.Loop._notice_connection
+    sound = round_robin.RoundRobinWorkerLoop._check_reconnected
 
-    def notice(self: round_robin.Loop, now_ns: int) -> None:
+    def notice(self: round_robin.RoundRobinWorkerLoop, now_ns: int) -> None:
         self._connections = 1 << 30
         sound(self, now_ns)
 
-    with swapped(round_robin.Loop, "_notice_connection", notice):
+    with patched(round_robin.RoundRobinWorkerLoop, "_check_reconnected", notice):
         yield
 
 
-@plant_in("round-robin")
-def round_robin_register_said_once() -> Iterator[None]:
+@mutation_for_kinds("round-robin")
+def round_robin_register_sent_once() -> Iterator[None]:
     """A REGISTER that is not answered is not repeated."""
 
-    def not_answered(self: round_robin.Loop, number: bytes, _key: bytes) -> None:
-        del self._asked[number]
+    def not_answered(self: round_robin.RoundRobinWorkerLoop, number: bytes, _key: bytes) -> None:
+        del self._open_registers[number]
 
-    def notice(self: round_robin.Loop, now_ns: int) -> None:
+    def notice(self: round_robin.RoundRobinWorkerLoop, now_ns: int) -> None:
         self._connection_due_ns = now_ns + round_robin.CONNECTION_NS
 
     with (
-        swapped(round_robin.Loop, "_not_answered", not_answered),
-        swapped(round_robin.Loop, "_notice_connection", notice),
+        patched(round_robin.RoundRobinWorkerLoop, "_on_no_reply", not_answered),
+        patched(round_robin.RoundRobinWorkerLoop, "_check_reconnected", notice),
     ):
         yield
 
 
-@plant_in("round-robin")
+@mutation_for_kinds("round-robin")
 def round_robin_slot_never_freed() -> Iterator[None]:
     """The worker does not say INCREMENT."""
-    sound = round_robin.Loop._send
+    sound = round_robin.RoundRobinWorkerLoop._send
 
-    def send(self: round_robin.Loop, message: Message) -> None:
+    def send(self: round_robin.RoundRobinWorkerLoop, message: Message) -> None:
         if message.command != EXEC or message.arguments[0] != INCREMENT:
             sound(self, message)
 
-    with swapped(round_robin.Loop, "_send", send):
+    with patched(round_robin.RoundRobinWorkerLoop, "_send", send):
         yield
 
 
-@plant_in("round-robin")
-def round_robin_restart_not_heard() -> Iterator[None]:
+@mutation_for_kinds("round-robin")
+def round_robin_restart_ignored() -> Iterator[None]:
     """A worker goes on after a restart as if nothing had been, and does not answer PING."""
-    sound = round_robin.Loop._hear
+    sound = round_robin.RoundRobinWorkerLoop._on_message
 
-    def hear(self: round_robin.Loop, message: Message) -> None:
+    def hear(self: round_robin.RoundRobinWorkerLoop, message: Message) -> None:
         if message.command != PING:
             sound(self, message)
 
     with (
-        swapped(round_robin.Loop, "_hear", hear),
-        swapped(round_robin.Loop, "_notice_connection", round_robin_silent_notice),
+        patched(round_robin.RoundRobinWorkerLoop, "_on_message", hear),
+        patched(
+            round_robin.RoundRobinWorkerLoop, "_check_reconnected", round_robin_ignore_reconnect
+        ),
     ):
         yield
 
 
-def round_robin_silent_notice(self: round_robin.Loop, now_ns: int) -> None:
+def round_robin_ignore_reconnect(self: round_robin.RoundRobinWorkerLoop, now_ns: int) -> None:
     """Look away."""
     self._connection_due_ns = now_ns + round_robin.CONNECTION_NS
 
@@ -225,21 +230,21 @@ def round_robin_silent_notice(self: round_robin.Loop, now_ns: int) -> None:
 # WMP's worker, and the relay.
 
 
-@plant_in("wmp")
-def wmp_report_said_once() -> Iterator[None]:
+@mutation_for_kinds("wmp")
+def wmp_report_sent_once() -> Iterator[None]:
     """A report that is lost is not repeated, and its task is listed for ever."""
-    with swapped(wmp_peer.Worker, "_report_again", _nothing):
+    with patched(wmp_peer.Worker, "_report_again", _no_op):
         yield
 
 
-@plant_in("wmp")
+@mutation_for_kinds("wmp")
 def wmp_lock_never_ends() -> Iterator[None]:
     """A slot that is locked for a manager's word stays locked without one."""
-    with swapped(wmp_peer.Worker, "_end_locks", _nothing):
+    with patched(wmp_peer.Worker, "_end_locks", _no_op):
         yield
 
 
-@plant_in("wmp")
+@mutation_for_kinds("wmp")
 def wmp_slot_of_done_task_taken() -> Iterator[None]:
     """A task that is done keeps its slot."""
     sound = wmp_peer.Worker._keep
@@ -248,20 +253,20 @@ def wmp_slot_of_done_task_taken() -> Iterator[None]:
         self._slots_used += held.slots
         sound(self, held)
 
-    with swapped(wmp_peer.Worker, "_keep", keep):
+    with patched(wmp_peer.Worker, "_keep", keep):
         yield
 
 
-@plant_in("wmp")
-def wmp_wake_not_heard() -> Iterator[None]:
+@mutation_for_kinds("wmp")
+def wmp_wake_ignored() -> Iterator[None]:
     """The worker does not come when it is woken."""
-    meanings = {**wmp_peer.Worker._HANDLERS, wmp_frames.Wake: _nothing}
-    with swapped(wmp_peer.Worker, "_HANDLERS", meanings):
+    meanings = {**wmp_peer.Worker._HANDLERS, wmp_frames.Wake: _no_op}
+    with patched(wmp_peer.Worker, "_HANDLERS", meanings):
         yield
 
 
-@plant_in("wmp")
-def wmp_ready_said_once() -> Iterator[None]:
+@mutation_for_kinds("wmp")
+def wmp_ready_sent_once() -> Iterator[None]:
     """READY is not repeated: a manager that has restarted does not know the worker."""
 
     def is_ready_due(self: wmp_peer.Worker, now_ns: int) -> bool:
@@ -271,52 +276,52 @@ def wmp_ready_said_once() -> Iterator[None]:
         self._answer_wakes(now_ns)
 
     with (
-        swapped(wmp_peer.Worker, "_is_ready_due", is_ready_due),
-        swapped(wmp_peer.Worker, "_on_slot_free", have_room),
-        swapped(wmp_peer.Worker, "_answered", _nothing),
-        swapped(
+        patched(wmp_peer.Worker, "_is_ready_due", is_ready_due),
+        patched(wmp_peer.Worker, "_on_slot_free", have_room),
+        patched(wmp_peer.Worker, "_on_pong", _no_op),
+        patched(
             wmp_peer.Worker,
             "_HANDLERS",
-            {**wmp_peer.Worker._HANDLERS, wmp_frames.ManagerPong: _nothing},
+            {**wmp_peer.Worker._HANDLERS, wmp_frames.ManagerPong: _no_op},
         ),
     ):
         yield
 
 
-@plant_in("wmp")
+@mutation_for_kinds("wmp")
 def relay_answers_lost() -> Iterator[None]:
     """A relay hands nothing on to those below it."""
-    with swapped(Forwarder, "_down", _nothing):
+    with patched(Forwarder, "_down", _no_op):
         yield
 
 
 # Clients.
 
 
-@plant
+@mutation
 def client_does_not_watch() -> Iterator[None]:
     """A task that was taken is not watched."""
-    sound = Courier._taken
+    sound = Session._on_accepted
 
-    def taken(self: Courier, number: int, parcels: Any) -> None:
+    def taken(self: Session, number: int, parcels: Any) -> None:
         sound(self, number, parcels)
         self._watches.pop(number, None)
-        self._line.drop(number)
+        self._channel.drop(number)
 
-    with swapped(Courier, "_taken", taken):
+    with patched(Session, "_on_accepted", taken):
         yield
 
 
-@plant
-def client_first_answer_is_all() -> Iterator[None]:
+@mutation
+def client_stops_after_first_reply() -> Iterator[None]:
     """A client that is told of some tasks waits no more for the others."""
-    sound = Courier._told
+    sound = Session._on_settled
 
-    def told(self: Courier, number: int, reply: Any) -> None:
+    def told(self: Session, number: int, reply: Any) -> None:
         sound(self, number, reply)
         if self._watches.pop(number, None) is not None:
-            self._named.pop(number, None)
-            self._line.drop(number)
+            self._watched_count.pop(number, None)
+            self._channel.drop(number)
 
-    with swapped(Courier, "_told", told):
+    with patched(Session, "_on_settled", told):
         yield

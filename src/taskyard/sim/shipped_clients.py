@@ -16,9 +16,9 @@ from taskyard.client import courier, round_robin
 from taskyard.core import effects, events, identity
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.tasks import Submission, Terms
-from taskyard.sim.doors import Door
+from taskyard.sim.doors import Listener
 from taskyard.sim.plan import SECOND_NS
-from taskyard.sim.programs import Program
+from taskyard.sim.programs import SimProcess
 from taskyard.sim.sockets import ENDPOINT, Socket
 from taskyard.sim.story import BLOCKED
 from taskyard.sim.tongues import DO, JOB
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 _Q: Final = pb.QueryMsg
 
 #: It waits for a broker for ever.
-_LIMITS: Final = courier.AnswerLimits(3600 * SECOND_NS, None)
+_LIMITS: Final = courier.ReplyTimeouts(3600 * SECOND_NS, None)
 
 
-class Promise:
-    """One task that a client waits for. Keeps `client.futures.Promise`."""
+class SettableFuture:
+    """One task that a client waits for. Keeps `client.futures.SettableFuture`."""
 
-    def __init__(self, client: NativeClient, name: bytes) -> None:
+    def __init__(self, client: NativeProductClient, name: bytes) -> None:
         self._client = client
         self._name = name
         self._is_done = False
@@ -52,7 +52,7 @@ class Promise:
     def settle(self, state: TaskState, result: Result) -> None:
         told = effects.Settled(b"", 0, [self._name], [state], [result.text])
         told.truncated = {self._name: result.bytes_total} if result.bytes_total else None
-        self._client.world.checker.client_heard(None, told)
+        self._client.world.checker.on_client_reply(None, told)
         self._end()
 
     def set_result(self, result: object, /) -> None:
@@ -68,59 +68,61 @@ class Promise:
         self._client.open.pop(self._name, None)
 
 
-class NativeClient(Program):
+class NativeProductClient(SimProcess):
     """A Python client, without its thread."""
 
     def __init__(self, world: World, name: bytes) -> None:
         super().__init__(world, name)
         #: What it submits, and when.
-        self.script: list[tuple[int, courier.Parcel]] = []
+        self.pending: list[tuple[int, courier.PendingTask]] = []
         #: Tasks that it submitted and that are not settled for it.
-        self.open: dict[bytes, courier.Parcel] = {}
+        self.open: dict[bytes, courier.PendingTask] = {}
 
     def plan(self, when_ns: int, campaign: bytes, name: bytes, service: bytes) -> None:
         """Submit a task at a time, or as soon as it runs then."""
         terms = Terms(campaign=campaign, service=service)
         payload = DO + identity.spelling(campaign, name)
-        parcel = courier.Parcel(name, payload, terms, b"", (), UnknownPolicy.REFUSE, None)
-        self.script.append((when_ns, parcel))
+        parcel = courier.PendingTask(name, payload, terms, b"", (), UnknownPolicy.REFUSE, None)
+        self.pending.append((when_ns, parcel))
 
     def build(self) -> None:
-        self._courier = courier.Courier(ENDPOINT, _LIMITS, report=_ignore, clock=self.clock)
-        self._socket = Socket(self.world.network, self, Door.NATIVE, meaning=self._meaning)
-        self._courier.use(self._socket)
+        self._session = courier.Session(ENDPOINT, _LIMITS, report=_ignore, clock=self.clock)
+        self._socket = Socket(
+            self.world.network, self, Listener.NATIVE, decode_sent=self._decode_sent
+        )
+        self._session.use(self._socket)
         self.open = {}
         now_ns = self.world.timeline.now_ns
-        for when_ns, parcel in self.script:
+        for when_ns, parcel in self.pending:
             submit = partial(self._submit, self.process, parcel)
             self.world.timeline.at(max(when_ns, now_ns), submit)
 
-    def _submit(self, process: int, parcel: courier.Parcel) -> None:
+    def _submit(self, process: int, parcel: courier.PendingTask) -> None:
         if process != self.process or not self.alive:
             return
         full_name = _full_name(parcel)
         if full_name not in self.world.names:
             self.world.names.append(full_name)
         self.open[full_name] = parcel
-        self._courier.send(parcel._replace(future=Promise(self, full_name)))
+        self._session.submit(parcel._replace(future=SettableFuture(self, full_name)))
         self.wake()
 
     def turn(self) -> None:
-        self._courier.turn()
+        self._session.turn()
 
     def wake_at_ns(self) -> int | None:
-        return self._courier.wake_at_ns()
+        return self._session.wake_at_ns()
 
     def close(self) -> None:
         self._socket.close()
-        self._courier.close()
+        self._session.close()
 
-    def _meaning(self, _route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
+    def _decode_sent(self, _route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
         query = _Q.FromString(frames[1])
         if query.type != _Q.Create:
             return ()
         names = query.batch.name[:]
-        parcels = [parcel for _, parcel in self.script if parcel.name in names]
+        parcels = [parcel for _, parcel in self.pending if parcel.name in names]
         asked = Submission(
             [*map(_full_name, parcels)],
             [one.payload for one in parcels],
@@ -133,16 +135,16 @@ class NativeClient(Program):
 
     def unsettled(self) -> list[bytes]:
         """Return the tasks that it must still be told of: those that wait for nothing else."""
-        tasks = self.world.checker.story.tasks
+        tasks = self.world.checker.model.tasks
         return [name for name in self.open if name not in tasks or tasks[name].state is not BLOCKED]
 
 
-class RoundRobinClient(Program):
+class RoundRobinProductClient(SimProcess):
     """The prompt of round-robin's client, with jobs that have names."""
 
     def __init__(self, world: World, name: bytes) -> None:
         super().__init__(world, name)
-        self.script: list[int] = []
+        self.pending: list[int] = []
         self._jobs = 0
         #: Jobs by the ids of their messages.
         self._asked: dict[bytes, bytes] = {}
@@ -151,13 +153,13 @@ class RoundRobinClient(Program):
         self._asked = {}
         identity = b"%s:%s-%d" % (ENDPOINT.encode(), self.name, self.process)
         self._socket = Socket(
-            *(self.world.network, self, Door.ROUND_ROBIN),
+            *(self.world.network, self, Listener.ROUND_ROBIN),
             name=identity,
-            meaning=self._meaning,
-            heard=self._heard,
+            decode_sent=self._decode_sent,
+            on_received=self._on_received,
         )
-        self._program = round_robin.Program(self._socket, self.clock, _ignore_level)
-        for when_ns in self.script:
+        self._program = round_robin.RoundRobinClient(self._socket, self.clock, _ignore_level)
+        for when_ns in self.pending:
             if when_ns >= self.world.timeline.now_ns:
                 self.world.timeline.at(when_ns, partial(self._ask, self.process))
 
@@ -169,10 +171,10 @@ class RoundRobinClient(Program):
             return
         self._jobs += 1
         job = b"%s%s-%d" % (JOB, self.name, self._jobs)
-        self._program._begin(round_robin.Batch("job", (b"work", job), 1))  # noqa: SLF001  # as `data` does
+        self._program._start(round_robin.MessageBatch("job", (b"work", job), 1))  # noqa: SLF001  # as `data` does
         self.wake()
 
-    def _meaning(self, _route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
+    def _decode_sent(self, _route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
         _, _, command, number, *arguments = frames
         if command != b"\x04":
             return ()
@@ -181,12 +183,12 @@ class RoundRobinClient(Program):
         self.world.trace("says", said, frames)
         return (said,)
 
-    def _heard(self, frames: Sequence[bytes]) -> None:
+    def _on_received(self, frames: Sequence[bytes]) -> None:
         _, _, command, number, *rest = frames
         job = self._asked.pop(number, None) if command == b"\x06" else None
         if job is not None:
             failed = rest[0].startswith(b"ERROR ")
-            self.world.checker.job_told(job, rest[0], failed=failed)
+            self.world.checker.on_job_result(job, rest[0], failed=failed)
 
     def turn(self) -> None:
         self._program.turn()
@@ -198,7 +200,7 @@ class RoundRobinClient(Program):
         self._socket.close()
 
 
-def _full_name(parcel: courier.Parcel) -> bytes:
+def _full_name(parcel: courier.PendingTask) -> bytes:
     return identity.spelling(parcel.terms.campaign, parcel.name)
 
 

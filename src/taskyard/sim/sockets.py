@@ -33,7 +33,7 @@ class Process(Protocol):
     def wake(self) -> None: ...
 
 
-def _nothing(_route: bytes, _frames: Sequence[bytes]) -> tuple[Event, ...]:
+def _no_op(_route: bytes, _frames: Sequence[bytes]) -> tuple[Event, ...]:
     return ()
 
 
@@ -50,19 +50,20 @@ class Socket:
         self,
         network: Network,
         process: Process,
-        door: int,
+        listener: int,
         *,
         name: bytes = b"",
-        meaning: Callable[[bytes, Sequence[bytes]], tuple[Event, ...]] = _nothing,
-        heard: Callable[[Sequence[bytes]], None] | None = None,
+        decode_sent: Callable[[bytes, Sequence[bytes]], tuple[Event, ...]] = _no_op,
+        on_received: Callable[[Sequence[bytes]], None] | None = None,
     ) -> None:
-        """`meaning` decodes what leaves on a route, `heard` is called with what the loop takes."""
+        """`decode_sent` decodes what leaves on a route, `on_received` is called with what the loop
+        takes."""
         self._network = network
         self._process = process
-        self._door = door
+        self._door = listener
         self._name = name
-        self._meaning = meaning
-        self._heard = heard
+        self._decode_sent = decode_sent
+        self._on_received = on_received
         self._server = ENDPOINT.encode()
         self._link: Link | None = None
         #: Messages that wait for a connection, and those that arrived.
@@ -88,8 +89,8 @@ class Socket:
         if not self._arrived:
             return None
         frames = self._arrived.popleft()
-        if self._heard is not None:
-            self._heard(frames)
+        if self._on_received is not None:
+            self._on_received(frames)
         return [self._server, *frames] if self._name else [*frames]
 
     def send(self, frames: Sequence[bytes]) -> bool:
@@ -117,7 +118,7 @@ class Socket:
 
     # The network.
 
-    def take(self, frames: tuple[bytes, ...]) -> None:
+    def on_message(self, frames: tuple[bytes, ...]) -> None:
         if not self._is_closed:
             self._arrived.append(frames)
             self._process.wake()
@@ -137,7 +138,7 @@ class Socket:
             self._network.after(self._retry_ns, self._connect)
             return
         self._connections += 1
-        self._link = self._network.connect(self, self._door, self._name, tight=True)
+        self._link = self._network.connect(self, self._door, self._name, reports_breaks=True)
         self._network.after(0, partial(self._flush, self._link))
 
     def _flush(self, link: Link) -> None:
@@ -146,4 +147,4 @@ class Socket:
             self._transmit(link, self._waiting.popleft())
 
     def _transmit(self, link: Link, message: list[bytes]) -> None:
-        self._network.to_broker(link, message, self._meaning(link.route, message))
+        self._network.to_broker(link, message, self._decode_sent(link.route, message))

@@ -31,14 +31,14 @@ DO: Final = b"do "
 JOB: Final = b"job "
 
 
-class PlainTongue:
+class PlainCodec:
     """dwork without anything of ours: one request, one answer, in turns."""
 
     def __init__(self) -> None:
         self._asked: Event | None = None
 
     @property
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """For an answer."""
         return self._asked is not None
 
@@ -46,8 +46,8 @@ class PlainTongue:
         """Nobody will answer any more."""
         self._asked = None
 
-    def say(self, said: Sequence[Event]) -> list[bytes]:
-        event: Any = said[-1]
+    def encode(self, sent_events: Sequence[Event]) -> list[bytes]:
+        event: Any = sent_events[-1]
         self._asked = event
         query = _Q(type=_Q.OK)
         if isinstance(event, events.TasksRequested):
@@ -66,7 +66,7 @@ class PlainTongue:
             query = _Q(type=_Q.Lookup, name=event.names[0])
         return [b"", query.SerializeToString()]
 
-    def hear(self, frames: Sequence[bytes]) -> list[Effect]:
+    def decode(self, frames: Sequence[bytes]) -> list[Effect]:
         answer, event = _Q.FromString(frames[1]), self._asked
         if event is None:
             raise Violation("answers", f"{answer} answers what was never asked, or was answered")
@@ -87,14 +87,14 @@ class PlainTongue:
 
 
 def _tasks(names: list[bytes], after: list[list[bytes]] | None = None) -> list[bytes]:
-    waits = after or [[]] * len(names)
+    is_waiting = after or [[]] * len(names)
     return [
         pb.TaskMsg(
             name=name,
             origin=b"sim",
             pred=[pb.TaskMsg.Dep(name=before).SerializeToString() for before in befores],
         ).SerializeToString()
-        for name, befores in zip(names, waits, strict=True)
+        for name, befores in zip(names, is_waiting, strict=True)
     ]
 
 
@@ -111,14 +111,14 @@ def _assign(worker: bytes, names: list[bytes]) -> effects.Assign:
     return effects.Assign(worker, names, [0] * len(names), [], [], [], 0)
 
 
-class PingTongue:
+class PingPongWorkerCodec:
     """Ping-pong's words."""
 
     def __init__(self, worker: bytes) -> None:
         self._worker = worker
 
-    def say(self, said: Sequence[Event]) -> list[bytes]:
-        event = said[-1]
+    def encode(self, sent_events: Sequence[Event]) -> list[bytes]:
+        event = sent_events[-1]
         if isinstance(event, events.TasksReported):
             text = event.texts[0] if event.texts else b""
             done = event.outcomes is None or event.outcomes[0] is Outcome.DONE
@@ -127,7 +127,7 @@ class PingTongue:
             return [b"", b"READY"]
         return [b"", b"DISCONNECT" if isinstance(event, events.WorkerExited) else b"PING"]
 
-    def hear(self, frames: Sequence[bytes]) -> list[Effect]:
+    def decode(self, frames: Sequence[bytes]) -> list[Effect]:
         word = frames[1]
         if word == b"PONG":
             return [effects.HeartbeatAck(self._worker, 0, 0)]
@@ -147,7 +147,7 @@ def argument_of(rest: Sequence[bytes]) -> bytes:
     return rest[end - 1].removeprefix(DO)
 
 
-class RoundRobinTongue:
+class RoundRobinWorkerCodec:
     """A worker of LMQ's round robin. `HeartbeatAck.request` is 1 where the server asks whether it
     is there; what it refuses is that we are unknown."""
 
@@ -158,8 +158,8 @@ class RoundRobinTongue:
         #: What is said now is the answer to the server's question.
         self.answers = False
 
-    def say(self, said: Sequence[Event]) -> list[bytes]:
-        event = said[-1]
+    def encode(self, sent_events: Sequence[Event]) -> list[bytes]:
+        event = sent_events[-1]
         if isinstance(event, events.TasksReported):
             number, way_back = self._messages.pop(event.names[0])
             return [*way_back, b"", _LMQ, _RESPONSE, number, *(event.texts or ()), b""]
@@ -174,7 +174,7 @@ class RoundRobinTongue:
             return [b"", _LMQ, _LMQ_PONG, b"PING", b""]
         return [b"", _LMQ, _TRACKEXEC, b"life", _ONGOING, b""]
 
-    def hear(self, frames: Sequence[bytes]) -> list[Effect]:
+    def decode(self, frames: Sequence[bytes]) -> list[Effect]:
         _, _, command, number, *rest = frames
         if command == _LMQ_PING:
             return [effects.HeartbeatAck(self._worker, 1, 0)]
@@ -188,11 +188,11 @@ class RoundRobinTongue:
         return [_assign(self._worker, [what])]
 
 
-class JobTongue:
+class JobCodec:
     """What clients share that send jobs without names."""
 
-    def say(self, said: Sequence[Event]) -> list[bytes]:
-        event = said[-1]
+    def encode(self, sent_events: Sequence[Event]) -> list[bytes]:
+        event = sent_events[-1]
         if not isinstance(event, events.SubmitRequested):
             raise TypeError(f"{event} can't be said")
         return self.ask(event.submission.payloads[0], event.request)
@@ -200,14 +200,14 @@ class JobTongue:
     def ask(self, job: bytes, request: int) -> list[bytes]:
         raise NotImplementedError
 
-    def hear(self, frames: Sequence[bytes]) -> list[Effect]:
+    def decode(self, frames: Sequence[bytes]) -> list[Effect]:
         raise NotImplementedError
 
     def forget(self) -> None:
         """Nobody will answer any more."""
 
 
-class PingJobTongue(JobTongue):
+class PingPongClientCodec(JobCodec):
     """Ping-pong's frontend: whatever is answered, it is the oldest."""
 
     def __init__(self) -> None:
@@ -217,7 +217,7 @@ class PingJobTongue(JobTongue):
         self._line.append(request)
         return [b"", job]
 
-    def hear(self, frames: Sequence[bytes]) -> list[Effect]:
+    def decode(self, frames: Sequence[bytes]) -> list[Effect]:
         if not self._line:
             raise Violation("answers", f"{frames} answers what was never asked")
         request, word = self._line.pop(0), frames[1]
@@ -231,13 +231,13 @@ class PingJobTongue(JobTongue):
         self._line = []
 
 
-class RoundRobinJobTongue(JobTongue):
+class RoundRobinClientCodec(JobCodec):
     """A client of LMQ's round robin."""
 
     def ask(self, job: bytes, request: int) -> list[bytes]:
         return [b"", _LMQ, _TRACKEXEC, b"%d" % request, b"work", job, b""]
 
-    def hear(self, frames: Sequence[bytes]) -> list[Effect]:
+    def decode(self, frames: Sequence[bytes]) -> list[Effect]:
         _, _, command, number, *rest = frames
         if command != _RESPONSE:
             raise Violation("answers", f"{frames} is no answer to a client")
@@ -260,7 +260,7 @@ _NAME_REFUSALS: Final = {
 _STATUSES: Final = {Outcome.DONE: "ok", Outcome.FAILED: "error", Outcome.REFUSED: "refused"}
 
 
-class WmpTongue:
+class WmpWorkerCodec:
     """WMP without relays. `HeartbeatAck.request` is 1 where the manager asks,
     `HeartbeatAck.record` is 1 where it remembers that the worker is ready."""
 
@@ -272,12 +272,12 @@ class WmpTongue:
         #: What is said now is the answer to the manager's question.
         self.answers = False
 
-    def say(self, said: Sequence[Event]) -> list[bytes]:
-        event: Any = said[-1]
+    def encode(self, sent_events: Sequence[Event]) -> list[bytes]:
+        event: Any = sent_events[-1]
         headers: dict[str, Any] = {"worker": self._id}
         payload: list[bytes] = []
         if isinstance(event, events.TasksRequested) and event.parks:
-            who = next(one for one in said if isinstance(one, events.WorkerRegistered))
+            who = next(one for one in sent_events if isinstance(one, events.WorkerRegistered))
             facts = who.facts
             headers["slots"] = facts.slots_total
             headers["services"] = [name.decode() for name in facts.services]
@@ -311,7 +311,7 @@ class WmpTongue:
             headers["manager"] = self._manager
         return [b"", b"WMP01", command, msgspec.json.encode(headers), *payload]
 
-    def hear(self, frames: Sequence[bytes]) -> list[Effect]:
+    def decode(self, frames: Sequence[bytes]) -> list[Effect]:
         _, _, command, raw, *_ = frames
         headers, worker = msgspec.json.decode(raw), self._worker
         self._manager = headers.get("manager", self._manager)

@@ -10,10 +10,10 @@ import msgspec
 
 from taskyard.sim.checkers import Checker
 from taskyard.sim.clock import SimClock, Timeline
-from taskyard.sim.host import Host
+from taskyard.sim.host import BrokerHost
 from taskyard.sim.network import Network
 from taskyard.sim.plan import SECOND_NS
-from taskyard.sim.words import brief
+from taskyard.sim.words import short_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _encode = msgspec.msgpack.Encoder().encode
 
 #: Keeps the luck of what happens apart from the luck of the plan.
-_LUCK_OFFSET: Final = 1 << 40
+_RNG_SEED_OFFSET: Final = 1 << 40
 
 
 #: Longer than any peer waits for an answer.
@@ -40,13 +40,13 @@ class World:
     ) -> None:
         self.plan = plan
         self.faults = plan.faults
-        self.luck = Random(plan.seed + _LUCK_OFFSET)
+        self.rng = Random(plan.seed + _RNG_SEED_OFFSET)
         self.invariants = invariants
         self.timeline = Timeline()
         self.clock = SimClock(self.timeline)
         self.checker = Checker(plan, self.timeline, self.clock)
-        self.host = Host(self)
-        self.network = Network(self.timeline, self.luck, self.faults, self.host)
+        self.host = BrokerHost(self)
+        self.network = Network(self.timeline, self.rng, self.faults, self.host)
         #: Relays between workers and the broker.
         self.relays: list[RelayProgram] = []
         self.peers: dict[bytes, Peer] = {}
@@ -62,7 +62,7 @@ class World:
         #: When the last round began with a mishap.
         self.mishap_ns = -CALM_NS
         #: Messages may be doubled, now or by what is still under way.
-        self.doubles = plan.faults.duplicate > 0
+        self.may_duplicate = plan.faults.duplicate > 0
         self.events = 0
         self._say = say
         self._hash = hashlib.sha256()
@@ -83,7 +83,7 @@ class World:
         now_ns = self.timeline.now_ns
         self._hash.update(_encode((now_ns, what, thing, frames)))
         if self._say is not None:
-            self._say(f"{now_ns / SECOND_NS:.6f} {what} {brief(thing)}")
+            self._say(f"{now_ns / SECOND_NS:.6f} {what} {short_text(thing)}")
 
     def digest(self) -> str:
         self._hash.update(self.host.store.head.chain)

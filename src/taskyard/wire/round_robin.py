@@ -94,7 +94,7 @@ class RoundRobin:
         self._answers: dict[tuple[bytes, bytes], Responded] = {}
         #: Messages that were passed on from peer to peer, oldest first: the receiver, the addresses
         #: on top of its RESPONSE, and the id. Any other RESPONSE is to a task, and comes too late.
-        self._passed: dict[tuple[bytes, tuple[bytes, ...], bytes], None] = {}
+        self._blocked: dict[tuple[bytes, tuple[bytes, ...], bytes], None] = {}
         #: What came before it was known what workers hold; None: it is.
         self._early: list[tuple[bytes, Sequence[bytes]]] | None = []
         self._has_asked = False
@@ -243,10 +243,10 @@ class RoundRobin:
         bottom = (*message.bottom, route[1:])
         passed = Message(message.command, message.id, message.arguments, message.top[1:], bottom)
         if message.command != lmq.RESPONSE:
-            self._passed[message.top[0], passed.way_back(), message.id] = None
-            if len(self._passed) > PASSED_MAX:
-                del self._passed[next(iter(self._passed))]
-        elif (route[1:], tuple(message.top), message.id) not in self._passed:
+            self._blocked[message.top[0], passed.way_back(), message.id] = None
+            if len(self._blocked) > PASSED_MAX:
+                del self._blocked[next(iter(self._blocked))]
+        elif (route[1:], tuple(message.top), message.id) not in self._blocked:
             self._table.stale += 1
             return []
         return [self._send(route[:1] + message.top[0], passed)]

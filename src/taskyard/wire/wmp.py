@@ -82,7 +82,7 @@ class Peer(Struct):
     newest_list: tuple[int | None, int] = (None, 0)
 
 
-class Sender(Struct):
+class Submitter(Struct):
     """Where a message came from, and when."""
 
     route: bytes
@@ -102,7 +102,7 @@ class PendingReply(Struct):
     #: GIVE: the lock's id; None: it was no GIVE.
     lock: wmp.LockId | None = None
     #: From another process than the one that is known by this id: what it is when it is accepted.
-    newcomer: Sender | None = None
+    newcomer: Submitter | None = None
     facts: WorkerFacts | None = None
     #: It is a PING, to be answered.
     is_ping: bool = False
@@ -155,7 +155,7 @@ class Wmp:
     ) -> list[events.Event]:
         path, message, payload = wmp.decode(frames, Side.WORKER)
         worker = self.prefix + name_of(message.worker, "worker's id", wmp.WORKER_BYTES_MAX)
-        sender = Sender(route, path, worker, now_ns, message.incarnation)
+        sender = Submitter(route, path, worker, now_ns, message.incarnation)
         refusal = _refusal(peer, sender)
         if refusal:
             return [events.RequestRejected(0, route, self._issue(sender), refusal)]
@@ -163,7 +163,7 @@ class Wmp:
             raise Malformed("it is meant for another manager")
         return self._HANDLERS[type(message)](self, sender, message, payload)
 
-    def _ready(self, sender: Sender, message: wmp.Ready, _payload: bytes) -> list[events.Event]:
+    def _ready(self, sender: Submitter, message: wmp.Ready, _payload: bytes) -> list[events.Event]:
         if self.leaving and sender.worker not in self._peers:
             number = self._issue(sender)
             return [events.RequestRejected(0, sender.route, number, "this manager is leaving")]
@@ -190,7 +190,7 @@ class Wmp:
         )
         return [appeared, sign, asked]
 
-    def _give(self, sender: Sender, message: wmp.Give, _payload: bytes) -> list[events.Event]:
+    def _give(self, sender: Submitter, message: wmp.Give, _payload: bytes) -> list[events.Event]:
         services = _services(message.services)
         peer = self._note_route(sender)
         said: list[events.Event] = []
@@ -201,7 +201,7 @@ class Wmp:
         asked = events.TasksRequested(0, sender.worker, 1, parks, number, sender.incarnation)
         return [*said, asked]
 
-    def _done(self, sender: Sender, message: wmp.Done, payload: bytes) -> list[events.Event]:
+    def _done(self, sender: Submitter, message: wmp.Done, payload: bytes) -> list[events.Event]:
         report = events.TasksReported(
             *(0, sender.worker, [name_of(message.task)], [message.attempt]),
             outcomes=None if message.status == "ok" else [_OUTCOMES[message.status]],
@@ -213,7 +213,9 @@ class Wmp:
         self._note_route(sender)
         return [report]
 
-    def _status(self, sender: Sender, message: wmp.Status, _payload: bytes) -> list[events.Event]:
+    def _status(
+        self, sender: Submitter, message: wmp.Status, _payload: bytes
+    ) -> list[events.Event]:
         name = name_of(message.task)
         self._note_route(sender)
         if message.percent is None and message.text is None:
@@ -226,17 +228,21 @@ class Wmp:
         )
         return [progressed]
 
-    def _ping(self, sender: Sender, message: wmp.WorkerPing, _payload: bytes) -> list[events.Event]:
+    def _ping(
+        self, sender: Submitter, message: wmp.WorkerPing, _payload: bytes
+    ) -> list[events.Event]:
         sign = self._heartbeat(sender, message)
         sign.request = self._issue(sender)
         self._pending[sign.request].is_ping = True
         return [sign]
 
-    def _pong(self, sender: Sender, message: wmp.WorkerPong, _payload: bytes) -> list[events.Event]:
+    def _pong(
+        self, sender: Submitter, message: wmp.WorkerPong, _payload: bytes
+    ) -> list[events.Event]:
         return [self._heartbeat(sender, message)]
 
     def _heartbeat(
-        self, sender: Sender, message: wmp.WorkerPing | wmp.WorkerPong
+        self, sender: Submitter, message: wmp.WorkerPing | wmp.WorkerPong
     ) -> events.WorkerHeartbeat:
         sign = events.WorkerHeartbeat(0, sender.worker, incarnation=sender.incarnation)
         held = [(name_of(task), attempt) for task, attempt in message.held or ()]
@@ -245,7 +251,7 @@ class Wmp:
             sign.held, sign.heartbeat_ns = held, _heartbeat_ns(message.heartbeat_ms)
         return sign
 
-    def _bye(self, sender: Sender, _told: wmp.WorkerBye, _payload: bytes) -> list[events.Event]:
+    def _bye(self, sender: Submitter, _told: wmp.WorkerBye, _payload: bytes) -> list[events.Event]:
         if not self._is_newcomer(sender):
             self._forget(sender.worker)
         return [events.WorkerExited(0, sender.worker, incarnation=sender.incarnation)]
@@ -371,7 +377,7 @@ class Wmp:
     def _id(self, worker: bytes) -> str:
         return text_of(worker.removeprefix(self.prefix))
 
-    def _issue(self, sender: Sender, lock: wmp.LockId | None = None) -> int:
+    def _issue(self, sender: Submitter, lock: wmp.LockId | None = None) -> int:
         number = next(self._numbers)
         ticket = self._pending[number] = PendingReply(
             sender.route, sender.path, sender.worker, lock
@@ -406,23 +412,23 @@ class Wmp:
                 self._forget(worker)
                 continue
             self._put_last(worker, now_ns)
-            number = self._issue(Sender(peer.route, peer.path, worker, now_ns))
+            number = self._issue(Submitter(peer.route, peer.path, worker, now_ns))
             asked.append(events.ReplyDue(0, peer.route, number))
         return asked
 
-    def _is_newcomer(self, sender: Sender) -> bool:
+    def _is_newcomer(self, sender: Submitter) -> bool:
         """Whether another process than the one that is known by this id sent a message."""
         peer = self._peers.get(sender.worker)
         if peer is None or None in (peer.incarnation, sender.incarnation):
             return False
         return peer.incarnation != sender.incarnation
 
-    def _accept_newcomer(self, sender: Sender, facts: WorkerFacts | None) -> None:
+    def _accept_newcomer(self, sender: Submitter, facts: WorkerFacts | None) -> None:
         """Let a process that was accepted be the one that is known by its id."""
         self._forget(sender.worker)
         self._note_route(sender).facts = facts
 
-    def _note_route(self, sender: Sender) -> Peer:
+    def _note_route(self, sender: Submitter) -> Peer:
         """Note the way by which a worker was heard. The way to a newcomer is not noted yet."""
         if self._is_newcomer(sender):
             return Peer(sender.route, sender.path, sender.now_ns)
@@ -465,7 +471,7 @@ def _heartbeat_ns(promised_ms: int) -> int:
     return min(max(promised_ns, HEARTBEAT_NS_MIN), HEARTBEAT_NS_MAX)
 
 
-def _is_newest(peer: Peer, sender: Sender, number: int) -> bool:
+def _is_newest(peer: Peer, sender: Submitter, number: int) -> bool:
     """Return whether a list is newer than all before it: one by a slower way may come later."""
     incarnation, newest = peer.newest_list
     if not number:
@@ -486,7 +492,7 @@ def _reply(
     return to.route, wmp.encode(to.path, message, payload)
 
 
-def _refusal(peer: object | None, sender: Sender) -> str:
+def _refusal(peer: object | None, sender: Submitter) -> str:
     """Why whoever came in by a key may not say this; empty: it may. A worker's key is bound to its
     name; that of a relay, which is a worker's key too, vouches for all that are behind it."""
     if not isinstance(peer, roles.AuthenticatedPeer):

@@ -19,7 +19,7 @@ from taskyard.worker.output import last_line
 logger = logging.getLogger("taskyard.worker")
 
 
-class Feed:
+class StdinPipe:
     """A pipe from us to a process: never blocks, keeps what the process does not take yet."""
 
     def __init__(self, selector: BaseSelector) -> None:
@@ -36,7 +36,7 @@ class Feed:
         self._is_ending = False
 
     @contextmanager
-    def given(self) -> Iterator[int]:
+    def reading_end(self) -> Iterator[int]:
         """The reading end, for as long as it takes to start the process that gets it. If that
         fails the pipe is gone."""
         try:
@@ -67,7 +67,7 @@ class Feed:
             os.close(self._writing)
             self._writing = None
 
-    def untouched(self) -> list[Key]:
+    def unsent_keys(self) -> list[Key]:
         """Tasks of which the process has not got a byte."""
         unsent = list(self._unsent)[1 if self._is_begun else 0 :]
         return [key for key, _ in unsent if key is not None]
@@ -107,26 +107,26 @@ class Feed:
         self._write()
 
 
-class Murmur:
+class LineLogger:
     """What a process says to people, line by line into the log: long lines cut, and not more of
     them in a second than one can read."""
 
-    def __init__(self, who: str, now_ns: Callable[[], int]) -> None:
-        self._who = who
+    def __init__(self, source: str, now_ns: Callable[[], int]) -> None:
+        self._who = source
         self._now_ns = now_ns
         self._pending = b""
         self._second = 0
         self._lines = 0
-        self._unlogged = 0
+        self._suppressed = 0
 
     def add(self, chunk: bytes) -> None:
         """Bytes of any length, with and without ends of lines."""
         *lines, rest = (self._pending + chunk).split(b"\n")
         self._pending = rest[: LAST_LINE_BYTES_MAX + 1]
         for line in lines:
-            self.say(line)
+            self.log(line)
 
-    def say(self, line: bytes, level: int = logging.WARNING) -> None:
+    def log(self, line: bytes, level: int = logging.WARNING) -> None:
         text = last_line(line[:LAST_LINE_BYTES_MAX]).decode()
         if text and len(line) > LAST_LINE_BYTES_MAX:
             text += " [...]"
@@ -137,18 +137,18 @@ class Murmur:
             self._second, self._lines = second, 0
         self._lines += 1
         if self._lines > AGENT_LOG_LINES_MAX:
-            self._unlogged += 1
+            self._suppressed += 1
             return
-        self._confess()
+        self._log_suppressed()
         logger.log(level, "%s: %s", self._who, text)
 
     def end(self) -> None:
         """The last line may have no end."""
-        self.say(self._pending)
+        self.log(self._pending)
         self._pending = b""
-        self._confess()
+        self._log_suppressed()
 
-    def _confess(self) -> None:
-        if self._unlogged:
-            logger.warning("%s: %d more lines were not logged", self._who, self._unlogged)
-            self._unlogged = 0
+    def _log_suppressed(self) -> None:
+        if self._suppressed:
+            logger.warning("%s: %d more lines were not logged", self._who, self._suppressed)
+            self._suppressed = 0

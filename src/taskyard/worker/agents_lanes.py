@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskyard.worker.agents_process import Agent
-    from taskyard.worker.agents_rules import AgentSettings, Lane, Rulebook
+    from taskyard.worker.agents_rules import AgentRules, AgentSettings, LaneKey
     from taskyard.worker.jobs import Job
 
 
-class Lanes:
+class LaneAssignment:
     """Who serves which lane in one turn, and what waits. Told of what is begun meanwhile."""
 
     def __init__(
@@ -30,23 +30,23 @@ class Lanes:
         agents: Sequence[Agent],
         others: Sequence[Job],
         waiting: Sequence[tuple[Job, object]],
-        rules: Rulebook,
+        rules: AgentRules,
         now_ns: int,
     ) -> None:
         """`others` are the tasks that are done without agents."""
         self._waiting = waiting
         self._rules = rules
         #: How many serve each lane, and what they hold of it.
-        self._served: Counter[Lane] = Counter(lane_of(job) for job in others if job.lane)
+        self._served: Counter[LaneKey] = Counter(lane_of(job) for job in others if job.lane)
         self._held = Counter(self._served)
         #: Those that can eat, by their command, in the order in which they were started.
         self._hungry: dict[tuple[str, ...], list[Agent]] = {}
         for agent in agents:
-            self._look_at(agent, now_ns)
+            self._add_agent(agent, now_ns)
         #: Lanes of which a task was passed over: those behind it wait, too.
-        self._passed: dict[Lane, None] = {}
+        self._blocked: dict[LaneKey, None] = {}
 
-    def _look_at(self, agent: Agent, now_ns: int) -> None:
+    def _add_agent(self, agent: Agent, now_ns: int) -> None:
         if agent.can_eat():
             self._hungry.setdefault(agent.argv, []).append(agent)
         until_ns = agent.serves_until_ns()
@@ -54,20 +54,20 @@ class Lanes:
             self._served[agent.lane] += 1
             self._held[agent.lane] += len(agent.jobs())
 
-    def has_passed(self, job: Job) -> bool:
+    def is_blocked(self, job: Job) -> bool:
         """A task before it in its lane has to wait."""
-        return bool(job.lane) and lane_of(job) in self._passed
+        return bool(job.lane) and lane_of(job) in self._blocked
 
-    def pass_over(self, job: Job) -> None:
+    def block_lane(self, job: Job) -> None:
         if job.lane:
-            self._passed[lane_of(job)] = None
+            self._blocked[lane_of(job)] = None
 
-    def begin(self, job: Job) -> None:
+    def lane_started(self, job: Job) -> None:
         """Somebody serves its lane from now on who did not before."""
         if job.lane:
             self._served[lane_of(job)] += 1
 
-    def is_anybody_hungry(self) -> bool:
+    def has_hungry(self) -> bool:
         return any(self._hungry.values())
 
     def note_fed(self, agent: Agent) -> None:
@@ -75,17 +75,17 @@ class Lanes:
         if not agent.can_eat():
             self._hungry[agent.argv].remove(agent)
 
-    def vacancies(self, lane: Lane) -> int:
+    def vacancies(self, lane: LaneKey) -> int:
         """How many more may serve it. The broker counts workers, and we are one; but it hands out
         no more tasks than so many agents may hold."""
         if not lane[1]:
             return 1
         rules = self._rules.rules_for(lane)
         limit = rules.lane_workers_max or TASKS_MAX
-        needed = max(1, (self._held[lane] + self._waits[lane]) // (1 + rules.overfeed))
+        needed = max(1, (self._held[lane] + self._waiting_by_lane[lane]) // (1 + rules.overfeed))
         return max(0, min(limit, needed) - self._served[lane])
 
-    def eater(self, job: Job, settings: AgentSettings) -> Agent | None:
+    def agent_for(self, job: Job, settings: AgentSettings) -> Agent | None:
         """Who takes the task; None if it has to wait. Among those who could, the first that were
         started go first: so the last ones have nothing to do, and can be let go."""
         hungry = self._hungry.get(settings.argv)
@@ -102,27 +102,32 @@ class Lanes:
         return found if found is None or self.vacancies(lane) else None
 
     @cached_property
-    def _waits(self) -> Counter[Lane]:
+    def _waiting_by_lane(self) -> Counter[LaneKey]:
         """How many tasks of each lane waited when the turn began."""
         return Counter(lane_of(job) for job, _ in self._waiting if job.lane)
 
     @cached_property
-    def _reserved(self) -> dict[Agent, Lane]:
+    def _reserved(self) -> dict[Agent, LaneKey]:
         """Idle agents that go on with the lane that they served last: nobody else gets them."""
-        reserved: dict[Agent, Lane] = {}
-        counts: Counter[Lane] = Counter()
+        reserved: dict[Agent, LaneKey] = {}
+        counts: Counter[LaneKey] = Counter()
         for argv, hungry in self._hungry.items():
             for agent in hungry:
                 lane = agent.lane
-                if lane is None or not lane[1] or not self._waits[lane] or not agent.is_empty():
+                if (
+                    lane is None
+                    or not lane[1]
+                    or not self._waiting_by_lane[lane]
+                    or not agent.is_empty()
+                ):
                     continue
                 settings = self._rules.agents_for(lane)
                 is_its = settings is not None and settings.argv == argv
-                if is_its and counts[lane] < min(self._waits[lane], self.vacancies(lane)):
+                if is_its and counts[lane] < min(self._waiting_by_lane[lane], self.vacancies(lane)):
                     counts[lane] += 1
                     reserved[agent] = lane
         return reserved
 
 
-def lane_of(job: Job) -> Lane:
+def lane_of(job: Job) -> LaneKey:
     return (job.service, job.lane)

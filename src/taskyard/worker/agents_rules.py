@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from taskyard.core.events import Rule
 #: A service, and the name of a lane of it.
-Lane: TypeAlias = tuple[bytes, bytes]
+LaneKey: TypeAlias = tuple[bytes, bytes]
 
 #: Lanes whose clause is remembered: they come and go, and to look again costs little.
-LANES_REMEMBERED: Final = 10_000
+LANES_CACHE_SIZE: Final = 10_000
 
 
 class AgentSettings(Struct, frozen=True):
@@ -39,54 +39,56 @@ class AgentSettings(Struct, frozen=True):
     hunger_ns_max: int = AGENT_HUNGER_NS_MAX
 
 
-class Rulebook:
+class AgentRules:
     """What the broker says. `program` is fed whatever that names as a command."""
 
     def __init__(self, clauses: Sequence[Rule] = (), program: AgentSettings | None = None) -> None:
         self._clauses = tuple(clauses)
         self._globs = [(compile_glob(clause.match), clause.rules) for clause in self._clauses]
         self._program = program
-        self._remembered: dict[Lane, tuple[LaneOptions, AgentSettings | None]] = {}
+        self._cache: dict[LaneKey, tuple[LaneOptions, AgentSettings | None]] = {}
         rules = [clause.rules for clause in self._clauses]
         #: The most that any lane is overfed by.
         self.overfeed_max = max((one.overfeed for one in rules), default=0)
         #: The commands that are to be had: an agent of another one is not needed any more.
-        self.commands = tuple(dict.fromkeys(words_of(one.command) for one in rules if one.command))
+        self.commands = tuple(
+            dict.fromkeys(split_command(one.command) for one in rules if one.command)
+        )
         if program is not None:
             self.commands = (program.argv,)
 
-    def replaced(self, clauses: Sequence[Rule]) -> Rulebook | None:
+    def updated(self, clauses: Sequence[Rule]) -> AgentRules | None:
         """What the broker says now; None: the same."""
-        return None if tuple(clauses) == self._clauses else Rulebook(clauses, self._program)
+        return None if tuple(clauses) == self._clauses else AgentRules(clauses, self._program)
 
-    def agents_for(self, lane: Lane) -> AgentSettings | None:
+    def agents_for(self, lane: LaneKey) -> AgentSettings | None:
         """The agents that are fed with the tasks of a lane; None: they are done without."""
-        return self._looked_up(lane)[1]
+        return self._cached(lane)[1]
 
-    def rules_for(self, lane: Lane) -> LaneOptions:
-        return self._looked_up(lane)[0]
+    def rules_for(self, lane: LaneKey) -> LaneOptions:
+        return self._cached(lane)[0]
 
-    def _looked_up(self, lane: Lane) -> tuple[LaneOptions, AgentSettings | None]:
-        found = self._remembered.get(lane)
+    def _cached(self, lane: LaneKey) -> tuple[LaneOptions, AgentSettings | None]:
+        found = self._cache.get(lane)
         if found is None:
-            if len(self._remembered) >= LANES_REMEMBERED:
-                self._remembered.clear()
-            found = self._remembered[lane] = self._look_up(lane)
+            if len(self._cache) >= LANES_CACHE_SIZE:
+                self._cache.clear()
+            found = self._cache[lane] = self._compute(lane)
         return found
 
-    def _look_up(self, lane: Lane) -> tuple[LaneOptions, AgentSettings | None]:
+    def _compute(self, lane: LaneKey) -> tuple[LaneOptions, AgentSettings | None]:
         name = b"/".join(lane)
         rules = next((rules for fits, rules in self._globs if fits(name)), None)
         if rules is None:
             return LaneOptions(), self._program
         if self._program is not None:
-            return rules, _ruled(self._program, rules)
+            return rules, _with_rule(self._program, rules)
         if not rules.command:
             return rules, None
-        return rules, _ruled(AgentSettings(words_of(rules.command)), rules)
+        return rules, _with_rule(AgentSettings(split_command(rules.command)), rules)
 
 
-def _ruled(settings: AgentSettings, rules: LaneOptions) -> AgentSettings:
+def _with_rule(settings: AgentSettings, rules: LaneOptions) -> AgentSettings:
     return structs.replace(
         settings,
         overfeed=rules.overfeed,
@@ -95,7 +97,7 @@ def _ruled(settings: AgentSettings, rules: LaneOptions) -> AgentSettings:
     )
 
 
-def words_of(command: bytes) -> tuple[str, ...]:
+def split_command(command: bytes) -> tuple[str, ...]:
     """A command that is none is one word: it can't be started, and that is told."""
     text = command.decode(errors="surrogateescape")
     try:

@@ -9,18 +9,18 @@ from taskyard.worker.output import cut_reason
 logger = logging.getLogger("taskyard.worker")
 
 
-class Starts:
+class StartBackoff:
     """Of one command."""
 
     def __init__(self) -> None:
         #: No agent is started before.
         self.next_ns = 0
         #: Why none can be started; b"" as soon as one asks for a task.
-        self.trouble = b""
+        self.agent_error = b""
         #: The agents of late that came to nothing.
         self._failures = 0
 
-    def failed(self, reason: bytes, now_ns: int, *, is_trouble: bool) -> None:
+    def failed(self, reason: bytes, now_ns: int, *, is_error: bool) -> None:
         """An agent came to nothing: wait before the next one, longer each time. It is trouble if
         not even a task was to blame."""
         if now_ns - self.next_ns > AGENT_RESTART_NS_MAX:
@@ -29,7 +29,7 @@ class Starts:
         if delay_ns < AGENT_RESTART_NS_MAX:
             self._failures += 1
         self.next_ns = now_ns + delay_ns
-        if is_trouble:
-            self.trouble = cut_reason(reason)
+        if is_error:
+            self.agent_error = cut_reason(reason)
         text = reason.decode(errors="replace")
         logger.warning("%s; the next one is started in %g s", text, delay_ns / SECOND_NS)

@@ -18,7 +18,7 @@ PICKLE_REFUSAL: Final = (
 )
 
 
-def is_allowed(module: str, allow: Sequence[str]) -> bool:
+def is_module_allowed(module: str, allow: Sequence[str]) -> bool:
     """`imaging` allows `imaging` and `imaging.colours`, not `imaging2`."""
     return any(module == name or module.startswith(f"{name}.") for name in allow)
 
@@ -33,11 +33,11 @@ def find_function(call: str, allow: Sequence[str]) -> Callable[..., Any]:
     Raises UserError for what is not offered; what the import itself raises comes through.
     """
     module_name, _, path = call.partition(":")
-    if not is_allowed(module_name, allow):
+    if not is_module_allowed(module_name, allow):
         raise UserError(refusal(module_name))
     module = importlib.import_module(module_name)
-    function, home = _walk(module, path)
-    if not _is_offered(module, path, home, allow):
+    function, home = _resolve_path(module, path)
+    if not _is_in_allowed_module(module, path, home, allow):
         raise UserError(f"{call} comes from {home}: {refusal(home)}")
     if not callable(function):
         kind = type(function).__name__
@@ -48,7 +48,7 @@ def find_function(call: str, allow: Sequence[str]) -> Callable[..., Any]:
     return found
 
 
-def _walk(module: ModuleType, path: str) -> tuple[object, str]:
+def _resolve_path(module: ModuleType, path: str) -> tuple[object, str]:
     """What the path leads to, and the module in which that was defined."""
     found: object = module
     home = module.__name__
@@ -64,5 +64,7 @@ def _walk(module: ModuleType, path: str) -> tuple[object, str]:
     return found, home
 
 
-def _is_offered(module: ModuleType, path: str, home: str, allow: Sequence[str]) -> bool:
-    return is_allowed(home, allow) or path.partition(".")[0] in getattr(module, "__all__", ())
+def _is_in_allowed_module(module: ModuleType, path: str, home: str, allow: Sequence[str]) -> bool:
+    return is_module_allowed(home, allow) or path.partition(".")[0] in getattr(
+        module, "__all__", ()
+    )

@@ -21,61 +21,61 @@ from taskyard.wire.pickled import Pickled
 from taskyard.wire.work import Call, decode_call, encode_value
 from taskyard.worker import allowing, frames
 from taskyard.worker.limits import PICKLED_BYTES_MAX, READ_BYTES_MAX, RESULT_BYTES_MAX
-from taskyard.worker.meter import Meter
-from taskyard.worker.origins import Origins
+from taskyard.worker.meter import UsageMeter
+from taskyard.worker.origins import MainScripts
 from taskyard.worker.output import cut_reason
 from taskyard.worker.processes import task_env
 
 #: The outcome, the result or the reason, and what belongs at the end of the output.
-Answer = tuple[Outcome, bytes, bytes]
+CallResult = tuple[Outcome, bytes, bytes]
 
 #: Their frames say nothing to a user.
 _OWN_FILES = (__file__, allowing.__file__, pickled.__file__)
 
 
-class _Refused(Exception):
+class _CallRefused(Exception):
     """What can't be done, now or at another attempt."""
 
 
-class Caller:
+class CallRunner:
     """Does calls; keeps the functions that it has found."""
 
     def __init__(self, allow: Sequence[str]) -> None:
         self._allow = allow
         self._functions: dict[str, Callable[..., Any]] = {}
-        self._origins = Origins()
+        self._main_scripts = MainScripts()
         self._directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
 
-    def answer(self, name: bytes, attempt: int, payload: bytes, campaign: bytes) -> Answer:
+    def run(self, name: bytes, attempt: int, payload: bytes, campaign: bytes) -> CallResult:
         """Whatever the function does becomes an answer, unless it ends the process."""
         work = decode_call(payload)
         os.environ.update(task_env(name, attempt, campaign))
         try:
             if isinstance(work, Pickled):
-                return self._answer_pickled(work)
-            with _added_to_environment(work.env or {}):
-                return self._answer(work)
+                return self._run_pickled(work)
+            with _extra_environment(work.env or {}):
+                return self._run_call(work)
         finally:
             # Wherever a function went, the next one begins where the worker is.
             os.fchdir(self._directory)
             _flush()
 
-    def _answer(self, call: Call) -> Answer:
+    def _run_call(self, call: Call) -> CallResult:
         try:
             return Outcome.DONE, self._result(call), b""
         except SystemExit as error:
-            _leave(error)
-        except _Refused as error:
+            _exit_process(error)
+        except _CallRefused as error:
             return _refusal(error)
         except BaseException as error:  # noqa: BLE001 - none of them may end the process
             _print_traceback(error)
             return _failure(error)
 
-    def _answer_pickled(self, call: Pickled) -> Answer:
+    def _run_pickled(self, call: Pickled) -> CallResult:
         """As Python's own executors do it: an exception of any kind goes back to the caller."""
         try:
             return Outcome.DONE, self._pickled_result(call), b""
-        except _Refused as error:
+        except _CallRefused as error:
             return _refusal(error)
         except BaseException as error:  # noqa: BLE001 - none of them may end the process
             printed = _print_traceback(error)
@@ -86,23 +86,23 @@ class Caller:
             os.chdir(call.cwd)
         value = self._function(call.call)(*call.args, **call.kwargs)
         try:
-            return _fitting(encode_value(value, "result"), RESULT_BYTES_MAX)
+            return _check_size(encode_value(value, "result"), RESULT_BYTES_MAX)
         except UserError as error:
-            raise _Refused(str(error)) from error
+            raise _CallRefused(str(error)) from error
 
     def _pickled_result(self, call: Pickled) -> bytes:
         try:
-            self._origins.enter(call.origin)
+            self._main_scripts.activate(call.origin)
             function, args, kwargs = pickled.unpickle(call.call)
         except UserError as error:
-            raise _Refused(str(error)) from error
+            raise _CallRefused(str(error)) from error
         except Exception as error:
-            raise _Refused(_not_unpickled(call, error)) from error
+            raise _CallRefused(_unpickle_error(call, error)) from error
         value = function(*args, **kwargs)
         try:
-            return _fitting(pickled.pickle_result(value), PICKLED_BYTES_MAX)
+            return _check_size(pickled.pickle_result(value), PICKLED_BYTES_MAX)
         except UserError as error:
-            raise _Refused(str(error)) from error
+            raise _CallRefused(str(error)) from error
 
     def _function(self, call: str) -> Callable[..., Any]:
         function = self._functions.get(call)
@@ -110,13 +110,13 @@ class Caller:
             try:
                 function = allowing.find_function(call, self._allow)
             except UserError as error:
-                raise _Refused(str(error)) from error
+                raise _CallRefused(str(error)) from error
             self._functions[call] = function
         return function
 
 
 @contextmanager
-def _added_to_environment(added: Mapping[str, str]) -> Iterator[None]:
+def _extra_environment(added: Mapping[str, str]) -> Iterator[None]:
     """For one call only."""
     before = {name: os.environ.get(name) for name in added}
     os.environ.update(added)
@@ -130,25 +130,25 @@ def _added_to_environment(added: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _fitting(result: bytes, bytes_max: int) -> bytes:
+def _check_size(result: bytes, bytes_max: int) -> bytes:
     if len(result) > bytes_max:
-        raise _Refused(
+        raise _CallRefused(
             f"the result has {len(result)} bytes, and {bytes_max} is the limit; "
             "write it to a file and return the file's name"
         )
     return result
 
 
-def _refusal(error: _Refused) -> Answer:
+def _refusal(error: _CallRefused) -> CallResult:
     return Outcome.FAILED_FINAL, cut_reason(str(error).encode(errors="replace")), b""
 
 
-def _failure(error: BaseException, line: bytes = b"") -> Answer:
-    return Outcome.FAILED, cut_reason(_text(error).encode(errors="replace")), line
+def _failure(error: BaseException, line: bytes = b"") -> CallResult:
+    return Outcome.FAILED, cut_reason(_exception_text(error).encode(errors="replace")), line
 
 
-def _not_unpickled(call: Pickled, error: Exception) -> str:
-    text = f"the call can't be unpickled by the worker: {_text(error)}"
+def _unpickle_error(call: Pickled, error: Exception) -> str:
+    text = f"the call can't be unpickled by the worker: {_exception_text(error)}"
     if call.origin.main is None and call.origin.main_module is None and b"_main__" in call.call:
         text += "; what is defined in an interactive session has to be put in a file"
     return text
@@ -162,7 +162,7 @@ def _flush() -> None:
             stream.flush()
 
 
-def _leave(error: SystemExit) -> NoReturn:
+def _exit_process(error: SystemExit) -> NoReturn:
     """What `sys.exit` asks for, at once: threads that a function left behind are not waited for."""
     status = error.code
     if status is not None and not isinstance(status, int):
@@ -183,7 +183,7 @@ def _print_traceback(error: BaseException) -> str:
     return text
 
 
-def _text(error: BaseException) -> str:
+def _exception_text(error: BaseException) -> str:
     """As the last line of a traceback says it."""
     kind = type(error)
     name = kind.__qualname__
@@ -203,14 +203,14 @@ def _write(descriptor: int, content: bytes) -> None:
 
 def serve(descriptor: int, allow: Sequence[str]) -> None:
     """Until the worker closes the socket."""
-    caller = Caller(allow)
-    inbox, meter = frames.Inbox(), Meter()
+    caller = CallRunner(allow)
+    inbox, meter = frames.FrameBuffer(), UsageMeter()
     _write(descriptor, frames.READY)
     while received := os.read(descriptor, READ_BYTES_MAX):
         for frame in inbox.add(received):
             meter.start()
-            answer = caller.answer(*frames.unpack_order(frame))
-            _write(descriptor, frames.pack_answer(*answer, meter.stop()))
+            run = caller.run(*frames.unpack_call(frame))
+            _write(descriptor, frames.pack_result(*run, meter.stop()))
 
 
 def main() -> None:

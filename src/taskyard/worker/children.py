@@ -15,7 +15,7 @@ from typing import Final
 from taskyard.core.events import Outcome
 from taskyard.core.runs import Run
 from taskyard.worker import frames
-from taskyard.worker.jobs import Done, Job
+from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.limits import (
     CHILD_START_NS_MAX,
     OUTPUT_TAIL_BYTES,
@@ -24,44 +24,49 @@ from taskyard.worker.limits import (
 )
 from taskyard.worker.output import Tail
 from taskyard.worker.processes import STATUS_UNKNOWN, Process, Streams, start, status_text
-from taskyard.worker.supervising import Pipe, Shared, Supervised
+from taskyard.worker.supervising import Pipe, RunnerContext, SupervisedProcess
 
 #: Not with the current directory in front (-P): a user's `json.py` must not become the child's.
 _PROGRAM: Final = ("-P", "-m", "taskyard.worker.child")
 
 #: No answer of ours is longer; more is something else that writes to our socket.
-_ANSWER_BYTES_MAX: Final = PICKLED_BYTES_MAX + READ_BYTES_MAX
+_REPLY_BYTES_MAX: Final = PICKLED_BYTES_MAX + READ_BYTES_MAX
 
 
-class Child(Supervised):
+class CallProcess(SupervisedProcess):
     """One Python process, the socket to it, and the call that it is at."""
 
     def __init__(
-        self, process: Process, connection: socket.socket, output: Tail, pipe: Pipe, shared: Shared
+        self,
+        process: Process,
+        connection: socket.socket,
+        output: Tail,
+        pipe: Pipe,
+        runner_context: RunnerContext,
     ) -> None:
-        super().__init__(process, shared)
+        super().__init__(process, runner_context)
         self._socket = connection
         self._output = output
         self._pipe = pipe
-        self._inbox = frames.Inbox()
+        self._inbox = frames.FrameBuffer()
         #: Of an order that is larger than the socket's room. A view: nothing is copied.
         self._unsent = memoryview(b"")
         self._is_ready = False
         self._is_connected = True
-        shared.selector.register(connection, EVENT_READ, self._on_socket)
+        runner_context.selector.register(connection, EVENT_READ, self._on_socket)
 
     def is_free(self) -> bool:
         return self.job is None and self._is_connected and not self.is_ending()
 
     def call(self, job: Job) -> None:
         """Begin with a job; only for one that is free."""
-        self._take(job)
+        self._assign(job)
         if not self._is_ready:
             # Python's own start is not the task's time.
-            self.due_ns = self._shared.now_ns() + CHILD_START_NS_MAX
+            self.due_ns = self._context.now_ns() + CHILD_START_NS_MAX
         # What a former call's threads printed since is not this one's.
         self._output.clear()
-        order = frames.pack_order(job.name, job.attempt, job.payload, job.campaign)
+        order = frames.pack_call(job.name, job.attempt, job.payload, job.campaign)
         self._send(memoryview(order))
 
     def _limit_text(self) -> bytes:
@@ -79,7 +84,7 @@ class Child(Supervised):
         was_waiting, self._unsent = bool(self._unsent), order[sent:]
         if bool(self._unsent) != was_waiting:
             events = EVENT_READ | EVENT_WRITE if self._unsent else EVENT_READ
-            self._shared.selector.modify(self._socket, events, self._on_socket)
+            self._context.selector.modify(self._socket, events, self._on_socket)
 
     def _on_socket(self, events: int) -> None:
         if self._is_connected and events & EVENT_WRITE:
@@ -96,37 +101,37 @@ class Child(Supervised):
         except OSError:
             received = b""
         if not received:
-            self._hang_up()
+            self._close_socket()
             return False
         for frame in self._inbox.add(received):
             self._on_frame(frame)
-        if self._inbox.bytes_pending() > _ANSWER_BYTES_MAX:
-            self._on_nonsense()
+        if self._inbox.bytes_pending() > _REPLY_BYTES_MAX:
+            self._on_malformed()
         return self._is_connected
 
-    def _hang_up(self) -> None:
+    def _close_socket(self) -> None:
         if self._is_connected:
             self._is_connected = False
-            self._shared.selector.unregister(self._socket)
+            self._context.selector.unregister(self._socket)
             self._socket.close()
 
     def _on_frame(self, frame: bytes) -> None:
         if not self._is_ready:
             self._is_ready = True
-            self._began_ns = self._shared.now_ns()
+            self._began_ns = self._context.now_ns()
             if not self.is_ending():
                 self._start_limit()
             return
         try:
-            answer = frames.unpack_answer(frame)
+            answer = frames.unpack_result(frame)
         except ValueError:
-            self._on_nonsense()
+            self._on_malformed()
         else:
             self._on_answer(*answer)
 
     def _on_answer(self, outcome: Outcome, text: bytes, output_end: bytes, run: Run | None) -> None:
         if self.job is None:
-            self._on_nonsense()
+            self._on_malformed()
         elif self.is_ending():
             # Too late, and there is nothing left to put in order.
             self.process.signal(signal.SIGKILL)
@@ -137,19 +142,19 @@ class Child(Supervised):
             done.output += output_end
             done.output_bytes_total += len(output_end) if done.output_bytes_total else 0
             done.run = run
-            self._rest()
-            self._shared.report(done)
+            self._clear_job()
+            self._context.report(done)
 
-    def _on_nonsense(self) -> None:
+    def _on_malformed(self) -> None:
         """It can't be believed any more, whatever it says next."""
-        self._hang_up()
+        self._close_socket()
         self.end(b"something in the called process wrote to the worker's own connection")
 
-    def _conclude(self, status: int) -> Done | None:
+    def _on_ended(self, status: int) -> JobResult | None:
         # It may have died after its answer.
         while self._is_connected and self._receive():
             pass
-        self._hang_up()
+        self._close_socket()
         self._pipe.drain()
         self._pipe.close()
         if self.job is None:
@@ -157,28 +162,28 @@ class Child(Supervised):
         died = f"the process died: {status_text(status)}".encode()
         done = self._done(self.job, Outcome.FAILED, self._ending or died)
         # What the process used is not that of its last call alone.
-        done.run = self._ran(None if status == STATUS_UNKNOWN else status)
+        done.run = self._run_record(None if status == STATUS_UNKNOWN else status)
         return done
 
-    def _done(self, job: Job, outcome: Outcome, text: bytes) -> Done:
-        output, bytes_total = self._output.kept()
-        return Done(job, outcome, text, output, output_bytes_total=bytes_total)
+    def _done(self, job: Job, outcome: Outcome, text: bytes) -> JobResult:
+        output, bytes_total = self._output.with_size()
+        return JobResult(job, outcome, text, output, output_bytes_total=bytes_total)
 
 
-def start_child(allow: Sequence[str], shared: Shared) -> Child:
+def start_child(allow: Sequence[str], runner_context: RunnerContext) -> CallProcess:
     """Raises OSError if there is no room for one more process."""
     output = Tail(OUTPUT_TAIL_BYTES)
-    pipe = Pipe(shared.selector, output.add)
-    with pipe.given() as writing:
+    pipe = Pipe(runner_context.selector, output.add)
+    with pipe.writing_end() as writing:
         ours, theirs = socket.socketpair()
         with theirs:
             descriptor = theirs.fileno()
             argv = [sys.executable, *_PROGRAM, str(descriptor), *allow]
-            streams = Streams(shared.null, writing, writing, [descriptor])
+            streams = Streams(runner_context.dev_null, writing, writing, [descriptor])
             try:
-                process = start(argv, streams, shared.env)
+                process = start(argv, streams, runner_context.env)
             except BaseException:
                 ours.close()
                 raise
     ours.settimeout(0)
-    return Child(process, ours, output, pipe, shared)
+    return CallProcess(process, ours, output, pipe, runner_context)

@@ -10,8 +10,8 @@ from typing import Final
 from taskyard.errors import UserError
 
 #: What every program needs.
-PASSED_ON: Final = ("PATH", "HOME", "LANG", "TZ", "USER", "TMPDIR")
-PASSED_ON_PREFIX: Final = "LC_"
+PASSED_VARIABLES: Final = ("PATH", "HOME", "LANG", "TZ", "USER", "TMPDIR")
+PASSED_PREFIX: Final = "LC_"
 
 #: What is the worker's own.
 OWN_PREFIX: Final = "TASKYARD_"
@@ -22,7 +22,7 @@ def clean_environment(own: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in own.items()
-        if name in PASSED_ON or name.startswith(PASSED_ON_PREFIX)
+        if name in PASSED_VARIABLES or name.startswith(PASSED_PREFIX)
     }
 
 

@@ -13,13 +13,13 @@ from taskyard.wire.pickled import PICKLE
 from taskyard.wire.work import CALL, EXEC, Command
 from taskyard.worker.jobs import Job
 from taskyard.worker.programs import not_started, start_program
-from taskyard.worker.running import Clock, Runner
+from taskyard.worker.running import Clock, ProcessRunner
 
 #: Services whose payloads say what to do.
-_TELLING: Final = (EXEC, CALL, PICKLE)
+_SELF_DESCRIBING: Final = (EXEC, CALL, PICKLE)
 
 
-class Feeder(Runner):
+class StdinRunner(ProcessRunner):
     """Up to `slots` tasks at once; those that don't say what to do go to the program of `argv`."""
 
     def __init__(
@@ -35,38 +35,38 @@ class Feeder(Runner):
         self._command = Command(list(argv))
 
     def start(self, job: Job) -> None:
-        if job.service in _TELLING:
+        if job.service in _SELF_DESCRIBING:
             super().start(job)
         else:
             self._waiting.append((job, self._command))
 
-    def _begin_program(self, job: Job, command: Command) -> None:
+    def _start_program(self, job: Job, command: Command) -> None:
         if command is not self._command:
-            super()._begin_program(job, command)
+            super()._start_program(job, command)
             return
         try:
-            with _input(job.payload) as stdin:
-                shared = self._shared._replace(null=stdin.fileno())
+            with _payload_file(job.payload) as stdin:
+                shared = self._context._replace(dev_null=stdin.fileno())
                 self._processes.append(start_program(job, command, shared))
         except (OSError, ValueError) as error:
             self._report(not_started(job, command, error))
 
 
-def hire(
+def make_runner(
     slots: int,
     clock: Clock,
     command: Sequence[str] | None,
     allow: Sequence[str] = (),
     *,
     allow_pickle: bool = False,
-) -> Runner:
+) -> ProcessRunner:
     """Whoever does the tasks: with a `command` also those that don't say what to do."""
     if command is None:
-        return Runner(slots, allow, clock, allow_pickle=allow_pickle)
-    return Feeder(slots, command, clock, allow, allow_pickle=allow_pickle)
+        return ProcessRunner(slots, allow, clock, allow_pickle=allow_pickle)
+    return StdinRunner(slots, command, clock, allow, allow_pickle=allow_pickle)
 
 
-def _input(payload: bytes) -> BinaryIO:
+def _payload_file(payload: bytes) -> BinaryIO:
     """A file without a name: a pipe would have to be fed while the program reads, or does not."""
     stdin = tempfile.TemporaryFile()  # noqa: SIM115  # the caller's to close
     stdin.write(payload)

@@ -12,16 +12,16 @@ from taskyard.core.events import Outcome
 from taskyard.core.runs import Run
 
 _LENGTH = Struct("<I")
-_ORDER = Struct("<IQHH")  # length of the rest, attempt, lengths of the name and the campaign
-_ORDER_REST = Struct("<QHH")
+_CALL = Struct("<IQHH")  # length of the rest, attempt, lengths of the name and the campaign
+_CALL_REST = Struct("<QHH")
 #: Length of the rest; outcome; start, duration, CPU time and peak memory; length of the text.
-_ANSWER = Struct("<IBQQQQI")
-_ANSWER_REST = Struct("<BQQQQI")
+_RESULT = Struct("<IBQQQQI")
+_RESULT_REST = Struct("<BQQQQI")
 
 READY = _LENGTH.pack(0)
 
 
-class Inbox:
+class FrameBuffer:
     """Bytes in, whole frames out."""
 
     def __init__(self) -> None:
@@ -43,38 +43,38 @@ class Inbox:
         return len(self._pending)
 
 
-def pack_order(name: bytes, attempt: int, payload: bytes, campaign: bytes = b"") -> bytes:
-    length = _ORDER_REST.size + len(name) + len(campaign) + len(payload)
-    return _ORDER.pack(length, attempt, len(name), len(campaign)) + name + campaign + payload
+def pack_call(name: bytes, attempt: int, payload: bytes, campaign: bytes = b"") -> bytes:
+    length = _CALL_REST.size + len(name) + len(campaign) + len(payload)
+    return _CALL.pack(length, attempt, len(name), len(campaign)) + name + campaign + payload
 
 
-def unpack_order(frame: bytes) -> tuple[bytes, int, bytes, bytes]:
+def unpack_call(frame: bytes) -> tuple[bytes, int, bytes, bytes]:
     """Return the name, the attempt, the payload and the campaign."""
-    attempt, name_length, campaign_length = _ORDER_REST.unpack_from(frame)
-    start = _ORDER_REST.size
+    attempt, name_length, campaign_length = _CALL_REST.unpack_from(frame)
+    start = _CALL_REST.size
     end = start + name_length
     name, campaign = frame[start:end], frame[end : end + campaign_length]
     return name, attempt, frame[end + campaign_length :], campaign
 
 
-def pack_answer(
+def pack_result(
     outcome: Outcome, text: bytes, output_end: bytes = b"", run: Run | None = None
 ) -> bytes:
-    length = _ANSWER_REST.size + len(text) + len(output_end)
+    length = _RESULT_REST.size + len(text) + len(output_end)
     measured = _NOT_MEASURED
     if run is not None:
         measured = (run.started_ns, run.run_ns, run.cpu_ns, run.memory_max_bytes)
-    return _ANSWER.pack(length, outcome, *measured, len(text)) + text + output_end
+    return _RESULT.pack(length, outcome, *measured, len(text)) + text + output_end
 
 
-def unpack_answer(frame: bytes) -> tuple[Outcome, bytes, bytes, Run | None]:
+def unpack_result(frame: bytes) -> tuple[Outcome, bytes, bytes, Run | None]:
     """Raises ValueError for a frame that no child of ours has sent."""
-    if len(frame) < _ANSWER_REST.size:
+    if len(frame) < _RESULT_REST.size:
         raise ValueError("an answer has an outcome and a text")
-    outcome, *measured, text_length = _ANSWER_REST.unpack_from(frame)
+    outcome, *measured, text_length = _RESULT_REST.unpack_from(frame)
     started_ns, run_ns, cpu_ns, peak = measured
     run = Run(started_ns, run_ns, None, cpu_ns, peak) if started_ns else None
-    text, end = _ANSWER_REST.size, _ANSWER_REST.size + text_length
+    text, end = _RESULT_REST.size, _RESULT_REST.size + text_length
     return Outcome(outcome), frame[text:end], frame[end:], run
 
 

@@ -26,7 +26,7 @@ class Job(Struct, frozen=True):
         return self.name, self.attempt
 
 
-class Done(Struct):
+class JobResult(Struct):
     """What came of an attempt."""
 
     job: Job
@@ -40,7 +40,7 @@ class Done(Struct):
     #: Of RETRY_AT, by the wall clock.
     retry_at_ns: int = 0
     #: Of REFUSED: the worker is well, and can take others at once.
-    is_well: bool = False
+    healthy: bool = False
     #: Lengths of result and output before they were cut; 0: whole.
     result_bytes_total: int = 0
     output_bytes_total: int = 0

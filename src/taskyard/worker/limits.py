@@ -38,7 +38,7 @@ AGENT_IDLE_NS_MAX: Final = 180 * SECOND_NS
 
 #: A hungry agent is told that there is nothing for it after so long: the next task takes a moment
 #: to come from the broker.
-AGENT_IDLE_TOLD_NS: Final = SECOND_NS // 10
+AGENT_IDLE_NOTICE_NS: Final = SECOND_NS // 10
 
 #: From being told to finish until it is ended, so that an agent can close what it has open.
 AGENT_FINISH_NS_MAX: Final = 10 * SECOND_NS
@@ -48,7 +48,7 @@ AGENT_CLOSED_NS_MAX: Final = SECOND_NS
 
 #: Lines without a sense between two reports of an agent. A few are a library that prints; more are
 #: a program that does not speak the language, and its task would never end.
-AGENT_GARBAGE_LINES_MAX: Final = 100
+AGENT_MALFORMED_LINES_MAX: Final = 100
 
 #: After an agent that came to nothing the next one waits so long, and twice as long each time, up
 #: to the maximum: a program that can't work must not be started a thousand times a second.

@@ -26,7 +26,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.tasks import Result
 from taskyard.core.workers import WorkerFacts
 from taskyard.wire import dwork_peer as peer
-from taskyard.worker.jobs import Done, Job
+from taskyard.worker.jobs import Job, JobResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from taskyard.wire.dwork_peer import Reply
 
 #: How long a wish for tasks may wait at the broker.
-STEAL_NS: Final = 30 * SECOND_NS
+STEAL_WAIT_NS: Final = 30 * SECOND_NS
 
 #: A worker that has to refuse a task, because the machine gives it no process, asks for no more for
 #: so long: it would be given the same one at once. Likewise one that is refused by the broker.
-REFUSED_NS: Final = SECOND_NS
+REFUSED_RETRY_NS: Final = SECOND_NS
 
 #: How often to ask whether the rules have changed.
-RULES_NS: Final = 2 * SECOND_NS
+RULES_REFRESH_NS: Final = 2 * SECOND_NS
 
 #: Signs of life that may be unanswered at once.
 HEARTBEATS_OPEN_MAX: Final = 16
@@ -58,10 +58,10 @@ REPORT_BYTES_MAX: Final = 4 * 1024 * 1024
 #: Tasks asked for beyond the free slots, for workers that finish at least so many a second: about
 #: a tenth of a second of work, so that a quick task does not wait for a message. Those of slow
 #: tasks ask for none: what they hold and don't run would be missing elsewhere.
-AHEAD: Final = ((2560, 256), (640, 64), (80, 8), (4, 1), (0, 0))
+PREFETCH_STEPS: Final = ((2560, 256), (640, 64), (80, 8), (4, 1), (0, 0))
 
 
-class Settings(Struct, frozen=True):
+class WorkerSettings(Struct, frozen=True):
     """Who works, and how much at once."""
 
     name: bytes
@@ -71,7 +71,7 @@ class Settings(Struct, frozen=True):
     incarnation: int
     heartbeat_ns: int = SECOND_NS
     #: Silence after which the broker gives its tasks to others.
-    silence_ns: int = 15 * SECOND_NS
+    lease_timeout_ns: int = 15 * SECOND_NS
     #: The machine and process, for whoever looks for it.
     host: bytes = b""
     pid: int = 0
@@ -79,7 +79,7 @@ class Settings(Struct, frozen=True):
     replaces: int = 0
 
 
-class Hands(Protocol):
+class Runner(Protocol):
     """Who does the work: the runner."""
 
     def start(self, job: Job) -> None: ...
@@ -88,18 +88,18 @@ class Hands(Protocol):
 
     def run_so_far(self, name: bytes, attempt: int) -> Run | None: ...
 
-    def turn(self) -> list[Done]: ...
+    def turn(self) -> list[JobResult]: ...
 
     def unstarted(self) -> list[Job]: ...
 
     def wake_at_ns(self) -> int | None: ...
 
 
-class Host(Hands, Protocol):
+class RuleAwareRunner(Runner, Protocol):
     """Hands that follow the broker's rules."""
 
     @property
-    def trouble(self) -> bytes: ...
+    def agent_error(self) -> bytes: ...
 
     @property
     def malformed(self) -> int: ...
@@ -109,14 +109,14 @@ class Host(Hands, Protocol):
 
     def overfeed(self, lane: tuple[bytes, bytes]) -> int: ...
 
-    def follow(self, clauses: Sequence[Rule]) -> None: ...
+    def set_rules(self, clauses: Sequence[Rule]) -> None: ...
 
 
 class Clock(Protocol):
     def monotonic_ns(self) -> int: ...
 
 
-class Loop:
+class NativeWorkerLoop:
     """One worker, one broker."""
 
     #: Another live process has the name: no tasks until the broker gives it to this one.
@@ -126,142 +126,142 @@ class Loop:
 
     def __init__(
         self,
-        settings: Settings,
-        line: Channel,
-        hands: Hands,
+        settings: WorkerSettings,
+        channel: Channel,
+        runner: Runner,
         clock: Clock,
-        host: Host | None = None,
+        host: RuleAwareRunner | None = None,
     ) -> None:
         """`host` is the hands again, where they follow the broker's rules."""
         self._settings = settings
-        self._line = line
-        self._hands = hands
-        self._host = host
+        self._channel = channel
+        self._runner = runner
+        self._rule_runner = host
         self._clock = clock
         #: Tasks and attempts that the broker has us down for, each with its service and lane.
         self._held: dict[tuple[bytes, int], tuple[bytes, bytes]] = {}
         #: Done, and not on their way yet.
-        self._reports: list[Done] = []
+        self._reports: list[JobResult] = []
         #: The report under way, and what it is about.
-        self._report = 0
-        self._reported: list[tuple[bytes, int]] = []
+        self._report_request = 0
+        self._reported_keys: list[tuple[bytes, int]] = []
         #: The wish for more under way; it may be the report too.
-        self._steal = 0
-        self._stole_ns = 0
+        self._steal_request = 0
+        self._steal_sent_ns = 0
         #: Wishes in a row that the broker did not let wait.
-        self._turned_away = 0
+        self._not_found_count = 0
         #: Signs of life that are not answered yet; a slow broker may have several.
         self._heartbeats: dict[int, None] = {}
         #: What the broker's last answer to a heartbeat was about: see there.
         self._seen = 0
         self._heartbeat_due_ns = clock.monotonic_ns()
         #: What the last heartbeat said of the host's trouble; None: nothing.
-        self._told_trouble: bytes | None = None
+        self._sent_agent_error: bytes | None = None
         #: The question for the rules under way, when to ask again, and whether they are known.
-        self._rules = 0
+        self._rules_request = 0
         self._rules_due_ns = self._heartbeat_due_ns
-        self._is_ruled = host is None
+        self._has_rules = host is None
         #: What tasks have printed that the broker was not told yet.
         self._printed: dict[tuple[bytes, int], Result] = {}
         #: The message of that under way, and when the next one may leave.
-        self._progress = 0
+        self._progress_request = 0
         self._progress_due_ns = 0
-        self._farewell = 0
-        self._rests_until_ns = 0
-        self._ahead = 0
+        self._exit_request = 0
+        self._backoff_until_ns = 0
+        self._prefetch = 0
         self._overfeed_max = 0
         self._finished = 0
-        self._introduction = self._introduce()
+        self._worker_message = self._make_worker_message()
         #: Why the broker refuses what it is asked; empty while it does not.
-        self.trouble = ""
+        self.refusal = ""
         #: No more tasks: it ends when it holds none.
-        self.leaving = False
+        self.stopping = False
         #: It has said goodbye, and was heard.
-        self.gone = False
+        self.has_exited = False
 
     @property
     def held(self) -> int:
         return len(self._held)
 
-    def leave(self) -> None:
+    def shut_down(self) -> None:
         """Take no more tasks, give back what is not begun, and go when the rest is done."""
-        if not self.leaving:
-            self.leaving = True
-            self._give_back(self._hands.unstarted())
+        if not self.stopping:
+            self.stopping = True
+            self._return_tasks(self._runner.unstarted())
 
-    def abandon(self, jobs: Sequence[Job]) -> None:
+    def stop_running(self, jobs: Sequence[Job]) -> None:
         """End what runs, and give it back."""
-        runs_so_far = [self._hands.run_so_far(*job.key) for job in jobs]
+        runs_so_far = [self._runner.run_so_far(*job.key) for job in jobs]
         for job in jobs:
-            self._hands.stop(*job.key)
-        self._give_back(jobs, runs_so_far)
+            self._runner.stop(*job.key)
+        self._return_tasks(jobs, runs_so_far)
 
     def turn(self) -> None:
         """Once around: never waits."""
-        for reply in self._line.receive():
-            self._hear(reply)
-        self._note(self._hands.turn())
-        self._ask_for_rules()
+        for reply in self._channel.receive():
+            self._on_reply(reply)
+        self._collect_done(self._runner.turn())
+        self._request_rules()
         self._send_reports()
-        self._ask_for_tasks()
-        self._show_life()
-        self._tell_progress()
-        if self.leaving and not self._held and not self._farewell:
+        self._request_tasks()
+        self._send_heartbeat()
+        self._send_progress()
+        if self.stopping and not self._held and not self._exit_request:
             name, incarnation = self._settings.name, self._settings.incarnation
-            self._farewell = self._line.request(
+            self._exit_request = self._channel.request(
                 lambda number: peer.leave(number, name, incarnation)
             )
-        self._line.turn()
+        self._channel.turn()
 
-    def show_progress(self, job: Job, printed: Result) -> None:
+    def set_progress(self, job: Job, printed: Result) -> None:
         """Let the broker know what a task has printed so far: the newest, and not too often."""
         if job.key in self._held:
             self._printed[job.key] = printed
 
-    def _note(self, done: list[Done]) -> None:
+    def _collect_done(self, done: list[JobResult]) -> None:
         self._reports += done
         for one in done:  # the report tells it all
             self._printed.pop(one.job.key, None)
-        if any(one.outcome is Outcome.REFUSED and not one.is_well for one in done):
-            self._rest()
+        if any(one.outcome is Outcome.REFUSED and not one.healthy for one in done):
+            self._back_off()
 
     def wake_at_ns(self) -> int:
         """When the next turn is due though nothing arrives."""
-        times = [self._line.wake_at_ns(), self._hands.wake_at_ns()]
-        if not self._farewell:
+        times = [self._channel.wake_at_ns(), self._runner.wake_at_ns()]
+        if not self._exit_request:
             times.append(self._heartbeat_due_ns)
-            if self._host is not None and not self._rules:
+            if self._rule_runner is not None and not self._rules_request:
                 times.append(self._rules_due_ns)
-        if self._printed and not self._progress:
+        if self._printed and not self._progress_request:
             times.append(self._progress_due_ns)
         due_ns = min((time for time in times if time is not None), default=None)
         return self._clock.monotonic_ns() + SECOND_NS if due_ns is None else due_ns
 
     # What the broker says.
 
-    def _hear(self, reply: Reply) -> None:
+    def _on_reply(self, reply: Reply) -> None:
         number = reply.request
         if reply.kind == peer.ERROR and reply.code in (peer.NAME_HELD, peer.NAME_LOST):
-            self._lack_name(reply)
-        if number == self._farewell:
-            self.gone = True
+            self._on_name_refused(reply)
+        if number == self._exit_request:
+            self.has_exited = True
         elif number in self._heartbeats:
             del self._heartbeats[number]
             if reply.kind == peer.ERROR:
-                self._be_refused(reply.reason, 0)
+                self._on_refused(reply.reason, 0)
                 return
             if self.waits_for_name:
-                self.waits_for_name, self.trouble = False, ""
+                self.waits_for_name, self.refusal = False, ""
             self._seen = reply.seen
             self._stop(zip(reply.names, reply.attempts, strict=True))
-        elif number == self._progress:
-            self._progress = 0
-        elif number == self._rules:
-            self._hear_of_rules(reply)
-        elif number in (self._report, self._steal):
-            self._hear_of_tasks(number, reply)
+        elif number == self._progress_request:
+            self._progress_request = 0
+        elif number == self._rules_request:
+            self._on_rules(reply)
+        elif number in (self._report_request, self._steal_request):
+            self._on_tasks(number, reply)
 
-    def _lack_name(self, reply: Reply) -> None:
+    def _on_name_refused(self, reply: Reply) -> None:
         """Stop what runs: it belongs to another process, or to nobody any more."""
         if reply.code == peer.NAME_LOST:
             self.name_lost = reply.reason
@@ -269,54 +269,54 @@ class Loop:
         held = [*self._held]
         self._stop(zip([name for name, _ in held], [number for _, number in held], strict=True))
 
-    def _hear_of_rules(self, reply: Reply) -> None:
+    def _on_rules(self, reply: Reply) -> None:
         """A broker that does not tell them has none: then everything is as without."""
-        self._rules, self._is_ruled = 0, True
-        self._rules_due_ns = self._clock.monotonic_ns() + RULES_NS
-        if self._host is None or reply.kind != peer.RULES:
+        self._rules_request, self._has_rules = 0, True
+        self._rules_due_ns = self._clock.monotonic_ns() + RULES_REFRESH_NS
+        if self._rule_runner is None or reply.kind != peer.RULES:
             return
-        self._host.follow(reply.clauses())
-        if self._host.overfeed_max != self._overfeed_max:
-            self._overfeed_max = self._host.overfeed_max
-            self._introduction = self._introduce()
+        self._rule_runner.set_rules(reply.clauses())
+        if self._rule_runner.overfeed_max != self._overfeed_max:
+            self._overfeed_max = self._rule_runner.overfeed_max
+            self._worker_message = self._make_worker_message()
 
-    def _hear_of_tasks(self, number: int, reply: Reply) -> None:
-        is_report, is_steal = number == self._report, number == self._steal
+    def _on_tasks(self, number: int, reply: Reply) -> None:
+        is_report, is_steal = number == self._report_request, number == self._steal_request
         if is_report:
-            self._report = 0
-            for key in self._reported:  # durable, or not ours any more: either way it is over
+            self._report_request = 0
+            for key in self._reported_keys:  # durable, or not ours any more: either way it is over
                 self._held.pop(key, None)
         if is_steal:
-            self._steal = 0
+            self._steal_request = 0
         if reply.kind == peer.ERROR:
-            self._be_refused(reply.reason, len(self._reported) if is_report else 0)
+            self._on_refused(reply.reason, len(self._reported_keys) if is_report else 0)
         elif is_steal and reply.kind == peer.NOT_FOUND and not is_report:
-            self._be_turned_away()
+            self._on_not_found()
         else:
-            self.trouble, self._turned_away = "", 0
+            self.refusal, self._not_found_count = "", 0
         if is_steal and reply.kind == peer.TRANSFER:
-            self._take(reply.assigned())
+            self._start_assigned(reply.assigned())
         elif is_steal and reply.kind == peer.EXIT:
-            self.leave()
+            self.shut_down()
 
-    def _be_refused(self, reason: str, reports: int) -> None:
+    def _on_refused(self, reason: str, reports: int) -> None:
         """The broker will say the same of the next message: don't ask at once."""
         what = f"its report on {reports} task(s), to be done again" if reports else "it"
-        self.trouble = f"the broker refuses {what}: {reason}"
-        self._rest()
+        self.refusal = f"the broker refuses {what}: {reason}"
+        self._back_off()
 
-    def _be_turned_away(self) -> None:
+    def _on_not_found(self) -> None:
         """Nothing to do. A broker that says so at once, again and again, does not know us."""
-        waited_ns = self._clock.monotonic_ns() - self._stole_ns
-        self._turned_away = self._turned_away + 1 if waited_ns < STEAL_NS // 2 else 0
-        if self._turned_away > 1:
-            self.trouble = "the broker does not take it on; see what the broker logs"
-            self._rest()
+        waited_ns = self._clock.monotonic_ns() - self._steal_sent_ns
+        self._not_found_count = self._not_found_count + 1 if waited_ns < STEAL_WAIT_NS // 2 else 0
+        if self._not_found_count > 1:
+            self.refusal = "the broker does not take it on; see what the broker logs"
+            self._back_off()
 
-    def _rest(self) -> None:
-        self._rests_until_ns = self._clock.monotonic_ns() + REFUSED_NS
+    def _back_off(self) -> None:
+        self._backoff_until_ns = self._clock.monotonic_ns() + REFUSED_RETRY_NS
 
-    def _take(self, assigned: peer.Assigned) -> None:
+    def _start_assigned(self, assigned: peer.Assigned) -> None:
         jobs: list[Job] = []
         for index, name in enumerate(assigned.names):
             terms = assigned.terms_of(index)
@@ -334,36 +334,36 @@ class Loop:
         fresh = [job for job in jobs if job.key not in self._held]
         for job in fresh:
             self._held[job.key] = (job.service, job.lane)
-        if self.leaving:
-            self._give_back(fresh)
+        if self.stopping:
+            self._return_tasks(fresh)
         else:
             for job in fresh:
-                self._hands.start(job)
+                self._runner.start(job)
 
     def _stop(self, keys: zip[tuple[bytes, int]]) -> None:
         """The broker has these down for somebody else, or wants them no more."""
         unwanted = dict.fromkeys(keys)
         for name, attempt in unwanted:
-            self._hands.stop(name, attempt)
+            self._runner.stop(name, attempt)
             self._held.pop((name, attempt), None)
             self._printed.pop((name, attempt), None)
         if unwanted:
             self._reports = [done for done in self._reports if done.job.key not in unwanted]
 
-    def _give_back(self, jobs: Sequence[Job], ran: Sequence[Run | None] = ()) -> None:
+    def _return_tasks(self, jobs: Sequence[Job], ran: Sequence[Run | None] = ()) -> None:
         self._reports += [
-            Done(job, Outcome.REFUSED, b"the worker leaves", run=run)
+            JobResult(job, Outcome.REFUSED, b"the worker leaves", run=run)
             for job, run in zip_longest(jobs, ran)
         ]
 
     # What the broker is told.
 
-    def _introduce(self) -> peer.WorkerMessage:
+    def _make_worker_message(self) -> peer.WorkerMessage:
         settings = self._settings
         facts = WorkerFacts(
             services=settings.services,
             slots_total=settings.slots,
-            lease_timeout_ns=settings.silence_ns,
+            lease_timeout_ns=settings.lease_timeout_ns,
             incarnation=settings.incarnation,
             host=settings.host,
             pid=settings.pid,
@@ -371,40 +371,46 @@ class Loop:
         )
         # What a lane has here beyond the task in hand takes no slot.
         overfed = settings.slots * self._overfeed_max
-        return peer.worker_message(facts, self._ahead + overfed, settings.replaces)
+        return peer.worker_message(facts, self._prefetch + overfed, settings.replaces)
 
-    def _ask_for_rules(self) -> None:
+    def _request_rules(self) -> None:
         is_due = self._rules_due_ns <= self._clock.monotonic_ns()
-        if self._host is None or self._rules or not is_due or self._farewell:
+        if self._rule_runner is None or self._rules_request or not is_due or self._exit_request:
             return
         services = self._settings.services
-        self._rules = self._line.request(lambda number: peer.rules(number, services))
+        self._rules_request = self._channel.request(lambda number: peer.rules(number, services))
 
-    def _room(self) -> int:
+    def _tasks_wanted(self) -> int:
         """How many tasks to ask for. An overfed lane is as one: its tasks are done one after the
         other, and the broker adds them by itself."""
-        if self.leaving or not self._is_ruled or self._clock.monotonic_ns() < self._rests_until_ns:
+        if (
+            self.stopping
+            or not self._has_rules
+            or self._clock.monotonic_ns() < self._backoff_until_ns
+        ):
             return 0
-        return max(0, self._settings.slots + self._ahead - self._in_hand())
+        return max(0, self._settings.slots + self._prefetch - self._unfinished_count())
 
-    def _in_hand(self) -> int:
+    def _unfinished_count(self) -> int:
         """What is not done yet."""
-        if self._host is None or not self._overfeed_max:
-            over = len(self._reports) + (len(self._reported) if self._report else 0)
+        if self._rule_runner is None or not self._overfeed_max:
+            over = len(self._reports) + (len(self._reported_keys) if self._report_request else 0)
             return len(self._held) - over
         over_keys = {done.job.key for done in self._reports}
-        if self._report:
-            over_keys.update(self._reported)
+        if self._report_request:
+            over_keys.update(self._reported_keys)
         lanes = Counter(lane for key, lane in self._held.items() if key not in over_keys)
-        return sum(-(-count // (1 + self._host.overfeed(one))) for one, count in lanes.items())
+        return sum(
+            -(-count // (1 + self._rule_runner.overfeed(one))) for one, count in lanes.items()
+        )
 
     def _send_reports(self) -> None:
         """With the next wish in the same message, if none is under way."""
-        if not self._reports or self._report:
+        if not self._reports or self._report_request:
             return
         done = self._next_reports()
         self._finished += len(done)
-        self._reported = [one.job.key for one in done]
+        self._reported_keys = [one.job.key for one in done]
         reports = peer.ReportColumns(
             names=[one.job.name for one in done],
             attempts=[one.job.attempt for one in done],
@@ -416,16 +422,16 @@ class Loop:
             output_bytes_total=[one.output_bytes_total for one in done],
             runs=runs.run_columns([one.run for one in done], self._settings.host),
         )
-        self._report = -1  # under way, so that its tasks are not counted twice
-        count = 0 if self._steal else self._room()
-        name, worker = self._settings.name, self._introduction
-        self._report = self._line.request(
+        self._report_request = -1  # under way, so that its tasks are not counted twice
+        count = 0 if self._steal_request else self._tasks_wanted()
+        name, worker = self._settings.name, self._worker_message
+        self._report_request = self._channel.request(
             lambda number: peer.complete(number, name, reports, worker, count)
         )
         if count:
-            self._steal = self._report
+            self._steal_request = self._report_request
 
-    def _next_reports(self) -> list[Done]:
+    def _next_reports(self) -> list[JobResult]:
         """All that is done, or as much of it as fits a message."""
         count = room = 0
         for done in self._reports:
@@ -436,65 +442,65 @@ class Loop:
         first, self._reports = self._reports[:count], self._reports[count:]
         return first
 
-    def _ask_for_tasks(self) -> None:
+    def _request_tasks(self) -> None:
         """Wait for them at the broker: a wish that came with a report was answered at once."""
-        count = self._room()
-        if self._steal or not count:
+        count = self._tasks_wanted()
+        if self._steal_request or not count:
             return
-        name, worker = self._settings.name, self._introduction
-        self._stole_ns = self._clock.monotonic_ns()
-        self._steal = self._line.request(
-            lambda number: peer.steal(number, name, worker, count, STEAL_NS), STEAL_NS
+        name, worker = self._settings.name, self._worker_message
+        self._steal_sent_ns = self._clock.monotonic_ns()
+        self._steal_request = self._channel.request(
+            lambda number: peer.steal(number, name, worker, count, STEAL_WAIT_NS), STEAL_WAIT_NS
         )
 
-    def _show_life(self) -> None:
+    def _send_heartbeat(self) -> None:
         now_ns = self._clock.monotonic_ns()
-        trouble = self._trouble_to_tell()
-        is_due = self._heartbeat_due_ns <= now_ns or trouble != self._told_trouble
-        if not is_due or self._farewell:
+        agent_error = self._agent_error_to_send()
+        is_due = self._heartbeat_due_ns <= now_ns or agent_error != self._sent_agent_error
+        if not is_due or self._exit_request:
             return
-        self._told_trouble = trouble
-        self._look_ahead()
+        self._sent_agent_error = agent_error
+        self._adjust_prefetch()
         self._heartbeat_due_ns = now_ns + self._settings.heartbeat_ns
         if len(self._heartbeats) == HEARTBEATS_OPEN_MAX:
             oldest = next(iter(self._heartbeats))
             del self._heartbeats[oldest]
-            self._line.drop(oldest)
-        name, worker, held = self._settings.name, self._introduction, [*self._held]
+            self._channel.drop(oldest)
+        name, worker, held = self._settings.name, self._worker_message, [*self._held]
         heartbeat_ns, seen = self._settings.heartbeat_ns, self._seen
-        malformed = 0 if self._host is None else self._host.malformed
-        more: dict[str, Any] = {"seen": seen, "trouble": trouble, "malformed": malformed}
-        number = self._line.request(
+        malformed = 0 if self._rule_runner is None else self._rule_runner.malformed
+        more: dict[str, Any] = {"seen": seen, "trouble": agent_error, "malformed": malformed}
+        number = self._channel.request(
             lambda number: peer.heartbeat(number, name, worker, held, heartbeat_ns, **more)
         )
         self._heartbeats[number] = None
 
-    def _trouble_to_tell(self) -> bytes | None:
+    def _agent_error_to_send(self) -> bytes | None:
         """Why agents can't be started, told for as long as that is so; and that they can, from
         then on: a broker may come back and not know it. None: there never was any."""
-        trouble = b"" if self._host is None else self._host.trouble
-        return trouble if trouble or self._told_trouble is not None else None
+        agent_error = b"" if self._rule_runner is None else self._rule_runner.agent_error
+        return agent_error if agent_error or self._sent_agent_error is not None else None
 
-    def _tell_progress(self) -> None:
+    def _send_progress(self) -> None:
         now_ns = self._clock.monotonic_ns()
-        if not self._printed or self._progress or now_ns < self._progress_due_ns:
+        if not self._printed or self._progress_request or now_ns < self._progress_due_ns:
             return
         self._progress_due_ns = now_ns + PROGRESS_NS
         name, incarnation = self._settings.name, self._settings.incarnation
         held, printed = [*self._printed], [*self._printed.values()]
         self._printed.clear()
-        self._progress = self._line.request(
+        self._progress_request = self._channel.request(
             lambda number: peer.progress(number, name, held, printed, incarnation)
         )
 
-    def _look_ahead(self) -> None:
+    def _adjust_prefetch(self) -> None:
         """Ask for more at once if tasks are quick, for less if they are half as quick as that."""
         rate = self._finished * SECOND_NS // self._settings.heartbeat_ns
         self._finished = 0
-        for lowest, ahead in AHEAD:
-            easier = ahead <= self._ahead
+        for lowest, prefetch in PREFETCH_STEPS:
+            easier = prefetch <= self._prefetch
             if rate >= (lowest // 2 if easier else lowest):
-                if ahead != self._ahead:
-                    self._ahead = ahead
-                    self._introduction = self._introduce()
+                if prefetch != self._prefetch:
+                    self._prefetch = prefetch
+                    self._worker_message = self._make_worker_message()
                 return

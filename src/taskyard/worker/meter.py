@@ -19,7 +19,7 @@ _RESET: Final = b"5"
 _STATUS_BYTES_MAX: Final = 4096
 
 
-class Meter:
+class UsageMeter:
     """Measures one call after the other."""
 
     def __init__(self) -> None:

@@ -18,14 +18,14 @@ from taskyard.errors import UserError
 from taskyard.wire.pickled import IMPORTING_VARIABLE, MAIN_NAME, Origin
 
 
-class Origins:
+class MainScripts:
     """The scripts that were run in this process."""
 
     def __init__(self) -> None:
         #: Modules, and why there is none, by what was asked for.
         self._mains: dict[tuple[str | None, str | None], ModuleType | str] = {}
 
-    def enter(self, origin: Origin) -> None:
+    def activate(self, origin: Origin) -> None:
         """Raises UserError if its script can't be run here."""
         missing = [place for place in origin.path if place not in sys.path]
         sys.path[:0] = missing
@@ -44,7 +44,7 @@ def _run(path: str | None, name: str | None) -> ModuleType | str:
     """The script as a module, or why it could not be run: it is not tried twice, because half of
     it may have been done."""
     try:
-        with _marked():
+        with _script_marker():
             content = _content(path, name)
     except BaseException as error:  # noqa: BLE001  # whatever a script does ends its tasks alone
         return (
@@ -64,7 +64,7 @@ def _content(path: str | None, name: str | None) -> dict[str, Any]:
 
 
 @contextmanager
-def _marked() -> Iterator[None]:
+def _script_marker() -> Iterator[None]:
     os.environ[IMPORTING_VARIABLE] = "1"
     try:
         yield

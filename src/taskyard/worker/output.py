@@ -33,7 +33,7 @@ class Tail:
     def value(self) -> bytes:
         return bytes(self._kept[-self.bytes_max :])
 
-    def kept(self) -> Result:
+    def with_size(self) -> Result:
         """Return the value, with its length before it was cut."""
         return Result(self.value(), self.bytes_total if self.is_cut() else 0)
 

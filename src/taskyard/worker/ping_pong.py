@@ -37,7 +37,7 @@ from taskyard.wire.ping_pong_words import (
     is_count,
     is_word,
 )
-from taskyard.worker.jobs import Done, Job
+from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.serve import name_of_this_process
 
 if TYPE_CHECKING:
@@ -45,21 +45,21 @@ if TYPE_CHECKING:
 
     from taskyard.net.sockets import ZmqSocket
     from taskyard.worker import running
-    from taskyard.worker.running import Runner
+    from taskyard.worker.running import ProcessRunner
 
 logger = logging.getLogger("taskyard.worker")
 
 #: A worker that can't start a process says READY again after so long: it would get the same job.
-REFUSED_NS: Final = SECOND_NS
+REFUSED_RETRY_NS: Final = SECOND_NS
 
 #: How long to wait for a broker that does not answer a goodbye.
-FAREWELL_NS: Final = SECOND_NS
+EXIT_NS_MAX: Final = SECOND_NS
 
 #: How soon to try again to send what could not be sent.
 RESEND_NS: Final = SECOND_NS // 10
 
 
-class Settings(Struct, frozen=True):
+class PingPongSettings(Struct, frozen=True):
     """The dialect's constants, on the worker's side."""
 
     ping_ns: int = SECOND_NS
@@ -70,7 +70,7 @@ class Settings(Struct, frozen=True):
     service: bytes = b"default"
 
     @property
-    def silence_ns(self) -> int:
+    def lease_timeout_ns(self) -> int:
         return self.broker_timeout_ns * self.timeouts
 
 
@@ -82,7 +82,7 @@ class Transport(Protocol):
     def send(self, frames: Sequence[bytes]) -> bool: ...
 
 
-class Plug(Protocol):
+class SocketFactory(Protocol):
     """Opens sockets to the broker, and closes them."""
 
     def open(self) -> Transport: ...
@@ -90,14 +90,14 @@ class Plug(Protocol):
     def close(self, carrier: Transport) -> None: ...
 
 
-class Hands(Protocol):
+class Runner(Protocol):
     """Who does the work: the runner, or one that feeds a program."""
 
     def start(self, job: Job) -> None: ...
 
     def stop(self, name: bytes, attempt: int) -> None: ...
 
-    def turn(self) -> list[Done]: ...
+    def turn(self) -> list[JobResult]: ...
 
     def wake_at_ns(self) -> int | None: ...
 
@@ -106,13 +106,19 @@ class Clock(Protocol):
     def monotonic_ns(self) -> int: ...
 
 
-class Loop:
+class PingPongWorkerLoop:
     """One worker, one broker, one job at a time."""
 
-    def __init__(self, settings: Settings, plug: Plug, hands: Hands, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: PingPongSettings,
+        socket_factory: SocketFactory,
+        runner: Runner,
+        clock: Clock,
+    ) -> None:
         self._settings = settings
-        self._plug = plug
-        self._hands = hands
+        self._socket_factory = socket_factory
+        self._runner = runner
         self._clock = clock
         #: Jobs in hand; more than one only from a broker that does not keep to the dialogue.
         self._held: list[Job] = []
@@ -120,26 +126,26 @@ class Loop:
         #: Messages that could not be sent yet.
         self._unsent: list[list[bytes]] = []
         #: Of this socket: pings sent, and the broker's own count of them when it said one last.
-        self._pings = self._counted = 0
+        self._pings = self._count_received = 0
         #: Answers that the broker owes us.
-        self._owed = 0
+        self._replies_expected = 0
         self._ping_due_ns = 0
         #: The broker has answered READY; until then it is said instead of PING.
-        self._is_enlisted = False
+        self._is_registered = False
         #: When to say READY again after having left; 0: it was said.
-        self._ready_at_ns = 0
+        self._ready_due_ns = 0
         #: When to stop waiting for an answer to the goodbye; 0: it was not said.
-        self._farewell_ns = 0
+        self._exit_deadline_ns = 0
         #: The broker was heard on some socket.
-        self.answered = False
+        self.was_connected = False
         #: No more jobs: it ends when it has none.
-        self.leaving = False
+        self.stopping = False
         #: It was told to exit, or has said goodbye.
-        self.gone = False
+        self.has_exited = False
         #: When the broker was heard, and since when that is awaited on this socket.
-        self._heard_ns = self._awaited_ns = clock.monotonic_ns()
-        self._wire = plug.open()
-        self._say_ready()
+        self._last_received_ns = self._waiting_since_ns = clock.monotonic_ns()
+        self._wire = socket_factory.open()
+        self._send_ready()
 
     @property
     def is_working(self) -> bool:
@@ -147,93 +153,95 @@ class Loop:
 
     def silent_ns(self) -> int:
         """How long nothing was heard."""
-        return self._clock.monotonic_ns() - self._heard_ns
+        return self._clock.monotonic_ns() - self._last_received_ns
 
-    def leave(self) -> None:
+    def shut_down(self) -> None:
         """Take no more jobs, and go when what is in hand is done."""
-        self.leaving = True
+        self.stopping = True
 
-    def abandon(self) -> None:
+    def stop_running(self) -> None:
         """End what is in hand: the goodbye gives it back."""
         for job in self._held:
-            self._hands.stop(*job.key)
+            self._runner.stop(*job.key)
         self._held.clear()
 
     def turn(self) -> None:
         """Once around: never waits."""
-        while not self.gone and (frames := self._wire.receive()) is not None:
-            self._hear(frames)
-        for done in self._hands.turn():
+        while not self.has_exited and (frames := self._wire.receive()) is not None:
+            self._on_frames(frames)
+        for done in self._runner.turn():
             if done.job in self._held:
                 self._held.remove(done.job)
                 self._report(done)
-        if self.gone:
+        if self.has_exited:
             return
         self._send_unsent()
-        if self.leaving and not self._held:
-            self._say_goodbye()
+        if self.stopping and not self._held:
+            self._send_exit()
         else:
-            self._show_life()
-            self._give_up_silent_broker()
+            self._send_heartbeat()
+            self._reconnect_if_silent()
 
     def wake_at_ns(self) -> int:
         """When the next turn is due though nothing arrives."""
-        times = [self._farewell_ns or self._ready_at_ns or self._ping_due_ns]
-        if not self._held and not self._farewell_ns:
-            times.append(self._awaited_ns + self._settings.silence_ns)
+        times = [self._exit_deadline_ns or self._ready_due_ns or self._ping_due_ns]
+        if not self._held and not self._exit_deadline_ns:
+            times.append(self._waiting_since_ns + self._settings.lease_timeout_ns)
         if self._unsent:
             times.append(self._clock.monotonic_ns() + RESEND_NS)
-        hands_ns = self._hands.wake_at_ns()
+        hands_ns = self._runner.wake_at_ns()
         return min(times if hands_ns is None else [*times, hands_ns])
 
     # What the broker says.
 
-    def _hear(self, frames: list[bytes]) -> None:
+    def _on_frames(self, frames: list[bytes]) -> None:
         if not FRAMES <= len(frames) <= FRAMES_MAX or frames[0]:
             return  # no message of this dialect
-        self._heard_ns = self._awaited_ns = self._clock.monotonic_ns()
-        self.answered = True
+        self._last_received_ns = self._waiting_since_ns = self._clock.monotonic_ns()
+        self.was_connected = True
         word = frames[1]
         if word == PONG:
-            self._owed -= 1
+            self._replies_expected -= 1
             if len(frames) == FRAMES:
-                if not self._is_enlisted:
-                    self._counted = 0  # counts of before READY may have come since it was sent
-                self._is_enlisted = True
+                if not self._is_registered:
+                    self._count_received = (
+                        0  # counts of before READY may have come since it was sent
+                    )
+                self._is_registered = True
             elif is_count(frames[2]):
-                self._compare(int(frames[2]))
+                self._check_count(int(frames[2]))
         elif word == EXIT:
-            self.abandon()
-            self.gone = True
-        elif len(frames) == FRAMES and not self.leaving:
-            self._take(word)
+            self.stop_running()
+            self.has_exited = True
+        elif len(frames) == FRAMES and not self.stopping:
+            self._start_job(word)
 
-    def _compare(self, count: int) -> None:
+    def _check_count(self, count: int) -> None:
         """A count that does not go on is another connection's: to the broker we are a newcomer,
         and who may be at another job gets none until it says READY."""
-        is_renewed = count <= self._counted
-        self._counted = count
-        if not is_renewed or self._ready_at_ns or self.leaving:
+        is_renewed = count <= self._count_received
+        self._count_received = count
+        if not is_renewed or self._ready_due_ns or self.stopping:
             return
         if self._held:
             logger.warning("the connection to the broker was renewed: its job is another's now")
-            self.abandon()
-        self._say_ready()
+            self.stop_running()
+        self._send_ready()
 
-    def _take(self, payload: bytes) -> None:
-        self._is_enlisted = True
+    def _start_job(self, payload: bytes) -> None:
+        self._is_registered = True
         self._jobs += 1
         job = Job(b"ping-pong-%d" % self._jobs, 1, self._settings.service, payload)
         self._held.append(job)
-        self._hands.start(job)
+        self._runner.start(job)
 
     # What the broker is told.
 
-    def _report(self, done: Done) -> None:
+    def _report(self, done: JobResult) -> None:
         """A failure is no result: it has a word of its own. A job that this machine can't begin is
         for others, and a goodbye gives it back."""
         if done.outcome is Outcome.REFUSED:
-            self._rest(done)
+            self._back_off(done)
         elif done.outcome is not Outcome.DONE:
             self._send(ERROR, done.text)
         elif done.result_bytes_total:
@@ -243,56 +251,56 @@ class Loop:
         else:
             self._send(done.text)
 
-    def _rest(self, done: Done) -> None:
+    def _back_off(self, done: JobResult) -> None:
         logger.warning("a job goes back: %s", shown(done.text))
         self._send(DISCONNECT)
-        self._counted = 0
-        self._ready_at_ns = self._clock.monotonic_ns() + REFUSED_NS
+        self._count_received = 0
+        self._ready_due_ns = self._clock.monotonic_ns() + REFUSED_RETRY_NS
 
-    def _say_ready(self) -> None:
-        self._ready_at_ns = 0
-        self._is_enlisted = False
-        self._owed += 1
+    def _send_ready(self) -> None:
+        self._ready_due_ns = 0
+        self._is_registered = False
+        self._replies_expected += 1
         self._send(READY)
         self._ping_due_ns = self._clock.monotonic_ns() + self._settings.ping_ns
 
     def _ping(self) -> None:
         self._pings += 1
-        self._owed += 1
+        self._replies_expected += 1
         # One that can't be sent is not missed.
         self._wire.send([b"", PING, b"%d" % self._pings])
         self._ping_due_ns = self._clock.monotonic_ns() + self._settings.ping_ns
 
-    def _show_life(self) -> None:
+    def _send_heartbeat(self) -> None:
         now_ns = self._clock.monotonic_ns()
-        if now_ns < (self._ready_at_ns or self._ping_due_ns):
+        if now_ns < (self._ready_due_ns or self._ping_due_ns):
             return
-        if self._ready_at_ns or not (self._is_enlisted or self._held):
-            self._say_ready()
+        if self._ready_due_ns or not (self._is_registered or self._held):
+            self._send_ready()
         else:
             self._ping()
 
-    def _give_up_silent_broker(self) -> None:
+    def _reconnect_if_silent(self) -> None:
         now_ns = self._clock.monotonic_ns()
-        if self._held or now_ns - self._awaited_ns < self._settings.silence_ns:
+        if self._held or now_ns - self._waiting_since_ns < self._settings.lease_timeout_ns:
             return
-        self._plug.close(self._wire)
-        self._wire = self._plug.open()
-        self._awaited_ns = now_ns
+        self._socket_factory.close(self._wire)
+        self._wire = self._socket_factory.open()
+        self._waiting_since_ns = now_ns
         self._unsent.clear()
-        self._pings = self._counted = self._owed = 0
-        self._say_ready()
+        self._pings = self._count_received = self._replies_expected = 0
+        self._send_ready()
 
-    def _say_goodbye(self) -> None:
+    def _send_exit(self) -> None:
         """Nobody answers a goodbye, and what a closed socket had not sent is lost: so it is
         followed by a ping, and the answer to that shows that both have arrived."""
         now_ns = self._clock.monotonic_ns()
-        if not self._farewell_ns:
-            self._farewell_ns = now_ns + FAREWELL_NS
+        if not self._exit_deadline_ns:
+            self._exit_deadline_ns = now_ns + EXIT_NS_MAX
             self._send(DISCONNECT)
             self._ping()
-        elif self._owed <= 0 or now_ns >= self._farewell_ns:
-            self.gone = True
+        elif self._replies_expected <= 0 or now_ns >= self._exit_deadline_ns:
+            self.has_exited = True
 
     def _send(self, *words: bytes) -> None:
         self._unsent.append([b"", *words])
@@ -303,110 +311,118 @@ class Loop:
             del self._unsent[0]
 
 
-class _Sockets:
-    """Keeps `Plug`, and has them watched."""
+class _PolledSockets:
+    """Keeps `SocketFactory`, and has them watched."""
 
     def __init__(self, endpoint: str, poller: Poller) -> None:
         self._endpoint = endpoint
         self._poller = poller
-        self._wires: list[ZmqSocket] = []
+        self._connections: list[ZmqSocket] = []
 
     def open(self) -> ZmqSocket:
         wire = sockets.connect(self._endpoint)
-        self._wires.append(wire)
+        self._connections.append(wire)
         self._poller.add(wire)
         return wire
 
     def close(self, carrier: Transport) -> None:
-        for wire in [one for one in self._wires if one is carrier]:
-            self._wires.remove(wire)
+        for wire in [one for one in self._connections if one is carrier]:
+            self._connections.remove(wire)
             self._poller.remove(wire)
             wire.close()
 
     def close_all(self) -> None:
-        for wire in [*self._wires]:
+        for wire in [*self._connections]:
             self.close(wire)
 
 
 def serve(  # noqa: PLR0913  # the last ones are named
     endpoint: str,
-    hire: Callable[[running.Clock], Runner],
-    say: Callable[[str], None],
+    make_runner: Callable[[running.Clock], ProcessRunner],
+    announce: Callable[[str], None],
     *,
     slots: int = 1,
-    settings: Settings | None = None,
+    settings: PingPongSettings | None = None,
     until_eof: bool = False,
 ) -> None:
     """Work for a broker until told to stop, or to exit: `slots` workers, each with a connection and
-    hands of its own, which `hire` gets. `say` is told what a user should know.
+    hands of its own, which `make_runner` gets. `announce` is told what a user should know.
 
     With `until_eof` the end of stdin ends it at once, with what runs: its owner was killed.
     """
     with ExitStack() as stack:
         clock, poller = SystemClock(), Poller()
         signals = stack.enter_context(Signals())
-        plug = _Sockets(endpoint, poller)
-        stack.callback(plug.close_all)
-        crew = Crew(endpoint, say)
+        socket_factory = _PolledSockets(endpoint, poller)
+        stack.callback(socket_factory.close_all)
+        host = PingPongHost(endpoint, announce)
         poller.add(signals.fileno())
         for _ in range(slots):
-            hands = stack.enter_context(closing(hire(clock)))
-            for descriptor in hands.filenos():
+            runner = stack.enter_context(closing(make_runner(clock)))
+            for descriptor in runner.filenos():
                 poller.add(descriptor)
-            crew.loops.append(Loop(settings or Settings(), plug, hands, clock))
-        leash = ParentPipe() if until_eof else None
-        if leash is not None:
-            poller.add(leash.fileno())
-        while loops := crew.at_post():
+            host.loops.append(
+                PingPongWorkerLoop(settings or PingPongSettings(), socket_factory, runner, clock)
+            )
+        parent_pipe = ParentPipe() if until_eof else None
+        if parent_pipe is not None:
+            poller.add(parent_pipe.fileno())
+        while loops := host.running_loops():
             wake_at_ns = min(loop.wake_at_ns() for loop in loops)
             ready = poller.wait(max(0, wake_at_ns - clock.monotonic_ns()))
-            if leash is not None and leash.fileno() in ready and leash.is_closed():
+            if (
+                parent_pipe is not None
+                and parent_pipe.fileno() in ready
+                and parent_pipe.is_closed()
+            ):
                 return
             if signals.fileno() in ready:
                 for _ in signals.received():
-                    crew.leave()
+                    host.shut_down()
             for loop in loops:
                 loop.turn()
-            crew.watch_broker()
+            host.watch_broker()
 
 
-class Crew:
+class PingPongHost:
     """The loops of one process, and what is said of them."""
 
-    def __init__(self, endpoint: str, say: Callable[[str], None]) -> None:
-        self.loops: list[Loop] = []
+    def __init__(self, endpoint: str, announce: Callable[[str], None]) -> None:
+        self.loops: list[PingPongWorkerLoop] = []
         self._endpoint = endpoint
-        self._say = say
+        self._announce = announce
         self._name = shown(name_of_this_process())
         #: What was said last of the broker: it is there, it is not; None: nothing yet.
-        self._is_there: bool | None = None
+        self._broker_seen: bool | None = None
 
-    def at_post(self) -> list[Loop]:
-        return [loop for loop in self.loops if not loop.gone]
+    def running_loops(self) -> list[PingPongWorkerLoop]:
+        return [loop for loop in self.loops if not loop.has_exited]
 
-    def leave(self) -> None:
+    def shut_down(self) -> None:
         """Go when what runs is done; asked again, end that and give it back."""
-        loops = self.at_post()
-        if all(loop.leaving for loop in loops):
+        loops = self.running_loops()
+        if all(loop.stopping for loop in loops):
             for loop in loops:
-                loop.abandon()
+                loop.stop_running()
             return
         for loop in loops:
-            loop.leave()
+            loop.shut_down()
         working = sum(loop.is_working for loop in loops)
         if working:
             what = "its job is" if working == 1 else f"its {working} jobs are"
-            self._say(f"worker {self._name} leaves when {what} done; once more ends what runs")
+            self._announce(f"worker {self._name} leaves when {what} done; once more ends what runs")
 
     def watch_broker(self) -> None:
         """Say once that the broker is not there, and once that it is."""
-        missed_ns = Settings().broker_timeout_ns * 2
-        is_there = any(one.answered and one.silent_ns() <= missed_ns for one in self.loops)
+        missed_ns = PingPongSettings().broker_timeout_ns * 2
+        broker_seen = any(one.was_connected and one.silent_ns() <= missed_ns for one in self.loops)
         is_missed = all(one.silent_ns() > missed_ns for one in self.loops)
-        if is_there is self._is_there or (not is_there and not is_missed):
+        if broker_seen is self._broker_seen or (not broker_seen and not is_missed):
             return
-        if is_there:
-            self._say(f"worker {self._name} works for the broker at {self._endpoint}")
+        if broker_seen:
+            self._announce(f"worker {self._name} works for the broker at {self._endpoint}")
         else:
-            self._say(f"no broker answers at {self._endpoint}; worker {self._name} waits for one")
-        self._is_there = is_there
+            self._announce(
+                f"no broker answers at {self._endpoint}; worker {self._name} waits for one"
+            )
+        self._broker_seen = broker_seen

@@ -42,9 +42,9 @@ class Streams:
 class Process:
     """A child and its group, from its start until it is reaped."""
 
-    def __init__(self, pid: int, lifeline: int) -> None:
+    def __init__(self, pid: int, parent_pipe: int) -> None:
         self.pid = pid
-        self._lifeline = lifeline
+        self._parent_pipe = parent_pipe
         self._status: int | None = None
         #: CPU time and peak memory of the process and those it waited for; 0: not known. Set when
         #: it is reaped.
@@ -70,7 +70,7 @@ class Process:
         self.signal(signal.SIGKILL)
         if self._status is None:
             self._wait(0)
-        os.close(self._lifeline)
+        os.close(self._parent_pipe)
         if self.pidfd is not None:
             os.close(self.pidfd)
         assert self._status is not None  # noqa: S101 - a wait without WNOHANG has an answer
@@ -109,7 +109,7 @@ def start(
             if cwd is None
             else _open(argv, streams, env, near, cwd)
         )
-        _tie(near, pid)
+        _signal_on_parent_exit(near, pid)
     except BaseException:
         os.close(far)
         raise
@@ -118,35 +118,35 @@ def start(
     return Process(pid, far)
 
 
-def _spawn(argv: Sequence[str], streams: Streams, env: Mapping[str, str], lifeline: int) -> int:
+def _spawn(argv: Sequence[str], streams: Streams, env: Mapping[str, str], parent_pipe: int) -> int:
     path = find_program(argv[0], env)
     actions = [(os.POSIX_SPAWN_DUP2, given, own) for own, given in enumerate(streams.standard)]
     # Copied onto itself a descriptor is inherited, by this child alone.
-    actions += [(os.POSIX_SPAWN_DUP2, other, other) for other in (*streams.others, lifeline)]
+    actions += [(os.POSIX_SPAWN_DUP2, other, other) for other in (*streams.others, parent_pipe)]
     return os.posix_spawn(
         path, list(argv), env, file_actions=actions, setsid=True, setsigdef=_RESTORED_SIGNALS
     )
 
 
 def _open(
-    argv: Sequence[str], streams: Streams, env: Mapping[str, str], lifeline: int, cwd: str
+    argv: Sequence[str], streams: Streams, env: Mapping[str, str], parent_pipe: int, cwd: str
 ) -> int:
     stdin, stdout, stderr = streams.standard
     process = subprocess.Popen(
         argv, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=env, start_new_session=True,
-        pass_fds=(*streams.others, lifeline),
+        pass_fds=(*streams.others, parent_pipe),
     )  # fmt: skip
     # We reap it ourselves: told that it has ended, the object neither waits for it nor complains.
     process.returncode = 0
     return process.pid
 
 
-def _tie(lifeline: int, pid: int) -> None:
+def _signal_on_parent_exit(parent_pipe: int, pid: int) -> None:
     """Let the end of the worker be told to the group: the settings belong to the pipe's end, not
     to the process that makes them."""
     with contextlib.suppress(OSError):
-        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -pid)
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
+        fcntl.fcntl(parent_pipe, fcntl.F_SETOWN, -pid)
+        fcntl.fcntl(parent_pipe, fcntl.F_SETFL, os.O_ASYNC)
 
 
 def find_program(program: str, env: Mapping[str, str]) -> str:

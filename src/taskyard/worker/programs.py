@@ -14,7 +14,7 @@ from msgspec import structs
 
 from taskyard.core.events import Outcome
 from taskyard.wire.work import Command
-from taskyard.worker.jobs import Done, Job
+from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.limits import OUTPUT_TAIL_BYTES, RESULT_BYTES_MAX
 from taskyard.worker.output import Tail, cut_reason, last_line
 from taskyard.worker.processes import (
@@ -25,77 +25,77 @@ from taskyard.worker.processes import (
     status_text,
     task_env,
 )
-from taskyard.worker.supervising import Pipe, Shared, Supervised
+from taskyard.worker.supervising import Pipe, RunnerContext, SupervisedProcess
 
 #: The worker's trouble, not the program's: files, processes and memory have run out.
 _NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 
 
-class Printed:
+class ProgramOutput:
     """What a program wrote."""
 
     def __init__(self) -> None:
         self.result = Tail(RESULT_BYTES_MAX)
         self.output = Tail(OUTPUT_TAIL_BYTES)
 
-    def take_stdout(self, chunk: bytes) -> None:
+    def add_stdout(self, chunk: bytes) -> None:
         self.result.add(chunk)
         self.output.add(chunk)
 
-    def take_stderr(self, chunk: bytes) -> None:
+    def add_stderr(self, chunk: bytes) -> None:
         self.output.add(chunk)
 
-    def all_is_result(self) -> bool:
+    def treat_output_as_result(self) -> bool:
         return self.output.bytes_total == self.result.bytes_total and not self.result.is_cut()
 
-    def done(self, job: Job) -> Done:
+    def done(self, job: Job) -> JobResult:
         """Return the report on a program that has succeeded."""
-        result = self.result.kept()
-        done = Done(job, Outcome.DONE, result.text, result_bytes_total=result.bytes_total)
-        if not self.all_is_result():
-            done.output, done.output_bytes_total = self.output.kept()
+        result = self.result.with_size()
+        done = JobResult(job, Outcome.DONE, result.text, result_bytes_total=result.bytes_total)
+        if not self.treat_output_as_result():
+            done.output, done.output_bytes_total = self.output.with_size()
         return done
 
-    def failed(self, job: Job, reason: bytes) -> Done:
+    def failed(self, job: Job, reason: bytes) -> JobResult:
         """Return the report on a program that has failed."""
-        output, bytes_total = self.output.kept()
-        return Done(job, Outcome.FAILED, reason, output, output_bytes_total=bytes_total)
+        output, bytes_total = self.output.with_size()
+        return JobResult(job, Outcome.FAILED, reason, output, output_bytes_total=bytes_total)
 
 
-class Program(Supervised):
+class Program(SupervisedProcess):
     """One running program and its pipes."""
 
     def __init__(  # noqa: PLR0913  # parts of one whole
         self,
         job: Job,
         process: Process,
-        printed: Printed,
+        printed: ProgramOutput,
         pipes: Sequence[Pipe],
-        shared: Shared,
+        runner_context: RunnerContext,
         *,
         began_ns: int,
     ) -> None:
-        super().__init__(process, shared)
-        self._take(job)
+        super().__init__(process, runner_context)
+        self._assign(job)
         self._began_ns = began_ns
         self._printed = printed
         self._pipes = pipes
 
-    def _conclude(self, status: int) -> Done | None:
+    def _on_ended(self, status: int) -> JobResult | None:
         for pipe in self._pipes:
             pipe.drain()
             pipe.close()
         if self.job is None:
             return None
-        done = self._came_to(self.job, status)
+        done = self._result_of(self.job, status)
         done.run = structs.replace(
-            self._ran(None if status == STATUS_UNKNOWN else status),
+            self._run_record(None if status == STATUS_UNKNOWN else status),
             cpu_ns=self.process.cpu_ns,
             memory_max_bytes=self.process.memory_max_bytes,
         )
         return done
 
-    def _came_to(self, job: Job, status: int) -> Done:
+    def _result_of(self, job: Job, status: int) -> JobResult:
         """Return what came of the job, without how it ran."""
         if self._ending is not None:
             return self._printed.failed(job, self._ending)
@@ -109,48 +109,48 @@ class Program(Supervised):
         return text + b": " + line if line and status > 0 else text
 
 
-def start_program(job: Job, command: Command, shared: Shared) -> Program:
+def start_program(job: Job, command: Command, runner_context: RunnerContext) -> Program:
     """Raises OSError or ValueError if it can't be started; `not_started` says what that means."""
-    printed = Printed()
-    stdout = Pipe(shared.selector, printed.take_stdout)
-    with stdout.given() as stdout_writing:
-        stderr = Pipe(shared.selector, printed.take_stderr)
-        with stderr.given() as stderr_writing:
-            streams = Streams(shared.null, stdout_writing, stderr_writing)
+    printed = ProgramOutput()
+    stdout = Pipe(runner_context.selector, printed.add_stdout)
+    with stdout.writing_end() as stdout_writing:
+        stderr = Pipe(runner_context.selector, printed.add_stderr)
+        with stderr.writing_end() as stderr_writing:
+            streams = Streams(runner_context.dev_null, stdout_writing, stderr_writing)
             env = {
-                **shared.env,
+                **runner_context.env,
                 **(command.env or {}),
                 **task_env(job.name, job.attempt, job.campaign),
             }
-            began_ns = shared.now_ns()
+            began_ns = runner_context.now_ns()
             process = start(command.argv, streams, env, command.cwd)
-    return Program(job, process, printed, (stdout, stderr), shared, began_ns=began_ns)
+    return Program(job, process, printed, (stdout, stderr), runner_context, began_ns=began_ns)
 
 
-def not_started(job: Job, command: Command, error: OSError | ValueError) -> Done:
+def not_started(job: Job, command: Command, error: OSError | ValueError) -> JobResult:
     """What to report for a program that could not be started."""
     if isinstance(error, ValueError):
         # A word that the system's encoding has no letters for.
         reason = f"can't start {command.argv[0]}: {error}"
-        return Done(job, Outcome.FAILED, cut_reason(reason.encode()))
+        return JobResult(job, Outcome.FAILED, cut_reason(reason.encode()))
     if error.errno in _NO_ROOM:
         reason = f"the worker has no room to start a process: {error.strerror}"
-        return Done(job, Outcome.REFUSED, reason.encode())
-    return Done(job, Outcome.FAILED, cut_reason(_why_not(command, error).encode()))
+        return JobResult(job, Outcome.REFUSED, reason.encode())
+    return JobResult(job, Outcome.FAILED, cut_reason(_start_error_text(command, error).encode()))
 
 
-def _why_not(command: Command, error: OSError) -> str:
+def _start_error_text(command: Command, error: OSError) -> str:
     program = command.argv[0]
     if command.cwd is not None and error.filename == command.cwd:
         return f"can't run in the directory {command.cwd}: {error.strerror}"
-    if error.errno == errno.ENOENT and not _is_there(command, error):
+    if error.errno == errno.ENOENT and not _program_exists(command, error):
         return f"no such program: {program}"
     if error.errno in (errno.ENOENT, errno.ENOEXEC):
         return f"can't start {program}: {error.strerror}; see that its first line names a program"
     return f"can't start {program}: {error.strerror}"
 
 
-def _is_there(command: Command, error: OSError) -> bool:
+def _program_exists(command: Command, error: OSError) -> bool:
     """The file is there, and it is something else that is missing."""
     program = command.argv[0]
     if "/" not in program:

@@ -1,8 +1,9 @@
 """Round-robin's worker program: registers, answers PING and STREAM, and starts more of its kind.
 
-`Loop` is the dialogue of one worker with its server, over one connection; `Crew` is what a person
-at a prompt commands: the first worker and those that `bulk` starts, all in one process. They take
-their messages one after the other, so a slot is room in a queue.
+`RoundRobinWorkerLoop` is the dialogue of one worker with its server, over one connection;
+`RoundRobinProgram` is what a person at a prompt commands: the first worker and those that `bulk`
+starts, all in one process. They take their messages one after the other, so a slot is room in a
+queue.
 
 They get their sockets and clock as arguments. Who reads the commands and prints what is said is the
 command line's business.
@@ -34,17 +35,17 @@ SLOTS: Final = 10
 BULK_WORKERS: Final = 10
 
 #: How often a registered worker asks whether the server still knows it.
-ONGOING_NS: Final = 10 * SECOND_NS
+HEARTBEAT_NS: Final = 10 * SECOND_NS
 
 #: A server that does not answer within this is not there.
-ANSWER_NS: Final = 5 * SECOND_NS
+REPLY_NS: Final = 5 * SECOND_NS
 
 #: How often to look whether ZeroMQ has made another connection.
 CONNECTION_NS: Final = SECOND_NS // 2
 
 #: Nobody answers a goodbye, and what a closed socket had not sent is lost: so it is followed by a
 #: PING, and the PONG shows that both have arrived. A server that is gone is waited for so long.
-FAREWELL_NS: Final = SECOND_NS
+EXIT_NS_MAX: Final = SECOND_NS
 
 #: How soon to try again to send what could not be sent.
 RESEND_NS: Final = SECOND_NS // 10
@@ -73,7 +74,7 @@ class Clock(Protocol):
     def monotonic_ns(self) -> int: ...
 
 
-class Loop:
+class RoundRobinWorkerLoop:
     """One worker, one server."""
 
     def __init__(
@@ -82,24 +83,24 @@ class Loop:
         clock: Clock,
         name: str,
         say: Callable[[int, str], None],
-        perform: Callable[[Sequence[bytes]], list[bytes]] | None = None,
+        handler: Callable[[Sequence[bytes]], list[bytes]] | None = None,
     ) -> None:
-        """`perform` makes the result of a message from its arguments; None: PING and STREAM."""
+        """`handler` makes the result of a message from its arguments; None: PING and STREAM."""
         self._wire = wire
         self._clock = clock
         self._server = wire.endpoint.encode()
-        self._say = say
-        self._perform = perform or _result
+        self._print = say
+        self._handler = handler or _message_result
         self.name = name
         #: Messages that could not be sent yet.
         self._unsent: list[list[bytes]] = []
         self._numbers = count(1)
         #: Requests that are not answered: their keys, and until when they are waited for.
-        self._asked: dict[bytes, tuple[bytes, int]] = {}
+        self._open_registers: dict[bytes, tuple[bytes, int]] = {}
         self._ongoing_due_ns = 0
         self.is_registered = False
         #: It registers again, and asks until that is answered.
-        self._is_renewing = False
+        self._is_reregistering = False
         #: Connections made so far, and when to look again.
         self._connections = 0
         self._connection_due_ns = clock.monotonic_ns() + CONNECTION_NS
@@ -110,83 +111,87 @@ class Loop:
     @property
     def is_waiting(self) -> bool:
         """The first REGISTER, or a goodbye, is not answered yet."""
-        awaited = (lmq.DEREGISTER,) if self._is_renewing else (lmq.REGISTER, lmq.DEREGISTER)
-        return any(key in awaited for key, _ in self._asked.values())
+        awaited = (lmq.DEREGISTER,) if self._is_reregistering else (lmq.REGISTER, lmq.DEREGISTER)
+        return any(key in awaited for key, _ in self._open_registers.values())
 
     def register(self) -> None:
         """Ask to be sent messages, until that is answered."""
-        for number in [one for one, (key, _) in self._asked.items() if key == lmq.REGISTER]:
-            del self._asked[number]  # only the latest counts
-        self._ask(lmq.REGISTER, b"%d" % SLOTS)
+        for number in [
+            one for one, (key, _) in self._open_registers.items() if key == lmq.REGISTER
+        ]:
+            del self._open_registers[number]  # only the latest counts
+        self._send_register(lmq.REGISTER, b"%d" % SLOTS)
 
     def deregister(self) -> None:
-        """Fire and forget; but see FAREWELL_NS."""
-        self._send_goodbye()
+        """Fire and forget; but see EXIT_NS_MAX."""
+        self._send_deregister()
         number = self._number()
-        self._asked[number] = (lmq.DEREGISTER, self._clock.monotonic_ns() + FAREWELL_NS)
+        self._open_registers[number] = (lmq.DEREGISTER, self._clock.monotonic_ns() + EXIT_NS_MAX)
         self._send(Message(lmq.PING, number))
 
-    def _send_goodbye(self) -> None:
-        self.is_registered = self._is_renewing = False
-        self._asked = {one: asked for one, asked in self._asked.items() if asked[0] != lmq.REGISTER}
+    def _send_deregister(self) -> None:
+        self.is_registered = self._is_reregistering = False
+        self._open_registers = {
+            one: asked for one, asked in self._open_registers.items() if asked[0] != lmq.REGISTER
+        }
         self._send(Message(lmq.EXEC, b"WORKER", [lmq.DEREGISTER]))
 
-    def _renew(self, why: str = "") -> None:
+    def _register_again(self, why: str = "") -> None:
         """Leave the table and register again: messages of either side may be lost.
 
         All that came is answered by now, so the server may hand the rest to others at once.
         """
         if why:
-            self._say(BASIC, f"{why}: {self.name} registers again")
-        self._send_goodbye()
-        self._is_renewing = True
+            self._print(BASIC, f"{why}: {self.name} registers again")
+        self._send_deregister()
+        self._is_reregistering = True
         self.register()
 
-    def _notice_connection(self, now_ns: int) -> None:
+    def _check_reconnected(self, now_ns: int) -> None:
         """Register again on another connection than the first: ZeroMQ makes it without a word."""
         self._connection_due_ns = now_ns + CONNECTION_NS
         connections = self._wire.connections()
         is_new_connection = connections > max(1, self._connections)
         self._connections = connections
-        if is_new_connection and (self.is_registered or self._is_asking):
-            self._renew("the connection was renewed")
+        if is_new_connection and (self.is_registered or self._is_registering):
+            self._register_again("the connection was renewed")
 
     @property
-    def _is_asking(self) -> bool:
+    def _is_registering(self) -> bool:
         """REGISTER is not answered yet."""
-        return any(key == lmq.REGISTER for key, _ in self._asked.values())
+        return any(key == lmq.REGISTER for key, _ in self._open_registers.values())
 
     def turn(self) -> None:
         """Once around: never waits."""
         while (frames := self._wire.receive()) is not None:
             try:
-                self._hear(lmq.parse_at_peer(frames))
+                self._on_message(lmq.parse_at_peer(frames))
             except Malformed:
                 continue  # no message of this dialect
         self._send_unsent()
         now_ns = self._clock.monotonic_ns()
         if now_ns >= self._connection_due_ns:
-            self._notice_connection(now_ns)
-        for number, (key, until_ns) in [*self._asked.items()]:
-            if now_ns >= until_ns and number in self._asked:
-                self._not_answered(number, key)
+            self._check_reconnected(now_ns)
+        for number, (key, until_ns) in [*self._open_registers.items()]:
+            if now_ns >= until_ns and number in self._open_registers:
+                self._on_no_reply(number, key)
         if self.is_registered and now_ns >= self._ongoing_due_ns:
-            self._ongoing_due_ns = now_ns + ONGOING_NS
-            self._ask(lmq.ONGOING)
+            self._ongoing_due_ns = now_ns + HEARTBEAT_NS
+            self._send_register(lmq.ONGOING)
 
-    def _not_answered(self, number: bytes, key: bytes) -> None:
-        if self._is_renewing and self._unsent:
-            self._asked[number] = (key, self._clock.monotonic_ns() + ANSWER_NS)
+    def _on_no_reply(self, number: bytes, key: bytes) -> None:
+        if self._is_reregistering and self._unsent:
+            self._open_registers[number] = (key, self._clock.monotonic_ns() + REPLY_NS)
             return  # there is no server yet
-        del self._asked[number]
+        del self._open_registers[number]
         if key == lmq.REGISTER:
-            if not self._is_renewing:
-                self._say(ERRORS, f"no server answers at {self._wire.endpoint}")
-            self._renew()
+            if not self._is_reregistering:
+                self._print(ERRORS, f"no server answers at {self._wire.endpoint}")
+            self._register_again()
 
     def wake_at_ns(self) -> int | None:
-        times = [until_ns for _, until_ns in self._asked.values()]
-        if self.is_registered or self._is_asking:
+        times = [until_ns for _, until_ns in self._open_registers.values()]
+        if self.is_registered or self._is_registering:
             times.append(self._connection_due_ns)
         if self.is_registered:
             times.append(self._ongoing_due_ns)
@@ -196,38 +201,38 @@ class Loop:
 
     # What the server says.
 
-    def _hear(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         if message.command == lmq.PING:
             self._send(Message(lmq.PONG, message.id))
             if message.id == lmq.RESTARTED and self.is_registered:
-                self._renew("the server has restarted")
+                self._register_again("the server has restarted")
         elif message.command == lmq.PONG:
-            self._asked.pop(message.id, None)
+            self._open_registers.pop(message.id, None)
         elif message.command == lmq.RESPONSE:
-            key, _ = self._asked.pop(message.id, (b"", 0))
-            self._answered(key, lmq.failure(message.arguments))
+            key, _ = self._open_registers.pop(message.id, (b"", 0))
+            self._on_register_reply(key, lmq.failure(message.arguments))
         elif message.command in (lmq.EXEC, lmq.TRACKEXEC) and self.is_registered:
-            self._do(message)  # what comes after the goodbye is another's
+            self._handle_message(message)  # what comes after the goodbye is another's
 
-    def _answered(self, key: bytes, failure: str) -> None:
+    def _on_register_reply(self, key: bytes, failure: str) -> None:
         if key == lmq.REGISTER:
             self.is_registered = not failure
-            self._is_renewing = False
-            self._ongoing_due_ns = self._clock.monotonic_ns() + ONGOING_NS
+            self._is_reregistering = False
+            self._ongoing_due_ns = self._clock.monotonic_ns() + HEARTBEAT_NS
             if failure:
-                self._say(ERRORS, f"{self.name} can't register: {failure}")
+                self._print(ERRORS, f"{self.name} can't register: {failure}")
             else:
-                self._say(BASIC, f"{self.name} is registered with {SLOTS} slots")
+                self._print(BASIC, f"{self.name} is registered with {SLOTS} slots")
         elif key == lmq.ONGOING and failure and self.is_registered:
-            self._renew(f"the server does not know {self.name} any more")
+            self._register_again(f"the server does not know {self.name} any more")
 
-    def _do(self, message: Message) -> None:
+    def _handle_message(self, message: Message) -> None:
         """Whatever comes of it, its slot is free after that."""
         self.messages += 1
-        self._say(BASIC, f"{self.name} got {_shown(message)}")
+        self._print(BASIC, f"{self.name} got {_shown(message)}")
         if message.command == lmq.TRACKEXEC:
             way_back = message.way_back()[1:]
-            result = self._perform(message.arguments)
+            result = self._handler(message.arguments)
             self._send(Message(lmq.RESPONSE, message.id, result, way_back))
         self._send(Message(lmq.EXEC, self._number(), [lmq.INCREMENT]))
 
@@ -236,9 +241,9 @@ class Loop:
     def _number(self) -> bytes:
         return b"%d" % next(self._numbers)
 
-    def _ask(self, *arguments: bytes) -> None:
+    def _send_register(self, *arguments: bytes) -> None:
         number = self._number()
-        self._asked[number] = (arguments[0], self._clock.monotonic_ns() + ANSWER_NS)
+        self._open_registers[number] = (arguments[0], self._clock.monotonic_ns() + REPLY_NS)
         self._send(Message(lmq.TRACKEXEC, number, arguments))
 
     def _send(self, message: Message) -> None:
@@ -250,7 +255,7 @@ class Loop:
             del self._unsent[0]
 
 
-def _result(arguments: Sequence[bytes]) -> list[bytes]:
+def _message_result(arguments: Sequence[bytes]) -> list[bytes]:
     """What a message is answered: a PING with what came with it, a STREAM with as many bytes as it
     asks for."""
     key = arguments[0] if arguments else b""
@@ -271,27 +276,27 @@ def _shown(message: Message) -> str:
     return f"{what} from {shown(client)}"
 
 
-class Crew:
+class RoundRobinProgram:
     """The first worker, those that it starts, and the commands for them."""
 
     def __init__(
         self,
-        plug: Callable[[str], ZmqSocket],
+        open_socket: Callable[[str], ZmqSocket],
         poller: Poller,
         clock: Clock,
         say: Callable[[int, str], None],
     ) -> None:
-        """`plug` opens a socket under a suffix that nobody else has."""
-        self._plug = plug
+        """`open_socket` opens a socket under a suffix that nobody else has."""
+        self._open_socket = open_socket
         self._poller = poller
         self._clock = clock
-        self._say = say
+        self._print = say
         self._token = f"{os.getpid()}-{secrets.token_hex(4)}"
-        self._wires: dict[Loop, ZmqSocket] = {}
-        self._first = self._hire("worker")
-        self._children: list[Loop] = []
+        self._open_sockets: dict[RoundRobinWorkerLoop, ZmqSocket] = {}
+        self._first = self._add_worker("worker")
+        self._children: list[RoundRobinWorkerLoop] = []
         #: Children that have said goodbye.
-        self._leaving: list[Loop] = []
+        self._leaving: list[RoundRobinWorkerLoop] = []
         self._is_quitting = False
         self.commands = {
             "register": self._first.register,
@@ -301,7 +306,7 @@ class Crew:
             "quit": self._quit,
         }
         #: None of them takes a number.
-        self.counted: dict[str, Callable[[int], None]] = {}
+        self.counted_commands: dict[str, Callable[[int], None]] = {}
 
     @property
     def is_busy(self) -> bool:
@@ -309,11 +314,11 @@ class Crew:
         return bool(self._leaving) or any(loop.is_waiting for loop in self._loops)
 
     @property
-    def is_over(self) -> bool:
+    def is_finished(self) -> bool:
         return self._is_quitting and not self.is_busy
 
     @property
-    def _loops(self) -> list[Loop]:
+    def _loops(self) -> list[RoundRobinWorkerLoop]:
         return [self._first, *self._children, *self._leaving]
 
     def turn(self) -> None:
@@ -321,8 +326,8 @@ class Crew:
             loop.turn()
         if self._leaving and not any(loop.is_waiting for loop in self._leaving):
             for child in self._leaving:
-                self._fire(child)
-            self._say(BASIC, f"{len(self._leaving)} child workers have ended")
+                self._remove_worker(child)
+            self._print(BASIC, f"{len(self._leaving)} child workers have ended")
             self._leaving = []
 
     def wake_at_ns(self) -> int | None:
@@ -330,18 +335,18 @@ class Crew:
         return min((at_ns for at_ns in times if at_ns is not None), default=None)
 
     def close(self) -> None:
-        for loop in [*self._wires]:
-            self._fire(loop)
+        for loop in [*self._open_sockets]:
+            self._remove_worker(loop)
 
-    def _hire(self, name: str) -> Loop:
-        wire = self._plug(f"{name}-{self._token}")
+    def _add_worker(self, name: str) -> RoundRobinWorkerLoop:
+        wire = self._open_socket(f"{name}-{self._token}")
         self._poller.add(wire)
-        loop = Loop(wire, self._clock, name, self._say)
-        self._wires[loop] = wire
+        loop = RoundRobinWorkerLoop(wire, self._clock, name, self._print)
+        self._open_sockets[loop] = wire
         return loop
 
-    def _fire(self, loop: Loop) -> None:
-        wire = self._wires.pop(loop)
+    def _remove_worker(self, loop: RoundRobinWorkerLoop) -> None:
+        wire = self._open_sockets.pop(loop)
         self._poller.remove(wire)
         wire.close()
 
@@ -349,26 +354,26 @@ class Crew:
 
     def _deregister(self) -> None:
         if not self._first.is_registered:
-            self._say(ERRORS, "the worker is not registered")
+            self._print(ERRORS, "the worker is not registered")
             return
         self._first.deregister()
-        self._say(BASIC, "worker is deregistered")
+        self._print(BASIC, "worker is deregistered")
 
     def _bulk(self) -> None:
         if self._children:
-            self._say(ERRORS, "there are child workers already; endbulk ends them")
+            self._print(ERRORS, "there are child workers already; endbulk ends them")
             return
-        self._children = [self._hire(f"child-{number}") for number in range(1, BULK_WORKERS)]
+        self._children = [self._add_worker(f"child-{number}") for number in range(1, BULK_WORKERS)]
         for child in self._children:
             child.register()
 
     def _end_bulk(self) -> None:
         if not self._children:
-            self._say(ERRORS, "there are no child workers; bulk starts some")
+            self._print(ERRORS, "there are no child workers; bulk starts some")
             return
         for child in self._children:
             child.deregister()
-            self._say(SUMMARIES, f"{child.name} passed {child.messages} messages")
+            self._print(SUMMARIES, f"{child.name} passed {child.messages} messages")
         self._leaving, self._children = self._children, []
 
     def _quit(self) -> None:

@@ -22,15 +22,15 @@ from taskyard.errors import PeerError
 from taskyard.wire.pickled import Pickled
 from taskyard.wire.work import Call, Command, decode_payload
 from taskyard.worker.agents_rules import AgentSettings
-from taskyard.worker.allowing import PICKLE_REFUSAL, is_allowed, refusal
-from taskyard.worker.children import Child, start_child
-from taskyard.worker.jobs import Done, Job
+from taskyard.worker.allowing import PICKLE_REFUSAL, is_module_allowed, refusal
+from taskyard.worker.children import CallProcess, start_child
+from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.limits import REAP_INTERVAL_NS
 from taskyard.worker.output import cut_reason
 from taskyard.worker.programs import not_started, start_program
-from taskyard.worker.supervising import Shared, Supervised
+from taskyard.worker.supervising import RunnerContext, SupervisedProcess
 
-__all__ = ["Clock", "Done", "Job", "Runner", "Work"]
+__all__ = ["Clock", "Job", "JobResult", "ProcessRunner", "Work"]
 
 #: What is to be done for a job. Only a runner that feeds agents has the last.
 Work: TypeAlias = Command | Call | Pickled | AgentSettings
@@ -47,7 +47,7 @@ class Clock(Protocol):
     def wall_ns(self) -> int: ...
 
 
-class Runner:
+class ProcessRunner:
     """Up to `slots` jobs at once; functions of the modules in `allow`, and of those below them;
     with `allow_pickle` also whatever function comes along."""
 
@@ -60,17 +60,17 @@ class Runner:
         self._clock = clock
         self._waiting: deque[tuple[Job, Work]] = deque()
         #: Programs, and children at work or not.
-        self._processes: list[Supervised] = []
-        self._done: list[Done] = []
-        _let_children_be_waited_for()
-        self._null = _open_null()
+        self._processes: list[SupervisedProcess] = []
+        self._done: list[JobResult] = []
+        _restore_sigchld()
+        self._dev_null = _open_null()
         self._selector = selectors.DefaultSelector()
-        self._shared = Shared(
+        self._context = RunnerContext(
             self._selector,
             self._report,
             clock.monotonic_ns,
             dict(os.environ),
-            self._null,
+            self._dev_null,
             clock.wall_ns,
         )
         self._is_closed = False
@@ -112,7 +112,7 @@ class Runner:
         if isinstance(work, Pickled):
             return None if self._allow_pickle else PICKLE_REFUSAL
         module = work.call.partition(":")[0] if isinstance(work, Call) else None
-        if module is None or is_allowed(module, self._allow):
+        if module is None or is_module_allowed(module, self._allow):
             return None
         return refusal(module)
 
@@ -136,12 +136,12 @@ class Runner:
             moments.append(now_ns + REAP_INTERVAL_NS)
         return min(moments, default=None)
 
-    def turn(self) -> list[Done]:
+    def turn(self) -> list[JobResult]:
         """Read what is there, reap what has ended, end what has had its time, start what waits."""
         for key, events in self._selector.select(0):
             key.data(events)
-        self._see_to_processes()
-        self._begin_waiting()
+        self._check_processes()
+        self._start_waiting()
         done, self._done = self._done, []
         return done
 
@@ -153,12 +153,12 @@ class Runner:
                 self._waiting.remove(waiting)
                 return
         for process in self._processes:
-            if process.is_at((name, attempt)):
-                process.forget()
+            if process.is_running((name, attempt)):
+                process.cancel()
 
     def run_so_far(self, name: bytes, attempt: int) -> Run | None:
         """Return how a job has run until now; None if it has not started."""
-        at_it = [process for process in self._processes if process.is_at((name, attempt))]
+        at_it = [process for process in self._processes if process.is_running((name, attempt))]
         return at_it[0].run_so_far() if at_it else None
 
     def unstarted(self) -> list[Job]:
@@ -179,15 +179,15 @@ class Runner:
             process.kill()
         self._processes.clear()
         self._selector.close()
-        os.close(self._null)
+        os.close(self._dev_null)
 
-    def _see_to_processes(self) -> None:
+    def _check_processes(self) -> None:
         now_ns = self._clock.monotonic_ns()
         for process in self._processes:
             if process.process.pidfd is None:
-                process.look()
+                process.poll()
             if process.due_ns is not None and process.due_ns <= now_ns:
-                process.enforce()
+                process.on_due()
         self._processes = [process for process in self._processes if not process.has_ended]
 
     def _has_room(self) -> bool:
@@ -199,43 +199,43 @@ class Runner:
         slots_used = self.slots_used
         return slots_used == 0 or slots_used + job.slots <= self.slots_total
 
-    def _begin_waiting(self) -> None:
+    def _start_waiting(self) -> None:
         while self._waiting and self._has_room():
-            self._begin(*self._waiting.popleft())
+            self._start_work(*self._waiting.popleft())
 
-    def _begin(self, job: Job, work: Work) -> None:
+    def _start_work(self, job: Job, work: Work) -> None:
         if isinstance(work, Command):
-            self._begin_program(job, work)
+            self._start_program(job, work)
         else:
-            self._begin_call(job)
+            self._start_call(job)
 
-    def _begin_program(self, job: Job, command: Command) -> None:
+    def _start_program(self, job: Job, command: Command) -> None:
         try:
-            self._processes.append(start_program(job, command, self._shared))
+            self._processes.append(start_program(job, command, self._context))
         except (OSError, ValueError) as error:
             self._report(not_started(job, command, error))
 
-    def _begin_call(self, job: Job) -> None:
+    def _start_call(self, job: Job) -> None:
         try:
-            child = self._free_child()
+            child = self._idle_child()
         except OSError as error:
-            self._report(Done(job, Outcome.REFUSED, f"can't start Python: {error}".encode()))
+            self._report(JobResult(job, Outcome.REFUSED, f"can't start Python: {error}".encode()))
         else:
             child.call(job)
 
-    def _free_child(self) -> Child:
+    def _idle_child(self) -> CallProcess:
         for process in self._processes:
-            if isinstance(process, Child) and process.is_free():
+            if isinstance(process, CallProcess) and process.is_free():
                 return process
-        child = start_child(self._allow, self._shared)
+        child = start_child(self._allow, self._context)
         self._processes.append(child)
         return child
 
     def _refuse(self, job: Job, reason: str) -> None:
         reason_bytes = cut_reason(reason.encode(errors="replace"))
-        self._report(Done(job, Outcome.FAILED_FINAL, reason_bytes))
+        self._report(JobResult(job, Outcome.FAILED_FINAL, reason_bytes))
 
-    def _report(self, done: Done) -> None:
+    def _report(self, done: JobResult) -> None:
         if done.run is None and done.outcome is not Outcome.REFUSED:
             done.run = Run(self._clock.wall_ns(), 0)  # it was over before it could start
         self._done.append(done)
@@ -249,7 +249,7 @@ def _open_null() -> int:
     return descriptor
 
 
-def _let_children_be_waited_for() -> None:
+def _restore_sigchld() -> None:
     """A parent that ignores SIGCHLD hands that down, and then no exit status can be had."""
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         with contextlib.suppress(ValueError):  # only the main thread may, and it is not ours

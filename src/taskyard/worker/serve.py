@@ -25,23 +25,23 @@ from taskyard.net.poller import Poller
 from taskyard.net.signals import Signals
 from taskyard.wire.roles import Role, may_act_as, with_article
 from taskyard.worker.agents import AgentRunner
-from taskyard.worker.feeding import hire
-from taskyard.worker.loop import Loop, Settings
+from taskyard.worker.feeding import make_runner
+from taskyard.worker.loop import NativeWorkerLoop, WorkerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from taskyard.net.keys import PeerKey
     from taskyard.worker.agents import AgentSettings
-    from taskyard.worker.running import Runner
+    from taskyard.worker.running import ProcessRunner
 
 logger = logging.getLogger("taskyard.worker")
 
 #: How long to wait for a broker that does not answer a goodbye.
-FAREWELL_NS: Final = 2 * SECOND_NS
+EXIT_NS_MAX: Final = 2 * SECOND_NS
 
 #: A broker that was not heard for so long is missed aloud.
-MISSED_NS: Final = 2 * SECOND_NS
+BROKER_MISSING_NS: Final = 2 * SECOND_NS
 
 #: How much of a name that is no good is shown.
 _SHOWN: Final = 40
@@ -52,7 +52,7 @@ def name_of_this_process() -> bytes:
     return f"{socket.gethostname()}-{os.getpid()}".encode()
 
 
-def name_for(key: PeerKey | None, name: str | None) -> str | None:
+def name_for_key(key: PeerKey | None, name: str | None) -> str | None:
     """The name under which this key lets it work; None: the usual one. Raises UserError."""
     if key is None or key.role is Role.ADMIN:
         return name
@@ -71,13 +71,13 @@ def name_for(key: PeerKey | None, name: str | None) -> str | None:
     return name
 
 
-def settings_of(
+def worker_settings(
     slots: int, services: Sequence[str], name: str | None = None, **more: int
-) -> Settings:
+) -> WorkerSettings:
     """Raises UserError where a broker would refuse whatever such a worker says."""
-    return Settings(
-        name=_checked("name", name) if name is not None else name_of_this_process(),
-        services=tuple(_checked("service", service) for service in services),
+    return WorkerSettings(
+        name=_encode_name("name", name) if name is not None else name_of_this_process(),
+        services=tuple(_encode_name("service", service) for service in services),
         slots=slots,
         host=socket.gethostname().encode(errors="replace")[:NAME_BYTES_MAX],
         pid=os.getpid(),
@@ -86,7 +86,7 @@ def settings_of(
     )
 
 
-def _checked(what: str, given: str) -> bytes:
+def _encode_name(what: str, given: str) -> bytes:
     encoded = given.encode(errors="surrogateescape")
     if not 0 < len(encoded) <= NAME_BYTES_MAX:
         raise UserError(
@@ -98,9 +98,9 @@ def _checked(what: str, given: str) -> bytes:
 
 def serve(  # noqa: PLR0913  # the last ones are named
     endpoint: str,
-    settings: Settings,
+    settings: WorkerSettings,
     allow: Sequence[str],
-    say: Callable[[str], None],
+    announce: Callable[[str], None],
     *,
     key: PeerKey | None = None,
     command: Sequence[str] | None = None,
@@ -109,9 +109,10 @@ def serve(  # noqa: PLR0913  # the last ones are named
     allow_pickle: bool = False,
     until_eof: bool = False,
 ) -> None:
-    """Work for a broker until told to stop, or sent home. `say` is told what a user should know.
-    `command` is fed the tasks that don't say what to do, `agents` are fed all of them. Without them
-    the broker says which agents are fed with which tasks. Agents find `env` in their environment.
+    """Work for a broker until told to stop, or sent home. `announce` is told what a user should
+    know. `command` is fed the tasks that don't say what to do, `agents` are fed all of them.
+    Without them the broker says which agents are fed with which tasks. Agents find `env` in their
+    environment.
 
     Raises `Refused` if the broker does not want the key, `NameLost` if it has given the name to
     another process. With `until_eof` the end of stdin ends it at once: its owner was killed.
@@ -124,28 +125,34 @@ def serve(  # noqa: PLR0913  # the last ones are named
             host = AgentRunner(
                 settings.slots, clock, agents, allow=allow, allow_pickle=allow_pickle, env=env
             )
-        runner = host or hire(settings.slots, clock, command, allow, allow_pickle=allow_pickle)
+        runner = host or make_runner(
+            settings.slots, clock, command, allow, allow_pickle=allow_pickle
+        )
         stack.enter_context(closing(runner))
         wire = stack.enter_context(closing(sockets.connect(endpoint, key, counts=True)))
-        line = Channel(wire, clock)
-        loop = Loop(settings, line, runner, clock, host)
+        channel = Channel(wire, clock)
+        loop = NativeWorkerLoop(settings, channel, runner, clock, host)
         if host is not None:
-            host.tell = loop.show_progress
-        leash = ParentPipe() if until_eof else None
-        post = Post(loop, line, runner, settings, say)
-        leashes = [] if leash is None else [leash.fileno()]
-        poller = _poller(wire, signals.fileno(), *runner.filenos(), *leashes)
-        while not loop.gone and not post.is_given_up():
+            host.on_output = loop.set_progress
+        parent_pipe = ParentPipe() if until_eof else None
+        monitor = WorkerMonitor(loop, channel, runner, settings, announce)
+        parent_pipes = [] if parent_pipe is None else [parent_pipe.fileno()]
+        poller = _poller(wire, signals.fileno(), *runner.filenos(), *parent_pipes)
+        while not loop.has_exited and not monitor.should_give_up():
             ready = poller.wait(max(0, loop.wake_at_ns() - clock.monotonic_ns()))
-            if leash is not None and leash.fileno() in ready and leash.is_closed():
+            if (
+                parent_pipe is not None
+                and parent_pipe.fileno() in ready
+                and parent_pipe.is_closed()
+            ):
                 return
             if signals.fileno() in ready:
                 for _ in signals.received():
-                    post.leave()
+                    monitor.shut_down()
             loop.turn()
-            wire.check_accepted(line.unanswered_ns())
-            post.watch_broker(endpoint)
-            post.tell_trouble()
+            wire.check_accepted(channel.unanswered_ns())
+            monitor.watch_broker(endpoint)
+            monitor.log_refusal()
 
 
 def _poller(*things: sockets.ZmqSocket | int) -> Poller:
@@ -155,41 +162,41 @@ def _poller(*things: sockets.ZmqSocket | int) -> Poller:
     return poller
 
 
-class Post:
+class WorkerMonitor:
     """What a worker does about a broker that is not there, and about its own leaving."""
 
     def __init__(
         self,
-        loop: Loop,
-        line: Channel,
-        runner: Runner,
-        settings: Settings,
-        say: Callable[[str], None],
+        loop: NativeWorkerLoop,
+        channel: Channel,
+        runner: ProcessRunner,
+        settings: WorkerSettings,
+        announce: Callable[[str], None],
     ) -> None:
         self._loop = loop
-        self._line = line
+        self._channel = channel
         self._runner = runner
         self._settings = settings
-        self._say = say
+        self._announce = announce
         #: What was said last of the broker: it is there, it is not; None: nothing yet.
-        self._is_there: bool | None = None
+        self._broker_seen: bool | None = None
         #: What was logged last of the broker's refusals.
-        self._trouble = ""
+        self._refusal_logged = ""
         self._waits_for_name = False
 
     def watch_broker(self, endpoint: str) -> None:
         """Say once that the broker is not there, and once that it is."""
-        silent = self._line.unanswered_ns() > MISSED_NS
-        is_there = self._line.was_connected and not silent
-        if is_there is self._is_there or (not is_there and not silent):
+        silent = self._channel.unanswered_ns() > BROKER_MISSING_NS
+        broker_seen = self._channel.was_connected and not silent
+        if broker_seen is self._broker_seen or (not broker_seen and not silent):
             return
-        if is_there:
-            self._say(f"worker {self._name()} works for the broker at {endpoint}")
+        if broker_seen:
+            self._announce(f"worker {self._name()} works for the broker at {endpoint}")
         else:
-            self._say(f"no broker answers at {endpoint}; worker {self._name()} waits for one")
-        self._is_there = is_there
+            self._announce(f"no broker answers at {endpoint}; worker {self._name()} waits for one")
+        self._broker_seen = broker_seen
 
-    def tell_trouble(self) -> None:
+    def log_refusal(self) -> None:
         """Log once why the broker refuses this worker, and that it got its name at last.
 
         Raises `NameLost` where the name was given to another process.
@@ -199,38 +206,38 @@ class Post:
         if self._waits_for_name and not self._loop.waits_for_name:
             logger.warning("worker %s: it holds its name now", self._name())
         self._waits_for_name = self._loop.waits_for_name
-        if self._loop.trouble != self._trouble:
-            self._trouble = self._loop.trouble
-            if self._trouble:
-                logger.warning("worker %s: %s", self._name(), self._trouble)
+        if self._loop.refusal != self._refusal_logged:
+            self._refusal_logged = self._loop.refusal
+            if self._refusal_logged:
+                logger.warning("worker %s: %s", self._name(), self._refusal_logged)
 
-    def leave(self) -> None:
+    def shut_down(self) -> None:
         """Go when what runs is done; asked again, give that back too."""
         running = self._runner.running()
-        if not self._loop.leaving:
-            self._loop.leave()
+        if not self._loop.stopping:
+            self._loop.shut_down()
             running = self._runner.running()
             if running:
-                self._say(
-                    f"worker {self._name()} leaves when {_tasks(len(running))} done; once "
+                self._announce(
+                    f"worker {self._name()} leaves when {_count_text(len(running))} done; once "
                     "more ends what runs"
                 )
         elif running:
-            self._say(f"worker {self._name()} ends what runs and gives it back")
-            self._loop.abandon(running)
+            self._announce(f"worker {self._name()} ends what runs and gives it back")
+            self._loop.stop_running(running)
 
-    def is_given_up(self) -> bool:
+    def should_give_up(self) -> bool:
         """It has nothing to do but to report and to say goodbye, and nobody listens."""
-        if not self._loop.leaving or self._runner.running():
+        if not self._loop.stopping or self._runner.running():
             return False
-        unanswered_ns = self._line.unanswered_ns()
+        unanswered_ns = self._channel.unanswered_ns()
         if not self._loop.held:
-            return unanswered_ns > FAREWELL_NS
-        if unanswered_ns <= self._settings.silence_ns:
+            return unanswered_ns > EXIT_NS_MAX
+        if unanswered_ns <= self._settings.lease_timeout_ns:
             return False
-        self._say(
+        self._announce(
             f"worker {self._name()} leaves without a broker to report to: "
-            f"{_tasks(self._loop.held)} to be done again"
+            f"{_count_text(self._loop.held)} to be done again"
         )
         return True
 
@@ -238,5 +245,5 @@ class Post:
         return shown(self._settings.name)
 
 
-def _tasks(count: int) -> str:
+def _count_text(count: int) -> str:
     return "1 task is" if count == 1 else f"{count} tasks are"

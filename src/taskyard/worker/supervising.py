@@ -14,32 +14,32 @@ from typing import NamedTuple
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.runs import Run
-from taskyard.worker.jobs import Done, Job
+from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.limits import DRAIN_BYTES_MAX, KILL_GRACE_NS, READ_BYTES_MAX
 from taskyard.worker.processes import Process
 
 
-class Shared(NamedTuple):
+class RunnerContext(NamedTuple):
     """What all processes of a runner share."""
 
     selector: BaseSelector
     #: Takes what came of a job.
-    report: Callable[[Done], None]
+    report: Callable[[JobResult], None]
     #: The monotonic clock.
     now_ns: Callable[[], int]
     #: The worker's own environment.
     env: Mapping[str, str]
     #: /dev/null, opened.
-    null: int
+    dev_null: int
     wall_ns: Callable[[], int]
 
 
 class Pipe:
     """A pipe from a process to us: never blocks, and never reads without end."""
 
-    def __init__(self, selector: BaseSelector, take: Callable[[bytes], None]) -> None:
+    def __init__(self, selector: BaseSelector, on_data: Callable[[bytes], None]) -> None:
         self._selector = selector
-        self._take = take
+        self._assign = on_data
         reading, self._writing = os.pipe()
         #: None when the process, and all who had the pipe from it, have closed it.
         self._reading: int | None = reading
@@ -47,7 +47,7 @@ class Pipe:
         selector.register(reading, EVENT_READ, self._on_readable)
 
     @contextmanager
-    def given(self) -> Iterator[int]:
+    def writing_end(self) -> Iterator[int]:
         """The writing end, for as long as it takes to start the process that gets it. If that
         fails the pipe is gone."""
         try:
@@ -86,16 +86,16 @@ class Pipe:
         except BlockingIOError:
             return 0
         if chunk:
-            self._take(chunk)
+            self._assign(chunk)
         else:
             self.close()
         return len(chunk)
 
 
-class Supervised(ABC):
+class SupervisedProcess(ABC):
     """A process group that works on a job."""
 
-    def __init__(self, process: Process, shared: Shared) -> None:
+    def __init__(self, process: Process, runner_context: RunnerContext) -> None:
         self.process = process
         self.job: Job | None = None
         #: What its job takes up, for as long as the process is at it.
@@ -109,9 +109,9 @@ class Supervised(ABC):
         self._is_wanted = True
         #: When its job began to run, by the monotonic clock.
         self._began_ns = 0
-        self._shared = shared
+        self._context = runner_context
         if process.pidfd is not None:
-            shared.selector.register(process.pidfd, EVENT_READ, self._on_exit)
+            runner_context.selector.register(process.pidfd, EVENT_READ, self._on_exit)
 
     def is_ending(self) -> bool:
         return self._ending is not None
@@ -120,14 +120,14 @@ class Supervised(ABC):
         """Somebody waits for what comes of its job."""
         return self._is_wanted
 
-    def is_at(self, job_key: tuple[bytes, int]) -> bool:
+    def is_running(self, job_key: tuple[bytes, int]) -> bool:
         return self._is_wanted and self.job is not None and self.job.key == job_key
 
     def run_so_far(self) -> Run:
         """Return how its job has run until now."""
-        return self._ran()
+        return self._run_record()
 
-    def enforce(self) -> None:
+    def on_due(self) -> None:
         """What was due is overdue: end it, or kill it if that was tried."""
         if self._ending is None:
             self.end(self._limit_text())
@@ -139,15 +139,15 @@ class Supervised(ABC):
         """Ask it to end; if it does not within the grace period, it is killed."""
         if self._ending is None:
             self._ending = reason
-            self.due_ns = self._shared.now_ns() + KILL_GRACE_NS
+            self.due_ns = self._context.now_ns() + KILL_GRACE_NS
             self.process.signal(signal.SIGTERM)
 
-    def forget(self) -> None:
+    def cancel(self) -> None:
         """Nobody wants to know any more what comes of its job: end it."""
         self._is_wanted = False
         self.end(b"cancelled")
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """See whether it has ended, where the kernel does not tell."""
         if not self.has_ended and self.process.has_ended():
             self._on_exit(EVENT_READ)
@@ -159,20 +159,20 @@ class Supervised(ABC):
         self.process.signal(signal.SIGKILL)
         self._on_exit(EVENT_READ)
 
-    def _take(self, job: Job) -> None:
+    def _assign(self, job: Job) -> None:
         """Its time begins now."""
         self.job = job
         self.slots = job.slots
-        self._began_ns = self._shared.now_ns()
+        self._began_ns = self._context.now_ns()
         self._start_limit()
 
-    def _ran(self, status: int | None = None, began_ns: int | None = None) -> Run:
+    def _run_record(self, status: int | None = None, began_ns: int | None = None) -> Run:
         """Measure how a job ran that ends now, without what the process used."""
         began_ns = self._began_ns if began_ns is None else began_ns
-        run_ns = max(0, self._shared.now_ns() - began_ns)
-        return Run(self._shared.wall_ns() - run_ns, run_ns, status)
+        run_ns = max(0, self._context.now_ns() - began_ns)
+        return Run(self._context.wall_ns() - run_ns, run_ns, status)
 
-    def _rest(self) -> None:
+    def _clear_job(self) -> None:
         """Its job is over."""
         self.job = None
         self.slots = 0
@@ -180,7 +180,7 @@ class Supervised(ABC):
 
     def _start_limit(self) -> None:
         limit_ns = self.job.time_limit_ns if self.job else 0
-        self.due_ns = self._shared.now_ns() + limit_ns if limit_ns else None
+        self.due_ns = self._context.now_ns() + limit_ns if limit_ns else None
 
     def _limit_text(self) -> bytes:
         limit_ns = self.job.time_limit_ns if self.job else 0
@@ -191,14 +191,14 @@ class Supervised(ABC):
             return
         self.has_ended = True
         if self.process.pidfd is not None:
-            self._shared.selector.unregister(self.process.pidfd)
+            self._context.selector.unregister(self.process.pidfd)
         # What else is in the group ends here: nobody holds up the task by keeping a pipe open.
         status = self.process.reap()
-        done = self._conclude(status)
-        self._rest()
+        done = self._on_ended(status)
+        self._clear_job()
         if done is not None and self._is_wanted:
-            self._shared.report(done)
+            self._context.report(done)
 
     @abstractmethod
-    def _conclude(self, status: int) -> Done | None:
+    def _on_ended(self, status: int) -> JobResult | None:
         """Read what is left, close the descriptors, and say what came of the job, if it has one."""

@@ -25,16 +25,16 @@ from taskyard.net.leash import ParentPipe
 from taskyard.net.poller import Poller
 from taskyard.net.signals import Signals
 from taskyard.wire import wmp_peer
-from taskyard.worker.feeding import hire
+from taskyard.worker.feeding import make_runner
 from taskyard.worker.jobs import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from taskyard.net.sockets import ZmqSocket
-    from taskyard.worker.jobs import Done
-    from taskyard.worker.loop import Settings
-    from taskyard.worker.running import Runner
+    from taskyard.worker.jobs import JobResult
+    from taskyard.worker.loop import WorkerSettings
+    from taskyard.worker.running import ProcessRunner
 
 logger = logging.getLogger("taskyard.worker")
 
@@ -47,14 +47,14 @@ STATUSES: Final = {
 }
 
 #: Messages taken from one wire before the next one has its turn.
-MESSAGES_AT_ONCE: Final = 64
+MESSAGES_PER_TURN: Final = 64
 
 #: A wire on which nobody was heard for so long is missed aloud: managers are asked every second,
 #: but less often when they do not answer.
-MISSED_NS: Final = 10 * SECOND_NS
+BROKER_MISSING_NS: Final = 10 * SECOND_NS
 
 #: How long a goodbye may take to leave: nobody answers it.
-GOODBYE_MS: Final = 500
+EXIT_LINGER_MS: Final = 500
 
 
 class Transport(Protocol):
@@ -69,28 +69,32 @@ class Clock(Protocol):
     def monotonic_ns(self) -> int: ...
 
 
-class Hands(Protocol):
+class Runner(Protocol):
     """Who does the work: the runner."""
 
     def start(self, job: Job) -> None: ...
 
     def stop(self, name: bytes, attempt: int) -> None: ...
 
-    def turn(self) -> list[Done]: ...
+    def turn(self) -> list[JobResult]: ...
 
     def unstarted(self) -> list[Job]: ...
 
     def wake_at_ns(self) -> int | None: ...
 
 
-class Loop:
+class WmpWorkerLoop:
     """One worker; its wires, hands and clock are given to it."""
 
     def __init__(
-        self, settings: Settings, wires: Sequence[Transport], hands: Hands, clock: Clock
+        self,
+        settings: WorkerSettings,
+        connections: Sequence[Transport],
+        runner: Runner,
+        clock: Clock,
     ) -> None:
-        self._wires = list(wires)
-        self._hands = hands
+        self._connections = list(connections)
+        self._runner = runner
         self._clock = clock
         now_ns = clock.monotonic_ns()
         me = wmp_peer.Settings(
@@ -101,75 +105,75 @@ class Loop:
             heartbeat_ns=settings.heartbeat_ns,
             replaces=settings.replaces,
         )
-        self.worker = wmp_peer.Worker(me, len(self._wires), now_ns)
+        self.worker = wmp_peer.Worker(me, len(self._connections), now_ns)
         #: When something was heard on each wire; None: never yet.
-        self.heard_ns: list[int | None] = [None] * len(self._wires)
+        self.last_received_ns: list[int | None] = [None] * len(self._connections)
 
     @property
-    def gone(self) -> bool:
+    def has_exited(self) -> bool:
         return self.worker.gone
 
     def turn(self) -> bool:
         """Once around: never waits. Whether there may be more to take in."""
         left = False
-        for number in range(len(self._wires)):
-            left = self._take_in(number) or left
-        for done in self._hands.turn():
+        for number in range(len(self._connections)):
+            left = self._receive(number) or left
+        for done in self._runner.turn():
             self._report(done)
         now_ns = self._clock.monotonic_ns()
         if self.worker.is_dismissed and not self.worker.leaving:
-            self.leave()
-        self._carry_out(self.worker.time_passed(now_ns))
+            self.shut_down()
+        self._run_actions(self.worker.time_passed(now_ns))
         return left
 
     def wake_at_ns(self) -> int | None:
         """When the next turn is due though nothing arrives."""
-        times = [self.worker.wake_at_ns(), self._hands.wake_at_ns()]
+        times = [self.worker.wake_at_ns(), self._runner.wake_at_ns()]
         return min((time for time in times if time is not None), default=None)
 
-    def leave(self) -> None:
+    def shut_down(self) -> None:
         """Take no more tasks, give back what is not begun, and go when the rest is done."""
-        self._carry_out(self.worker.leave(self._clock.monotonic_ns()))
-        self._give_back(self._hands.unstarted())
+        self._run_actions(self.worker.leave(self._clock.monotonic_ns()))
+        self._return_tasks(self._runner.unstarted())
 
-    def abandon(self, jobs: Sequence[Job]) -> None:
+    def stop_running(self, jobs: Sequence[Job]) -> None:
         """End what runs, and give it back."""
         for job in jobs:
-            self._hands.stop(*job.key)
-        self._give_back(jobs)
+            self._runner.stop(*job.key)
+        self._return_tasks(jobs)
 
-    def _take_in(self, number: int) -> bool:
-        for _ in range(MESSAGES_AT_ONCE):
-            frames = self._wires[number].receive()
+    def _receive(self, number: int) -> bool:
+        for _ in range(MESSAGES_PER_TURN):
+            frames = self._connections[number].receive()
             if frames is None:
                 return False
             now_ns = self._clock.monotonic_ns()
-            self.heard_ns[number] = now_ns
-            self._carry_out(self.worker.take(number, frames, now_ns))
+            self.last_received_ns[number] = now_ns
+            self._run_actions(self.worker.take(number, frames, now_ns))
         return True
 
-    def _report(self, done: Done) -> None:
+    def _report(self, done: JobResult) -> None:
         if done.output:
             printed = done.output.decode(errors="replace")
-            self._carry_out(self.worker.progressed(done.job.key, text=printed))
+            self._run_actions(self.worker.progressed(done.job.key, text=printed))
         self._finish(done.job, STATUSES[done.outcome], done.text, done.result_bytes_total)
 
-    def _give_back(self, jobs: Iterable[Job]) -> None:
+    def _return_tasks(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
             self._finish(job, "refused", b"the worker leaves")
 
     def _finish(self, job: Job, status: str, text: bytes, bytes_total: int = 0) -> None:
         now_ns = self._clock.monotonic_ns()
-        self._carry_out(self.worker.done(job.key, status, text, now_ns, bytes_total))
+        self._run_actions(self.worker.done(job.key, status, text, now_ns, bytes_total))
 
-    def _carry_out(self, orders: Iterable[wmp_peer.Action]) -> None:
-        for order in orders:
+    def _run_actions(self, actions: Iterable[wmp_peer.Action]) -> None:
+        for order in actions:
             if isinstance(order, wmp_peer.Send):
-                self._wires[order.wire].send(order.frames)  # what is lost is said again
+                self._connections[order.wire].send(order.frames)  # what is lost is said again
             elif isinstance(order, wmp_peer.Stop):
-                self._hands.stop(order.name, order.attempt)
+                self._runner.stop(order.name, order.attempt)
             else:
-                self._hands.start(
+                self._runner.start(
                     Job(
                         *(order.name, order.attempt, order.service, order.payload),
                         time_limit_ns=order.time_limit_ns,
@@ -180,68 +184,72 @@ class Loop:
 
 def serve(  # noqa: PLR0913  # the last ones are named
     endpoints: Sequence[str],
-    settings: Settings,
+    settings: WorkerSettings,
     allow: Sequence[str],
-    say: Callable[[str], None],
+    announce: Callable[[str], None],
     *,
     command: Sequence[str] | None = None,
     allow_pickle: bool = False,
     until_eof: bool = False,
 ) -> None:
-    """Work for managers until told to stop, or sent home by all of them. `say` is told what a user
-    should know. `command` is fed the tasks that don't say what to do.
+    """Work for managers until told to stop, or sent home by all of them. `announce` is told what a
+    user should know. `command` is fed the tasks that don't say what to do.
 
     Raises `NameLost` if a manager has given its name to another process.
     """
     with ExitStack() as stack:
         clock, poller = SystemClock(), Poller()
         signals = stack.enter_context(Signals())
-        runner = hire(settings.slots, clock, command, allow, allow_pickle=allow_pickle)
+        runner = make_runner(settings.slots, clock, command, allow, allow_pickle=allow_pickle)
         stack.enter_context(closing(runner))
-        wires = [stack.enter_context(closing(sockets.connect(one))) for one in endpoints]
-        for wire in wires:
+        connections = [stack.enter_context(closing(sockets.connect(one))) for one in endpoints]
+        for wire in connections:
             poller.add(wire)
         for descriptor in (signals.fileno(), *runner.filenos()):
             poller.add(descriptor)
-        leash = ParentPipe() if until_eof else None
-        if leash is not None:
-            poller.add(leash.fileno())
-        loop = Loop(settings, wires, runner, clock)
-        post = Post(loop, wires, runner, shown(settings.name), say)
+        parent_pipe = ParentPipe() if until_eof else None
+        if parent_pipe is not None:
+            poller.add(parent_pipe.fileno())
+        loop = WmpWorkerLoop(settings, connections, runner, clock)
+        monitor = WorkerMonitor(loop, connections, runner, shown(settings.name), announce)
         left = False
-        while not loop.gone:
-            ready = poller.wait(0 if left else post.wait_ns(clock.monotonic_ns()))
-            if leash is not None and leash.fileno() in ready and leash.is_closed():
+        while not loop.has_exited:
+            ready = poller.wait(0 if left else monitor.wait_ns(clock.monotonic_ns()))
+            if (
+                parent_pipe is not None
+                and parent_pipe.fileno() in ready
+                and parent_pipe.is_closed()
+            ):
                 return
             if signals.fileno() in ready:
                 for _ in signals.received():
-                    post.leave()
+                    monitor.shut_down()
             left = loop.turn()
             if loop.worker.name_lost:
                 raise NameLost(loop.worker.name_lost)
-            post.watch_managers(clock.monotonic_ns())
-            post.watch_name()
-        post.say_goodbye()
+            monitor.watch_managers(clock.monotonic_ns())
+            monitor.watch_name()
+        monitor.flush_exit()
 
 
-class Post:
+class WorkerMonitor:
     """What a worker says to its user of the managers, and of its own leaving."""
 
     def __init__(
         self,
-        loop: Loop,
-        wires: Sequence[ZmqSocket],
-        runner: Runner,
+        loop: WmpWorkerLoop,
+        connections: Sequence[ZmqSocket],
+        runner: ProcessRunner,
         name: str,
-        say: Callable[[str], None],
+        announce: Callable[[str], None],
     ) -> None:
         self._loop = loop
-        self._wires = wires
+        self._connections = connections
         self._runner = runner
         self._name = name
-        self._say = say
+        self._announce = announce
         #: What was said last of each: somebody is there, nobody is; None: nothing yet.
-        self._are_there: list[bool | None] = [None] * len(wires)
+        self._managers_seen: list[bool | None] = [None] * len(connections)
         self._since_ns = SystemClock.monotonic_ns()
         self._waits_for_name = False
 
@@ -251,17 +259,19 @@ class Post:
 
     def watch_managers(self, now_ns: int) -> None:
         """Say once of each wire that nobody is there, and once that somebody is."""
-        for number, heard_ns in enumerate(self._loop.heard_ns):
-            silent = now_ns - (heard_ns or self._since_ns) > MISSED_NS
-            is_there = heard_ns is not None and not silent
-            if is_there is self._are_there[number] or (not is_there and not silent):
+        for number, last_received_ns in enumerate(self._loop.last_received_ns):
+            silent = now_ns - (last_received_ns or self._since_ns) > BROKER_MISSING_NS
+            is_there = last_received_ns is not None and not silent
+            if is_there is self._managers_seen[number] or (not is_there and not silent):
                 continue
-            self._are_there[number] = is_there
-            endpoint = self._wires[number].endpoint
+            self._managers_seen[number] = is_there
+            endpoint = self._connections[number].endpoint
             if is_there:
-                self._say(f"worker {self._name} works for the manager at {endpoint}")
+                self._announce(f"worker {self._name} works for the manager at {endpoint}")
             else:
-                self._say(f"no manager answers at {endpoint}; worker {self._name} waits for one")
+                self._announce(
+                    f"no manager answers at {endpoint}; worker {self._name} waits for one"
+                )
 
     def watch_name(self) -> None:
         """Log once that another process has this worker's name, and once that it has it."""
@@ -272,21 +282,21 @@ class Post:
             logger.warning("worker %s: it holds its name now", self._name)
         self._waits_for_name = bool(held_by_other)
 
-    def leave(self) -> None:
+    def shut_down(self) -> None:
         """Go when what runs is done; asked again, give that back too."""
         if not self._loop.worker.leaving:
-            self._loop.leave()
+            self._loop.shut_down()
             running = len(self._runner.running())
             if running:
-                self._say(
+                self._announce(
                     f"worker {self._name} leaves when {running} task(s) are done; once more ends "
                     "what runs"
                 )
         elif self._runner.running():
-            self._say(f"worker {self._name} ends what runs and gives it back")
-            self._loop.abandon(self._runner.running())
+            self._announce(f"worker {self._name} ends what runs and gives it back")
+            self._loop.stop_running(self._runner.running())
 
-    def say_goodbye(self) -> None:
+    def flush_exit(self) -> None:
         """Let what was sent last leave: else a manager would find out by our silence."""
-        for wire in self._wires:
-            wire.socket.linger = GOODBYE_MS
+        for wire in self._connections:
+            wire.socket.linger = EXIT_LINGER_MS

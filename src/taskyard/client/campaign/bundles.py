@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import structs
 
 from taskyard.client.campaign.tasks import (
-    BadTask,
-    Part,
+    BundleRef,
+    InvalidTask,
     TaskSpec,
-    bad_key,
-    check,
+    check_task,
+    key_error_text,
     lane_of,
     service_of,
 )
@@ -35,42 +35,43 @@ RECIPIENT_LANE: Final = "{recipient}"
 RECIPIENTS_MAX: Final = TASKS_PER_MESSAGE_MAX
 
 
-def tasks_of(raw: object, campaign: str = "") -> Sequence[TaskSpec]:
-    """The tasks that a file or a program describes: one, or those of a bundle. Raises `BadTask`."""
+def expand_row(raw: object, campaign: str = "") -> Sequence[TaskSpec]:
+    """The tasks that a file or a program describes: one, or those of a bundle. Raises
+    `InvalidTask`."""
     if not isinstance(raw, dict) or raw.get("recipients") is None:
-        return (check(raw, campaign),)
-    return _parts(raw, campaign)
+        return (check_task(raw, campaign),)
+    return _bundle_tasks(raw, campaign)
 
 
-def _parts(raw: dict[str, Any], campaign: str) -> list[TaskSpec]:
+def _bundle_tasks(raw: dict[str, Any], campaign: str) -> list[TaskSpec]:
     if raw.get("payload") is None:
-        raise BadTask('has "recipients" and no "payload"; give what they all get')
+        raise InvalidTask('has "recipients" and no "payload"; give what they all get')
     try:
         recipients = read_recipients(raw["recipients"])
     except InvalidValue as bad:
-        raise bad_key("recipients", bad) from None
+        raise key_error_text("recipients", bad) from None
     _check_count(len(recipients))
     own = {key: value for key, value in raw.items() if key not in ("recipients", "lane")}
-    whole = check(own | {"payload": _payload(raw["payload"], recipients)}, campaign)
+    whole = check_task(own | {"payload": _payload(raw["payload"], recipients)}, campaign)
     template = _template(raw.get("lane"))
     _check_name(whole.name, len(recipients))
     parts = [
         structs.replace(
             whole,
             name=bundles.task_name(whole.name, offset),
-            part=Part(whole.name, offset, one, template),
+            bundle_ref=BundleRef(whole.name, offset, one, template),
         )
         for offset, one in enumerate(recipients)
     ]
     if template:
-        for part in parts:
-            part.lane = lane_of(part, campaign, template)
+        for bundle_ref in parts:
+            bundle_ref.lane = lane_of(bundle_ref, campaign, template)
     return parts
 
 
 def _check_count(count: int) -> None:
     if count > RECIPIENTS_MAX:
-        raise BadTask(
+        raise InvalidTask(
             f'"recipients" must be at most {RECIPIENTS_MAX:,}, not {count:,}: a bundle is taken '
             "whole; make several of it"
         )
@@ -79,7 +80,7 @@ def _check_count(count: int) -> None:
 def _check_name(name: str, count: int) -> None:
     length = len(bundles.task_name(name, count - 1).encode())
     if length > NAME_BYTES_MAX:
-        raise BadTask(
+        raise InvalidTask(
             f'"name" must leave room for /{count - 1}: at most {NAME_BYTES_MAX} bytes with it, not '
             f"{length}"
         )
@@ -91,7 +92,7 @@ def _payload(body: object, recipients: Sequence[object]) -> bytes:
         try:
             body = body.decode()
         except UnicodeDecodeError:
-            raise BadTask(
+            raise InvalidTask(
                 '"payload" of a bundle must be text or JSON, and these bytes are neither; put them '
                 "in a file that it names"
             ) from None
@@ -99,7 +100,7 @@ def _payload(body: object, recipients: Sequence[object]) -> bytes:
         encoded = encode_value(body, "payload")
         return bundles.encode_bundle(encoded, encode_value(list(recipients), "list of recipients"))
     except UserError as wrong:
-        raise BadTask(str(wrong)) from None
+        raise InvalidTask(str(wrong)) from None
 
 
 def _template(lane: object) -> str:
@@ -109,17 +110,17 @@ def _template(lane: object) -> str:
     try:
         return read_name(lane)
     except InvalidValue as bad:
-        raise bad_key("lane", bad) from None
+        raise key_error_text("lane", bad) from None
 
 
-def settle_lanes(
+def assign_lanes(
     specs: Iterable[TaskSpec], campaign: str, template_of: Callable[[str], str]
 ) -> None:
     """Put tasks that say no lane where their service's template says, and those of a bundle in the
-    lane of their recipient if it says nothing. Raises `BadTask`."""
+    lane of their recipient if it says nothing. Raises `InvalidTask`."""
     for spec in specs:
         if not spec.lane:
-            own = "" if spec.part is None else RECIPIENT_LANE
+            own = "" if spec.bundle_ref is None else RECIPIENT_LANE
             template = template_of(service_of(spec)) or own
             if template:
                 spec.lane = lane_of(spec, campaign, template)

@@ -34,12 +34,12 @@ def _split(text: str) -> list[str]:
         ) from None
 
 
-def _words(text: str) -> object:
+def _split_command(text: str) -> object:
     """A command: a list as JSON has it, or words with quotes as in a shell."""
     return _json(text) if text.startswith("[") else _split(text)
 
 
-def _names(text: str) -> object:
+def _split_names(text: str) -> object:
     """A list as JSON has it, or names with semicolons or spaces between them."""
     if text.startswith("["):
         return _json(text)
@@ -52,7 +52,7 @@ def _number(text: str) -> object:
     return int(text) if re.fullmatch(r"[+-]?[0-9]{1,20}", text) else text
 
 
-def _multiples(text: str) -> object:
+def _retries(text: str) -> object:
     """A number of retries, or a list as JSON has it."""
     return _json(text) if text.startswith("[") else _number(text)
 
@@ -69,13 +69,13 @@ def _environment(text: str) -> object:
 
 #: Keys whose value is more than a text.
 _READERS: Final[dict[str, Callable[[str], object]]] = {
-    "argv": _words,
+    "argv": _split_command,
     "args": _json,
     "kwargs": _json,
-    "after": _names,
-    "recipients": _names,
+    "after": _split_names,
+    "recipients": _split_names,
     "priority": _number,
-    "retries": _multiples,
+    "retries": _retries,
     "slots": _number,
     "env": _environment,
 }

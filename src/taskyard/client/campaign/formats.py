@@ -17,12 +17,12 @@ from msgspec import Struct
 from taskyard.client.campaign import commas, jsonl, parquet, table, wfcommons
 from taskyard.client.campaign.lines import (
     STDIN,
-    BadCampaign,
+    InvalidCampaign,
     Stream,
-    beginning,
-    label_of,
+    file_label,
     numbered_lines,
-    opened,
+    open_input,
+    peek_start,
 )
 from taskyard.errors import UserError
 
@@ -49,7 +49,7 @@ SUFFIXES: Final = {
 }
 
 
-class Options(Struct, frozen=True):
+class FileOptions(Struct, frozen=True):
     """What the user says about a file."""
 
     #: None: by its name and its look.
@@ -62,15 +62,15 @@ class Options(Struct, frozen=True):
     campaign: str = ""
 
 
-def rows(path: str, options: Options) -> Iterator[tuple[int, object]]:
-    """The rows of a file. Raises `BadCampaign` when it can't be read at all."""
-    label = label_of(path)
-    with opened(path) as stream:
+def rows(path: str, options: FileOptions) -> Iterator[tuple[int, object]]:
+    """The rows of a file. Raises `InvalidCampaign` when it can't be read at all."""
+    label = file_label(path)
+    with open_input(path) as stream:
         form = options.format or format_of(path, stream)
         check_options(options, form)
         if form is Format.PARQUET:
             if path == STDIN:
-                raise BadCampaign("stdin: Parquet must be a file")
+                raise InvalidCampaign("stdin: Parquet must be a file")
             yield from parquet.rows(path)
         elif form is Format.WFCOMMONS:
             replay, speedup = options.replay, options.speedup
@@ -78,12 +78,12 @@ def rows(path: str, options: Options) -> Iterator[tuple[int, object]]:
         elif form is Format.CSV:
             yield from table.rows(numbered_lines(stream, label), label)
         elif form is Format.DWORK:
-            yield from commas.rows(numbered_lines(stream, label))
+            yield from commas.dwork_rows(numbered_lines(stream, label))
         else:
-            yield from jsonl.rows(numbered_lines(stream, label))
+            yield from jsonl.jsonl_rows(numbered_lines(stream, label))
 
 
-def check_options(options: Options, form: Format) -> None:
+def check_options(options: FileOptions, form: Format) -> None:
     """Refuse options that are not for that format. Raises UserError."""
     if not options.speedup > 0:
         raise UserError(f"the speedup must be more than 0, not {options.speedup}")
@@ -100,24 +100,24 @@ def format_of(path: str, stream: Stream) -> Format:
     if path == STDIN:
         return Format.JSONL
     name = path.lower().removesuffix(".gz")
-    return SUFFIXES.get(Path(name).suffix) or _look(beginning(stream, path), path)
+    return SUFFIXES.get(Path(name).suffix) or _guess_format(peek_start(stream, path), path)
 
 
-def _look(start: bytes, label: str) -> Format:
+def _guess_format(start: bytes, label: str) -> Format:
     """The format that a file's first bytes look like."""
     if start.startswith(parquet.MAGIC):
         return Format.PARQUET
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
     line = text.partition(b"\n")[0].strip()
     if line.startswith(b"{"):
-        return _look_at_object(line, text)
+        return _guess_object_format(line, text)
     if line.startswith(b"["):
-        raise BadCampaign(f"{label}:1: is a JSON list; write one task a line instead (JSONL)")
+        raise InvalidCampaign(f"{label}:1: is a JSON list; write one task a line instead (JSONL)")
     cells = re.split(rb"[,;\t]", line)
     return Format.CSV if b"name" in [cell.strip(b' "') for cell in cells] else Format.DWORK
 
 
-def _look_at_object(line: bytes, text: bytes) -> Format:
+def _guess_object_format(line: bytes, text: bytes) -> Format:
     """A document over many lines, or of one line with a workflow in it, is WfCommons'."""
     try:
         value = msgspec.json.decode(line)

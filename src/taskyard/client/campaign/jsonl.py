@@ -6,34 +6,34 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from taskyard.client.campaign.lines import Unreadable, text_of, text_trouble
+from taskyard.client.campaign.lines import InvalidRow, text_error, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
-def rows(lines: Iterable[tuple[int, bytes | Unreadable]]) -> Iterator[tuple[int, object]]:
+def jsonl_rows(lines: Iterable[tuple[int, bytes | InvalidRow]]) -> Iterator[tuple[int, object]]:
     """What each line says. Blank lines are passed over."""
     decode = msgspec.json.Decoder().decode
     for number, line in lines:
-        if isinstance(line, Unreadable):
+        if isinstance(line, InvalidRow):
             yield number, line
         elif line and not line.isspace():
             try:
                 raw = decode(line)
-            except (ValueError, RecursionError) as wrong:
-                raw = Unreadable(_trouble(line, wrong), text_of(line))
+            except (ValueError, RecursionError) as problem:
+                raw = InvalidRow(_json_error(line, problem), text_of(line))
             yield number, raw
 
 
-def _trouble(line: bytes, wrong: Exception) -> str:
+def _json_error(line: bytes, problem: Exception) -> str:
     """What is wrong with a line that is no JSON."""
-    if trouble := text_trouble(line):
+    if trouble := text_error(line):
         return trouble
-    if isinstance(wrong, RecursionError):
+    if isinstance(problem, RecursionError):
         return "the JSON is nested too deeply"
     if line.lstrip().startswith((b"#", b"//")):
         return "this is no JSON; there are no comments in a campaign"
-    if "truncated" in str(wrong):
+    if "truncated" in str(problem):
         return "the JSON ends too early; a task is one whole line"
-    return str(wrong)
+    return str(problem)

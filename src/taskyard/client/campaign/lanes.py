@@ -35,7 +35,7 @@ def is_template(lane: str) -> bool:
     return "{" in lane or "}" in lane
 
 
-def escaped(lane: str) -> str:
+def escape_template(lane: str) -> str:
     """The template of this very lane."""
     return lane.replace("{", "{{").replace("}", "}}")
 
@@ -61,22 +61,22 @@ def _piece(found: re.Match[str], template: str, fields: Mapping[str, object]) ->
     value = fields.get(name)
     if value is None:
         missing = f"is {shown(template)}, and there is no field {shown(name)}"
-        raise InvalidValue(f"{missing}; use {_known(fields)}")
+        raise InvalidValue(f"{missing}; use {_fields_text(fields)}")
     if not isinstance(value, _PLAIN):
         wrong = f"is {shown(template)}, and field {shown(name)} is {shown(value)}"
         raise InvalidValue(f"{wrong}; it must be a text or a number")
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _known(fields: Mapping[str, object]) -> str:
+def _fields_text(fields: Mapping[str, object]) -> str:
     names = [shown(name) for name, value in fields.items() if name and isinstance(value, _PLAIN)]
     more = f" or {len(names) - FIELDS_SHOWN} more" if len(names) > FIELDS_SHOWN else ""
     return f"{', '.join(names[:FIELDS_SHOWN])}{more}"
 
 
-def fields_of(work: Mapping[str, object], always: Mapping[str, object]) -> dict[str, object]:
+def fields_of(work: Mapping[str, object], extra: Mapping[str, object]) -> dict[str, object]:
     """The fields of a task that does this: `argv`, `call` with its arguments, or the keys of a
-    payload. What there is `always` is the task's own, whatever that says."""
+    payload. What there is `extra` is the task's own, whatever that says."""
     fields: dict[str, object] = {}
     for key, value in work.items():
         if key == "kwargs" and isinstance(value, dict):
@@ -85,10 +85,10 @@ def fields_of(work: Mapping[str, object], always: Mapping[str, object]) -> dict[
             fields |= {str(number): one for number, one in enumerate(value)}
         else:
             fields[key] = value
-    return fields | {**always}
+    return fields | {**extra}
 
 
-def keys_of(payload: bytes) -> dict[str, Any]:
+def payload_keys(payload: bytes) -> dict[str, Any]:
     """What a payload that is a JSON object has; nothing if it is something else."""
     if not payload.lstrip().startswith(b"{"):
         return {}

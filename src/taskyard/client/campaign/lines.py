@@ -1,8 +1,8 @@
 """A file as numbered lines of bytes: plain or gzip, from disk or stdin, never whole in memory.
 
 What can't be read as lines at all (no such file, a compressed file that is cut short) ends the
-reading with `BadCampaign`; a line that can't be used is handed on as `Unreadable` and reading goes
-on. Nothing here knows what a line means.
+reading with `InvalidCampaign`; a line that can't be used is handed on as `InvalidRow` and reading
+goes on. Nothing here knows what a line means.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _LONG_LINE_SHOWN_BYTES: Final = 200
 
 STDIN: Final = "-"
 _GZIP: Final = b"\x1f\x8b"
-_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-_WIDE_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
+_UTF8_BOM: Final = b"\xef\xbb\xbf"
+_UTF16_BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
 
 
-class BadCampaign(UserError):
+class InvalidCampaign(UserError):
     """A file can't be read as a campaign at all. The text begins with `FILE:LINE: `."""
 
 
-class Unreadable(Struct, gc=False):
+class InvalidRow(Struct, gc=False):
     """A line, or a row, that is no task."""
 
     reason: str
@@ -58,24 +58,25 @@ class Stream(Protocol):
     def read1(self, size: int, /) -> bytes: ...
 
 
-def label_of(path: str) -> str:
+def file_label(path: str) -> str:
     """A file's name as messages have it."""
     return "stdin" if path == STDIN else path
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Iterator[Stream]:
+def open_input(path: str) -> Iterator[Stream]:
     """A file to read from; one that begins like gzip is decompressed, whatever its name."""
     with contextlib.ExitStack() as stack:
         try:
             stream = stack.enter_context(_file(path))
             packed = stream.peek(len(_GZIP)).startswith(_GZIP)
-        except OSError as wrong:
-            raise BadCampaign(
-                f"{label_of(path)}: can't be read: {wrong.strerror}; see that it is there and yours"
+        except OSError as problem:
+            raise InvalidCampaign(
+                f"{file_label(path)}: can't be read: {problem.strerror}; see that it is there and "
+                f"yours"
             ) from None
         except ValueError:  # a NUL in the name
-            raise BadCampaign(
+            raise InvalidCampaign(
                 f"{path!r}: is no file name; give one without NUL characters"
             ) from None
         yield stack.enter_context(gzip.GzipFile(fileobj=stream)) if packed else stream
@@ -100,31 +101,31 @@ def _file(path: str) -> Iterator[io.BufferedReader]:
         stream.detach()
 
 
-def beginning(stream: Stream, label: str) -> bytes:
+def peek_start(stream: Stream, label: str) -> bytes:
     """The first bytes, as many as come at once, without taking them."""
     try:
         return stream.peek(CHUNK_BYTES)
-    except (OSError, EOFError, zlib.error) as wrong:
-        raise BadCampaign(f"{label}:1: {_stream_trouble(wrong)}") from None
+    except (OSError, EOFError, zlib.error) as problem:
+        raise InvalidCampaign(f"{label}:1: {_stream_error(problem)}") from None
 
 
-def whole(stream: Stream, label: str, bytes_max: int) -> bytes:
+def read_whole(stream: Stream, label: str, bytes_max: int) -> bytes:
     """All of a file that has no lines."""
     chunks: list[bytes] = []
     length = 0
     for chunk in _chunks(stream, label):
         length += len(chunk)
         if length > bytes_max:
-            raise BadCampaign(
+            raise InvalidCampaign(
                 f"{label}:1: has more than {bytes_max} bytes; give it in parts, or as JSONL"
             )
         chunks.append(chunk)
     return b"".join(chunks)
 
 
-def numbered_lines(stream: Stream, label: str) -> Iterator[tuple[int, bytes | Unreadable]]:
+def numbered_lines(stream: Stream, label: str) -> Iterator[tuple[int, bytes | InvalidRow]]:
     """The lines from number 1 on, without what ends them. A line that is too long is handed on as
-    `Unreadable`."""
+    `InvalidRow`."""
     number = 1
     held: list[bytes] = []  # the pieces of a line whose end has not come yet
     held_bytes = 0
@@ -136,19 +137,19 @@ def numbered_lines(stream: Stream, label: str) -> Iterator[tuple[int, bytes | Un
         held_bytes += len(first)
         if not others:
             continue
-        yield number, _whole(held, held_bytes)
+        yield number, _join_pieces(held, held_bytes)
         for number, line in enumerate(others[:-1], start=number + 1):  # noqa: B020
             yield number, line[:-1] if line.endswith(b"\r") else line
         number += 1
         held, held_bytes = [others[-1]], len(others[-1])
     if held_bytes:
-        yield number, _whole(held, held_bytes)
+        yield number, _join_pieces(held, held_bytes)
 
 
-def _whole(pieces: list[bytes], length: int) -> bytes | Unreadable:
+def _join_pieces(pieces: list[bytes], length: int) -> bytes | InvalidRow:
     if length > LINE_BYTES_MAX:
         reason = f"the line has {length} bytes; at most {LINE_BYTES_MAX} are allowed"
-        return Unreadable(reason, text_of(pieces[0][:_LONG_LINE_SHOWN_BYTES]))
+        return InvalidRow(reason, text_of(pieces[0][:_LONG_LINE_SHOWN_BYTES]))
     return b"".join(pieces).removesuffix(b"\r")
 
 
@@ -159,10 +160,10 @@ def _chunks(stream: Stream, label: str) -> Iterator[bytes]:
     while True:
         try:
             chunk = stream.read1(CHUNK_BYTES)
-        except (OSError, EOFError, zlib.error) as wrong:
-            raise BadCampaign(f"{label}:{lines}: {_stream_trouble(wrong)}") from None
+        except (OSError, EOFError, zlib.error) as problem:
+            raise InvalidCampaign(f"{label}:{lines}: {_stream_error(problem)}") from None
         if first:
-            chunk = _without_mark(chunk, label)
+            chunk = _strip_bom(chunk, label)
             first = False
         if not chunk:
             return
@@ -170,18 +171,18 @@ def _chunks(stream: Stream, label: str) -> Iterator[bytes]:
         yield chunk
 
 
-def _without_mark(chunk: bytes, label: str) -> bytes:
-    if chunk.startswith(_WIDE_MARKS):
-        raise BadCampaign(f"{label}:1: the file is UTF-16; save it as UTF-8")
-    return chunk.removeprefix(_BYTE_ORDER_MARK)
+def _strip_bom(chunk: bytes, label: str) -> bytes:
+    if chunk.startswith(_UTF16_BOMS):
+        raise InvalidCampaign(f"{label}:1: the file is UTF-16; save it as UTF-8")
+    return chunk.removeprefix(_UTF8_BOM)
 
 
-def _stream_trouble(wrong: Exception) -> str:
-    if isinstance(wrong, EOFError):
+def _stream_error(problem: Exception) -> str:
+    if isinstance(problem, EOFError):
         return "the compressed file ends too early; copy it again"
-    if isinstance(wrong, gzip.BadGzipFile | zlib.error):
-        return f"the compressed file is damaged ({wrong}); copy it again"
-    return f"can't be read: {wrong}"
+    if isinstance(problem, gzip.BadGzipFile | zlib.error):
+        return f"the compressed file is damaged ({problem}); copy it again"
+    return f"can't be read: {problem}"
 
 
 def text_of(line: bytes) -> str:
@@ -189,12 +190,12 @@ def text_of(line: bytes) -> str:
     return line.decode(errors="backslashreplace")
 
 
-def text_trouble(line: bytes) -> str | None:
+def text_error(line: bytes) -> str | None:
     """What keeps a line from being text."""
     if b"\0" in line:
         return "the line has NUL bytes, as a file has that was not written to its end"
     try:
         line.decode()
-    except UnicodeDecodeError as wrong:
-        return f"the line is not UTF-8 (byte {wrong.start + 1}); save the file as UTF-8"
+    except UnicodeDecodeError as problem:
+        return f"the line is not UTF-8 (byte {problem.start + 1}); save the file as UTF-8"
     return None

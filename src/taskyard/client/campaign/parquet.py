@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.client.campaign.cells import from_cell
-from taskyard.client.campaign.lines import BadCampaign, Unreadable
+from taskyard.client.campaign.lines import InvalidCampaign, InvalidRow
 from taskyard.client.campaign.table import check_column
 from taskyard.client.campaign.values import InvalidValue
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 #: Rows that are Python objects at once.
-ROWS_AT_ONCE: Final = 4096
+ROWS_PER_BATCH: Final = 4096
 
 MAGIC: Final = b"PAR1"
 
@@ -30,17 +30,17 @@ def rows(path: str) -> Iterator[tuple[int, object]]:
     try:
         with pq.ParquetFile(path) as file:
             check_columns(file.schema_arrow.names, path)
-            for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
+            for batch in file.iter_batches(batch_size=ROWS_PER_BATCH):
                 for number, raw in enumerate(rows_of(batch), start=number + 1):  # noqa: B020
                     yield number, raw
-    except (pa.ArrowException, OSError) as wrong:
-        raise damaged(path, number + 1, wrong) from None
+    except (pa.ArrowException, OSError) as problem:
+        raise read_error(path, number + 1, problem) from None
 
 
-def damaged(path: str, row: int, wrong: Exception) -> BadCampaign:
+def read_error(path: str, row: int, problem: Exception) -> InvalidCampaign:
     """What to say of a file that can't be read on at that row."""
-    reason = str(wrong).partition("\n")[0]
-    return BadCampaign(f"{path}:{row}: is no whole Parquet file: {reason}; write it anew")
+    reason = str(problem).partition("\n")[0]
+    return InvalidCampaign(f"{path}:{row}: is no whole Parquet file: {reason}; write it anew")
 
 
 def rows_of(batch: Any) -> Iterator[object]:  # noqa: ANN401  # it comes without types
@@ -54,11 +54,11 @@ def rows_of(batch: Any) -> Iterator[object]:  # noqa: ANN401  # it comes without
 
 
 def check_columns(names: list[str], path: str) -> None:
-    """Refuse a table whose columns are not a task's keys. Raises `BadCampaign`."""
+    """Refuse a table whose columns are not a task's keys. Raises `InvalidCampaign`."""
     for name in names:
         check_column(name, f"{path}:1")
     if len(set(names)) < len(names) or "name" not in names:
-        raise BadCampaign(f'{path}:1: the table must have "name" and each column once: {names}')
+        raise InvalidCampaign(f'{path}:1: the table must have "name" and each column once: {names}')
 
 
 def _row(names: list[str], cells: tuple[object, ...]) -> object:
@@ -69,7 +69,7 @@ def _row(names: list[str], cells: tuple[object, ...]) -> object:
             try:
                 raw[key] = from_cell(key, cell)
             except InvalidValue as bad:
-                return Unreadable(f'"{key}" {bad}', raw, str(raw["name"]))
+                return InvalidRow(f'"{key}" {bad}', raw, str(raw["name"]))
     return raw
 
 

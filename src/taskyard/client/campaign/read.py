@@ -14,26 +14,26 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct, field
 
-from taskyard.client.campaign.bundles import tasks_of
-from taskyard.client.campaign.formats import Options, rows
-from taskyard.client.campaign.lines import STDIN, BadCampaign, Unreadable, label_of
+from taskyard.client.campaign.bundles import expand_row
+from taskyard.client.campaign.formats import FileOptions, rows
+from taskyard.client.campaign.lines import STDIN, InvalidCampaign, InvalidRow, file_label
 from taskyard.client.campaign.survey import (
     Duplicate,
     Graph,
-    Survey,
+    GraphSummary,
     cycles_of,
     graph_of,
     levels_of,
-    survey_of,
+    summarize_graph,
 )
-from taskyard.client.campaign.tasks import BadTask, TaskSpec, to_raw
+from taskyard.client.campaign.tasks import InvalidTask, TaskSpec, to_row
 from taskyard.client.campaign.values import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 #: Beyond this many bad lines the file is not what it was taken for; they would only fill memory.
-BAD_MAX: Final = 1_000_000
+REJECTED_MAX: Final = 1_000_000
 
 #: Names of a cycle that a message has; a longer one is cut in the middle.
 CYCLE_NAMES_SHOWN: Final = 10
@@ -41,7 +41,7 @@ CYCLE_NAMES_SHOWN: Final = 10
 REJECTED_SUFFIX: Final = ".rejected.jsonl"
 
 
-class Bad(Struct, gc=False):
+class RejectedRow(Struct, gc=False):
     """A line that was rejected."""
 
     file: str
@@ -54,7 +54,7 @@ class Bad(Struct, gc=False):
         return f"{self.file}:{self.line}: {self.reason}"
 
 
-class Loaded(Struct):
+class LoadedCampaign(Struct):
     """A campaign that was read."""
 
     #: The file's name as messages have it.
@@ -64,12 +64,12 @@ class Loaded(Struct):
     #: The line of each.
     lines: array[int]
     #: What was rejected, by line.
-    bad: list[Bad]
+    rejected: list[RejectedRow]
     #: Of all tasks whose line is good, those in cycles and behind bad ones too.
-    survey: Survey
+    summary: GraphSummary
 
 
-class _Reading(Struct):
+class _CampaignReader(Struct):
     """What has been read so far."""
 
     file: str
@@ -78,20 +78,20 @@ class _Reading(Struct):
     lines: array[int] = field(default_factory=lambda: array("Q"))
     #: Where the first task of each name stands.
     numbers: dict[str, int] = field(default_factory=dict)
-    bad: list[Bad] = field(default_factory=list)
+    rejected: list[RejectedRow] = field(default_factory=list)
     #: The line of each name that was rejected.
-    bad_names: dict[str, int] = field(default_factory=dict)
+    rejected_names: dict[str, int] = field(default_factory=dict)
     duplicates: list[Duplicate] = field(default_factory=list)
 
-    def take(self, line: int, raw: object) -> None:
-        if isinstance(raw, Unreadable):
+    def add_row(self, line: int, raw: object) -> None:
+        if isinstance(raw, InvalidRow):
             self.reject(line, raw.reason, raw.raw, raw.name)
             return
         try:
-            specs = tasks_of(raw, self.campaign)
-        except BadTask as bad:
+            specs = expand_row(raw, self.campaign)
+        except InvalidTask as rejected:
             name = raw.get("name") if isinstance(raw, dict) else None
-            self.reject(line, str(bad), raw, name if isinstance(name, str) else "")
+            self.reject(line, str(rejected), raw, name if isinstance(name, str) else "")
             return
         for spec in specs:  # of a bundle all or none
             if spec.name in self.numbers:
@@ -116,27 +116,28 @@ class _Reading(Struct):
         self.reject(line, f"the name {shown(spec.name)} stands on line {line_first} already", spec)
 
     def reject(self, line: int, reason: str, raw: object, name: str = "") -> None:
-        raw = to_raw(raw) if isinstance(raw, TaskSpec) else raw
-        self.bad.append(Bad(self.file, line, reason, raw))
+        raw = to_row(raw) if isinstance(raw, TaskSpec) else raw
+        self.rejected.append(RejectedRow(self.file, line, reason, raw))
         if name:
-            self.bad_names.setdefault(name, line)
-        if len(self.bad) > BAD_MAX:
-            first = self.bad[0]
-            text = f"more than {BAD_MAX} lines are bad; is this the right format?"
-            raise BadCampaign(f"{self.file}:{line}: {text} The first: {first}")
+            self.rejected_names.setdefault(name, line)
+        if len(self.rejected) > REJECTED_MAX:
+            first = self.rejected[0]
+            text = f"more than {REJECTED_MAX} lines are bad; is this the right format?"
+            raise InvalidCampaign(f"{self.file}:{line}: {text} The first: {first}")
 
 
-def read_campaign(path: str | Path, options: Options | None = None) -> Loaded:
-    """The campaign in a file, "-" for stdin. Raises `BadCampaign` if it can't be read at all."""
+def read_campaign(path: str | Path, options: FileOptions | None = None) -> LoadedCampaign:
+    """The campaign in a file, "-" for stdin. Raises `InvalidCampaign` if it can't be read at
+    all."""
     name = str(path)
-    options = options or Options()
-    reading = _Reading(label_of(name), options.campaign)
+    options = options or FileOptions()
+    reading = _CampaignReader(file_label(name), options.campaign)
     for line, raw in rows(name, options):
-        reading.take(line, raw)
-    return _judged(reading)
+        reading.add_row(line, raw)
+    return _check_graph(reading)
 
 
-def _judged(reading: _Reading) -> Loaded:
+def _check_graph(reading: _CampaignReader) -> LoadedCampaign:
     """Look at the graph, and reject what is in a cycle or behind something rejected."""
     specs, lines = reading.specs, reading.lines
     graph = graph_of(specs, reading.numbers)
@@ -146,26 +147,26 @@ def _judged(reading: _Reading) -> Loaded:
     for group, cycle in cycles:
         around = cycle_text([specs[number].name for number in cycle], len(group))
         rejected |= dict.fromkeys(group, around)
-    for name, line in reading.bad_names.items():
+    for name, line in reading.rejected_names.items():
         for number in graph.unknown.pop(name, ()):
-            rejected.setdefault(number, _behind(name, line))
+            rejected.setdefault(number, _rejected_dependency_text(name, line))
     _reject_dependents(reading, graph, rejected)
-    survey = survey_of(specs, lines, graph, levels)
-    survey.duplicates = reading.duplicates
-    survey.cycles = [[specs[number].name for number in cycle] for _, cycle in cycles]
+    summary = summarize_graph(specs, lines, graph, levels)
+    summary.duplicates = reading.duplicates
+    summary.cycles = [[specs[number].name for number in cycle] for _, cycle in cycles]
     for number, reason in rejected.items():
-        if _stands_for_its_line(specs[number]):
+        if _is_first_of_bundle(specs[number]):
             reading.reject(lines[number], reason, specs[number])
-    reading.bad.sort(key=lambda bad: bad.line)
-    if rejected or not graph.ordered:
+    reading.rejected.sort(key=lambda rejected: rejected.line)
+    if rejected or not graph.is_topological:
         good = [number for number in levels.order if number not in rejected]
         specs, lines = [specs[n] for n in good], array("Q", [lines[n] for n in good])
-    return Loaded(reading.file, specs, lines, reading.bad, survey)
+    return LoadedCampaign(reading.file, specs, lines, reading.rejected, summary)
 
 
-def _stands_for_its_line(spec: TaskSpec) -> bool:
+def _is_first_of_bundle(spec: TaskSpec) -> bool:
     """Of a bundle, whose tasks are rejected together, the first does."""
-    return spec.part is None or not spec.part.offset
+    return spec.bundle_ref is None or not spec.bundle_ref.offset
 
 
 def cycle_text(cycle: Sequence[str], tasks: int) -> str:
@@ -179,22 +180,22 @@ def cycle_text(cycle: Sequence[str], tasks: int) -> str:
     return f"is in a cycle{more}: {' after '.join(names)}"
 
 
-def _behind(name: str, line: int) -> str:
+def _rejected_dependency_text(name: str, line: int) -> str:
     return f"waits for {shown(name)}, which was rejected (line {line})"
 
 
-def _reject_dependents(reading: _Reading, graph: Graph, rejected: dict[int, str]) -> None:
+def _reject_dependents(reading: _CampaignReader, graph: Graph, rejected: dict[int, str]) -> None:
     """Whoever waits for a rejected task is rejected too."""
     line = list(rejected)
     for number in line:  # grows while it is walked
         for dependent in graph.dependents_of(number):
             if dependent not in rejected:
                 name, at_line = reading.specs[number].name, reading.lines[number]
-                rejected[dependent] = _behind(name, at_line)
+                rejected[dependent] = _rejected_dependency_text(name, at_line)
                 line.append(dependent)
 
 
-def reject_strangers(loaded: Loaded, names: Iterable[str]) -> Loaded:
+def reject_unknown_dependencies(loaded: LoadedCampaign, names: Iterable[str]) -> LoadedCampaign:
     """The campaign without the tasks that wait, directly or not, for names that nobody knows, once
     that is sure. They are rejected like those of bad lines."""
     reasons = {
@@ -202,26 +203,26 @@ def reject_strangers(loaded: Loaded, names: Iterable[str]) -> Loaded:
         for name in names
     }
     good: list[int] = []
-    bad = list(loaded.bad)
+    rejected = list(loaded.rejected)
     for number, spec in enumerate(loaded.specs):
         cause = next((name for name in spec.after if name in reasons), None)
         if cause is None:
             good.append(number)
             continue
         line = loaded.lines[number]
-        reasons[spec.name] = _behind(spec.name, line)
-        if _stands_for_its_line(spec):
-            bad.append(Bad(loaded.file, line, reasons[cause], to_raw(spec)))
-    return Loaded(
+        reasons[spec.name] = _rejected_dependency_text(spec.name, line)
+        if _is_first_of_bundle(spec):
+            rejected.append(RejectedRow(loaded.file, line, reasons[cause], to_row(spec)))
+    return LoadedCampaign(
         file=loaded.file,
         specs=[loaded.specs[number] for number in good],
         lines=array("Q", [loaded.lines[number] for number in good]),
-        bad=sorted(bad, key=lambda one: one.line),
-        survey=loaded.survey,
+        rejected=sorted(rejected, key=lambda one: one.line),
+        summary=loaded.summary,
     )
 
 
-def write_rejected(path: str | Path, bad: Iterable[Bad]) -> Path:
+def write_rejected(path: str | Path, rejected: Iterable[RejectedRow]) -> Path:
     """Write what was rejected beside the file, an object a line; where that is. Replaces what an
     earlier run left there."""
     place = Path(("stdin" if str(path) == STDIN else str(path)) + REJECTED_SUFFIX)
@@ -229,11 +230,11 @@ def write_rejected(path: str | Path, bad: Iterable[Bad]) -> Path:
     encoder = msgspec.json.Encoder(enc_hook=repr)
     try:
         with unfinished.open("wb") as file:
-            for one in bad:
+            for one in rejected:
                 file.write(encoder.encode(one) + b"\n")
         os.replace(unfinished, place)  # noqa: PTH105  # the same, said plainly
     except OSError as wrong:
-        raise BadCampaign(
+        raise InvalidCampaign(
             f"{place}: can't be written: {wrong.strerror}; give a place that is yours to write"
         ) from None
     return place

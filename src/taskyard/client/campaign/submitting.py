@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Final
 
-from taskyard.client.campaign.tasks import BadTask, TaskSpec
+from taskyard.client.campaign.tasks import InvalidTask, TaskSpec
 from taskyard.core.limits import AFTER_A_MESSAGE_MAX, PAYLOAD_BYTES_MAX
 from taskyard.core.tasks import Submission, Terms
 from taskyard.errors import UserError
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 #: Tasks in one submission, unless asked otherwise: one message, one record, a fraction of a second.
-TASKS_A_SUBMISSION: Final = 10_000
+TASKS_PER_BATCH: Final = 10_000
 
 #: Bytes in one submission, unless asked otherwise: well under what one message may have.
-BYTES_A_SUBMISSION: Final = 8 * 1024 * 1024
+BYTES_PER_BATCH: Final = 8 * 1024 * 1024
 
 #: The names that one task has (its own, its lane, those it waits for): with the longest payload
 #: they still fit one message.
@@ -35,7 +35,7 @@ BUNDLE_BYTES_MAX: Final = 24 * 1024 * 1024
 _NAME_EXTRA_BYTES: Final = 5
 
 #: What a name counts beside its bytes that a task waits for: a message may have only so many.
-AFTER_EXTRA_BYTES: Final = BYTES_A_SUBMISSION // AFTER_A_MESSAGE_MAX
+AFTER_EXTRA_BYTES: Final = BYTES_PER_BATCH // AFTER_A_MESSAGE_MAX
 
 _DEFAULT: Final = Terms().service
 
@@ -43,14 +43,14 @@ _DEFAULT: Final = Terms().service
 _Key = tuple[bytes, int, object, object, object, int, int, int]
 
 
-def to_submission(specs: Sequence[TaskSpec], campaign: bytes, now_ns: int) -> Submission:
+def encode_batch(specs: Sequence[TaskSpec], campaign: bytes, now_ns: int) -> Submission:
     """These tasks as one batch, in this order."""
     places: dict[_Key, int] = {}
     terms: list[Terms] = []
     terms_at: list[int] = []
     payloads: list[bytes] = []
     for spec in specs:
-        service, payload = _work(spec)
+        service, payload = _service_and_payload(spec)
         payloads.append(payload)
         key = (
             *(service, spec.priority, spec.due, spec.expiry, spec.retries),
@@ -65,7 +65,7 @@ def to_submission(specs: Sequence[TaskSpec], campaign: bytes, now_ns: int) -> Su
     after = [[*map(encode_text, spec.after)] if spec.after else [] for spec in specs]
     return Submission(
         names=[encode_text(spec.name) for spec in specs],
-        payloads=payloads[:1] if _is_shared(payloads) else payloads,
+        payloads=payloads[:1] if _same_payload(payloads) else payloads,
         terms=terms,
         terms_at=terms_at if len(terms) > 1 else None,
         lanes=lanes if any(lanes) else None,
@@ -73,7 +73,7 @@ def to_submission(specs: Sequence[TaskSpec], campaign: bytes, now_ns: int) -> Su
     )
 
 
-def _is_shared(payloads: Sequence[bytes]) -> bool:
+def _same_payload(payloads: Sequence[bytes]) -> bool:
     """All are the very same, as those of a bundle are, or empty."""
     return all(payload is payloads[0] for payload in payloads) or not any(payloads)
 
@@ -92,24 +92,24 @@ def task_bytes(name: bytes, payload: bytes, lane: bytes, after: Sequence[bytes])
     if after:
         names += sum(map(len, after)) + _NAME_EXTRA_BYTES * len(after)
     if len(payload) > PAYLOAD_BYTES_MAX or names > NAMES_BYTES_MAX:
-        _refuse_large(name, len(payload), names)
+        _check_size(name, len(payload), names)
     return names + len(payload) + AFTER_EXTRA_BYTES * len(after)
 
 
-def _refuse_large(name: bytes, payload_bytes: int, names_bytes: int) -> None:
+def _check_size(name: bytes, payload_bytes: int, names_bytes: int) -> None:
     shown = name[:100].decode(errors="backslashreplace")
     if payload_bytes > PAYLOAD_BYTES_MAX:
-        raise BadTask(
+        raise InvalidTask(
             f"task {shown!r}: a payload of {payload_bytes:,} bytes is too large, at most "
             f"{PAYLOAD_BYTES_MAX:,} are taken; put it in a file that the task names"
         )
-    raise BadTask(
+    raise InvalidTask(
         f"task {shown!r}: names of {names_bytes:,} bytes (its own, its lane, those it waits for) "
         f"are too much, at most {NAMES_BYTES_MAX:,} are taken; put a task in between"
     )
 
 
-def _work(spec: TaskSpec) -> tuple[bytes, bytes]:
+def _service_and_payload(spec: TaskSpec) -> tuple[bytes, bytes]:
     """The service and the payload of a task."""
     try:
         if spec.argv is not None:
@@ -120,7 +120,7 @@ def _work(spec: TaskSpec) -> tuple[bytes, bytes]:
         else:
             service, payload = _DEFAULT, spec.payload or b""
     except UserError as wrong:  # values of Parquet or Python that JSON does not have
-        raise BadTask(f"task {spec.name!r}: {wrong}") from None
+        raise InvalidTask(f"task {spec.name!r}: {wrong}") from None
     return service if spec.service is None else encode_text(spec.service), payload
 
 
@@ -141,17 +141,17 @@ def _terms(spec: TaskSpec, service: bytes, campaign: bytes, now_ns: int) -> Term
     )
 
 
-def submissions(
+def encode_batches(
     specs: Iterable[TaskSpec],
     campaign: bytes,
     now_ns: int,
     *,
-    tasks_max: int = TASKS_A_SUBMISSION,
-    bytes_max: int = BYTES_A_SUBMISSION,
+    tasks_max: int = TASKS_PER_BATCH,
+    bytes_max: int = BYTES_PER_BATCH,
 ) -> Iterator[Submission]:
     """All tasks in batches, in order; a batch over `bytes_max` has one task, or is a whole bundle.
 
-    Raises `BadTask` for one that fits no message.
+    Raises `InvalidTask` for one that fits no message.
     """
     for is_bundle, some in groupby(specs, _bundle):
         if is_bundle:
@@ -161,17 +161,17 @@ def submissions(
 
 
 def _bundle(spec: TaskSpec) -> str:
-    return "" if spec.part is None else spec.part.bundle
+    return "" if spec.bundle_ref is None else spec.bundle_ref.bundle
 
 
 def bundle_submission(specs: Sequence[TaskSpec], campaign: bytes, now_ns: int) -> Submission:
-    """The tasks of a bundle as one batch, with their payload once. Raises `BadTask` if it fits no
-    message."""
-    whole = to_submission(specs, campaign, now_ns)
+    """The tasks of a bundle as one batch, with their payload once. Raises `InvalidTask` if it fits
+    no message."""
+    whole = encode_batch(specs, campaign, now_ns)
     lengths = _lengths(whole)
     length = sum(lengths) - (len(lengths) - 1) * len(whole.payloads[0])
     if length > BUNDLE_BYTES_MAX:
-        raise BadTask(
+        raise InvalidTask(
             f"bundle {_bundle(specs[0])!r}: payload, names and lanes of {length:,} bytes are too "
             f"much, at most {BUNDLE_BYTES_MAX:,} are taken; make several of it"
         )
@@ -179,18 +179,18 @@ def bundle_submission(specs: Sequence[TaskSpec], campaign: bytes, now_ns: int) -
 
 
 def _in_batches(
-    specs: Iterable[TaskSpec], campaign: bytes, now_ns: int, most: tuple[int, int]
+    specs: Iterable[TaskSpec], campaign: bytes, now_ns: int, limits: tuple[int, int]
 ) -> Iterator[Submission]:
-    tasks_max, bytes_max = most
+    tasks_max, bytes_max = limits
     line = iter(specs)
     while batch := list(islice(line, tasks_max)):
-        whole = to_submission(batch, campaign, now_ns)
+        whole = encode_batch(batch, campaign, now_ns)
         lengths = _lengths(whole)
         if sum(lengths) <= bytes_max:
             yield whole
             continue
-        for first, last in _cuts(lengths, bytes_max):
-            yield to_submission(batch[first:last], campaign, now_ns)
+        for first, last in _ranges_within(lengths, bytes_max):
+            yield encode_batch(batch[first:last], campaign, now_ns)
 
 
 def _lengths(whole: Submission) -> list[int]:
@@ -205,7 +205,7 @@ def _lengths(whole: Submission) -> list[int]:
     ]
 
 
-def _cuts(lengths: list[int], bytes_max: int) -> Iterator[tuple[int, int]]:
+def _ranges_within(lengths: list[int], bytes_max: int) -> Iterator[tuple[int, int]]:
     """Ranges that have no more than so many bytes, or one task."""
     first, total = 0, 0
     for index, length in enumerate(lengths):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from taskyard.client.campaign.cycles import knots, shortest_cycles
+from taskyard.client.campaign.cycles import shortest_cycles, strong_components
 from taskyard.client.campaign.tasks import service_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Duplicate(Struct, gc=False):
     line: int
 
 
-class Stranger(Struct, gc=False):
+class UnknownDependency(Struct, gc=False):
     """A name that tasks wait for and that the file does not have; the broker may know it."""
 
     name: str
@@ -43,7 +43,7 @@ class Stranger(Struct, gc=False):
     line: int
 
 
-class Survey(Struct):
+class GraphSummary(Struct):
     """What there is to say about a campaign's graph."""
 
     tasks: int
@@ -56,7 +56,7 @@ class Survey(Struct):
     width: int
     widest: int
     services: dict[str, int]
-    unknown: list[Stranger]
+    unknown: list[UnknownDependency]
     duplicates: list[Duplicate] = []
     #: Names in the order of waiting: each waits for the next, the last for the first. One cycle for
     #: each group of tasks that all wait for each other.
@@ -67,17 +67,17 @@ class Graph(Struct):
     """The edges of a campaign, by the numbers of its tasks."""
 
     #: How many of the file's own tasks each one waits for.
-    waits: array[int]
-    #: Who waits for task n stands in `dependents` from `begins[n]` to `begins[n + 1]`.
-    begins: array[int]
+    dependency_counts: array[int]
+    #: Who waits for task n stands in `dependents` from `offsets[n]` to `offsets[n + 1]`.
+    offsets: array[int]
     dependents: array[int]
     #: Who waits for a name that the file does not have.
     unknown: dict[str, list[int]]
     #: All that is waited for stands before who waits for it.
-    ordered: bool
+    is_topological: bool
 
     def dependents_of(self, number: int) -> array[int]:
-        return self.dependents[self.begins[number] : self.begins[number + 1]]
+        return self.dependents[self.offsets[number] : self.offsets[number + 1]]
 
 
 class Levels(Struct):
@@ -90,60 +90,60 @@ class Levels(Struct):
 
 def graph_of(specs: Sequence[TaskSpec], numbers: Mapping[str, int]) -> Graph:
     """The edges of these tasks; `numbers` says where each name stands."""
-    waits = array(_NUMBERS, bytes(4 * len(specs)))
+    dependency_counts = array(_NUMBERS, bytes(4 * len(specs)))
     counts = array(_NUMBERS, bytes(4 * (len(specs) + 1)))
-    befores = array(_NUMBERS)
+    dependencies = array(_NUMBERS)
     unknown: dict[str, list[int]] = {}
-    ordered = True
+    is_topological = True
     for number, spec in enumerate(specs):
         for name in spec.after:
             before = numbers.get(name)
             if before is None:
                 unknown.setdefault(name, []).append(number)
                 continue
-            befores.append(before)
+            dependencies.append(before)
             counts[before] += 1
-            waits[number] += 1
+            dependency_counts[number] += 1
             if before >= number:
-                ordered = False
-    begins, dependents = _turned(waits, counts, befores)
-    return Graph(waits, begins, dependents, unknown, ordered)
+                is_topological = False
+    offsets, dependents = _reverse_edges(dependency_counts, counts, dependencies)
+    return Graph(dependency_counts, offsets, dependents, unknown, is_topological)
 
 
-def _turned(
-    waits: array[int], counts: array[int], befores: array[int]
+def _reverse_edges(
+    dependency_counts: array[int], counts: array[int], dependencies: array[int]
 ) -> tuple[array[int], array[int]]:
     """From what each task waits for to who waits for each task: a counting sort."""
-    begins = array(_NUMBERS, accumulate(counts, initial=0))
-    free = begins[:]
-    dependents = array(_NUMBERS, bytes(4 * len(befores)))
-    edges = iter(befores)
-    for number, count in enumerate(waits):
+    offsets = array(_NUMBERS, accumulate(counts, initial=0))
+    free = offsets[:]
+    dependents = array(_NUMBERS, bytes(4 * len(dependencies)))
+    edges = iter(dependencies)
+    for number, count in enumerate(dependency_counts):
         for _ in range(count):
             before = next(edges)
             dependents[free[before]] = number
             free[before] += 1
-    return begins, dependents
+    return offsets, dependents
 
 
 def levels_of(graph: Graph) -> Levels:
     """Level by level: who waits for nobody, then who waits for those alone, and so on."""
-    left = graph.waits[:]
+    left = graph.dependency_counts[:]
     order = array(_NUMBERS)
     sizes: list[int] = []
-    begins, dependents = graph.begins, graph.dependents
-    level = [number for number, waits in enumerate(left) if not waits]
+    offsets, dependents = graph.offsets, graph.dependents
+    level = [number for number, dependency_counts in enumerate(left) if not dependency_counts]
     while level:
         order.extend(level)
         sizes.append(len(level))
         following: list[int] = []
         for number in level:
-            for dependent in dependents[begins[number] : begins[number + 1]]:
+            for dependent in dependents[offsets[number] : offsets[number + 1]]:
                 left[dependent] -= 1
                 if not left[dependent]:
                     following.append(dependent)
         level = following
-    if graph.ordered:
+    if graph.is_topological:
         order = array(_NUMBERS, range(len(left)))
     return Levels(order, sizes)
 
@@ -151,27 +151,27 @@ def levels_of(graph: Graph) -> Levels:
 def cycles_of(graph: Graph, levels: Levels) -> list[tuple[list[int], list[int]]]:
     """For each group of tasks that all wait for each other: the group, and one cycle through it in
     the order of waiting."""
-    if len(levels.order) == len(graph.waits):
+    if len(levels.order) == len(graph.dependency_counts):
         return []
-    inside = bytearray(b"\1") * len(graph.waits)
+    inside = bytearray(b"\1") * len(graph.dependency_counts)
     for number in levels.order:
         inside[number] = 0
-    groups = knots(graph.dependents_of, inside)
+    groups = strong_components(graph.dependents_of, inside)
     cycles = shortest_cycles(graph.dependents_of, groups)
-    return list(zip(groups, map(_in_order_of_waiting, cycles), strict=True))
+    return list(zip(groups, map(_as_dependency_cycle, cycles), strict=True))
 
 
-def _in_order_of_waiting(cycle: list[int]) -> list[int]:
+def _as_dependency_cycle(cycle: list[int]) -> list[int]:
     """From who follows whom to who waits for whom, from the same task on."""
     return [cycle[0], *cycle[:0:-1]]
 
 
-def survey_of(
+def summarize_graph(
     specs: Sequence[TaskSpec], lines: Sequence[int], graph: Graph, levels: Levels
-) -> Survey:
+) -> GraphSummary:
     """Duplicates and cycles, which it takes more to know, are for the caller to add."""
     width = max(levels.sizes, default=0)
-    return Survey(
+    return GraphSummary(
         tasks=len(specs),
         edges=sum(len(spec.after) for spec in specs),
         roots=sum(not spec.after for spec in specs),
@@ -180,7 +180,7 @@ def survey_of(
         widest=levels.sizes.index(width) + 1 if width else 0,
         services=dict(Counter(map(service_of, specs)).most_common()),
         unknown=[
-            Stranger(name, len(waiting), lines[waiting[0]])
+            UnknownDependency(name, len(waiting), lines[waiting[0]])
             for name, waiting in graph.unknown.items()
         ],
     )

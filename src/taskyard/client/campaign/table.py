@@ -11,8 +11,8 @@ import csv
 from typing import TYPE_CHECKING, Final
 
 from taskyard.client.campaign.cells import from_cell
-from taskyard.client.campaign.lines import BadCampaign, Unreadable, text_of, text_trouble
-from taskyard.client.campaign.tasks import KEYS, unknown_key
+from taskyard.client.campaign.lines import InvalidCampaign, InvalidRow, text_error, text_of
+from taskyard.client.campaign.tasks import KEYS, unknown_key_text
 from taskyard.client.campaign.values import InvalidValue, shown
 
 if TYPE_CHECKING:
@@ -21,38 +21,38 @@ if TYPE_CHECKING:
 SEPARATORS: Final = (",", ";", "\t")
 
 
-class _Texts:
+class _TextLines:
     """Lines as the CSV reader wants them: text, all of them, so that it counts as we do."""
 
-    def __init__(self, lines: Iterable[tuple[int, bytes | Unreadable]]) -> None:
+    def __init__(self, lines: Iterable[tuple[int, bytes | InvalidRow]]) -> None:
         self._lines = iter(lines)
         #: What was wrong with lines that the row at hand is made of.
-        self.troubles: list[str] = []
+        self.errors: list[str] = []
 
-    def __iter__(self) -> _Texts:
+    def __iter__(self) -> _TextLines:
         return self
 
     def __next__(self) -> str:
         _, line = next(self._lines)
-        if isinstance(line, Unreadable):
-            self.troubles.append(line.reason)
+        if isinstance(line, InvalidRow):
+            self.errors.append(line.reason)
             return "\n"
-        trouble = text_trouble(line)
+        trouble = text_error(line)
         if trouble is None:
             return line.decode() + "\n"
-        self.troubles.append(trouble)
+        self.errors.append(trouble)
         return text_of(line) + "\n"
 
-    def taken_troubles(self) -> list[str]:
-        troubles, self.troubles = self.troubles, []
-        return troubles
+    def take_errors(self) -> list[str]:
+        errors, self.errors = self.errors, []
+        return errors
 
 
 def rows(
-    lines: Iterable[tuple[int, bytes | Unreadable]], label: str
+    lines: Iterable[tuple[int, bytes | InvalidRow]], label: str
 ) -> Iterator[tuple[int, object]]:
     """What each row says, by the header's names. Blank lines are passed over."""
-    texts = _Texts(lines)
+    texts = _TextLines(lines)
     header, line = _header(texts, label)
     separator = _separator(header)
     (names,) = csv.reader([header], delimiter=separator)
@@ -64,21 +64,21 @@ def rows(
             cells = next(reader)
         except StopIteration:
             return
-        except csv.Error as wrong:
-            texts.taken_troubles()
-            yield begins, Unreadable(_trouble(wrong), None)
+        except csv.Error as problem:
+            texts.take_errors()
+            yield begins, InvalidRow(_csv_error(problem), None)
             continue
-        if troubles := texts.taken_troubles():
-            yield begins, Unreadable(troubles[0], cells)
+        if errors := texts.take_errors():
+            yield begins, InvalidRow(errors[0], cells)
         elif any(cells):
             yield begins, _row(columns, cells)
 
 
-def _header(texts: _Texts, label: str) -> tuple[str, int]:
+def _header(texts: _TextLines, label: str) -> tuple[str, int]:
     """The first line that is not blank, and its number."""
     for number, text in enumerate(texts, start=1):
-        if troubles := texts.taken_troubles():
-            raise BadCampaign(f"{label}:{number}: {troubles[0]}")
+        if errors := texts.take_errors():
+            raise InvalidCampaign(f"{label}:{number}: {errors[0]}")
         if text.strip():
             return text, number
     return "name\n", 0
@@ -94,36 +94,38 @@ def _columns(cells: Sequence[str], place: str) -> list[str]:
     for name in names:
         check_column(name, place)
         if names.count(name) > 1:
-            raise BadCampaign(f"{place}: the header has {shown(name)} twice; leave one out")
+            raise InvalidCampaign(f"{place}: the header has {shown(name)} twice; leave one out")
     if "name" not in names:
-        raise BadCampaign(f'{place}: the header must have "name"; it has {shown(names)}')
+        raise InvalidCampaign(f'{place}: the header must have "name"; it has {shown(names)}')
     return names
 
 
 def check_column(name: str, place: str) -> None:
     """A column must be a key of a task."""
     if name not in KEYS:
-        raise BadCampaign(f"{place}: the table {unknown_key(name).replace('key', 'column', 1)}")
+        raise InvalidCampaign(
+            f"{place}: the table {unknown_key_text(name).replace('key', 'column', 1)}"
+        )
 
 
 def _row(columns: Sequence[str], cells: Sequence[str]) -> object:
     if len(cells) != len(columns):
         reason = f"the row has {len(cells)} cells, the header {len(columns)}"
-        return Unreadable(reason, list(cells))
+        return InvalidRow(reason, list(cells))
     raw: dict[str, object] = {}
     for key, cell in zip(columns, cells, strict=True):
         try:
             raw[key] = from_cell(key, cell)
         except InvalidValue as bad:
             row = dict(zip(columns, cells, strict=True))
-            return Unreadable(f'"{key}" {bad}', row, row["name"].strip())
+            return InvalidRow(f'"{key}" {bad}', row, row["name"].strip())
     return raw
 
 
-def _trouble(wrong: csv.Error) -> str:
-    if "field limit" in str(wrong):
+def _csv_error(problem: csv.Error) -> str:
+    if "field limit" in str(problem):
         limit = csv.field_size_limit()
         return f"a cell has more than {limit} characters; is a quote left open?"
-    if "unexpected end" in str(wrong):
+    if "unexpected end" in str(problem):
         return "a quote is opened and never closed"
-    return f"the row is no CSV: {wrong}"
+    return f"the row is no CSV: {problem}"

@@ -1,7 +1,7 @@
 """One task as a user writes it: its keys, and the one place that checks them.
 
 Whatever the file, the command line or Python gave, it becomes a dict with these keys and goes
-through `check`. Nothing here knows of files, or of the broker's columns.
+through `check_task`. Nothing here knows of files, or of the broker's columns.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from msgspec import Struct
 from taskyard.client.campaign import lanes
 from taskyard.client.campaign.values import (
     InvalidValue,
-    When,
+    TimeSpec,
     duration_text,
+    format_time,
     read_arguments,
     read_call,
+    read_command,
     read_directory,
     read_duration,
     read_environment,
@@ -31,10 +33,8 @@ from taskyard.client.campaign.values import (
     read_priority,
     read_recipients,
     read_slots,
-    read_when,
-    read_words,
+    read_time,
     shown,
-    when_text,
 )
 from taskyard.core.limits import NUMBER_MAX, SECOND_NS
 from taskyard.errors import UserError
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 BACKOFF_NS: Final = SECOND_NS
 
 
-class BadTask(UserError):
+class InvalidTask(UserError):
     """A task can't be taken as it is written. The text says why, not where."""
 
     def __init__(self, text: str, offset: int | None = None) -> None:
@@ -56,7 +56,7 @@ class BadTask(UserError):
         self.offset = offset
 
 
-class Part(Struct, frozen=True, gc=False):
+class BundleRef(Struct, frozen=True, gc=False):
     """Which part of a bundle a task is."""
 
     bundle: str
@@ -87,8 +87,8 @@ class TaskSpec(Struct, kw_only=True, gc=False, omit_defaults=True):
     #: "" for the service's open lane.
     lane: str = ""
     priority: int = 0
-    due: When | None = None
-    expiry: When | None = None
+    due: TimeSpec | None = None
+    expiry: TimeSpec | None = None
     #: When to try again after a failure, in multiples of the backoff; None: as the service says.
     retries: tuple[float, ...] | None = None
     backoff_ns: int = BACKOFF_NS
@@ -98,13 +98,13 @@ class TaskSpec(Struct, kw_only=True, gc=False, omit_defaults=True):
     env: dict[str, str] | None = None
     cwd: str | None = None
     #: Of a bundle's task: all of them have the same payload, the very same object.
-    part: Part | None = None
+    bundle_ref: BundleRef | None = None
 
 
 #: Each key of a file: the field that it fills, and who reads its value.
 KEYS: Final[dict[str, tuple[str, Callable[[object], object]]]] = {
     "name": ("name", read_name),
-    "argv": ("argv", read_words),
+    "argv": ("argv", read_command),
     "call": ("call", read_call),
     "args": ("args", read_arguments),
     "kwargs": ("kwargs", read_keywords),
@@ -114,8 +114,8 @@ KEYS: Final[dict[str, tuple[str, Callable[[object], object]]]] = {
     "service": ("service", read_name),
     "lane": ("lane", read_lane),
     "priority": ("priority", read_priority),
-    "due": ("due", read_when),
-    "expiry": ("expiry", read_when),
+    "due": ("due", read_time),
+    "expiry": ("expiry", read_time),
     "retries": ("retries", read_multiples),
     "backoff": ("backoff_ns", read_duration),
     "time_limit": ("time_limit_ns", read_positive_duration),
@@ -149,45 +149,45 @@ ALIASES: Final = {
 }
 
 
-def check(raw: object, campaign: str = "") -> TaskSpec:
+def check_task(raw: object, campaign: str = "") -> TaskSpec:
     """The task that a file, a command or a program describes, in the lane that its template makes
-    of it. Raises `BadTask`."""
+    of it. Raises `InvalidTask`."""
     if not isinstance(raw, dict):
-        raise BadTask(f'must be an object with "name" and more, not {shown(raw)}')
+        raise InvalidTask(f'must be an object with "name" and more, not {shown(raw)}')
     given: dict[str, Any] = {}
     key = ""
     try:
         for key, value in raw.items():  # the handler below says which key it was
             known = KEYS.get(key)
             if known is None:
-                raise BadTask(unknown_key(key))
+                raise InvalidTask(unknown_key_text(key))
             if value is not None:
                 given[known[0]] = known[1](value)
     except InvalidValue as bad:
-        raise bad_key(key, bad) from None
+        raise key_error_text(key, bad) from None
     if "name" not in given:
-        raise BadTask('has no "name"; give it one of its own')
+        raise InvalidTask('has no "name"; give it one of its own')
     if "recipients" in given:
-        raise BadTask('has "recipients", which make many tasks of it; submit it as a bundle')
+        raise InvalidTask('has "recipients", which make many tasks of it; submit it as a bundle')
     spec = TaskSpec(**given)
     _check_work(spec)
-    if len(given) > _KEYS_OF_A_PLAIN_TASK:
+    if len(given) > _PLAIN_TASK_KEYS:
         _check_terms(spec, given)
         if lanes.is_template(spec.lane):
             spec.lane = lane_of(spec, campaign, spec.lane)
     return spec
 
 
-def bad_key(key: str, bad: InvalidValue) -> BadTask:
+def key_error_text(key: str, bad: InvalidValue) -> InvalidTask:
     """What to say about a value, with the key that it is of."""
-    return BadTask(f'"{key}" {bad}')
+    return InvalidTask(f'"{key}" {bad}')
 
 
 #: A name and what to do; a task with no more than that can't contradict itself.
-_KEYS_OF_A_PLAIN_TASK: Final = 2
+_PLAIN_TASK_KEYS: Final = 2
 
 
-def unknown_key(key: object) -> str:
+def unknown_key_text(key: object) -> str:
     """What to say about a key that we don't know, with what may have been meant."""
     if key == "campaign":
         return '"campaign" is given when the file is loaded, not in it'
@@ -202,27 +202,29 @@ def _check_work(spec: TaskSpec) -> None:
     """Exactly one thing to do, with what belongs to it."""
     ways = (spec.argv is not None) + (spec.call is not None) + (spec.payload is not None)
     if not ways:
-        raise BadTask('says nothing to do; give "argv", "call" or "payload"')
+        raise InvalidTask('says nothing to do; give "argv", "call" or "payload"')
     if ways > 1:
-        raise BadTask('must have one of "argv", "call" and "payload", not several')
+        raise InvalidTask('must have one of "argv", "call" and "payload", not several')
     if spec.call is None and (spec.args is not None or spec.kwargs is not None):
-        raise BadTask('has "args" or "kwargs" without a "call"; say what to call')
+        raise InvalidTask('has "args" or "kwargs" without a "call"; say what to call')
     if spec.payload is not None and (spec.env is not None or spec.cwd is not None):
-        raise BadTask('has "env" or "cwd", which only "argv" and "call" can use')
+        raise InvalidTask('has "env" or "cwd", which only "argv" and "call" can use')
 
 
 def _check_terms(spec: TaskSpec, given: dict[str, Any]) -> None:
     """Values that are good alone may contradict each other."""
     if spec.name in spec.after:
-        raise BadTask(f'waits for itself: {shown(spec.name)} is in its own "after"; leave it out')
+        raise InvalidTask(
+            f'waits for itself: {shown(spec.name)} is in its own "after"; leave it out'
+        )
     if spec.retries is None:
         if "backoff_ns" in given:
-            raise BadTask('has "backoff" without "retries"; say how often to try again')
+            raise InvalidTask('has "backoff" without "retries"; say how often to try again')
     elif spec.retries and max(spec.retries) * spec.backoff_ns > NUMBER_MAX:
-        raise BadTask('"retries" times "backoff" must be less than 292 years')
+        raise InvalidTask('"retries" times "backoff" must be less than 292 years')
     due, expiry = spec.due, spec.expiry
     if due and expiry and due.from_now == expiry.from_now and expiry.ns <= due.ns:
-        raise BadTask('"expiry" must be later than "due", or it could never run')
+        raise InvalidTask('"expiry" must be later than "due", or it could never run')
 
 
 def service_of(spec: TaskSpec) -> str:
@@ -235,31 +237,31 @@ def service_of(spec: TaskSpec) -> str:
 
 
 def lane_of(spec: TaskSpec, campaign: str, template: str) -> str:
-    """The lane that a template makes of a task. Raises `BadTask`."""
+    """The lane that a template makes of a task. Raises `InvalidTask`."""
     always = {"name": spec.name, "campaign": campaign, "service": service_of(spec)}
     try:
-        return lanes.expand(template, lanes.fields_of(_work(spec), always))
+        return lanes.expand(template, lanes.fields_of(_work_fields(spec), always))
     except InvalidValue as bad:
-        if spec.part is None:
-            raise bad_key("lane", bad) from None
-        offset = spec.part.offset
-        raise BadTask(f'"lane" of recipient {offset} {bad}', offset) from None
+        if spec.bundle_ref is None:
+            raise key_error_text("lane", bad) from None
+        offset = spec.bundle_ref.offset
+        raise InvalidTask(f'"lane" of recipient {offset} {bad}', offset) from None
 
 
-def _work(spec: TaskSpec) -> Mapping[str, object]:
+def _work_fields(spec: TaskSpec) -> Mapping[str, object]:
     """What tells a task from others of its kind."""
-    if spec.part is not None:
-        recipient = spec.part.recipient
+    if spec.bundle_ref is not None:
+        recipient = spec.bundle_ref.recipient
         own = recipient if isinstance(recipient, dict) else {"recipient": recipient}
-        return own | {"bundle": spec.part.bundle, "offset": spec.part.offset}
+        return own | {"bundle": spec.bundle_ref.bundle, "offset": spec.bundle_ref.offset}
     if spec.argv is not None:
         return {"argv": spec.argv}
     if spec.call is not None:
         return {"call": spec.call, "args": spec.args or (), "kwargs": spec.kwargs or {}}
-    return lanes.keys_of(spec.payload or b"")
+    return lanes.payload_keys(spec.payload or b"")
 
 
-def to_raw(spec: TaskSpec) -> dict[str, object]:
+def to_row(spec: TaskSpec) -> dict[str, object]:
     """The keys and values that make this task, or its bundle, for a line of JSON."""
     raw: dict[str, object] = {"name": spec.name}
     plain = ("argv", "call", "args", "kwargs", "service", "env", "cwd")
@@ -269,13 +271,13 @@ def to_raw(spec: TaskSpec) -> dict[str, object]:
     if spec.after:
         raw["after"] = list(spec.after)
     if spec.lane:
-        raw["lane"] = lanes.escaped(spec.lane)
-    if spec.part is not None:
-        raw |= _bundle_raw(spec, spec.part)
+        raw["lane"] = lanes.escape_template(spec.lane)
+    if spec.bundle_ref is not None:
+        raw |= _bundle_row(spec, spec.bundle_ref)
     if spec.priority:
         raw["priority"] = spec.priority
     raw |= {
-        key: when_text(when)
+        key: format_time(when)
         for key, when in (("due", spec.due), ("expiry", spec.expiry))
         if when is not None
     }
@@ -289,8 +291,8 @@ def to_raw(spec: TaskSpec) -> dict[str, object]:
     return raw
 
 
-def _bundle_raw(spec: TaskSpec, part: Part) -> dict[str, object]:
+def _bundle_row(spec: TaskSpec, bundle_ref: BundleRef) -> dict[str, object]:
     """The keys that differ where a task is part of a bundle: those of the whole of it."""
     whole = bundles.decode_bundle(spec.payload or b"")
-    lane = {"lane": part.template} if part.template else {}
-    return lane | {"name": part.bundle, "payload": whole.body, "recipients": whole.recipients}
+    lane = {"lane": bundle_ref.template} if bundle_ref.template else {}
+    return lane | {"name": bundle_ref.bundle, "payload": whole.body, "recipients": whole.recipients}

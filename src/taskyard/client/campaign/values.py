@@ -32,10 +32,12 @@ from taskyard.settings.values import (
 
 __all__ = [
     "InvalidValue",
-    "When",
+    "TimeSpec",
     "duration_text",
+    "format_time",
     "read_arguments",
     "read_call",
+    "read_command",
     "read_directory",
     "read_duration",
     "read_environment",
@@ -50,20 +52,18 @@ __all__ = [
     "read_recipients",
     "read_slots",
     "read_text",
-    "read_when",
-    "read_words",
+    "read_time",
     "shown",
-    "when_text",
 ]
 
 #: Nobody means a number of seconds that is further away: it is a date that was written as one.
-FROM_NOW_NS_MAX: Final = 3650 * 86_400 * SECOND_NS
+RELATIVE_NS_MAX: Final = 3650 * 86_400 * SECOND_NS
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
-class When(msgspec.Struct, frozen=True, gc=False):
+class TimeSpec(msgspec.Struct, frozen=True, gc=False):
     """A point in time: by the wall clock, or counted from when the campaign is submitted."""
 
     ns: int
@@ -99,13 +99,13 @@ def read_names(value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names) if len(names) > 1 else names)
 
 
-def read_words(value: object) -> list[str]:
+def read_command(value: object) -> list[str]:
     """A command: a program and its arguments."""
     if not isinstance(value, LISTS):
         example = '["sleep", "1"]'
         raise InvalidValue(f"must be a list of words, such as {example}, not {shown(value)}")
     try:
-        _check_passable("".join(value))
+        _check_no_null("".join(value))
     except TypeError:
         wrong = next(word for word in value if not isinstance(word, str))
         raise InvalidValue(f"must have words only; write {shown(wrong)} in quotes") from None
@@ -114,7 +114,7 @@ def read_words(value: object) -> list[str]:
     return list(value)
 
 
-def _check_passable(text: str) -> None:
+def _check_no_null(text: str) -> None:
     """What is handed to another program by the system ends at a zero byte."""
     if "\0" in text:
         raise InvalidValue(f"must not have a NUL character: {shown(text)}")
@@ -122,7 +122,7 @@ def _check_passable(text: str) -> None:
 
 def read_directory(value: object) -> str:
     text = read_text(value)
-    _check_passable(text)
+    _check_no_null(text)
     if not text:
         raise InvalidValue("must not be empty")
     return text
@@ -134,7 +134,7 @@ def read_environment(value: object) -> dict[str, str]:
     for name, setting in value.items():
         if not isinstance(name, str) or not isinstance(setting, str):
             raise InvalidValue(f"must have texts only; write {shown(setting)} in quotes")
-        _check_passable(name + setting)
+        _check_no_null(name + setting)
         if not name or "=" in name:
             raise InvalidValue(f"must have names of variables, not {shown(name)}")
     return dict(value)
@@ -194,46 +194,46 @@ read_priority: Final = integer_reader(-PRIORITY_MAX, PRIORITY_MAX)
 read_slots: Final = integer_reader(1, NUMBER_MAX)
 
 
-def read_when(value: object) -> When:
+def read_time(value: object) -> TimeSpec:
     """A point in time: ISO 8601, or a duration from now."""
     if isinstance(value, str):
-        return _text_when(value.strip())
+        return _time_from_text(value.strip())
     if isinstance(value, datetime):
-        return _date_when(value)
-    return _later(read_duration(value), value)
+        return _time_from_datetime(value)
+    return _time_from_now(read_duration(value), value)
 
 
 @lru_cache(TEXTS_KEPT)
-def _text_when(text: str) -> When:
+def _time_from_text(text: str) -> TimeSpec:
     duration_ns = parse_duration(text)
     if duration_ns is not None:
-        return _later(duration_ns, text)
+        return _time_from_now(duration_ns, text)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         example = "such as 2031-05-04T12:00:00Z, or a duration from now, such as 10m"
         raise InvalidValue(f"must be a time, {example}, not {shown(text)}") from None
-    return _date_when(moment)
+    return _time_from_datetime(moment)
 
 
-def _later(duration_ns: int, value: object) -> When:
-    if duration_ns > FROM_NOW_NS_MAX:
+def _time_from_now(duration_ns: int, value: object) -> TimeSpec:
+    if duration_ns > RELATIVE_NS_MAX:
         example = "write a date as 2031-05-04T12:00:00Z"
         raise InvalidValue(f"is more than ten years from now ({shown(value)}); {example}")
-    return When(duration_ns, from_now=True)
+    return TimeSpec(duration_ns, from_now=True)
 
 
-def _date_when(moment: datetime) -> When:
+def _time_from_datetime(moment: datetime) -> TimeSpec:
     if moment.tzinfo is None:
         example = f"{moment.isoformat()}Z for UTC"
         raise InvalidValue(f"must say its time zone, such as {example}")
     at_ns = (moment - _EPOCH) // _MICROSECOND * 1000
     if not 0 <= at_ns <= NUMBER_MAX:
         raise InvalidValue(f"must be from 1970 to 2262, not {moment.isoformat()}")
-    return When(at_ns)
+    return TimeSpec(at_ns)
 
 
-def when_text(when: When) -> str:
+def format_time(when: TimeSpec) -> str:
     """A point in time as a file has it, to the microsecond."""
     if when.from_now:
         return duration_text(when.ns)

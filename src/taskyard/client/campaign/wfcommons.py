@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct
 
-from taskyard.client.campaign.lines import BadCampaign, Stream, Unreadable, whole
+from taskyard.client.campaign.lines import InvalidCampaign, InvalidRow, Stream, read_whole
 from taskyard.core.limits import SECOND_NS
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Command(Struct, gc=False):
     arguments: list[str] | None = None
 
 
-class Specified(Struct, gc=False):
+class SpecifiedTask(Struct, gc=False):
     """A task of the specification."""
 
     id: str
@@ -36,7 +36,7 @@ class Specified(Struct, gc=False):
     children: list[str] = []
 
 
-class Executed(Struct, gc=False, rename="camel"):
+class ExecutedTask(Struct, gc=False, rename="camel"):
     """How a task was run."""
 
     id: str
@@ -50,7 +50,7 @@ class Specification(Struct):
 
 
 class Execution(Struct):
-    tasks: list[Executed] = []
+    tasks: list[ExecutedTask] = []
 
 
 class Workflow(Struct):
@@ -72,20 +72,20 @@ def rows(
     document = _document(stream, label)
     executed = {task.id: task for task in (document.workflow.execution or Execution()).tasks}
     specified = _specified(document, label)
-    also_after = _by_child(specified)
+    also_after = _parents_by_child(specified)
     for number, task in enumerate(specified, start=1):
-        if isinstance(task, Unreadable):
+        if isinstance(task, InvalidRow):
             yield number, task
             continue
-        run = executed.get(task.id, Executed(task.id))
+        run = executed.get(task.id, ExecutedTask(task.id))
         raw: dict[str, object] = {
             "name": task.id,
             "after": [*task.parents, *also_after.get(task.id, [])],
             "slots": max(1, math.ceil(run.core_count or 1)),
         }
-        argv = _sleep(run, speedup) if replay else _command(run)
+        argv = _sleep_command(run, speedup) if replay else _command(run)
         if isinstance(argv, str):
-            yield number, Unreadable(argv, raw, task.id)
+            yield number, InvalidRow(argv, raw, task.id)
         else:
             yield number, raw | {"argv": argv}
 
@@ -97,49 +97,51 @@ def run_seconds(stream: Stream, label: str) -> dict[str, float]:
 
 
 def _document(stream: Stream, label: str) -> Document:
-    text = whole(stream, label, DOCUMENT_BYTES_MAX)
+    text = read_whole(stream, label, DOCUMENT_BYTES_MAX)
     try:
         return msgspec.json.decode(text, type=Document)
     except (ValueError, RecursionError) as wrong:
-        raise BadCampaign(
+        raise InvalidCampaign(
             f"{label}:1: is no WfCommons document: {wrong}; say --format if it is another"
         ) from None
 
 
-def _specified(document: Document, label: str) -> list[Specified | Unreadable]:
+def _specified(document: Document, label: str) -> list[SpecifiedTask | InvalidRow]:
     specification = document.workflow.specification
     if specification is None:
         version = document.schema_version
         advice = "convert it to schema 1.5 with WfCommons' own tools"
-        raise BadCampaign(f"{label}:1: has no workflow.specification (schema {version}); {advice}")
+        raise InvalidCampaign(
+            f"{label}:1: has no workflow.specification (schema {version}); {advice}"
+        )
     return [_task(raw) for raw in specification.tasks]
 
 
-def _task(raw: msgspec.Raw) -> Specified | Unreadable:
+def _task(raw: msgspec.Raw) -> SpecifiedTask | InvalidRow:
     try:
-        return msgspec.json.decode(raw, type=Specified)
+        return msgspec.json.decode(raw, type=SpecifiedTask)
     except ValueError as wrong:
-        return Unreadable(f"the task can't be read: {wrong}", msgspec.json.decode(raw))
+        return InvalidRow(f"the task can't be read: {wrong}", msgspec.json.decode(raw))
 
 
-def _by_child(specified: list[Specified | Unreadable]) -> dict[str, list[str]]:
+def _parents_by_child(specified: list[SpecifiedTask | InvalidRow]) -> dict[str, list[str]]:
     """Who lists each task as a child; a well-made document says the same under `parents`."""
     parents: dict[str, list[str]] = {}
     for task in specified:
-        if isinstance(task, Specified):
+        if isinstance(task, SpecifiedTask):
             for child in task.children:
                 parents.setdefault(child, []).append(task.id)
     return parents
 
 
-def _command(run: Executed) -> list[str] | str:
+def _command(run: ExecutedTask) -> list[str] | str:
     """The command of a task, or why there is none."""
     if run.command is None or not run.command.program:
         return "has no command under workflow.execution; use --replay to sleep instead"
     return [run.command.program, *(run.command.arguments or [])]
 
 
-def _sleep(run: Executed, speedup: float) -> list[str] | str:
+def _sleep_command(run: ExecutedTask, speedup: float) -> list[str] | str:
     """A sleep of the task's run time, to the microsecond, or why there is none."""
     seconds = run.runtime_in_seconds
     if seconds is None or not 0 <= seconds < SECOND_NS:

@@ -45,7 +45,7 @@ class Dataset(msgspec.Struct, frozen=True):
 
     name: str
     #: What one row is.
-    row: str
+    row_meaning: str
     columns: tuple[Column, ...]
 
     @property
@@ -66,7 +66,7 @@ class Dataset(msgspec.Struct, frozen=True):
             f"{column.name} is {found[column.name].simpleString()} instead of "
             f"{column.kind.simpleString()}"
             for column in self.columns
-            if column.name in found and not _is_alike(found[column.name], column.kind)
+            if column.name in found and not _same_type(found[column.name], column.kind)
         ]
         wrong = [f"it lacks {', '.join(missing)}"] if missing else []
         if wrong or drifted:
@@ -82,10 +82,10 @@ class Dataset(msgspec.Struct, frozen=True):
     def frame(self, spark: SparkSession, rows: Iterable[dict[str, object]]) -> DataFrame:
         """A frame of rows by the names of columns; what a row does not have is null."""
         names = self.names
-        table = [tuple(row.get(name) for name in names) for row in rows]
+        table = [tuple(row_meaning.get(name) for name in names) for row_meaning in rows]
         return spark.createDataFrame(table, self.schema)
 
 
-def _is_alike(found: DataType, wanted: DataType) -> bool:
+def _same_type(found: DataType, wanted: DataType) -> bool:
     """The same type; what may be null inside of it does not matter."""
     return found.simpleString() == wanted.simpleString()

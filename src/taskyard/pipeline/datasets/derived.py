@@ -27,7 +27,7 @@ _TASK: Final = (
     Column("generation", LONG, "how often the name was submitted to the campaign, with this one"),
 )
 
-_PLACE: Final = (
+_GRAPH_COLUMNS: Final = (
     Column("service", STRING, "the task's service"),
     Column("lane", STRING, "its lane, empty for the open one"),
     Column("priority", LONG, "its priority"),
@@ -39,7 +39,7 @@ ATTEMPTS: Final = Dataset(
     (
         *_TASK,
         Column("attempt", LONG, "its number; numbers of a name go on over its generations"),
-        *_PLACE,
+        *_GRAPH_COLUMNS,
         Column("worker", STRING, "who had it"),
         Column("dialect", STRING, "the worker's wire language"),
         Column("submitted", TIME, "when the task was submitted"),
@@ -83,7 +83,7 @@ TASKS: Final = Dataset(
     "one task, as it is after the last event",
     (
         *_TASK,
-        *_PLACE,
+        *_GRAPH_COLUMNS,
         Column("dialect", STRING, "the wire language that it was submitted in"),
         Column("slots", LONG, "the room that it takes in a worker"),
         Column(
@@ -136,7 +136,7 @@ TASKS: Final = Dataset(
 )
 
 #: What the walk along the graph tells of a task.
-PLACED: Final = (
+PLACED_TASKS: Final = (
     "state",
     "is_behind_failure",
     "waits_for",
@@ -148,10 +148,10 @@ PLACED: Final = (
 )
 
 #: Tasks on their way: what the events of each tell, without the others of its campaign.
-TASKS_ALONE: Final = Dataset(
+TASKS_WITHOUT_GRAPH: Final = Dataset(
     "tasks_alone",
     "one task, by its own events",
-    tuple(one for one in TASKS.columns if one.name == "state" or one.name not in PLACED),
+    tuple(one for one in TASKS.columns if one.name == "state" or one.name not in PLACED_TASKS),
 )
 
 WORKERS: Final = Dataset(
@@ -225,7 +225,7 @@ CRITICAL_PATH: Final = Dataset(
         Column("name", STRING, "its name in its own campaign"),
         Column("generation", LONG, "how often the name was submitted, with this one"),
         Column("after", STRING, "the task before it in the chain; null for the first"),
-        *_PLACE,
+        *_GRAPH_COLUMNS,
         Column("state", STRING, "as in `tasks`"),
         Column("attempts", LONG, "how often it was leased"),
         Column("started", TIME, "when its turn in the chain began: the one before it had ended"),

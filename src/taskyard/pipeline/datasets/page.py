@@ -11,14 +11,14 @@ from taskyard.pipeline.datasets import DATASETS
 from taskyard.pipeline.datasets.dataset import Dataset
 
 
-def tables() -> dict[str, str]:
+def dataset_tables() -> dict[str, str]:
     """A heading and a table for each dataset, by its name."""
     return {dataset.name: _table(dataset) for dataset in DATASETS.values()}
 
 
 def _table(dataset: Dataset) -> str:
     lines = [
-        f"### `{dataset.name}`: {dataset.row}",
+        f"### `{dataset.name}`: {dataset.row_meaning}",
         "",
         "| column | type | meaning |",
         "|---|---|---|",
@@ -31,4 +31,4 @@ def _table(dataset: Dataset) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n".join(tables().values()))
+    sys.stdout.write("\n".join(dataset_tables().values()))

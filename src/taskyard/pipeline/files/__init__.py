@@ -12,15 +12,17 @@ from pyspark.sql import SparkSession
 
 from taskyard.pipeline.small import is_small
 
-Made = TypeVar("Made")
+ShareResult = TypeVar("ShareResult")
 
 
-def hand_out(spark: SparkSession, shares: Sequence[Callable[[], Made]]) -> list[Made]:
+def run_shares(
+    spark: SparkSession, shares: Sequence[Callable[[], ShareResult]]
+) -> list[ShareResult]:
     """Have all shares done, by the executors; those of a small history here and now."""
     if is_small(spark) or not shares:
         return [share() for share in shares]
-    return spark.sparkContext.parallelize(shares, len(shares)).map(_done).collect()
+    return spark.sparkContext.parallelize(shares, len(shares)).map(_run_share).collect()
 
 
-def _done(share: Callable[[], Any]) -> Any:  # noqa: ANN401  # what a share makes is its own affair
+def _run_share(share: Callable[[], Any]) -> Any:  # noqa: ANN401  # what a share makes is its own affair
     return share()

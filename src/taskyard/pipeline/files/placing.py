@@ -14,26 +14,28 @@ import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from taskyard.pipeline.datasets import PLACED, TASKS
+from taskyard.pipeline.datasets import PLACED_TASKS, TASKS
 from taskyard.pipeline.layout import folder
 from taskyard.pipeline.transforms.tasks import NODE, place
 
 #: What the walk has to know of an edge.
 _EDGE: Final = ("task", "after", "record")
 
-_FOUND: Final = to_arrow_schema(StructType([TASKS.schema[name] for name in PLACED]), timezone="UTC")
+_FOUND: Final = to_arrow_schema(
+    StructType([TASKS.schema[name] for name in PLACED_TASKS]), timezone="UTC"
+)
 
 
-class Placing(msgspec.Struct, frozen=True):
+class GraphPlacement(msgspec.Struct, frozen=True):
     """Keys of linked campaigns, with the tables that are read and the one that is written."""
 
     keys: tuple[str, ...]
-    alone: Path
+    without_graph: Path
     edges: Path
     tasks: Path
 
     def __call__(self) -> None:
-        files = _files(self.alone, self.keys)
+        files = _files(self.without_graph, self.keys)
         if not files:
             return  # events without a submission make no task
         nodes = _read(files, NODE)
@@ -46,7 +48,7 @@ class Placing(msgspec.Struct, frozen=True):
             _write(
                 table.drop_columns(["state"]),
                 found.slice(done, len(table)),
-                self.tasks / file.relative_to(self.alone),
+                self.tasks / file.relative_to(self.without_graph),
             )
             done += len(table)
 
@@ -63,9 +65,11 @@ def _read(files: list[Path], names: tuple[str, ...]) -> pd.DataFrame:
     return frame
 
 
-def _write(alone: pa.Table, placed: pa.Table, path: Path) -> None:
+def _write(without_graph: pa.Table, placed: pa.Table, path: Path) -> None:
     schema = to_arrow_schema(TASKS.schema, timezone="UTC")
-    columns = {name: table[name] for table in (alone, placed) for name in table.column_names}
+    columns = {
+        name: table[name] for table in (without_graph, placed) for name in table.column_names
+    }
     whole = pa.table({name: columns[name] for name in schema.names}).cast(schema)
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(whole, path, compression="zstd")

@@ -15,19 +15,19 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from taskyard.journal.history import EDGES, EVENTS, ROWS_PER_GROUP, HistoryPart, with_all_columns
-from taskyard.pipeline.layout import DAY, KEY, NO_DAY, campaign_key, span
+from taskyard.pipeline.layout import DAY, KEY, NO_DAY, campaign_key, row_range
 
 #: Kinds of events by which edges are told.
-_TELLING: Final = ("submitted", "extended", "returned")
+_KIND_COLUMNS: Final = ("submitted", "extended", "returned")
 
 #: Directories are made for as many campaigns and days as there are.
 _PARTITIONS_MAX: Final = 1 << 30
 
 _PLACE: Final = pa.schema([(KEY, pa.string()), (DAY, pa.string())])
-_OWNED_EDGES: Final = pa.schema([*EDGES, EVENTS.field("campaign"), EVENTS.field("time")])
+_EDGES_WITH_OWNER: Final = pa.schema([*EDGES, EVENTS.field("campaign"), EVENTS.field("time")])
 
 
-class Split(msgspec.Struct, frozen=True):
+class PartSplit(msgspec.Struct, frozen=True):
     """A part to be split, and where its files go."""
 
     state: Path
@@ -39,9 +39,13 @@ class Split(msgspec.Struct, frozen=True):
         paths = self.part.paths(self.state)
         seen: set[str | None] = set()
         events = pq.ParquetFile(paths["events"]).iter_batches(ROWS_PER_GROUP)
-        self._write("events", EVENTS, _placed(map(with_all_columns, events), seen))
-        edges = _owned(paths["events"], pq.read_table(paths["edges"], schema=EDGES))
-        self._write("edges", _OWNED_EDGES, _placed(iter(edges.to_batches(ROWS_PER_GROUP)), seen))
+        self._write("events", EVENTS, _with_keys_and_days(map(with_all_columns, events), seen))
+        edges = _with_owner(paths["events"], pq.read_table(paths["edges"], schema=EDGES))
+        self._write(
+            "edges",
+            _EDGES_WITH_OWNER,
+            _with_keys_and_days(iter(edges.to_batches(ROWS_PER_GROUP)), seen),
+        )
         return sorted(seen, key=str)
 
     def _write(self, table: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
@@ -53,7 +57,7 @@ class Split(msgspec.Struct, frozen=True):
             format=kind,
             file_options=kind.make_write_options(compression="zstd"),
             partitioning=ds.partitioning(_PLACE, flavor="hive"),
-            basename_template=f"{span(self.part)}-{{i}}.parquet",
+            basename_template=f"{row_range(self.part)}-{{i}}.parquet",
             # The same again, should Spark try again.
             existing_data_behavior="overwrite_or_ignore",
             max_partitions=_PARTITIONS_MAX,
@@ -62,7 +66,9 @@ class Split(msgspec.Struct, frozen=True):
         )
 
 
-def _placed(batches: Iterator[pa.RecordBatch], seen: set[str | None]) -> Iterator[pa.RecordBatch]:
+def _with_keys_and_days(
+    batches: Iterator[pa.RecordBatch], seen: set[str | None]
+) -> Iterator[pa.RecordBatch]:
     """Rows with the key of their campaign, made once for each name, and their day."""
     for batch in batches:
         codes = batch.column("campaign").dictionary_encode(null_encoding="encode")
@@ -73,12 +79,12 @@ def _placed(batches: Iterator[pa.RecordBatch], seen: set[str | None]) -> Iterato
         yield batch.append_column(KEY, keys).append_column(DAY, days)
 
 
-def _owned(events: Path, edges: pa.Table) -> pa.Table:
+def _with_owner(events: Path, edges: pa.Table) -> pa.Table:
     """Edges with the campaign and the time of the event that told them."""
     told = pq.read_table(
         events,
         columns=["record", "task", "campaign", "time"],
-        filters=pc.field("kind").isin(_TELLING),
+        filters=pc.field("kind").isin(_KIND_COLUMNS),
     )
     joined = edges.join(told, keys=["record", "task"], join_type="left outer", use_threads=False)
-    return joined.select(_OWNED_EDGES.names).cast(_OWNED_EDGES)
+    return joined.select(_EDGES_WITH_OWNER.names).cast(_EDGES_WITH_OWNER)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from taskyard.errors import ExitCode, UserError
-from taskyard.pipeline.session import cores
+from taskyard.pipeline.session import local_cores
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 CONF: Final = {"spark.speculation": "false", "spark.task.maxFailures": "1000000"}
 
 #: What a worker ends with that would be no better elsewhere: wrong options, a key that is refused.
-_HOPELESS: Final = (ExitCode.USAGE,)
+_FINAL_STATUSES: Final = (ExitCode.USAGE,)
 
 
 def check(workers: int, master: str, endpoint: str) -> None:
     """Refuse a fleet that could not work. Raises UserError."""
-    at_once = cores(master)
+    at_once = local_cores(master)
     if at_once is not None and workers > at_once:
         raise UserError(
             f"{workers} workers need as many cores of Spark's at once, and {master} has {at_once}: "
@@ -56,7 +56,11 @@ def run(spark: SparkSession, workers: int, options: Sequence[str]) -> int:
     left in good order. Raises UserError if one can't work at all."""
     context = spark.sparkContext
     words = list(options)
-    ends = context.parallelize(range(workers), workers).mapPartitions(_Host(words)).collect()
+    ends = (
+        context.parallelize(range(workers), workers)
+        .mapPartitions(_PartitionWorker(words))
+        .collect()
+    )
     if any(ends):
         raise UserError(
             "a worker could not work at all, by its options or its key; see the executor's log"
@@ -64,7 +68,7 @@ def run(spark: SparkSession, workers: int, options: Sequence[str]) -> int:
     return len(ends)
 
 
-class _Host:
+class _PartitionWorker:
     """What Spark calls in a partition: start a worker there and wait for its end."""
 
     def __init__(self, options: list[str]) -> None:
@@ -85,6 +89,6 @@ class _Host:
             start_new_session=True,
         ) as process:
             code = process.wait()
-        if code and code not in _HOPELESS:
+        if code and code not in _FINAL_STATUSES:
             raise RuntimeError(f"a worker ended with {code}")  # Spark starts it again elsewhere
         return code

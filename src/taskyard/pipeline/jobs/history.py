@@ -35,31 +35,31 @@ from taskyard.pipeline.datasets import (
     EVENTS,
     METRICS,
     TASKS,
-    TASKS_ALONE,
+    TASKS_WITHOUT_GRAPH,
     WORKERS,
     Dataset,
 )
-from taskyard.pipeline.files import hand_out
-from taskyard.pipeline.files.placing import Placing
-from taskyard.pipeline.files.splitting import Split
-from taskyard.pipeline.layout import DAY, KEY, YARD, campaign_key
-from taskyard.pipeline.small import SMALL_BYTES, fitting, hold_small
+from taskyard.pipeline.files import run_shares
+from taskyard.pipeline.files.placing import GraphPlacement
+from taskyard.pipeline.files.splitting import PartSplit
+from taskyard.pipeline.layout import DAY, KEY, NO_CAMPAIGN, campaign_key
+from taskyard.pipeline.small import SMALL_BYTES, cache_if_small, tune_session
 from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.sources import places
-from taskyard.pipeline.tables import Hook, Tables
-from taskyard.pipeline.transforms.attempts import attempts_of
+from taskyard.pipeline.tables import StepCallback, Tables
+from taskyard.pipeline.transforms.attempts import attempts_from_steps
 from taskyard.pipeline.transforms.campaigns import linked
 from taskyard.pipeline.transforms.critical_path import critical_path
 from taskyard.pipeline.transforms.metrics import campaign_metrics, worker_metrics
 from taskyard.pipeline.transforms.steps import steps
-from taskyard.pipeline.transforms.tasks import tasks_alone
+from taskyard.pipeline.transforms.tasks import tasks_without_graph
 from taskyard.pipeline.transforms.workers import workers
 
 #: History files a batch: each has up to 4,000,000 events.
-FILES_A_BATCH: Final = 8
+FILES_PER_BATCH: Final = 8
 
 #: Campaigns computed at a time, or more if they are linked. Each is a directory in every table.
-KEYS_A_CHUNK: Final = 500
+KEYS_PER_CHUNK: Final = 500
 
 #: Spark would pass over files that are much older than the newest: here, none is.
 _FILE_AGE_MAX: Final = "36500d"
@@ -67,14 +67,14 @@ _FILE_AGE_MAX: Final = "36500d"
 #: The time by whose day a row is stored.
 _DAY_OF: Final = {
     "attempts": "leased",
-    "tasks_alone": "submitted",
+    "tasks_without_graph": "submitted",
     "workers": "joined",
     "metrics": "bucket",
     "critical_path": "started",
 }
 
 
-class Outcome(msgspec.Struct):
+class HistoryResult(msgspec.Struct):
     """What was done. No parts and no campaigns: nothing was new."""
 
     #: The journal's row up to which the tables go.
@@ -85,16 +85,16 @@ class Outcome(msgspec.Struct):
     campaigns: int
 
 
-class Plan(msgspec.Struct):
+class HistoryPlan(msgspec.Struct):
     """What there is to do."""
 
     whole: list[HistoryPart]
     new: list[HistoryPart]
-    marked: list[str]
+    stale_keys: list[str]
 
     @property
     def is_empty(self) -> bool:
-        return not self.new and not self.marked
+        return not self.new and not self.stale_keys
 
 
 def export(state: Path) -> bool:
@@ -112,23 +112,23 @@ def export(state: Path) -> bool:
     return True
 
 
-class Job:
+class HistoryJob:
     """One run, for as long as it holds the tables."""
 
-    def __init__(self, state: Path, out: Path, hook: Hook = lambda _step: None) -> None:
+    def __init__(self, state: Path, out: Path, on_step: StepCallback = lambda _step: None) -> None:
         # As executors find them, too, wherever they work.
-        self._state, self._hook = state.absolute(), hook
+        self._state, self._on_step = state.absolute(), on_step
         self._whole = source.parts(state)
-        self._tables = Tables(out.absolute(), source.identity(state), hook)
+        self._tables = Tables(out.absolute(), source.identity(state), on_step)
 
     def close(self) -> None:
         self._tables.close()
 
-    def plan(self) -> Plan:
+    def plan(self) -> HistoryPlan:
         self._tables.check_parts(self._whole)
         known = self._tables.parts()
         new = [part for part in self._whole if part not in known]
-        return Plan(self._whole, new, self._tables.marked())
+        return HistoryPlan(self._whole, new, self._tables.stale_keys())
 
     @property
     def is_small(self) -> bool:
@@ -138,31 +138,31 @@ class Job:
         """Of all history: what is new may be of a campaign that began with it."""
         return places.size_bytes(self._state / FOLDER)
 
-    def outcome(self, plan: Plan, campaigns: int = 0) -> Outcome:
-        return Outcome(plan.whole[-1].last if plan.whole else 0, len(plan.new), campaigns)
+    def outcome(self, plan: HistoryPlan, campaigns: int = 0) -> HistoryResult:
+        return HistoryResult(plan.whole[-1].last if plan.whole else 0, len(plan.new), campaigns)
 
-    def run(self, spark: SparkSession) -> Outcome:
+    def run(self, spark: SparkSession) -> HistoryResult:
         """Take in what is new, and compute what follows from it."""
         plan = self.plan()
         if plan.is_empty:
             return self.outcome(plan)
-        spark = fitting(spark, self._size_bytes())
+        spark = tune_session(spark, self._size_bytes())
         if plan.new:
-            self._take_in(spark)
-        marked = [key for key in self._tables.marked() if key != YARD]
-        groups = self._linked(spark, marked)
+            self._ingest(spark)
+        stale_keys = [key for key in self._tables.stale_keys() if key != NO_CAMPAIGN]
+        groups = self._linked(spark, stale_keys)
         for chunk in _chunks(groups):
             self._compute(spark, chunk)
-        self._compute_yard(spark)
+        self._compute_workers(spark)
         return self.outcome(plan, sum(map(len, groups)))
 
-    def _take_in(self, spark: SparkSession) -> None:
+    def _ingest(self, spark: SparkSession) -> None:
         """The stream over new files; what went wrong in a batch is raised as it was there."""
         wrong: list[Exception] = []
 
         def take(batch: DataFrame, _number: int) -> None:
             try:
-                self._add(batch)
+                self._add_batch(batch)
             except Exception as error:
                 wrong.append(error)
                 raise
@@ -172,14 +172,14 @@ class Job:
             spark.readStream.format("binaryFile")
             .schema("path string, modificationTime timestamp, length long, content binary")
             .option("pathGlobFilter", "events-*.parquet")
-            .option("maxFilesPerTrigger", FILES_A_BATCH)
+            .option("maxFilesPerTrigger", FILES_PER_BATCH)
             .option("maxFileAge", _FILE_AGE_MAX)
-            .load(paths.read(self._state / FOLDER))
+            .load(paths.for_reading(self._state / FOLDER))
         )
         query = (
             reading.select("path")
             .writeStream.foreachBatch(take)
-            .option("checkpointLocation", paths.written(self._tables.checkpoint))
+            .option("checkpointLocation", paths.for_writing(self._tables.checkpoint))
             .trigger(availableNow=True)
             .start()
         )
@@ -190,21 +190,21 @@ class Job:
                 raise wrong[0] from None
             raise
 
-    def _add(self, batch: DataFrame) -> None:
+    def _add_batch(self, batch: DataFrame) -> None:
         """Rows of one batch of files to their places. Which files are new is the stream's to say; a
         stream tells some more than once if their path could be a pattern."""
-        told = {part_of(Path(row.path).name) for row in batch.collect()}
-        parts = sorted(part for part in told if part is not None)
-        self._hook("batch begun")
+        frames = {part_of(Path(row.path).name) for row in batch.collect()}
+        parts = sorted(part for part in frames if part is not None)
+        self._on_step("batch begun")
         staged = self._tables.new_staging()
-        shares = [Split(self._state, part, staged) for part in parts]
-        campaigns = {name for names in hand_out(batch.sparkSession, shares) for name in names}
-        self._hook("batch staged")
-        self._tables.mark([*campaigns, None])
-        self._hook("campaigns marked")
+        shares = [PartSplit(self._state, part, staged) for part in parts]
+        campaigns = {name for names in run_shares(batch.sparkSession, shares) for name in names}
+        self._on_step("batch staged")
+        self._tables.mark_stale([*campaigns, None])
+        self._on_step("campaigns marked")
         self._tables.add(staged, (EVENTS.name, EDGES.name), parts)
 
-    def _linked(self, spark: SparkSession, marked: list[str]) -> list[list[str]]:
+    def _linked(self, spark: SparkSession, stale_keys: list[str]) -> list[list[str]]:
         """Group marked campaigns, by key, with all that are linked to them.
 
         A name may be used again in another campaign. Then both count as linked to a campaign that
@@ -212,75 +212,77 @@ class Job:
         """
         table = self._tables.out / EDGES.name
         if len(self._tables.keys()) == 1 or not table.is_dir():
-            return [[key] for key in marked]
+            return [[key] for key in stale_keys]
         events = tables.read_keys(spark, self._tables.out, EVENTS)
         submitted = events.where(f.col("kind") == "submitted").select(
             f.col("campaign").alias("after_campaign"), f.col("task").alias("after")
         )
         reading = spark.read.schema("campaign string, after string")
-        edges = reading.option("recursiveFileLookup", "true").parquet(paths.read(table))
+        edges = reading.option("recursiveFileLookup", "true").parquet(paths.for_reading(table))
         both = edges.distinct().join(submitted.distinct(), on="after", how="inner")
         is_between = f.col("campaign") != f.col("after_campaign")
         found = both.where(is_between).select("campaign", "after_campaign").distinct().collect()
         pairs = [(campaign_key(one), campaign_key(other)) for one, other in found]
-        groups = linked([*pairs, *((key, key) for key in marked)])
-        return [group for group in groups if not set(group).isdisjoint(marked)]
+        groups = linked([*pairs, *((key, key) for key in stale_keys)])
+        return [group for group in groups if not set(group).isdisjoint(stale_keys)]
 
     def _compute(self, spark: SparkSession, groups: list[list[str]]) -> None:
         """Compute all tables of linked campaigns, from all their events."""
         keys = [key for group in groups for key in group]
-        stage = _Stage(spark, self._tables, self._hook, self._tables.campaigns(keys))
+        stage = _StagedTables(spark, self._tables, self._on_step, self._tables.campaigns(keys))
         events = tables.read_keys(spark, self._tables.out, EVENTS, keys)
-        moves = hold_small(steps(events.where(f.col("campaign").isNotNull())))
-        attempts = stage(ATTEMPTS, attempts_of(moves))
-        known = self._place(stage, tasks_alone(moves), groups)
-        stage(METRICS, campaign_metrics(moves, attempts))
+        task_steps = cache_if_small(steps(events.where(f.col("campaign").isNotNull())))
+        attempts = stage(ATTEMPTS, attempts_from_steps(task_steps))
+        known = self._place_in_graph(stage, tasks_without_graph(task_steps), groups)
+        stage(METRICS, campaign_metrics(task_steps, attempts))
         stage(CRITICAL_PATH, critical_path(known))
         for dataset in (ATTEMPTS, TASKS, METRICS, CRITICAL_PATH):
             stage.swap(dataset, keys)
-        self._tables.unmark(keys)
-        self._hook("campaigns unmarked")
+        self._tables.clear_stale(keys)
+        self._on_step("campaigns unmarked")
 
-    def _place(self, stage: "_Stage", alone: DataFrame, groups: list[list[str]]) -> DataFrame:
+    def _place_in_graph(
+        self, stage: "_StagedTables", without_graph: DataFrame, groups: list[list[str]]
+    ) -> DataFrame:
         """Give tasks their places in the graphs of linked campaigns."""
-        stage(TASKS_ALONE, alone)
+        stage(TASKS_WITHOUT_GRAPH, without_graph)
         edges = self._tables.out / EDGES.name
-        read, written = stage.directory / TASKS_ALONE.name, stage.directory / TASKS.name
-        shares = [Placing(tuple(keys), read, edges, written) for keys in groups]
-        return stage.made(TASKS, shares)
+        read, for_writing = stage.directory / TASKS_WITHOUT_GRAPH.name, stage.directory / TASKS.name
+        shares = [GraphPlacement(tuple(keys), read, edges, for_writing) for keys in groups]
+        return stage.write_shares(TASKS, shares)
 
-    def _compute_yard(self, spark: SparkSession) -> None:
+    def _compute_workers(self, spark: SparkSession) -> None:
         """What is of no campaign: workers, and their metrics, from all attempts there are."""
-        stage = _Stage(spark, self._tables, self._hook, [None])
-        events = tables.read_keys(spark, self._tables.out, EVENTS, [YARD])
+        stage = _StagedTables(spark, self._tables, self._on_step, [None])
+        events = tables.read_keys(spark, self._tables.out, EVENTS, [NO_CAMPAIGN])
         attempts = tables.read_keys(spark, self._tables.out, ATTEMPTS)
         stays = stage(WORKERS, workers(events, attempts))
         stage(METRICS, worker_metrics(attempts, stays))
         for dataset in (WORKERS, METRICS):
-            stage.swap(dataset, [YARD])
-        self._tables.unmark([YARD])
-        self._hook("all unmarked")
+            stage.swap(dataset, [NO_CAMPAIGN])
+        self._tables.clear_stale([NO_CAMPAIGN])
+        self._on_step("all unmarked")
 
 
 def _chunks(groups: list[list[str]]) -> Iterator[list[list[str]]]:
-    """Cut groups into chunks of about `KEYS_A_CHUNK` campaigns. A group stays whole."""
+    """Cut groups into chunks of about `KEYS_PER_CHUNK` campaigns. A group stays whole."""
     chunk: list[list[str]] = []
     for group in groups:
         chunk.append(group)
-        if sum(map(len, chunk)) >= KEYS_A_CHUNK:
+        if sum(map(len, chunk)) >= KEYS_PER_CHUNK:
             yield chunk
             chunk = []
     if chunk:
         yield chunk
 
 
-class _Stage:
+class _StagedTables:
     """Tables on their way: written beside, read back by those that follow, then swapped in."""
 
     def __init__(
-        self, spark: SparkSession, held: Tables, hook: Hook, campaigns: list[str | None]
+        self, spark: SparkSession, held: Tables, on_step: StepCallback, campaigns: list[str | None]
     ) -> None:
-        self._spark, self._tables, self._hook = spark, held, hook
+        self._spark, self._tables, self._on_step = spark, held, on_step
         self.directory = held.new_staging()
         #: Keys are made of names here, once for each: a digest for every row would take longer
         #: than all else.
@@ -290,22 +292,22 @@ class _Stage:
     def __call__(self, dataset: Dataset, frame: DataFrame) -> DataFrame:
         """What is in a frame, under the key and the day of each row."""
         day = tables.day_column(f.col(_DAY_OF[dataset.name]))
-        placed, key = dataset.check(frame), f.lit(YARD)
+        placed, key = dataset.check(frame), f.lit(NO_CAMPAIGN)
         if "campaign" in dataset.names:
             placed = placed.join(f.broadcast(self._keys), on="campaign", how="left")
             key = f.coalesce(KEY, key)
-        path = paths.written(self.directory / dataset.name)
+        path = paths.for_writing(self.directory / dataset.name)
         rows = placed.select(*dataset.names, key.alias(KEY), day.alias(DAY))
         rows.write.partitionBy(KEY, DAY).parquet(path)
         return self._staged(dataset)
 
-    def made(self, dataset: Dataset, shares: Sequence[Callable[[], None]]) -> DataFrame:
+    def write_shares(self, dataset: Dataset, shares: Sequence[Callable[[], None]]) -> DataFrame:
         """What shares of the work write there by themselves."""
-        hand_out(self._spark, shares)
+        run_shares(self._spark, shares)
         return self._staged(dataset)
 
     def _staged(self, dataset: Dataset) -> DataFrame:
-        self._hook(f"{dataset.name} staged")
+        self._on_step(f"{dataset.name} staged")
         return tables.read_keys(self._spark, self.directory, dataset)
 
     def swap(self, dataset: Dataset, keys: list[str]) -> None:

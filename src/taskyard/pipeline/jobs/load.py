@@ -25,17 +25,17 @@ from taskyard.client.campaign.read import REJECTED_SUFFIX
 from taskyard.client.steering import lane_templates
 from taskyard.errors import Refused, TaskyardError, UserError
 from taskyard.pipeline import judging
-from taskyard.pipeline.columns import SharedTerms, pack, raw_of, row_text, unpack
+from taskyard.pipeline.columns import SharedTerms, pack, prepared_to_row, row_text, unpack
 from taskyard.pipeline.datasets import REJECTS
-from taskyard.pipeline.judging import Judged, Numbers
+from taskyard.pipeline.judging import Numbers, ValidationResult
 from taskyard.pipeline.sources import campaigns
-from taskyard.pipeline.submitting import Taken, Target, compare, submit, unplaced
+from taskyard.pipeline.submitting import SubmitCounts, Target, find_conflicts, find_unplaced, submit
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from taskyard.client.campaign.formats import Options
-    from taskyard.pipeline.sources.campaigns import Campaign
+    from taskyard.client.campaign.formats import FileOptions
+    from taskyard.pipeline.sources.campaigns import CampaignFiles
 
 #: Tasks of one wave at least, where levels are smaller: a Spark job takes a tenth of a second.
 WAVE_TASKS_MIN: Final = 50_000
@@ -50,7 +50,7 @@ REJECTS_MAX: Final = 1_000_000
 Progress = Callable[[int, int], None]
 
 #: What a partition does.
-_Work = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+_PartitionFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 _OUTCOME: Final = "new long, known long, error string"
 
@@ -67,23 +67,25 @@ class Reject(Struct):
         return f"{self.file}:{self.line}: {self.reason}"
 
 
-class Checked(Struct):
+class CheckedCampaign(Struct):
     """Files that were read and judged. Close it: Spark holds the rows until then."""
 
-    campaign: Campaign
+    campaign: CampaignFiles
     chunks: DataFrame
     #: All but the payloads.
     table: pa.Table
-    judged: Judged
+    validation: ValidationResult
     rejects: list[Reject]
 
-    def judge_again(self, known: Iterable[str]) -> None:
+    def revalidate(self, existing: Iterable[str]) -> None:
         """The same, where names that are neither here nor among the known are bad."""
-        if not self.judged.unknown:
+        if not self.validation.unknown:
             return
         where = self.campaign.where
-        self.judged = judging.judge(self.table, where, known=known, strangers_are_bad=True)
-        self.rejects = _rejects(self.campaign, self.chunks, self.table, self.judged)
+        self.validation = judging.validate(
+            self.table, where, existing=existing, reject_unknown=True
+        )
+        self.rejects = _rejects(self.campaign, self.chunks, self.table, self.validation)
 
     def close(self) -> None:
         self.chunks.unpersist()
@@ -94,14 +96,16 @@ class Checked(Struct):
         return spark.createDataFrame(list(rows), REJECTS.schema)
 
 
-def read(spark: SparkSession, files: Sequence[str], options: Options) -> Checked:
+def read(spark: SparkSession, files: Sequence[str], options: FileOptions) -> CheckedCampaign:
     """Read and judge campaigns' files. Raises UserError for a file that can't be read at all."""
     campaign = campaigns.plan(files, options)
     chunks = campaigns.read(spark, campaign).persist(StorageLevel.MEMORY_AND_DISK)
     table = unpack(chunks.select("graph").toArrow()["graph"])
     _check_files(table)
-    judged = judging.judge(table, campaign.where)
-    return Checked(campaign, chunks, table, judged, _rejects(campaign, chunks, table, judged))
+    validation = judging.validate(table, campaign.where)
+    return CheckedCampaign(
+        campaign, chunks, table, validation, _rejects(campaign, chunks, table, validation)
+    )
 
 
 def _check_files(table: pa.Table) -> None:
@@ -114,14 +118,14 @@ def _check_files(table: pa.Table) -> None:
 
 
 def _rejects(
-    campaign: Campaign, chunks: DataFrame, table: pa.Table, judged: Judged
+    campaign: CampaignFiles, chunks: DataFrame, table: pa.Table, validation: ValidationResult
 ) -> list[Reject]:
     """What was wrong with rows by themselves, and with their names and dependencies."""
     bad = table.filter(pc.is_valid(table["reason"]))
-    if len(bad) + len(judged.rejected) > REJECTS_MAX:
+    if len(bad) + len(validation.rejected) > REJECTS_MAX:
         raise UserError(
             f"more than {REJECTS_MAX:,} rows are bad; see that it is the right format. The first: "
-            f"{bad['reason'][0] if len(bad) else next(iter(judged.rejected.values()))}"
+            f"{bad['reason'][0] if len(bad) else next(iter(validation.rejected.values()))}"
         )
     found = [
         (place, reason, Raw(row.encode()))
@@ -129,13 +133,13 @@ def _rejects(
             *(bad[name].to_pylist() for name in ("place", "reason", "row")), strict=True
         )
     ]
-    rows = _rows_at(chunks, list(judged.rejected))
-    found += [(place, judged.rejected[place], Raw(row.encode())) for place, row in rows]
+    rows = _rows_at_places(chunks, list(validation.rejected))
+    found += [(place, validation.rejected[place], Raw(row.encode())) for place, row in rows]
     found.sort(key=lambda one: one[0])
     return [Reject(*campaign.where(place), reason, row) for place, reason, row in found]
 
 
-def _rows_at(chunks: DataFrame, places: list[int]) -> list[tuple[int, str]]:
+def _rows_at_places(chunks: DataFrame, places: list[int]) -> list[tuple[int, str]]:
     """Tasks as they could be written, by their places."""
     if not places:
         return []
@@ -147,7 +151,7 @@ def _rows_at(chunks: DataFrame, places: list[int]) -> list[tuple[int, str]]:
             found = tasks.filter(pc.is_in(tasks["place"], value_set=wanted)).to_pylist()
             columns = {
                 "place": pa.array([task["place"] for task in found], pa.int64()),
-                "row": pa.array([row_text(raw_of(task)) for task in found], pa.string()),
+                "row": pa.array([row_text(prepared_to_row(task)) for task in found], pa.string()),
             }
             yield pa.RecordBatch.from_pydict(columns)
 
@@ -155,12 +159,12 @@ def _rows_at(chunks: DataFrame, places: list[int]) -> list[tuple[int, str]]:
     return [(row.place, row.row) for row in picked.collect()]
 
 
-def write_rejects(rejects: Sequence[Reject], to: Path | None) -> list[Path]:
+def write_rejects(rejects: Sequence[Reject], target: Path | None) -> list[Path]:
     """Write what was rejected, an object a line: into one file, or beside each input. Returns
     where. Replaces what an earlier run left there."""
     by_place: dict[Path, list[Reject]] = {}
     for one in rejects:
-        by_place.setdefault(to or Path(one.file + REJECTED_SUFFIX), []).append(one)
+        by_place.setdefault(target or Path(one.file + REJECTED_SUFFIX), []).append(one)
     for place, some in by_place.items():
         unfinished = place.with_name(f".{place.name}.new")
         try:
@@ -177,10 +181,10 @@ def write_rejects(rejects: Sequence[Reject], to: Path | None) -> list[Path]:
 # Submitting.
 
 
-class Plan(Struct):
+class SubmitPlan(Struct):
     """Who submits what, when: waves of portions, each portion a partition of Spark."""
 
-    #: The portion of each task, in the order of `Judged.places`.
+    #: The portion of each task, in the order of `ValidationResult.places`.
     portions: Numbers
     #: The portions of each wave.
     waves: list[range]
@@ -188,7 +192,9 @@ class Plan(Struct):
     sizes: list[int]
 
 
-def plan(sizes: Sequence[int], *, wave: int = WAVE_TASKS_MIN, portion: int = PORTION_TASKS) -> Plan:
+def plan(
+    sizes: Sequence[int], *, wave: int = WAVE_TASKS_MIN, portion: int = PORTION_TASKS
+) -> SubmitPlan:
     """Small levels follow each other within one portion; a large one is spread over several."""
     waves: list[range] = []
     totals: list[int] = []
@@ -204,60 +210,60 @@ def plan(sizes: Sequence[int], *, wave: int = WAVE_TASKS_MIN, portion: int = POR
         totals.append(gathered)
         portions += [gathered * (n + 1) // count - gathered * n // count for n in range(count)]
         gathered = 0
-    return Plan(np.repeat(np.arange(len(portions)), portions), waves, totals)
+    return SubmitPlan(np.repeat(np.arange(len(portions)), portions), waves, totals)
 
 
 def submit_all(
-    checked: Checked, to: Target, progress: Progress = lambda _done, _total: None
-) -> Taken:
+    checked: CheckedCampaign, target: Target, progress: Progress = lambda _done, _total: None
+) -> SubmitCounts:
     """Submit all good tasks, wave by wave. Raises `Refused`."""
-    judged = checked.judged
-    total = len(judged.places)
-    taken = Taken()
+    validation = checked.validation
+    total = len(validation.places)
+    counts = SubmitCounts()
     if not total:
-        return taken
-    plans = plan(np.bincount(judged.levels).tolist())
-    portions = _portions(checked, plans).mapInArrow(_submitter(to), _OUTCOME).rdd
+        return counts
+    plans = plan(np.bincount(validation.levels).tolist())
+    portions = _portions(checked, plans).mapInArrow(_submit_function(target), _OUTCOME).rdd
     context = checked.chunks.sparkSession.sparkContext
     for wave in plans.waves:
-        for new, known, error in context.runJob(portions, list, partitions=list(wave)):
-            taken.add(Taken(new, known))
+        for new, existing, error in context.runJob(portions, list, partitions=list(wave)):
+            counts.add(SubmitCounts(new, existing))
             if error:
-                so_far = f"{taken.new:,} new tasks were taken before it; mend it and run it again"
+                so_far = f"{counts.new:,} new tasks were taken before it; mend it and run it again"
                 raise Refused(f"{error} ({so_far})")
-        progress(taken.new + taken.known, total)
-    return taken
+        progress(counts.new + counts.existing, total)
+    return counts
 
 
-def conflicts(checked: Checked, to: Target) -> list[str]:
+def conflicts(checked: CheckedCampaign, target: Target) -> list[str]:
     """What the broker knows under the same names, and not the same. Nothing is submitted."""
-    return _told(checked, _teller(to, compare))
+    return _collect_messages(checked, _message_function(target, find_conflicts))
 
 
-def unplaced_tasks(checked: Checked, to: Target) -> list[str]:
+def unplaced_tasks(checked: CheckedCampaign, target: Target) -> list[str]:
     """What is wrong with tasks whose lane the broker's settings make. Nothing is submitted."""
-    shared = SharedTerms(to.campaign.encode(), to.now_ns)
-    terms = [shared.of(text) for text in checked.table["terms"].unique().to_pylist() if text]
-    with to.client() as client:
+    shared = SharedTerms(target.campaign.encode(), target.now_ns)
+    terms = [shared.get(text) for text in checked.table["terms"].unique().to_pylist() if text]
+    with target.client() as client:
         if not lane_templates(client, {one.service.decode() for one in terms}):
             return []
-    return _told(checked, _teller(to, unplaced))
+    return _collect_messages(checked, _message_function(target, find_unplaced))
 
 
-def _told(checked: Checked, teller: _Work) -> list[str]:
+def _collect_messages(checked: CheckedCampaign, find_messages: _PartitionFunction) -> list[str]:
     """What there is to say of all good tasks."""
-    judged = checked.judged
-    if not len(judged.places):
+    validation = checked.validation
+    if not len(validation.places):
         return []
-    portions = _portions(checked, plan([len(judged.places)]))
-    outcomes = portions.mapInArrow(teller, _OUTCOME)
+    portions = _portions(checked, plan([len(validation.places)]))
+    outcomes = portions.mapInArrow(find_messages, _OUTCOME)
     return [row.error for row in outcomes.where(F.col("error").isNotNull()).collect()]
 
 
-def _portions(checked: Checked, plans: Plan) -> DataFrame:
+def _portions(checked: CheckedCampaign, plans: SubmitPlan) -> DataFrame:
     """The chunks cut into pieces, those of a portion in a partition."""
     spark = checked.chunks.sparkSession
-    places = checked.judged.places
+    places = checked.validation.places
     by_place = np.argsort(places)
     # What a task's place says of its turn; partitions that read nothing need not have it.
     turns = spark.sparkContext.broadcast((places[by_place], by_place, plans.portions))
@@ -292,41 +298,43 @@ def _pieces(tasks: pa.Table, places: Numbers, turns: Numbers, portions: Numbers)
     )
 
 
-def _in_turn(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
+def _in_submit_order(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
     """The tasks of a portion, in the order of submission."""
     pieces = [piece for batch in batches for piece in batch["tasks"]]
     return unpack(pieces).sort_by("turn").to_batches() if pieces else []
 
 
-def _submitter(to: Target) -> _Work:
+def _submit_function(target: Target) -> _PartitionFunction:
     def submit_portion(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
-            taken = submit(_in_turn(batches), to)
+            counts = submit(_in_submit_order(batches), target)
         except TaskyardError as error:  # as data: Spark would try it again, and tell it in pages
-            yield _outcome(Taken(), [str(error)])
+            yield _outcome(SubmitCounts(), [str(error)])
         else:
-            yield _outcome(taken, [None])
+            yield _outcome(counts, [None])
 
     return submit_portion
 
 
-def _teller(to: Target, tell: Callable[[Iterable[pa.RecordBatch], Target], Iterator[str]]) -> _Work:
+def _message_function(
+    target: Target, tell: Callable[[Iterable[pa.RecordBatch], Target], Iterator[str]]
+) -> _PartitionFunction:
     def tell_portion(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
-            found = list(tell(_in_turn(batches), to))
+            found = list(tell(_in_submit_order(batches), target))
         except TaskyardError as error:
             found = [str(error)]
-        yield _outcome(Taken(), [*found])
+        yield _outcome(SubmitCounts(), [*found])
 
     return tell_portion
 
 
-def _outcome(taken: Taken, errors: list[str | None]) -> pa.RecordBatch:
+def _outcome(counts: SubmitCounts, errors: list[str | None]) -> pa.RecordBatch:
     count = len(errors)
     return pa.RecordBatch.from_pydict(
         {
-            "new": pa.array([taken.new] * count, pa.int64()),
-            "known": pa.array([taken.known] * count, pa.int64()),
+            "new": pa.array([counts.new] * count, pa.int64()),
+            "known": pa.array([counts.existing] * count, pa.int64()),
             "error": pa.array(errors, pa.string()),
         }
     )

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from taskyard.client import finding
 from taskyard.client.asking import TaskResult
 from taskyard.client.client import Client, scope_of
-from taskyard.client.following import look
+from taskyard.client.following import poll_records
 from taskyard.core.identity import prefix
 from taskyard.core.tasks import shown, truncated_result_reason
 from taskyard.errors import UserError
@@ -35,7 +35,7 @@ _RESULTS: Final = (
 _FIELD: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 
 
-class Place(Struct, frozen=True):
+class MapTarget(Struct, frozen=True):
     """Where the broker is, and which campaign is meant."""
 
     broker: str
@@ -46,11 +46,11 @@ class Place(Struct, frozen=True):
         return Client(self.broker, key=self.key)
 
 
-def place(broker: str | None, state: str | None, key: str | None, campaign: str) -> Place:
+def map_target(broker: str | None, state: str | None, key: str | None, campaign: str) -> MapTarget:
     """The place that is meant, by the rules that every client has."""
     if not campaign:
         raise UserError("give the campaign a name: the tasks have the full names CAMPAIGN/KEY")
-    return Place(finding.endpoint(broker, state), key, campaign)
+    return MapTarget(finding.endpoint(broker, state), key, campaign)
 
 
 def tasks_of(
@@ -114,41 +114,43 @@ def _check_columns(frame: DataFrame, names: Sequence[str]) -> None:
             )
 
 
-def run(tasks: DataFrame, at: Place, timeout: float | None) -> int:
+def run(tasks: DataFrame, target: MapTarget, timeout: float | None) -> int:
     """Submit tasks and wait until all of their campaign is settled. Returns the record after which
     it is told what became of them. Raises `TimedOut`."""
-    with at.client() as client:
-        is_new = not any(client.counts(at.campaign).values())
+    with target.client() as client:
+        is_new = not any(client.counts(target.campaign).values())
         since = int(client.status()["records"]) if is_new else 0
-        options = {"broker": at.broker, "campaign": at.campaign}
-        if at.key is not None:
-            options["key"] = at.key
+        options = {"broker": target.broker, "campaign": target.campaign}
+        if target.key is not None:
+            options["key"] = target.key
         tasks.write.format("taskyard").options(**options).mode("append").save()
-        client.wait_campaign(at.campaign, timeout)
+        client.wait_campaign(target.campaign, timeout)
     return since
 
 
-def outcomes(frame: DataFrame, key: str, at: Place, since: int) -> DataFrame:
+def outcomes(frame: DataFrame, key: str, target: MapTarget, since: int) -> DataFrame:
     """What became of each row's task."""
-    full_name = F.concat(F.lit(prefix(at.campaign)), name_of(key))
+    full_name = F.concat(F.lit(prefix(target.campaign)), name_of(key))
     keys = frame.select(
         F.col(f"`{key}`").alias("key"), name_of(key).alias("name"), full_name.alias("task")
     )
     kind = keys.schema["key"].dataType.simpleString()
-    fetched = keys.mapInArrow(_fetcher(at), f"key {kind}, {_RESULTS}")
-    doers = frame.sparkSession.createDataFrame(_doers(at, since))
-    told = fetched.join(doers, "task", how="left").select(
-        *("key", "name", F.lit(at.campaign).alias("campaign")),
+    fetched = keys.mapInArrow(_fetch_function(target), f"key {kind}, {_RESULTS}")
+    doers = frame.sparkSession.createDataFrame(_workers_and_times(target, since))
+    results = fetched.join(doers, "task", how="left").select(
+        *("key", "name", F.lit(target.campaign).alias("campaign")),
         *("state", "result", "reason", "attempts", "worker", "seconds"),
     )
-    kept = told.persist(StorageLevel.MEMORY_AND_DISK)
+    kept = results.persist(StorageLevel.MEMORY_AND_DISK)
     kept.count()
     return kept
 
 
-def _fetcher(at: Place) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _fetch_function(
+    target: MapTarget,
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def fetch(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with at.client() as client:
+        with target.client() as client:
             for batch in batches:
                 yield _fetched(client, batch)
 
@@ -157,15 +159,15 @@ def _fetcher(at: Place) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Reco
 
 def _fetched(client: Client, batch: pa.RecordBatch) -> pa.RecordBatch:
     names = batch["task"].to_pylist()
-    told, views = client.results(names), client.known(names)
+    results, views = client.results(names), client.existing(names)
     states = [views[name]["state"] for name in names]
     # A truncated result is no result: the reason says so.
-    is_done = [views[name]["state"] == "done" and not told[name].bytes_total for name in names]
-    texts = [_text(told[name]) for name in names]
+    is_done = [views[name]["state"] == "done" and not results[name].bytes_total for name in names]
+    texts = [_text(results[name]) for name in names]
     columns = {
         "state": pa.array(states, pa.string()),
-        "result": pa.array(_where(texts, is_done), pa.string()),
-        "reason": pa.array(_where(texts, [not done for done in is_done]), pa.string()),
+        "result": pa.array(_lookup(texts, is_done), pa.string()),
+        "reason": pa.array(_lookup(texts, [not done for done in is_done]), pa.string()),
         "attempts": pa.array([views[name]["attempt"] for name in names], pa.int64()),
     }
     for name, column in columns.items():
@@ -173,27 +175,31 @@ def _fetched(client: Client, batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-def _text(told: TaskResult) -> str:
+def _text(results: TaskResult) -> str:
     return shown(
-        truncated_result_reason(told.text, told.bytes_total) if told.bytes_total else told.text
+        truncated_result_reason(results.text, results.bytes_total)
+        if results.bytes_total
+        else results.text
     )
 
 
-def _where(texts: list[str], wanted: list[bool]) -> list[str | None]:
+def _lookup(texts: list[str], wanted: list[bool]) -> list[str | None]:
     return [text if is_wanted else None for text, is_wanted in zip(texts, wanted, strict=True)]
 
 
-def _doers(at: Place, since: int) -> pa.Table:
+def _workers_and_times(target: MapTarget, since: int) -> pa.Table:
     """Who did each task at last, and for how long, as far as the broker still tells."""
     leased: dict[str, tuple[str, float]] = {}
     done: dict[str, tuple[str, float]] = {}
-    with at.client() as client:
+    with target.client() as client:
         end, cursor, journal = int(client.status()["records"]), since, b""
         while cursor < end:
-            told = look(client, cursor, journal, scope=scope_of(campaign=at.campaign))
-            for record in told.records:
-                _note(record, leased, done)
-            cursor, journal = told.cursor, told.journal
+            results = poll_records(
+                client, cursor, journal, scope=scope_of(campaign=target.campaign)
+            )
+            for record in results.records:
+                _record_worker(record, leased, done)
+            cursor, journal = results.cursor, results.journal
     return pa.table(
         {
             "task": pa.array(done, pa.string()),
@@ -203,7 +209,7 @@ def _doers(at: Place, since: int) -> pa.Table:
     )
 
 
-def _note(
+def _record_worker(
     record: dict[str, Any],
     leased: dict[str, tuple[str, float]],
     done: dict[str, tuple[str, float]],
@@ -213,5 +219,5 @@ def _note(
     elif record["kind"] in ("finished", "failed", "postponed"):
         for name in record["names"]:
             if name in leased:
-                worker, at = leased[name]
-                done[name] = (worker, record["at"] - at)
+                worker, target = leased[name]
+                done[name] = (worker, record["at"] - target)

@@ -19,20 +19,20 @@ from pyspark.sql import functions as f
 
 from taskyard.errors import UserError
 from taskyard.pipeline.report import page
-from taskyard.pipeline.report.facts import Facts
+from taskyard.pipeline.report.facts import ReportSummary
 from taskyard.pipeline.report.pictures import WORKERS_SHOWN_MAX
-from taskyard.pipeline.report.stretches import OverTime, over_time, width_for
+from taskyard.pipeline.report.stretches import TimeSeries, interval_width, over_time
 from taskyard.pipeline.report.summary import page_of
-from taskyard.pipeline.report.words import short
-from taskyard.pipeline.small import hold
+from taskyard.pipeline.report.words import shorten_name
+from taskyard.pipeline.small import cache
 from taskyard.pipeline.transforms import summaries
-from taskyard.pipeline.transforms.attempts import attempts_of
+from taskyard.pipeline.transforms.attempts import attempts_from_steps
 from taskyard.pipeline.transforms.critical_path import critical_path
-from taskyard.pipeline.transforms.guarantees import Guarantees, guarantees_of
+from taskyard.pipeline.transforms.guarantees import Guarantees, guarantees_from_steps
 from taskyard.pipeline.transforms.links import links
-from taskyard.pipeline.transforms.metrics import marks_of_attempts, marks_of_campaign
+from taskyard.pipeline.transforms.metrics import attempt_deltas, campaign_deltas
 from taskyard.pipeline.transforms.steps import steps
-from taskyard.pipeline.transforms.tasks import placed_tasks, tasks_alone
+from taskyard.pipeline.transforms.tasks import placed_tasks, tasks_without_graph
 from taskyard.pipeline.transforms.workers import workers
 
 if TYPE_CHECKING:
@@ -43,32 +43,32 @@ if TYPE_CHECKING:
 PAGE: Final = "report.html"
 
 #: Rows that a table may have to be one file; a larger one is a directory of them.
-ROWS_A_FILE_MAX: Final = 2_000_000
+ROWS_PER_FILE_MAX: Final = 2_000_000
 
 #: Campaigns that an error names.
-_CAMPAIGNS_NAMED_MAX: Final = 10
+_CAMPAIGNS_LISTED_MAX: Final = 10
 
 
-class Datasets(Struct):
+class ReportDatasets(Struct):
     """What a history comes to. Spark holds them until they are let go."""
 
     campaign: str | None
     #: Of the campaign; workers are everybody's.
-    moves: DataFrame
+    task_steps: DataFrame
     tasks: DataFrame
     attempts: DataFrame
     workers: DataFrame
     critical_path: DataFrame
     #: Of the whole history.
     guarantees: Guarantees
-    held: list[DataFrame]
+    cached: list[DataFrame]
 
-    def let_go(self) -> None:
-        for frame in self.held:
+    def release(self) -> None:
+        for frame in self.cached:
             frame.unpersist()
 
 
-def datasets(events: DataFrame, edges: DataFrame, campaign: str | None) -> Datasets:
+def datasets(events: DataFrame, edges: DataFrame, campaign: str | None) -> ReportDatasets:
     """The datasets of one campaign, or of all of them as one. What must never happen is counted
     over the whole history."""
     known = _campaigns(events)
@@ -78,24 +78,24 @@ def datasets(events: DataFrame, edges: DataFrame, campaign: str | None) -> Datas
         together = f.when(f.col("campaign").isNotNull(), f.lit(""))
         events = events.withColumn("campaign", together)
     elif campaign not in known:
-        raise UserError(_not_known(campaign, known))
-    moves = hold(steps(events))
-    attempts = hold(attempts_of(moves))
-    alone = hold(tasks_alone(moves))
-    between = hold(links(alone, edges))
-    tasks = hold(placed_tasks(alone, between))
-    stays = hold(workers(events, attempts))
-    path = hold(critical_path(tasks))
+        raise UserError(_unknown_campaign(campaign, known))
+    task_steps = cache(steps(events))
+    attempts = cache(attempts_from_steps(task_steps))
+    alone = cache(tasks_without_graph(task_steps))
+    between = cache(links(alone, edges))
+    tasks = cache(placed_tasks(alone, between))
+    stays = cache(workers(events, attempts))
+    path = cache(critical_path(tasks))
     own = f.lit(True) if campaign is None else f.col("campaign") == campaign  # noqa: FBT003  # Spark's
-    return Datasets(
+    return ReportDatasets(
         campaign=campaign,
-        moves=moves.where(own),
+        task_steps=task_steps.where(own),
         tasks=tasks.where(own),
         attempts=attempts.where(own),
         workers=stays,
         critical_path=path.where(own),
-        guarantees=guarantees_of(events, moves, tasks, between),
-        held=[moves, attempts, alone, between, tasks, stays, path],
+        guarantees=guarantees_from_steps(events, task_steps, tasks, between),
+        cached=[task_steps, attempts, alone, between, tasks, stays, path],
     )
 
 
@@ -104,24 +104,24 @@ def _campaigns(events: DataFrame) -> list[str]:
     return sorted(named.column("campaign").to_pylist())
 
 
-def _not_known(campaign: str, known: list[str]) -> str:
-    text = f"campaign {short(campaign)} is not in this history"
+def _unknown_campaign(campaign: str, known: list[str]) -> str:
+    text = f"campaign {shorten_name(campaign)} is not in this history"
     if not known:
         return f"{text}: nothing has been submitted"
-    names = ", ".join(short(one) or "(none)" for one in known[:_CAMPAIGNS_NAMED_MAX])
-    more = ", …" if len(known) > _CAMPAIGNS_NAMED_MAX else ""
+    names = ", ".join(shorten_name(one) or "(none)" for one in known[:_CAMPAIGNS_LISTED_MAX])
+    more = ", …" if len(known) > _CAMPAIGNS_LISTED_MAX else ""
     return f"{text}; it has {names}{more}"
 
 
-def facts_of(found: Datasets) -> Facts:
+def summarize(found: ReportDatasets) -> ReportSummary:
     """The aggregates that the page shows, collected."""
     totals = summaries.totals(found.tasks).toArrow().to_pylist()[0]
     stays = found.workers.toArrow()
-    facts = Facts(
+    facts = ReportSummary(
         campaign=found.campaign,
         guarantees=found.guarantees,
         totals=totals,
-        over_time=OverTime(1, [], [], [], [], []),
+        over_time=TimeSeries(1, [], [], [], [], []),
         worker_times={},
         workers=stays,
         worker_runs=summaries.runs_by_worker(found.attempts).toArrow(),
@@ -131,18 +131,18 @@ def facts_of(found: Datasets) -> Facts:
         levels=summaries.levels(found.tasks).toArrow(),
         critical_path=found.critical_path.toArrow(),
     )
-    began_ns, width_ns = facts.began_us * 1000, width_for(facts.makespan_ns)
-    marks = marks_of_campaign(found.moves, found.attempts)
-    summed = summaries.stretches(marks, began_ns, width_ns, ()).toArrow()
+    began_ns, width_ns = facts.began_us * 1000, interval_width(facts.makespan_ns)
+    marks = campaign_deltas(found.task_steps, found.attempts)
+    summed = summaries.interval_sums(marks, began_ns, width_ns, ()).toArrow()
     facts.over_time = over_time(summed, width_ns)
     if len(stays.column("worker").unique()) <= WORKERS_SHOWN_MAX:
-        marks = marks_of_attempts(found.attempts)
-        summed = summaries.stretches(marks, began_ns, width_ns, ("worker",)).toArrow()
+        marks = attempt_deltas(found.attempts)
+        summed = summaries.interval_sums(marks, began_ns, width_ns, ("worker",)).toArrow()
         facts.worker_times = _by_worker(summed, width_ns)
     return facts
 
 
-def _by_worker(summed: pa.Table, width_ns: int) -> dict[str, OverTime]:
+def _by_worker(summed: pa.Table, width_ns: int) -> dict[str, TimeSeries]:
     names = summed.column("worker").unique().to_pylist()
     return {
         name: over_time(summed.filter(pc.equal(summed.column("worker"), name)), width_ns)
@@ -150,15 +150,15 @@ def _by_worker(summed: pa.Table, width_ns: int) -> dict[str, OverTime]:
     }
 
 
-def write(found: Datasets, out: Path, footer: str) -> tuple[Path, Facts]:
+def write(found: ReportDatasets, out: Path, footer: str) -> tuple[Path, ReportSummary]:
     """Write the page and the tables; where the page is, and what it says."""
-    facts = facts_of(found)
+    facts = summarize(found)
     if not facts.number("tasks"):
         raise UserError("there is nothing to report yet; submit tasks first")
     out.mkdir(parents=True, exist_ok=True)
     path = out / PAGE
     unfinished = path.with_name(PAGE + ".new")
-    unfinished.write_text(page.write(page_of(facts, footer)), encoding="utf-8")
+    unfinished.write_text(page.render(page_of(facts, footer)), encoding="utf-8")
     for name in TABLES:
         _write_table(getattr(found, name), out / "tables", name)
     unfinished.rename(path)
@@ -175,7 +175,7 @@ def _write_table(frame: DataFrame, directory: Path, name: str) -> None:
     parquet, csv = directory / f"{name}.parquet", directory / f"{name}.csv"
     for path in (parquet, csv):
         _remove(path)
-    if frame.limit(ROWS_A_FILE_MAX + 1).count() > ROWS_A_FILE_MAX:
+    if frame.limit(ROWS_PER_FILE_MAX + 1).count() > ROWS_PER_FILE_MAX:
         frame.write.parquet(parquet.absolute().as_uri())
         flat = [_text(one.name, one.dataType.typeName()) for one in frame.schema.fields]
         frame.select(*flat).write.csv(csv.absolute().as_uri(), header=True)

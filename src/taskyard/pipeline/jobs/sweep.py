@@ -17,17 +17,17 @@ from msgspec import Struct, structs
 from pyspark.sql import functions as f
 
 from taskyard.errors import UserError
-from taskyard.pipeline.report.words import span
-from taskyard.pipeline.small import hold
+from taskyard.pipeline.report.words import format_duration
+from taskyard.pipeline.small import cache
 from taskyard.pipeline.sweep.measured import COLUMNS, workload_of
 from taskyard.pipeline.sweep.points import Forecast, Point
-from taskyard.pipeline.sweep.shape import Shape, shape_of
+from taskyard.pipeline.sweep.shape import CampaignBounds, campaign_bounds
 from taskyard.pipeline.sweep.simulate import replay, simulate
 from taskyard.pipeline.sweep.verdict import check_text, sentences
-from taskyard.pipeline.sweep.workload import Workload, decoded, encoded
-from taskyard.pipeline.transforms.attempts import attempts_of
+from taskyard.pipeline.sweep.workload import Workload, decode_workload, encode_workload
+from taskyard.pipeline.transforms.attempts import attempts_from_steps
 from taskyard.pipeline.transforms.steps import steps
-from taskyard.pipeline.transforms.tasks import tasks_of
+from taskyard.pipeline.transforms.tasks import tasks_from_steps
 from taskyard.pipeline.transforms.workers import workers
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 #: Shares of the points for each core: points differ in how long they take.
-SHARES_A_CORE: Final = 4
+SHARES_PER_CORE: Final = 4
 
 #: As the broker sets it: many live objects make each collection dear.
 GC_THRESHOLD: Final = 50_000
@@ -55,11 +55,11 @@ _FORECASTS: Final = (
 _HOUR_NS: Final = 3_600_000_000_000
 
 
-class Swept(Struct):
+class SweepResult(Struct):
     """What came out of a sweep."""
 
     workload: Workload
-    shape: Shape
+    time_bounds: CampaignBounds
     #: The points in the order of the grid, each with what came out.
     results: list[tuple[Point, Forecast]]
     sentences: list[str]
@@ -74,7 +74,7 @@ class Swept(Struct):
         return self.replayed.makespan_ns / self.workload.makespan_ns - 1
 
 
-def sweep(spark: SparkSession, workload: Workload, points: Sequence[Point]) -> Swept:
+def sweep(spark: SparkSession, workload: Workload, points: Sequence[Point]) -> SweepResult:
     """Simulate a campaign at every point. Raises UserError where there is nothing to simulate."""
     if not workload.names:
         raise UserError("there are no tasks to simulate; see that the campaign's name is right")
@@ -82,20 +82,22 @@ def sweep(spark: SparkSession, workload: Workload, points: Sequence[Point]) -> S
         raise UserError(
             f"{len(workload.names):,} tasks are more than {TASKS_MAX:,}; give one --campaign"
         )
-    shape = shape_of(workload)
+    time_bounds = campaign_bounds(workload)
     results = list(zip(points, forecasts(spark, workload, points), strict=True))
-    swept = Swept(workload, shape, results, sentences(workload, shape, results))
+    sweep_result = SweepResult(
+        workload, time_bounds, results, sentences(workload, time_bounds, results)
+    )
     if workload.stays and workload.makespan_ns:
-        swept.replayed = replay(workload)
-        swept.sentences.append(check_text(workload, swept.replayed))
-    return swept
+        sweep_result.replayed = replay(workload)
+        sweep_result.sentences.append(check_text(workload, sweep_result.replayed))
+    return sweep_result
 
 
-def measured(events: DataFrame, edges: DataFrame, campaign: str | None) -> Workload:
+def workload_from_history(events: DataFrame, edges: DataFrame, campaign: str | None) -> Workload:
     """The workload of a past campaign, or of all in a history together."""
-    moves = hold(steps(events))
-    attempts = hold(attempts_of(moves))
-    tasks = tasks_of(moves, edges)
+    moves = cache(steps(events))
+    attempts = cache(attempts_from_steps(moves))
+    tasks = tasks_from_steps(moves, edges)
     if campaign is not None:
         tasks = tasks.where(f.col("campaign") == campaign)
     frames = {
@@ -111,38 +113,38 @@ def measured(events: DataFrame, edges: DataFrame, campaign: str | None) -> Workl
 
 def forecasts(spark: SparkSession, workload: Workload, points: Sequence[Point]) -> list[Forecast]:
     """What comes out of each point, in the order of the points."""
-    shared = spark.sparkContext.broadcast(encoded(workload))
+    shared = spark.sparkContext.broadcast(encode_workload(workload))
     rows = [(number, one.workers, one.slots, list(one.policy)) for number, one in enumerate(points)]
-    shares = min(len(points), SHARES_A_CORE * spark.sparkContext.defaultParallelism)
+    shares = min(len(points), SHARES_PER_CORE * spark.sparkContext.defaultParallelism)
     frame = spark.createDataFrame(rows, _POINTS).repartition(shares)
-    table = frame.mapInPandas(_simulated(shared), _FORECASTS).toArrow().sort_by("number")
+    table = frame.mapInPandas(_simulate_share(shared), _FORECASTS).toArrow().sort_by("number")
     shared.unpersist()
     return [Forecast(**row) for row in table.drop_columns("number").to_pylist()]
 
 
-def _simulated(shared: object) -> Callable[[Iterable[pd.DataFrame]], Iterator[pd.DataFrame]]:
+def _simulate_share(shared: object) -> Callable[[Iterable[pd.DataFrame]], Iterator[pd.DataFrame]]:
     """What an executor does with its share of the points."""
 
     def run(frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         gc.freeze()  # what was imported stays
         gc.set_threshold(GC_THRESHOLD)
-        workload = decoded(shared.value)  # type: ignore[attr-defined]
-        shape = shape_of(workload)
+        workload = decode_workload(shared.value)  # type: ignore[attr-defined]
+        time_bounds = campaign_bounds(workload)
         for frame in frames:
             rows = []
             for number, count, slots, policy in frame.itertuples(index=False):
                 point = Point(int(count), int(slots), tuple(policy))
-                made = structs.asdict(simulate(workload, shape, point))
+                made = structs.asdict(simulate(workload, time_bounds, point))
                 rows.append({"number": number, **made})
             yield pd.DataFrame(rows)
 
     return run
 
 
-def table_of(swept: Swept, price: float | None = None) -> pa.Table:
+def table_of(sweep_result: SweepResult, price: float | None = None) -> pa.Table:
     """The sweep as a table: a row a point. A price is that of one slot for an hour."""
     rows = []
-    for point, forecast in swept.results:
+    for point, forecast in sweep_result.results:
         slot_hours = point.slots_total * forecast.makespan_ns / _HOUR_NS
         row: dict[str, object] = {
             "workers": point.workers,
@@ -157,7 +159,7 @@ def table_of(swept: Swept, price: float | None = None) -> pa.Table:
     return pa.Table.from_pylist(rows)
 
 
-def write(swept: Swept, table: pa.Table, directory: Path) -> Path:
+def write(sweep_result: SweepResult, table: pa.Table, directory: Path) -> Path:
     """Write the table and the page; where the page is."""
     from taskyard.pipeline.sweep.page import page_of  # noqa: PLC0415  # who prints needs no page
 
@@ -165,16 +167,16 @@ def write(swept: Swept, table: pa.Table, directory: Path) -> Path:
     pa.parquet.write_table(table, directory / "sweep.parquet", compression="zstd")
     pa.csv.write_csv(table, directory / "sweep.csv")
     path = directory / "sweep.html"
-    path.write_text(page_of(swept, table), encoding="utf-8")
+    path.write_text(page_of(sweep_result, table), encoding="utf-8")
     return path
 
 
-def speed_text(swept: Swept) -> str:
+def speed_text(sweep_result: SweepResult) -> str:
     """How fast it was simulated."""
-    cpu_ns = sum(forecast.cpu_ns for _, forecast in swept.results)
-    tasks = len(swept.workload.names) * len(swept.results)
+    cpu_ns = sum(forecast.cpu_ns for _, forecast in sweep_result.results)
+    tasks = len(sweep_result.workload.names) * len(sweep_result.results)
     rate = tasks / cpu_ns * 1e9 if cpu_ns else 0
     return (
-        f"{len(swept.results):,} points of {len(swept.workload.names):,} tasks took "
-        f"{span(cpu_ns)} of CPU: {rate:,.0f} simulated tasks a second and core"
+        f"{len(sweep_result.results):,} points of {len(sweep_result.workload.names):,} tasks took "
+        f"{format_duration(cpu_ns)} of CPU: {rate:,.0f} simulated tasks a second and core"
     )

@@ -9,11 +9,11 @@ from msgspec import Struct
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from taskyard.pipeline.report.stretches import OverTime
+    from taskyard.pipeline.report.stretches import TimeSeries
     from taskyard.pipeline.transforms.guarantees import Guarantees
 
 
-class Facts(Struct):
+class ReportSummary(Struct):
     """All of it. Tables are small: aggregates, bounded whatever the campaign's size."""
 
     #: The campaign's name; None: all there are, together.
@@ -21,9 +21,9 @@ class Facts(Struct):
     guarantees: Guarantees
     #: One row, as `summaries.totals` has it.
     totals: dict[str, object]
-    over_time: OverTime
+    over_time: TimeSeries
     #: By the worker's name, where they are few.
-    worker_times: dict[str, OverTime]
+    worker_times: dict[str, TimeSeries]
     #: Their stays, whatever they did in them.
     workers: pa.Table
     #: How long each ran the tasks of this report: `worker`, `run_ns`.

@@ -1,7 +1,7 @@
 """Pictures as plain data: axes with names and units, traces with colours by name.
 
 What Plotly wants, and no more of it than the pictures here need. Text that users wrote goes through
-`label`: Plotly would take tags in it for its own.
+`escape_label`: Plotly would take tags in it for its own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import html
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.pipeline.report.words import short
+from taskyard.pipeline.report.words import shorten_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,12 +32,12 @@ _UNITS: Final = (
 _FONT: Final = 'system-ui, -apple-system, "Segoe UI", "Liberation Sans", "DejaVu Sans", sans-serif'
 
 
-def label(name: str) -> str:
+def escape_label(name: str) -> str:
     """A user's text for a picture: short, and nothing but text."""
-    return html.escape(short(name), quote=False)
+    return html.escape(shorten_name(name), quote=False)
 
 
-class Unit:
+class TimeUnit:
     """The unit in which times up to some length are shown."""
 
     def __init__(self, longest_ns: int) -> None:
@@ -75,7 +75,7 @@ def figure(traces: Sequence[object], **layout: object) -> Figure:
     return {"data": list(traces), "layout": {**common, **layout}}
 
 
-def line(
+def line_trace(
     name: str, x: Sequence[object], y: Sequence[object], colour: str, **more: object
 ) -> object:
     """A line that jumps: what is counted holds for its whole stretch of time."""
@@ -90,7 +90,7 @@ def line(
     }
 
 
-def bars(
+def bar_trace(
     name: str, x: Sequence[object], y: Sequence[object], colour: str, **more: object
 ) -> object:
     return {

@@ -23,7 +23,7 @@ Figure = dict[str, object]
 
 
 class Table(Struct):
-    """Rows of text. A cell that is one of `words` is shown as a verdict, in colour."""
+    """Rows of text. A cell that is one of `paragraphs` is shown as a verdict, in colour."""
 
     head: list[str]
     rows: list[list[str]]
@@ -37,7 +37,7 @@ class Section(Struct):
     name: str
     title: str
     #: Sentences, each a paragraph.
-    words: list[str]
+    paragraphs: list[str]
     figure: Figure | None = None
     table: Table | None = None
     #: Height of the picture in pixels.
@@ -48,7 +48,7 @@ class Tile(Struct):
     """A number to be read from afar."""
 
     value: str
-    what: str
+    caption: str
 
 
 class Page(Struct):
@@ -63,10 +63,10 @@ class Page(Struct):
 
 
 #: Verdicts in tables, and how they look. The word says it too: nobody has to see the colour.
-VERDICTS: Final = {"holds": "good", "broken": "bad"}
+STATUS_WORDS: Final = {"holds": "good", "broken": "bad"}
 
 
-def write(page: Page) -> str:
+def render(page: Page) -> str:
     """The page as HTML."""
     body = [_header(page), *(_section(section) for section in page.sections)]
     figures = {one.name: one.figure for one in page.sections if one.figure is not None}
@@ -74,9 +74,9 @@ def write(page: Page) -> str:
     if figures:
         scripts = (
             f'<script type="application/json" id="figures">{_json(figures)}</script>\n'
-            f"<script>{_plotly()}</script>\n<script>{_DRAW}</script>\n"
+            f"<script>{_plotly()}</script>\n<script>{_SCRIPT}</script>\n"
         )
-    return _FRAME.format(
+    return _TEMPLATE.format(
         title=html.escape(page.title),
         style=_STYLE,
         body="\n".join(body),
@@ -90,14 +90,14 @@ def _header(page: Page) -> str:
     lead = f'<p class="lead">{html.escape(first)}</p>'
     more = "".join(f"<p>{html.escape(text)}</p>" for text in others)
     tiles = "".join(
-        f"<div><dt>{html.escape(tile.what)}</dt><dd>{html.escape(tile.value)}</dd></div>"
+        f"<div><dt>{html.escape(tile.caption)}</dt><dd>{html.escape(tile.value)}</dd></div>"
         for tile in page.tiles
     )
     return f"<header><h1>{html.escape(page.title)}</h1>{lead}{more}<dl>{tiles}</dl></header>"
 
 
 def _section(section: Section) -> str:
-    words = "".join(f"<p>{html.escape(text)}</p>" for text in section.words)
+    paragraphs = "".join(f"<p>{html.escape(text)}</p>" for text in section.paragraphs)
     name = html.escape(section.name)
     shown = ""
     if section.figure is not None:
@@ -105,7 +105,7 @@ def _section(section: Section) -> str:
     if section.table is not None:
         shown += _table(section.table)
     title = html.escape(section.title)
-    return f'<section id="section-{name}"><h2>{title}</h2>{words}{shown}</section>'
+    return f'<section id="section-{name}"><h2>{title}</h2>{paragraphs}{shown}</section>'
 
 
 def _table(table: Table) -> str:
@@ -118,7 +118,7 @@ def _table(table: Table) -> str:
 def _cells(row: list[str], numbers: tuple[int, ...]) -> str:
     cells = []
     for place, text in enumerate(row):
-        looks = VERDICTS.get(text, "number" if place in numbers else "")
+        looks = STATUS_WORDS.get(text, "number" if place in numbers else "")
         kind = f' class="{looks}"' if looks else ""
         cells.append(f"<td{kind}>{html.escape(text)}</td>")
     return "".join(cells)
@@ -147,7 +147,7 @@ _POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 )
 
-_FRAME: Final = f"""<!doctype html>
+_TEMPLATE: Final = f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -206,7 +206,7 @@ footer { color: var(--quiet); font-size: .85rem; margin-top: 32px; }
 
 #: Draws every picture, and again when the reader turns from light to dark. The palette is Okabe's
 #: and Ito's, which people with any kind of colour vision can tell apart.
-_DRAW: Final = """
+_SCRIPT: Final = """
 (() => {
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 #: Stretches in a picture at most.
-STRETCHES_MAX: Final = 200
+INTERVALS_MAX: Final = 200
 
 #: How long a stretch can be: lengths that people count in. Beyond the last, whole days.
 _WIDTHS_NS: Final = tuple(
@@ -28,14 +28,14 @@ _WIDTHS_NS: Final = tuple(
 )
 
 
-class OverTime(Struct):
+class TimeSeries(Struct):
     """What there was in each stretch, from the beginning on."""
 
     width_ns: int
     finished: list[int]
     failed: list[int]
     #: At the end of each: tasks that are ready, and tasks that are leased.
-    depth: list[int]
+    ready_counts: list[int]
     running: list[int]
     #: Time that tasks were leased in it, all together.
     busy_ns: list[int]
@@ -45,16 +45,16 @@ class OverTime(Struct):
         return [place * self.width_ns for place in range(len(self.finished))]
 
 
-def width_for(makespan_ns: int) -> int:
+def interval_width(makespan_ns: int) -> int:
     """How long a stretch is in a picture of so long a time."""
     for width_ns in _WIDTHS_NS:
-        if makespan_ns <= width_ns * STRETCHES_MAX:
+        if makespan_ns <= width_ns * INTERVALS_MAX:
             return width_ns
     day_ns = _WIDTHS_NS[-1]
-    return (makespan_ns // STRETCHES_MAX // day_ns + 1) * day_ns
+    return (makespan_ns // INTERVALS_MAX // day_ns + 1) * day_ns
 
 
-def over_time(table: pa.Table, width_ns: int) -> OverTime:
+def over_time(table: pa.Table, width_ns: int) -> TimeSeries:
     """One series from its sums."""
     rows = {row["place"]: row for row in table.to_pylist()}
     places = range(max(rows, default=-1) + 1)
@@ -68,5 +68,7 @@ def over_time(table: pa.Table, width_ns: int) -> OverTime:
         own + before * width_ns
         for own, before in zip(column("busy_ns"), held[: len(running)], strict=True)
     ]
-    depth = [*accumulate(column("depth"))]
-    return OverTime(width_ns, column("finished"), column("failed"), depth, running, busy_ns)
+    ready_counts = [*accumulate(column("depth"))]
+    return TimeSeries(
+        width_ns, column("finished"), column("failed"), ready_counts, running, busy_ns
+    )

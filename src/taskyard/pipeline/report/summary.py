@@ -7,20 +7,27 @@ from typing import TYPE_CHECKING, Final
 from taskyard.pipeline.report import pictures
 from taskyard.pipeline.report.facts import columns
 from taskyard.pipeline.report.page import Page, Tile
-from taskyard.pipeline.report.words import count, percent, short, span
+from taskyard.pipeline.report.words import (
+    format_count,
+    format_duration,
+    format_percent,
+    shorten_name,
+)
 
 if TYPE_CHECKING:
-    from taskyard.pipeline.report.facts import Facts
+    from taskyard.pipeline.report.facts import ReportSummary
 
 
 #: Times of a lane are rounded: if no more than this part overlaps, its tasks ran one by one.
 OVERLAP_PART_MAX: Final = 0.001
 
 
-def page_of(facts: Facts, footer: str) -> Page:
+def page_of(facts: ReportSummary, footer: str) -> Page:
     """The whole report."""
     name = facts.campaign
-    title = f"Campaign {short(name)}" if name else "All campaigns" if name is None else "Report"
+    title = (
+        f"Campaign {shorten_name(name)}" if name else "All campaigns" if name is None else "Report"
+    )
     drawers = (
         pictures.guarantees,
         pictures.over_time,
@@ -35,11 +42,15 @@ def page_of(facts: Facts, footer: str) -> Page:
     return Page(title, sentences(facts), tiles(facts), sections, footer)
 
 
-def sentences(facts: Facts) -> list[str]:
-    return [text for text in (_ends(facts), _busiest(facts), held_back(facts)) if text]
+def sentences(facts: ReportSummary) -> list[str]:
+    return [
+        text
+        for text in (_ends_text(facts), _busiest_worker_text(facts), limiting_factor(facts))
+        if text
+    ]
 
 
-def _ends(facts: Facts) -> str:
+def _ends_text(facts: ReportSummary) -> str:
     """How many tasks came to which end, and how long it took."""
     tasks, done = facts.number("tasks"), facts.number("done")
     ends = {
@@ -48,14 +59,17 @@ def _ends(facts: Facts) -> str:
         "waiting behind a failure": facts.number("blocked"),
     }
     ends["not ended yet"] = tasks - done - sum(ends.values())
-    parts = [f"{done:,} are done", *(f"{one:,} {what}" for what, one in ends.items() if one)]
+    parts = [f"{done:,} are done", *(f"{one:,} {caption}" for caption, one in ends.items() if one)]
     listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
     if done == tasks:
         listed = "all are done"
-    return f"Of {count(tasks, 'task')} {listed}, {span(facts.makespan_ns)} after the first came."
+    return (
+        f"Of {format_count(tasks, 'task')} {listed}, {format_duration(facts.makespan_ns)} after "
+        f"the first came."
+    )
 
 
-def _busiest(facts: Facts) -> str:
+def _busiest_worker_text(facts: ReportSummary) -> str:
     """Who had the most to do."""
     names, run_ns = columns(facts.worker_runs, "worker", "run_ns")
     work: dict[str, int] = {}
@@ -64,26 +78,29 @@ def _busiest(facts: Facts) -> str:
     if not any(work.values()):
         return ""
     name = max(work, key=lambda one: work[one])
-    text = f"The busiest of {count(len(work), 'worker')} was {short(name)}"
-    text += f" with {span(work[name])} of work of {span(sum(work.values()))} in all"
+    text = f"The busiest of {format_count(len(work), 'worker')} was {shorten_name(name)}"
+    text += (
+        f" with {format_duration(work[name])} of work of {format_duration(sum(work.values()))} in "
+        f"all"
+    )
     services = _service_work(facts)
     if len(services) > 1:
         service = max(services, key=lambda one: services[one])
         part = services[service] / (sum(services.values()) or 1)
-        text += f"; {percent(part)} of it was for the service {short(service)}"
+        text += f"; {format_percent(part)} of it was for the service {shorten_name(service)}"
     return f"{text}."
 
 
-def _service_work(facts: Facts) -> dict[str, int]:
+def _service_work(facts: ReportSummary) -> dict[str, int]:
     names, whats, times_ns = columns(facts.distributions, "service", "what", "time_ns")
     work: dict[str, int] = {}
-    for name, what, time_ns in zip(names, whats, times_ns, strict=True):
-        if what == "run":
+    for name, caption, time_ns in zip(names, whats, times_ns, strict=True):
+        if caption == "run":
             work[str(name)] = work.get(str(name), 0) + int(str(time_ns or 0))
     return work
 
 
-def held_back(facts: Facts) -> str:
+def limiting_factor(facts: ReportSummary) -> str:
     """What decided how long it took."""
     path = facts.critical_path
     if not path.num_rows:
@@ -94,11 +111,11 @@ def held_back(facts: Facts) -> str:
     }
     whole = sum(parts.values()) or 1
     most = max(parts, key=lambda name: parts[name])
-    part = percent(parts[most] / whole)
+    part = format_percent(parts[most] / whole)
     if most == "wait_ns":
         return (
             f"What held it back: {part} of the critical path was waiting for a worker; whatever "
-            f"their number, it can't take less than {span(least_ns(facts))}."
+            f"their number, it can't take less than {format_duration(lower_bound_ns(facts))}."
         )
     if most == "queued_ns":
         return (
@@ -118,7 +135,7 @@ def held_back(facts: Facts) -> str:
     )
 
 
-def least_ns(facts: Facts) -> int:
+def lower_bound_ns(facts: ReportSummary) -> int:
     """Return what it can't be quicker than: its longest chain, or serial lane.
 
     Tasks of a chain are submitted when they were. A lane of which several tasks ran at once is not
@@ -130,13 +147,13 @@ def least_ns(facts: Facts) -> int:
     return max([facts.number("floor_ns"), *serial])
 
 
-def tiles(facts: Facts) -> list[Tile]:
+def tiles(facts: ReportSummary) -> list[Tile]:
     done = facts.number("done")
     shown = [
         Tile(f"{facts.number('tasks'):,}", "tasks"),
         Tile(f"{done:,}", "done"),
         Tile(f"{facts.number('failed'):,}", "failed"),
-        Tile(span(facts.makespan_ns), "makespan"),
+        Tile(format_duration(facts.makespan_ns), "makespan"),
     ]
     seconds = facts.makespan_ns / 1e9
     if seconds:

@@ -18,7 +18,7 @@ _SHORT_SECONDS: Final = 10
 _FEW_UNITS: Final = 10
 
 
-def span(time_ns: float) -> str:
+def format_duration(time_ns: float) -> str:
     """How long something takes: `3 ms`, `4.2 s`, `41 min`, `5 h 12 min`."""
     seconds = time_ns / SECOND_NS
     if 0 < seconds < 1:
@@ -30,35 +30,35 @@ def span(time_ns: float) -> str:
     if whole < _MINUTE_SECONDS:
         return f"{whole} s"
     if whole < _HOUR_SECONDS:
-        return _two(whole, _MINUTE_SECONDS, "min", 1, "s")
+        return _two_units(whole, _MINUTE_SECONDS, "min", 1, "s")
     if whole < _DAY_SECONDS:
-        return _two(whole, _HOUR_SECONDS, "h", _MINUTE_SECONDS, "min")
-    return _two(whole, _DAY_SECONDS, "d", _HOUR_SECONDS, "h")
+        return _two_units(whole, _HOUR_SECONDS, "h", _MINUTE_SECONDS, "min")
+    return _two_units(whole, _DAY_SECONDS, "d", _HOUR_SECONDS, "h")
 
 
-def _two(whole: int, large: int, name: str, small: int, part: str) -> str:
+def _two_units(whole: int, large: int, name: str, small: int, part: str) -> str:
     """Two units, or one where the second would say little."""
-    count, rest = divmod(whole, large)
+    format_count, rest = divmod(whole, large)
     left = rest // small
-    if count >= _FEW_UNITS or not left:
+    if format_count >= _FEW_UNITS or not left:
         return f"{round(whole / large)} {name}"
-    return f"{count} {name} {left} {part}"
+    return f"{format_count} {name} {left} {part}"
 
 
-def count(number: int, thing: str) -> str:
+def format_count(number: int, thing: str) -> str:
     """`1 task`, `2,000 tasks`, `no tasks`."""
     if not number:
         return f"no {thing}s"
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
-def percent(part: float) -> str:
+def format_percent(part: float) -> str:
     """A part of 1, such as `97 %`."""
     shown = part * 100
     return f"{shown:.1f} %" if 0 < shown < 1 else f"{shown:.0f} %"
 
 
-def short(name: str) -> str:
+def shorten_name(name: str) -> str:
     """A name on one line, with what can't be seen escaped, cut in the middle if it is long."""
     text = "".join(one if one.isprintable() else _escaped(one) for one in name)
     if len(text) <= NAME_CHARACTERS_MAX:

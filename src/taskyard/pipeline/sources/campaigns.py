@@ -26,11 +26,11 @@ import pyarrow.parquet as pq
 from msgspec import Struct, structs
 
 from taskyard.client.campaign import commas, formats, jsonl, parquet, wfcommons
-from taskyard.client.campaign.formats import Format, Options
-from taskyard.client.campaign.lines import STDIN, BadCampaign, numbered_lines, opened
+from taskyard.client.campaign.formats import FileOptions, Format
+from taskyard.client.campaign.lines import STDIN, InvalidCampaign, numbered_lines, open_input
 from taskyard.client.campaign.read import REJECTED_SUFFIX
 from taskyard.errors import UserError
-from taskyard.pipeline.columns import Gathering, pack, prepare
+from taskyard.pipeline.columns import RowCollector, pack, prepare
 from taskyard.pipeline.judging import COLUMNS
 
 if TYPE_CHECKING:
@@ -48,22 +48,22 @@ SLICE_ROWS: Final = 500_000
 PARTITIONS_MAX: Final = 256
 
 #: A place is the number of a split and a line in it; a split has fewer lines than this.
-LINES_A_SPLIT: Final = 1 << 40
+LINES_PER_SPLIT: Final = 1 << 40
 
 #: A chunk: what the graph is made of, and what is submitted.
 CHUNKS: Final = "graph binary, tasks binary"
 
-#: The columns of `PREPARED` that are submitted, with the place by which they are found.
+#: The columns of `PREPARED_SCHEMA` that are submitted, with the place by which they are found.
 TASKS: Final = ("place", "name", "payload", "lane", "after", "terms")
 
 #: What has parts that can be read by themselves: one line is one task.
 _BY_LINE: Final = (Format.JSONL, Format.DWORK)
 
 _GZIP: Final = b"\x1f\x8b"
-_BYTES_A_LOOK: Final = 1024 * 1024
+_PEEK_BYTES: Final = 1024 * 1024
 
 
-class Split(Struct, frozen=True):
+class FileSplit(Struct, frozen=True):
     """A part of a file, read by one task of Spark."""
 
     path: str
@@ -78,37 +78,37 @@ class Split(Struct, frozen=True):
     rows: int = 0
 
 
-class Campaign(Struct):
+class CampaignFiles(Struct):
     """What there is to read."""
 
-    splits: list[Split]
-    options: Options
+    splits: list[FileSplit]
+    options: FileOptions
 
     def where(self, place: int) -> tuple[str, int]:
         """The file and the line of a place."""
-        split = self.splits[place // LINES_A_SPLIT]
+        split = self.splits[place // LINES_PER_SPLIT]
         before = split.lines_before
         if before is None:
             before = _count_lines(split.path, split.first)
-        return split.path, before + place % LINES_A_SPLIT
+        return split.path, before + place % LINES_PER_SPLIT
 
     def places_in_order(self) -> list[int]:
         """The first place of each split."""
-        return [number * LINES_A_SPLIT for number in range(len(self.splits))]
+        return [number * LINES_PER_SPLIT for number in range(len(self.splits))]
 
 
 def find(names: Sequence[str]) -> list[str]:
     """The files that are meant: by name, by pattern, or all in a directory. Raises UserError."""
     found: dict[str, None] = {}
     for name in names:
-        some = _meant(name)
+        some = _expand_pattern(name)
         if not some:
             raise UserError(f"{name}: there is no such file; give one, a directory or a pattern")
         found |= dict.fromkeys(some)
     return list(found)
 
 
-def _meant(name: str) -> list[str]:
+def _expand_pattern(name: str) -> list[str]:
     if name == STDIN:
         raise UserError("Spark reads files, not stdin; use `taskyard load -`, or write a file")
     path = Path(name.removeprefix("file://"))
@@ -131,49 +131,49 @@ def _is_data(path: Path, directory: Path) -> bool:
     return path.is_file() and not hidden and not path.name.endswith(REJECTED_SUFFIX)
 
 
-def plan(files: Sequence[str], options: Options) -> Campaign:
-    """The splits of these files. Raises `BadCampaign` for a file that can't be read at all."""
-    splits: list[Split] = []
+def plan(files: Sequence[str], options: FileOptions) -> CampaignFiles:
+    """The splits of these files. Raises `InvalidCampaign` for a file that can't be read at all."""
+    splits: list[FileSplit] = []
     for path in files:
-        with opened(path) as stream:
+        with open_input(path) as stream:
             form = options.format or formats.format_of(path, stream)
         formats.check_options(options, form)
         splits += _splits(path, form)
-    return Campaign(splits, options)
+    return CampaignFiles(splits, options)
 
 
-def _splits(path: str, form: Format) -> list[Split]:
+def _splits(path: str, form: Format) -> list[FileSplit]:
     if form is Format.PARQUET:
-        return _of_row_groups(path)
-    if form in _BY_LINE and Path(path).stat().st_size > SPLIT_BYTES and not _is_packed(path):
-        return _of_lines(path, form)
-    return [Split(path, form)]
+        return _parquet_splits(path)
+    if form in _BY_LINE and Path(path).stat().st_size > SPLIT_BYTES and not _is_compressed(path):
+        return _line_splits(path, form)
+    return [FileSplit(path, form)]
 
 
-def _is_packed(path: str) -> bool:
+def _is_compressed(path: str) -> bool:
     with Path(path).open("rb") as file:
         return file.read(len(_GZIP)) == _GZIP
 
 
-def _of_row_groups(path: str) -> list[Split]:
+def _parquet_splits(path: str) -> list[FileSplit]:
     """Row groups that belong together until there are enough rows."""
     try:
         with pq.ParquetFile(path) as file:
             parquet.check_columns(file.schema_arrow.names, path)
             sizes = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
     except (pa.ArrowException, OSError) as wrong:
-        raise parquet.damaged(path, 1, wrong) from None
-    splits: list[Split] = []
+        raise parquet.read_error(path, 1, wrong) from None
+    splits: list[FileSplit] = []
     first, before, rows = 0, 0, 0
     for group, size in enumerate(sizes):
         rows += size
         if rows >= SPLIT_ROWS or group == len(sizes) - 1:
-            splits += _slices(Split(path, Format.PARQUET, first, group + 1, before), rows)
+            splits += _slices(FileSplit(path, Format.PARQUET, first, group + 1, before), rows)
             first, before, rows = group + 1, before + rows, 0
     return splits
 
 
-def _slices(whole: Split, rows: int) -> list[Split]:
+def _slices(whole: FileSplit, rows: int) -> list[FileSplit]:
     """A split as it is, or, where it has too many rows, parts of it."""
     if rows <= SLICE_ROWS:
         return [whole]
@@ -189,7 +189,7 @@ def _slices(whole: Split, rows: int) -> list[Split]:
     ]
 
 
-def _of_lines(path: str, form: Format) -> list[Split]:
+def _line_splits(path: str, form: Format) -> list[FileSplit]:
     """Splits that begin where a line does."""
     size = Path(path).stat().st_size
     begins = [0]
@@ -201,7 +201,7 @@ def _of_lines(path: str, form: Format) -> list[Split]:
             begins.append(begin)
     ends = [*begins[1:], size]
     return [
-        Split(path, form, first, last, None if first else 0)
+        FileSplit(path, form, first, last, None if first else 0)
         for first, last in zip(begins, ends, strict=True)
     ]
 
@@ -209,7 +209,7 @@ def _of_lines(path: str, form: Format) -> list[Split]:
 def _next_line(file: io.BufferedReader, after: int) -> int:
     """Where the first line begins at or after this byte."""
     file.seek(after - 1)
-    while chunk := file.read(_BYTES_A_LOOK):
+    while chunk := file.read(_PEEK_BYTES):
         end = chunk.find(b"\n")
         if end >= 0:
             return file.tell() - len(chunk) + end + 1
@@ -220,25 +220,27 @@ def _count_lines(path: str, length: int) -> int:
     """The lines in the first bytes of a file. Asked for where something is to be told about one."""
     lines = 0
     with Path(path).open("rb") as file:
-        while length and (chunk := file.read(min(_BYTES_A_LOOK, length))):
+        while length and (chunk := file.read(min(_PEEK_BYTES, length))):
             lines += chunk.count(b"\n")
             length -= len(chunk)
     return lines
 
 
-def read(spark: SparkSession, campaign: Campaign) -> DataFrame:
+def read(spark: SparkSession, campaign: CampaignFiles) -> DataFrame:
     """The rows of all files in chunks, in the order of files and lines."""
     count = len(campaign.splits)
     numbers = spark.range(0, count, 1, max(1, min(count, PARTITIONS_MAX)))
     return numbers.mapInArrow(_reader(campaign), CHUNKS)
 
 
-def _reader(campaign: Campaign) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _reader(
+    campaign: CampaignFiles,
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """What Spark calls in a partition, with numbers of splits."""
 
     def read_partition(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column("id").to_pylist():
+        for flush in batches:
+            for number in flush.column("id").to_pylist():
                 for prepared in _read_split(campaign, number):
                     yield _chunk(prepared)
 
@@ -251,40 +253,40 @@ def _chunk(prepared: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(chunk, pa.schema([(name, pa.binary()) for name in chunk]))
 
 
-def _read_split(campaign: Campaign, number: int) -> Iterator[pa.RecordBatch]:
+def _read_split(campaign: CampaignFiles, number: int) -> Iterator[pa.RecordBatch]:
     split, options = campaign.splits[number], campaign.options
-    base = number * LINES_A_SPLIT
+    base = number * LINES_PER_SPLIT
     try:
         if split.form is Format.PARQUET:
             yield from _read_parquet(split, base, options.campaign)
         else:
             yield from _read_text(split, base, options)
     except UserError as wrong:  # the file can't be read to its end
-        gathering = Gathering(options.campaign)
-        gathering.refuse(base, str(wrong))
-        yield gathering.batch()
+        gathering = RowCollector(options.campaign)
+        gathering.reject_file(base, str(wrong))
+        yield gathering.flush()
 
 
-def _read_parquet(split: Split, base: int, campaign: str) -> Iterator[pa.RecordBatch]:
+def _read_parquet(split: FileSplit, base: int, campaign: str) -> Iterator[pa.RecordBatch]:
     row = 0
     try:
         with pq.ParquetFile(split.path) as file:
             groups = range(split.first, split.last)
             batches = file.iter_batches(batch_size=SPLIT_ROWS // 8, row_groups=groups)
-            for batch in _sliced(batches, split):
-                places = base + np.arange(row + 1, row + batch.num_rows + 1)
-                row += batch.num_rows
-                yield from prepare(batch, places, campaign)
+            for flush in _sliced(batches, split):
+                places = base + np.arange(row + 1, row + flush.num_rows + 1)
+                row += flush.num_rows
+                yield from prepare(flush, places, campaign)
     except (pa.ArrowException, OSError) as wrong:
-        raise parquet.damaged(split.path, row + 1, wrong) from None
+        raise parquet.read_error(split.path, row + 1, wrong) from None
 
 
-def _sliced(batches: Iterable[pa.RecordBatch], split: Split) -> Iterator[pa.RecordBatch]:
+def _sliced(batches: Iterable[pa.RecordBatch], split: FileSplit) -> Iterator[pa.RecordBatch]:
     """The rows of a split out of those of its row groups."""
-    skip, left = split.rows_skipped, split.rows or LINES_A_SPLIT
-    for batch in batches:
-        some = batch.slice(min(skip, batch.num_rows), left)
-        skip = max(0, skip - batch.num_rows)
+    skip, left = split.rows_skipped, split.rows or LINES_PER_SPLIT
+    for flush in batches:
+        some = flush.slice(min(skip, flush.num_rows), left)
+        skip = max(0, skip - flush.num_rows)
         left -= some.num_rows
         if some.num_rows:
             yield some
@@ -292,45 +294,45 @@ def _sliced(batches: Iterable[pa.RecordBatch], split: Split) -> Iterator[pa.Reco
             return
 
 
-def _read_text(split: Split, base: int, options: Options) -> Iterator[pa.RecordBatch]:
-    gathering = Gathering(options.campaign)
+def _read_text(split: FileSplit, base: int, options: FileOptions) -> Iterator[pa.RecordBatch]:
+    gathering = RowCollector(options.campaign)
     seconds = _seconds(split, options)
     for line, raw in _rows(split, options):
         name = raw.get("name", "") if isinstance(raw, dict) else ""
-        gathering.take(base + line, raw, seconds.get(name) if seconds else None)
+        gathering.add_row(base + line, raw, seconds.get(name) if seconds else None)
         if gathering.is_full:
-            yield gathering.batch()
+            yield gathering.flush()
     if len(gathering):
-        yield gathering.batch()
+        yield gathering.flush()
 
 
-def _seconds(split: Split, options: Options) -> dict[str, float]:
+def _seconds(split: FileSplit, options: FileOptions) -> dict[str, float]:
     """How long tasks took when they were run before, where the format tells."""
     if split.form is not Format.WFCOMMONS:
         return {}
-    with opened(split.path) as stream:
+    with open_input(split.path) as stream:
         took = wfcommons.run_seconds(stream, split.path)
     return {name: one / options.speedup for name, one in took.items()}
 
 
-def _rows(split: Split, options: Options) -> Iterator[tuple[int, object]]:
+def _rows(split: FileSplit, options: FileOptions) -> Iterator[tuple[int, object]]:
     if not split.last:
-        own = Options(split.form, options.replay, options.speedup, options.campaign)
+        own = FileOptions(split.form, options.replay, options.speedup, options.campaign)
         yield from formats.rows(split.path, own)
         return
-    rows = jsonl.rows if split.form is Format.JSONL else commas.rows
-    with closing(_Part(split)) as part:
+    rows = jsonl.jsonl_rows if split.form is Format.JSONL else commas.dwork_rows
+    with closing(_FileSlice(split)) as part:
         yield from rows(numbered_lines(part, split.path))
 
 
-class _Part:
+class _FileSlice:
     """Some bytes of a file, as `lines.Stream`."""
 
-    def __init__(self, split: Split) -> None:
+    def __init__(self, split: FileSplit) -> None:
         try:
             self._file = Path(split.path).open("rb")  # noqa: SIM115  # `close` is below
         except OSError as wrong:
-            raise BadCampaign(
+            raise InvalidCampaign(
                 f"{split.path}: can't be read: {wrong.strerror}; see that it is there and yours"
             ) from None
         self._file.seek(split.first)

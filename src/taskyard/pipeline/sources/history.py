@@ -20,10 +20,10 @@ from taskyard.pipeline import paths
 from taskyard.pipeline.datasets import EDGES, EVENTS, Dataset
 
 #: A broker that compacts takes rows away under a reader; the next look finds them in files.
-_LOOKS_MAX: Final = 3
+_READ_TRIES_MAX: Final = 3
 
 
-class Told(msgspec.Struct, frozen=True):
+class HistoryFrames(msgspec.Struct, frozen=True):
     """What a state tells."""
 
     events: DataFrame
@@ -32,40 +32,40 @@ class Told(msgspec.Struct, frozen=True):
     last: int
 
 
-def read(spark: SparkSession, state: Path, scratch: Path | None = None) -> Told:
+def read(spark: SparkSession, state: Path, scratch: Path | None = None) -> HistoryFrames:
     """The events and edges of a state: of its history files, and if there is a `scratch` directory
     to copy them to, also of the rows after them. The copy must stay while the frames are used."""
     if scratch is None:
         whole = parts(state)
-        return Told(*_frames(spark, [(state, whole)]), whole[-1].last if whole else 0)
-    for look in range(1, _LOOKS_MAX + 1):
+        return HistoryFrames(*_frames(spark, [(state, whole)]), whole[-1].last if whole else 0)
+    for look in range(1, _READ_TRIES_MAX + 1):
         try:
             whole = parts(state)
-            copied = copy_rest(state, whole, scratch)
+            copied = export_tail(state, whole, scratch)
         except JournalDamaged:
-            if look == _LOOKS_MAX:
+            if look == _READ_TRIES_MAX:
                 raise
         else:
-            return _both(spark, state, whole, scratch, copied)
+            return _read_parts_and_tail(spark, state, whole, scratch, copied)
     raise AssertionError  # the last look raises
 
 
-def _both(
+def _read_parts_and_tail(
     spark: SparkSession,
     state: Path,
     whole: list[HistoryPart],
     scratch: Path,
     copied: HistoryPart | None,
-) -> Told:
+) -> HistoryFrames:
     places = [(state, whole), (scratch, [copied] if copied else [])]
     last = copied.last if copied else whole[-1].last if whole else 0
-    return Told(*_frames(spark, places), last)
+    return HistoryFrames(*_frames(spark, places), last)
 
 
 def parts(state: Path) -> list[HistoryPart]:
     """The pairs of history files of a state, looked at: whole, readable, without a gap."""
     require_state(state)
-    trimmed = _trimmed(state)
+    trimmed = _trimmed_row(state)
     whole, _ = history.parts(state)
     folder = state / history.FOLDER
     wrong = history.gaps(whole, trimmed)
@@ -96,7 +96,7 @@ def identity(state: Path) -> str:
     return witnessed[0].hex() if witnessed else ""
 
 
-def _trimmed(state: Path) -> int | None:
+def _trimmed_row(state: Path) -> int | None:
     """The row up to which the journal is trimmed; None if there is no journal."""
     witnessed = witness.read(state)
     if witnessed is None or not (state / schema.FILE_NAME).exists():
@@ -105,7 +105,7 @@ def _trimmed(state: Path) -> int | None:
         return reader.anchor.sequence
 
 
-def copy_rest(state: Path, whole: list[HistoryPart], scratch: Path) -> HistoryPart | None:
+def export_tail(state: Path, whole: list[HistoryPart], scratch: Path) -> HistoryPart | None:
     """Write the rows that are in no history file as a pair of files under `scratch`, as an export
     would. None if there are none. Raises JournalDamaged also if a broker trims under it."""
     witnessed = witness.read(state)
@@ -142,5 +142,5 @@ def frame(spark: SparkSession, dataset: Dataset, files: list[Path]) -> DataFrame
     """A dataset of Parquet files; of none, an empty one."""
     if not files:
         return dataset.empty(spark)
-    found = spark.read.schema(dataset.schema).parquet(*map(paths.read, files))
+    found = spark.read.schema(dataset.schema).parquet(*map(paths.for_reading, files))
     return dataset.check(found)

@@ -9,7 +9,7 @@ from taskyard.journal.history import FOLDER
 from taskyard.pipeline import tables
 from taskyard.pipeline.datasets import EDGES, EVENTS
 from taskyard.pipeline.sources import history
-from taskyard.pipeline.sources.history import Told
+from taskyard.pipeline.sources.history import HistoryFrames
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def of_state(spark: SparkSession, state: Path, scratch: Path) -> Told:
+def from_state(spark: SparkSession, state: Path, scratch: Path) -> HistoryFrames:
     """All that a state tells, up to now, also while a broker runs on it."""
     return history.read(spark, state, scratch)
 
 
-def of_history(spark: SparkSession, directory: Path) -> Told:
+def from_history(spark: SparkSession, directory: Path) -> HistoryFrames:
     """What the files in a directory tell: STATE/history, a copy of it, a directory that holds it,
     or the tables of `pipeline history`."""
     if (directory / EVENTS.name).is_dir():
         events, edges = (tables.read(spark, directory, one) for one in (EVENTS, EDGES))
-        return Told(events, edges, 0)
+        return HistoryFrames(events, edges, 0)
     if directory.name == FOLDER and any(directory.glob("events-*.parquet")):
         return history.read(spark, directory.parent)
     if (directory / FOLDER).is_dir():
@@ -40,7 +40,7 @@ def of_history(spark: SparkSession, directory: Path) -> Told:
         )
     events = history.frame(spark, EVENTS, files)
     edges = history.frame(spark, EDGES, sorted(directory.glob("edges-*.parquet")))
-    return Told(events, edges, 0)
+    return HistoryFrames(events, edges, 0)
 
 
 def size_bytes(directory: Path) -> int:

@@ -26,60 +26,60 @@ from taskyard.pipeline.sweep.workload import submissions
 if TYPE_CHECKING:
     from taskyard.core.events import Event
     from taskyard.pipeline.sweep.points import Point
-    from taskyard.pipeline.sweep.shape import Shape
+    from taskyard.pipeline.sweep.shape import CampaignBounds
     from taskyard.pipeline.sweep.workload import Workload
 
 #: Tasks taken ahead at most: twice as many would make it a tenth faster.
-AHEAD_MAX: Final = 256
+PREFETCH_MAX: Final = 256
 
 #: At most this part of the tasks is ahead, so that a small campaign is not decided at once.
-AHEAD_PART: Final = 16
+PREFETCH_SHARE: Final = 16
 
 #: Any order of tasks ends within the longest chain of the best. Where that is less than this part
 #: of the whole, the order need not be the scheduler's to the task.
-ORDER_PART: Final = 20
+ORDER_SHARE: Final = 20
 
 #: Ends this close to each other, in parts of a mean run, are reported together.
-WINDOW_PART: Final = 2
+WINDOW_SHARE: Final = 2
 
-_CREW: Final = b"crew"
+_POOL_NAME: Final = b"crew"
 
 _NEVER_NS: Final = 1 << 63
 
 
-def can_be_one(workload: Workload, shape: Shape, point: Point) -> bool:
+def can_pool(workload: Workload, time_bounds: CampaignBounds, point: Point) -> bool:
     """Nothing counts workers, so that a crew does what they would."""
     rules, workers_max = point.rules()
     if workers_max or rules.workers_max or rules.overfeed:
         return False
-    if shape.lane_ns and not _is_order_free(shape, point):
+    if time_bounds.lane_ns and not _order_is_irrelevant(time_bounds, point):
         return False  # a worker goes on with its lane
     return all(kind.slots == 1 for kind in workload.kinds)
 
 
-def _is_order_free(shape: Shape, point: Point) -> bool:
+def _order_is_irrelevant(time_bounds: CampaignBounds, point: Point) -> bool:
     """Any order of tasks takes as long, or nearly so."""
     lane_workers = point.rules()[0].lane_workers_max
-    bound_ns = shape.bound_ns(point.slots_total, lane_workers)
-    lane_ns = shape.lane_ns // lane_workers if lane_workers else 0
-    return shape.steps <= 1 or max(shape.chain_ns, lane_ns) * ORDER_PART <= bound_ns
+    bound_ns = time_bounds.bound_ns(point.slots_total, lane_workers)
+    lane_ns = time_bounds.lane_ns // lane_workers if lane_workers else 0
+    return time_bounds.steps <= 1 or max(time_bounds.chain_ns, lane_ns) * ORDER_SHARE <= bound_ns
 
 
-def ahead_of(shape: Shape, point: Point) -> int:
+def prefetch_of(time_bounds: CampaignBounds, point: Point) -> int:
     """How many tasks to take ahead: none where their order could matter."""
-    if not _is_order_free(shape, point):
+    if not _order_is_irrelevant(time_bounds, point):
         return 0
-    return min(AHEAD_MAX, shape.tasks // AHEAD_PART)
+    return min(PREFETCH_MAX, time_bounds.tasks // PREFETCH_SHARE)
 
 
-class Crew:
+class PooledSimulation:
     """One run of a campaign. The scheduler decides; this keeps the slots' times."""
 
-    def __init__(self, workload: Workload, point: Point, ahead: int, window_ns: int) -> None:
+    def __init__(self, workload: Workload, point: Point, prefetch: int, window_ns: int) -> None:
         self._workload = workload
         self._window_ns = window_ns
         self._slots = point.slots_total
-        self._ahead = ahead
+        self._prefetch = prefetch
         rules, _ = point.rules()
         self._scheduler = Scheduler()
         self._scheduler.handle(RulesSet(0, defaults=rules))
@@ -89,7 +89,7 @@ class Crew:
         self._setbacks = {number: deque(them) for number, them in workload.setbacks.items()}
         self._failing = frozenset(workload.failing)
         #: Some tasks wait for time, so that the scheduler's clock must be asked.
-        self._is_timed = bool(workload.setbacks) or any(kind.due_ns for kind in workload.kinds)
+        self._has_due_times = bool(workload.setbacks) or any(kind.due_ns for kind in workload.kinds)
         #: When each task was let go by all that it waits for.
         self.ready_ns = workload.earliest_ns()
         for number in self._setbacks:
@@ -99,7 +99,7 @@ class Crew:
         self.lane_wait_ns: dict[int, int] = {}
         self._ends: list[tuple[int, int]] = []
         self._free: list[int] = [0] * self._slots
-        self._hand: list[int] = []
+        self._prefetched: list[int] = []
         self._now_ns = 0
         self.begun_ns = [-1] * len(workload.names)
         self.makespan_ns = 0
@@ -110,9 +110,9 @@ class Crew:
     def run(self) -> None:
         """From the first submission until nothing more can happen."""
         arrivals = submissions(self._workload)[::-1]
-        slots, services = self._slots + self._ahead, self._workload.services
+        slots, services = self._slots + self._prefetch, self._workload.services
         facts = WorkerFacts(services=services, slots_total=slots, always_ready=True)
-        self._tell(WorkerRegistered(0, _CREW, facts))
+        self._handle(WorkerRegistered(0, _POOL_NAME, facts))
         while True:
             until_ns = self._next_ns(arrivals[-1].now_ns if arrivals else None)
             batch = self._work(until_ns)
@@ -125,11 +125,11 @@ class Crew:
                 is_due = bool(arrivals) and arrivals[-1].now_ns <= self._now_ns
                 event = arrivals.pop() if is_due else TimePassed(0)
                 event.now_ns = self._now_ns
-                self._tell(event)
+                self._handle(event)
 
     def _next_ns(self, arrival_ns: int | None) -> int | None:
         """When something comes that is no end of a task: a submission, or a due time."""
-        due_ns = self._scheduler.wake_at_ns() if self._is_timed else None
+        due_ns = self._scheduler.wake_at_ns() if self._has_due_times else None
         if due_ns is None or arrival_ns is None:
             return arrival_ns if due_ns is None else due_ns
         return min(arrival_ns, due_ns)
@@ -138,7 +138,7 @@ class Crew:
         """What ends until the hand is empty and slots have nothing to do, as (end, number). Each
         slot that ends goes on with what is in hand."""
         ends, free, ready_ns, run_ns = self._ends, self._free, self.ready_ns, self._run_ns
-        hand, dependents, begun_ns = self._hand, self._dependents, self.begun_ns
+        hand, dependents, begun_ns = self._prefetched, self._dependents, self.begun_ns
         place, count = 0, len(hand)
         batch: list[tuple[int, int]] = []
         limit_ns = _NEVER_NS if until_ns is None else until_ns
@@ -182,14 +182,14 @@ class Crew:
             for end_ns, number in batch:
                 if lanes[number]:
                     self._lane_ends.setdefault(lanes[number], deque()).append(end_ns)
-        report = TasksReported(self._now_ns, _CREW, [names[number] for number in numbers])
+        report = TasksReported(self._now_ns, _POOL_NAME, [names[number] for number in numbers])
         if self._setbacks or self._failing:
-            self._judge(report, batch)
+            self._set_failures(report, batch)
         else:
             self.done += len(batch)
-        self._tell(report)
+        self._handle(report)
 
-    def _judge(self, report: TasksReported, batch: list[tuple[int, int]]) -> None:
+    def _set_failures(self, report: TasksReported, batch: list[tuple[int, int]]) -> None:
         """Let tasks fail that failed when it was measured."""
         report.outcomes = [Outcome.DONE] * len(batch)
         report.retry_at_ns = [0] * len(batch)
@@ -213,7 +213,7 @@ class Crew:
         run_ns = setbacks[0].run_ns if setbacks else self._workload.run_ns[number]
         return run_ns + self._workload.gap_ns
 
-    def _tell(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         effects = self._scheduler.handle(event)
         self._scheduler.take_records()
         for effect in effects:
@@ -228,12 +228,12 @@ class Crew:
         ready_ns, run_ns, begun_ns = self.ready_ns, self._run_ns, self.begun_ns
         fresh = [numbers[name] for name in assigned.names]
         if self._lane_ends:
-            self._follow(fresh)
+            self._delay_in_lane(fresh)
         if free and self._dependents is not None:
-            fresh = self._in_turn(fresh)
+            fresh = self._in_slot_order(fresh)
         for place, number in enumerate(fresh):
             if not free:
-                self._hand += fresh[place:]
+                self._prefetched += fresh[place:]
                 return
             begin_ns = heappop(free)
             if begin_ns < ready_ns[number]:  # noqa: PLR1730
@@ -241,7 +241,7 @@ class Crew:
             begun_ns[number] = begin_ns
             heappush(ends, (begin_ns + run_ns[number], number))
 
-    def _in_turn(self, fresh: list[int]) -> list[int]:
+    def _in_slot_order(self, fresh: list[int]) -> list[int]:
         """These tasks in the order of the slots' times. What was just let go comes first, as the
         scheduler has it, but no slot waits for it while there is something else to do."""
         ready_ns, since_ns = self.ready_ns, self._free[0]
@@ -259,7 +259,7 @@ class Crew:
             ordered.append(late.pop() if is_let_go or not others else others.pop())
         return ordered + others[::-1] + late[::-1]
 
-    def _follow(self, numbers: list[int]) -> None:
+    def _delay_in_lane(self, numbers: list[int]) -> None:
         """A task of a lane begins when one before it has ended."""
         lanes, ready_ns = self._workload.lanes, self.ready_ns
         for number in numbers:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from taskyard.pipeline.sweep.workload import Kind, Setback, Stay, Workload
+from taskyard.pipeline.sweep.workload import Setback, Stay, TaskKind, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -38,13 +38,13 @@ COLUMNS: Final = {
 }
 
 #: Attempts that say how long a task takes; the others were cut short.
-_TRIED: Final = ("finished", "failed", "postponed")
+_ATTEMPT_OUTCOMES: Final = ("finished", "failed", "postponed")
 
 #: A worker that can take any number of tasks has this many slots here.
 _SLOTS_ANY: Final = 1 << 20
 
 #: How a worker leaves that says goodbye.
-_GOODBYE: Final = "left"
+_EXITED: Final = "left"
 
 _MICROSECOND_NS: Final = 1000
 
@@ -69,14 +69,14 @@ class Attempt(Struct, gc=False):
     freed_ns: int | None = None
 
 
-class Timed(Struct):
+class TimedAttempts(Struct):
     """All attempts with their beginnings, and what a task costs beside them."""
 
     attempts: list[Attempt]
     gap_ns: int
 
 
-def timed(attempts: pa.Table, workers: pa.Table) -> Timed:
+def with_start_times(attempts: pa.Table, workers: pa.Table) -> TimedAttempts:
     """When each attempt began at its worker. Slots go to tasks in the order of their leases."""
     slots: dict[str, int] = {}
     for name, count in zip(*_columns(workers, "worker", "slots"), strict=True):
@@ -98,7 +98,7 @@ def timed(attempts: pa.Table, workers: pa.Table) -> Timed:
             one.freed_ns = one.started_ns + (one.run_ns or 0)
         if one.freed_ns is not None:
             heappush(running, one.freed_ns)
-    return Timed(found, int(median(gaps_ns)) if gaps_ns else 0)
+    return TimedAttempts(found, int(median(gaps_ns)) if gaps_ns else 0)
 
 
 def _attempts(table: pa.Table) -> Iterator[Attempt]:
@@ -126,7 +126,7 @@ def workload_of(
 ) -> Workload:
     """The campaign of these tasks. Attempts of other tasks count for what workers had to do.
     Cancelled tasks are left out: nobody knows how long they would have taken."""
-    every = timed(attempts, workers)
+    every = with_start_times(attempts, workers)
     rows = _rows(tasks)
     begin_ns = min((row.submitted_ns for row in rows), default=0)
     numbers = {(row.task, row.generation): number for number, row in enumerate(rows)}
@@ -136,10 +136,10 @@ def workload_of(
         arrivals_ns=[row.submitted_ns - begin_ns for row in rows],
         gap_ns=every.gap_ns,
     )
-    _place(workload, rows, begin_ns)
-    _link(workload, rows, edges)
-    _time(workload, every.attempts, numbers)
-    _guess(workload, rows)
+    _set_queues(workload, rows, begin_ns)
+    _set_dependencies(workload, rows, edges)
+    _set_run_times(workload, every.attempts, numbers)
+    _estimate_untried(workload, rows)
     workload.failing = [number for number, row in enumerate(rows) if row.state == "FAILED"]
     ended_ns = max((row.ended_ns for row in rows if row.ended_ns is not None), default=begin_ns)
     workload.makespan_ns = ended_ns - begin_ns
@@ -185,20 +185,20 @@ def _name(row: _Row) -> bytes:
     return text.encode()
 
 
-def _place(workload: Workload, rows: list[_Row], begin_ns: int) -> None:
+def _set_queues(workload: Workload, rows: list[_Row], begin_ns: int) -> None:
     """Where each task queues."""
-    kinds: dict[Kind, int] = {}
+    kinds: dict[TaskKind, int] = {}
     workload.kind_at = []
     for row in rows:
         due_ns = max(0, (row.due_ns or 0) - begin_ns)
-        kind = Kind((row.service or "").encode(), row.priority or 0, row.slots or 1, due_ns)
+        kind = TaskKind((row.service or "").encode(), row.priority or 0, row.slots or 1, due_ns)
         workload.kind_at.append(kinds.setdefault(kind, len(kinds)))
-    workload.kinds = list(kinds) or [Kind()]
+    workload.kinds = list(kinds) or [TaskKind()]
     if any(row.lane for row in rows):
         workload.lanes = [(row.lane or "").encode() for row in rows]
 
 
-def _link(workload: Workload, rows: list[_Row], edges: pa.Table) -> None:
+def _set_dependencies(workload: Workload, rows: list[_Row], edges: pa.Table) -> None:
     """What each task waits for. An edge is of the generation that was there when it was said."""
     by_name: dict[str, tuple[list[int], list[int]]] = {}
     for number, row in enumerate(rows):
@@ -207,14 +207,17 @@ def _link(workload: Workload, rows: list[_Row], edges: pa.Table) -> None:
         numbers.append(number)
     after: list[dict[int, None]] = [{} for _ in rows]
     for record, task, before in zip(*_columns(edges, "record", "task", "after"), strict=True):
-        one, other = _at(by_name.get(task), record), _at(by_name.get(before), record)
+        one, other = (
+            _task_at_record(by_name.get(task), record),
+            _task_at_record(by_name.get(before), record),
+        )
         if one is not None and other is not None and one != other:
             after[one][other] = None
     if any(after):
         workload.after = [list(numbers) for numbers in after]
 
 
-def _at(generations: tuple[list[int], list[int]] | None, record: int) -> int | None:
+def _task_at_record(generations: tuple[list[int], list[int]] | None, record: int) -> int | None:
     """The task that had a name when a record was written. Who waits for a name that comes later
     waits for the first of it."""
     if generations is None:
@@ -223,14 +226,14 @@ def _at(generations: tuple[list[int], list[int]] | None, record: int) -> int | N
     return numbers[max(0, bisect_right(records, record) - 1)]
 
 
-def _time(
+def _set_run_times(
     workload: Workload, attempts: Iterable[Attempt], numbers: dict[tuple[str, int], int]
 ) -> None:
     """How long each task took, and what went wrong before."""
     tried: dict[int, list[Attempt]] = {}
     for one in attempts:
         number = numbers.get((one.task, one.generation))
-        if number is not None and one.settled_ns is not None and one.outcome in _TRIED:
+        if number is not None and one.settled_ns is not None and one.outcome in _ATTEMPT_OUTCOMES:
             tried.setdefault(number, []).append(one)
     for number, those in tried.items():
         *before, last = those
@@ -246,7 +249,7 @@ def _run_ns(attempt: Attempt) -> int:
     return max(1, (attempt.freed_ns or 0) - attempt.begun_ns)
 
 
-def _guess(workload: Workload, rows: list[_Row]) -> None:
+def _estimate_untried(workload: Workload, rows: list[_Row]) -> None:
     """Tasks that were never tried take as long as others of their service."""
     by_service: dict[str, list[int]] = {}
     for row, run_ns in zip(rows, workload.run_ns, strict=True):
@@ -258,7 +261,7 @@ def _guess(workload: Workload, rows: list[_Row]) -> None:
     for number, row in enumerate(rows):
         if workload.run_ns[number] < 0:
             workload.run_ns[number] = usual.get(row.service, otherwise)
-            workload.guessed += not (row.is_behind_failure or row.state == "FAILED")
+            workload.estimated_count += not (row.is_behind_failure or row.state == "FAILED")
 
 
 def _stays(workers: pa.Table, begin_ns: int, ended_ns: int) -> Iterator[Stay]:
@@ -275,5 +278,5 @@ def _stays(workers: pa.Table, begin_ns: int, ended_ns: int) -> Iterator[Stay]:
             slots=slots or _SLOTS_ANY,
             joined_ns=max(0, joined_ns - begin_ns),
             left_ns=left_ns - begin_ns if leaves else 0,
-            is_lost=leaves and reason != _GOODBYE,
+            is_lost=leaves and reason != _EXITED,
         )

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from taskyard.pipeline.report import page
-from taskyard.pipeline.report.figures import COLOURS, Unit, axis, figure, label
+from taskyard.pipeline.report.figures import COLOURS, TimeUnit, axis, escape_label, figure
 from taskyard.pipeline.report.page import Figure, Page, Section, Table, Tile
-from taskyard.pipeline.report.words import count, percent, span
+from taskyard.pipeline.report.words import format_count, format_duration, format_percent
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from taskyard.pipeline.jobs.sweep import Swept
+    from taskyard.pipeline.jobs.sweep import SweepResult
     from taskyard.pipeline.sweep.points import Forecast, Point
 
 #: Lines that can be told apart, and rows that somebody reads.
@@ -22,17 +22,19 @@ ROWS_MAX: Final = 200
 _Series = list[tuple["Point", "Forecast"]]
 
 
-def page_of(swept: Swept, table: pa.Table) -> str:
+def page_of(sweep_result: SweepResult, table: pa.Table) -> str:
     """The page as HTML."""
-    series = _series(swept)
+    series = _series(sweep_result)
     shown = dict(list(series.items())[:SERIES_MAX])
-    words = [] if len(series) <= SERIES_MAX else [f"Shown are {SERIES_MAX} of {len(series)} rules."]
+    paragraphs = (
+        [] if len(series) <= SERIES_MAX else [f"Shown are {SERIES_MAX} of {len(series)} rules."]
+    )
     sections = [
         Section(
             "makespan",
             "How long it takes",
-            ["Where the line meets the dotted one, more workers do not help.", *words],
-            _makespans(swept, shown),
+            ["Where the line meets the dotted one, more workers do not help.", *paragraphs],
+            _makespans(sweep_result, shown),
             height=380,
         ),
         Section(
@@ -43,37 +45,37 @@ def page_of(swept: Swept, table: pa.Table) -> str:
         ),
         _rows(table),
     ]
-    told = swept.sentences or ["Nothing was simulated."]
+    told = sweep_result.sentences or ["Nothing was simulated."]
     tiles = [
-        Tile(f"{len(swept.workload.names):,}", "tasks"),
-        Tile(f"{len(swept.results):,}", "points"),
-        Tile(span(swept.shape.work_ns), "work in all"),
-        Tile(span(swept.shape.chain_ns), "critical path"),
+        Tile(f"{len(sweep_result.workload.names):,}", "tasks"),
+        Tile(f"{len(sweep_result.results):,}", "points"),
+        Tile(format_duration(sweep_result.time_bounds.work_ns), "work in all"),
+        Tile(format_duration(sweep_result.time_bounds.chain_ns), "critical path"),
     ]
-    if swept.error is not None:
-        tiles.append(Tile(f"{swept.error:+.1%}", "simulated to measured"))
-    return page.write(Page("How many workers?", told, tiles, sections, "Made by Taskyard."))
+    if sweep_result.error is not None:
+        tiles.append(Tile(f"{sweep_result.error:+.1%}", "simulated to measured"))
+    return page.render(Page("How many workers?", told, tiles, sections, "Made by Taskyard."))
 
 
-def _series(swept: Swept) -> dict[str, _Series]:
+def _series(sweep_result: SweepResult) -> dict[str, _Series]:
     """The points that differ in workers alone, by what they share."""
     series: dict[str, _Series] = {}
-    for point, forecast in swept.results:
-        name = ", ".join([count(point.slots, "slot"), *point.policy])
+    for point, forecast in sweep_result.results:
+        name = ", ".join([format_count(point.slots, "slot"), *point.policy])
         series.setdefault(name, []).append((point, forecast))
     return {name: sorted(one, key=lambda result: result[0].workers) for name, one in series.items()}
 
 
-def _makespans(swept: Swept, series: dict[str, _Series]) -> Figure:
+def _makespans(sweep_result: SweepResult, series: dict[str, _Series]) -> Figure:
     longest_ns = max(forecast.makespan_ns for one in series.values() for _, forecast in one)
-    unit = Unit(longest_ns)
+    unit = TimeUnit(longest_ns)
     traces = [
         _line(name, place, one, unit.of([forecast.makespan_ns for _, forecast in one]))
         for place, (name, one) in enumerate(series.items())
     ]
     everybody = sorted({point.workers for one in series.values() for point, _ in one})
-    shape = swept.shape
-    bound_ns = max(shape.chain_ns, shape.lane_ns, shape.arrival_ns)
+    time_bounds = sweep_result.time_bounds
+    bound_ns = max(time_bounds.chain_ns, time_bounds.lane_ns, time_bounds.arrival_ns)
     bound = unit.of([bound_ns])[0]
     traces.append(
         {
@@ -98,7 +100,7 @@ def _line(name: str, place: int, one: _Series, y: list[float | None], **more: ob
     return {
         "type": "scatter",
         "mode": "lines+markers",
-        "name": label(name),
+        "name": escape_label(name),
         "x": [point.workers for point, _ in one],
         "y": y,
         "line": {"color": colour, "width": 2},
@@ -116,7 +118,7 @@ def _workers_axis(workers: list[int], **more: object) -> dict[str, object]:
 def _uses(series: dict[str, _Series]) -> Figure:
     everybody = sorted({point.workers for one in series.values() for point, _ in one})
     longest_ns = max(forecast.wait_ns_p95 for one in series.values() for _, forecast in one)
-    unit = Unit(longest_ns)
+    unit = TimeUnit(longest_ns)
     traces = []
     for place, (name, one) in enumerate(series.items()):
         used = [round(forecast.utilisation * 100, 2) for _, forecast in one]
@@ -142,8 +144,8 @@ def _rows(table: pa.Table) -> Section:
     cells = [
         [
             *(f"{row['workers']:,}", f"{row['slots']:,}", row["policy"] or "as usual"),
-            *(span(row["makespan_ns"]), percent(row["utilisation"])),
-            *(span(row["wait_ns_mean"]), f"{row['slot_hours']:,.3g}"),
+            *(format_duration(row["makespan_ns"]), format_percent(row["utilisation"])),
+            *(format_duration(row["wait_ns_mean"]), f"{row['slot_hours']:,.3g}"),
         ]
         for row in rows
     ]
@@ -151,5 +153,7 @@ def _rows(table: pa.Table) -> Section:
         head.append("cost")
         cells = [[*cell, f"{row['cost']:,.2f}"] for cell, row in zip(cells, rows, strict=True)]
     more = table.num_rows - len(rows)
-    words = [f"The first {len(rows)} points; sweep.csv has {more:,} more."] if more else []
-    return Section("points", "All points", words, table=Table(head, cells, (0, 1, 3, 4, 5, 6, 7)))
+    paragraphs = [f"The first {len(rows)} points; sweep.csv has {more:,} more."] if more else []
+    return Section(
+        "points", "All points", paragraphs, table=Table(head, cells, (0, 1, 3, 4, 5, 6, 7))
+    )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from taskyard.pipeline.sweep.workload import Workload
 
 
-class Shape(Struct, frozen=True):
+class CampaignBounds(Struct, frozen=True):
     """The bounds of a campaign; times with what the broker costs a task."""
 
     tasks: int
@@ -36,12 +36,12 @@ class Shape(Struct, frozen=True):
         return max(self.chain_ns, self.work_ns // slots, lane_ns, self.arrival_ns)
 
 
-def shape_of(workload: Workload) -> Shape:
+def campaign_bounds(workload: Workload) -> CampaignBounds:
     times = _times(workload)
     ends, levels = _walk(workload, times)
     lane, lane_ns, lane_tasks = _longest_lane(workload, times)
     slots = [workload.kind(number).slots for number in range(len(times))]
-    return Shape(
+    return CampaignBounds(
         tasks=len(times),
         work_ns=sum(time * wide for time, wide in zip(times, slots, strict=True)),
         chain_ns=max(ends, default=0),

@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taskyard.pipeline.sweep.crew import WINDOW_PART, Crew, ahead_of, can_be_one
+from taskyard.pipeline.sweep.crew import WINDOW_SHARE, PooledSimulation, can_pool, prefetch_of
 from taskyard.pipeline.sweep.points import Forecast, Point
-from taskyard.pipeline.sweep.workers import Workers, alike
+from taskyard.pipeline.sweep.workers import WorkerSimulation, uniform_workers
 
 if TYPE_CHECKING:
-    from taskyard.pipeline.sweep.shape import Shape
+    from taskyard.pipeline.sweep.shape import CampaignBounds
     from taskyard.pipeline.sweep.workload import Workload
 
 
-def simulate(workload: Workload, shape: Shape, point: Point) -> Forecast:
+def simulate(workload: Workload, time_bounds: CampaignBounds, point: Point) -> Forecast:
     """The campaign on the workers of a point."""
     begin_ns = process_time_ns()
-    run: Crew | Workers
-    if can_be_one(workload, shape, point):
-        window_ns = shape.work_ns // max(1, shape.tasks) // WINDOW_PART
-        run = Crew(workload, point, ahead_of(shape, point), window_ns)
+    run: PooledSimulation | WorkerSimulation
+    if can_pool(workload, time_bounds, point):
+        window_ns = time_bounds.work_ns // max(1, time_bounds.tasks) // WINDOW_SHARE
+        run = PooledSimulation(workload, point, prefetch_of(time_bounds, point), window_ns)
     else:
-        run = Workers(workload, point, alike(workload, point))
+        run = WorkerSimulation(workload, point, uniform_workers(workload, point))
     run.run()
     return _forecast(run, workload, point.slots_total, begin_ns)
 
@@ -33,12 +33,14 @@ def replay(workload: Workload) -> Forecast:
     """The campaign on the workers that it had when it was measured."""
     begin_ns = process_time_ns()
     slots_total = sum(stay.slots for stay in workload.stays)
-    run = Workers(workload, Point(max(1, len(workload.stays)), 1), workload.stays)
+    run = WorkerSimulation(workload, Point(max(1, len(workload.stays)), 1), workload.stays)
     run.run()
     return _forecast(run, workload, max(1, slots_total), begin_ns)
 
 
-def _forecast(run: Crew | Workers, workload: Workload, slots_total: int, begin_ns: int) -> Forecast:
+def _forecast(
+    run: PooledSimulation | WorkerSimulation, workload: Workload, slots_total: int, begin_ns: int
+) -> Forecast:
     ready_ns = np.array(run.ready_ns, dtype=np.int64)
     waits_ns = np.array(run.begun_ns, dtype=np.int64) - ready_ns
     for number, wait_ns in run.lane_wait_ns.items():

@@ -4,103 +4,115 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskyard.pipeline.report.words import count, percent, short, span
+from taskyard.pipeline.report.words import (
+    format_count,
+    format_duration,
+    format_percent,
+    shorten_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskyard.pipeline.sweep.points import Forecast, Point
-    from taskyard.pipeline.sweep.shape import Shape
+    from taskyard.pipeline.sweep.shape import CampaignBounds
     from taskyard.pipeline.sweep.workload import Workload
 
 #: More workers are of use as long as they make it shorter by more than this part.
-GAIN_MIN: Final = 0.10
+GAIN_USEFUL_MIN: Final = 0.10
 
 #: With this part of their time in use, slots are what is missing.
-BUSY: Final = 0.7
+UTILISATION_HIGH: Final = 0.7
 
 #: A makespan this close to a bound is decided by it.
-CLOSE: Final = 1.10
+BOUND_TOLERANCE: Final = 1.10
 
 Result = tuple["Point", "Forecast"]
 
 
-def sentences(workload: Workload, shape: Shape, results: Sequence[Result]) -> list[str]:
+def sentences(
+    workload: Workload, time_bounds: CampaignBounds, results: Sequence[Result]
+) -> list[str]:
     """One sentence for each combination of slots and rules, and what to know of the model."""
     series: dict[tuple[int, tuple[str, ...]], list[Result]] = {}
     for result in results:
         point = result[0]
         series.setdefault((point.slots, point.policy), []).append(result)
-    told = [_told(shape, one, named=len(series) > 1) for one in series.values()]
+    told = [_scaling_sentence(time_bounds, one, named=len(series) > 1) for one in series.values()]
     unfinished = max((forecast.unfinished for _, forecast in results), default=0)
     if unfinished:
         told.append(
-            f"{count(unfinished, 'task')} can't be run: behind a failure, or too wide for every "
+            f"{format_count(unfinished, 'task')} can't be run: behind a failure, or too wide for "
+            f"every "
             "worker of some point."
         )
-    if workload.guessed:
+    if workload.estimated_count:
         told.append(
-            f"{count(workload.guessed, 'task')} had not run yet; the median of their service "
+            f"{format_count(workload.estimated_count, 'task')} had not run yet; the median of "
+            f"their service "
             "stands for them."
         )
     return told
 
 
-def _told(shape: Shape, results: list[Result], *, named: bool) -> str:
+def _scaling_sentence(time_bounds: CampaignBounds, results: list[Result], *, named: bool) -> str:
     """8 workers finish in 41 min; 32 in 12 min; beyond 40 the critical path of 11 min decides."""
     ordered = sorted(results, key=lambda result: result[0].workers)
-    knee = _knee(ordered)
+    knee = _last_useful(ordered)
     shown = [ordered[0], *([ordered[knee // 2]] if knee > 1 else []), ordered[knee]]
     unique = list({result[0].workers: result for result in shown}.values())
     (point, forecast), *others = unique
     verb = "finishes" if point.workers == 1 else "finish"
-    parts = [f"{count(point.workers, 'worker')} {verb} in {span(forecast.makespan_ns)}"]
-    parts += [f"{one.workers:,} in {span(made.makespan_ns)}" for one, made in others]
-    parts.append(_beyond(shape, ordered, knee))
+    parts = [
+        f"{format_count(point.workers, 'worker')} {verb} in {format_duration(forecast.makespan_ns)}"
+    ]
+    parts += [f"{one.workers:,} in {format_duration(made.makespan_ns)}" for one, made in others]
+    parts.append(_limit_sentence(time_bounds, ordered, knee))
     text = "; ".join(part for part in parts if part) + "."
     return f"With {_label(point)}: {text}" if named else text
 
 
 def _label(point: Point) -> str:
-    words = [f"{count(point.slots, 'slot')} a worker", *point.policy]
+    words = [f"{format_count(point.slots, 'slot')} a worker", *point.policy]
     return ", ".join(words)
 
 
-def _knee(ordered: list[Result]) -> int:
+def _last_useful(ordered: list[Result]) -> int:
     """The last number of workers that is worth it: it makes the campaign shorter than the one
     before, by enough, and none after it does."""
     knee = 0
     for place in range(1, len(ordered)):
         best_ns = ordered[knee][1].makespan_ns
-        if ordered[place][1].makespan_ns < best_ns * (1 - GAIN_MIN):
+        if ordered[place][1].makespan_ns < best_ns * (1 - GAIN_USEFUL_MIN):
             knee = place
     return knee
 
 
-def _beyond(shape: Shape, ordered: list[Result], knee: int) -> str:
+def _limit_sentence(time_bounds: CampaignBounds, ordered: list[Result], knee: int) -> str:
     """Why more workers do not help."""
     point, _ = ordered[knee]
     best_ns = min(made.makespan_ns for _, made in ordered)
-    reason = bound_text(shape, point, best_ns)
+    reason = bound_text(time_bounds, point, best_ns)
     if reason:
         return f"beyond {point.workers:,} {reason} decides"
     used = ordered[-1][1].utilisation
-    if used >= BUSY and len(ordered) > 1:
-        return f"more would still help: {percent(used)} of the slots' time is used"
+    if used >= UTILISATION_HIGH and len(ordered) > 1:
+        return f"more would still help: {format_percent(used)} of the slots' time is used"
     return f"beyond {point.workers:,} little is gained" if knee < len(ordered) - 1 else ""
 
 
-def bound_text(shape: Shape, point: Point, makespan_ns: int) -> str:
+def bound_text(time_bounds: CampaignBounds, point: Point, makespan_ns: int) -> str:
     """The bound that decides a makespan; empty if none does."""
     lane_workers = point.rules()[0].lane_workers_max
-    lane_ns = shape.lane_ns // lane_workers if lane_workers else 0
+    lane_ns = time_bounds.lane_ns // lane_workers if lane_workers else 0
+    lane = shorten_name(time_bounds.lane.decode())
     bounds = [
-        (shape.chain_ns, f"the critical path of {span(shape.chain_ns)}"),
-        (lane_ns, f"the lane {short(shape.lane.decode())} with {span(lane_ns)} of work"),
-        (shape.arrival_ns, f"the submission over {span(shape.arrival_ns)}"),
+        (time_bounds.chain_ns, f"the critical path of {format_duration(time_bounds.chain_ns)}"),
+        (lane_ns, f"the lane {lane} with {format_duration(lane_ns)} of work"),
+        (time_bounds.arrival_ns, f"the submission over {format_duration(time_bounds.arrival_ns)}"),
     ]
     bound_ns, text = max(bounds)
-    return text if bound_ns * CLOSE >= makespan_ns else ""
+    return text if bound_ns * BOUND_TOLERANCE >= makespan_ns else ""
 
 
 def check_text(workload: Workload, replayed: Forecast) -> str:
@@ -110,6 +122,7 @@ def check_text(workload: Workload, replayed: Forecast) -> str:
     error = replayed.makespan_ns / workload.makespan_ns - 1
     return (
         f"Checked against the run itself: on the workers that it had, the simulation takes "
-        f"{span(replayed.makespan_ns)} where {span(workload.makespan_ns)} were measured "
+        f"{format_duration(replayed.makespan_ns)} where {format_duration(workload.makespan_ns)} "
+        f"were measured "
         f"({error:+.1%})."
     )

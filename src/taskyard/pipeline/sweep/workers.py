@@ -36,14 +36,14 @@ _Held = tuple[int, int, bytes]
 _NEVER_NS: Final = 1 << 63
 
 
-def alike(workload: Workload, point: Point) -> list[Stay]:
+def uniform_workers(workload: Workload, point: Point) -> list[Stay]:
     """The workers of a point: all there from the beginning to the end."""
     services = workload.services
     names = [b"worker-%d" % number for number in range(point.workers)]
     return [Stay(name, services, point.slots, joined_ns=0) for name in names]
 
 
-class Workers:
+class WorkerSimulation:
     """One run of a campaign. The scheduler decides; this keeps the tasks' times."""
 
     def __init__(self, workload: Workload, point: Point, stays: list[Stay]) -> None:
@@ -56,7 +56,7 @@ class Workers:
         self._setbacks = {number: deque(them) for number, them in workload.setbacks.items()}
         self._failing = frozenset(workload.failing)
         #: (when, number, event): what comes from outside, the next last.
-        self._coming = _comings(workload, stays)
+        self._arrivals = _arrivals(workload, stays)
         #: When each lane is free at the worker that is overfed with it.
         self._lane_free_ns: dict[tuple[bytes, bytes], int] = {}
         self._is_overfed = bool(rules.overfeed) and workload.lanes is not None
@@ -75,7 +75,7 @@ class Workers:
 
     def run(self) -> None:
         """From the first submission until nothing more can happen."""
-        coming, ends = self._coming, self._ends
+        coming, ends = self._arrivals, self._ends
         while True:
             end_ns = ends[0][0] if ends else _NEVER_NS
             coming_ns = coming[-1].now_ns if coming else _NEVER_NS
@@ -85,9 +85,9 @@ class Workers:
             if next_ns == _NEVER_NS or (not ends and self._is_over()):
                 return
             if coming_ns == next_ns:
-                self._tell(coming.pop())
+                self._handle(coming.pop())
             elif wake_ns == next_ns:
-                self._tell(TimePassed(next_ns))
+                self._handle(TimePassed(next_ns))
             else:
                 self._report(self._ended(next_ns))
 
@@ -115,7 +115,7 @@ class Workers:
             for place, number in enumerate(numbers):
                 self._settle(report, place, number)
             self.makespan_ns = self._now_ns
-            self._tell(report)
+            self._handle(report)
 
     def _settle(self, report: TasksReported, place: int, number: int) -> None:
         """What became of a task: as it was when it was measured."""
@@ -134,7 +134,7 @@ class Workers:
             for dependent in () if self._dependents is None else self._dependents[number]:
                 self.ready_ns[dependent] = max(self.ready_ns[dependent], now_ns)
 
-    def _tell(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         effects = self._scheduler.handle(event)
         self._scheduler.take_records()
         for effect in effects:
@@ -165,7 +165,7 @@ class Workers:
         return run_ns + self._workload.gap_ns
 
 
-def _comings(workload: Workload, stays: list[Stay]) -> list[Event]:
+def _arrivals(workload: Workload, stays: list[Stay]) -> list[Event]:
     """What comes from outside, the last first: submissions, and workers that come and go."""
     events: list[Event] = list(submissions(workload))
     for stay in stays:

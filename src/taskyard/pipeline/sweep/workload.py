@@ -20,7 +20,7 @@ from taskyard.core.tasks import Submission, Terms
 CLIENT: Final = b"sweep"
 
 
-class Kind(Struct, frozen=True, array_like=True):
+class TaskKind(Struct, frozen=True, array_like=True):
     """What tasks have in common; most campaigns have a handful of kinds."""
 
     service: bytes = b"default"
@@ -56,7 +56,7 @@ class Workload(Struct, array_like=True):
     names: list[bytes]
     #: How long each keeps its slots, by the attempt that settled it.
     run_ns: list[int]
-    kinds: list[Kind] = field(default_factory=lambda: [Kind()])
+    kinds: list[TaskKind] = field(default_factory=lambda: [TaskKind()])
     #: Which of `kinds` each task is of; None: all are of the first.
     kind_at: list[int] | None = None
     #: The lane of each task, b"" for the open one; None: all are in the open lane.
@@ -76,9 +76,9 @@ class Workload(Struct, array_like=True):
     stays: list[Stay] = field(default_factory=list)
     makespan_ns: int = 0
     #: Tasks whose time is not their own but the median of their service.
-    guessed: int = 0
+    estimated_count: int = 0
 
-    def kind(self, number: int) -> Kind:
+    def kind(self, number: int) -> TaskKind:
         return self.kinds[0 if self.kind_at is None else self.kind_at[number]]
 
     @property
@@ -103,11 +103,11 @@ class Workload(Struct, array_like=True):
         return waiting
 
 
-def encoded(workload: Workload) -> bytes:
+def encode_workload(workload: Workload) -> bytes:
     return msgspec.msgpack.encode(workload)
 
 
-def decoded(data: bytes) -> Workload:
+def decode_workload(data: bytes) -> Workload:
     return msgspec.msgpack.decode(data, type=Workload)
 
 
@@ -121,7 +121,7 @@ def submissions(workload: Workload) -> list[SubmitRequested]:
         now_ns = 0
         if arrivals is not None:
             now_ns = arrivals[first]
-            last = _end_of_moment(arrivals, first, last)
+            last = _end_of_batch(arrivals, first, last)
         asked.append(
             SubmitRequested(now_ns, CLIENT, _part(workload, first, last), 0, UnknownPolicy.WAIT)
         )
@@ -129,7 +129,7 @@ def submissions(workload: Workload) -> list[SubmitRequested]:
     return asked
 
 
-def _end_of_moment(arrivals: list[int], first: int, last: int) -> int:
+def _end_of_batch(arrivals: list[int], first: int, last: int) -> int:
     """The first task after `first` that came at another time."""
     now_ns = arrivals[first]
     if arrivals[last - 1] == now_ns:
@@ -153,5 +153,5 @@ def _part(workload: Workload, first: int, last: int) -> Submission:
     return part
 
 
-def _terms(kind: Kind) -> Terms:
+def _terms(kind: TaskKind) -> Terms:
     return Terms(service=kind.service, priority=kind.priority, slots=kind.slots, due_ns=kind.due_ns)

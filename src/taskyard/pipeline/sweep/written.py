@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from taskyard.client.campaign.formats import Format, Options, format_of
-from taskyard.client.campaign.lines import opened
+from taskyard.client.campaign.formats import FileOptions, Format, format_of
+from taskyard.client.campaign.lines import open_input
 from taskyard.client.campaign.read import read_campaign
 from taskyard.client.campaign.tasks import service_of
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
-from taskyard.pipeline.sweep.workload import Kind, Workload
+from taskyard.pipeline.sweep.workload import TaskKind, Workload
 
 if TYPE_CHECKING:
     from taskyard.client.campaign.tasks import TaskSpec
@@ -23,22 +23,23 @@ if TYPE_CHECKING:
 
 def workload_of_file(path: str, run_ns: int | None) -> Workload:
     """The campaign in a file; `run_ns` for tasks that say nothing of their time."""
-    loaded = read_campaign(path, Options(replay=_is_replayed(path)))
-    if loaded.bad:
-        raise UserError(f"{loaded.bad[0]}; mend it first: `taskyard load --dry-run {path}`")
+    loaded = read_campaign(path, FileOptions(replay=_is_wfcommons(path)))
+    if loaded.rejected:
+        raise UserError(f"{loaded.rejected[0]}; mend it first: `taskyard load --dry-run {path}`")
     specs = loaded.specs
     numbers = {spec.name: number for number, spec in enumerate(specs)}
-    kinds: dict[Kind, int] = {}
+    kinds: dict[TaskKind, int] = {}
     places = [
         kinds.setdefault(
-            Kind(service_of(spec).encode(), priority=spec.priority, slots=spec.slots), len(kinds)
+            TaskKind(service_of(spec).encode(), priority=spec.priority, slots=spec.slots),
+            len(kinds),
         )
         for spec in specs
     ]
     workload = Workload(
         names=[spec.name.encode() for spec in specs],
         run_ns=[_run_ns(spec, run_ns, path) for spec in specs],
-        kinds=list(kinds) or [Kind()],
+        kinds=list(kinds) or [TaskKind()],
         kind_at=places,
     )
     if any(spec.lane for spec in specs):
@@ -50,14 +51,14 @@ def workload_of_file(path: str, run_ns: int | None) -> Workload:
     return workload
 
 
-def _is_replayed(path: str) -> bool:
+def _is_wfcommons(path: str) -> bool:
     """WfCommons says how long tasks took, which a replay sleeps."""
-    with opened(path) as stream:
+    with open_input(path) as stream:
         return format_of(path, stream) is Format.WFCOMMONS
 
 
 def _run_ns(spec: TaskSpec, otherwise_ns: int | None, path: str) -> int:
-    slept_ns = _slept_ns(spec.argv)
+    slept_ns = _sleep_command_ns(spec.argv)
     if slept_ns is not None:
         return slept_ns
     if otherwise_ns is None and not spec.time_limit_ns:
@@ -68,7 +69,7 @@ def _run_ns(spec: TaskSpec, otherwise_ns: int | None, path: str) -> int:
     return otherwise_ns if otherwise_ns is not None else spec.time_limit_ns
 
 
-def _slept_ns(argv: list[str] | None) -> int | None:
+def _sleep_command_ns(argv: list[str] | None) -> int | None:
     """How long a command sleeps; None if it is another."""
     if argv is None or len(argv) != 2 or argv[0].rpartition("/")[2] != "sleep":  # noqa: PLR2004
         return None

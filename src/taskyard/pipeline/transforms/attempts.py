@@ -9,13 +9,13 @@ from taskyard.pipeline.transforms.steps import OUTCOMES, name_in, queued_ns, run
 
 def attempts(events: DataFrame) -> DataFrame:
     """Every attempt there is in these events."""
-    return attempts_of(steps(events))
+    return attempts_from_steps(steps(events))
 
 
-def attempts_of(moves: DataFrame) -> DataFrame:
+def attempts_from_steps(task_steps: DataFrame) -> DataFrame:
     """The same from steps. Between a lease and its end the task takes no other step, so the end is
     the next one, if there is one. A lease without a `ready` before it was told in older files."""
-    leases = moves.where(f.col("kind") == "leased")
+    leases = task_steps.where(f.col("kind") == "leased")
     is_ready = f.col("last_kind") == "ready"
     is_settled = f.col("next_kind").isin(*OUTCOMES) & (f.col("next_attempt") == f.col("attempt"))
     waited = f.col("time_ns") - f.col("last_time_ns")

@@ -32,23 +32,23 @@ def walk(
     submitted_ns: Sequence[int],
     durations_ns: Sequence[int],
     edges: Sequence[tuple[int, int]],
-    strangers: Sequence[int] = (),
+    unknown_names: Sequence[int] = (),
 ) -> Walk:
     """Visit every node after all those that it waits for.
 
-    An edge is (waiting node, node before it). `strangers` wait for something that is not a node,
-    which may be open and may run.
+    An edge is (waiting node, node before it). `unknown_names` wait for something that is not a
+    node, which may be open and may run.
     """
     count = len(states)
-    followers: list[list[int]] = [[] for _ in range(count)]
+    successors: list[list[int]] = [[] for _ in range(count)]
     waits = [0] * count
     for node, before in edges:
-        followers[before].append(node)
+        successors[before].append(node)
         waits[node] += 1
     earliest_ns = [at_ns + ran_ns for at_ns, ran_ns in zip(submitted_ns, durations_ns, strict=True)]
     no = [False] * count
     found = Walk([None] * count, list(durations_ns), earliest_ns, list(no), list(no))
-    for node in strangers:
+    for node in unknown_names:
         found.has_open[node] = found.has_runnable[node] = True
     frontier = [node for node in range(count) if not waits[node]]
     level = 0
@@ -56,8 +56,8 @@ def walk(
         reached: list[int] = []
         for node in frontier:
             found.levels[node] = level
-            _hand_on(found, node, states[node], followers[node], durations_ns)
-            for follower in followers[node]:
+            _propagate(found, node, states[node], successors[node], durations_ns)
+            for follower in successors[node]:
                 waits[follower] -= 1
                 if not waits[follower]:
                     reached.append(follower)
@@ -66,14 +66,14 @@ def walk(
     return found
 
 
-def _hand_on(
-    found: Walk, node: int, state: str, followers: list[int], durations_ns: Sequence[int]
+def _propagate(
+    found: Walk, node: int, state: str, successors: list[int], durations_ns: Sequence[int]
 ) -> None:
     """Tell those that wait for a node what it means for them."""
     path_ns, earliest_ns = found.paths_ns[node], found.earliest_ns[node]
     is_open = state != "DONE"
     is_runnable = state in RUNNABLE or (state == "BLOCKED" and found.has_runnable[node])
-    for follower in followers:
+    for follower in successors:
         took_ns = durations_ns[follower]
         found.paths_ns[follower] = max(found.paths_ns[follower], path_ns + took_ns)
         found.earliest_ns[follower] = max(found.earliest_ns[follower], earliest_ns + took_ns)

@@ -10,10 +10,10 @@ import msgspec
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
-from taskyard.pipeline.small import hold
+from taskyard.pipeline.small import cache
 from taskyard.pipeline.transforms.links import links
 from taskyard.pipeline.transforms.steps import ENDED, steps
-from taskyard.pipeline.transforms.tasks import placed_tasks, tasks_alone
+from taskyard.pipeline.transforms.tasks import placed_tasks, tasks_without_graph
 
 _KEY: Final = ("campaign", "task", "generation")
 
@@ -41,33 +41,33 @@ class Guarantees(msgspec.Struct, frozen=True):
     stale_refused: int
 
     @property
-    def is_sound(self) -> bool:
+    def is_clean(self) -> bool:
         return not (self.lost or self.completed_twice or self.dependencies_broken or self.unknown)
 
 
 def guarantees(events: DataFrame, edges: DataFrame) -> Guarantees:
     """Count."""
-    moves = steps(events).persist()
-    alone = tasks_alone(moves).persist()
-    between = links(alone, edges).persist()
-    kept = [moves, alone, between]
+    task_steps = steps(events).persist()
+    alone = tasks_without_graph(task_steps).persist()
+    link_rows = links(alone, edges).persist()
+    kept = [task_steps, alone, link_rows]
     try:
-        return guarantees_of(events, moves, placed_tasks(alone, between), between)
+        return guarantees_from_steps(events, task_steps, placed_tasks(alone, link_rows), link_rows)
     finally:
         for frame in kept:
             frame.unpersist()
 
 
-def guarantees_of(
-    events: DataFrame, moves: DataFrame, known: DataFrame, between: DataFrame
+def guarantees_from_steps(
+    events: DataFrame, task_steps: DataFrame, known: DataFrame, link_rows: DataFrame
 ) -> Guarantees:
     """The same from steps, tasks and links that somebody has already. One question after the other:
     as one, Spark takes twice as long to make a plan of it."""
-    nowhere = hold(_nowhere(events, moves, known, between))
+    lost_rows = cache(_lost_tasks(events, task_steps, known, link_rows))
     try:
-        ends = {row["end"]: row["count"] for row in _ends(known, nowhere)}
+        ends = {row["end"]: row["count"] for row in _ends(known, lost_rows)}
     finally:
-        nowhere.unpersist()
+        lost_rows.unpersist()
     is_unknown = f.col("generation") == 0
     return Guarantees(
         submitted=sum(ends.values()),
@@ -77,16 +77,16 @@ def guarantees_of(
         blocked_behind_failure=ends.get("blocked_behind_failure", 0),
         unfinished=ends.get("unfinished", 0),
         lost=ends.get("lost", 0),
-        completed_twice=_completed_twice(moves).count(),
-        dependencies_broken=_broken(moves, between).count(),
-        unknown=moves.where(is_unknown).select("campaign", "task").distinct().count(),
+        completed_twice=_completed_twice(task_steps).count(),
+        dependencies_broken=_broken_dependencies(task_steps, link_rows).count(),
+        unknown=task_steps.where(is_unknown).select("campaign", "task").distinct().count(),
         stale_refused=events.where(f.col("kind") == "stale").count(),
     )
 
 
-def _ends(known: DataFrame, nowhere: DataFrame) -> list[dict[str, Any]]:
+def _ends(known: DataFrame, lost_rows: DataFrame) -> list[dict[str, Any]]:
     """How many tasks came to which end."""
-    marked = nowhere.withColumn("is_lost", f.lit(1))
+    marked = lost_rows.withColumn("is_lost", f.lit(1))
     judged = known.join(marked, on=list(_KEY), how="left")
     end = (
         f.when(f.col("is_lost").isNotNull(), "lost")
@@ -98,8 +98,8 @@ def _ends(known: DataFrame, nowhere: DataFrame) -> list[dict[str, Any]]:
     return counted
 
 
-def _nowhere(
-    events: DataFrame, moves: DataFrame, known: DataFrame, between: DataFrame
+def _lost_tasks(
+    events: DataFrame, task_steps: DataFrame, known: DataFrame, link_rows: DataFrame
 ) -> DataFrame:
     """Tasks that nobody will come back to, each once."""
     is_open = ~f.col("state").isin(*ENDED)
@@ -108,11 +108,13 @@ def _nowhere(
         is_open & (f.col("submitted_record") < f.col("newest"))
     )
     blocked = known.where(f.col("state") == "BLOCKED")
-    forgotten = blocked.join(_with_open(known, between), on=list(_KEY), how="left_anti")
+    forgotten = blocked.join(
+        _with_unfinished_dependency(known, link_rows), on=list(_KEY), how="left_anti"
+    )
     leavings = events.where(f.col("kind") == "worker_left")
     left = leavings.groupBy("worker").agg(f.max("record").alias("left_record"))
     is_held = (f.col("kind") == "leased") & f.col("next_kind").isNull()
-    held = moves.where(is_held & (f.col("generation") > 0))
+    held = task_steps.where(is_held & (f.col("generation") > 0))
     orphaned = held.join(left, on="worker", how="inner").where(
         f.col("record") < f.col("left_record")
     )
@@ -120,28 +122,28 @@ def _nowhere(
     return every[0].union(every[1]).union(every[2]).distinct()
 
 
-def _with_open(known: DataFrame, between: DataFrame) -> DataFrame:
+def _with_unfinished_dependency(known: DataFrame, link_rows: DataFrame) -> DataFrame:
     """Tasks that wait for one that is not done, or not known."""
     others = known.select(
         *(f.col(name).alias(f"after_{name}") for name in ("campaign", "generation")),
         f.col("task").alias("after"),
         f.col("state").alias("after_state"),
     )
-    both = between.join(others, on=["after_campaign", "after", "after_generation"], how="left")
+    both = link_rows.join(others, on=["after_campaign", "after", "after_generation"], how="left")
     return both.where(~f.col("after_state").eqNullSafe("DONE")).select(*_KEY).distinct()
 
 
-def _completed_twice(moves: DataFrame) -> DataFrame:
+def _completed_twice(task_steps: DataFrame) -> DataFrame:
     """A row for each completion after the first."""
     way = Window.partitionBy(*_KEY).orderBy("record")
-    finished = moves.where(f.col("kind") == "finished")
+    finished = task_steps.where(f.col("kind") == "finished")
     return finished.withColumn("number", f.row_number().over(way)).where(f.col("number") > 1)
 
 
-def _broken(moves: DataFrame, between: DataFrame) -> DataFrame:
+def _broken_dependencies(task_steps: DataFrame, link_rows: DataFrame) -> DataFrame:
     """Leases after an edge was told and before what it waits for was done."""
     done = (
-        moves.where(f.col("kind") == "finished")
+        task_steps.where(f.col("kind") == "finished")
         .groupBy(*_KEY)
         .agg(f.min("record").alias("done_record"))
     )
@@ -151,8 +153,8 @@ def _broken(moves: DataFrame, between: DataFrame) -> DataFrame:
         f.col("generation").alias("after_generation"),
         "done_record",
     )
-    awaited = between.join(others, on=["after_campaign", "after", "after_generation"], how="left")
-    leases = moves.where(f.col("kind") == "leased").select(
+    awaited = link_rows.join(others, on=["after_campaign", "after", "after_generation"], how="left")
+    leases = task_steps.where(f.col("kind") == "leased").select(
         *_KEY, f.col("record").alias("leased_record")
     )
     pairs = awaited.join(leases, on=list(_KEY), how="inner")

@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
 from taskyard.pipeline.datasets import METRICS
-from taskyard.pipeline.small import hold_small
+from taskyard.pipeline.small import cache_if_small
 from taskyard.pipeline.transforms.steps import STATES, steps
 
 _SECOND_NS: Final = 1_000_000_000
@@ -35,7 +35,7 @@ _SCOPE: Final = ("scope", "campaign", "service", "lane", "worker")
 _COUNTS: Final = ("submitted", "leased", "finished", "failed", "cancelled", "retries")
 
 #: What is added up: counts, changes, and running time to the end of a stretch.
-_ADDED: Final = (*_COUNTS, "depth", "running", "busy_ns")
+_SUMMED_COLUMNS: Final = (*_COUNTS, "depth", "running", "busy_ns")
 
 _QUANTILES: Final = (0.5, 0.95)
 
@@ -45,15 +45,15 @@ def metrics(events: DataFrame, attempts: DataFrame, workers: DataFrame) -> DataF
     return campaign_metrics(steps(events), attempts).unionByName(worker_metrics(attempts, workers))
 
 
-def campaign_metrics(moves: DataFrame, attempts: DataFrame) -> DataFrame:
+def campaign_metrics(task_steps: DataFrame, attempts: DataFrame) -> DataFrame:
     """Of campaigns, their services and their lanes that have names, from steps and attempts."""
-    spans = moves.groupBy("campaign").agg(_span("time_ns"))
+    spans = task_steps.groupBy("campaign").agg(_span("time_ns"))
     place = ("campaign", "service", "lane")
-    marks = marks_of_campaign(moves, attempts)
-    sums = _sums(_bucketed(marks, spans, "campaign"), place)
-    times = _bucketed(_times(attempts, *place), spans, "campaign")
+    deltas = campaign_deltas(task_steps, attempts)
+    sums = _sums(_with_intervals(deltas, spans, "campaign"), place)
+    times = _with_intervals(_times(attempts, *place), spans, "campaign")
     nobody = {"worker": f.lit(None).cast("string"), "slots": f.lit(None).cast("long")}
-    return _told(_scoped(sums).withColumns(nobody), _scoped(times).withColumns(nobody))
+    return _metrics_table(_scoped(sums).withColumns(nobody), _scoped(times).withColumns(nobody))
 
 
 def worker_metrics(attempts: DataFrame, workers: DataFrame) -> DataFrame:
@@ -63,13 +63,13 @@ def worker_metrics(attempts: DataFrame, workers: DataFrame) -> DataFrame:
     spans = own.groupBy("scope").agg(
         (f.max(_end_ns()) - f.min(f.col("leased_ns"))).alias("span_ns"),
     )
-    marks = marks_of_attempts(attempts).withColumn("scope", f.lit("worker"))
+    deltas = attempt_deltas(attempts).withColumn("scope", f.lit("worker"))
     place = ("scope", "worker")
     slots = f.broadcast(workers.groupBy("worker").agg(f.max("slots").alias("slots")))
-    sums = _sums(_bucketed(marks, spans, "scope"), place)
-    times = _bucketed(_times(own, *place), spans, "scope")
+    sums = _sums(_with_intervals(deltas, spans, "scope"), place)
+    times = _with_intervals(_times(own, *place), spans, "scope")
     elsewhere = {name: f.lit(None).cast("string") for name in ("campaign", "service", "lane")}
-    return _told(
+    return _metrics_table(
         *(
             frame.join(slots, on="worker", how="left").withColumns(elsewhere)
             for frame in (sums, times)
@@ -124,18 +124,18 @@ def _times(attempts: DataFrame, *place: str) -> DataFrame:
     return begun.unionByName(ended)
 
 
-def marks_of_campaign(moves: DataFrame, attempts: DataFrame) -> DataFrame:
+def campaign_deltas(task_steps: DataFrame, attempts: DataFrame) -> DataFrame:
     """Return a mark a step, and two for each attempt that ran."""
-    return _marks_of_steps(moves).unionByName(_marks_of_runs(attempts))
+    return _step_deltas(task_steps).unionByName(_run_deltas(attempts))
 
 
-def _marks_of_runs(attempts: DataFrame) -> DataFrame:
+def _run_deltas(attempts: DataFrame) -> DataFrame:
     """Return where attempts started and ended to run."""
     place = ("campaign", "service", "lane")
     nothing = f.lit(0).cast("long")
     counts = [nothing.alias(name) for name in (*_COUNTS, "depth")]
 
-    def marks(frame: DataFrame, at_ns: Column, running: int) -> DataFrame:
+    def deltas(frame: DataFrame, at_ns: Column, running: int) -> DataFrame:
         return frame.select(
             *place,
             at_ns.alias("at_ns"),
@@ -145,17 +145,17 @@ def _marks_of_runs(attempts: DataFrame) -> DataFrame:
         )
 
     ran = attempts.where(f.col("run_ns").isNotNull())
-    return marks(attempts.where(_is_running()), _start_ns(), 1).unionByName(
-        marks(ran, _end_ns(), -1)
+    return deltas(attempts.where(_is_running()), _start_ns(), 1).unionByName(
+        deltas(ran, _end_ns(), -1)
     )
 
 
-def _marks_of_steps(moves: DataFrame) -> DataFrame:
+def _step_deltas(task_steps: DataFrame) -> DataFrame:
     """Return a mark a step, without what runs."""
     kind, time_ns, last_kind = f.col("kind"), f.col("time_ns"), f.col("last_kind")
     was_leased = last_kind == "leased"
     is_setback = kind.isin("failed", "aged") | ((kind == "postponed") & f.col("own_fault"))
-    return moves.select(
+    return task_steps.select(
         "campaign",
         "service",
         "lane",
@@ -179,7 +179,7 @@ def _change(state: str) -> Column:
     return (f.col("state") == state).cast("long") - was
 
 
-def marks_of_attempts(attempts: DataFrame) -> DataFrame:
+def attempt_deltas(attempts: DataFrame) -> DataFrame:
     """Two marks an attempt: where it began and where it ended."""
     outcome = f.col("outcome")
     nothing = f.lit(0).cast("long")
@@ -215,11 +215,11 @@ def _short(name: str) -> Column:
     return f.coalesce(f.left(first_line, f.lit(_REASON_CHARACTERS_MAX)), f.lit(""))
 
 
-def _bucketed(marks: DataFrame, spans: DataFrame, by: str) -> DataFrame:
+def _with_intervals(deltas: DataFrame, spans: DataFrame, by: str) -> DataFrame:
     """Marks with their stretch, which is as long for all of one campaign, or for all workers."""
     widths = spans.select(by, _width(f.col("span_ns")).alias("bucket_ns"))
     at_ns, width = f.col("at_ns"), f.col("bucket_ns")
-    return marks.join(f.broadcast(widths), on=by, how="inner").withColumn(
+    return deltas.join(f.broadcast(widths), on=by, how="inner").withColumn(
         "bucket", at_ns - f.pmod(at_ns, width)
     )
 
@@ -230,25 +230,28 @@ def _width(span_ns: Column) -> Column:
     return f.coalesce(f.get(enough, f.lit(0)), f.lit(widths[-1]))
 
 
-def _sums(marks: DataFrame, place: tuple[str, ...]) -> DataFrame:
+def _sums(deltas: DataFrame, place: tuple[str, ...]) -> DataFrame:
     """All that can be added up, a row for each place, stretch and reason."""
     rest_ns = f.col("bucket") + f.col("bucket_ns") - f.col("at_ns")
-    busy = marks.withColumn("busy_ns", f.col("running") * rest_ns)
+    busy = deltas.withColumn("busy_ns", f.col("running") * rest_ns)
     return busy.groupBy(*place, "bucket_ns", "bucket", "reason").agg(
-        *(f.sum(name).alias(name) for name in _ADDED),
+        *(f.sum(name).alias(name) for name in _SUMMED_COLUMNS),
         f.count(f.lit(1)).alias("marks"),
     )
 
 
-def _told(sums: DataFrame, times: DataFrame) -> DataFrame:
+def _metrics_table(sums: DataFrame, times: DataFrame) -> DataFrame:
     """The table: sums and times of every scope, with the stretches in between."""
     key = (*_SCOPE, "bucket_ns", "bucket")
     by_reason = sums.groupBy(*key, "reason").agg(
-        *(f.sum(name).alias(name) for name in (*_ADDED, "marks")), f.max("slots").alias("slots")
+        *(f.sum(name).alias(name) for name in (*_SUMMED_COLUMNS, "marks")),
+        f.max("slots").alias("slots"),
     )
-    added = hold_small(
+    added = cache_if_small(
         by_reason.groupBy(*key).agg(
-            *(f.sum(name).alias(name) for name in _ADDED), f.max("slots").alias("slots"), _reasons()
+            *(f.sum(name).alias(name) for name in _SUMMED_COLUMNS),
+            f.max("slots").alias("slots"),
+            _reasons(),
         )
     )
     parts = times.groupBy(*key).agg(
@@ -258,15 +261,15 @@ def _told(sums: DataFrame, times: DataFrame) -> DataFrame:
         f.max("run_ns").alias("run_max_ns"),
     )
     whole = added.unionByName(parts, allowMissingColumns=True)
-    filled = whole.unionByName(_between(added), allowMissingColumns=True)
+    filled = whole.unionByName(_empty_intervals(added), allowMissingColumns=True)
     merged = filled.groupBy(*key).agg(
-        *(f.coalesce(f.sum(name), f.lit(0)).alias(name) for name in _ADDED),
+        *(f.coalesce(f.sum(name), f.lit(0)).alias(name) for name in _SUMMED_COLUMNS),
         *(
             f.first(name, ignorenulls=True).alias(name)
             for name in ("slots", "reasons", "waits", "wait_max_ns", "runs", "run_max_ns")
         ),
     )
-    return _selected(_carried_on(merged))
+    return _selected(_running_totals(merged))
 
 
 def _reasons() -> Column:
@@ -276,7 +279,7 @@ def _reasons() -> Column:
     return f.when(f.size(pairs) > 0, f.map_from_entries(pairs)).alias("reasons")
 
 
-def _between(added: DataFrame) -> DataFrame:
+def _empty_intervals(added: DataFrame) -> DataFrame:
     """All stretches from the first to the last, empty; of lanes none, there may be too many."""
     group = (*_SCOPE, "bucket_ns")
     dense = added.where(f.col("scope") != "lane").groupBy(*group)
@@ -288,7 +291,7 @@ def _between(added: DataFrame) -> DataFrame:
     )
 
 
-def _carried_on(dense: DataFrame) -> DataFrame:
+def _running_totals(dense: DataFrame) -> DataFrame:
     """Count the tasks that are ready and run at the end of each interval, and all through it."""
     way = Window.partitionBy(*_SCOPE).orderBy("bucket")
     so_far = way.rowsBetween(Window.unboundedPreceding, Window.currentRow)

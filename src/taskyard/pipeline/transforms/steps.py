@@ -37,7 +37,7 @@ OUTCOMES: Final = ("finished", "failed", "postponed", "returned", "expired", "ca
 ENDED: Final = ("DONE", "FAILED", "CANCELLED")
 
 #: Columns of events that tell how an attempt ran, told by its end.
-MEASURED: Final = (
+RUN_COLUMNS: Final = (
     "started_ns",
     "run_ns",
     "exit_status",
@@ -48,7 +48,7 @@ MEASURED: Final = (
 )
 
 #: Columns of events that a step keeps.
-_KEPT: Final = (
+_STEP_COLUMNS: Final = (
     "campaign",
     "task",
     "record",
@@ -78,10 +78,10 @@ def steps(events: DataFrame) -> DataFrame:
     so_far = way.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     is_first = f.col("kind") == "submitted"
     moves = events.where(f.col("kind").isin(*STATES)).select(
-        *_KEPT, f.struct(*MEASURED).alias("measured")
+        *_STEP_COLUMNS, f.struct(*RUN_COLUMNS).alias("measured")
     )
     return moves.select(
-        *_KEPT,
+        *_STEP_COLUMNS,
         f.sum(is_first.cast("long")).over(so_far).alias("generation"),
         _state().alias("state"),
         f.last(f.when(is_first, f.col("time")), ignorenulls=True).over(so_far).alias("submitted"),

@@ -6,7 +6,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
 #: Bins of a logarithmic axis of times, for each factor of ten.
-BINS_A_DECADE: Final = 8
+BINS_PER_DECADE: Final = 8
 
 #: Times below this are in the first bin: a microsecond says nothing.
 TIME_NS_MIN: Final = 100_000
@@ -29,7 +29,7 @@ def distributions(attempts: DataFrame) -> DataFrame:
         ),
     ).where(f.col("time_ns").isNotNull())
     long_enough = f.greatest(f.col("time_ns"), f.lit(TIME_NS_MIN))
-    place = f.floor(f.log10(long_enough) * BINS_A_DECADE).cast("long")
+    place = f.floor(f.log10(long_enough) * BINS_PER_DECADE).cast("long")
     return (
         times.groupBy("service", "what", place.alias("bin"))
         .agg(f.count(f.lit(1)).alias("count"), f.sum("time_ns").alias("time_ns"))
@@ -37,7 +37,9 @@ def distributions(attempts: DataFrame) -> DataFrame:
     )
 
 
-def stretches(marks: DataFrame, began_ns: int, width_ns: int, by: tuple[str, ...]) -> DataFrame:
+def interval_sums(
+    deltas: DataFrame, began_ns: int, width_ns: int, by: tuple[str, ...]
+) -> DataFrame:
     """Marks summed up over stretches of time, counted from the beginning. `depth` and `running` are
     changes, `busy_ns` what those mean for their own stretch; whoever adds them up has the rest."""
     at_ns = f.greatest(f.col("at_ns") - began_ns, f.lit(0))
@@ -45,7 +47,7 @@ def stretches(marks: DataFrame, began_ns: int, width_ns: int, by: tuple[str, ...
     rest_ns = (place + 1) * width_ns - at_ns
     counts = ("finished", "failed", "depth", "running")
     return (
-        marks.groupBy(*by, place.alias("place"))
+        deltas.groupBy(*by, place.alias("place"))
         .agg(
             *(f.sum(name).alias(name) for name in counts),
             f.sum(f.col("running") * rest_ns).cast("long").alias("busy_ns"),

@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
-from taskyard.pipeline.datasets import PLACED, TASKS
+from taskyard.pipeline.datasets import PLACED_TASKS, TASKS
 from taskyard.pipeline.transforms.campaigns import by_linked_campaigns
 from taskyard.pipeline.transforms.graph import chains, walk
 from taskyard.pipeline.transforms.links import links
@@ -30,30 +30,30 @@ NODE: Final = (
     *("submitted", "submitted_record", "state", "due", "run_last_ns", "attempts", "ended"),
 )
 
-_PLACED_SCHEMA: Final = StructType([TASKS.schema[name] for name in (*_KEY, *PLACED)])
+_PLACED_SCHEMA: Final = StructType([TASKS.schema[name] for name in (*_KEY, *PLACED_TASKS)])
 
 
 def tasks(events: DataFrame, edges: DataFrame) -> DataFrame:
     """Every task there is in these events."""
-    return tasks_of(steps(events), edges)
+    return tasks_from_steps(steps(events), edges)
 
 
-def tasks_of(moves: DataFrame, edges: DataFrame) -> DataFrame:
+def tasks_from_steps(task_steps: DataFrame, edges: DataFrame) -> DataFrame:
     """The same from steps."""
-    alone = tasks_alone(moves)
-    return placed_tasks(alone, links(alone, edges))
+    without_graph = tasks_without_graph(task_steps)
+    return placed_tasks(without_graph, links(without_graph, edges))
 
 
-def placed_tasks(alone: DataFrame, between: DataFrame) -> DataFrame:
+def placed_tasks(without_graph: DataFrame, link_rows: DataFrame) -> DataFrame:
     """Tasks with their place in the graph, which is made of the links between them."""
-    placed = _placed(alone, between)
-    whole = alone.drop("state").join(placed, on=list(_KEY), how="inner")
+    placed = _placed(without_graph, link_rows)
+    whole = without_graph.drop("state").join(placed, on=list(_KEY), how="inner")
     return whole.select(*TASKS.names)
 
 
-def tasks_alone(moves: DataFrame) -> DataFrame:
+def tasks_without_graph(task_steps: DataFrame) -> DataFrame:
     """What a task's own steps tell; what was never submitted is no task."""
-    known = moves.where(f.col("generation") > 0)
+    known = task_steps.where(f.col("generation") > 0)
     return known.groupBy(*_KEY).agg(*(column.alias(name) for name, column in _columns().items()))
 
 
@@ -109,10 +109,10 @@ def _is_loss() -> Column:
     return (kind == "expired") | is_given_back | ((kind == "failed") & ~f.col("next_own_fault"))
 
 
-def _placed(alone: DataFrame, between: DataFrame) -> DataFrame:
+def _placed(without_graph: DataFrame, link_rows: DataFrame) -> DataFrame:
     """Find state and place in the graph, over linked campaigns."""
-    known = between.where(f.col("campaign").isNotNull())
-    return by_linked_campaigns(alone.select(*NODE), known, place, _PLACED_SCHEMA)
+    known = link_rows.where(f.col("campaign").isNotNull())
+    return by_linked_campaigns(without_graph.select(*NODE), known, place, _PLACED_SCHEMA)
 
 
 def place(nodes: pd.DataFrame, edges: pd.DataFrame) -> pd.DataFrame:
@@ -124,7 +124,7 @@ def place(nodes: pd.DataFrame, edges: pd.DataFrame) -> pd.DataFrame:
     found = walk(states, submitted_ns, durations_ns, pairs, strangers)
     waiting = np.array([node for node, _ in pairs] + strangers, dtype=np.int64)
     columns = zip(states, nodes["due"].notna(), found.has_open, found.has_runnable, strict=True)
-    judged = [_judged(*row) for row in columns]
+    judged = [_waiting_state(*row) for row in columns]
     positions, elsewhere = _positions(nodes, submitted_ns, pairs)
     return pd.DataFrame(
         {
@@ -170,7 +170,12 @@ def _times_ns(times: pd.Series) -> list[int]:
     return numbers
 
 
-def _judged(state: str, is_timed: bool, has_open: bool, has_runnable: bool) -> tuple[str, bool]:  # noqa: FBT001  # columns of a row
+def _waiting_state(
+    state: str,
+    is_timed: bool,  # noqa: FBT001  # columns of a row
+    has_open: bool,  # noqa: FBT001
+    has_runnable: bool,  # noqa: FBT001
+) -> tuple[str, bool]:
     """A waiting task's state, and whether it waits in vain."""
     if state != "BLOCKED":
         return state, False
@@ -182,7 +187,7 @@ def _judged(state: str, is_timed: bool, has_open: bool, has_runnable: bool) -> t
 def numbered(nodes: pd.DataFrame, edges: pd.DataFrame) -> tuple[list[tuple[int, int]], list[int]]:
     """Turn edges into pairs of places, each once. Places of tasks that wait for a name that was
     never submitted come apart, once for each such name."""
-    named = Named(nodes["task"], nodes["submitted_record"].to_numpy())
+    named = TaskIndex(nodes["task"], nodes["submitted_record"].to_numpy())
     records = edges["record"].to_numpy(dtype=np.int64)
     waiting = named.places(edges["task"], records)
     before = named.places(edges["after"], records, or_first=True)
@@ -192,7 +197,7 @@ def numbered(nodes: pd.DataFrame, edges: pd.DataFrame) -> tuple[list[tuple[int, 
     return list(zip(*pairs.tolist(), strict=True)), strangers
 
 
-class Named:
+class TaskIndex:
     """Where tasks stand in a table, by their names: the newest generation as of a record."""
 
     def __init__(self, names: Names, records: Numbers) -> None:

@@ -13,24 +13,24 @@ _LEFT: Final = "worker_left"
 
 def workers(events: DataFrame, attempts: DataFrame) -> DataFrame:
     """Every stay there is in these events, with these attempts."""
-    walk = _comings(events).unionByName(_doings(attempts), allowMissingColumns=True)
-    stays = _numbered(walk)
+    walk = _joins_and_leaves(events).unionByName(_work_by_stay(attempts), allowMissingColumns=True)
+    stays = _with_stay_numbers(walk)
     busy = Window.partitionBy("worker", "stay").orderBy("start_ns", "record")
     before = busy.rowsBetween(Window.unboundedPreceding, -1)
     begins = f.greatest("start_ns", f.max("end_ns").over(before))
     # Tasks at the same time keep a worker busy once.
     alone_ns = f.greatest(f.col("end_ns") - begins, f.lit(0))
-    return _summed_up(stays.withColumn("alone_ns", f.when(f.col("end_ns").isNotNull(), alone_ns)))
+    return _per_stay(stays.withColumn("alone_ns", f.when(f.col("end_ns").isNotNull(), alone_ns)))
 
 
-def _comings(events: DataFrame) -> DataFrame:
+def _joins_and_leaves(events: DataFrame) -> DataFrame:
     return events.where(f.col("kind").isin(_JOINED, _LEFT)).select(
         "worker", "record", "time", "time_ns", "kind", "incarnation", "dialect", "services",
         "slots", "reason",
     )  # fmt: skip
 
 
-def _doings(attempts: DataFrame) -> DataFrame:
+def _work_by_stay(attempts: DataFrame) -> DataFrame:
     start_ns = f.col("leased_ns") + f.coalesce("queued_ns", f.lit(0))
     return attempts.select(
         "worker",
@@ -42,7 +42,7 @@ def _doings(attempts: DataFrame) -> DataFrame:
     )
 
 
-def _numbered(walk: DataFrame) -> DataFrame:
+def _with_stay_numbers(walk: DataFrame) -> DataFrame:
     """A stay begins with a joining after a leaving, or as another process than before."""
     way = Window.partitionBy("worker").orderBy("record")
     before = way.rowsBetween(Window.unboundedPreceding, -1)
@@ -58,7 +58,7 @@ def _numbered(walk: DataFrame) -> DataFrame:
     )
 
 
-def _summed_up(stays: DataFrame) -> DataFrame:
+def _per_stay(stays: DataFrame) -> DataFrame:
     kind = f.col("kind")
     is_joining, is_leaving = kind == _JOINED, kind == _LEFT
     is_attempt = ~(is_joining | is_leaving)
