@@ -75,7 +75,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         cost = Cost(wall_s=1.0, cpu_s=2.0)
         return SubmitCosts(cost, cost) if kind is SubmitCosts else cost
 
-    monkeypatch.setattr(pipeline, "measured", measured)
+    monkeypatch.setattr(pipeline, "run_case", measured)
     monkeypatch.setattr(pipeline_cost, "run", lambda *_args, **_options: None)
     return asked
 

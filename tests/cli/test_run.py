@@ -236,7 +236,6 @@ def test_state_that_is_in_use_is_refused_with_what_to_do(tmp_path: Path) -> None
         ({"payload": "x"}, [], "is for a worker of your own (service default)"),
         ({"argv": ["true"], "slots": 3}, ["--slots", "2"], "takes 3 slots, and a worker here has"),
         ({"call": "os.path:join"}, ["--allow", "o"], "not allowed; give --allow os.path"),
-        ({"argv": ["true"]}, ["--report", "r"], "--report comes later"),
         ({"argv": "true"}, [], "campaign.jsonl has 1 bad line"),
         ({"argv": ["true"], "after": ["x"]}, [], "waits for 'x', which neither the file nor"),
     ],

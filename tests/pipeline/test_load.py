@@ -354,18 +354,18 @@ def test_task_is_never_tied_to_another_files_task_of_the_same_name(
 
 _KILLED = """
 import os, signal, sys
-from taskyard.client.campaign.formats import Options
-from taskyard.core.events import Unknown
+from taskyard.client.campaign.formats import FileOptions
+from taskyard.core.events import UnknownPolicy
 from taskyard.pipeline.jobs import load
 from taskyard.pipeline.session import session
-from taskyard.pipeline.submitting import target
+from taskyard.pipeline.submitting import make_target
 
 load.plan.__kwdefaults__ = {"wave": 20, "portion": 10}
-checked = load.read(session("killed", "local[2]"), [sys.argv[1]], Options(campaign="c"))
+checked = load.read(session("killed", "local[2]"), [sys.argv[1]], FileOptions(campaign="c"))
 def kill(done, total):
     if done >= 40:
         os.kill(os.getpid(), signal.SIGKILL)
-load.submit_all(checked, target(sys.argv[2], None, "c", Unknown.REFUSE), kill)
+load.submit_all(checked, make_target(sys.argv[2], None, "c", UnknownPolicy.REFUSE), kill)
 """
 
 

@@ -37,7 +37,7 @@ def main(state: Path, endpoint: str) -> None:
         ]
         native_endpoint = NativeServer(secrets.randbits(63) | 1, lambda: 0)
         dialect = DialectRouter(
-            [native_endpoint, make_server(1, store.identity, luck=lambda: 0)], [0, 1]
+            [native_endpoint, make_server(1, store.identity, random_bits=lambda: 0)], [0, 1]
         )
         poller, clock = Poller(), SystemClock()
         poller.add(signals.fileno())

@@ -407,12 +407,12 @@ def test_fed_program_can_be_stopped() -> None:
 #: A worker as a process: where to, how many, and the program to feed, if any.
 MAIN = """
 import sys
-from taskyard.worker.feeding import Feeder
+from taskyard.worker.feeding import StdinRunner
 from taskyard.worker.ping_pong import serve
-from taskyard.worker.running import Runner
+from taskyard.worker.running import ProcessRunner
 endpoint, slots, *command = sys.argv[1:]
 def hire(clock):
-    return Feeder(1, command, clock) if command else Runner(1, (), clock)
+    return StdinRunner(1, command, clock) if command else ProcessRunner(1, (), clock)
 def say(text):
     print(text, flush=True)
 serve(endpoint, hire, say, slots=int(slots), until_eof=True)

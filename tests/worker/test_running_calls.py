@@ -605,8 +605,8 @@ def test_close_leaves_no_process_behind_at_work_or_not(home: Path) -> None:
 WORKER = """
 import select, sys
 from tests.worker.running_kit import RealClock, call, command
-from taskyard.worker.running import Runner
-runner = Runner(3, ["yard"], RealClock())
+from taskyard.worker.running import ProcessRunner
+runner = ProcessRunner(3, ["yard"], RealClock())
 runner.start(call("yard:hang", "one", True))
 runner.start(command(sys.executable, "-c", "import yard; yard.hang('two', True)"))
 runner.start(command(sys.executable, "-c", "import yard; yard.hang('three')", cwd="."))

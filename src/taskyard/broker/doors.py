@@ -44,7 +44,7 @@ _BUILDERS: Final[dict[str, Callable[[int, bytes], Sequence[ServerDialect]]]] = {
         number, _random_bits, settings=ping_pong.Settings(secret=secrets.token_bytes(16))
     ),
     "round-robin": lambda number, _identity: [round_robin.make_server(number, _random_bits)],
-    "wmp": lambda number, identity: [wmp.make_server(number, identity, luck=_random_bits)],
+    "wmp": lambda number, identity: [wmp.make_server(number, identity, random_bits=_random_bits)],
 }
 
 #: Every dialect that a broker can listen to.

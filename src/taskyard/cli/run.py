@@ -98,7 +98,6 @@ class RunResources(NamedTuple):
 @click.option("--skip-bad", is_flag=True, help="Leave out bad lines instead of doing nothing.")
 @click.option("--replay", is_flag=True, help="WfCommons: sleep as long as a task took.")
 @click.option("--speedup", type=float, default=1.0, metavar="N", help="Replay N times as fast.")
-@click.option("--report", metavar="DIR", help="Write a report there. Comes later.")
 @broker_timeout_option
 @json_option
 @verbose_option
@@ -117,7 +116,6 @@ def run(  # noqa: PLR0913  # an argument an option
     skip_bad: bool,
     replay: bool,
     speedup: float,
-    report: str | None,
     as_json: bool,
 ) -> ExitCode:
     """Run a campaign's file from beginning to end.
@@ -130,8 +128,6 @@ def run(  # noqa: PLR0913  # an argument an option
     So it does after Ctrl-C, and after whatever else ended it. FILE may be JSONL, CSV, Parquet,
     WfCommons JSON or dwork's lines; - is stdin.
     """
-    if report is not None:
-        raise UserError("--report comes later; leave it out")
     name = campaign or loading.default_campaign_name(file)
     options = FileOptions(replay=replay, speedup=speedup, campaign=name)
     loaded = loading.read(file, options, skip_bad=skip_bad)

@@ -140,7 +140,7 @@ class _TerminalDisplay:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[words]}", markup=False),
+            TextColumn("{task.fields[caption]}", markup=False),
             console=Console(stderr=True),
             # What is printed meanwhile stands above the bar; but what goes to a file goes there.
             redirect_stdout=sys.stdout.isatty(),

@@ -223,6 +223,7 @@ def fingerprint(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
     """What a ledger will do depends on nothing but this, the rules, and what is volatile. Ended
     tasks may be left out: which of them are in memory depends on what was archived."""
     tasks = sorted(task.name for task in ledger.tasks.values() if ended or task.ending is None)
+    awaited, attempts = ledger.dependents_of_unknown, ledger.failed_attempts
     return {
         "record": ledger.record,
         "paused": ledger.paused,
@@ -261,17 +262,11 @@ def fingerprint(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
         },
         "reported": sorted(ledger.reported),
         "replaced": list(ledger.replaced.items()),
-        "awaited": {
-            name: _names(tasks) for name, tasks in sorted(ledger.dependents_of_unknown.items())
-        },
+        "awaited": {name: _names(some) for name, some in sorted(awaited.items())},
         "reasons": dict(ledger.reasons),
         "envelopes": dict(ledger.envelopes),
         "outputs": {name: ledger.outputs[name] for name in tasks if name in ledger.outputs},
-        "tries": {
-            name: list(ledger.failed_attempts[name])
-            for name in tasks
-            if name in ledger.failed_attempts
-        },
+        "tries": {name: list(attempts[name]) for name in tasks if name in attempts},
     }
 
 

@@ -192,7 +192,7 @@ class Channel:
         self._later[number] = self._last_reply_ns + pause_ns
         self._reasons[number] = reason
 
-    def _on_broker(self, broker: int, was_connected: int) -> None:
+    def _on_broker(self, broker: int, answered: int) -> None:
         """Another process answers: what the former one was asked is lost with it."""
         if broker == self._broker:
             return
@@ -200,13 +200,13 @@ class Channel:
         for number, request in self._open.items():
             # Before the first answer nobody knows whom it went to; what is fresh went to this one.
             old = not first or self._last_reply_ns - request.sent_ns > PING_NS
-            if old and number != was_connected:
+            if old and number != answered:
                 self._unsent[number] = None
 
     def turn(self) -> None:
         """Send what could not be sent, ask again what is overdue, ask for a sign of life."""
         now_ns = self._clock.monotonic_ns()
-        self._notice_connection(now_ns)
+        self._check_reconnected(now_ns)
         for number, request in self._open.items():
             limit_ns = PING_OVERDUE_NS if number == self._ping else OVERDUE_NS + request.wait_ns
             if request.sent_ns and now_ns - request.sent_ns > limit_ns:
@@ -220,7 +220,7 @@ class Channel:
         if self._open and not self._ping and now_ns - self._last_reply_ns > PING_NS:
             self._ping = self.request(lambda number: peer.query(number, peer.OK))
 
-    def _notice_connection(self, now_ns: int) -> None:
+    def _check_reconnected(self, now_ns: int) -> None:
         """Ask everything again on another connection than the first. To look costs a call."""
         if now_ns - self._counted_ns < PING_NS:
             return

@@ -486,7 +486,7 @@ def crash_not_charged() -> Iterator[None]:
         elif held:
             self.emit(records.LeaseExpired(self.at_ns, worker.name, names, attempts), held)
 
-    with patched(roster, "_lose", lose):
+    with patched(roster, "_lose_worker", lose):
         yield
 
 

@@ -128,7 +128,7 @@ def random_before_priority() -> Iterator[None]:
         drawn = [queue.sample(count, random_bits) for queue in reversed(self.queues)]
         return [task for some in drawn for task in some][:count]
 
-    with patched(Lane, "draw", draw):
+    with patched(Lane, "sample", draw):
         yield
 
 
@@ -155,7 +155,7 @@ def reload_forgets_lanes() -> Iterator[None]:
         for lane_group in self.lane_groups:
             lane_group.rotation.clear()
 
-    with patched(Service, "run_by", run_by):
+    with patched(Service, "apply_rules", run_by):
         yield
 
 

@@ -164,13 +164,9 @@ class NativeWorkerLoop:
         #: What tasks have printed that the broker was not told yet.
         self._printed: dict[tuple[bytes, int], Result] = {}
         #: The message of that under way, and when the next one may leave.
-        self._progress_request = 0
-        self._progress_due_ns = 0
-        self._exit_request = 0
-        self._backoff_until_ns = 0
-        self._prefetch = 0
-        self._overfeed_max = 0
-        self._finished = 0
+        self._progress_request = self._progress_due_ns = 0
+        self._exit_request = self._backoff_until_ns = 0
+        self._prefetch = self._overfeed_max = self._finished = 0
         self._worker_message = self._make_worker_message()
         #: Why the broker refuses what it is asked; empty while it does not.
         self.refusal = ""

@@ -120,39 +120,37 @@ def serve(  # noqa: PLR0913  # the last ones are named
     with ExitStack() as stack:
         clock = SystemClock()
         signals = stack.enter_context(Signals())
-        host = None
+        slots, host = settings.slots, None
         if command is None:
             host = AgentRunner(
-                settings.slots, clock, agents, allow=allow, allow_pickle=allow_pickle, env=env
+                slots, clock, agents, allow=allow, allow_pickle=allow_pickle, env=env
             )
-        runner = host or make_runner(
-            settings.slots, clock, command, allow, allow_pickle=allow_pickle
-        )
+        runner = host or make_runner(slots, clock, command, allow, allow_pickle=allow_pickle)
         stack.enter_context(closing(runner))
         wire = stack.enter_context(closing(sockets.connect(endpoint, key, counts=True)))
         channel = Channel(wire, clock)
         loop = NativeWorkerLoop(settings, channel, runner, clock, host)
         if host is not None:
             host.on_output = loop.set_progress
-        parent_pipe = ParentPipe() if until_eof else None
         monitor = WorkerMonitor(loop, channel, runner, settings, announce)
-        parent_pipes = [] if parent_pipe is None else [parent_pipe.fileno()]
-        poller = _poller(wire, signals.fileno(), *runner.filenos(), *parent_pipes)
+        parent_pipe = ParentPipe() if until_eof else None
+        parent = [] if parent_pipe is None else [parent_pipe.fileno()]
+        poller = _poller(wire, signals.fileno(), *runner.filenos(), *parent)
         while not loop.has_exited and not monitor.should_give_up():
             ready = poller.wait(max(0, loop.wake_at_ns() - clock.monotonic_ns()))
-            if (
-                parent_pipe is not None
-                and parent_pipe.fileno() in ready
-                and parent_pipe.is_closed()
-            ):
+            if parent_pipe is not None and _is_orphaned(parent_pipe, ready):
                 return
-            if signals.fileno() in ready:
-                for _ in signals.received():
-                    monitor.shut_down()
+            for _ in signals.received() if signals.fileno() in ready else ():
+                monitor.shut_down()
             loop.turn()
             wire.check_accepted(channel.unanswered_ns())
             monitor.watch_broker(endpoint)
             monitor.log_refusal()
+
+
+def _is_orphaned(parent_pipe: ParentPipe, ready: Sequence[object]) -> bool:
+    """Return whether the process that started this one has ended."""
+    return parent_pipe.fileno() in ready and parent_pipe.is_closed()
 
 
 def _poller(*things: sockets.ZmqSocket | int) -> Poller:
