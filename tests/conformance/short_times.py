@@ -19,7 +19,7 @@ def shorten() -> None:
     """No setting does it: what builds the dialects is given more to say."""
     for module, more in (
         (ping_pong, {"settings": PING_PONG}),
-        (wmp, {"silence_ns": SILENCE_NS}),
+        (wmp, {"lease_timeout_ns": SILENCE_NS}),
         (round_robin, {"settings": ROUND_ROBIN}),
     ):
         module.make_server = _with(module.make_server, more)  # type: ignore[attr-defined]
