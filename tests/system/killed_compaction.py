@@ -31,7 +31,7 @@ STEPS_BESIDE = {
     "report": "write",
 }
 STEPS_WITHIN: dict[str, tuple[Any, str]] = {
-    "trim": (SqliteStore, "_forget"),
+    "trim": (SqliteStore, "_delete_rows"),
     "drop": (snapshot, "remove"),
     "forget": (EndedTasks, "_forget"),
 }
