@@ -100,7 +100,7 @@ def test_nothing_begins_before_what_it_waits_for_has_ended() -> None:
             assert run.begun_ns[number] >= ended_ns
 
 
-@pytest.mark.parametrize("ahead", [0, 32])
+@pytest.mark.parametrize("prefetch", [0, 32])
 def test_no_more_tasks_run_at_once_than_there_are_slots(prefetch: int) -> None:
     workload = tangle(300)
     run = PooledSimulation(workload, Point(3, 2), prefetch, window_ns=SECOND_NS // 2)
