@@ -24,7 +24,7 @@ class Told:
             "bad": TaskResult(TaskState.FAILED, b"why"),
         }
 
-    def known(self, _names: list[str]) -> dict[str, dict[str, Any]]:
+    def existing(self, _names: list[str]) -> dict[str, dict[str, Any]]:
         states = {"whole": "done", "cut": "done", "bad": "failed"}
         return {name: {"state": state, "attempt": 1} for name, state in states.items()}
 

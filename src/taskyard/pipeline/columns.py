@@ -372,7 +372,7 @@ def _has_duplicates(waiting: np.ndarray[Any, Any], names: pa.Array) -> bool:
 
 def _waits_for_itself(own: pa.Array, waiting: np.ndarray[Any, Any], names: pa.Array) -> bool:
     return bool(len(names)) and bool(
-        pc.any(pc.equal(own.add_row(pa.array(waiting)), names)).as_py()
+        pc.any(pc.equal(own.take(pa.array(waiting)), names)).as_py()
     )
 
 

@@ -149,7 +149,7 @@ PLACED_TASKS: Final = (
 
 #: Tasks on their way: what the events of each tell, without the others of its campaign.
 TASKS_WITHOUT_GRAPH: Final = Dataset(
-    "tasks_alone",
+    "tasks_without_graph",
     "one task, by its own events",
     tuple(one for one in TASKS.columns if one.name == "state" or one.name not in PLACED_TASKS),
 )
